@@ -1,4 +1,4 @@
-"""`forecast --check`: forecast, run, and compare, with the error by term."""
+"""`forecast --check`: run the forecast cells on this device, and compare their times with the forecast."""
 
 from __future__ import annotations
 
@@ -26,35 +26,38 @@ from profiler.run.validate import prepare
 from profiler.store.folder import read_document
 
 _MOST_TOKENS = 65_536
-"""Cells of more tokens are forecast, and not run for a check."""
+"""Cells of more tokens are not run for a check."""
 
 
-def check_forecast(folder: Path, wanted: ForecastRequest, answer: Answer, budget_s: float, where: str = "") -> Checked:
-    """Run what was forecast on this device, and keep the errors. Raises RequestError where it cannot be run here."""
+def check_forecast(folder: Path, request: ForecastRequest, answer: Answer, budget_s: float, where: str = "") -> Checked:
+    """Run the forecast cells on this device, compare them, and log the errors; `where` is the path of a local model.
+
+    Raises RequestError if no cell fits this device, or if the model cannot be loaded here.
+    """
     document = read_document(folder)
     cells = [cell for cell in answer.cells if cell.fits and _tokens(cell) <= _MOST_TOKENS]
     if not cells:
-        raise RequestError("--check: no forecast cell fits this device; ask for smaller batches.")
+        raise RequestError("--check: no forecast cell fits this device; use smaller --batch-sizes.")
     model = document.model
     threads = torch.get_num_threads()
-    new_tokens = wanted.new_tokens or document.grid.new_tokens
+    new_tokens = request.new_tokens or document.grid.new_tokens
     options = Options(
         model=_model(model, where),
         prompt_lens=sorted({cell.prompt_len for cell in cells if cell.prompt_len}),
         batch_sizes=sorted({cell.batch_size for cell in cells}),
         context_lens=sorted({cell.context_len - new_tokens // 2 for cell in cells if not cell.prompt_len}),
         new_tokens=new_tokens,
-        dtype=_dtype(wanted, model.dtype),
-        quant=wanted.quant if wanted.quant != "none" else model.quant,
+        dtype=_dtype(request, model.dtype),
+        quant=request.quant if request.quant != "none" else model.quant,
         weights=model.weights,
-        engine=wanted.engine or document.engine.names[0],
+        engine=request.engine or document.engine.names[0],
         budget_s=budget_s,
         no_levers=True,
     )
     with tempfile.TemporaryDirectory(prefix="roofscope-check-") as base:
         try:
-            if wanted.threads:
-                torch.set_num_threads(wanted.threads)
+            if request.threads:
+                torch.set_num_threads(request.threads)
             prepared = prepare(replace(options, out=Path(base) / "run"))
             run = execute(prepared, QuietListener(), visits=_visits_of(cells))
         finally:
@@ -82,35 +85,35 @@ def check_forecast(folder: Path, wanted: ForecastRequest, answer: Answer, budget
 
 
 def _model(model: ModelFacts, where: str) -> str:
-    """What to load: a run keeps no path of a local model."""
+    """The name or path of the model to load; a run folder does not contain the path of a local model."""
     if where:
         return where
     if model.kind not in ("card", "hub"):
-        raise RequestError(f"--check: {model.id} was a local path, which its run does not keep; give --model PATH.")
+        raise RequestError(f"--check: {model.id} was a local path, which its run does not record; give --model PATH.")
     return model.id
 
 
-def _dtype(wanted: ForecastRequest, own: str) -> str:
-    """The dtype to run in: quantised weights take their own default where the run was in float32."""
-    if wanted.dtype != "auto":
-        return wanted.dtype
-    return "auto" if wanted.quant != "none" and own == "float32" else own
+def _dtype(request: ForecastRequest, run_dtype: str) -> str:
+    """The dtype to run in. Quantised weights use their default dtype if the run was in float32."""
+    if request.dtype != "auto":
+        return request.dtype
+    return "auto" if request.quant != "none" and run_dtype == "float32" else run_dtype
 
 
 def _tokens(cell: ForecastCell) -> int:
-    """Tokens of all its sequences, in the prompt or in the cache."""
+    """Tokens of all sequences, in the prompt or in the cache."""
     return cell.batch_size * (cell.prompt_len or cell.context_len)
 
 
 def _visits_of(cells: Sequence[ForecastCell]) -> Sweep:
-    """A sweep of these cells alone: a grid's lengths and batches make others of them, too."""
-    wanted = {_key(cell) for cell in cells}
+    """A sweep that skips all other cells of the grid, which is the product of the cells' lengths and batches."""
+    checked_keys = {_key(cell) for cell in cells}
 
-    def unwanted(cell: Cell) -> str | None:
+    def reason_to_skip(cell: Cell) -> str | None:
         keys = {(key.phase, cell.batch_size, cell.prompt_len, key.context_len) for key in cell.keys}
-        return None if keys & wanted else "is no cell of this check"
+        return None if keys & checked_keys else "is not a cell of this check"
 
-    return lambda *given, fits, **named: sweep(*given, fits=lambda cell: unwanted(cell) or fits(cell), **named)
+    return lambda *given, fits, **named: sweep(*given, fits=lambda cell: reason_to_skip(cell) or fits(cell), **named)
 
 
 def _key(cell: ForecastCell | CellResult) -> tuple[str, int, int, int]:

@@ -12,32 +12,34 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class CheckedCell:
-    """A forecast cell that was then measured."""
+    """A forecast cell with its measured time."""
 
     device: str
     threads: int
     model: str
     what: str
-    """`decode 4 x 128`, with the form that it was forecast in."""
+    """The cell and its precision, such as `decode 4 x 128, bfloat16`."""
     forecast_s: float
     measured_s: float
     inside: bool
-    """Whether the measured time lay within the forecast's interval."""
+    """Whether the measured time is inside the forecast's interval."""
     at: str
+    """Time of the check, in UTC as ISO 8601."""
 
     @property
     def error(self) -> float:
+        """|forecast / measured - 1|."""
         return abs(self.forecast_s / self.measured_s - 1)
 
 
 def log_file() -> Path:
-    """Where checks are kept."""
+    """The path of checks.jsonl in the user's data folder."""
     base = os.environ.get("XDG_DATA_HOME")
     return (Path(base) if base else Path.home() / ".local" / "share") / "roofscope" / "checks.jsonl"
 
 
 def append_checks(cells: Sequence[CheckedCell]) -> None:
-    """Keep some more; a folder that cannot be written is as good as none."""
+    """Append checks to the log; errors of the file system are ignored."""
     path = log_file()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -48,22 +50,22 @@ def append_checks(cells: Sequence[CheckedCell]) -> None:
 
 
 def read_checks() -> list[CheckedCell]:
-    """All checks that were kept; lines that cannot be read are left out."""
-    found = []
+    """All checks in the log; lines that cannot be read are left out."""
+    checks = []
     try:
         lines = log_file().read_text(encoding="utf-8").splitlines()
     except OSError:
         return []
     for line in lines:
         try:
-            found.append(CheckedCell(**json.loads(line)))
+            checks.append(CheckedCell(**json.loads(line)))
         except (ValueError, TypeError):
             continue
-    return found
+    return checks
 
 
 def checks_line(device: str, threads: int) -> tuple[str, ...]:
-    """`On this machine forecasts have been 4 % off (median of 18 checked cells, 17 inside their interval).`"""
+    """One sentence with the median error of a machine's checked forecasts; empty if it has none."""
     cells = [cell for cell in read_checks() if (cell.device, cell.threads) == (device, threads)]
     if not cells:
         return ()

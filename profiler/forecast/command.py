@@ -1,4 +1,4 @@
-"""`forecast`: cells that were not measured, with the cross-validated error of such forecasts."""
+"""`forecast`: times of cells that were not measured, with their cross-validated error."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from profiler.units import processors
 
 @dataclass(frozen=True)
 class RunFacts:
-    """A run as forecasts see it: its model counted again from its config, and its measured cells."""
+    """The basis of forecasts from a run: its model, counted from its config, and a fit to its measured cells."""
 
     run: Run
     facts: Facts
@@ -59,22 +59,27 @@ class RunFacts:
     engine: str
     trained: Trained
     max_positions: int | None = None
-    """Tokens of a sequence that the model was made for; None where its config does not say."""
+    """The model's positions; None if its config does not say."""
 
     def forecast(self, steps: StepArrays) -> Forecast:
-        """Any steps of this run's model on its device."""
+        """Forecast any steps of the run's model on its device."""
         return self.trained.fitted.forecast(self.demanded(steps))
 
     def demanded(self, steps: StepArrays) -> OperatorArrays:
-        """What this run's model must do in any steps."""
+        """The work of the run's model in any steps."""
         return operator_arrays(self.work, steps, self.paths, self.facts.model.storage_bytes)
 
 
 def run_facts(folder: Path, engine: str = "") -> RunFacts:
-    """A run folder, ready to be forecast from. Raises RunError for one that kept too little."""
+    """Read a run folder, count its model and fit its measured cells; `engine` defaults to the run's first.
+
+    Raises RunError if the folder lacks facts or is one rank's share, RequestError for an engine that did not run.
+    """
     document = read_document(folder)
     if document.ranks > 1:
-        raise RunError(f"{folder} holds one rank's share of {document.ranks}: forecast a run on one card, with --tp.")
+        raise RunError(
+            f"{folder} is a run of {document.ranks} ranks; use a run on one card, and forecast more with --tp."
+        )
     facts = read_facts(folder, document, read_gathered(folder, document))
     run = Run(folder, document, read_results(folder))
     chosen = engine or document.engine.names[0]
@@ -90,12 +95,12 @@ def run_facts(folder: Path, engine: str = "") -> RunFacts:
 
 
 def meta_model_of(folder: Path, document: RunDocument) -> nn.Module:
-    """A run's model on the meta device, from the config that it kept. Raises RunError."""
+    """Build a run's model on the meta device from its config.json. Raises RunError if that cannot be read."""
     path, model = folder / CONFIG_FILE, document.model
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
-        raise RunError(f"{folder} has no {CONFIG_FILE} that can be read: its cells cannot be counted again.") from None
+        raise RunError(f"{folder} has no readable {CONFIG_FILE}, so its cells cannot be counted.") from None
     quant: Quant = model.quant if model.quant in FORMATS else "none"
     config = config_from(content, str(path))
     with quiet_libraries():
@@ -158,7 +163,7 @@ def _replayed(facts: Facts, keys: Sequence[CellKey], counted: OperatorArrays) ->
 
 @dataclass(frozen=True)
 class ForecastRequest:
-    """What is to be forecast; empty texts and 0 stand for what the run had."""
+    """The cells to forecast, and the variant of the run; empty texts and 0 mean the run's own values."""
 
     prompt_lens: str = ""
     batch_sizes: str = ""
@@ -169,34 +174,35 @@ class ForecastRequest:
     engine: str = ""
     threads: int = 0
     ranks: int = 1
-    """Of a tensor parallel group; 1: one device."""
+    """Ranks of a tensor-parallel group; 1 is a single device."""
     link: Link | None = None
-    """Between them."""
+    """The link between the ranks."""
 
 
-# Without a wish, batches go this far beyond what was measured.
-_FURTHER = (2, 4)
+# Multiples of the largest measured batch that are forecast by default.
+_LARGER_BATCHES = (2, 4)
 SHORTER = "shorter --prompt-lens or --context-lens, or fewer --new-tokens"
 ONE_OUT = "each cell forecast from the others"
 EXTREMES_OUT = "the largest batch and the longest context of each phase forecast from the rest"
 
 
-def forecast_run(folder: Path, wanted: ForecastRequest) -> Answer:
-    """The cells that are wanted of a run's model on its device. Raises RequestError."""
-    document = read_document(folder)
-    return forecast_from_facts(
-        run_facts(folder, wanted.engine if wanted.engine in document.engine.names else ""), wanted
-    )
+def forecast_run(folder: Path, request: ForecastRequest) -> Answer:
+    """Forecast a run's model on its device. Raises RequestError or RunError if the run has no basis for it."""
+    engines = read_document(folder).engine.names
+    return forecast_from_facts(run_facts(folder, request.engine if request.engine in engines else ""), request)
 
 
-def forecast_from_facts(known: RunFacts, wanted: ForecastRequest, kernels: KernelTimes | None = None) -> Answer:
-    """Forecast from the facts of a run, with a rank's own `kernels` where they are known. Raises RequestError."""
-    folder, document = known.run.folder, known.run.document
-    facts, trained = known.facts, known.trained
-    found = _forecast(known, wanted, kernels)
-    forms = _forms(known, wanted)
-    factor, off = _factors(known, forms, found)
-    how = "from the split of its measured cells: roofs, replayed kernels, dispatch, and what these leave unexplained"
+def forecast_from_facts(basis: RunFacts, request: ForecastRequest, kernels: KernelTimes | None = None) -> Answer:
+    """Forecast from a run, with the `kernels` of a rank if they were replayed.
+
+    Raises RequestError for more tokens than the model has positions, or for a variant that the run did not try.
+    """
+    folder, document = basis.run.folder, basis.run.document
+    facts, trained = basis.facts, basis.trained
+    forecast = _forecast(basis, request, kernels)
+    forms = _forms(basis, request)
+    factor, half_width = _factors(basis, forms, forecast)
+    how = "from the time breakdown of its measured cells: roofs, replayed kernels, dispatch and the unexplained rest"
     if forms:
         how += f"; {' and '.join(forms)} as tried on a few layers"
     return Answer(
@@ -207,73 +213,74 @@ def forecast_from_facts(known: RunFacts, wanted: ForecastRequest, kernels: Kerne
         how=how,
         error=cross_validated_error(trained.within, ONE_OUT),
         beyond=cross_validated_error(trained.outside, EXTREMES_OUT),
-        cells=cells_of(trained, found, factor, off),
+        cells=cells_of(trained, forecast, factor, half_width),
         notes=checks_line(facts.device.name, facts.device.threads),
         measured=points_of(trained),
     )
 
 
-def _forecast(known: RunFacts, wanted: ForecastRequest, kernels: KernelTimes | None) -> Forecast:
-    """The wanted steps on this device, or on each of several that share the model."""
-    grid = requested_grid(known, wanted)
-    check_positions(known.max_positions, grid.longest_context, SHORTER)
+def _forecast(basis: RunFacts, request: ForecastRequest, kernels: KernelTimes | None) -> Forecast:
+    """Forecast the requested steps on the run's device, or on each rank of a group."""
+    grid = requested_grid(basis, request)
+    check_positions(basis.max_positions, grid.longest_context, SHORTER)
     steps = StepArrays.of(grid.keys)
-    if wanted.ranks == 1:
-        return known.forecast(steps)
-    module = meta_model_of(known.run.folder, known.run.document)
-    work = walk_rank(module, wanted.ranks)
-    needed = operator_arrays(work, steps, known.paths, planned_weight_bytes(module), wanted.link)
-    fitted = known.trained.fitted
+    if request.ranks == 1:
+        return basis.forecast(steps)
+    module = meta_model_of(basis.run.folder, basis.run.document)
+    work = walk_rank(module, request.ranks)
+    needed = operator_arrays(work, steps, basis.paths, planned_weight_bytes(module), request.link)
+    fitted = basis.trained.fitted
     return replace(fitted, kernels=kernels or fitted.kernels).forecast(needed)
 
 
-def _forms(known: RunFacts, wanted: ForecastRequest) -> list[str]:
-    """What is wanted beside the run's own, as its trials call it."""
-    model, threads = known.facts.model, known.facts.device.threads
-    found = []
-    if wanted.dtype not in ("auto", model.dtype):
-        found.append(wanted.dtype)
-    if wanted.quant not in ("none", model.quant):
-        found.append(known_quant(wanted.quant))
-    if wanted.engine and wanted.engine != known.engine:
-        found.append("a static cache" if wanted.engine == "static" else f"the engine {wanted.engine}")
-    if wanted.threads and wanted.threads != threads:
-        found.append(f"{wanted.threads} of {threads} threads")
-    return found
+def _forms(basis: RunFacts, request: ForecastRequest) -> list[str]:
+    """The requested variants of the run, by their names in its trials."""
+    model, threads = basis.facts.model, basis.facts.device.threads
+    forms = []
+    if request.dtype not in ("auto", model.dtype):
+        forms.append(request.dtype)
+    if request.quant not in ("none", model.quant):
+        forms.append(known_quant(request.quant))
+    if request.engine and request.engine != basis.engine:
+        forms.append("a static cache" if request.engine == "static" else f"the engine {request.engine}")
+    if request.threads and request.threads != threads:
+        forms.append(f"{request.threads} of {threads} threads")
+    return forms
 
 
-def requested_grid(known: RunFacts, wanted: ForecastRequest) -> Grid:
-    """The grid to forecast: what is not wished for is the run's own, with batches a little further."""
-    asked = known.facts.grid
-    largest = max(asked.batch_sizes)
-    further = {*asked.batch_sizes, *(largest * times for times in _FURTHER)}
-    batches = wanted.batch_sizes or ",".join(map(str, sorted(further)))
-    prompts = wanted.prompt_lens or ("" if wanted.context_lens else asked.prompt_lens)
-    contexts = wanted.context_lens or ("" if wanted.prompt_lens else asked.context_lens)
-    return make_grid(prompts, batches, wanted.new_tokens or asked.new_tokens, contexts, (known.engine,))
+def requested_grid(basis: RunFacts, request: ForecastRequest) -> Grid:
+    """The grid to forecast; by default the run's own with two larger batches."""
+    own = basis.facts.grid
+    largest = max(own.batch_sizes)
+    default_batches = {*own.batch_sizes, *(largest * factor for factor in _LARGER_BATCHES)}
+    batches = request.batch_sizes or ",".join(map(str, sorted(default_batches)))
+    prompts = request.prompt_lens or ("" if request.context_lens else own.prompt_lens)
+    contexts = request.context_lens or ("" if request.prompt_lens else own.context_lens)
+    return make_grid(prompts, batches, request.new_tokens or own.new_tokens, contexts, (basis.engine,))
 
 
-def _factors(known: RunFacts, forms: Sequence[str], found: Forecast) -> tuple[Array | None, Array | None]:
-    """What forms that the run tried make of each time, and by how much that may be off (log).
+def _factors(basis: RunFacts, forms: Sequence[str], forecast: Forecast) -> tuple[Array | None, Array | None]:
+    """(the time of the variants over that of the run [n], the half width of its log [n]); None without variants.
 
-    Raises RequestError for one that it did not try in every phase that is wanted.
+    Raises RequestError for a variant that the run did not try in every requested phase.
     """
-    factor, off = None, None
+    factor, half_width = None, None
     for form in forms:
-        one = variant_factor(found.demanded.steps, _ratios(known, form))
-        if one is None:
-            names = dict.fromkeys(item.form for trials in known.facts.trials.values() for item in trial_results(trials))
-            has = f"it tried {', '.join(names)}" if names else "it tried no other form"
+        ratio = variant_factor(forecast.demanded.steps, _ratios(basis, form))
+        if ratio is None:
+            names = dict.fromkeys(item.form for trials in basis.facts.trials.values() for item in trial_results(trials))
+            tried = f"it tried {', '.join(names)}" if names else "it tried no variant"
             raise RequestError(
-                f"{known.run.folder} has no basis for {form} in every phase that is wanted: {has}. Run it so, or"
-                " forecast the model --on a profile of this card (`roofscope ceilings --out card.json`)."
+                f"{basis.run.folder} has no basis for {form} in every requested phase: {tried}. Run the model that way,"
+                " or forecast it --on a profile of this card (`roofscope ceilings --out card.json`)."
             )
-        factor = one[0] if factor is None else factor * one[0]
-        off = one[1] if off is None else np.hypot(off, one[1])
-    return factor, off
+        factor = ratio[0] if factor is None else factor * ratio[0]
+        half_width = ratio[1] if half_width is None else np.hypot(half_width, ratio[1])
+    return factor, half_width
 
 
-def _ratios(known: RunFacts, form: str) -> list[tuple[Phase, int, int, int, float, float]]:
+def _ratios(basis: RunFacts, form: str) -> list[tuple[Phase, int, int, int, float, float]]:
+    """Measured (phase, batch, query, depth, ratio, half width) of a variant's time over that of the run."""
     return [
         (
             key.phase,
@@ -283,7 +290,7 @@ def _ratios(known: RunFacts, form: str) -> list[tuple[Phase, int, int, int, floa
             item.ratio,
             item.half_width,
         )
-        for key, trials in known.facts.trials.items()
+        for key, trials in basis.facts.trials.items()
         for item in trial_results(trials)
         if item.form == form
     ]
@@ -291,74 +298,80 @@ def _ratios(known: RunFacts, form: str) -> list[tuple[Phase, int, int, int, floa
 
 KERNELS_OUT = "kernels of each width forecast from those of the others"
 _OTHER_SHARE = 0.05
-"""What else a forecast on a profile may be off by, beside its kernels: small kernels, overlap, the cache's growth."""
+"""Standard deviation of a forecast from a profile, besides its kernels: small kernels, overlap, growth of the cache."""
 _NORMAL_90 = 1.645
 
 
-def forecast_on(model: str, on: str, wanted: ForecastRequest) -> Answer:
-    """A model that never ran there on a profiled card, or as a range on a card of the table. Raises RequestError."""
-    dtype, quant = wanted.dtype, wanted.quant
+def forecast_on(model: str, on: str, request: ForecastRequest) -> Answer:
+    """Forecast a model on a GPU on which it never ran: by the GPU's profile, or as a range by its datasheet.
+
+    Raises RequestError for an unknown model, GPU or profile, or a dtype or format without a basis there.
+    """
+    dtype, quant = request.dtype, request.quant
     kind = known_quant(quant)
     source = resolve(model)
     config = requested_form(load_config(source), dtype != "auto")
     profile = profile_of(on)
     chosen = model_dtype(dtype, config)
-    if profile is None and kind != "none":  # what a format leaves dense runs in 16 bits
+    if profile is None and kind != "none":  # the parts that a format leaves dense run in 16 bits
         check_packed_dtype(dtype, kind)
         chosen = in_16_bits(chosen)
     if profile is not None and dtype == "auto" and dtype_name(chosen) not in profile.dtypes:
         chosen = DTYPES[profile.dtypes[0]]
     with quiet_libraries():
         module = build_on_meta(config, chosen, kind)
-    work = walk(module) if wanted.ranks == 1 else walk_rank(module, wanted.ranks)
-    weights = planned_weight_bytes(module)
+    work = walk(module) if request.ranks == 1 else walk_rank(module, request.ranks)
+    weight_bytes = planned_weight_bytes(module)
     grid = make_grid(
-        wanted.prompt_lens or ("" if wanted.context_lens else "64,128,256,512"),
-        wanted.batch_sizes or "1,2,4,8",
-        wanted.new_tokens or 32,
-        wanted.context_lens,
+        request.prompt_lens or ("" if request.context_lens else "64,128,256,512"),
+        request.batch_sizes or "1,2,4,8",
+        request.new_tokens or 32,
+        request.context_lens,
     )
     check_positions(most_positions(config), grid.longest_context, SHORTER)
     steps = StepArrays.of(grid.keys)
     name, form = dtype_name(chosen), kind if kind != "none" else published_format(config)
     precision = name if form is None else f"{name}, {form}"
     if profile is None:
-        bare = UnmeasuredModel(source.name, precision, name, kind, work, weights, own_attention(module))
-        return in_range(bare, gpu_called(on), steps, wanted.link)
-    needed = operator_arrays(work, steps, dict.fromkeys(PHASES, ExecutionPath()), weights, wanted.link)
+        unmeasured = UnmeasuredModel(source.name, precision, name, kind, work, weight_bytes, own_attention(module))
+        return in_range(unmeasured, gpu_called(on), steps, request.link)
+    needed = operator_arrays(work, steps, dict.fromkeys(PHASES, ExecutionPath()), weight_bytes, request.link)
     layers = sum(op.count for op in work.operators if isinstance(op, AttentionCore))
     if name not in profile.dtypes:
-        raise RequestError(f"{on} was profiled in {', '.join(profile.dtypes)}; give --dtype one of these.")
+        raise RequestError(f"{on} was profiled in {', '.join(profile.dtypes)} only; use one of these as --dtype.")
     if quant != "none" and not any(point.format == quant for point in profile.products):
         raise RequestError(
-            f"{on} has no kernels of {quant}; run the model there once, or forecast it on a card's name."
+            f"{on} has no kernels of {quant}; run the model on that card, or give the card's name to --on."
         )
-    fitted = fitted_on(profile, name, layers)
-    found = fitted.forecast(needed)
-    held = held_out_kernels(profile, name)
-    share = (found.terms.total_s - found.terms.dispatch_s - found.terms.link_s) / found.terms.total_s
-    spread = np.exp(_NORMAL_90 * np.hypot(_OTHER_SHARE, share * (held.median if held.told else 0.2)))
+    forecast = fitted_on(profile, name, layers).forecast(needed)
+    held_out = held_out_kernels(profile, name)
+    terms = forecast.terms
+    kernel_share = (terms.total_s - terms.dispatch_s - terms.link_s) / terms.total_s
+    spread = np.exp(_NORMAL_90 * np.hypot(_OTHER_SHARE, kernel_share * (held_out.median if held_out.told else 0.2)))
     return Answer(
         source=source.name,
         model=source.name,
         precision=precision,
         on=f"{profile.name}, {processors(profile.threads, profile.kind)} (profiled)",
-        how="from the card's profile: its kernels over rows and widths, its roofs and its dispatch of a layer",
-        error=cross_validated_error(held, KERNELS_OUT),
+        how="from the card's profile: its kernels over rows and widths, its roofs and its dispatch per layer",
+        error=cross_validated_error(held_out, KERNELS_OUT),
         beyond=None,
         cells=forecast_cells(
-            found,
-            found.latency_s,
-            (found.latency_s / spread, found.latency_s * spread),
+            forecast,
+            forecast.latency_s,
+            (forecast.latency_s / spread, forecast.latency_s * spread),
             ["the card's profile: the model never ran there"] * len(steps),
-            found.fits(profile.memory_bytes),
+            forecast.fits(profile.memory_bytes),
         ),
     )
 
 
 def profile_of(on: str) -> CardProfile | None:
-    """The profile that `on` names, or None where it is a card of the table without one."""
+    """The profile that `on` names, by path, profile name or GPU; None for a GPU with only a datasheet.
+
+    Raises RequestError for an unknown name, or a profile that cannot be read.
+    """
     if on.endswith(".json") or on in profiles():
         return profile_called(on)
-    sheet = gpu_called(on)
-    return next((found for path in profiles().values() if (found := read_profile(path)).datasheet == sheet.gpu), None)
+    name = gpu_called(on).gpu
+    return next((profile for profile in map(read_profile, profiles().values()) if profile.datasheet == name), None)

@@ -1,4 +1,4 @@
-"""A forecast over the number of GPUs, for the screen and for JSON."""
+"""Print a forecast over the number of GPUs, or give it as JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RANK_COLUMNS = ("cell", "cards", "time", "gain", "tokens/s", "a card", "link", "
 
 
 def print_ranks(answer: RanksAnswer, card: str, console: Console) -> None:
-    """Print what a second card gives: the sentence, every cell over the number of cards, where it gets worse."""
+    """Print the gain of more GPUs: a sentence, a table of every cell by number of GPUs, and where there is no gain."""
     console.print()
     console.print(Text(answer.sentence(card), style="bold"))
     console.print(Text(f"Forecast: {answer.model} ({answer.precision}) on {answer.on}, {answer.how}."))
@@ -37,7 +37,7 @@ def _columns(answer: RanksAnswer) -> tuple[str, ...]:
 
 
 def rank_rows(cells: Sequence[RankCell], *, priced: bool) -> list[tuple[str, ...]]:
-    """A row for each cell and number of cards."""
+    """One row per cell and number of GPUs."""
     rows = []
     for cell in cells:
         for number, time in enumerate(cell.times):
@@ -62,15 +62,15 @@ def _figures(cell: RankCell, time: RankTime, priced: bool) -> tuple[str, ...]:
 
 
 def worse_lines(cells: Sequence[RankCell]) -> list[str]:
-    """From how many cards on each step gets no faster, cells of one answer together."""
-    found: dict[int, list[str]] = {}
+    """For each number of GPUs from which cells get no faster, one line that names the cells."""
+    cells_by_ranks: dict[int, list[str]] = {}
     for cell in cells:
         if cell.worse_from is not None:
             name = f"{cell.phase} {cell.batch_size} x {cell.prompt_len or cell.context_len}"
-            found.setdefault(cell.worse_from, []).append(name)
-    if not found:
-        return ["Every further card of these makes every cell faster."]
-    return [f"No faster from {ranks} cards on: {', '.join(names)}." for ranks, names in sorted(found.items())]
+            cells_by_ranks.setdefault(cell.worse_from, []).append(name)
+    if not cells_by_ranks:
+        return ["Every cell gets faster with each larger number of cards."]
+    return [f"No faster from {ranks} cards on: {', '.join(names)}." for ranks, names in sorted(cells_by_ranks.items())]
 
 
 def ranks_json(answer: RanksAnswer, card: str) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Time of a tensor-parallel shard's linears, scaled by the measured ratio of shard to whole."""
+"""Times of a tensor-parallel shard's linears, from replays of the shard in turn with the whole model."""
 
 from __future__ import annotations
 
@@ -38,121 +38,121 @@ from profiler.units import processors
 
 @dataclass(frozen=True)
 class ShardTime:
-    """The kernels of a rank at the very steps that are forecast."""
+    """Kernel times of a rank, at the n steps that are forecast and no others."""
 
     whole: KernelTimes
-    """Kernel times of the whole model: attention, experts and small kernels keep their share of the roof."""
+    """Kernel times of the whole model, whose share of the roof attention, experts and small kernels keep."""
     alone_s: Mapping[str, Array]
-    """[n], of one instance of a linear; NaN where neither it nor a step of that phase was replayed."""
+    """By linear, seconds [n] of one instance of the shard; NaN in a phase without replays."""
 
     def small_s(self, steps: StepArrays, traffic_s: Array, from_memory_s: Array) -> Array:
-        """Seconds as in the whole model: what is not cut keeps its time."""
+        """Seconds [n] of all small kernels of each step, as in the whole model, since they are not sharded."""
         return self.whole.small_s(steps, traffic_s, from_memory_s)
 
     def seconds(self, column: OperatorColumn, steps: StepArrays, roof_s: Array) -> Array | None:
-        """Seconds of one instance at each step, where its roof is `roof_s`; None for one that is not known."""
-        kept_s, alone_s = self.whole.seconds(column, steps, roof_s), self.alone_s.get(column.operator)
-        if kept_s is None or alone_s is None:
-            return kept_s
-        return np.where(np.isnan(alone_s), kept_s, np.maximum(roof_s, alone_s))
+        """Seconds [n] of one instance at each step with roofs `roof_s` [n]; None for an unknown operator."""
+        whole_s, shard_s = self.whole.seconds(column, steps, roof_s), self.alone_s.get(column.operator)
+        if whole_s is None or shard_s is None:
+            return whole_s
+        return np.where(np.isnan(shard_s), whole_s, np.maximum(roof_s, shard_s))
 
     def converting_s(self, column: OperatorColumn, steps: StepArrays, roof_s: Array) -> Array:
-        """Seconds as in the whole model: what is not cut keeps its time."""
+        """Seconds [n] of one instance that are spent converting between formats, as in the whole model."""
         return self.whole.converting_s(column, steps, roof_s)
 
 
 def shard_times(
     fitted: Fitted, whole: OperatorArrays, keys: Sequence[CellKey], in_turn: Sequence[tuple[Replays, ...]]
 ) -> ShardTime:
-    """A rank's kernels, from those of the whole model and what replays of both in turn say of their linears.
+    """A rank's kernel times: those of the whole model, with linears scaled by the measured ratio of shard to whole.
 
-    `keys` are the steps of `whole` in their order; each pair of `in_turn` has the whole linears, then the rank's. Only
-    their ratio is taken: the machine may be faster or slower than when the run was made.
+    `keys` are the steps of `whole` in order. Each pair of `in_turn` has the replays of the whole linears, then those of
+    the rank's. Only their ratio is used, since the machine may be faster or slower than during the run.
     """
-    at = {key: index for index, key in enumerate(keys)}
-    replayed = [(pair[0].keys[0], _shares(*pair)) for pair in in_turn]
-    found: dict[str, Array] = {}
+    index_of = {key: index for index, key in enumerate(keys)}
+    ratios_by_key = [(pair[0].keys[0], _ratios(*pair)) for pair in in_turn]
+    shard_s: dict[str, Array] = {}
     for column in whole.columns:
         points = [
-            (key.phase, float(column.rows[at[key]]), shares[column.operator])
-            for key, shares in replayed
-            if column.operator in shares
+            (key.phase, float(column.rows[index_of[key]]), ratios[column.operator])
+            for key, ratios in ratios_by_key
+            if column.operator in ratios
         ]
-        alone_s = fitted.kernels.seconds(column, whole.steps, instance_roof_s(column, whole, fitted.device))
-        if points and alone_s is not None:
-            found[column.operator] = alone_s * _share(column.rows, whole.steps, points)
-    return ShardTime(fitted.kernels, found)
+        whole_s = fitted.kernels.seconds(column, whole.steps, instance_roof_s(column, whole, fitted.device))
+        if points and whole_s is not None:
+            shard_s[column.operator] = whole_s * _interpolated(column.rows, whole.steps, points)
+    return ShardTime(fitted.kernels, shard_s)
 
 
-def _shares(whole: Replays, share: Replays) -> dict[str, float]:
-    """By operator: the time of a rank's, as a share of the whole one's."""
-    of_whole = {replay.operator: undisturbed(replay.seconds).quartile_s for replay in whole.operators}
+def _ratios(whole: Replays, shard: Replays) -> dict[str, float]:
+    """By operator, the time of the shard over that of the whole linear."""
+    whole_s = {replay.operator: undisturbed(replay.seconds).quartile_s for replay in whole.operators}
     return {
-        replay.operator: undisturbed(replay.seconds).quartile_s / of_whole[replay.operator]
-        for replay in share.operators
+        replay.operator: undisturbed(replay.seconds).quartile_s / whole_s[replay.operator] for replay in shard.operators
     }
 
 
-def _share(rows: Array, steps: StepArrays, points: Sequence[tuple[Phase, float, float]]) -> Array:
-    """[n]: the share at each step, straight between the rows of `points` (phase, rows, share) and level beyond them.
+def _interpolated(rows: Array, steps: StepArrays, points: Sequence[tuple[Phase, float, float]]) -> Array:
+    """The ratio [n] at each step, log-linear between the rows of `points` (phase, rows, ratio), constant beyond them.
 
-    Each phase by itself: to the LM head the same rows come in another layout.
+    Phases are separate, since the LM head gets the same number of rows in a different layout. NaN without points.
     """
-    found = np.full(len(steps), np.nan)
+    ratios = np.full(len(steps), np.nan)
     for phase, chosen in by_phase(steps):
-        known = {count: share for of, count, share in sorted(points) if of == phase}
-        if known:
-            shares = np.interp(np.log(rows[chosen]), np.log([*known]), np.log([*known.values()]))
-            found[chosen] = np.exp(shares)
-    return found
+        by_rows = {count: ratio for point_phase, count, ratio in sorted(points) if point_phase == phase}
+        if by_rows:
+            log_ratios = np.interp(np.log(rows[chosen]), np.log([*by_rows]), np.log([*by_rows.values()]))
+            ratios[chosen] = np.exp(log_ratios)
+    return ratios
 
 
 SET_S = 10.0
-"""For the linears of one number of cards."""
+"""Seconds to replay the linears for one number of GPUs."""
 
 
 def machine_of(facts: DeviceFacts) -> Machine | str:
-    """The device that a run was taken on, or why this is another one."""
+    """The device of a run, if it is this machine's; otherwise the reason why it is not."""
     try:
         machine = machine_for(resolve_device(facts.kind))
     except DeviceError as error:
         return str(error).removesuffix(".")
     here = machine.info
     if here.name != facts.name:
-        return f"this is {here.name}, and the run was on {facts.name}"
+        return f"this device is {here.name}, and the run was on {facts.name}"
     if here.threads != facts.threads:
-        return f"this has {processors(here.threads, here.kind)}, and the run had {facts.threads}"
+        return f"this device has {processors(here.threads, here.kind)}, and the run had {facts.threads}"
     if here.compute_capability != facts.compute_capability:
-        return f"this computes with {here.compute_capability}, and the run did with {facts.compute_capability}"
+        return f"this device has {here.compute_capability}, and the run had {facts.compute_capability}"
     return machine
 
 
-def replay_shards(known: RunFacts, wanted: ForecastRequest, machine: Machine) -> ShardTime | str:
-    """A rank's linears at the rows of the wanted steps, in turn with the whole ones; or why there are none.
+def replay_shards(basis: RunFacts, request: ForecastRequest, machine: Machine) -> ShardTime | str:
+    """Replay a rank's linears at the requested steps, in turn with the whole ones; or the reason why it failed.
 
-    Raises RequestError for a model that cannot be cut so.
+    Raises RequestError for a model that cannot be split over the requested number of ranks.
     """
-    model, ceilings = known.facts.model, known.facts.ceilings
-    whole, share = (meta_model_of(known.run.folder, known.run.document) for _ in range(2))
-    walk_rank(share, wanted.ranks)
+    model, ceilings = basis.facts.model, basis.facts.ceilings
+    whole, share = (meta_model_of(basis.run.folder, basis.run.document) for _ in range(2))
+    walk_rank(share, request.ranks)
     trained_alike(whole, share)
     shorten(whole, share, ceilings)
-    grid = requested_grid(known, wanted)
-    request = ModelRequest(ModelSource("folder", model.id), machine.device, DTYPES[model.dtype])
-    bare = ShardSubject(request, machine, {(known.engine, phase): path for phase, path in known.paths.items()}, grid)
+    grid = requested_grid(basis, request)
+    model_request = ModelRequest(ModelSource("folder", model.id), machine.device, DTYPES[model.dtype])
+    paths = {(basis.engine, phase): path for phase, path in basis.paths.items()}
+    subjects_of = ShardSubject(model_request, machine, paths, grid)
     try:
-        subjects = bare.subject(whole), bare.subject(share)
+        subjects = subjects_of.subject(whole), subjects_of.subject(share)
         in_turn = list(replay_between(subjects, grid.keys, ceilings, SET_S))
     except torch.OutOfMemoryError:
-        return "the device has no room for them beside the whole ones"
+        return "the device has no memory for them next to the whole ones"
     finally:
         machine.release()
-    return shard_times(known.trained.fitted, known.demanded(StepArrays.of(grid.keys)), grid.keys, in_turn)
+    return shard_times(basis.trained.fitted, basis.demanded(StepArrays.of(grid.keys)), grid.keys, in_turn)
 
 
 @dataclass(frozen=True)
 class ShardSubject:
-    """How a model is replayed whose linears alone have weights."""
+    """Makes replayable subjects of models of which only the linears have weights."""
 
     request: ModelRequest
     machine: Machine
@@ -160,7 +160,7 @@ class ShardSubject:
     grid: Grid
 
     def subject(self, module: nn.Module) -> Subject:
-        """`module` (on meta) with random weights in its linears. Raises OutOfMemoryError where there is no room."""
+        """`module` (on meta) with random weights in its linears. Raises OutOfMemoryError if they do not fit."""
         work = walk(module)
         return Subject(
             self.machine, LoadedModel(_filled(module, self.machine.device), self.request, 0.0), work, {}, self.paths,
@@ -169,30 +169,33 @@ class ShardSubject:
 
 
 def shorten(whole: Any, share: Any, ceilings: Ceilings) -> None:
-    """Leave both (on meta) so many layers as no cache keeps the share's from step to step, or all.
+    """Remove layers of both models (on meta), but leave so many that no cache holds the share's weights between steps.
 
-    Their weights then come from where a step of all layers finds them, and no more memory is taken than that needs.
+    The weights then come from memory, as in a step of all layers, without the memory that all layers need.
     """
     config = whole.config.get_text_config()
     pattern, layers = pattern_of(share, config), stack_of(share, config)
     if pattern is None or layers is None:
         return
-    enough = max(pattern.short, math.ceil(ceilings.past_caches_bytes / model_storage_bytes(layers[0])))
+    layer_count = max(pattern.short, math.ceil(ceilings.past_caches_bytes / model_storage_bytes(layers[0])))
     for stack in (stack_of(whole, config), layers):
-        assert stack is not None, "both are one model"
-        del stack[enough:]
+        assert stack is not None, "both have the architecture of the share"
+        del stack[layer_count:]
 
 
 def trained_alike(whole: nn.Module, share: nn.Module) -> None:
-    """Let what `share` holds whole be trained as it can be in `whole`, and no cut weight, which transformers hands on
-    as a tensor that cannot be: torch takes another kernel for it in the LM head (`loading.drawn.as_loaded`)."""
-    held = dict(whole.named_parameters(remove_duplicate=False))
+    """Set `requires_grad` in `share` for parameters that are not cut, and clear it for those that are.
+
+    transformers' sharding gives cut weights as tensors without gradients, for which torch uses another kernel in the LM
+    head (`loading.random_weights.as_loaded`).
+    """
+    whole_params = dict(whole.named_parameters(remove_duplicate=False))
     for name, param in share.named_parameters(remove_duplicate=False):
-        param.requires_grad_(param.shape == held[name].shape)
+        param.requires_grad_(param.shape == whole_params[name].shape)
 
 
 def _filled(module: nn.Module, device: torch.device) -> nn.Module:
-    """Values are drawn for the first of equal linears, and copied for the others."""
+    """`module` with random values in its linears, drawn once per set of equal linears and copied to the others."""
     for owners in linear_modules(module).values():
         drawn: dict[str, torch.Tensor] = {}
         for owner in owners:

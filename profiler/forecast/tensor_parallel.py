@@ -1,4 +1,4 @@
-"""Forecast a model that several GPUs share: one rank, the links between them, and the exchange."""
+"""Forecast a model that is split over several GPUs: the step of one rank, and the collectives over their link."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _MOST_RANKS = 64
 
 @dataclass(frozen=True)
 class RankOptions:
-    """How many cards, how they are linked, and what one costs."""
+    """The numbers of GPUs, their link, and the price of one, as on the command line."""
 
     tp: str
     link: str
@@ -45,80 +45,83 @@ class RankOptions:
 
 
 def forecast_ranks(
-    source: str, on: str, wanted: ForecastRequest, asked: RankOptions, today: date, listener: QuietListener
+    source: str, on: str, request: ForecastRequest, options: RankOptions, today: date, listener: QuietListener
 ) -> tuple[RanksAnswer, str]:
-    """(the wanted cells on one card and on each number of them, what a card is called). Raises RequestError.
+    """(the requested cells on one GPU and on each number of GPUs, the GPU's name).
 
-    Of a run on this very device a rank's narrower linears are replayed for it; the listener is told.
+    For a run on this very device, a rank's linears are replayed, which `listener` reports. Raises RequestError for
+    impossible options, or for a model that cannot be split.
     """
-    ranks = parse_ranks(asked.tp)
-    if not asked.link:
+    ranks = parse_ranks(options.tp)
+    if not options.link:
         raise RequestError(
-            f"--tp {asked.tp} needs --link: {', '.join(published_links())}, or alpha_us,GB/s, such as 8,20."
+            f"--tp {options.tp} needs --link: {', '.join(published_links())}, or alpha_us,GB/s, such as 8,20."
         )
-    if asked.usd_per_h is not None and not 0 < asked.usd_per_h < math.inf:
-        raise RequestError(f"--price {asked.usd_per_h:g} is not possible; give USD an hour above 0.")
-    links = {count: link_called(asked.link, count) for count in ranks}
-    if wanted.quant != "none":
-        raise RequestError(f"--tp: weights in {wanted.quant} are packed and cannot be cut; leave --quant out.")
-    each = [(1, wanted), *((count, replace(wanted, ranks=count, link=links[count])) for count in ranks)]
+    if options.usd_per_h is not None and not 0 < options.usd_per_h < math.inf:
+        raise RequestError(f"--price {options.usd_per_h:g} is not possible; give USD per hour above 0.")
+    links = {count: link_called(options.link, count) for count in ranks}
+    if request.quant != "none":
+        raise RequestError(f"--tp: weights in {request.quant} are packed and cannot be split; leave --quant out.")
+    requests = {1: request, **{count: replace(request, ranks=count, link=links[count]) for count in ranks}}
     if on:
-        answers = [(count, forecast_on(source, on, one)) for count, one in each]
-        narrower: tuple[str, ...] = (_narrower_on(on),)
+        answers = {count: forecast_on(source, on, each) for count, each in requests.items()}
+        kernel_notes: tuple[str, ...] = (_kernel_note_on(on),)
     else:
-        known = run_facts(Path(source), wanted.engine)
-        _check_cut(known, ranks)
-        kernels, narrower = _narrower(known, [one for _, one in each[1:]], listener)
-        answers = [(count, forecast_from_facts(known, one, kernels.get(count))) for count, one in each]
-    one = answers[0][1]
+        basis = run_facts(Path(source), request.engine)
+        _check_splittable(basis, ranks)
+        kernels, kernel_notes = _replayed_kernels(basis, [requests[count] for count in ranks], listener)
+        answers = {count: forecast_from_facts(basis, each, kernels.get(count)) for count, each in requests.items()}
+    single = answers[1]
     card, sheet = _card(source, on)
-    usd_per_h, price = asked.usd_per_h, "" if asked.usd_per_h is None else f"USD {asked.usd_per_h:g} an hour a card."
-    if usd_per_h is None and sheet is not None and (offer := cheapest(sheet)) is not None:
+    usd_per_h, price = options.usd_per_h, ""
+    if usd_per_h is not None:
+        price = f"USD {usd_per_h:g} per hour and card."
+    elif sheet is not None and (offer := cheapest(sheet)) is not None:
         usd_per_h = offer.usd_per_h
         age = age_words(offer.age_days(today))
-        price = f"{sheet}: USD {offer.usd_per_h:g} an hour a card, {offer.provider}, {age}, {offer.source}."
+        price = f"{sheet}: USD {usd_per_h:g} per hour and card, {offer.provider}, {age}, {offer.source}."
     return RanksAnswer(
-        source=one.source,
-        model=one.model,
-        precision=one.precision,
+        source=single.source,
+        model=single.model,
+        precision=single.precision,
         on=f"each of several {card}",
-        how=one.how,
+        how=single.how,
         links=_link_lines(links),
         link=next(iter(links.values())).name,
         price=price,
-        error=one.error,
-        cells=across([(count, answer.cells) for count, answer in answers], usd_per_h),
-        notes=(*narrower, *_notes(one, answers)),
+        error=single.error,
+        cells=across([(count, answer.cells) for count, answer in answers.items()], usd_per_h),
+        notes=(*kernel_notes, *_notes(single)),
     ), card
 
 
 def parse_ranks(text: str) -> tuple[int, ...]:
-    """`2,4,8`, ascending. Raises RequestError."""
+    """Parse `2,4,8` to ascending numbers of GPUs. Raises RequestError for anything but numbers from 2 to 64."""
     try:
-        found = sorted({int(part) for part in text.split(",")})
+        ranks = sorted({int(part) for part in text.split(",")})
     except ValueError:
-        found = []
-    if not found or found[0] < 2 or found[-1] > _MOST_RANKS:
+        ranks = []
+    if not ranks or ranks[0] < 2 or ranks[-1] > _MOST_RANKS:
         raise RequestError(f"--tp {text!r} is not possible; give numbers of cards from 2 to {_MOST_RANKS}: 2,4,8.")
-    return tuple(found)
+    return tuple(ranks)
 
 
-def _check_cut(known: RunFacts, ranks: Sequence[int]) -> None:
-    """Raises RequestError for a run whose weights such numbers of ranks cannot have a part of."""
-    model = known.facts.model
+def _check_splittable(basis: RunFacts, ranks: Sequence[int]) -> None:
+    """Raises RequestError for a run whose weights cannot be split over these numbers of ranks."""
+    model = basis.facts.model
     if model.quant != "none" or model.kind == "gguf":
         packed = model.quant if model.quant != "none" else "a GGUF file"
         raise RequestError(
-            f"--tp: the weights of {known.run.folder} are packed ({packed}) and cannot be cut; give a run of the model"
-            " as it is."
+            f"--tp: the weights of {basis.run.folder} are packed ({packed}) and cannot be split; use a run of the"
+            " unquantised model."
         )
-    skeleton = meta_model_of(known.run.folder, known.run.document)
+    meta_model = meta_model_of(basis.run.folder, basis.run.document)
     for count in ranks:
-        check_ranks(skeleton, count)
+        check_ranks(meta_model, count)
 
 
 def _card(source: str, on: str) -> tuple[str, str | None]:
-    """(what the cards are called, their row of gpus.csv)."""
+    """(the name of the GPUs, the name of their datasheet or None)."""
     if not on:
         device = read_document(Path(source)).device
         return device.name, device.datasheet
@@ -133,89 +136,89 @@ def _card(source: str, on: str) -> tuple[str, str | None]:
 
 def _link_lines(links: dict[int, Link]) -> tuple[str, ...]:
     return tuple(
-        f"Link of {count}: {duration(link.alpha_s)} a message, {scaled(link.bus_bytes_per_s, 'B/s')} over it;"
+        f"Link of {count} cards: {duration(link.alpha_s)} per message, {scaled(link.bus_bytes_per_s, 'B/s')};"
         f" {link.source}."
         for count, link in links.items()
     )
 
 
-def _narrower(
-    known: RunFacts, each: Sequence[ForecastRequest], listener: QuietListener
+def _replayed_kernels(
+    basis: RunFacts, requests: Sequence[ForecastRequest], listener: QuietListener
 ) -> tuple[dict[int, ShardTime], tuple[str, ...]]:
-    """(a rank's kernels by the number of ranks, how they are known)."""
-    machine, foreign = machine_of(known.facts.device), ForeignLoad()
+    """(a rank's kernel times by number of ranks, notes on their basis); without times if they cannot be replayed."""
+    machine, foreign = machine_of(basis.facts.device), ForeignLoad()
     if isinstance(machine, str):
-        return {}, (_kept(machine),)
-    found: dict[int, ShardTime] = {}
-    for wanted in each:
-        listener.stage(f"replaying linears of one of {wanted.ranks} ranks beside whole ones, {duration(SET_S)}")
-        kernels = replay_shards(known, wanted, machine)
+        return {}, (_not_replayed_note(machine),)
+    kernels_by_ranks: dict[int, ShardTime] = {}
+    for request in requests:
+        listener.stage(f"replaying linears of one of {request.ranks} ranks and of the whole model, {duration(SET_S)}")
+        kernels = replay_shards(basis, request, machine)
         if isinstance(kernels, str):
-            return {}, (_kept(kernels),)
-        found[wanted.ranks] = kernels
-    return found, (
-        "A rank's linears were replayed here, in turn with the whole ones; its attention and experts keep the share of"
-        " their roof that the whole ones have.",
+            return {}, (_not_replayed_note(kernels),)
+        kernels_by_ranks[request.ranks] = kernels
+    return kernels_by_ranks, (
+        "A rank's linears were replayed here, in turn with the whole ones. Its attention and experts are assumed to"
+        " reach the same share of their roof as the whole ones.",
         *(f"Meanwhile {warning}" for warning in busy_warnings(machine.info, foreign)),
     )
 
 
-def _kept(why: str) -> str:
+def _not_replayed_note(reason: str) -> str:
     return (
-        f"A narrower kernel keeps the share of its roof that the whole one has: none was run ({why}). A profile of the"
-        " card knows kernels by their width (roofscope ceilings --out card.json, then MODEL --on card.json --tp)."
+        "A rank's kernels are assumed to reach the same share of their roof as the whole ones, since they were not"
+        f" replayed ({reason}). A profile of the card has kernels by width: roofscope ceilings --out card.json, then"
+        " MODEL --on card.json --tp."
     )
 
 
-def _narrower_on(on: str) -> str:
-    """How it is known what one rank's kernels take on a card that was described."""
+def _kernel_note_on(on: str) -> str:
     if profile_of(on) is not None:
-        return "A narrower kernel takes what the card's profile tells of its width."
-    return "A rank attains as much of the card as whole models do by their published figures."
+        return "A rank's kernels take the times that the card's profile has for their widths."
+    return "A rank is assumed to be as efficient as whole models in published figures."
 
 
-def _notes(one: Answer, answers: Sequence[tuple[int, Answer]]) -> tuple[str, ...]:
-    """What such a forecast rests on."""
-    loads = {cell.batch_size for cell in one.cells}
+def _notes(single: Answer) -> tuple[str, ...]:
+    """The assumptions of a forecast over several GPUs."""
+    batches = {cell.batch_size for cell in single.cells}
     return (
-        "Messages hide behind nothing.",
-        "Every rank has a card of its own, on CPUs a machine: ranks on one machine share its cores and its memory.",
-        f"Cost is that of every token at its own batch ({significant(min(loads))} to {significant(max(loads))}).",
-        *(note for _, answer in answers[:1] for note in answer.notes),
+        "Messages are assumed not to overlap computation.",
+        "Every rank has its own card (for CPUs, its own machine): ranks on one machine share its cores and memory.",
+        f"Costs are per token at the cell's own batch ({significant(min(batches))} to {significant(max(batches))}).",
+        *single.notes,
     )
 
 
-_SECONDS_AN_HOUR = 3600
+_S_PER_HOUR = 3600
 _WORDS = {2: "Two", 3: "Three", 4: "Four", 6: "Six", 8: "Eight"}
 WORTH = 1.01
-"""A step that gets faster by less than this is not faster."""
+"""The smallest ratio of two times that counts as faster."""
 
 
 @dataclass(frozen=True)
 class RankTime:
-    """A step on so many cards."""
+    """The forecast of a step on `ranks` GPUs."""
 
     ranks: int
     latency_s: float
     low_s: float
     high_s: float
     link_s: float
-    """Of it, what the cards exchange results in."""
+    """The part of `latency_s` that collectives take."""
     tokens_per_s: float
     regime: str
     fits: bool
     usd_per_million: float | None
-    """USD for a million tokens at this load; None without a price."""
+    """USD per million tokens at this batch, for all GPUs; None without a price."""
 
     @property
     def card_s_per_million(self) -> float:
-        """Seconds of a card that a million tokens take, all cards together."""
+        """GPU seconds per million tokens, summed over all GPUs."""
         return 1e6 * self.ranks / self.tokens_per_s
 
 
 @dataclass(frozen=True)
 class RankCell:
-    """One step over the numbers of cards, from one upwards."""
+    """The forecasts of one step by number of GPUs, ascending from one."""
 
     phase: Phase
     batch_size: int
@@ -225,16 +228,16 @@ class RankCell:
 
     @property
     def base(self) -> RankTime | None:
-        """The fewest cards that hold it; None: none of these numbers does."""
+        """The time on the fewest GPUs that the step fits; None if it fits none of these numbers."""
         return next((time for time in self.times if time.fits), None)
 
     def gain(self, time: RankTime) -> float:
-        """How many times as fast as on the fewest cards that hold it; NaN where it does not fit."""
+        """Speed relative to `base`; NaN if the step does not fit."""
         return self.base.latency_s / time.latency_s if self.base and time.fits else math.nan
 
     @property
     def worse_from(self) -> int | None:
-        """The fewest cards on which the step takes no less time than on the number before; None: it always gains."""
+        """The fewest GPUs on which the step is no faster than on the number before; None if it is always faster."""
         fitting = [time for time in self.times if time.fits]
         for before, after in itertools.pairwise(fitting):
             if after.latency_s * WORTH > before.latency_s:
@@ -244,7 +247,7 @@ class RankCell:
 
 @dataclass(frozen=True)
 class RanksAnswer:
-    """A forecast over the number of cards, with its basis and its error."""
+    """A forecast by number of GPUs, with its basis and its error."""
 
     source: str
     model: str
@@ -252,29 +255,32 @@ class RanksAnswer:
     on: str
     how: str
     links: tuple[str, ...]
-    """What the cards are linked by, a line for each number of them."""
+    """One sentence on the link for each number of GPUs."""
     link: str
-    """By name."""
+    """The link's name."""
     price: str
-    """Of a card, with its source; empty without one."""
+    """One sentence on the price of a GPU, with its source; empty without a price."""
     error: ForecastError
     cells: tuple[RankCell, ...]
     notes: tuple[str, ...] = ()
 
     def sentence(self, card: str) -> str:
-        """`Two H100 SXM over pcie5x16 give 1.04x at batch 1 and 1.7x at batch 64.`; of decode where there is one."""
+        """The gain of each number of GPUs, for decode if it was forecast.
+
+        For example `Two H100 SXM over pcie5x16 give 1.04x at batch 1 and 1.7x at batch 64.`
+        """
         phase = "decode" if any(cell.phase == "decode" for cell in self.cells) else "prefill"
         cells = [cell for cell in self.cells if cell.phase == phase]
-        # The longest context of the smallest and the largest batch that fit: where a second card matters most.
+        # The smallest and the largest batch that fit, at the longest context, where more GPUs matter most.
         fitting = [cell for cell in cells if cell.base is not None]
         if not fitting:
-            return f"No {phase} fits so many cards."
+            return f"No {phase} fits these numbers of cards."
         depth = max(cell.prompt_len or cell.context_len for cell in fitting)
-        of = sorted(
+        deepest = sorted(
             (cell for cell in fitting if (cell.prompt_len or cell.context_len) == depth),
             key=lambda cell: cell.batch_size,
         )
-        first, last = of[0], of[-1]
+        first, last = deepest[0], deepest[-1]
         lines = []
         for position, time in enumerate(first.times):
             if time.ranks == 1:
@@ -297,16 +303,14 @@ def _gain(cell: RankCell, time: RankTime) -> str:
     return f"{gain:.2f}x" if gain < 1.995 else f"{gain:.1f}x"
 
 
-def across(found: Sequence[tuple[int, Sequence[ForecastCell]]], usd_per_h: float | None) -> tuple[RankCell, ...]:
+def across(forecasts: Sequence[tuple[int, Sequence[ForecastCell]]], usd_per_h: float | None) -> tuple[RankCell, ...]:
     """Join the cells of several forecasts, one per number of GPUs, ascending; `usd_per_h` is the price of one GPU."""
     cells = []
-    for index, first in enumerate(found[0][1]):
+    for index, first in enumerate(forecasts[0][1]):
         times = []
-        for ranks, forecast in found:
+        for ranks, forecast in forecasts:
             cell = forecast[index]
-            usd = None
-            if usd_per_h is not None:
-                usd = 1e6 * ranks * usd_per_h / _SECONDS_AN_HOUR / cell.tokens_per_s
+            usd = None if usd_per_h is None else 1e6 * ranks * usd_per_h / _S_PER_HOUR / cell.tokens_per_s
             times.append(
                 RankTime(
                     ranks, cell.latency_s, cell.low_s, cell.high_s, cell.terms.get("link_s", 0.0), cell.tokens_per_s,

@@ -1,4 +1,4 @@
-"""Is a second card worth it: forecasts over the number of cards, against arithmetic."""
+"""Forecasts by number of GPUs, compared with arithmetic."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MESSAGES = 2 * 30 + 2
 
 @pytest.fixture(autouse=True, scope="module")
 def _read_once() -> Iterator[None]:
-    """Reading the run trains its forecast, which is the same in every test; its device is another one than this."""
+    """Reading the run fits its forecast, which is the same in every test; the run's device is not this one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cards, "run_facts", cache(cards.run_facts))
         patch.setattr(cards, "machine_of", lambda _: "this is another one")
@@ -69,7 +69,7 @@ def test_the_crossover_is_where_messages_cost_what_narrower_kernels_save() -> No
     assert "from 3 cards on: decode 1 x 128" in worse_lines([cell_of(f"{above},1e9")])[0]
 
 
-def test_two_h100_by_their_datasheet_are_told_in_a_sentence_with_a_cost() -> None:
+def test_two_h100_by_their_datasheet_have_a_sentence_and_a_cost() -> None:
     wanted = ForecastRequest(batch_sizes="1,64", prompt_lens="512")
     answer, card = forecast_ranks(
         "llama-3.1-8b", "H100 SXM", wanted, RankOptions("2", "pcie5x16", 2.0), TODAY, QuietListener()
@@ -87,12 +87,12 @@ def test_two_h100_by_their_datasheet_are_told_in_a_sentence_with_a_cost() -> Non
 @pytest.mark.parametrize(
     ("source", "on", "words"),
     [
-        (str(EPYC), "", "none was run (this is another one)"),
-        ("smollm2-135m", "epyc-zen4-2-threads", "the card's profile tells of its width"),
-        ("smollm2-135m", "H100 SXM", "by their published figures"),
+        (str(EPYC), "", "not replayed (this is another one)"),
+        ("smollm2-135m", "epyc-zen4-2-threads", "the card's profile has for their widths"),
+        ("smollm2-135m", "H100 SXM", "published figures"),
     ],
 )
-def test_it_is_told_how_narrower_kernels_are_known(source: str, on: str, words: str) -> None:
+def test_a_note_names_the_basis_of_a_ranks_kernels(source: str, on: str, words: str) -> None:
     wanted = ForecastRequest(batch_sizes="1", prompt_lens="64")
     answer, _ = forecast_ranks(source, on, wanted, RankOptions("3", "8,20"), TODAY, QuietListener())
     assert words in answer.notes[0]
@@ -110,7 +110,7 @@ def test_a_model_that_needs_two_cards_is_compared_from_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
+    ("options", "words"),
     [
         (RankOptions("3", ""), "needs --link"),
         (RankOptions("two", "8,20"), "give numbers of cards"),
@@ -120,14 +120,14 @@ def test_a_model_that_needs_two_cards_is_compared_from_there() -> None:
         (RankOptions("3", "8,20", -1.0), "--price -1"),
     ],
 )
-def test_what_cannot_be_told_is_refused(asked: RankOptions, words: str) -> None:
+def test_impossible_options_are_refused(options: RankOptions, words: str) -> None:
     with pytest.raises(RequestError, match=words):
-        forecast_ranks(str(EPYC), "", ForecastRequest(), asked, TODAY, QuietListener())
+        forecast_ranks(str(EPYC), "", ForecastRequest(), options, TODAY, QuietListener())
     assert parse_ranks("8,2,2") == (2, 8)
 
 
 def test_heads_that_do_not_divide_are_refused_before_anything_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """9 query heads in 3 and in 2, asked for on the device of the run: nobody waits 10 s for the first to be told."""
+    """9 query heads over 2 and 3 ranks, on the run's device: the error comes before the 10 s of replays."""
 
     def replayed(*_: object) -> str:
         raise AssertionError("replayed")
@@ -141,15 +141,15 @@ def test_heads_that_do_not_divide_are_refused_before_anything_is_replayed(monkey
 def test_a_run_of_packed_weights_or_of_several_ranks_is_no_basis(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(RequestError, match=r"are packed \(nf4\) and cannot be cut; give a run of the model as it is"):
+    with pytest.raises(RequestError, match=r"are packed \(nf4\) and cannot be split; use a run of the unquantised"):
         forecast_ranks(str(NF4), "", ForecastRequest(), RankOptions("3", "8,20"), TODAY, QuietListener())
     document = replace(read_document(EPYC), ranks=2)
     monkeypatch.setattr("profiler.forecast.command.read_document", lambda _: document)
-    with pytest.raises(RunError, match="holds one rank's share of 2: forecast a run on one card, with --tp"):
+    with pytest.raises(RunError, match="is a run of 2 ranks; use a run on one card"):
         forecast_ranks(str(tmp_path), "", ForecastRequest(), RankOptions("3", "8,20"), TODAY, QuietListener())
 
 
-def test_worse_is_told_among_the_numbers_that_fit() -> None:
+def test_worse_from_compares_only_numbers_that_fit() -> None:
     def time(ranks: int, seconds: float, fits: bool = True) -> RankTime:
         return RankTime(ranks, seconds, seconds, seconds, 0.0, 1 / seconds, "mixed", fits, None)
 

@@ -1,4 +1,4 @@
-"""A forecast that is checked: run here, held side by side, and kept for later forecasts."""
+"""`forecast --check`: cells are run here, compared with their forecast, and logged for later forecasts."""
 
 from __future__ import annotations
 
@@ -67,22 +67,24 @@ def test_checks_of_other_machines_and_torn_lines_are_left_out(tmp_path: Path, mo
     assert "2 checked cells, 1 of them inside" in line
 
 
-def foretold(phase: Phase, batch_size: int, prompt_len: int, context_len: int) -> ForecastCell:
+def forecast_cell(phase: Phase, batch_size: int, prompt_len: int, context_len: int) -> ForecastCell:
     return ForecastCell(phase, batch_size, prompt_len, context_len, 1.0, 0.9, 1.1, 1.0, "memory-bound", "measured")
 
 
 def test_only_cells_of_up_to_65536_tokens_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of prompts of 32 and 1,024 and caches of 16 and 1,024 tokens, at batches of 1 and 128: 1,024 x 128 is 131,072,
-    whichever way the cache is filled, though the length and the batch are each of a cell that is run."""
+    """Prompts of 32 and 1,024 and caches of 16 and 1,024 tokens, at batches of 1 and 128.
+
+    1,024 x 128 is 131,072 tokens, which is not run, although other cells have that length or that batch.
+    """
     cells = tuple(
         cell
         for batch in (1, 128)
         for length in (32, 1024)
-        for cell in (foretold("prefill", batch, length, 0), foretold("decode", batch, length, length + 4))
+        for cell in (forecast_cell("prefill", batch, length, 0), forecast_cell("decode", batch, length, length + 4))
     )
-    cells += tuple(foretold("decode", batch, 0, context + 4) for batch in (1, 128) for context in (16, 1024))
-    told = ForecastError(None, None, 0, "")
-    answer = Answer("a run", "smollm2-135m", "float32", "a CPU", "", told, None, cells)
+    cells += tuple(forecast_cell("decode", batch, 0, context + 4) for batch in (1, 128) for context in (16, 1024))
+    error = ForecastError(None, None, 0, "")
+    answer = Answer("a run", "smollm2-135m", "float32", "a CPU", "", error, None, cells)
     tried: list[Cell] = []
 
     class Swept(Exception):  # noqa: N818  it ends the check where the sweep would begin

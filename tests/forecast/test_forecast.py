@@ -1,4 +1,4 @@
-"""Forecasts against runs: counts from config.json alone, held-out cells, a planted device, and what cannot be told."""
+"""Forecasts compared with runs: counts from config.json, held-out cells, a simulated device, and refusals."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ QUIET = Path(__file__).parents[1] / "data" / "forecast" / "smollm2-135m-zen4-flo
 
 @pytest.fixture(scope="module")
 def known() -> RunFacts:
-    """A run of SmolLM2-135M on two cores of an EPYC, of 32 cells; only its folder is left."""
+    """A run of SmolLM2-135M on two cores of an EPYC with 32 cells, read from its folder."""
     return run_facts(REFERENCE / "smollm2-135m-epyc")
 
 
 def test_cells_are_counted_from_the_config_alone(known: RunFacts) -> None:
-    """The walk on the meta device agrees with what the run's loaded model was counted to be, to the last byte."""
+    """The count of the model on the meta device equals that of the run's loaded model to the byte."""
     columns = {column.operator: column for column in known.trained.measured.demanded.columns}
     for index, key in enumerate(known.facts.grid.keys):
         for item in known.facts.operators[key]:
@@ -49,7 +49,7 @@ def test_cells_are_counted_from_the_config_alone(known: RunFacts) -> None:
 
 
 def test_the_model_is_the_split() -> None:
-    """At the measured cells the terms are those that the run is judged by: what these leave is the residual."""
+    """At the measured cells the terms equal those of the run's judgement."""
     known = run_facts(QUIET)
     terms = known.trained.fitted.terms(known.trained.measured.demanded)
     results = {result.key: result for result in judge_run(known.facts).cells}
@@ -66,7 +66,7 @@ def test_the_model_is_the_split() -> None:
 
 
 def test_held_out_cells_are_not_seen(known: RunFacts) -> None:
-    """A cell that is forecast from the others is forecast the same whatever its own time was."""
+    """The forecast of a held-out cell does not depend on its measured time."""
     measured, device = known.trained.measured, known.trained.fitted.device
     group = np.array([5])
     absurd = replace(measured, latency_s=np.where(np.arange(len(measured)) == 5, 1e3, measured.latency_s))
@@ -87,7 +87,7 @@ def test_the_intervals_of_a_real_run_hold_nine_in_ten_of_what_they_have_not_seen
 def planted(
     known: RunFacts, noise: float = 0.0, overlaps: bool = False
 ) -> tuple[MeasuredCells, DeviceRates, Callable[[Any], Any]]:
-    """The same cells on a made device: every kernel at 40 % of its roof, the whole step 7 % above its split."""
+    """The same cells on a simulated device: kernels at 40 % of their roof, steps 7 % above the sum of their terms."""
     device = replace(known.trained.fitted.device, overlaps=overlaps)
     demanded = known.trained.measured.demanded
     rates = {column.operator: device.ceilings.compute_flops_per_s(column.dtype) for column in demanded.columns}
@@ -116,7 +116,7 @@ def planted(
 
 @pytest.mark.parametrize("overlaps", [False, True])
 def test_a_planted_device_is_forecast_where_nobody_measured(known: RunFacts, overlaps: bool) -> None:
-    """Trained on 8 of 32 cells: the other 24, and batches and contexts four times beyond them."""
+    """Fitted to 8 of 32 cells: forecasts of the other 24, and of batches and contexts four times larger."""
     measured, device, truth = planted(known, overlaps=overlaps)
     steps = measured.demanded.steps
     chosen = np.flatnonzero(np.isin(steps.batch, (1, 4)) & np.isin(steps.prompt_len, (64, 256)))
@@ -131,11 +131,11 @@ def test_a_planted_device_is_forecast_where_nobody_measured(known: RunFacts, ove
     assert np.median(off) < 0.05
 
 
-def test_noise_is_told_as_error_and_widens_the_interval(known: RunFacts) -> None:
+def test_noise_is_reported_as_error_and_widens_the_interval(known: RunFacts) -> None:
     quiet, device, _ = planted(known, noise=0.005)
     loud, _, _ = planted(known, noise=0.05)
-    told = [held_out(measured, device, one_at_a_time(measured)) for measured in (quiet, loud)]
-    assert told[0].median < 0.01 < 0.02 < told[1].median < 0.08
+    errors = [held_out(measured, device, one_at_a_time(measured)) for measured in (quiet, loud)]
+    assert errors[0].median < 0.01 < 0.02 < errors[1].median < 0.08
     wanted = StepArrays.of(make_grid("200", "3", 32).keys)
     widths = []
     for measured in (quiet, loud):
@@ -152,7 +152,7 @@ def test_extremes_are_left_out_together(known: RunFacts) -> None:
     assert {tuple(sorted(set(measured.demanded.steps.batch[group]))) for group in groups} == {(8,), (1, 2, 4, 8)}
 
 
-def test_what_carries_a_forecast_beyond_the_grid_is_told() -> None:
+def test_assumptions_of_a_forecast_beyond_the_grid_are_named() -> None:
     answer = forecast_run(REFERENCE / "smollm2-135m-epyc", ForecastRequest(prompt_lens="100,4096", batch_sizes="2,64"))
     by = {(cell.phase, cell.batch_size, cell.prompt_len): cell for cell in answer.cells}
     assert by["decode", 2, 100].basis == BETWEEN_CELLS
@@ -165,7 +165,7 @@ def test_what_carries_a_forecast_beyond_the_grid_is_told() -> None:
 
 
 def test_out_of_memory_is_a_forecast() -> None:
-    """Llama's cache of SmolLM2-135M is 2 x 3 heads x 64 x 30 layers x 4 bytes = 92,160 bytes a token."""
+    """The cache of SmolLM2-135M is 2 x 3 heads x 64 x 30 layers x 4 bytes = 92,160 bytes per token."""
     answer = forecast_run(REFERENCE / "smollm2-135m-epyc", ForecastRequest(prompt_lens="8000", batch_sizes="1,4000"))
     assert {(cell.batch_size, cell.fits) for cell in answer.cells} == {(1, True), (4000, False)}
     assert 4000 * 8000 * 92_160 > 2e12
@@ -187,13 +187,15 @@ def test_another_form_is_forecast_only_where_it_was_tried() -> None:
     both = zip(plain.cells, tried.cells, strict=True)
     ratios = {before.phase: after.latency_s / before.latency_s for before, after in both}
     assert ratios["decode"] < 0.95
-    with pytest.raises(RequestError, match=r"no basis for nf4 in every phase.*it tried bfloat16, int4wo, nf4"):
+    with pytest.raises(
+        RequestError, match=r"no basis for nf4 in every requested phase.*bfloat16, int4wo, nf4"
+    ):
         forecast_run(run, ForecastRequest(quant="nf4"))
 
 
 @pytest.mark.timing
 def test_100_000_cells_take_under_a_second(known: RunFacts) -> None:
-    """Once the model is walked: 0.4 s on two busy cores. Held against 100 of them, so that any machine can tell."""
+    """Without the count of the model: 0.4 s on two busy cores. The test compares with 100 cells, so any machine will do."""
     count, rng = 100_000, np.random.default_rng(0)
     prefill = rng.random(count) < 0.5
     steps = StepArrays(
@@ -210,7 +212,7 @@ def test_100_000_cells_take_under_a_second(known: RunFacts) -> None:
             known.trained.bounds(known.forecast(some))
             each.append(time.process_time() - start)
         spent.append(min(each))
-    # A thousand times as many; what is done once for all of them costs a few of their milliseconds.
+    # There are a thousand times as many cells, but some work is done once for all of them.
     assert spent[1] < 500 * spent[0]
 
 
@@ -243,8 +245,7 @@ def test_the_screen_says_its_error_first(roofscope: Callable[..., Any], tmp_path
     assert "over 32 cells that it had not seen" in text
     assert max(map(len, outcome.out.splitlines())) <= 100
     assert picture.stat().st_size > 20_000
-    told = roofscope("forecast", str(REFERENCE / "smollm2-135m-epyc"), "--format", "json")
-    document = json.loads(told.out)
+    document = json.loads(roofscope("forecast", str(REFERENCE / "smollm2-135m-epyc"), "--format", "json").out)
     assert document["error"]["cells"] == 32
     assert {"phase", "batch_size", "prompt_len", "context_len", "latency_s", "low_s", "high_s", "basis"} <= set(
         document["cells"][0]
@@ -255,5 +256,5 @@ def test_a_folder_without_its_config_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(REFERENCE / "smollm2-135m-zen4", folder)
     (folder / "config.json").unlink()
-    with pytest.raises(RequestError, match=r"no config\.json"):
+    with pytest.raises(RequestError, match=r"no readable config\.json"):
         run_facts(folder)

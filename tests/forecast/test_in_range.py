@@ -1,4 +1,4 @@
-"""Forecasts on cards that nobody profiled: never below what the step must execute there, and as `rent` has them."""
+"""Forecasts on GPUs without a profile: at least the lower bound of the datasheet, and equal to those of `rent`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def cell(answer: Answer, phase: str) -> ForecastCell:
 
 
 def test_float32_runs_under_the_peak_of_float32() -> None:
-    """Llama-3.1-8B, 512 tokens: 2 FLOPs for each of the 6.979 B weights of its layers and token, and the triangle."""
+    """Llama-3.1-8B, 512 tokens: 2 FLOPs per token for each of the 6.979 B weights of its layers, and the triangle."""
     wanted = ForecastRequest(prompt_lens="512", batch_sizes="1", dtype="float32")
     answer = forecast_on("llama-3.1-8b", CARD, wanted)
     flops = 2 * 6.979e9 * 512 + 32 * 2 * 32 * (128 + 128) * 512 * 513 / 2
@@ -37,33 +37,33 @@ def test_float32_runs_under_the_peak_of_float32() -> None:
 
 
 def test_what_a_format_leaves_dense_is_in_16_bits() -> None:
-    """Gemma-2's checkpoint is in float32; nobody packs its linears and keeps the rest in it."""
+    """Gemma-2's checkpoint is in float32, which is not used for the rest of a model with packed linears."""
     assert forecast_on("gemma-2-9b", CARD, ForecastRequest(quant="nf4")).precision == "bfloat16, nf4"
     assert forecast_on("gpt-oss-20b", CARD, ForecastRequest()).precision == "bfloat16, mxfp4"
 
 
 def test_a_cache_that_is_copied_is_moved_thrice_here_as_in_rent() -> None:
-    """64 x 2064 tokens of 131,072 bytes each beside 15.0 GB of weights: at least 33 ms at the datasheet's bandwidth."""
-    found = cell(forecast_on("llama-3.1-8b", CARD, ForecastRequest("2048", "64", new_tokens=32)), "decode")
-    assert found.context_len == 2064
+    """64 x 2064 tokens of 131,072 bytes each and 15.0 GB of weights: at least 33 ms at the datasheet's bandwidth."""
+    decode = cell(forecast_on("llama-3.1-8b", CARD, ForecastRequest("2048", "64", new_tokens=32)), "decode")
+    assert decode.context_len == 2064
     at_least = (15.0e9 + 3 * 64 * 2064 * 131_072) / BYTES_PER_S
-    assert found.low_s > at_least > 32e-3
+    assert decode.low_s > at_least > 32e-3
     [offer] = rent("llama-3.1-8b", RentRequest(2048, 32, 64, cards=CARD), date(2026, 11, 20)).offers
     assert offer.tpot_s is not None
-    assert (found.low_s, found.latency_s, found.high_s) == pytest.approx(offer.tpot_s.ends)
+    assert (decode.low_s, decode.latency_s, decode.high_s) == pytest.approx(offer.tpot_s.ends)
 
 
 def test_a_latent_that_is_expanded_again_costs_its_products() -> None:
     """DeepSeek-V2-Lite: 27 layers expand the latents (512) of 64 x 2064 tokens to 16 heads of 256 in every step."""
-    found = cell(forecast_on("deepseek-v2-lite", CARD, ForecastRequest("2048", "64", new_tokens=32)), "decode")
+    decode = cell(forecast_on("deepseek-v2-lite", CARD, ForecastRequest("2048", "64", new_tokens=32)), "decode")
     tokens = 64 * 2064
     expanded_flops = 27 * 2 * 512 * 16 * 256 * tokens
     # What is expanded is written (16 x 256), then keys and values are written out by head (192 + 128) and read.
     moved_bytes = 27 * 2 * tokens * (16 * 256 + 2 * 16 * 320 + 3 * 576)
-    assert found.low_s > max(expanded_flops / 312e12, moved_bytes / BYTES_PER_S) > 40e-3
+    assert decode.low_s > max(expanded_flops / 312e12, moved_bytes / BYTES_PER_S) > 40e-3
     [offer] = rent("deepseek-v2-lite", RentRequest(2048, 32, 64, cards=CARD), date(2026, 11, 20)).offers
     assert offer.tpot_s is not None
-    assert (found.low_s, found.latency_s, found.high_s) == pytest.approx(offer.tpot_s.ends)
+    assert (decode.low_s, decode.latency_s, decode.high_s) == pytest.approx(offer.tpot_s.ends)
 
 
 def test_no_figure_of_a_mixture_is_behind_a_range() -> None:

@@ -1,4 +1,4 @@
-"""A rank's narrower linears, replayed beside the whole ones: planted times, what is made of them, where it is not."""
+"""A rank's linears, replayed in turn with the whole ones: planted times, their effect, and refusals."""
 
 from __future__ import annotations
 
@@ -36,39 +36,36 @@ LAYERS = 30
 
 
 def in_turn(key: CellKey, **shares: float) -> tuple[Replays, Replays]:
-    """A linear that takes 2 ms whole, and so much of that on a rank."""
+    """Replays of linears that take 2 ms whole, and `shares` of that on a rank."""
     names = {"gate": GATE, "head": HEAD}
     whole = Replays((key,), tuple(Replay(names[name], (2e-3,)) for name in shares))
     return whole, Replays((key,), tuple(Replay(names[name], (2e-3 * share,)) for name, share in shares.items()))
 
 
 def test_a_rank_takes_of_the_runs_own_time_what_both_take_here_of_each_other() -> None:
-    """Half at 1 row and 0.8 at 16: between them straight in logarithms, beyond them level; each phase by itself."""
-    known = run_facts(EPYC)
+    """0.5 at 1 row and 0.8 at 16: log-linear between them, constant beyond them, and separate for each phase."""
+    basis = run_facts(EPYC)
+    fitted = basis.trained.fitted
     cells = [Cell(batch, 128, 32) for batch in (1, 4, 16, 32)]
     keys = [CellKey("decode", cell) for cell in cells] + [CellKey("prefill", cells[0])]
     steps = StepArrays.of(keys)
-    told = [in_turn(keys[0], gate=0.5), in_turn(keys[2], gate=0.8)]
-    found = shard_times(known.trained.fitted, known.demanded(steps), keys, told)
-    [column] = [column for column in known.demanded(steps).columns if column.operator == GATE]
-    whole_s = known.trained.fitted.kernels.seconds(column, steps, np.zeros(len(steps)))
-    kept_s = found.whole.seconds(column, steps, np.zeros(len(steps)))
-    alone_s = found.alone_s[GATE]
-    between = known.demanded(steps)
-    bare = shard_times(known.trained.fitted, between, keys, [in_turn(keys[0], gate=1.0)]).alone_s[GATE]
-    assert alone_s[:4] / bare[:4] == pytest.approx([0.5, np.sqrt(0.5 * 0.8), 0.8, 0.8])
-    assert np.isnan(alone_s[4]), "no prefill was replayed"
+    demanded = basis.demanded(steps)
+    replays = [in_turn(keys[0], gate=0.5), in_turn(keys[2], gate=0.8)]
+    shard = shard_times(fitted, demanded, keys, replays)
+    gate, head = (next(column for column in demanded.columns if column.operator == name) for name in (GATE, HEAD))
+    whole_s = shard.whole.seconds(gate, steps, np.zeros(len(steps)))
+    shard_s = shard.alone_s[GATE]
+    unscaled_s = shard_times(fitted, demanded, keys, [in_turn(keys[0], gate=1.0)]).alone_s[GATE]
+    assert shard_s[:4] / unscaled_s[:4] == pytest.approx([0.5, np.sqrt(0.5 * 0.8), 0.8, 0.8])
+    assert np.isnan(shard_s[4]), "no prefill was replayed"
     assert whole_s is not None
-    assert kept_s is not None
-    assert found.seconds(column, steps, np.zeros(len(steps)))[4] == kept_s[4]  # type: ignore[index]
+    assert shard.seconds(gate, steps, np.zeros(len(steps)))[4] == whole_s[4]  # type: ignore[index]
     roofs_s = np.full(len(steps), 1.0)
-    assert found.seconds(column, steps, roofs_s)[0] == 1.0, "nothing is faster than its roof"  # type: ignore[index]
-    heads = next(column for column in between.columns if column.operator == HEAD)
-    assert found.seconds(heads, steps, roofs_s) == pytest.approx(found.whole.seconds(heads, steps, roofs_s))
-    phased = shard_times(
-        known.trained.fitted, between, keys, [in_turn(keys[0], head=0.5), in_turn(keys[4], head=3.0)]
-    ).alone_s[HEAD]
-    assert phased[4] / phased[0] == pytest.approx(6.0, rel=0.5), "one row each, of a decode step and of a prefill"
+    assert shard.seconds(gate, steps, roofs_s)[0] == 1.0, "nothing is faster than its roof"  # type: ignore[index]
+    assert shard.seconds(head, steps, roofs_s) == pytest.approx(shard.whole.seconds(head, steps, roofs_s))
+    by_phase = shard_times(fitted, demanded, keys, [in_turn(keys[0], head=0.5), in_turn(keys[4], head=3.0)])
+    head_s = by_phase.alone_s[HEAD]
+    assert head_s[4] / head_s[0] == pytest.approx(6.0, rel=0.5), "one row each, of a decode step and of a prefill"
 
 
 @pytest.mark.parametrize(
@@ -76,26 +73,26 @@ def test_a_rank_takes_of_the_runs_own_time_what_both_take_here_of_each_other() -
     [
         ({"name": "Another CPU"}, "and the run was on Another CPU"),
         ({"threads": 77}, "threads?, and the run had 77"),
-        ({"compute_capability": "NEON"}, "and the run did with NEON"),
+        ({"compute_capability": "NEON"}, "and the run had NEON"),
         ({"kind": "cuda", "name": "H100"}, "this torch is a CPU build|no CUDA device answers"),
     ],
 )
-def test_linears_are_replayed_on_the_device_of_the_run_alone(changed: dict[str, Any], words: str) -> None:
+def test_linears_are_replayed_only_on_the_device_of_the_run(changed: dict[str, Any], words: str) -> None:
     info = HOST.info
     own = replace(
         read_document(EPYC).device, name=info.name, threads=info.threads, compute_capability=info.compute_capability
     )
-    found = machine_of(own)
-    assert not isinstance(found, str)
-    assert found.info == info
-    why = machine_of(replace(own, **changed))
-    assert isinstance(why, str)
-    assert re.search(words, why)
+    machine = machine_of(own)
+    assert not isinstance(machine, str)
+    assert machine.info == info
+    reason = machine_of(replace(own, **changed))
+    assert isinstance(reason, str)
+    assert re.search(words, reason)
 
 
-def test_so_many_layers_are_made_as_no_cache_keeps_of_the_share() -> None:
-    """SmolLM2-135M in three: a layer of the share holds 4 x 1.18 MB; of 2 MiB as a cache's end twice that is one
-    layer, of 8 MiB it is four."""
+def test_the_share_has_more_layers_than_a_cache_holds() -> None:
+    """SmolLM2-135M over three ranks: a layer of the share has 4 x 1.18 MB. Twice a cache of 2 MiB is one layer, twice
+    8 MiB is four."""
     document = read_document(EPYC)
     share = meta_model_of(EPYC, document)
     walk_rank(share, 3)
@@ -115,16 +112,16 @@ def test_cut_weights_cannot_be_trained_and_whole_ones_can() -> None:
     whole, share = meta_model_of(EPYC, document), meta_model_of(EPYC, document)
     walk_rank(share, 3)
     trained_alike(whole, share)
-    held = dict(share.named_parameters())
-    assert not held["model.layers.0.mlp.gate_proj.weight"].requires_grad
-    assert held["model.layers.0.input_layernorm.weight"].requires_grad
+    params = dict(share.named_parameters())
+    assert not params["model.layers.0.mlp.gate_proj.weight"].requires_grad
+    assert params["model.layers.0.input_layernorm.weight"].requires_grad
 
 
-def test_planted_linears_of_half_the_width_are_what_the_forecast_tells(
+def test_planted_times_of_linears_of_half_the_width_are_in_the_forecast(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, roofscope: Callable[..., Any]
 ) -> None:
-    """Linears whose time is planted as 1 ms whole and 0.75 ms in half the width, on a model of 2 x 7 of them and a
-    head: a rank's step takes 15 x 0.25 ms less, but for what else is cut in half, next to nothing."""
+    """Linears take a planted 1 ms whole and 0.75 ms in half the width. The model has 2 x 7 of them and a head, so a
+    rank's step takes 15 x 0.25 ms less; the other parts that are split are negligible."""
     whole_shapes = set(linear_modules(_tiny(tiny_folder)))
 
     def planted(linears: Mapping[Any, Sequence[Any]], *_: object, **__: object) -> dict[Any, tuple[float, ...]]:
@@ -135,15 +132,16 @@ def test_planted_linears_of_half_the_width_are_what_the_forecast_tells(
         str(tiny_folder), prompt_lens=[8], batch_sizes=[1, 2], new_tokens=8, budget_s=0.5, no_levers=True, device="cpu",
         out=tmp_path / "run",
     )  # fmt: skip
-    listener = Told()
+    listener = StageListener()
     wanted, free = ForecastRequest(prompt_lens="8", batch_sizes="1"), RankOptions("2", "0,1e9")
     answer, _ = forecast_ranks(str(tmp_path / "run"), "", wanted, free, TODAY, listener)
-    assert listener.stages == ["replaying linears of one of 2 ranks beside whole ones, 10.0 s"]
+    [stage] = listener.stages
+    assert "one of 2 ranks" in stage
     assert answer.notes[0].startswith("A rank's linears were replayed here")
-    known = run_facts(tmp_path / "run")
+    basis = run_facts(tmp_path / "run")
     decode = next(cell for cell in answer.cells if cell.phase == "decode")
     steps = StepArrays.of([CellKey("decode", Cell(1, 8, 8))])
-    forecast = known.forecast(steps)
+    forecast = basis.forecast(steps)
     unexplained = float(forecast.latency_s[0] / forecast.terms.total_s[0])
     saved_s = decode.times[0].latency_s - decode.times[1].latency_s
     assert saved_s / unexplained == pytest.approx(15 * 0.25e-3, rel=0.02)
@@ -151,14 +149,14 @@ def test_planted_linears_of_half_the_width_are_what_the_forecast_tells(
     monkeypatch.setattr(ForeignLoad, "cores", lambda _: 64.0)
     printed = roofscope("forecast", str(tmp_path / "run"), "--tp", "2,4", "--link", "pcie4x16", "--plain")
     assert printed.code == 0, printed.err
-    assert [line.split()[5] for line in printed.err.splitlines()] == ["2", "4"], "each number of ranks is told"
+    assert [line.split()[5] for line in printed.err.splitlines()] == ["2", "4"], "each number of ranks is reported"
     words = " ".join(printed.out.split())
     assert "A rank's linears were replayed here" in words
     assert "Meanwhile others keep 64.0 of" in words
 
 
-class Told(QuietListener):
-    """Keeps what is said."""
+class StageListener(QuietListener):
+    """Records the stages."""
 
     def __init__(self) -> None:
         self.stages: list[str] = []
