@@ -187,15 +187,13 @@ def test_another_form_is_forecast_only_where_it_was_tried() -> None:
     both = zip(plain.cells, tried.cells, strict=True)
     ratios = {before.phase: after.latency_s / before.latency_s for before, after in both}
     assert ratios["decode"] < 0.95
-    with pytest.raises(
-        RequestError, match=r"no basis for nf4 in every requested phase.*bfloat16, int4wo, nf4"
-    ):
+    with pytest.raises(RequestError, match=r"no basis for nf4 in every requested phase.*bfloat16, int4wo, nf4"):
         forecast_run(run, ForecastRequest(quant="nf4"))
 
 
 @pytest.mark.timing
 def test_100_000_cells_take_under_a_second(known: RunFacts) -> None:
-    """Without the count of the model: 0.4 s on two busy cores. The test compares with 100 cells, so any machine will do."""
+    """Without the count of the model: 0.4 s on two busy cores. Compared with 100 cells, on any machine."""
     count, rng = 100_000, np.random.default_rng(0)
     prefill = rng.random(count) < 0.5
     steps = StepArrays(
