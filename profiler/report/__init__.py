@@ -1,1 +1,1 @@
-"""What people look at, rendered from a run folder alone: tables, pictures, pages."""
+"""Terminal output, pages, tables and pictures, rendered from a run folder only."""

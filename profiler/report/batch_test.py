@@ -1,4 +1,4 @@
-"""The batch-doubling test on the screen."""
+"""Terminal output of the batch-doubling test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from profiler.units import duration, significant
 
 
 def print_doubling(run: Run, phase: Phase, console: Console) -> None:
-    """Print the batch series of a run: what it says first, then every doubling."""
+    """Print the batch series of a run: its conclusions, then a row per doubling."""
     series = [test for test in run.document.scaling if test.axis == "batch" and test.fixed["phase"] == phase]
     console.print()
     for test in series:
@@ -55,7 +55,7 @@ def _size(result: CellResult) -> list[str]:
 
 
 def slope_texts(step: Doubling) -> list[str]:
-    """Gain, slope, its interval, the slopes that bytes and FLOPs predict, and what that speaks for."""
+    """Return gain, slope, interval, the slopes that bytes and FLOPs predict, and the regime that the slope supports."""
     return [
         f"{step.gain:.2f}x",
         f"{step.slope:.2f}",

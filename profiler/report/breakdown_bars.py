@@ -11,7 +11,7 @@ from profiler.report.selection import spanning
 from profiler.units import percent
 
 WORTH_SHOWING = 0.01
-"""Of a cell's time: less is not worth a word."""
+"""Share of a cell's time below which a term is not mentioned."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class BreakdownBar:
-    """A cell's time as its terms."""
+    """The time of one cell, divided into its terms."""
 
     result: CellResult
     segments: tuple[Segment, ...]
@@ -46,18 +46,18 @@ class BreakdownBar:
 
     @property
     def below_zero(self) -> str:
-        """The term furthest below zero, in words; empty where none is."""
+        """The most negative term with its share, as text; empty where none is below zero."""
         least = min(self.segments, key=lambda segment: segment.share)
         return f"{least.name} {percent(least.share)}" if least.share <= -WORTH_SHOWING else ""
 
 
 def breakdown_bars(results: Sequence[CellResult], most_a_phase: int) -> list[BreakdownBar]:
-    """Each measured cell's bar; of many cells those that span them."""
+    """Return a bar per measured cell, at most `most_a_phase` per phase, evenly picked from the first to the last."""
     return [BreakdownBar(result, tuple(_segments(result))) for result in spanning(results, most_a_phase)]
 
 
 def terms_of(bars: Sequence[BreakdownBar]) -> list[str]:
-    """The terms that any of these bars shows, in their order."""
+    """Return the terms that occur in any of these bars, in the order of TERM_NAMES."""
     shown = {segment.term for bar in bars for segment in bar.segments if abs(segment.share) > 0}
     return [term for term in TERM_NAMES if term in shown]
 

@@ -1,4 +1,4 @@
-"""The screen of `count`: totals, groups, operators, GPUs, and the cross-check."""
+"""Terminal output of `count`: totals, groups, operators, GPUs, and the cross-check."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def print_count(counted: StepCount, console: Console) -> None:
 
 
 def count_csv(counted: StepCount) -> str:
-    """The operators as CSV, numbers in full."""
+    """Return the operators as CSV, with unrounded numbers."""
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, _OPERATOR_COLUMNS, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
@@ -86,13 +86,13 @@ def _totals(counted: StepCount) -> list[str]:
 
 
 def _as_published(form: str) -> str:
-    """MXFP4 is that of a mixture's experts alone; of other forms what is left dense differs."""
+    """MXFP4 covers only the experts of a mixture; in other formats, the layers left dense differ by checkpoint."""
     return f"{'experts' if form == 'mxfp4' else 'weights'} as published: {form.upper()}"
 
 
 def _dequantised(file: Gguf, dtype: str) -> str:
-    kept = " where it has no kernel for the device" if file.kept_by_kernels else ""
-    return f"dequantised from {file.name} to {dtype}, as transformers loads it{kept}"
+    condition = " where it has no kernel for the device" if file.kept_by_kernels else ""
+    return f"dequantised from {file.name} to {dtype}, as transformers loads it{condition}"
 
 
 def _groups(operators: Sequence[tuple[Operator, Work]]) -> Table:
@@ -147,7 +147,7 @@ def _gemms(rows: Sequence[GemmShape]) -> Table:
 
 
 def _print_cards(cards: Sequence[CardFloor], dtype: str, console: Console) -> None:
-    """A table of the cards that can hold the step, and a line for each that cannot."""
+    """Print a table of the GPUs that the step fits, and a line for each other one."""
     table = _table("GPU", "ridge FLOP/byte", "floor", "bound by")
     for card in cards:
         if card.floor_s is not None and card.ridge_flops_per_byte is not None:

@@ -25,11 +25,11 @@ _SHOWN = frozenset(
         "source",
     }
 )
-"""Columns of a datasheet that `gpus_table` shows, and where all of them come from."""
+"""Columns of a datasheet that `gpus_table` shows, and their source."""
 
 
 def gpus_table(gpus: Sequence[Datasheet]) -> Table:
-    """Every datasheet: memory, bandwidth, dense peaks, and the ridge of 16-bit products."""
+    """Return a row per datasheet: memory, bandwidth, dense peaks, and the ridge point of 16-bit matmuls."""
     table = plain_table("GPU", "year")
     for name in ("memory", "bandwidth", "fp32", "16 bit", "fp8", "int8", "ridge", "TDP"):
         table.add_column(name, justify="right")
@@ -51,7 +51,7 @@ def gpus_table(gpus: Sequence[Datasheet]) -> Table:
 
 
 def ceilings_table(ceilings: Ceilings, datasheet_per_s: Mapping[str, float | None]) -> Table:
-    """The measured roofs of one device, with quartiles and the datasheet beside them.
+    """The measured roofs of one device, with quartiles and the datasheet's values.
 
     `datasheet_per_s` has FLOP/s by dtype and bytes/s as `bandwidth`; it is empty where there is no datasheet.
     """

@@ -24,12 +24,12 @@ _DENSE = tuple(UNQUANTISED + dtype for dtype in _DTYPES)
 _EXPERTS = ("grouped_mm experts", "batched_mm experts", "eager experts")
 _KERNELS = tuple(f"{name} attention" for name in ("math", "flash", "memory-efficient", "cudnn"))
 _MASKED = (PADDING_MASK, *(f"{PADDING_MASK} and {name}" for name in _KERNELS))
-# A dtype whose products stay below this share of float32's has no units of its own.
+# A dtype whose matmul throughput is below this share of float32's is emulated.
 _EMULATED_SHARE = 0.9
 
 
 def ran_rows(run: Run) -> list[tuple[str, str, str]]:
-    """Part, what ran, and what its alternatives save or cost in the cell that `trial_cell` names."""
+    """Return part, execution path, and the time its variants save or cost in the cell of `trial_cell`."""
     model, first = run.model, _first_tried(run)
     rows = [("arithmetic", _arithmetic(run), _instead(first, *_DTYPES))]
     seen = first_engine(run) not in run.document.engine.owned
@@ -59,7 +59,7 @@ def ran_rows(run: Run) -> list[tuple[str, str, str]]:
 
 
 def _owned(item: OwnedModel) -> str:
-    """What an engine holds that owns its model, and how it went."""
+    """Return version, memory and load time of an engine that owns its model."""
     return (
         f"{item.version}, {item.how}; {scaled(item.weight_bytes, 'B')} of weights;"
         f" {scaled(item.cache_bytes, 'B')} reserved for {item.cache_tokens} tokens in blocks of {item.block_tokens},"
@@ -69,15 +69,15 @@ def _owned(item: OwnedModel) -> str:
 
 
 def trial_cell(run: Run) -> str:
-    """The cell that the last column speaks of; empty where nothing was tried."""
+    """Return the name of the cell in which variants were tried; empty without trials."""
     first = _first_tried(run)
     return first.key.name if first else ""
 
 
 def _first_tried(run: Run) -> CellEvidence | None:
-    """The smallest decode step that something was tried in, or the smallest prefill."""
-    found = [item for item in evidence_of(run).values() if any(lever.basis == "tried" for lever in item.levers)]
-    return min(found, key=lambda item: (item.phase == "prefill", item.batch_size, item.prompt_len), default=None)
+    """Return the smallest decode step with a tried variant, or else the smallest such prefill."""
+    candidates = [item for item in evidence_of(run).values() if any(lever.basis == "tried" for lever in item.levers)]
+    return min(candidates, key=lambda item: (item.phase == "prefill", item.batch_size, item.prompt_len), default=None)
 
 
 def _arithmetic(run: Run) -> str:
@@ -109,7 +109,7 @@ def _caches(run: Run) -> Iterator[str]:
 
 
 def _of_first_engine(run: Run, name: str) -> bool:
-    """Whether a path, named by engine and phase (by its phase alone in old runs), is one of the first engine."""
+    """Return whether a path belongs to the first engine; old runs name paths by their phase only."""
     engine, _, phase = name.rpartition(" ")
     return bool(phase) and engine in ("", run.document.asked.engines[0])
 

@@ -12,7 +12,7 @@ from profiler.units import escape_formula
 
 
 def _csv(frame: pd.DataFrame) -> bytes:
-    """No text of it is a formula to a spreadsheet."""
+    """Return the frame as CSV, with texts escaped so that no spreadsheet reads one as a formula."""
     texts = {name: frame[name].map(_no_formula) for name in frame.columns if frame[name].dtype.kind not in "biuf"}
     return frame.assign(**texts).to_csv(index=False).encode()
 
@@ -76,7 +76,7 @@ TOKENS_TABLE_COLUMNS = (
 
 
 def tokens_table(run: Run) -> pd.DataFrame:
-    """The columns of the tokens-per-second table, one row a phase and cell, as numbers with their units in names."""
+    """The columns of the tokens-per-second table, one row per phase and cell, as numbers with their units in names."""
     return run.cells[list(TOKENS_TABLE_COLUMNS)]
 
 
@@ -95,7 +95,7 @@ def _markdown_cell(value: object) -> str:
 
 
 def markdown_text(text: str) -> str:
-    """A text as Markdown shows it: no element, link, picture, code or end of a table's cell begins in it."""
+    """Escape a text for Markdown: it starts no element, link, picture or code, and ends no table cell."""
     return text.replace("\\", "\\\\").translate(_MARKDOWN)
 
 

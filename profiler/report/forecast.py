@@ -1,4 +1,4 @@
-"""A forecast as sentences and rows, for the screen and for JSON."""
+"""Sentences, tables and JSON of a forecast."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _share(share: float) -> str:
 
 
 def answer_sentences(answer: Answer) -> list[str]:
-    """The forecast's head: what of, where, how, and how far off such forecasts are."""
+    """Return the head of a forecast: model, device, method, and the error of such forecasts."""
     lines = [
         f"Forecast: {answer.model} ({answer.precision}) on {answer.on}, {answer.how}.",
         f"Error: {error_sentence(answer.error)}.",
@@ -49,7 +49,7 @@ def answer_sentences(answer: Answer) -> list[str]:
 
 
 def forecast_rows(cells: Sequence[ForecastCell]) -> tuple[Sequence[tuple[str, ...]], list[str]]:
-    """(rows, the assumptions that their last column numbers)."""
+    """Return the rows, and the assumptions that the numbers in their last column refer to."""
     carried: list[str] = []
     rows = []
     for cell in cells:
@@ -73,7 +73,7 @@ def forecast_rows(cells: Sequence[ForecastCell]) -> tuple[Sequence[tuple[str, ..
 
 
 def print_forecast(answer: Answer, console: Console) -> None:
-    """Print a forecast: its error first, every cell, and what carries it beyond what was measured."""
+    """Print a forecast: its error first, a row per cell, and the assumptions of extrapolated cells."""
     console.print()
     for number, sentence in enumerate(answer_sentences(answer)):
         console.print(Text(sentence, style="bold" if number < 2 else ""))
@@ -90,14 +90,14 @@ _WORDS = ("cell", "waits for", "basis", "card", "as", "verdict", "cheaper from b
 
 
 def forecast_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """Columns of words to the left, which fold where there is no room, of figures to the right."""
-    found = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    """Return a table with text columns left-aligned and folding, and figures right-aligned."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for name in columns:
         words = name in _WORDS
-        found.add_column(name, justify="left" if words else "right", no_wrap=not words, overflow="fold")
+        table.add_column(name, justify="left" if words else "right", no_wrap=not words, overflow="fold")
     for row in rows:
-        found.add_row(*(Text(text) for text in row))
-    return found
+        table.add_row(*(Text(text) for text in row))
+    return table
 
 
 def forecast_json(answer: Answer) -> dict[str, object]:
@@ -119,7 +119,7 @@ CHECK_COLUMNS = ("cell", "forecast", "measured", "off", "inside", "largest error
 
 
 def print_check(checked: Checked, console: Console) -> None:
-    """Print forecast and measured side by side, and the term that is furthest off."""
+    """Print forecast and measured times side by side, with the term that has the largest error."""
     off = statistics.median(abs(row.error) for row in checked.rows) if checked.rows else math.nan
     inside = sum(row.inside for row in checked.rows)
     console.print()
@@ -143,7 +143,7 @@ def print_check(checked: Checked, console: Console) -> None:
 
 
 def check_json(checked: Checked) -> dict[str, object]:
-    """What `--check` adds to the document."""
+    """Return the entries that `--check` adds to the document."""
     return {
         "check": [
             {

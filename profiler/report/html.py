@@ -67,7 +67,7 @@ _PRECISIONS = "Tokens per second of each precision, in decode against the batch 
 
 @cache
 def templates() -> Environment:
-    """The pages' templates; escapes everything that is put into a page."""
+    """Return the environment of the page templates, which escapes every inserted value."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
@@ -82,7 +82,7 @@ def templates() -> Environment:
 
 
 def _policy(environment: Environment) -> str:
-    """What a page may do, by https://www.w3.org/TR/CSP3/: have its own looks, and run the one script that sorts."""
+    """Return a page's content security policy (https://www.w3.org/TR/CSP3/): own styles and the sorting script."""
     script = environment.get_template("sorter.html").render()
     own = script[script.index("<script>") + len("<script>") : script.rindex("</script>")]
     digest = base64.b64encode(hashlib.sha256(own.encode()).digest()).decode()
@@ -93,7 +93,7 @@ def _policy(environment: Environment) -> str:
 
 
 def html_report(run: Run, *, draw: bool = True) -> str:
-    """The report of a run as one HTML document, with its roofline unless `draw` is false; needs only the run."""
+    """Return the report of a run as one HTML document, with its roofline unless `draw` is false."""
     measured = run.measured
     bars = breakdown_bars(measured, _MOST_BARS_A_PHASE)
     sorted_rows = spanning(run.results, MOST_SORTED_A_PHASE)
@@ -155,7 +155,7 @@ def html_report(run: Run, *, draw: bool = True) -> str:
 
 
 def html_comparison(runs: Sequence[Run], folder: Path) -> str:
-    """Several runs of one model beside each other as one HTML document, which links to theirs from `folder`."""
+    """Return a comparison of several runs of one model as an HTML document in `folder`, with links to their reports."""
     drawable = all(run.measured for run in runs)
     return (
         templates()
@@ -175,12 +175,12 @@ def html_comparison(runs: Sequence[Run], folder: Path) -> str:
 
 
 def link_from(run: Run, folder: Path) -> str:
-    """Where a run's own report lies, seen from a folder."""
+    """Return the path of a run's own report, relative to a folder."""
     return quote(Path(os.path.relpath(run.folder / "report.html", folder)).as_posix())
 
 
 def _roofline(run: Run) -> Markup:
-    """The picture of the roofline, each roof and each cell with its words."""
+    """Return the roofline as SVG, with a tooltip for each roof and each cell."""
     marks = {f"roof-{number}": Mark(line.label, f"roof {line.kind}") for number, line in enumerate(roof_lines(run))}
     for number, point in enumerate(cell_points(run)):
         marks[f"cell-{number}"] = Mark(point.tooltip, f"point {point.key.phase}", reachable=True)
@@ -192,7 +192,7 @@ class _Part:
     css: str
     left: float
     width: float
-    """In percent of the bar."""
+    """Position, in percent of the bar."""
     words: str
 
 
@@ -208,12 +208,12 @@ class _Bar:
 
 
 def css_name(term: str) -> str:
-    """A term's class in style.css."""
+    """Return a term's class in style.css."""
     return term.removesuffix("_s")
 
 
 def _drawn_bars(bars: Sequence[BreakdownBar]) -> list[_Bar]:
-    """The splits of cells, all on one scale."""
+    """Time breakdowns of cells, all on one scale."""
     low = min((segment.start for bar in bars for segment in bar.segments), default=0.0)
     high = max((segment.end for bar in bars for segment in bar.segments), default=1.0)
     percent = 100 / (high - low)
@@ -240,11 +240,11 @@ class _Map:
     title: str
     depths: tuple[int, ...]
     rows: tuple[tuple[int, tuple[str, ...]], ...]
-    """A batch, and the regime at each depth."""
+    """A batch size and its regime at each depth."""
 
 
 def _maps(run: Run) -> list[_Map]:
-    """Regimes over batch and depth: one table a phase and engine."""
+    """Return the regimes over batch and depth: one table per phase and engine."""
     groups: dict[tuple[Phase, str], dict[tuple[int, int], str]] = {}
     for result in run.measured:
         depth = result.prompt_len if result.phase == "prefill" else result.context_len

@@ -31,7 +31,7 @@ _PICTURES = ["![roofline](roofline.png)", "", "![where the time goes](split.png)
 
 
 def markdown_report(run: Run) -> str:
-    """The report as Markdown; its pictures are those that lie beside it where a cell has a number."""
+    """Return the report as Markdown; it links to the pictures in its folder if any cell was measured."""
     document = run.document
     quality = quality_line(run)
     lines = [markdown_text(f"# {run.model.id} on {document.device.name}"), ""]
@@ -68,7 +68,7 @@ def _section(title: str, items: Iterable[str], remark: str = "") -> list[str]:
 
 
 def _ran(run: Run) -> list[str]:
-    """A table of what really ran."""
+    """Return a table of the execution path."""
     heading = "**What really ran**" + (
         f", and what was tried in its place at {cell}" if (cell := trial_cell(run)) else ""
     )
@@ -77,13 +77,13 @@ def _ran(run: Run) -> list[str]:
 
 
 def _command(run: Run) -> str:
-    """How to repeat a run, as code, which a backtick would end."""
+    """Return the command that repeats a run, as code; a backtick in it would end the code."""
     command = run.document.command.replace("`", "'")
     return f"repeat it: `{command}`"
 
 
 def _facts(run: Run) -> Iterator[str]:
-    """What ran, on what, and under which roofs."""
+    """Return the lines with the model, the device and the measured roofs."""
     document, model, device = run.document, run.model, run.document.device
     random = model.weights == "random"
     weights = "random weights (timing does not depend on their values)" if random else "checkpoint"

@@ -22,7 +22,7 @@ _LINKS = {
 
 
 def cold_lines(run: Run) -> list[str]:
-    """What a fresh process takes, what silence costs, and from how many requests on compiling pays."""
+    """Return the cost of a fresh process, of idle time, and the number of requests after which compiling pays off."""
     return [*_start_lines(run), *_silence_lines(run), *_break_even_lines(run)]
 
 
@@ -45,15 +45,15 @@ def _prepared(preparation_s: float) -> str:
 
 
 def _silence_lines(run: Run) -> Iterator[str]:
-    found = run.document.after_silence
-    if not found:
+    records = run.document.after_silence
+    if not records:
         return
-    told = ", ".join(
+    times = ", ".join(
         f"{item.silence_s:g} s: {duration(statistics.median(steps[0] for steps in item.steps_s))}"
         f" (n={len(item.steps_s)})"
-        for item in found
+        for item in records
     )
-    yield f"the first step at {found[0].cell.name} after a silence of {told}"
+    yield f"the first step at {records[0].cell.name} after a silence of {times}"
 
 
 def _break_even_lines(run: Run) -> Iterator[str]:
@@ -68,7 +68,7 @@ def _break_even_lines(run: Run) -> Iterator[str]:
 def _saves_s(run: Run, engine: str) -> tuple[float, float]:
     """Within what an engine saves of a request lies, by its prefill and its steps in the visits; (0, 0): not known.
 
-    A fresh process tells of one call alone.
+    A fresh process measures only one call.
     """
     cell = replace(run.document.asked.cells[0], engine=engine)
     of_cell = [item for item in run.document.engine.differences if item.key.cell == cell]
@@ -99,7 +99,7 @@ def _break_even_line(start: FreshStart, first: str, name: str, shape: str, saves
 
 
 def break_even(own: FirstCalls, prepared: FirstCalls) -> float | None:
-    """Requests in the life of a process behind which an engine has saved what it took more to begin with.
+    """Return the number of requests per process after which an engine has saved its additional start-up time.
 
     (preparation + first request - a later one, both less the other engine's) / what a later request saves; None where
     a later request saves nothing.
@@ -127,9 +127,9 @@ def _lines(step: RaggedStep, latency_s: float) -> Iterator[str]:
         yield f"{shape}: {percent(step.padding)} of the positions are padding; {lost}; {useful}; {_mask_words(step)}"
     else:
         yield f"{shape}: {lost}, where it is read again; {_mask_words(step)}; {_waiting_words(step)}"
-    told = [f"{lever.change} {_saves(lever.saves_s)} ({lever.basis}: {lever.because})" for lever in step.ways]
-    if told:
-        yield f"of {'a' if step.phase == 'prefill' else 'that'} {word}: {'; '.join(told)}"
+    ways = [f"{lever.change} {_saves(lever.saves_s)} ({lever.basis}: {lever.because})" for lever in step.ways]
+    if ways:
+        yield f"of {'a' if step.phase == 'prefill' else 'that'} {word}: {'; '.join(ways)}"
 
 
 def _saves(seconds: float) -> str:
@@ -154,14 +154,14 @@ def _waiting_words(step: RaggedStep) -> str:
     return f"sequences that have ended wait {percent(step.waiting)} of the time, {duration(step.waiting_s)} of a step"
 
 
-# Of the taxes of a run, those of so many cells a phase are told, from the smallest cell to the largest.
+# At most this many cells per phase have their generate overhead printed, from the smallest cell to the largest.
 _MOST_CELLS = 3
 _WORTH_A_WORD = 0.01
-"""Of a tax: parts that take less are left to run.json."""
+"""Share of the overhead of generate below which a part is only in run.json."""
 
 
 def generate_lines(run: Run) -> list[str]:
-    """The tax of some cells with its interval and where it goes; the rest is in run.json."""
+    """Lines on the overhead of generate in some cells, with its interval and parts; the others are in run.json."""
     lines = []
     for phase in ("decode", "prefill"):
         taxes = sorted(
@@ -191,9 +191,9 @@ def _line(tax: GenerateOverhead, installed: str) -> str:
 def _parts(tax: GenerateOverhead) -> Iterator[str]:
     if tax.parts_s:
         ranked = sorted(tax.parts_s.items(), key=lambda item: -item[1])
-        told = [item for item in ranked if abs(item[1]) >= _WORTH_A_WORD * abs(tax.tax_s)]
+        parts = [item for item in ranked if abs(item[1]) >= _WORTH_A_WORD * abs(tax.tax_s)]
         yield ", ".join(
-            f"{PART_NAMES[name]} {duration(part_s)} ({percent(part_s / tax.tax_s)})" for name, part_s in told
+            f"{PART_NAMES[name]} {duration(part_s)} ({percent(part_s / tax.tax_s)})" for name, part_s in parts
         )
     if tax.reads_a_token is not None:
         yield f"the host reads {tax.reads_a_token:g} value{'' if tax.reads_a_token == 1 else 's'} a token"

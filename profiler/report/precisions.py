@@ -19,14 +19,14 @@ from profiler.units import duration, scaled, significant
 
 PRECISION_COLUMNS = ("precision", "in", "memory", "saved", "decode", "dequantising", "tok/s", "regime")
 AGAINST_COLUMNS = ("cell", "precision", "time", "speed-up", "interval")
-# A visit begins with a prefill that warms.
+# Each visit begins with a warm-up prefill.
 _PREFILLS = 2
-# A budget is told in steps of so many seconds: how long visits take is known no better.
+# Budgets are rounded to this many seconds, since the duration of a visit is known no better.
 _BUDGET_STEP_S = 10
 
 
 def precision_rows(runs: Sequence[Run]) -> list[list[str]]:
-    """What each precision takes in memory, and what it makes of the smallest decode; in the order of the columns."""
+    """Return a row per precision: its memory and its time of the smallest decode step, in the order of the columns."""
     base = runs[0].model.storage_bytes
     return [
         [
@@ -41,7 +41,7 @@ def precision_rows(runs: Sequence[Run]) -> list[list[str]]:
 
 
 def warnings_of(runs: Sequence[Run]) -> list[str]:
-    """What the runs warn of, each once, with the precisions that it is of unless it is of all."""
+    """Return each warning of the runs once, with the precisions that it concerns unless it concerns all."""
     said: dict[str, list[str]] = {}
     for run in runs:
         for warning in run.document.warnings:
@@ -63,17 +63,17 @@ def _first_decode(run: Run) -> list[str]:
 
 
 def difference_rows(runs: Sequence[Run]) -> list[list[str]]:
-    """Every cell of the further precisions against the first, in the order of the columns."""
+    """Return a row per cell that compares a further precision with the first, in the order of the columns."""
     return _rows(_against(runs))
 
 
 def clear_rows(runs: Sequence[Run]) -> list[list[str]]:
-    """The clearest differences, as many as a screen has room for."""
+    """Return the clearest differences, as many as fit on a screen."""
     return _rows(clear_differences(_against(runs)))
 
 
 def once_line(runs: Sequence[Run]) -> str | None:
-    """How many cells rest on one visit, and how long a budget visits each often enough for a claim."""
+    """Return a line with the number of cells visited once, and the budget that visits each often enough for a claim."""
     items = compare_with_first(runs)
     if not (once := sum(item.visited_once for item in items)):
         return None
@@ -119,7 +119,7 @@ _WORDS = ("cell", "precision", "regime")
 
 
 def print_comparison(runs: Sequence[Run], console: Console) -> None:
-    """Print runs of one model in several precisions, each against the first."""
+    """Print runs of one model in several precisions, each compared with the first."""
     console.print()
     for sentence in precision_sentences(runs):
         console.print(Text(sentence, style="bold"))

@@ -1,4 +1,4 @@
-"""What a roofline chart shows: roofs and points with their labels. Charts only draw it."""
+"""Data of a roofline chart: roofs and points with their labels."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from profiler.units import duration, percent, scaled, significant
 RoofKind = Literal["measured", "other", "datasheet", "link", "cache", "dispatch"]
 
 MOST_POINTS = 400
-"""Of more cells, a picture draws so many: beyond, points hide each other."""
-# A decode's dispatch is drawn this far beyond the intensities of the cells that it holds for.
+"""Points of a picture: with more, they hide each other."""
+# The dispatch roof extends by this factor beyond the intensities of its cells.
 _BEYOND = 3.0
 
 
@@ -44,7 +44,7 @@ class RoofLine:
         return self.flops_per_s / self.bytes_per_s
 
     def at(self, intensity: float) -> float:
-        """The most FLOP/s at an intensity."""
+        """Return the FLOP/s limit at an intensity."""
         return min(intensity * self.bytes_per_s, self.flops_per_s)
 
     def corners(self, low: float, high: float) -> list[tuple[float, float]]:
@@ -67,8 +67,10 @@ class CellPoint:
 
 
 def roof_lines(run: Run) -> list[RoofLine]:
-    """Every roof of a run: those that were measured, the datasheet's, links, a witness that disagrees, caches, and
-    dispatch; none without a roof of memory and one of arithmetic."""
+    """Return the roofs of a run: measured, datasheet, links, a disagreeing weight-read bandwidth, caches and dispatch.
+
+    Empty without a memory roof and a compute roof.
+    """
     ceilings, device = run.document.ceilings, run.document.device
     of_dtype, bandwidth = own_roof(ceilings, run.model.dtype), ceilings.memory_bytes_per_s
     if of_dtype is None or bandwidth is None:
@@ -98,18 +100,18 @@ def roof_lines(run: Run) -> list[RoofLine]:
 
 
 def _slope(kind: RoofKind, label: str, bytes_per_s: float, flops_per_s: float) -> RoofLine:
-    """A roof of its own until it meets the plateau that another line shows already."""
+    """Return a roof drawn only up to the plateau, which another line already shows."""
     return RoofLine(kind, label, bytes_per_s, flops_per_s, to_intensity=flops_per_s / bytes_per_s)
 
 
 def own_roof(ceilings: CeilingsRecord, dtype: str) -> tuple[str, Roof] | None:
-    """The compute roof of a dtype, or the highest that was measured, with the name of its dtype."""
+    """Return the name and the compute roof of a dtype, or of the dtype with the highest measured roof."""
     roof = ceilings.compute_roof(dtype)
-    return next(((name, found) for name, found in ceilings.compute.items() if found is roof), None)
+    return next(((name, other) for name, other in ceilings.compute.items() if other is roof), None)
 
 
 def cache_levels(ceilings: CeilingsRecord) -> list[CurvePoint]:
-    """The fastest size of the curve, and the largest that a cache still serves; none where no size is faster."""
+    """Return the fastest point of the curve and the largest one served by a cache; empty if no size is faster."""
     memory = ceilings.ceilings.memory_bytes_per_s
     cached = [point for point in ceilings.curve if point.bytes_per_s > RESIDENT_GAIN * memory]
     if not cached:
@@ -139,7 +141,7 @@ def _dispatch_line(run: Run, peak: float) -> Iterator[RoofLine]:
 
 
 def cell_points(run: Run) -> list[CellPoint]:
-    """The measured cells as points; of more than MOST_POINTS those that span them."""
+    """Return the measured cells as points, at most MOST_POINTS, evenly picked from the first to the last."""
     return [
         CellPoint(result.key, result.intensity, result.flops_per_s, _tooltip(result))
         for result in evenly(run.measured, MOST_POINTS)

@@ -1,4 +1,4 @@
-"""A run in sentences, for every kind of report."""
+"""Sentences about a run, shared by the terminal, HTML and Markdown reports."""
 
 from __future__ import annotations
 
@@ -17,41 +17,41 @@ from profiler.stats import CLAIM_VISITS
 from profiler.store.folder import Run
 from profiler.units import clock_time, duration, percent, scaled, several, significant
 
-# What a flag is called in the table, the weightiest first; the evidence in run.json has their full names.
+# Short names of flags in tables, the most important first; run.json has the full names.
 _SHORT_FLAGS = {
     Flag.INEFFICIENT_KERNELS: "kernels",
     Flag.WASTEFUL_PATH: "copies",
     Flag.KV_BOUND: "KV",
     Flag.ABOVE_ROOF: "above roof",
 }
-# Why a roof is far away needs no word where one binds, nor where the regime says it.
+# Flags that a regime already implies.
 _NEEDLESS: Mapping[str, frozenset[Flag]] = {
     "compute-bound": frozenset({Flag.INEFFICIENT_KERNELS, Flag.WASTEFUL_PATH}),
     "kernel-bound": frozenset({Flag.INEFFICIENT_KERNELS}),
 }
 _STEP: dict[Phase, str] = {"prefill": "prefill", "decode": "step"}
-# A stage that took less is left out of the line that says where the wall time went.
+# Shorter stages are omitted from the line on wall time.
 _SHORTEST_STAGE_S = 0.5
 
 
 def regime_names(run: Run) -> dict[CellKey, str]:
-    """Each cell's regime, with its weightiest flag in a word behind it."""
+    """Return each cell's regime, followed by the short name of its most important flag."""
     return {item.key: _regime(item) for item in run.document.evidence}
 
 
 def _regime(item: CellEvidence) -> str:
-    told = frozenset(item.flags) - _NEEDLESS.get(item.regime, frozenset())
-    word = next((word for flag, word in _SHORT_FLAGS.items() if flag in told), "")
+    flags = frozenset(item.flags) - _NEEDLESS.get(item.regime, frozenset())
+    word = next((word for flag, word in _SHORT_FLAGS.items() if flag in flags), "")
     return f"{item.regime} ({word})" if word else item.regime
 
 
 def precision_line(run: Run) -> str:
-    """`float32, random weights`: precision and where the weights came from, as a heading tells them."""
+    """Return `float32, random weights`: the precision and the origin of the weights, for a heading."""
     return f"{run.model.precision}{', random weights' if run.model.weights == 'random' else ''}"
 
 
 def roofs_lines(run: Run) -> list[str]:
-    """The measured roofs in words, with the datasheet beside them where there is one."""
+    """Return the measured roofs, each with the datasheet's value if there is one."""
     ceilings, device, dtype = run.document.ceilings, run.document.device, run.model.dtype
     bandwidth, compute = ceilings.memory_bytes_per_s, ceilings.compute.get(dtype)
     lines = ["the memory roof is not known"]
@@ -123,7 +123,7 @@ def rank_lines(run: Run) -> list[str]:
 
 
 def _sweep(link: Link) -> str:
-    """The ends of a sweep of all-reduces."""
+    """Return the smallest and the largest size of a sweep of all-reduces."""
     first, last = link.points[0], link.points[-1]
     return (
         f"an all-reduce of {first.nbytes >> 10} KiB takes {duration(first.seconds)}, one of {last.nbytes >> 20} MiB"
@@ -133,12 +133,12 @@ def _sweep(link: Link) -> str:
 
 
 def engine_claims(run: Run) -> list[EngineDifference]:
-    """The differences between engines that are more than noise."""
+    """Return the differences between engines that exceed noise."""
     return [item for item in run.document.engine.differences if item.is_claim]
 
 
 def waterfalls(run: Run) -> list[EngineDifference]:
-    """Engine differences that the time breakdowns of both engines explain."""
+    """Return the engine differences that the time breakdowns of both engines explain."""
     return [item for item in engine_claims(run) if item.terms]
 
 
@@ -157,18 +157,18 @@ def no_claim_lines(run: Run) -> list[str]:
 
 
 def saving(item: EngineDifference) -> str:
-    """`saves 3.2 ms`, or `costs 0.4 ms`."""
+    """Return `saves 3.2 ms` or `costs 0.4 ms`."""
     return f"{'saves' if item.saves_s >= 0 else 'costs'} {duration(abs(item.saves_s))}"
 
 
 def interval(item: EngineDifference) -> str:
-    """The ends of a claim's interval."""
+    """Return the bounds of a claim's interval."""
     low_s, high_s = sorted((abs(item.low_s), abs(item.high_s)))
     return f"{duration(low_s)} to {duration(high_s)}"
 
 
 def instrument_line(run: Run) -> str:
-    """What the instrument itself costs a step."""
+    """Return the overhead of the measurement per step."""
     mark_s = run.document.engine.instrument_s_per_step
     fastest_s = min((result.latency_s for result in of_phase(run.measured, "decode")), default=None)
     if mark_s is None or fastest_s is None:
@@ -220,19 +220,19 @@ def activity_lines(run: Run) -> list[str]:
 
 
 def quality_line(run: Run) -> str | None:
-    """How far a quantised model's answers are from the unquantised one's, where that was asked for."""
-    found = run.document.quality
-    if found is None:
+    """Return the divergence of a quantised model from the unquantised one; None without `--check-quality`."""
+    quality = run.document.quality
+    if quality is None:
         return None
     return (
-        f"against the unquantised model, over {found.tokens} tokens: mean KL divergence"
-        f" {significant(found.mean_kl_nats, 2)} nats, the same first choice at {percent(found.top1_agreement)}"
+        f"against the unquantised model, over {quality.tokens} tokens: mean KL divergence"
+        f" {significant(quality.mean_kl_nats, 2)} nats, the same first choice at {percent(quality.top1_agreement)}"
         " of them (a sanity figure, not a benchmark)"
     )
 
 
 def stage_line(run: Run) -> str | None:
-    """`wall time 2:05: timing 70 s, replays 10 s`: where the run's time went, the longest first."""
+    """Return `wall time 2:05: timing 70 s, replays 10 s`: the stages of the run, the longest first."""
     stages = run.document.stage_s
     if not stages:
         return None
@@ -242,14 +242,14 @@ def stage_line(run: Run) -> str | None:
 
 
 def common_noise(run: Run) -> dict[str, list[str]]:
-    """Why no cell of the run is quiet, by kind: what all of them have tells nothing apart."""
+    """Return the noise reasons that all cells of the run share, by kind."""
     evidence = run.document.evidence
     kinds = _noise_kinds(run)
-    return {kind: list(told.values()) for kind, told in kinds.items() if len(told) == len(evidence) > 1}
+    return {kind: list(texts.values()) for kind, texts in kinds.items() if len(texts) == len(evidence) > 1}
 
 
 def own_noise(run: Run) -> dict[CellKey, list[str]]:
-    """Why some cells are not quiet, beyond what all of them share."""
+    """Return the noise reasons of each cell, without those that all cells share."""
     common = common_noise(run)
     own = {
         item.key: [why for why in item.noise_reasons if _NUMBER.sub("#", why) not in common]
@@ -259,32 +259,32 @@ def own_noise(run: Run) -> dict[CellKey, list[str]]:
 
 
 def common_noise_line(run: Run) -> str | None:
-    """`all 32 cells: the machine itself drifted by 23 %`, where all share a reason."""
-    told = [_together(texts) for texts in common_noise(run).values()]
-    return f"all {len(run.document.evidence)} cells: {'; '.join(told)}" if told else None
+    """Return `all 32 cells: the machine itself drifted by 23 %`, or None where all cells share no reason."""
+    reasons = [_together(texts) for texts in common_noise(run).values()]
+    return f"all {len(run.document.evidence)} cells: {'; '.join(reasons)}" if reasons else None
 
 
 def noise_lines(run: Run) -> list[str]:
-    """Why figures are not quiet: first what all cells share, then what several have, a line each, then single cells."""
+    """Return the noise reasons: those of all cells first, then those of several, a line each, then single cells."""
     common, kinds = common_noise(run), _noise_kinds(run)
-    shared = {kind: told for kind, told in kinds.items() if kind not in common and len(told) >= _TOLD_TOGETHER}
+    shared = {kind: texts for kind, texts in kinds.items() if kind not in common and len(texts) >= _MIN_SHARED_CELLS}
     lines = [line] if (line := common_noise_line(run)) else []
-    for told in sorted(shared.values(), key=len, reverse=True):
-        lines.append(f"{len(told)} of {len(run.document.evidence)} cells: {_together(list(told.values()))}")
+    for texts in sorted(shared.values(), key=len, reverse=True):
+        lines.append(f"{len(texts)} of {len(run.document.evidence)} cells: {_together(list(texts.values()))}")
     for key, reasons in own_noise(run).items():
-        alone = [why for why in reasons if _NUMBER.sub("#", why) not in shared]
-        if alone:
-            lines.append(f"{key.name}: {', '.join(alone)}")
+        unshared = [why for why in reasons if _NUMBER.sub("#", why) not in shared]
+        if unshared:
+            lines.append(f"{key.name}: {', '.join(unshared)}")
     return lines
 
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
-# A reason that so many cells have is told in one line.
-_TOLD_TOGETHER = 3
+# A reason that at least this many cells share is printed in one line.
+_MIN_SHARED_CELLS = 3
 
 
 def _noise_kinds(run: Run) -> dict[str, dict[CellKey, str]]:
-    """Each reason without its figures, and the cells that have it with theirs."""
+    """Return the cells of each kind of reason (its text without figures), with each cell's own text."""
     kinds: dict[str, dict[CellKey, str]] = {}
     for item in run.document.evidence:
         for why in item.noise_reasons:
@@ -293,17 +293,17 @@ def _noise_kinds(run: Run) -> dict[str, dict[CellKey, str]]:
 
 
 def _together(texts: Sequence[str]) -> str:
-    """`interval of +-2.6 to 9.1 %`: reasons of one kind as one, with the range of each figure."""
+    """Return `interval of +-2.6 to 9.1 %`: reasons of one kind as one text, with the range of each figure."""
     figures = iter(zip(*(_NUMBER.findall(text) for text in texts), strict=True))
 
     def span(_: re.Match[str]) -> str:
-        found = sorted(next(figures), key=float)
-        return found[0] if found[0] == found[-1] else f"{found[0]} to {found[-1]}"
+        values = sorted(next(figures), key=float)
+        return values[0] if values[0] == values[-1] else f"{values[0]} to {values[-1]}"
 
     return _NUMBER.sub(span, texts[0])
 
 
 def visited_once(run: Run) -> set[CellKey]:
-    """Cells whose interval is within their one visit, where others were visited more often."""
+    """Return the cells visited once; empty where that is true of all cells."""
     once = {result.key for result in run.measured if result.visits == 1}
     return once if len(once) < len(run.measured) else set()

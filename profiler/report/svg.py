@@ -17,7 +17,7 @@ from profiler.store.folder import Run
 
 _COLOR = re.compile(r"#[0-9a-f]{6}\b")
 _FONT = re.compile(r"\s*font-family:[^;]*;?")
-# A link's whole value, or a clip or a hatch, which stand alone or within a style.
+# The whole value of a link, or a clip or hatch, as an attribute or within a style.
 _REFERENCE = re.compile(r"^#([\w-]+)$|url\(#([\w-]+)\)")
 # The pictures' colours as style.css calls them, so that they follow the reader's light or dark.
 _VARIABLES = {
@@ -42,12 +42,12 @@ _LEFT_OUT = {"metadata", "style"}
 
 @dataclass(frozen=True)
 class Mark:
-    """Words and a class for an element of a picture."""
+    """Tooltip and CSS class of an element of a picture."""
 
     title: str
     css_class: str
     reachable: bool = False
-    """Whether the keyboard can go to it."""
+    """Whether the element is in the tab order."""
 
 
 def inline_svg(runs: Sequence[Run], name: str, label: str, marks: Mapping[str, Mark] | None = None) -> Markup:
@@ -68,7 +68,7 @@ def inline_svg(runs: Sequence[Run], name: str, label: str, marks: Mapping[str, M
     # No smaller than it was drawn, so that its letters can be read: a narrow page scrolls it, as it does tables.
     width = f"min-width: {float(view.split()[2]):.0f}px"
     root.attrib = {"viewBox": view, "class": "figure", "style": width, "role": "img", "aria-label": label}
-    # Every character of it was escaped by the serialiser.
+    # Safe: the serialiser escaped every character.
     return Markup(
         f'<div class="scroll">{ElementTree.tostring(root, encoding="unicode", short_empty_elements=False)}</div>'
     )
@@ -77,7 +77,7 @@ def inline_svg(runs: Sequence[Run], name: str, label: str, marks: Mapping[str, M
 def _parsed(runs: Sequence[Run], name: str) -> ElementTree.Element:
     figure = draw(runs, name)
     file = io.StringIO()
-    # Ids that depend on the picture alone: the same run gives the same page, and two pictures do not share one.
+    # Ids depend only on the picture: the same run gives the same page, and two pictures share none.
     with styled(**{"svg.hashsalt": name}):
         figure.savefig(file, format="svg", bbox_inches="tight", transparent=True)
     plt.close(figure)
@@ -85,7 +85,7 @@ def _parsed(runs: Sequence[Run], name: str) -> ElementTree.Element:
 
 
 def _simplify(root: ElementTree.Element) -> None:
-    """Without namespaces, which HTML does not need, metadata and fonts; with the page's colours."""
+    """Remove namespaces, metadata and fonts, and replace colours with the page's variables."""
     for element in root.iter():
         element.tag = _local(element.tag)
         element.attrib = {_local(key): value for key, value in element.attrib.items()}

@@ -24,7 +24,7 @@ TableRow = list[str]
 
 
 def module_time_rows(run: Run) -> list[TableRow]:
-    """A row for the step and one for each group in it, for the smallest and the largest cell of each phase."""
+    """Return a row for the step and one per group in it, for the smallest and the largest cell of each phase."""
     groups: dict[CellKey, list[GroupTime]] = {}
     for item in run.document.breakdown:
         groups.setdefault(item.key, []).append(item)
@@ -53,8 +53,7 @@ def _inside_row(item: GroupTime) -> TableRow:
 
 
 def breakdown_rows(run: Run) -> list[TableRow]:
-    """Each term of the time breakdown with its half-width, for the cells of `selected_cells`: a heading, then a row per
-    term."""
+    """Return the time breakdown of the cells of `selected_cells`: a heading, then a row per term with half-widths."""
     evidence, shown = evidence_of(run), selected_cells(run)
     if not shown:
         return []
@@ -74,7 +73,7 @@ def _term(term: str, result: CellResult, evidence: CellEvidence | None) -> str:
 
 
 def lever_rows(run: Run) -> list[TableRow]:
-    """Cell, change, what it saves (or costs) and why, for the cells that `selected_cells` picks; the largest first."""
+    """Return cell, change, time saved (or lost), its share and the reason, for the cells of `selected_cells`."""
     evidence = evidence_of(run)
     return [
         [
@@ -92,9 +91,9 @@ def lever_rows(run: Run) -> list[TableRow]:
 
 
 def card_rows(run: Run) -> list[TableRow]:
-    """The most tokens/s that other cards' datasheets allow the cells that `selected_cells` picks, a heading first.
+    """Return the most tokens/s that other GPUs' datasheets allow the cells of `selected_cells`, after a heading.
 
-    A cell that a card cannot hold gets words instead.
+    A cell that does not fit a GPU gets `does not fit`.
     """
     evidence, shown = evidence_of(run), selected_cells(run)
     cards = list(dict.fromkeys(name for item in evidence.values() for name in item.at_least_s_on))
@@ -111,7 +110,7 @@ def _on_card(card: str, result: CellResult, evidence: CellEvidence | None) -> st
 
 
 def engine_rows(run: Run) -> list[TableRow]:
-    """Cell, engine, what it does to a step against the first, that interval and the terms, where it is a claim."""
+    """Return cell, engine, time saved against the first engine, its interval and terms, for each claim."""
     return [
         [_on(item.key, item.against).name, item.engine, saving(item), interval(item), ", ".join(where_it_lies(item))]
         for item in engine_claims(run)
@@ -124,7 +123,7 @@ def _on(key: CellKey, engine: str) -> CellKey:
 
 
 def roof_rows(run: Run) -> list[TableRow]:
-    """Every measured roof: name, median, quartiles, share of the datasheet, clock, method."""
+    """Return a row per measured roof: name, median, quartiles, share of the datasheet, clock, method."""
     ceilings, device = run.document.ceilings, run.document.device
     rows = [
         _roof_row(f"memory: {name}", "B/s", roof, device.datasheet_bytes_per_s)
@@ -154,20 +153,23 @@ _NOT_SEEN = "not seen"
 
 
 def health_rows(run: Run) -> list[TableRow]:
-    """What the device reported during the run, and what it is set to."""
+    """Return the device's telemetry during the run, and its settings."""
     health = run.document.health
     rows = []
-    if found := health.readings:
+    if readings := health.readings:
         rows = [
-            ["readings", str(found.readings)],
-            ["clock", _spread(found.clock_hz, "Hz")],
-            ["power", _spread(found.power_w, "W")],
-            ["SMs active", _spread(found.sm_active, "")],
-            ["memory active", _spread(found.memory_active, "")],
-            ["temperature", _spread(found.temperature_c, "°C")],
-            ["cores that others kept busy", _spread(found.busy_cores_elsewhere, "")],
-            ["other processes on the device", _or_not_seen(found.other_processes)],
-            ["held back by", _or_not_seen(None if found.throttle is None else ", ".join(found.throttle) or "nothing")],
+            ["readings", str(readings.readings)],
+            ["clock", _spread(readings.clock_hz, "Hz")],
+            ["power", _spread(readings.power_w, "W")],
+            ["SMs active", _spread(readings.sm_active, "")],
+            ["memory active", _spread(readings.memory_active, "")],
+            ["temperature", _spread(readings.temperature_c, "°C")],
+            ["cores that others kept busy", _spread(readings.busy_cores_elsewhere, "")],
+            ["other processes on the device", _or_not_seen(readings.other_processes)],
+            [
+                "held back by",
+                _or_not_seen(None if readings.throttle is None else ", ".join(readings.throttle) or "nothing"),
+            ],
         ]
     rows.append(["power at rest", _NOT_SEEN if health.idle_power_w is None else scaled(health.idle_power_w, "W")])
     for name, value in health.settings.items():
@@ -237,21 +239,21 @@ COLUMNS = (
 
 
 def entries(result: CellResult) -> list[Entry]:
-    """One row, in the order of COLUMNS."""
+    """Return the entries of one row, in the order of COLUMNS."""
     return [_entry(column, column.value(result)) for column in COLUMNS]
 
 
 class Packed(TypedDict):
-    """A column of many rows, to be sorted in the page."""
+    """A column of many rows, which the page sorts."""
 
     words: list[str]
-    """Each text of it once, in ascending order of the values."""
+    """Its distinct texts, in ascending order of the values."""
     at: list[int]
-    """The place of each row's own text among them."""
+    """The index of each row's text in `words`."""
 
 
 def packed(results: Sequence[CellResult]) -> list[Packed]:
-    """The columns of a table, small enough for a page of ten thousand cells."""
+    """Return the columns of a table in the compact form of a page of ten thousand cells."""
     return [_packed([_entry(column, column.value(result)) for result in results]) for column in COLUMNS]
 
 

@@ -15,7 +15,7 @@ from profiler.store.folder import Run
 from profiler.store.writer import replace_file
 
 Guard = Callable[[str], AbstractContextManager[None]]
-"""Gives the context in which a file of a name is written; it may tolerate what fails there."""
+"""Returns the context in which a named file is written; the context may tolerate failures."""
 
 
 def _unguarded(_name: str) -> AbstractContextManager[None]:

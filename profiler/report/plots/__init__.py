@@ -1,4 +1,4 @@
-"""Pictures of runs, drawn from their folders alone; a new one is a function and a line in PLOTS."""
+"""Pictures of runs, drawn from their folders only; a new one is a function and a line in PLOTS."""
 
 from __future__ import annotations
 

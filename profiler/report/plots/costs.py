@@ -37,14 +37,14 @@ def cost_figure(costs: CostOverLoad) -> Figure:
         log_axes(axes, marks, "sequences at once", "USD per million output tokens")
         axes.legend(fontsize=8)
         crossed = any(line.crossover_batch in line.batches for line in costs.lines)
-        told = ["bands: nine in ten", "marks: the largest batch", *(["+: crossover"] if crossed else [])]
+        legend = ["bands: nine in ten", "marks: the largest batch", *(["+: crossover"] if crossed else [])]
         asked = f"{costs.model}, {costs.prompt_len} tokens in, {costs.new_tokens} out"
-        axes.set_title(f"{asked}\n{', '.join(told)}", fontsize=10, loc="left")
+        axes.set_title(f"{asked}\n{', '.join(legend)}", fontsize=10, loc="left")
     return figure
 
 
 def cost_of_run(run: Run) -> Figure:
-    """The costs that a run folder keeps. Raises RequestError for one that keeps none."""
+    """Return the costs of a run folder. Raises RequestError for one without costs."""
     costs = read_costs(run.folder)
     if costs is None:
         raise RequestError(f"{run.folder} holds no costs; `roofscope rent MODEL --keep {run.folder}` makes them.")

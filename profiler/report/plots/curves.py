@@ -33,7 +33,7 @@ _STEP: dict[Phase, str] = {"prefill": "prefill", "decode": "decode step"}
 
 
 def throughput(run: Run) -> Figure:
-    """Decode tokens/s and the time of a step against the batch, one line a depth, with their intervals.
+    """Decode tokens/s and the time of a step against the batch, one line per depth, with their intervals.
 
     Raises RequestError for a run without a decode.
     """
@@ -71,13 +71,13 @@ def depth_chart(run: Run) -> Figure:
 
 
 def _lines(cells: pd.DataFrame, column: str) -> list[tuple[tuple[int, pd.DataFrame], LineStyle]]:
-    """A frame for each value of a column; of many values those that span them, so that lines can be told apart."""
+    """Yield a frame per value of a column; of many values, evenly picked ones, so lines stay distinguishable."""
     groups = {int(value): cells[cells[column] == value] for value in sorted(set(cells[column]))}
     return list(zip(evenly(list(groups.items()), len(LINE_STYLES)), LINE_STYLES, strict=False))
 
 
 def _with_interval(axes: Axes, sizes: pd.Series, line: pd.DataFrame, style: LineStyle, label: str) -> None:
-    """Times in milliseconds against a size."""
+    """Draw times in milliseconds over a size."""
     below, above = line["latency_s"] - line["latency_low_s"], line["latency_high_s"] - line["latency_s"]
     axes.errorbar(
         sizes,
@@ -154,7 +154,7 @@ def precisions(runs: Sequence[Run]) -> Figure:
 
 
 def _common_and_names(runs: Sequence[Run]) -> tuple[str, list[str]]:
-    """The model and the device where all runs have one, and a name for each run that tells it from the others."""
+    """Return the model and device that all runs share, and a name per run that distinguishes it from the others."""
     facts = [(run.model.id, f"on {run.document.device.name}") for run in runs]
     common = [fact for fact in facts[0] if all(fact in others for others in facts)]
     names = [

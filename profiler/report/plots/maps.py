@@ -29,7 +29,7 @@ from profiler.store.folder import Run
 from profiler.units import significant
 
 _MOST_BARS_A_PHASE = 12
-# So wide is the longest regime with the room around it, and an axis with its label.
+# Width of the longest regime with its margin, and of an axis with its label.
 _WORD_INCHES = 1.05
 _AXIS_INCHES = 1.2
 # Below this share of the colour scale its colours are dark, and text on them white.
@@ -37,7 +37,7 @@ _DARK = 0.55
 
 
 def regime_map(run: Run) -> Figure:
-    """The regime of every cell over batch and depth, one panel a phase; lines where it changes."""
+    """The regime of every cell over batch and depth, one panel per phase; lines where it changes."""
     cells = first_engine_frame(run)
     phases = phases_of(cells)
     columns = max(min(cells[depth_column(phase)].nunique(), MOST_SIZES) for phase in phases)

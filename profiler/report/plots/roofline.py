@@ -64,7 +64,7 @@ def roofline(run: Run) -> Figure:
 
 
 def _frame(axes: Axes, lines: Sequence[RoofLine], points: Sequence[CellPoint]) -> _Limits:
-    """Axes that hold every point, every plateau, and the ridges of what was measured here or stands in a datasheet."""
+    """Set axes that contain every point, every plateau, and the ridges of measured and datasheet roofs."""
     ridges = [line.ridge for line in lines if line.kind in ("measured", "datasheet", "cache")]
     xs = [*(point.intensity for point in points), *ridges]
     ys = [*(point.flops_per_s for point in points), *(line.flops_per_s for line in lines)]
@@ -138,7 +138,7 @@ def _draw_points(axes: Axes, points: Sequence[CellPoint], phase: Phase, style: P
 
 
 def _legend(figure: Figure) -> None:
-    """Below the axes, where it hides nothing."""
+    """Draw the legend below the axes, where it hides no point."""
     figure.legend(loc="outside lower center", ncols=2, frameon=False, handlelength=3.2)
 
 

@@ -23,19 +23,19 @@ def steps(run: Run) -> Figure:
 
     Raises RequestError for a run without a decode.
     """
-    found = _steps_of(run)
-    if not found:
+    steps = _steps_of(run)
+    if not steps:
         raise RequestError(f"{run.folder} has no decode step: there is nothing to draw.")
     figure, axes = plt.subplots(figsize=(9, 4.8))
-    for cell, style in zip(evenly(sorted(found), len(LINE_STYLES)), LINE_STYLES, strict=False):
-        times = np.sort(found[cell])
+    for cell, style in zip(evenly(sorted(steps), len(LINE_STYLES)), LINE_STYLES, strict=False):
+        times = np.sort(steps[cell])
         middle = float(np.median(times))
         share = 100 * np.arange(1, len(times) + 1) / len(times)
         label = f"batch {cell.name}: {len(times)} steps, median {1e3 * middle:.3g} ms"
         axes.step(times / middle, share, ls=style.dashes, lw=1.8, where="post", label=label)
     _percentiles(axes)
     axes.set(xlabel="time of a step over the cell's median", ylabel="steps up to this time, %", ylim=(0, 101))
-    widest = max(float(np.percentile(times, 99.5) / np.median(times)) for times in found.values())
+    widest = max(float(np.percentile(times, 99.5) / np.median(times)) for times in steps.values())
     axes.set_xlim(0.9, min(max(widest, 1.15), 3.0))
     axes.legend(loc="lower right")
     axes.set_title(title(run))
@@ -48,7 +48,7 @@ def _steps_of(run: Run) -> dict[Cell, NDArray[np.float64]]:
     times = {
         cell: [time_s for visit in of_cell for time_s in steady(visit.decode_s)] for cell, of_cell in visits.items()
     }
-    return {cell: np.array(found) for cell, found in times.items() if found and cell.engine == first_engine(run)}
+    return {cell: np.array(steps_s) for cell, steps_s in times.items() if steps_s and cell.engine == first_engine(run)}
 
 
 def _percentiles(axes: Axes) -> None:

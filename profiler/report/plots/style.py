@@ -37,7 +37,7 @@ Dashes = str | tuple[int, tuple[float, ...]]
 
 @dataclass(frozen=True)
 class LineStyle:
-    """How one of several lines is told from the others: colour never carries meaning alone."""
+    """Marker and dashes of one of several lines: colour is never the only distinction."""
 
     marker: str
     dashes: str
@@ -45,7 +45,7 @@ class LineStyle:
 
 @dataclass(frozen=True)
 class PhaseStyle:
-    """How a phase's cells look."""
+    """Colour and marker of a phase's cells."""
 
     color: str
     marker: str
@@ -100,12 +100,12 @@ def first_engine_frame(run: Run) -> pd.DataFrame:
 
 
 def depth_column(phase: Phase) -> str:
-    """The column that says how deep a cell is."""
+    """Return the name of the column with a cell's depth."""
     return "prompt_len" if phase == "prefill" else "context_len"
 
 
 def depth_label(phase: Phase) -> str:
-    """What that depth is called on an axis."""
+    """Return the axis label of that depth."""
     return "prompt tokens" if phase == "prefill" else "cached tokens"
 
 
@@ -120,7 +120,7 @@ def title(run: Run) -> str:
 
 
 def distinct_names(runs: Sequence[Run], names: Sequence[str]) -> list[str]:
-    """A name a run; with its folder where another run has the same, as two machines of one name do."""
+    """Return a name per run, with its folder where two runs would have the same name."""
     return [
         f"{name} ({run.folder.name})" if names.count(name) > 1 else name for run, name in zip(runs, names, strict=True)
     ]
