@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -66,13 +66,7 @@ class StepArrays:
 
     def at(self, chosen: Array) -> StepArrays:
         """The steps that `chosen` (bool or int [n]) picks."""
-        return StepArrays(
-            self.prefill[chosen],
-            self.batch[chosen],
-            self.prompt_len[chosen],
-            self.context[chosen],
-            self.new_tokens[chosen],
-        )
+        return StepArrays(*(getattr(self, item.name)[chosen] for item in fields(self)))
 
 
 @dataclass(frozen=True)
@@ -122,21 +116,13 @@ class OperatorColumn:
 
     def at(self, chosen: Array) -> OperatorColumn:
         """The column at the steps that `chosen` (bool or int [n]) picks."""
-        return OperatorColumn(
-            self.operator,
-            self.group,
-            self.count,
-            self.dtype,
-            self.rows[chosen],
-            self.flops[chosen],
-            self.weight_bytes[chosen],
-            self.kv_bytes[chosen],
-            self.activation_bytes[chosen],
-            {cause: values[chosen] for cause, values in self.avoidable_flops.items()},
-            {cause: values[chosen] for cause, values in self.avoidable_bytes.items()},
-            self.last_rows,
-            self.shape,
-            self.heads,
+        sums = ("rows", "flops", "weight_bytes", "kv_bytes", "activation_bytes")
+        arrays: dict[str, Any] = {name: getattr(self, name)[chosen] for name in sums}
+        return replace(
+            self,
+            **arrays,
+            avoidable_flops={cause: values[chosen] for cause, values in self.avoidable_flops.items()},
+            avoidable_bytes={cause: values[chosen] for cause, values in self.avoidable_bytes.items()},
         )
 
 
