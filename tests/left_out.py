@@ -1,4 +1,4 @@
-"""Published figures against ranges that have not seen their card, or their model."""
+"""Leave-one-out test of the published figures: each compared with a range made without its GPU, or its model."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from profiler.predict.published_efficiency import attained_by, family_of, steps_
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A figure, and the range of its step from others' figures alone."""
+    """A figure, compared with the range for its step that only the other figures give."""
 
     point: Published
     inside: bool
     width: float
-    """Upper over lower."""
+    """The range's upper end / its lower end."""
 
 
 def family(point: Published) -> str:
@@ -27,43 +27,47 @@ def family(point: Published) -> str:
 
 @cache
 def left_out() -> tuple[LeftOut, ...]:
-    """Every published figure twice: by the range without its card and by the one without its model."""
-    found: list[LeftOut] = []
+    """Every published figure twice: compared with the range without its GPU, and with the one without its model."""
+    results: list[LeftOut] = []
     for name in ("gpu", "model"):
         for value in sorted({getattr(point, name) for point in published()}):
-            mine = [point for point in published() if getattr(point, name) == value]
+            held_out = [point for point in published() if getattr(point, name) == value]
             others = [point for point in published() if getattr(point, name) != value]
-            for kind in sorted({point.kind for point in mine} & {point.kind for point in others}):
-                strayed = strays(others, kind)
-                for name_of in sorted({family(point) for point in mine if point.kind == kind}):
-                    told = attained_by(others, kind, name_of, strayed)
-                    for point in mine:
-                        if point.kind == kind and family(point) == name_of:
-                            span = told.range_s(steps_of([point]), point.phase)
+            for kind in sorted({point.kind for point in held_out} & {point.kind for point in others}):
+                spread = strays(others, kind)
+                for family_name in sorted({family(point) for point in held_out if point.kind == kind}):
+                    efficiency = attained_by(others, kind, family_name, spread)
+                    for point in held_out:
+                        if point.kind == kind and family(point) == family_name:
+                            span = efficiency.range_s(steps_of([point]), point.phase)
                             low, high = float(span.low_s[0]), float(span.high_s[0])
-                            found.append(LeftOut(point, 0.999 * low <= point.latency_s <= 1.001 * high, high / low))
-    return tuple(found)
+                            results.append(LeftOut(point, 0.999 * low <= point.latency_s <= 1.001 * high, high / low))
+    return tuple(results)
 
 
 def as_published_again() -> list[float]:
-    """How far, as |log|, figures of compiled decodes lie from the median of what other engines or sources publish of
-    the same card, model, format and batch, with nearly as much to stream: no model of cards and models is nearer."""
-    found: list[float] = []
-    of_kind = [point for point in published() if point.kind == "compiled" and point.phase == "decode"]
-    for point in of_kind:
-        again = [
+    """Distances |log| of compiled decode figures from the median of what other engines or sources publish.
+
+    Compares figures of the same GPU, model, format and batch that stream nearly as many bytes. No model of GPUs and
+    models can come nearer than these.
+    """
+    distances: list[float] = []
+    decodes = [point for point in published() if point.kind == "compiled" and point.phase == "decode"]
+    for point in decodes:
+        replicas = [
             math.log(other.latency_s / _bytes(other))
-            for other in of_kind
+            for other in decodes
             if _cell(other) == _cell(point)
             and (other.engine, other.source) != (point.engine, point.source)
-            and abs(math.log(_bytes(other) / _bytes(point))) < _NEAR
+            and abs(math.log(_bytes(other) / _bytes(point))) < _MOST_LOG_BYTES
         ]
-        if again:
-            found.append(abs(math.log(point.latency_s / _bytes(point)) - statistics.median(again)))
-    return found
+        if replicas:
+            distances.append(abs(math.log(point.latency_s / _bytes(point)) - statistics.median(replicas)))
+    return distances
 
 
-_NEAR = 0.1
+_MOST_LOG_BYTES = 0.1
+"""Two figures stream nearly as many bytes if the log of their ratio is below this."""
 
 
 def _cell(point: Published) -> tuple[str, str, str, int]:

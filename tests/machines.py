@@ -1,4 +1,4 @@
-"""Machines for tests: this CPU, and this CPU under a clock or a telemetry of the test's own."""
+"""Machines for tests: this CPU, with the test's clock or telemetry where it has one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HOST = machine_for(CPU)
 
 
 class SmallMachine(Machine):
-    """This CPU, as if it had a cache of a MiB and 3 GiB of memory, so that its roofs are measured on small buffers."""
+    """This CPU with an assumed cache of 1 MiB and 3 GiB of memory, so its roofs are measured on small buffers."""
 
     @cached_property
     def info(self) -> Device:
@@ -27,5 +27,5 @@ class SmallMachine(Machine):
 
 
 def small(**parts: Any) -> SmallMachine:
-    """A SmallMachine with a clock or a source of the test's own."""
+    """A SmallMachine whose clock or other `parts` the test supplies."""
     return SmallMachine(CPU, **parts)

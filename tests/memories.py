@@ -1,4 +1,4 @@
-"""A memory for tests: torch's operations take the time that a device of known caches would need, and do nothing."""
+"""A simulated memory: torch operations do nothing, and take the time that a device of known caches would need."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _SIMULATED = {"sum", "copy_", "add", "mm", "addmm", "linear"}
 
 
 class SimulatedMemory(TorchDispatchMode):
-    """Within it, an operation over so many bytes takes a call and them / `bytes_per_s(bytes)`, by its own clock.
+    """A torch mode with its own clock: an operation over n bytes takes `call_s` + n / `bytes_per_s(n)` seconds.
 
-    Buffers are never filled, so that they take no memory.
+    Buffers are never filled, so they take no memory.
     """
 
     ahead = False
@@ -32,7 +32,7 @@ class SimulatedMemory(TorchDispatchMode):
         self.call_s = call_s
         self.now_s = 0.0
         self.footprints: dict[str, set[int]] = {}
-        """Distinct bytes that calls of an operation touched, by its name."""
+        """The distinct byte counts that calls touched, by the operation's name."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
@@ -55,7 +55,7 @@ class SimulatedMemory(TorchDispatchMode):
 
 
 class SimulatedMachine(SmallMachine):
-    """A machine with such a memory, which tells of so large a cache; without a word, of SmallMachine's MiB."""
+    """A machine with a `SimulatedMemory`, `available_bytes` of memory and a last-level cache of `cache_bytes`."""
 
     def __init__(self, memory: SimulatedMemory, available_bytes: int = 64 << 30, cache_bytes: int = 1 << 20) -> None:
         super().__init__(CPU, clock=memory)

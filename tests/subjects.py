@@ -1,4 +1,4 @@
-"""Subjects for tests of probes: a small model on this CPU, and roofs of caches whose sizes are planted."""
+"""Subjects for tests of probes: a small model on this CPU, and roofs with a cache of known size."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ PLANTED = Roof(1e10, 1e10, 1e10, 9, "planted")
 
 
 def subject_of(model: str, **options: Any) -> tuple[Subject, Any]:
-    """The model in a folder, ready to be stepped over a grid, and its config."""
-    asked = {"prompt_lens": [6], "batch_sizes": [2], "new_tokens": 4, **options}
-    prepared = prepare(Options(model=model, device="cpu", **asked))
+    """Load the model of a folder. Returns (the subject, ready to step over its grid; the model's config)."""
+    defaults = {"prompt_lens": [6], "batch_sizes": [2], "new_tokens": 4}
+    prepared = prepare(Options(model=model, device="cpu", **defaults | options))
     loaded = load(prepared.request, prepared.config)
     work, grid = walk(loaded.module), prepared.grid
     engines = make_engines(prepared, loaded, work, HOST)
@@ -29,7 +29,7 @@ def subject_of(model: str, **options: Any) -> tuple[Subject, Any]:
 
 
 def of_caches(first_slow: int) -> Ceilings:
-    """A memory that is ten times slower from `first_slow` bytes on, up to 8 MiB."""
+    """Ceilings of a memory that reads sizes from `first_slow` bytes up to 8 MiB ten times slower than smaller ones."""
     sizes = [1 << power for power in range(16, 24)]
     curve = tuple(CurvePoint(size, 1e10 if size >= first_slow else 1e11) for size in sizes)
     return Ceilings({}, {READ: PLANTED}, sizes[-1], beyond_cache=True, curve=curve)

@@ -1,4 +1,4 @@
-"""The examples ask of this program what it takes; their own tools' keys were checked against those tools' schemas."""
+"""The examples use commands and options that exist. The keys of their tools were checked against the tools' schemas."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 def commands(name: str) -> tuple[dict[str, str], list[str]]:
-    """(environment, the commands that it runs)."""
+    """(the example's environment variables, the commands that it runs)."""
     content = yaml.safe_load((EXAMPLES / name).read_text())
     if name == "skypilot.yaml":
         return content["envs"], content["run"].splitlines()
@@ -28,11 +28,11 @@ def commands(name: str) -> tuple[dict[str, str], list[str]]:
 def test_an_example_asks_what_this_program_takes(name: str) -> None:
     environment, lines = commands(name)
     assert environment["MODEL"] in card_names()
-    asked = [shlex.split(Template(line).substitute(environment)) for line in lines if line.startswith("roofscope ")]
-    assert [words[1] for words in asked] == ["doctor", "run"]
-    known = typer.main.get_command(app)
-    for _, command, *arguments in asked:
-        known.get_command(None, command).make_context(command, list(arguments))  # type: ignore[attr-defined]
+    calls = [shlex.split(Template(line).substitute(environment)) for line in lines if line.startswith("roofscope ")]
+    assert [words[1] for words in calls] == ["doctor", "run"]
+    group = typer.main.get_command(app)
+    for _, command, *arguments in calls:
+        group.get_command(None, command).make_context(command, list(arguments))  # type: ignore[attr-defined]
 
 
 def test_both_examples_run_the_same_grid() -> None:

@@ -68,7 +68,9 @@ def _kind(item: Field[object], default: object) -> object:
     """What the command line reads an option as: what its default is, a text where that is none."""
     if item.name == "out":
         return Path | None
-    return type(default) if default is not None else str | None
+    if default is not None:
+        return type(default)
+    return float | None if str(item.type).startswith("float") else str | None
 
 
 def one_of(value: str, option: str, known: tuple[str, ...]) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,6 +32,7 @@ def run(
     **asked: Any,
 ) -> None:
     """Profile a model: roofs, prefill and decode over the grid, and what bounds each cell."""
+    began_s = time.time()
     one_of(output_format, "--format", ("table", "json"))
     options = Options(**asked)
     from profiler.report.progress import make_listener
@@ -58,7 +61,7 @@ def run(
             return
         prepared = prepare(options) if resume is None else prepare_resume(resume, options)
         try:
-            result = execute(prepared, listener, group=group)
+            result = execute(prepared, listener, group=group, spent_s=max(0.0, time.time() - began_s))
         except RankError as error:
             listener.close()
             raise RankError(f"{error}; what was measured is in {prepared.out}.") from error
@@ -78,7 +81,7 @@ def run(
 
 def _refuse_gaps(runs: Sequence[Run]) -> None:
     """End with the code for gaps, where any of these runs has a cell without a number or a part that failed."""
-    if any(len(run.measured) < len(run.results) or run.document.missing for run in runs):
+    if any(run.document.missing or any(math.isnan(row.latency_s) for row in run.results) for run in runs):
         raise typer.Exit(EXIT_INCOMPLETE)
 
 

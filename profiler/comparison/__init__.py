@@ -1,1 +1,1 @@
-"""`compare` and `gate`: two runs, or other tools' results, cell by cell."""
+"""Compare runs or other tools' results cell by cell: the `compare` and `gate` commands."""

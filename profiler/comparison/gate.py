@@ -1,4 +1,4 @@
-"""The verdict of a gate over all cells of a comparison: pass, slower, or inconclusive and what would settle it."""
+"""The verdict of a gate over all cells of a comparison: pass, slower, or inconclusive with the time that it lacks."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ Outcome = Literal["pass", "slower", "inconclusive", "not comparable"]
 # A 95 % interval is two standard deviations wide on each side (JCGM 100:2008, 6.2).
 _COVERAGE = 2.0
 ALONE = 2.0
-"""By this many times what is allowed no single cell may be slower in a gate that passes."""
-# Fewer cells do not tell how far changes of cells lie apart.
+"""In a gate that passes, no single cell may be slower by this multiple of the threshold."""
+# Fewer cells do not give the variance between cells.
 _LEAST_POOLED = 4
-# Fewer cells do not tell how far the changes of single cells scatter in these two runs.
-_LEAST_TELLING = 8
-# The median distance from the median, as one standard deviation of a normal distribution.
+# Fewer cells do not show how far single cells scatter in these two runs.
+_LEAST_SCATTERED = 8
+# Standard deviation of a normal distribution / its median absolute deviation.
 _MAD_TO_SIGMA = 1.4826
-# A cell that needs a hundred times its visits lies at the threshold itself.
+# A cell that needs more than a hundred times its visits is at the threshold itself.
 _MOST_VISITS = 100.0
-# exp(700) is near the largest number that there is.
+# exp(700) is near the largest float64.
 _MOST_LOGARITHM = 700.0
 
 
 @dataclass(frozen=True)
 class Gated:
-    """One cell under the gate."""
+    """One cell with the gate's decision."""
 
     change: Change
     estimate: float
-    """Its change as all cells of its phase together suggest it."""
+    """The cell's change, pooled with all cells of its phase."""
     low: float
     high: float
-    """95 %."""
+    """95 % interval of the estimate."""
     alone_high: float
-    """The upper end of what its own visits leave possible."""
+    """Upper end of the 95 % interval from the cell's own visits only."""
     decision: Decision
     more_s: float
-    """Seconds of further visits, in each of both runs, after which it would be decided; 0 where it is, and where nobody
-    knows how long a visit takes, infinite where no budget would."""
+    """Seconds of further visits, per run, that would decide the cell. 0 if it is decided, or if the time of a visit is
+    unknown; infinite if no budget would decide it."""
     drifted: bool = False
-    """Whether no budget would for the machine's own drift alone: on a still machine further visits would tell."""
+    """Whether only the machine's own drift makes `more_s` infinite: on a stable machine further visits would decide."""
 
 
 @dataclass(frozen=True)
@@ -59,19 +59,21 @@ class PhaseGate:
     threshold: float
     cells: tuple[Gated, ...]
     estimate: float
-    """The mean change of its cells; NaN where all of them were disturbed."""
+    """Mean change of the cells; NaN if all of them were disturbed."""
     low: float
     high: float
-    """Its 95 % interval; infinite where all were."""
+    """95 % interval of the mean; infinite if all cells were disturbed."""
     is_claim: bool
-    """Whether that mean rests on more than one visit each of a few cells."""
+    """Whether the mean rests on more than single visits to a few cells."""
 
     @property
     def decision(self) -> Decision:
-        """Slower where one cell or all together are beyond doubt. A pass says two things of every cell: with what the
-        others show it is no slower than allowed, and by its own visits not by twice that. All must hold, so that a
-        slower cell passes no more often among many than alone (an intersection-union test: Berger, Technometrics 24,
-        1982, 295-300)."""
+        """Slower if one cell, or the mean of all, is slower than allowed with 95 % confidence.
+
+        A pass requires two things of every cell: its pooled change is at most the threshold, and its own visits exclude
+        twice the threshold. All cells must meet both, so a slower cell passes no more often among many than by itself
+        (an intersection-union test: Berger, Technometrics 24, 1982, 295-300).
+        """
         if (self.is_claim and self.low > self.threshold) or any(cell.decision == "slower" for cell in self.cells):
             return "slower"
         return "pass" if all(cell.decision == "pass" for cell in self.cells) else "open"
@@ -79,7 +81,7 @@ class PhaseGate:
 
 @dataclass(frozen=True)
 class Gate:
-    """The answer to: is anything slower than that?"""
+    """A comparison with the decisions on its phases: is anything slower than allowed?"""
 
     comparison: Comparison
     phases: tuple[PhaseGate, ...]
@@ -99,13 +101,12 @@ class Gate:
 
     @property
     def more_s(self) -> float:
-        """Seconds of further visits in each of both runs that would decide what is open; infinite where none would."""
+        """Seconds of further visits, per run, that would decide all open cells; infinite if no budget would."""
         return sum(cell.more_s for cell in self.cells)
 
 
 def gate(comparison: Comparison, thresholds: Mapping[Phase, float]) -> Gate:
-    """Decide by phase; a phase without a threshold is not looked at, one without a cell has nothing to say, and of two
-    sides that are not comparable nothing is decided."""
+    """Decide every phase that has both a threshold and a cell; none if the two sides are not comparable."""
     phases = []
     for phase in PHASES if comparison.comparable else ():
         changes = [item for item in comparison.changes if item.asked.phase == phase]
@@ -116,13 +117,13 @@ def gate(comparison: Comparison, thresholds: Mapping[Phase, float]) -> Gate:
 
 @dataclass(frozen=True)
 class _Pool:
-    """A random-effects summary of some changes, in logarithms."""
+    """A random-effects summary of changes, in logarithms."""
 
     mean: float
     variance: float
-    """Of the mean."""
+    """Variance of the mean."""
     between: float
-    """Variance between cells, beyond what their own intervals explain."""
+    """Variance between cells that their own intervals do not explain."""
 
 
 def _phase_gate(phase: Phase, threshold: float, changes: Sequence[Change]) -> PhaseGate:
@@ -136,22 +137,20 @@ def _phase_gate(phase: Phase, threshold: float, changes: Sequence[Change]) -> Ph
         own, own_variance = math.log1p(item.change), _own_variance(item)
         mean, variance, weight = _shrunk(own, own_variance, pool) if pool and item in fair else (own, own_variance, 1.0)
         half_width = _COVERAGE * math.sqrt(variance + shared**2)
-        deviation = math.sqrt(scatter**2 * own_variance + shared**2)
-        beyond = _COVERAGE * deviation
+        own_half_width = _COVERAGE * math.sqrt(scatter**2 * own_variance + shared**2)
         decision: Decision = "open"
-        # Of many cells one with a few visits is bound to look slower: what is claimed must come from all together.
-        known_by_itself = item.visits >= LEAST_VISITS or weight < 0.5
-        if not item.disturbed and known_by_itself:
+        # Among many cells, one with a few visits looks slower by chance: then the estimate must rest on all of them.
+        if not item.disturbed and (item.visits >= LEAST_VISITS or weight < 0.5):
             if mean - half_width > limit:
                 decision = "slower"
-            elif mean + half_width <= limit and own + beyond <= limit_alone:
+            elif mean + half_width <= limit and own + own_half_width <= limit_alone:
                 decision = "pass"
         more_s = still_s = 0.0
         if decision == "open":
             more_s, still_s = (
                 max(
                     _more_s(item, abs(mean - limit), half_width, fixed),
-                    _more_s(item, abs(own - limit_alone), beyond, fixed),
+                    _more_s(item, abs(own - limit_alone), own_half_width, fixed),
                 )
                 for fixed in (_COVERAGE * shared, 0.0)
             )
@@ -161,7 +160,7 @@ def _phase_gate(phase: Phase, threshold: float, changes: Sequence[Change]) -> Ph
                 estimate=math.expm1(mean),
                 low=math.expm1(mean - half_width),
                 high=_share(mean + half_width),
-                alone_high=_share(own + beyond),
+                alone_high=_share(own + own_half_width),
                 decision=decision,
                 more_s=more_s,
                 drifted=still_s < more_s == math.inf,
@@ -176,44 +175,46 @@ def _phase_gate(phase: Phase, threshold: float, changes: Sequence[Change]) -> Ph
 
 
 def _share(logarithm: float) -> float:
-    """A change by its logarithm; infinite where no number holds it."""
+    """The change that has this logarithm; infinite above the range of a float."""
     return math.expm1(logarithm) if logarithm < _MOST_LOGARITHM else math.inf
 
 
 def _scatter(changes: Sequence[Change]) -> float:
-    """By how much cells scatter about their middle, in units of what their own intervals say; 1 where they are few.
+    """Scatter of cells about their median, in units of their own standard deviations; 1 for fewer than eight cells.
 
-    Four visits make wide intervals, since they hardly know their own spread; many cells together know it. It is taken
-    from the middle of the cells, so that some that did change do not count (an empirical null: Efron, Journal of the
-    American Statistical Association 99, 2004, 96-104; the factor for few: Croux and Rousseeuw, COMPSTAT 1992, 411-428).
-    Never above 1: an interval is not widened by cells that did change.
+    Four visits give wide intervals, because they say little about their own spread; many cells together show it. The
+    scatter is taken about the median, so a few cells that did change do not count (an empirical null: Efron, Journal
+    of the American Statistical Association 99, 2004, 96-104; small-sample factor: Croux and Rousseeuw, COMPSTAT 1992,
+    411-428). At most 1: cells that did change do not widen an interval.
     """
-    many = len(changes)
-    if many < _LEAST_TELLING:
+    count = len(changes)
+    if count < _LEAST_SCATTERED:
         return 1.0
     middle = median(math.log1p(item.change) for item in changes)
-    apart = [abs(math.log1p(item.change) - middle) / math.sqrt(_own_variance(item)) for item in changes]
-    return min(1.0, _MAD_TO_SIGMA * median(apart) * many / (many - 0.8))
+    distances = [abs(math.log1p(item.change) - middle) / math.sqrt(_own_variance(item)) for item in changes]
+    return min(1.0, _MAD_TO_SIGMA * median(distances) * count / (count - 0.8))
 
 
 def _shared(change: Change) -> float:
-    """One standard deviation of the error that all cells share: the machine's part, and its drift within each run."""
+    """Standard deviation of the error that all cells share: the machine's part, and its drift within each run."""
     return math.hypot(change.machine_half_width / _COVERAGE, change.before.drift, change.after.drift)
 
 
 def _own_variance(change: Change) -> float:
-    """Of the logarithm of a cell's change, without the machine's part.
+    """Variance of the logarithm of a cell's change, without the machine's part.
 
-    What a run takes for a drift of all cells may as well be scatter of each, so that it counts here too: cells are not
-    to stand apart from their phase for less than their whole intervals.
+    A run's common drift may be scatter of each cell instead, so it counts here too: a cell differs from its phase only
+    beyond its whole interval.
     """
     half_width = (math.log1p(change.high) - math.log1p(change.low)) / 2
     return max(1e-12, half_width**2 - change.machine_half_width**2) / _COVERAGE**2
 
 
 def _pooled(changes: Sequence[Change]) -> _Pool:
-    """All changes of a phase together, by a random-effects model (DerSimonian and Laird, Controlled Clinical Trials 7,
-    1986, 177-188): cells may differ from each other by more than their own intervals say."""
+    """Pool the changes of a phase with a random-effects model: cells may differ by more than their own intervals.
+
+    Source: DerSimonian and Laird, Controlled Clinical Trials 7, 1986, 177-188.
+    """
     values = [math.log1p(item.change) for item in changes]
     variances = [_own_variance(item) for item in changes]
     weights = [1 / variance for variance in variances]
@@ -231,10 +232,10 @@ def _pooled(changes: Sequence[Change]) -> _Pool:
 
 
 def _shrunk(value: float, variance: float, pool: _Pool) -> tuple[float, float, float]:
-    """(mean, variance, weight of its own figure) of one cell, drawn towards its phase by as much as cells agree.
+    """(mean, variance, weight of the own value) of one cell, shrunk towards its phase by as much as cells agree.
 
-    Estimates that are shrunk so need no further correction for their number (Gelman, Hill and Yajima, Journal of
-    Research on Educational Effectiveness 5, 2012, 189-211).
+    Shrunk estimates need no further correction for multiple comparisons (Gelman, Hill and Yajima, Journal of Research
+    on Educational Effectiveness 5, 2012, 189-211).
     """
     if math.isinf(pool.between):
         return value, variance, 1.0
@@ -244,8 +245,10 @@ def _shrunk(value: float, variance: float, pool: _Pool) -> tuple[float, float, f
 
 
 def _more_s(change: Change, gap: float, half_width: float, fixed: float) -> float:
-    """Seconds of further visits that would narrow a cell's interval to its distance from the threshold; `fixed` is the
-    part of its half width that no visit narrows, the machine's own and its drift."""
+    """Seconds of further visits that would narrow a cell's half width to `gap`, its distance from the threshold.
+
+    `fixed` is the part of the half width that no visit narrows: the machine's own change and its drift.
+    """
     visits = max(1, change.visits)
     factor = (half_width**2 - fixed**2) / (gap**2 - fixed**2) if gap > fixed else math.inf
     if factor > _MOST_VISITS:

@@ -1,4 +1,4 @@
-"""The answer of a gate as a line for CI, rows, JSON, JUnit and GitHub annotations."""
+"""Format a gate as a line for CI, table rows, JSON, JUnit and GitHub annotations."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _WORDS = {"pass": "pass", "slower": "SLOWER", "open": "open"}
 
 
 def gate_line(gate: Gate) -> str:
-    """The answer in one line."""
+    """The outcome in one line, with the limits and the change of each phase."""
     if gate.outcome == "not comparable":
-        reasons = [item.words for item in gate.comparison.differences if item.weight == "refuses"]
-        return f"not comparable: {'; '.join(reasons)}; `roofscope compare --anyway` shows them side by side"
+        refusal = gate.comparison.refusal
+        return f"not comparable: {refusal}; `roofscope compare --anyway` shows them side by side"
     limits = ", ".join(f"{phase.phase} {signed(phase.threshold)}" for phase in gate.phases)
-    told = "; ".join(_phase_words(phase) for phase in gate.phases)
+    phases = "; ".join(_phase_words(phase) for phase in gate.phases)
     if gate.outcome == "pass":
-        return f"pass: nothing is slower than allowed ({limits}), no cell by twice that: {told}"
+        return f"pass: nothing is slower than allowed ({limits}), no cell by twice that: {phases}"
     if gate.outcome == "slower":
-        return f"slower beyond doubt than allowed ({limits}): {told}{_worst(gate)}"
-    return f"cannot tell (allowed: {limits}): {told}; {budget_words(gate)}"
+        return f"slower beyond doubt than allowed ({limits}): {phases}{_worst(gate)}"
+    return f"cannot tell (allowed: {limits}): {phases}; {budget_words(gate)}"
 
 
 def _phase_words(phase: PhaseGate) -> str:
@@ -48,40 +48,40 @@ def _worst(gate: Gate) -> str:
 
 
 def budget_words(gate: Gate) -> str:
-    """How much more time would tell; for some cells none would, so near is the threshold or so restless the machine."""
+    """What would decide the open cells: more budget, more repetitions, or a quiet machine."""
     open_cells = [cell for cell in gate.cells if cell.decision == "open"]
     disturbed = [cell for cell in open_cells if cell.change.disturbed]
     if disturbed:
         cells = several(len(disturbed), "cell was", "cells were")
         cores = max(cell.change.foreign_cores for cell in disturbed)
-        return f"{cells} measured while others kept up to {cores:.1f} cores busy: measure again in quiet"
-    untold = sum(not cell.change.visits for cell in open_cells)
+        return f"{cells} measured while others kept up to {cores:.1f} cores busy: measure again on a quiet machine"
+    without_spread = sum(not cell.change.visits for cell in open_cells)
     open_cells = [cell for cell in open_cells if cell.change.visits]
-    told = [cell for cell in open_cells if 0 < cell.more_s < math.inf]
-    # Another tool's file does not tell what a repetition costs.
+    budgets_s = [cell.more_s for cell in open_cells if 0 < cell.more_s < math.inf]
+    # Another tool's file does not say how long a repetition takes.
     untimed = sum(not cell.more_s for cell in open_cells)
     drifted = sum(cell.drifted for cell in open_cells)
-    never = len(open_cells) - len(told) - untimed - drifted
+    at_threshold = len(open_cells) - len(budgets_s) - untimed - drifted
     parts = []
-    if told:
-        cells, needed = several(len(told), "cell needs", "cells need"), clock_time(sum(cell.more_s for cell in told))
-        parts.append(f"{cells} about {needed} min more of --budget in each of the two runs")
+    if budgets_s:
+        cells, budget = several(len(budgets_s), "cell needs", "cells need"), clock_time(sum(budgets_s))
+        parts.append(f"{cells} about {budget} min more of --budget in each of the two runs")
     if untimed:
         parts.append(f"{several(untimed, 'cell needs', 'cells need')} more repetitions")
-    if untold:
-        parts.append(f"{several(untold, 'cell needs', 'cells need')} a file that tells each repetition")
-    if never:
-        parts.append(f"{several(never, 'lies', 'lie')} at the threshold itself, where no budget helps")
+    if without_spread:
+        parts.append(f"{several(without_spread, 'cell needs', 'cells need')} a file with every repetition")
+    if at_threshold:
+        parts.append(f"{several(at_threshold, 'is', 'are')} at the threshold itself, where no budget helps")
     if drifted:
         cells = several(drifted, "cell", "cells")
         parts.append(
             f"in {cells} the machine itself drifted by as much as is allowed: measure again on a quiet machine"
         )
-    return ", ".join(parts) or "no cell stands on its own"
+    return ", ".join(parts) or "too few visits to decide a single cell"
 
 
 def gate_rows(gate: Gate) -> list[list[str]]:
-    """Every cell under the gate, in the order of the columns."""
+    """One row per cell with the gate's decision, in the order of `GATE_COLUMNS`."""
     return [
         [
             cell.change.asked.name,
@@ -97,14 +97,14 @@ def gate_rows(gate: Gate) -> list[list[str]]:
 
 
 def _word(cell: Gated, threshold: float) -> str:
-    """A cell's answer; what looks slower and is not called so says why."""
+    """The decision on a cell; one that looks slower and is open comes with the reason."""
     if cell.decision == "open" and cell.low > threshold:
         return "open: disturbed" if cell.change.disturbed else "open: few visits"
     return _WORDS[cell.decision]
 
 
 def gate_json(gate: Gate) -> dict[str, object]:
-    """The document of `roofscope gate --format json`: that of compare, with the gate's words beside it."""
+    """The document of `roofscope gate --format json`: that of `compare`, with the outcome and decisions added."""
     cells = [
         {
             **change_json(cell.change),
@@ -142,8 +142,10 @@ def _finite(value: float) -> float | None:
 
 
 def gate_junit(gate: Gate) -> str:
-    """JUnit XML: a test a cell; slower ones fail, open ones are skipped, and what is not comparable is one test that
-    cannot be run (https://llg.cubic.org/docs/junit/)."""
+    """JUnit XML with one test per cell: slower cells fail, open cells are skipped.
+
+    Sides that are not comparable give one test with an error. Format: https://llg.cubic.org/docs/junit/.
+    """
     slower = sum(cell.decision == "slower" for cell in gate.cells)
     still_open = sum(cell.decision == "open" for cell in gate.cells)
     phases = [phase for phase in gate.phases if phase.decision == "slower"]
@@ -172,12 +174,12 @@ def gate_junit(gate: Gate) -> str:
 
 
 def _junit_case(suite: ElementTree.Element, cell: Gated) -> None:
-    asked = cell.change.asked
+    cell_id = cell.change.asked
     case = ElementTree.SubElement(
         suite,
         "testcase",
-        classname=f"roofscope.{asked.phase}",
-        name=asked.name,
+        classname=f"roofscope.{cell_id.phase}",
+        name=cell_id.name,
         time=f"{cell.change.after.median_s:.6g}",
     )
     if cell.decision == "slower":
@@ -191,7 +193,7 @@ def _cell_words(cell: Gated) -> str:
 
 
 def gate_github(gate: Gate) -> str:
-    """Workflow commands that GitHub shows as annotations: an error a slower cell, a notice for the whole."""
+    """GitHub workflow commands (annotations): one for the outcome, an error per slower cell, notices on the machine."""
     level = {"pass": "notice", "inconclusive": "warning"}.get(gate.outcome, "error")
     lines = [_annotation(level, "roofscope gate", gate_line(gate))]
     for cell in gate.cells:
@@ -202,15 +204,15 @@ def gate_github(gate: Gate) -> str:
 
 
 def _annotation(level: str, title: str, message: str) -> str:
-    """`::error title=...::...`, escaped as GitHub's own toolkit does (actions/toolkit, command.ts)."""
+    """`::error title=...::...`, escaped as in actions/toolkit, command.ts."""
     data = message.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
     name = title.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A").replace(":", "%3A").replace(",", "%2C")
     return f"::{level} title={name}::{data}"
 
 
-def _document(gate: Gate) -> str:
-    return json.dumps(gate_json(gate), indent=2)
-
-
-GATE_FORMATS: Mapping[str, Callable[[Gate], str]] = {"json": _document, "junit": gate_junit, "github": gate_github}
-"""The texts that a gate can be printed as, beside its table."""
+GATE_FORMATS: Mapping[str, Callable[[Gate], str]] = {
+    "json": lambda gate: json.dumps(gate_json(gate), indent=2),
+    "junit": gate_junit,
+    "github": gate_github,
+}
+"""The formats that a gate is printed in besides its table."""

@@ -1,4 +1,4 @@
-"""A comparison on the terminal: tables of changes, history and gate."""
+"""Print a comparison, a history or a gate on the terminal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from profiler.report.console import MOST_ROWS, long_table
 
 
 def print_changes(comparison: Comparison, console: Console) -> None:
-    """Print two runs held against each other: the answer, what differs, every cell."""
+    """Print the comparison of two runs: the answer, the settings that differ, and a table of cells."""
     console.print()
     for sentence in comparison_sentences(comparison):
         console.print(Text(sentence, style="bold"))
@@ -40,13 +40,13 @@ def _print_sides(comparison: Comparison, console: Console) -> None:
 
 
 def print_differences(comparison: Comparison, console: Console) -> None:
-    """Print what is not the same on both sides, a line each."""
+    """Print the settings that differ between the sides, one per line."""
     for line in difference_lines(comparison):
         console.print(Text(line))
 
 
 def print_history(history: History, console: Console) -> None:
-    """Print several runs, oldest first, a column each."""
+    """Print several runs, oldest first, one column each."""
     console.print()
     for sentence in history_sentences(history):
         console.print(Text(sentence, style="bold"))
@@ -56,12 +56,12 @@ def print_history(history: History, console: Console) -> None:
     for number in runs:
         side = history.sides[number]
         console.print(Text(f"run {number}: {side.name} ({side.created or side.tool})", style="dim"))
-    if left := len(history.sides) - len(runs):
-        console.print(Text(f"{left} more runs, at which fewer cells changed or none: --format json has them all"))
+    if omitted := len(history.sides) - len(runs):
+        console.print(Text(f"{omitted} more runs, at which fewer cells changed or none: --format json has them all"))
 
 
 def print_gate(gate: Gate, console: Console) -> None:
-    """Print a gate: its answer in a line, what differs, every cell."""
+    """Print a gate: its outcome in one line, the settings that differ, and a table of cells."""
     console.print(Text(gate_line(gate), style="bold"))
     for sentence in machine_sentences(gate.comparison):
         console.print(Text(sentence))

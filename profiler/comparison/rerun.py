@@ -1,4 +1,4 @@
-"""A gate that measures its new side: the grid of the base, with the time spent where the answer is open."""
+"""`gate --rerun`: measure the grid of a base run again, with extra visits to the cells that stay open."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from profiler.run.pipeline import execute
 from profiler.run.stages import Listener
 from profiler.run.validate import prepare_rerun
 
-# The sweep itself gets this share of the budget; what it leaves and the rest go to what is open.
+# Share of the budget for the sweep; the rest, and what the sweep leaves, goes to open cells.
 _SWEEP_SHARE = 0.4
 _MOST_ROUNDS = 50
 _SEED = 0
 
 
 def rerun(base: Path, max_slowdown: str, options: Options, listener: Listener) -> Gate:
-    """Measure the grid of a run anew and gate it against that run; `options` as in `prepare_rerun`.
+    """Measure the grid of `base` again and gate the new run against it; `options` as in `prepare_rerun`.
 
-    Raises RequestError where the run cannot be repeated here.
+    Raises RequestError if the run cannot be repeated on this machine.
     """
     limits = thresholds(max_slowdown)
     prepared = prepare_rerun(base, options)
@@ -43,11 +43,11 @@ def rerun(base: Path, max_slowdown: str, options: Options, listener: Listener) -
 
 
 def _refuse_another_machine(base: Path, before: Side, machine: Machine) -> None:
-    """What could be held against nothing is not measured. Raises RequestError."""
+    """Raise RequestError, before anything is measured, if `base` comes from a machine that is not comparable."""
     facts = machine.source.facts()
-    known = {"device": machine.info.name, **({PROCESSOR: str(facts[PROCESSOR])} if facts.get(PROCESSOR) else {})}
-    found = differences(before, replace(before, settings={**before.settings, **known}))
-    reasons = [item.words for item in found if item.weight == "refuses"]
+    here = {"device": machine.info.name, **({PROCESSOR: str(facts[PROCESSOR])} if facts.get(PROCESSOR) else {})}
+    after = replace(before, settings={**before.settings, **here})
+    reasons = [item.words for item in differences(before, after) if item.weight == "refuses"]
     if reasons:
         raise RequestError(f"{base} is of another machine: {'; '.join(reasons)}. Measure a base on this one.")
 
@@ -64,39 +64,40 @@ def visits_of_open(
     on_round: Callable[[], None] = lambda: None,
     **named: object,
 ) -> Iterator[Visit | Gap]:
-    """A sweep, and then round after round of those cells alone that a gate against `before` leaves open.
+    """Sweep the grid, then visit in rounds only the cells that a gate against `before` leaves open.
 
-    The rounds are shuffled (seeded), so that drift hits all open cells alike, and end with the budget.
+    The order within a round is shuffled (seeded), so drift affects all open cells alike. Rounds end with the budget.
     """
     start_s = machine.now_s()
-    seen: dict[Cell, list[Visit]] = {}
-    short = replace(plan, budget_s=_SWEEP_SHARE * plan.budget_s)
-    held = {"machine": machine, "vocab_size": vocab_size, "own_bytes": own_bytes}
-    for outcome in sweep(engines, short, on_round=on_round, **held, **named):  # type: ignore[arg-type]
+    visits: dict[Cell, list[Visit]] = {}
+    short_plan = replace(plan, budget_s=_SWEEP_SHARE * plan.budget_s)
+    context = {"machine": machine, "vocab_size": vocab_size, "own_bytes": own_bytes}
+    for outcome in sweep(engines, short_plan, on_round=on_round, **context, **named):  # type: ignore[arg-type]
         if isinstance(outcome, Visit):
-            seen.setdefault(outcome.cell, []).append(outcome)
+            visits.setdefault(outcome.cell, []).append(outcome)
         yield outcome
     bench, shuffle = VisitContext(machine, vocab_size, own_bytes), random.Random(_SEED)
-    rounds = 1 + max((visit.round for visits in seen.values() for visit in visits), default=0)
+    rounds = 1 + max((visit.round for of_cell in visits.values() for visit in of_cell), default=0)
     for round_number in range(rounds, rounds + _MOST_ROUNDS):
-        still_open = open_cells(before, limits, seen)
+        still_open = open_cells(before, limits, visits)
         shuffle.shuffle(still_open)
         on_round()
         for cell in still_open:
-            if machine.now_s() - start_s + seen[cell][-1].wall_s > plan.budget_s:
+            if machine.now_s() - start_s + visits[cell][-1].wall_s > plan.budget_s:
                 return
-            outcome = visit_safely(engines[cell.engine], cell, round_number, bench)
-            if isinstance(outcome, Visit):
-                seen[cell].append(outcome)
-            yield outcome
+            visited = visit_safely(engines[cell.engine], cell, round_number, bench)
+            if visited is None:
+                return
+            if isinstance(visited, Visit):
+                visits[cell].append(visited)
+            yield visited
         if not still_open:
             return
 
 
-def open_cells(before: Side, limits: Mapping[Phase, float], seen: Mapping[Cell, list[Visit]]) -> list[Cell]:
-    """The cells that a gate leaves open as far as they are measured."""
-    cells: dict[CellId, Cell] = {cell_id(key): key.cell for cell in seen for key in cell.keys}
-    after = replace(before, cells=timed_cells(seen), witness=None)
-    found = gate(compare_sides(before, after), limits)
-    waiting = [item.change.asked for item in found.cells if item.decision == "open"]
-    return list(dict.fromkeys(cells[asked] for asked in waiting if asked in cells))
+def open_cells(before: Side, limits: Mapping[Phase, float], visits: Mapping[Cell, list[Visit]]) -> list[Cell]:
+    """The cells that a gate against `before` leaves open after these visits."""
+    cells: dict[CellId, Cell] = {cell_id(key): key.cell for cell in visits for key in cell.keys}
+    after = replace(before, cells=timed_cells(visits), witness=None)
+    ids = [item.change.asked for item in gate(compare_sides(before, after), limits).cells if item.decision == "open"]
+    return list(dict.fromkeys(cells[key] for key in ids if key in cells))

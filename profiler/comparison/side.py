@@ -23,33 +23,33 @@ from profiler.store.folder import Run, read_gathered, read_run
 from profiler.units import duration, scaled
 
 Weight = Literal["refuses", "explains", "context"]
-"""What a difference means: the two are not to be compared, it may explain a change, or it hardly matters."""
+"""Effect of a difference: it forbids a comparison, may explain a change, or hardly matters."""
 
-PROCESSOR, NOT_TOLD = "processor", "not told"
-"""A CPU's family and model, which older runs do not tell: several have one name, such as AMD EPYC."""
+PROCESSOR, NOT_TOLD = "processor", "not recorded"
+"""A CPU's family and model, which older runs did not record; several CPUs have one name, such as AMD EPYC."""
 
 _REFUSING = ("model", "parameters", "architecture", "device", PROCESSOR)
 _CONTEXT = ("memory", "budget")
-# Clocks of one card differ by a few MHz from look to look.
+# Readings of one GPU's clock differ by a few MHz.
 _CLOCK_TOLERANCE = 0.02
 
 
 class CellId(NamedTuple):
-    """What was asked for: never a column that the number of new tokens shifts."""
+    """The requested phase and sizes of a cell, without columns that depend on the number of new tokens."""
 
     phase: Phase
     batch_size: int
     prompt_len: int
     context_len: int
-    """Cached tokens before the step: 0 where a prompt was prefilled."""
+    """Cached tokens before the step; 0 if a prompt was prefilled."""
     engine: str = ""
-    """Empty where the sides have no engine in common."""
+    """Empty if the sides have no engine in common."""
     settings: tuple[tuple[str, str], ...] = ()
-    """What else tells cells of one side apart, by name: another tool's file may hold a sweep of threads."""
+    """(name, value) of settings that differ between cells of one side, such as a sweep of threads in a file."""
 
     @property
     def depth(self) -> int:
-        """Tokens in the cache when decoding begins, or the prompt."""
+        """Prompt tokens, or cached tokens if no prompt was prefilled."""
         return self.prompt_len or self.context_len
 
     @property
@@ -62,47 +62,48 @@ class CellId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """One cell's time on one side."""
+    """The time of one cell on one side."""
 
     median_s: float
     low_s: float
     high_s: float
-    """Its 95 % interval; the median itself, twice, where nothing is known of its spread."""
+    """95 % interval; both ends equal the median if its spread is unknown."""
     visits: int
-    """0 where another tool's file does not tell how often it was measured, or how far that lay apart."""
+    """0 if another tool's file gives no number of repetitions, or no spread."""
     terms: Mapping[str, float] = field(default_factory=dict)
-    """The split in seconds; empty where it is not known."""
+    """Time breakdown in seconds; empty if it is not known."""
     half_widths_s: Mapping[str, float] = field(default_factory=dict)
+    """Half width of each term's 95 % interval."""
     drift: float = 0.0
-    """One standard deviation of what all cells of the run did together, as a share: more cells do not average it."""
+    """Standard deviation of the drift that all cells of the run share, as a share; more cells do not average it out."""
     visit_s: float = 0.0
-    """Wall seconds of one visit."""
+    """Wall time of one visit; 0 if it is not known."""
     foreign_cores: float = 0.0
-    """CPU cores that others kept busy meanwhile."""
+    """CPU cores that other processes kept busy during the visits."""
 
 
 @dataclass(frozen=True)
 class MachineState:
-    """What one run knows of its machine, apart from its cells: the roofs and the same small work again and again."""
+    """The measured roofs of a run's machine, and the readings of its drift probe."""
 
     memory_bytes_per_s: float
     memory_half_width: float
     compute_flops_per_s: float
     compute_half_width: float
     roofs_at_unix_s: float
-    """When the roofs were measured: two runs of a day may share them."""
+    """When the roofs were measured; two runs of one day may share them."""
     looks: tuple[DriftReading, ...] = ()
 
 
 @dataclass(frozen=True)
 class Side:
-    """One side of a comparison: a run folder, or a file of another tool."""
+    """One side of a comparison: a run folder, or another tool's file."""
 
     name: str
     created: str
     tool: str
     settings: Mapping[str, str]
-    """Everything that two sides may differ in, by name, the most telling first."""
+    """Settings that two sides may differ in, by name, the most important first."""
     cells: Mapping[CellId, Timed]
     clock_hz: float | None = None
     witness: MachineState | None = None
@@ -110,13 +111,13 @@ class Side:
 
     @property
     def engines(self) -> tuple[str, ...]:
-        """The engines of its cells, in their order."""
-        return tuple(dict.fromkeys(asked.engine for asked in self.cells))
+        """The distinct engines of the cells, in order of appearance."""
+        return tuple(dict.fromkeys(cell.engine for cell in self.cells))
 
 
 @dataclass(frozen=True)
 class SettingDifference:
-    """Something that is not the same on both sides."""
+    """A setting whose value differs between the sides."""
 
     name: str
     before: str
@@ -130,16 +131,17 @@ class SettingDifference:
 
 
 def differences(before: Side, after: Side) -> tuple[SettingDifference, ...]:
-    """What is not the same on both sides: what refuses a comparison first, then what may explain a change."""
-    found = [
+    """Settings that differ between the sides: first those that forbid a comparison, then those that may explain it."""
+    items = [
         _difference(name, before.settings[name], after.settings[name])
         for name in before.settings
         if name in after.settings and before.settings[name] != after.settings[name]
     ]
     if before.clock_hz and after.clock_hz and abs(after.clock_hz / before.clock_hz - 1) > _CLOCK_TOLERANCE:
-        found.append(SettingDifference("clock", _mhz(before.clock_hz), _mhz(after.clock_hz), "explains"))
+        first, second = (f"{clock_hz / 1e6:.0f} MHz" for clock_hz in (before.clock_hz, after.clock_hz))
+        items.append(SettingDifference("clock", first, second, "explains"))
     order = ("refuses", "explains", "context")
-    return tuple(sorted(found, key=lambda item: order.index(item.weight)))
+    return tuple(sorted(items, key=lambda item: order.index(item.weight)))
 
 
 def _difference(name: str, before: str, after: str) -> SettingDifference:
@@ -149,40 +151,36 @@ def _difference(name: str, before: str, after: str) -> SettingDifference:
     return SettingDifference(name, before, after, weight)
 
 
-def _mhz(clock_hz: float) -> str:
-    return f"{clock_hz / 1e6:.0f} MHz"
-
-
 def aligned(sides: Sequence[Side]) -> list[Mapping[CellId, Timed]]:
-    """The cells of each side by keys that all of them share.
+    """The cells of each side under keys that are comparable between sides.
 
-    Where no engine is common, as for two tools, each side stands with its first one. Other tools know no difference
-    between a cache that a prompt has filled and one that was filled directly: with one of them, depth alone counts.
-    Settings that differ within one side tell the cells of all of them apart.
+    Without a common engine, as for two tools, each side contributes its first engine. Other tools do not distinguish a
+    cache that a prompt filled from one that was filled directly, so with them only the depth counts. Settings that
+    differ within one side become part of every key.
     """
     common = set.intersection(*(set(side.engines) for side in sides))
     by_depth = len({side.tool for side in sides}) > 1 or any(side.tool != "roofscope" for side in sides)
-    swept = tuple(dict.fromkeys(name for side in sides for asked in side.cells for name, _ in asked.settings))
+    swept = tuple(dict.fromkeys(name for side in sides for cell in side.cells for name, _ in cell.settings))
     return [dict(_keyed(side, bool(common), by_depth, swept)) for side in sides]
 
 
 def _keyed(side: Side, by_engine: bool, by_depth: bool, swept: Sequence[str]) -> Iterator[tuple[CellId, Timed]]:
     engines = side.engines if by_engine else side.engines[:1]
-    for asked, timed in side.cells.items():
-        if asked.engine not in engines:
+    for cell, timed in side.cells.items():
+        if cell.engine not in engines:
             continue
-        prompted = asked._replace(prompt_len=asked.depth, context_len=0)
-        # Where this side has both of one depth, the one that was filled directly stays what it is.
-        if by_depth and asked.phase == "decode" and prompted not in side.cells:
-            asked = prompted
+        prompted = cell._replace(prompt_len=cell.depth, context_len=0)
+        # If this side has both cells of one depth, the one whose cache was filled directly keeps its own key.
+        if by_depth and cell.phase == "decode" and prompted not in side.cells:
+            cell = prompted
         if swept:
-            told = {**side.settings, **dict(asked.settings)}
-            asked = asked._replace(settings=tuple((name, told.get(name, NOT_TOLD)) for name in swept))
-        yield asked if by_engine else asked._replace(engine=""), timed
+            settings = {**side.settings, **dict(cell.settings)}
+            cell = cell._replace(settings=tuple((name, settings.get(name, NOT_TOLD)) for name in swept))
+        yield cell if by_engine else cell._replace(engine=""), timed
 
 
 def in_order(keys: Sequence[CellId]) -> list[CellId]:
-    """By phase, engine, batch and depth, as a table's rows stand."""
+    """Sort cells as in the rows of a table: by phase, engine, batch size, depth and settings."""
     return sorted(keys, key=lambda key: (PHASES.index(key.phase), key.engine, key.batch_size, key.depth, key.settings))
 
 
@@ -190,14 +188,14 @@ ROOFSCOPE = "roofscope"
 
 
 def read_side(path: Path) -> Side:
-    """A run folder, or a file of another tool, as one side of a comparison. Raises RunError or RequestError."""
+    """Read a run folder or another tool's file as one side of a comparison. Raises RunError or RequestError."""
     return side_of_file(read_foreign(path)) if path.is_file() else side_of_run(read_run(path))
 
 
 def side_of_run(run: Run) -> Side:
-    """A run as one side: its times estimated again from the raw samples, its splits as they were judged.
+    """Convert a run to one side: times are estimated anew from the samples, time breakdowns are those of the run.
 
-    Raises RunError for samples that cannot be read.
+    Raises RunError if the samples cannot be read.
     """
     document = run.document
     gathered = read_gathered(run.folder, document)
@@ -206,8 +204,8 @@ def side_of_run(run: Run) -> Side:
     busy = readings.busy_cores_elsewhere.median if readings and readings.busy_cores_elsewhere else 0.0
     cells = timed_cells(gathered.visits, gathered.looks, busy)
     for row in run.measured:
-        if (asked := cell_id(row.key)) in cells:
-            cells[asked] = _with_split(cells[asked], row, half_widths.get(row.key, {}))
+        if (key := cell_id(row.key)) in cells:
+            cells[key] = _with_split(cells[key], row, half_widths.get(row.key, {}))
     ceilings = document.ceilings.ceilings
     return Side(
         name=str(run.folder),
@@ -233,7 +231,7 @@ def _witness(ceilings: Ceilings, dtype: str, looks: Sequence[DriftReading]) -> M
 
 
 def cell_id(key: CellKey) -> CellId:
-    """What was asked for in a cell of a run."""
+    """The requested phase and sizes of a run's cell."""
     cell = key.cell
     return CellId(key.phase, cell.batch_size, cell.prompt_len, cell.context_len, cell.engine)
 
@@ -241,11 +239,12 @@ def cell_id(key: CellKey) -> CellId:
 def timed_cells(
     visits: Mapping[Cell, Sequence[Visit]], looks: Sequence[DriftReading] = (), busy_elsewhere: float = 0.0
 ) -> dict[CellId, Timed]:
-    """The time of every cell from its visits, by today's rules; without its split.
+    """The time of every cell, estimated from its visits, without a time breakdown.
 
-    `busy_elsewhere` are cores that others kept busy over the whole run: they count where visits were too short to see.
+    `busy_elsewhere` is the number of cores that other processes kept busy over the whole run. It is used for visits
+    that were too short to measure that themselves.
     """
-    samples = {key: phase_samples(key.phase, known) for cell, known in visits.items() if known for key in cell.keys}
+    samples = {key: phase_samples(key.phase, rows) for cell, rows in visits.items() if rows for key in cell.keys}
     spreads: dict[Phase, VisitSpread] = {
         phase: spread_of(
             (phase_medians(phase, visits[key.cell]) for key in samples if key.phase == phase), swing(looks)
@@ -253,9 +252,9 @@ def timed_cells(
         for phase in PHASES
     }
     return {
-        cell_id(key): _timed(visits[key.cell], of_cell, spreads[key.phase], busy_elsewhere)
-        for key, of_cell in samples.items()
-        if any(of_cell)
+        cell_id(key): _timed(visits[key.cell], cell_samples, spreads[key.phase], busy_elsewhere)
+        for key, cell_samples in samples.items()
+        if any(cell_samples)
     }
 
 
@@ -278,21 +277,20 @@ def _timed(
 
 def _with_split(timed: Timed, row: CellResult, half_widths_s: Mapping[str, float]) -> Timed:
     terms = {name: getattr(row, name) for name in TERMS}
-    # The split is of the time as it was judged then; what today's rules make of that time is not explained.
+    # The breakdown sums to the run's own estimate, which may differ from the one made from its samples now.
     terms["unexplained_s"] += timed.median_s - row.latency_s
-    known = all(map(math.isfinite, terms.values()))
-    return replace(timed, terms=terms if known else {}, half_widths_s=half_widths_s)
+    complete = all(map(math.isfinite, terms.values()))
+    return replace(timed, terms=terms if complete else {}, half_widths_s=half_widths_s)
 
 
 def _settings(document: RunDocument) -> dict[str, str]:
-    """Everything that two runs may differ in, what decides most first.
+    """Settings that two runs may differ in, the most important first.
 
-    A folder's or a GGUF file's name is no identity, since a model before and after a change have one each.
+    The name of a folder or a GGUF file does not identify a model: a changed model may have another folder.
     """
     model, device, engine = document.model, document.device, document.engine
-    named = model.kind in ("card", "hub")
     settings = {
-        "model" if named else "model's name": model.id,
+        "model" if model.kind in ("card", "hub") else "model's name": model.id,
         "parameters": str(model.params),
         "architecture": model.architecture,
         "device": device.name,
@@ -300,7 +298,7 @@ def _settings(document: RunDocument) -> dict[str, str]:
         "revision": model.revision or "-",
         "precision": model.precision,
         "compute dtype": model.compute_dtype,
-        "double quantisation": _yes(model.double_quant),
+        "double quantisation": "yes" if model.double_quant else "no",
         "weights": model.weights,
         "attention": model.attention,
         "engine": ", ".join(engine.names),
@@ -308,12 +306,11 @@ def _settings(document: RunDocument) -> dict[str, str]:
         "offloaded": ", ".join(sorted(model.offloaded_bytes)) or "nothing",
         "new tokens": str(document.grid.new_tokens),
     }
-    for where, path in document.counting.paths.items():
-        settings |= {f"{where}: {name}": str(value) for name, value in asdict(path).items()}
+    for phase, path in document.counting.paths.items():
+        settings |= {f"{phase}: {name}": str(value) for name, value in asdict(path).items()}
     settings |= {name: version for name, version in document.software.items() if name != "system"}
     settings["system"] = document.software.get("system", "-")
-    known = {name: value for name, value in document.health.settings.items() if name != PROCESSOR or value}
-    settings |= {name: str(value) for name, value in known.items()}
+    settings |= {name: str(value) for name, value in document.health.settings.items() if name != PROCESSOR or value}
     settings["roofscope"] = document.roofscope
     settings["last-level cache"] = scaled(device.last_level_cache_bytes, "B")
     settings["instructions"] = device.compute_capability
@@ -322,43 +319,38 @@ def _settings(document: RunDocument) -> dict[str, str]:
     return settings
 
 
-def _yes(value: bool) -> str:
-    return "yes" if value else "no"
-
-
 def side_of_file(file: ForeignFile) -> Side:
-    """Another tool's file as one side; what names no shape is left out.
+    """Convert another tool's file to one side; figures without a shape are left out.
 
-    Raises RequestError for two figures of one shape that nothing tells apart.
+    Raises RequestError if two figures have one shape and no setting distinguishes them.
     """
     cells: dict[CellId, Timed] = {}
     for figure in file.figures:
         if not figure.has_step:
             continue
-        asked, timed = _asked(figure), _foreign(figure)
-        if asked in cells:
-            times = f"{duration(cells[asked].median_s)} and {duration(timed.median_s)}"
+        key, timed = _figure_id(figure), _foreign(figure)
+        if key in cells:
+            times = f"{duration(cells[key].median_s)} and {duration(timed.median_s)}"
             raise RequestError(
-                f"{file.name} holds {asked.name} more than once, {times}, and nothing that tells them apart: keep one."
+                f"{file.name} holds {key.name} more than once, {times}, and no setting distinguishes them: keep one."
             )
-        cells[asked] = timed
+        cells[key] = timed
     return Side(file.name, file.created, file.tool, dict(file.settings), cells)
 
 
-def _asked(figure: Figure) -> CellId:
-    """What was asked for: of a server the sequences that it was allowed, however many there came to be."""
+def _figure_id(figure: Figure) -> CellId:
+    # For a server the requested batch is its concurrency limit, however many sequences ran.
     batch_size = figure.cap or figure.batch_size or 1
     prompt_len, context_len = figure.prompt_len or 0, figure.context_len or 0
     return CellId(figure.step_phase, batch_size, prompt_len, context_len, "", figure.settings)
 
 
 def _foreign(figure: Figure) -> Timed:
-    """A foreign figure's time, of a decode that of a token; each repetition of it is a visit of its own.
+    """The time of another tool's figure, per token for a decode; each repetition counts as a visit.
 
-    How far another tool's repetitions lie apart they alone tell: two or three that agree by luck claim nothing, which
-    is what Student's t is for (Biometrika 6, 1908, 1-25). One without a spread is known no better than one visit with
-    the usual spread, and none at all stands behind a spread of nobody knows how many repetitions. What a file rounds is
-    known no better than to half of its last digit.
+    The spread comes only from the repetitions, so Student's t widens the interval of two or three that agree by chance
+    (Biometrika 6, 1908, 1-25). A figure without a spread gets the interval of one visit with the usual spread. A spread
+    over an unknown number of repetitions counts as no visit. Rounding adds half of the last digit.
     """
     middle, visits = figure.seconds, figure.repeats
     low, high = middle - figure.half_width_s, middle + figure.half_width_s
@@ -376,4 +368,4 @@ def _foreign(figure: Figure) -> Timed:
 
 
 _ONCE = estimate([[1.0]])
-"""A time that was measured once, as a share of it."""
+"""The interval of a time that was measured once, as shares of that time."""

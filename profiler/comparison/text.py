@@ -1,4 +1,4 @@
-"""Changes between runs as sentences, rows and JSON."""
+"""Format changes between runs as sentences, table rows and JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from profiler.comparison.compare import Change, Comparison, History
-from profiler.comparison.side import NOT_TOLD, PROCESSOR, CellId, Timed
+from profiler.comparison.side import NOT_TOLD, PROCESSOR, Timed
 from profiler.judge.breakdown import TERM_NAMES, TERMS
 from profiler.stats import SAME, ChangeVerdict
 from profiler.units import duration, percent, several, signed_duration
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
 CHANGE_COLUMNS = ("cell", "before", "after", "change", "interval", "verdict", "moved, or why not")
-# A difference between machines that is smaller than this is not worth a sentence.
-_WORTH_SAYING = 0.005
+# A smaller shift of the machine gets no sentence.
+_LEAST_SHIFT = 0.005
 _MOST_SENTENCES = 5
 _NO_TERM = "no term stands out"
 _MOST_RUNS = 6
-"""Columns that a terminal has room for."""
+"""Columns that fit on a terminal."""
 
 
 def signed(share: float) -> str:
@@ -32,7 +32,7 @@ def signed(share: float) -> str:
 
 
 def change_words(change: Change) -> str:
-    """`7.1 % (5.9 to 8.3) slower: dispatch +2.10 ms of +2.30 ms`; what was divided out is named."""
+    """`7.1 % (5.9 to 8.3) slower: dispatch +2.10 ms of +2.30 ms`, or `inconclusive (one visit each)`."""
     if change.verdict not in ("slower", "faster"):
         return f"{change.verdict} ({change.because or interval_words(change)})"
     sign = 1 if change.verdict == "slower" else -1
@@ -43,7 +43,7 @@ def change_words(change: Change) -> str:
 
 
 def moved_words(change: Change) -> str:
-    """`dispatch +2.10 ms of +2.30 ms`; nothing where no split is known."""
+    """`dispatch +2.10 ms of +2.30 ms`; empty without a time breakdown."""
     if change.moved is None:
         return _NO_TERM if change.terms else ""
     return (
@@ -53,7 +53,7 @@ def moved_words(change: Change) -> str:
 
 
 def moved_briefly(change: Change) -> str:
-    """`dispatch +2.10 ms`, for a row that holds the rest."""
+    """`dispatch +2.10 ms`, for a table row; empty without a claimed change."""
     if change.moved is None:
         return _NO_TERM if change.terms and change.verdict in ("slower", "faster") else ""
     return f"{TERM_NAMES[change.moved]} {signed_duration(change.terms[change.moved])}"
@@ -65,66 +65,63 @@ def interval_words(change: Change) -> str:
 
 
 def comparison_sentences(comparison: Comparison) -> list[str]:
-    """The answer: how many cells changed, the machine's own part, and the cells that changed most."""
+    """Sentences on how many cells changed, the machine's own part, and the cells that changed most."""
     if not comparison.comparable:
         return [f"Not comparable ({comparison.refusal}): side by side, without a verdict."]
     counts = Counter(item.verdict for item in comparison.changes)
-    told = [several(counts[name], f"is {word}", f"are {word}") for name, word in _COUNTED if counts[name]]
-    unclear = several(counts["inconclusive"], "cannot be told", "cannot be told") if counts["inconclusive"] else ""
+    verdicts = [several(counts[name], f"is {word}", f"are {word}") for name, word in _VERDICT_WORDS if counts[name]]
     cells = several(len(comparison.changes), "cell", "cells")
-    found = [f"Of {cells} {', '.join([*told, *([unclear] if unclear else [])])}{_alone(comparison)}."]
-    found += machine_sentences(comparison)
-    claimed = [item for item in comparison.changes if item.verdict in ("slower", "faster")]
-    claimed.sort(key=lambda item: -abs(math.log1p(item.change)))
-    found += [f"{item.asked.name} is {change_words(item)}." for item in claimed[:_MOST_SENTENCES]]
-    unclaimed = Counter(item.because for item in comparison.changes if item.because)
-    if unclaimed:
-        told = [f"{several(n, 'cell', 'cells')} ({why})" for why, n in unclaimed.most_common(3)]
-        found.append(f"Not claimed: {', '.join(told)}.")
-    return found
+    unmatched = ""
+    if comparison.only_before or comparison.only_after:
+        first = several(comparison.only_before, "cell is", "cells are")
+        unmatched = f"; {first} only in the first, {comparison.only_after} only in the second"
+    sentences = [f"Of {cells} {', '.join(verdicts)}{unmatched}.", *machine_sentences(comparison)]
+    claims = [item for item in comparison.changes if item.verdict in ("slower", "faster")]
+    claims.sort(key=lambda item: -abs(math.log1p(item.change)))
+    sentences += [f"{item.asked.name} is {change_words(item)}." for item in claims[:_MOST_SENTENCES]]
+    reasons = Counter(item.because for item in comparison.changes if item.because)
+    if reasons:
+        groups = [f"{several(count, 'cell', 'cells')} ({why})" for why, count in reasons.most_common(3)]
+        sentences.append(f"No verdict: {', '.join(groups)}.")
+    return sentences
 
 
-_COUNTED: tuple[tuple[ChangeVerdict, str], ...] = (
+_VERDICT_WORDS: tuple[tuple[ChangeVerdict, str], ...] = (
     ("slower", "slower"),
     ("faster", "faster"),
     ("same", "the same"),
+    ("inconclusive", "inconclusive"),
 )
 
 
-def _alone(comparison: Comparison) -> str:
-    if not comparison.only_before and not comparison.only_after:
-        return ""
-    first = several(comparison.only_before, "cell stands", "cells stand")
-    return f"; {first} in the first alone, {comparison.only_after} in the second"
-
-
 def machine_sentences(comparison: Comparison) -> list[str]:
-    """What the machine itself did, where that is beyond doubt."""
-    found = []
+    """Sentences on the claimed shifts of the machine itself, one per resource."""
+    sentences = []
     for shift in comparison.shifts:
-        if shift.is_claim and abs(shift.ratio - 1) > _WORTH_SAYING:
+        if shift.is_claim and abs(shift.ratio - 1) > _LEAST_SHIFT:
             word = "slower" if shift.ratio > 1 else "faster"
             by = f"{100 * abs(shift.ratio - 1):.0f} % {word}"
             roof_ratio = shift.roof_ratio if shift.told_by == "sentinel" else None
             roofs = f", and its roof by {signed(roof_ratio - 1)} of time" if roof_ratio else ""
             divided = any(item.machine for item in comparison.changes)
-            told = "changes are told without it, times with it" if divided else "nothing is divided out"
-            found.append(f"The machine itself was {by} at {shift.resource} (its {shift.told_by}{roofs}); {told}.")
-    return found
+            effect = "changes exclude this, times include it" if divided else "changes and times include it"
+            sentences.append(f"The machine itself was {by} at {shift.resource} (its {shift.told_by}{roofs}); {effect}.")
+    return sentences
 
 
 def difference_lines(comparison: Comparison) -> list[str]:
-    """What is not the same, what may explain a change on top, and what of the machines is not known."""
-    lines = [f"differs: {item.words}" for item in comparison.differences]
-    sides = (comparison.before, comparison.after)
-    untold = [side.settings.get(PROCESSOR) for side in sides] == [NOT_TOLD, NOT_TOLD]
-    name = comparison.before.settings.get("device", "")
-    unknown = f"neither run tells its processor's family: several are named {name}"
-    return (lines or ["nothing that is known differs between the two"]) + ([unknown] if untold else [])
+    """Lines on the settings that differ, the most important first, and on processors that neither run recorded."""
+    lines = [f"differs: {item.words}" for item in comparison.differences] or [
+        "no known setting differs between the two"
+    ]
+    if all(side.settings.get(PROCESSOR) == NOT_TOLD for side in (comparison.before, comparison.after)):
+        name = comparison.before.settings.get("device", "")
+        lines.append(f"neither run recorded its processor's family: several are named {name}")
+    return lines
 
 
 def change_rows(comparison: Comparison, most: int | None = None) -> list[list[str]]:
-    """The first `most` cells, or every one, in the order of the columns."""
+    """One row per cell, at most `most`, in the order of `CHANGE_COLUMNS`."""
     return [
         [
             item.asked.name,
@@ -140,24 +137,19 @@ def change_rows(comparison: Comparison, most: int | None = None) -> list[list[st
 
 
 def column_words(comparison: Comparison) -> str:
-    """What the columns of those rows hold, and when a verdict is open."""
+    """A legend for the rows: what `change` means, and what makes a verdict inconclusive."""
     divided = any(item.machine for item in comparison.changes)
-    own = "taken off (times hold it)" if divided else "not taken off"
-    words = f"change: after over before, the machine's own drift {own}"
+    drift = "taken off (times include it)" if divided else "not taken off"
+    words = f"change: after over before, the machine's own drift {drift}"
     if not comparison.comparable or all(item.verdict != "inconclusive" for item in comparison.changes):
         return words
     return f"{words}; inconclusive: its interval holds 0 and more than {percent(SAME)}, or as the last column says"
 
 
-def cell_json(asked: CellId) -> dict[str, object]:
-    """The columns that tell a cell."""
-    return dict(asked._asdict())
-
-
 def change_json(change: Change) -> dict[str, object]:
-    """One cell of the contract; what is not known is null."""
+    """One cell of the JSON document; unknown values are null."""
     return {
-        **cell_json(change.asked),
+        **change.asked._asdict(),
         "before_s": change.before.median_s,
         "after_s": change.after.median_s,
         "change": change.change,
@@ -189,7 +181,7 @@ def comparison_json(comparison: Comparison) -> dict[str, object]:
 
 
 def changes_frame(comparison: Comparison) -> pd.DataFrame:
-    """The cells as a table: a row each, the gain of every term a column of its own."""
+    """One row per cell; each term of the time breakdown has a column with the seconds that it gained."""
     import pandas as pd
 
     rows = []
@@ -201,16 +193,16 @@ def changes_frame(comparison: Comparison) -> pd.DataFrame:
 
 
 def selected_history(history: History) -> list[int]:
-    """The runs that a table has room for: the first, the last, and those at which most cells changed."""
+    """Indices of the runs that fit in a table: the first, the last, and those at which most cells changed."""
     last = len(history.sides) - 1
     if last < _MOST_RUNS:
         return list(range(last + 1))
-    changed = [number for number, _ in _steps(history).most_common() if 0 < number < last]
-    return sorted({0, last, *changed[: _MOST_RUNS - 2]})
+    inner = [number for number, _ in _changed_cells(history).most_common() if 0 < number < last]
+    return sorted({0, last, *inner[: _MOST_RUNS - 2]})
 
 
 def history_rows(history: History, runs: Sequence[int]) -> list[list[str]]:
-    """A cell a row, each of `runs` a column: its time, and what changed at that step."""
+    """One row per cell, one column per run of `runs`: the time, and the change at that run."""
     rows = []
     for cell in history.cells:
         steps = {step.at: step.change for step in cell.steps}
@@ -218,8 +210,8 @@ def history_rows(history: History, runs: Sequence[int]) -> list[list[str]]:
     return rows
 
 
-def _steps(history: History) -> Counter[int]:
-    """How many cells changed at each run."""
+def _changed_cells(history: History) -> Counter[int]:
+    """Number of cells that changed at each run."""
     return Counter(step.at for cell in history.cells for step in cell.steps)
 
 
@@ -230,30 +222,32 @@ def _time_words(timed: Timed | None, change: Change | None) -> str:
 
 
 def history_sentences(history: History) -> list[str]:
-    """The steps at which most cells changed, with what differed there."""
-    at = _steps(history)
-    refused = [item.words for of_run in history.differences for item in of_run if item.weight == "refuses"]
-    found = [f"Not comparable throughout ({'; '.join(dict.fromkeys(refused))}): side by side there."] if refused else []
-    for number in sorted(number for number, _ in at.most_common(_MOST_RUNS)):
+    """Sentences on the runs at which most cells changed, with the settings that differ there."""
+    changed_cells = _changed_cells(history)
+    refusals = [item.words for run in history.differences for item in run if item.weight == "refuses"]
+    sentences = []
+    if refusals:
+        sentences.append(f"Not comparable throughout ({'; '.join(dict.fromkeys(refusals))}): side by side there.")
+    for number in sorted(number for number, _ in changed_cells.most_common(_MOST_RUNS)):
         reasons = [item.words for item in history.differences[number]][:3]
         why = f" ({', '.join(reasons)})" if reasons else ""
-        there = sum(cell.times[number] is not None for cell in history.cells)
-        found.append(f"At {history.sides[number].name} {at[number]} of {there} cells changed{why}.")
+        cells = sum(cell.times[number] is not None for cell in history.cells)
+        sentences.append(f"At {history.sides[number].name} {changed_cells[number]} of {cells} cells changed{why}.")
         changes = [step.change for cell in history.cells for step in cell.steps if step.at == number]
         worst = max(changes, key=lambda item: abs(math.log1p(item.change)))
-        found.append(f"{worst.asked.name} became {change_words(worst)}.")
-    return found or [f"No cell changed over {len(history.sides)} runs, as far as can be told."]
+        sentences.append(f"{worst.asked.name} became {change_words(worst)}.")
+    return sentences or [f"No change of a cell was found over {len(history.sides)} runs."]
 
 
 def history_json(history: History) -> dict[str, object]:
-    """The document of `roofscope compare` of more than two runs."""
+    """The document of `roofscope compare` for more than two runs."""
     return {
         "runs": [{"name": side.name, "created": side.created, "tool": side.tool} for side in history.sides],
-        "differences": [[asdict(item) for item in of_run] for of_run in history.differences],
+        "differences": [[asdict(item) for item in run] for run in history.differences],
         "answer": history_sentences(history),
         "cells": [
             {
-                **cell_json(cell.asked),
+                **cell.asked._asdict(),
                 "times_s": [None if timed is None else timed.median_s for timed in cell.times],
                 "steps": [{"at": step.at, **change_json(step.change)} for step in cell.steps],
             }

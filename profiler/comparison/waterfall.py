@@ -1,4 +1,4 @@
-"""The waterfall between two runs: what each term of the time breakdown gained."""
+"""The waterfall picture between two runs: the time that each term of the time breakdown gained."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from profiler.store.folder import Run
 
 
 def waterfall(runs: Sequence[Run]) -> Figure:
-    """The cells of each phase that changed most between the first run and the last: what each term gained.
+    """Draw the cells of each phase that changed most between the first run and the last, with each term's gain.
 
-    Raises RequestError where the two are not comparable or have no cell with a split in common.
+    Raises RequestError if the two are not comparable, or have no cell with a time breakdown in common.
     """
     comparison = compare_sides(side_of_run(runs[0]), side_of_run(runs[-1]))
     if not comparison.comparable:
         raise RequestError(f"not comparable: {comparison.refusal}. `devices` draws both under their own roofs.")
     shown = [change for phase in reversed(PHASES) for change in _most_changed(comparison.changes, phase)]
     if not shown:
-        raise RequestError(f"{runs[0].folder} and {runs[-1].folder} have no cell with a split in common.")
+        raise RequestError(f"{runs[0].folder} and {runs[-1].folder} have no cell with a time breakdown in common.")
     panels = [
         Panel(
             f"{change.asked.name}: {change.verdict}",
@@ -39,8 +39,8 @@ def waterfall(runs: Sequence[Run]) -> Figure:
 
 
 def _most_changed(changes: Sequence[Change], phase: str) -> list[Change]:
-    known = [change for change in changes if change.asked.phase == phase and change.terms]
-    return sorted(known, key=lambda change: -abs(change.change))[:PANELS_A_PHASE]
+    changes = [change for change in changes if change.asked.phase == phase and change.terms]
+    return sorted(changes, key=lambda change: -abs(change.change))[:PANELS_A_PHASE]
 
 
 COMPARISONS["waterfall"] = waterfall

@@ -254,3 +254,17 @@ BETWEEN_MODULES = "between modules"
 def _faster(replay: Replay, earlier: Replay | None) -> Replay:
     """The faster of two measurements, which was disturbed less."""
     return replay if earlier is None or replay.whole.median_s <= earlier.whole.median_s else earlier
+
+
+@dataclass(frozen=True)
+class ForecastTime(Fact, kind="forecast"):
+    """The forecast time of a cell that the run did not reach, from its measured cells."""
+
+    key: CellKey
+    latency_s: float
+    low_s: float
+    high_s: float
+    """Nine in ten such forecasts lie between `low_s` and `high_s`."""
+
+    def merge_into(self, merged: MergedFacts) -> None:
+        merged.forecasts[self.key] = self

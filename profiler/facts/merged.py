@@ -7,7 +7,7 @@ from typing import TypeVar, cast
 
 from profiler.facts.dispatch import Dispatch
 from profiler.facts.fact import Fact
-from profiler.facts.measurements import GenerateSteps, Hooked, QueueTrial, RankSteps, Replay, Trial
+from profiler.facts.measurements import ForecastTime, GenerateSteps, Hooked, QueueTrial, RankSteps, Replay, Trial
 from profiler.facts.roofs import DriftReading, RoofsRemeasured
 from profiler.facts.telemetry import Reading
 from profiler.facts.visits import Gap, Visit
@@ -26,6 +26,7 @@ class MergedFacts:
     generate_steps: dict[Cell, GenerateSteps] = field(default_factory=dict)
     visits: dict[Cell, list[Visit]] = field(default_factory=dict)
     gaps: dict[Cell, Gap] = field(default_factory=dict)
+    forecasts: dict[CellKey, ForecastTime] = field(default_factory=dict)
     looks: list[DriftReading] = field(default_factory=list)
     roofs_again: list[RoofsRemeasured] = field(default_factory=list)
     """The roofs at the end of the run (of each part of a resumed one); empty in runs of older versions."""

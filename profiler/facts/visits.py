@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from profiler.facts.merged import MergedFacts
 
 
-Status = Literal["ok", "oom", "skipped", "failed"]
+Status = Literal["ok", "oom", "skipped", "failed", "forecast"]
 
 
 @dataclass(frozen=True, slots=True)

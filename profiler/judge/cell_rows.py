@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from profiler.facts.run_facts import Facts
-from profiler.facts.visits import Visit, phase_samples
+from profiler.facts.visits import Status, Visit, phase_samples
 from profiler.grid.cells import CellKey
 from profiler.judge.cells import CellResult, counted_row
 from profiler.judge.padding import RaggedStep
@@ -23,18 +23,24 @@ _ENERGY_TOLERANCE = 0.1
 
 def timed_row(facts: Facts, key: CellKey, time_s: Estimate | None) -> CellResult:
     """A cell's work and its time, before it is split."""
-    gap = facts.gaps.get(key.cell)
-    if time_s is None:
-        return counted_row(key, facts.operators[key], gap.status if gap else "skipped")
+    if time_s is not None:
+        row = _with_time(facts, key, "ok", time_s.median_s, time_s.low_s, time_s.high_s)
+        return replace(row, samples=time_s.samples, visits=len(phase_samples(key.phase, facts.visits[key.cell])))
+    gap, forecast = facts.gaps.get(key.cell), facts.forecasts.get(key)
+    if gap is None and forecast is not None:
+        return _with_time(facts, key, "forecast", forecast.latency_s, forecast.low_s, forecast.high_s)
+    return counted_row(key, facts.operators[key], gap.status if gap else "skipped")
+
+
+def _with_time(facts: Facts, key: CellKey, status: Status, latency_s: float, low_s: float, high_s: float) -> CellResult:
+    tokens = facts.grid.useful_tokens(key)
     return replace(
-        counted_row(key, facts.operators[key], "ok"),
-        latency_s=time_s.median_s,
-        latency_low_s=time_s.low_s,
-        latency_high_s=time_s.high_s,
-        samples=time_s.samples,
-        visits=len(phase_samples(key.phase, facts.visits[key.cell])),
-        tokens_per_s=facts.grid.useful_tokens(key) / time_s.median_s,
-        tokens_per_s_per_seq=facts.grid.useful_tokens(key) / key.cell.batch_size / time_s.median_s,
+        counted_row(key, facts.operators[key], status),
+        latency_s=latency_s,
+        latency_low_s=low_s,
+        latency_high_s=high_s,
+        tokens_per_s=tokens / latency_s,
+        tokens_per_s_per_seq=tokens / key.cell.batch_size / latency_s,
     )
 
 

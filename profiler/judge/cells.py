@@ -33,11 +33,11 @@ class CellResult:
     new_tokens: int
     """Tokens decoded after the prompt."""
     status: Status
-    """`ok`, `oom`, `skipped` or `failed`."""
+    """`ok`, `oom`, `skipped`, `failed`, or `forecast`: not reached within the budget, and forecast from the others."""
     latency_s: float = _UNKNOWN
     """Median time of the whole prompt, or of one decode step."""
     latency_low_s: float = _UNKNOWN
-    """Lower end of its 95 % interval."""
+    """Lower end of its 95 % interval; of a forecast, nine in ten lie within it."""
     latency_high_s: float = _UNKNOWN
     """Upper end of its 95 % interval."""
     samples: int | None = None

@@ -61,22 +61,28 @@ def replay_kernels(
     ceilings: Ceilings,
     budget_s: float,
     on_failure: Callable[[Exception], object] = lambda error: None,
+    expected_s: Mapping[CellKey, float] | None = None,
 ) -> Iterator[Replays]:
     """Each linear, attention core and bank of experts of each cell run alone, shape by shape.
 
     Of a linear that converts between formats, those kernels are run on their own as well. Cells whose linears see the
-    same rows, and find as much of their weights in a cache, share their replay. `budget_s` is for all of them; each is
-    visited once in any case. What fails is left out, after a call of `on_failure`. Raises DeviceError where the device
-    is lost.
+    same rows, and find as much of their weights in a cache, share their replay. `budget_s` is for all of them. The
+    calls of a step are left out where they are `expected_s` to take longer than what is left of it. What fails is left
+    out, after a call of `on_failure`. Raises DeviceError where the device is lost.
     """
     linears = replayable_linears(subject.work, linear_modules(subject.loaded.module))
     shapes = _alike(subject, linears, [key for cell in cells for key in cell.keys], ceilings)
+    end_s, expected_s = subject.machine.now_s() + budget_s, expected_s or {}
+
+    def has_time(key: CellKey) -> bool:
+        return key not in expected_s or subject.machine.now_s() + expected_s[key] <= end_s
+
     for users in shapes.values():
         share_s = budget_s * (1 - _CALLS_SHARE) / len(shapes)
         of_linears = partial(_linears_under_load, subject, linears, users[0], ceilings, share_s)
         yield Replays(tuple(users), _tolerated(of_linears, subject, on_failure))
     keys = [key for users in shapes.values() for key in users]
-    for key in keys:
+    for key in filter(has_time, keys):
         of_calls = partial(replay_single_calls, subject, key, ceilings, budget_s * _CALLS_SHARE / len(keys))
         yield Replays((key,), _tolerated(of_calls, subject, on_failure))
 

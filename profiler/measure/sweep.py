@@ -1,18 +1,19 @@
-"""The sweep: visit cells in interleaved rounds until intervals are narrow or the time is spent."""
+"""The sweep: which cell is visited when, until intervals are narrow or the time is spent."""
 
 from __future__ import annotations
 
 import itertools
+import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from profiler.device.machine import Machine
 from profiler.effort import STANDARD, Effort
 from profiler.engines.base import Engine
 from profiler.facts.visits import Gap, Visit, phase_medians, phase_samples
-from profiler.grid.cells import PHASES, Cell, Grid, Phase
-from profiler.measure.visit import VisitContext, visit_safely
+from profiler.grid.cells import PHASES, Cell, CellKey, Grid, Phase
+from profiler.measure.visit import MORE_PREFILLS, VisitContext, visit_safely
 from profiler.stats import (
     CLAIM_VISITS,
     LEAST_VISITS,
@@ -24,6 +25,8 @@ from profiler.stats import (
 )
 
 _SEED = 0
+USUAL_ATTAINED = 0.55
+"""Share of the roofline of half of all steps in the reference runs."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +34,11 @@ class Progress:
     """Where the sweep is."""
 
     cell: Cell
-    round: int
+    visit: int
+    """The number of this visit of the cell, from 1."""
     elapsed_s: float
     left_s: float
-    """Expected seconds to the end, from the visits so far; never more than the budget allows."""
-    visits: int
+    """Seconds to the end: what the budget leaves, or what the visits of a whole grid are expected to take."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +47,14 @@ class Plan:
 
     grid: Grid
     budget_s: float
+    whole: bool = False
+    """Whether every cell is visited twice, whatever the budget."""
     half_width: float = TARGET_HALF_WIDTH
     """Target half-width of the 95 % interval, as a share of the median."""
-    expected_s: Mapping[Cell, float] = field(default_factory=dict)
-    """Expected seconds a visit, used for the time left until a cell has been seen."""
+    floors_s: Mapping[CellKey, float] = field(default_factory=dict)
+    """The least seconds of each step, from which the time of a cell's first visit is estimated."""
+    late_s: float = math.inf
+    """Seconds beyond the budget at which a visit that is at work is given up."""
     effort: Effort = STANDARD
 
 
@@ -81,14 +88,17 @@ def sweep(
 ) -> Iterator[Visit | Gap]:
     """Visit the cells and yield each visit, and each cell that has no number, as it ends.
 
-    The first round goes from small to large, so that a cell that does not fit is met before larger ones, and is
-    always finished; later rounds are shuffled (seeded), visit only cells whose interval is still wide, and keep to the
-    budget: where it is not enough for a whole round, the cheapest cells have it. No cell is visited a third time before
-    all that the budget is enough for have had their second, which is what tells how far visits lie apart; engines are
-    visited in turn, a cell's one right after the other. `on_round` is called before each round
-    and tells by how much the machine's own time has swung so far. `fits` gives the reason why a cell cannot fit, or
-    None. `own_bytes` are held beside what each engine needs. `earlier` are the outcomes of an interrupted
-    sweep: its cells are known, and the first round visits only the others.
+    The order is that of what a visit teaches. First the corners of the grid, twice. Then each other cell once, the one
+    first that is furthest from all that were visited, since its forecast from them is least certain. Then a second
+    visit of each, which shows how far visits lie apart, and further ones where the interval is still wide, in shuffled
+    rounds (seeded). A cell's engines are visited one right after the other, every second time in reverse.
+
+    A visit begins only if it is expected to end within the budget; the cheapest cell is visited in any case. Of a
+    `whole` plan all cells have their two visits first, whatever they take.
+
+    `on_round` is called before each round and returns by how much the machine's own speed has swung so far. `fits`
+    gives the reason why a cell cannot fit, or None. `own_bytes` are held besides what each engine needs. `earlier` are
+    the outcomes of an interrupted sweep, whose cells are known.
     """
     seen = {cell: _Seen() for cell in plan.grid.cells}
     for outcome in earlier:
@@ -96,62 +106,167 @@ def sweep(
             seen[outcome.cell].gap = outcome
         else:
             seen[outcome.cell].visits.append(outcome)
-    bench = VisitContext(machine, vocab_size, own_bytes or {}, effort=plan.effort)
-    shuffle = random.Random(_SEED)
     start = machine.now_s()
-    costs = _Costs(plan.expected_s)
-    visits, swing = 0, 0.0
+    late_s = math.inf if plan.whole else start + plan.budget_s + plan.late_s
+    bench = VisitContext(machine, vocab_size, own_bytes or {}, effort=plan.effort, deadline_s=late_s)
+    costs = _Costs(plan.floors_s, plan.effort)
+    rounds = _Rounds(plan, seen, costs)
     no_memory = [cell for cell, state in seen.items() if state.gap is not None and state.gap.status == "oom"]
-    for round_number in range(plan.effort.rounds):
-        open_cells = _open_cells(seen, plan.half_width, swing)
-        turns = _turns([cell for cell in open_cells if round_number > 0 or not seen[cell].visits])
-        if round_number > 0:
-            if not turns:
-                return
-            left_s = plan.budget_s - (machine.now_s() - start)
-            once = [turn for turn in turns if any(len(seen[cell].visits) < CLAIM_VISITS for cell in turn)]
-            turns = _affordable(once, costs, left_s) or _affordable(turns, costs, left_s)
-            shuffle.shuffle(turns)
-            turns = [turn[:: -1 if round_number % 2 else 1] for turn in turns]
+    first_round = 1 + max((visit.round for state in seen.values() for visit in state.visits), default=-1)
+    any_visit = any(state.visits for state in seen.values())
+    swing = 0.0
+    for number in itertools.count(first_round):
+        elapsed_s = machine.now_s() - start
+        found = rounds.following(plan.budget_s - elapsed_s, swing)
+        if found is None and any_visit:
+            return
+        turns, unbounded = found or (rounds.cheapest(), True)
+        if not turns:
+            return
         swing = on_round()
-        visits_before = visits
-        unseen_s = sum(costs.expected_s.get(cell, 0.0) for turn in turns for cell in turn) if round_number == 0 else 0.0
         for turn in turns:
             elapsed_s = machine.now_s() - start
-            if round_number > 0 and elapsed_s + costs.of_all(turn) > plan.budget_s:
+            if not unbounded and elapsed_s + costs.of_all(turn) > plan.budget_s:
                 continue
             for cell in turn:
-                elapsed_s = machine.now_s() - start
-                # A first visit warms its shape up as well; the rounds behind it run to the budget or end early.
-                left_s = max(0.0, costs.scale * unseen_s, plan.budget_s - elapsed_s)
-                unseen_s -= costs.expected_s.get(cell, 0.0)
-                on_progress(Progress(cell, round_number, elapsed_s, left_s, visits))
-                state = seen[cell]
-                reason = _larger_than_failed(cell, no_memory) or (fits(cell) if round_number == 0 else None)
+                state, elapsed_s = seen[cell], machine.now_s() - start
+                left_s = max(rounds.left_s if plan.whole else 0.0, plan.budget_s - elapsed_s)
+                on_progress(Progress(cell, len(state.visits) + 1, elapsed_s, left_s))
+                reason = _larger_than_failed(cell, no_memory) or (None if state.visits else fits(cell))
                 if reason:
                     state.gap = Gap(cell, "skipped", reason)
                     yield state.gap
                     continue
                 before_s = machine.now_s()
-                outcome = visit_safely(engines[cell.engine], cell, round_number, bench)
-                costs.note(cell, machine.now_s() - before_s)
-                visits += 1
-                if isinstance(outcome, Gap):
-                    state.gap = outcome
-                    no_memory += [cell] if outcome.status == "oom" else []
+                visited = visit_safely(engines[cell.engine], cell, number, bench)
+                costs.note(cell, machine.now_s() - before_s, visited)
+                any_visit = True
+                if visited is None:
+                    return  # the time is up
+                if isinstance(visited, Gap):
+                    state.gap = visited
+                    no_memory += [cell] if visited.status == "oom" else []
                 else:
-                    state.visits.append(outcome)
-                yield outcome
-        if visits == visits_before and round_number > 0:
-            return
+                    state.visits.append(visited)
+                yield visited
 
 
-def _open_cells(seen: Mapping[Cell, _Seen], half_width: float, swing: float) -> list[Cell]:
-    """Cells that need a further visit."""
+def expected_sweep_s(plan: Plan) -> float:
+    """Seconds that two visits of each cell are expected to take, by the floors of the plan."""
+    seen = {cell: _Seen() for cell in plan.grid.cells}
+    return _Rounds(plan, seen, _Costs(plan.floors_s, plan.effort)).left_s
+
+
+class _Rounds:
+    """Which cells are visited together next."""
+
+    def __init__(self, plan: Plan, seen: Mapping[Cell, _Seen], costs: _Costs) -> None:
+        self._plan = plan
+        self._seen = seen
+        self._costs = costs
+        self._shuffle = random.Random(_SEED)
+
+    def following(self, left_s: float, swing: float) -> tuple[list[list[Cell]], bool] | None:
+        """The turns of the next round, and whether they are due whatever they take; None: there is none left."""
+        for cells, least in self._stages:
+            if turns := self._waiting(cells, least):
+                if self._plan.whole:
+                    return self._in_order(turns, least), True
+                if turns := self._affordable(turns, left_s, least):
+                    return self._in_order(turns, least), False
+        wide = _turns(_open_cells(self._seen, self._plan.half_width, swing, self._plan.effort.rounds))
+        if turns := _cheapest(wide, self._costs, left_s):
+            return self._in_order(turns, CLAIM_VISITS), False
+        return None
+
+    def cheapest(self) -> list[list[Cell]]:
+        """The turn that takes least."""
+        open_turns = self._waiting(list(self._seen), self._plan.effort.rounds)
+        return sorted(open_turns, key=self._costs.of_all)[:1]
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that the visits of a whole grid are expected to take from now on."""
+        times = min(CLAIM_VISITS, self._plan.effort.rounds)
+        return sum(
+            self._costs.of(cell, len(state.visits) + number)
+            for cell, state in self._seen.items()
+            if state.gap is None
+            for number in range(times - len(state.visits))
+        )
+
+    @property
+    def _stages(self) -> Iterator[tuple[Sequence[Cell], int]]:
+        """Cells, and the visits that each of them needs before the next stage."""
+        everything = list(self._seen)
+        for cells in (corners(everything), everything):
+            for least in range(1, min(CLAIM_VISITS, self._plan.effort.rounds) + 1):
+                yield cells, least
+
+    def _waiting(self, cells: Sequence[Cell], least: int) -> list[list[Cell]]:
+        states = ((cell, self._seen[cell]) for cell in cells)
+        return _turns([cell for cell, state in states if state.gap is None and len(state.visits) < least])
+
+    def _affordable(self, turns: list[list[Cell]], left_s: float, least: int) -> list[list[Cell]]:
+        """Turns that the time is enough for, each by itself; of a second visit as many as together."""
+        if least > 1:
+            return _cheapest(turns, self._costs, left_s)
+        return [turn for turn in turns if self._costs.of_all(turn) <= left_s]
+
+    def _in_order(self, turns: list[list[Cell]], least: int) -> list[list[Cell]]:
+        if least == 1:
+            visited = [cell for cell, state in self._seen.items() if state.visits]
+            return _furthest_first(turns, visited, self._costs)
+        self._shuffle.shuffle(turns)
+        return [turn[:: -1 if len(self._seen[turn[0]].visits) % 2 else 1] for turn in turns]
+
+
+def corners(cells: Sequence[Cell]) -> list[Cell]:
+    """The cells of the smallest and the largest batch with the shortest and the longest prompt or filled cache."""
+    found = []
+    for by_prompt in (True, False):
+        alike = [cell for cell in cells if bool(cell.prompt_len) == by_prompt]
+        batches, depths = {cell.batch_size for cell in alike}, {cell.depth for cell in alike}
+        if alike:
+            ends = {min(batches), max(batches)}, {min(depths), max(depths)}
+            found += [cell for cell in alike if cell.batch_size in ends[0] and cell.depth in ends[1]]
+    return found
+
+
+def _furthest_first(turns: Sequence[list[Cell]], visited: Sequence[Cell], costs: _Costs) -> list[list[Cell]]:
+    """Each turn once, always the one next that is furthest from all before it; of equals the cheapest, from small to
+    large where nothing was visited."""
+    waiting = sorted(turns, key=lambda turn: (costs.of_all(turn), turn[0].batch_size * turn[0].depth))
+    if not visited:
+        return waiting
+    distances = [min(_octaves(turn[0], cell) for cell in visited) for turn in waiting]
+    ordered = []
+    while waiting:
+        at = max(range(len(waiting)), key=distances.__getitem__)
+        ordered.append(waiting.pop(at))
+        distances.pop(at)
+        latest = ordered[-1][0]
+        distances = [min(far, _octaves(turn[0], latest)) for far, turn in zip(distances, waiting, strict=True)]
+    return ordered
+
+
+def _octaves(one: Cell, other: Cell) -> float:
+    """Doublings between two cells, of the batch and of the length together; endless between prompts and caches."""
+    if bool(one.prompt_len) != bool(other.prompt_len):
+        return math.inf
+    return math.hypot(math.log2(one.batch_size / other.batch_size), math.log2(one.depth / other.depth))
+
+
+def _open_cells(seen: Mapping[Cell, _Seen], half_width: float, swing: float, most: int) -> list[Cell]:
+    """Cells with fewer than `most` visits whose interval is still wide."""
     spreads = {
         phase: spread_of((phase_medians(phase, state.visits) for state in seen.values()), swing) for phase in PHASES
     }
-    return [cell for cell, state in seen.items() if state.gap is None and not state.narrow(half_width, spreads)]
+    return [
+        cell
+        for cell, state in seen.items()
+        if state.gap is None and len(state.visits) < most and not state.narrow(half_width, spreads)
+    ]
 
 
 def _turns(cells: Iterable[Cell]) -> list[list[Cell]]:
@@ -162,7 +277,7 @@ def _turns(cells: Iterable[Cell]) -> list[list[Cell]]:
     return list(turns.values())
 
 
-def _affordable(turns: list[list[Cell]], costs: _Costs, left_s: float) -> list[list[Cell]]:
+def _cheapest(turns: list[list[Cell]], costs: _Costs, left_s: float) -> list[list[Cell]]:
     """The cheapest turns that `left_s` seconds are enough for."""
     cheapest = sorted(turns, key=costs.of_all)
     together_s = itertools.accumulate(costs.of_all(turn) for turn in cheapest)
@@ -182,28 +297,39 @@ def _larger_than_failed(cell: Cell, no_memory: Iterable[Cell]) -> str | None:
 
 
 class _Costs:
-    """Seconds that a visit of each cell is expected to take: as long as its last one, else as planned, scaled by what
-    visits cost so far."""
+    """Seconds that a visit of each cell is expected to take: as long as its last one, else from its floors and the
+    share of them that other cells attained."""
 
-    def __init__(self, expected_s: Mapping[Cell, float]) -> None:
-        self.expected_s = expected_s
-        self._durations: dict[Cell, float] = {}
-        self._took_s = self._planned_s = 0.0
+    def __init__(self, floors_s: Mapping[CellKey, float], effort: Effort) -> None:
+        self._floors_s = floors_s
+        self._effort = effort
+        self._last_s: dict[Cell, float] = {}
+        self._over_floor: dict[Phase, float] = dict.fromkeys(PHASES, 1 / USUAL_ATTAINED)
 
-    @property
-    def scale(self) -> float:
-        """What visits cost over what was planned for them."""
-        return self._took_s / self._planned_s if self._planned_s else 1.0
-
-    def of(self, cell: Cell) -> float:
-        return self._durations.get(cell, self.scale * self.expected_s.get(cell, 0.0))
+    def of(self, cell: Cell, visit: int = 0) -> float:
+        """Seconds of the visit with this number, from 0: the first warms its shape up as well."""
+        if cell in self._last_s:
+            return self._last_s[cell]
+        seconds = 0.0
+        for key in cell.keys:
+            once_s = self._floors_s.get(key, 0.0) * self._over_floor[key.phase]
+            if key.phase == "decode":
+                seconds += once_s * cell.decode_steps
+            else:
+                warm_ups = 0 if visit else 1 if once_s > self._effort.warm_up_s else 2
+                more = min(MORE_PREFILLS, int(self._effort.more_prefills_s / once_s)) if once_s else 0
+                seconds += once_s * (1 + warm_ups + more)
+        return seconds
 
     def of_all(self, cells: Iterable[Cell]) -> float:
         return sum(map(self.of, cells))
 
-    def note(self, cell: Cell, seconds: float) -> None:
+    def note(self, cell: Cell, seconds: float, outcome: Visit | Gap | None) -> None:
         """A visit took so long."""
-        if planned_s := self.expected_s.get(cell, 0.0):
-            self._took_s += seconds - self._durations.get(cell, 0.0)
-            self._planned_s += 0.0 if cell in self._durations else planned_s
-        self._durations[cell] = seconds
+        if not isinstance(outcome, Visit):
+            return
+        self._last_s[cell] = seconds - sum(outcome.warm_up_s) - sum(outcome.first_decode_s)
+        for key in cell.keys:
+            medians, floor_s = phase_medians(key.phase, [outcome]), self._floors_s.get(key, 0.0)
+            if medians and floor_s:
+                self._over_floor[key.phase] = medians[outcome.round] / floor_s

@@ -65,16 +65,29 @@ class VisitContext:
     visited: set[Cell] = field(default_factory=set)
     """Cells whose shapes this process has run before; a visit adds its own."""
     effort: Effort = STANDARD
+    deadline_s: float = math.inf
+    """The machine's time after which a visit is given up between two steps."""
 
 
-def visit_safely(engine: Engine, cell: Cell, round_number: int, bench: VisitContext) -> Visit | Gap:
-    """A visit; a gap where the cell runs out of memory or fails. Raises DeviceError where the device takes no more."""
-    gaps: list[Gap] = []
-    with tolerate_errors(lambda error: gaps.append(_gap(cell, error, bench.machine))), torch.inference_mode(), no_gc():
+class OutOfTimeError(Exception):
+    """The deadline of a visit has passed."""
+
+
+def visit_safely(engine: Engine, cell: Cell, round_number: int, bench: VisitContext) -> Visit | Gap | None:
+    """A visit; a gap where the cell runs out of memory or fails; None where the deadline has passed.
+
+    Raises DeviceError where the device takes no more.
+    """
+    outcomes: list[Gap | None] = []
+
+    def ended(error: Exception) -> None:
+        outcomes.append(None if isinstance(error, OutOfTimeError) else _gap(cell, error, bench.machine))
+
+    with tolerate_errors(ended), torch.inference_mode(), no_gc():
         return _visit(engine, cell, round_number, bench)
     # Only here: as long as the error is handled, it holds the tensors of the step that failed.
     bench.machine.recover(cell.name)
-    return gaps[0]
+    return outcomes[0]
 
 
 def _gap(cell: Cell, error: Exception, machine: Machine) -> Gap:
@@ -208,6 +221,8 @@ def run_loop(engine: Engine, cell: Cell, bench: VisitContext, *, steps: int | No
     for _ in range(decode_steps):
         state = engine.decode(state)
         loop_marks.append(clock.mark())
+        if machine.now_s() > bench.deadline_s:
+            raise OutOfTimeError
     issued_s = machine.now_s()
     clock.synchronize()
     end_s = machine.now_s()

@@ -1,10 +1,10 @@
-"""Kernels that only convert between formats inside a quantised linear, timed by themselves."""
+"""Calls of the kernels inside a quantised linear that only convert between formats, to be timed in isolation."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,32 +17,27 @@ ConversionCall = Callable[[], object]
 
 
 def conversion_calls(modules: Sequence[nn.Module], rows: int, activations: torch.dtype) -> list[ConversionCall]:
-    """The very kernels that `modules`, loaded linears of one shape, run to convert between formats for so many rows of
-    input: one call a module.
+    """Calls of the conversion kernels that `modules` run for `rows` rows of input, one per module.
 
-    A dense copy of the weight where one is written first; for LLM.int8() the quantising of its inputs and the
-    dequantising of its int32 products (what it does with outlier columns is part of its product). Empty where the
-    linears convert nothing, or do so inside their product.
+    `modules` are loaded linears of one shape, `activations` the dtype of their input. A call writes the dense copy of
+    a weight. For LLM.int8() it quantises the inputs and dequantises the int32 products; outlier columns count to the
+    product. Empty if the linears convert nothing, or do so inside their product.
     """
     weights = [stored(module) for module in modules]
     if all(weight.format == "int8" for weight in weights):
         return _llm_int8(modules, weights[0], rows, activations)
     if any(weight.dense_from_rows is None or rows < weight.dense_from_rows for weight in weights):
         return []
-    return [_dense_copy(module, weight) for module, weight in zip(modules, weights, strict=True)]
-
-
-def _dense_copy(module: Any, weight: StoredWeight) -> ConversionCall:
-    copy = FORMATS[weight.format].dense_copy
+    copy = FORMATS[weights[0].format].dense_copy
     if copy is None:
-        raise NotImplementedError(f"{weight.format} has no dense copy to time")
-    return cast(ConversionCall, copy(module, weight))
+        raise NotImplementedError(f"{weights[0].format} has no dense copy to time")
+    return [copy(module, weight) for module, weight in zip(modules, weights, strict=True)]
 
 
 def _llm_int8(
     modules: Sequence[Any], weight: StoredWeight, rows: int, activations: torch.dtype
 ) -> list[ConversionCall]:
-    """On one input and one product for all: a step hands both over fresh, and of its own they would take gigabytes."""
+    """All calls share one input and one product: a step makes both anew, but one pair per call would take gigabytes."""
     from bitsandbytes import functional
 
     device = modules[0].state.SCB.device
@@ -52,7 +47,7 @@ def _llm_int8(
     def convert(scales: torch.Tensor, threshold: float) -> object:
         halves = inputs.to(torch.float16)
         if device.type == "cuda":
-            _look_for_outliers(halves, threshold)
+            _check_outliers(halves, threshold)
             threshold = 0.0
         _, row_scales, _ = functional.int8_vectorwise_quant(halves, threshold=threshold)
         return functional.int8_mm_dequant(products, row_scales, scales)
@@ -61,10 +56,11 @@ def _llm_int8(
 
 
 def without_waiting(module: Any, x: torch.Tensor) -> ConversionCall:
-    """The call of a linear as a CUDA graph can hold it.
+    """A call of a linear on `x` that a CUDA graph can capture.
 
-    LLM.int8() looks in each call whether a column holds an outlier, and the host waits for the answer (bitsandbytes
-    0.50, backends/cuda/ops.py, `int8_vectorwise_quant`). Random inputs have none: its kernels are run, and not asked.
+    In each call, LLM.int8() checks for columns with an outlier, and the host waits for the result (bitsandbytes 0.50,
+    backends/cuda/ops.py, `int8_vectorwise_quant`). Random inputs have none, so this runs the kernels of the check and
+    ignores the result.
     """
     if stored(module).format != "int8":
         return partial(module, x)
@@ -72,7 +68,7 @@ def without_waiting(module: Any, x: torch.Tensor) -> ConversionCall:
 
     def call() -> object:
         threshold = state.threshold
-        _look_for_outliers(x.to(torch.float16), threshold)
+        _check_outliers(x.to(torch.float16), threshold)
         state.threshold = 0.0
         try:
             return module(x)
@@ -82,7 +78,7 @@ def without_waiting(module: Any, x: torch.Tensor) -> ConversionCall:
     return call
 
 
-def _look_for_outliers(halves: torch.Tensor, threshold: float) -> None:
+def _check_outliers(halves: torch.Tensor, threshold: float) -> None:
     (halves.abs() >= threshold).any()
 
 

@@ -1,9 +1,10 @@
-"""Quantising on request: bitsandbytes' and torchao's formats, as transformers loads them."""
+"""Quantise a model on request to the formats of bitsandbytes and torchao, as transformers does."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, cast
 
 import torch
@@ -15,13 +16,13 @@ from profiler.packages import has, need, version_of
 from profiler.quant.bitsandbytes import import_bitsandbytes
 from profiler.quant.registry import FORMATS, Quant
 
-# torchao's int4 kernels know these groups; the largest that divides every width keeps the fewest scales.
+# torchao's int4 kernels support these groups; the largest that divides every width needs the fewest scales.
 _INT4_GROUPS = (128, 64, 32)
 # _weight_int4pack_mm pads the inputs to whole tiles (torchao, int4_tile_packed_to_4d_tensor.py).
 _TILE_INPUTS = 1024
 _TILE_OUTPUTS = 8
 _TILE_WORDS = (128, 32, 4)
-# The fused kernel takes blocks of 64 inputs in tiles of 32 outputs (bitsandbytes, `_convert_weight_packed_for_cpu`).
+# The fused kernel needs blocks of 64 inputs in tiles of 32 outputs (bitsandbytes, `_convert_weight_packed_for_cpu`).
 _FUSED_INPUTS = 64
 _FUSED_OUTPUTS = 32
 _FP8_CAPABILITY = (8, 9)
@@ -30,22 +31,22 @@ _INT4_CAPABILITY = (8, 0)
 
 @dataclass(frozen=True)
 class QuantOptions:
-    """How a 4-bit format of bitsandbytes is kept and computed; other formats know neither."""
+    """How a 4-bit format of bitsandbytes is stored and computed; other formats have no such options."""
 
     double: bool = False
     """Whether the scales are quantised as well."""
     compute_dtype: torch.dtype | None = None
-    """The dtype that products run in; None: the model's own."""
+    """The dtype of matrix products; None: the model's dtype."""
 
 
 PLAIN = QuantOptions()
 
 
 def check_quant(quant: Quant, options: QuantOptions, dtype: torch.dtype, device: torch.device) -> None:
-    """Raises RequestError for a combination that this machine or the format does not support, with what would work."""
+    """Check that this machine and the format support the options and the dtype. Raises RequestError with advice."""
     if options != PLAIN and not FORMATS[quant].has_options:
         raise RequestError(
-            f"--double-quant and --compute-dtype belong to bitsandbytes' 4-bit formats, not to {quant!r};"
+            f"--double-quant and --compute-dtype apply to bitsandbytes' 4-bit formats, not to {quant!r};"
             f" use --quant {' or '.join(item.name for item in FORMATS.values() if item.has_options)}."
         )
     need_library(quant)
@@ -57,13 +58,13 @@ def check_quant(quant: Quant, options: QuantOptions, dtype: torch.dtype, device:
 
 
 def need_library(quant: Quant) -> None:
-    """Raises RequestError where the library that quantises to this format is missing."""
+    """Check that the library of this format is installed. Raises RequestError if it is missing."""
     if library := FORMATS[quant].library:
         need(library, f"--quant {quant}")
 
 
 def can_quantise(quant: Quant) -> bool:
-    """Whether the library that quantises to this format is there."""
+    """Whether the library that quantises to this format is installed, or none is needed."""
     library = FORMATS[quant].library
     return not library or has(library)
 
@@ -71,12 +72,12 @@ def can_quantise(quant: Quant) -> bool:
 def quantise_modules(
     module: Any, quant: Quant, dtype: torch.dtype, options: QuantOptions = PLAIN, device: torch.device | None = None
 ) -> nn.Module:
-    """Swap the weights of the linear layers of a model on meta, as `from_pretrained` would (the head stays as it is).
+    """Quantise the linear layers of a model on meta, as `from_pretrained` would; the head stays dense.
 
-    `device` is where the model will run, which decides the layout of 4-bit weights and whether fp8 has units. None:
-    nowhere in particular, so that bitsandbytes' weights lie as it quantises them, and torchao's as on a CPU.
-    Raises RequestError where the format's library is missing or no layer fits the format, ModelError where one does not
-    fit this CPU's kernel.
+    `device`, where the model will run, decides the layout of 4-bit weights and whether fp8 inputs are quantised.
+    Without it, bitsandbytes' weights have the layout after quantisation, and torchao's the layout on a CPU.
+    Raises RequestError if the format's library is missing or no layer fits the format. Raises ModelError if a layer
+    does not fit this CPU's kernel or the library fails.
     """
     quantise = FORMATS[quant].quantise
     if quantise is None:
@@ -86,9 +87,9 @@ def quantise_modules(
         return cast(nn.Module, quantise(module, dtype, options, device))
     except (RoofscopeError, torch.OutOfMemoryError):
         raise
-    except Exception as error:  # a library raises what it likes
+    except Exception as error:  # the library may raise anything
         raise ModelError(
-            f"--quant {quant}: {FORMATS[quant].library} does not quantise this model ({describe_error(error)});"
+            f"--quant {quant}: {FORMATS[quant].library} cannot quantise this model ({describe_error(error)});"
             " use another format, or none."
         ) from error
 
@@ -96,7 +97,7 @@ def quantise_modules(
 def quantise_with_torchao(
     quant: Quant, module: Any, _dtype: torch.dtype, _options: QuantOptions, device: torch.device | None
 ) -> nn.Module:
-    """`quantise` of torchao's formats."""
+    """Quantise the linears of a model on meta with torchao: the `quantise` of its formats."""
     quantise_linears(module, _torchao_config(quant, module, device or torch.device("cpu")))
     return cast(nn.Module, module)
 
@@ -104,12 +105,12 @@ def quantise_with_torchao(
 def quantise_with_bitsandbytes(
     quant: Quant, module: Any, dtype: torch.dtype, options: QuantOptions, device: torch.device | None
 ) -> nn.Module:
-    """`quantise` of bitsandbytes' formats."""
+    """Quantise the linears of a model on meta with bitsandbytes: the `quantise` of its formats."""
     try:
         import_bitsandbytes()
-    except Exception as error:  # a broken library raises what it likes
+    except Exception as error:  # a broken installation may raise anything
         raise RequestError(
-            f"--quant {quant}: bitsandbytes does not import ({first_line(error)}); see `roofscope doctor`."
+            f"--quant {quant}: bitsandbytes cannot be imported ({first_line(error)}); see `roofscope doctor`."
         ) from error
     from transformers.quantizers import AutoHfQuantizer
 
@@ -120,12 +121,12 @@ def quantise_with_bitsandbytes(
 
 
 def settle_four_bit(module: nn.Module, device: torch.device | None, format_name: str, instead: str) -> None:
-    """Tell bitsandbytes' 4-bit layers of a model on meta where they will run, which decides how they lie at a step.
+    """Set the device on which bitsandbytes' 4-bit layers of a model on meta will run; it decides their layout.
 
-    A layer asks this machine's CPU alone whether it has the fused kernel (AVX512-BF16), whose layout it takes on in
-    its first step, and takes the answer for whatever device it is on (bitsandbytes 0.50: nn/modules.py, `Linear4bit`).
-    Raises ModelError, which says what to do `instead`, for a layer whose shape that kernel does not take: it would
-    fail in that step.
+    A layer only checks whether this machine's CPU has the fused kernel (AVX512-BF16) and applies the answer to any
+    device (bitsandbytes 0.50: nn/modules.py, `Linear4bit`). Its first step converts the weights to that layout.
+    Raises ModelError for a layer whose shape the kernel does not support, since that step would fail. The message
+    ends with `instead`, the advice.
     """
     for name, layer in module.named_modules():
         if not hasattr(layer, "support_avx512bf16_for_cpu"):
@@ -141,8 +142,8 @@ def settle_four_bit(module: nn.Module, device: torch.device | None, format_name:
         ):
             if features % tile:
                 raise ModelError(
-                    f"{format_name}: bitsandbytes' fused kernel on this CPU takes layers whose {side} are multiples of"
-                    f" {tile}, and {name} has {features}; {instead}."
+                    f"{format_name}: bitsandbytes' fused kernel on this CPU needs {side} in multiples of {tile},"
+                    f" and {name} has {features}; {instead}."
                 )
 
 
@@ -154,20 +155,21 @@ def quantization_config(
     planned: Any = None,
     device: torch.device | None = None,
 ) -> Any:
-    """What `from_pretrained` is told: bitsandbytes' blocks of 64, LLM.int8(), or torchao's own configuration.
+    """The `quantization_config` of `from_pretrained`: bitsandbytes' blocks of 64, LLM.int8(), or torchao's config.
 
-    `planned` is the model on meta, whose widths decide the groups of int4wo.
+    `planned` is the model on meta, whose widths decide the groups of int4wo. Raises RequestError for a format to
+    which transformers cannot quantise while it loads.
     """
     config = FORMATS[quant].config
     if config is None:
-        raise RequestError(f"--quant {quant}: transformers does not quantise a checkpoint to it as it loads.")
+        raise RequestError(f"--quant {quant}: transformers cannot quantise a checkpoint to it while loading.")
     return config(dtype, options, planned, device)
 
 
 def torchao_config(
     quant: Quant, _dtype: torch.dtype, _options: QuantOptions, planned: Any, device: torch.device | None
 ) -> Any:
-    """`config` of torchao's formats."""
+    """transformers' TorchAoConfig for a format of torchao."""
     from transformers import TorchAoConfig
 
     return TorchAoConfig(_torchao_config(quant, planned, device or torch.device("cpu")))
@@ -176,7 +178,7 @@ def torchao_config(
 def bitsandbytes_config(
     quant: Quant, dtype: torch.dtype, options: QuantOptions, _planned: Any, _device: torch.device | None
 ) -> Any:
-    """`config` of bitsandbytes' formats."""
+    """transformers' BitsAndBytesConfig for a format of bitsandbytes."""
     from transformers import BitsAndBytesConfig
 
     if quant == "int8":
@@ -190,68 +192,52 @@ def bitsandbytes_config(
 
 
 def quantise_linears(module: Any, config: Any) -> None:
-    """torchao's own `quantize_` over the linears of a model on meta but for the head; int4 does not run there."""
+    """Run torchao's `quantize_` over the linears of a model on meta, except the head.
+
+    int4 cannot be quantised on meta, so its tensors are made directly.
+    """
     from torchao.quantization import quantize_
 
     head = module.get_output_embeddings() if hasattr(module, "get_output_embeddings") else None
     group_size = getattr(config, "group_size", None)
 
-    def wanted(layer: nn.Module, _name: str) -> bool:
-        fits = isinstance(layer, nn.Linear) and layer is not head
-        return fits and (group_size is None or layer.in_features % group_size == 0)
+    def fits_config(layer: nn.Module, _name: str) -> bool:
+        is_inner_linear = isinstance(layer, nn.Linear) and layer is not head
+        return is_inner_linear and (group_size is None or layer.in_features % group_size == 0)
 
     if group_size is not None:
         plan = _INT4_PLANS[type(config).__name__]
         for layer in module.modules():
-            if wanted(layer, ""):
+            if fits_config(layer, ""):
                 layer.weight = nn.Parameter(plan(layer.weight, group_size), requires_grad=False)
         return
-    quantize_(module, config, filter_fn=wanted)
+    quantize_(module, config, filter_fn=fits_config)
 
 
 def _torchao_config(quant: Quant, module: Any, device: torch.device) -> Any:
-    """Weight-only int8 and int4, and fp8: with quantised inputs where the device multiplies fp8, else weight-only.
+    """torchao's configuration of a format: int8 and int4 weight-only, fp8 with quantised inputs on a device with fp8.
 
-    Raises RequestError where no group of int4 fits the model, or this torchao does not import with this torch.
+    Raises RequestError if no group size of int4 fits the model, or this torchao cannot be imported with this torch.
     """
     try:
+        quantization = import_module("torchao.quantization")
         if quant == "int8wo":
-            return _int8()
+            return quantization.Int8WeightOnlyConfig()
         if quant == "fp8":
-            return _fp8(device.type == "cuda" and compute_capability(device) >= _FP8_CAPABILITY)
+            if device.type == "cuda" and compute_capability(device) >= _FP8_CAPABILITY:
+                return quantization.Float8DynamicActivationFloat8WeightConfig(granularity=quantization.PerRow())
+            return quantization.Float8WeightOnlyConfig()
         group_size = _int4_group_size(module)
-        return _int4_tiles(group_size) if device.type == "cuda" else _int4_opaque(group_size)
+        if device.type == "cuda":
+            return quantization.Int4WeightOnlyConfig(group_size=group_size, int4_packing_format="tile_packed_to_4d")
+        from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
+
+        return PrototypeInt4WeightOnlyConfig(group_size=group_size)
     except ImportError as error:
         raise RequestError(
-            f"--quant {quant}: torchao {version_of('torchao')} does not import with torch {torch.__version__}"
+            f"--quant {quant}: torchao {version_of('torchao')} cannot be imported with torch {torch.__version__}"
             f" ({first_line(error)}); install a newer torch, or use --quant int8 or nf4."
         ) from error
-
-
-def _int8() -> Any:
-    from torchao.quantization import Int8WeightOnlyConfig
-
-    return Int8WeightOnlyConfig()
-
-
-def _fp8(quantised_inputs: bool) -> Any:
-    from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, Float8WeightOnlyConfig, PerRow
-
-    if quantised_inputs:
-        return Float8DynamicActivationFloat8WeightConfig(granularity=PerRow())
-    return Float8WeightOnlyConfig()
-
-
-def _int4_opaque(group_size: int) -> Any:
-    from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
-
-    return PrototypeInt4WeightOnlyConfig(group_size=group_size)
-
-
-def _int4_tiles(group_size: int) -> Any:
-    from torchao.quantization import Int4WeightOnlyConfig
-
-    return Int4WeightOnlyConfig(group_size=group_size, int4_packing_format="tile_packed_to_4d")
 
 
 def _int4_group_size(module: Any) -> int:
@@ -262,12 +248,12 @@ def _int4_group_size(module: Any) -> int:
             return size
     raise RequestError(
         f"--quant int4wo quantises in groups of {', '.join(map(str, _INT4_GROUPS))} inputs, and none of them divides"
-        " every layer of this model; use --quant nf4 or int8wo."
+        " the inputs of every layer of this model; use --quant nf4 or int8wo."
     )
 
 
 def _planned_opaque(weight: torch.Tensor, group_size: int) -> torch.Tensor:
-    """torchao's layout on a CPU: two weights a byte, and a scale and a zero point a group in the model's dtype."""
+    """torchao's int4 on a CPU: two weights per byte; a scale and a zero point per group, in the model's dtype."""
     from torchao.prototype.quantization.int4 import Int4OpaqueTensor
 
     outs, ins = weight.shape
@@ -280,14 +266,14 @@ def _planned_opaque(weight: torch.Tensor, group_size: int) -> torch.Tensor:
 
 
 def _planned_tiles(weight: torch.Tensor, group_size: int) -> torch.Tensor:
-    """torchao's layout for tensor cores: inputs padded to a multiple of 1024, outputs to one of 8."""
+    """torchao's int4 for tensor cores: inputs padded to a multiple of 1024, outputs to a multiple of 8."""
     from torchao.quantization.quantize_.workflows import Int4TilePackedTo4dTensor
 
     outs = -(-weight.shape[0] // _TILE_OUTPUTS) * _TILE_OUTPUTS
     ins = -(-weight.shape[1] // _TILE_INPUTS) * _TILE_INPUTS
-    inputs_a_tile, *words = _TILE_WORDS
+    tile_inputs, *words = _TILE_WORDS
     return Int4TilePackedTo4dTensor(
-        torch.empty(outs // _TILE_OUTPUTS, ins // inputs_a_tile, *words, dtype=torch.int32, device="meta"),
+        torch.empty(outs // _TILE_OUTPUTS, ins // tile_inputs, *words, dtype=torch.int32, device="meta"),
         torch.empty(ins // group_size, outs, 2, dtype=torch.bfloat16, device="meta"),
         [1, group_size],
         weight.shape,

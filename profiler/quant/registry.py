@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -14,7 +15,7 @@ Quant = str
 
 
 def _lazily(function: str) -> Callable[..., Any]:
-    """A function of `quant/` by its dotted name, imported at its first call: this module must not import torch."""
+    """Wrap a function of `quant/`, given as `module.function`; imported at its first call to keep torch out of here."""
 
     def call(*args: Any, **named: Any) -> Any:
         module, _, name = function.rpartition(".")
@@ -31,52 +32,41 @@ class QuantFormat:
     library: str = ""
     """The package that quantises, as pip names it; empty: none is needed."""
     bits: float = 16.0
-    """Bits per weight, without scales."""
+    """Bits per weight, excluding scales."""
     multiplies_packed: bool = False
-    """Whether its kernels multiply the packed weights, rather than a dense copy of them."""
+    """Whether its kernels multiply the packed weights directly, without a dense copy."""
     has_options: bool = False
     """Whether --double-quant and --compute-dtype apply."""
     least_capability: float = 0.0
-    """CUDA's compute capability from which it has kernels (torchao's int4 and fp8, Triton's int8); 0: any."""
+    """The lowest CUDA compute capability with kernels (torchao's int4 and fp8, Triton's int8); 0: any."""
     published_as: str = ""
-    """The format whose published results also hold for this one; empty: its own."""
+    """The format whose published results also apply to this one; empty: its own."""
     is_tried: bool = False
     """Whether a run tries it as a change."""
     is_profiled: bool = False
-    """Whether a GPU profile (`ceilings --out`) times its products."""
+    """Whether a GPU profile (`ceilings --out`) times its matrix products."""
     in_doctor: bool = False
-    """Whether `doctor` says which presets fit in it."""
+    """Whether `doctor` lists the presets that fit in it."""
     quantise: Callable[..., Any] | None = None
     """(module on meta, dtype, options, device) -> the module with the linears that `from_pretrained` makes."""
     config: Callable[..., Any] | None = None
-    """(dtype, options, planned module, device) -> what `from_pretrained` takes as `quantization_config`."""
+    """(dtype, options, planned module, device) -> the `quantization_config` of `from_pretrained`."""
     dense_copy: Callable[..., Any] | None = None
-    """(module, its stored weight) -> the call that writes a dense copy before a product; None: nothing does."""
+    """(module, its stored weight) -> the call that writes a dense copy before a product; None: no copy is written."""
 
 
-def _bitsandbytes(name: str, **settings: Any) -> QuantFormat:
+def _library_format(library: str, name: str, **settings: Any) -> QuantFormat:
     return QuantFormat(
         name,
-        "bitsandbytes",
-        quantise=_quantise(name, "formats.quantise_with_bitsandbytes"),
-        config=_quantise(name, "formats.bitsandbytes_config"),
+        library,
+        quantise=partial(_lazily(f"formats.quantise_with_{library}"), name),
+        config=partial(_lazily(f"formats.{library}_config"), name),
         **settings,
     )
 
 
-def _torchao(name: str, **settings: Any) -> QuantFormat:
-    return QuantFormat(
-        name,
-        "torchao",
-        quantise=_quantise(name, "formats.quantise_with_torchao"),
-        config=_quantise(name, "formats.torchao_config"),
-        **settings,
-    )
-
-
-def _quantise(name: str, function: str) -> Callable[..., Any]:
-    call = _lazily(function)
-    return lambda *args: call(name, *args)
+_bitsandbytes = partial(_library_format, "bitsandbytes")
+_torchao = partial(_library_format, "torchao")
 
 
 _FOUR_BIT_COPY = _lazily("conversions.bitsandbytes_4bit_copy")
@@ -100,30 +90,30 @@ FORMATS: dict[str, QuantFormat] = {
         _torchao("fp8", bits=8, least_capability=8.9, dense_copy=_lazily("conversions.torchao_fp8_copy")),
     )
 }  # fmt: skip
-"""By name, in the order in which messages list them; a further one is one more entry."""
+"""By name, in the order in which messages list them."""
 
 
 def known_quant(quant: str) -> Quant:
-    """A format by its name. Raises RequestError for an unknown one, with near misses."""
+    """Return `quant` if it names a format. Raises RequestError, with near misses, if it does not."""
     if quant not in FORMATS:
         raise RequestError(f"--quant {quant!r} is unknown; use {', '.join(FORMATS)}.{near_misses(quant, FORMATS)}")
     return quant
 
 
 def tried_formats() -> list[QuantFormat]:
-    """Formats that a run tries as changes, the smallest first, and of two alike the one that multiplies as packed."""
+    """Formats that a run tries as changes: fewest bits first, then those that multiply the packed weights."""
     return sorted(
         (item for item in FORMATS.values() if item.is_tried), key=lambda item: (item.bits, not item.multiplies_packed)
     )
 
 
 def published_as(quant: str) -> str:
-    """The format whose published results hold for this one; the name itself for one that `--quant` does not know."""
+    """The format whose published results apply to `quant`; `quant` itself if `--quant` does not know it."""
     return (FORMATS[quant].published_as or quant) if quant in FORMATS else quant
 
 
 def quant_help() -> str:
-    """`none, int8, nf4, fp4 (bitsandbytes), int8wo, int4wo, fp8 (torchao)`: all formats by library, for help texts."""
+    """All formats by library, for help texts: `none, int8, nf4, fp4 (bitsandbytes), int8wo, int4wo, fp8 (torchao)`."""
     by_library: dict[str, list[str]] = {}
     for item in FORMATS.values():
         by_library.setdefault(item.library, []).append(item.name)

@@ -1,4 +1,4 @@
-"""How weights are stored: bytes and formats of the tensors that are loaded."""
+"""How the weights of a model are stored: their format and bytes, from the modules."""
 
 from __future__ import annotations
 
@@ -19,62 +19,57 @@ from profiler.quant.bitsandbytes import import_bitsandbytes
 _BNB_BLOCK = 64
 _BNB_NESTED_BLOCK = 256
 _BNB_FUSED_FLOOR = 4
-_FLOAT32_BYTES = 4
-
-_BFLOAT16_BYTES = 2
-
 _CODE_ENTRIES_4BIT = 16
-# Names under which packed formats keep their integers (GPTQ and AWQ, compressed-tensors).
-_PACKED = ("qweight", "weight_packed")
 _CODE_ENTRIES_8BIT = 256
+_FLOAT32_BYTES = 4
+_BFLOAT16_BYTES = 2
 _MX_BLOCK = 32
+# Names of the packed integers (GPTQ and AWQ, compressed-tensors).
+_PACKED_NAMES = ("qweight", "weight_packed")
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Whether `module` multiplies its input by one weight matrix: nn.Linear, its quantised kin, GPT-2's Conv1D."""
-    sized = isinstance(getattr(module, "in_features", None), int) and isinstance(
-        getattr(module, "out_features", None), int
-    )
-    held = any(getattr(module, name, None) is not None for name in ("weight", *_PACKED))
-    return type(module).__name__ == "Conv1D" or (sized and held)
+    """Whether `module` multiplies its input by one weight matrix: nn.Linear, quantised linears, GPT-2's Conv1D."""
+    has_sizes = all(isinstance(getattr(module, name, None), int) for name in ("in_features", "out_features"))
+    has_weight = _packed_tensor(module) is not None or getattr(module, "weight", None) is not None
+    return type(module).__name__ == "Conv1D" or (has_sizes and has_weight)
 
 
 def own_params(module: Any) -> dict[int, int]:
-    """Parameters that a module itself holds, by the identity of their tensor; a packed matrix as what it stands for.
+    """Number of parameters in each tensor of a module itself, by the tensor's `id`; packed weights count unpacked.
 
-    GPTQ and AWQ keep their integers in buffers, beside scales and zero points that are no parameters of the model;
-    a byte of an MXFP4 block is two weights, and scales are none, its own and FP8's.
+    GPTQ and AWQ keep their integers in buffers; their scales and zero points are not model parameters. A byte of an
+    MXFP4 block is two weights. Scales of MXFP4 and FP8 count as 0.
     """
     if (matrices := triton_mxfp4_matrices(module)) is not None:
         biases = {id(param): param.numel() for name, param in module.named_parameters() if name.endswith("_bias")}
         return {id(module): module.num_experts * sum(ins * outs for ins, outs in matrices), **biases}
-    packed = next((held for name in _PACKED if (held := getattr(module, name, None)) is not None), None)
-    dense = {id(param): param.numel() for param in module.parameters(recurse=False)}
-    if packed is not None:
+    if (packed := _packed_tensor(module)) is not None:
         bias = getattr(module, "bias", None)
         return {id(packed): module.in_features * module.out_features, **({} if bias is None else {id(bias): len(bias)})}
-    weight = getattr(module, "weight", None)
+    counts = {id(param): param.numel() for param in module.parameters(recurse=False)}
     for name, param in module.named_parameters(recurse=False):
         if name.endswith("_blocks"):
-            dense[id(param)] = 2 * param.numel()
+            counts[id(param)] = 2 * param.numel()
         elif is_scale(name):
-            dense[id(param)] = 0
+            counts[id(param)] = 0
+    weight = getattr(module, "weight", None)
     if type(weight).__name__ == "Params4bit" or type(module).__name__ == "GgufLinear":
-        dense[id(weight)] = module.in_features * module.out_features
+        counts[id(weight)] = module.in_features * module.out_features
     elif is_gguf_table(module):
-        dense[id(weight)] = module.num_embeddings * module.embedding_dim
-    return dense
+        counts[id(weight)] = module.num_embeddings * module.embedding_dim
+    return counts
 
 
 def is_gguf_table(module: nn.Module) -> bool:
-    """An embedding whose rows stay in GGUF blocks, of which each lookup unpacks its own."""
+    """Whether `module` is an embedding whose rows stay in GGUF blocks; a lookup unpacks only its own rows."""
     return type(module).__name__ == "GgufEmbedding"
 
 
 def triton_mxfp4_matrices(module: Any) -> tuple[tuple[int, int], ...] | None:
-    """(in_features, out_features) of an expert's matrices, in MXFP4 that transformers handed to triton; else None.
+    """(in_features, out_features) of an expert's two matrices in MXFP4 for triton; None for any other module.
 
-    Its blocks then lie in tensors of triton's own, which are no parameters (transformers 5.23, integrations/mxfp4.py).
+    The blocks are then in triton's tensors, which are not parameters (transformers 5.23, integrations/mxfp4.py).
     """
     if type(module).__name__ != "Mxfp4GptOssExperts":
         return None
@@ -82,25 +77,25 @@ def triton_mxfp4_matrices(module: Any) -> tuple[tuple[int, int], ...] | None:
 
 
 def mxfp4_bytes(weights: int) -> int:
-    """4 bits a weight and a byte of scale for 32 of them (OCP Microscaling Formats v1.0, section 5.1)."""
+    """Bytes of MXFP4 weights: 4 bits per weight, and one scale byte per 32 (OCP Microscaling Formats v1.0, 5.1)."""
     return weights // 2 + weights // _MX_BLOCK
 
 
 def is_scale(name: str) -> bool:
-    """Whether a parameter of this name only scales a weight: of MXFP4 (`_scales`) or FP8 (`weight_scale_inv`)."""
+    """Whether a parameter with this name only scales a weight in MXFP4 (`_scales`) or FP8 (`weight_scale_inv`)."""
     return name.endswith(("_scales", "_scale_inv", "weight_scale", "activation_scale"))
 
 
 def stored(module: nn.Module) -> StoredWeight:
-    """How the weight of a linear-like module is stored. Raises ValueError for a format that is not known."""
+    """How the weight of a linear-like module is stored. Raises ValueError for an unknown format."""
     for matches, describe in _FORMATS:
         if matches(module):
             return describe(module)
-    raise ValueError(f"{type(module).__name__} holds its weight in a format that is not known")
+    raise ValueError(f"the weight of {type(module).__name__} has an unknown format")
 
 
 def quant_state_tensors(state: Any) -> list[torch.Tensor]:
-    """The tensors of a bitsandbytes 4-bit quantisation state: absmax, code book, and the nested level's."""
+    """The tensors of a bitsandbytes 4-bit quantisation state: absmax and code book, also of the nested level."""
     if state is None:
         return []
     tensors = [state.absmax, state.code, getattr(state, "offset", None)]
@@ -111,7 +106,7 @@ def quant_state_tensors(state: Any) -> list[torch.Tensor]:
 
 
 def model_storage_bytes(model: Any) -> int:
-    """Bytes of all storages that a loaded model holds: parameters, buffers and quantisation state, shared ones once."""
+    """Bytes of all storages of a loaded model: parameters, buffers, quantisation state. Shared storages count once."""
     tensors = [*model.parameters(), *model.buffers()]
     for param in model.parameters():
         tensors += quant_state_tensors(getattr(param, "quant_state", None))
@@ -139,24 +134,24 @@ def _dense(module: Any) -> StoredWeight:
 
 
 def _bnb_4bit(module: Any) -> StoredWeight:
-    """bitsandbytes' 4 bits, as they lie at a step: a CPU with AVX512-BF16 repacks them in its first.
+    """bitsandbytes' 4 bits in the layout of a step: a CPU with AVX512-BF16 repacks them in its first step.
 
-    The fused kernel computes in bfloat16 whatever the layer is told (backends/cpu/ops.py, `gemv_4bit`). A module on
-    meta says where it will run (`planned_device`), and the library's own attribute whether it is repacked there.
+    The fused kernel always computes in bfloat16 (backends/cpu/ops.py, `gemv_4bit`). A module on meta has the device
+    where it will run (`planned_device`), and the library's own attribute says whether it is repacked there.
     """
     weight = module.weight
     state = getattr(weight, "quant_state", None)
     if state is not None and weight.device.type != "meta":
         device, fused = weight.device, getattr(state, "packing_format_for_cpu", False)
         weight_bytes = storage_bytes([weight.data, *quant_state_tensors(state)])
-        own_dtype = state.dtype
+        default_dtype = state.dtype
     else:
         device = getattr(module, "planned_device", weight.device)
         fused = getattr(module, "support_avx512bf16_for_cpu", False)
         elements, nested = module.in_features * module.out_features, bool(weight.compress_statistics)
         weight_bytes = (_repacked_4bit_bytes if fused else _quantised_4bit_bytes)(elements, nested)
-        own_dtype = torch.float32
-    compute_dtype = torch.bfloat16 if fused else module.compute_dtype or own_dtype
+        default_dtype = torch.float32
+    compute_dtype = torch.bfloat16 if fused else module.compute_dtype or default_dtype
     return StoredWeight(
         format=weight.quant_type,
         in_features=module.in_features,
@@ -171,7 +166,7 @@ def _bnb_4bit(module: Any) -> StoredWeight:
 
 
 def _quantised_4bit_bytes(elements: int, nested: bool) -> int:
-    """4 bits a weight + absmax a block of 64; nested absmax is uint8 with a second level a block of 256."""
+    """4 bits per weight + absmax per block of 64; nested absmax is uint8, with a second level per block of 256."""
     blocks = -(-elements // _BNB_BLOCK)
     packed = -(-elements // 2) + _CODE_ENTRIES_4BIT * _FLOAT32_BYTES
     if not nested:
@@ -181,9 +176,9 @@ def _quantised_4bit_bytes(elements: int, nested: bool) -> int:
 
 
 def _repacked_4bit_bytes(elements: int, nested: bool) -> int:
-    """4 bits a weight + bfloat16 absmax a block of 64, no longer nested, of which only the offset stays behind.
+    """4 bits per weight + bfloat16 absmax per block of 64. Nested absmax is unpacked; only its offset remains.
 
-    bitsandbytes/functional.py (0.50), `_convert_weight_packed_for_cpu`.
+    Source: bitsandbytes/functional.py (0.50), `_convert_weight_packed_for_cpu`.
     """
     packed = elements // 2 + _CODE_ENTRIES_4BIT * _FLOAT32_BYTES
     return packed + elements // _BNB_BLOCK * _BFLOAT16_BYTES + (_FLOAT32_BYTES if nested else 0)
@@ -191,18 +186,18 @@ def _repacked_4bit_bytes(elements: int, nested: bool) -> int:
 
 @cache
 def four_bit_dense_from_rows(device: torch.device, dtype: torch.dtype, ins: int, outs: int) -> int | None:
-    """The number of rows from which bitsandbytes dequantises first; None: not known, since it does not import here.
+    """The fewest rows of input for which bitsandbytes dequantises the weight first; None if it cannot be imported.
 
     CPU without AVX512-BF16: always (backends/default/ops.py, `_gemm_4bit_default_impl`). CUDA: 0.49 and older fuse
-    one row only (autograd/_functions.py, `A.numel() == A.shape[-1]`); from 0.50 on the library's own table by
-    architecture and shape decides (backends/cuda/ops.py), which is asked. Without a card, as on meta, only its floor
-    is known: up to 4 rows are always fused (`_GEMM_4BIT_CUSTOM_FLOOR_M`).
+    one row only (autograd/_functions.py, `A.numel() == A.shape[-1]`). From 0.50 on, the library's table by
+    architecture and shape decides (backends/cuda/ops.py). Without a GPU, as on meta, only its floor is known: up to
+    4 rows are always fused (`_GEMM_4BIT_CUSTOM_FLOOR_M`).
     """
     if device.type == "cpu":
         return 1
     try:
         import_bitsandbytes()
-    except Exception:  # a missing package, or whatever a broken installation raises
+    except Exception:  # missing, or a broken installation, which may raise anything
         return None
     version: str = import_module("bitsandbytes").__version__
     if tuple(int(part) for part in version.split(".")[:2]) < (0, 50):
@@ -218,45 +213,42 @@ def four_bit_dense_from_rows(device: torch.device, dtype: torch.dtype, ins: int,
         return first_dense_row(
             lambda rows: ops._gemm_4bit_use_custom_fn(index, dtype, rows, outs, ins), ops._gemm_4bit_custom_max_m
         )
-    except (ImportError, AttributeError, RuntimeError):  # another version, or a card that does not answer
+    except (ImportError, AttributeError, RuntimeError):  # another version, or a GPU that does not respond
         return _BNB_FUSED_FLOOR + 1
 
 
 def first_dense_row(fused: Callable[[int], bool], most: int) -> int:
-    """The fewest rows for which a choice of kernel is not the fused one; beyond `most` none is."""
+    """The fewest rows for which `fused(rows)` is false; above `most` rows it always is."""
     return next((rows for rows in range(1, most + 1) if not fused(rows)), most + 1)
 
 
 def _bnb_int8(module: Any) -> StoredWeight:
     weight = module.weight
-    # The row scales (SCB, float32 a row) move from the parameter to the module's state at the first forward.
+    # The first forward moves the integers (CB) and the row scales (SCB, float32) from the parameter to the state.
     scales = getattr(weight, "SCB", None)
     scales = getattr(module.state, "SCB", None) if scales is None else scales
-    loaded = weight.device.type != "meta" and scales is not None
+    integers = getattr(module.state, "CB", None)
+    weight_bytes = module.in_features * module.out_features + module.out_features * _FLOAT32_BYTES
+    if weight.device.type != "meta" and scales is not None:
+        weight_bytes = storage_bytes([weight.data if integers is None else integers, scales])
     return StoredWeight(
         format="int8",
         in_features=module.in_features,
         out_features=module.out_features,
-        weight_bytes=storage_bytes([_int8_data(module), scales])
-        if loaded
-        else module.in_features * module.out_features + module.out_features * _FLOAT32_BYTES,
+        weight_bytes=weight_bytes,
         bias_bytes=_bias_bytes(module),
         compute_dtype=torch.int8,
     )
 
 
-def _int8_data(module: Any) -> torch.Tensor:
-    held: torch.Tensor | None = getattr(module.state, "CB", None)
-    return module.weight.data if held is None else held
-
-
 def _packed(module: Any) -> StoredWeight:
-    """GPTQ, AWQ, compressed-tensors: packed integers beside their scales, zero points and group indices."""
+    """GPTQ, AWQ, compressed-tensors: packed integers with their scales, zero points and group indices."""
     tensors = dict([*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)])
     tensors.pop("bias", None)
     floats = [tensor.dtype for tensor in tensors.values() if tensor.is_floating_point() and tensor.itemsize > 1]
+    class_name = type(module).__name__.lower()
     return StoredWeight(
-        format=_method_name(module),
+        format=next((method for method in ("gptq", "awq", "marlin", "exllama") if method in class_name), "packed"),
         in_features=module.in_features,
         out_features=module.out_features,
         weight_bytes=storage_bytes(tensors.values()),
@@ -266,9 +258,9 @@ def _packed(module: Any) -> StoredWeight:
 
 
 def _gguf(module: Any) -> StoredWeight:
-    """GGUF blocks that transformers kept (5.23, integrations/gguf/utils.py): the kernel computes in float32.
+    """GGUF blocks that transformers kept (5.23, integrations/gguf/utils.py); their kernel computes in float32.
 
-    It multiplies up to 8 rows with the blocks as they are, and beyond that a dense copy, a part at a time.
+    It multiplies up to 8 rows by the blocks directly, and more rows by a dense copy, one part at a time.
     """
     return StoredWeight(
         format="gguf",
@@ -285,7 +277,7 @@ _GGUF_FUSED_ROWS = 8
 
 
 def _scaled_float8(module: Any) -> StoredWeight:
-    """FP8 with a scale a tensor, a row or a block (DeepSeek-V3 stores `weight_scale_inv` for blocks of 128 x 128)."""
+    """FP8 with a scale per tensor, row or block (DeepSeek-V3: `weight_scale_inv` per block of 128 x 128)."""
     scales = [getattr(module, name, None) for name in ("weight_scale_inv", "weight_scale")]
     outs, ins = module.weight.shape
     return StoredWeight(
@@ -301,8 +293,8 @@ def _scaled_float8(module: Any) -> StoredWeight:
 def _torchao(module: Any) -> StoredWeight:
     """torchao: a tensor subclass that names its inner tensors (packed data, scales, zero points).
 
-    Its int8 and its fp8 without quantised inputs are turned into a dense matrix at every call (torchao 0.18:
-    int8_tensor.py casts, float8_tensor.py dequantises); int4 is unpacked inside its kernel.
+    int8, and fp8 without quantised inputs, become a dense matrix in every call (torchao 0.18: int8_tensor.py casts,
+    float8_tensor.py dequantises). int4 is unpacked inside its kernel.
     """
     weight = module.weight
     name = type(weight).__name__
@@ -327,35 +319,26 @@ _TORCHAO_FORMATS = {
 }
 
 
-def _method_name(module: Any) -> str:
-    name = type(module).__name__.lower()
-    return next((method for method in ("gptq", "awq", "marlin", "exllama") if method in name), "packed")
-
-
 def _bias_bytes(module: Any) -> int:
     bias = getattr(module, "bias", None)
     return 0 if bias is None else bias.numel() * bias.element_size()
 
 
-def _has_packed(module: Any) -> bool:
-    return any(getattr(module, name, None) is not None for name in _PACKED)
-
-
-def _is_float8(module: Any) -> bool:
-    return str(module.weight.dtype).startswith("torch.float8")
+def _packed_tensor(module: Any) -> torch.Tensor | None:
+    return next((tensor for name in _PACKED_NAMES if (tensor := getattr(module, name, None)) is not None), None)
 
 
 def _weight_class(name: str) -> Callable[[Any], bool]:
     return lambda module: type(getattr(module, "weight", None)).__name__ == name
 
 
-# Looked up from the top; a new format is a test and a function here.
+# The first match decides.
 _FORMATS: tuple[tuple[Callable[[Any], bool], Callable[[Any], StoredWeight]], ...] = (
     (_weight_class("Params4bit"), _bnb_4bit),
     (_weight_class("Int8Params"), _bnb_int8),
-    (_has_packed, _packed),
+    (lambda module: _packed_tensor(module) is not None, _packed),
     (lambda module: type(module).__name__ == "GgufLinear", _gguf),
     (lambda module: hasattr(module.weight, "__tensor_flatten__"), _torchao),
-    (_is_float8, _scaled_float8),
+    (lambda module: str(module.weight.dtype).startswith("torch.float8"), _scaled_float8),
     (lambda module: module.weight.is_floating_point() and module.weight.dim() == 2, _dense),
 )

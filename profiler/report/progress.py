@@ -40,24 +40,27 @@ class QuietListener:
 
 
 def _left(progress: SweepProgress) -> str:
-    """`about 1:09 of timing left`: what cells unseen will take is an estimate; later rounds end with the budget."""
-    return f"{'at most' if progress.round else 'about'} {clock_time(progress.left_s)} of timing left"
+    """`about 1:09 left`, of the whole run."""
+    return f"about {clock_time(progress.left_s)} left"
+
+
+def _visit(progress: SweepProgress) -> str:
+    return f"batch {progress.cell.name}, visit {progress.visit}"
 
 
 class LineListener(QuietListener):
-    """Plain lines, for logs and pipes: one a stage, one a round, and one in every half minute of a round."""
+    """Plain lines, for logs and pipes: one per stage, and the cell that is visited every half minute."""
 
     def __init__(self) -> None:
-        self._round = -1
-        self._told_s = 0.0
+        self._next_s = 0.0
 
     def stage(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
     def progress(self, progress: SweepProgress, total_cells: int) -> None:
-        if progress.round != self._round or progress.elapsed_s >= self._told_s + _EVERY_S:
-            self._round, self._told_s = progress.round, progress.elapsed_s
-            print(f"round {progress.round + 1} of {total_cells} cells, {_left(progress)}", file=sys.stderr, flush=True)
+        if progress.elapsed_s >= self._next_s:
+            self._next_s = progress.elapsed_s + _EVERY_S
+            print(f"{_visit(progress)}, {_left(progress)}", file=sys.stderr, flush=True)
 
 
 class BarListener(QuietListener):
@@ -88,7 +91,7 @@ class BarListener(QuietListener):
         whole_s = progress.elapsed_s + progress.left_s
         self._bars.update(
             self._task,
-            description=f"batch {progress.cell.name}, round {progress.round + 1}",
+            description=_visit(progress),
             completed=progress.elapsed_s,
             total=whole_s or 1.0,
             detail=_left(progress),

@@ -66,7 +66,7 @@ def evenly(items: Sequence[_Item], most: int) -> list[_Item]:
 
 def half_width(result: CellResult) -> float:
     """Half of the time's interval as a share of it; NaN for a single sample, whose interval is not known."""
-    if result.samples is None or result.samples < 2:
+    if result.status == "ok" and (result.samples is None or result.samples < 2):
         return math.nan
     return (result.latency_high_s - result.latency_low_s) / 2 / result.latency_s
 

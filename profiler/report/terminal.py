@@ -198,7 +198,10 @@ def _row(result: CellResult, regime: str, columns: _Columns, mark: str) -> list[
     }
     told = [text for name, text in repeated.items() if columns.has(name)]
     if result.status != "ok":
-        return [*head, *["-"] * (3 + len(told)), f"({result.status})", ""]
+        dashes = ["-"] * (3 + len(told))
+        if result.status == "forecast":
+            dashes[:3] = [duration(result.latency_s), _interval(result, "±"), significant(result.tokens_per_s)]
+        return [*head, *dashes, f"({result.status})", ""]
     return [
         *head,
         duration(result.latency_s),

@@ -18,6 +18,8 @@ from profiler.judge.scaling import crossover
 from profiler.loading.device_map import planned_weight_bytes
 from profiler.loading.meta_model import plan, quiet_libraries
 from profiler.loading.request import dtype_name
+from profiler.measure.sweep import USUAL_ATTAINED
+from profiler.run.budget import SWEEP_SHARE
 from profiler.run.options import Options
 from profiler.run.setup import measure_ceilings
 from profiler.run.validate import Prepared, prepare
@@ -26,8 +28,6 @@ MOST_SEQUENCES = 4096
 # The test goes on for two doublings past the predicted knee, where the slope has had time to show.
 _PAST_THE_KNEE = 4
 _MEMORY_SHARE = 0.9
-# Steps of the largest batches of the reference runs reach 0.3 to 0.9 of their floor, half of them less than this.
-_OF_ROOFLINE = 0.55
 # A slope needs two batches.
 _LEAST_BATCHES = 2
 
@@ -72,7 +72,7 @@ def prepare_batch_test(options: Options, phase: str) -> Prepared:
     expected_s = [
         sum(_expected_visit_s(work, replace(cell, batch_size=batch), roofs) for cell in cells) for batch in batches
     ]
-    kept, told = _within(options.budget_s, batches, expected_s)
+    kept, told = _within(first.budget_s, batches, expected_s)
     return replace(prepare(replace(options, batch_sizes=kept)), warnings=told)
 
 
@@ -80,7 +80,7 @@ def _within(
     budget_s: float, batches: Sequence[int], expected_s: Sequence[float]
 ) -> tuple[Sequence[int], tuple[str, ...]]:
     """The batches that a budget visits once, and what of the rest is to be told. Raises RequestError."""
-    together_s = list(itertools.accumulate(expected_s))
+    together_s = [seconds / SWEEP_SHARE for seconds in itertools.accumulate(expected_s)]
     kept = [batch for batch, seconds in zip(batches, together_s, strict=True) if seconds <= budget_s]
     if len(kept) < (least := min(_LEAST_BATCHES, len(batches))):
         raise RequestError(
@@ -102,7 +102,7 @@ def _step(key: CellKey) -> Step:
 def _expected_visit_s(work: ModelWork, cell: Cell, roofs: _Roofs) -> float:
     """What a first visit may take: two prefills, one of them to warm up, and the decode steps."""
     times = {"prefill": 2, "decode": cell.decode_steps}
-    return sum(times[key.phase] * _floor_s(work.work(_step(key)), roofs) for key in cell.keys) / _OF_ROOFLINE
+    return sum(times[key.phase] * _floor_s(work.work(_step(key)), roofs) for key in cell.keys) / USUAL_ATTAINED
 
 
 def _floor_s(work: Work, roofs: _Roofs) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from profiler.device.telemetry import Watch
 from profiler.facts.measurements import Readings, Replays
 from profiler.facts.roofs import swing
 from profiler.facts.visits import Gap, Visit
-from profiler.grid.cells import Cell, CellKey
+from profiler.grid.cells import PHASES, Cell, CellKey
 from profiler.judge.demand import breakdown_of, held_up
 from profiler.judge.judge_run import judge_run
 from profiler.loading.request import dtype_name
@@ -21,39 +22,40 @@ from profiler.measure.kernels import keys_between, replay_between, replay_kernel
 from profiler.measure.module_hooks import hook_cell
 from profiler.measure.quality import check_quality
 from profiler.measure.subject import Subject
-from profiler.measure.sweep import Plan
+from profiler.measure.sweep import Plan, Progress, expected_sweep_s
 from profiler.measure.trace import trace_cell
 from profiler.measure.trials import try_variants
 from profiler.measure.visit import warm_up
+from profiler.predict.from_facts import forecast_missing
+from profiler.predict.operator_arrays import OperatorArrays, Paths, StepArrays, operator_arrays
 from profiler.roofs.drift_probe import DriftProbe
 from profiler.roofs.measure import remeasure_roofs
+from profiler.run.budget import RunBudget, RunPart
 from profiler.run.cold_start import fresh_starts
 from profiler.run.fact_log import FactLog
 from profiler.run.setup import dispatch_of_twin, other_bytes
 from profiler.run.stages import Stages
 from profiler.run.tensor_parallel import Ranks
 from profiler.run.validate import Prepared
+from profiler.units import several
 
-# Warming each engine up takes no longer than this share of the sweep's time; what is cold still, its first visit warms.
-_WARM_UP_SHARE = 0.1
-_WARM_UP_MOST_S = 3.0
-# Looking at each roof once more takes this share of the sweep's time, and no longer than so many seconds.
-_AGAIN_SHARE = 0.02
-# Replaying the kernels alone gets this share of it.
-_REPLAY_SHARE = 0.15
-# Replaying those that were held up takes about this share of it each time, and so many times at most.
-_REPLAY_AGAIN_SHARE = 0.05
+# Kernels that were held up are replayed again so often, each time in this share of what the replays have.
 _MOST_AGAIN = 2
-# Timing the parts of `generate` gets this share of it, and one cell at least.
-_GENERATE_SHARE = 0.1
-# Trying other forms gets this share of it, within limits: a few seconds would tell nothing.
+_AGAIN_SHARE = 0.2
+# A replay of a cell's calls takes about so many of its steps.
+_REPLAY_STEPS = 3
+# Two of a step are hooked, and two are not.
+_HOOKED_STEPS = 4
+# A visit may be late by this share of the budget before it is given up.
+_LATE_SHARE = 0.1
+# Trying other forms takes so many seconds at most, and is left out where there are fewer than the least.
 _LEVERS_MOST_S = 15.0
+# Reading, a matrix-vector product, and the model's own product.
+_ROOFS = 3
 # A budget whose share is this long has room to compile a few layers, too, and such trials may take longer.
 _COMPILING_FROM_S = 40.0
 _COMPILING_MOST_S = 60.0
 _LEVERS_LEAST_S = 4.0
-# Looking for what carries large residuals gets this share of it.
-_RESIDUAL_SHARE = 0.15
 
 _REPLAYS, _NO_REPLAYS = "the replays of kernels", "time lost in kernels that have none is unexplained"
 _NO_DRIFT = "a change in the machine's own speed is not seen"
@@ -71,17 +73,15 @@ class Session:
     subject: Subject
     ledger: FactLog
     stages: Stages
+    budget: RunBudget
     ranks: Ranks | None
-
-    @property
-    def budget_s(self) -> float:
-        """Seconds of the sweep; what is measured beside it gets shares of them."""
-        return self.prepared.options.budget_s
 
 
 def measure_cells(session: Session, visits: Sweep) -> None:
     """Sweep the cells, look at the roofs again, replay kernels, try other ways, and look for what none explains."""
     _sweep(session, visits)
+    session.budget.extend(0.0)
+    session.stages.left_s = lambda: session.budget.left_s
     if session.ranks is not None:
         _time_shares(session, session.ranks)
     with session.stages.optional("the table of cells during the sweep", "it is written at the end of the run"):
@@ -100,8 +100,20 @@ def measure_cells(session: Session, visits: Sweep) -> None:
 
 def _sweep(session: Session, visits: Sweep) -> None:
     subject, ledger, stages = session.subject, session.ledger, session.stages
-    grid, machine = session.prepared.grid, subject.machine
-    stages.begin("timing")
+    grid, machine, budget = session.prepared.grid, subject.machine, session.budget
+    floors_s = _floors_s(session)
+    plan = Plan(
+        grid,
+        budget.sweep_s,
+        session.prepared.whole,
+        floors_s=floors_s,
+        late_s=_LATE_SHARE * budget.total_s if session.ranks is None else math.inf,
+        effort=session.prepared.effort,
+    )
+    if session.prepared.whole:
+        budget.extend(expected_sweep_s(plan))
+        stages.left_s = lambda: budget.left_s
+    stages.begin("timing", f"timing {several(len(grid.cells), 'cell', 'cells')}")
     probe = _drift_probe(session)
     own_bytes = other_bytes(subject.engines, machine.allocated_bytes() - subject.held_bytes, subject.model_bytes)
 
@@ -114,18 +126,17 @@ def _sweep(session: Session, visits: Sweep) -> None:
     # Cells that have no number yet are tried once more: what they lacked may be there now.
     earlier = [visit for visits in ledger.gathered.visits.values() for visit in visits]
     with Watch(machine.source) as watch:
-        warm_up_s = min(_WARM_UP_SHARE * session.budget_s, _WARM_UP_MOST_S)
         for name, engine in subject.engines.items():
             cell = replace(grid.cells[0], engine=name)
-            warm_up(engine, cell, machine, vocab_size=subject.vocab_size, budget_s=warm_up_s)
+            warm_up(engine, cell, machine, vocab_size=subject.vocab_size, budget_s=budget.warm_up_s)
         for outcome in visits(
             subject.engines,
-            Plan(grid, session.budget_s, expected_s=_expected_visit_s(session), effort=session.prepared.effort),
+            replace(plan, budget_s=budget.sweep_s),
             machine=machine,
             vocab_size=subject.vocab_size,
             own_bytes=own_bytes,
             fits=lambda cell: _no_room(session, cell),
-            on_progress=lambda progress: stages.listener.progress(progress, len(grid.cells)),
+            on_progress=lambda progress: stages.listener.progress(_of_run(progress, budget), len(grid.cells)),
             on_round=look,
             earlier=earlier,
         ):
@@ -137,6 +148,12 @@ def _sweep(session: Session, visits: Sweep) -> None:
             with stages.optional("the table of cells during the sweep", "it is written at the end of the run"):
                 ledger.judge([outcome.cell])
         look()
+
+
+def _of_run(progress: Progress, budget: RunBudget) -> Progress:
+    """Progress with the times of the whole run instead of those of the sweep."""
+    left_s = progress.left_s + budget.after_sweep_s
+    return replace(progress, elapsed_s=budget.elapsed_s, left_s=left_s)
 
 
 def _drift_probe(session: Session) -> DriftProbe | None:
@@ -162,7 +179,7 @@ def _time_shares(session: Session, ranks: Ranks) -> None:
 
 def _look_at_roofs_again(session: Session) -> None:
     session.stages.begin("roofs", "looking at the roofs again")
-    again_s = min(_AGAIN_SHARE * session.budget_s, session.prepared.effort.roofs_again_s)
+    again_s = min(session.budget.part_s(RunPart.ROOFS) / _ROOFS, session.prepared.effort.roofs_again_s)
     if not again_s:
         return
     subject, ceilings = session.subject, session.ledger.facts.ceilings
@@ -180,7 +197,7 @@ def _steppable(session: Session) -> list[Cell]:
 def _replay(session: Session, measured: list[Cell]) -> None:
     session.stages.begin("replays", "replaying each cell's kernels alone")
     with session.stages.optional(_REPLAYS, _NO_REPLAYS):
-        for replays in _replayed(session, measured, _REPLAY_SHARE):
+        for replays in _replayed(session, measured, 1.0):
             session.ledger.add(replays)
         for _ in range(_MOST_AGAIN):
             if again := [cell for cell in held_up(session.ledger.facts) if cell in measured]:
@@ -193,47 +210,51 @@ def _replay_between(session: Session, measured: list[Cell]) -> None:
     """The linears where the cells leave gaps: a forecast of what lies there, or of larger batches, need not guess."""
     known = session.ledger.gathered.replays
     keys = [key for key in keys_between([key for cell in measured for key in cell.keys]) if key not in known]
-    ceilings, budget_s = session.ledger.facts.ceilings, session.prepared.effort.between_share * session.budget_s
+    ceilings, budget_s = session.ledger.facts.ceilings, session.budget.part_s(RunPart.BETWEEN)
     for (replays,) in replay_between((session.subject,), keys, ceilings, budget_s):
         session.ledger.add(replays)
 
 
 def _replayed(session: Session, cells: list[Cell], share: float) -> Iterator[Replays]:
-    """The kernels of these cells run alone, in a share of the budget."""
+    """The kernels of these cells run alone, in a share of what replays have of the budget."""
 
     def on_failure(error: Exception) -> None:
         session.stages.failed(_REPLAYS, error, _NO_REPLAYS)
 
-    ceilings = session.ledger.facts.ceilings
-    return replay_kernels(session.subject, cells, ceilings, share * session.budget_s, on_failure)
+    steps_s = {} if session.budget.whole else _latencies_s(session.ledger)
+    expected_s = {key: _REPLAY_STEPS * seconds for key, seconds in steps_s.items()}
+    budget_s, ceilings = share * session.budget.part_s(RunPart.REPLAYS), session.ledger.facts.ceilings
+    return replay_kernels(session.subject, cells, ceilings, budget_s, on_failure, expected_s)
 
 
 def _measure_parts_again(session: Session, cells: list[Cell]) -> None:
     """Dispatch and kernels again where they took longer than the steps that they are parts of: a neighbour did."""
     if session.ranks is None:
         batches, engines = sorted({cell.batch_size for cell in cells}), sorted({cell.engine for cell in cells})
-        for dispatch in dispatch_of_twin(session.prepared, session.subject, session.stages, batches, engines):
+        for dispatch in dispatch_of_twin(
+            session.prepared, session.subject, session.stages, session.budget, batches, engines
+        ):
             session.ledger.add(dispatch)
-    for replays in _replayed(session, cells, _REPLAY_AGAIN_SHARE):
+    for replays in _replayed(session, cells, _AGAIN_SHARE):
         session.ledger.add(replays)
 
 
 def _time_generate(session: Session, measured: list[Cell]) -> None:
     with session.stages.optional("the look inside generate", "its overhead has no parts"):
-        for steps in time_generate(session.subject, measured, _GENERATE_SHARE * session.budget_s):
+        for steps in time_generate(session.subject, measured, session.budget.part_s(RunPart.GENERATE)):
             session.ledger.add(steps)
 
 
 def _batch_otherwise(session: Session) -> None:
     with session.stages.optional("batching the prompts in other ways", "no other way is compared"):
         latencies_s = _latencies_s(session.ledger)
-        for queue in try_ways(session.subject, latencies_s, session.prepared.effort.queue_share * session.budget_s):
+        for queue in try_ways(session.subject, latencies_s, session.budget.part_s(RunPart.QUEUE)):
             session.ledger.add(queue)
 
 
 def _try_levers(session: Session) -> None:
     """Try what else this machine could do with these cells, unless there is too little time to learn anything."""
-    share_s = session.prepared.effort.trials_share * session.budget_s
+    share_s = session.budget.part_s(RunPart.TRIALS)
     compiling = share_s >= _COMPILING_FROM_S
     budget_s = min(_COMPILING_MOST_S if compiling else _LEVERS_MOST_S, share_s)
     if session.prepared.options.no_levers or budget_s < _LEVERS_LEAST_S:
@@ -261,10 +282,13 @@ def _look_for_residuals(session: Session) -> None:
     unexplained: Sequence[CellKey] = ()
     with stages.optional("the search for unexplained time", _NOT_SEARCHED):
         unexplained = judge_run(ledger.facts).unexplained
-    deadline_s = machine.now_s() + _RESIDUAL_SHARE * session.budget_s
+    deadline_s = machine.now_s() + session.budget.part_s(RunPart.UNEXPLAINED)
+    steps_s = {} if session.budget.whole else _latencies_s(ledger)
     for number, key in enumerate(unexplained):
         if number > 0 and machine.now_s() > deadline_s:
             break
+        if machine.now_s() + _HOOKED_STEPS * steps_s.get(key, 0.0) > max(deadline_s, machine.now_s()):
+            continue
         if key not in ledger.gathered.hooked:
             stages.begin("unexplained", f"looking for what is unexplained in {key.name}")
             with stages.optional("the search for unexplained time", _NOT_SEARCHED):
@@ -279,15 +303,30 @@ def _latencies_s(ledger: FactLog) -> dict[CellKey, float]:
     return {result.key: result.latency_s for result in results if result.latency_s == result.latency_s}
 
 
-def _expected_visit_s(session: Session) -> Mapping[Cell, float]:
-    """The floor of a whole visit of each cell, from which the time left is estimated before any was measured."""
-    facts, expected = session.ledger.facts, dict[Cell, float]()
-    with session.stages.optional("the estimate of the time left", "none is shown at first"):
+def _floors_s(session: Session) -> Mapping[CellKey, float]:
+    """The floor of every step, from which the time of visits is estimated before any was measured."""
+    facts, floors_s = session.ledger.facts, dict[CellKey, float]()
+    with session.stages.optional("the estimate of the time left", "it is shown without one"):
         for key in facts.grid.keys:
-            times = 2 if key.phase == "prefill" else key.cell.decode_steps
-            floor_s = breakdown_of(facts, key, latency_s=1.0)[0].floor_s
-            expected[key.cell] = expected.get(key.cell, 0.0) + times * floor_s
-    return expected
+            floors_s[key] = breakdown_of(facts, key, latency_s=1.0)[0].floor_s
+    return floors_s
+
+
+def forecast_missing_cells(session: Session) -> None:
+    """Forecast the cells that the budget did not reach from those that were measured."""
+    subject, ledger = session.subject, session.ledger
+    if session.ranks is not None:
+        return
+    with session.stages.optional("the forecast of cells that were not measured", "they have no time"):
+        facts, results = ledger.facts, judge_run(ledger.facts).cells
+        for name in (name for name, engine in subject.engines.items() if not engine.owns_model):
+            paths = {phase: subject.paths[name, phase] for phase in PHASES}
+
+            def count(keys: Sequence[CellKey], paths: Paths = paths) -> OperatorArrays:
+                return operator_arrays(subject.work, StepArrays.of(keys), paths, subject.model_bytes)
+
+            for forecast in forecast_missing(facts, results, count, name):
+                ledger.add(forecast)
 
 
 def measure_options(session: Session, folder: Path) -> None:

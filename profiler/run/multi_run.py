@@ -25,6 +25,7 @@ def run_precisions(options: Options, precisions: Sequence[str], listener: Listen
     """
     if len(set(precisions)) < len(precisions):
         raise RequestError(f"--quant {','.join(precisions)}: a precision is named twice.")
+    options = replace(options, budget_s=_budget_of_each(options, len(precisions)))
     base = Path(options.out or prepare(replace(options, quant=precisions[0]), compared=True).out)
     prepared = [prepare(replace(options, quant=name, out=base / name), compared=True) for name in precisions]
     runs = [execute(one, listener) for one in prepared]
@@ -41,6 +42,7 @@ def run_devices(options: Options, devices: Sequence[str], listener: Listener) ->
     """
     if len(set(devices)) < len(devices):
         raise RequestError(f"--device {','.join(devices)}: a device is named twice.")
+    options = replace(options, budget_s=_budget_of_each(options, len(devices)))
     base = Path(options.out or prepare(replace(options, device=devices[0]), compared=True).out)
     # Roofs that were kept are another card's, if it is of the same kind.
     asked = [replace(options, device=name, fresh=True, out=base / name.replace(":", "")) for name in devices]
@@ -50,6 +52,11 @@ def run_devices(options: Options, devices: Sequence[str], listener: Listener) ->
         runs.append(execute(one, listener))
         gc.collect()
     return runs
+
+
+def _budget_of_each(options: Options, runs: int) -> float | None:
+    """Seconds of each run: the budget is that of all, and where none is given each has the default one."""
+    return None if options.budget_s is None else options.budget_s / runs
 
 
 def device_healths(runs: Sequence[Run], devices: Sequence[str]) -> tuple[DeviceHealth, ...]:

@@ -51,7 +51,12 @@ class Options:
     tp: int = _option(1, "Ranks that share the model (tensor parallel), one a card; starts torchrun unless under it.")
     device: str = _option("auto", "auto, cpu, cuda or cuda:N; or several, one after the other: cuda:0,cuda:1.")
     out: str | Path | None = field(default=None, metadata={"help": "Run folder (default: a new one under runs/)."})
-    budget_s: float = _option(70.0, "Seconds for the sweep; its first round always ends.", flag="budget")
+    budget_s: float | None = _option(
+        None,
+        "Seconds from the start to the answer, without loading.",
+        flag="budget",
+        shown="60; a grid that you name is measured whole",
+    )
     fresh: bool = _option(False, "Measure the roofs again, though kept for a day.")
     no_levers: bool = _option(False, "Try no other dtype, format, cache or attention for what they would save.")
     breakdown: bool = _option(False, "Add a pass that tells where inside a step the time goes.")

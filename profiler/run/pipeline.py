@@ -14,6 +14,7 @@ from profiler.device.contention import ForeignLoad
 from profiler.device.machine import machine_for
 from profiler.device.process_group import ProcessGroup
 from profiler.device.telemetry import idle_power_w, source_for
+from profiler.engines.registry import ENGINES
 from profiler.errors import DeviceError, RankError, RunError
 from profiler.facts.fact import Fact
 from profiler.facts.measurements import CellPeak, PredictedPeaks
@@ -23,10 +24,11 @@ from profiler.loading.meta_model import quiet_libraries
 from profiler.measure.subject import Subject
 from profiler.measure.sweep import sweep
 from profiler.report.progress import QuietListener
+from profiler.run.budget import RunBudget, RunPart
 from profiler.run.document import config_of, opening
 from profiler.run.fact_log import FactLog
 from profiler.run.judge_folder import judge_folder
-from profiler.run.measure import Session, Sweep, measure_cells, measure_options
+from profiler.run.measure import Session, Sweep, forecast_missing_cells, measure_cells, measure_options
 from profiler.run.options import Options, check_options
 from profiler.run.setup import roof_dtypes, set_up
 from profiler.run.stages import Listener, Stages
@@ -51,8 +53,17 @@ def profile(model: str | None = None, *, listener: Listener | None = None, **opt
     return execute(prepare(Options(model=model, **options)), listener or QuietListener())
 
 
-def execute(prepared: Prepared, listener: Listener, visits: Sweep = sweep, group: ProcessGroup | None = None) -> Run:
+def execute(
+    prepared: Prepared,
+    listener: Listener,
+    visits: Sweep = sweep,
+    group: ProcessGroup | None = None,
+    *,
+    spent_s: float = 0.0,
+) -> Run:
     """Run a checked request: load, measure the roofs, sweep, judge, write; `visits` decides what is visited when.
+
+    `spent_s` of the budget went by before.
 
     With a `group` this is its rank 0, and the others follow (`ranks.follow_rank`).
     """
@@ -61,16 +72,44 @@ def execute(prepared: Prepared, listener: Listener, visits: Sweep = sweep, group
         if group is not None:
             prepared = replace(prepared, request=replace(prepared.request, device=group.device))
             machine = machine_for(group.device, source=source_for(group.device, group.beside))
-        return _execute(prepared, store, Stages(listener, machine), visits, group)
+        budget = RunBudget(
+            machine,
+            prepared.budget_s,
+            prepared.effort,
+            whole=prepared.whole or group is not None,
+            spent_s=spent_s,
+            without=_parts_left_out(prepared),
+        )
+        return _execute(prepared, store, Stages(listener, machine), budget, visits, group)
 
 
-def _execute(prepared: Prepared, store: RunStore, stages: Stages, visits: Sweep, group: ProcessGroup | None) -> Run:
+def _parts_left_out(prepared: Prepared) -> set[RunPart]:
+    """Parts that a run as it was requested does not have."""
+    grid = prepared.grid
+    absent = {
+        RunPart.TRIALS: prepared.options.no_levers,
+        RunPart.GENERATE: not any(ENGINES[name].whole_calls for name in grid.engines if name in ENGINES),
+        RunPart.QUEUE: grid.ragged is None,
+    }
+    return {part for part, is_absent in absent.items() if is_absent}
+
+
+def _execute(
+    prepared: Prepared,
+    store: RunStore,
+    stages: Stages,
+    budget: RunBudget,
+    visits: Sweep,
+    group: ProcessGroup | None,
+) -> Run:
     idle_w = foreign = ranks = None
     with stages.optional("the look at the idle device", "its idle power and other users of the host are not known"):
         foreign = ForeignLoad(group.beside if group else ())
         idle_w = idle_power_w(stages.machine.source)
     if group is None:
-        subject, ceilings, dispatch = set_up(prepared, stages)
+        if not prepared.whole:
+            stages.left_s = lambda: budget.left_s
+        subject, ceilings, dispatch = set_up(prepared, stages, budget)
     else:
         stages.begin("loading", f"loading {prepared.request.source.name} over {group.size} ranks")
         ranks = Ranks(prepared, group, stages.machine)
@@ -91,7 +130,7 @@ def _execute(prepared: Prepared, store: RunStore, stages: Stages, visits: Sweep,
     document = opening(prepared, subject, ceilings, dispatch, health, warnings, clock_s)
     document = replace(document, ranks=group.size if group else 1)
     ledger = _opened(prepared, store, document, subject, [ceilings, *dispatch])
-    session = Session(prepared, subject, ledger, stages, ranks)
+    session = Session(prepared, subject, ledger, stages, budget, ranks)
     ended: KeyboardInterrupt | DeviceError | RankError | None = None
     try:
         measure_cells(session, visits)
@@ -103,6 +142,8 @@ def _execute(prepared: Prepared, store: RunStore, stages: Stages, visits: Sweep,
     except KeyboardInterrupt as interrupt:
         # torchrun ends the other ranks as soon as one is gone: then that is the reason.
         ended = group.failure() if group is not None and group.lost() else interrupt
+    if ended is None or isinstance(ended, KeyboardInterrupt):
+        forecast_missing_cells(session)
     document = replace(_closing(document, subject, stages), ended_by=str(ended or ""))
     store.write_document(document)
     del ledger, session, subject  # the folder holds all that they do, and judging it needs the memory

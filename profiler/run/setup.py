@@ -35,26 +35,30 @@ from profiler.roofs.links import measure_links
 from profiler.roofs.measure import cached, measure
 from profiler.roofs.memory_bandwidth import measure_weights
 from profiler.roofs.sampler import attempt
+from profiler.run.budget import RunBudget
 from profiler.run.stages import Stages
 from profiler.run.validate import Prepared
 
-# Stepping the hollow twin, for each phase, batch size and engine, gets this share of the sweep's time.
-_TWIN_SHARE = 0.075
 _NO_DISPATCH = "the host's share of a step is unexplained"
 
 
-def set_up(prepared: Prepared, stages: Stages) -> tuple[Subject, Ceilings, list[DispatchSamples]]:
+def set_up(prepared: Prepared, stages: Stages, budget: RunBudget) -> tuple[Subject, Ceilings, list[DispatchSamples]]:
     """Load the model, measure the roofs and dispatch: all that a cell is held against."""
     request, grid, machine = prepared.request, prepared.grid, stages.machine
-    stages.begin("loading", f"loading {request.source.name} ({dtype_name(request.dtype)}, {request.weights} weights)")
-    loaded = _loaded(prepared)
-    work = walk(loaded.module)
-    for name in OWNING.keys() & set(grid.engines):
-        stages.begin(f"loading into {name}", f"{name} loads the model, compiles it and warms up")
-    engines = make_engines(prepared, loaded, work, machine)
+    with budget.apart():
+        stages.begin(
+            "loading", f"loading {request.source.name} ({dtype_name(request.dtype)}, {request.weights} weights)"
+        )
+        loaded = _loaded(prepared)
+        work = walk(loaded.module)
+        for name in OWNING.keys() & set(grid.engines):
+            stages.begin(f"loading into {name}", f"{name} loads the model, compiles it and warms up")
+        engines = make_engines(prepared, loaded, work, machine)
     held_bytes = machine.allocated_bytes()
     stages.begin("roofs", "measuring this device's roofs")
-    ceilings = measure_ceilings(request, machine, work, fresh=prepared.options.fresh, effort=prepared.effort)
+    ceilings = measure_ceilings(
+        request, machine, work, fresh=prepared.options.fresh, effort=prepared.effort, budget=budget
+    )
     links, missing = measure_links(sorted(loaded.offloaded_bytes), machine)
     weights = None
     with attempt("the model's own weights", machine, missing):
@@ -69,7 +73,7 @@ def set_up(prepared: Prepared, stages: Stages) -> tuple[Subject, Ceilings, list[
         paths = execution_paths(loaded, work, engines, grid)
     stages.begin("dispatch", "measuring dispatch on the hollow twin")
     subject = Subject(machine, loaded, work, engines, paths, grid, held_bytes)
-    return subject, ceilings, dispatch_of_twin(prepared, subject, stages, grid.batch_sizes, grid.engines)
+    return subject, ceilings, dispatch_of_twin(prepared, subject, stages, budget, grid.batch_sizes, grid.engines)
 
 
 def _loaded(prepared: Prepared) -> LoadedModel:
@@ -91,10 +95,15 @@ def _loaded(prepared: Prepared) -> LoadedModel:
 
 
 def dispatch_of_twin(
-    prepared: Prepared, subject: Subject, stages: Stages, batch_sizes: Sequence[int], engines: Sequence[str]
+    prepared: Prepared,
+    subject: Subject,
+    stages: Stages,
+    budget: RunBudget,
+    batch_sizes: Sequence[int],
+    engines: Sequence[str],
 ) -> list[DispatchSamples]:
     """What steps of these batch sizes cost each engine's host, within this run's share of time."""
-    twin_s, machine = min(_TWIN_SHARE * prepared.options.budget_s, prepared.effort.twin_s), subject.machine
+    twin_s, machine = budget.dispatch_s(len(PHASES) * len(batch_sizes) * len(engines)), subject.machine
     what = "dispatch on the hollow twin"
     with stages.optional(what, _NO_DISPATCH):
         return measure_dispatch(
@@ -110,19 +119,34 @@ def dispatch_of_twin(
 
 
 def measure_ceilings(
-    request: ModelRequest, machine: Machine, work: ModelWork, *, fresh: bool, effort: Effort = STANDARD
+    request: ModelRequest,
+    machine: Machine,
+    work: ModelWork,
+    *,
+    fresh: bool,
+    effort: Effort = STANDARD,
+    budget: RunBudget | None = None,
 ) -> Ceilings:
     """The roofs of this device for the dtypes of a model's products; kept for a day unless `fresh`.
 
     The datasheet's peak stands for a roof that could not be measured.
     """
     dtypes, model_dtype = roof_dtypes(work, request), dtype_name(request.dtype)
+    roof_s = effort.roof_s if budget is None else budget.roof_s
+    host_pace_s = effort.host_pace_s if budget is None else budget.host_pace_s
 
     def measure_missing(known: Ceilings | None) -> Ceilings:
-        roofs = measure(machine, dtypes, model_dtype=model_dtype, known=known, checks_known=effort.checks_kept_roofs)
+        roofs = measure(
+            machine,
+            dtypes,
+            model_dtype=model_dtype,
+            stage_budget_s=roof_s,
+            known=known,
+            checks_known=effort.checks_kept_roofs,
+        )
         missing, host = dict(roofs.missing), roofs.host
         with attempt("the host's pace", machine, missing):
-            host = host or measure_host_pace(machine, effort.host_pace_s)
+            host = host or measure_host_pace(machine, host_pace_s)
         return replace(roofs, host=host, missing=missing)
 
     ceilings = cached(measure_missing, machine, software(), fresh=fresh)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from profiler.device.machine import Machine
 from profiler.errors import describe_error, tolerate_errors
 from profiler.measure.sweep import Progress
 from profiler.store.document import Missing
+from profiler.units import clock_time
 
 
 class Listener(Protocol):
@@ -24,11 +25,13 @@ class Listener(Protocol):
 
 
 class Stages:
-    """Tells a listener what goes on, and keeps how long each stage took."""
+    """Reports each stage to a listener, and records how long it took."""
 
     def __init__(self, listener: Listener, machine: Machine) -> None:
         self.listener = listener
         self.machine = machine
+        self.left_s: Callable[[], float] | None = None
+        """Seconds to the end of the run, once they are known."""
         self._now = ""
         self._since_s = machine.now_s()
         self._spent_s: dict[str, float] = {}
@@ -38,7 +41,8 @@ class Stages:
         """End the stage so far and begin the next; several of one name add up."""
         self._end()
         self._now = name
-        self.listener.stage(text or name)
+        left = "" if self.left_s is None else f" (about {clock_time(self.left_s())} left)"
+        self.listener.stage(f"{text or name}{left}")
 
     def spent_s(self) -> dict[str, float]:
         """Seconds by stage, the one that goes on included."""

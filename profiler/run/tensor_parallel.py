@@ -190,7 +190,7 @@ def set_up_ranks(
     subject = Subject(machine, loaded, ranks.work, engines, paths, grid, held_bytes)
     own = roofs.only(list(dtypes), dtype_name(loaded.request.dtype), machine.info.datasheet)
     ceilings = replace(own, collective=link)
-    twin_s = min(0.075 * prepared.options.budget_s, 1.5)
+    twin_s = min(0.02 * prepared.budget_s, 1.5)
     dispatch = measure_dispatch(loaded, prepared.config, machine, grid.batch_sizes, grid.engines, twin_s)
     return subject, ceilings, dispatch
 

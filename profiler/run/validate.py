@@ -37,6 +37,8 @@ from profiler.run.options import DEFAULT_MODEL, Options, flag_of
 from profiler.store.document import RunDocument
 from profiler.store.folder import read_document, read_results
 
+DEFAULT_BUDGET_S = 60.0
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -57,6 +59,10 @@ class Prepared:
     """What is to be told of the request itself."""
     effort: Effort = field(default_factory=lambda: effort.STANDARD)
     """How long and how often each part is measured."""
+    budget_s: float = DEFAULT_BUDGET_S
+    """Seconds from the start of the run to its answer, without loading; a whole grid's run takes at least so many."""
+    whole: bool = False
+    """Whether every cell is measured, however long it takes: a grid that was named without a budget."""
 
 
 _PROMPT_LENS, _BATCH_SIZES = "64,128,256,512", "1,2,4,8"
@@ -77,12 +83,15 @@ def prepare(options: Options, compared: bool = False) -> Prepared:
         prompts = _COMPARED_PROMPT_LENS if compared else _PROMPT_LENS
     if batches is None:
         batches = _COMPARED_BATCH_SIZES if compared else _BATCH_SIZES
+    grid_named = bool(options.prompt_lens or options.batch_sizes or options.context_lens)
+    if options.budget_s is None and not grid_named:
+        options = replace(options, budget_s=DEFAULT_BUDGET_S)  # the command that repeats this run names its grid
     grid = make_grid(prompts or (), batches, options.new_tokens, options.context_lens, engines)
     model = DEFAULT_MODEL if options.model is None else options.model
     known_quant(quant)
     if options.attn is not None and options.attn not in get_args(Attention):
         raise RequestError(f"--attn {options.attn!r} is unknown; use {', '.join(get_args(Attention))}.")
-    if not 0 < options.budget_s < math.inf:
+    if options.budget_s is not None and not 0 < options.budget_s < math.inf:
         raise RequestError(f"--budget {options.budget_s:g} is not possible; give seconds above 0.")
     if options.compute_dtype != "auto" and options.compute_dtype not in DTYPES:
         raise RequestError(f"--compute-dtype {options.compute_dtype!r} is unknown; use auto, {', '.join(DTYPES)}.")
@@ -142,6 +151,8 @@ def prepare(options: Options, compared: bool = False) -> Prepared:
         out=Path(options.out) if options.out is not None else _default_folder(request),
         resumed=False,
         command=repeating(request, grid, options),
+        budget_s=DEFAULT_BUDGET_S if options.budget_s is None else options.budget_s,
+        whole=effort.STANDARD.whole_grid or (options.budget_s is None and grid_named),
     )
 
 
@@ -257,7 +268,8 @@ def repeating(request: ModelRequest, grid: Grid, options: Options) -> str:
     for item in fields(Options):
         asked = getattr(options, item.name)
         if item.name not in _TOLD_OTHERWISE and asked != item.default:
-            parts.append(flag_of(item) if asked is True else f"{flag_of(item)} {asked}")
+            value = f"{asked:g}" if isinstance(asked, float) else asked
+            parts.append(flag_of(item) if asked is True else f"{flag_of(item)} {value}")
     return " ".join(parts)
 
 

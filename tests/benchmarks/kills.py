@@ -145,10 +145,10 @@ def commands(model: str, script: str, done: Path) -> Commands:
 
 
 def twice(folder: Path) -> list[tuple[int, int]]:
-    """Cells whose first visit is there more than once."""
+    """Cells that were visited twice in one round."""
     from profiler.store.samples import read_records
 
-    first = [(one["batch_size"], one["prompt_len"]) for one in read_records(folder) if one.get("round") == 0]
+    first = [(one["batch_size"], one["prompt_len"], one["round"]) for one in read_records(folder) if "round" in one]
     return [cell for cell in set(first) if first.count(cell) > 1]
 
 

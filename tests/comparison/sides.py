@@ -18,7 +18,7 @@ def asked(batch_size: int = 1, prompt_len: int = 512, phase: Phase = "decode", e
 
 
 def timed(median_s: float, half_width: float = 0.005, visits: int = 4, **terms: float) -> Timed:
-    """A time with its interval; what the terms leave is unexplained."""
+    """A time with its interval; the rest after `terms` is unexplained."""
     split = {**dict.fromkeys(TERMS, 0.0), **terms}
     split["unexplained_s"] = median_s - sum(terms.values())
     low_s, high_s = median_s * (1 - half_width), median_s * (1 + half_width)
@@ -26,7 +26,7 @@ def timed(median_s: float, half_width: float = 0.005, visits: int = 4, **terms: 
 
 
 def witness(memory: float = 1.0, compute: float = 1.0, *, spread: float = 0.001, at: float = 0.0) -> MachineState:
-    """A machine whose memory and cores take so many times as long as usual, told by sentinel and roofs alike."""
+    """A machine whose memory and cores take `memory` and `compute` times as long as usual, by drift probe and roofs."""
     looks = tuple(DriftReading(memory * share, compute * share) for share in (1 - spread, 1.0, 1 + spread, 1.0))
     return MachineState(100e9 / memory, 0.01, 1e12 / compute, 0.01, at, looks)
 

@@ -1,4 +1,4 @@
-"""Two runs held against each other: what is claimed, what is not, and which term moved."""
+"""Comparison of two runs: the verdicts that it gives, those that it does not, and the term that moved."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def before() -> Side:
     return side({asked(): timed(0.010, weights_s=0.006, dispatch_s=0.003)})
 
 
-def test_a_slower_host_is_told_with_its_interval_and_its_term() -> None:
+def test_a_slower_host_is_reported_with_its_interval_and_its_term() -> None:
     """Dispatch 3.0 -> 3.7 ms of 10 ms: 7 % (+- hypot(0.5, 0.5) %) slower, 0.7 ms of 0.7 ms."""
     after = side({asked(): timed(0.0107, weights_s=0.006, dispatch_s=0.0037)})
     [change] = compare_sides(before(), after).changes
@@ -43,7 +43,7 @@ def test_a_slower_host_is_told_with_its_interval_and_its_term() -> None:
 
 
 def test_a_term_that_hardly_gained_is_not_what_moved() -> None:
-    """0.7 ms slower, of which 10 us are known to be weights: what nobody can place is not theirs."""
+    """0.7 ms slower, of which weights gained 10 us: the unexplained rest is not attributed to them."""
     after = side({asked(): timed(0.0107, weights_s=0.00601, dispatch_s=0.003)})
     spread = {key: replace(cell, half_widths_s={"unexplained_s": 0.001}) for key, cell in after.cells.items()}
     [change] = compare_sides(before(), replace(after, cells=spread)).changes
@@ -51,7 +51,7 @@ def test_a_term_that_hardly_gained_is_not_what_moved() -> None:
     assert change_words(change).endswith("slower: no term stands out")
 
 
-def test_what_lies_within_the_intervals_is_the_same_or_cannot_be_told() -> None:
+def test_changes_within_the_intervals_are_the_same_or_inconclusive() -> None:
     quiet = side({asked(): timed(0.0100)})
     assert compare_sides(quiet, side({asked(): timed(0.01005)})).changes[0].verdict == "same"
     assert compare_sides(quiet, side({asked(): timed(0.0104, 0.06)})).changes[0].verdict == "inconclusive"
@@ -95,8 +95,7 @@ def test_roofs_that_contradict_the_sentinel_divide_nothing() -> None:
 
 @pytest.mark.parametrize("spread", [0.001, 0.9])
 def test_threads_that_were_halved_are_no_drift(spread: float) -> None:
-    """The roofs fall with a setting: nothing is divided out, and the arithmetic has moved, however the sentinel
-    wavers meanwhile."""
+    """The roofs fall with a setting: nothing is divided out, and compute has moved, whatever the sentinel's spread."""
     first = side({asked(phase="prefill"): timed(0.010, compute_s=0.009)})
     halved = side(
         {asked(phase="prefill"): timed(0.019, compute_s=0.018)},
@@ -133,7 +132,7 @@ def test_a_precision_that_changed_moves_the_weights() -> None:
     assert (change.verdict, change.moved) == ("faster", "weights_s")
 
 
-def test_differences_stand_in_the_order_of_their_weight() -> None:
+def test_differences_are_ordered_by_their_weight() -> None:
     other = side({}, settings={"transformers": "5.23.0", "device": "another card"})
     assert [(item.words, item.weight) for item in differences(side({}), other)] == [
         ("device card -> another card", "refuses"),
@@ -141,15 +140,15 @@ def test_differences_stand_in_the_order_of_their_weight() -> None:
     ]
 
 
-def test_processors_of_one_name_are_told_apart() -> None:
+def test_processors_of_one_name_are_distinguished() -> None:
     """Zen 4 (family 25) and Zen 5 (family 26) may both be named AMD EPYC; an older run does not say which it was."""
     zen4, zen5, older = (
-        side({}, settings={"device": "AMD EPYC", "processor": told})
-        for told in ("AuthenticAMD, family 25, model 17", "AuthenticAMD, family 26, model 2", NOT_TOLD)
+        side({}, settings={"device": "AMD EPYC", "processor": processor})
+        for processor in ("AuthenticAMD, family 25, model 17", "AuthenticAMD, family 26, model 2", NOT_TOLD)
     )
     assert [item.weight for item in differences(zen4, zen5)] == ["refuses"]
     assert [item.weight for item in differences(older, zen5)] == ["explains"]
-    assert difference_lines(compare_sides(zen4, zen4)) == ["nothing that is known differs between the two"]
+    assert difference_lines(compare_sides(zen4, zen4)) == ["no known setting differs between the two"]
     assert "several are named AMD EPYC" in difference_lines(compare_sides(older, older))[1]
 
 
@@ -169,7 +168,7 @@ def test_another_card_gets_no_verdict() -> None:
     assert set(frame["verdict"]) == {"inconclusive"}
 
 
-def test_cells_of_one_alone_are_counted() -> None:
+def test_cells_of_only_one_side_are_counted() -> None:
     comparison = compared(REFERENCE, AGAIN)
     assert (len(comparison.changes), comparison.only_before, comparison.only_after) == (8, 24, 0)
 
@@ -196,8 +195,8 @@ def test_a_run_of_schema_1_is_a_side() -> None:
     assert all(item.change == 0 and item.verdict in ("same", "inconclusive") for item in comparison.changes)
 
 
-def test_a_run_of_schema_1_is_held_against_one_of_today() -> None:
-    """Its tiny model against the default one of schema 4: keyed by what was asked, refused a verdict, shown if asked.
+def test_a_run_of_schema_1_is_compared_with_one_of_today() -> None:
+    """Its tiny model against the default one of schema 4: refused a verdict, and shown side by side on request.
 
     With the settings of today's run it gets a verdict: 671 us of its own table against 57.2 ms.
     """
@@ -212,7 +211,7 @@ def test_a_run_of_schema_1_is_held_against_one_of_today() -> None:
     assert (decode.verdict, decode.before.median_s) == ("slower", pytest.approx(671e-6, rel=0.01))
 
 
-def test_two_engines_alone_are_compared_cell_by_cell() -> None:
+def test_runs_of_one_engine_each_are_compared_cell_by_cell() -> None:
     first = side({asked(engine="eager"): timed(0.010)}, settings={"engine": "eager"})
     second = side({asked(engine="static"): timed(0.008)}, settings={"engine": "static"})
     comparison = compare_sides(first, second)
@@ -223,17 +222,17 @@ def test_two_engines_alone_are_compared_cell_by_cell() -> None:
 
 
 def test_another_tools_file_is_a_side() -> None:
-    """llama-bench knows depths alone: its tg16 @ d128 meets our decode behind a prompt of 128."""
+    """llama-bench has only depths: its tg16 @ d128 matches our decode after a prompt of 128."""
     file = side_of_file(read_foreign(ROOT / "tests" / "data" / "foreign" / "llama-bench-depth.md"))
     ours = side({asked(prompt_len=128): timed(0.029)})
     [change] = compare_sides(ours, file).changes
     assert change.after.median_s == pytest.approx(1 / 68.49)
-    assert change.verdict == "inconclusive", "its table does not tell how many repetitions it has"
+    assert change.verdict == "inconclusive", "its table does not say how many repetitions it has"
 
 
-def test_of_two_cells_of_a_depth_none_is_lost_beside_another_tool() -> None:
-    """Ours behind a prompt of 128 (29 ms) and behind a context of 128 (31 ms): the file's 128 meets the first, and the
-    second, in either order, is a cell that is on one side alone."""
+def test_two_cells_of_one_depth_are_not_merged_when_compared_with_another_tool() -> None:
+    """Ours after a prompt of 128 (29 ms) and after a context of 128 (31 ms): the file's 128 matches the first. The
+    second, in either order, is a cell of only one side."""
     file = side_of_file(read_foreign(ROOT / "tests" / "data" / "foreign" / "llama-bench-depth.md"))
     cells = {asked(prompt_len=128): timed(0.029), CellId("decode", 1, 0, 128, "eager"): timed(0.031)}
     for ordered in (cells, dict(reversed(cells.items()))):
@@ -242,8 +241,8 @@ def test_of_two_cells_of_a_depth_none_is_lost_beside_another_tool() -> None:
         assert found.only_before == 1
 
 
-def test_a_history_tells_the_step_and_what_differed_there() -> None:
-    """10.0, 10.0, 10.8, 10.8 ms, handed over in any order: one step, at the third run."""
+def test_a_history_reports_the_run_of_a_change_and_what_differed_there() -> None:
+    """10.0, 10.0, 10.8, 10.8 ms, passed in any order: one change, at the third run."""
     runs = [
         side({asked(): timed(median_s)}, created=f"2026-01-0{day}", settings={"transformers": version})
         for day, (median_s, version) in enumerate([(0.01, "1"), (0.01, "1"), (0.0108, "2"), (0.0108, "2")], 1)
@@ -256,10 +255,10 @@ def test_a_history_tells_the_step_and_what_differed_there() -> None:
 
 
 def test_a_history_over_several_machines_says_so() -> None:
-    """Twice as slow on another card: no step, and not that no cell changed."""
+    """Twice as slow on another GPU: no change is reported, nor that no cell changed."""
     runs = [side({asked(): timed(0.01)}), side({asked(): timed(0.02)}, created="2026-02-01", settings={"device": "b"})]
     assert history_sentences(history(runs)) == ["Not comparable throughout (device card -> b): side by side there."]
-    assert history_sentences(history(runs[:1] * 2)) == ["No cell changed over 2 runs, as far as can be told."]
+    assert history_sentences(history(runs[:1] * 2)) == ["No change of a cell was found over 2 runs."]
 
 
 def test_a_file_without_a_step_says_so() -> None:
@@ -271,14 +270,14 @@ def test_a_file_without_a_step_says_so() -> None:
         compared(files / "vllm-serve.json", files / "guidellm.json")
 
 
-def test_what_creeps_is_found_when_it_has_added_up() -> None:
-    """0.5 % a run, each within its interval of +-0.7 %: the second run is no step, the third is."""
+def test_slow_drift_is_found_once_it_has_added_up() -> None:
+    """0.5 % per run, each within its interval of +-0.7 %: no change at the second run, one at the third."""
     runs = [side({asked(): timed(0.01 * 1.005**day)}, created=f"2026-01-0{day + 1}") for day in range(4)]
     assert [step.at for step in history(runs).cells[0].steps] == [2]
 
 
 def test_two_hundred_runs_of_sixty_cells(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each cell changes at runs of its own, all of them at the 137th: told in seconds, with room on the screen."""
+    """Each cell changes at different runs, all of them at the 137th: printed in seconds, within 100 columns."""
     moments, levels = random.Random(0), dict.fromkeys(range(16, 76), 1.0)
     runs = []
     for day in range(200):

@@ -1,4 +1,4 @@
-"""A gate: what passes, what does not, what cannot be told, and what more time would tell."""
+"""A gate: what passes, what fails, what is inconclusive, and the time that would decide it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BATCHES = (1, 2, 4, 8, 16, 32)
 
 
 def gated(changes: Sequence[float], half_width: float = 0.01, visits: int = 4, allowed: float = 0.03) -> Gate:
-    """A gate over decodes that took so much longer, each time known to +-half_width / sqrt(2)."""
+    """A gate over decodes that took longer by `changes`, each time known to +-half_width / sqrt(2)."""
     each = half_width / math.sqrt(2)
     before = side({asked(batch): timed(0.01, each, visits) for batch in BATCHES[: len(changes)]})
     after = side(
@@ -45,15 +45,15 @@ def test_all_cells_slower_fail() -> None:
     assert gated([0.05, 0.051, 0.049, 0.05]).outcome == "slower"
 
 
-def test_one_cell_alone_fails() -> None:
-    """Five cells as before and one 12 % slower: cells differ by more than their intervals, so that it stands alone."""
+def test_one_slower_cell_fails() -> None:
+    """Five cells as before and one 12 % slower: cells differ by more than their intervals, so it counts by itself."""
     found = gated([0.0, 0.0, 0.12, 0.0, 0.0, 0.0])
     assert found.outcome == "slower"
     assert [cell.decision for cell in found.cells].count("slower") == 1
 
 
-def test_no_visits_narrow_what_the_machine_did_meanwhile() -> None:
-    """Both runs drifted by 2 %: 5.7 % hide in that, however often a cell is visited."""
+def test_no_visits_narrow_the_drift_of_the_machine() -> None:
+    """Both runs drifted by 2 %: the limit is 5.7 %, however often a cell is visited."""
     still = timed(0.01, 0.03)
     for drift, endless in ((0.02, True), (0.0, False)):
         drifted = replace(still, drift=drift)
@@ -64,8 +64,8 @@ def test_no_visits_narrow_what_the_machine_did_meanwhile() -> None:
         assert "at the threshold" not in budget_words(found)
 
 
-def test_cells_that_agree_tell_together_what_none_tells_alone() -> None:
-    """Each known to +-2.8 % alone: six together to +-1.2 %."""
+def test_cells_that_agree_decide_together_what_none_decides_by_itself() -> None:
+    """Each known to +-2.8 % by itself: six together to +-1.2 %."""
     assert gated([0.002, -0.01, 0.012, -0.005, 0.004, 0.0], half_width=0.028).outcome == "pass"
     assert gated([0.002], half_width=0.031).outcome == "inconclusive"
 
@@ -81,7 +81,7 @@ def test_a_cell_that_may_be_twice_as_slow_as_allowed_does_not_pass_with_the_othe
     assert gated([0.0, 0.001, -0.001, 0.0, 0.001, 0.02], half_width=0.009).outcome == "pass"
 
 
-def test_a_wide_interval_cannot_tell_and_says_what_would() -> None:
+def test_a_wide_interval_is_inconclusive_and_names_the_missing_budget() -> None:
     """+-5 % about 0 against 3 %: (5 / 3)^2 = 2.8 times the four visits of a second each, 7.1 s more."""
     found = gated([0.0], half_width=0.05)
     assert found.outcome == "inconclusive"
@@ -89,7 +89,7 @@ def test_a_wide_interval_cannot_tell_and_says_what_would() -> None:
     assert budget_words(found).startswith("1 cell needs about 0:07 min more of --budget")
 
 
-def test_at_the_threshold_itself_no_budget_tells() -> None:
+def test_at_the_threshold_itself_no_budget_decides() -> None:
     found = gated([0.03], half_width=0.02)
     assert math.isinf(found.more_s)
     assert "no budget helps" in budget_words(found)
@@ -102,33 +102,33 @@ def test_a_busy_neighbour_leaves_it_open() -> None:
     after = side({asked(): replace(timed(0.02), foreign_cores=1.0)})
     found = gate(compare_sides(before, after), {"decode": 0.03})
     assert found.outcome == "inconclusive"
-    assert "measure again in quiet" in gate_line(found)
+    assert "measure again on a quiet machine" in gate_line(found)
 
 
 def test_where_all_were_disturbed_nothing_is_known_of_the_phase() -> None:
-    """One visit each beside others: what is said is that it was disturbed, and no number has 304 digits."""
+    """One visit each while other processes ran: the line reports the disturbance, and no number has 304 digits."""
     before = side({asked(batch): timed(0.01, visits=1) for batch in BATCHES})
     after = side({asked(batch): replace(timed(0.02, visits=1), foreign_cores=1.4) for batch in BATCHES})
     found = gate(compare_sides(before, after), {"decode": 0.03})
     assert gate_line(found) == (
         "cannot tell (allowed: decode +3.0 %): decode unknown; 6 cells were measured while others kept up to 1.4 cores"
-        " busy: measure again in quiet"
+        " busy: measure again on a quiet machine"
     )
     [phase] = json.loads(json.dumps(gate_json(found), allow_nan=False))["phases"]
     assert (phase["change"], phase["high"]) == (None, None)
 
 
-def test_another_tools_file_tells_no_budget() -> None:
-    """How long one of its repetitions took is not known: +-5 % about 0 need more of them."""
+def test_another_tools_file_gives_no_budget() -> None:
+    """The time of one of its repetitions is unknown: +-5 % about 0 need more of them."""
     found = gated([0.0], half_width=0.05)
     untimed = side({key: replace(cell, visit_s=0.0) for key, cell in found.comparison.before.cells.items()})
-    again = gate(compare_sides(untimed, untimed), {"decode": 0.03})
-    assert again.outcome == "inconclusive"
-    assert budget_words(again) == "1 cell needs more repetitions"
+    result = gate(compare_sides(untimed, untimed), {"decode": 0.03})
+    assert result.outcome == "inconclusive"
+    assert budget_words(result) == "1 cell needs more repetitions"
 
 
-def test_of_what_is_not_comparable_no_format_decides() -> None:
-    """Twice as slow on another card is no failure of a cell."""
+def test_no_format_decides_sides_that_are_not_comparable() -> None:
+    """Twice as slow on another GPU is not a failure of a cell."""
     other = side({asked(): timed(0.02)}, settings={"device": "another card"})
     found = gate(compare_sides(side({asked(): timed(0.01)}), other), {"decode": 0.03})
     assert found.outcome == "not comparable"
@@ -151,7 +151,7 @@ def test_thresholds_by_phase() -> None:
     assert thresholds("decode=2.5%") == {"decode": 0.025}
     assert thresholds("decode=3%,prefill=5%") == {"decode": 0.03, "prefill": 0.05}
     for twice in ("decode=3%,decode=50%", "3%,50%", "3%,decode=50%"):
-        with pytest.raises(RequestError, match="told twice"):
+        with pytest.raises(RequestError, match="has two limits"):
             thresholds(twice)
     for wrong in ("fast", "300%", "-3%", "0", "nan", "middle=3%", ""):
         with pytest.raises(RequestError):

@@ -1,4 +1,4 @@
-"""The gate's error rates, over pairs drawn again from real runs with planted slowdowns."""
+"""The gate's error rates, over pairs resampled from real runs with planted slowdowns."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def pairs() -> list[tuple[Side, Side]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("planted", ["all cells", "decode", "one cell"])
 def test_false_alarms_and_misses(pairs: list[tuple[Side, Side]], planted: str) -> None:
-    """Under 2 % of gates alarm where less than is allowed has changed, under 5 % let twice of it pass: of all 32 cells,
-    of decode, and of one cell alone, where the answer may be that it cannot tell.
+    """Under 2 % of gates fail for slowdowns below the limit; under 5 % pass twice the limit.
 
-    What docs say of so many visits is what is drawn here: where it no longer is, since the reference runs were measured
-    again, `python tests/benchmarks/gate_errors.py --picture runs/reference/gate.png` prints all rates anew.
+    The slowdown is planted in all 32 cells, in decode, or in only one cell, where a gate may be inconclusive. The rates
+    in the docs must match. If the reference runs were measured again and they do not,
+    `python tests/benchmarks/gate_errors.py --picture runs/reference/gate.png` prints all rates.
     """
     found = outcomes(pairs, planted)
     for unchanged in (0.0, 0.01):
@@ -40,7 +40,7 @@ def test_false_alarms_and_misses(pairs: list[tuple[Side, Side]], planted: str) -
     assert found[0.0]["pass"] > PAIRS / 2, "a gate that never passes is of no use"
     if planted != "one cell":
         assert found[0.06]["slower"] > 0.95 * PAIRS
-    [told] = re.findall(rf"^\| {VISITS} \| {planted} \| (.*) \|$", RATES.read_text(), re.MULTILINE)
-    assert [float(share) for share in told.split(" | ")] == [
+    [documented] = re.findall(rf"^\| {VISITS} \| {planted} \| (.*) \|$", RATES.read_text(), re.MULTILINE)
+    assert [float(share) for share in documented.split(" | ")] == [
         100 * found[by]["inconclusive"] / PAIRS for by in SLOWDOWNS
     ]

@@ -1,4 +1,4 @@
-"""A gate that measures its own new side."""
+"""`gate --rerun`: a gate that measures its new side itself."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def test_the_same_visits_leave_little_open_and_slower_ones_nothing() -> None:
         for cell, known in visits.items()
     }  # fmt: skip
     assert open_cells(before, LIMITS, slow) == []  # type: ignore[arg-type]
-    alone: dict[Cell, list[object]] = dict([next(iter(visits.items()))])  # type: ignore[arg-type]
-    assert set(open_cells(before, LIMITS, alone)) <= set(alone)  # type: ignore[arg-type]
+    one_cell: dict[Cell, list[object]] = dict([next(iter(visits.items()))])  # type: ignore[arg-type]
+    assert set(open_cells(before, LIMITS, one_cell)) <= set(one_cell)  # type: ignore[arg-type]
 
 
-def test_open_cells_are_visited_in_rounds_behind_those_of_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A round is one time of the machine: what all cells share in it is its drift, so that no number comes twice."""
+def test_open_cells_are_visited_in_rounds_after_those_of_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The drift of the machine is what all cells of a round share, so no two rounds may have one number."""
     recorded = read_gathered(REFERENCE, read_document(REFERENCE)).visits
     known = {cell: visits[0] for cell, visits in list(recorded.items())[:3]}
 
@@ -79,8 +79,8 @@ def test_open_cells_are_visited_in_rounds_behind_those_of_the_sweep(monkeypatch:
 def test_the_grid_is_measured_again(tiny_folder: Path, tmp_path: Path, roofscope: Callable[..., object]) -> None:
     model, base, new = str(tiny_folder), tmp_path / "base", tmp_path / "new"
     profiler.profile(model, prompt_lens=[8], batch_sizes=[1, 2], new_tokens=8, budget_s=1, out=base)
-    asked = ["--rerun", "--model", model, "--budget", "2", "--out", str(new), "--format", "json", "--quiet"]
-    done = roofscope("gate", str(base), *asked)
+    arguments = ["--rerun", "--model", model, "--budget", "2", "--out", str(new), "--format", "json", "--quiet"]
+    done = roofscope("gate", str(base), *arguments)
     assert done.code in (0, 1, 3), done.err  # type: ignore[attr-defined]
     document = json.loads(done.out)  # type: ignore[attr-defined]
     assert document["comparable"]

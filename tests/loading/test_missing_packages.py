@@ -112,7 +112,7 @@ def test_a_package_that_is_too_old_is_refused_with_the_command(monkeypatch: pyte
 def test_a_torchao_that_does_not_import_with_this_torch_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """torchao 0.18 imports a name that came with torch 2.10; with torch 2.7 to 2.9 that raises ImportError."""
     monkeypatch.setitem(sys.modules, "torchao.quantization", None)
-    with pytest.raises(RequestError, match=r"torchao .* does not import with torch .*newer torch"):
+    with pytest.raises(RequestError, match=r"torchao .* cannot be imported with torch .*newer torch"):
         build_on_meta(load_config(resolve("smollm2-135m")), torch.bfloat16, "int8wo")
 
 
@@ -168,5 +168,5 @@ def test_a_bitsandbytes_that_does_not_import_is_one_line(monkeypatch: pytest.Mon
         raise ImportError("libcudart.so.13: cannot open shared object file: No such file or directory")
 
     monkeypatch.setattr("profiler.quant.formats.import_bitsandbytes", broken)
-    with pytest.raises(RequestError, match=r"nf4: bitsandbytes does not import \(libcudart\.so\.13: cannot"):
+    with pytest.raises(RequestError, match=r"nf4: bitsandbytes cannot be imported \(libcudart\.so\.13: cannot"):
         build_on_meta(load_config(resolve("smollm2-135m")), torch.bfloat16, "nf4")

@@ -306,9 +306,9 @@ def narrow_request(folder: Path, quant: Quant = "nf4", **widths: int) -> ModelRe
     [
         (
             {"intermediate_size": 96},
-            r"--quant nf4: .*inputs are multiples of 64, and .*mlp\.down_proj has 96; use --quant",
+            r"--quant nf4: .*inputs in multiples of 64, and .*mlp\.down_proj has 96; use --quant",
         ),
-        ({"num_key_value_heads": 1}, r"outputs are multiples of 32, and .*self_attn\.k_proj has 16; use --quant int8"),
+        ({"num_key_value_heads": 1}, r"outputs in multiples of 32, and .*self_attn\.k_proj has 16; use --quant int8"),
     ],
 )
 def test_a_width_that_the_fused_kernel_does_not_take_is_one_line(

@@ -62,7 +62,7 @@ def test_the_screen_has_room(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines())) <= 100
     assert "Of 8 cells" in printed
-    assert "24 cells stand in the first alone" in printed
+    assert "24 cells are only in the first" in printed
 
 
 def test_the_screen_says_what_a_change_holds_and_why_none_is_claimed(capsys: pytest.CaptureFixture[str]) -> None:

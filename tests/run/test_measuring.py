@@ -46,8 +46,7 @@ def test_linears_are_replayed_at_rows_between_those_of_the_cells(
 ) -> None:
     """Cells of 1 and 4 sequences and of 8 and 32 rows of prompts: 2 and 16 lie between, and are forecast from.
 
-    A budget of one second leaves 30 ms for that, which others on the cores may use up: here it reaches in any case, and
-    ends with the samples.
+    They end with their samples: others on the cores may use up the time that a short budget has for them.
     """
     with_effort(monkeypatch, between_share=600.0)
     run = profiler.profile(

@@ -166,7 +166,7 @@ def test_a_lost_card_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
         machine = machine_for(CARD)
         monkeypatch.setattr(torch, "_int_mm", raising(RuntimeError("CUDA error: unspecified launch failure")))
         monkeypatch.setattr(CudaMachine, "trouble", lambda _machine: "CUDA error: unspecified launch failure")
-        with pytest.raises(DeviceError, match="lost since measuring int8"):
+        with pytest.raises(DeviceError, match="stopped working after measuring int8"):
             measure(machine, ["int8", "float32"], model_dtype="float32")
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from machines import HOST
 
+from profiler import effort
 from profiler.engines.base import DecodeState
 from profiler.engines.transformers import EagerEngine
 from profiler.facts.visits import Gap, Visit, steady
@@ -56,12 +57,18 @@ class FakeEngine:
         return state
 
 
-def run(engine: FakeEngine, budget_s: float = 5.0, fits=lambda cell: None, earlier=()) -> list[Visit | Gap]:  # type: ignore[no-untyped-def]
+CORNERS = [Cell(1, 4, 6), Cell(2, 4, 6), Cell(1, 16, 6), Cell(2, 16, 6)]
+ONCE = replace(effort.STANDARD, rounds=1)
+
+
+def run(  # type: ignore[no-untyped-def]
+    engine: FakeEngine, budget_s: float = 5.0, fits=lambda cell: None, earlier=(), **plan: Any
+) -> list[Visit | Gap]:
     grid = make_grid([4, 8, 16], [1, 2], 6)
     return list(
         sweep(
             {"eager": engine},
-            Plan(grid, budget_s, half_width=10.0),
+            Plan(grid, budget_s, half_width=10.0, **plan),
             machine=HOST,
             vocab_size=32,
             fits=fits,
@@ -70,39 +77,54 @@ def run(engine: FakeEngine, budget_s: float = 5.0, fits=lambda cell: None, earli
     )
 
 
-def test_every_cell_is_visited_four_times_at_least_small_ones_first() -> None:
-    outcomes = run(FakeEngine())
-    first = [outcome.cell for outcome in outcomes if isinstance(outcome, Visit) and outcome.round == 0]
-    assert first == [Cell(1, 4, 6), Cell(1, 8, 6), Cell(2, 4, 6), Cell(1, 16, 6), Cell(2, 8, 6), Cell(2, 16, 6)]
-    assert sorted(outcome.cell for outcome in outcomes) == sorted(4 * first)
+def test_corners_come_first_and_twice_and_every_cell_is_visited_four_times_at_least() -> None:
+    cells = [outcome.cell for outcome in run(FakeEngine())]
+    assert cells[:4] == CORNERS
+    assert sorted(cells[4:8]) == sorted(CORNERS)
+    assert sorted(cells[8:10]) == [Cell(1, 8, 6), Cell(2, 8, 6)]
+    assert Counter(cells) == dict.fromkeys(make_grid([4, 8, 16], [1, 2], 6).cells, 4)
+
+
+def test_the_cell_next_is_the_one_furthest_from_all_that_were_visited() -> None:
+    """Of 8 x 8 sizes 1 to 128: after the corners the middle, which is 3.5 octaves from each side."""
+    sizes = [2**power for power in range(8)]
+    plan = Plan(make_grid(sizes, sizes, 4), 0.0, whole=True, effort=ONCE)
+    cells = [outcome.cell for outcome in sweep({"eager": FakeEngine()}, plan, machine=HOST, vocab_size=32)]
+    assert {(cell.batch_size, cell.prompt_len) for cell in cells[:4]} == {(1, 1), (1, 128), (128, 1), (128, 128)}
+    assert {cells[4].batch_size, cells[4].prompt_len} <= {8, 16}
+    assert len(set(cells)) == 64
 
 
 def test_engines_of_a_cell_are_visited_in_turn() -> None:
-    """Right after one another in every round, the other way round in every second one."""
+    """Right after one another, every second time in reverse."""
     grid = make_grid([4, 8], [1, 2], 6, engines=("eager", "static"))
     engines = {name: FakeEngine() for name in grid.engines}
     outcomes = list(sweep(engines, Plan(grid, 5.0, half_width=10.0), machine=HOST, vocab_size=32))
     pairs = list(zip(outcomes[::2], outcomes[1::2], strict=True))
     assert len(pairs) == 4 * 4
+    seen: Counter[Cell] = Counter()
     for one, other in pairs:
         assert isinstance(one, Visit)
         assert isinstance(other, Visit)
         assert (one.round, replace(one.cell, engine="")) == (other.round, replace(other.cell, engine=""))
-        assert one.cell.engine == ("static" if one.round % 2 else "eager")
+        cell = replace(one.cell, engine="")
+        assert one.cell.engine == ("static" if seen[cell] % 2 else "eager")
         assert one.cell.engine != other.cell.engine
+        seen[cell] += 1
 
 
 def test_a_second_visit_comes_before_any_third() -> None:
-    """A sweep that was cut off in its second round begins with what has one visit."""
-    outcomes = [outcome for outcome in run(FakeEngine()) if isinstance(outcome, Visit)]
-    earlier = [*outcomes[:6], *outcomes[6:9]]
-    once = {cell for cell, times in Counter(visit.cell for visit in earlier).items() if times == 1}
-    again = run(FakeEngine(), earlier=earlier)
-    assert {outcome.cell for outcome in again[: len(once)]} == once
+    """A sweep that was interrupted begins with what has no visit, and goes on with what has one."""
+    earlier = [outcome for outcome in run(FakeEngine())[:9] if isinstance(outcome, Visit)]
+    unseen = {Cell(1, 8, 6), Cell(2, 8, 6)} - {visit.cell for visit in earlier}
+    following = [outcome.cell for outcome in run(FakeEngine(), earlier=earlier)]
+    assert len(unseen) == 1
+    assert {following[0]} == unseen
+    assert set(following[1:3]) == {Cell(1, 8, 6), Cell(2, 8, 6)}
 
 
-def test_a_budget_too_short_for_a_second_round_goes_to_the_cheapest_cells() -> None:
-    """A prefill takes a millisecond a token; what is left is half of what the first round took."""
+def test_what_the_budget_has_no_time_for_is_not_begun() -> None:
+    """A prefill takes a millisecond per token, and half of the time of two visits of all cells is there."""
 
     class Slow(FakeEngine):
         def prefill(self, ids: torch.Tensor, slots: int) -> DecodeState:
@@ -110,11 +132,14 @@ def test_a_budget_too_short_for_a_second_round_goes_to_the_cheapest_cells() -> N
             return super().prefill(ids, slots)
 
     start_s = time.perf_counter()
-    tokens = {visit.cell: visit.cell.batch_size * visit.cell.prompt_len for visit in run(Slow(), budget_s=1e-9)}
-    first_s = time.perf_counter() - start_s
-    again = {visit.cell for visit in run(Slow(), budget_s=1.5 * first_s)[len(tokens) :]}
-    assert 0 < len(again) < len(tokens)
-    assert max(tokens[cell] for cell in again) <= min(tokens[cell] for cell in set(tokens) - again)
+    everything = run(Slow(), 0.0, whole=True, effort=replace(effort.STANDARD, rounds=2))
+    whole_s = time.perf_counter() - start_s
+    assert len(everything) == 12
+    start_s = time.perf_counter()
+    found = run(Slow(), budget_s=whole_s / 2)
+    longest_s = max(outcome.wall_s for outcome in everything if isinstance(outcome, Visit))
+    assert {outcome.cell for outcome in found} < {outcome.cell for outcome in everything} or len(found) < 12
+    assert time.perf_counter() - start_s < whole_s / 2 + 6 * longest_s
 
 
 def test_prompts_are_as_long_as_asked() -> None:
@@ -123,16 +148,21 @@ def test_prompts_are_as_long_as_asked() -> None:
     assert set(engine.prompts) == {(b, p) for b in (1, 2) for p in (4, 8, 16)}
 
 
-def test_the_first_round_always_ends_and_the_budget_stops_the_rest() -> None:
-    outcomes = run(FakeEngine(), budget_s=1e-9)
-    assert len(outcomes) == 6
+def test_one_cell_is_visited_however_short_the_budget() -> None:
+    assert [outcome.cell for outcome in run(FakeEngine(), budget_s=1e-9)] == [Cell(1, 4, 6)]
+
+
+def test_a_whole_grid_is_visited_twice_however_short_the_budget() -> None:
+    assert Counter(outcome.cell for outcome in run(FakeEngine(), budget_s=1e-9, whole=True)) == dict.fromkeys(
+        make_grid([4, 8, 16], [1, 2], 6).cells, 2
+    )
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, RuntimeError])
 def test_out_of_memory_is_a_row_and_larger_cells_are_skipped(error: type[Exception]) -> None:
     outcomes = run(FakeEngine(oom_from=16, error=error))
     gaps = {outcome.cell: outcome.status for outcome in outcomes if isinstance(outcome, Gap)}
-    assert gaps == {Cell(2, 8, 6): "oom", Cell(1, 16, 6): "oom", Cell(2, 16, 6): "skipped"}
+    assert gaps == {Cell(2, 8, 6): "oom", Cell(1, 16, 6): "oom", Cell(2, 16, 6): "skipped"}  # 1 x 16 came before
     assert sum(isinstance(outcome, Visit) for outcome in outcomes) == 4 * 3
 
 
@@ -189,7 +219,7 @@ def test_times_agree_with_a_plain_loop(short_model: torch.nn.Module) -> None:
 
 def our_loop(engine: EagerEngine) -> dict[str, float]:
     """Medians of one visit: a prefill of 128 tokens, and the steps behind it."""
-    plan = Plan(make_grid([128], [1], 24), budget_s=1e-9)
+    plan = Plan(make_grid([128], [1], 24), budget_s=1e-9, effort=ONCE)
     [visit] = list(sweep({"eager": engine}, plan, machine=HOST, vocab_size=49152))
     assert isinstance(visit, Visit)
     return {"prefill": statistics.median(visit.prefills_s), "decode": statistics.median(steady(visit.decode_s))}

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import torch
 from machines import CPU
 
 import profiler
+from profiler import effort
 from profiler.cli import app as cli
 from profiler.device.clock import HostClock
 from profiler.device.machine import Machine
@@ -69,7 +71,7 @@ class PlainEngine:
 
     def prefill(self, ids: torch.Tensor, slots: int) -> DecodeState:
         time.sleep(self.step_s)
-        if self.oom_at and self.oom_at.depth == ids.shape[1] and self.oom_at.batch_size == ids.shape[0]:
+        if self.oom_at and self.oom_at.depth <= ids.shape[1] and self.oom_at.batch_size <= ids.shape[0]:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return DecodeState(None, ids[:, :1])
 
@@ -79,7 +81,7 @@ class PlainEngine:
 
 
 def outcomes(engine: PlainEngine, clock: Any = None, earlier: Any = (), grid: Grid = GRID) -> Iterator[Visit | Gap]:
-    plan = Plan(grid, budget_s=1e-9, half_width=10.0)
+    plan = Plan(grid, budget_s=0.0, whole=True, effort=replace(effort.STANDARD, rounds=1))
     return sweep({"eager": engine}, plan, machine=Machine(CPU, clock=clock), vocab_size=32, earlier=earlier)
 
 
@@ -93,13 +95,15 @@ def measure_into(folder: Path, *, resume: bool, grid: Grid = GRID) -> None:
 
 @pytest.mark.parametrize("cell", GRID.cells)
 def test_out_of_memory_at_any_cell(cell: Cell) -> None:
-    """That cell is `oom`, cells at least as large in both directions are skipped, and all others are measured."""
+    """That cell is `oom`, cells at least as large in both directions have no number, and all others are measured."""
     results = list(outcomes(PlainEngine(oom_at=cell)))
     gaps = {outcome.cell: outcome.status for outcome in results if isinstance(outcome, Gap)}
     larger = {
         c for c in GRID.cells if c != cell and c.batch_size >= cell.batch_size and c.prompt_len >= cell.prompt_len
     }
-    assert gaps == {cell: "oom", **dict.fromkeys(larger, "skipped")}
+    assert set(gaps) == {cell, *larger}
+    assert gaps[cell] == "oom"
+    assert set(gaps.values()) <= {"oom", "skipped"}
     assert {o.cell for o in results if isinstance(o, Visit)} == set(GRID.cells) - set(gaps)
 
 
@@ -123,8 +127,8 @@ def test_killed_at_twenty_moments_and_resumed(tmp_path: Path) -> None:
     assert killed >= 10
     measure_into(folder, resume=True, grid=LONG_GRID)
     records = read_records(folder)
-    first_round = [(r["batch_size"], r["prompt_len"]) for r in records if r["round"] == 0]
-    assert sorted(first_round) == sorted((cell.batch_size, cell.prompt_len) for cell in LONG_GRID.cells)
+    visited = [(record["batch_size"], record["prompt_len"]) for record in records]
+    assert sorted(visited) == sorted((cell.batch_size, cell.prompt_len) for cell in LONG_GRID.cells)
 
 
 @pytest.mark.parametrize("failing", range(6))

@@ -1,0 +1,137 @@
+"""The seconds of a run: what each part may take, so that the answer is there when the budget ends."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator
+from enum import StrEnum
+
+from profiler.device.machine import Machine
+from profiler.effort import Effort
+
+
+class RunPart(StrEnum):
+    """Parts of a run after the sweep, in their order."""
+
+    ROOFS = "roofs"
+    REPLAYS = "replays"
+    BETWEEN = "replays between cells"
+    GENERATE = "generate"
+    QUEUE = "queue"
+    TRIALS = "trials"
+    UNEXPLAINED = "unexplained"
+    REPORT = "report"
+
+
+SWEEP_SHARE = 0.5
+"""About the share of a budget that the visits of cells get."""
+_SHARES = {
+    RunPart.ROOFS: 0.02,
+    RunPart.REPLAYS: 0.10,
+    RunPart.GENERATE: 0.04,
+    RunPart.UNEXPLAINED: 0.03,
+    RunPart.REPORT: 0.06,
+}
+_ROOF_SHARE, _LEAST_ROOF_S = 0.013, 0.4
+_MOST_AFTER_SWEEP = 0.6
+_HOST_SHARE = 0.03
+_DISPATCH_SHARE = 0.08
+_WARM_UP_SHARE, _WARM_UP_MOST_S = 0.02, 3.0
+
+
+class RunBudget:
+    """Seconds from the start of a run to its answer, without those that loading the model takes.
+
+    The parts after the sweep have shares of it; the sweep gets what they and the parts before it leave. With `whole`
+    every cell is visited however long it takes, and the parts after the sweep get their shares of what that makes.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        total_s: float,
+        effort: Effort,
+        *,
+        whole: bool = False,
+        spent_s: float = 0.0,
+        without: Collection[RunPart] = (),
+    ) -> None:
+        """`spent_s` went by before this object was made; the run has no part of `without`."""
+        self.total_s = total_s
+        self.whole = whole
+        self._machine = machine
+        self._effort = effort
+        self._start_s = machine.now_s() - spent_s
+        self._apart_s = 0.0
+        shares = _SHARES | {
+            RunPart.BETWEEN: effort.between_share,
+            RunPart.QUEUE: effort.queue_share,
+            RunPart.TRIALS: effort.trials_share,
+        }
+        self._shares = {part: shares[part] for part in RunPart if part not in without}
+
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[None]:
+        """Time that is not of the budget."""
+        before_s = self._machine.now_s()
+        try:
+            yield
+        finally:
+            self._apart_s += self._machine.now_s() - before_s
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the start, without those apart."""
+        return self._machine.now_s() - self._start_s - self._apart_s
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the answer is due; 0 where it is late."""
+        return max(0.0, self.total_s - self.elapsed_s)
+
+    @property
+    def sweep_s(self) -> float:
+        """Seconds that the visits of cells may take from now on."""
+        return max(0.0, self.left_s - self.after_sweep_s)
+
+    @property
+    def after_sweep_s(self) -> float:
+        """Seconds of all parts after the sweep."""
+        return sum(self._shares.values()) * self.total_s
+
+    def extend(self, sweep_s: float) -> None:
+        """Make a whole grid's run as long as visits that take `sweep_s` from now on make it."""
+        if self.whole:
+            shares = min(_MOST_AFTER_SWEEP, sum(self._shares.values()))
+            self.total_s = max(self.total_s, (self.elapsed_s + sweep_s) / (1 - shares))
+
+    def part_s(self, part: RunPart) -> float:
+        """Seconds that a part may take from now on: its share, and no more than the later parts leave."""
+        share = self._shares.get(part, 0.0)
+        if not share or self.whole:
+            return share * self.total_s
+        order = list(RunPart)
+        later = sum(self._shares.get(other, 0.0) for other in order[order.index(part) + 1 :])
+        return min(share * self.total_s, self.left_s * share / (share + later))
+
+    @property
+    def roof_s(self) -> float:
+        """Seconds of the samples of one roof."""
+        return self._most(self._effort.roof_s, max(_LEAST_ROOF_S, _ROOF_SHARE * self.total_s))
+
+    @property
+    def host_pace_s(self) -> float:
+        """Seconds of the standard twin's steps."""
+        return self._most(self._effort.host_pace_s, _HOST_SHARE * self.total_s)
+
+    def dispatch_s(self, measurements: int) -> float:
+        """Seconds of each of so many measurements of dispatch."""
+        return self._most(self._effort.twin_s, _DISPATCH_SHARE * self.total_s / measurements)
+
+    @property
+    def warm_up_s(self) -> float:
+        """Most seconds of warming an engine up; what is cold after it, its first visit warms."""
+        return self._most(_WARM_UP_MOST_S, _WARM_UP_SHARE * self.total_s)
+
+    def _most(self, effort_s: float, share_s: float) -> float:
+        return effort_s if self.whole else min(effort_s, share_s)
