@@ -80,8 +80,9 @@ class Session:
 def measure_cells(session: Session, visits: Sweep) -> None:
     """Sweep the cells, look at the roofs again, replay kernels, try other ways, and look for what none explains."""
     _sweep(session, visits)
-    session.budget.extend(0.0)
-    session.stages.left_s = lambda: session.budget.left_s
+    budget = session.budget
+    budget.extend(0.0)
+    session.stages.left_s = lambda: budget.left_s  # not of the session, which holds the model
     if session.ranks is not None:
         _time_shares(session, session.ranks)
     with session.stages.optional("the table of cells during the sweep", "it is written at the end of the run"):
