@@ -8,6 +8,9 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from profiler.device.machine import Machine
 from profiler.effort import STANDARD, Effort
 from profiler.engines.base import Engine
@@ -25,6 +28,8 @@ from profiler.stats import (
 )
 
 _SEED = 0
+_FAR = 100.0
+"""Doublings, more than any grid has."""
 USUAL_ATTAINED = 0.55
 """Share of the roofline of half of all steps in the reference runs."""
 
@@ -239,22 +244,23 @@ def _furthest_first(turns: Sequence[list[Cell]], visited: Sequence[Cell], costs:
     waiting = sorted(turns, key=lambda turn: (costs.of_all(turn), turn[0].batch_size * turn[0].depth))
     if not visited:
         return waiting
-    distances = [min(_octaves(turn[0], cell) for cell in visited) for turn in waiting]
+    points = _octaves([turn[0] for turn in waiting])
+    distances = np.full(len(waiting), np.inf)
+    for point in _octaves(visited):
+        distances = np.minimum(distances, np.linalg.norm(points - point, axis=1))
     ordered = []
-    while waiting:
-        at = max(range(len(waiting)), key=distances.__getitem__)
-        ordered.append(waiting.pop(at))
-        distances.pop(at)
-        latest = ordered[-1][0]
-        distances = [min(far, _octaves(turn[0], latest)) for far, turn in zip(distances, waiting, strict=True)]
+    for _ in waiting:
+        at = int(np.argmax(distances))
+        ordered.append(waiting[at])
+        distances = np.minimum(distances, np.linalg.norm(points - points[at], axis=1))
+        distances[at] = -1.0
     return ordered
 
 
-def _octaves(one: Cell, other: Cell) -> float:
-    """Doublings between two cells, of the batch and of the length together; endless between prompts and caches."""
-    if bool(one.prompt_len) != bool(other.prompt_len):
-        return math.inf
-    return math.hypot(math.log2(one.batch_size / other.batch_size), math.log2(one.depth / other.depth))
+def _octaves(cells: Sequence[Cell]) -> NDArray[np.float64]:
+    """[n, 3]: doublings of the batch and of the length, and a prompt far from a filled cache."""
+    rows = [(math.log2(cell.batch_size), math.log2(cell.depth), _FAR * bool(cell.prompt_len)) for cell in cells]
+    return np.array(rows, dtype=np.float64)
 
 
 def _open_cells(seen: Mapping[Cell, _Seen], half_width: float, swing: float, most: int) -> list[Cell]:
