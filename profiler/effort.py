@@ -33,12 +33,22 @@ class Effort:
     """Seconds of the standard twin's steps, which give the host's index."""
     twin_s: float = 1.5
     """Most seconds of the hollow twin's steps, per phase, batch size and engine."""
+    roofs_again_share: float = 0.02
+    """Measuring the roofs once more."""
+    replays_share: float = 0.10
+    """Replaying each cell's kernels."""
     between_share: float = 0.02
     """Replays of linears at rows between those of the cells."""
+    generate_share: float = 0.04
+    """Timing the parts of `generate`."""
     queue_share: float = 0.10
     """Batching a queue of unequal prompts in other ways."""
     trials_share: float = 0.10
     """Trying variants on a few layers."""
+    unexplained_share: float = 0.03
+    """Hooking the cells with unexplained time."""
+    report_share: float = 0.06
+    """Judging the run and writing its report."""
     idle_pauses: tuple[tuple[float, int], ...] = ((0.0, 5), (1.0, 5), (5.0, 2), (30.0, 1))
     """`--cold`: seconds without work before decode steps, and how often."""
     pictures: tuple[str, ...] = ("roofline", "map", "split")
@@ -65,6 +75,12 @@ class Effort:
     """`why`: most calls that are repeated together."""
     script_floor: bool = True
     """`why`: whether the least time of the calls is measured."""
+
+    @property
+    def visits_share(self) -> float:
+        """Share of further seconds of a budget that go to the visits of cells."""
+        after = (self.roofs_again_share, self.replays_share, self.between_share, self.trials_share)
+        return 1 - sum((*after, self.unexplained_share, self.report_share))
 
 
 STANDARD = Effort()

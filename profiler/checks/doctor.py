@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _WELL_KNOWN = "mistral-7b-v0.1"
 """What a card is shown on first, where it fits."""
-_FIRST_GRID = "--prompt-lens 512 --batch-sizes 1,8 --budget 30"
+_FIRST_GRID = "--prompt-lens 512 --batch-sizes 1,8"
 
 
 @dataclass(frozen=True)

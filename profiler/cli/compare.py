@@ -75,7 +75,7 @@ def gate_command(
     max_slowdown: Annotated[str, typer.Option(help="Allowed: 3%, or decode=3%,prefill=5%.")] = "3%",
     rerun: Annotated[bool, typer.Option("--rerun", help="Measure BASE's grid now, instead of giving NEW.")] = False,
     model: Annotated[str | None, typer.Option(help="--rerun: where BASE's model lies, if it was a local path.")] = None,
-    budget_s: Annotated[float, typer.Option("--budget", help="--rerun: seconds for the sweep.")] = 120.0,
+    budget_s: Annotated[float, typer.Option("--budget", help="--rerun: seconds from the start to the answer.")] = 180.0,
     device: Annotated[str, typer.Option(help="--rerun: auto, cpu, cuda or cuda:N.")] = "auto",
     out: Annotated[Path | None, typer.Option(help="--rerun: the new run's folder.")] = None,
     quiet: Quiet = False,

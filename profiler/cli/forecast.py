@@ -35,7 +35,7 @@ def forecast_command(
     price: Annotated[float | None, typer.Option(help="--tp: USD an hour of one card.")] = None,
     check: Annotated[bool, typer.Option("--check", help="Then run it, and say how far off the forecast was.")] = False,
     model: Annotated[str, typer.Option(help="--check: where the run's model lies, if it was a local path.")] = "",
-    budget_s: Annotated[float, typer.Option("--budget", help="--check: seconds for the sweep.")] = 30.0,
+    budget_s: Annotated[float, typer.Option("--budget", help="--check: seconds from the start to the answer.")] = 60.0,
     out: Annotated[Path | None, typer.Option(help="PNG or SVG of the forecast over the batch.")] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep it in the run's folder and its report.html.")] = False,
     plain: Plain = False,

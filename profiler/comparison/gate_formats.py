@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 from profiler.comparison.gate import Gate, Gated, PhaseGate
 from profiler.comparison.text import change_json, change_words, comparison_json, machine_sentences, signed
+from profiler.effort import STANDARD
 from profiler.units import clock_time, duration, several
 
 GATE_COLUMNS = ("cell", "before", "after", "change", "with its phase", "gate")
@@ -64,7 +65,8 @@ def budget_words(gate: Gate) -> str:
     at_threshold = len(open_cells) - len(budgets_s) - untimed - drifted
     parts = []
     if budgets_s:
-        cells, budget = several(len(budgets_s), "cell needs", "cells need"), clock_time(sum(budgets_s))
+        budget = clock_time(sum(budgets_s) / STANDARD.visits_share)
+        cells = several(len(budgets_s), "cell needs", "cells need")
         parts.append(f"{cells} about {budget} min more of --budget in each of the two runs")
     if untimed:
         parts.append(f"{several(untimed, 'cell needs', 'cells need')} more repetitions")

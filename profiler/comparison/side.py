@@ -315,7 +315,7 @@ def _settings(document: RunDocument) -> dict[str, str]:
     settings["last-level cache"] = scaled(device.last_level_cache_bytes, "B")
     settings["instructions"] = device.compute_capability
     settings["memory"] = scaled(device.memory_bytes, "B")
-    settings["budget"] = f"{engine.budget_s:g} s"
+    settings["budget"] = "whole grid" if engine.budget_s is None else f"{engine.budget_s:g} s"
     return settings
 
 

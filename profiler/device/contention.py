@@ -17,14 +17,14 @@ _LEAST_S = 0.3
 class ForeignLoad:
     """CPU load by other processes, from construction on.
 
-    Processes `beside` this one (by pid) work for it and do not count as foreign. With `children`, neither do this
+    Processes of `helper_pids` work for this one and do not count as foreign. With `children`, neither do this
     process's children.
     """
 
-    def __init__(self, beside: Sequence[int] = (), *, children: bool = False) -> None:
+    def __init__(self, helper_pids: Sequence[int] = (), *, children: bool = False) -> None:
         self._children = children
-        self._beside = [process for pid in beside if (process := _process(pid)) is not None]
-        self._cores = set(_cores(None)).union(*map(_cores, self._beside))
+        self._helpers = [process for pid in helper_pids if (process := _process(pid)) is not None]
+        self._cores = set(_cores(None)).union(*map(_cores, self._helpers))
         self._start_s = now_s()
         self._start = self._busy_s(), self._own_s()
 
@@ -53,7 +53,7 @@ class ForeignLoad:
     def _own_s(self) -> float:
         """CPU seconds of this process and its helpers."""
         children_s = _children_s() if self._children else 0.0
-        return time.process_time() + children_s + sum(map(_worked_s, self._beside))
+        return time.process_time() + children_s + sum(map(_worked_s, self._helpers))
 
 
 def _process(pid: int) -> psutil.Process | None:

@@ -109,7 +109,7 @@ class ProcessGroup:
         return len({peer.host for peer in self._peers}) == 1
 
     @property
-    def beside(self) -> tuple[int, ...]:
+    def helper_pids(self) -> tuple[int, ...]:
         """Process ids of the other ranks on this host."""
         own = self._peers[self.rank]
         return tuple(peer.pid for peer in self._peers if peer.host == own.host and peer.pid != own.pid)

@@ -143,14 +143,14 @@ def _others(pids: Sequence[int]) -> int | None:
 class HostSource:
     """The host: its clock, the load of other processes on this process's cores, and RAPL where it can be read.
 
-    Processes `beside` this one (by pid) work for it and are no foreign load.
+    Processes of `helper_pids` work for this one and are no foreign load.
     """
 
     failures: Mapping[str, str] = MappingProxyType({})
 
-    def __init__(self, beside: Sequence[int] = ()) -> None:
-        self._beside = beside
-        self._load = ForeignLoad(beside)
+    def __init__(self, helper_pids: Sequence[int] = ()) -> None:
+        self._helper_pids = helper_pids
+        self._load = ForeignLoad(helper_pids)
         self._rapl = Rapl()
 
     @property
@@ -160,7 +160,7 @@ class HostSource:
     def read(self) -> Reading:
         busy_cores = self._load.cores()
         if busy_cores is not None:
-            self._load = ForeignLoad(self._beside)
+            self._load = ForeignLoad(self._helper_pids)
         frequency = psutil.cpu_freq()
         return Reading(
             clock_hz=frequency.current * 1e6 if frequency and frequency.current else None,
@@ -202,13 +202,13 @@ class NoSource:
         return None
 
 
-def source_for(device: torch.device, beside: Sequence[int] = ()) -> TelemetrySource:
+def source_for(device: torch.device, helper_pids: Sequence[int] = ()) -> TelemetrySource:
     """Return the source of readings for a device; without an answer from NVML, one that reports nothing.
 
-    Processes `beside` this one (by pid) work for it and are no foreign load.
+    Processes of `helper_pids` work for this one and are no foreign load.
     """
     if device.type == "cpu":
-        return HostSource(beside)
+        return HostSource(helper_pids)
     try:
         return nvml_source(device)
     except Exception as error:

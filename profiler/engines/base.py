@@ -46,7 +46,7 @@ class Engine(Protocol):
     """Whether the LM head of a prefill runs only on the last position."""
     kept_bytes: int
     """Bytes that it keeps for shapes other than the last prepared one."""
-    beside: Sequence[int]
+    helper_pids: Sequence[int]
     """Ids of the processes on this host that work for this run, and so are no foreign load."""
     graph_skips: int | None
     """Compiled pieces that run without the requested CUDA graph; None if none was requested."""

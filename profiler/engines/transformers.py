@@ -47,7 +47,7 @@ class EagerEngine:
     whole_calls: ClassVar[bool] = False
     taxes: ClassVar[bool] = False
     kept_bytes: int = 0
-    beside: Sequence[int] = ()
+    helper_pids: Sequence[int] = ()
     graph_breaks: int | None = None
     graph_skips: int | None = None
     owned: OwnedModel | None = None
@@ -346,7 +346,7 @@ class LeadingEngine(EagerEngine):
         super().__init__(model, machine)
         self._group = group
         self._announce = announce
-        self.beside = group.beside
+        self.helper_pids = group.helper_pids
 
     def announce(self, cell: Cell, steps: int | None) -> None:
         self._announce(cell, steps)

@@ -74,7 +74,7 @@ class VllmEngine:
     owns_model: ClassVar[bool] = True
     keeps_last_logits: bool = True
     kept_bytes: int = 0
-    beside: Sequence[int] = ()
+    helper_pids: Sequence[int] = ()
     graph_breaks: int | None = None
     graph_skips: int | None = None
     owned: OwnedModel

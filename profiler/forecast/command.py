@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,9 +19,6 @@ from profiler.data.datasheets import gpu_called
 from profiler.data.links import Link
 from profiler.errors import RequestError, RunError
 from profiler.facts.card_profile import CardProfile
-from profiler.facts.dispatch import Dispatch
-from profiler.facts.measurements import Replay
-from profiler.facts.operators import REST
 from profiler.facts.run_facts import Facts
 from profiler.facts.step import ExecutionPath
 from profiler.forecast.check_log import checks_line
@@ -29,15 +26,15 @@ from profiler.forecast.datasheet_range import UnmeasuredModel, in_range
 from profiler.grid.cells import PHASES, CellKey, Grid, Phase
 from profiler.grid.ranges import check_positions, make_grid
 from profiler.judge.cells import trial_results
-from profiler.judge.demand import faults_of
 from profiler.loading.config import config_from, load_config
 from profiler.loading.device_map import planned_weight_bytes
 from profiler.loading.meta_model import build_on_meta, quiet_libraries
 from profiler.loading.request import DTYPES, check_packed_dtype, dtype_name, in_16_bits, model_dtype, most_positions
 from profiler.loading.source import resolve
 from profiler.predict.card_profile import fitted_on, held_out_kernels, profile_called, profiles, read_profile
-from profiler.predict.cross_validation import Trained, train
-from profiler.predict.kernel_times import DeviceRates, KernelTimes, MeasuredCells, Replayed
+from profiler.predict.cross_validation import Trained
+from profiler.predict.from_facts import train_on
+from profiler.predict.kernel_times import KernelTimes
 from profiler.predict.operator_arrays import Array, OperatorArrays, Paths, StepArrays, operator_arrays
 from profiler.predict.predict import Forecast, variant_factor
 from profiler.predict.result import Answer, cells_of, cross_validated_error, forecast_cells, points_of
@@ -89,8 +86,15 @@ def run_facts(folder: Path, engine: str = "") -> RunFacts:
         module = meta_model_of(folder, document)
         work = walk(module)
     paths: dict[Phase, ExecutionPath] = {phase: document.counting.paths[f"{chosen} {phase}"] for phase in PHASES}
-    measured = _measured(run, facts, work, paths, chosen)
-    trained = train(measured, _device(facts, chosen))
+    if not facts.ceilings.judges:
+        raise RunError(f"{folder} has no roof of memory or of arithmetic: there is nothing to forecast under.")
+
+    def count(keys: Sequence[CellKey]) -> OperatorArrays:
+        return operator_arrays(work, StepArrays.of(keys), paths, facts.model.storage_bytes)
+
+    trained = train_on(facts, run.measured, count, chosen)
+    if trained is None:
+        raise RunError(f"{folder} has no cell with a number: there is nothing to forecast from.")
     return RunFacts(run, facts, work, paths, chosen, trained, most_positions(module.config))
 
 
@@ -105,60 +109,6 @@ def meta_model_of(folder: Path, document: RunDocument) -> nn.Module:
     config = config_from(content, str(path))
     with quiet_libraries():
         return build_on_meta(config, DTYPES[model.dtype], quant)
-
-
-def _device(facts: Facts, engine: str) -> DeviceRates:
-    dispatch: dict[Phase, dict[int, Dispatch]] = {phase: {} for phase in PHASES}
-    for (name, phase, batch), found in facts.dispatch.items():
-        if name == engine:
-            dispatch[phase][batch] = found
-    return DeviceRates(
-        facts.ceilings,
-        facts.model.dtype,
-        dispatch,
-        facts.device.overlaps_dispatch,
-        facts.device.memory_bytes,
-        facts.ceilings.fetch_s(facts.model.offloaded_bytes),
-    )
-
-
-def _measured(run: Run, facts: Facts, work: ModelWork, paths: Paths, engine: str) -> MeasuredCells:
-    """The measured cells of one engine, with what was replayed at their shapes."""
-    if not facts.ceilings.judges:
-        raise RunError(f"{run.folder} has no roof of memory or of arithmetic: there is nothing to forecast under.")
-    results = {result.key: result for result in run.measured if result.engine == engine}
-    keys = [key for key in facts.grid.keys if key in results]
-    if not keys:
-        raise RunError(f"{run.folder} has no cell with a number: there is nothing to forecast from.")
-    cells = set(facts.grid.keys)
-    between = [key for key in facts.replays if key.cell.engine == engine and key not in cells]
-
-    def replayed(some: Sequence[CellKey]) -> Replayed:
-        return _replayed(facts, some, operator_arrays(work, StepArrays.of(some), paths, facts.model.storage_bytes))
-
-    return MeasuredCells(
-        replayed(keys),
-        np.array([results[key].latency_s for key in keys]),
-        np.array([(results[key].latency_high_s - results[key].latency_low_s) / 2 for key in keys]),
-        np.array([faults_of(key.phase, facts.visits[key.cell]) for key in keys]),
-        replayed(between) if between else None,
-    )
-
-
-def _replayed(facts: Facts, keys: Sequence[CellKey], counted: OperatorArrays) -> Replayed:
-    """What was run alone of the steps of `keys`, by operator."""
-    alone = [facts.replays.get(key, {}) for key in keys]
-    names = [*(column.operator for column in counted.columns), REST]
-
-    def known(seconds_of: Callable[[Replay], float]) -> dict[str, Array]:
-        columns = {
-            name: np.array([seconds_of(each[name]) if name in each else np.nan for each in alone]) for name in names
-        }
-        return {name: seconds for name, seconds in columns.items() if (seconds > 0).any()}
-
-    return Replayed(
-        counted, known(lambda replay: replay.whole.median_s), known(lambda replay: replay.conversion.median_s)
-    )
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,10 @@ _CALLS_SHARE = 0.3
 _CONVERSIONS_SHARE = 0.3
 # As long as a card's power is averaged over before its cap lowers the clock, and some more.
 LOAD_S = 1.0
+# The least time of a replay in steps, by whether it is captured: a graph of all layers is run five times; otherwise one
+# layer's linears twice, and of the calls the whole step once to catch them, and its small kernels twice.
+_LINEAR_STEPS = {True: 5.0, False: 0.3}
+_CALL_STEPS = {True: 5.0, False: 3.0}
 # No more of them, whatever the host's clock says.
 _MOST_PREFILLS = 1000
 # What holds several up in turn for seconds (a neighbour) is in one turn of them and not in the others.
@@ -61,28 +65,29 @@ def replay_kernels(
     ceilings: Ceilings,
     budget_s: float,
     on_failure: Callable[[Exception], object] = lambda error: None,
-    expected_s: Mapping[CellKey, float] | None = None,
+    steps_s: Mapping[CellKey, float] | None = None,
 ) -> Iterator[Replays]:
     """Each linear, attention core and bank of experts of each cell run alone, shape by shape.
 
     Of a linear that converts between formats, those kernels are run on their own as well. Cells whose linears see the
-    same rows, and find as much of their weights in a cache, share their replay. `budget_s` is for all of them. The
-    calls of a step are left out where they are `expected_s` to take longer than what is left of it. What fails is left
-    out, after a call of `on_failure`. Raises DeviceError where the device is lost.
+    same rows, and find as much of their weights in a cache, share their replay. `budget_s` is for all of them: by the
+    seconds of its step in `steps_s`, a replay that takes longer than what is left is left out. What fails is left out,
+    after a call of `on_failure`. Raises DeviceError where the device is lost.
     """
     linears = replayable_linears(subject.work, linear_modules(subject.loaded.module))
     shapes = _alike(subject, linears, [key for cell in cells for key in cell.keys], ceilings)
-    end_s, expected_s = subject.machine.now_s() + budget_s, expected_s or {}
+    machine, steps_s = subject.machine, steps_s or {}
+    end_s = machine.now_s() + budget_s
 
-    def has_time(key: CellKey) -> bool:
-        return key not in expected_s or subject.machine.now_s() + expected_s[key] <= end_s
+    def has_time(key: CellKey, steps: float) -> bool:
+        return key not in steps_s or machine.now_s() + steps * steps_s[key] <= end_s
 
-    for users in shapes.values():
+    for users in (users for users in shapes.values() if has_time(users[0], _LINEAR_STEPS[machine.captures])):
         share_s = budget_s * (1 - _CALLS_SHARE) / len(shapes)
         of_linears = partial(_linears_under_load, subject, linears, users[0], ceilings, share_s)
         yield Replays(tuple(users), _tolerated(of_linears, subject, on_failure))
     keys = [key for users in shapes.values() for key in users]
-    for key in filter(has_time, keys):
+    for key in (key for key in keys if has_time(key, _CALL_STEPS[machine.captures])):
         of_calls = partial(replay_single_calls, subject, key, ceilings, budget_s * _CALLS_SHARE / len(keys))
         yield Replays((key,), _tolerated(of_calls, subject, on_failure))
 

@@ -132,7 +132,7 @@ def _visit(engine: Engine, cell: Cell, round_number: int, bench: VisitContext) -
     bench.visited.add(cell)
     machine.reset_peak()
     # Others on the cores slow a card's host down, not the card: there they show in the times themselves.
-    load = None if machine.is_cuda else ForeignLoad(engine.beside)
+    load = None if machine.is_cuda else ForeignLoad(engine.helper_pids)
     at_unix_s, before_j = machine.unix_s(), machine.source.energy_j()
     loop = run_loop(engine, cell, bench)
     after_j, foreign_cores = machine.source.energy_j(), load.cores() if load else None

@@ -13,7 +13,7 @@ from profiler.facts.run_facts import Facts
 from profiler.grid.cells import PHASES, CellKey, Phase
 from profiler.judge.cells import CellResult
 from profiler.judge.demand import faults_of
-from profiler.predict.cross_validation import train
+from profiler.predict.cross_validation import Trained, train
 from profiler.predict.kernel_times import DeviceRates, MeasuredCells, Replayed
 from profiler.predict.operator_arrays import Array, OperatorArrays
 
@@ -28,8 +28,7 @@ def forecast_missing(
 
     A phase of which nothing was measured is left out, and so is a step that does not fit the memory.
     """
-    measured_keys = {result.key for result in results if result.status == "ok" and result.engine == engine}
-    phases = {key.phase for key in measured_keys}
+    phases = {result.phase for result in results if result.status == "ok" and result.engine == engine}
     missing = [
         key
         for key in facts.grid.keys
@@ -40,7 +39,9 @@ def forecast_missing(
     ]
     if not missing or not facts.ceilings.judges:
         return ()
-    trained = train(measured_cells(facts, results, count, engine), device_rates(facts, engine))
+    trained = train_on(facts, results, count, engine)
+    if trained is None:
+        return ()
     forecast = trained.fitted.forecast(count(missing))
     low_s, high_s = trained.bounds(forecast)
     fits = forecast.fits(facts.device.memory_bytes)
@@ -51,7 +52,15 @@ def forecast_missing(
     )
 
 
-def device_rates(facts: Facts, engine: str) -> DeviceRates:
+def train_on(facts: Facts, results: Sequence[CellResult], count: CountSteps, engine: str) -> Trained | None:
+    """Fit the measured cells of one engine, those of `results` that are ok; None where there are none."""
+    by_key = {result.key: result for result in results if result.status == "ok" and result.engine == engine}
+    if not by_key:
+        return None
+    return train(_measured_cells(facts, by_key, count, engine), _device_rates(facts, engine))
+
+
+def _device_rates(facts: Facts, engine: str) -> DeviceRates:
     """The roofs and the dispatch of a run's device under one engine."""
     dispatch: dict[Phase, dict[int, Dispatch]] = {phase: {} for phase in PHASES}
     for (name, phase, batch), samples in facts.dispatch.items():
@@ -67,9 +76,10 @@ def device_rates(facts: Facts, engine: str) -> DeviceRates:
     )
 
 
-def measured_cells(facts: Facts, results: Sequence[CellResult], count: CountSteps, engine: str) -> MeasuredCells:
-    """The measured cells of one engine, with the kernels that were run alone at their shapes."""
-    by_key = {result.key: result for result in results if result.status == "ok" and result.engine == engine}
+def _measured_cells(
+    facts: Facts, by_key: Mapping[CellKey, CellResult], count: CountSteps, engine: str
+) -> MeasuredCells:
+    """Measured cells, with the kernels that were run alone at their shapes."""
     keys = [key for key in facts.grid.keys if key in by_key]
     cells = set(facts.grid.keys)
     between = [key for key in facts.replays if key.cell.engine == engine and key not in cells]

@@ -43,6 +43,8 @@ def footnotes(run: Run) -> list[str]:
         used.insert(3, "engine")
     if any(not math.isnan(result.mbu) for result in run.results):
         used += ["MFU", "MBU"]
+    if any(result.status == "forecast" for result in run.results):
+        used.append("forecast")
     lines = []
     for name in used:
         figures = GLOSSARY[name].figures(run)
@@ -235,6 +237,9 @@ GLOSSARY: dict[str, Term] = {
         "where the median lies with 95 % confidence, by how far visits lie apart; of a cell visited once, within that"
         " visit.",
         _interval,
+    ),
+    "forecast": Term(
+        "not reached within the budget: a time from the measured cells; nine in ten lie within its interval."
     ),
     "noise": Term("quiet, noisy or unusable: by the interval, drift, modes, outliers, throttling and other users."),
     "offloaded": Term(

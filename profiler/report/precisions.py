@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from profiler.effort import STANDARD
 from profiler.judge.precisions import PrecisionDifference, clear_differences, compare_with_first, precision_sentences
 from profiler.report.sections import quality_line, regime_names
 from profiler.report.selection import of_phase
@@ -23,6 +24,8 @@ AGAINST_COLUMNS = ("cell", "precision", "time", "speed-up", "interval")
 _PREFILLS = 2
 # Budgets are rounded to this many seconds, since the duration of a visit is known no better.
 _BUDGET_STEP_S = 10
+# Before the visits, and the visits themselves.
+_STAGES = (("roofs", "dispatch"), ("timing",))
 
 
 def precision_rows(runs: Sequence[Run]) -> list[list[str]]:
@@ -78,23 +81,28 @@ def once_line(runs: Sequence[Run]) -> str | None:
     if not (once := sum(item.visited_once for item in items)):
         return None
     line = f"{once} of {len(items)} cells rest on one visit, no claim"
-    needed_s = max(map(_claims_s, runs))
-    budget_s = math.ceil(needed_s / _BUDGET_STEP_S) * _BUDGET_STEP_S
-    return f"{line}; with --budget {budget_s} each would be visited about twice" if needed_s else line
+    needed_s = [_claims_s(run) for run in runs]
+    if not all(needed_s):
+        return line
+    budget_s = math.ceil(sum(needed_s) / _BUDGET_STEP_S) * _BUDGET_STEP_S
+    return f"{line}; with --budget {budget_s} for all of them each would be visited about twice"
 
 
 def _claims_s(run: Run) -> float:
-    """Seconds in which the sweep of this run would have visited every cell often enough for a claim, by what its visits
-    took; 0 where it did not keep how often it visited or how long that took.
+    """Return the budget with which this run would have visited every cell often enough for a claim.
 
-    What a sweep took beyond its prefills and decode steps counts alike for all of them.
+    It is computed from the duration of the visits, each of which had the same share of what the sweep took besides, and
+    of the stages before them; 0 if the run has no number of visits or no durations.
     """
-    done_s = wanted_s = 0.0
+    done_s = needed_s = 0.0
     for row in run.measured:
         visit_s = row.latency_s * (_PREFILLS if row.phase == "prefill" else row.key.cell.decode_steps)
         done_s += visit_s * (row.visits or 0)
-        wanted_s += visit_s * max(CLAIM_VISITS, row.visits or 0)
-    return wanted_s / done_s * run.document.stage_s.get("timing", 0.0) if done_s else 0.0
+        needed_s += visit_s * max(CLAIM_VISITS, row.visits or 0)
+    before_s, sweep_s = (sum(run.document.stage_s.get(name, 0.0) for name in names) for names in _STAGES)
+    if not done_s or not sweep_s:
+        return 0.0
+    return (before_s + needed_s / done_s * sweep_s) / STANDARD.visits_share
 
 
 def _against(runs: Sequence[Run]) -> list[PrecisionDifference]:

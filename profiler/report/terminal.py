@@ -74,6 +74,8 @@ def print_run(run: Run, console: Console) -> None:
     if host := host_line(run):
         console.print(Text(host, style="dim"))
     console.print(terminal_table(run, console))
+    if any(result.status == "forecast" for result in run.results):
+        console.print(Text("(forecast): from the measured cells, since --budget did not reach it", style="dim"))
     if visited_once(run):
         console.print(Text("* visited once: ± is within the visit; --budget gives more", style="dim"))
     if common := common_noise_line(run):

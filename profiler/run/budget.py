@@ -25,13 +25,6 @@ class RunPart(StrEnum):
 
 SWEEP_SHARE = 0.5
 """About the share of a budget that the visits of cells get."""
-_SHARES = {
-    RunPart.ROOFS: 0.02,
-    RunPart.REPLAYS: 0.10,
-    RunPart.GENERATE: 0.04,
-    RunPart.UNEXPLAINED: 0.03,
-    RunPart.REPORT: 0.06,
-}
 _ROOF_SHARE, _LEAST_ROOF_S = 0.013, 0.4
 _MOST_AFTER_SWEEP = 0.6
 _HOST_SHARE = 0.03
@@ -63,10 +56,15 @@ class RunBudget:
         self._effort = effort
         self._start_s = machine.now_s() - spent_s
         self._apart_s = 0.0
-        shares = _SHARES | {
+        shares = {
+            RunPart.ROOFS: effort.roofs_again_share,
+            RunPart.REPLAYS: effort.replays_share,
             RunPart.BETWEEN: effort.between_share,
+            RunPart.GENERATE: effort.generate_share,
             RunPart.QUEUE: effort.queue_share,
             RunPart.TRIALS: effort.trials_share,
+            RunPart.UNEXPLAINED: effort.unexplained_share,
+            RunPart.REPORT: effort.report_share,
         }
         self._shares = {part: shares[part] for part in RunPart if part not in without}
 

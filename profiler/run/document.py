@@ -42,7 +42,7 @@ def opening(
         grid=GridRecord(grid.prompt_lens, grid.batch_sizes, grid.context_lens, grid.new_tokens, grid.ragged),
         engine=EngineRecord(
             names=grid.engines,
-            budget_s=prepared.budget_s,
+            budget_s=prepared.options.budget_s,
             instrument_s_per_step=instrument_s_per_step,
             generate=tuple(name for name, engine in subject.engines.items() if engine.taxes),
             replay_as_graph=tuple(name for name, engine in subject.engines.items() if engine.replays_as_graph),

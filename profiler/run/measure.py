@@ -42,8 +42,6 @@ from profiler.units import several
 # Kernels that were held up are replayed again so often, each time in this share of what the replays have.
 _MOST_AGAIN = 2
 _AGAIN_SHARE = 0.2
-# A replay of a cell's calls takes about so many of its steps.
-_REPLAY_STEPS = 3
 # Two of a step are hooked, and two are not.
 _HOOKED_STEPS = 4
 # A visit may be late by this share of the budget before it is given up.
@@ -223,9 +221,8 @@ def _replayed(session: Session, cells: list[Cell], share: float) -> Iterator[Rep
         session.stages.failed(_REPLAYS, error, _NO_REPLAYS)
 
     steps_s = {} if session.budget.whole else _latencies_s(session.ledger)
-    expected_s = {key: _REPLAY_STEPS * seconds for key, seconds in steps_s.items()}
     budget_s, ceilings = share * session.budget.part_s(RunPart.REPLAYS), session.ledger.facts.ceilings
-    return replay_kernels(session.subject, cells, ceilings, budget_s, on_failure, expected_s)
+    return replay_kernels(session.subject, cells, ceilings, budget_s, on_failure, steps_s)
 
 
 def _measure_parts_again(session: Session, cells: list[Cell]) -> None:
@@ -288,9 +285,8 @@ def _look_for_residuals(session: Session) -> None:
     for number, key in enumerate(unexplained):
         if number > 0 and machine.now_s() > deadline_s:
             break
-        if machine.now_s() + _HOOKED_STEPS * steps_s.get(key, 0.0) > max(deadline_s, machine.now_s()):
-            continue
-        if key not in ledger.gathered.hooked:
+        has_time = key not in steps_s or machine.now_s() + _HOOKED_STEPS * steps_s[key] <= deadline_s
+        if has_time and key not in ledger.gathered.hooked:
             stages.begin("unexplained", f"looking for what is unexplained in {key.name}")
             with stages.optional("the search for unexplained time", _NOT_SEARCHED):
                 for hooked in hook_cell(session.subject, key.cell):
@@ -299,9 +295,9 @@ def _look_for_residuals(session: Session) -> None:
 
 
 def _latencies_s(ledger: FactLog) -> dict[CellKey, float]:
-    """The time of every cell that has one."""
+    """The time of every cell that was measured."""
     results = judge_run(ledger.facts).cells
-    return {result.key: result.latency_s for result in results if result.latency_s == result.latency_s}
+    return {result.key: result.latency_s for result in results if result.status == "ok"}
 
 
 def _floors_s(session: Session) -> Mapping[CellKey, float]:

@@ -43,11 +43,11 @@ from profiler.store.writer import RunStore
 def profile(model: str | None = None, *, listener: Listener | None = None, **options: Any) -> Run:
     """Profile a causal LM and write a run folder; the same job as `roofscope run`.
 
-    `model` is a hub id, a folder, a GGUF file or a card's name (none: the default model); `options` are the fields of
+    `model` is a hub id, a folder, a GGUF file or a preset's name (none: the default model). `options` are the fields of
     `profiler.run.options.Options`: `prompt_lens`, `batch_sizes` and `context_lens` as numbers or texts in the range
-    grammar, `engine` as one name or several with commas, `budget_s` to bound the sweep, whose first round is always
-    finished, `out` for the folder (default: a new one under `runs/`). Raises RequestError for a request that cannot be
-    met, before anything is loaded.
+    grammar, `engine` as one name or several with commas, `budget_s` as the seconds from the start to the answer (none:
+    60, but a grid that is named is measured whole), `out` for the folder (default: a new one under `runs/`). Raises
+    RequestError for a request that cannot be met, before anything is loaded.
     """
     check_options(list(options))
     return execute(prepare(Options(model=model, **options)), listener or QuietListener())
@@ -71,7 +71,7 @@ def execute(
         machine = machine_for(prepared.request.device)
         if group is not None:
             prepared = replace(prepared, request=replace(prepared.request, device=group.device))
-            machine = machine_for(group.device, source=source_for(group.device, group.beside))
+            machine = machine_for(group.device, source=source_for(group.device, group.helper_pids))
         budget = RunBudget(
             machine,
             prepared.budget_s,
@@ -104,7 +104,7 @@ def _execute(
 ) -> Run:
     idle_w = foreign = ranks = None
     with stages.optional("the look at the idle device", "its idle power and other users of the host are not known"):
-        foreign = ForeignLoad(group.beside if group else ())
+        foreign = ForeignLoad(group.helper_pids if group else ())
         idle_w = idle_power_w(stages.machine.source)
     if group is None:
         if not prepared.whole:

@@ -41,7 +41,7 @@ class Stages:
         """End the stage so far and begin the next; several of one name add up."""
         self._end()
         self._now = name
-        left = "" if self.left_s is None else f" (about {clock_time(self.left_s())} left)"
+        left = "" if self.left_s is None else f", about {clock_time(self.left_s())} left"
         self.listener.stage(f"{text or name}{left}")
 
     def spent_s(self) -> dict[str, float]:

@@ -76,7 +76,8 @@ class EngineRecord:
     """The engines that stepped the model, and how."""
 
     names: tuple[str, ...]
-    budget_s: float
+    budget_s: float | None
+    """Seconds from the start of the run to its answer, without loading; null where a whole grid was measured."""
     instrument_s_per_step: float | None = None
     """Seconds that reading the clock adds to a step."""
     replay_as_graph: tuple[str, ...] = ()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from sides import asked, side, timed, witness
+from yardstick import yardstick_s
 
 from profiler.comparison.command import compare as compare_folders
 from profiler.comparison.command import compared
@@ -289,7 +290,7 @@ def test_two_hundred_runs_of_sixty_cells(capsys: pytest.CaptureFixture[str]) -> 
     before_s = time.process_time()
     found = history(runs)
     print_history(found, screen())
-    assert time.process_time() - before_s < 10
+    assert time.process_time() - before_s < 330 * yardstick_s()
     printed = capsys.readouterr().out
     assert "At day 137 60 of 60 cells changed" in printed
     assert max(map(len, printed.splitlines())) <= 100

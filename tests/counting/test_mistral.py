@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from yardstick import yardstick_s
 
 from profiler.counting.operators import ModelWork
 from profiler.counting.walk import walk
@@ -118,22 +119,22 @@ def test_dense_decode_intensity_is_the_batch_size(batch: int) -> None:
     assert float(count("llama-2-7b").work(Step(batch, 1, 1)).intensity) == pytest.approx(batch, rel=0.02)
 
 
-def test_a_grid_of_100_000_cells_in_under_a_second(mistral: ModelWork) -> None:
+def test_a_grid_of_100_000_cells_is_counted_at_once(mistral: ModelWork) -> None:
     rng = np.random.default_rng(0)
     cells = Step(rng.integers(1, 64, 100_000), np.ones(100_000, int), rng.integers(0, 30_000, 100_000))
-    start = time.perf_counter()
+    start_s = time.process_time()
     work = mistral.work(cells)
-    assert time.perf_counter() - start < 1.0
+    assert time.process_time() - start_s < 33 * yardstick_s()
     assert work.model_flops.shape == (100_000,)
     first = Step(int(cells.batch[0]), 1, int(cells.context[0]))
     assert mistral.work(first).model_flops == work.model_flops[0]
 
 
-def test_counting_a_cell_takes_under_5_ms(mistral: ModelWork) -> None:
-    start = time.perf_counter()
+def test_twenty_cells_are_counted_at_once(mistral: ModelWork) -> None:
+    start_s = time.process_time()
     for _ in range(20):
         mistral.work(Step(1, 1, 512))
-    assert (time.perf_counter() - start) / 20 < 5e-3
+    assert time.process_time() - start_s < 3 * yardstick_s()
 
 
 def test_bad_steps() -> None:

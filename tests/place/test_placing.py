@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from yardstick import yardstick_s
 
 from profiler.errors import RequestError
 from profiler.loading.source import load_card
@@ -198,10 +199,10 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("output_format", ["table", "json"])
-def test_a_hundred_thousand_rows_take_under_three_seconds(many: Path, output_format: str) -> None:
+def test_a_hundred_thousand_rows_take_seconds(many: Path, output_format: str) -> None:
     """The whole command, with all that Python loads for it; 0.9 and 1.4 s on a core."""
     printed, seconds = _cpu_seconds_of(_placing(many, "smollm2-135m", "--format", output_format))
-    assert seconds < 3
+    assert seconds < 100 * yardstick_s()
     if output_format == "json":
         assert len(json.loads(printed)["rows"]) == 100_000
     else:
@@ -211,7 +212,7 @@ def test_a_hundred_thousand_rows_take_under_three_seconds(many: Path, output_for
 def test_in_a_format_too(many: Path) -> None:
     """0.9 s on that core: the cards' operators come with the package in every format."""
     printed, seconds = _cpu_seconds_of(_placing(many, "smollm2-135m", "--quant", "nf4"))
-    assert seconds < 3
+    assert seconds < 100 * yardstick_s()
     assert "smollm2-135m in nf4 and bfloat16 under" in printed
 
 
@@ -231,7 +232,7 @@ def test_and_for_any_model_once_it_was_walked(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     _cpu_seconds_of(_placing(table(tmp_path / "t", ("decode", 1, 512, 32, 0.01)), str(model_folder)))
     printed, seconds = _cpu_seconds_of(_placing(many, str(model_folder)))
-    assert seconds < 3
+    assert seconds < 100 * yardstick_s()
     as_card, _ = _cpu_seconds_of(_placing(many, "smollm2-135m"))
     assert printed.splitlines()[1:] == as_card.splitlines()[1:]  # the first line names the model
 
@@ -244,7 +245,7 @@ def test_comparing_two_hundred_thousand_rows_takes_twice_that(many: Path) -> Non
     """2.5 and 3.1 s on the same core: three a file at most."""
     printed, seconds = _cpu_seconds_of(["compare", str(many), str(many), "--format", "json"])
     assert len(json.loads(printed)["cells"]) == 100_000
-    assert seconds < 6
+    assert seconds < 200 * yardstick_s()
 
 
 def _cpu_seconds_of(arguments: list[str]) -> tuple[str, float]:

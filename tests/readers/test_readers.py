@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from yardstick import yardstick_s
 
 from profiler.errors import RequestError
 from profiler.readers.detect import read_foreign
@@ -337,7 +338,7 @@ def test_a_picture_and_a_folder_are_not_result_files(tmp_path: Path) -> None:
         read_foreign(tmp_path / "nothing")
 
 
-def test_a_hundred_thousand_rows_are_read_in_three_seconds(tmp_path: Path) -> None:
+def test_a_hundred_thousand_rows_are_read_within_seconds(tmp_path: Path) -> None:
     path = tmp_path / "many.csv"
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
@@ -345,7 +346,7 @@ def test_a_hundred_thousand_rows_are_read_in_three_seconds(tmp_path: Path) -> No
         writer.writerows(["decode", 1 + row % 64, 1 + row, 32, 0.01] for row in range(100_000))
     begun = time.process_time()
     assert len(read_foreign(path).figures) == 100_000
-    assert time.process_time() - begun < 3
+    assert time.process_time() - begun < 100 * yardstick_s()
 
 
 def test_a_table_may_have_times_rates_and_empty_cells(tmp_path: Path) -> None:

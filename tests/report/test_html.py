@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from made_runs import OLD, evidence, old_run, whole_run, with_document, with_results
 from pages import Page
+from yardstick import yardstick_s
 
 from profiler.judge.breakdown import TERM_NAMES
 from profiler.judge.cells import EngineDifference, columns_of
@@ -129,9 +130,9 @@ def test_a_common_noise_is_told_once(run: Run) -> None:
 
 def test_ten_thousand_cells(run: Run) -> None:
     many = tuple(replace(run.results[number % len(run.results)], batch_size=number + 1) for number in range(10_000))
-    start = time.perf_counter()
+    start_s = time.process_time()
     text = html_report(replace(run, results=many))
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start_s < 330 * yardstick_s()
     page = Page(text)
     assert page.count("g", "point") == MOST_POINTS
     assert f"{MOST_POINTS} of 10000 cells are drawn" in page.words

@@ -45,7 +45,7 @@ def test_a_t4() -> None:
     assert fits["smollm2-1.7b", "float16"]
     assert fits["llama-2-7b", "float16"], "13.5 GB of some 14"
     assert not any(fits["mixtral-8x7b", precision] for precision in ("float16", "nf4"))
-    assert found.first == "roofscope run mistral-7b-v0.1 --quant nf4 --prompt-lens 512 --batch-sizes 1,8 --budget 30"
+    assert found.first == "roofscope run mistral-7b-v0.1 --quant nf4 --prompt-lens 512 --batch-sizes 1,8"
 
 
 def test_a_card_on_which_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:

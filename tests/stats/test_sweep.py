@@ -31,7 +31,7 @@ class FakeEngine:
     keeps_last_logits = True
     whole_calls = False
     kept_bytes = 0
-    beside = ()
+    helper_pids = ()
 
     def __init__(self, oom_from: int = 1 << 60, error: type[Exception] = torch.OutOfMemoryError) -> None:
         self.oom_from = oom_from

@@ -54,7 +54,7 @@ class PlainEngine:
     keeps_last_logits = True
     whole_calls = False
     kept_bytes = 0
-    beside = ()
+    helper_pids = ()
 
     def __init__(self, step_s: float = 0.0, oom_at: Cell | None = None) -> None:
         self.step_s = step_s

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from enlarged import enlarge
+from yardstick import yardstick_s
 
 from profiler.counting.preset_counts import preset_counts
 from profiler.facts.step import Step
@@ -55,13 +56,13 @@ print(took_s, peak, sum(result.samples for result in run.results))
 
 @pytest.mark.slow
 def test_ten_thousand_cells(tmp_path: Path) -> None:
-    """20,000 rows: the page takes under 10 s and 5 MB, and the whole process under 1 GB."""
+    """20,000 rows: the page takes a few CPU seconds and under 5 MB, and the whole process under 1 GB."""
     folder = enlarge(SOURCE, tmp_path / "run", 100, 100)
     done = subprocess.run(
         [sys.executable, "-c", PAGE, str(folder)], capture_output=True, text=True, check=True, timeout=550
     )
     seconds, nbytes, peak_kib = map(float, done.stdout.split())
-    assert seconds < 10
+    assert seconds < 330 * yardstick_s()
     assert nbytes < 5e6
     assert 1024 * peak_kib < 1e9
 
@@ -75,7 +76,7 @@ def test_a_million_samples_are_judged_in_seconds(tmp_path: Path) -> None:
     )
     seconds, peak_kib, samples = map(float, done.stdout.split())
     assert samples == 4 * 8000 + 4 * (7999 * 30 + 6)
-    assert seconds < 15
+    assert seconds < 500 * yardstick_s()
     assert 1024 * peak_kib < 1e9
 
 
@@ -92,7 +93,7 @@ def _repeat_visits(file: Path, times: int, steps: int) -> None:
                 more.write(json.dumps(visit | copy) + "\n")
 
 
-def test_ten_thousand_cells_are_counted_in_under_a_second() -> None:
+def test_ten_thousand_cells_are_counted_at_once() -> None:
     """Both phases of 100 batches by 100 prompts, each in one call; a cell equals the cell counted separately."""
     preset = preset_counts("smollm2-135m")
     assert preset is not None
@@ -100,7 +101,7 @@ def test_ten_thousand_cells_are_counted_in_under_a_second() -> None:
     batches, prompts = np.arange(1, 101)[:, None], 8 * np.arange(1, 101)[None, :]
     begun_s = time.process_time()
     prefills, decodes = work.work(Step(batches, prompts, 0)), work.work(Step(batches, 1, prompts))
-    assert time.process_time() - begun_s < 1
+    assert time.process_time() - begun_s < 33 * yardstick_s()
     assert np.shape(prefills.model_flops) == np.shape(decodes.model_flops) == (100, 100)
     cell = work.work(Step(7, 1, 8 * 50))
     assert (decodes.model_flops[6, 49], decodes.model_bytes[6, 49]) == (cell.model_flops, cell.model_bytes)

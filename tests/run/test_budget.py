@@ -1,0 +1,83 @@
+"""The budget of a run: what its parts may take, by a clock that is set by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from profiler import effort
+from profiler.run.budget import RunBudget, RunPart
+
+EFFORT = replace(
+    effort.Effort(),
+    roofs_again_share=0.05,
+    replays_share=0.10,
+    between_share=0.0,
+    generate_share=0.0,
+    queue_share=0.0,
+    trials_share=0.20,
+    unexplained_share=0.0,
+    report_share=0.05,
+)
+
+
+class SetClock:
+    """A machine whose time stands still until it is set."""
+
+    def __init__(self) -> None:
+        self.seconds = 100.0
+
+    def now_s(self) -> float:
+        return self.seconds
+
+
+def budget(machine: SetClock, **options: object) -> RunBudget:
+    return RunBudget(machine, 100.0, EFFORT, **options)  # type: ignore[arg-type]
+
+
+def test_the_sweep_has_what_the_parts_before_and_after_it_leave() -> None:
+    machine = SetClock()
+    made = budget(machine, spent_s=5.0)
+    with made.apart():
+        machine.seconds += 30.0  # the model is loaded
+    machine.seconds += 15.0
+    assert made.elapsed_s == 20.0
+    assert made.sweep_s == pytest.approx(100 - 20 - 40)
+    assert budget(machine, without={RunPart.TRIALS}).sweep_s == pytest.approx(100 - 20)
+
+
+def test_a_late_sweep_shortens_the_parts_after_it_alike() -> None:
+    """20 s of the 40 that these parts have are left: the first has 5 of 40 parts of them."""
+    machine = SetClock()
+    made = budget(machine)
+    machine.seconds += 80.0
+    assert made.part_s(RunPart.ROOFS) == pytest.approx(20 * 5 / 40)
+    assert made.part_s(RunPart.TRIALS) == pytest.approx(20 * 20 / 25)
+    machine.seconds += 30.0
+    assert made.part_s(RunPart.TRIALS) == 0.0
+    assert made.left_s == 0.0
+
+
+def test_no_part_takes_more_than_its_share() -> None:
+    assert budget(SetClock()).part_s(RunPart.REPLAYS) == pytest.approx(10.0)
+
+
+def test_a_whole_grid_makes_the_run_as_long_as_its_visits() -> None:
+    """60 s of set-up and visits and 540 more are 60 % of 1,000."""
+    machine = SetClock()
+    made = budget(machine, whole=True)
+    machine.seconds += 60.0
+    made.extend(540.0)
+    assert made.total_s == pytest.approx(1000.0)
+    assert made.part_s(RunPart.REPLAYS) == pytest.approx(100.0)
+    assert made.roof_s == EFFORT.roof_s
+    made.extend(0.0)
+    assert made.total_s == pytest.approx(1000.0), "never shorter"
+
+
+def test_a_short_budget_measures_roofs_and_dispatch_for_a_shorter_time() -> None:
+    short = RunBudget(SetClock(), 20.0, EFFORT)  # type: ignore[arg-type]
+    assert 0 < short.roof_s < EFFORT.roof_s
+    assert short.dispatch_s(8) == pytest.approx(0.2)
+    assert short.host_pace_s == pytest.approx(0.6)

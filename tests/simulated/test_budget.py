@@ -1,0 +1,103 @@
+"""A run on a simulated card ends with its budget, and what it did not reach is forecast."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from pathlib import Path
+
+import pytest
+from hurry import with_effort
+
+from profiler.facts.measurements import ForecastTime
+from profiler.store.folder import Run, read_gathered, read_run
+
+from .scenario import Scenario, command_line, so
+from .truth import T4
+from .world import simulated
+
+SCENARIO = Scenario("mistral-7b-v0.3", 8, prompt_lens=[64, 128, 256, 512], batch_sizes=[1, 2, 4, 8, 16], new_tokens=16)
+CORNERS = {(1, 64), (1, 512), (16, 64), (16, 512)}
+BUDGET_S = 20.0
+
+
+def profiled(folder: Path, out: Path, **options: object) -> tuple[int, Run, float]:
+    """(exit code, run, simulated seconds without loading) of a run of the scenario."""
+    arguments = {
+        "dtype": SCENARIO.dtype,
+        "prompt_lens": ",".join(map(str, SCENARIO.prompt_lens)),
+        "batch_sizes": ",".join(map(str, SCENARIO.batch_sizes)),
+        "new_tokens": SCENARIO.new_tokens,
+        "fresh": True,
+        "no_levers": True,
+        "out": out,
+        **options,
+    }
+    with simulated(T4) as world:
+        start_s = world.host.now_s
+        code = command_line("run", str(folder), **arguments)
+        took_s = world.host.now_s - start_s
+    run = read_run(out)
+    return code, run, took_s - run.document.stage_s["loading"]
+
+
+@pytest.fixture
+def short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, Run, float]:
+    with_effort(monkeypatch, whole_grid=False, more_prefills_s=0.8, warm_up_s=1.0)
+    return profiled(SCENARIO.folder(tmp_path), tmp_path / "run", budget=BUDGET_S)
+
+
+def test_it_ends_with_its_budget_and_has_the_corners_twice(short: tuple[int, Run, float]) -> None:
+    code, run, took_s = short
+    assert code == 0
+    assert took_s < 1.2 * BUDGET_S
+    assert took_s > 0.4 * BUDGET_S
+    twice = {(row.batch_size, row.prompt_len) for row in run.measured if (row.visits or 0) >= 2}
+    assert twice >= CORNERS
+    assert {row.status for row in run.results} == {"ok", "forecast"}
+
+
+def test_the_forecast_times_are_those_that_the_cells_take(short: tuple[int, Run, float], tmp_path: Path) -> None:
+    """By plain calls on a card of its own."""
+    _, run, _ = short
+    truth_s = {
+        (phase.phase, phase.batch_size, phase.prompt_len): phase.latency_s for phase in so(SCENARIO, T4, tmp_path)
+    }
+    rows = [row for row in run.results if row.status == "forecast"]
+    assert len(rows) >= 8
+    true_s = [truth_s[row.phase, row.batch_size, row.prompt_len] for row in rows]
+    off = [abs(row.latency_s / true - 1) for row, true in zip(rows, true_s, strict=True)]
+    inside = [row.latency_low_s <= true <= row.latency_high_s for row, true in zip(rows, true_s, strict=True)]
+    assert statistics.median(off) < 0.10
+    assert sum(inside) >= 0.8 * len(rows)
+
+
+def test_a_forecast_is_no_evidence(short: tuple[int, Run, float]) -> None:
+    _, run, _ = short
+    rows = {row.key: row for row in run.results if row.status == "forecast"}
+    assert all(row.regime is None and row.visits is None and math.isnan(row.floor_s) for row in rows.values())
+    assert not {item.key for item in run.document.evidence} & set(rows)
+    assert not any(item.key in rows for item in run.document.breakdown)
+
+
+def test_a_resume_measures_what_was_forecast(
+    short: tuple[int, Run, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, run, _ = short
+    with_effort(monkeypatch, whole_grid=True)
+    forecasts = {key.cell for key in read_gathered(run.folder, run.document).forecasts}
+    with simulated(T4):
+        code = command_line("run", str(SCENARIO.folder(tmp_path)), resume=run.folder, no_levers=True)
+    resumed = read_run(run.folder)
+    assert code == 0
+    assert {row.status for row in resumed.results} == {"ok"}
+    assert {row.key.cell for row in resumed.measured} >= forecasts
+    assert all(isinstance(fact, ForecastTime) for fact in read_gathered(run.folder, run.document).forecasts.values())
+
+
+def test_a_budget_that_is_gone_before_the_first_visit_still_measures_one_cell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_effort(monkeypatch, whole_grid=False)
+    _, run, _ = profiled(SCENARIO.folder(tmp_path), tmp_path / "run", budget=0.1)
+    assert {(row.batch_size, row.prompt_len) for row in run.measured} == {(1, 64)}
