@@ -25,7 +25,7 @@ class RunPart(StrEnum):
 
 SWEEP_SHARE = 0.5
 """About the share of a budget that the visits of cells get."""
-_ROOF_SHARE, _LEAST_ROOF_S = 0.013, 0.4
+_ROOF_SHARE, _LEAST_ROOF_S = 0.02, 1.0
 _MOST_AFTER_SWEEP = 0.6
 _HOST_SHARE = 0.03
 _DISPATCH_SHARE = 0.08

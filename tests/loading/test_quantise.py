@@ -230,7 +230,6 @@ def test_a_quantised_run_fills_every_column(
         prompt_lens=[64],
         batch_sizes=[1, 2],
         new_tokens=8,
-        budget_s=2,
         check_quality=True,
         out=tmp_path / quant,
     )

@@ -246,7 +246,7 @@ def test_a_planted_cost_is_found_where_it_was_tried(
         return plain(self, x)
 
     monkeypatch.setattr(modeling_llama.LlamaMLP, "forward", waiting)
-    options: dict[str, Any] = {"prompt_lens": [8], "batch_sizes": [1], "new_tokens": 4, "budget_s": 24}
+    options: dict[str, Any] = {"prompt_lens": [8], "batch_sizes": [1], "new_tokens": 4, "budget_s": 120}
 
     def brief(engines: Any, plan: Plan, **rest: Any) -> Iterator[Visit | Gap]:
         """A sweep that leaves most of the time to the trials."""

@@ -31,7 +31,7 @@ def gguf_run(gguf_file: Path, tmp_path_factory: pytest.TempPathFactory) -> profi
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("roofs")))
         patch.setattr("profiler.run.setup.measure", partial(measure, stage_budget_s=0.3))
         return profiler.profile(
-            str(gguf_file), prompt_lens=[64, 128], batch_sizes=[1, 2], new_tokens=16, budget_s=8, no_levers=True,
+            str(gguf_file), prompt_lens=[64, 128], batch_sizes=[1, 2], new_tokens=16, no_levers=True,
             out=folder,
         )  # fmt: skip
 
@@ -217,7 +217,6 @@ def test_two_runs_in_a_row_agree_where_both_are_quiet(short_folder: Path, tmp_pa
                 str(short_folder),
                 prompt_lens=[64, 128],
                 batch_sizes=[1, 2],
-                budget_s=8,
                 no_levers=True,
                 out=tmp_path / str(len(runs)),
             )

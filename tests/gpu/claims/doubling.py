@@ -12,7 +12,7 @@ from profiler.run.batch_test import prepare_batch_test
 from profiler.run.options import Options
 from profiler.run.pipeline import execute
 
-from .bench import KEPT_BYTES, Attempt, Bench, Check, NotRunError, free
+from .bench import KEPT_BYTES, Attempt, Bench, Check, NotRunError, all_end, free
 
 _FREE_BYTES = 6e9
 """What a nearly full card has: the small model with one sequence of 512 tokens fits, 256 of them do not."""
@@ -24,7 +24,7 @@ def attempts(bench: Bench) -> Iterator[Attempt]:
 
 
 def _doubling(bench: Bench) -> Iterator[Check]:
-    budget_s = min(60.0, max(10.0, 0.4 * bench.left_s)) if bench.cuda else 2.0
+    budget_s = min(60.0, max(10.0, 0.4 * bench.left_s)) if bench.cuda else 10.0
     options = Options(
         model=bench.small, prompt_lens=[512 if bench.cuda else 16], new_tokens=16, weights="random",
         device=str(bench.device), out=bench.folder / "doubling", budget_s=budget_s,
@@ -41,19 +41,23 @@ def _doubling(bench: Bench) -> Iterator[Check]:
     yield Check(
         "predicted / measured peak memory", 0.9 < ratio < 1.1 if bench.cuda else None, ratio, "within 10 %", why
     )
-    series = next(item for item in run.document.scaling if item.axis == "batch" and item.fixed["phase"] == "decode")
+    series = [item for item in run.document.scaling if item.axis == "batch" and item.fixed["phase"] == "decode"]
+    if not series:
+        raise NotRunError(f"the budget of {budget_s:.0f} s measured one batch size")
+    [decode] = series
     following = peaks[largest] + 2 * (peaks[largest] - peaks.get(largest // 2, 0.0))
     limits = {
         "memory": following > 0.8 * room,
-        "the knee": series.knee_predicted is not None and 2 * largest > 2 * series.knee_predicted,
-        "a budget, which a warning names": any("--budget" in text for text in run.document.warnings),
+        "the knee": decode.knee_predicted is not None and 2 * largest > 2 * decode.knee_predicted,
+        "a budget, which a warning names": any("--budget" in text for text in run.document.warnings)
+        or bool((run.cells["status"] == "forecast").any()),
         "the most sequences": 2 * largest > batch_test.MOST_SEQUENCES,
-        "a cell that did not end": bool((run.cells["status"] != "ok").any()),
+        "a cell that did not end": not all_end(run),
     }
     value = {"largest": largest, "peaks": peaks, "the next one's peak": following, "room": room, **limits}
     judged = any(limits.values()) if bench.cuda else None
     yield Check("doubling ends at a limit", judged, value, f"one of {', '.join(limits)}", why)
-    knees = {"predicted": series.knee_predicted, "measured": series.knee_measured, "best": series.best}
+    knees = {"predicted": decode.knee_predicted, "measured": decode.knee_measured, "best": decode.best}
     yield Check("knee of decode", None, knees, why="reported only: eager dispatch hides it on small models")
 
 
@@ -66,7 +70,7 @@ def _out_of_memory(bench: Bench) -> Iterator[Check]:
     ballast = torch.empty(int(available - _FREE_BYTES), dtype=torch.uint8, device=bench.device)
     before = torch.cuda.memory_allocated(bench.device)
     try:
-        run = bench.run("full", bench.small, prompt_lens=[512], batch_sizes=[1, 256], new_tokens=8, budget_s=10.0)
+        run = bench.run("full", bench.small, prompt_lens=[512], batch_sizes=[1, 256], new_tokens=8)
         free()
         left = torch.cuda.memory_allocated(bench.device) - before
     finally:

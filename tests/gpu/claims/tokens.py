@@ -77,7 +77,7 @@ def _engines(bench: Bench, names: list[str]) -> Iterator[Check]:
 
 
 def _compiled_run(bench: Bench) -> Iterator[Check]:
-    run = bench.run("compile", bench.small, engine="compile", prompt_lens=[128], batch_sizes=[1], budget_s=10.0)
+    run = bench.run("compile", bench.small, engine="compile", prompt_lens=[128], batch_sizes=[1], budget_s=30.0)
     decode = run.cells[run.cells["phase"] == "decode"]
     ended = bool((decode["status"] == "ok").all())
     value = {"step_s": decode["latency_s"].tolist(), "graph_breaks": dict(run.document.engine.graph_breaks)}
