@@ -240,7 +240,10 @@ def small_run(bench: Bench) -> Run:
 
 
 SMALL_BATCHES = {True: [1, 8, 64], False: [1, 2]}
-BRIEF: dict[bool, dict[str, Any]] = {True: {"budget_s": 20.0, "new_tokens": 16}, False: {"dtype": "bfloat16", "no_levers": True}}
+BRIEF: dict[bool, dict[str, Any]] = {
+    True: {"budget_s": 20.0, "new_tokens": 16},
+    False: {"dtype": "bfloat16", "no_levers": True},
+}
 """Options of runs on a card, and on a CPU, that differ by the format of their weights: no long sweep is needed."""
 
 
