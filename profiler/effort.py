@@ -49,6 +49,8 @@ class Effort:
     """Hooking the cells with unexplained time."""
     report_share: float = 0.06
     """Judging the run and writing its report."""
+    neighbours_share: float = 0.1
+    """Waiting for other processes to end before anything is timed, at most."""
     idle_pauses: tuple[tuple[float, int], ...] = ((0.0, 5), (1.0, 5), (5.0, 2), (30.0, 1))
     """`--cold`: seconds without work before decode steps, and how often."""
     pictures: tuple[str, ...] = ("roofline", "map", "split")

@@ -25,9 +25,10 @@ HURRIED = replace(
     weight_read_s=0.1,
     host_pace_s=0.1,
     twin_s=0.1,
+    neighbours_share=0.0,
     pictures=(),
 )
-"""Reuse cached roofs unchecked, visit each cell twice, measure each value briefly and once, and draw no picture."""
+"""Reuse cached roofs, wait for no neighbour, visit each cell twice, measure each value briefly, and draw nothing."""
 
 
 def hurry(patch: pytest.MonkeyPatch, *, pictures: bool = False, **settings: object) -> None:

@@ -9,11 +9,12 @@ from rich.table import Table
 
 from profiler.judge.breakdown import TERM_NAMES, TimeBreakdown
 from profiler.report.device import plain_table
-from profiler.units import duration, percent, scaled
+from profiler.units import duration, percent, scaled, several
 
 if TYPE_CHECKING:
     from profiler.checks.installation import CheckResult
     from profiler.checks.selftest import SelftestResult
+    from profiler.facts.contention import Contention
 
 _MARKS = {True: "ok", False: "NO", None: "-"}
 
@@ -55,6 +56,16 @@ def selftest_doubts(results: Sequence[SelftestResult]) -> list[str]:
         for item in results
         if not item.right and not item.wrong
     ]
+
+
+def contention_line(contention: Contention, results: Sequence[SelftestResult]) -> str:
+    """Who kept cores busy while kernels could not be judged."""
+    unknown = sum(not item.right and not item.wrong for item in results)
+    return (
+        f"The machine is busy: {contention.who} kept {contention.cores:.1f} of"
+        f" {several(contention.of_cores, 'core', 'cores')} busy, and {unknown} of {len(results)} known kernels cannot"
+        " be judged. Stop that work and run selftest again."
+    )
 
 
 _SHOWN_TERMS = 2

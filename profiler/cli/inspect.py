@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -209,13 +210,21 @@ def selftest(
     one_of(output_format, "--format", ("table", "json"))
     from dataclasses import asdict
 
+    from profiler.checks.render import contention_line
     from profiler.checks.selftest import run_selftest
+    from profiler.device.contention import Neighbours
     from profiler.device.device import resolve_device
     from profiler.device.machine import machine_for
     from profiler.roofs.measure import measure
+    from profiler.run.neighbours import host_threads
 
-    machine = machine_for(resolve_device(device))
+    machine, neighbours = machine_for(resolve_device(device)), Neighbours()
     results = list(run_selftest(machine, measure(machine, ["float32"], model_dtype="float32")))
+    wrong, right = any(result.wrong for result in results), all(result.right for result in results)
+    contention = neighbours.look()
+    busy = not right and contention.disturbs(host_threads(machine.info))
+    if busy:
+        print(contention_line(contention, results), file=sys.stderr if output_format == "json" else sys.stdout)
     if output_format == "json":
         documents = [
             {
@@ -237,7 +246,7 @@ def selftest(
             for result in results
         ]
         print(json.dumps(documents, indent=2))
-    else:
+    elif wrong or not busy:
         from rich.console import Console
 
         from profiler.checks.render import selftest_doubts, selftest_table
@@ -246,9 +255,9 @@ def selftest(
         console.print(selftest_table(results))
         for line in selftest_doubts(results):
             console.print(line, highlight=False)
-    if any(result.wrong for result in results):
+    if wrong:
         raise typer.Exit(EXIT_WRONG)
-    if not all(result.right for result in results):
+    if not right:
         raise typer.Exit(EXIT_INCOMPLETE)
 
 

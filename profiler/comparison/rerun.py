@@ -61,7 +61,7 @@ def visits_of_open(
     machine: Machine,
     vocab_size: int,
     own_bytes: Mapping[str, int],
-    on_round: Callable[[], None] = lambda: None,
+    before_visits: Callable[[], None] = lambda: None,
     **named: object,
 ) -> Iterator[Visit | Gap]:
     """Sweep the grid, then visit in rounds only the cells that a gate against `before` leaves open.
@@ -72,7 +72,7 @@ def visits_of_open(
     visits: dict[Cell, list[Visit]] = {}
     short_plan = replace(plan, budget_s=_SWEEP_SHARE * plan.budget_s)
     context = {"machine": machine, "vocab_size": vocab_size, "own_bytes": own_bytes}
-    for outcome in sweep(engines, short_plan, on_round=on_round, **context, **named):  # type: ignore[arg-type]
+    for outcome in sweep(engines, short_plan, before_visits=before_visits, **context, **named):  # type: ignore[arg-type]
         if isinstance(outcome, Visit):
             visits.setdefault(outcome.cell, []).append(outcome)
         yield outcome
@@ -81,8 +81,8 @@ def visits_of_open(
     for round_number in range(rounds, rounds + _MOST_ROUNDS):
         still_open = open_cells(before, limits, visits)
         shuffle.shuffle(still_open)
-        on_round()
         for cell in still_open:
+            before_visits()
             if machine.now_s() - start_s + visits[cell][-1].wall_s > plan.budget_s:
                 return
             visited = visit_safely(engines[cell.engine], cell, round_number, bench)

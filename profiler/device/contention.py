@@ -1,17 +1,20 @@
-"""CPU contention: how many cores other processes kept busy."""
+"""CPU contention: how many cores other processes kept busy, and which processes those are."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 import psutil
 
 from profiler.device.clock import now_s
+from profiler.facts.contention import BusyProcess, Contention
 
 # The kernel counts CPU time in ticks of 10 ms; over a shorter time, rounding would dominate.
 _LEAST_S = 0.3
+_MOST_NAMED, _LEAST_NAMED_CORES = 3, 0.1
 
 
 class ForeignLoad:
@@ -54,6 +57,50 @@ class ForeignLoad:
         """CPU seconds of this process and its helpers."""
         children_s = _children_s() if self._children else 0.0
         return time.process_time() + children_s + sum(map(_worked_s, self._helpers))
+
+
+class Neighbours:
+    """Other processes of this machine: what they take of this process's cores, by name, from look to look."""
+
+    def __init__(self, helper_pids: Sequence[int] = ()) -> None:
+        self._helper_pids = helper_pids
+        self._begin()
+
+    def look(self) -> Contention:
+        """What others kept busy since the last look, or since construction; waits until that is 0.3 s ago."""
+        time.sleep(max(0.0, _LEAST_S - (now_s() - self._since_s)))
+        cores, elapsed_s, before = self._load.cores() or 0.0, now_s() - self._since_s, self._worked
+        self._begin()
+        busy = [
+            BusyProcess(now.name, pid, round((now.seconds - earlier.seconds) / elapsed_s, 2))
+            for (pid, created_s), now in self._worked.items()
+            for earlier in (before.get((pid, created_s), _Worked("", 0.0)),)
+        ]
+        named = sorted((item for item in busy if item.cores >= _LEAST_NAMED_CORES), key=lambda item: -item.cores)
+        return Contention(round(cores, 2), self._load.watched, tuple(named[:_MOST_NAMED]), time.time())
+
+    def _begin(self) -> None:
+        self._since_s = now_s()
+        self._load = ForeignLoad(self._helper_pids, children=True)
+        self._worked = _foreign_worked(self._helper_pids)
+
+
+@dataclass(frozen=True)
+class _Worked:
+    """CPU seconds of a process since it was created."""
+
+    name: str
+    seconds: float
+
+
+def _foreign_worked(helper_pids: Sequence[int]) -> dict[tuple[int, float], _Worked]:
+    """What every visible process worked so far, without this one's, by pid and time of creation."""
+    own = {os.getpid(), *helper_pids, *(child.pid for child in psutil.Process().children(recursive=True))}
+    return {
+        (process.pid, process.info["create_time"]): _Worked(process.info["name"] or "?", times.user + times.system)
+        for process in psutil.process_iter(["name", "create_time", "cpu_times"])
+        if process.pid not in own and (times := process.info["cpu_times"]) is not None
+    }
 
 
 def _process(pid: int) -> psutil.Process | None:

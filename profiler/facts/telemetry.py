@@ -137,13 +137,13 @@ def busy_share(readings: Sequence[Reading]) -> float:
     return sum(busy) / len(busy) if busy else 0.0
 
 
-def complaints(readings: Sequence[Reading]) -> list[str]:
-    """Return a sentence per disturbance in the readings, each with its figure."""
+def complaints(readings: Sequence[Reading], *, of_cores: bool = True) -> list[str]:
+    """Return a sentence per disturbance in the readings, each with its figure; busy cores only if `of_cores`."""
     sentences = []
     if shared := max((r.other_processes or 0 for r in readings), default=0):
         sentences.append(f"{shared} other processes computed on this card: times may be too long.")
     elsewhere = _spread([r.busy_cores_elsewhere for r in readings])
-    if elsewhere and elsewhere.median > _BUSY_NEIGHBOUR_CORES:
+    if of_cores and elsewhere and elsewhere.median > _BUSY_NEIGHBOUR_CORES:
         sentences.append(f"other processes kept {elsewhere.median:.1f} cores busy: times may be too long.")
     throttles = [r.throttle for r in readings if r.throttle is not None]
     for reason in THROTTLE_BITS.values():

@@ -22,12 +22,18 @@ _WORTH_A_WORD = 0.1
 _NEAR_ROOF = 0.8
 
 
-def answer(cells: Sequence[JudgedCell], setting: Setting, differences: Sequence[EngineDifference] = ()) -> list[str]:
+def answer(
+    cells: Sequence[JudgedCell],
+    setting: Setting,
+    differences: Sequence[EngineDifference] = (),
+    busy: Sequence[str] = (),
+) -> list[str]:
     """Two or three sentences, the most useful first. Empty when nothing was measured.
 
-    They speak of the first engine; what another one saves is a sentence of its own.
+    They speak of the first engine; what another one saves is a sentence of its own. `busy` says that the machine was
+    busy: it comes first, and no saving is named.
     """
-    sentences = []
+    sentences = list(busy) if cells else []
     engine = cells[0].key.cell.engine if cells else ""
     cells = [cell for cell in cells if cell.key.cell.engine == engine]
     decodes = sorted((c for c in cells if c.key.phase == "decode"), key=_batch_then_depth)
@@ -40,6 +46,8 @@ def answer(cells: Sequence[JudgedCell], setting: Setting, differences: Sequence[
         )
     if prefills:
         sentences.append(_prefill_sentence(prefills, setting))
+    if busy:
+        return sentences
     if decodes:
         sentences.append(_change_sentence(decodes, setting))
         sentences += _prefill_change(prefills, setting)
@@ -216,8 +224,7 @@ def _prefill_sentence(prefills: Sequence[JudgedCell], setting: Setting) -> str:
 
 
 def _what_it_saves(lever: Lever) -> str:
-    """A tried change saves; a computed one would, under what it assumes."""
-    return f"{lever.change} {'would save' if lever.basis == 'computed' else 'saves'} {duration(lever.saves_s)}"
+    return f"{lever.change} {'would save' if lever.basis == 'computed' else 'saves'} {lever.amount}"
 
 
 def _no_change(s: TimeBreakdown) -> str:

@@ -14,6 +14,7 @@ from profiler.grid.cells import CellKey, Phase
 from profiler.judge.breakdown import TimeBreakdown
 from profiler.judge.regimes import Confidence, Evidence, Flag, Regime, Verdict
 from profiler.stats import CLAIM_VISITS, Noise, Undisturbed, undisturbed
+from profiler.units import duration
 
 _UNKNOWN = math.nan
 
@@ -241,7 +242,15 @@ class Lever:
     basis: Basis = "computed"
     """Tried on this device at this very shape, measured in this run, or computed from the cell's own split."""
     half_width_s: float = 0.0
-    """How far a tried one may be off."""
+    """How far `saves_s` may be off."""
+    at_most: bool = False
+    """Whether `saves_s` is an upper bound; other computed levers are estimates."""
+
+    @property
+    def amount(self) -> str:
+        """The time saved in words: a bound is "at most", an estimate "about", a measurement neither."""
+        kind = "at most " if self.at_most else "about " if self.basis == "computed" else ""
+        return kind + duration(self.saves_s)
 
     @property
     def is_claim(self) -> bool:

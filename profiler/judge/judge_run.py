@@ -15,6 +15,7 @@ from profiler.facts.visits import phase_medians, phase_samples
 from profiler.grid.cells import PHASES, Cell, CellKey, Phase
 from profiler.judge import answer as advice
 from profiler.judge.breakdown import TERMS, TimeBreakdown
+from profiler.judge.busy_machine import busy_sentences
 from profiler.judge.cell_rows import median_issue_s, on_roofline, or_nan, timed_row, with_ragged, with_visits
 from profiler.judge.cells import CellEvidence, CellResult, EngineDifference, JudgedCell, columns_of, trial_results
 from profiler.judge.demand import as_served, breakdown_of, faults_of, lost_s, roofs_of, total_work
@@ -25,6 +26,7 @@ from profiler.judge.engine_differences import (
     generate_overheads,
 )
 from profiler.judge.levers import Setting, floors_on, levers
+from profiler.judge.machine_speed import at_median_speed
 from profiler.judge.module_times import unexplained_by_group
 from profiler.judge.padding import RaggedStep, ragged_step
 from profiler.judge.regimes import THROTTLED, Measurement, Verdict, judge_cell, within_roof_range
@@ -34,7 +36,7 @@ from profiler.stats import Estimate, NoiseReport, VisitSpread, estimate, narrow_
 
 # What is rented most; every other card is in `roofscope gpus`.
 _RENTED = ("T4", "L4", "A10G", "L40S", "A100 80GB SXM", "H100 SXM", "H200 SXM", "B200 SXM")
-_SIXTEEN_BIT = "bfloat16"
+_SIXTEEN_BIT = ("bfloat16", "float16")
 # A residual of more than this share of a step is looked into.
 _UNEXPLAINED_SHARE = 0.20
 
@@ -61,6 +63,7 @@ class Judgement:
 
 def judge_run(facts: Facts) -> Judgement:
     """Every cell of a run judged, and what they say together."""
+    facts, _ = at_median_speed(facts)
     spreads = _spreads(facts)
     times = {key: _estimate(facts, key, spreads) for key in facts.measured}
     rows = {key: timed_row(facts, key, times.get(key)) for key in facts.grid.keys}
@@ -74,7 +77,9 @@ def judge_run(facts: Facts) -> Judgement:
         key: _judged(facts, key, rows[key], times[key], spreads[key.phase], _sides(rows[key], sides)) for key in times
     }
     judged = {key: replace(item.cell, knee=_knee(item.row, knees)) for key, item in found.items()}
-    setting, differences = setting_of(facts), engine_differences(facts, spreads, judged)
+    busy = busy_sentences(facts)
+    setting = replace(setting_of(facts), busy=bool(busy))
+    differences = engine_differences(facts, spreads, judged)
     better = _better_batches(judged.values())
     return Judgement(
         cells=tuple(found[key].row if key in found else rows[key] for key in facts.grid.keys),
@@ -90,7 +95,7 @@ def judge_run(facts: Facts) -> Judgement:
         judged=tuple(judged.values()),
         scaling=tuple(tests),
         differences=tuple(differences),
-        answer=tuple(advice.answer(list(judged.values()), setting, differences)),
+        answer=tuple(advice.answer(list(judged.values()), setting, differences, busy)),
         generate=tuple(generate_overheads(facts, spreads)),
         ragged=tuple(item.ragged for item in found.values() if item.ragged),
     )
@@ -155,7 +160,7 @@ def _rated_row(facts: Facts, key: CellKey, row: CellResult, time_s: Estimate, no
 def setting_of(facts: Facts) -> Setting:
     """What advice needs to know of this device and model."""
     model, device, ceilings = facts.model, facts.device, facts.ceilings
-    sixteen = ceilings.compute.get(_SIXTEEN_BIT) if model.dtype == "float32" else None
+    sixteen_bit = [ceilings.compute[name].per_s for name in _SIXTEEN_BIT if name in ceilings.compute]
     return Setting(
         device_name=device.short_name,
         memory_bytes_per_s=ceilings.memory_bytes_per_s,
@@ -166,7 +171,7 @@ def setting_of(facts: Facts) -> Setting:
         weights=float(model.linear_weights),
         cache_bits=8.0 * model.cache_itemsize,
         four_bit_dense_from_rows=model.four_bit_dense_from_rows,
-        sixteen_bit_flops_per_s=sixteen.per_s if sixteen else None,
+        sixteen_bit_flops_per_s=max(sixteen_bit, default=None) if model.dtype == "float32" else None,
         cards=tuple(
             gpu
             for gpu in gpus()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from profiler.counting.floor import floor_on
+from profiler.counting.floor import floor_on, step_floor
 from profiler.data.datasheets import Datasheet
 from profiler.facts.measurements import COMPILED, PADDING_MASK
 from profiler.facts.operators import COLLECTIVE, Cause
@@ -14,7 +14,6 @@ from profiler.judge.regimes import Flag
 from profiler.quant.registry import FORMATS
 from profiler.units import duration, scaled
 
-_SIXTEEN_BIT_WEIGHTS = "16-bit weights"
 _FOUR_BIT_WEIGHTS = "4-bit weights"
 _SIXTEEN_BIT_DTYPE = "a 16-bit dtype"
 _STATIC_CACHE = "a static cache"
@@ -26,7 +25,7 @@ _FOUR_BITS = 4.5
 """bitsandbytes' 4-bit weights with a float32 scale a block of 64."""
 _SIXTEEN_BITS = 16.0
 _EIGHT_BITS = 8.0
-_IN_16_BITS = frozenset({_SIXTEEN_BIT_WEIGHTS, _SIXTEEN_BIT_DTYPE, _OTHER_KERNELS})
+_IN_16_BITS = frozenset({_SIXTEEN_BIT_DTYPE, _OTHER_KERNELS})
 _STANDS_FOR: Mapping[str, frozenset[str]] = {
     "bfloat16": _IN_16_BITS,
     "float16": _IN_16_BITS,
@@ -61,8 +60,10 @@ class Setting:
     four_bit_dense_from_rows: int | None = None
     """Rows from which a 4-bit kernel first writes a dense 16-bit copy on this device; None: it never does."""
     sixteen_bit_flops_per_s: float | None = None
-    """The measured compute roof of a 16-bit dtype, where this model runs in a wider one and it is known."""
+    """The highest measured compute roof of a 16-bit dtype, where this model runs in a wider one."""
     cards: tuple[Datasheet, ...] = ()
+    busy: bool = False
+    """Whether other processes took this machine's cores: what is computed from its times is no advice then."""
     dtype: str = "float16"
     """The dtype that the model runs in, and that `cards` are weighed in."""
 
@@ -85,19 +86,21 @@ def levers(cell: JudgedCell, setting: Setting, others: Sequence[JudgedCell] = ()
     if Flag.ABOVE_ROOF in cell.verdict.flags:
         return []
     device = [
-        *_weights(cell, setting),
+        *_four_bit_weights(cell, setting),
         *_cache(cell, setting),
         *_path(cell),
         *_kernels(cell),
-        *_arithmetic(cell, setting),
+        *_sixteen_bit_dtype(cell, setting),
         *_card(cell, setting),
     ]
     computed = [*_batch(cell, others), *_host(cell, setting), *(_beside_the_host(cell, lever) for lever in device)]
+    if setting.busy:
+        computed = []
     known = {change for tried in cell.tried for change in _stands_for(tried.form)}
     least_s = _LEAST_SHARE * cell.split.latency_s
     found = [lever for lever in computed if lever.saves_s > least_s and lever.change not in known]
-    found += [lever for lever in (*_tried(cell), *cell.ways) if lever.is_claim and abs(lever.saves_s) > least_s]
-    return sorted(found, key=lambda lever: -lever.saves_s)
+    found += [lever for lever in (*_tried(cell), *cell.ways) if abs(lever.saves_s) > least_s]
+    return sorted((lever for lever in found if lever.is_claim), key=lambda lever: -lever.saves_s)
 
 
 def _tried(cell: JudgedCell) -> list[Lever]:
@@ -107,13 +110,22 @@ def _tried(cell: JudgedCell) -> list[Lever]:
         Lever(
             item.form,
             latency_s * (1 - item.ratio),
-            f"{_on_layers(item)}the step takes {duration(latency_s * item.ratio)} then",
+            f"{_on_layers(item)}the step takes {duration(latency_s * item.ratio)} then{_caution(item.form)}",
             basis="tried",
             half_width_s=latency_s * item.half_width,
         )
         for item in cell.tried
         if not (item.form.startswith(PADDING_MASK) and item.ratio < 1)
     ]
+
+
+def _caution(variant: str) -> str:
+    four_bits = variant in FORMATS and FORMATS[variant].bits <= _FOUR_BITS
+    return f"; {_other_answers(variant)}" if four_bits else ""
+
+
+def _other_answers(variant: str) -> str:
+    return f"answers change: --quant {variant} --check-quality measures how much"
 
 
 def _on_layers(item: TrialResult) -> str:
@@ -147,25 +159,22 @@ def _batch(cell: JudgedCell, others: Sequence[JudgedCell]) -> list[Lever]:
     ]
 
 
-def _weights(cell: JudgedCell, setting: Setting) -> list[Lever]:
-    s, bits = cell.split, setting.weight_bits
-    found = []
-    if bits > _SIXTEEN_BITS:
-        found.append(
-            Lever(
-                _SIXTEEN_BIT_WEIGHTS, s.weights_s * (1 - _SIXTEEN_BITS / bits), "fewer bytes at the measured bandwidth"
-            )
-        )
-    if bits >= _SIXTEEN_BITS:
-        dense_from = setting.four_bit_dense_from_rows
-        dense_s = 0.0
-        because = "if their kernel reaches the memory roof"
-        if dense_from is not None and cell.key.tokens >= dense_from:
-            dense_s = 2 * setting.weights * _SIXTEEN_BITS / 8 / setting.memory_bytes_per_s
-            because = f"with {duration(dense_s)} taken off for the dense copy that their kernel writes and reads"
-        saves_s = s.weights_s * _in_linears(cell, setting) * (1 - _FOUR_BITS / bits)
-        found.append(Lever(_FOUR_BIT_WEIGHTS, saves_s - dense_s, because))
-    return found
+def _bound(change: str, saves_s: float, because: str, half_width_s: float = 0.0) -> Lever:
+    """A computed lever that saves at most `saves_s`."""
+    return Lever(change, saves_s, because, half_width_s=half_width_s, at_most=True)
+
+
+def _four_bit_weights(cell: JudgedCell, setting: Setting) -> list[Lever]:
+    bits = setting.weight_bits
+    if bits < _SIXTEEN_BITS:
+        return []
+    dense_from, dense_s = setting.four_bit_dense_from_rows, 0.0
+    because = "if their kernel reaches the memory roof"
+    if dense_from is not None and cell.key.tokens >= dense_from:
+        dense_s = 2 * setting.weights * _SIXTEEN_BITS / 8 / setting.memory_bytes_per_s
+        because = f"with {duration(dense_s)} taken off for the dense copy that their kernel writes and reads"
+    saves_s = cell.split.weights_s * _in_linears(cell, setting) * (1 - _FOUR_BITS / bits)
+    return [_bound(_FOUR_BIT_WEIGHTS, saves_s - dense_s, f"{because}; {_other_answers('nf4')}")]
 
 
 def _in_linears(cell: JudgedCell, setting: Setting) -> float:
@@ -179,8 +188,8 @@ def _cache(cell: JudgedCell, setting: Setting) -> list[Lever]:
     copies_s = 0.0 if static else cell.avoidable_s.get(Cause.CACHE_COPIES, 0.0)
     share = max(0.0, 1 - _EIGHT_BITS / setting.cache_bits)
     return [
-        Lever(_STATIC_CACHE, copies_s, "which is not copied at every step"),
-        Lever("an 8-bit KV cache", cell.split.kv_s * share, "if attention reads it as stored"),
+        _bound(_STATIC_CACHE, copies_s, "which is not copied at every step"),
+        _bound("an 8-bit KV cache", cell.split.kv_s * share, "if attention reads it as stored"),
     ]
 
 
@@ -193,7 +202,7 @@ def _host(cell: JudgedCell, setting: Setting) -> list[Lever]:
     # A twin that was measured in a worse minute may dispatch for longer than the step takes.
     most_s = max(0.0, cell.split.latency_s - cell.split.device_s)
     return [
-        Lever(how, min(cell.split.dispatch_s, most_s), because),
+        _bound(how, min(cell.split.dispatch_s, most_s), because, cell.split.half_widths_s.get("dispatch_s", 0.0)),
         Lever(
             "keeping freed memory (MALLOC_TRIM_THRESHOLD_ and MALLOC_MMAP_THRESHOLD_, or tcmalloc)",
             faults_s,
@@ -209,12 +218,12 @@ def _path(cell: JudgedCell) -> list[Lever]:
     unfused_s = seconds(Cause.ATTENTION_MATRIX, Cause.REPEATED_HEADS)
     return [
         Lever("a fused attention kernel", unfused_s, "scores and repeated heads would stay on chip"),
-        Lever(
+        _bound(
             "fusing element-wise kernels (torch.compile)",
             seconds(Cause.OPERANDS),
             "intermediates would not be written and read between them",
         ),
-        Lever(
+        _bound(
             "attention on the latent itself (absorbed MLA)",
             seconds(Cause.LATENT_EXPANDED),
             "keys and values would not be expanded again",
@@ -227,8 +236,8 @@ def _link(cell: JudgedCell) -> Lever:
     """What crosses a link: results between cards, or weights that wait elsewhere."""
     link_s = cell.split.link_s
     if any(item.group == COLLECTIVE for item in cell.operators):
-        return Lever("a faster link, or fewer cards", link_s, "ranks would not wait for each other's results")
-    return Lever("memory for all weights on the device", link_s, "none would cross the link at every step")
+        return _bound("a faster link, or fewer cards", link_s, "ranks would not wait for each other's results")
+    return _bound("memory for all weights on the device", link_s, "none would cross the link at every step")
 
 
 def _kernels(cell: JudgedCell) -> list[Lever]:
@@ -236,15 +245,17 @@ def _kernels(cell: JudgedCell) -> list[Lever]:
     than what the step takes beyond its floor, which a replay in a bad minute may exceed."""
     most_s = max(0.0, cell.split.latency_s - cell.split.floor_s)
     return [
-        Lever(
+        _bound(
             _PACKED_KERNEL,
             min(cell.split.dequantise_s, most_s),
             "nothing would be converted first",
+            cell.split.half_widths_s.get("dequantise_s", 0.0),
         ),
-        Lever(
+        _bound(
             _OTHER_KERNELS,
             min(cell.split.kernel_s, most_s) - _unfused_s(cell),
             f"what these lose against their roofs when run alone{_most_of_it(cell)}",
+            cell.split.half_widths_s.get("kernel_s", 0.0),
         ),
     ]
 
@@ -266,32 +277,33 @@ def _most_of_it(cell: JudgedCell) -> str:
     return f", {duration(cell.lost_s[name])} of it {name.rpartition('*.')[2]}"
 
 
-def _arithmetic(cell: JudgedCell, setting: Setting) -> list[Lever]:
-    faster = setting.sixteen_bit_flops_per_s
-    if faster is None or faster <= setting.compute_flops_per_s:
+def _sixteen_bit_dtype(cell: JudgedCell, setting: Setting) -> list[Lever]:
+    """What the floors of all operators differ by: fewer bytes, under the narrower dtype's compute roof."""
+    roof = setting.sixteen_bit_flops_per_s
+    if roof is None:
         return []
-    return [
-        Lever(
-            _SIXTEEN_BIT_DTYPE,
-            cell.split.compute_s * (1 - setting.compute_flops_per_s / faster),
-            f"its products reach {scaled(faster, 'FLOP/s')} here",
-        )
-    ]
+    weights, cache = (min(1.0, _SIXTEEN_BITS / bits) for bits in (setting.weight_bits, setting.cache_bits))
+    wide, narrow = (
+        step_floor(
+            ((op.flops, weights * op.weight_bytes + cache * op.kv_bytes, flops_per_s) for op in cell.operators),
+            cell.roof_bytes_per_s,
+        ).total_s
+        for weights, cache, flops_per_s in ((1.0, 1.0, setting.compute_flops_per_s), (weights, cache, roof))
+    )
+    because = f"half the bytes, and its products reach {scaled(roof, 'FLOP/s')} here"
+    return [Lever(_SIXTEEN_BIT_DTYPE, wide - narrow, because)]
 
 
 def _card(cell: JudgedCell, setting: Setting) -> list[Lever]:
-    """The card that would save the most, if it reached its datasheet and the host stayed as it is.
-
-    None for a CPU whose kernels bind: no datasheet tells what other kernels would do.
-    """
-    if not setting.can_graph and Flag.INEFFICIENT_KERNELS in cell.verdict.flags:
+    """The card that would save the most, if it reached its datasheet and the host stayed as it is; none for a CPU."""
+    if not setting.can_graph:
         return []
     floors = {card: floor_s for card, floor_s in floors_on(cell, setting).items() if floor_s is not None}
     if not floors:
         return []
     name = min(floors, key=lambda card: floors[card])
     saves_s = cell.split.device_s - floors[name]
-    return [Lever(f"another card ({name})", saves_s, f"at its datasheet's roofs for {setting.dtype}")]
+    return [_bound(f"another card ({name})", saves_s, f"at its datasheet's roofs for {setting.dtype}")]
 
 
 def floors_on(cell: JudgedCell, setting: Setting) -> dict[str, float | None]:

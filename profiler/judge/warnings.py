@@ -10,7 +10,9 @@ from profiler.facts.run_facts import Facts
 from profiler.facts.telemetry import complaints
 from profiler.facts.visits import Gap, Visit, steady
 from profiler.grid.cells import Cell
+from profiler.judge.busy_machine import busy_sentences
 from profiler.judge.cells import JudgedCell
+from profiler.judge.machine_speed import swing_words
 from profiler.judge.regimes import Flag
 from profiler.judge.roof_range import moved, weight_read_share
 from profiler.judge.stragglers import rank_steps, straggler
@@ -24,7 +26,8 @@ def run_warnings(facts: Facts, judged: Sequence[JudgedCell]) -> list[str]:
     """What the device complained of, which roofs are in doubt, which cells prove nothing, which have no number, and
     clocks that disagree."""
     return [
-        *complaints(facts.readings),
+        *complaints(facts.readings, of_cores=not busy_sentences(facts)),
+        *swing_words(facts),
         *_witness(facts.ceilings),
         *_moved(facts.ceilings, facts.roofs_again),
         *_unsteady(judged),

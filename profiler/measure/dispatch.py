@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,6 +34,7 @@ from profiler.stats import undisturbed
 
 TWIN_STEPS = 24
 _TWIN_RUN = 4
+_TWIN_LOOPS, _TWIN_LEAST_LOOPS = 4, 2
 _TWIN_PROMPT = 8
 _TWIN_SLOTS = _TWIN_PROMPT + TWIN_STEPS
 _TWIN_REPLAY_S = 0.1
@@ -85,7 +87,7 @@ class _Bench:
 
 
 def _of_engine(bench: _Bench, batch_sizes: Sequence[int], phases: Sequence[Phase]) -> list[DispatchSamples]:
-    alone = dict(zip(PHASES, twin_by_itself(bench.engine, bench.machine), strict=True))
+    alone = dict(zip(PHASES, twin_by_itself(bench.engine, bench.machine, bench.budget_s), strict=True))
     if not bench.machine.is_cuda and not bench.loaded.offloaded:
         return _among_weights_of(bench, alone, batch_sizes, phases)
     waits = {phase: _waits(bench.engine, bench.machine, phase) for phase in phases}
@@ -118,19 +120,26 @@ def least_dispatch_s(model: Any, machine: Machine) -> tuple[float, float]:
     return undisturbed(prefills).quartile_s, undisturbed(decodes).quartile_s
 
 
-def twin_by_itself(engine: Engine, machine: Machine) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """(prefills, decode steps) of the twin."""
+def twin_by_itself(
+    engine: Engine, machine: Machine, budget_s: float = math.inf
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Seconds of (prefills, decode steps) of the twin: two loops of four steps at least, and more within `budget_s`."""
+    deadline_s = machine.now_s() + budget_s
     clock = machine.clock
     ids = torch.zeros(1, _TWIN_PROMPT, dtype=torch.long, device=machine.device)
     prefills: list[float] = []
     decodes: list[float] = []
     with torch.inference_mode(), no_gc():
         engine.prepare(1, _TWIN_SLOTS)
-        for _ in range(4):
+        for loop in range(_TWIN_LOOPS):
+            if loop >= _TWIN_LEAST_LOOPS and machine.now_s() > deadline_s:
+                break
             marks = [clock.mark()]
             state = engine.prefill(ids, _TWIN_SLOTS)
             marks.append(clock.mark())
-            for _ in range(TWIN_STEPS):
+            for step in range(TWIN_STEPS):
+                if step >= _TWIN_RUN and machine.now_s() > deadline_s:
+                    break
                 state = engine.decode(state)
                 marks.append(clock.mark())
             clock.synchronize()
@@ -145,7 +154,8 @@ def _among_weights_of(
 ) -> list[DispatchSamples]:
     """The twin's steps among the model's weights: one prefill for all batch sizes, a decode step for each.
 
-    They take turns, so that a minute in which the machine is slower falls on all of them.
+    They take turns, so that a minute in which the machine is slower falls on all of them. A batch size that the time is
+    not enough for has the samples of the one before it: a call costs the host as much for any number of rows.
     """
     pairs = _paired_linears(bench.loaded.module, bench.twin.module)
     prefill = _Among(bench, pairs, Step(1, _TWIN_PROMPT, 0))
@@ -153,11 +163,14 @@ def _among_weights_of(
     decodes = [_Among(bench, pairs, Step(batch, 1, _TWIN_PROMPT)) for batch in stepped]
     every = [prefill, *decodes]
     deadline_s = bench.machine.now_s() + bench.budget_s * len(every)
+    least = every[: 1 + bool(decodes)]
     while not prefill.steps or (len(prefill.steps) < TWIN_STEPS and bench.machine.now_s() < deadline_s):
         for among in every:
-            among.turn()
-    prefills, *steps = (among.samples(alone) for among in every)
-    return [*(replace(prefills, batch_size=batch) for batch in batch_sizes), *steps]
+            if among in least or bench.machine.now_s() < deadline_s:
+                among.turn()
+    prefills, *steps = (among.samples(alone) for among in every if among.steps)
+    missing = [replace(steps[-1], batch_size=batch) for batch in list(stepped)[len(steps) :]]
+    return [*(replace(prefills, batch_size=batch) for batch in batch_sizes), *steps, *missing]
 
 
 def _paired_linears(model: nn.Module, twin: nn.Module) -> list[tuple[nn.Module, nn.Module]]:

@@ -88,7 +88,7 @@ def sweep(
     own_bytes: Mapping[str, int] | None = None,
     fits: Callable[[Cell], str | None] = lambda cell: None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
-    on_round: Callable[[], float] = lambda: 0.0,
+    before_visits: Callable[[], float] = lambda: 0.0,
     earlier: Iterable[Visit | Gap] = (),
 ) -> Iterator[Visit | Gap]:
     """Visit the cells and yield each visit, and each cell that has no number, as it ends.
@@ -101,9 +101,9 @@ def sweep(
     A visit begins only if it is expected to end within the budget, and ends where it is `late_s` beyond it; one cell is
     visited in any case, the cheapest. Of a `whole` plan all cells have their two visits first, whatever they take.
 
-    `on_round` is called before each round and returns by how much the machine's own speed has swung so far. `fits`
-    gives the reason why a cell cannot fit, or None. `own_bytes` are held besides what each engine needs. `earlier` are
-    the outcomes of an interrupted sweep, whose cells are known.
+    `before_visits` is called before the visits of a cell and returns by how much the machine's own speed has swung so
+    far. `fits` gives the reason why a cell cannot fit, or None. `own_bytes` are held besides what each engine needs.
+    `earlier` are the outcomes of an interrupted sweep, whose cells are known.
     """
     seen = {cell: _Seen() for cell in plan.grid.cells}
     for outcome in earlier:
@@ -128,8 +128,8 @@ def sweep(
         turns, unbounded = found or (rounds.cheapest(), True)
         if not turns:
             return
-        swing = on_round()
         for turn in turns:
+            swing = before_visits()
             elapsed_s = machine.now_s() - start
             if not unbounded and elapsed_s + costs.of_all(turn) > plan.budget_s:
                 continue

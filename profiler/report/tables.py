@@ -79,7 +79,7 @@ def lever_rows(run: Run) -> list[TableRow]:
         [
             result.key.name,
             lever.change,
-            duration(lever.saves_s),
+            lever.amount,
             percent(lever.saves_s / result.latency_s),
             f"{lever.basis}: {lever.because}",
         ]

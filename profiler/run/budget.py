@@ -122,6 +122,11 @@ class RunBudget:
         """Seconds of the standard twin's steps."""
         return self._most(self._effort.host_pace_s, _HOST_SHARE * self.total_s)
 
+    @property
+    def neighbours_s(self) -> float:
+        """Seconds of waiting for other processes to end."""
+        return self._effort.neighbours_share * self.total_s
+
     def dispatch_s(self, measurements: int) -> float:
         """Seconds of each of so many measurements of dispatch."""
         return self._most(self._effort.twin_s, _DISPATCH_SHARE * self.total_s / measurements)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from profiler.device.contention import Neighbours
 from profiler.device.telemetry import Watch
 from profiler.facts.measurements import Readings, Replays
 from profiler.facts.roofs import swing
@@ -33,6 +34,7 @@ from profiler.roofs.measure import remeasure_roofs
 from profiler.run.budget import RunBudget, RunPart
 from profiler.run.cold_start import fresh_starts
 from profiler.run.fact_log import FactLog
+from profiler.run.neighbours import host_threads
 from profiler.run.setup import dispatch_of_twin, other_bytes
 from profiler.run.stages import Stages
 from profiler.run.tensor_parallel import Ranks
@@ -55,6 +57,9 @@ _COMPILING_FROM_S = 40.0
 _COMPILING_MOST_S = 60.0
 _LEVERS_LEAST_S = 4.0
 
+_LOOK_EVERY_S = 2.0
+"""A look at the machine takes a quarter of a second on a CPU."""
+
 _REPLAYS, _NO_REPLAYS = "the replays of kernels", "time lost in kernels that have none is unexplained"
 _NO_DRIFT = "a change in the machine's own speed is not seen"
 _NOT_SEARCHED = "its cause is not looked for"
@@ -73,6 +78,8 @@ class Session:
     stages: Stages
     budget: RunBudget
     ranks: Ranks | None
+    neighbours: Neighbours | None = None
+    """Of a run of one process."""
 
 
 def measure_cells(session: Session, visits: Sweep) -> None:
@@ -116,10 +123,16 @@ def _sweep(session: Session, visits: Sweep) -> None:
     probe = _drift_probe(session)
     own_bytes = other_bytes(subject.engines, machine.allocated_bytes() - subject.held_bytes, subject.model_bytes)
 
+    looked_s = -math.inf
+
     def look() -> float:
-        if probe is not None:
-            with stages.optional("the drift probe", _NO_DRIFT):
-                ledger.add(probe.look())
+        nonlocal looked_s
+        if machine.now_s() - looked_s > _LOOK_EVERY_S:
+            if probe is not None:
+                with stages.optional("the drift probe", _NO_DRIFT):
+                    ledger.add(probe.look())
+            _look_at_neighbours(session)
+            looked_s = machine.now_s()
         return swing(ledger.gathered.looks)
 
     # Cells that have no number yet are tried once more: what they lacked may be there now.
@@ -136,7 +149,7 @@ def _sweep(session: Session, visits: Sweep) -> None:
             own_bytes=own_bytes,
             fits=lambda cell: _no_room(session, cell),
             on_progress=lambda progress: stages.listener.progress(_of_run(progress, budget), len(grid.cells)),
-            on_round=look,
+            before_visits=look,
             earlier=earlier,
         ):
             ledger.add(outcome)
@@ -147,6 +160,16 @@ def _sweep(session: Session, visits: Sweep) -> None:
             with stages.optional("the table of cells during the sweep", "it is written at the end of the run"):
                 ledger.judge([outcome.cell])
         look()
+
+
+def _look_at_neighbours(session: Session) -> None:
+    """Record other processes that took cores which this run needs since the last look."""
+    if session.neighbours is None:
+        return
+    with session.stages.optional("the look at other processes", "busy neighbours are not seen"):
+        found = session.neighbours.look()
+        if found.disturbs(host_threads(session.subject.machine.info)):
+            session.ledger.add(found)
 
 
 def _of_run(progress: Progress, budget: RunBudget) -> Progress:

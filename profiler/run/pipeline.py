@@ -10,12 +10,13 @@ from traceback import clear_frames
 from typing import Any
 
 from profiler.device.clock import instrument_s
-from profiler.device.contention import ForeignLoad
+from profiler.device.contention import ForeignLoad, Neighbours
 from profiler.device.machine import machine_for
 from profiler.device.process_group import ProcessGroup
 from profiler.device.telemetry import idle_power_w, source_for
 from profiler.engines.registry import ENGINES
 from profiler.errors import DeviceError, RankError, RunError
+from profiler.facts.contention import Contention
 from profiler.facts.fact import Fact
 from profiler.facts.measurements import CellPeak, PredictedPeaks
 from profiler.facts.merged import MergedFacts
@@ -29,6 +30,7 @@ from profiler.run.document import config_of, opening
 from profiler.run.fact_log import FactLog
 from profiler.run.judge_folder import judge_folder
 from profiler.run.measure import Session, Sweep, forecast_missing_cells, measure_cells, measure_options
+from profiler.run.neighbours import wait_for_neighbours
 from profiler.run.options import Options, check_options
 from profiler.run.setup import roof_dtypes, set_up
 from profiler.run.stages import Listener, Stages
@@ -38,6 +40,8 @@ from profiler.run.warnings import OWN_CORES, device_warnings, model_warnings
 from profiler.store.document import HealthRecord, RunDocument
 from profiler.store.folder import Run, read_document, read_gathered, read_results, refuse_another
 from profiler.store.writer import RunStore
+
+_OTHERS, _OTHERS_UNSEEN = "the look at other processes", "busy neighbours are not seen"
 
 
 def profile(model: str | None = None, *, listener: Listener | None = None, **options: Any) -> Run:
@@ -102,14 +106,25 @@ def _execute(
     visits: Sweep,
     group: ProcessGroup | None,
 ) -> Run:
-    idle_w = foreign = ranks = None
-    with stages.optional("the look at the idle device", "its idle power and other users of the host are not known"):
-        foreign = ForeignLoad(group.helper_pids if group else ())
+    idle_w = foreign = neighbours = ranks = None
+    contention: list[Contention] = []
+
+    def wait() -> None:
+        if neighbours is not None:
+            with stages.optional(_OTHERS, _OTHERS_UNSEEN):
+                contention.extend(wait_for_neighbours(neighbours, stages, budget))
+
+    with stages.optional("the look at the idle device", "its idle power is not known"):
         idle_w = idle_power_w(stages.machine.source)
+    with stages.optional(_OTHERS, _OTHERS_UNSEEN):
+        if group is None:
+            neighbours = Neighbours()
+        else:
+            foreign = ForeignLoad(group.helper_pids)
     if group is None:
         if not prepared.whole:
             stages.left_s = lambda: budget.left_s
-        subject, ceilings, dispatch = set_up(prepared, stages, budget)
+        subject, ceilings, dispatch = set_up(prepared, stages, budget, wait)
     else:
         stages.begin("loading", f"loading {prepared.request.source.name} over {group.size} ranks")
         ranks = Ranks(prepared, group, stages.machine)
@@ -129,8 +144,8 @@ def _execute(
         clock_s = instrument_s(machine.clock)
     document = opening(prepared, subject, ceilings, dispatch, health, warnings, clock_s)
     document = replace(document, ranks=group.size if group else 1)
-    ledger = _opened(prepared, store, document, subject, [ceilings, *dispatch])
-    session = Session(prepared, subject, ledger, stages, budget, ranks)
+    ledger = _opened(prepared, store, document, subject, [ceilings, *dispatch, *contention])
+    session = Session(prepared, subject, ledger, stages, budget, ranks, neighbours)
     ended: KeyboardInterrupt | DeviceError | RankError | None = None
     try:
         measure_cells(session, visits)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -42,8 +42,10 @@ from profiler.run.validate import Prepared
 _NO_DISPATCH = "the host's share of a step is unexplained"
 
 
-def set_up(prepared: Prepared, stages: Stages, budget: RunBudget) -> tuple[Subject, Ceilings, list[DispatchSamples]]:
-    """Load the model, measure the roofs and dispatch: all that a cell is held against."""
+def set_up(
+    prepared: Prepared, stages: Stages, budget: RunBudget, before_timing: Callable[[], None]
+) -> tuple[Subject, Ceilings, list[DispatchSamples]]:
+    """Load the model, call `before_timing`, and measure the roofs and dispatch."""
     request, grid, machine = prepared.request, prepared.grid, stages.machine
     with budget.apart():
         stages.begin(
@@ -55,6 +57,7 @@ def set_up(prepared: Prepared, stages: Stages, budget: RunBudget) -> tuple[Subje
             stages.begin(f"loading into {name}", f"{name} loads the model, compiles it and warms up")
         engines = make_engines(prepared, loaded, work, machine)
     held_bytes = machine.allocated_bytes()
+    before_timing()
     stages.begin("roofs", "measuring this device's roofs")
     ceilings = measure_ceilings(
         request, machine, work, fresh=prepared.options.fresh, effort=prepared.effort, budget=budget

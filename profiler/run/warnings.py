@@ -11,6 +11,7 @@ from profiler.device.memory import MAY_SPILL, NO_FALLBACK
 from profiler.facts.roofs import Ceilings, Roof
 from profiler.loading.request import CheckpointFit, dtype_name
 from profiler.measure.subject import Subject
+from profiler.run.neighbours import host_threads
 from profiler.units import percent, scaled
 
 OWN_CORES = (
@@ -33,7 +34,7 @@ def device_warnings(info: Device, foreign: ForeignLoad | None) -> list[str]:
 
 def busy_warnings(info: Device, foreign: ForeignLoad) -> list[str]:
     """Whether others leave fewer cores than a device needs, since `foreign` looks."""
-    return busy_words(_threads(info), foreign)
+    return busy_words(host_threads(info), foreign)
 
 
 def busy_words(threads: int, foreign: ForeignLoad) -> list[str]:
@@ -42,11 +43,6 @@ def busy_words(threads: int, foreign: ForeignLoad) -> list[str]:
     if busy is None or busy + threads <= cores + _BUSY_CORES:
         return []
     return [f"others keep {busy:.1f} of {cores} cores busy: times may be too long; stop other work."]
-
-
-def _threads(info: Device) -> int:
-    """Of the host that a device needs for itself: a card's steps are dispatched by one."""
-    return info.threads if info.kind == "cpu" else 1
 
 
 def model_warnings(subject: Subject, ceilings: Ceilings) -> list[str]:

@@ -51,11 +51,13 @@ def visited(cell: Cell) -> Visit:
     return Visit(cell, 0, prefill_s, (1e-3, 1.1e-3, 1e-3), prefill_s + 3e-3, (), None, time.time())
 
 
-def half_at_a_time(_engines: object, plan: Plan, *, earlier: Any = (), on_round: Any, **_named: Any) -> Iterator[Visit]:
+def half_at_a_time(
+    _engines: object, plan: Plan, *, earlier: Any = (), before_visits: Any, **_named: Any
+) -> Iterator[Visit]:
     """Every cell that is not known yet; a first run of more than one is interrupted half way."""
     known = {outcome.cell for outcome in earlier}
     left = [cell for cell in plan.grid.cells if cell not in known]
-    on_round()
+    before_visits()
     interrupted = not known and len(left) > 1
     for cell in left[: len(left) // 2] if interrupted else left:
         yield visited(cell)

@@ -5,7 +5,20 @@ from __future__ import annotations
 import pytest
 from known_kernels import checked
 
+from profiler.device.contention import Neighbours
+from profiler.facts.contention import BusyProcess, Contention
 from profiler.judge.regimes import Regime
+
+QUIET, BUSY = Contention(0.0, 1), Contention(0.9, 1, (BusyProcess("backup", 7, 0.9),))
+
+
+def known(monkeypatch: pytest.MonkeyPatch, labels: list[Regime], contention: Contention) -> None:
+    """Let selftest find these labels of a compute-bound and a memory-bound kernel, next to these processes."""
+    expected: list[Regime] = ["compute-bound", "memory-bound"]
+    results = [checked("a kernel", *pair) for pair in zip(expected, labels, strict=True)]
+    monkeypatch.setattr("profiler.roofs.measure.measure", lambda *_, **__: None)
+    monkeypatch.setattr("profiler.checks.selftest.run_selftest", lambda *_: results)
+    monkeypatch.setattr(Neighbours, "look", lambda _: contention)
 
 
 @pytest.mark.parametrize(("labels", "code"), [
@@ -16,14 +29,21 @@ from profiler.judge.regimes import Regime
 def test_a_wrong_label_and_none_have_codes_of_their_own(
     roofscope, monkeypatch: pytest.MonkeyPatch, labels: list[Regime], code: int
 ) -> None:  # type: ignore[no-untyped-def]
-    expected: list[Regime] = ["compute-bound", "memory-bound"]
-    results = [checked("a kernel", *pair) for pair in zip(expected, labels, strict=True)]
-    monkeypatch.setattr("profiler.roofs.measure.measure", lambda *_, **__: None)
-    monkeypatch.setattr("profiler.checks.selftest.run_selftest", lambda *_: results)
+    known(monkeypatch, labels, QUIET)
     done = roofscope("selftest")
     assert done.code == code
     assert ("WRONG" in done.out) == (code == 1)
     assert ("inconclusive: a kernel: rounds say" in done.out) == ("inconclusive" in labels)
+
+
+def test_a_busy_machine_is_named_instead_of_kernels_without_a_label(roofscope, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    known(monkeypatch, ["compute-bound", "inconclusive"], BUSY)
+    done = roofscope("selftest")
+    assert done.code == 3
+    assert done.out.startswith("The machine is busy: backup (pid 7) kept 0.9 of 1 core busy, and 1 of 2 known kernels")
+    assert "rounds" not in done.out
+    known(monkeypatch, ["inconclusive", "compute-bound"], BUSY)
+    assert "WRONG" in roofscope("selftest").out, "a wrong label is shown on any machine"
 
 
 def test_no_line_of_the_glossary_is_wider_than_the_screen(roofscope) -> None:  # type: ignore[no-untyped-def]

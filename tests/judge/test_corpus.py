@@ -116,4 +116,4 @@ def test_every_lever_says_what_it_rests_on(folder: Path) -> None:
     assert levers
     assert all(lever.basis in ("tried", "measured", "computed") and lever.because for lever in levers)
     assert len(judgement.answer) >= 2
-    assert not any("at most" in sentence for sentence in judgement.answer)
+    assert all("at most" in text or "about" in text for text in judgement.answer if "would save" in text)

@@ -11,7 +11,7 @@ from profiler.data.datasheets import gpus
 from profiler.facts.operators import Cause, OperatorWork
 from profiler.grid.cells import Cell, CellKey
 from profiler.judge.breakdown import TimeBreakdown
-from profiler.judge.cells import JudgedCell, Lever
+from profiler.judge.cells import JudgedCell, Lever, TrialResult
 from profiler.judge.levers import Setting, floors_on, levers
 from profiler.judge.regimes import Flag, Verdict
 
@@ -51,10 +51,63 @@ def test_4_bit_weights_save_nothing_where_compute_binds() -> None:
     assert saved(levers(cell(compute_s=50e-3), SETTING), "4-bit weights") == 0.0
 
 
+def linears(flops: float, weight_bytes: float, kv_bytes: float = 0.0) -> OperatorWork:
+    return OperatorWork(
+        "linears", "mlp", 1, "float32", int(flops), int(weight_bytes), kv_bytes=int(kv_bytes), activation_bytes=0
+    )
+
+
+WIDE = replace(SETTING, compute_flops_per_s=20e12, weight_bits=32.0, cache_bits=32.0)
+"""float32 at 20 TFLOP/s and 1 TB/s."""
+
+
 def test_float32_weights_have_two_ways_down() -> None:
-    found = levers(cell(weights_s=28e-3), replace(SETTING, weight_bits=32.0))
-    assert saved(found, "16-bit weights") == pytest.approx(14e-3)
+    """28 GB of weights and 2 GB of cache become 14 and 1: 15 ms of 30."""
+    step = replace(cell(weights_s=28e-3, kv_s=2e-3), operators=(linears(1e9, 28e9, 2e9),))
+    found = levers(step, replace(WIDE, sixteen_bit_flops_per_s=80e12))
+    assert saved(found, "a 16-bit dtype") == pytest.approx(15e-3)
     assert saved(found, "4-bit weights") == pytest.approx(28e-3 * (1 - 4.5 / 32))
+
+
+def test_a_16_bit_dtype_saves_nothing_where_its_products_are_emulated() -> None:
+    """A Zen 3 core without bfloat16 units: 180 GFLOP/s in float32, 20 in bfloat16, 20 GB/s.
+
+    64 tokens through 0.5 GB of float32 weights take 8 GFLOP x 2 = 89 ms of 180 GFLOP/s, and 800 ms of 20.
+    """
+    cpu = replace(
+        WIDE, memory_bytes_per_s=20e9, compute_flops_per_s=180e9, sixteen_bit_flops_per_s=20e9, can_graph=False
+    )
+    prefill = replace(cell(compute_s=89e-3), operators=(linears(16e9, 0.5e9),), roof_bytes_per_s=20e9)
+    assert saved(levers(prefill, cpu), "a 16-bit dtype") == 0.0
+    decode = replace(cell(weights_s=25e-3), operators=(linears(0.25e9, 0.5e9),), roof_bytes_per_s=20e9)
+    assert saved(levers(decode, cpu), "a 16-bit dtype") == pytest.approx(25e-3 - 12.5e-3)
+
+
+def test_a_bound_an_estimate_and_a_measurement_have_their_own_words() -> None:
+    step = replace(
+        cell(weights_s=28e-3), operators=(linears(1e9, 28e9),), tried=(TrialResult("int4wo", 0.5, 0.01, 2, 30),)
+    )
+    found = {item.change: item for item in levers(step, replace(WIDE, sixteen_bit_flops_per_s=80e12, weights=7e9))}
+    assert found["a 16-bit dtype"].amount == "about 14.0 ms"
+    assert found["int4wo"].amount == "14.0 ms"
+    assert "answers change: --quant int4wo --check-quality" in found["int4wo"].because
+    bounds = {item.change: item for item in levers(replace(step, tried=()), WIDE)}
+    assert bounds["4-bit weights"].amount == "at most 24.1 ms"
+    assert "answers change" in bounds["4-bit weights"].because
+
+
+def test_what_the_intervals_do_not_carry_is_no_advice() -> None:
+    step = cell(weights_s=10e-3, dispatch_s=3e-3)
+    unsure = replace(step, split=replace(step.split, half_widths_s={"dispatch_s": 4e-3}))
+    assert saved(levers(step, SETTING), "CUDA graphs") == pytest.approx(3e-3)
+    assert saved(levers(unsure, SETTING), "CUDA graphs") == 0.0
+
+
+def test_no_card_is_advised_to_a_cpu() -> None:
+    prefill = replace(cell(weights_s=1e-3), operators=(linears(1e9, 1e6),))
+    of_gpu = replace(SETTING, cards=gpus())
+    assert any(item.change.startswith("another card") for item in levers(prefill, of_gpu))
+    assert not any(item.change.startswith("another card") for item in levers(prefill, replace(of_gpu, can_graph=False)))
 
 
 def test_each_copy_has_its_own_lever() -> None:
@@ -189,10 +242,11 @@ def operators_of_smollm2(tokens: int) -> list[OperatorWork]:
 
 
 def test_a_16_bit_dtype_where_its_products_are_faster() -> None:
-    setting = replace(SETTING, compute_flops_per_s=20e12, sixteen_bit_flops_per_s=80e12)
-    assert saved(levers(cell(compute_s=8e-3), setting), "a 16-bit dtype") == pytest.approx(6e-3)
+    setting = replace(WIDE, sixteen_bit_flops_per_s=80e12)
+    step = replace(cell(compute_s=8e-3), operators=(linears(160e9, 1e6),))
+    assert saved(levers(step, setting), "a 16-bit dtype") == pytest.approx(6e-3)
     slower = replace(setting, sixteen_bit_flops_per_s=4e12)
-    assert saved(levers(cell(compute_s=8e-3), slower), "a 16-bit dtype") == 0.0
+    assert saved(levers(step, slower), "a 16-bit dtype") == 0.0
 
 
 def test_no_lever_for_a_step_above_its_roof_or_at_it() -> None:

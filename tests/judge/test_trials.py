@@ -35,7 +35,7 @@ def test_a_form_is_weighed_against_the_model_as_it_is() -> None:
     assert (lever.change, lever.saves_s) == ("bfloat16", pytest.approx(20e-3))
     assert lever.because == "on 6 of 30 layers; the step takes 14.0 ms then"
     changes = {item.change for item in levers_then}
-    assert "16-bit weights" not in changes, "what was tried stands in the place of what would be computed"
+    assert "a 16-bit dtype" not in changes, "what was tried stands in the place of what would be computed"
     assert "4-bit weights" in changes
 
 

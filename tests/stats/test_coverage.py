@@ -143,7 +143,7 @@ def with_stopping(name: str, cells: int, seed: int, monkeypatch: pytest.MonkeyPa
     machine = cast(Machine, SimpleNamespace(now_s=lambda: world.now_s))
     plan = sweep.Plan(world.grid, ROUNDS * cells)
     engines: Any = {"eager": None}
-    for outcome in sweep.sweep(engines, plan, machine=machine, vocab_size=1, on_round=world.look):
+    for outcome in sweep.sweep(engines, plan, machine=machine, vocab_size=1, before_visits=world.look):
         assert isinstance(outcome, Visit)
         visits.setdefault(outcome.cell, []).append(outcome)
     return coverage(visits, world.look(), world.grid.cells[::3])

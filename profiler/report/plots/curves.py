@@ -25,6 +25,7 @@ from profiler.report.plots.style import (
     phases_of,
     short,
     title,
+    with_forecasts,
 )
 from profiler.report.selection import evenly, first_engine
 from profiler.store.folder import Run
@@ -35,28 +36,32 @@ _STEP: dict[Phase, str] = {"prefill": "prefill", "decode": "decode step"}
 def throughput(run: Run) -> Figure:
     """Decode tokens/s and the time of a step against the batch, one line per depth, with their intervals.
 
-    Raises RequestError for a run without a decode.
+    Forecasts are open markers. Raises RequestError for a run without a measured decode.
     """
-    cells = first_engine_frame(run)
+    cells = with_forecasts(run)
     decode = cells[cells["phase"] == "decode"]
-    if decode.empty:
+    if not (decode["status"] == "ok").any():
         raise RequestError(f"{run.folder} has no decode step: there is nothing to draw.")
     figure, (rate, time) = plt.subplots(1, 2, figsize=(11, 4.4))
     for (depth, line), style in _lines(decode, "context_len"):
         label, line = f"{depth} cached tokens", line.sort_values("batch_size")
-        rate.plot(line["batch_size"], line["tokens_per_s"], marker=style.marker, ls=style.dashes, ms=5, label=label)
+        [drawn] = rate.plot(line["batch_size"], line["tokens_per_s"], ls=style.dashes, marker="", label=label)
+        _mark(rate, line["batch_size"], line["tokens_per_s"], line, style, drawn.get_color())
         _with_interval(time, line["batch_size"], line, style, label)
     batches = sorted(set(decode["batch_size"]))
     log_axes(rate, batches, "batch", "tokens/s")
     log_axes(time, batches, "batch", "time of a decode step, ms")
     rate.legend()
-    figure.suptitle(title(run), x=0.01, ha="left", fontsize=12)
+    figure.suptitle(title(run) + _forecast_note(decode), x=0.01, ha="left", fontsize=12)
     return figure
 
 
 def depth_chart(run: Run) -> Figure:
-    """The time of a prefill against its prompt and of a decode step against its context, one line a batch."""
-    cells = first_engine_frame(run)
+    """The time of a prefill against its prompt and of a decode step against its context, one line a batch.
+
+    Forecasts are open markers.
+    """
+    cells = with_forecasts(run)
     phases = phases_of(cells)
     figure, panels = plt.subplots(1, len(phases), figsize=(5.5 * len(phases), 4.4), squeeze=False)
     for axes, phase in zip(panels[0], phases, strict=True):
@@ -66,7 +71,7 @@ def depth_chart(run: Run) -> Figure:
             _with_interval(axes, line[depth], line, style, f"batch {batch}")
         log_axes(axes, sorted(set(of_phase[depth])), depth_label(phase), f"time of a {_STEP[phase]}, ms")
         axes.legend()
-    figure.suptitle(title(run), x=0.01, ha="left", fontsize=12)
+    figure.suptitle(title(run) + _forecast_note(cells), x=0.01, ha="left", fontsize=12)
     return figure
 
 
@@ -79,16 +84,26 @@ def _lines(cells: pd.DataFrame, column: str) -> list[tuple[tuple[int, pd.DataFra
 def _with_interval(axes: Axes, sizes: pd.Series, line: pd.DataFrame, style: LineStyle, label: str) -> None:
     """Draw times in milliseconds over a size."""
     below, above = line["latency_s"] - line["latency_low_s"], line["latency_high_s"] - line["latency_s"]
-    axes.errorbar(
+    drawn, *_ = axes.errorbar(
         sizes,
         1e3 * line["latency_s"],
         yerr=[1e3 * below, 1e3 * above],
         capsize=2,
-        marker=style.marker,
         ls=style.dashes,
-        ms=5,
         label=label,
     )
+    _mark(axes, sizes, 1e3 * line["latency_s"], line, style, drawn.get_color())
+
+
+def _mark(axes: Axes, sizes: pd.Series, values: pd.Series, line: pd.DataFrame, style: LineStyle, color: str) -> None:
+    """Draw a filled marker at each measured cell, and an open one at each forecast."""
+    for status, face in (("ok", color), ("forecast", "white")):
+        chosen = line["status"] == status
+        axes.plot(sizes[chosen], values[chosen], ls="", marker=style.marker, ms=5, color=color, mfc=face)
+
+
+def _forecast_note(cells: pd.DataFrame) -> str:
+    return "; open: forecast" if (cells["status"] == "forecast").any() else ""
 
 
 def doubling(run: Run) -> Figure:

@@ -23,12 +23,14 @@ from profiler.report.plots.style import (
     first_engine_frame,
     phases_of,
     title,
+    with_forecasts,
 )
 from profiler.report.selection import MOST_SIZES, evenly, of_all, of_first_engine
 from profiler.store.folder import Run
 from profiler.units import significant
 
 _MOST_BARS_A_PHASE = 12
+_FORECAST = "forecast"
 # Width of the longest regime with its margin, and of an axis with its label.
 _WORD_INCHES = 1.05
 _AXIS_INCHES = 1.2
@@ -37,8 +39,12 @@ _DARK = 0.55
 
 
 def regime_map(run: Run) -> Figure:
-    """The regime of every cell over batch and depth, one panel per phase; lines where it changes."""
-    cells = first_engine_frame(run)
+    """The regime of every cell over batch and depth, one panel per phase; lines where it changes.
+
+    A cell that was forecast has no regime: it is hatched.
+    """
+    cells = with_forecasts(run)
+    cells["regime"] = cells["regime"].where(cells["status"] == "ok", _FORECAST)
     phases = phases_of(cells)
     columns = max(min(cells[depth_column(phase)].nunique(), MOST_SIZES) for phase in phases)
     width = max(6.2, _WORD_INCHES * columns + _AXIS_INCHES)
@@ -73,14 +79,17 @@ def _map_panel(axes: Axes, table: pd.DataFrame) -> None:
             regime = table.iat[row, column]
             if not isinstance(regime, str):
                 continue
-            axes.add_patch(Rectangle((column, row), 1, 1, color=REGIME_COLOR[regime], ec="white", lw=1))
+            face, hatch = (REGIME_COLOR[regime], "") if regime != _FORECAST else ("white", "//")
+            axes.add_patch(
+                Rectangle((column, row), 1, 1, fc=face, ec="#E0E0E0" if hatch else "white", lw=1, hatch=hatch)
+            )
             axes.text(column + 0.5, row + 0.5, regime.replace("-bound", ""), ha="center", va="center", fontsize=8)
             for other, line in (
                 ((row, column + 1), ((column + 1,) * 2, (row, row + 1))),
                 ((row + 1, column), ((column, column + 1), (row + 1,) * 2)),
             ):
                 inside = other[0] < rows and other[1] < columns
-                if inside and table.iat[other] != regime:
+                if inside and table.iat[other] != regime and _FORECAST not in (regime, table.iat[other]):
                     axes.plot(*line, color="black", lw=2)
     axes.set(xlim=(0, columns), ylim=(0, rows))
     axes.set_xticks([column + 0.5 for column in range(columns)], [str(value) for value in table.columns])

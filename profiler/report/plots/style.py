@@ -15,7 +15,7 @@ from matplotlib.font_manager import fontManager
 from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from profiler.grid.cells import Phase
-from profiler.report.selection import of_first_engine
+from profiler.report.selection import first_engine, of_first_engine
 from profiler.store.folder import Run, cells_frame
 
 STYLE_FILE = Path(__file__).parent / "roofscope.mplstyle"
@@ -97,6 +97,13 @@ def font_families(installed: Collection[str]) -> list[str]:
 def first_engine_frame(run: Run) -> pd.DataFrame:
     """The measured cells of the run's first engine, as a table."""
     return cells_frame(of_first_engine(run))
+
+
+def with_forecasts(run: Run) -> pd.DataFrame:
+    """The first engine's cells that were measured or forecast, as a table; its `status` distinguishes them."""
+    engine = first_engine(run)
+    known = [item for item in run.results if item.engine == engine and item.status in ("ok", "forecast")]
+    return cells_frame(known)
 
 
 def depth_column(phase: Phase) -> str:

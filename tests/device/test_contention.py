@@ -1,0 +1,63 @@
+"""Busy processes next to this one are seen by name."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from profiler.device.contention import Neighbours
+from profiler.facts.contention import BusyProcess, Contention
+
+_SPIN = "import time; end = time.time() + 60\nwhile time.time() < end: pass"
+_START = f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {_SPIN!r}], stdout=2).pid)"
+
+
+@contextmanager
+def busy_process() -> Iterator[int]:
+    """A process that keeps a core busy and is not this one's child: the process that started it has ended."""
+    pid = int(subprocess.run([sys.executable, "-c", _START], stdout=subprocess.PIPE, check=True, text=True).stdout)
+    try:
+        yield pid
+    finally:
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.timing
+def test_a_busy_process_is_named_with_its_cores() -> None:
+    neighbours = Neighbours()
+    with busy_process() as pid:
+        neighbours.look()
+        time.sleep(1.0)
+        found = neighbours.look()
+    [own] = [process for process in found.processes if process.pid == pid]
+    assert "python" in own.name
+    assert 0.2 < own.cores < 1.1
+    assert found.cores > 0.2
+
+
+def test_own_children_are_no_neighbours() -> None:
+    neighbours = Neighbours()
+    with subprocess.Popen([sys.executable, "-c", _SPIN]) as child:
+        time.sleep(0.5)
+        found = neighbours.look()
+        child.kill()
+    assert child.pid not in [process.pid for process in found.processes]
+
+
+def test_others_disturb_where_they_leave_too_few_cores() -> None:
+    one_of_two = Contention(1.0, 2)
+    assert one_of_two.disturbs(threads=2)
+    assert not one_of_two.disturbs(threads=1)
+    assert not Contention(0.2, 2).disturbs(threads=2), "the system's own work"
+
+
+def test_what_cannot_be_seen_is_said_so() -> None:
+    assert Contention(1.0, 2, (BusyProcess("java", 7, 0.9),)).who == "java (pid 7)"
+    assert "cannot be seen" in Contention(1.0, 2, (BusyProcess("sshd", 7, 0.1),)).who

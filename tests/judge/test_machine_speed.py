@@ -1,0 +1,114 @@
+"""A machine whose speed swings: what its probe sees next to each visit is divided out, and nothing else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from profiler.facts.roofs import DriftReading
+from profiler.facts.run_facts import Facts
+from profiler.facts.visits import Visit
+from profiler.judge.judge_run import Judgement, judge_run
+from profiler.judge.machine_speed import at_median_speed, swing_words
+from profiler.store.folder import read_document, read_facts, read_gathered
+
+RUN = Path(__file__).resolve().parents[2] / "runs" / "reference" / "smollm2-135m-xeon"
+VISITS = 4
+Pace = Callable[[float], float]
+
+
+@pytest.fixture(scope="module")
+def facts() -> Facts:
+    document = read_document(RUN)
+    return read_facts(RUN, document, read_gathered(RUN, document))
+
+
+def steady(at_s: float) -> float:
+    return 1.0
+
+
+def swinging(at_s: float) -> float:
+    """The slowest moment takes 75 % longer than the fastest, over half a minute."""
+    return 1.75 ** (math.sin(2 * math.pi * at_s / 31.7) / 2)
+
+
+def on_machine(facts: Facts, pace: Pace, seen: Pace) -> Facts:
+    """Each cell's first visit repeated in rounds of 2 s on a machine of that pace, with a look before each visit.
+
+    The probe takes as long as `seen` says, within 1 %.
+    """
+    rng, now_s = np.random.default_rng(0), 0.0
+    visits: dict[object, list[Visit]] = {cell: [] for cell in facts.visits}
+    looks = []
+    for number in range(VISITS):
+        for cell, known in facts.visits.items():
+            memory, compute = seen(now_s) * rng.normal(1.0, 0.01, 2)
+            looks.append(DriftReading(0.02 * float(memory), 0.01 * float(compute), now_s))
+            slower = pace(now_s + 0.5) * float(rng.normal(1.0, 0.005))
+            visits[cell].append(slowed(replace(known[0], round=number, at_unix_s=now_s, wall_s=1.0), slower))
+            now_s += 2.0
+    looks.append(DriftReading(0.02 * seen(now_s), 0.01 * seen(now_s), now_s))
+    return replace(facts, visits=visits, looks=looks, roofs_again=[])
+
+
+def slowed(visit: Visit, by: float) -> Visit:
+    return replace(
+        visit,
+        prefill_s=None if visit.prefill_s is None else by * visit.prefill_s,
+        more_prefill_s=tuple(by * value for value in visit.more_prefill_s),
+        decode_s=tuple(by * value for value in visit.decode_s),
+        loop_s=None if visit.loop_s is None else by * visit.loop_s,
+        issue_s=None if visit.issue_s is None else by * visit.issue_s,
+    )
+
+
+def shape(judgement: Judgement) -> dict[object, float]:
+    """Each cell's time over that of the first cell, which a machine of another speed leaves as it is."""
+    first = judgement.cells[0].latency_s
+    return {cell.key: cell.latency_s / first for cell in judgement.cells}
+
+
+def widest(judgement: Judgement) -> float:
+    return max((cell.latency_high_s - cell.latency_low_s) / 2 / cell.latency_s for cell in judgement.cells)
+
+
+def test_a_shared_swing_is_divided_out(facts: Facts) -> None:
+    calm, swung = judge_run(on_machine(facts, steady, steady)), judge_run(on_machine(facts, swinging, swinging))
+    for key, ratio in shape(swung).items():
+        assert ratio == pytest.approx(shape(calm)[key], rel=0.05), key
+    assert widest(swung) < 0.06
+    assert widest(judge_run(on_machine(facts, swinging, steady))) > 0.15, "a probe that sees nothing helps nothing"
+
+
+def test_labels_stand_where_the_swing_is_seen(facts: Facts) -> None:
+    """A machine that swings by 75 % within seconds: what is called a regime is the calm machine's, or says nothing."""
+    calm, swung = judge_run(on_machine(facts, steady, steady)), judge_run(on_machine(facts, swinging, swinging))
+    labels = {cell.key: cell.regime for cell in calm.cells}
+    found = [(cell.regime, labels[cell.key]) for cell in swung.cells]
+    claimed = [(label, truth) for label, truth in found if label != "inconclusive"]
+    assert all(label == truth or "mixed" in (label, truth) for label, truth in claimed)
+    assert len(claimed) >= 0.9 * sum(truth != "inconclusive" for _, truth in found)
+
+
+def test_a_probe_that_swings_by_itself_changes_no_time(facts: Facts) -> None:
+    seen = on_machine(facts, steady, swinging)
+    kept, shared = at_median_speed(seen)
+    assert not shared
+    assert kept.visits == seen.visits
+    assert swing_words(seen) == []
+
+
+def test_what_was_divided_out_is_said(facts: Facts) -> None:
+    [sentence] = swing_words(on_machine(facts, swinging, swinging))
+    assert "times are those at its median speed" in sentence
+    assert "of a prefill" in sentence
+    assert "of a decode" in sentence
+
+
+def test_a_run_with_a_look_per_round_stays_as_it_was(facts: Facts) -> None:
+    assert at_median_speed(facts)[0] is facts
