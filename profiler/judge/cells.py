@@ -327,6 +327,13 @@ class TrialResult:
     layers: int
     """Layers that were stepped."""
     of_layers: int
+    before_s: float = 0.0
+    """Seconds of a step as it is, by the trial; 0 where they are not known."""
+
+    def half_width_at(self, latency_s: float) -> float:
+        """How far the ratio may be off for a step that was measured as `latency_s`: the few layers may stand for it
+        no better than their own step as it is does."""
+        return math.hypot(self.half_width, self.before_s / latency_s - 1 if self.before_s else 0.0)
 
 
 def trial_results(trials: Sequence[Trial]) -> Iterator[TrialResult]:
@@ -335,7 +342,7 @@ def trial_results(trials: Sequence[Trial]) -> Iterator[TrialResult]:
         before, after = (whole_step(each, trial.of_layers / trial.layers) for each in (trial.before, trial.after))
         ratio = after.quartile_s / before.quartile_s
         off = math.hypot(after.half_width_s / after.quartile_s, before.half_width_s / before.quartile_s)
-        yield TrialResult(trial.form, ratio, ratio * off, trial.layers, trial.of_layers)
+        yield TrialResult(trial.form, ratio, ratio * off, trial.layers, trial.of_layers, before.quartile_s)
 
 
 def whole_step(stepped: Stepped, times: float) -> Undisturbed:

@@ -112,7 +112,7 @@ def _tried(cell: JudgedCell) -> list[Lever]:
             latency_s * (1 - item.ratio),
             f"{_on_layers(item)}the step takes {duration(latency_s * item.ratio)} then{_caution(item.form)}",
             basis="tried",
-            half_width_s=latency_s * item.half_width,
+            half_width_s=latency_s * item.half_width_at(latency_s),
         )
         for item in cell.tried
         if not (item.form.startswith(PADDING_MASK) and item.ratio < 1)

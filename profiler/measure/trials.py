@@ -199,6 +199,8 @@ def _together(turns: Sequence[Stepped]) -> Stepped:
 _LOADING = 4
 # More than this share of the layers tells nothing more.
 _MOST_SHARE = 0.5
+# Periods of a short model at least, and where that takes too long.
+_PERIODS = (4, 2)
 # A short model may take this share of the memory that is free.
 _MEMORY_SHARE = 0.3
 _FLOAT32_BYTES = 4
@@ -234,7 +236,6 @@ def try_variants(
     layers = min(layers, _fitting(subject, pattern))
     if all((key, form.name) in known for form in forms for key in form.corners(keys)):
         return
-    inside, of_inside = layers - pattern.first, pattern.layers - pattern.first
     short = shortened(config, layers)
     held = load(replace(subject.request, weights="random"), short)
     plain = ShortModelBench(Variant("as it is", engine=engine), held, subject, ceilings)
@@ -251,8 +252,9 @@ def try_variants(
                     continue
                 if subject.machine.now_s() + _cost_s(key, latencies_s) * layers / pattern.layers > deadline_s:
                     break
-                before, after = interleaved_steps(plain, other, key, pattern.first)
-                yield Trial(key, form.name, inside, of_inside, before, after)
+                first = pattern.cold(layers) if other.cuts else pattern.first
+                before, after = interleaved_steps(plain, other, key, first)
+                yield Trial(key, form.name, layers - first, pattern.layers - first, before, after)
 
 
 def _left_out(
@@ -285,11 +287,12 @@ def _afforded(
     """The corners that a form's share of the budget is enough for, and how many layers it is enough for then."""
     keys: list[CellKey] = []
     total_s = 0.0
-    for key in corners:
-        more_s = total_s + _cost_s(key, latencies_s)
-        if more_s * pattern.long(0) / pattern.layers <= budget_s:
-            keys.append(key)
-            total_s = more_s
+    for periods in _PERIODS:
+        for key in [] if keys else corners:
+            more_s = total_s + _cost_s(key, latencies_s)
+            if more_s * pattern.long(0, periods) / pattern.layers <= budget_s:
+                keys.append(key)
+                total_s = more_s
     return keys, pattern.long(min(_MOST_SHARE, budget_s / total_s) * pattern.layers) if keys else 0
 
 

@@ -47,7 +47,7 @@ def main() -> None:
                 if said is None:
                     continue
                 one, other = before[key], after[key]
-                said_s, said_off_s = (1 - said.ratio) * one.latency_s, said.half_width * one.latency_s
+                said_s, said_off_s = (1 - said.ratio) * one.latency_s, said.half_width_at(one.latency_s) * one.latency_s
                 saved_s, saved_off_s = (
                     one.latency_s - other.latency_s,
                     math.hypot(half_width_s(one), half_width_s(other)),

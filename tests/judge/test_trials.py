@@ -54,6 +54,15 @@ def test_what_costs_is_said_and_what_cannot_be_told_is_not() -> None:
     assert found[-1].change == "nf4", "what costs stands last"
 
 
+def test_layers_that_do_not_stand_for_their_own_step_claim_less() -> None:
+    """6 layers say 34 ms. Where the step took 34 ms, a tenth saved is a claim; where it took 40 ms, it is not."""
+    trial = Trial(KEY, "bfloat16", 6, 30, before=stepped(6, 1e-3, 4e-3), after=stepped(6, 0.9e-3, 4e-3))
+    tried = tuple(trial_results([trial]))
+    good, poor = (replace(cell(weights_s=step_s), tried=tried) for step_s in (34e-3, 40e-3))
+    assert any(item.basis == "tried" for item in levers(good, SETTING))
+    assert not any(item.basis == "tried" for item in levers(poor, SETTING))
+
+
 def _found(form: str, ratio: float):  # type: ignore[no-untyped-def]
     from profiler.judge.cells import TrialResult
 

@@ -85,6 +85,14 @@ def test_a_short_model_holds_every_kind_of_layer(model: Any, expected: Pattern, 
         assert cut(torch.zeros(1, 3, dtype=torch.long)).logits.shape == (1, 3, 128)
 
 
+def test_the_layers_after_the_head_are_cold() -> None:
+    """Half of the periods at most, and never more than two."""
+    alike = Pattern(30, 0, 1)
+    assert [alike.cold(layers) for layers in (1, 2, 4, 15)] == [0, 1, 2, 2]
+    assert Pattern(18, 0, 6).cold(12) == 6
+    assert Pattern(4, 1, 1).cold(3) == 2, "the first layer is of a kind of its own"
+
+
 def test_only_a_mixture_of_experts_is_tried_with_other_experts(tiny_folder: Path, tmp_path: Path) -> None:
     """transformers gives a dense model's config a word for its experts as well."""
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
