@@ -167,7 +167,7 @@ def _among_weights_of(
     while not prefill.steps or (len(prefill.steps) < TWIN_STEPS and bench.machine.now_s() < deadline_s):
         for among in every:
             if among in least or bench.machine.now_s() < deadline_s:
-                among.turn()
+                among.turn(deadline_s)
     prefills, *steps = (among.samples(alone) for among in every if among.steps)
     missing = [replace(steps[-1], batch_size=batch) for batch in list(stepped)[len(steps) :]]
     return [*(replace(prefills, batch_size=batch) for batch in batch_sizes), *steps, *missing]
@@ -196,8 +196,10 @@ class _Among:
         self.steps: list[float] = []
         self._calls: list[float] = []
 
-    def turn(self) -> None:
-        """A few steps in a row, as in a decode loop: after other work the first one finds Python colder still."""
+    def turn(self, deadline_s: float) -> None:
+        """A few steps in a row, as in a decode loop: after other work the first one finds Python colder still. Past the
+        deadline two are enough.
+        """
         engine, machine, decodes = self._bench.engine, self._bench.machine, self._step.query == 1
         with torch.inference_mode(), no_gc():
             with _streaming([hollow for hollow, _ in self._pairs], self._streams, machine) as streamed:
@@ -208,6 +210,8 @@ class _Among:
                     state = engine.decode(state) if decodes else engine.prefill(self._ids, _TWIN_SLOTS)
                     if step > 0:
                         self.steps.append(machine.now_s() - start_s - sum(streamed))
+                        if machine.now_s() > deadline_s:
+                            break
             calls_s = 0.0
             for stream, bare in zip(self._streams, self._bare, strict=True):
                 stream()

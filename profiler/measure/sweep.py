@@ -98,8 +98,9 @@ def sweep(
     visit of each, which shows how far visits lie apart, and further ones where the interval is still wide, in shuffled
     rounds (seeded). A cell's engines are visited one right after the other, every second time in reverse.
 
-    A visit begins only if it is expected to end within the budget, and ends where it is `late_s` beyond it; one cell is
-    visited in any case, the cheapest. Of a `whole` plan all cells have their two visits first, whatever they take.
+    A visit begins only if it is expected to end within the budget, and ends where it is `late_s` beyond it. One cell is
+    visited in any case, the cheapest, with fewer steps where it is late. Of a `whole` plan all cells have their two
+    visits first, whatever they take.
 
     `before_visits` is called before the visits of a cell and returns by how much the machine's own speed has swung so
     far. `fits` gives the reason why a cell cannot fit, or None. `own_bytes` are held besides what each engine needs.
@@ -113,7 +114,10 @@ def sweep(
             seen[outcome.cell].visits.append(outcome)
     start = machine.now_s()
     bench = VisitContext(machine, vocab_size, own_bytes or {}, effort=plan.effort)
-    in_time = bench if plan.whole else replace(bench, deadline_s=start + plan.budget_s + plan.late_s)
+    in_time = first = bench
+    if not plan.whole:
+        in_time = replace(bench, deadline_s=start + plan.budget_s + plan.late_s)
+        first = replace(bench, hurry_s=start + plan.budget_s)
     costs = _Costs(plan.floors_s, plan.effort)
     rounds = _Rounds(plan, seen, costs)
     no_memory = [cell for cell, state in seen.items() if state.gap is not None and state.gap.status == "oom"]
@@ -143,7 +147,7 @@ def sweep(
                     yield state.gap
                     continue
                 before_s = machine.now_s()
-                visited = visit_safely(engines[cell.engine], cell, number, in_time if any_visit else bench)
+                visited = visit_safely(engines[cell.engine], cell, number, in_time if any_visit else first)
                 costs.note(cell, machine.now_s() - before_s, visited)
                 if visited is None:
                     return  # the time is up

@@ -44,7 +44,7 @@ def warm_up(engine: Engine, cell: Cell, machine: Machine, *, vocab_size: int, bu
     """
     deadline_s = machine.now_s() + budget_s
     recent: list[float] = []
-    bench = VisitContext(machine, vocab_size)
+    bench = VisitContext(machine, vocab_size, hurry_s=deadline_s, least_steps=1)
     with tolerate_errors(), torch.inference_mode(), no_gc():
         engine.prepare(cell.batch_size, cell.slots)
         while machine.now_s() < deadline_s:
@@ -67,6 +67,10 @@ class VisitContext:
     effort: Effort = STANDARD
     deadline_s: float = math.inf
     """The machine's time after which a visit is given up between two steps."""
+    hurry_s: float = math.inf
+    """The machine's time after which a visit does no more than it must: one prefill to warm up, and `least_steps`."""
+    least_steps: int = 1 + LEAST_SAMPLES
+    """Decode steps of a loop in a hurry: the first one pays for the growth of the cache."""
 
 
 class OutOfTimeError(Exception):
@@ -126,7 +130,8 @@ def _visit(engine: Engine, cell: Cell, round_number: int, bench: VisitContext) -
     machine.clock.synchronize()
     preparation_s = machine.now_s() - before_s
     prefills = _prefills(engine, cell, bench)
-    warm_ups = _warm_prefill(prefills, bench.effort.warm_up_s) if is_new else []
+    most_s = min(bench.effort.warm_up_s, max(0.0, bench.hurry_s - machine.now_s()))
+    warm_ups = _warm_prefill(prefills, most_s) if is_new else []
     # Each decode step of a growing cache is a shape of its own, for which a library may build a plan at its first use.
     first_s = run_loop(engine, cell, bench).decode_s if is_new and machine.is_cuda else ()
     bench.visited.add(cell)
@@ -223,6 +228,8 @@ def run_loop(engine: Engine, cell: Cell, bench: VisitContext, *, steps: int | No
         loop_marks.append(clock.mark())
         if machine.now_s() > bench.deadline_s:
             raise OutOfTimeError
+        if machine.now_s() > bench.hurry_s and len(loop_marks) > bench.least_steps:
+            break
     issued_s = machine.now_s()
     clock.synchronize()
     end_s = machine.now_s()

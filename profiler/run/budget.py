@@ -48,10 +48,14 @@ class RunBudget:
         whole: bool = False,
         spent_s: float = 0.0,
         without: Collection[RunPart] = (),
+        further_runs: int = 0,
     ) -> None:
-        """`spent_s` went by before this object was made; the run has no part of `without`."""
+        """`spent_s` went by before this object was made; the run has no part of `without`. `further_runs` of the same
+        command follow, each of about the same length.
+        """
         self.total_s = total_s
         self.whole = whole
+        self._further_runs = further_runs
         self._machine = machine
         self._effort = effort
         self._start_s = machine.now_s() - spent_s
@@ -88,6 +92,11 @@ class RunBudget:
         return max(0.0, self.total_s - self.elapsed_s)
 
     @property
+    def further_s(self) -> float:
+        """Seconds of the further runs of the same command."""
+        return self._further_runs * self.total_s
+
+    @property
     def sweep_s(self) -> float:
         """Seconds that the visits of cells may take from now on."""
         return max(0.0, self.left_s - self.after_sweep_s)
@@ -116,6 +125,11 @@ class RunBudget:
     def roof_s(self) -> float:
         """Seconds of the samples of one roof."""
         return self._most(self._effort.roof_s, max(_LEAST_ROOF_S, _ROOF_SHARE * self.total_s))
+
+    @property
+    def weight_read_s(self) -> float:
+        """Seconds of reading the model's own weights."""
+        return self._most(self._effort.weight_read_s, self.roof_s / 2)
 
     @property
     def host_pace_s(self) -> float:

@@ -87,7 +87,7 @@ def measure_cells(session: Session, visits: Sweep) -> None:
     _sweep(session, visits)
     budget = session.budget
     budget.extend(0.0)
-    session.stages.left_s = lambda: budget.left_s  # not of the session, which holds the model
+    session.stages.left_s = lambda: budget.left_s + budget.further_s  # not of the session, which holds the model
     if session.ranks is not None:
         _time_shares(session, session.ranks)
     with session.stages.optional("the table of cells during the sweep", "it is written at the end of the run"):
@@ -118,7 +118,7 @@ def _sweep(session: Session, visits: Sweep) -> None:
     )
     if session.prepared.whole:
         budget.extend(expected_sweep_s(plan))
-        stages.left_s = lambda: budget.left_s
+        stages.left_s = lambda: budget.left_s + budget.further_s
     stages.begin("timing", f"timing {several(len(grid.cells), 'cell', 'cells')}")
     probe = _drift_probe(session)
     own_bytes = other_bytes(subject.engines, machine.allocated_bytes() - subject.held_bytes, subject.model_bytes)
@@ -174,7 +174,7 @@ def _look_at_neighbours(session: Session) -> None:
 
 def _of_run(progress: Progress, budget: RunBudget) -> Progress:
     """Progress with the times of the whole run instead of those of the sweep."""
-    left_s = progress.left_s + budget.after_sweep_s
+    left_s = progress.left_s + budget.after_sweep_s + budget.further_s
     return replace(progress, elapsed_s=budget.elapsed_s, left_s=left_s)
 
 

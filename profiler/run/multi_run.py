@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from profiler.judge.device_health import DeviceHealth, DeviceRun, healths
 from profiler.run.options import Options
 from profiler.run.pipeline import execute
 from profiler.run.stages import Listener
-from profiler.run.validate import prepare
+from profiler.run.validate import Prepared, prepare
 from profiler.store.folder import Run
 
 
@@ -28,7 +28,7 @@ def run_precisions(options: Options, precisions: Sequence[str], listener: Listen
     options = replace(options, budget_s=_budget_of_each(options, len(precisions)))
     base = Path(options.out or prepare(replace(options, quant=precisions[0]), compared=True).out)
     prepared = [prepare(replace(options, quant=name, out=base / name), compared=True) for name in precisions]
-    runs = [execute(one, listener) for one in prepared]
+    runs = [execute(one, listener, further_runs=left) for left, one in _counted_down(prepared)]
     from profiler.report.write import write_comparison
 
     write_comparison(runs, base)
@@ -48,10 +48,15 @@ def run_devices(options: Options, devices: Sequence[str], listener: Listener) ->
     asked = [replace(options, device=name, fresh=True, out=base / name.replace(":", "")) for name in devices]
     prepared = [prepare(one, compared=True) for one in asked]
     runs = []
-    for one in prepared:
-        runs.append(execute(one, listener))
+    for left, one in _counted_down(prepared):
+        runs.append(execute(one, listener, further_runs=left))
         gc.collect()
     return runs
+
+
+def _counted_down(prepared: Sequence[Prepared]) -> Iterator[tuple[int, Prepared]]:
+    """Each run after the number of those that follow it."""
+    return zip(reversed(range(len(prepared))), prepared, strict=True)
 
 
 def _budget_of_each(options: Options, runs: int) -> float | None:

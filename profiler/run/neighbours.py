@@ -9,7 +9,7 @@ from profiler.device.device import Device
 from profiler.facts.contention import Contention
 from profiler.run.budget import RunBudget
 from profiler.run.stages import Stages
-from profiler.units import duration, several
+from profiler.units import several
 
 _LOOK_S = 0.5
 
@@ -31,7 +31,7 @@ def wait_for_neighbours(neighbours: Neighbours, stages: Stages, budget: RunBudge
     looks = int(most_s / _LOOK_S)
     if looks:
         cores = f"{found.cores:.1f} of {several(found.of_cores, 'core', 'cores')}"
-        stages.begin("waiting", f"{found.who} took {cores}: waiting at most {duration(most_s)} for an end of that")
+        stages.begin("waiting", f"{cores} busy with {found.who}: waiting at most {most_s:.0f} s for that to end")
     for _ in range(looks):
         time.sleep(_LOOK_S)
         found = neighbours.look()

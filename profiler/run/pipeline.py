@@ -64,10 +64,11 @@ def execute(
     group: ProcessGroup | None = None,
     *,
     spent_s: float = 0.0,
+    further_runs: int = 0,
 ) -> Run:
     """Run a checked request: load, measure the roofs, sweep, judge, write; `visits` decides what is visited when.
 
-    `spent_s` of the budget went by before.
+    `spent_s` of the budget went by before; `further_runs` of the same command follow.
 
     With a `group` this is its rank 0, and the others follow (`ranks.follow_rank`).
     """
@@ -83,6 +84,7 @@ def execute(
             whole=prepared.whole or group is not None,
             spent_s=spent_s,
             without=_parts_left_out(prepared),
+            further_runs=further_runs,
         )
         return _execute(prepared, store, Stages(listener, machine), budget, visits, group)
 
@@ -109,10 +111,11 @@ def _execute(
     idle_w = foreign = neighbours = ranks = None
     contention: list[Contention] = []
 
-    def wait() -> None:
+    def is_busy() -> bool:
         if neighbours is not None:
             with stages.optional(_OTHERS, _OTHERS_UNSEEN):
                 contention.extend(wait_for_neighbours(neighbours, stages, budget))
+        return bool(contention)
 
     with stages.optional("the look at the idle device", "its idle power is not known"):
         idle_w = idle_power_w(stages.machine.source)
@@ -123,8 +126,8 @@ def _execute(
             foreign = ForeignLoad(group.helper_pids)
     if group is None:
         if not prepared.whole:
-            stages.left_s = lambda: budget.left_s
-        subject, ceilings, dispatch = set_up(prepared, stages, budget, wait)
+            stages.left_s = lambda: budget.left_s + budget.further_s
+        subject, ceilings, dispatch = set_up(prepared, stages, budget, is_busy)
     else:
         stages.begin("loading", f"loading {prepared.request.source.name} over {group.size} ranks")
         ranks = Ranks(prepared, group, stages.machine)

@@ -43,9 +43,9 @@ _NO_DISPATCH = "the host's share of a step is unexplained"
 
 
 def set_up(
-    prepared: Prepared, stages: Stages, budget: RunBudget, before_timing: Callable[[], None]
+    prepared: Prepared, stages: Stages, budget: RunBudget, is_busy: Callable[[], bool]
 ) -> tuple[Subject, Ceilings, list[DispatchSamples]]:
-    """Load the model, call `before_timing`, and measure the roofs and dispatch."""
+    """Load the model, ask whether the machine is busy, and measure the roofs and dispatch."""
     request, grid, machine = prepared.request, prepared.grid, stages.machine
     with budget.apart():
         stages.begin(
@@ -57,15 +57,16 @@ def set_up(
             stages.begin(f"loading into {name}", f"{name} loads the model, compiles it and warms up")
         engines = make_engines(prepared, loaded, work, machine)
     held_bytes = machine.allocated_bytes()
-    before_timing()
+    busy = is_busy()
     stages.begin("roofs", "measuring this device's roofs")
     ceilings = measure_ceilings(
-        request, machine, work, fresh=prepared.options.fresh, effort=prepared.effort, budget=budget
+        request, machine, work, fresh=prepared.options.fresh, effort=prepared.effort, budget=budget, busy=busy
     )
     links, missing = measure_links(sorted(loaded.offloaded_bytes), machine)
     weights = None
-    with attempt("the model's own weights", machine, missing):
-        weights = measure_weights(loaded.module.parameters(), machine, prepared.effort.weight_read_s)
+    if not busy:
+        with attempt("the model's own weights", machine, missing):
+            weights = measure_weights(loaded.module.parameters(), machine, budget.weight_read_s)
     ceilings = replace(ceilings, links=links, weights=weights, missing={**ceilings.missing, **missing})
     for name, why in ceilings.missing.items():
         stages.miss(f"measuring {name}", why, "this roof is missing")
@@ -129,10 +130,12 @@ def measure_ceilings(
     fresh: bool,
     effort: Effort = STANDARD,
     budget: RunBudget | None = None,
+    busy: bool = False,
 ) -> Ceilings:
     """The roofs of this device for the dtypes of a model's products; kept for a day unless `fresh`.
 
-    The datasheet's peak stands for a roof that could not be measured.
+    The datasheet's peak stands for a roof that could not be measured. On a busy machine, which reaches no roof, kept
+    ones are not checked.
     """
     dtypes, model_dtype = roof_dtypes(work, request), dtype_name(request.dtype)
     roof_s = effort.roof_s if budget is None else budget.roof_s
@@ -145,7 +148,7 @@ def measure_ceilings(
             model_dtype=model_dtype,
             stage_budget_s=roof_s,
             known=known,
-            checks_known=effort.checks_kept_roofs,
+            checks_known=effort.checks_kept_roofs and not busy,
         )
         missing, host = dict(roofs.missing), roofs.host
         with attempt("the host's pace", machine, missing):

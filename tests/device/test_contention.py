@@ -60,4 +60,4 @@ def test_others_disturb_where_they_leave_too_few_cores() -> None:
 
 def test_what_cannot_be_seen_is_said_so() -> None:
     assert Contention(1.0, 2, (BusyProcess("java", 7, 0.9),)).who == "java (pid 7)"
-    assert "cannot be seen" in Contention(1.0, 2, (BusyProcess("sshd", 7, 0.1),)).who
+    assert "not visible" in Contention(1.0, 2, (BusyProcess("sshd", 7, 0.1),)).who

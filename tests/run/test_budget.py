@@ -81,3 +81,9 @@ def test_a_short_budget_measures_roofs_and_dispatch_for_a_shorter_time() -> None
     assert 0 < short.roof_s < EFFORT.roof_s
     assert short.dispatch_s(8) == pytest.approx(0.2)
     assert short.host_pace_s == pytest.approx(0.6)
+
+
+def test_the_time_left_of_a_command_holds_its_further_runs() -> None:
+    """The first of three runs of 100 s: 200 s follow."""
+    assert budget(SetClock(), further_runs=2).further_s == 200.0
+    assert budget(SetClock()).further_s == 0.0
