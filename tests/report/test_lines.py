@@ -168,7 +168,7 @@ def test_levers_too_small_to_matter_are_left_out(run: Run) -> None:
     levers = (Lever("batch 8", 0.4, "hope"), Lever("a lucky charm", 0.009, "hope"))
     told = (evidence(KEYS[1], levers=levers),)
     assert lever_rows(with_document(run, evidence=told)) == [
-        ["decode 1 x 64", "batch 8", "400 ms", "40 %", "computed: hope"]
+        ["decode 1 x 64", "batch 8", "about 400 ms", "40 %", "computed: hope"]
     ]
 
 
