@@ -61,7 +61,7 @@ STACKS = {
     "python3.13": Stack("constraints.txt on Python 3.13", python="python3.13"),
 }
 
-GRID = ["--prompt-lens", "8", "--batch-sizes", "1,2", "--new-tokens", "4", "--plain", "--quiet"]
+GRID = ["--prompt-lens", "8", "--batch-sizes", "1,2", "--new-tokens", "4", "--budget", "15", "--plain", "--quiet"]
 QUICK = ["--no-levers"]
 FORMATS = {
     "none": "",

@@ -154,11 +154,15 @@ class CudaMachine(Machine):
         self._cuda.empty_cache()
 
     def trouble(self) -> str:
-        try:
-            self._cuda.synchronize(self.device)
-        except RuntimeError as error:  # a CUDA error sticks to its context: every later call raises it
-            return first_line(error)
-        return ""
+        found = ""
+        for _ in range(2):
+            try:
+                self._cuda.synchronize(self.device)
+            except RuntimeError as error:  # one that ends the context is raised by every later call, another one once
+                found = first_line(error)
+            else:
+                return ""
+        return found
 
     def waits(self, work: Callable[[], object]) -> bool:
         before = self._cuda.get_sync_debug_mode()

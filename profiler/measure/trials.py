@@ -27,7 +27,7 @@ from profiler.loading.request import LoadedModel, ModelRequest
 from profiler.measure.short_model import Pattern, pattern_of, shortened, stack_of
 from profiler.measure.subject import Subject
 from profiler.measure.variants import Variant, variants_of
-from profiler.measure.visit import seeded_prompts
+from profiler.measure.visit import refuse_impossible_times, seeded_prompts
 from profiler.quant.storage import model_storage_bytes
 from profiler.stats import undisturbed
 
@@ -110,12 +110,12 @@ class ShortModelBench:
         pieces = clock.seconds(marks)
         if not self.cuts:
             whole = tuple(pieces[2 * _WARM :: 2])
+            refuse_impossible_times(whole)
             return Stepped(whole, (0.0,) * len(whole))
         steps = range(4 * _WARM, len(marks), 4)
-        return Stepped(
-            layers_s=tuple(pieces[start + 1] for start in steps),
-            beside_s=tuple(pieces[start] + pieces[start + 2] for start in steps),
-        )
+        layers_s = tuple(pieces[start + 1] for start in steps)
+        refuse_impossible_times(layers_s)
+        return Stepped(layers_s, beside_s=tuple(pieces[start] + pieces[start + 2] for start in steps))
 
 
 def copies_of(loaded: LoadedModel, subject: Subject, key: CellKey, past_caches_bytes: int) -> int:

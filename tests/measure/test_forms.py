@@ -203,6 +203,36 @@ def test_nothing_is_compiled_where_too_little_time_is_left(tiny_folder: Path, mo
     assert {trial.form for trial in found} == {form.name for form in variants_of(subject)}
 
 
+class Stopped:
+    """A clock that stands still."""
+
+    ahead = False
+
+    def mark(self) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+    def seconds(self, marks: Sequence[object]) -> list[float]:
+        return [0.0] * (len(marks) - 1)
+
+
+def test_a_clock_that_stands_still_leaves_a_form_without_a_trial(tiny_folder: Path) -> None:
+    subject, config = subject_of(str(tiny_folder))
+    stopped = replace(subject, machine=Machine(torch.device("cpu"), clock=Stopped()))  # type: ignore[arg-type]
+    [cell] = subject.grid.cells
+    failed: dict[str, Exception] = {}
+    found = list(
+        try_variants(
+            stopped, config, of_caches(4 << 20), dict.fromkeys(cell.keys, 1e-4), 60.0, on_failure=failed.__setitem__
+        )
+    )
+    assert not found
+    assert failed
+    assert all("a step of 0 s" in str(error) for error in failed.values())
+
+
 def test_steps_that_no_hook_sees_are_not_cut_at_their_layers(tiny_folder: Path) -> None:
     """Forms are held against a run's first engine: one that replays recorded work calls no layer's Python."""
     subject, config = subject_of(str(tiny_folder))

@@ -141,11 +141,12 @@ def test_four_ranks_run(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_killed_rank_ends_the_others_and_is_named(folder: Path, tmp_path: Path) -> None:
-    """The others end within 10 s, and the measurements are kept."""
+    """The others end sooner than the run took to measure its first cell, and the measurements are kept."""
     arguments = ["run", str(folder), "--tp", "2", "--prompt-lens", "8", "--new-tokens", "4", "--quiet"]
     out, found = tmp_path / "killed", tmp_path / "found.json"
     long = [*arguments, "--batch-sizes", "1,2,4,8", "--budget", "60", "--out", str(out)]
     command = torchrun(2, str(found), *long)
+    began_s = time.monotonic()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         victim = _second_rank(process.pid, out)
@@ -161,9 +162,7 @@ def test_a_killed_rank_ends_the_others_and_is_named(folder: Path, tmp_path: Path
     assert not run.document.finished
     assert run.measured
     check_found(found, folder, 2)
-    if ended_s >= 10 and os.getloadavg()[0] > 2 * (os.cpu_count() or 1):
-        pytest.skip(f"others keep this machine busy (load {os.getloadavg()[0]:.1f}): {ended_s:.0f} s say nothing")
-    assert ended_s < 10
+    assert ended_s < killed_s - began_s
 
 
 @pytest.mark.slow

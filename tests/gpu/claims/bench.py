@@ -32,6 +32,7 @@ _SAMPLES = 12
 LARGE_CARD_BYTES = 22e9
 """Memory from which a card holds Mistral-7B in 16 bits (14.5 GB) and what its runs need."""
 _RUN_S = 60.0
+_CPU_RUN_S = 15.0
 _RUN_SHARE = 0.3
 """Of the time that is left, which one run may take at most."""
 KEPT_BYTES = 128 << 20
@@ -168,14 +169,13 @@ class Bench:
     def run(self, name: str, model: str | None = None, **options: Any) -> Run:
         """A run of the main model (or another) into a folder of that name."""
         asked: dict[str, Any] = {
-            "budget_s": _RUN_S if self.cuda else None,
+            "budget_s": _RUN_S if self.cuda else _CPU_RUN_S,
             "new_tokens": 32 if self.cuda else 8,
             "dtype": dtype_name(self.dtype) if self.cuda else "float32",
             "device": str(self.device) if self.cuda else "cpu",
             **options,
         }
-        if asked["budget_s"] is not None:
-            asked["budget_s"] = min(asked["budget_s"], max(1.0, _RUN_SHARE * self.left_s))
+        asked["budget_s"] = min(asked["budget_s"], max(1.0, _RUN_SHARE * self.left_s))
         with self.watched(name):
             return profiler.profile(model or self.model, weights="random", out=self.folder / name, **asked)
 
