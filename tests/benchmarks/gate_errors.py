@@ -121,8 +121,9 @@ def outcomes(pairs: Sequence[tuple[Side, Side]], planted: str = "all cells") -> 
 
 
 def reference_pools() -> dict[str, Pool]:
-    """A pool for each reference run, the deviations of all in each."""
-    folders = sorted(path.parent for path in RUNS.rglob("run.json"))
+    """A pool for each reference run whose budget reached every cell, the deviations of all in each."""
+    every = sorted(path.parent for path in RUNS.rglob("run.json"))
+    folders = [folder for folder in every if not read_gathered(folder, read_document(folder)).forecasts]
     return {str(folder.relative_to(RUNS)): pool_of(folder, folders) for folder in folders}
 
 
