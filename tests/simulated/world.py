@@ -15,6 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 import profiler.device.machine  # noqa: F401  patched below
 from profiler import effort
 from profiler.device.clock import no_gc
+from profiler.device.contention import Neighbours
+from profiler.facts.contention import Contention
 
 from . import four_bit, nvml
 from .card import Card
@@ -87,6 +89,8 @@ def simulated(*truths: Truth, hurried: bool = True) -> Iterator[World]:
         stack.enter_context(mock.patch.object(torch.cuda.nvtx, "range_pop"))
         stack.enter_context(mock.patch.object(torch.version, "cuda", "13.0"))
         stack.enter_context(mock.patch.object(torch, "compile", compiler(host)))
+        # The simulated host has no other processes, whatever runs next to this test.
+        stack.enter_context(mock.patch.object(Neighbours, "look", return_value=Contention(0.0, 1)))
         stack.enter_context(standing_in("pynvml", nvml.answers(cards)))
         if four_bit.table() is not None:
             stack.enter_context(standing_in(four_bit.NAME, four_bit.table()))
