@@ -30,6 +30,7 @@ _STEADY = 0.05
 _MOST_WARM_UPS = 4
 _WARM_UP_STEPS = 8
 MORE_PREFILLS = LEAST_SAMPLES - 1
+_LEAST_STEPS = 1 + LEAST_SAMPLES  # the first one pays for the growth of the cache
 _NO_MEMORY = ("out of memory", "not enough memory", "allocate memory")
 """What torch says of it: on CUDA, and on a CPU's Windows and Linux (c10/core/impl/alloc_cpu.cpp)."""
 _ASKED = re.compile(r"tried to allocate ([0-9.]+) (bytes|kib|mib|gib)")
@@ -44,12 +45,15 @@ def warm_up(engine: Engine, cell: Cell, machine: Machine, *, vocab_size: int, bu
     """
     deadline_s = machine.now_s() + budget_s
     recent: list[float] = []
-    bench = VisitContext(machine, vocab_size, hurry_s=deadline_s, least_steps=1)
+    bench, steps = VisitContext(machine, vocab_size), 1
     with tolerate_errors(), torch.inference_mode(), no_gc():
         engine.prepare(cell.batch_size, cell.slots)
         while machine.now_s() < deadline_s:
-            loop = run_loop(engine, cell, bench, steps=min(_WARM_UP_STEPS, cell.decode_steps))
-            recent = [*recent[-2:], sorted(loop.decode_s)[len(loop.decode_s) // 2]]
+            loop = run_loop(engine, cell, bench, steps=min(steps, cell.decode_steps))
+            step_s = sorted(loop.decode_s)[len(loop.decode_s) // 2]
+            recent = [*recent[-2:], step_s]
+            room = (deadline_s - machine.now_s()) / step_s if step_s > 0 else math.inf
+            steps = int(max(1, min(_WARM_UP_STEPS, room)))
             if len(recent) == 3 and max(recent) <= (1 + _STEADY) * min(recent):
                 return
 
@@ -68,9 +72,7 @@ class VisitContext:
     deadline_s: float = math.inf
     """The machine's time after which a visit is given up between two steps."""
     hurry_s: float = math.inf
-    """The machine's time after which a visit does no more than it must: one prefill to warm up, and `least_steps`."""
-    least_steps: int = 1 + LEAST_SAMPLES
-    """Decode steps of a loop in a hurry: the first one pays for the growth of the cache."""
+    """The machine's time after which a visit does no more than it must: one prefill to warm up, and few steps."""
 
 
 class OutOfTimeError(Exception):
@@ -228,7 +230,7 @@ def run_loop(engine: Engine, cell: Cell, bench: VisitContext, *, steps: int | No
         loop_marks.append(clock.mark())
         if machine.now_s() > bench.deadline_s:
             raise OutOfTimeError
-        if machine.now_s() > bench.hurry_s and len(loop_marks) > bench.least_steps:
+        if machine.now_s() > bench.hurry_s and len(loop_marks) > _LEAST_STEPS:
             break
     issued_s = machine.now_s()
     clock.synchronize()
