@@ -9,7 +9,7 @@ from rich.table import Table
 
 from profiler.judge.breakdown import TERM_NAMES, TimeBreakdown
 from profiler.report.device import plain_table
-from profiler.units import duration, percent, scaled, several
+from profiler.units import duration, percent, scaled
 
 if TYPE_CHECKING:
     from profiler.checks.installation import CheckResult
@@ -62,9 +62,8 @@ def contention_line(contention: Contention, results: Sequence[SelftestResult]) -
     """Who kept cores busy while kernels could not be judged."""
     unknown = sum(not item.right and not item.wrong for item in results)
     return (
-        f"The machine is busy: {contention.who} kept {contention.cores:.1f} of"
-        f" {several(contention.of_cores, 'core', 'cores')} busy, and {unknown} of {len(results)} known kernels cannot"
-        " be judged. Stop that work and run selftest again."
+        f"The machine is busy: {contention.who} kept {contention.busy_cores} busy, and {unknown} of {len(results)}"
+        " known kernels cannot be judged. Stop that work and run selftest again."
     )
 
 

@@ -62,8 +62,7 @@ class ForeignLoad:
 class Neighbours:
     """Other processes of this machine: what they take of this process's cores, by name, from look to look."""
 
-    def __init__(self, helper_pids: Sequence[int] = ()) -> None:
-        self._helper_pids = helper_pids
+    def __init__(self) -> None:
         self._begin()
 
     def look(self) -> Contention:
@@ -81,8 +80,8 @@ class Neighbours:
 
     def _begin(self) -> None:
         self._since_s = now_s()
-        self._load = ForeignLoad(self._helper_pids, children=True)
-        self._worked = _foreign_worked(self._helper_pids)
+        self._load = ForeignLoad(children=True)
+        self._worked = _foreign_worked()
 
 
 @dataclass(frozen=True)
@@ -93,9 +92,9 @@ class _Worked:
     seconds: float
 
 
-def _foreign_worked(helper_pids: Sequence[int]) -> dict[tuple[int, float], _Worked]:
+def _foreign_worked() -> dict[tuple[int, float], _Worked]:
     """What every visible process worked so far, without this one's, by pid and time of creation."""
-    own = {os.getpid(), *helper_pids, *(child.pid for child in psutil.Process().children(recursive=True))}
+    own = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
     return {
         (process.pid, process.info["create_time"]): _Worked(process.info["name"] or "?", times.user + times.system)
         for process in psutil.process_iter(["name", "create_time", "cpu_times"])

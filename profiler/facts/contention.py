@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from profiler.facts.fact import Fact
+from profiler.units import several
 
 # As much of one core goes to the system's own work on an idle machine.
 _SYSTEM_CORES = 0.25
@@ -38,6 +39,11 @@ class Contention(Fact, kind="contention"):
     def disturbs(self, threads: int) -> bool:
         """Whether others leave fewer cores than `threads`."""
         return self.cores + threads > self.of_cores + _SYSTEM_CORES
+
+    @property
+    def busy_cores(self) -> str:
+        """Such as `1.0 of 2 cores`."""
+        return f"{self.cores:.1f} of {several(self.of_cores, 'core', 'cores')}"
 
     @property
     def who(self) -> str:

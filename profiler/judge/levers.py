@@ -20,7 +20,7 @@ _STATIC_CACHE = "a static cache"
 _PACKED_KERNEL = "a kernel that multiplies the packed weights (int4wo, int8wo), or 16-bit weights"
 _OTHER_KERNELS = "other kernels for these shapes (another dtype, format or library)"
 _GRAPHS = "CUDA graphs"
-_COMPILE = "torch.compile (many small operators become few)"
+_COMPILE = "torch.compile (fuses small operators)"
 _FOUR_BITS = 4.5
 """bitsandbytes' 4-bit weights with a float32 scale a block of 64."""
 _SIXTEEN_BITS = 16.0
@@ -197,7 +197,7 @@ def _host(cell: JudgedCell, setting: Setting) -> list[Lever]:
     how, because = _GRAPHS, "the host's share of this step"
     if not setting.can_graph:
         how = _COMPILE
-        because = "all of the host's share of this step; --engine eager,compile tells what stays of it"
+        because = "all of the host's share of this step; --engine eager,compile measures how much remains"
     faults_s = cell.avoidable_s.get(Cause.PAGE_FAULTS, 0.0)
     # A twin that was measured in a worse minute may dispatch for longer than the step takes.
     most_s = max(0.0, cell.split.latency_s - cell.split.device_s)

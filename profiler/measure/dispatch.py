@@ -154,8 +154,7 @@ def _among_weights_of(
 ) -> list[DispatchSamples]:
     """The twin's steps among the model's weights: one prefill for all batch sizes, a decode step for each.
 
-    They take turns, so that a minute in which the machine is slower falls on all of them. A batch size that the time is
-    not enough for has the samples of the one before it: a call costs the host as much for any number of rows.
+    They take turns, so that a minute in which the machine is slower falls on all of them; each has one at least.
     """
     pairs = _paired_linears(bench.loaded.module, bench.twin.module)
     prefill = _Among(bench, pairs, Step(1, _TWIN_PROMPT, 0))
@@ -163,14 +162,11 @@ def _among_weights_of(
     decodes = [_Among(bench, pairs, Step(batch, 1, _TWIN_PROMPT)) for batch in stepped]
     every = [prefill, *decodes]
     deadline_s = bench.machine.now_s() + bench.budget_s * len(every)
-    least = every[: 1 + bool(decodes)]
     while not prefill.steps or (len(prefill.steps) < TWIN_STEPS and bench.machine.now_s() < deadline_s):
         for among in every:
-            if among in least or bench.machine.now_s() < deadline_s:
-                among.turn(deadline_s)
-    prefills, *steps = (among.samples(alone) for among in every if among.steps)
-    missing = [replace(steps[-1], batch_size=batch) for batch in list(stepped)[len(steps) :]]
-    return [*(replace(prefills, batch_size=batch) for batch in batch_sizes), *steps, *missing]
+            among.turn(deadline_s)
+    prefills, *steps = (among.samples(alone) for among in every)
+    return [*(replace(prefills, batch_size=batch) for batch in batch_sizes), *steps]
 
 
 def _paired_linears(model: nn.Module, twin: nn.Module) -> list[tuple[nn.Module, nn.Module]]:

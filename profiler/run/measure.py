@@ -34,7 +34,7 @@ from profiler.roofs.measure import remeasure_roofs
 from profiler.run.budget import RunBudget, RunPart
 from profiler.run.cold_start import fresh_starts
 from profiler.run.fact_log import FactLog
-from profiler.run.neighbours import host_threads
+from profiler.run.neighbours import LOOK, UNSEEN, host_threads
 from profiler.run.setup import dispatch_of_twin, other_bytes
 from profiler.run.stages import Stages
 from profiler.run.tensor_parallel import Ranks
@@ -166,7 +166,7 @@ def _look_at_neighbours(session: Session) -> None:
     """Record other processes that took cores which this run needs since the last look."""
     if session.neighbours is None:
         return
-    with session.stages.optional("the look at other processes", "busy neighbours are not seen"):
+    with session.stages.optional(LOOK, UNSEEN):
         found = session.neighbours.look()
         if found.disturbs(host_threads(session.subject.machine.info)):
             session.ledger.add(found)

@@ -9,8 +9,9 @@ from profiler.device.device import Device
 from profiler.facts.contention import Contention
 from profiler.run.budget import RunBudget
 from profiler.run.stages import Stages
-from profiler.units import several
 
+LOOK, UNSEEN = "the look at other processes", "busy neighbours are not seen"
+"""The name of this part where it fails, and what its absence means."""
 _LOOK_S = 0.5
 
 
@@ -30,8 +31,9 @@ def wait_for_neighbours(neighbours: Neighbours, stages: Stages, budget: RunBudge
         return []
     looks = int(most_s / _LOOK_S)
     if looks:
-        cores = f"{found.cores:.1f} of {several(found.of_cores, 'core', 'cores')}"
-        stages.begin("waiting", f"{cores} busy with {found.who}: waiting at most {most_s:.0f} s for that to end")
+        stages.begin(
+            "waiting", f"{found.busy_cores} busy with {found.who}: waiting at most {most_s:.0f} s for that to end"
+        )
     for _ in range(looks):
         time.sleep(_LOOK_S)
         found = neighbours.look()

@@ -30,7 +30,7 @@ from profiler.run.document import config_of, opening
 from profiler.run.fact_log import FactLog
 from profiler.run.judge_folder import judge_folder
 from profiler.run.measure import Session, Sweep, forecast_missing_cells, measure_cells, measure_options
-from profiler.run.neighbours import wait_for_neighbours
+from profiler.run.neighbours import LOOK, UNSEEN, wait_for_neighbours
 from profiler.run.options import Options, check_options
 from profiler.run.setup import roof_dtypes, set_up
 from profiler.run.stages import Listener, Stages
@@ -40,8 +40,6 @@ from profiler.run.warnings import OWN_CORES, device_warnings, model_warnings
 from profiler.store.document import HealthRecord, RunDocument
 from profiler.store.folder import Run, read_document, read_gathered, read_results, refuse_another
 from profiler.store.writer import RunStore
-
-_OTHERS, _OTHERS_UNSEEN = "the look at other processes", "busy neighbours are not seen"
 
 
 def profile(model: str | None = None, *, listener: Listener | None = None, **options: Any) -> Run:
@@ -113,13 +111,13 @@ def _execute(
 
     def is_busy() -> bool:
         if neighbours is not None:
-            with stages.optional(_OTHERS, _OTHERS_UNSEEN):
+            with stages.optional(LOOK, UNSEEN):
                 contention.extend(wait_for_neighbours(neighbours, stages, budget))
         return bool(contention)
 
     with stages.optional("the look at the idle device", "its idle power is not known"):
         idle_w = idle_power_w(stages.machine.source)
-    with stages.optional(_OTHERS, _OTHERS_UNSEEN):
+    with stages.optional(LOOK, UNSEEN):
         if group is None:
             neighbours = Neighbours()
         else:
