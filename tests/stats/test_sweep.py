@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections import Counter
@@ -19,8 +20,8 @@ from profiler.facts.visits import Gap, Visit, steady
 from profiler.grid.cells import Cell
 from profiler.grid.ranges import make_grid
 from profiler.measure.sweep import Plan, sweep
-from profiler.measure.visit import warm_up
-from profiler.stats import timing_of
+from profiler.measure.visit import VisitContext, visit_safely, warm_up
+from profiler.stats import LEAST_SAMPLES, timing_of
 
 
 class FakeEngine:
@@ -241,3 +242,38 @@ def plain_loop(model: Any) -> dict[str, float]:
             output.logits[:, -1:].argmax(-1)
             steps.append(time.perf_counter() - before)
     return {"prefill": statistics.median(prefills), "decode": statistics.median(steps[1:])}
+
+
+def test_a_first_visit_that_is_late_has_fewer_steps() -> None:
+    late, in_time = (
+        visit_safely(FakeEngine(), Cell(1, 4, 24), 0, VisitContext(HOST, 32, hurry_s=hurry_s))
+        for hurry_s in (0.0, math.inf)
+    )
+    assert isinstance(late, Visit)
+    assert isinstance(in_time, Visit)
+    assert len(steady(late.decode_s)) == LEAST_SAMPLES
+    assert len(in_time.decode_s) == 23
+
+
+class Announcing(FakeEngine):
+    """Counts the steps that it announces to other ranks, and those that it runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.announced = self.ran = 0
+
+    def announce(self, cell: Cell, steps: int | None) -> None:
+        self.announced += steps or 0
+
+    def decode(self, state: DecodeState) -> DecodeState:
+        self.ran += 1
+        time.sleep(1e-3)
+        return state
+
+
+@pytest.mark.parametrize("budget_s", [1e-4, 5e-3, 0.1])
+def test_a_warm_up_runs_the_steps_that_it_announced(budget_s: float) -> None:
+    """Other ranks wait for the rest of them otherwise."""
+    engine = Announcing()
+    warm_up(engine, Cell(1, 4, 24), HOST, vocab_size=32, budget_s=budget_s)
+    assert engine.announced == engine.ran > 0
