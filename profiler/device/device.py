@@ -48,6 +48,12 @@ class Device:
     """Of a GPU: distinguishes two of the same name."""
 
     @property
+    def capability(self) -> tuple[int, int]:
+        """CUDA's compute capability as (major, minor); (0, 0) for a CPU."""
+        major, _, minor = self.compute_capability.partition(".") if self.kind == "cuda" else ("0", "", "0")
+        return int(major), int(minor)
+
+    @property
     def overlaps_dispatch(self) -> bool:
         """Whether the host can run ahead of the device, which then hides dispatch."""
         return self.kind == "cuda"

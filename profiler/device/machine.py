@@ -144,6 +144,7 @@ class CudaMachine(Machine):
         self._cuda = torch.cuda
         # Streams, graphs and new tensors go to the current card, even if the model is on another.
         torch.cuda.set_device(device)
+        self.info = describe(device)  # a card that does not answer ends the run before the model is loaded
 
     @property
     def links(self) -> tuple[str, ...]:

@@ -15,7 +15,6 @@ from profiler.counting.attention_kernel import attention_path, outlier_columns
 from profiler.counting.operators import Experts, Linear, ModelWork, Operator, as_value, padded_work
 from profiler.counting.peak_memory import predicted_peak_bytes
 from profiler.counting.walk import linear_modules
-from profiler.device.device import compute_capability
 from profiler.device.machine import Machine, machine_for
 from profiler.engines.base import Engine
 from profiler.engines.transformers import EagerEngine
@@ -144,7 +143,7 @@ class Subject:
         request, cuda = self.request, self.machine.is_cuda
         if not cuda and four_bit_fuses_on_cpu():
             return None
-        halves = torch.float16 if cuda and compute_capability(request.device) < (8, 0) else torch.bfloat16
+        halves = torch.float16 if cuda and self.machine.info.capability < (8, 0) else torch.bfloat16
         computed = request.dtype if request.dtype.itemsize == 2 else halves
         weights = [op.weight for op in linears]
         shapes = {

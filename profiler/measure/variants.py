@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch.nn.attention import SDPBackend
 
-from profiler.device.device import compute_capability
 from profiler.device.machine import Machine
 from profiler.engines.registry import ENGINES
 from profiler.facts.measurements import COMPILED, PADDING_MASK, UNQUANTISED
@@ -123,7 +122,7 @@ def _multiplies(dtype: torch.dtype, machine: Machine) -> bool:
     """Whether a dtype is worth a trial on a device: every one on a CPU, 16 bits that it has units for on CUDA."""
     if not machine.is_cuda:
         return True
-    return dtype is torch.float16 or (dtype is torch.bfloat16 and compute_capability(machine.device) >= (8, 0))
+    return dtype is torch.float16 or (dtype is torch.bfloat16 and machine.info.capability >= (8, 0))
 
 
 def _dtype_of(quant: Quant, request: ModelRequest) -> torch.dtype:

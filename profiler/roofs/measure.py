@@ -13,11 +13,12 @@ from pydantic import TypeAdapter
 from profiler.counting.floor import RoofSet
 from profiler.counting.operators import ModelWork
 from profiler.device.machine import Machine
-from profiler.errors import RequestError
+from profiler.errors import NoRoomError, RequestError
 from profiler.facts.roofs import AGREE, COPY, GEMV, READ, TRIAD, Ceilings, Roof, RoofsRemeasured
 from profiler.roofs.gemm import measure_gemm, measure_gemv, square_product, square_size
 from profiler.roofs.memory_bandwidth import measure_page_fault_s, measure_read, measure_streams
 from profiler.roofs.sampler import STAGE_BUDGET_S, attempt, clocked, roof_of, sample
+from profiler.units import scaled
 from profiler.user_cache import cache_path, write_cache
 
 # A short look at what was kept.
@@ -70,14 +71,16 @@ def measure(
     )
 
 
-def remeasure_roofs(machine: Machine, ceilings: Ceilings, model_dtype: str, budget_s: float) -> RoofsRemeasured | None:
-    """The roofs that verdicts rest on once more, with the buffers and shapes of the first time; `budget_s` for each.
+def remeasure_roofs(machine: Machine, ceilings: Ceilings, model_dtype: str, budget_s: float) -> RoofsRemeasured:
+    """Measure the roofs that verdicts rest on again, with the buffers and shapes of the first time.
 
-    None where the run has left no room for them. What was not measured then is not measured now.
+    `budget_s` is for each roof.
+
+    A roof that was not measured then is not measured now. Raises NoRoomError if their buffers no longer fit.
     """
     machine.release()
     if machine.available_bytes() < 2 * ceilings.stream_bytes:
-        return None
+        raise NoRoomError(f"there is no room for buffers of {scaled(2 * ceilings.stream_bytes, 'B')}")
     read, first = ceilings.memory.get(READ), ceilings.compute.get(model_dtype)
     memory, compute = {}, {}
     if read is not None and read.measured:

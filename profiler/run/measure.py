@@ -121,7 +121,10 @@ def _sweep(session: Session, visits: Sweep) -> None:
         stages.left_s = lambda: budget.left_s + budget.further_s
     stages.begin("timing", f"timing {several(len(grid.cells), 'cell', 'cells')}")
     probe = _drift_probe(session)
-    own_bytes = other_bytes(subject.engines, machine.allocated_bytes() - subject.held_bytes, subject.model_bytes)
+    own_bytes: Mapping[str, int | None] = dict.fromkeys(subject.engines)
+    with stages.optional("the memory that this profiler holds", "the peak memory of cells is unknown"):
+        held_bytes = machine.allocated_bytes() - subject.held_bytes
+        own_bytes = other_bytes(subject.engines, held_bytes, subject.model_bytes)
 
     looked_s = -math.inf
 
@@ -206,8 +209,8 @@ def _look_at_roofs_again(session: Session) -> None:
         return
     subject, ceilings = session.subject, session.ledger.facts.ceilings
     with session.stages.optional("the second look at the roofs", "cells are judged by the first"):
-        if again := remeasure_roofs(subject.machine, ceilings, dtype_name(subject.request.dtype), again_s):
-            session.ledger.add(again)
+        dtype = dtype_name(subject.request.dtype)
+        session.ledger.add(remeasure_roofs(subject.machine, ceilings, dtype, again_s))
 
 
 def _steppable(session: Session) -> list[Cell]:

@@ -20,7 +20,7 @@ import profiler.run.tensor_parallel as job
 from profiler.cli.app import main
 from profiler.engines.base import greedy_tokens
 from profiler.engines.transformers import EagerEngine
-from profiler.facts.roofs import Ceilings, Roof
+from profiler.facts.roofs import Ceilings, Roof, RoofsRemeasured
 
 IDS = torch.arange(24).reshape(2, 12) % 100
 SWEEP_BYTES = (1 << 10, 1 << 14, 1 << 18)
@@ -84,7 +84,7 @@ def run(found: Path) -> None:
     job.measure_dispatch = lambda *_, **__: []  # type: ignore[attr-defined]
     job._LINK_S = 0.3
     machine_ranks.SWEEP_BYTES = SWEEP_BYTES
-    measuring.remeasure_roofs = lambda *_, **__: None  # type: ignore[attr-defined]
+    measuring.remeasure_roofs = lambda *_, **__: RoofsRemeasured({}, {})  # type: ignore[attr-defined]
     main()
 
 

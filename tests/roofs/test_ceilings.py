@@ -15,6 +15,7 @@ from memories import SimulatedMachine, SimulatedMemory
 
 from profiler.device.memory import page_faults
 from profiler.device.telemetry import NoSource
+from profiler.errors import NoRoomError
 from profiler.facts.roofs import PINNED, Ceilings, CurvePoint, Roof
 from profiler.facts.telemetry import Reading
 from profiler.judge.roof_range import moved
@@ -201,8 +202,6 @@ def test_a_machine_that_slows_is_seen_at_the_end_and_a_steady_one_is_not() -> No
         steady = remeasure_roofs(machine, roofs, "float32", 0.1)
         slower.append(0.7)
         slowed = remeasure_roofs(machine, roofs, "float32", 0.1)
-    assert steady is not None
-    assert slowed is not None
     assert set(slowed.memory) == {"read", "gemv"}
     assert list(moved(roofs, steady)) == []
     shares = {what: now.per_s / first.per_s for what, _, first, now in moved(roofs, slowed)}
@@ -214,7 +213,8 @@ def test_roofs_are_not_looked_at_again_without_room() -> None:
     machine = small(clock=FakeClock())
     roofs = measure(machine, ["float32"], model_dtype="float32", stage_budget_s=0.05)
     full = replace(roofs, stream_bytes=machine.available_bytes())
-    assert remeasure_roofs(machine, full, "float32", 0.05) is None
+    with pytest.raises(NoRoomError, match="no room for buffers of"):
+        remeasure_roofs(machine, full, "float32", 0.05)
 
 
 def test_weights_cross_the_link_from_ordinary_memory(monkeypatch: pytest.MonkeyPatch) -> None:
