@@ -60,7 +60,7 @@ def visits_of_open(
     *,
     machine: Machine,
     vocab_size: int,
-    own_bytes: Mapping[str, int | None],
+    own_bytes: Mapping[str, int],
     before_visits: Callable[[], None] = lambda: None,
     **named: object,
 ) -> Iterator[Visit | Gap]:

@@ -85,7 +85,7 @@ def sweep(
     *,
     machine: Machine,
     vocab_size: int,
-    own_bytes: Mapping[str, int | None] | None = None,
+    own_bytes: Mapping[str, int] | None = None,
     fits: Callable[[Cell], str | None] = lambda cell: None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     before_visits: Callable[[], float] = lambda: 0.0,

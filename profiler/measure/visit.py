@@ -64,9 +64,8 @@ class VisitContext:
 
     machine: Machine
     vocab_size: int
-    own_bytes: Mapping[str, int | None] = field(default_factory=dict)
-    """Bytes that are held beside what an engine needs, by engine: the profiler's own, and other engines' models.
-    None: unknown."""
+    own_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Bytes that are held beside what an engine needs, by engine: the profiler's own, and other engines' models."""
     visited: set[Cell] = field(default_factory=set)
     """Cells whose shapes this process has run before; a visit adds its own."""
     effort: Effort = STANDARD
@@ -178,8 +177,8 @@ def _visit(engine: Engine, cell: Cell, round_number: int, bench: VisitContext) -
 
 def _peak_of_cell(engine: Engine, bench: VisitContext) -> int | None:
     """Most bytes in use without those that this profiler and the engine hold for anything but this cell."""
-    peak, own_bytes = bench.machine.peak_bytes(), bench.own_bytes.get(engine.name, 0)
-    return None if peak is None or own_bytes is None else peak - own_bytes - engine.kept_bytes
+    peak = bench.machine.peak_bytes()
+    return None if peak is None else peak - bench.own_bytes.get(engine.name, 0) - engine.kept_bytes
 
 
 @dataclass(frozen=True)

@@ -121,10 +121,7 @@ def _sweep(session: Session, visits: Sweep) -> None:
         stages.left_s = lambda: budget.left_s + budget.further_s
     stages.begin("timing", f"timing {several(len(grid.cells), 'cell', 'cells')}")
     probe = _drift_probe(session)
-    own_bytes: Mapping[str, int | None] = dict.fromkeys(subject.engines)
-    with stages.optional("the memory that this profiler holds", "the peak memory of cells is unknown"):
-        held_bytes = machine.allocated_bytes() - subject.held_bytes
-        own_bytes = other_bytes(subject.engines, held_bytes, subject.model_bytes)
+    own_bytes = other_bytes(subject.engines, machine.allocated_bytes() - subject.held_bytes, subject.model_bytes)
 
     looked_s = -math.inf
 
