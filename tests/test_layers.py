@@ -141,7 +141,7 @@ from pathlib import Path
 from profiler.run.judge_folder import judge_folder
 from profiler.report.write import write_reports
 from profiler.report.console import screen
-from profiler.report.terminal import print_run
+from profiler.report.sections import print_run
 run = judge_folder(Path(sys.argv[1]))
 (run.folder / "roofline.png").unlink()
 write_reports([run])

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rich.table import Table
-
 from profiler.judge.breakdown import TERM_NAMES, TimeBreakdown
-from profiler.report.device import plain_table
+from profiler.report.blocks import TextColumn, TextTable, text_table
 from profiler.units import duration, percent, scaled
 
 if TYPE_CHECKING:
@@ -19,33 +17,30 @@ if TYPE_CHECKING:
 _MARKS = {True: "ok", False: "NO", None: "-"}
 
 
-def findings_table(findings: Sequence[CheckResult]) -> Table:
-    """One line for each part of the installation, without a head."""
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    for item in findings:
-        table.add_row(item.name, "slow" if item.works and item.slow else _MARKS[item.works], item.says)
-    return table
+def findings_table(findings: Sequence[CheckResult]) -> TextTable:
+    """Return one line for each part of the installation, without a head."""
+    rows = [[item.name, "slow" if item.works and item.slow else _MARKS[item.works], item.says] for item in findings]
+    return TextTable((TextColumn(""), TextColumn(""), TextColumn("", wrap=True)), rows)
 
 
-def selftest_table(results: Sequence[SelftestResult]) -> Table:
-    """Each known kernel, what it was called, and where its time goes."""
-    table = plain_table("known kernel", "must be", "is", "sure")
-    for name in ("rounds", "time"):
-        table.add_column(name, justify="right")
-    table.add_column("where it goes")
-    for item in results:
-        called = "right" if item.right else f"{item.label}  WRONG" if item.wrong else "inconclusive"
-        table.add_row(
-            item.name,
-            str(item.expected),
-            called,
-            item.verdict.confidence if item.right else "",
-            f"{item.rounds.get(str(item.expected), 0)} of {sum(item.rounds.values())}",
-            duration(item.split.latency_s),
-            _largest_terms(item.split),
-        )
-    table.caption = "rounds: how many say so, each under the roofs of its own second"
-    return table
+def selftest_table(results: Sequence[SelftestResult]) -> TextTable:
+    """Return each known kernel, its label, and where its time goes."""
+    headings = ("known kernel", "must be", "is", "sure", "rounds", "time", "where it goes")
+    caption = "rounds: how many say so, each under the roofs of its own second"
+    rows = [_selftest_row(item) for item in results]
+    return text_table(headings, rows, texts=headings[:4], wrapped=headings[-1:], caption=caption)
+
+
+def _selftest_row(item: SelftestResult) -> list[str]:
+    return [
+        item.name,
+        str(item.expected),
+        "right" if item.right else f"{item.label}  WRONG" if item.wrong else "inconclusive",
+        (item.verdict.confidence or "") if item.right else "",
+        f"{item.rounds.get(str(item.expected), 0)} of {sum(item.rounds.values())}",
+        duration(item.split.latency_s),
+        _largest_terms(item.split),
+    ]
 
 
 def selftest_doubts(results: Sequence[SelftestResult]) -> list[str]:

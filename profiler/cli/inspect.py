@@ -125,13 +125,14 @@ def ceilings(
     from rich.console import Console
 
     from profiler.report.device import ceilings_table, host_words
+    from profiler.report.terminal import rich_table
     from profiler.units import processors, scaled
 
     console = Console(width=100, markup=False, emoji=False)
     console.print(f"{info.name}, {processors(info.threads, info.kind)}", highlight=False)
     for warning in warnings:
         console.print(f"warning: {warning}", highlight=False)
-    console.print(ceilings_table(measured, sheet_per_s))
+    console.print(rich_table(ceilings_table(measured, sheet_per_s)))
     curve = ", ".join(f"{point.nbytes >> 20} MiB {scaled(point.bytes_per_s, 'B/s')}" for point in measured.curve)
     console.print(f"read again and again: {curve}", highlight=False)
     for name, link in measured.links.items():
@@ -157,9 +158,10 @@ def doctor(
         return
     from profiler.checks.render import findings_table
     from profiler.report.console import screen
+    from profiler.report.terminal import rich_table
 
     console = screen(plain=plain)
-    console.print(findings_table(found.findings), highlight=False)
+    console.print(rich_table(findings_table(found.findings)), highlight=False)
     console.print(f"run first: {found.first}", highlight=False)
 
 
@@ -192,10 +194,11 @@ def gpus_command(output_format: Format = "table") -> None:
     from rich.console import Console
 
     from profiler.report.device import gpus_table
+    from profiler.report.terminal import rich_table
     from profiler.units import processors
 
     console = Console(width=100, markup=False, emoji=False)
-    console.print(gpus_table(datasheet.gpus()))
+    console.print(rich_table(gpus_table(datasheet.gpus())))
     for name, profile in profiled.items():
         console.print(
             f"profiled: {name} ({profile.name}, {processors(profile.threads, profile.kind)})", highlight=False
@@ -250,9 +253,10 @@ def selftest(
         from rich.console import Console
 
         from profiler.checks.render import selftest_doubts, selftest_table
+        from profiler.report.terminal import rich_table
 
         console = Console(width=100, markup=False, emoji=False)
-        console.print(selftest_table(results))
+        console.print(rich_table(selftest_table(results)))
         for line in selftest_doubts(results):
             console.print(line, highlight=False)
     if wrong:

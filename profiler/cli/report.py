@@ -52,7 +52,7 @@ def judge_command(
         print(json.dumps(run_json(run), indent=2))
         return
     from profiler.report.console import screen
-    from profiler.report.terminal import print_run
+    from profiler.report.sections import print_run
 
     print_run(run, screen(plain=plain))
 

@@ -73,7 +73,7 @@ def run(
         print(json.dumps(run_json(result), indent=2))
     else:
         from profiler.report.console import screen
-        from profiler.report.terminal import print_run
+        from profiler.report.sections import print_run
 
         print_run(result, screen(plain=plain))
     _refuse_gaps([result])
@@ -137,7 +137,7 @@ def _run_devices(
         return runs
     from profiler.report.console import screen
     from profiler.report.device import health_lines
-    from profiler.report.terminal import print_run
+    from profiler.report.sections import print_run
 
     console = screen(plain=plain)
     for run in runs:

@@ -7,9 +7,9 @@ from pathlib import Path
 from profiler.comparison import waterfall  # noqa: F401 - it adds its picture
 from profiler.comparison.compare import compare_sides
 from profiler.comparison.side import side_of_run
-from profiler.comparison.text import CHANGE_COLUMNS, change_rows, column_words, comparison_sentences, difference_lines
-from profiler.report.html import link_from, templates
-from profiler.report.svg import inline_svg
+from profiler.comparison.text import changes_table, column_words, comparison_sentences, difference_lines
+from profiler.report.blocks import Lines, Picture, Section, Sentences
+from profiler.report.html import html_page, link_from
 from profiler.store.folder import Run
 from profiler.store.writer import replace_file
 
@@ -17,7 +17,7 @@ CHANGES_FILE = "changes.html"
 
 _WATERFALL = "From the time before to the time after, term by term"
 _ROOFLINES = "Both runs under their own measured roofs"
-_SPLITS = "Where the time of every cell goes"
+_BREAKDOWNS = "Where the time of every cell goes"
 
 
 def write_changes(before: Run, after: Run) -> Path:
@@ -28,25 +28,29 @@ def write_changes(before: Run, after: Run) -> Path:
 
 
 def html_changes(before: Run, after: Run, folder: Path) -> str:
-    """The comparison of two runs as one HTML document, with links relative to `folder` to the report of each."""
+    """Return the comparison of two runs as one HTML document, with links relative to `folder` to the report of each."""
     comparison = compare_sides(side_of_run(before), side_of_run(after))
-    runs = [before, after]
+    runs = (before, after)
     drawable = all(run.measured for run in runs)
     # Only sides of one model have terms that can gain time.
     has_gains = comparison.comparable and any(change.terms for change in comparison.changes)
-    return (
-        templates()
-        .get_template("changes.html.j2")
-        .render(
-            first=before,
-            runs=[(word, run, link_from(run, folder)) for word, run in zip(("before", "after"), runs, strict=True)],
-            answer=comparison_sentences(comparison),
-            differences=difference_lines(comparison),
-            waterfall=inline_svg(runs, "waterfall", _WATERFALL) if drawable and has_gains else None,
-            splits=[inline_svg([run], "split", _SPLITS) for run in runs] if drawable else [],
-            rooflines=inline_svg(runs, "devices", _ROOFLINES) if drawable else None,
-            column_words=column_words(comparison),
-            columns=CHANGE_COLUMNS,
-            rows=change_rows(comparison),
-        )
-    )
+    sections = [
+        Section("", [Sentences(comparison_sentences(comparison))]),
+        *(_of_run(word, run, folder) for word, run in zip(("Before", "After"), runs, strict=True)),
+        Section("What differs", [Lines(difference_lines(comparison))], "what may explain a change comes first"),
+    ]
+    if drawable and has_gains:
+        note = "the cells that changed most, from before to after by term; measured"
+        sections.append(Section("What moved", [Picture("waterfall", _WATERFALL, runs)], note))
+    sections.append(Section("Every cell", [changes_table(comparison)], f"measured; {column_words(comparison)}"))
+    if drawable:
+        breakdowns = [Picture("split", _BREAKDOWNS, (run,)) for run in runs]
+        sections.append(Section("Both time breakdowns", breakdowns, "before, then after"))
+        note = "measured; both axes logarithmic"
+        sections.append(Section("Both under their roofs", [Picture("devices", _ROOFLINES, runs)], note))
+    return html_page(f"{before.model.id} on {before.document.device.name}: what changed", "", sections)
+
+
+def _of_run(word: str, run: Run, folder: Path) -> Section:
+    line = f"{run.document.created} · {run.model.precision} · roofscope {run.document.roofscope}"
+    return Section(f"{word}: {run.folder.name}", [Lines([line], "dim")], link=link_from(run, folder))

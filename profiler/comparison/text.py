@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from profiler.comparison.compare import Change, Comparison, History
 from profiler.comparison.side import NOT_TOLD, PROCESSOR, Timed
 from profiler.judge.breakdown import TERM_NAMES, TERMS
+from profiler.report.blocks import TextTable, text_table
 from profiler.stats import SAME, ChangeVerdict
 from profiler.units import duration, percent, several, signed_duration
 
@@ -120,9 +121,9 @@ def difference_lines(comparison: Comparison) -> list[str]:
     return lines
 
 
-def change_rows(comparison: Comparison, most: int | None = None) -> list[list[str]]:
-    """One row per cell, at most `most`, in the order of `CHANGE_COLUMNS`."""
-    return [
+def changes_table(comparison: Comparison, most: int | None = None) -> TextTable:
+    """Return a row per cell, at most `most`."""
+    rows = [
         [
             item.asked.name,
             duration(item.before.median_s),
@@ -134,6 +135,8 @@ def change_rows(comparison: Comparison, most: int | None = None) -> list[list[st
         ]
         for item in comparison.changes[:most]
     ]
+    wrapped = CHANGE_COLUMNS[-1:]
+    return text_table(CHANGE_COLUMNS, rows, texts=("verdict",), wrapped=wrapped, total=len(comparison.changes))
 
 
 def column_words(comparison: Comparison) -> str:

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from rich.console import Console
-from rich.text import Text
 
 from profiler.forecast.tensor_parallel import RankCell, RanksAnswer, RankTime
-from profiler.report.forecast import error_sentence, forecast_table
+from profiler.report.blocks import Lines, Sentences, text_table
+from profiler.report.forecast import error_sentence
+from profiler.report.terminal import print_blocks
 from profiler.units import duration, percent, significant
 
 RANK_COLUMNS = ("cell", "cards", "time", "gain", "tokens/s", "a card", "link", "cost", "waits for")
@@ -17,19 +18,20 @@ RANK_COLUMNS = ("cell", "cards", "time", "gain", "tokens/s", "a card", "link", "
 
 def print_ranks(answer: RanksAnswer, card: str, console: Console) -> None:
     """Print the gain of more GPUs: a sentence, a table of every cell by number of GPUs, and where there is no gain."""
-    console.print()
-    console.print(Text(answer.sentence(card), style="bold"))
-    console.print(Text(f"Forecast: {answer.model} ({answer.precision}) on {answer.on}, {answer.how}."))
-    console.print(Text(f"Error, on one card: {error_sentence(answer.error)}."))
-    for line in answer.links:
-        console.print(Text(line))
-    console.print()
-    console.print(forecast_table(_columns(answer), rank_rows(answer.cells, priced=bool(answer.price))))
-    for line in worse_lines(answer.cells):
-        console.print(Text(line))
-    for note in (answer.price, *answer.notes):
-        if note:
-            console.print(Text(note, style="dim"))
+    setting = [
+        f"Forecast: {answer.model} ({answer.precision}) on {answer.on}, {answer.how}.",
+        f"Error, on one GPU: {error_sentence(answer.error)}.",
+        *answer.links,
+    ]
+    rows = rank_rows(answer.cells, priced=bool(answer.price))
+    blocks = [
+        Sentences([answer.sentence(card)]),
+        Lines(setting),
+        text_table(_columns(answer), rows, wrapped=("cell", "waits for")),
+        Lines(worse_lines(answer.cells)),
+        Lines([note for note in (answer.price, *answer.notes) if note], "dim"),
+    ]
+    print_blocks(blocks, console)
 
 
 def _columns(answer: RanksAnswer) -> tuple[str, ...]:
@@ -41,8 +43,7 @@ def rank_rows(cells: Sequence[RankCell], *, priced: bool) -> list[tuple[str, ...
     rows = []
     for cell in cells:
         for number, time in enumerate(cell.times):
-            name = f"{cell.phase} {cell.batch_size} x {cell.prompt_len or cell.context_len}" if number == 0 else ""
-            rows.append((name, str(time.ranks), *_figures(cell, time, priced)))
+            rows.append((cell.name if number == 0 else "", str(time.ranks), *_figures(cell, time, priced)))
     return rows
 
 
@@ -66,8 +67,7 @@ def worse_lines(cells: Sequence[RankCell]) -> list[str]:
     cells_by_ranks: dict[int, list[str]] = {}
     for cell in cells:
         if cell.worse_from is not None:
-            name = f"{cell.phase} {cell.batch_size} x {cell.prompt_len or cell.context_len}"
-            cells_by_ranks.setdefault(cell.worse_from, []).append(name)
+            cells_by_ranks.setdefault(cell.worse_from, []).append(cell.name)
     if not cells_by_ranks:
         return ["Every cell gets faster with each larger number of cards."]
     return [f"No faster from {ranks} cards on: {', '.join(names)}." for ranks, names in sorted(cells_by_ranks.items())]

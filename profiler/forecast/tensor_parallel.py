@@ -227,6 +227,11 @@ class RankCell:
     times: tuple[RankTime, ...]
 
     @property
+    def name(self) -> str:
+        """Such as `decode 1 x 64`."""
+        return f"{self.phase} {self.batch_size} x {self.prompt_len or self.context_len}"
+
+    @property
     def base(self) -> RankTime | None:
         """The time on the fewest GPUs that the step fits; None if it fits none of these numbers."""
         return next((time for time in self.times if time.fits), None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -62,31 +62,15 @@ class Variant:
 
 
 def variants_of(subject: Subject, compiling: bool = False) -> list[Variant]:
-    """Every other form that this machine has, the most promising first; what is left out for time stands last.
+    """Return the variants that this machine has, the most promising first; with little time the last ones are left out.
 
-    With `compiling` torch.compile is one of them, but for CUDA: there graphs save the host's share without a compiler.
+    `compiling` adds torch.compile on a CPU; on CUDA, graphs save the host's share without a compiler.
     """
-    config = subject.loaded.config.get_text_config()
     dtypes, quants = _dtypes(subject), _quants(subject)
-    # Whoever quantised has a reason, mostly memory: another format comes before none at all.
+    # A quantised model was quantised for a reason, mostly memory: another format comes before none.
     found = [*dtypes[:1], *quants[:3]] if subject.request.quant == "none" else [*quants[:3], *dtypes[:1]]
-    if next(iter(subject.engines)) == "eager":
-        found.append(Variant("a static cache", engine="static"))
-        if compiling and "compile" not in subject.engines and not subject.machine.is_cuda:
-            found.append(Variant(COMPILED, engine="compile"))
-    others = [name for name in ("grouped_mm", "batched_mm", "eager") if name != subject.experts]
-    found += [Variant(f"{name} experts", experts=name) for name in others if subject.experts]
-    kernels = _kernels(subject) if getattr(config, "_attn_implementation", None) == "sdpa" else {}
-    found += [Variant(f"{name} attention", kernel=kernel) for name, kernel in kernels.items()]
-    found.append(Variant(PADDING_MASK, masked=True))
-    found += [
-        Variant(f"{PADDING_MASK} and {name} attention", kernel=kernel, masked=True)
-        for name, kernel in kernels.items()
-        if kernel is not SDPBackend.FLASH_ATTENTION or not subject.machine.is_cuda  # which takes no mask there
-    ]
-    threads = torch.get_num_threads()
-    if not subject.machine.is_cuda and threads > 1:
-        found.append(Variant(f"{threads // 2} of {threads} threads", threads=threads // 2))
+    for variants in VARIANTS:
+        found += [variant for variant in variants(subject) if compiling or not variant.compiled]
     return [*found, *dtypes[1:], *quants[3:]]
 
 
@@ -109,13 +93,47 @@ def _quants(subject: Subject) -> list[Variant]:
     ]
 
 
-def _kernels(subject: Subject) -> dict[str, SDPBackend]:
-    """Attention kernels behind `scaled_dot_product_attention` that this device has, but for those of the run."""
+def _engines(subject: Subject) -> Iterator[Variant]:
+    if next(iter(subject.engines)) == "eager":
+        yield Variant("a static cache", engine="static")
+        if "compile" not in subject.engines and not subject.machine.is_cuda:
+            yield Variant(COMPILED, engine="compile")
+
+
+def _experts(subject: Subject) -> Iterator[Variant]:
+    for name in ("grouped_mm", "batched_mm", "eager"):
+        if subject.experts and name != subject.experts:
+            yield Variant(f"{name} experts", experts=name)
+
+
+def _attention(subject: Subject) -> Iterator[Variant]:
+    """Attention kernels behind `scaled_dot_product_attention` that this device has, except for those of the run.
+
+    A padding mask is tried with and without them; CUDA's flash kernel takes none.
+    """
+    config = subject.loaded.config.get_text_config()
     names = {"math": SDPBackend.MATH, "flash": SDPBackend.FLASH_ATTENTION}
     if subject.machine.is_cuda:
         names |= {"memory-efficient": SDPBackend.EFFICIENT_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
     ran = {path.kernel for path in subject.paths.values()}
-    return {name: kernel for name, kernel in names.items() if name not in ran}
+    has_choice = getattr(config, "_attn_implementation", None) == "sdpa"
+    kernels = {name: kernel for name, kernel in names.items() if has_choice and name not in ran}
+    for name, kernel in kernels.items():
+        yield Variant(f"{name} attention", kernel=kernel)
+    yield Variant(PADDING_MASK, masked=True)
+    for name, kernel in kernels.items():
+        if kernel is not SDPBackend.FLASH_ATTENTION or not subject.machine.is_cuda:
+            yield Variant(f"{PADDING_MASK} and {name} attention", kernel=kernel, masked=True)
+
+
+def _threads(subject: Subject) -> Iterator[Variant]:
+    threads = torch.get_num_threads()
+    if not subject.machine.is_cuda and threads > 1:
+        yield Variant(f"{threads // 2} of {threads} threads", threads=threads // 2)
+
+
+VARIANTS: list[Callable[[Subject], Iterable[Variant]]] = [_engines, _experts, _attention, _threads]
+"""Each returns the variants of one kind that a model on a machine has; registries give those of dtypes and formats."""
 
 
 def _multiplies(dtype: torch.dtype, machine: Machine) -> bool:

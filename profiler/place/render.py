@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
-from rich.text import Text
 
 from profiler.place.place import Placed
 from profiler.readers.columns import Table
-from profiler.report.console import MOST_ROWS, long_table
+from profiler.report.blocks import Lines, Sentences, text_table
+from profiler.report.terminal import MOST_ROWS, print_blocks
 from profiler.units import duration, significant
 
 PLACED_COLUMNS = ("what", "time", "tok/s", "floor", "by", "attained", "regime")
+_MOST_NOTES = 10
 
 
 def placed_rows(rows: Sequence[Placed]) -> list[list[str]]:
@@ -42,13 +43,15 @@ def _name(row: Placed) -> str:
 
 
 def print_placed(title: str, rows: Table[Placed], doubts: Sequence[str], console: Console) -> None:
-    """Print figures under the roofs; notes that several share stand once."""
-    console.print(Text(title, style="bold"))
-    for doubt in doubts:
-        console.print(Text(f"warning: {doubt}"))
-    console.print(long_table(PLACED_COLUMNS, placed_rows(rows.first(MOST_ROWS)), of=len(rows)))
+    """Print figures under the roofs; a note that several share is printed once."""
+    table = text_table(PLACED_COLUMNS, placed_rows(rows.first(MOST_ROWS)), texts=("by", "regime"), total=len(rows))
+    blocks = [Sentences([title]), Lines([f"warning: {doubt}" for doubt in doubts]), table, Lines(list(_notes(rows)))]
+    print_blocks(blocks, console)
+
+
+def _notes(rows: Table[Placed]) -> Iterator[str]:
     notes = Counter(filter(None, rows.column("note")))
-    for note, count in notes.most_common(10):
+    for note, count in notes.most_common(_MOST_NOTES):
         first = rows[rows.column("note").index(note)]
         of = _name(first) if count == 1 else f"{count} figures, first {_name(first)}"
-        console.print(Text(f"{of}: {note}"))
+        yield f"{of}: {note}"

@@ -39,6 +39,11 @@ class ForecastCell:
     terms: Mapping[str, float] = field(default_factory=dict)
     """Seconds of each term of the time breakdown, including the unexplained rest."""
 
+    @property
+    def name(self) -> str:
+        """Such as `decode 1 x 64`."""
+        return f"{self.phase} {self.batch_size} x {self.prompt_len or self.context_len}"
+
 
 @dataclass(frozen=True)
 class ForecastError:

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from rich.console import Console
-from rich.text import Text
 
 from profiler.data.prices import age_words
 from profiler.predict.costs import Span
 from profiler.rent.offers import LOADS, Offer, Rented
-from profiler.report.forecast import forecast_table
+from profiler.report.blocks import Lines, Sentences, TextTable, text_table
+from profiler.report.terminal import print_blocks
 from profiler.units import duration, percent, several, significant
 
 RENT_COLUMNS = ("card", "as", "USD/h", "batch", "TTFT", "ms a token", "tokens/s", "in", "out")
@@ -63,8 +63,8 @@ def _usd(value: float) -> str:
     return significant(value, 2) if value >= 0.1 else f"{value:.3f}"
 
 
-def rent_rows(offers: tuple[Offer, ...]) -> Sequence[tuple[str, ...]]:
-    """One row per offer that fits, with typical figures at full load."""
+def rent_table(offers: Sequence[Offer]) -> TextTable:
+    """Return a row per offer that fits, with typical figures at full load."""
     rows = []
     for offer in offers:
         if offer.ttft_s is None or offer.tpot_s is None or offer.tokens_per_s is None:
@@ -83,11 +83,11 @@ def rent_rows(offers: tuple[Offer, ...]) -> Sequence[tuple[str, ...]]:
                 _span(full.output, ".."),
             )
         )
-    return rows
+    return text_table(RENT_COLUMNS, rows, wrapped=("card", "as"))
 
 
-def load_rows(offers: tuple[Offer, ...]) -> Sequence[tuple[str, ...]]:
-    """One row per offer that fits: typical USD per million tokens in and out at each load, energy and crossover."""
+def load_table(offers: Sequence[Offer]) -> TextTable:
+    """Return a row per offer that fits: typical USD per million tokens in and out by load, energy, and crossover."""
     rows = []
     for offer in offers:
         if not offer.costs:
@@ -105,7 +105,7 @@ def load_rows(offers: tuple[Offer, ...]) -> Sequence[tuple[str, ...]]:
                 crossing,
             )
         )
-    return rows
+    return text_table(LOAD_COLUMNS, rows, wrapped=("card", "as", "cheaper from batch"))
 
 
 def _price(offer: Offer) -> str:
@@ -121,31 +121,29 @@ def _price(offer: Offer) -> str:
 
 def print_rented(rented: Rented, console: Console) -> None:
     """Print the answer, the GPUs that fit, their costs by load, and why others do not fit."""
-    console.print()
-    for number, sentence in enumerate(rent_sentences(rented)):
-        console.print(Text(sentence, style="bold" if number == 0 else ""))
-    console.print()
     fitting = tuple(offer for offer in rented.offers if offer.fits)
-    shown = fitting[:_MOST_ROWS]
-    console.print(forecast_table(RENT_COLUMNS, rent_rows(shown)))
-    ranges = "in, out: USD per million tokens. The time per token and USD out are 90 % ranges, the rest is typical."
-    console.print(Text(ranges, style="dim"))
-    marks = "> cheapest, ? may be as cheap, since the ranges overlap (cannot tell), ! misses a limit"
-    console.print(Text(marks, style="dim"))
-    console.print()
-    console.print(Text("Typical USD per million tokens in / out, with that share of the batch in flight:"))
-    console.print(forecast_table(LOAD_COLUMNS, load_rows(shown)))
-    if len(fitting) > _MOST_ROWS:
-        console.print(Text(f"{len(fitting) - _MOST_ROWS} more rows: --format json has them all"))
-    prices = dict.fromkeys(map(_price, shown))
-    console.print(Text(f"USD per hour: {'; '.join(prices)}", style="dim"))
     unfit = [offer for offer in rented.offers if not offer.fits]
-    for offer in unfit[:_MOST_UNFIT]:
-        console.print(Text(f"{offer.card} ({_precision(offer)}): {offer.why}", style="dim"))
-    if len(unfit) > _MOST_UNFIT:
-        console.print(Text(f"{len(unfit) - _MOST_UNFIT} more cards do not fit the model", style="dim"))
-    for basis in dict.fromkeys(offer.basis for offer in shown):
-        console.print(Text(f"basis: {basis}", style="dim"))
+    shown = fitting[:_MOST_ROWS]
+    marks = [
+        "in, out: USD per million tokens. The time per token and USD out are 90 % ranges, the rest is typical.",
+        "> cheapest, ? may be as cheap, since the ranges overlap (cannot tell), ! misses a limit",
+        "",
+    ]
+    omitted = len(fitting) - len(shown)
+    notes = [f"USD per hour: {'; '.join(dict.fromkeys(map(_price, shown)))}"]
+    notes += [f"{offer.card} ({_precision(offer)}): {offer.why}" for offer in unfit[:_MOST_UNFIT]]
+    notes += [f"{len(unfit) - _MOST_UNFIT} more GPUs do not fit the model"] if len(unfit) > _MOST_UNFIT else []
+    notes += [f"basis: {basis}" for basis in dict.fromkeys(offer.basis for offer in shown)]
+    blocks = [
+        Sentences(rent_sentences(rented), plain_from=1),
+        rent_table(shown),
+        Lines(marks, "dim"),
+        Lines(["Typical USD per million tokens in / out, with that share of the batch in flight:"]),
+        load_table(shown),
+        Lines([f"{omitted} more rows: --format json has them all"] if omitted else []),
+        Lines(notes, "dim"),
+    ]
+    print_blocks(blocks, console)
 
 
 def rented_json(rented: Rented) -> dict[str, object]:

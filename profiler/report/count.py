@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from profiler.facts.step import Work, bytes_by_kind, plain_number
+from profiler.report.blocks import Block, Lines, TextTable, text_table
+from profiler.report.terminal import print_blocks
 from profiler.units import duration, escape_formula, scaled, short_count, significant
 
 if TYPE_CHECKING:
@@ -36,21 +36,20 @@ _OPERATOR_COLUMNS = (
 
 def print_count(counted: StepCount, console: Console) -> None:
     """Print a counted step as tables, 100 columns wide."""
-    for line in _totals(counted):
-        console.print(line, highlight=False)
-    if counted.share is not None:
-        console.print(_one_rank(counted.share), highlight=False)
-    console.print(_groups(counted.by_operator))
-    if counted.share is not None:
-        console.print(_collectives(counted.share))
-    if counted.gemms:
-        console.print(_gemms(counted.gemms))
-    _print_cards(counted.gpus, counted.dtype, console)
-    if counted.crosscheck is not None:
-        _print_crosscheck(counted.crosscheck, console)
-    if counted.unknown:
-        share = 100 * (1 - counted.coverage)
-        console.print(f"! {share:.3g} % of the parameters are not understood: {'; '.join(counted.unknown)}")
+    share, check = counted.share, counted.crosscheck
+    unknown = f"{100 * (1 - counted.coverage):.3g} % of the parameters are not understood: {'; '.join(counted.unknown)}"
+    blocks = [
+        Lines(_totals(counted)),
+        Lines([_one_rank(share)] if share else []),
+        _groups(counted.by_operator),
+        *([_collectives(share)] if share else []),
+        *([_gemms(counted.gemms)] if counted.gemms else []),
+        *_gpus(counted.gpus),
+        Lines(_gpu_notes(counted.gpus, counted.dtype)),
+        Lines(list(_crosscheck_lines(check)) if check else []),
+        Lines([unknown] if counted.unknown else [], "warning"),
+    ]
+    print_blocks(blocks, console)
 
 
 def count_csv(counted: StepCount) -> str:
@@ -95,20 +94,23 @@ def _dequantised(file: Gguf, dtype: str) -> str:
     return f"dequantised from {file.name} to {dtype}, as transformers loads it{condition}"
 
 
-def _groups(operators: Sequence[tuple[Operator, Work]]) -> Table:
-    table = _table("operator", "count", "FLOPs", "share", "bytes", "share", "FLOP/byte")
+def _groups(operators: Sequence[tuple[Operator, Work]]) -> TextTable:
     flops = sum(float(work.model_flops) for _, work in operators) or 1
     moved = sum(float(work.model_bytes) for _, work in operators) or 1
     groups: dict[str, list[tuple[Operator, Work]]] = {}
     for operator, work in operators:
         if work.model_flops or work.model_bytes:
             groups.setdefault(operator.group, []).append((operator, work))
+    rows: list[list[str]] = []
+    starts = []
     for group, items in groups.items():
-        table.add_section()
-        table.add_row(group, "", *_figures([work for _, work in items], flops, moved), style="bold")
-        for operator, work in items:
-            table.add_row(f"  {operator.name}", str(operator.count), *_figures([work], flops, moved))
-    return table
+        starts.append(len(rows))
+        rows.append([group, "", *_figures([work for _, work in items], flops, moved)])
+        rows += [
+            [f"  {operator.name}", str(operator.count), *_figures([work], flops, moved)] for operator, work in items
+        ]
+    headings = ("operator", "count", "FLOPs", "share", "bytes", "share", "FLOP/byte")
+    return text_table(headings, rows, groups=starts)
 
 
 def _figures(items: Sequence[Work], all_flops: float, all_bytes: float) -> list[str]:
@@ -131,50 +133,41 @@ def _one_rank(share: RankShare) -> str:
     )
 
 
-def _collectives(share: RankShare) -> Table:
-    table = _table("collective", "count", "bytes of one")
-    for item in share.collectives:
-        table.add_row(item.name, str(item.count), scaled(item.bytes, "B"))
-    return table
+def _collectives(share: RankShare) -> TextTable:
+    rows = [[item.name, str(item.count), scaled(item.bytes, "B")] for item in share.collectives]
+    return text_table(("collective", "count", "bytes of one"), rows)
 
 
-def _gemms(rows: Sequence[GemmShape]) -> Table:
-    columns = [item.name for item in fields(rows[0])]
-    table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for row in rows:
-        table.add_row(*(str(getattr(row, column)) for column in columns))
-    return table
+def _gemms(gemms: Sequence[GemmShape]) -> TextTable:
+    headings = [item.name for item in fields(gemms[0])]
+    return text_table(headings, [[str(getattr(gemm, name)) for name in headings] for gemm in gemms], texts=headings)
 
 
-def _print_cards(cards: Sequence[CardFloor], dtype: str, console: Console) -> None:
-    """Print a table of the GPUs that the step fits, and a line for each other one."""
-    table = _table("GPU", "ridge FLOP/byte", "floor", "bound by")
-    for card in cards:
-        if card.floor_s is not None and card.ridge_flops_per_byte is not None:
-            ridge = significant(card.ridge_flops_per_byte)
-            table.add_row(card.gpu, ridge, duration(card.floor_s), card.bound or "-")
-    if table.row_count:
-        console.print(table)
-    for card in cards:
-        if card.refusal:
-            console.print(card.refusal, highlight=False)
-        elif card.dtype != dtype:
-            console.print(f"{card.gpu}: has no {dtype} units; its floor is that of {card.dtype}", highlight=False)
+def _gpus(gpus: Sequence[CardFloor]) -> list[Block]:
+    """A table of the GPUs that the step fits."""
+    rows = [
+        [gpu.gpu, significant(gpu.ridge_flops_per_byte), duration(gpu.floor_s), gpu.bound or "-"]
+        for gpu in gpus
+        if gpu.floor_s is not None and gpu.ridge_flops_per_byte is not None
+    ]
+    return [text_table(("GPU", "ridge FLOP/byte", "floor", "bound by"), rows)] if rows else []
 
 
-def _table(first: str, *numbers: str) -> Table:
-    table = Table(first, box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in numbers:
-        table.add_column(name, justify="right")
-    return table
+def _gpu_notes(gpus: Sequence[CardFloor], dtype: str) -> list[str]:
+    """A line for each GPU that the step does not fit, or whose units have another dtype."""
+    return [
+        gpu.refusal or f"{gpu.gpu}: has no {dtype} units; its floor is that of {gpu.dtype}"
+        for gpu in gpus
+        if gpu.refusal or gpu.dtype != dtype
+    ]
 
 
-def _print_crosscheck(check: Crosscheck, console: Console) -> None:
+def _crosscheck_lines(check: Crosscheck) -> Iterator[str]:
     if check.equal:
-        console.print(f"second opinion: {check.counter} counts {check.flops:,} executed FLOPs as well: equal")
+        yield f"second opinion: {check.counter} counts {check.flops:,} executed FLOPs as well: equal"
     else:
-        console.print(f"second opinion: {check.counter} counts {check.flops:,}, the walk {check.walk_flops:,}:")
+        yield f"second opinion: {check.counter} counts {check.flops:,}, the walk {check.walk_flops:,}:"
     for item in check.differences:
-        console.print(f"  {item.module or '(the model itself)'}: {item.counter_flops:,}, not {item.walk_flops:,}")
+        yield f"  {item.module or '(the model itself)'}: {item.counter_flops:,}, not {item.walk_flops:,}"
     for item in check.left_out:
-        console.print(f"  left out: {item.module}, whose angles are a product of {item.counter_flops:,} FLOPs")
+        yield f"  left out: {item.module}, whose angles are a product of {item.counter_flops:,} FLOPs"

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rich import box
-from rich.table import Table
-
 from profiler.data.datasheets import Datasheet
 from profiler.facts.roofs import REFERENCE_HOST, Ceilings, HostPace, Roof
 from profiler.judge.device_health import DeviceHealth
+from profiler.report.blocks import TextTable, text_table
 from profiler.units import duration, percent, scaled, significant
 
 _SHOWN = frozenset(
@@ -28,44 +26,40 @@ _SHOWN = frozenset(
 """Columns of a datasheet that `gpus_table` shows, and their source."""
 
 
-def gpus_table(gpus: Sequence[Datasheet]) -> Table:
+def gpus_table(gpus: Sequence[Datasheet]) -> TextTable:
     """Return a row per datasheet: memory, bandwidth, dense peaks, and the ridge point of 16-bit matmuls."""
-    table = plain_table("GPU", "year")
-    for name in ("memory", "bandwidth", "fp32", "16 bit", "fp8", "int8", "ridge", "TDP"):
-        table.add_column(name, justify="right")
-    for gpu in gpus:
-        best16 = gpu.peak_bf16_flops_per_s or gpu.peak_fp16_flops_per_s
-        mark = " ?" if _SHOWN.intersection(gpu.uncertain) else ""
-        table.add_row(
-            gpu.gpu + mark,
-            str(gpu.year),
-            f"{gpu.memory_bytes / 2**30:.0f} GiB",
-            scaled(gpu.bandwidth_bytes_per_s, "B/s"),
-            *(_tera(value) for value in (gpu.peak_fp32_flops_per_s, best16, gpu.peak_fp8_flops_per_s)),
-            _tera(gpu.peak_int8_ops_per_s),
-            significant(best16 / gpu.bandwidth_bytes_per_s) if best16 else "-",
-            f"{gpu.tdp_w:.0f} W",
-        )
-    table.caption = "dense peaks in TFLOP/s (int8: TOP/s); ridge in FLOP/byte; ?: sources differ on a figure shown here"
-    return table
+    headings = ("GPU", "year", "memory", "bandwidth", "fp32", "16 bit", "fp8", "int8", "ridge", "TDP")
+    caption = "dense peaks in TFLOP/s (int8: TOP/s); ridge in FLOP/byte; ?: sources differ on a figure shown here"
+    return text_table(headings, [_gpu(gpu) for gpu in gpus], caption=caption)
 
 
-def ceilings_table(ceilings: Ceilings, datasheet_per_s: Mapping[str, float | None]) -> Table:
-    """The measured roofs of one device, with quartiles and the datasheet's values.
+def _gpu(gpu: Datasheet) -> list[str]:
+    best16 = gpu.peak_bf16_flops_per_s or gpu.peak_fp16_flops_per_s
+    peaks = (gpu.peak_fp32_flops_per_s, best16, gpu.peak_fp8_flops_per_s, gpu.peak_int8_ops_per_s)
+    return [
+        gpu.gpu + (" ?" if _SHOWN.intersection(gpu.uncertain) else ""),
+        str(gpu.year),
+        f"{gpu.memory_bytes / 2**30:.0f} GiB",
+        scaled(gpu.bandwidth_bytes_per_s, "B/s"),
+        *map(_tera, peaks),
+        significant(best16 / gpu.bandwidth_bytes_per_s) if best16 else "-",
+        f"{gpu.tdp_w:.0f} W",
+    ]
+
+
+def ceilings_table(ceilings: Ceilings, datasheet_per_s: Mapping[str, float | None]) -> TextTable:
+    """Return the measured roofs of one device, with quartiles and the datasheet's values.
 
     `datasheet_per_s` has FLOP/s by dtype and bytes/s as `bandwidth`; it is empty where there is no datasheet.
     """
-    table = plain_table("roof")
-    for name in ("measured", "quartiles", "of datasheet", "clock", "samples"):
-        table.add_column(name, justify="right")
-    table.add_column("how")
-    for name, roof in ceilings.compute.items():
-        table.add_row(*_roof(name, "FLOP/s", roof, datasheet_per_s.get(name)))
-    for name, roof in ceilings.memory.items():
-        table.add_row(*_roof(name, "B/s", roof, datasheet_per_s.get("bandwidth")))
-    for name, seconds in ceilings.launch.items():
-        table.add_row(f"launch, {name.removesuffix('_s')}", duration(seconds), "", "-", "", "", "one tiny kernel")
-    return table
+    rows = [_roof(name, "FLOP/s", roof, datasheet_per_s.get(name)) for name, roof in ceilings.compute.items()]
+    rows += [_roof(name, "B/s", roof, datasheet_per_s.get("bandwidth")) for name, roof in ceilings.memory.items()]
+    rows += [
+        [f"launch, {name.removesuffix('_s')}", duration(seconds), "", "-", "", "", "one tiny kernel"]
+        for name, seconds in ceilings.launch.items()
+    ]
+    headings = ("roof", "measured", "quartiles", "of datasheet", "clock", "samples", "how")
+    return text_table(headings, rows, wrapped=("how",))
 
 
 def host_words(host: HostPace) -> str:
@@ -91,10 +85,6 @@ def _roof(name: str, unit: str, roof: Roof, sheet: float | None) -> list[str]:
         str(roof.samples),
         roof.method,
     ]
-
-
-def plain_table(*columns: str) -> Table:
-    return Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), caption_justify="left")
 
 
 def _tera(value: float | None) -> str:

@@ -5,20 +5,18 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from profiler.judge.breakdown import TERM_NAMES
 from profiler.predict.result import Answer, Checked, ForecastCell, ForecastError
+from profiler.report.blocks import Lines, Sentences, TextTable, text_table
+from profiler.report.terminal import MOST_ROWS, print_blocks
 from profiler.units import duration, percent, significant
 
 FORECAST_COLUMNS = ("cell", "time", "nine in ten", "tokens/s", "waits for", "basis")
 _MEASURED = "between measured cells"
-_MOST_ROWS = 200
 
 
 def error_sentence(told: ForecastError) -> str:
@@ -48,20 +46,20 @@ def answer_sentences(answer: Answer) -> list[str]:
     return [*lines, *answer.notes]
 
 
-def forecast_rows(cells: Sequence[ForecastCell]) -> tuple[Sequence[tuple[str, ...]], list[str]]:
-    """Return the rows, and the assumptions that the numbers in their last column refer to."""
-    carried: list[str] = []
+def forecast_table(cells: Sequence[ForecastCell]) -> tuple[TextTable, list[str]]:
+    """Return a row per cell, and a line per assumption that the numbers in the last column refer to."""
+    assumptions: list[str] = []
     rows = []
     for cell in cells:
         marks = []
         for words in [] if cell.basis == _MEASURED else cell.basis.split("; "):
-            if words not in carried:
-                carried.append(words)
-            marks.append(f"[{carried.index(words) + 1}]")
+            if words not in assumptions:
+                assumptions.append(words)
+            marks.append(f"[{assumptions.index(words) + 1}]")
         room = cell.fits
         rows.append(
             (
-                f"{cell.phase} {cell.batch_size} x {cell.prompt_len or cell.context_len}",
+                cell.name,
                 duration(cell.latency_s) if room else "no room",
                 f"{duration(cell.low_s)} .. {duration(cell.high_s)}" if room else "-",
                 significant(cell.tokens_per_s) if room else "-",
@@ -69,35 +67,16 @@ def forecast_rows(cells: Sequence[ForecastCell]) -> tuple[Sequence[tuple[str, ..
                 " ".join(marks),
             )
         )
-    return rows, carried
+    table = text_table(FORECAST_COLUMNS, rows, wrapped=("cell", "waits for", "basis"))
+    return table, [f"[{number}] {words}" for number, words in enumerate(assumptions, 1)]
 
 
 def print_forecast(answer: Answer, console: Console) -> None:
     """Print a forecast: its error first, a row per cell, and the assumptions of extrapolated cells."""
-    console.print()
-    for number, sentence in enumerate(answer_sentences(answer)):
-        console.print(Text(sentence, style="bold" if number < 2 else ""))
-    console.print()
-    rows, carried = forecast_rows(answer.cells[:_MOST_ROWS])
-    console.print(forecast_table(FORECAST_COLUMNS, rows))
-    for number, words in enumerate(carried):
-        console.print(Text(f"[{number + 1}] {words}", style="dim"))
-    if len(answer.cells) > _MOST_ROWS:
-        console.print(Text(f"{len(answer.cells) - _MOST_ROWS} more cells: --format json shows them all"))
-
-
-_WORDS = ("cell", "waits for", "basis", "card", "as", "verdict", "cheaper from batch", "largest error by term")
-
-
-def forecast_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """Return a table with text columns left-aligned and folding, and figures right-aligned."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in columns:
-        words = name in _WORDS
-        table.add_column(name, justify="left" if words else "right", no_wrap=not words, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(text) for text in row))
-    return table
+    table, assumptions = forecast_table(answer.cells[:MOST_ROWS])
+    whole = replace(table, total=len(answer.cells))
+    blocks = [Sentences(answer_sentences(answer), plain_from=2), whole, Lines(assumptions, "dim")]
+    print_blocks(blocks, console)
 
 
 def forecast_json(answer: Answer) -> dict[str, object]:
@@ -119,27 +98,25 @@ CHECK_COLUMNS = ("cell", "forecast", "measured", "off", "inside", "largest error
 
 
 def print_check(checked: Checked, console: Console) -> None:
-    """Print forecast and measured times side by side, with the term that has the largest error."""
+    """Print forecast and measured times next to each other, with the term that has the largest error."""
     off = statistics.median(abs(row.error) for row in checked.rows) if checked.rows else math.nan
     inside = sum(row.inside for row in checked.rows)
-    console.print()
     head = f"Checked: median {_share(off)} off; {inside} of {len(checked.rows)} inside their intervals."
-    console.print(Text(head, style="bold"))
     rows = []
     for row in checked.rows:
         term, seconds = max(row.terms.items(), key=lambda item: abs(item[1]), default=("", 0.0))
-        cell = row.forecast
         rows.append(
             (
-                f"{cell.phase} {cell.batch_size} x {cell.prompt_len or cell.context_len}",
-                duration(cell.latency_s),
+                row.forecast.name,
+                duration(row.forecast.latency_s),
                 duration(row.measured.latency_s),
                 f"{100 * row.error:+.1f} %",
                 "yes" if row.inside else "no",
                 f"{TERM_NAMES.get(term, term)} {1e3 * seconds:+.2f} ms" if term else "",
             )
         )
-    console.print(forecast_table(CHECK_COLUMNS, rows))
+    table = text_table(CHECK_COLUMNS, rows, wrapped=("cell", "largest error by term"))
+    print_blocks([Sentences([head]), table], console)
 
 
 def check_json(checked: Checked) -> dict[str, object]:

@@ -1,102 +1,95 @@
-"""report.md: a run's report to paste into an issue."""
+"""Render the sections of a report as Markdown, to paste into an issue."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from functools import singledispatch
 
-from profiler.report.execution import RAN_COLUMNS, ran_rows, trial_cell
-from profiler.report.export import markdown_table, markdown_text, tokens_table
-from profiler.report.glossary import footnotes
-from profiler.report.optional_sections import cold_lines, generate_lines, ragged_lines
-from profiler.report.sections import (
-    activity_lines,
-    engine_lines,
-    host_line,
-    instrument_line,
-    noise_lines,
-    quality_line,
-    rank_lines,
-    roofs_lines,
-    stage_line,
-    unexplained_lines,
+from profiler.report.blocks import (
+    Block,
+    BreakdownChart,
+    CellsTable,
+    Definitions,
+    Lines,
+    Picture,
+    Section,
+    Sentences,
+    ShellCommand,
+    TextTable,
+    visible_sections,
 )
+from profiler.report.export import markdown_table, markdown_text, tokens_table
 from profiler.report.selection import MOST_ROWS_A_PHASE, spanning
-from profiler.report.tables import lever_rows
-from profiler.store.folder import Run
-from profiler.units import processors, scaled, short_count
-
-_PICTURES = ["![roofline](roofline.png)", "", "![where the time goes](split.png)", "", "![regimes](map.png)", ""]
 
 
-def markdown_report(run: Run) -> str:
-    """Return the report as Markdown; it links to the pictures in its folder if any cell was measured."""
-    document = run.document
-    quality = quality_line(run)
-    lines = [markdown_text(f"# {run.model.id} on {document.device.name}"), ""]
-    lines += [*map(markdown_text, document.answer), ""] if document.answer else []
-    lines += [*(f"- {markdown_text(line)}" for line in _facts(run)), f"- {_command(run)}", ""]
-    lines += _ran(run)
-    lines += _section("Engines", engine_lines(run))
-    lines += _section("Ranks", rank_lines(run))
-    lines += _section("The generate tax", generate_lines(run))
-    lines += _section("Prompts of unequal lengths", ragged_lines(run))
-    lines += _section("Cold and idle", cold_lines(run))
-    lines += [f"**Quality**: {markdown_text(quality)}.", ""] if quality else []
-    lines += _section("Inside a step", [*activity_lines(run), *unexplained_lines(run)])
-    lines += _section("Noise", noise_lines(run))
-    lines += _section("Warnings", document.warnings)
-    lines += [] if document.finished else ["**Interrupted**: the cells below are those measured until then.", ""]
-    lines += _PICTURES if run.measured else []
-    levers = (
-        f"{cell}: {change} {saves} ({share}), {because}" for cell, change, saves, share, because in lever_rows(run)
-    )
-    lines += _section(
-        "What would change it", levers, " (tried here, or computed from the cell's split; a negative saving is a cost)"
-    )
-    shown = spanning(run.results, MOST_ROWS_A_PHASE)
-    if len(shown) < len(run.results):
-        lines += [f"{len(shown)} of {len(run.results)} rows; all are in cells.csv.", ""]
-    lines += [markdown_table(tokens_table(replace(run, results=tuple(shown)))), *_section("Words", footnotes(run))]
+def markdown_page(title: str, sections: Sequence[Section | None]) -> str:
+    """Return the sections as one Markdown document; it links to the pictures in its folder."""
+    lines = [f"# {markdown_text(title)}", ""]
+    for section in visible_sections(sections, "markdown"):
+        if section.title:
+            lines += [f"## {markdown_text(section.title)}", ""]
+        if section.note:
+            lines += [f"*{markdown_text(section.note)}*", ""]
+        for block in section.blocks:
+            lines += [*_render_block(block), ""]
     return "\n".join(lines)
 
 
-def _section(title: str, items: Iterable[str], remark: str = "") -> list[str]:
-    bullets = [f"- {markdown_text(item)}" for item in items]
-    return [f"**{title}**{remark}", "", *bullets, ""] if bullets else []
+@singledispatch
+def _render_block(block: Block) -> list[str]:
+    """Return one block as lines of Markdown. Raises TypeError for a kind that Markdown does not know."""
+    raise TypeError(f"Markdown renders no {type(block).__name__}")
 
 
-def _ran(run: Run) -> list[str]:
-    """Return a table of the execution path."""
-    heading = "**What really ran**" + (
-        f", and what was tried in its place at {cell}" if (cell := trial_cell(run)) else ""
-    )
-    rows = [RAN_COLUMNS, ("---",) * len(RAN_COLUMNS), *(map(markdown_text, row) for row in ran_rows(run))]
-    return [heading, "", *(f"| {' | '.join(row)} |" for row in rows), ""]
+@_render_block.register
+def _(block: Sentences) -> list[str]:
+    return [markdown_text(sentence) for sentence in block.sentences]
 
 
-def _command(run: Run) -> str:
-    """Return the command that repeats a run, as code; a backtick in it would end the code."""
-    command = run.document.command.replace("`", "'")
-    return f"repeat it: `{command}`"
+@_render_block.register
+def _(block: Lines) -> list[str]:
+    lines = [markdown_text(line) for line in block.lines]
+    return "\n\n".join(lines).split("\n") if block.style == "paragraph" else [f"- {line}" for line in lines]
 
 
-def _facts(run: Run) -> Iterator[str]:
-    """Return the lines with the model, the device and the measured roofs."""
-    document, model, device = run.document, run.model, run.document.device
-    random = model.weights == "random"
-    weights = "random weights (timing does not depend on their values)" if random else "checkpoint"
-    yield (
-        f"model: {short_count(model.params)} parameters, {model.precision}, {weights}, {model.attention} attention,"
-        f" {scaled(model.storage_bytes, 'B')} in memory"
-    )
-    yield f"device: {device.name}, {processors(device.threads, device.kind)}"
-    measured_at = datetime.fromtimestamp(document.ceilings.measured_at_unix_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
-    yield f"roofs, measured here on {measured_at}: {'; '.join(roofs_lines(run))}"
-    if host := host_line(run):
-        yield host
-    yield instrument_line(run)
-    if stages := stage_line(run):
-        yield stages
-    yield f"software: {', '.join(f'{name} {version}' for name, version in document.software.items())}"
+@_render_block.register
+def _(block: TextTable) -> list[str]:
+    caption = [f"{markdown_text(block.caption)}:", ""] if block.caption else []
+    head = [column.heading for column in block.columns]
+    rule = ["---:" if column.number else "---" for column in block.columns]
+    return [*caption, *(_row([markdown_text(text) for text in row]) for row in (head, rule, *block.rows))]
+
+
+def _row(texts: Sequence[str]) -> str:
+    return f"| {' | '.join(texts)} |"
+
+
+@_render_block.register
+def _(block: Picture) -> list[str]:
+    return [f"![{markdown_text(block.alt)}]({block.name}.png)"]
+
+
+@_render_block.register
+def _(block: CellsTable) -> list[str]:
+    results = block.run.results
+    shown = spanning(results, MOST_ROWS_A_PHASE)
+    note = [f"{len(shown)} of {len(results)} rows; all are in cells.csv.", ""] if len(shown) < len(results) else []
+    return [*note, markdown_table(tokens_table(replace(block.run, results=tuple(shown)))).rstrip()]
+
+
+@_render_block.register
+def _(block: BreakdownChart) -> list[str]:
+    return ["![The time breakdown of each cell](split.png)"]
+
+
+@_render_block.register
+def _(block: Definitions) -> list[str]:
+    return [f"- **{name}**: {markdown_text(meaning)}" for name, meaning in block.terms]
+
+
+@_render_block.register
+def _(block: ShellCommand) -> list[str]:
+    """A backtick in the command would end the code."""
+    command = block.command.replace("`", "'")
+    return [f"{block.label}: `{command}`"]

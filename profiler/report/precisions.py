@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from profiler.effort import STANDARD
 from profiler.judge.precisions import PrecisionDifference, clear_differences, compare_with_first, precision_sentences
-from profiler.report.sections import quality_line, regime_names
+from profiler.report.blocks import (
+    HTML,
+    TERMINAL,
+    Block,
+    Lines,
+    Picture,
+    Section,
+    Sentences,
+    ShellCommand,
+    TextTable,
+    text_table,
+)
 from profiler.report.selection import of_phase
+from profiler.report.sentences import NO_NUMBER, quality_line, regime_names
+from profiler.report.terminal import print_sections
 from profiler.stats import CLAIM_VISITS
 from profiler.store.folder import Run
 from profiler.units import duration, scaled, significant
@@ -123,39 +133,67 @@ def _rows(items: Sequence[PrecisionDifference]) -> list[list[str]]:
     ]
 
 
-_WORDS = ("cell", "precision", "regime")
+def comparison_sections(runs: Sequence[Run], links: Sequence[str]) -> list[Section | None]:
+    """Return the sections of a comparison of runs of one model; `links` are the addresses of their own reports."""
+    first, alone = runs[0], "A single precision was run: there is nothing to compare."
+    setting = [f"{first.model.id} on {first.document.device.name}"]
+    return [
+        Section("", [Sentences(precision_sentences(runs) or [alone])]),
+        Section("", [Lines(setting)], media=TERMINAL),
+        _picture(runs),
+        Section(
+            "Precisions",
+            [text_table(PRECISION_COLUMNS, precision_rows(runs), texts=("in", "regime"))],
+            "memory counted from the tensors as they lie there; the smallest decode, measured",
+        ),
+        *_differences(runs),
+        *(_of_run(run, link) for run, link in zip(runs, links, strict=True)),
+        Section("", list(_last_lines(runs)), media=TERMINAL),
+    ]
+
+
+def _picture(runs: Sequence[Run]) -> Section | None:
+    if not all(run.measured for run in runs):
+        return None
+    alt = "Tokens per second of each precision, in decode against the batch and in prefill against its tokens"
+    picture = Picture("precisions", alt, tuple(runs))
+    return Section("Tokens per second", [picture], "measured; both axes logarithmic", HTML)
+
+
+def _differences(runs: Sequence[Run]) -> list[Section]:
+    """Every cell on a page; the clearest ones on the terminal."""
+    every, clear, once = difference_rows(runs), clear_rows(runs), once_line(runs)
+    if not every:
+        return []
+    end = [Lines([once], "dim")] if once else []
+    note = "measured; above 1x it is faster, with the 95 % interval of the ratio"
+    page = runs[0].folder.parent / "report.html"
+    omitted = [f"the fastest and the slowest of each; all {len(every)}: {page}"] if len(clear) < len(every) else []
+    return [
+        Section(f"Every cell compared with {runs[0].model.quant}", [_against_table(every), *end], note, HTML),
+        Section("", [_against_table(clear), Lines(omitted), *end], media=TERMINAL),
+    ]
+
+
+def _against_table(rows: Sequence[Sequence[str]]) -> TextTable:
+    return text_table(AGAINST_COLUMNS, rows, texts=("precision",))
+
+
+def _of_run(run: Run, link: str) -> Section:
+    quality = quality_line(run)
+    blocks: list[Block] = [Sentences(run.answer or [NO_NUMBER])]
+    blocks += [Lines([f"Quality: {quality}."], "paragraph")] if quality else []
+    blocks += [Lines(run.document.warnings, "warning")] if run.document.warnings else []
+    blocks.append(ShellCommand("Repeat it", run.document.command))
+    return Section(run.model.precision, blocks, media=HTML, link=link)
+
+
+def _last_lines(runs: Sequence[Run]) -> Iterator[Block]:
+    yield Lines([f"{run.model.quant} {quality}" for run in runs if (quality := quality_line(run))])
+    yield Lines(warnings_of(runs), "warning")
+    yield Lines([f"run: {run.folder}" for run in runs], "dim")
 
 
 def print_comparison(runs: Sequence[Run], console: Console) -> None:
     """Print runs of one model in several precisions, each compared with the first."""
-    console.print()
-    for sentence in precision_sentences(runs):
-        console.print(Text(sentence, style="bold"))
-    console.print()
-    console.print(Text(f"{runs[0].model.id} on {runs[0].document.device.name}"))
-    console.print(_table(PRECISION_COLUMNS, precision_rows(runs)))
-    shown, every = clear_rows(runs), difference_rows(runs)
-    console.print()
-    console.print(_table(AGAINST_COLUMNS, shown))
-    if len(shown) < len(every):
-        console.print(
-            Text(f"the fastest and the slowest of each; all {len(every)}: {runs[0].folder.parent / 'report.html'}")
-        )
-    if once := once_line(runs):
-        console.print(Text(once))
-    for run in runs:
-        if quality := quality_line(run):
-            console.print(Text(f"{run.model.quant} {quality}"))
-    for warning in warnings_of(runs):
-        console.print(Text(f"! {warning}", style="yellow"))
-    for run in runs:
-        console.print(Text(f"run: {run.folder}", style="dim"))
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for name in columns:
-        table.add_column(name, justify="left" if name in _WORDS else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    return table
+    print_sections(comparison_sections(runs, [str(run.folder) for run in runs]), console)

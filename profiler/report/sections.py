@@ -1,309 +1,370 @@
-"""Sentences about a run, shared by the terminal, HTML and Markdown reports."""
+"""The sections of a run's report, in their order. A further section is a function and a line in SECTIONS."""
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
+from datetime import UTC, datetime
 
-from profiler.data.links import Link
-from profiler.facts.roofs import Roof, memory_roof
-from profiler.grid.cells import CellKey, Phase
-from profiler.judge.cells import CellEvidence, EngineDifference
-from profiler.judge.regimes import Flag
-from profiler.report.device import host_words
-from profiler.report.selection import first_engine, of_phase
-from profiler.stats import CLAIM_VISITS
+from rich.console import Console
+
+from profiler.grid.cells import Phase
+from profiler.report import terminal_cells  # noqa: F401 - it renders cells and time breakdowns
+from profiler.report.batch_test import doubling_table
+from profiler.report.blocks import (
+    DOCUMENTS,
+    HTML,
+    MARKDOWN,
+    TERMINAL,
+    Block,
+    BreakdownChart,
+    CellsTable,
+    Definitions,
+    Lines,
+    Picture,
+    Section,
+    Sentences,
+    ShellCommand,
+    TextTable,
+    Tooltip,
+    text_table,
+)
+from profiler.report.execution import RAN_COLUMNS, ran_rows, trial_cell
+from profiler.report.forecast import answer_sentences, forecast_table
+from profiler.report.glossary import footnotes
+from profiler.report.optional_sections import cold_lines, generate_lines, ragged_lines
+from profiler.report.roofline_data import cell_points, roof_lines
+from profiler.report.selection import MOST_SIZES, evenly, of_all
+from profiler.report.sentences import (
+    NO_NUMBER,
+    activity_lines,
+    host_line,
+    instrument_line,
+    no_claim_lines,
+    noise_lines,
+    precision_line,
+    quality_line,
+    rank_lines,
+    roofs_lines,
+    stage_line,
+    unexplained_lines,
+    waterfalls,
+)
+from profiler.report.tables import (
+    breakdown_rows,
+    card_rows,
+    engine_rows,
+    health_rows,
+    lever_rows,
+    module_time_rows,
+    roof_rows,
+)
+from profiler.report.terminal import print_sections
 from profiler.store.folder import Run
-from profiler.units import clock_time, duration, percent, scaled, several, significant
+from profiler.store.forecasts import read_costs, read_forecast
+from profiler.units import processors, scaled, short_count
 
-# Short names of flags in tables, the most important first; run.json has the full names.
-_SHORT_FLAGS = {
-    Flag.INEFFICIENT_KERNELS: "kernels",
-    Flag.WASTEFUL_PATH: "copies",
-    Flag.KV_BOUND: "KV",
-    Flag.ABOVE_ROOF: "above roof",
-}
-# Flags that a regime already implies.
-_NEEDLESS: Mapping[str, frozenset[Flag]] = {
-    "compute-bound": frozenset({Flag.INEFFICIENT_KERNELS, Flag.WASTEFUL_PATH}),
-    "kernel-bound": frozenset({Flag.INEFFICIENT_KERNELS}),
-}
-_STEP: dict[Phase, str] = {"prefill": "prefill", "decode": "step"}
-# Shorter stages are omitted from the line on wall time.
-_SHORTEST_STAGE_S = 0.5
+_MOST_SERIES = 12
 
 
-def regime_names(run: Run) -> dict[CellKey, str]:
-    """Return each cell's regime, followed by the short name of its most important flag."""
-    return {item.key: _regime(item) for item in run.document.evidence}
+def _answer(run: Run) -> Section:
+    return Section("", [Sentences(run.document.answer or [NO_NUMBER])])
 
 
-def _regime(item: CellEvidence) -> str:
-    flags = frozenset(item.flags) - _NEEDLESS.get(item.regime, frozenset())
-    word = next((word for flag, word in _SHORT_FLAGS.items() if flag in flags), "")
-    return f"{item.regime} ({word})" if word else item.regime
+def _interrupted(run: Run) -> Section | None:
+    text = "Interrupted: the cells below are those measured until then."
+    return None if run.document.finished else Section("", [Lines([text], "warning")])
 
 
-def precision_line(run: Run) -> str:
-    """Return `float32, random weights`: the precision and the origin of the weights, for a heading."""
-    return f"{run.model.precision}{', random weights' if run.model.weights == 'random' else ''}"
+def _warnings(run: Run) -> Section | None:
+    warnings = run.document.warnings
+    return Section("Warnings", [Lines(warnings, "warning")], media=DOCUMENTS) if warnings else None
 
 
-def roofs_lines(run: Run) -> list[str]:
-    """Return the measured roofs, each with the datasheet's value if there is one."""
-    ceilings, device, dtype = run.document.ceilings, run.document.device, run.model.dtype
-    bandwidth, compute = ceilings.memory_bytes_per_s, ceilings.compute.get(dtype)
-    lines = ["the memory roof is not known"]
-    if bandwidth is not None:
-        share = _of_sheet(memory_roof(ceilings.memory), device.datasheet_bytes_per_s)
-        lines = [f"memory {scaled(bandwidth, 'B/s')}{share}"]
-    if compute:
-        share = _of_sheet(compute, device.datasheet_flops_per_s)
-        lines.append(f"compute {scaled(compute.per_s, 'FLOP/s')} in {dtype}{share}")
-    by_batch = ceilings.dispatch_s.get(first_engine(run), {}).get("decode", {})
-    smallest = min(by_batch, default=None)
-    if first_engine(run) in run.document.engine.owned:
-        return [*lines, f"dispatch is a part of what {first_engine(run)} takes"]
-    lines.append(
-        "dispatch not measured" if smallest is None else f"dispatch {duration(by_batch[smallest])} a decode step"
-    )
-    return lines
-
-
-def host_line(run: Run) -> str | None:
-    """How the host's pace compares, and the step that it leaves to an engine which dispatches every operator."""
-    ceilings, replayed = run.document.ceilings, run.document.engine.replay_as_graph
-    if ceilings.host is None:
-        return None
-    decodes = [phases.get("decode", {}) for name, phases in ceilings.dispatch_s.items() if name not in replayed]
-    least_s = min((seconds for by_batch in decodes for seconds in by_batch.values()), default=math.inf)
-    steps_s = [item.latency_s for item in run.measured if item.phase == "decode" and item.engine not in replayed]
-    if least_s > min(steps_s, default=math.inf) or least_s == math.inf:
-        return host_words(ceilings.host)
-    otherwise = ", a graph can" if run.document.device.kind == "cuda" else ""
-    return f"{host_words(ceilings.host)}; no eager engine can go below {duration(least_s)} a step here{otherwise}"
-
-
-def _of_sheet(roof: Roof, peak: float | None) -> str:
-    if not roof.measured:
-        return " (the datasheet's, not measured)"
-    return f" ({percent(roof.per_s / peak)} of the datasheet)" if peak else ""
-
-
-def engine_lines(run: Run) -> list[str]:
-    """What each further engine does to a step against the first, with its interval; what is no claim, in one line."""
-    claims = [
-        f"{item.engine} {saving(item)} ({interval(item)}) a {_STEP[item.phase]} against {item.against}"
-        f" at batch {item.batch_size} x {item.key.cell.depth}"
-        for item in engine_claims(run)
-    ]
-    return [*claims, *no_claim_lines(run)]
-
-
-def rank_lines(run: Run) -> list[str]:
-    """How many ranks share the model, what joins them, and of each step their own shares, the link, and both added."""
-    link = run.document.ceilings.collective
-    if run.document.ranks < 2 or link is None:
-        return []
+def _setting(run: Run) -> Section:
+    """The model, the device and its roofs."""
+    device = run.document.device
     lines = [
-        f"{run.document.ranks} ranks, each with {scaled(run.model.storage_bytes, 'B')} of weights, by {link.name}:"
-        f" {duration(link.alpha_s)} a message and {scaled(link.bus_bytes_per_s, 'B/s')} (busbw)"
-        + (f"; {_sweep(link)}" if link.points else "")
+        f"{run.model.id}: {short_count(run.model.params)} parameters, {precision_line(run)}, on {device.name}",
+        "measured roofs: " + ", ".join(roofs_lines(run)),
     ]
-    for step in run.document.rank_steps:
-        own = ", ".join(duration(seconds) for seconds in step.own_s)
-        hides = f", which hides {duration(step.hidden_s)} of the host's dispatch" if step.hidden_s else ""
-        lines.append(
-            f"{step.key.name}: the ranks' own shares take {own}, {duration(step.last_s)} waiting for the last at every"
-            f" exchange, the link {duration(step.exchanged_s)}{hides}:"
-            f" {duration(step.predicted_s)} predicted, {duration(step.measured_s)} measured"
-        )
-    return lines
+    host = host_line(run)
+    return Section("", [Lines(lines, "paragraph"), *([Lines([host], "dim")] if host else [])])
 
 
-def _sweep(link: Link) -> str:
-    """Return the smallest and the largest size of a sweep of all-reduces."""
-    first, last = link.points[0], link.points[-1]
-    return (
-        f"an all-reduce of {first.nbytes >> 10} KiB takes {duration(first.seconds)}, one of {last.nbytes >> 20} MiB"
-        f" {duration(last.seconds)} (algbw {scaled(last.alg_bytes_per_s, 'B/s')}, busbw"
-        f" {scaled(last.bus_bytes_per_s, 'B/s')})"
-    )
-
-
-def engine_claims(run: Run) -> list[EngineDifference]:
-    """Return the differences between engines that exceed noise."""
-    return [item for item in run.document.engine.differences if item.is_claim]
-
-
-def waterfalls(run: Run) -> list[EngineDifference]:
-    """Return the engine differences that the time breakdowns of both engines explain."""
-    return [item for item in engine_claims(run) if item.terms]
-
-
-def no_claim_lines(run: Run) -> list[str]:
-    """In how many cells engines do not differ by more than noise, and in how many nothing can be said."""
-    differences = run.document.engine.differences
-    once = sum(item.visits < CLAIM_VISITS for item in differences)
-    noise = len(differences) - len(engine_claims(run)) - once
-    lines = []
-    if noise:
-        lines.append(f"in {several(noise, 'cell', 'cells')} engines differ by no more than noise")
-    if once:
-        cells = several(once, "cell", "cells")
-        lines.append(f"in {cells} an engine was visited once: no difference is claimed; --budget gives more")
-    return lines
-
-
-def saving(item: EngineDifference) -> str:
-    """Return `saves 3.2 ms` or `costs 0.4 ms`."""
-    return f"{'saves' if item.saves_s >= 0 else 'costs'} {duration(abs(item.saves_s))}"
-
-
-def interval(item: EngineDifference) -> str:
-    """Return the bounds of a claim's interval."""
-    low_s, high_s = sorted((abs(item.low_s), abs(item.high_s)))
-    return f"{duration(low_s)} to {duration(high_s)}"
-
-
-def instrument_line(run: Run) -> str:
-    """Return the overhead of the measurement per step."""
-    mark_s = run.document.engine.instrument_s_per_step
-    fastest_s = min((result.latency_s for result in of_phase(run.measured, "decode")), default=None)
-    if mark_s is None or fastest_s is None:
-        return "what the instrument costs is not known"
-    return f"the instrument costs {duration(mark_s)} a step, {100 * mark_s / fastest_s:.2g} % of the fastest one"
-
-
-def unexplained_lines(run: Run) -> list[str]:
-    """Which groups of operators carry what a cell's split does not explain, where that is a fifth of its time."""
-    results, lines = run.by_key(), []
-    for item in run.document.evidence:
-        if item.unexplained_in_s:
-            result = results[item.key]
-            most = [
-                f"{group.replace('_', ' ')} ({duration(excess_s)})"
-                for group, excess_s in list(item.unexplained_in_s.items())[:2]
-            ]
-            lines.append(
-                f"{item.key.name}: {percent(result.unexplained_s / result.latency_s)} of its time is not explained;"
-                f" under hooks most of it lies in {' and '.join(most)}"
-            )
-    return lines
-
-
-def activity_lines(run: Run) -> list[str]:
-    """Kernels, gaps and busy share of the steps that were traced, and what to type to look deeper."""
-    document = run.document
-    on_cuda = document.device.kind == "cuda"
-    what = "kernels" if on_cuda else "operators"
-    lines = [
-        f"{item.key.name}: {item.kernels} {what}, one of them running {percent(item.busy_share)} of the time;"
-        f" {item.gaps} gaps of {duration(item.gap_s / item.gaps) if item.gaps else '0'} on average"
-        for item in document.activity
-    ]
-    lines += [f"{name}: {breaks} graph breaks" for name, breaks in document.engine.graph_breaks.items()]
-    lines += [
-        f"{name}: {several(skips, 'compiled piece runs', 'compiled pieces run')} without a CUDA graph"
-        for name, skips in document.engine.graph_skips.items()
-        if skips
-    ]
-    if lines and on_cuda:
-        command = f"{document.command} --breakdown"
-        lines.append(f"with NVTX ranges a group: nsys profile --trace=cuda,nvtx -o step {command}")
-        lines.append(
-            "bytes a kernel: ncu --nvtx --metrics dram__bytes_read.sum,dram__bytes_write.sum --clock-control none"
-            f" {command}"
-        )
-    return lines
-
-
-def quality_line(run: Run) -> str | None:
-    """Return the divergence of a quantised model from the unquantised one; None without `--check-quality`."""
-    quality = run.document.quality
-    if quality is None:
+def _roofline(run: Run) -> Section | None:
+    if not run.measured:
         return None
-    return (
-        f"against the unquantised model, over {quality.tokens} tokens: mean KL divergence"
-        f" {significant(quality.mean_kl_nats, 2)} nats, the same first choice at {percent(quality.top1_agreement)}"
-        " of them (a sanity figure, not a benchmark)"
-    )
-
-
-def stage_line(run: Run) -> str | None:
-    """Return `wall time 2:05: timing 70 s, replays 10 s`: the stages of the run, the longest first."""
-    stages = run.document.stage_s
-    if not stages:
-        return None
-    ordered = sorted(stages.items(), key=lambda item: -item[1])
-    parts = [f"{name} {seconds:.0f} s" for name, seconds in ordered if seconds >= _SHORTEST_STAGE_S]
-    return f"wall time {clock_time(sum(stages.values()))}" + (f": {', '.join(parts)}" if parts else "")
-
-
-def common_noise(run: Run) -> dict[str, list[str]]:
-    """Return the noise reasons that all cells of the run share, by kind."""
-    evidence = run.document.evidence
-    kinds = _noise_kinds(run)
-    return {kind: list(texts.values()) for kind, texts in kinds.items() if len(texts) == len(evidence) > 1}
-
-
-def own_noise(run: Run) -> dict[CellKey, list[str]]:
-    """Return the noise reasons of each cell, without those that all cells share."""
-    common = common_noise(run)
-    own = {
-        item.key: [why for why in item.noise_reasons if _NUMBER.sub("#", why) not in common]
-        for item in run.document.evidence
+    drawn, measured = cell_points(run), len(run.measured)
+    tooltips = {
+        f"roof-{number}": Tooltip(line.label, f"roof {line.kind}") for number, line in enumerate(roof_lines(run))
     }
-    return {key: reasons for key, reasons in own.items() if reasons}
+    for number, point in enumerate(drawn):
+        tooltips[f"cell-{number}"] = Tooltip(point.tooltip, f"point {point.key.phase}", reachable=True)
+    note = "points: measured time, counted work; hover or tab to a point for its cell"
+    note += f"; {len(drawn)} of {measured} cells are drawn" if len(drawn) < measured else ""
+    alt = "Achieved FLOP/s against arithmetic intensity, both logarithmic"
+    return Section("Roofline", [Picture("roofline", alt, (run,), tooltips)], note, DOCUMENTS)
 
 
-def common_noise_line(run: Run) -> str | None:
-    """Return `all 32 cells: the machine itself drifted by 23 %`, or None where all cells share no reason."""
-    reasons = [_together(texts) for texts in common_noise(run).values()]
-    return f"all {len(run.document.evidence)} cells: {'; '.join(reasons)}" if reasons else None
+def _cells(run: Run) -> Section:
+    return Section("Cells", [CellsTable(run)], "measured times; rates from counted work")
 
 
-def noise_lines(run: Run) -> list[str]:
-    """Return the noise reasons: those of all cells first, then those of several, a line each, then single cells."""
-    common, kinds = common_noise(run), _noise_kinds(run)
-    shared = {kind: texts for kind, texts in kinds.items() if kind not in common and len(texts) >= _MIN_SHARED_CELLS}
-    lines = [line] if (line := common_noise_line(run)) else []
-    for texts in sorted(shared.values(), key=len, reverse=True):
-        lines.append(f"{len(texts)} of {len(run.document.evidence)} cells: {_together(list(texts.values()))}")
-    for key, reasons in own_noise(run).items():
-        unshared = [why for why in reasons if _NUMBER.sub("#", why) not in shared]
-        if unshared:
-            lines.append(f"{key.name}: {', '.join(unshared)}")
-    return lines
+def _breakdown(run: Run) -> Section | None:
+    blocks: list[Block] = [BreakdownChart(run)]
+    note = "from the operators' roofs, replayed kernels and measured dispatch"
+    return Section("Where the time goes", blocks, note) if run.measured else None
 
 
-_NUMBER = re.compile(r"\d+(?:\.\d+)?")
-# A reason that at least this many cells share is printed in one line.
-_MIN_SHARED_CELLS = 3
+def _terms(run: Run) -> Section | None:
+    rows = breakdown_rows(run)
+    caption = "In figures: each term, and how far it may be off"
+    table = text_table(rows[0], rows[1:], caption=caption) if rows else None
+    return Section("", [table], media=DOCUMENTS) if table else None
 
 
-def _noise_kinds(run: Run) -> dict[str, dict[CellKey, str]]:
-    """Return the cells of each kind of reason (its text without figures), with each cell's own text."""
-    kinds: dict[str, dict[CellKey, str]] = {}
-    for item in run.document.evidence:
-        for why in item.noise_reasons:
-            kinds.setdefault(_NUMBER.sub("#", why), {})[item.key] = why
-    return kinds
+def _ran(run: Run) -> Section | None:
+    if not run.measured:
+        return None
+    cell = trial_cell(run)
+    headings = (*RAN_COLUMNS[:2], f"{RAN_COLUMNS[2]} at {cell}" if cell else "")
+    table = text_table(headings, ran_rows(run), wrapped=headings[1:])
+    return Section("What ran", [table], "asked of the libraries on this device")
 
 
-def _together(texts: Sequence[str]) -> str:
-    """Return `interval of +-2.6 to 9.1 %`: reasons of one kind as one text, with the range of each figure."""
-    figures = iter(zip(*(_NUMBER.findall(text) for text in texts), strict=True))
-
-    def span(_: re.Match[str]) -> str:
-        values = sorted(next(figures), key=float)
-        return values[0] if values[0] == values[-1] else f"{values[0]} to {values[-1]}"
-
-    return _NUMBER.sub(span, texts[0])
+def _levers(run: Run) -> Section | None:
+    headings = ("cell", "change", "saves", "of the step", "because")
+    rows = lever_rows(run)
+    note = "tried on this device, or computed from the cell's breakdown; a negative saving is a cost"
+    table = text_table(headings, rows, wrapped=("change", "because"))
+    return Section("What would change it", [table], note, DOCUMENTS) if rows else None
 
 
-def visited_once(run: Run) -> set[CellKey]:
-    """Return the cells visited once; empty where that is true of all cells."""
-    once = {result.key for result in run.measured if result.visits == 1}
-    return once if len(once) < len(run.measured) else set()
+def _other_gpus(run: Run) -> Section | None:
+    rows = card_rows(run)
+    note = f"datasheet: the most tokens/s that their {run.model.dtype} roofs allow, without their host's dispatch"
+    return Section("On other GPUs", [text_table(rows[0], rows[1:])], note, DOCUMENTS) if rows else None
+
+
+def _regimes(run: Run) -> Section | None:
+    groups: dict[tuple[Phase, str], dict[tuple[int, int], str]] = {}
+    for result in run.measured:
+        regimes = groups.setdefault((result.phase, result.engine), {})
+        regimes[result.batch_size, result.key.cell.depth] = result.regime or ""
+    maps = [_regime_table(f"{phase} ({engine})", regimes) for (phase, engine), regimes in groups.items()]
+    return Section("Regimes", maps, "derived, with evidence in run.json", HTML) if maps else None
+
+
+def _regime_map(run: Run) -> Section | None:
+    alt = "The regime of each cell, over prompt or context length and batch"
+    note = "derived, with evidence in run.json"
+    return Section("Regimes", [Picture("map", alt, (run,))], note, MARKDOWN) if run.measured else None
+
+
+def _regime_table(title: str, regimes: dict[tuple[int, int], str]) -> TextTable:
+    """A row per batch size, a column per length."""
+    all_batches, all_depths = sorted({batch for batch, _ in regimes}), sorted({depth for _, depth in regimes})
+    batches, depths = evenly(all_batches, MOST_SIZES), evenly(all_depths, MOST_SIZES)
+    rows = [[str(batch), *(regimes.get((batch, depth), "") for depth in depths)] for batch in batches]
+    shown = of_all(len(batches) * len(depths), len(all_batches) * len(all_depths))
+    headings = [str(depth) for depth in depths]
+    return text_table(["batch", *headings], rows, texts=headings, caption=title + shown)
+
+
+def _inside(run: Run) -> Section | None:
+    rows = module_time_rows(run)
+    headings = ("inside", "time", "share", "TFLOP/s", "GB/s", "FLOP/byte", "roof")
+    groups = [number for number, row in enumerate(rows) if not row[0].startswith(" ")]
+    table = text_table(headings, rows, groups=groups)
+    return Section("Inside a step", [table], "measured with hooks, in a pass of its own") if rows else None
+
+
+def _activity(run: Run) -> Section | None:
+    lines = [*activity_lines(run), *unexplained_lines(run)]
+    title, note = "Kernels, gaps and unexplained time", "measured in passes of their own"
+    return Section(title, [Lines(lines)], note) if lines else None
+
+
+def _engines(run: Run) -> Section | None:
+    rows, unclear = engine_rows(run), no_claim_lines(run)
+    blocks: list[Block] = []
+    if waterfalls(run):
+        blocks.append(Picture("engines", "From the first engine's time to another's, term by term", (run,)))
+    if rows:
+        headings = ("cell", "engine", "per step", "interval", "where it lies")
+        texts = ("engine", "per step", "interval")
+        blocks.append(text_table(headings, rows, texts=texts, wrapped=("where it lies",)))
+    if unclear:
+        blocks.append(Lines(unclear))
+    note = f"measured in turns: the time that each saves compared with {run.document.engine.names[0]}"
+    return Section("Engines", blocks, note) if blocks else None
+
+
+def _generate(run: Run) -> Section | None:
+    lines = generate_lines(run)
+    note = "measured in turns with our own loop; its parts are timed in transformers' own functions"
+    return Section("The overhead of generate", [Lines(lines)], note) if lines else None
+
+
+def _ragged(run: Run) -> Section | None:
+    lines = ragged_lines(run)
+    note = "measured with padding and a mask, and the same shape without; other ways to batch are tried or computed"
+    return Section("Prompts of unequal lengths", [Lines(lines)], note) if lines else None
+
+
+def _cold(run: Run) -> Section | None:
+    lines = cold_lines(run)
+    note = "measured in a process of its own, and after idle time"
+    return Section("Cold and idle", [Lines(lines)], note) if lines else None
+
+
+def _ranks(run: Run) -> Section | None:
+    lines = rank_lines(run)
+    return Section("Ranks", [Lines(lines)], "measured on each rank") if lines else None
+
+
+def _forecast(run: Run) -> Section | None:
+    forecast = read_forecast(run.folder)
+    if forecast is None:
+        return None
+    alt = "Forecast time against the batch with the band that holds nine in ten, and measured cells"
+    pictures = [Picture("forecast", alt, (run,))] if run.measured else []
+    table, assumptions = forecast_table(forecast.cells)
+    blocks = [Lines(answer_sentences(forecast), "paragraph"), *pictures, table, Lines(assumptions)]
+    return Section("What would happen", blocks, "forecast from the measured cells; bands hold nine in ten", HTML)
+
+
+def _costs(run: Run) -> Section | None:
+    if not read_costs(run.folder) or not run.measured:
+        return None
+    alt = "USD per million output tokens against the sequences in flight, by GPU, up to the largest batch of each"
+    note = "on rented GPUs, from published figures; bands hold nine in ten"
+    return Section("What a token would cost", [Picture("cost", alt, (run,))], note, HTML)
+
+
+def _doubling(run: Run) -> Section | None:
+    tests = [test for test in run.document.scaling if test.axis == "batch"][:_MOST_SERIES]
+    blocks: list[Block] = []
+    for test in tests:
+        fixed = test.fixed
+        name = f"{fixed['phase']} ({fixed['engine']}), {fixed['prompt_len'] or fixed['context_len']} tokens"
+        blocks += [Lines([f"{name}: {' '.join(test.sentences)}"], "paragraph"), doubling_table(run, test)]
+    note = "slopes: measured, next to those that the counts predict"
+    return Section("Doubling the batch", blocks, note, DOCUMENTS) if blocks else None
+
+
+def _precision(run: Run) -> Section:
+    model = run.model
+    quant = ""
+    if model.quant != "none":
+        scales = " with quantised scales" if model.double_quant else ""
+        quant = f", weights in {model.quant}{scales}, products in {model.compute_dtype}"
+    unpacked = f"; published as {model.unpacked_from}, here they are dense" if model.unpacked_from else ""
+    text = (
+        f"{model.dtype}{quant}: {scaled(model.storage_bytes, 'B')} of {model.weights} weights,"
+        f" {8 * model.storage_bytes / model.params:.3g} bits per parameter{unpacked}; {model.attention} attention."
+        " `--quant none,nf4` measures several precisions on one grid."
+    )
+    note = "counted from the tensors as they lie in memory; timing does not depend on their values"
+    return Section("Precision", [Lines([text], "paragraph")], note, DOCUMENTS)
+
+
+def _quality(run: Run) -> Section | None:
+    quality = quality_line(run)
+    return Section("Quality", [Lines([quality])], "measured") if quality else None
+
+
+def _noise(run: Run) -> Section | None:
+    lines = noise_lines(run)
+    return Section("Noise", [Lines(lines)], media=DOCUMENTS) if lines else None
+
+
+def _roofs(run: Run) -> Section:
+    document = run.document
+    measured_at = datetime.fromtimestamp(document.ceilings.measured_at_unix_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    sheet = f"; datasheet: {document.device.datasheet}" if document.device.datasheet else ""
+    headings = ("roof", "median", "quartiles", "of the datasheet", "clock", "method")
+    table = text_table(headings, roof_rows(run), texts=("quartiles",), wrapped=("method",))
+    return Section("Roofs", [table], f"measured here on {measured_at}{sheet}", DOCUMENTS)
+
+
+def _health(run: Run) -> Section:
+    device = run.document.device
+    rows = [["device", f"{device.name}, {processors(device.threads, device.kind)}"], *health_rows(run)]
+    software = ", ".join(f"{name} {version}" for name, version in run.document.software.items())
+    table = text_table(("", ""), [*rows, ["software", software]])
+    return Section("Device and software", [table], "measured during the run", DOCUMENTS)
+
+
+def _cost_of_measuring(run: Run) -> Section:
+    lines = [line for line in (instrument_line(run), stage_line(run)) if line]
+    return Section("", [Lines(lines, "dim")])
+
+
+def _last_warnings(run: Run) -> Section:
+    """At the end of a screen, where they are seen."""
+    return Section("", [Lines(run.document.warnings, "warning"), Lines([f"run: {run.folder}"], "dim")], media=TERMINAL)
+
+
+def _words(run: Run) -> Section | None:
+    pairs = [line.replace("**", "", 2).split(": ", 1) for line in footnotes(run)] if run.measured else []
+    return Section("Words", [Definitions([(name, meaning) for name, meaning in pairs])], media=DOCUMENTS)
+
+
+def _method(run: Run) -> Section:
+    coverage = run.document.counting.coverage
+    text = (
+        "Times are medians with a 95 % interval whose unit is the visit; that of a cell visited once is within the"
+        " visit. Rates use model work, the algorithm's minimum; what the library's path does beyond it is avoidable"
+        " work. Verdicts use the roofs measured here, never a datasheet."
+    )
+    text += f" The count does not understand {100 * (1 - coverage):.3g} % of the parameters." if coverage < 1 else ""
+    blocks = [Lines([text], "paragraph"), ShellCommand("Repeat it", run.document.command)]
+    return Section("Method and limits", blocks, media=DOCUMENTS)
+
+
+SECTIONS: list[Callable[[Run], Section | None]] = [
+    _answer,
+    _interrupted,
+    _warnings,
+    _setting,
+    _roofline,
+    _cells,
+    _breakdown,
+    _terms,
+    _ran,
+    _levers,
+    _other_gpus,
+    _regimes,
+    _regime_map,
+    _inside,
+    _activity,
+    _engines,
+    _generate,
+    _ragged,
+    _cold,
+    _ranks,
+    _forecast,
+    _costs,
+    _doubling,
+    _precision,
+    _quality,
+    _noise,
+    _roofs,
+    _health,
+    _cost_of_measuring,
+    _words,
+    _method,
+    _last_warnings,
+]
+"""Each returns a section of a run's report, or None where the run has nothing for it."""
+
+
+def run_sections(run: Run) -> list[Section | None]:
+    """Return the sections of a run's report, in their order."""
+    return [section(run) for section in SECTIONS]
+
+
+def print_run(run: Run, console: Console) -> None:
+    """Print the report of a run on the terminal."""
+    print_sections(run_sections(run), console)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from xml.etree import ElementTree
 
 import matplotlib.pyplot as plt
 from markupsafe import Markup
 
+from profiler.report.blocks import Tooltip
 from profiler.report.plots import draw
 from profiler.report.plots.style import styled
 from profiler.store.folder import Run
@@ -40,20 +40,10 @@ _VARIABLES = {
 _LEFT_OUT = {"metadata", "style"}
 
 
-@dataclass(frozen=True)
-class Mark:
-    """Tooltip and CSS class of an element of a picture."""
-
-    title: str
-    css_class: str
-    reachable: bool = False
-    """Whether the element is in the tab order."""
-
-
-def inline_svg(runs: Sequence[Run], name: str, label: str, marks: Mapping[str, Mark] | None = None) -> Markup:
+def inline_svg(runs: Sequence[Run], name: str, label: str, tooltips: Mapping[str, Tooltip] | None = None) -> Markup:
     """A picture of PLOTS or COMPARISONS as an element to put into a page, which scrolls where that is narrower.
 
-    `marks` belong to the picture's elements by their ids. Raises what `draw` raises.
+    `tooltips` belong to the picture's elements by their ids. Raises what `draw` raises.
     """
     root = _parsed(runs, name)
     _simplify(root)
@@ -62,8 +52,8 @@ def inline_svg(runs: Sequence[Run], name: str, label: str, marks: Mapping[str, M
         own = element.attrib.pop("id", None)
         if own in referenced and own is not None:
             element.set("id", own)
-        if own is not None and marks and (mark := marks.get(own)):
-            _mark(element, own, mark)
+        if own is not None and tooltips and (tooltip := tooltips.get(own)):
+            _add_tooltip(element, own, tooltip)
     view = root.attrib["viewBox"]
     # No smaller than it was drawn, so that its letters can be read: a narrow page scrolls it, as it does tables.
     width = f"min-width: {float(view.split()[2]):.0f}px"
@@ -110,11 +100,11 @@ def _references(value: str) -> list[str]:
     return [link or used for link, used in _REFERENCE.findall(value)]
 
 
-def _mark(element: ElementTree.Element, name: str, mark: Mark) -> None:
+def _add_tooltip(element: ElementTree.Element, name: str, tooltip: Tooltip) -> None:
     title = ElementTree.Element("title")
-    title.text = mark.title
+    title.text = tooltip.title
     element.insert(0, title)
     element.set("id", name)
-    element.set("class", mark.css_class)
-    if mark.reachable:
+    element.set("class", tooltip.css_class)
+    if tooltip.reachable:
         element.set("tabindex", "0")

@@ -15,8 +15,8 @@ from profiler.judge.breakdown import TERM_NAMES
 from profiler.judge.cells import CellEvidence, CellResult
 from profiler.judge.module_times import GroupTime
 from profiler.report.breakdown_bars import WORTH_SHOWING
-from profiler.report.sections import engine_claims, interval, saving
 from profiler.report.selection import evidence_of, half_width, selected_cells
+from profiler.report.sentences import engine_claims, interval, saving
 from profiler.store.folder import Run
 from profiler.units import duration, percent, scaled, significant
 

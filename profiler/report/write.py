@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 from profiler.effort import STANDARD
-from profiler.report.html import html_comparison, html_report
-from profiler.report.markdown import markdown_report
+from profiler.report.blocks import Picture, Section
+from profiler.report.html import html_page, link_from
+from profiler.report.markdown import markdown_page
 from profiler.report.plots import save
-from profiler.report.sections import waterfalls
+from profiler.report.precisions import comparison_sections
+from profiler.report.sections import run_sections
+from profiler.report.sentences import waterfalls
 from profiler.store.folder import Run
 from profiler.store.writer import replace_file
 
@@ -34,11 +38,40 @@ def write_reports(runs: Sequence[Run], guard: Guard = _unguarded, pictures: Sequ
 
 
 def write_pages(run: Run, guard: Guard = _unguarded, *, draw: bool = True) -> None:
-    """Write report.html and report.md into a run's folder; without the roofline in the page unless `draw`."""
+    """Write report.html and report.md into a run's folder; without pictures in the page unless `draw`."""
     with guard("report.html"):
         replace_file(run.folder / "report.html", html_report(run, draw=draw))
     with guard("report.md"):
         replace_file(run.folder / "report.md", markdown_report(run))
+
+
+def html_report(run: Run, *, draw: bool = True) -> str:
+    """Return the report of a run as one HTML document, without pictures unless `draw`."""
+    sections = run_sections(run)
+    if not draw:
+        sections = [section and _without_pictures(section) for section in sections]
+    document = run.document
+    unfinished = " · interrupted" if not document.finished else ""
+    subtitle = f"{document.created} · roofscope {document.roofscope}{unfinished}"
+    return html_page(f"{run.model.id} on {document.device.name}", subtitle, sections)
+
+
+def _without_pictures(section: Section) -> Section:
+    return replace(section, blocks=[block for block in section.blocks if not isinstance(block, Picture)])
+
+
+def markdown_report(run: Run) -> str:
+    """Return the report of a run as Markdown; it links to the pictures in the run's folder."""
+    return markdown_page(f"{run.model.id} on {run.document.device.name}", run_sections(run))
+
+
+def html_comparison(runs: Sequence[Run], folder: Path) -> str:
+    """Return a comparison of several runs of one model as an HTML document in `folder`, with links to their reports."""
+    first = runs[0]
+    names = ", ".join(run.model.quant for run in runs)
+    subtitle = f"{names} · {first.document.created} · roofscope {first.document.roofscope}"
+    links = [link_from(run, folder) for run in runs]
+    return html_page(f"{first.model.id} on {first.document.device.name}", subtitle, comparison_sections(runs, links))
 
 
 def write_comparison(runs: Sequence[Run], folder: Path) -> None:

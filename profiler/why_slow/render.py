@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from rich.console import Console
-from rich.text import Text
 
-from profiler.report.console import long_table
-from profiler.report.html import templates
+from profiler.report.blocks import HTML, Lines, Section, Sentences, text_table
+from profiler.report.terminal import print_sections
 from profiler.units import duration
 from profiler.why_slow.findings import FEW_ROUNDS, LEAST_SHARE, CallFloor, Finding, FirstCall, Why
 from profiler.why_slow.observations import Call, Observations, UnrecordedCall, covered_s, most_at_once, steady_s
@@ -248,8 +247,8 @@ FINDING_COLUMNS = ("finding", "saves", "share", "line", "evidence", "change")
 TRIAL_COLUMNS = ("tried", "line", "what", "rounds", "saving")
 
 
-def html_why(why: Why) -> str:
-    """One HTML document; needs nothing but the answer."""
+def why_sections(why: Why) -> list[Section]:
+    """Return the answer, its findings and trials, every kind of call, and how the findings are known."""
     findings = [
         [item.id, duration(item.saves_s), _percent(item.share), item.where, item.evidence, item.change]
         for item in why.findings
@@ -257,21 +256,24 @@ def html_why(why: Why) -> str:
     trials = [
         [trial.id, trial.where, trial.shape, str(len(trial.rounds)), _percent(trial.saving)] for trial in why.tried
     ]
-    return (
-        templates()
-        .get_template("why.html.j2")
-        .render(
-            script=why.seen.script,
-            answer=why_sentences(why),
-            finding_columns=FINDING_COLUMNS,
-            findings=findings,
-            call_columns=CALL_COLUMNS,
-            calls=call_rows(why),
-            trial_columns=TRIAL_COLUMNS,
-            trials=trials,
-            notes=[*why.seen.warnings, *note_lines(why)],
-        )
-    )
+    calls = text_table(CALL_COLUMNS, call_rows(why), texts=("what",), wrapped=("ran with",))
+    finding_table = text_table(FINDING_COLUMNS, findings, texts=("line",), wrapped=("evidence", "change"))
+    dearest = "the dearest first; seconds of this script, how they are known in the notes"
+    in_turn = "the same call as it was and changed, in turn, on that model"
+    return [
+        Section("", [Sentences(why_sentences(why))]),
+        Section("What to change", [finding_table] if findings else [], dearest, HTML),
+        Section("Calls", [calls], "measured as the script ran"),
+        Section("Trials", [text_table(TRIAL_COLUMNS, trials, texts=("line", "what"))] if trials else [], in_turn, HTML),
+        Section("Notes", [Lines(why.seen.warnings, "warning"), Lines(note_lines(why), "dim")]),
+    ]
+
+
+def html_why(why: Why) -> str:
+    """Return the findings as one HTML document."""
+    from profiler.report.html import html_page
+
+    return html_page(f"Why is {why.seen.script} slow?", "", why_sections(why))
 
 
 def _percent(share: float) -> str:
@@ -279,13 +281,5 @@ def _percent(share: float) -> str:
 
 
 def print_why(why: Why, console: Console) -> None:
-    """Print the answer, every kind of call, and how it is known."""
-    console.print()
-    for sentence in why_sentences(why):
-        console.print(Text(sentence, style="bold"))
-    console.print()
-    console.print(long_table(CALL_COLUMNS, call_rows(why)))
-    for warning in why.seen.warnings:
-        console.print(Text(f"! {warning}", style="yellow"))
-    for line in note_lines(why):
-        console.print(Text(line, style="dim"))
+    """Print the answer, every kind of call, and how the findings are known."""
+    print_sections(why_sections(why), console)

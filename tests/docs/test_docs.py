@@ -18,7 +18,7 @@ import pytest
 import profiler
 from profiler.errors import RequestError
 from profiler.report.console import screen
-from profiler.report.terminal import print_run
+from profiler.report.sections import print_run
 from profiler.run.judge_folder import judge_folder
 
 from .reference import FOLDER, Key, columns_page, command_names, documents, pages

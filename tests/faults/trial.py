@@ -19,7 +19,7 @@ from simulated.world import simulated
 
 from profiler.cli.app import main
 from profiler.cli.options import EXIT_INCOMPLETE
-from profiler.report.markdown import markdown_report
+from profiler.report.write import markdown_report
 from profiler.store.folder import read_run
 
 from . import clauses

@@ -24,9 +24,9 @@ from profiler.predict.costs import Curve, price_crossover
 from profiler.predict.published_efficiency import Range
 from profiler.rent.command import RentRequest, rent
 from profiler.rent.offers import Limits, Rented
-from profiler.rent.render import LOAD_COLUMNS, RENT_COLUMNS, load_rows, rent_rows
-from profiler.report.forecast import forecast_table
+from profiler.rent.render import load_table, rent_table
 from profiler.report.plots.costs import cost_figure
+from profiler.report.terminal import rich_table
 from profiler.store.forecasts import read_costs
 
 TODAY = date(2026, 11, 20)
@@ -231,11 +231,11 @@ def test_no_cell_is_cut(width: int) -> None:
     """Every character of every cell is printed, even of `never (RTX PRO 6000 Blackwell Server)`."""
     offers = rent("smollm2-135m", RentRequest(), TODAY).offers
     console = Console(file=io.StringIO(), width=width)
-    for columns, rows in ((RENT_COLUMNS, rent_rows(offers)), (LOAD_COLUMNS, load_rows(offers))):
-        for row in rows:
+    for table in (rent_table(offers), load_table(offers)):
+        for row in table.rows:
             with console.capture() as shown:
-                console.print(forecast_table(columns, [row]))
-            missing = Counter("".join((*columns, *row))) - Counter(shown.get())
+                console.print(rich_table(replace(table, rows=[row])))
+            missing = Counter("".join((*(column.heading for column in table.columns), *row))) - Counter(shown.get())
             assert not missing, (row, missing)
 
 

@@ -14,7 +14,7 @@ import pytest
 from made_runs import whole_run
 
 from profiler.grid.cells import PHASES
-from profiler.report.html import html_report
+from profiler.report.write import html_report
 from profiler.store.folder import Run
 from profiler.why_slow.findings import Finding, Why
 from profiler.why_slow.observations import Observations

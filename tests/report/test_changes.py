@@ -16,7 +16,7 @@ from pages import Page
 from profiler.comparison.command import compared
 from profiler.comparison.page import html_changes, write_changes
 from profiler.comparison.render import print_changes
-from profiler.comparison.text import change_rows, column_words, comparison_sentences
+from profiler.comparison.text import changes_table, column_words, comparison_sentences
 from profiler.report.console import screen
 from profiler.store.folder import read_run
 
@@ -89,7 +89,7 @@ def test_a_faster_precision_is_told_with_what_moved() -> None:
     first = next(change for change in comparison.changes if change.asked.phase == "decode")
     assert first.terms["weights_s"] < 0
     assert sum(first.terms.values()) == pytest.approx(first.gained_s)
-    assert len(change_rows(comparison)) == 8
+    assert len(changes_table(comparison).rows) == 8
     assert any("slower" in sentence or "faster" in sentence for sentence in comparison_sentences(comparison))
 
 

@@ -13,7 +13,6 @@ from pages import Page
 from profiler.grid.cells import Cell
 from profiler.judge.precisions import precision_sentences
 from profiler.report.console import screen
-from profiler.report.html import html_comparison
 from profiler.report.precisions import (
     AGAINST_COLUMNS,
     PRECISION_COLUMNS,
@@ -22,7 +21,7 @@ from profiler.report.precisions import (
     precision_rows,
     print_comparison,
 )
-from profiler.report.write import write_comparison, write_reports
+from profiler.report.write import html_comparison, write_comparison, write_reports
 from profiler.store.folder import Run, read_run
 
 

@@ -16,9 +16,8 @@ from yardstick import yardstick_s
 
 from profiler.judge.breakdown import TERM_NAMES
 from profiler.judge.cells import EngineDifference, columns_of
-from profiler.report.html import html_report
 from profiler.report.roofline_data import MOST_POINTS, roof_lines
-from profiler.report.write import write_reports
+from profiler.report.write import html_report, write_reports
 from profiler.store.folder import Run
 
 

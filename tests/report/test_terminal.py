@@ -13,7 +13,8 @@ from profiler.judge.cells import columns_of
 from profiler.judge.module_times import GroupTime
 from profiler.report.breakdown_bars import breakdown_bars
 from profiler.report.console import screen
-from profiler.report.terminal import bar_legend, letters, print_run, printed_bars
+from profiler.report.sections import print_run
+from profiler.report.terminal_cells import bar_legend, letters, printed_bars
 from profiler.store.folder import Run
 
 

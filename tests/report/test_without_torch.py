@@ -23,7 +23,7 @@ from profiler.report.console import screen
 from profiler.report.precisions import print_comparison
 from profiler.report.batch_test import print_doubling
 from profiler.report.write import write_comparison, write_reports
-from profiler.report.terminal import print_run
+from profiler.report.sections import print_run
 base = Path(sys.argv[1])
 runs = [read_run(base / name) for name in ("none", "nf4")]
 write_reports(runs)
@@ -41,7 +41,7 @@ def test_everything_renders_without_torch(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "Decode at batch 1 is" in done.stdout
-    assert "speaks for" in done.stdout
+    assert "evidence for" in done.stdout
     assert "speed-up" in done.stdout
     for folder in (base / "none", base / "nf4"):
         for name in ("report.html", "report.md", "roofline.png", "map.png", "split.png"):

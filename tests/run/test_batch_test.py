@@ -27,7 +27,7 @@ def test_batches_are_doubled_and_slopes_stand_beside_predictions(  # type: ignor
     options = ["--prompt", "16", "--new-tokens", "8", "--budget", "2", "--quiet", "--out", str(folder)]
     found = roofscope("batch-test", str(tiny_folder), *options)
     assert found.code == 0, found.err
-    assert "speaks for" in found.out
+    assert "evidence for" in found.out
     run = read_run(folder)
     batches = sorted(set(run.cells["batch_size"]))
     assert batches == [2**power for power in range(len(batches))]

@@ -11,8 +11,8 @@ import torch
 from profiler.device.machine import machine_for
 from profiler.engines.transformers import EagerEngine
 from profiler.errors import DeviceError
-from profiler.report.markdown import markdown_report
 from profiler.report.progress import QuietListener
+from profiler.report.write import markdown_report
 from profiler.run.options import Options
 from profiler.run.pipeline import execute
 from profiler.run.validate import prepare_resume

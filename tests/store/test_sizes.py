@@ -20,7 +20,7 @@ from yardstick import yardstick_s
 from profiler.counting.preset_counts import preset_counts
 from profiler.facts.step import Step
 from profiler.facts.telemetry import Reading, Timeline
-from profiler.report.html import html_report
+from profiler.report.write import html_report
 from profiler.run.judge_folder import judge_folder
 
 SOURCE = Path(__file__).parents[2] / "runs" / "reference" / "smollm2-135m-zen4"
@@ -30,7 +30,7 @@ PAGE = """
 import sys, time
 from pathlib import Path
 from profiler.run.judge_folder import judge_folder
-from profiler.report.html import html_report
+from profiler.report.write import html_report
 run = judge_folder(Path(sys.argv[1]))
 begun_s = time.process_time()
 page = html_report(run)

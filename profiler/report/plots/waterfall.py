@@ -14,7 +14,7 @@ from profiler.errors import RequestError
 from profiler.grid.cells import PHASES
 from profiler.judge.breakdown import TERM_NAMES, TERMS
 from profiler.report.plots.style import TERM_STYLE, title
-from profiler.report.sections import no_claim_lines, waterfalls
+from profiler.report.sentences import no_claim_lines, waterfalls
 from profiler.store.folder import Run
 from profiler.units import significant
 

@@ -1,0 +1,155 @@
+"""What a report consists of: sections of typed blocks. Terminal, HTML and Markdown each render every kind of block."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from profiler.store.folder import Run
+
+Medium = Literal["terminal", "html", "markdown"]
+MEDIA: frozenset[Medium] = frozenset({"terminal", "html", "markdown"})
+DOCUMENTS: frozenset[Medium] = frozenset({"html", "markdown"})
+TERMINAL: frozenset[Medium] = frozenset({"terminal"})
+HTML: frozenset[Medium] = frozenset({"html"})
+MARKDOWN: frozenset[Medium] = frozenset({"markdown"})
+SCREENS: frozenset[Medium] = frozenset({"terminal", "html"})
+TextStyle = Literal["plain", "dim", "warning", "paragraph"]
+
+
+class Block:
+    """A part of a section. Each renderer registers a function per kind of block."""
+
+
+@dataclass(frozen=True)
+class Sentences(Block):
+    """The answer, printed in bold and framed on a page."""
+
+    sentences: Sequence[str]
+    plain_from: int | None = None
+    """From this sentence on the terminal prints plain text; None: never."""
+
+
+@dataclass(frozen=True)
+class Lines(Block):
+    """One line each. Documents make a list of them; a `paragraph` is running text."""
+
+    lines: Sequence[str]
+    style: TextStyle = "plain"
+
+
+@dataclass(frozen=True)
+class TextColumn:
+    """The heading of a column and how its texts are set."""
+
+    heading: str
+    number: bool = False
+    """Aligned at the right."""
+    wrap: bool = False
+    """Whether its texts may break into several lines."""
+
+
+@dataclass(frozen=True)
+class TextTable(Block):
+    """A table of texts. One without a heading has no head."""
+
+    columns: tuple[TextColumn, ...]
+    rows: Sequence[Sequence[str]]
+    caption: str = ""
+    total: int = 0
+    """Number of rows there are, if `rows` has only the first of them."""
+    groups: frozenset[int] = frozenset()
+    """Rows that begin a group, which a line separates from the one before."""
+
+    @property
+    def has_head(self) -> bool:
+        return any(column.heading for column in self.columns)
+
+
+def text_table(
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    texts: Collection[str] = (),
+    wrapped: Collection[str] = (),
+    caption: str = "",
+    total: int = 0,
+    groups: Collection[int] = (),
+) -> TextTable:
+    """Return a table whose columns are numbers, except for the first, `texts`, and `wrapped` (texts that may break)."""
+    columns = tuple(
+        TextColumn(heading, number=number > 0 and heading not in (*texts, *wrapped), wrap=heading in wrapped)
+        for number, heading in enumerate(headings)
+    )
+    return TextTable(columns, rows, caption, total, frozenset(groups))
+
+
+@dataclass(frozen=True)
+class Tooltip:
+    """Tooltip and CSS class of an element of a picture."""
+
+    title: str
+    css_class: str
+    reachable: bool = False
+    """Whether the element is in the tab order."""
+
+
+@dataclass(frozen=True)
+class Picture(Block):
+    """A picture of `plots.PLOTS` or `plots.COMPARISONS`. HTML draws it; Markdown links to NAME.png next to it."""
+
+    name: str
+    alt: str
+    runs: tuple[Run, ...]
+    tooltips: Mapping[str, Tooltip] | None = None
+    """By the id of an element."""
+
+
+@dataclass(frozen=True)
+class CellsTable(Block):
+    """Every cell of a run with its time, rates and regime."""
+
+    run: Run
+
+
+@dataclass(frozen=True)
+class BreakdownChart(Block):
+    """Bars with the time breakdown of a run's cells."""
+
+    run: Run
+
+
+@dataclass(frozen=True)
+class Definitions(Block):
+    """Terms with their meanings."""
+
+    terms: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class ShellCommand(Block):
+    """A command to type, after a label."""
+
+    label: str
+    command: str
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a report. The terminal prints its blocks without the title."""
+
+    title: str
+    blocks: Sequence[Block]
+    note: str = ""
+    """Where its figures come from, next to the title."""
+    media: frozenset[Medium] = MEDIA
+    """Who renders it."""
+    link: str = ""
+    """The address that the title of an HTML section leads to."""
+
+
+def visible_sections(sections: Sequence[Section | None], medium: Medium) -> list[Section]:
+    """Return the sections that a medium renders, without those that have nothing to say."""
+    return [section for section in sections if section is not None and medium in section.media and section.blocks]

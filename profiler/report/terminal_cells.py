@@ -1,0 +1,170 @@
+"""The cells and time breakdowns of a run on a terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from profiler.grid.cells import CellKey
+from profiler.judge.breakdown import TERM_NAMES
+from profiler.judge.cells import CellResult
+from profiler.report.blocks import BreakdownChart, CellsTable, TextTable, text_table
+from profiler.report.breakdown_bars import BreakdownBar, breakdown_bars, terms_of
+from profiler.report.selection import evidence_of, half_width, of_first_engine
+from profiler.report.sentences import common_noise_line, own_noise, regime_names, visited_once
+from profiler.report.terminal import print_block, rich_table
+from profiler.store.folder import Run
+from profiler.units import duration, percent, significant
+
+_BAR_WIDTH = 48
+_UNBOUNDED = 1000
+_MOST_BARS_A_PHASE = 8
+# A letter and a colour each, so that the bars read the same without colours.
+_BAR_STYLE = {
+    "weights_s": ("w", "blue"),
+    "kv_s": ("v", "cyan"),
+    "compute_s": ("a", "yellow"),
+    "dequantise_s": ("q", "green"),
+    "kernel_s": ("k", "red"),
+    "avoidable_s": ("x", "bright_yellow"),
+    "padding_s": ("p", "bright_red"),
+    "link_s": ("l", "default"),
+    "dispatch_s": ("d", "magenta"),
+    "generate_s": ("g", "bright_magenta"),
+    "engine_s": ("e", "bright_cyan"),
+    "unexplained_s": ("?", "bright_black"),
+}
+_SHORT_CONFIDENCE = {"high": "high", "medium": "med", "low": "low", None: ""}
+
+
+@print_block.register
+def _(block: CellsTable, console: Console) -> None:
+    console.print(rich_table(cells_table(block.run, console)))
+    for note in _cell_notes(block.run):
+        console.print(Text(note, style="dim"))
+
+
+@print_block.register
+def _(block: BreakdownChart, console: Console) -> None:
+    if not (bars := printed_bars(block.run)):
+        return
+    console.print(Text(f"where the time goes: {bar_legend(bars)}"))
+    widest = max(len(bar.name) for bar in bars)
+    for bar in bars:
+        console.print(Text(f"{bar.name:<{widest}} ").append(letters(bar)).append(f" {bar.below_zero}"))
+
+
+# The columns that a narrow terminal omits first: the others imply them.
+_FIRST_TO_GO = ("TFLOP/s", "GB/s", "tok/s", "MFU", "MBU")
+
+
+def cells_table(run: Run, console: Console) -> TextTable:
+    """Return a row per cell; columns are omitted before any is cut to the console's width."""
+    unbounded = console.options.update(max_width=_UNBOUNDED)
+    table = _cells_table(run, ())
+    for number in range(1, len(_FIRST_TO_GO) + 1):
+        if console.measure(rich_table(table), options=unbounded).maximum <= console.width:
+            break
+        table = _cells_table(run, _FIRST_TO_GO[:number])
+    return table
+
+
+def _cells_table(run: Run, omitted: Sequence[str]) -> TextTable:
+    results = run.results
+    several_engines = len({result.engine for result in results}) > 1
+    datasheet = any(not (math.isnan(result.mfu) and math.isnan(result.mbu)) for result in results)
+    names = ["phase", "engine", "batch", "tokens", "time", "±", "tok/s", "TFLOP/s", "GB/s", "MFU", "MBU", "roof"]
+    omitted = [*omitted, *([] if several_engines else ["engine"]), *([] if datasheet else ["MFU", "MBU"])]
+    headings = [name for name in (*names, "regime", "sure") if name not in omitted]
+    words, noisy, once = regime_names(run), _noisy(run), visited_once(run)
+    rows = []
+    for result in results:
+        mark = "*" if result.key in once else "~" if result.key in noisy else ""
+        entries = _entries(result, words.get(result.key, ""), mark)
+        rows.append([entries[heading] for heading in headings])
+    starts = [number for number, result in enumerate(results) if number and result.phase != results[number - 1].phase]
+    return text_table(headings, rows, texts=("engine", "regime", "sure"), groups=starts)
+
+
+def _noisy(run: Run) -> set[CellKey]:
+    """Return the cells that are noisier than the rest of the run; what all cells share marks none of them."""
+    own, evidence = own_noise(run), evidence_of(run)
+    return {
+        result.key
+        for result in run.measured
+        if result.noise != "quiet"
+        and (result.key in own or not (result.key in evidence and evidence[result.key].noise_reasons))
+    }
+
+
+def _entries(result: CellResult, regime: str, mark: str) -> dict[str, str]:
+    """Return the texts of a cell's row by heading."""
+    identity = {
+        "phase": result.phase,
+        "engine": result.engine,
+        "batch": str(result.batch_size),
+        "tokens": str(result.key.cell.depth),
+    }
+    time = {"time": duration(result.latency_s), "tok/s": significant(result.tokens_per_s)}
+    dashes = dict.fromkeys(("time", "±", "tok/s", "TFLOP/s", "GB/s", "MFU", "MBU", "roof"), "-")
+    if result.status == "forecast":
+        return {**identity, **dashes, **time, "±": _interval(result, "±"), "regime": "(forecast)", "sure": ""}
+    if result.status != "ok":
+        return {**identity, **dashes, "regime": f"({result.status})", "sure": ""}
+    return {
+        **identity,
+        **time,
+        "±": _interval(result, mark),
+        "TFLOP/s": significant(result.flops_per_s / 1e12),
+        "GB/s": significant(result.bytes_per_s / 1e9),
+        "MFU": _share(result.mfu),
+        "MBU": _share(result.mbu),
+        "roof": _share(result.attained),
+        "regime": regime,
+        "sure": _SHORT_CONFIDENCE[result.confidence],
+    }
+
+
+def _interval(result: CellResult, mark: str) -> str:
+    width = half_width(result)
+    return "n=1" if math.isnan(width) else f"{mark}{100 * width:.1f}%"
+
+
+def _share(value: float) -> str:
+    return "-" if math.isnan(value) else percent(value)
+
+
+def _cell_notes(run: Run) -> list[str]:
+    """What the marks of the table mean, and what all cells share."""
+    notes = []
+    if any(result.status == "forecast" for result in run.results):
+        notes.append("(forecast): from the measured cells, since --budget did not reach it")
+    if visited_once(run):
+        notes.append("* visited once: ± is within the visit; --budget gives more")
+    common = common_noise_line(run)
+    return [*notes, common] if common else notes
+
+
+def printed_bars(run: Run) -> list[BreakdownBar]:
+    """Return the bars of the first engine's cells; of many, those that span them."""
+    return breakdown_bars(of_first_engine(run), _MOST_BARS_A_PHASE)
+
+
+def bar_legend(bars: Sequence[BreakdownBar]) -> str:
+    """Return what the letters of these bars mean."""
+    return ", ".join(f"{_BAR_STYLE[term][0]} {TERM_NAMES[term]}" for term in terms_of(bars))
+
+
+def letters(bar: BreakdownBar) -> Text:
+    """Return as many letters as a term's share of the positive terms; edges are rounded, so that the bar is full."""
+    whole = max((segment.end for segment in bar.segments if segment.share > 0), default=1.0)
+    text = Text()
+    for segment in bar.segments:
+        letter, color = _BAR_STYLE[segment.term]
+        if segment.share > 0:
+            start, end = (round(_BAR_WIDTH * at / whole) for at in (segment.start, segment.end))
+            text.append(letter * (end - start), style=color)
+    return text

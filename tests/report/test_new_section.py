@@ -1,0 +1,48 @@
+"""A new section is one function: the terminal, the page and Markdown render it without further edits."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from made_runs import old_run
+from rich.console import Console
+
+from profiler.report.blocks import Lines, Section, text_table
+from profiler.report.sections import SECTIONS, print_run
+from profiler.report.write import html_report, markdown_report
+from profiler.store.folder import Run
+
+
+def toy(run: Run) -> Section:
+    table = text_table(("dish", "price"), [["<soup>", "3.50"]], caption="of today")
+    return Section("A toy section", [Lines([f"cooked for {run.model.id}"]), table], "made up")
+
+
+@pytest.fixture(autouse=True)
+def _toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("profiler.report.sections.SECTIONS", [*SECTIONS, toy])
+
+
+def test_every_report_has_it() -> None:
+    run = old_run()
+    screen = io.StringIO()
+    print_run(run, Console(file=screen, width=100, markup=False))
+    page, markdown = html_report(run), markdown_report(run)
+    for text in (screen.getvalue(), page, markdown):
+        assert f"cooked for {run.model.id}" in text
+        assert "of today" in text
+    assert "A toy section" in page
+    assert "## A toy section" in markdown
+
+
+def test_a_page_escapes_it_and_markdown_does() -> None:
+    run = old_run()
+    assert "&lt;soup&gt;" in html_report(run)
+    assert "| &lt;soup> | 3.50 |" in markdown_report(run)
+
+
+def test_numbers_are_right_aligned_and_the_first_column_is_text() -> None:
+    table = text_table(("what", "how much", "unit", "why"), [], texts=("unit",), wrapped=("why",))
+    assert [column.number for column in table.columns] == [False, True, False, False]
+    assert [column.wrap for column in table.columns] == [False, False, False, True]
