@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from profiler.judge.breakdown import TERM_NAMES, TimeBreakdown
+from profiler.judge.regimes import Evidence
 from profiler.report.blocks import TextColumn, TextTable, text_table
 from profiler.units import duration, percent, scaled
 
@@ -78,3 +80,47 @@ def _rounds(rounds: Mapping[str, int]) -> str:
 
 def _range(values: tuple[float, float], unit: str) -> str:
     return " to ".join(scaled(value, unit) for value in values)
+
+
+@dataclass(frozen=True)
+class SelftestRow:
+    """One known kernel and its label: `roofscope selftest --format json` is a list of them."""
+
+    name: str
+    expected: str
+    expected_cause: str
+    regime: str
+    cause: str
+    confidence: str
+    right: bool
+    wrong: bool
+    """Whether its label is false; `inconclusive` is not."""
+    rounds: Mapping[str, int]
+    """How many rounds gave each label."""
+    latency_s: float
+    split: TimeBreakdown
+    """Its time breakdown."""
+    memory_bytes_per_s: tuple[float, float]
+    compute_flops_per_s: tuple[float, float]
+    """The lowest and the highest roof that were measured during its rounds."""
+    signals: Sequence[Evidence]
+
+
+def selftest_row(result: SelftestResult) -> SelftestRow:
+    """Return a known kernel's entry of the JSON document."""
+    return SelftestRow(
+        name=result.name,
+        expected=result.expected.regime,
+        expected_cause=result.expected.cause,
+        regime=result.label.regime,
+        cause=result.label.cause,
+        confidence=result.verdict.confidence,
+        right=result.right,
+        wrong=result.wrong,
+        rounds=result.rounds,
+        latency_s=result.split.latency_s,
+        split=result.split,
+        memory_bytes_per_s=result.memory_bytes_per_s,
+        compute_flops_per_s=result.compute_flops_per_s,
+        signals=result.verdict.evidence,
+    )

@@ -45,23 +45,23 @@ def compare_command(
     the history."""
     one_of(output_format, "--format", ("table", "json"))
     from profiler.comparison.command import compared, history_of
+    from profiler.comparison.documents import comparison_document, history_document
     from profiler.comparison.render import print_changes, print_history
-    from profiler.comparison.text import comparison_json, history_json
+    from profiler.json_document import json_rows
     from profiler.report.console import screen
-    from profiler.report.long_json import a_row_a_line
 
     if len(paths) < 2:
         raise RequestError("give two run folders or more: roofscope compare BEFORE AFTER.")
     if len(paths) == 2:
         comparison = compared(paths[0], paths[1], anyway=anyway)
         if output_format == "json":
-            print(a_row_a_line(comparison_json(comparison)))
+            print(json_rows(comparison_document(comparison)))
         else:
             print_changes(comparison, screen(plain=plain))
         return
     history = history_of(paths, anyway=anyway)
     if output_format == "json":
-        print(a_row_a_line(history_json(history)))
+        print(json_rows(history_document(history)))
     else:
         print_history(history, screen(plain=plain))
 
@@ -84,11 +84,13 @@ def gate_command(
 ) -> None:
     """Let a change pass (exit 0) or not: 1 slower than that beyond doubt, 3 cannot tell, 2 not comparable."""
     from profiler.comparison.command import gated
+    from profiler.comparison.documents import gate_document
     from profiler.comparison.gate_formats import GATE_FORMATS
     from profiler.comparison.render import print_gate
+    from profiler.json_document import json_text
     from profiler.report.console import screen
 
-    one_of(output_format, "--format", ("table", *GATE_FORMATS))
+    one_of(output_format, "--format", ("table", "json", *GATE_FORMATS))
     if rerun == (new is not None):
         raise RequestError("give one of the two: roofscope gate BASE NEW, or roofscope gate BASE --rerun.")
     if new is not None:
@@ -98,6 +100,8 @@ def gate_command(
         found = _measured(base, max_slowdown, options, quiet, plain)
     if output_format == "table":
         print_gate(found, screen(plain=plain))
+    elif output_format == "json":
+        print(json_text(gate_document(found)))
     else:
         print(GATE_FORMATS[output_format](found), end="" if output_format == "junit" else "\n")
     raise typer.Exit(_GATE_EXITS[found.outcome])
@@ -130,10 +134,10 @@ def place_command(
     one_of(output_format, "--format", ("table", "json"))
     if here and gpu:
         raise RequestError("--here and --gpu: give one of the two.")
+    from profiler.json_document import json_rows
     from profiler.place.command import Shapes, place
-    from profiler.place.render import print_placed
+    from profiler.place.render import place_document, print_placed
     from profiler.report.console import screen
-    from profiler.report.long_json import a_row_a_line
 
     shapes = Shapes(
         _numbers(prompt_lens, "--prompt-lens"),
@@ -142,18 +146,7 @@ def place_command(
     )
     found = place(file, model, gpu=gpu, here=here, quant=quant, shapes=shapes)
     if output_format == "json":
-        under = {"name": found.under.name, "bytes_per_s": found.under.bytes_per_s}
-        document = {
-            "tool": found.file.tool,
-            "file": found.file.name,
-            "model": found.model,
-            "dtype": found.dtype,
-            "quant": found.quant,
-            "roofs": {**under, "flops_per_s": dict(found.under.flops_per_s)},
-            "warnings": list(found.doubts),
-            "rows": found.rows.as_dicts(),
-        }
-        print(a_row_a_line(document))
+        print(json_rows(place_document(found)))
         return
     title = f"{found.file.tool}: {found.model} {found.stored} under the roofs of {found.under.name}"
     print_placed(title, found.rows, found.doubts, screen(plain=plain))

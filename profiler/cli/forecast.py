@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -46,8 +45,9 @@ def forecast_command(
     from profiler.forecast.check import check_forecast
     from profiler.forecast.command import ForecastRequest, forecast_on, forecast_run
     from profiler.forecast.tensor_parallel import RankOptions
+    from profiler.json_document import json_text
     from profiler.report.console import screen
-    from profiler.report.forecast import check_json, forecast_json, print_check, print_forecast
+    from profiler.report.forecast import forecast_document, print_check, print_forecast
 
     wanted = ForecastRequest(prompt_lens, batch_sizes, context_lens, new_tokens, dtype, quant, engine, threads)
     if not on and not Path(source).is_dir():
@@ -78,7 +78,7 @@ def forecast_command(
         save_figure(forecast_band(answer), out)
     checked = check_forecast(Path(source), wanted, answer, budget_s, model) if check else None
     if output_format == "json":
-        print(json.dumps({**forecast_json(answer), **(check_json(checked) if checked else {})}, indent=2))
+        print(json_text(forecast_document(answer, checked)))
         return
     print_forecast(answer, screen(plain=plain))
     if checked:
@@ -91,15 +91,16 @@ def _print_ranks(
     """What several cards give."""
     from datetime import UTC, datetime
 
-    from profiler.forecast.render import print_ranks, ranks_json
+    from profiler.forecast.render import print_ranks, ranks_document
     from profiler.forecast.tensor_parallel import forecast_ranks
+    from profiler.json_document import json_text
     from profiler.report.console import screen
     from profiler.report.progress import make_listener
 
     with make_listener(quiet=False, plain=plain) as listener:
         answer, card = forecast_ranks(source, on, wanted, asked, datetime.now(UTC).date(), listener)
     if output_format == "json":
-        print(json.dumps(ranks_json(answer, card), indent=2))
+        print(json_text(ranks_document(answer, card)))
     else:
         print_ranks(answer, card, screen(plain=plain))
 
@@ -127,8 +128,9 @@ def rent_command(
     one_of(output_format, "--format", ("table", "json"))
     from datetime import UTC, datetime
 
+    from profiler.json_document import json_text
     from profiler.rent.command import RENTED_ENGINES, RentRequest, limits_of, rent
-    from profiler.rent.render import print_rented, rented_json
+    from profiler.rent.render import print_rented, rent_document
     from profiler.report.console import screen
 
     one_of(engine, "--engine", RENTED_ENGINES)
@@ -158,6 +160,6 @@ def rent_command(
         write_costs(keep, found.over_load)
         write_reports([run])
     if output_format == "json":
-        print(json.dumps(rented_json(found), indent=2))
+        print(json_text(rent_document(found)))
     else:
         print_rented(found, screen(plain=plain))

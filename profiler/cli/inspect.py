@@ -35,7 +35,9 @@ def count_command(
     """Count a step's FLOPs and bytes from the config alone, without running it."""
     one_of(output_format, "--format", ("table", "json", "csv"))
     from profiler.counting import count as counting
-    from profiler.report.count import count_csv, print_count
+    from profiler.counting.document import count_csv, count_document
+    from profiler.json_document import json_text
+    from profiler.report.count import print_count
 
     try:
         counted = counting.count(
@@ -56,7 +58,7 @@ def count_command(
     except OverflowError:
         raise RequestError(f"a {phase} of --batch {batch} is more work than whole numbers of 64 bits hold.") from None
     if output_format == "json":
-        print(json.dumps(counted.as_json(), indent=2))
+        print(json_text(count_document(counted)))
     elif output_format == "csv":
         print(count_csv(counted), end="")
     else:
@@ -73,13 +75,14 @@ def ceilings(
 ) -> None:
     """Measure this device's roofs: every dtype's matrix product, streams over sizes, launches."""
     one_of(output_format, "--format", ("table", "json"))
-    from dataclasses import asdict, replace
+    from dataclasses import replace
 
     from profiler.device.contention import ForeignLoad
     from profiler.device.device import resolve_device
     from profiler.device.machine import machine_for
-    from profiler.facts.roofs import REFERENCE_HOST, REFERENCE_HOST_STEP_S
+    from profiler.json_document import json_text
     from profiler.loading.meta_model import quiet_libraries
+    from profiler.report.device import ceilings_document
     from profiler.roofs.gemm import measurable_dtypes
     from profiler.roofs.host_dispatch import measure_host_pace
     from profiler.roofs.links import measure_links
@@ -109,18 +112,8 @@ def ceilings(
         *roof_warnings(measured),
         *of_profile,
     ]
-    document = {
-        "device": {**asdict(info), "datasheet": sheet.gpu if sheet else None},
-        **asdict(measured),
-        "plateau": measured.plateau,
-        "memory_bytes_per_s": measured.memory_bytes_per_s if measured.memory else None,
-        "host_index": measured.host.index if measured.host else None,
-        "reference_host": {"name": REFERENCE_HOST, "step_s": REFERENCE_HOST_STEP_S},
-        "datasheet_per_s": sheet_per_s,
-        "warnings": warnings,
-    }
     if output_format == "json":
-        print(json.dumps(document, indent=2))
+        print(json_text(ceilings_document(info, measured, sheet_per_s, warnings)))
         return
     from rich.console import Console
 
@@ -148,13 +141,12 @@ def doctor(
 ) -> None:
     """Look what works here: driver, torch, card, NVML, compilers; which model cards fit, what to run first."""
     one_of(output_format, "--format", ("table", "json"))
-    from dataclasses import asdict
-
     from profiler.checks.doctor import examine
+    from profiler.json_document import json_text
 
     found = examine(device)
     if output_format == "json":
-        print(json.dumps(asdict(found), indent=2))
+        print(json_text(found))
         return
     from profiler.checks.render import findings_table
     from profiler.report.console import screen
@@ -168,28 +160,15 @@ def doctor(
 def gpus_command(output_format: Format = "table") -> None:
     """List the datasheets: dense peaks, bandwidth, ridge points."""
     one_of(output_format, "--format", ("table", "json"))
-    from dataclasses import asdict
-
-    from profiler.data import datasheets as datasheet
+    from profiler.data.datasheets import gpus
+    from profiler.json_document import json_text
     from profiler.predict.card_profile import profiles, read_profile
 
     profiled = {name: read_profile(path) for name, path in profiles().items()}
-    by_card = {profile.datasheet: name for name, profile in profiled.items() if profile.datasheet}
     if output_format == "json":
-        dtypes = ("float32", "tfloat32", "float16", "bfloat16", "float8_e4m3fn", "int8")
-        print(
-            json.dumps(
-                [
-                    {
-                        **asdict(gpu),
-                        "profile": by_card.get(gpu.gpu),
-                        "ridge_flops_per_byte": {name: gpu.ridge_flops_per_byte(name) for name in dtypes},
-                    }
-                    for gpu in datasheet.gpus()
-                ],
-                indent=2,
-            )
-        )
+        from profiler.report.device import gpu_rows
+
+        print(json_text(gpu_rows(gpus(), {item.datasheet: name for name, item in profiled.items() if item.datasheet})))
         return
     from rich.console import Console
 
@@ -198,7 +177,7 @@ def gpus_command(output_format: Format = "table") -> None:
     from profiler.units import processors
 
     console = Console(width=100, markup=False, emoji=False)
-    console.print(rich_table(gpus_table(datasheet.gpus())))
+    console.print(rich_table(gpus_table(gpus())))
     for name, profile in profiled.items():
         console.print(
             f"profiled: {name} ({profile.name}, {processors(profile.threads, profile.kind)})", highlight=False
@@ -211,13 +190,12 @@ def selftest(
 ) -> None:
     """Check the verdicts on known kernels; a wrong label is exit code 1, one that cannot be told here 3."""
     one_of(output_format, "--format", ("table", "json"))
-    from dataclasses import asdict
-
-    from profiler.checks.render import contention_line
+    from profiler.checks.render import contention_line, selftest_row
     from profiler.checks.selftest import run_selftest
     from profiler.device.contention import Neighbours
     from profiler.device.device import resolve_device
     from profiler.device.machine import machine_for
+    from profiler.json_document import json_text
     from profiler.roofs.measure import measure
     from profiler.run.neighbours import host_threads
 
@@ -229,26 +207,7 @@ def selftest(
     if busy:
         print(contention_line(contention, results), file=sys.stderr if output_format == "json" else sys.stdout)
     if output_format == "json":
-        documents = [
-            {
-                "name": result.name,
-                "expected": result.expected.regime,
-                "expected_cause": result.expected.cause,
-                "regime": result.label.regime,
-                "cause": result.label.cause,
-                "confidence": result.verdict.confidence,
-                "right": result.right,
-                "wrong": result.wrong,
-                "rounds": result.rounds,
-                "latency_s": result.split.latency_s,
-                "split": asdict(result.split),
-                "memory_bytes_per_s": result.memory_bytes_per_s,
-                "compute_flops_per_s": result.compute_flops_per_s,
-                "signals": [asdict(item) for item in result.verdict.evidence],
-            }
-            for result in results
-        ]
-        print(json.dumps(documents, indent=2))
+        print(json_text([selftest_row(result) for result in results]))
     elif wrong or not busy:
         from rich.console import Console
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -64,8 +63,9 @@ def why_command(
 
 def _tell(watched: Watched, *, plain: bool, as_json: bool) -> None:
     """Print the answer: a document on stdout, or a table beside the script's own messages."""
+    from profiler.json_document import json_text
     from profiler.report.console import screen
-    from profiler.why_slow.render import print_why, why_json
+    from profiler.why_slow.render import print_why, why_document
 
     if watched.why is None:
         print(
@@ -74,7 +74,7 @@ def _tell(watched: Watched, *, plain: bool, as_json: bool) -> None:
             file=sys.stderr,
         )
     elif as_json:
-        print(json.dumps(why_json(watched.why), indent=2))
+        print(json_text(why_document(watched.why)))
     else:
         print_why(watched.why, screen(plain=plain, stream=sys.stderr))
         print(watched.folder, file=sys.stderr)

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from profiler.comparison.compare import Comparison, History, compare_sides, history
+from profiler.comparison.documents import changes_frame
 from profiler.comparison.gate import Gate
 from profiler.comparison.gate import gate as gate_of
 from profiler.comparison.side import SettingDifference, differences, in_order, read_side
-from profiler.comparison.text import changes_frame
 from profiler.errors import RequestError
 from profiler.grid.cells import PHASES, Phase
 

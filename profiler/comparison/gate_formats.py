@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from xml.etree import ElementTree
 
 from profiler.comparison.gate import Gate, Gated, PhaseGate
-from profiler.comparison.text import change_json, change_words, comparison_json, machine_sentences, signed
+from profiler.comparison.text import change_words, machine_sentences, signed
 from profiler.effort import STANDARD
 from profiler.units import clock_time, duration, several
 
@@ -105,44 +104,6 @@ def _word(cell: Gated, threshold: float) -> str:
     return _WORDS[cell.decision]
 
 
-def gate_json(gate: Gate) -> dict[str, object]:
-    """The document of `roofscope gate --format json`: that of `compare`, with the outcome and decisions added."""
-    cells = [
-        {
-            **change_json(cell.change),
-            "gate": cell.decision,
-            "pooled": cell.estimate,
-            "pooled_low": cell.low,
-            "pooled_high": _finite(cell.high),
-            "alone_high": _finite(cell.alone_high),
-            "more_s": _finite(cell.more_s),
-        }
-        for cell in gate.cells
-    ]
-    return {
-        **comparison_json(gate.comparison),
-        "outcome": gate.outcome,
-        "line": gate_line(gate),
-        "more_s": _finite(gate.more_s),
-        "phases": [
-            {
-                "phase": phase.phase,
-                "max_slowdown": phase.threshold,
-                "change": _finite(phase.estimate),
-                "low": phase.low,
-                "high": _finite(phase.high),
-                "gate": phase.decision,
-            }
-            for phase in gate.phases
-        ],
-        "cells": cells,
-    }
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
 def gate_junit(gate: Gate) -> str:
     """JUnit XML with one test per cell: slower cells fail, open cells are skipped.
 
@@ -213,8 +174,7 @@ def _annotation(level: str, title: str, message: str) -> str:
 
 
 GATE_FORMATS: Mapping[str, Callable[[Gate], str]] = {
-    "json": lambda gate: json.dumps(gate_json(gate), indent=2),
     "junit": gate_junit,
     "github": gate_github,
 }
-"""The formats that a gate is printed in besides its table."""
+"""Formats of a gate for CI systems."""

@@ -5,18 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 from profiler.comparison.compare import Change, Comparison, History
 from profiler.comparison.side import NOT_TOLD, PROCESSOR, Timed
-from profiler.judge.breakdown import TERM_NAMES, TERMS
+from profiler.judge.breakdown import TERM_NAMES
 from profiler.report.blocks import TextTable, text_table
 from profiler.stats import SAME, ChangeVerdict
 from profiler.units import duration, percent, several, signed_duration
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 CHANGE_COLUMNS = ("cell", "before", "after", "change", "interval", "verdict", "moved, or why not")
 # A smaller shift of the machine gets no sentence.
@@ -149,52 +144,6 @@ def column_words(comparison: Comparison) -> str:
     return f"{words}; inconclusive: its interval holds 0 and more than {percent(SAME)}, or as the last column says"
 
 
-def change_json(change: Change) -> dict[str, object]:
-    """One cell of the JSON document; unknown values are null."""
-    return {
-        **change.asked._asdict(),
-        "before_s": change.before.median_s,
-        "after_s": change.after.median_s,
-        "change": change.change,
-        "low": change.low,
-        "high": change.high,
-        "verdict": change.verdict,
-        "because": change.because,
-        "moved": change.moved,
-        "terms": dict(change.terms),
-        "machine": change.machine,
-        "before_visits": change.before.visits,
-        "after_visits": change.after.visits,
-    }
-
-
-def comparison_json(comparison: Comparison) -> dict[str, object]:
-    """The document of `roofscope compare A B --format json`."""
-    return {
-        "comparable": comparison.comparable,
-        "before": comparison.before.name,
-        "after": comparison.after.name,
-        "differences": [asdict(item) for item in comparison.differences],
-        "machine": [{**asdict(shift), "claimed": shift.is_claim} for shift in comparison.shifts],
-        "answer": comparison_sentences(comparison),
-        "only_before": comparison.only_before,
-        "only_after": comparison.only_after,
-        "cells": [change_json(change) for change in comparison.changes],
-    }
-
-
-def changes_frame(comparison: Comparison) -> pd.DataFrame:
-    """One row per cell; each term of the time breakdown has a column with the seconds that it gained."""
-    import pandas as pd
-
-    rows = []
-    for change in comparison.changes:
-        row = change_json(change)
-        row.pop("terms")
-        rows.append({**row, **{name: change.terms.get(name, math.nan) for name in TERMS}})
-    return pd.DataFrame(rows)
-
-
 def selected_history(history: History) -> list[int]:
     """Indices of the runs that fit in a table: the first, the last, and those at which most cells changed."""
     last = len(history.sides) - 1
@@ -240,20 +189,3 @@ def history_sentences(history: History) -> list[str]:
         worst = max(changes, key=lambda item: abs(math.log1p(item.change)))
         sentences.append(f"{worst.asked.name} became {change_words(worst)}.")
     return sentences or [f"No change of a cell was found over {len(history.sides)} runs."]
-
-
-def history_json(history: History) -> dict[str, object]:
-    """The document of `roofscope compare` for more than two runs."""
-    return {
-        "runs": [{"name": side.name, "created": side.created, "tool": side.tool} for side in history.sides],
-        "differences": [[asdict(item) for item in run] for run in history.differences],
-        "answer": history_sentences(history),
-        "cells": [
-            {
-                **cell.asked._asdict(),
-                "times_s": [None if timed is None else timed.median_s for timed in cell.times],
-                "steps": [{"at": step.at, **change_json(step.change)} for step in cell.steps],
-            }
-            for cell in history.cells
-        ],
-    }

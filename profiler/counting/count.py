@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from profiler.data.datasheets import gpu_called
 from profiler.data.links import bus_share
 from profiler.device.device import resolve_device
 from profiler.errors import ModelError, RequestError, first_line
-from profiler.facts.step import ExecutionPath, Step, Work, bytes_by_kind, plain_number
+from profiler.facts.step import ExecutionPath, Step, Work
 from profiler.grid.cells import Phase
 from profiler.grid.ranges import MOST, check_positions
 from profiler.loading.config import load_config
@@ -89,55 +89,6 @@ class StepCount:
     crosscheck: Crosscheck | None = None
     share: RankShare | None = None
     """Of tensor parallelism: all figures are then one rank's; None: the whole model is on one device."""
-
-    def as_json(self) -> dict[str, Any]:
-        """The document of `roofscope count --format json`; whole numbers stay whole."""
-        work = self.work
-        document: dict[str, Any] = {
-            "model": self.model,
-            "params": self.params,
-            "dtype": self.dtype,
-            "quant": self.quant,
-            "published": self.published,
-            "gguf": {**asdict(self.gguf), "name": self.gguf.name} if self.gguf else None,
-            "note": self.note,
-            "phase": self.phase,
-            "batch": plain_number(self.step.batch),
-            "query_tokens": plain_number(self.step.query),
-            "context_tokens": plain_number(self.step.context),
-            "model_flops": plain_number(work.model_flops),
-            "executed_flops": plain_number(work.executed_flops),
-            "vector_flops": plain_number(work.vector_flops),
-            "bytes": bytes_by_kind(work),
-            "executed_bytes": {
-                "activations": plain_number(work.activation_bytes),
-                "avoidable": {cause: plain_number(value) for cause, value in work.avoidable_bytes.items()},
-                "total": plain_number(work.executed_bytes),
-            },
-            "avoidable_flops": {cause: plain_number(value) for cause, value in work.avoidable_flops.items()},
-            "intensity": float(work.intensity),
-            "coverage": self.coverage,
-            "unknown": list(self.unknown),
-            "path": asdict(self.path),
-            "operators": [_operator_json(operator, part) for operator, part in self.by_operator],
-        }
-        if self.share is not None:
-            document["tp"] = asdict(self.share)
-        if self.gemms:
-            document["gemms"] = [asdict(shape) for shape in self.gemms]
-        if self.gpus:
-            document["gpus"] = [{**asdict(floor), "refusal": floor.refusal} for floor in self.gpus]
-        if self.crosscheck is not None:
-            check = self.crosscheck
-            document["crosscheck"] = {
-                "counter": check.counter,
-                "flops": check.flops,
-                "walk_flops": check.walk_flops,
-                "equal": check.equal,
-                "differences": [asdict(item) for item in check.differences],
-                "left_out": [asdict(item) for item in check.left_out],
-            }
-        return document
 
 
 def model_work(model: str, dtype: str = "auto", quant: str = "none", *, trust_remote_code: bool = False) -> ModelWork:
@@ -264,21 +215,3 @@ def _second_opinion(config: Any, dtype: torch.dtype, quant: Quant, step: Step) -
         return crosscheck(build_on_meta(as_dense_config(config), dtype, attn="eager"), step)
     except Exception as error:
         raise ModelError(f"--crosscheck: this model does not run on the meta device: {first_line(error)}.") from error
-
-
-def _operator_json(operator: Operator, work: Work) -> dict[str, object]:
-    return {
-        "name": operator.name,
-        "group": operator.group,
-        "count": operator.count,
-        "dtype": dtype_name(operator.dtype),
-        "model_flops": plain_number(work.model_flops),
-        "executed_flops": plain_number(work.executed_flops),
-        "vector_flops": plain_number(work.vector_flops),
-        "weight_bytes": plain_number(work.weight_bytes),
-        "kv_read_bytes": plain_number(work.kv_read_bytes),
-        "kv_write_bytes": plain_number(work.kv_write_bytes),
-        "model_bytes": plain_number(work.model_bytes),
-        "executed_bytes": plain_number(work.executed_bytes),
-        "link_bytes": plain_number(work.link_bytes),
-    }

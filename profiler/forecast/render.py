@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import dataclass
 
 from rich.console import Console
 
 from profiler.forecast.tensor_parallel import RankCell, RanksAnswer, RankTime
+from profiler.grid.cells import Phase
+from profiler.json_document import Document
+from profiler.predict.result import ForecastError
 from profiler.report.blocks import Lines, Sentences, text_table
 from profiler.report.forecast import error_sentence
 from profiler.report.terminal import print_blocks
@@ -73,37 +76,84 @@ def worse_lines(cells: Sequence[RankCell]) -> list[str]:
     return [f"No faster from {ranks} cards on: {', '.join(names)}." for ranks, names in sorted(cells_by_ranks.items())]
 
 
-def ranks_json(answer: RanksAnswer, card: str) -> dict[str, object]:
-    """The document of `roofscope forecast --tp --format json`."""
-    cells = [
-        {
-            "phase": cell.phase,
-            "batch_size": cell.batch_size,
-            "prompt_len": cell.prompt_len,
-            "context_len": cell.context_len,
-            "worse_from": cell.worse_from,
-            "times": [
-                {
-                    **asdict(time),
-                    "gain": cell.gain(time) if time.fits and cell.base else None,
-                    "card_s_per_million": time.card_s_per_million,
-                }
-                for time in cell.times
-            ],
-        }
-        for cell in answer.cells
+@dataclass(frozen=True)
+class RankTimeRow:
+    """The forecast of a step on a number of GPUs."""
+
+    ranks: int
+    latency_s: float
+    low_s: float
+    high_s: float
+    """`low_s` and `high_s` are the ends of the 90 % interval."""
+    link_s: float
+    """The part of `latency_s` that collectives take."""
+    tokens_per_s: float
+    regime: str
+    fits: bool
+    usd_per_million: float | None
+    """USD per million tokens at this batch, for all GPUs; null without a price."""
+    gain: float | None
+    """Speed relative to the fewest GPUs that the step fits; null where it does not fit."""
+    card_s_per_million: float
+    """GPU seconds per million tokens, summed over all GPUs."""
+
+
+@dataclass(frozen=True)
+class RankRow:
+    """One step by number of GPUs."""
+
+    phase: Phase
+    batch_size: int
+    prompt_len: int
+    context_len: int
+    worse_from: int | None
+    """The fewest GPUs on which the step is no faster than on the number before; null if it is always faster."""
+    times: Sequence[RankTimeRow]
+
+
+@dataclass(frozen=True)
+class RanksDocument(Document):
+    """`roofscope forecast --tp --format json`."""
+
+    source: str
+    model: str
+    precision: str
+    on: str
+    how: str
+    sentence: str
+    link: str
+    links: Sequence[str]
+    price: str
+    error: ForecastError
+    cells: Sequence[RankRow]
+    notes: Sequence[str]
+
+
+def ranks_document(answer: RanksAnswer, card: str) -> RanksDocument:
+    """Return the document of a forecast over the number of GPUs."""
+    return RanksDocument(
+        source=answer.source,
+        model=answer.model,
+        precision=answer.precision,
+        on=answer.on,
+        how=answer.how,
+        sentence=answer.sentence(card),
+        link=answer.link,
+        links=answer.links,
+        price=answer.price,
+        error=answer.error,
+        cells=[_rank_row(cell) for cell in answer.cells],
+        notes=answer.notes,
+    )
+
+
+def _rank_row(cell: RankCell) -> RankRow:
+    times = [
+        RankTimeRow(
+            **vars(time),
+            gain=cell.gain(time) if time.fits and cell.base else None,
+            card_s_per_million=time.card_s_per_million,
+        )
+        for time in cell.times
     ]
-    return {
-        "source": answer.source,
-        "model": answer.model,
-        "precision": answer.precision,
-        "on": answer.on,
-        "how": answer.how,
-        "sentence": answer.sentence(card),
-        "link": answer.link,
-        "links": list(answer.links),
-        "price": answer.price,
-        "error": asdict(answer.error),
-        "cells": cells,
-        "notes": list(answer.notes),
-    }
+    return RankRow(cell.phase, cell.batch_size, cell.prompt_len, cell.context_len, cell.worse_from, times)

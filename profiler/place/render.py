@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from rich.console import Console
 
+from profiler.json_document import Document
+from profiler.place.command import PlacedFile
 from profiler.place.place import Placed
 from profiler.readers.columns import Table
 from profiler.report.blocks import Lines, Sentences, text_table
@@ -55,3 +58,41 @@ def _notes(rows: Table[Placed]) -> Iterator[str]:
         first = rows[rows.column("note").index(note)]
         of = _name(first) if count == 1 else f"{count} figures, first {_name(first)}"
         yield f"{of}: {note}"
+
+
+@dataclass(frozen=True)
+class PlaceRoofs:
+    """The roofs that figures are placed under."""
+
+    name: str
+    bytes_per_s: float
+    flops_per_s: Mapping[str, float]
+    """By dtype."""
+
+
+@dataclass(frozen=True)
+class PlaceDocument(Document):
+    """`roofscope place --format json`."""
+
+    tool: str
+    file: str
+    model: str
+    dtype: str
+    quant: str
+    roofs: PlaceRoofs
+    warnings: Sequence[str]
+    rows: Sequence[Placed] | Table[Placed]
+
+
+def place_document(found: PlacedFile) -> PlaceDocument:
+    """Return the document of a file's figures."""
+    return PlaceDocument(
+        tool=found.file.tool,
+        file=found.file.name,
+        model=found.model,
+        dtype=found.dtype,
+        quant=found.quant,
+        roofs=PlaceRoofs(found.under.name, found.under.bytes_per_s, found.under.flops_per_s),
+        warnings=found.doubts,
+        rows=found.rows,
+    )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import dataclass
 
 from rich.console import Console
 
 from profiler.data.prices import age_words
+from profiler.json_document import Document
 from profiler.predict.costs import Span
-from profiler.rent.offers import LOADS, Offer, Rented
+from profiler.rent.offers import LOADS, Limits, Offer, Rented
 from profiler.report.blocks import Lines, Sentences, TextTable, text_table
 from profiler.report.terminal import print_blocks
 from profiler.units import duration, percent, several, significant
@@ -146,13 +147,18 @@ def print_rented(rented: Rented, console: Console) -> None:
     print_blocks(blocks, console)
 
 
-def rented_json(rented: Rented) -> dict[str, object]:
-    """The document of `roofscope rent --format json`."""
-    return {
-        "model": rented.model,
-        "prompt_len": rented.prompt_len,
-        "new_tokens": rented.new_tokens,
-        "limits": asdict(rented.limits),
-        "cards": [asdict(offer) for offer in rented.offers],
-        "notes": list(rented.notes),
-    }
+@dataclass(frozen=True)
+class RentDocument(Document):
+    """`roofscope rent --format json`."""
+
+    model: str
+    prompt_len: int
+    new_tokens: int
+    limits: Limits
+    cards: Sequence[Offer]
+    notes: Sequence[str]
+
+
+def rent_document(rented: Rented) -> RentDocument:
+    """Return the document of the offers of a model."""
+    return RentDocument(rented.model, rented.prompt_len, rented.new_tokens, rented.limits, rented.offers, rented.notes)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING
@@ -13,7 +11,7 @@ from rich.console import Console
 from profiler.facts.step import Work, bytes_by_kind, plain_number
 from profiler.report.blocks import Block, Lines, TextTable, text_table
 from profiler.report.terminal import print_blocks
-from profiler.units import duration, escape_formula, scaled, short_count, significant
+from profiler.units import duration, scaled, short_count, significant
 
 if TYPE_CHECKING:
     from profiler.counting.count import RankShare, StepCount
@@ -21,17 +19,6 @@ if TYPE_CHECKING:
     from profiler.counting.floor import CardFloor
     from profiler.counting.operators import GemmShape, Operator
     from profiler.quant.checkpoints import Gguf
-
-_OPERATOR_COLUMNS = (
-    "name",
-    "group",
-    "count",
-    "dtype",
-    "model_flops",
-    "executed_flops",
-    "model_bytes",
-    "executed_bytes",
-)
 
 
 def print_count(counted: StepCount, console: Console) -> None:
@@ -50,16 +37,6 @@ def print_count(counted: StepCount, console: Console) -> None:
         Lines([unknown] if counted.unknown else [], "warning"),
     ]
     print_blocks(blocks, console)
-
-
-def count_csv(counted: StepCount) -> str:
-    """Return the operators as CSV, with unrounded numbers."""
-    buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, _OPERATOR_COLUMNS, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    rows = counted.as_json()["operators"]
-    writer.writerows({**row, "name": escape_formula(row["name"])} for row in rows)
-    return buffer.getvalue()
 
 
 def _totals(counted: StepCount) -> list[str]:

@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from profiler.data.datasheets import Datasheet
-from profiler.facts.roofs import REFERENCE_HOST, Ceilings, HostPace, Roof
+from profiler.data.links import Link
+from profiler.device.device import Device
+from profiler.facts.roofs import (
+    REFERENCE_HOST,
+    REFERENCE_HOST_STEP_S,
+    Ceilings,
+    CurvePoint,
+    HostPace,
+    Roof,
+    WeightReadRoof,
+)
+from profiler.json_document import Document
 from profiler.judge.device_health import DeviceHealth
 from profiler.report.blocks import TextTable, text_table
 from profiler.units import duration, percent, scaled, significant
@@ -101,4 +113,116 @@ def health_lines(found: Sequence[DeviceHealth]) -> list[str]:
         f"No card is ill: {' and '.join(item.device for item in found)} agree ({furthest.device} is"
         f" {percent(furthest.behind)} behind at most, of which more than noise in {percent(furthest.surely)} of the"
         " cells)."
+    ]
+
+
+@dataclass(frozen=True)
+class DeviceEntry:
+    """The device whose roofs were measured."""
+
+    kind: str
+    name: str
+    memory_bytes: int
+    last_level_cache_bytes: int
+    threads: int
+    """torch's compute threads on a CPU; streaming multiprocessors of a GPU."""
+    compute_capability: str
+    """CUDA's, or the vector instructions that torch uses on a CPU."""
+    uuid: str
+    datasheet: str | None
+    """The name of its datasheet; null without one."""
+
+
+@dataclass(frozen=True)
+class ReferenceHost:
+    """The host that others are compared with."""
+
+    name: str
+    step_s: float
+    """Dispatch of a decode step of the standard model."""
+
+
+@dataclass(frozen=True)
+class CeilingsDocument(Document):
+    """`roofscope ceilings --format json`."""
+
+    device: DeviceEntry
+    compute: Mapping[str, Roof]
+    """FLOP/s of a large matrix product, by dtype name."""
+    memory: Mapping[str, Roof]
+    """Bytes/s by kind: read, copy, triad, and the matrix-vector product in the model's dtype."""
+    stream_bytes: int
+    """Size of the streamed buffers."""
+    beyond_cache: bool
+    """Whether no cache served the buffers."""
+    curve: Sequence[CurvePoint]
+    """Read bandwidth by buffer size, up to the streamed buffers; caches show as steps."""
+    launch: Mapping[str, float]
+    """Seconds of the host to submit one tiny kernel, and of the device to run it (by graph replay)."""
+    page_fault_s: float
+    """Seconds of the first access to a new page (CPU); 0 if not measured."""
+    links: Mapping[str, Roof]
+    """Bytes/s from the `host` and from other GPUs to the device."""
+    collective: Link | None
+    """The link between the ranks that share a model; null with one device."""
+    host: HostPace | None
+    """Dispatch speed of the host; null if not measured."""
+    measured_s: float
+    """Seconds that the measurement took."""
+    measured_at_unix_s: float
+    weights: WeightReadRoof | None
+    """Bandwidth of reading a model's weights; null without a model."""
+    missing: Mapping[str, str]
+    """The reason, in one line, for each roof that could not be measured, by name."""
+    plateau: bool
+    """Whether the two largest sizes are read equally fast; otherwise a cache still serves a part."""
+    memory_bytes_per_s: float | None
+    """The memory roof beyond all caches; null if not measured."""
+    host_index: float | None
+    """Dispatch time of this host relative to the reference host; null if not measured."""
+    reference_host: ReferenceHost
+    datasheet_per_s: Mapping[str, float | None]
+    """Dense peaks by dtype in FLOP/s, and `bandwidth` in bytes/s; empty without a datasheet."""
+    warnings: Sequence[str]
+
+
+def ceilings_document(
+    device: Device, measured: Ceilings, datasheet_per_s: Mapping[str, float | None], warnings: Sequence[str]
+) -> CeilingsDocument:
+    """Return the document of a device's measured roofs."""
+    sheet = device.datasheet
+    return CeilingsDocument(
+        device=DeviceEntry(**{**vars(device), "datasheet": sheet.gpu if sheet else None}),
+        **vars(measured),
+        plateau=measured.plateau,
+        memory_bytes_per_s=measured.memory_bytes_per_s if measured.memory else None,
+        host_index=measured.host.index if measured.host else None,
+        reference_host=ReferenceHost(REFERENCE_HOST, REFERENCE_HOST_STEP_S),
+        datasheet_per_s=datasheet_per_s,
+        warnings=warnings,
+    )
+
+
+_RIDGE_DTYPES = ("float32", "tfloat32", "float16", "bfloat16", "float8_e4m3fn", "int8")
+
+
+@dataclass(frozen=True)
+class GpuEntry(Datasheet):
+    """One datasheet: `roofscope gpus --format json` is a list of them."""
+
+    profile: str | None = field(kw_only=True)
+    """The name of its measured profile; null without one."""
+    ridge_flops_per_byte: Mapping[str, float | None] = field(kw_only=True)  # type: ignore[assignment]
+    """By dtype; null where the datasheet has no rate."""
+
+
+def gpu_rows(gpus: Sequence[Datasheet], profiles: Mapping[str, str]) -> list[GpuEntry]:
+    """Return the entries of the JSON document; `profiles` are names of profiles by the datasheet's GPU."""
+    return [
+        GpuEntry(
+            **vars(gpu),
+            profile=profiles.get(gpu.gpu),
+            ridge_flops_per_byte={name: gpu.ridge_flops_per_byte(name) for name in _RIDGE_DTYPES},
+        )
+        for gpu in gpus
     ]

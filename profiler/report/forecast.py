@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from rich.console import Console
 
+from profiler.grid.cells import Phase
+from profiler.json_document import Document
 from profiler.judge.breakdown import TERM_NAMES
-from profiler.predict.result import Answer, Checked, ForecastCell, ForecastError
+from profiler.predict.result import Answer, Checked, CheckRow, ForecastCell, ForecastError
 from profiler.report.blocks import Lines, Sentences, TextTable, text_table
 from profiler.report.terminal import MOST_ROWS, print_blocks
 from profiler.units import duration, percent, significant
@@ -79,21 +81,6 @@ def print_forecast(answer: Answer, console: Console) -> None:
     print_blocks(blocks, console)
 
 
-def forecast_json(answer: Answer) -> dict[str, object]:
-    """The document of `roofscope forecast --format json`."""
-    return {
-        "source": answer.source,
-        "model": answer.model,
-        "precision": answer.precision,
-        "on": answer.on,
-        "how": answer.how,
-        "error": asdict(answer.error),
-        "beyond": asdict(answer.beyond) if answer.beyond else None,
-        "cells": [asdict(cell) for cell in answer.cells],
-        "notes": list(answer.notes),
-    }
-
-
 CHECK_COLUMNS = ("cell", "forecast", "measured", "off", "inside", "largest error by term")
 
 
@@ -119,21 +106,68 @@ def print_check(checked: Checked, console: Console) -> None:
     print_blocks([Sentences([head]), table], console)
 
 
-def check_json(checked: Checked) -> dict[str, object]:
-    """Return the entries that `--check` adds to the document."""
-    return {
-        "check": [
-            {
-                "phase": row.forecast.phase,
-                "batch_size": row.forecast.batch_size,
-                "prompt_len": row.forecast.prompt_len,
-                "context_len": row.forecast.context_len,
-                "forecast_s": row.forecast.latency_s,
-                "measured_s": row.measured.latency_s,
-                "error": row.error,
-                "inside": row.inside,
-                "terms": row.terms,
-            }
-            for row in checked.rows
-        ]
-    }
+@dataclass(frozen=True)
+class CheckedForecast:
+    """A forecast cell next to its measurement."""
+
+    phase: Phase
+    batch_size: int
+    prompt_len: int
+    context_len: int
+    forecast_s: float
+    measured_s: float
+    error: float
+    """Forecast / measured - 1."""
+    inside: bool
+    """Whether the measurement is inside the forecast's 90 % interval."""
+    terms: Mapping[str, float]
+    """Forecast minus measured seconds of each term."""
+
+
+@dataclass(frozen=True)
+class ForecastDocument(Document):
+    """`roofscope forecast --format json`."""
+
+    source: str
+    model: str
+    precision: str
+    on: str
+    how: str
+    error: ForecastError
+    beyond: ForecastError | None
+    """The error beyond what was measured; null where it is not known."""
+    cells: Sequence[ForecastCell]
+    notes: Sequence[str]
+    check: Sequence[CheckedForecast] | None = None
+    """Only with `--check`."""
+
+
+def forecast_document(answer: Answer, checked: Checked | None = None) -> ForecastDocument:
+    """Return the document of a forecast, with the check of its cells if there was one."""
+    return ForecastDocument(
+        source=answer.source,
+        model=answer.model,
+        precision=answer.precision,
+        on=answer.on,
+        how=answer.how,
+        error=answer.error,
+        beyond=answer.beyond,
+        cells=answer.cells,
+        notes=answer.notes,
+        check=None if checked is None else [_checked_cell(row) for row in checked.rows],
+    )
+
+
+def _checked_cell(row: CheckRow) -> CheckedForecast:
+    cell = row.forecast
+    return CheckedForecast(
+        cell.phase,
+        cell.batch_size,
+        cell.prompt_len,
+        cell.context_len,
+        forecast_s=cell.latency_s,
+        measured_s=row.measured.latency_s,
+        error=row.error,
+        inside=row.inside,
+        terms=row.terms,
+    )

@@ -83,7 +83,8 @@ def _policy(environment: Environment) -> str:
 def _macro(name: str, **values: object) -> Markup:
     """Call a macro of blocks.html.j2."""
     macros: Any = _templates().get_template("blocks.html.j2").module
-    return Markup(getattr(macros, name)(**values))
+    rendered: Markup = getattr(macros, name)(**values)
+    return rendered
 
 
 @singledispatch

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import sys
@@ -16,12 +15,13 @@ from profiler import effort
 from profiler.device.clock import now_s
 from profiler.device.contention import ForeignLoad
 from profiler.errors import RequestError, describe_error
+from profiler.json_document import json_text
 from profiler.store.writer import replace_file
 from profiler.why_slow.findings import CallFloor, Why, judge_calls
 from profiler.why_slow.observations import Observations
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
-from profiler.why_slow.render import html_why, why_json
+from profiler.why_slow.render import html_why, why_document
 from profiler.why_slow.script import run_module, run_script
 
 # Trials may take twice as long as the script's own calls, within these: three pairs of each change to a call of a few
@@ -149,7 +149,7 @@ def write(found: Why, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RequestError(f"{folder} cannot be written: {error.strerror}.") from None
-    replace_file(folder / "why.json", json.dumps(why_json(found), indent=2) + "\n")
+    replace_file(folder / "why.json", json_text(why_document(found)) + "\n")
     replace_file(folder / "why.html", html_why(found))
 
 

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import dataclass
 
 from rich.console import Console
 
+from profiler.json_document import Document
 from profiler.report.blocks import HTML, Lines, Section, Sentences, text_table
 from profiler.report.terminal import print_sections
 from profiler.units import duration
 from profiler.why_slow.findings import FEW_ROUNDS, LEAST_SHARE, CallFloor, Finding, FirstCall, Why
-from profiler.why_slow.observations import Call, Observations, UnrecordedCall, covered_s, most_at_once, steady_s
+from profiler.why_slow.observations import (
+    Call,
+    GraphBreak,
+    Load,
+    Observations,
+    UnrecordedCall,
+    covered_s,
+    most_at_once,
+    steady_s,
+)
 
 CALL_COLUMNS = ("where", "calls", "what", "time", "a call", "ran with")
 _MOST_ROWS = 30
@@ -218,29 +228,82 @@ def _ran_with(call: Call, padding: float) -> list[str]:
     return words
 
 
-def why_json(why: Why) -> dict[str, object]:
-    """The document of `roofscope why --format json`."""
+@dataclass(frozen=True)
+class TriedChange:
+    """Pairs of a call as it was and with one change, measured alternately."""
+
+    id: str
+    calls: Sequence[int]
+    """Numbers of the calls that it is evidence for."""
+    rounds: Sequence[tuple[float, float]]
+    """(seconds as it was, seconds changed) of each pair."""
+    where: str
+    evidence: str
+    change: str
+    shape: str
+    """What was tried, in words."""
+    against_its_own: bool
+    """Whether the script's own calls are compared with, since there was no time to repeat them."""
+    saving: float
+    """Share of the call that the change saves, by the median pair; negative where it costs."""
+    claimed: bool
+    """Whether its rounds support the saving."""
+
+
+@dataclass(frozen=True)
+class WhyDocument(Document):
+    """`roofscope why --format json`, and why.json."""
+
+    script: str
+    calls: Sequence[Call]
+    loads: Sequence[Load]
+    wall_s: float
+    calls_s: float
+    """Seconds in calls of models."""
+    calls_at_once: int
+    """Most calls at one time."""
+    steady_s: float
+    """Seconds of the calls once warm, the loads and the tokenizers, of which findings are shares."""
+    text_s: float
+    """Seconds in tokenizers."""
+    overhead_s: float
+    """Seconds that watching took."""
+    floor_s: float | None
+    """Seconds that the same tokens need on this machine; null where it is not known."""
+    floor_dispatch_s: float | None
+    """The part of `floor_s` that is dispatch; null where it is not known."""
+    graph_breaks: Sequence[GraphBreak]
+    warnings: Sequence[str]
+    interrupted: bool
+    answer: Sequence[str]
+    findings: Sequence[Finding]
+    tried: Sequence[TriedChange]
+    not_tried: Sequence[str]
+
+
+def why_document(why: Why) -> WhyDocument:
+    """Return the document of the findings on a script."""
     seen = why.seen
-    return {
-        "script": seen.script,
-        "calls": [asdict(call) for call in seen.calls],
-        "loads": [asdict(load) for load in seen.loads],
-        "wall_s": seen.wall_s,
-        "calls_s": seen.calls_s,
-        "calls_at_once": most_at_once(seen.calls),
-        "steady_s": seen.steady_s,
-        "text_s": seen.text_s,
-        "overhead_s": seen.overhead_s,
-        "floor_s": why.floor.seconds if why.floor else None,
-        "floor_dispatch_s": why.floor.dispatch_s if why.floor else None,
-        "graph_breaks": [asdict(item) for item in seen.graph_breaks],
-        "warnings": list(seen.warnings),
-        "interrupted": seen.interrupted,
-        "answer": why_sentences(why),
-        "findings": [asdict(item) for item in why.findings],
-        "tried": [{**asdict(trial), "saving": trial.saving, "claimed": trial.is_claim} for trial in why.tried],
-        "not_tried": list(why.not_tried),
-    }
+    return WhyDocument(
+        script=seen.script,
+        calls=seen.calls,
+        loads=seen.loads,
+        wall_s=seen.wall_s,
+        calls_s=seen.calls_s,
+        calls_at_once=most_at_once(seen.calls),
+        steady_s=seen.steady_s,
+        text_s=seen.text_s,
+        overhead_s=seen.overhead_s,
+        floor_s=why.floor.seconds if why.floor else None,
+        floor_dispatch_s=why.floor.dispatch_s if why.floor else None,
+        graph_breaks=seen.graph_breaks,
+        warnings=seen.warnings,
+        interrupted=seen.interrupted,
+        answer=why_sentences(why),
+        findings=why.findings,
+        tried=[TriedChange(**vars(trial), saving=trial.saving, claimed=trial.is_claim) for trial in why.tried],
+        not_tried=why.not_tried,
+    )
 
 
 FINDING_COLUMNS = ("finding", "saves", "share", "line", "evidence", "change")

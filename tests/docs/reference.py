@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import ast
 import functools
-import importlib
 import inspect
 import itertools
-import sys
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,6 @@ import torch
 import typer
 
 from profiler.cli import compare
-from profiler.cli import inspect as look
 from profiler.cli import options as shared
 from profiler.cli.app import app
 from profiler.errors import RoofscopeError
@@ -192,7 +189,7 @@ class Key:
 
 
 def json_page() -> str:
-    """The keys of every document, read from the functions that make them and the types that they are made of."""
+    """The keys of every document, from the types that they are made of."""
     parts = [
         "# JSON documents\n\n`--format json` prints one document on stdout; progress goes to stderr. `[]` is a list,"
         " `{}` an object by name. What is not known is `null`.\n"
@@ -206,37 +203,43 @@ def json_page() -> str:
 @functools.cache
 def documents() -> dict[str, list[Key]]:
     """The keys of every document by its title."""
-    from profiler.comparison.gate_formats import gate_json
-    from profiler.comparison.text import comparison_json, history_json
-    from profiler.counting.count import StepCount
+    from profiler.checks.doctor import Examination
+    from profiler.checks.render import SelftestRow
+    from profiler.comparison.documents import ComparisonDocument, GateDocument, HistoryDocument
+    from profiler.counting.document import CountDocument
+    from profiler.forecast.render import RanksDocument
     from profiler.loading.source import Card
-    from profiler.rent.render import rented_json
-    from profiler.report.forecast import check_json, forecast_json
-    from profiler.why_slow.render import why_json
+    from profiler.place.render import PlaceDocument
+    from profiler.rent.render import RentDocument
+    from profiler.report.device import CeilingsDocument, GpuEntry
+    from profiler.report.forecast import ForecastDocument
+    from profiler.why_slow.render import WhyDocument
 
-    rows = _of_type(CellResult, "cells[].", 0)
+    types = {
+        "compare A B": ComparisonDocument,
+        "compare A B C ...": HistoryDocument,
+        "gate": GateDocument,
+        "place": PlaceDocument,
+        "forecast": ForecastDocument,
+        "forecast --tp": RanksDocument,
+        "rent": RentDocument,
+        "why, and why.json": WhyDocument,
+        "count": CountDocument,
+        "ceilings": CeilingsDocument,
+        "doctor": Examination,
+        "gpus: a list of": GpuEntry,
+        "selftest: a list of": SelftestRow,
+        "models: by the preset's name": Card,
+    }
     return {
         "run.json": [key for key in _of_type(RunDocument, "", 0) if not key.path.endswith(".seconds")],
         "run, batch-test, judge": [
             Key("...", "", "everything of run.json, and"),
             Key("folder", "text", "The run folder."),
             Key("cells", "list", "The rows of cells.csv."),
-            *rows,
+            *_of_type(CellResult, "cells[].", 0),
         ],
-        "compare A B": _Reader(comparison_json).read(),
-        "compare A B C ...": _Reader(history_json).read(),
-        "gate": _Reader(gate_json).read(),
-        "place": _Reader(compare.place_command).read(),
-        "forecast": _Reader(forecast_json).read(),
-        "forecast --check: also": _Reader(check_json).read(),
-        "rent": _Reader(rented_json).read(),
-        "why, and why.json": _Reader(why_json).read(),
-        "count": _Reader(StepCount.as_json).read(),
-        "ceilings": _Reader(look.ceilings).read(),
-        "doctor": _Reader(look.doctor).read(),
-        "gpus: a list of": _Reader(look.gpus_command).read(),
-        "selftest: a list of": _Reader(look.selftest).read(),
-        "models: by the card's name": _of_type(Card, "", 0),
+        **{title: _of_type(kind, "", 0) for title, kind in types.items()},
     }
 
 
@@ -251,11 +254,6 @@ def _hints(thing: Any) -> dict[str, Any]:
         return {}
 
 
-def _item(kind: Any) -> Any:
-    """What a sequence holds."""
-    return typing.get_args(kind)[0] if typing.get_args(kind) else None
-
-
 def _shown(kind: Any) -> tuple[str, Any, str]:
     """A type as JSON has it: its word, the dataclass within, and what stands between the two paths."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
@@ -263,7 +261,7 @@ def _shown(kind: Any) -> tuple[str, Any, str]:
         kinds = [item for item in inner if item is not type(None)]
         word, within, between = _shown(kinds[0])
         others = [_shown(item)[0] for item in kinds[1:]]
-        both = " or ".join(dict.fromkeys([word, *others]))
+        both = " or ".join(dict.fromkeys(text for text in [word, *others] if text))
         return both + (" or null" if type(None) in inner else ""), within, between
     if origin is typing.Literal:
         return " or ".join(f"`{value}`" if value else "empty" for value in inner), None, ""
@@ -292,147 +290,6 @@ def _of_type(kind: Any, before: str, depth: int) -> list[Key]:
         if within is not None and depth < _DEEPEST:
             found += _of_type(within, f"{before}{name}{between}.", depth + 1)
     return found
-
-
-class _Reader:
-    """Reads the keys that a function's returned or printed dict has, off its source and its types."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.tree = _tree(function)
-        self.names: dict[str, Any] = dict(vars(sys.modules[function.__module__]))
-        self.types: dict[str, Any] = _hints(function)
-        owner = function.__qualname__.rpartition(".")[0]
-        if owner:
-            self.types["self"] = self.names[owner]
-        self.dicts: dict[str, ast.expr] = {}
-        self.added: dict[str, list[tuple[ast.expr, ast.expr]]] = {}
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.ImportFrom) and node.module:
-                module = importlib.import_module(node.module)
-                for alias in node.names:
-                    if hasattr(module, alias.name):
-                        self.names[alias.asname or alias.name] = getattr(module, alias.name)
-        for node in ast.walk(self.tree):
-            target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
-            if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
-                if isinstance(target, ast.Name):
-                    self.dicts.setdefault(target.id, node.value)
-                    self.types.setdefault(target.id, self.type_of(node.value))
-                elif isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
-                    self.added.setdefault(target.value.id, []).append((target.slice, node.value))
-                elif isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
-                    for one, value in zip(target.elts, node.value.elts, strict=True):
-                        self.bind(one, self.type_of(value))
-
-    def read(self) -> list[Key]:
-        """Of the returned dict, or of the one that is printed."""
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.Return) and node.value is not None:
-                return self.inside(node.value, "")
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("json.dumps", "a_row_a_line"):
-                return self.inside(node.args[0], "")
-        raise LookupError(f"{self.tree.name} returns and prints no document")
-
-    def inside(self, value: ast.expr, before: str) -> list[Key]:
-        """The keys within a value that stands at `before`."""
-        if isinstance(value, ast.Name) and value.id in self.dicts:
-            added = [key for name, item in self.added.get(value.id, ()) for key in self.entry(name, item, before)]
-            return [*self.inside(self.dicts[value.id], before), *added]
-        if isinstance(value, ast.Dict):
-            return [
-                key
-                for name, item in zip(value.keys, value.values, strict=True)
-                for key in self.entry(name, item, before)
-            ]
-        if isinstance(value, ast.IfExp):
-            return self.inside(value.body, before) or self.inside(value.orelse, before)
-        if isinstance(value, ast.ListComp | ast.DictComp):
-            for loop in value.generators:
-                self.bind(loop.target, _item(self.type_of(loop.iter)))
-            return self.inside(value.elt if isinstance(value, ast.ListComp) else value.value, before)
-        if isinstance(value, ast.Call):
-            return self.called(value, before)
-        return []
-
-    def called(self, value: ast.Call, before: str) -> list[Key]:
-        """The keys of `asdict(x)` or a table's `as_dicts()`, or of a function of ours that returns a dict."""
-        name = ast.unparse(value.func)
-        if name == "dict" and value.args:
-            return self.inside(value.args[0], before)
-        if name.endswith("._asdict"):
-            kind = self.type_of(typing.cast(ast.Attribute, value.func).value)
-            return [Key(before + field, _shown(hint)[0], "") for field, hint in _hints(kind).items()]
-        if name.endswith(".as_dicts"):
-            [kind] = typing.get_args(self.type_of(typing.cast(ast.Attribute, value.func).value))
-            return _of_type(kind, before, 0)
-        if name == "asdict" or name.endswith(".model_dump"):
-            kind = self.type_of(value.args[0] if value.args else typing.cast(ast.Attribute, value.func).value)
-            kind = next((item for item in typing.get_args(kind) if item is not type(None)), kind)
-            return _of_type(kind, before, 0) if kind is not None else []
-        function = self.names.get(name)
-        if inspect.isfunction(function) and str(_hints(function).get("return", "")).startswith("dict[str, "):
-            return [Key(before + key.path, key.kind, key.meaning) for key in _Reader(function).read()]
-        return []
-
-    def entry(self, name: ast.expr | None, value: ast.expr, before: str) -> list[Key]:
-        """A key and what is within it; `**x` adds the keys of x."""
-        if name is None:
-            return self.inside(value, before)
-        if not isinstance(name, ast.Constant):
-            return []
-        listed = (
-            isinstance(value, ast.ListComp)
-            or (isinstance(value, ast.Name) and isinstance(self.dicts.get(value.id), ast.ListComp))
-            or (isinstance(value, ast.Call) and ast.unparse(value.func).endswith(".as_dicts"))
-        )
-        between = "[]" if listed else "{}" if isinstance(value, ast.DictComp) else ""
-        below = self.inside(value, f"{before}{name.value}{between}.")
-        word, _within, _between = _shown(self.type_of(value))
-        meaning = ""
-        if isinstance(value, ast.Attribute) and inspect.isclass(owner := self.type_of(value.value)):
-            meaning = attribute_docs(owner).get(value.attr, "")
-        word = {"[]": "list", "{}": "object by name"}.get(between) or word or ("object" if below else "")
-        return [Key(f"{before}{name.value}", word, meaning), *below]
-
-    def bind(self, target: ast.expr, kind: Any) -> None:
-        if isinstance(target, ast.Name):
-            self.types[target.id] = kind
-
-    def type_of(self, value: ast.expr) -> Any:
-        """What a plain expression is, by the annotations; None where they do not tell."""
-        if isinstance(value, ast.Name):
-            return self.types.get(value.id)
-        if isinstance(value, ast.Constant):
-            return type(value.value)
-        if isinstance(value, ast.Attribute):
-            return _attribute(self.type_of(value.value), value.attr)
-        if isinstance(value, ast.IfExp):
-            return self.type_of(value.body)
-        if isinstance(value, ast.Call):
-            return self.result(value)
-        return None
-
-    def result(self, value: ast.Call) -> Any:
-        if isinstance(value.func, ast.Name):
-            if value.func.id in ("list", "tuple", "dict") and value.args:
-                return self.type_of(value.args[0])
-            function = self.names.get(value.func.id)
-        elif isinstance(value.func, ast.Attribute):
-            owner = self.type_of(value.func.value) or self.names.get(ast.unparse(value.func.value))
-            function = getattr(owner, value.func.attr, None)
-        else:
-            return None
-        return _hints(function).get("return") if inspect.isroutine(function) else None
-
-
-def _attribute(owner: Any, name: str) -> Any:
-    if not inspect.isclass(owner):
-        return None
-    member = inspect.getattr_static(owner, name, None)
-    if isinstance(member, property):
-        return _hints(member.fget).get("return")
-    return _hints(owner).get(name)
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from profiler.counting.count import count
+from profiler.counting.document import count_document
 from profiler.errors import RequestError
 from profiler.quant.registry import FORMATS, QuantFormat, known_quant, published_as, tried_formats
 
@@ -43,7 +44,7 @@ def test_counts_store_its_bytes_and_messages_name_it() -> None:
     in_linears = 30 * (576 * (576 + 192 + 192 + 576) + 3 * 576 * 1536)
     plain, toy = (count("smollm2-135m", dtype="bfloat16", quant=quant) for quant in ("none", "toy8"))
     assert plain.work.weight_bytes - toy.work.weight_bytes == in_linears
-    assert toy.as_json()["quant"] == "toy8"
+    assert count_document(toy).quant == "toy8"
     with pytest.raises(RequestError, match="Did you mean toy8"):
         known_quant("toy")
 

@@ -19,10 +19,11 @@ from hypothesis import strategies as st
 
 from profiler.comparison.command import thresholds
 from profiler.comparison.compare import compare_sides
+from profiler.comparison.documents import comparison_document
 from profiler.comparison.side import side_of_file
-from profiler.comparison.text import comparison_json
 from profiler.errors import RequestError, RunError
 from profiler.grid.ranges import parse_values
+from profiler.json_document import json_rows
 from profiler.place.place import placed
 from profiler.predict.card_profile import FOLDER, read_profile
 from profiler.readers.detect import read_foreign
@@ -233,4 +234,4 @@ def used(file: Path) -> None:
     rows = placed(figures, floor_s, floor_s)
     json.dumps([asdict(row) for row in rows], allow_nan=False)
     side = side_of_file(result_file)
-    json.dumps(comparison_json(compare_sides(side, side)), allow_nan=False)
+    json_rows(comparison_document(compare_sides(side, side)))

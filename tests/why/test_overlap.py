@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from typing import Any
@@ -12,13 +13,14 @@ from hurry import with_effort
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import profiler
+from profiler.json_document import json_text
 from profiler.why_slow import trials as again
 from profiler.why_slow.findings import ChangeTrial, judge_calls
 from profiler.why_slow.loop_changes import batching_changes
 from profiler.why_slow.observations import Call, Load, Observations, covered_s, most_at_once
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
-from profiler.why_slow.render import call_rows, why_json, why_sentences
+from profiler.why_slow.render import call_rows, why_document, why_sentences
 
 SETTINGS = {"dtype": "float32", "attention": "sdpa", "cache": "on"}
 THREADS = 4
@@ -56,7 +58,7 @@ def test_no_finding_saves_more_than_the_time_that_its_calls_cover() -> None:
     assert why_sentences(found)[0] == (
         "s.py spent 1.00 s in 4 calls of generate, up to 4 at once (each second counts once)."
     )
-    document = why_json(found)
+    document = json.loads(json_text(why_document(found)))
     assert (document["calls_s"], document["calls_at_once"]) == (1.0, 4)
     assert call_rows(found)[0][3:5] == ["1.00 s", "1.00 s"]
 

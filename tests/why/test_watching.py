@@ -20,7 +20,7 @@ from profiler.why_slow.command import explained
 from profiler.why_slow.findings import CallFloor, ChangeTrial, judge_calls
 from profiler.why_slow.observations import Between, Call, Load, Observations
 from profiler.why_slow.recorder import Recorder
-from profiler.why_slow.render import call_rows, html_why, note_lines, why_json, why_sentences
+from profiler.why_slow.render import call_rows, html_why, note_lines, why_document, why_sentences
 from profiler.why_slow.script import run_script
 
 
@@ -206,7 +206,7 @@ def test_graph_breaks_are_told_with_their_reason(monkeypatch: pytest.MonkeyPatch
     # Their seconds are not known: they are a note, and no part of the answer.
     assert "broke" not in watching.answer
     assert any(f"broke the code into pieces {broken.count} time" in line for line in note_lines(watching.found))
-    assert why_json(watching.found)["graph_breaks"] == [{"count": broken.count, "reason": broken.reason}]
+    assert list(why_document(watching.found).graph_breaks) == [broken]
 
 
 def test_a_growing_cache_under_compile_is_told_to_be_static(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,7 +284,7 @@ def test_seconds_are_those_of_all_the_calls_that_a_trial_stands_for() -> None:
     [finding] = found.findings
     assert finding.saves_s == pytest.approx(6.0)
     assert finding.share == pytest.approx(0.75)
-    assert (why_json(found)["floor_s"], why_json(found)["floor_dispatch_s"]) == (1.0, 0.25)
+    assert (why_document(found).floor_s, why_document(found).floor_dispatch_s) == (1.0, 0.25)
     assert "the same tokens need 1.00 s on this machine, 250 ms of it dispatch." in why_sentences(found)[0]
     assert "6.00 s (75 %)" in why_sentences(found)[1]
     assert call_rows(found) == [
@@ -391,7 +391,7 @@ def test_who_else_was_on_the_cores_is_told_as_run_does(device: str, busy: float,
     found = explained(Known(), "s.py", Others(busy), interrupted=True)
     assert found is not None
     told = ["others keep 1.5 of 2 cores busy: times may be too long; stop other work."] if warned else []
-    assert why_json(found)["warnings"] == told
+    assert list(why_document(found).warnings) == told
     assert all(text in html_why(found) for text in told)
 
 

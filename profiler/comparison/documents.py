@@ -1,0 +1,279 @@
+"""The JSON documents of `compare` and `gate`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from profiler.comparison.compare import Change, Comparison, History, Resource, Shift
+from profiler.comparison.gate import Decision, Gate, Gated, Outcome, PhaseGate
+from profiler.comparison.gate_formats import gate_line
+from profiler.comparison.side import SettingDifference
+from profiler.comparison.text import comparison_sentences, history_sentences
+from profiler.grid.cells import Phase
+from profiler.json_document import Document
+from profiler.judge.breakdown import TERMS
+from profiler.stats import ChangeVerdict
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class ChangeRow:
+    """One cell on both sides."""
+
+    phase: Phase
+    batch_size: int
+    prompt_len: int
+    context_len: int
+    """Cached tokens before the step; 0 if a prompt was prefilled."""
+    engine: str
+    """Empty if the sides have no engine in common."""
+    settings: Sequence[tuple[str, str]]
+    """(name, value) of settings that differ between cells of one side, such as a sweep of threads in a file."""
+    before_s: float
+    after_s: float
+    """`before_s` and `after_s` are medians."""
+    change: float
+    """after / before - 1 with the machine's own change divided out; 0.07 is 7 % slower."""
+    low: float
+    high: float
+    """95 % interval of the change."""
+    verdict: ChangeVerdict
+    because: str
+    """Why a verdict is inconclusive; empty otherwise."""
+    moved: str | None
+    """The term that moved most; null without a claimed change, without time breakdowns, or if none stands out."""
+    terms: Mapping[str, float]
+    """Seconds that each term gained; they add up to `after - before`."""
+    machine: float
+    """The part that was divided out: 0.04 if the machine itself was 4 % slower."""
+    before_visits: int
+    after_visits: int
+    """Visits of the cell; 0 if another tool's file gives no number of repetitions."""
+
+
+def change_row(change: Change) -> ChangeRow:
+    """Return one cell of a comparison as its JSON has it."""
+    return ChangeRow(
+        *change.asked,
+        before_s=change.before.median_s,
+        after_s=change.after.median_s,
+        change=change.change,
+        low=change.low,
+        high=change.high,
+        verdict=change.verdict,
+        because=change.because,
+        moved=change.moved,
+        terms=change.terms,
+        machine=change.machine,
+        before_visits=change.before.visits,
+        after_visits=change.after.visits,
+    )
+
+
+@dataclass(frozen=True)
+class ShiftRow:
+    """How much longer the same memory-bound or compute-bound work took on the machine itself."""
+
+    resource: Resource
+    ratio: float
+    """Time after / time before."""
+    half_width: float
+    """Half width of the 95 % interval of the ratio's logarithm."""
+    roof_ratio: float | None
+    """Time ratio from the measured roofs; null if both runs share one measurement of them."""
+    told_by: str
+    """What measured it: the drift probe (`sentinel`) or the roofs."""
+    claimed: bool
+    """Whether it exceeds its interval, and roofs that were measured again moved in the same direction."""
+
+
+def _shift_row(shift: Shift) -> ShiftRow:
+    return ShiftRow(**vars(shift), claimed=shift.is_claim)
+
+
+@dataclass(frozen=True)
+class ComparisonDocument(Document):
+    """`roofscope compare A B --format json`."""
+
+    comparable: bool
+    before: str
+    after: str
+    """Names of the sides."""
+    differences: Sequence[SettingDifference]
+    machine: Sequence[ShiftRow]
+    """How the machine itself shifted between the sides."""
+    answer: Sequence[str]
+    only_before: int
+    only_after: int
+    """Number of cells that only one side contains."""
+    cells: Sequence[ChangeRow]
+
+
+def comparison_document(comparison: Comparison) -> ComparisonDocument:
+    """Return the document of a comparison of two sides."""
+    return ComparisonDocument(
+        comparable=comparison.comparable,
+        before=comparison.before.name,
+        after=comparison.after.name,
+        differences=comparison.differences,
+        machine=[_shift_row(shift) for shift in comparison.shifts],
+        answer=comparison_sentences(comparison),
+        only_before=comparison.only_before,
+        only_after=comparison.only_after,
+        cells=[change_row(change) for change in comparison.changes],
+    )
+
+
+def changes_frame(comparison: Comparison) -> pd.DataFrame:
+    """Return one row per cell; each term of the time breakdown has a column with the seconds that it gained."""
+    import pandas as pd
+
+    rows = []
+    for change in comparison.changes:
+        row = dict(vars(change_row(change)))
+        terms = row.pop("terms")
+        rows.append({**row, **{name: terms.get(name, math.nan) for name in TERMS}})
+    return pd.DataFrame(rows)
+
+
+@dataclass(frozen=True)
+class HistoryRun:
+    """One run of a history."""
+
+    name: str
+    created: str
+    tool: str
+
+
+@dataclass(frozen=True)
+class HistoryStep(ChangeRow):
+    """A run at which a cell changed."""
+
+    at: int
+    """Its number, from 0."""
+
+
+@dataclass(frozen=True)
+class HistoryRow:
+    """One cell over several runs."""
+
+    phase: Phase
+    batch_size: int
+    prompt_len: int
+    context_len: int
+    engine: str
+    settings: Sequence[tuple[str, str]]
+    times_s: Sequence[float | None]
+    """The median of each run; null where it lacks the cell."""
+    steps: Sequence[HistoryStep]
+
+
+@dataclass(frozen=True)
+class HistoryDocument(Document):
+    """`roofscope compare A B C ... --format json`."""
+
+    runs: Sequence[HistoryRun]
+    differences: Sequence[Sequence[SettingDifference]]
+    """Of each run to the one before."""
+    answer: Sequence[str]
+    cells: Sequence[HistoryRow]
+
+
+def history_document(history: History) -> HistoryDocument:
+    """Return the document of a comparison of more than two sides."""
+    return HistoryDocument(
+        runs=[HistoryRun(side.name, side.created, side.tool) for side in history.sides],
+        differences=history.differences,
+        answer=history_sentences(history),
+        cells=[
+            HistoryRow(
+                *cell.asked,
+                times_s=[None if timed is None else timed.median_s for timed in cell.times],
+                steps=[HistoryStep(**vars(change_row(step.change)), at=step.at) for step in cell.steps],
+            )
+            for cell in history.cells
+        ],
+    )
+
+
+@dataclass(frozen=True)
+class GateRow(ChangeRow):
+    """One cell with the gate's decision."""
+
+    gate: Decision
+    pooled: float
+    """The cell's change, pooled with all cells of its phase."""
+    pooled_low: float
+    pooled_high: float | None
+    """95 % interval of `pooled`; null is infinite."""
+    alone_high: float | None
+    """Upper end of the 95 % interval from the cell's own visits only; null is infinite."""
+    more_s: float | None
+    """Seconds of further visits, per run, that would decide the cell; null if no budget would."""
+
+
+def _gate_row(cell: Gated) -> GateRow:
+    return GateRow(
+        **vars(change_row(cell.change)),
+        gate=cell.decision,
+        pooled=cell.estimate,
+        pooled_low=cell.low,
+        pooled_high=_finite(cell.high),
+        alone_high=_finite(cell.alone_high),
+        more_s=_finite(cell.more_s),
+    )
+
+
+@dataclass(frozen=True)
+class GatePhase:
+    """All cells of one phase together."""
+
+    phase: Phase
+    max_slowdown: float
+    change: float | None
+    """Mean change of the cells; null if all of them were disturbed."""
+    low: float
+    high: float | None
+    """95 % interval of the mean; null is infinite."""
+    gate: Decision
+
+
+@dataclass(frozen=True)
+class GateDocument(ComparisonDocument):
+    """`roofscope gate --format json`: that of `compare`, with the outcome and decisions added."""
+
+    outcome: Outcome
+    line: str
+    """The outcome in one line."""
+    more_s: float | None
+    """Seconds of further visits, per run, that would decide all open cells; null if no budget would."""
+    phases: Sequence[GatePhase]
+    cells: Sequence[GateRow]
+
+
+def gate_document(gate: Gate) -> GateDocument:
+    """Return the document of a gate."""
+    entries: dict[str, Any] = {
+        **vars(comparison_document(gate.comparison)),
+        "outcome": gate.outcome,
+        "line": gate_line(gate),
+        "more_s": _finite(gate.more_s),
+        "phases": [_gate_phase(phase) for phase in gate.phases],
+        "cells": [_gate_row(cell) for cell in gate.cells],
+    }
+    return GateDocument(**entries)
+
+
+def _gate_phase(phase: PhaseGate) -> GatePhase:
+    return GatePhase(
+        phase.phase, phase.threshold, _finite(phase.estimate), phase.low, _finite(phase.high), phase.decision
+    )
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

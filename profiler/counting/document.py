@@ -1,0 +1,220 @@
+"""The JSON document and the CSV table of `count`; whole numbers stay whole."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from profiler.counting.count import RankShare, StepCount
+from profiler.counting.crosscheck import CounterDifference, Crosscheck
+from profiler.counting.floor import CardFloor
+from profiler.counting.operators import GemmShape, Operator
+from profiler.facts.step import ExecutionPath, Work, bytes_by_kind, plain_number
+from profiler.json_document import Document
+from profiler.units import escape_formula
+
+Number = int | float
+_CSV_COLUMNS = (
+    "name",
+    "group",
+    "count",
+    "dtype",
+    "model_flops",
+    "executed_flops",
+    "model_bytes",
+    "executed_bytes",
+)
+
+
+@dataclass(frozen=True)
+class OperatorRow:
+    """The work of one operator in the step."""
+
+    name: str
+    group: str
+    count: int
+    """Equal ones in the model; the figures are of all of them."""
+    dtype: str
+    model_flops: Number
+    executed_flops: Number
+    vector_flops: Number
+    weight_bytes: Number
+    kv_read_bytes: Number
+    kv_write_bytes: Number
+    model_bytes: Number
+    executed_bytes: Number
+    link_bytes: Number
+
+
+@dataclass(frozen=True)
+class ExecutedBytes:
+    """Bytes beyond the model's own."""
+
+    activations: Number
+    avoidable: Mapping[str, Number]
+    """By cause."""
+    total: Number
+
+
+@dataclass(frozen=True)
+class GgufRow:
+    """How a GGUF file holds the weights."""
+
+    types: Sequence[str]
+    """ggml's names of its quantised types, the most frequent by weights first."""
+    kept_by_kernels: bool
+    """Whether transformers keeps this architecture's blocks on a device that has a kernel for them."""
+    name: str
+
+
+@dataclass(frozen=True)
+class GpuRow:
+    """One step on one GPU, by its dense datasheet peaks."""
+
+    gpu: str
+    dtype: str
+    """The model's, or the one of as many bits that this GPU has units for."""
+    ridge_flops_per_byte: float | None
+    """Of that dtype; null where the datasheet has no rate for it."""
+    floor_s: float | None
+    """Sum over operators of max(FLOPs / peak, bytes / bandwidth); null where the model does not fit or has no rate."""
+    bound: Literal["compute", "memory"] | None
+    """The side on which the larger part of the floor lies."""
+    needs_bytes: float
+    """Predicted peak memory of the step."""
+    memory_bytes: int
+    refusal: str | None
+    """Why there is no floor, in a line; null where there is one."""
+
+
+@dataclass(frozen=True)
+class CrosscheckRow:
+    """What torch's own counter says of the same step."""
+
+    counter: str
+    flops: int
+    walk_flops: int
+    """Of roofscope's walk over the modules."""
+    equal: bool
+    differences: Sequence[CounterDifference]
+    left_out: Sequence[CounterDifference]
+    """Modules whose products are no model work."""
+
+
+@dataclass(frozen=True)
+class CountDocument(Document):
+    """`roofscope count --format json`."""
+
+    model: str
+    params: int
+    dtype: str
+    quant: str
+    published: str | None
+    """The packed form that the weights are counted in, as published; null: dense, or quantised on request."""
+    gguf: GgufRow | None
+    """How the file holds the weights, where it is a GGUF file: they are counted dense, as transformers loads them."""
+    note: str
+    """What the model's preset has to say."""
+    phase: str
+    batch: Number
+    query_tokens: Number
+    context_tokens: Number
+    model_flops: Number
+    executed_flops: Number
+    vector_flops: Number
+    bytes: Mapping[str, Number]
+    """Model bytes by kind, and their total."""
+    executed_bytes: ExecutedBytes
+    avoidable_flops: Mapping[str, Number]
+    """By cause."""
+    intensity: float
+    """Model FLOPs per model byte."""
+    coverage: float
+    """Share of the parameters that the count understands."""
+    unknown: Sequence[str]
+    path: ExecutionPath
+    operators: Sequence[OperatorRow]
+    tp: RankShare | None = None
+    """Only with `--tp`: what one rank holds and sends."""
+    gemms: Sequence[GemmShape] | None = None
+    """Only with `--gemm-census`."""
+    gpus: Sequence[GpuRow] | None = None
+    """Only with `--gpu`: the floor on each GPU, or why there is none."""
+    crosscheck: CrosscheckRow | None = None
+    """Only with `--crosscheck`."""
+
+
+def count_document(counted: StepCount) -> CountDocument:
+    """Return the document of a counted step."""
+    work, step = counted.work, counted.step
+    return CountDocument(
+        model=counted.model,
+        params=counted.params,
+        dtype=counted.dtype,
+        quant=counted.quant,
+        published=counted.published,
+        gguf=GgufRow(**vars(counted.gguf), name=counted.gguf.name) if counted.gguf else None,
+        note=counted.note,
+        phase=counted.phase,
+        batch=plain_number(step.batch),
+        query_tokens=plain_number(step.query),
+        context_tokens=plain_number(step.context),
+        model_flops=plain_number(work.model_flops),
+        executed_flops=plain_number(work.executed_flops),
+        vector_flops=plain_number(work.vector_flops),
+        bytes=bytes_by_kind(work),
+        executed_bytes=ExecutedBytes(
+            plain_number(work.activation_bytes),
+            {cause: plain_number(value) for cause, value in work.avoidable_bytes.items()},
+            plain_number(work.executed_bytes),
+        ),
+        avoidable_flops={cause: plain_number(value) for cause, value in work.avoidable_flops.items()},
+        intensity=float(work.intensity),
+        coverage=counted.coverage,
+        unknown=counted.unknown,
+        path=counted.path,
+        operators=[_operator_row(operator, part) for operator, part in counted.by_operator],
+        tp=counted.share,
+        gemms=counted.gemms or None,
+        gpus=[_gpu_row(gpu) for gpu in counted.gpus] or None,
+        crosscheck=_crosscheck_row(counted.crosscheck) if counted.crosscheck else None,
+    )
+
+
+def _operator_row(operator: Operator, work: Work) -> OperatorRow:
+    return OperatorRow(
+        operator.name,
+        operator.group,
+        operator.count,
+        operator.dtype_name,
+        plain_number(work.model_flops),
+        plain_number(work.executed_flops),
+        plain_number(work.vector_flops),
+        plain_number(work.weight_bytes),
+        plain_number(work.kv_read_bytes),
+        plain_number(work.kv_write_bytes),
+        plain_number(work.model_bytes),
+        plain_number(work.executed_bytes),
+        plain_number(work.link_bytes),
+    )
+
+
+def _gpu_row(floor: CardFloor) -> GpuRow:
+    return GpuRow(**vars(floor), refusal=floor.refusal)
+
+
+def _crosscheck_row(check: Crosscheck) -> CrosscheckRow:
+    return CrosscheckRow(check.counter, check.flops, check.walk_flops, check.equal, check.differences, check.left_out)
+
+
+def count_csv(counted: StepCount) -> str:
+    """Return the operators as CSV, with unrounded numbers."""
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, _CSV_COLUMNS, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    for row in count_document(counted).operators:
+        writer.writerow({**vars(row), "name": escape_formula(row.name)})
+    return buffer.getvalue()

@@ -1,0 +1,56 @@
+"""JSON documents: a frozen dataclass per command, whose fields are the keys (docs/reference/json.md lists them)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any
+
+
+class Document:
+    """A document of a command. A field that still has its default is left out."""
+
+
+def json_text(document: object) -> str:
+    """Return a document (or a list of them) as indented JSON."""
+    return json.dumps(document, default=_as_json, indent=2)
+
+
+def json_rows(document: Document) -> str:
+    """Return a document as indented JSON, with each row of its last field, a sequence, in one line.
+
+    Indenting is written in Python: for 100,000 rows it takes four times as long as C's own encoder.
+    """
+    head = _as_json(document)
+    *_, name = head
+    rows = head[name]
+    rows = rows.as_dicts() if hasattr(rows, "as_dicts") else rows  # a table of columns makes no object per row
+    text = json_text({**head, name: []})
+    encode = json.JSONEncoder(default=_as_json).encode
+    lines = ",\n    ".join(map(encode, rows))
+    return text.removesuffix("[]\n}") + (f"[\n    {lines}\n  ]\n}}" if lines else "[]\n}")
+
+
+def _as_json(value: Any) -> Any:
+    """Return what JSON knows of a dataclass or a mapping. Raises TypeError for anything else."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {item.name: getattr(value, item.name) for item in _fields(type(value)) if not _left_out(value, item)}
+    if isinstance(value, Mapping):
+        return dict(value)
+    if hasattr(value, "__fspath__"):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+_FIELDS: dict[type, Any] = {}
+
+
+def _fields(kind: Any) -> Any:
+    if kind not in _FIELDS:
+        _FIELDS[kind] = fields(kind)
+    return _FIELDS[kind]
+
+
+def _left_out(value: object, item: Any) -> bool:
+    return isinstance(value, Document) and item.default is not MISSING and getattr(value, item.name) == item.default
