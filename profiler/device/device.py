@@ -93,6 +93,11 @@ def compute_capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
 
 
+def sixteen_bit_dtype(device: torch.device) -> str:
+    """Return the 16-bit dtype that `device` multiplies: float16 on GPUs before Ampere (compute capability 8.0)."""
+    return "float16" if device.type == "cuda" and compute_capability(device) < (8, 0) else "bfloat16"
+
+
 def resolve_device(name: str) -> torch.device:
     """Return the device for `auto`, `cpu`, `cuda` or `cuda:N`. Raises DeviceError if it does not exist."""
     import torch

@@ -13,7 +13,7 @@ from profiler.judge.cells import CellEvidence, EngineDifference
 from profiler.judge.regimes import Flag
 from profiler.report.device import host_words
 from profiler.report.selection import first_engine, of_phase
-from profiler.stats import CLAIM_VISITS
+from profiler.stats import CLAIM_VISITS, MOST_FOREIGN_CORES
 from profiler.store.folder import Run
 from profiler.units import clock_time, duration, percent, scaled, several, significant
 
@@ -72,9 +72,14 @@ def roofs_lines(run: Run) -> list[str]:
 
 
 def host_line(run: Run) -> str | None:
-    """How the host's pace compares, and the step that it leaves to an engine which dispatches every operator."""
+    """Return how the host's pace compares, and the shortest step of an engine that dispatches every operator.
+
+    None without a measured pace, and where other processes kept cores busy: they slow dispatch.
+    """
     ceilings, replayed = run.document.ceilings, run.document.engine.replay_as_graph
-    if ceilings.host is None:
+    readings = run.document.health.readings
+    elsewhere = readings.busy_cores_elsewhere if readings else None
+    if ceilings.host is None or (elsewhere is not None and elsewhere.median > MOST_FOREIGN_CORES):
         return None
     decodes = [phases.get("decode", {}) for name, phases in ceilings.dispatch_s.items() if name not in replayed]
     least_s = min((seconds for by_batch in decodes for seconds in by_batch.values()), default=math.inf)

@@ -11,7 +11,7 @@ import torch
 from profiler.counting.attention import AttentionCore
 from profiler.counting.operators import ModelWork
 from profiler.counting.walk import walk
-from profiler.device.device import software
+from profiler.device.device import sixteen_bit_dtype, software
 from profiler.device.machine import Machine
 from profiler.effort import STANDARD, Effort
 from profiler.engines.base import Engine
@@ -160,9 +160,9 @@ def measure_ceilings(
 
 
 def roof_dtypes(work: ModelWork, request: ModelRequest) -> list[str]:
-    """The dtypes that this model's products run in; float32 as the yardstick, and bfloat16 as the way out of it."""
+    """Return the dtypes of this model's products, float32, and the 16-bit dtype that the device multiplies."""
     used = {dtype_name(operator.dtype) for operator in work.operators if operator.dtype.itemsize > 0}
-    return sorted({"float32", "bfloat16", dtype_name(request.dtype), *used})
+    return sorted({"float32", sixteen_bit_dtype(request.device), dtype_name(request.dtype), *used})
 
 
 # A sequence takes whole blocks of a paged cache, each of at most so many tokens (in vLLM 128 on a CPU, 16 on CUDA).

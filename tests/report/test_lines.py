@@ -8,6 +8,7 @@ import pytest
 from made_runs import evidence, key, old_run, result, with_document
 
 from profiler.facts.roofs import REFERENCE_HOST, REFERENCE_HOST_STEP_S, HostPace
+from profiler.facts.telemetry import ReadingRange, health
 from profiler.judge.cells import EngineDifference, Lever, columns_of
 from profiler.judge.regimes import Flag
 from profiler.report.sentences import (
@@ -79,6 +80,16 @@ def test_the_host_stands_against_the_reference(run: Run, kind: str, end: str, in
         f" here{end}"
     )
     assert host_line(run) is None
+
+
+def test_a_busy_host_is_not_compared_with_the_reference(run: Run) -> None:
+    """Others slow dispatch: neither the pace nor the shortest step is this host's own."""
+    document = run.document
+    ceilings = replace(document.ceilings, host=HostPace(2 * REFERENCE_HOST_STEP_S))
+    for cores, quiet in ((0.05, True), (1.0, False)):
+        readings = replace(health([]), busy_cores_elsewhere=ReadingRange(cores, cores, cores))
+        told = with_document(run, ceilings=ceilings, health=replace(document.health, readings=readings))
+        assert (host_line(told) is not None) == quiet
 
 
 def difference(saves_s: float, low_s: float, high_s: float, visits: int = 2) -> EngineDifference:

@@ -177,6 +177,17 @@ def test_attention_in_plain_products_on_an_old_card(tmp_path: Path) -> None:
         assert first_lever(run, row).startswith("another card"), "one with ten times the roofs saves more than the path"
 
 
+def test_float32_on_an_old_card_knows_the_16_bit_dtype_that_it_multiplies(tmp_path: Path) -> None:
+    """A T4 multiplies float16 at 65 TFLOP/s (datasheet) and float32 at 8.1; it has no bfloat16 units."""
+    scenario = Scenario("smollm2-135m", 4, dtype="float32", prompt_lens=[512], batch_sizes=[8])
+    run, _ = said(scenario, [T4], tmp_path)
+    compute = run.document.ceilings.compute
+    assert set(compute) == {"float16", "float32"}
+    [prefill] = [item for item in run.document.evidence if item.phase == "prefill"]
+    [lever] = [lever for lever in prefill.levers if lever.change in ("a 16-bit dtype", "float16")]
+    assert lever.saves_s > 0
+
+
 def test_a_small_model_on_a_large_cache(tmp_path: Path) -> None:
     """All layers of one of SmolLM2's linears fit into a 4090's L2, those of a step do not.
 
