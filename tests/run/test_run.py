@@ -31,7 +31,7 @@ def gguf_run(gguf_file: Path, tmp_path_factory: pytest.TempPathFactory) -> profi
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("roofs")))
         patch.setattr("profiler.run.setup.measure", partial(measure, stage_budget_s=0.3))
         return profiler.profile(
-            str(gguf_file), prompt_lens=[64, 128], batch_sizes=[1, 2], new_tokens=16, budget_s=36, no_levers=True,
+            str(gguf_file), prompt_lens=[64, 128], batch_sizes=[1, 2], new_tokens=16, budget_s=24, no_levers=True,
             out=folder,
         )  # fmt: skip
 
@@ -218,6 +218,7 @@ def test_two_runs_in_a_row_agree_where_both_are_quiet(short_folder: Path, tmp_pa
                 prompt_lens=[64, 128],
                 batch_sizes=[1, 2],
                 no_levers=True,
+                budget_s=20,
                 out=tmp_path / str(len(runs)),
             )
         )

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 KILLS = Path(__file__).parents[1] / "benchmarks" / "kills.py"
-EACH = 5
+EACH = 2
 # All in one process that forks for each kill, since imports and the run that the commands read take half a minute.
 COMMANDS = ("run", "batch-test", "report A B", "judge", "forecast --check", "why", "ceilings --out")
 
