@@ -32,7 +32,7 @@ from profiler.report.blocks import (
 from profiler.report.breakdown_bars import BreakdownBar, breakdown_bars, terms_of
 from profiler.report.selection import MOST_ROWS_A_PHASE, MOST_SORTED_A_PHASE, spanning
 from profiler.report.svg import inline_svg
-from profiler.report.tables import COLUMNS, entries, packed
+from profiler.report.tables import columns_with_values, entries, packed
 from profiler.store.folder import Run
 from profiler.units import duration
 
@@ -118,6 +118,7 @@ def _(block: CellsTable) -> Markup:
     results = block.run.results
     rows = spanning(results, MOST_ROWS_A_PHASE)
     sorted_rows = spanning(results, MOST_SORTED_A_PHASE)
+    columns = columns_with_values(results)
     note = ""
     if len(rows) < len(results):
         which = (
@@ -126,9 +127,9 @@ def _(block: CellsTable) -> Markup:
         note = f"{len(rows)} of {len(results)} rows{which}; all are in cells.csv."
     return _macro(
         "cells",
-        headings=[column.heading for column in COLUMNS],
-        rows=[entries(result) for result in rows],
-        packed=packed(sorted_rows),
+        headings=[column.heading for column in columns],
+        rows=[entries(result, columns) for result in rows],
+        packed=packed(sorted_rows, columns),
         note=note,
     )
 

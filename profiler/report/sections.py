@@ -326,8 +326,8 @@ def _method(run: Run) -> Section:
 SECTIONS: list[Callable[[Run], Section | None]] = [
     _answer,
     _interrupted,
-    _warnings,
     _setting,
+    _warnings,
     _roofline,
     _cells,
     _breakdown,

@@ -238,9 +238,16 @@ COLUMNS = (
 )
 
 
-def entries(result: CellResult) -> list[Entry]:
-    """Return the entries of one row, in the order of COLUMNS."""
-    return [_entry(column, column.value(result)) for column in COLUMNS]
+def columns_with_values(results: Sequence[CellResult]) -> list[TableColumn]:
+    """Return the columns that have a value in some row; the engine is left out if there is one for all rows."""
+    several = len({result.engine for result in results}) > 1
+    filled = [column for column in COLUMNS if any(_entry(column, column.value(item)).sort != "" for item in results)]
+    return [column for column in filled if several or column.heading != "engine"]
+
+
+def entries(result: CellResult, columns: Sequence[TableColumn] = COLUMNS) -> list[Entry]:
+    """Return the entries of one row, in the order of the columns."""
+    return [_entry(column, column.value(result)) for column in columns]
 
 
 class Packed(TypedDict):
@@ -252,9 +259,9 @@ class Packed(TypedDict):
     """The index of each row's text in `words`."""
 
 
-def packed(results: Sequence[CellResult]) -> list[Packed]:
+def packed(results: Sequence[CellResult], columns: Sequence[TableColumn] = COLUMNS) -> list[Packed]:
     """Return the columns of a table in the compact form of a page of ten thousand cells."""
-    return [_packed([_entry(column, column.value(result)) for result in results]) for column in COLUMNS]
+    return [_packed([_entry(column, column.value(result)) for result in results]) for column in columns]
 
 
 def _packed(column: Sequence[Entry]) -> Packed:
