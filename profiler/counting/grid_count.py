@@ -1,0 +1,144 @@
+"""The theory of a grid: FLOPs, bytes and memory of every cell, and what each GPU's roofs allow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from profiler.counting.floor import RoofSet, roof_times
+from profiler.counting.operators import ModelWork
+from profiler.counting.peak_memory import cache_bytes
+from profiler.counting.preset_counts import CountedModel
+from profiler.errors import RequestError
+from profiler.facts.step import Step
+from profiler.grid.cells import Phase
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+MOST_POINTS = 1_000_000
+
+
+@dataclass(frozen=True)
+class GpuFloors:
+    """The floors of all points of a grid under the roofs of one GPU."""
+
+    roofs: RoofSet
+    compute_s: Floats
+    memory_s: Floats
+    """Seconds [n] of the operators that compute binds, and of those that memory binds. They add up to the floor."""
+    fits: NDArray[np.bool_]
+    """Whether the weights and the cache fit the GPU's memory [n]; true where its memory is not known."""
+
+    @property
+    def floor_s(self) -> Floats:
+        """The least seconds [n] of each step."""
+        return self.compute_s + self.memory_s
+
+    @property
+    def bound(self) -> NDArray[np.str_]:
+        """`compute` or `memory` [n]: the side on which the larger part of the floor lies."""
+        return np.where(self.compute_s > self.memory_s, "compute", "memory")
+
+
+@dataclass(frozen=True)
+class GridCount:
+    """The counted steps of a grid, one array element per point: first all prefills, then all decodes."""
+
+    model: str
+    params: int
+    dtype: str
+    quant: str
+    weight_bytes: int
+    phases: tuple[Phase, ...]
+    batch_size: Integers
+    prompt_len: Integers
+    """Prompt tokens [n]; 0 for a decode."""
+    context_len: Integers
+    """Cached tokens before the step [n]; 0 for a prefill."""
+    model_flops: Floats
+    model_bytes: Floats
+    cache_bytes: Floats
+    """Of the KV cache at the end of the step [n]."""
+    gpus: tuple[GpuFloors, ...]
+
+    def __len__(self) -> int:
+        return len(self.phases)
+
+    @property
+    def intensity(self) -> Floats:
+        """Model FLOPs per model byte [n]."""
+        return self.model_flops / self.model_bytes
+
+    @property
+    def needs_bytes(self) -> Floats:
+        """Weights and KV cache [n]."""
+        return self.weight_bytes + self.cache_bytes
+
+    @property
+    def tokens(self) -> Integers:
+        """New tokens of each step [n]: a prefill reads its prompts, a decode gives one per sequence."""
+        return np.where(self.prompt_len > 0, self.batch_size * self.prompt_len, self.batch_size)
+
+    @property
+    def depth(self) -> Integers:
+        """Prompt tokens of a prefill, cached tokens of a decode [n]."""
+        return np.where(self.prompt_len > 0, self.prompt_len, self.context_len)
+
+
+def count_grid(
+    model: str,
+    counted: CountedModel,
+    quant: str,
+    *,
+    batch_sizes: Sequence[int],
+    prompt_lens: Sequence[int],
+    context_lens: Sequence[int],
+    gpus: Sequence[RoofSet] = (),
+) -> GridCount:
+    """Count the prefill of every prompt length and the decode step after every context, at every batch size.
+
+    Raises RequestError for more than MOST_POINTS points, and for a length beyond the model's.
+    """
+    number = len(batch_sizes) * (len(prompt_lens) + len(context_lens))
+    if number > MOST_POINTS:
+        raise RequestError(f"this grid has {number:,} points; give at most {MOST_POINTS:,}.")
+    longest = max((*prompt_lens, *(context + 1 for context in context_lens)), default=0)
+    if counted.max_positions is not None and longest > counted.max_positions:
+        raise RequestError(
+            f"{model} was made for {counted.max_positions} tokens, not {longest}; give shorter --prompt-lens or"
+            " --context-lens."
+        )
+    prefills = [(batch, prompt, 0) for batch in batch_sizes for prompt in prompt_lens]
+    decodes = [(batch, 0, context) for batch in batch_sizes for context in context_lens]
+    batch, prompt, context = np.array([*prefills, *decodes], dtype=np.int64).reshape(-1, 3).T
+    step = Step(batch, np.maximum(prompt, 1), context)
+    work = counted.work.work(step)
+    ones = np.ones(len(batch))
+    cache = ones * cache_bytes(counted.work, batch, step.context + step.query)
+    return GridCount(
+        model=model,
+        params=counted.work.params,
+        dtype=counted.dtype,
+        quant=quant,
+        weight_bytes=counted.weight_bytes,
+        phases=(*["prefill"] * len(prefills), *["decode"] * len(decodes)),  # type: ignore[arg-type]
+        batch_size=batch,
+        prompt_len=prompt,
+        context_len=context,
+        model_flops=ones * work.model_flops,
+        model_bytes=ones * work.model_bytes,
+        cache_bytes=cache,
+        gpus=tuple(floors_on(roofs, counted.work, counted.dtype, step, counted.weight_bytes + cache) for roofs in gpus),
+    )
+
+
+def floors_on(roofs: RoofSet, work: ModelWork, dtype: str, step: Step, needs_bytes: Floats) -> GpuFloors:
+    """Return the floors of steps [n] of a model of `dtype` under a GPU's roofs, and whether they fit its memory."""
+    nothing: Any = np.zeros_like(needs_bytes)
+    compute_s, memory_s = roof_times(work, step, roofs, dtype, nothing, nothing)
+    room = np.inf if roofs.memory_bytes is None else roofs.memory_bytes
+    return GpuFloors(roofs, compute_s, memory_s, needs_bytes <= room)

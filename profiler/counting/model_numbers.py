@@ -1,0 +1,164 @@
+"""The numbers that people compute by hand: a model's architecture, its KV cache, and where its bottleneck changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from profiler.counting.attention import AttentionCore
+from profiler.counting.floor import RoofSet, roof_times
+from profiler.counting.operators import Embedding, Experts, Linear, ModelWork, Operator
+from profiler.counting.peak_memory import cache_bytes
+from profiler.counting.preset_counts import CountedModel
+from profiler.facts.step import ExecutionPath, Step
+
+_MOST = 1 << 24
+"""A bound beyond which no context and no batch is looked for."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The widths of a model, as far as its operators show them; 0 for what it does not have."""
+
+    layers: int
+    """Layers with attention."""
+    hidden_size: int
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    experts: int
+    experts_per_token: int
+
+
+@dataclass(frozen=True)
+class GpuNumbers:
+    """What a GPU allows a model, by its roofs and its memory."""
+
+    gpu: str
+    tokens_per_s_at_most: float | None
+    """Of one sequence: 1 / floor of a decode step. None where the model does not fit."""
+    linears_compute_bound_from_batch: int | None
+    """The smallest batch at which compute binds the products with weights in a decode step."""
+    compute_bound_from_batch: int | None
+    """The smallest batch whose whole decode step is compute-bound; None where its KV cache keeps it memory-bound."""
+    largest_batch: int
+    """Sequences whose KV cache fits next to the weights; 0 where the model does not fit."""
+
+
+@dataclass(frozen=True)
+class ModelNumbers:
+    """A model at a context length."""
+
+    architecture: Architecture
+    params_by_group: Mapping[str, int]
+    context_len: int
+    kv_bytes_per_token: int
+    """Of one sequence, in all layers, as long as no window is full."""
+    kv_bytes_per_sequence: int
+    """At `context_len`."""
+    kv_equals_weights_at: int | None
+    """Tokens of one sequence whose KV cache is as large as the weights; None where windows or a state cap it."""
+    attention_is_half_at: int | None
+    """Cached tokens at which attention is half of a decode step's FLOPs; None where windows or a state cap it."""
+    gpus: tuple[GpuNumbers, ...]
+
+
+def model_numbers(counted: CountedModel, context_len: int, gpus: tuple[RoofSet, ...] = ()) -> ModelNumbers:
+    """Return the numbers of a model whose sequences have `context_len` cached tokens."""
+    work = counted.work
+    return ModelNumbers(
+        architecture=_architecture(work),
+        params_by_group=_params_by_group(work),
+        context_len=context_len,
+        kv_bytes_per_token=int(cache_bytes(work, 1, 1)),
+        kv_bytes_per_sequence=int(cache_bytes(work, 1, context_len)),
+        kv_equals_weights_at=_least(lambda tokens: int(cache_bytes(work, 1, tokens)) >= counted.weight_bytes),
+        attention_is_half_at=_least(lambda context: _attention_share(work, context) >= 0.5),
+        gpus=tuple(_on_gpu(counted, context_len, roofs) for roofs in gpus),
+    )
+
+
+def _on_gpu(counted: CountedModel, context_len: int, roofs: RoofSet) -> GpuNumbers:
+    work, nothing = counted.work, np.zeros(1)
+
+    def times_s(part: ModelWork, batch: int) -> tuple[float, float]:
+        step = Step(np.array([batch]), 1, context_len)
+        compute_s, memory_s = roof_times(part, step, roofs, counted.dtype, nothing, nothing)
+        return float(compute_s[0]), float(memory_s[0])
+
+    def compute_bound_from(part: ModelWork) -> int | None:
+        def compute_bound(batch: int) -> bool:
+            compute_s, memory_s = times_s(part, batch)
+            return compute_s > memory_s
+
+        return _least(compute_bound)
+
+    linears = replace(work, operators=tuple(item for item in work.operators if _weights(item)))
+
+    each = int(cache_bytes(work, 1, context_len + 1))
+    room = _MOST * max(1, each) if roofs.memory_bytes is None else roofs.memory_bytes - counted.weight_bytes
+    largest = _MOST if each == 0 and room >= 0 else max(0, room // max(1, each))
+    return GpuNumbers(
+        gpu=roofs.name,
+        tokens_per_s_at_most=1 / sum(times_s(work, 1)) if largest else None,
+        linears_compute_bound_from_batch=compute_bound_from(linears),
+        compute_bound_from_batch=compute_bound_from(work),
+        largest_batch=int(largest),
+    )
+
+
+def _least(reached: Callable[[int], bool]) -> int | None:
+    """Return the least number from 1 on at which a condition holds that holds for all larger ones; None up to _MOST."""
+    if not reached(_MOST):
+        return None
+    low, high = 0, _MOST
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if reached(middle) else (middle, high)
+    return high
+
+
+def _attention_share(work: ModelWork, context_len: int) -> float:
+    """Share of attention (Q K^T and P V) in the model FLOPs of a decode step."""
+    step, path = Step(1, 1, context_len), ExecutionPath()
+    flops = [(operator, float(operator.work(step, path).model_flops)) for operator in work.operators]
+    attention = sum(value for operator, value in flops if isinstance(operator, AttentionCore))
+    return attention / sum(value for _, value in flops)
+
+
+def _architecture(work: ModelWork) -> Architecture:
+    cores = [operator for operator in work.operators if isinstance(operator, AttentionCore)]
+    heads = [operator for operator in work.operators if isinstance(operator, Linear) and operator.group == "lm_head"]
+    experts = [operator for operator in work.operators if isinstance(operator, Experts)]
+    embeddings = [operator.width for operator in work.operators if isinstance(operator, Embedding)]
+    hidden = heads[0].weight.in_features if heads else max(embeddings, default=0)
+    return Architecture(
+        layers=sum(core.count for core in cores),
+        hidden_size=hidden,
+        query_heads=cores[0].query_heads if cores else 0,
+        kv_heads=cores[0].kv_heads if cores else 0,
+        head_dim=cores[0].qk_dim if cores else 0,
+        vocabulary=heads[0].weight.out_features if heads else 0,
+        experts=experts[0].num_experts if experts else 0,
+        experts_per_token=experts[0].per_token if experts else 0,
+    )
+
+
+def _params_by_group(work: ModelWork) -> dict[str, int]:
+    """Return the weights of matrices by group; norms, biases, and an embedding apart from the LM head are `other`."""
+    found: dict[str, int] = {}
+    for operator in work.operators:
+        if weights := _weights(operator):
+            found[operator.group] = found.get(operator.group, 0) + operator.count * weights
+    return {**found, "other": work.params - sum(found.values())}
+
+
+def _weights(operator: Operator) -> int:
+    if isinstance(operator, Linear):
+        return operator.weight.in_features * operator.weight.out_features
+    if isinstance(operator, Experts):
+        return operator.num_experts * sum(ins * outs for ins, outs in operator.matrices)
+    return 0

@@ -1,0 +1,155 @@
+"""The theory of a grid as tables, as a DataFrame, and as a JSON document."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from profiler.json_document import Document
+from profiler.report.blocks import Block, Lines, TextTable, text_table
+from profiler.units import duration, percent, scaled, short_count, significant
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from profiler.counting.grid_count import GpuFloors, GridCount
+    from profiler.counting.model_numbers import GpuNumbers, ModelNumbers
+
+_MOST_ROWS = 200
+_WORK_COLUMNS = ("phase", "batch", "tokens", "FLOPs", "bytes", "FLOP/byte", "KV cache", "memory")
+_GPU_COLUMNS = ("phase", "batch", "tokens", "floor", "tok/s at most", "bound by")
+
+
+def grid_blocks(grid: GridCount) -> Iterator[Block]:
+    """Return a table of the work, and one of the floors for each GPU."""
+    shown = range(min(len(grid), _MOST_ROWS))
+    heads = [(grid.phases[n], str(grid.batch_size[n]), str(grid.depth[n])) for n in shown]
+    work = [
+        [
+            *heads[n],
+            scaled(grid.model_flops[n], ""),
+            scaled(grid.model_bytes[n], "B"),
+            significant(grid.intensity[n]),
+            scaled(grid.cache_bytes[n], "B"),
+            scaled(grid.needs_bytes[n], "B"),
+        ]
+        for n in shown
+    ]
+    groups = [n for n in shown if n and grid.phases[n] != grid.phases[n - 1]]
+    yield text_table(_WORK_COLUMNS, work, total=len(grid), groups=groups)
+    for gpu in grid.gpus:
+        rows = [[*heads[n], *_floor(grid, gpu, n)] for n in shown]
+        yield text_table(
+            _GPU_COLUMNS, rows, texts=("bound by",), total=len(grid), groups=groups, caption=gpu.roofs.name
+        )
+
+
+def _floor(grid: GridCount, gpu: GpuFloors, n: int) -> list[str]:
+    if not gpu.fits[n]:
+        return ["no room", "-", "-"]
+    floor_s = gpu.floor_s[n]
+    return [duration(floor_s), significant(grid.tokens[n] / floor_s), str(gpu.bound[n])]
+
+
+def grid_frame(grid: GridCount) -> pd.DataFrame:
+    """Return a row per point and GPU (per point without a GPU); units are in the names of the columns."""
+    import pandas as pd
+
+    points = pd.DataFrame(
+        {
+            "phase": grid.phases,
+            "batch_size": grid.batch_size,
+            "prompt_len": grid.prompt_len,
+            "context_len": grid.context_len,
+            "model_flops": grid.model_flops,
+            "model_bytes": grid.model_bytes,
+            "intensity": grid.intensity,
+            "kv_bytes": grid.cache_bytes,
+            "needs_bytes": grid.needs_bytes,
+        }
+    )
+    if not grid.gpus:
+        return points
+    frames = [
+        points.assign(
+            gpu=gpu.roofs.name,
+            fits=gpu.fits,
+            floor_s=np.where(gpu.fits, gpu.floor_s, np.nan),
+            tokens_per_s_at_most=np.where(gpu.fits, grid.tokens / gpu.floor_s, np.nan),
+            bound=np.where(gpu.fits, gpu.bound, ""),
+        )
+        for gpu in grid.gpus
+    ]
+    return pd.concat(frames, ignore_index=True)
+
+
+@dataclass(frozen=True)
+class GridDocument(Document):
+    """`roofscope count MODEL --batch-sizes ... --format json`."""
+
+    model: str
+    params: int
+    dtype: str
+    quant: str
+    weight_bytes: int
+    numbers: ModelNumbers
+    rows: Sequence[Mapping[str, Any]]
+    """The rows of `--format csv`: one per point and GPU."""
+
+
+def grid_document(grid: GridCount, numbers: ModelNumbers) -> GridDocument:
+    """Return the document of a grid; what does not fit has no floor (null)."""
+    frame = grid_frame(grid)
+    records: Any = frame.astype(object).where(frame.notna(), None).to_dict("records")
+    return GridDocument(grid.model, grid.params, grid.dtype, grid.quant, grid.weight_bytes, numbers, records)
+
+
+def number_blocks(numbers: ModelNumbers) -> Iterator[Block]:
+    """Return the architecture, the parameters, the KV cache, and what each GPU allows."""
+    widths = numbers.architecture
+    params = sum(numbers.params_by_group.values())
+    groups = ", ".join(
+        f"{name.replace('_', ' ')} {short_count(count)} ({percent(count / params)})"
+        for name, count in numbers.params_by_group.items()
+        if count
+    )
+    experts = f", {widths.experts_per_token} of {widths.experts} experts per token" if widths.experts else ""
+    lines = [
+        f"architecture: {widths.layers} layers with attention, width {widths.hidden_size}, {widths.query_heads} heads"
+        f" ({widths.kv_heads} KV heads) of {widths.head_dim}, vocabulary {widths.vocabulary}{experts}",
+        f"parameters:   {groups}",
+        f"KV cache:     {scaled(numbers.kv_bytes_per_token, 'B')} per token,"
+        f" {scaled(numbers.kv_bytes_per_sequence, 'B')} per sequence of {numbers.context_len} tokens;"
+        f" {_at(numbers.kv_equals_weights_at, 'as large as the weights')}",
+        f"attention:    {_at(numbers.attention_is_half_at, 'half of the FLOPs of a decode step')}",
+    ]
+    yield Lines(lines)
+    if numbers.gpus:
+        yield _gpu_table(numbers.gpus, numbers.context_len)
+
+
+def _at(tokens: int | None, what: str) -> str:
+    return f"{what} at {tokens:,} tokens" if tokens else f"never {what} (its windows or its state cap it)"
+
+
+def _gpu_table(gpus: Sequence[GpuNumbers], context_len: int) -> TextTable:
+    rows = [
+        [
+            gpu.gpu,
+            str(gpu.largest_batch) if gpu.largest_batch else "no room",
+            significant(gpu.tokens_per_s_at_most) if gpu.tokens_per_s_at_most else "-",
+            _batch(gpu.linears_compute_bound_from_batch),
+            _batch(gpu.compute_bound_from_batch),
+        ]
+        for gpu in gpus
+    ]
+    headings = ("GPU", "largest batch", "tok/s at most", "linears compute-bound from", "step compute-bound from")
+    caption = f"decode after {context_len} cached tokens; tok/s of one sequence; 'from' is a batch size"
+    return text_table(headings, rows, caption=caption)
+
+
+def _batch(batch: int | None) -> str:
+    return "never" if batch is None else str(batch)

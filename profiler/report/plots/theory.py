@@ -1,0 +1,286 @@
+"""Pictures of a counted grid: what the roofs of GPUs allow, before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+from profiler.grid.cells import PHASES, Phase
+from profiler.report.plots.style import LINE_STYLES, PHASE_STYLE, REGIME_COLOR, depth_label
+from profiler.report.selection import MOST_SIZES, evenly
+from profiler.store.folder import Run
+from profiler.units import duration, scaled, significant
+
+if TYPE_CHECKING:
+    from profiler.counting.floor import RoofSet
+    from profiler.counting.grid_count import GpuFloors, GridCount
+
+_NO_ROOM = "#BBBBBB"
+_DTYPE_DASHES = {"float32": ":", "tfloat32": (0, (3, 1, 1, 1)), "float16": "-", "bfloat16": "-", "int8": "-."}
+_MARGIN = 3.0
+_APART = 1.8
+"""A point is labelled if its intensity is this many times that of the last labelled one: nearer labels overlap."""
+
+
+def theory_roofline(grid: GridCount, run: Run | None = None) -> Figure:
+    """One panel per GPU: a ceiling per dtype, the ridge of the model's dtype, and the floor of every point.
+
+    A point lies below the roof where some of its operators are bound by compute and others by memory. `run` adds the
+    measured cells of a run.
+    """
+    figure, panels = _panels(len(grid.gpus), 7.4, 6.0)
+    for axes, gpu in zip(panels, grid.gpus, strict=True):
+        _roofline_panel(axes, grid, gpu, run)
+    figure.suptitle(_title(grid), x=0.01, ha="left", fontsize=12)
+    return figure
+
+
+def _roofline_panel(axes: Axes, grid: GridCount, gpu: GpuFloors, run: Run | None) -> None:
+    roofs, achieved = gpu.roofs, grid.model_flops / gpu.floor_s
+    peak = roofs.peak(grid.dtype, grid.dtype)
+    ridge = peak / roofs.bytes_per_s
+    low = min(float(grid.intensity.min()), ridge) / _MARGIN
+    high = max(float(grid.intensity.max()), ridge) * _MARGIN
+    bottom, top = float(achieved.min()) / _MARGIN, max(roofs.flops_per_s.values()) * _MARGIN
+    axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(bottom, top))
+    axes.axvspan(low, ridge, color=REGIME_COLOR["memory-bound"], alpha=0.12, lw=0)
+    axes.axvspan(ridge, high, color=REGIME_COLOR["compute-bound"], alpha=0.12, lw=0)
+    axes.text(low * 1.15, top / 1.6, "memory-bound", fontsize=9, va="top")
+    axes.text(high / 1.15, top / 1.6, "compute-bound", fontsize=9, va="top", ha="right")
+    x = np.geomspace(low, high, 200)
+    for dtype, rate in _distinct(roofs.flops_per_s, grid.dtype).items():
+        own = rate == peak
+        label = f"{dtype}: {scaled(rate, 'FLOP/s')}"
+        axes.plot(
+            x,
+            np.minimum(x * roofs.bytes_per_s, rate),
+            color="#222222" if own else "#888888",
+            ls=_DTYPE_DASHES.get(dtype, "--"),
+            lw=2 if own else 1.2,
+            label=label,
+        )
+    axes.axvline(ridge, color="#222222", lw=0.8, ls=":")
+    text = f"ridge {ridge:.3g} FLOP/byte "
+    axes.text(ridge / 1.03, bottom * 1.3, text, rotation=90, fontsize=9, ha="right", va="bottom")
+    for phase in PHASES:
+        _points(axes, grid, achieved, phase)
+    if run is not None:
+        _measured(axes, run)
+    axes.set_xlabel("arithmetic intensity, model FLOPs per model byte")
+    axes.set_ylabel("FLOP/s at most")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: significant(value, 1)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: scaled(value, "", 1)))
+    axes.set_title(f"{roofs.name}: {scaled(roofs.bytes_per_s, 'B/s')}", fontsize=11)
+    axes.legend(loc="lower right", fontsize=8)
+
+
+def _distinct(rates: Mapping[str, float], own: str) -> dict[str, float]:
+    """One dtype per rate, the model's own first: float16 and bfloat16 mostly share theirs."""
+    found: dict[float, str] = {}
+    for dtype in sorted(rates, key=lambda name: name != own):
+        found.setdefault(rates[dtype], dtype)
+    return {dtype: rate for rate, dtype in found.items()}
+
+
+def _points(axes: Axes, grid: GridCount, achieved: Any, phase: Phase) -> None:
+    mine = [number for number, other in enumerate(grid.phases) if other == phase]
+    if not mine:
+        return
+    style = PHASE_STYLE[phase]
+    axes.plot(grid.intensity[mine], achieved[mine], style.marker, color=style.color, mec="white", ms=7, label=phase)
+    ordered = sorted(mine, key=lambda number: float(grid.intensity[number]))
+    labelled: list[int] = []
+    for number in ordered:
+        if not labelled or grid.intensity[number] > _APART * grid.intensity[labelled[-1]]:
+            labelled.append(number)
+    for place, number in enumerate(labelled):
+        axes.annotate(
+            f"{grid.batch_size[number]} x {grid.depth[number]}",
+            (grid.intensity[number], achieved[number]),
+            xytext=(7, -9) if phase == "decode" else (0, 8 if place % 2 else -14),
+            textcoords="offset points",
+            ha="left" if phase == "decode" else "center",
+            fontsize=8,
+            color=style.color,
+        )
+
+
+def _measured(axes: Axes, run: Run) -> None:
+    for phase in PHASES:
+        cells = [cell for cell in run.measured if cell.phase == phase]
+        if cells:
+            x = [cell.intensity for cell in cells]
+            y = [cell.flops_per_s for cell in cells]
+            axes.plot(x, y, "*", color=PHASE_STYLE[phase].color, mec="black", ms=11, label=f"{phase}, measured")
+
+
+def theory_map(grid: GridCount) -> Figure:
+    """The side that binds each point, over batch and length: a row of panels per GPU, a column per phase."""
+    phases = [phase for phase in PHASES if phase in grid.phases]
+    figure, panels = plt.subplots(
+        len(grid.gpus), len(phases), figsize=(6.4 * len(phases), 0.6 + 4.2 * len(grid.gpus)), squeeze=False
+    )
+    for row, gpu in zip(panels, grid.gpus, strict=True):
+        for axes, phase in zip(row, phases, strict=True):
+            _map_panel(axes, grid, gpu, phase)
+    figure.suptitle(_title(grid), x=0.01, ha="left", fontsize=12)
+    return figure
+
+
+def _map_panel(axes: Axes, grid: GridCount, gpu: GpuFloors, phase: Phase) -> None:
+    batches, depths, at = _places(grid, phase)
+    for number, (column, row) in at.items():
+        word = str(gpu.bound[number]) if gpu.fits[number] else "no room"
+        color = REGIME_COLOR[f"{word}-bound"] if gpu.fits[number] else _NO_ROOM
+        axes.add_patch(Rectangle((column, row), 1, 1, fc=color, ec="white", lw=1))
+        axes.text(column + 0.5, row + 0.5, word, ha="center", va="center", fontsize=8)
+    _map_axes(axes, batches, depths, phase)
+    axes.set_title(f"{phase}, {gpu.roofs.name}", fontsize=11)
+
+
+def _places(grid: GridCount, phase: Phase) -> tuple[list[int], list[int], dict[int, tuple[int, int]]]:
+    """The batch sizes and lengths that a map shows, and the (column, row) of each point among them."""
+    mine = [number for number, other in enumerate(grid.phases) if other == phase]
+    batches = evenly(sorted({int(grid.batch_size[number]) for number in mine}), MOST_SIZES)
+    depths = evenly(sorted({int(grid.depth[number]) for number in mine}), MOST_SIZES)
+    at = {
+        number: (depths.index(int(grid.depth[number])), batches.index(int(grid.batch_size[number])))
+        for number in mine
+        if grid.depth[number] in depths and grid.batch_size[number] in batches
+    }
+    return batches, depths, at
+
+
+def _map_axes(axes: Axes, batches: list[int], depths: list[int], phase: Phase) -> None:
+    axes.set(xlim=(0, len(depths)), ylim=(0, len(batches)), xlabel=depth_label(phase), ylabel="batch")
+    axes.set_xticks([place + 0.5 for place in range(len(depths))], [str(depth) for depth in depths])
+    axes.set_yticks([place + 0.5 for place in range(len(batches))], [str(batch) for batch in batches])
+    axes.grid(visible=False)
+
+
+def theory_intensity(grid: GridCount) -> Figure:
+    """The arithmetic intensity over batch and length, one panel per phase; it needs no GPU."""
+    phases = [phase for phase in PHASES if phase in grid.phases]
+    figure, panels = _panels(len(phases), 6.4, 4.8)
+    norm = LogNorm(float(grid.intensity.min()), float(max(grid.intensity.max(), 1.01 * grid.intensity.min())))
+    for axes, phase in zip(panels, phases, strict=True):
+        batches, depths, at = _places(grid, phase)
+        values = np.full((len(batches), len(depths)), np.nan)
+        for number, (column, row) in at.items():
+            values[row, column] = grid.intensity[number]
+            axes.text(
+                column + 0.5, row + 0.5, significant(grid.intensity[number], 2), ha="center", va="center", fontsize=8,
+                bbox={"fc": "white", "alpha": 0.6, "lw": 0, "pad": 1},
+            )  # fmt: skip
+        image = axes.pcolormesh(values, norm=norm, cmap="viridis")
+        _map_axes(axes, batches, depths, phase)
+        axes.set_title(phase, fontsize=11)
+        bar = figure.colorbar(image, ax=axes, label="FLOP/byte")
+        bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: significant(value, 1)))
+    figure.suptitle(_title(grid), x=0.01, ha="left", fontsize=12)
+    return figure
+
+
+def theory_latency(grid: GridCount) -> Figure:
+    """The floor of each step against the batch, a line per length and a panel per GPU and phase."""
+    phases = [phase for phase in PHASES if phase in grid.phases]
+    figure, panels = plt.subplots(
+        len(grid.gpus), len(phases), figsize=(6.0 * len(phases), 0.6 + 4.4 * len(grid.gpus)), squeeze=False
+    )
+    for row, gpu in zip(panels, grid.gpus, strict=True):
+        for axes, phase in zip(row, phases, strict=True):
+            _lines(axes, grid, phase, np.where(gpu.fits, gpu.floor_s, np.nan))
+            axes.set(ylabel="time at least", title=f"{phase}, {gpu.roofs.name}")
+            _log_ticks(axes.yaxis, duration)
+    figure.suptitle(_title(grid), x=0.01, ha="left", fontsize=12)
+    return figure
+
+
+def _lines(axes: Axes, grid: GridCount, phase: Phase, values: Any) -> None:
+    mine = np.array([other == phase for other in grid.phases])
+    for place, depth in enumerate(evenly(sorted({int(each) for each in grid.depth[mine]}), len(LINE_STYLES))):
+        here = mine & (grid.depth == depth)
+        order = np.argsort(grid.batch_size[here])
+        style = LINE_STYLES[place]
+        x, y = grid.batch_size[here][order], values[here][order]
+        axes.plot(x, y, marker=style.marker, ls=style.dashes, label=f"{depth} {depth_label(phase)}")
+    axes.set(xscale="log", yscale="log", xlabel="batch")
+    _size_ticks(axes, grid.batch_size[mine])
+    axes.legend(fontsize=8)
+
+
+def _size_ticks(axes: Axes, sizes: Any) -> None:
+    """Mark the counted sizes on the x axis."""
+    shown = evenly(sorted({int(size) for size in sizes}), MOST_SIZES)
+    axes.set_xticks(shown, [str(size) for size in shown])
+    axes.xaxis.set_minor_locator(NullLocator())
+
+
+def _log_ticks(axis: Axis, show: Callable[[float], str]) -> None:
+    """Mark a logarithmic axis in plain units; a range of less than a decade gets evenly spaced marks."""
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)) if high > 10 * low else MaxNLocator(6))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: show(value)))
+
+
+def theory_kv(grid: GridCount) -> Figure:
+    """Weights and KV cache against the length, a line per batch size, under the memory of each GPU."""
+    figure, panels = _panels(1, 7.4, 5.2)
+    axes = panels[0]
+    mine = np.array([phase == ("decode" if "decode" in grid.phases else "prefill") for phase in grid.phases])
+    for place, batch in enumerate(evenly(sorted({int(each) for each in grid.batch_size[mine]}), len(LINE_STYLES))):
+        here = mine & (grid.batch_size == batch)
+        order = np.argsort(grid.depth[here])
+        style = LINE_STYLES[place]
+        x, y = grid.depth[here][order], grid.needs_bytes[here][order]
+        axes.plot(x, y, marker=style.marker, ls=style.dashes, label=f"batch {batch}")
+    axes.axhline(grid.weight_bytes, color="#888888", lw=1)
+    axes.annotate("weights", (1.0, grid.weight_bytes), xycoords=("axes fraction", "data"), ha="right", va="bottom")
+    for gpu in grid.gpus:
+        _memory_line(axes, gpu.roofs)
+    axes.set(xscale="log", yscale="log", xlabel="tokens per sequence", ylabel="weights and KV cache")
+    _size_ticks(axes, grid.depth[mine])
+    _log_ticks(axes.yaxis, lambda value: scaled(value, "B", 2))
+    axes.legend(fontsize=8, loc="upper left")
+    axes.set_title(_title(grid), fontsize=12)
+    return figure
+
+
+def _memory_line(axes: Axes, roofs: RoofSet) -> None:
+    if roofs.memory_bytes is None:
+        return
+    axes.axhline(roofs.memory_bytes, color="#D55E00", lw=1, ls="--")
+    place = (1.0, roofs.memory_bytes)
+    text = f"memory of {roofs.device}"
+    axes.annotate(text, place, xycoords=("axes fraction", "data"), ha="right", va="bottom", color="#D55E00")
+
+
+def _panels(number: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
+    figure, panels = plt.subplots(1, number, figsize=(width * number, height), squeeze=False)
+    return figure, list(panels[0])
+
+
+def _title(grid: GridCount) -> str:
+    quant = "" if grid.quant == "none" else f", {grid.quant}"
+    return f"{grid.model}, {grid.dtype}{quant}: counted, not measured"
+
+
+THEORY_PLOTS: dict[str, Callable[[GridCount], Figure]] = {
+    "roofline": theory_roofline,
+    "map": theory_map,
+    "intensity": theory_intensity,
+    "latency": theory_latency,
+    "kv": theory_kv,
+}
+"""Pictures of `count --plot`. All but `intensity` and `kv` need a GPU."""
+NEED_GPU = frozenset({"roofline", "map", "latency"})
