@@ -6,7 +6,7 @@ import copy
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -29,6 +29,7 @@ from profiler.measure.subject import Subject
 from profiler.measure.variants import Variant, variants_of
 from profiler.measure.visit import refuse_impossible_times, seeded_prompts
 from profiler.quant.storage import model_storage_bytes
+from profiler.roofs.host_dispatch import torch_threads
 from profiler.stats import undisturbed
 
 _DECODE_STEPS = 5
@@ -82,7 +83,9 @@ class ShortModelBench:
         def mark(*_: object) -> None:
             marks.append(clock.mark())
 
-        with torch.inference_mode(), no_gc(), _threads(self._form.threads), ExitStack() as hooks:
+        with torch.inference_mode(), no_gc(), ExitStack() as hooks:
+            if self._form.threads is not None:
+                hooks.enter_context(torch_threads(self._form.threads))
             if self._form.kernel is not None:
                 hooks.enter_context(sdpa_kernel(self._form.kernel))
             ids = seeded_prompts(cell, self._subject.vocab_size).to(self._machine.device)
@@ -151,16 +154,6 @@ def _padding(contexts: Iterator[int]) -> Callable[..., tuple[Any, dict[str, Any]
         return args, named | {"attention_mask": mask}
 
     return hook
-
-
-@contextmanager
-def _threads(count: int | None) -> Iterator[None]:
-    """Within, torch runs on so many threads."""
-    with ExitStack() as after:
-        if count is not None:
-            after.callback(torch.set_num_threads, torch.get_num_threads())
-            torch.set_num_threads(count)
-        yield
 
 
 def interleaved_steps(

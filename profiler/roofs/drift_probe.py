@@ -1,4 +1,4 @@
-"""The drift probe: the same small work, repeated; when its time changes, the machine did."""
+"""The drift probe: fixed work, timed repeatedly; a change in its time means that the machine's speed changed."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from profiler.facts.roofs import DriftReading
 _BUFFER_BYTES = 256 << 20
 _SIDE = 1024
 _AGREE = 0.02
-# Seconds of each kind of work, which a look takes on a busy machine.
+# Limit in seconds for each kind of work in one reading; only a busy machine reaches it.
 _MOST_S = 1.0
 
 
 class DriftProbe:
-    """Holds its own buffers; a look takes a quarter of a second on a CPU.
+    """Times memory reads and a matrix product, to detect changes in the machine's speed.
 
-    Right after a large prefill memory is slower for a moment, by a fifth on a shared Xeon, whatever the machine does:
-    a look waits until two bursts of calls in a row agree.
+    It owns its buffers. A reading takes a quarter of a second on a CPU.
+
+    Right after a large prefill, memory is slower for a moment on any machine, by a fifth on a shared Xeon. A reading
+    therefore repeats bursts of calls until two in a row agree.
     """
 
     def __init__(self, machine: Machine, effort: Effort = STANDARD) -> None:
@@ -33,9 +35,9 @@ class DriftProbe:
         self._left, self._right = (torch.rand(_SIDE, _SIDE, device=machine.device) for _ in range(2))
 
     def look(self) -> DriftReading:
-        """Median seconds of reading the buffer and of one matrix product, once they have settled."""
+        """Return the median seconds of one buffer read and of one matrix product, after they have settled."""
         with torch.inference_mode():
-            memory_s, compute_s = self._settled_s(self._buffer.sum), self._settled_s(self._product)
+            memory_s, compute_s = self._settled_s(self._buffer.sum), self._settled_s(lambda: self._left @ self._right)
         return DriftReading(memory_s, compute_s, self._machine.unix_s())
 
     def _settled_s(self, call: Callable[[], object]) -> float:
@@ -48,6 +50,3 @@ class DriftProbe:
             if abs(bursts[-1] / bursts[-2] - 1) < _AGREE:
                 break
         return bursts[-1]
-
-    def _product(self) -> torch.Tensor:
-        return self._left @ self._right

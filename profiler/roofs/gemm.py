@@ -1,4 +1,4 @@
-"""The compute roof of each dtype (matrix products), and the matrix-vector product of a decode step."""
+"""The compute roof of each dtype (matrix products), and the bandwidth of a decode step's matrix-vector product."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from profiler.roofs.sampler import roof_of, sample, sample_on_device
 
 _GEMM_SMALLEST = 256
 _GEMM_LARGEST = 8192
-# A call this long keeps every unit busy and makes its start and end negligible.
+# A call this long keeps every unit busy, and its start and end are negligible.
 _GEMM_ENOUGH_S = {"cpu": 50e-3, "cuda": 5e-3}
 _GEMV_SHAPE = (4096, 4096)
 _FLOAT8 = "float8_e4m3fn"
@@ -24,18 +24,18 @@ _FLOAT8 = "float8_e4m3fn"
 
 @dataclass(frozen=True)
 class SquareProduct:
-    """A product of two squares, to be called."""
+    """A callable product of two square matrices."""
 
     run: Callable[[], object]
     method: str
-    """Its size, and how it differs from a plain product."""
+    """The product's size, and how it differs from a plain product."""
 
     def __call__(self) -> object:
         return self.run()
 
 
 def measure_gemv(machine: Machine, dtype: str, nbytes: int, budget_s: float) -> Roof:
-    """Bytes of weights a second that a linear layer of one row reads, over weights that rotate past the cache."""
+    """Return the bytes/s of a one-row linear layer, which rotates through `nbytes` of weights, past the cache."""
     device, (outs, ins) = machine.device, _GEMV_SHAPE
     kind = getattr(torch, dtype)
     count = max(3, nbytes // (outs * ins * kind.itemsize))
@@ -52,14 +52,14 @@ def measure_gemv(machine: Machine, dtype: str, nbytes: int, budget_s: float) -> 
 
 
 def measure_gemm(machine: Machine, dtype: str, budget_s: float) -> Roof:
-    """FLOP/s of the best of several squares on random data, laid out as a linear layer's: x @ W.T.
+    """Return the highest FLOP/s over several sizes of square products, laid out like a linear layer: x @ W.T.
 
-    Sizes double until one call takes long enough to saturate the device, or the time is spent. On CUDA the last size
-    gets all of the time that is left, a second of `STAGE_BUDGET_S` if its calls are short: a card under load lowers its
-    clock within a part of a second, and a long prefill runs at the clock that it then keeps.
+    The data are random. Sizes double until one call takes long enough to saturate the device, or until the time is
+    spent. On CUDA the last size gets all the remaining time, or about a second if its calls are short. A GPU under load
+    lowers its clock within a fraction of a second, and a long prefill runs at that lower clock.
     """
     enough_s = _GEMM_ENOUGH_S[machine.device.type]
-    deadline = machine.now_s() + budget_s
+    deadline_s = machine.now_s() + budget_s
     best: Roof | None = None
     size = _GEMM_SMALLEST
     while True:
@@ -67,19 +67,19 @@ def measure_gemm(machine: Machine, dtype: str, budget_s: float) -> Roof:
         product()
         [once_s] = time_calls(product, machine.clock, 1)
         done = once_s >= enough_s or size >= _GEMM_LARGEST
-        # The probes on the way up only lead to the sizes that matter; they get a small share of the time.
-        if done or once_s >= enough_s / 8 or machine.now_s() > deadline - budget_s / 2:
-            left_s = max(deadline - machine.now_s(), 0)
+        # Smaller sizes only lead up to those that matter, so they get a small share of the time.
+        if done or once_s >= enough_s / 8 or machine.now_s() > deadline_s - budget_s / 2:
+            left_s = max(deadline_s - machine.now_s(), 0)
             seconds = sample(product, machine, left_s if done and machine.is_cuda else left_s / 3)
             roof = roof_of(2.0 * size**3, seconds, product.method)
             best = roof if best is None or roof.per_s > best.per_s else best
-        if best is not None and (done or machine.now_s() > deadline):
+        if best is not None and (done or machine.now_s() > deadline_s):
             return best
         size *= 2
 
 
 def measurable_dtypes(device: torch.device) -> list[str]:
-    """The dtypes whose matrix products this device has; those it emulates are measured all the same, and tell."""
+    """Return the dtypes whose products this device can run; the measured rate shows which are emulated."""
     dtypes = ["float32", "bfloat16", "float16", "int8"]
     if device.type == "cuda":
         capability = compute_capability(device)
@@ -93,12 +93,12 @@ def measurable_dtypes(device: torch.device) -> list[str]:
 
 
 def square_size(roof: Roof) -> int:
-    """The side of the squares that a roof of `measure_gemm` was reached with."""
+    """Return the side of the squares with which `measure_gemm` reached this roof."""
     return int(roof.method.split("x")[0])
 
 
 def square_product(device: torch.device, dtype: str, size: int) -> SquareProduct:
-    """A product of two random squares in this dtype. Raises what torch raises where the device has none."""
+    """Return a product of two random squares of this dtype. Raises torch's error if the device has none."""
     method = f"{size}x{size}x{size}"
     if dtype == TFLOAT32:
         full = square_product(device, "float32", size)
@@ -116,32 +116,34 @@ def square_product(device: torch.device, dtype: str, size: int) -> SquareProduct
 
 
 def _float8_product(device: torch.device, size: int, method: str) -> SquareProduct:
-    """A product as torchao's linears run it: a scale a row on both sides, accumulated fast, given in bfloat16.
+    """The float8 product of torchao's linears: one scale per row on both sides, fast accumulation, bfloat16 output.
 
     torchao 0.18: Float8DynamicActivationFloat8WeightConfig sets `use_fast_accum`, and
-    `addmm_float8_unwrapped_inference` (float8/inference.py) calls this very product. Where the package mslk is
-    installed, torchao runs mslk's kernel instead. Where scales by rows fail, both sides have one scale: torch 2.10 on
-    sm_120 gives CUBLAS_STATUS_NOT_SUPPORTED by rows, and multiplies by tensors (pytorch/pytorch#192707).
+    `addmm_float8_unwrapped_inference` (float8/inference.py) calls this product. If the package mslk is installed,
+    torchao runs mslk's kernel instead.
+
+    If scales per row fail, each side gets one scale. torch 2.10 on sm_120 reports CUBLAS_STATUS_NOT_SUPPORTED per row,
+    and multiplies per tensor (pytorch/pytorch#192707).
     """
     left = torch.randn(size, size, device=device).to(torch.float8_e4m3fn)
     right = torch.randn(size, size, device=device).to(torch.float8_e4m3fn).t()
 
     def scaled(rows: int, columns: int) -> Callable[[], object]:
-        of_left, of_right = torch.ones(rows, 1, device=device), torch.ones(1, columns, device=device)
+        left_scale, right_scale = torch.ones(rows, 1, device=device), torch.ones(1, columns, device=device)
         return lambda: torch._scaled_mm(
-            left, right, scale_a=of_left, scale_b=of_right, out_dtype=torch.bfloat16, use_fast_accum=True
+            left, right, scale_a=left_scale, scale_b=right_scale, out_dtype=torch.bfloat16, use_fast_accum=True
         )
 
-    by_rows = scaled(size, size)
+    per_row = scaled(size, size)
     try:
-        by_rows()
+        per_row()
     except RuntimeError:
-        return SquareProduct(scaled(1, 1), f"{method}, one scale a tensor: scales by rows failed")
-    return SquareProduct(by_rows, method)
+        return SquareProduct(scaled(1, 1), f"{method}, one scale per tensor: scales per row failed")
+    return SquareProduct(per_row, method)
 
 
 def _with_tf32(call: Callable[[], object]) -> object:
-    """Run one product in TensorFloat-32; the setting is put back, since the model keeps its own."""
+    """Run one product in TensorFloat-32, then restore the setting that the model runs with."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = True
     try:

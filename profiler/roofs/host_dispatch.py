@@ -1,4 +1,4 @@
-"""How fast one core of the host dispatches: the steps of a standard hollow twin."""
+"""Dispatch speed of one host core: decode steps of a standard hollow twin."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from profiler.stats import undisturbed
 
 HOST_PACE_STEPS = 32
 _PROMPT = 8
-# SmolLM2-135M's layers, at widths that leave next to nothing to compute.
+# The layers of SmolLM2-135M, with widths that leave almost nothing to compute.
 _TWIN = {
     "num_hidden_layers": 30,
     "hidden_size": 48,
@@ -32,17 +32,17 @@ _TWIN = {
 
 
 def measure_host_pace(machine: Machine, budget_s: float = STANDARD.host_pace_s) -> HostPace:
-    """Seconds of a decode step of the standard twin: a Llama of 30 narrow layers, float32, eager, batch 1.
+    """Return the seconds of a decode step of the standard twin: a Llama of 30 narrow layers, float32, eager, batch 1.
 
-    It steps on the CPU in one thread, whatever `machine` computes with and whatever model is profiled: Python, torch's
-    dispatcher and the calls of kernels are what is timed, by the time that the thread had its core for. Of each run of
-    steps the fastest quartile is kept, since what slows a step down is others' work.
+    It runs on the CPU in one thread, whatever device and model are profiled. What is timed is Python, torch's
+    dispatcher and the kernel calls, as CPU time of the thread. Each run of steps counts with its fastest quartile,
+    since only other processes slow a step down.
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 
     deadline_s = machine.now_s() + budget_s
     runs: list[float] = []
-    with _one_thread(), torch.inference_mode(), no_gc():
+    with torch_threads(1), torch.inference_mode(), no_gc():
         model = LlamaForCausalLM(LlamaConfig(**_TWIN)).eval()
         while not runs or machine.now_s() < deadline_s:
             runs.append(undisturbed(_steps(model)).quartile_s)
@@ -50,7 +50,7 @@ def measure_host_pace(machine: Machine, budget_s: float = STANDARD.host_pace_s) 
 
 
 def _steps(model: Any) -> list[float]:
-    """Seconds of decode steps in a row."""
+    """Seconds of consecutive decode steps."""
     first = model(input_ids=torch.zeros(1, _PROMPT, dtype=torch.long), use_cache=True, logits_to_keep=1)
     name, cache, token = argument_name(model), cache_of(first), first.logits[:, -1:].argmax(-1)
 
@@ -62,9 +62,10 @@ def _steps(model: Any) -> list[float]:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def torch_threads(count: int) -> Iterator[None]:
+    """Context manager: torch runs on `count` threads."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(count)
     try:
         yield
     finally:

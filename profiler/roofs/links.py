@@ -1,4 +1,4 @@
-"""Bandwidth to a device: from the host's memory, the disk, another GPU."""
+"""Bandwidth from the host's memory, the disk or another GPU to a device."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ _LINK_BYTES = 256 << 20
 def measure_links(
     names: Sequence[str], machine: Machine, budget_s: float = STAGE_BUDGET_S
 ) -> tuple[dict[str, Roof], dict[str, str]]:
-    """Bytes/s from the `host`'s memory, the `disk` or another card (`cuda:N`) to the device, as weights cross it; and
-    the links that could not be measured, each with the reason. Raises DeviceError.
+    """Measure the bytes/s at which weights reach the device from the `host`, the `disk` or another GPU (`cuda:N`).
 
-    Next to the host's ordinary memory, which accelerate's hooks copy, stands what pinned memory would reach.
+    Returns the links by name, and the reason for each link that could not be measured. For a GPU's `host` link it also
+    measures pinned memory, which accelerate's hooks do not use. Raises DeviceError.
     """
-    found: dict[str, Roof] = {}
+    links: dict[str, Roof] = {}
     missing: dict[str, str] = {}
     for name in (*names, *((PINNED,) if "host" in names and machine.is_cuda else ())):
         with attempt(f"the link from {name}", machine, missing):
-            found[name] = _LINKS.get(name, partial(_peer_link, name))(machine, budget_s)
-    return found, missing
+            links[name] = _LINKS.get(name, partial(_peer_link, name))(machine, budget_s)
+    return links, missing
 
 
 def _host_link(machine: Machine, budget_s: float) -> Roof:
-    """Bytes a second from the host's ordinary memory to the device, the way accelerate fetches offloaded weights.
+    """Bytes/s from the host's ordinary memory to the device, copied as accelerate fetches offloaded weights.
 
     accelerate 1.15: `AlignDevicesHook.pre_forward` -> `set_module_tensor_to_device` -> `value.to(device)`, where
-    `value` was never pinned: the driver copies it through a buffer of its own while the host waits.
+    `value` was never pinned. The driver copies it through its own buffer while the host waits.
     """
     source = random_bytes(_LINK_BYTES, torch.device("cpu"))
     seconds = sample(lambda: source.to(machine.device, copy=True), machine, budget_s)
@@ -46,19 +46,21 @@ def _host_link(machine: Machine, budget_s: float) -> Roof:
 
 
 def _pinned_link(machine: Machine, budget_s: float) -> Roof:
-    """Bytes a second from pinned memory of the host to the device, which the card reads by itself."""
+    """Bytes/s from the host's pinned memory to the device, which the GPU reads directly."""
     source = random_bytes(_LINK_BYTES, torch.device("cpu")).pin_memory()
-    target = torch.empty_like(source, device=machine.device)
-    seconds = sample(lambda: target.copy_(source, non_blocking=True), machine, budget_s)
-    return roof_of(_LINK_BYTES, seconds, "256 MiB, pinned host memory to device")
+    return _copy_rate(source, machine, budget_s, "256 MiB, pinned host memory to device")
 
 
 def _peer_link(peer: str, machine: Machine, budget_s: float) -> Roof:
-    """Bytes a second from another card (NVLink or PCIe)."""
+    """Bytes/s from another GPU (NVLink or PCIe)."""
     source = random_bytes(_LINK_BYTES, torch.device(peer))
+    return _copy_rate(source, machine, budget_s, f"256 MiB, {peer} to {machine.device}")
+
+
+def _copy_rate(source: torch.Tensor, machine: Machine, budget_s: float, method: str) -> Roof:
     target = torch.empty_like(source, device=machine.device)
     seconds = sample(lambda: target.copy_(source, non_blocking=True), machine, budget_s)
-    return roof_of(_LINK_BYTES, seconds, f"256 MiB, {peer} to {machine.device}")
+    return roof_of(_LINK_BYTES, seconds, method)
 
 
 def _disk_link(machine: Machine, budget_s: float) -> Roof:
@@ -69,11 +71,10 @@ def _disk_link(machine: Machine, budget_s: float) -> Roof:
 
 @contextmanager
 def disk_fetch(nbytes: int, machine: Machine) -> Iterator[Callable[[], torch.Tensor]]:
-    """What reads a file of so many random bytes to the device, the way accelerate reads offloaded weights: a copy of a
-    memory map.
+    """Yield a function that reads a file of `nbytes` random bytes to the device.
 
-    The file leaves the page cache before each read where the system allows it: a model that does not fit in memory
-    finds its weights gone from there as well.
+    It copies a memory map, as accelerate reads offloaded weights. The file leaves the page cache before each read if
+    the system allows it: the weights of a model that does not fit in memory are not cached either.
     """
     with tempfile.TemporaryFile(prefix="roofscope-link-") as file:
         np.random.default_rng(0).integers(0, 255, nbytes, dtype=np.uint8).tofile(file)

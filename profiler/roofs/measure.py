@@ -21,7 +21,7 @@ from profiler.roofs.sampler import STAGE_BUDGET_S, attempt, clocked, roof_of, sa
 from profiler.units import scaled
 from profiler.user_cache import cache_path, write_cache
 
-# A short look at what was kept.
+# Seconds for each check of a cached roof.
 _CHECK_S = 0.3
 
 
@@ -36,14 +36,18 @@ def measure(
 ) -> Ceilings:
     """Measure the roofs of a machine: GEMM for each of `dtypes`, streams, and a matrix-vector product of `model_dtype`.
 
-    A roof that cannot be measured is left out, and `missing` says why. Raises DeviceError where the device is lost.
-    What `known` holds already is kept, whatever its dtypes, unless it lacks a stream, or a short look shows that the
-    device is faster than that: then it was measured in a busy minute. The machine tells its clock during each probe.
+    A roof that cannot be measured is left out, and `missing` gives the reason. Raises DeviceError if the device is
+    lost.
+
+    Roofs in `known` are reused and not measured again. They are discarded if a stream is missing, or if a short check
+    shows that the device is now clearly faster: they were then measured while it was busy. The device reports its clock
+    during each probe.
+
     Data are random, because a product of zeros draws less power and runs faster than any real one (Horace He,
     "Strangely, Matrix Multiplications on GPUs Run Faster When Given 'Predictable' Data!", 2024).
     """
     start_s = machine.now_s()
-    if known is not None and (not _is_whole(known) or (checks_known and _outgrown(known, machine))):
+    if known is not None and (not _is_whole(known) or (checks_known and _is_outdated(known, machine))):
         known = None
     roofs = known or measure_streams(machine, stage_budget_s)
     missing = {} if known else dict(roofs.missing)
@@ -72,11 +76,10 @@ def measure(
 
 
 def remeasure_roofs(machine: Machine, ceilings: Ceilings, model_dtype: str, budget_s: float) -> RoofsRemeasured:
-    """Measure the roofs that verdicts rest on again, with the buffers and shapes of the first time.
+    """Measure again the roofs that verdicts rest on, with the buffers and shapes of the first measurement.
 
-    `budget_s` is for each roof.
-
-    A roof that was not measured then is not measured now. Raises NoRoomError if their buffers no longer fit.
+    `budget_s` is for each roof. A roof that was not measured the first time is skipped. Raises NoRoomError if the
+    buffers no longer fit.
     """
     machine.release()
     if machine.available_bytes() < 2 * ceilings.stream_bytes:
@@ -88,36 +91,35 @@ def remeasure_roofs(machine: Machine, ceilings: Ceilings, model_dtype: str, budg
     if GEMV in ceilings.memory:
         memory[GEMV] = measure_gemv(machine, model_dtype, ceilings.stream_bytes, budget_s)
     if first is not None and first.measured:
-        compute[model_dtype] = clocked(partial(_product_again, machine, model_dtype, first, budget_s), machine)
+        compute[model_dtype] = clocked(partial(_remeasure_gemm, machine, model_dtype, first, budget_s), machine)
     return RoofsRemeasured(memory, compute, machine.unix_s())
 
 
-def _product_again(machine: Machine, dtype: str, roof: Roof, budget_s: float) -> Roof:
+def _remeasure_gemm(machine: Machine, dtype: str, roof: Roof, budget_s: float) -> Roof:
     size = square_size(roof)
     product = square_product(machine.device, dtype, size)
     return roof_of(2.0 * size**3, sample(product, machine, budget_s), product.method)
 
 
 def _is_whole(known: Ceilings) -> bool:
-    """Whether it has all that no dtype decides: a part that failed is tried again together with the others."""
+    """Whether all roofs that are independent of the dtype are there; otherwise all are measured again."""
     return {READ, COPY, TRIAD} <= known.memory.keys() and bool(known.curve) and bool(known.launch)
 
 
-def _outgrown(known: Ceilings, machine: Machine) -> bool:
-    """Whether the device is clearly faster now than the roofs that were kept: they are no roofs then. What cannot be
-    measured now says nothing against them."""
-    faster, found = 1 + AGREE, False
-    with attempt("the roofs that were kept", machine, {}):
-        found = measure_read(machine, known.stream_bytes, _CHECK_S).per_s > faster * known.memory_bytes_per_s
-        if (roof := known.compute.get("float32")) is not None and not found:
-            found = _product_again(machine, "float32", roof, _CHECK_S).per_s > faster * roof.per_s
-    return found
+def _is_outdated(known: Ceilings, machine: Machine) -> bool:
+    """Whether a short check is clearly faster than the cached roofs. A check that fails leaves them as they are."""
+    faster, outdated = 1 + AGREE, False
+    with attempt("the cached roofs", machine, {}):
+        outdated = measure_read(machine, known.stream_bytes, _CHECK_S).per_s > faster * known.memory_bytes_per_s
+        if (roof := known.compute.get("float32")) is not None and not outdated:
+            outdated = _remeasure_gemm(machine, "float32", roof, _CHECK_S).per_s > faster * roof.per_s
+    return outdated
 
 
-_KEPT_S = 24 * 3600.0
-# Counted up whenever a roof comes to be measured in another way: what was kept before is then none.
+_CACHED_FOR_S = 24 * 3600.0
+# To be increased whenever a roof is measured in another way: cached roofs are then ignored.
 _METHOD = 4
-# What the device tells of itself that its roofs hang on: a card of the same name, or the same card, may have another.
+# Reported settings on which roofs depend; they can differ between cards of one name, or on one card.
 _SETTINGS = ("driver", "power_limit_w")
 _CEILINGS = TypeAdapter(Ceilings)
 
@@ -125,10 +127,10 @@ _CEILINGS = TypeAdapter(Ceilings)
 def cached(
     measure: Callable[[Ceilings | None], Ceilings], machine: Machine, software: Mapping[str, str], *, fresh: bool
 ) -> Ceilings:
-    """`measure` of what is kept for this device and software if that is under a day old, else of nothing; kept again.
+    """Return `measure(known)`, where `known` are the cached roofs of this device and software, and cache the result.
 
-    Two cards never share what is kept, nor one card under two drivers or power limits. A cache that cannot be read or
-    written is as good as none.
+    `known` is None if the cache is older than a day or `fresh` is set. Two cards never share an entry, nor does one
+    card under two drivers or power limits. A cache that cannot be read or written is ignored.
     """
     settings = machine.source.facts()
     facts = {
@@ -139,21 +141,21 @@ def cached(
     }
     path = cache_path("ceilings", facts)
     measured = measure(None if fresh else _read(path))
-    if not machine.source.failures:  # they lack the clocks that it did not report
+    if not machine.source.failures:  # otherwise clocks are missing
         write_cache(path, _CEILINGS.dump_json(measured))
     return measured
 
 
 def _read(path: Path) -> Ceilings | None:
     try:
-        kept = _CEILINGS.validate_json(path.read_bytes())
+        ceilings = _CEILINGS.validate_json(path.read_bytes())
     except (OSError, ValueError):
         return None
-    return kept if 0 <= time.time() - kept.measured_at_unix_s < _KEPT_S else None
+    return ceilings if 0 <= time.time() - ceilings.measured_at_unix_s < _CACHED_FOR_S else None
 
 
 def here_roofs(work: ModelWork, dtype: str) -> RoofSet:
-    """The roofs of this device, measured, or kept for a day."""
+    """Return the roofs of this device, measured or cached. Raises RequestError if they cannot be measured."""
     from profiler.device.device import resolve_device, software
     from profiler.device.machine import machine_for
     from profiler.roofs.gemm import measurable_dtypes
@@ -165,10 +167,10 @@ def here_roofs(work: ModelWork, dtype: str) -> RoofSet:
     def measure_missing(known: Ceilings | None) -> Ceilings:
         return measure(machine, dtypes, model_dtype=dtype, known=known)
 
-    found = cached(measure_missing, machine, software(), fresh=False)
-    ceilings = found.only(dtypes, dtype, machine.info.datasheet)
+    measured = cached(measure_missing, machine, software(), fresh=False)
+    ceilings = measured.only(dtypes, dtype, machine.info.datasheet)
     if not ceilings.judges:
-        why = next(iter(found.missing.values()))
+        why = next(iter(measured.missing.values()))
         raise RequestError(f"--here: the roofs of this device could not be measured ({why}); give --gpu CARD.")
     rates = {name: ceilings.compute_flops_per_s(name) for name in dtypes}
     return RoofSet(f"{machine.info.name}, measured", ceilings.memory_bytes_per_s, rates, machine.info.memory_bytes)

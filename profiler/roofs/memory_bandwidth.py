@@ -16,45 +16,46 @@ from profiler.device.memory import inner_tensors, page_faults
 from profiler.facts.roofs import COPY, READ, TRIAD, Ceilings, CurvePoint, Roof, WeightReadRoof, agree
 from profiler.roofs.sampler import attempt, clocked, random_bytes, record, roof_of, sample, sample_on_device
 
-# Four times the last-level caches in all, as BabelStream and STREAM ask for, so that they cannot serve the stream.
+# Four times all last-level caches, as BabelStream and STREAM require, so that they cannot serve the stream.
 _STREAM_CACHE_MULTIPLE = 4
-# From here on two sizes must agree: the largest cache behind one that a device tells of is MI300X's, of 256 MiB.
+# From this size on two sizes must agree. The largest cache that a device has besides the one it reports is MI300X's, of
+# 256 MiB.
 _STREAM_LEAST_BYTES = 256 << 20
 _STREAM_MEMORY_SHARE = 0.1
 _CURVE_SMALLEST = 1 << 20
-# What one size takes of a stage's time; those that are tried for a plateau may take another whole stage together.
+# Share of a stage's time for one size; further sizes, tried for a plateau, together take up to another stage.
 _POINT_SHARE = 1 / 12
-# CUDA's launch queue holds about a thousand; past that the device would be timed instead of the host.
+# CUDA's launch queue has about a thousand entries; beyond it the device would be timed instead of the host.
 _LAUNCHES = 500
-# As large as what a prefill hands from one kernel to the next. A page of 64 MiB, which no near cache holds, costs less
-# beyond its filling: 0.6 us on a Xeon where steps with 350,000 faults took 1.2 us longer for each, and 8 MiB give 1.1.
+# As large as what a prefill passes from one kernel to the next. Pages of a 64 MiB buffer, which no near cache serves,
+# cost less beyond filling them: 0.6 us on a Xeon, where steps with 350,000 faults took 1.2 us longer for each; 8 MiB
+# give 1.1.
 _FRESH_BYTES = 8 << 20
 _FRESH_BUFFERS = 32
 
 
 def measure_page_fault_s(machine: Machine) -> float:
-    """Seconds a page of taking a fresh buffer, filling it and giving it back, beyond filling one that is there, all
-    threads at work."""
-    there = torch.zeros(_FRESH_BYTES, dtype=torch.uint8)
+    """Return the seconds per page fault, all threads busy: filling a fresh buffer, less filling one that is there."""
+    resident = torch.zeros(_FRESH_BYTES, dtype=torch.uint8)
     costs = []
     for _ in range(_FRESH_BUFFERS):
-        before = page_faults()
+        faults_before = page_faults()
         [fresh_s] = time_calls(_fill_fresh, machine.clock, 1)
-        pages = page_faults() - before
-        [again_s] = time_calls(partial(there.fill_, 1), machine.clock, 1)
+        pages = page_faults() - faults_before
+        [resident_s] = time_calls(partial(resident.fill_, 1), machine.clock, 1)
         if pages:
-            costs.append((fresh_s - again_s) / pages)
+            costs.append((fresh_s - resident_s) / pages)
     return max(0.0, statistics.median(costs)) if costs else 0.0
 
 
 def _fill_fresh() -> None:
     with mmap.mmap(-1, _FRESH_BYTES) as pages:
         fresh = torch.frombuffer(pages, dtype=torch.uint8).fill_(1)
-        del fresh  # a map that something still looks into cannot be closed
+        del fresh  # a map that is still in use cannot be closed
 
 
 def measure_streams(machine: Machine, stage_budget_s: float) -> Ceilings:
-    """The roofs that no dtype decides; each that fails is named in `missing`. Raises DeviceError."""
+    """Measure the roofs that do not depend on a dtype; `missing` names each that fails. Raises DeviceError."""
     missing: dict[str, str] = {}
     curve = _curve(machine, stage_budget_s, missing)
     stream_bytes = curve[-1].nbytes if curve else _STREAM_LEAST_BYTES
@@ -75,7 +76,7 @@ def measure_streams(machine: Machine, stage_budget_s: float) -> Ceilings:
 
 
 def measure_read(machine: Machine, nbytes: int, budget_s: float) -> Roof:
-    """Bytes a second of reading so many again and again."""
+    """Return the bytes/s of repeatedly reading a buffer of `nbytes`."""
     return _read(machine, random_bytes(nbytes, machine.device), budget_s)
 
 
@@ -84,33 +85,33 @@ def _read(machine: Machine, data: torch.Tensor, budget_s: float) -> Roof:
 
 
 def _streams(machine: Machine, nbytes: int, budget_s: float, missing: dict[str, str]) -> dict[str, Roof]:
-    """Read-dominant stream, copy and triad, each over all of `nbytes`. Bytes by STREAM's convention (a write is counted
-    once)."""
-    found: dict[str, Roof] = {}
+    """Read-dominant stream, copy and triad over all of `nbytes`; as in STREAM, a write is counted once."""
+    roofs: dict[str, Roof] = {}
     with attempt(f"{READ}, {COPY} and {TRIAD}", machine, missing):
         data = random_bytes(nbytes, machine.device)
         source, target = data.chunk(2)
         x, y, z = data[: 3 * (data.numel() // 3)].chunk(3)
 
-        def probe(moved: int, call: Callable[[], object], method: str) -> Roof:
-            return roof_of(moved, sample_on_device(call, machine, budget_s / 2), method)
+        def probe(moved_bytes: int, call: Callable[[], object], method: str) -> Roof:
+            return roof_of(moved_bytes, sample_on_device(call, machine, budget_s / 2), method)
 
         probes = {
             READ: lambda: _read(machine, data, budget_s),
             COPY: lambda: probe(2 * source.nbytes, lambda: target.copy_(source), "1 read, 1 write"),
             TRIAD: lambda: probe(3 * x.nbytes, lambda: torch.add(x, y, alpha=3.0, out=z), "2 reads, 1 write"),
         }
-        for name, measured in probes.items():
+        for name, run in probes.items():
             with attempt(name, machine, missing):
-                found[name] = clocked(measured, machine)
-    return found
+                roofs[name] = clocked(run, machine)
+    return roofs
 
 
 def _curve(machine: Machine, budget_s: float, missing: dict[str, str]) -> tuple[CurvePoint, ...]:
-    """Read bandwidth of buffers from 1 MiB on, each twice the last, until two of them agree past every cache.
+    """Read bandwidth of buffers from 1 MiB on, each twice the previous one, until two beyond every cache agree.
 
-    A device may tell of one cache and have another behind it, or share one with neighbours: past four times what it
-    tells, sizes go on growing until reading them takes as long a byte, as far as a tenth of the memory and the time go.
+    A device may have a second cache besides the one it reports, or share one with other processes. Beyond four times
+    the reported size, sizes therefore grow until the time per byte is constant, up to a tenth of the memory and the
+    time limit.
     """
     past_bytes = max(_STREAM_CACHE_MULTIPLE * machine.info.last_level_cache_bytes, _STREAM_LEAST_BYTES)
     points: list[CurvePoint] = []
@@ -140,7 +141,7 @@ def _point(machine: Machine, data: torch.Tensor, budget_s: float) -> CurvePoint:
 
 
 def _is_past(points: Sequence[CurvePoint], past_bytes: int) -> bool:
-    """Whether the two largest sizes both lie past every cache that is known of, and agree."""
+    """Whether the two largest sizes are beyond every known cache, and agree."""
     if len(points) < 2:
         return False
     smaller, larger = points[-2:]
@@ -148,8 +149,7 @@ def _is_past(points: Sequence[CurvePoint], past_bytes: int) -> bool:
 
 
 def _is_beyond(curve: Sequence[CurvePoint], cache_bytes: int) -> bool:
-    """Whether no cache serves a part of the largest size: it is many times as large, or two sizes past the cache are
-    read equally fast, of which a cache that kept anything would keep a larger part of the smaller."""
+    """Whether no cache serves the largest size: it is many times as large, or two sizes beyond the cache agree."""
     if not curve:
         return False
     return curve[-1].nbytes >= _STREAM_CACHE_MULTIPLE * cache_bytes or _is_past(
@@ -158,7 +158,7 @@ def _is_beyond(curve: Sequence[CurvePoint], cache_bytes: int) -> bool:
 
 
 def _launch(machine: Machine) -> dict[str, float]:
-    """Seconds a tiny kernel costs: to submit one, and, on CUDA, to run one when a graph replays them back to back."""
+    """Seconds per tiny kernel: to submit one and, on CUDA, to run one while a graph replays them back to back."""
     x = torch.zeros(1, device=machine.device)
 
     def submit() -> None:
@@ -167,85 +167,79 @@ def _launch(machine: Machine) -> dict[str, float]:
 
     x.add_(1)
     machine.clock.synchronize()
-    start = machine.now_s()
+    start_s = machine.now_s()
     submit()
-    costs = {"submit_s": (machine.now_s() - start) / _LAUNCHES}
+    seconds = {"submit_s": (machine.now_s() - start_s) / _LAUNCHES}
     machine.clock.synchronize()
     if machine.captures:
-        costs["device_s"] = statistics.median(sample(machine.capture(submit), machine, 0.1)) / _LAUNCHES
-    return costs
+        seconds["device_s"] = statistics.median(sample(machine.capture(submit), machine, 0.1)) / _LAUNCHES
+    return seconds
 
 
-# A stream as large as the weights may take this share of the memory that is free; larger models are read in part.
+# Share of the free memory for a stream as large as the weights; larger models are read in part.
 _MEMORY_SHARE = 0.1
 _LEAST_PASSES = 5
 
 
 def measure_weights(tensors: Iterable[torch.Tensor | None], machine: Machine, budget_s: float) -> WeightReadRoof | None:
-    """Bytes a second of a sum over each of a model's weights on the device, beside a stream cut into the same pieces.
+    """Return the bytes/s of summing each of a model's weights on the device, and of a stream cut into the same pieces.
 
-    Many short reads reach less than one long one, wherever they lie (24 of 32 GB/s over the 272 weights of
-    SmolLM2-135M): only what the stream's pieces do not lose as well is the weights' own. Where the device captures, a
-    pass over all of them is one launch: a fast card ends a read before its host has submitted the next, and both rates
-    would be the host's. None where no weight lies on the device. Raises RequestError where a pass cannot be captured.
+    Many short reads are slower than one long read wherever the weights are: 24 of 32 GB/s over the 272 weights of
+    SmolLM2-135M. Only what the stream's pieces do not lose as well is due to the weights.
+
+    Where the device captures, a pass over all weights is one launch. A fast GPU ends a read before its host has
+    submitted the next, so both rates would otherwise be the host's.
+
+    Returns None if no weight is on the device. Raises RequestError if a pass cannot be captured.
     """
-    weights = _fitting(_storages(tensors, machine.device), machine.available_bytes() * _MEMORY_SHARE)
+    parts = _storages(tensors, machine.device)
+    room_bytes = max(machine.available_bytes() * _MEMORY_SHARE, 1.0)
+    weights = parts[:: max(1, math.ceil(sum(part.nbytes for part in parts) / room_bytes))]
     if not weights:
         return None
-    elements = [part.numel() for part in weights]
     nbytes = sum(part.nbytes for part in weights)
-    stream = random_bytes(nbytes, machine.device).view(torch.int64).split(elements)
-    seconds = _in_turn(weights, stream, machine, budget_s)
-    own, pieces = (_roof(nbytes, each_s, len(weights)) for each_s in seconds)
-    return WeightReadRoof(nbytes, own, pieces)
+    stream = random_bytes(nbytes, machine.device).view(torch.int64).split([part.numel() for part in weights])
+    method = f"sum of each of {len(weights)} parts, {nbytes >> 20} MiB"
+    weights_s, stream_s = _interleaved_s(weights, stream, machine, budget_s)
+    return WeightReadRoof(nbytes, roof_of(nbytes, weights_s, method), roof_of(nbytes, stream_s, method))
 
 
-def _fitting(parts: Sequence[torch.Tensor], room_bytes: float) -> list[torch.Tensor]:
-    """Every part, or every so-manieth where all of them are more than the room."""
-    total = sum(part.nbytes for part in parts)
-    return list(parts[:: max(1, math.ceil(total / max(room_bytes, 1.0)))])
-
-
-def _in_turn(
+def _interleaved_s(
     weights: Sequence[torch.Tensor], stream: Sequence[torch.Tensor], machine: Machine, budget_s: float
 ) -> tuple[list[float], list[float]]:
-    """Seconds of passes over both, neighbours in time, so that a machine that changes changes for both."""
+    """Seconds of alternating passes over both, so that a change in the machine's speed affects both."""
 
-    def over(parts: Sequence[torch.Tensor]) -> None:
+    def read_parts(parts: Sequence[torch.Tensor]) -> None:
         for part in parts:
             part.sum()
 
-    passes: list[Callable[[], object]] = [partial(over, weights), partial(over, stream)]
-    for each in passes:
-        each()
+    passes: list[Callable[[], object]] = [partial(read_parts, weights), partial(read_parts, stream)]
+    for read in passes:
+        read()
     if machine.captures:
-        passes = [record(each, machine) for each in passes]
-    read_own, read_stream = passes
-    own: list[float] = []
-    pieces: list[float] = []
+        passes = [record(read, machine) for read in passes]
+    read_weights, read_stream = passes
+    weights_s: list[float] = []
+    stream_s: list[float] = []
     deadline_s = machine.now_s() + budget_s
-    while len(own) < _LEAST_PASSES or machine.now_s() < deadline_s:
-        own += time_calls(read_own, machine.clock, 1)
-        pieces += time_calls(read_stream, machine.clock, 1)
-    return own, pieces
-
-
-def _roof(nbytes: int, seconds: Sequence[float], parts: int) -> Roof:
-    return roof_of(nbytes, seconds, f"sum of each of {parts} parts, {nbytes >> 20} MiB")
+    while len(weights_s) < _LEAST_PASSES or machine.now_s() < deadline_s:
+        weights_s += time_calls(read_weights, machine.clock, 1)
+        stream_s += time_calls(read_stream, machine.clock, 1)
+    return weights_s, stream_s
 
 
 def _storages(tensors: Iterable[torch.Tensor | None], device: torch.device) -> list[torch.Tensor]:
-    """The distinct storages behind `tensors` that lie on the device, each as one flat tensor of int64.
+    """The distinct storages of `tensors` on the device, each as one flat tensor of int64.
 
-    torch adds those up as fast as memory gives them, as a stream is read; single bytes and bfloat16 (on a CPU) slower:
-    17 GB/s where the same bytes give 24.
+    torch sums int64 at memory speed, as it reads a stream. Single bytes, and bfloat16 on a CPU, are slower: 17 GB/s
+    where the same bytes give 24.
     """
-    found: dict[int, torch.Tensor] = {}
+    flat_by_address: dict[int, torch.Tensor] = {}
     for inner in (inner for tensor in tensors for inner in inner_tensors(tensor)):
         if inner.device != device:
             continue
         storage = inner.untyped_storage()
         if elements := storage.nbytes() // torch.int64.itemsize:
             flat = torch.empty(0, dtype=torch.int64, device=device)
-            found[storage.data_ptr()] = flat.set_(storage, 0, (elements,))
-    return list(found.values())
+            flat_by_address[storage.data_ptr()] = flat.set_(storage, 0, (elements,))
+    return list(flat_by_address.values())

@@ -1,4 +1,4 @@
-"""Sample a roof: warm up, group calls that the clock can resolve, record the device's clock."""
+"""Sample a roof: warm up, group calls so that the clock can resolve them, and record the device's clock rate."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from profiler.errors import RequestError, describe_error, first_line, tolerate_e
 from profiler.facts.roofs import Roof
 
 STAGE_BUDGET_S = 1.5
-# Drawing random numbers takes far longer than copying them, and what is read is as random in the second copy.
+# Drawing random numbers takes far longer than copying them, and a repeated tile reads like random data.
 _TILE_BYTES = 16 << 20
 _LEAST_SAMPLES = 5
 MOST_SAMPLES = 100
 _STEADY_RATIO = 1.05
 _LEAST_SAMPLE_S = 1e-3
 CLOCK_LOOKS_S = 0.05
-# Short calls go on for so long: twenty looks at the clock, which a card under load has lowered by then.
+# Short calls are sampled this long: twenty readings of the clock, which a GPU under load has lowered by then.
 _LOADED_S = 1.0
-# A host that needs more than this share of a call's time to submit it may be what the clock sees.
+# If the host needs more than this share of a call's time to submit it, the host may be what is timed.
 _AHEAD_SHARE = 0.5
-# A graph has as many calls as the host submits in this time, and no more than so many: its own launch is a hundredth.
+# A graph has as many calls as the host submits in this time, up to the limit; its own launch is then a hundredth.
 _RECORDED_S = 2e-3
 _MOST_RECORDED = 500
 
 
 @contextlib.contextmanager
 def attempt(name: str, machine: Machine, missing: dict[str, str]) -> Iterator[None]:
-    """One roof by itself: if it fails, `missing` gets its name and the reason, and the device its memory back.
+    """Context manager for one roof: on failure it adds name and reason to `missing`, and frees the device's memory.
 
-    Raises DeviceError where the device is lost.
+    Raises DeviceError if the device is lost.
     """
     with tolerate_errors(lambda error: missing.update({name: describe_error(error)})):
         yield
@@ -46,7 +46,7 @@ def attempt(name: str, machine: Machine, missing: dict[str, str]) -> Iterator[No
 
 
 def clocked(probe: Callable[[], Roof], machine: Machine) -> Roof:
-    """A probe's roof with the median of the clocks that the device reported while it ran and right after."""
+    """Return the probe's roof with the median clock rate that the device reported meanwhile and right after."""
     with Watch(machine.source, interval_s=CLOCK_LOOKS_S) as watch:
         roof = probe()
     watch.look(machine.unix_s())
@@ -55,33 +55,33 @@ def clocked(probe: Callable[[], Roof], machine: Machine) -> Roof:
 
 
 def sample(call: Callable[[], object], machine: Machine, budget_s: float) -> list[float]:
-    """Seconds a call: warmed up until three calls in a row agree, then sampled until `budget_s` is spent.
+    """Return the seconds per call, sampled until `budget_s` is spent.
 
-    Short calls are timed in groups, so that neither the clock's resolution nor a synchronisation after each matters: a
-    hundred groups fill the time, or a second of it. The device is under load all the while, and its clock settles.
-    Raises RuntimeError for a clock that gives no time.
+    It warms up until three calls in a row agree. Short calls are timed in groups, so that neither the clock's
+    resolution nor a synchronisation after each matters. A hundred groups fill the time, or a second of it. The device
+    is under load all the while, so that its clock settles. Raises RuntimeError if the clock gives no time.
     """
-    deadline = machine.now_s() + budget_s
+    deadline_s = machine.now_s() + budget_s
     recent = time_calls(call, machine.clock, 3)
-    while max(recent) > _STEADY_RATIO * min(recent) and machine.now_s() < deadline - budget_s / 2:
+    while max(recent) > _STEADY_RATIO * min(recent) and machine.now_s() < deadline_s - budget_s / 2:
         recent = [*recent[1:], *time_calls(call, machine.clock, 1)]
     if not min(recent) > 0:  # NaN as well
         raise RuntimeError(f"the clock gave a call of {min(recent):g} s")
-    group_s = max(_LEAST_SAMPLE_S, min(deadline - machine.now_s(), _LOADED_S) / MOST_SAMPLES)
+    group_s = max(_LEAST_SAMPLE_S, min(deadline_s - machine.now_s(), _LOADED_S) / MOST_SAMPLES)
     group = max(1, int(group_s / min(recent)))
     samples: list[float] = []
-    while len(samples) < _LEAST_SAMPLES or machine.now_s() < deadline:
+    while len(samples) < _LEAST_SAMPLES or machine.now_s() < deadline_s:
         samples.append(round(sum(time_calls(call, machine.clock, group)) / group, 12))
-        if len(samples) >= MOST_SAMPLES or (len(samples) >= 2 and machine.now_s() > deadline + budget_s):
+        if len(samples) >= MOST_SAMPLES or (len(samples) >= 2 and machine.now_s() > deadline_s + budget_s):
             break
     return samples
 
 
 def sample_on_device(call: Callable[[], object], machine: Machine, budget_s: float) -> list[float]:
-    """Seconds that a call takes its device, as `sample` gives them; a call so short that the host may not keep ahead
-    of it is recorded, many times in one graph.
+    """Return the seconds per call on the device, sampled as `sample` does.
 
-    Raises RequestError where such a call cannot be recorded: its launches would be timed.
+    If the host may not stay ahead of the calls, many of them are recorded in one graph. Raises RequestError if such a
+    call cannot be recorded, since its launches would be timed.
     """
     if not machine.captures:
         return sample(call, machine, budget_s)
@@ -93,7 +93,7 @@ def sample_on_device(call: Callable[[], object], machine: Machine, budget_s: flo
 
 
 def record(call: Callable[[], object], machine: Machine, times: int = 1) -> Callable[[], object]:
-    """So many of a call as one launch. Raises RequestError where that cannot be."""
+    """Return a function that runs `times` calls as one launch. Raises RequestError if they cannot be captured."""
 
     def work() -> None:
         for _ in range(times):
@@ -108,7 +108,7 @@ def record(call: Callable[[], object], machine: Machine, times: int = 1) -> Call
 
 
 def _submit_s(call: Callable[[], object], machine: Machine) -> float:
-    """Seconds that the host needs to submit a call; the fastest of a few."""
+    """Seconds in which the host submits a call: the fastest of a few."""
     call()
     machine.clock.synchronize()
     moments_s = [machine.now_s()]
@@ -120,7 +120,7 @@ def _submit_s(call: Callable[[], object], machine: Machine) -> float:
 
 
 def random_bytes(nbytes: int, device: torch.device) -> torch.Tensor:
-    """So many bytes of random float32 (whole elements): a tile of them, again and again. Shape [elements]."""
+    """Return `nbytes` of random float32 in whole elements, shape [elements]: one random tile, repeated."""
     elements = nbytes // 4
     tile = torch.rand(min(elements, _TILE_BYTES // 4), device=device)
     data = torch.empty(elements, device=device)
@@ -130,7 +130,7 @@ def random_bytes(nbytes: int, device: torch.device) -> torch.Tensor:
 
 
 def roof_of(work: float, seconds: Sequence[float], method: str) -> Roof:
-    """The roof that so much work a call has, by the seconds of its calls."""
+    """Return the roof of calls that each do `work`, from the seconds of the calls."""
     quartiles = statistics.quantiles(seconds, n=4) if len(seconds) > 1 else [seconds[0]] * 3
     return Roof(
         per_s=work / statistics.median(seconds),

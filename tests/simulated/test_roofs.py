@@ -125,7 +125,7 @@ def test_float8_has_one_scale_a_tensor_where_rows_do_not_work(monkeypatch: pytes
         monkeypatch.setattr(torch, "_scaled_mm", by_tensors)
         found = measure(machine_for(CARD), ["float8_e4m3fn"], model_dtype="bfloat16")
     assert "scale" not in whole.compute["float8_e4m3fn"].method
-    assert found.compute["float8_e4m3fn"].method == "8192x8192x8192, one scale a tensor: scales by rows failed"
+    assert found.compute["float8_e4m3fn"].method == "8192x8192x8192, one scale per tensor: scales per row failed"
     assert found.compute["float8_e4m3fn"].per_s == pytest.approx(RTX_4090.flops_per_s["float8"], rel=TRUE)
     assert found.missing == {}
 
