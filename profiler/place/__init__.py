@@ -1,1 +1,1 @@
-"""`place`: another tool's figures under the roofs of a GPU."""
+"""`place`: compare another tool's figures with the roofs of a GPU."""

@@ -1,4 +1,4 @@
-"""`place`: another tool's figures under the roofs of a GPU or of this device."""
+"""`place`: compare the figures of another tool's file with the roofs of a GPU or of this device."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from profiler.readers.detect import read_foreign
 from profiler.readers.figures import Figures, ForeignFile, figures_of
 from profiler.units import scaled, several, short_count, significant
 
-# Tools count buffers or tied weights otherwise; another model has another size altogether.
+# Tools differ in whether they count buffers and tied weights. Another model differs by far more.
 _SAME_PARAMS = 0.05
-# 5 % less than what the weights need is a rounding of the card's memory, not a card that they do not fit.
+# Datasheets round the memory of a GPU, so weights of up to 5 % more than it may still fit.
 _FITS = 1.05
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
 class Shapes:
-    """What a user says of a file that names no shapes: one value for all its figures, or one each."""
+    """Shapes that the user gives for a file that names none: one value for all figures, or one per figure."""
 
     prompt_lens: tuple[int, ...] = ()
     batch_sizes: tuple[int, ...] = ()
@@ -41,7 +41,7 @@ class Shapes:
 
 @dataclass(frozen=True)
 class PlacedFile:
-    """A whole file, placed."""
+    """The figures of a file, compared with roofs."""
 
     file: ForeignFile
     model: str
@@ -51,57 +51,59 @@ class PlacedFile:
     rows: Table[Placed]
     doubts: tuple[str, ...]
     own_bits: tuple[float, ...] = ()
-    """Bits a weight that the file tells of its figures, ascending: where it does, their floors go by them."""
+    """Bits per weight that the file names, ascending; the floors of its figures are computed from them."""
 
     @property
     def stored(self) -> str:
-        """What the floors take the weights to be stored in."""
+        """The precision of the weights that the floors assume, in words."""
         if not self.own_bits:
             return f"in {self.dtype if self.quant == 'none' else f'{self.quant} and {self.dtype}'}"
-        bits = " to ".join(dict.fromkeys(significant(each) for each in (self.own_bits[0], self.own_bits[-1])))
-        return f"at the file's own {bits} bits a weight, products in {self.dtype},"
+        bits = " to ".join(dict.fromkeys(significant(width) for width in (self.own_bits[0], self.own_bits[-1])))
+        return f"at the file's own {bits} bits per weight, products in {self.dtype},"
 
 
 def place(
     path: Path, model: str, *, gpu: str = "", here: bool = False, quant: str = "none", shapes: Shapes | None = None
 ) -> PlacedFile:
-    """Place the figures of a file under the datasheet of a card, or under the roofs measured here.
+    """Compare the figures of a file with the datasheet roofs of a GPU, or with roofs measured on this device.
 
-    Raises RequestError for a file that cannot be read or lacks shapes, a card or a model that is not known.
+    Raises RequestError for an unreadable file, missing shapes, an unknown GPU or an unknown model.
     """
     file = read_foreign(path)
     figures = _complete(_with_shapes(file.figures, shapes or Shapes()))
-    left = int(figures.told("on_host").sum()) if not here or _here_is_card() else 0
-    if left == len(figures):
+    on_host = int(figures.told("on_host").sum()) if not here or _is_gpu_here() else 0
+    if on_host == len(figures):
         raise RequestError(
-            f"{path}: no layer lay on the card (n_gpu_layers 0), so that its figures are the host's: none lies under a"
-            " card's roofs."
+            f"{path}: no layer was on the GPU (n_gpu_layers 0), so its figures are the host's and cannot be compared"
+            " with a GPU's roofs."
         )
-    if left:
+    if on_host:
         figures = figures_of(figure for figure in figures if not figure.on_host)
     devices = _devices(file, figures)
-    card = None if here else _card(gpu, devices)
+    datasheet_roofs = None if here else _datasheet_roofs(gpu, devices)
     source = resolve(model)
-    told = file.settings.get("precision", "auto")
-    work = counted_model(source, told if told in _DTYPES else "auto", quant, rented=True).work
-    dtype = _own_dtype(work)
-    under = card or _here_roofs(work, dtype)
+    precision = file.settings.get("precision", "auto")
+    work = counted_model(source, precision if precision in _DTYPES else "auto", quant, rented=True).work
+    # The dtype of the cache is also the dtype in which quantised linears return their results.
+    cores = [operator for operator in work.operators if isinstance(operator, AttentionCore)]
+    dtype = (cores or work.operators)[0].dtype_name
+    under = datasheet_roofs or _roofs_here(work, dtype)
     rows = placed(figures, *_floors(work, figures, under, dtype))
-    found = [*_another(devices, figures, work, under), *_no_room(work, figures, under), *doubts(rows)]
-    if left:
-        were = several(left, "figure is left out: no layer of it", "figures are left out: no layer of theirs")
-        found.append(f"{were} lay on the card (n_gpu_layers 0), so that they are the host's.")
+    warnings = [*_mismatches(devices, figures, work, under), *_no_room(work, figures, under), *doubts(rows)]
+    if on_host:
+        count = several(on_host, "figure is left out, as it", "figures are left out, as they")
+        warnings.append(f"{count} ran with no layer on the GPU (n_gpu_layers 0).")
     if here and None in rows.column("regime"):
-        found.append("this device's roofs were measured now: measured in a busy minute they are too low.")
+        warnings.append("this device's roofs were measured just now; if the device was busy, they are too low.")
     own_bits = sorted(8 * width for width in set(figures.column("weight_bytes")) if width)
-    return PlacedFile(file, source.name, dtype, quant, under, rows, tuple(found), tuple(own_bits))
+    return PlacedFile(file, source.name, dtype, quant, under, rows, tuple(warnings), tuple(own_bits))
 
 
 def _with_shapes(figures: Figures, shapes: Shapes) -> Figures:
     if shapes == Shapes():
         return figures
     given = [
-        _each(values, len(figures), option)
+        _per_figure(values, len(figures), option)
         for values, option in (
             (shapes.prompt_lens, "--prompt-lens"),
             (shapes.batch_sizes, "--batch-sizes"),
@@ -111,18 +113,19 @@ def _with_shapes(figures: Figures, shapes: Shapes) -> Figures:
     return figures_of(figure.with_shapes(*of_figure) for figure, *of_figure in zip(figures, *given, strict=True))
 
 
-def _each(values: Sequence[int], figures: int, option: str) -> Sequence[int | None]:
-    if len(values) == figures:
+def _per_figure(values: Sequence[int], figure_count: int, option: str) -> Sequence[int | None]:
+    """One value per figure, None if there is none. Raises RequestError for any other number of values."""
+    if len(values) == figure_count:
         return values
     if len(values) > 1:
         raise RequestError(
-            f"{option}: {len(values)} values for {figures} figures; give one, or one each in their order."
+            f"{option}: {len(values)} values for {figure_count} figures; give one value, or one per figure in order."
         )
-    return [values[0] if values else None] * figures
+    return [values[0] if values else None] * figure_count
 
 
 def _complete(figures: Figures) -> Figures:
-    """Figures whose shapes are all known, each of one batch. Raises RequestError naming the options that tell them."""
+    """The figures, each of one batch. Raises RequestError with the options to give if shapes are missing."""
     covers, batches, prompts, contexts, news = (
         figures.column(name) for name in ("covers", "batch_size", "prompt_len", "context_len", "new_tokens")
     )
@@ -131,7 +134,7 @@ def _complete(figures: Figures) -> Figures:
         missing.append("--batch-sizes")
     if (None, None) in zip(prompts, contexts, strict=True):
         missing.append("--prompt-lens")
-    # A whole decode loop that tells no tokens has steps that nobody knows.
+    # The number of steps in a whole decode loop is unknown without the number of its tokens.
     if ("generate", None) in zip(covers, news, strict=True) or 0 in figures.column("loop_tokens"):
         missing.append("--new-tokens")
     if missing:
@@ -140,87 +143,84 @@ def _complete(figures: Figures) -> Figures:
     return figures_of(figure.of_one_batch() for figure in figures) if shared else figures
 
 
-def _own_dtype(work: ModelWork) -> str:
-    """The dtype of the model's cache, which its quantised products give their results in."""
-    cores = [operator for operator in work.operators if isinstance(operator, AttentionCore)]
-    return (cores or work.operators)[0].dtype_name
-
-
-def _card(gpu: str, devices: Sequence[str]) -> RoofSet:
+def _datasheet_roofs(gpu: str, devices: Sequence[str]) -> RoofSet:
+    """Roofs of the GPU that the user names, else of the one that the file names. Raises RequestError without one."""
     if gpu:
-        return _of_sheet(datasheet.gpu_called(gpu))
-    known = datasheet.called(devices[0]) if len(devices) == 1 else []
-    if len(known) == 1:
-        return _of_sheet(known[0])
-    ran_on = f" (it ran on {' and '.join(devices)})" if devices else ""
-    raise RequestError(f"under whose roofs? Give --gpu CARD, or --here for this device's own{ran_on}.")
-
-
-def _of_sheet(sheet: datasheet.Datasheet) -> RoofSet:
+        sheet = datasheet.gpu_called(gpu)
+    else:
+        sheets = datasheet.called(devices[0]) if len(devices) == 1 else []
+        if len(sheets) != 1:
+            ran_on = f" The file names {' and '.join(devices)}." if devices else ""
+            raise RequestError(f"which GPU's roofs? Give --gpu NAME, or --here for this device's own.{ran_on}")
+        sheet = sheets[0]
     peaks = {name: peak for name in _DTYPES if (peak := sheet.peak_flops_per_s(name))}
     return RoofSet(f"{sheet.gpu}, datasheet", sheet.bandwidth_bytes_per_s, peaks, sheet.memory_bytes)
 
 
-def _here_is_card() -> bool:
+# torch is loaded only for --here, hence the imports in these two functions.
+def _is_gpu_here() -> bool:
     from profiler.device.device import resolve_device
 
     return str(resolve_device("auto").type) != "cpu"
 
 
-def _here_roofs(work: ModelWork, dtype: str) -> RoofSet:
+def _roofs_here(work: ModelWork, dtype: str) -> RoofSet:
     from profiler.roofs.measure import here_roofs
 
     return here_roofs(work, dtype)
 
 
-def _another(devices: Sequence[str], figures: Figures, work: ModelWork, under: RoofSet) -> list[str]:
-    """What the file says of its model and its device, where that is not what it is placed under."""
-    found = []
+def _mismatches(devices: Sequence[str], figures: Figures, work: ModelWork, under: RoofSet) -> list[str]:
+    """Warnings if the file names another model size or another device than the ones it is compared with."""
+    warnings = []
     for params in sorted(set(filter(None, figures.column("params")))):
         if abs(params / work.params - 1) > _SAME_PARAMS:
-            found.append(
-                f"the file is of a model of {short_count(params)} parameters, this one has {short_count(work.params)}."
+            warnings.append(
+                f"the file's model has {short_count(params)} parameters, but this model has {short_count(work.params)}."
             )
     for device in devices:
         names = {sheet.gpu.lower() for sheet in datasheet.called(device)} | {device.lower()}
         if not any(under.device.lower() in name for name in names):
-            found.append(f"the file says that it ran on {device}, not on {under.device}.")
-    return found
+            warnings.append(f"the file says that it ran on {device}, not on {under.device}.")
+    return warnings
 
 
 def _devices(file: ForeignFile, figures: Figures) -> list[str]:
-    """All that a file says these figures ran on."""
+    """The devices that the file names for these figures, sorted."""
     own = [value for settings in set(figures.column("settings")) for name, value in settings if name == "device"]
     return sorted({file.settings.get("device", ""), *own} - {""})
 
 
 def _no_room(work: ModelWork, figures: Figures, under: RoofSet) -> list[str]:
-    stored = float(figures.numbers("weight_bytes").max(initial=0.0))
-    needed = work.params * stored if stored else float(_weight_bytes(work))
-    if under.memory_bytes is None or needed <= _FITS * under.memory_bytes:
+    """A warning if the weights exceed the memory of the GPU."""
+    bytes_per_weight = float(figures.numbers("weight_bytes").max(initial=0.0))
+    step = Step(1, 1, 0)
+    needed_bytes = (
+        work.params * bytes_per_weight
+        if bytes_per_weight
+        else sum(float(operator.work(step, ExecutionPath()).weight_bytes) for operator in work.operators)
+    )
+    if under.memory_bytes is None or needed_bytes <= _FITS * under.memory_bytes:
         return []
     return [
-        f"the weights need {scaled(needed, 'B')}, {under.device} has {scaled(under.memory_bytes, 'B')}:"
-        " several cards, another card or another precision ran."
+        f"the weights need {scaled(needed_bytes, 'B')}, but {under.device} has {scaled(under.memory_bytes, 'B')}:"
+        " the file must come from several GPUs, another GPU or another precision."
     ]
 
 
-def _weight_bytes(work: ModelWork) -> float:
-    step = Step(1, 1, 0)
-    return sum(float(operator.work(step, ExecutionPath()).weight_bytes) for operator in work.operators)
-
-
 def _floors(work: ModelWork, figures: Figures, under: RoofSet, dtype: str) -> tuple[Array, Array]:
-    """The least time of what each figure covers by side, all of them counted in one go."""
+    """(compute-bound seconds, memory-bound seconds), each float[figures]: the least time of what each figure covers."""
     batch, prompt, cached_len, new, width, kv = (
         figures.numbers(name)
         for name in ("batch_size", "prompt_len", "context_len", "new_tokens", "weight_bytes", "kv_itemsize")
     )
     covers = np.array(figures.column("covers"))
     prefills = covers != "decode"
-    # A median over a decode loop describes its middle step; the first new token comes from the prefill itself.
+    # The context of a loop's middle step represents its median step; the prefill makes the first new token.
     steps = np.select([covers == "generate", covers == "decode"], [new - 1, 1.0], 0.0)
     prefill = roof_times(work, Step(batch, np.maximum(1, prompt), cached_len), under, dtype, width, kv)
     decode = roof_times(work, Step(batch, 1, prompt + cached_len + new // 2), under, dtype, width, kv)
-    compute_s, memory_s = (prefills * first + steps * then for first, then in zip(prefill, decode, strict=True))
+    compute_s, memory_s = (
+        prefills * prefill_s + steps * decode_s for prefill_s, decode_s in zip(prefill, decode, strict=True)
+    )
     return compute_s, memory_s

@@ -1,4 +1,4 @@
-"""Another tool's figures under the roofs: rows, JSON and the screen."""
+"""Another tool's figures compared with roofs: as rows, as JSON and on the screen."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_NOTES = 10
 
 
 def placed_rows(rows: Sequence[Placed]) -> list[list[str]]:
-    """Every figure, in the order of the columns."""
+    """One row of texts per figure, in the order of PLACED_COLUMNS."""
     return [
         [
             _name(row),
@@ -40,13 +40,13 @@ def _name(row: Placed) -> str:
     settings = f", {row.settings}" if row.settings else ""
     if row.phase == "decode":
         return f"decode {row.batch_size} x {row.prompt_len + row.context_len}{settings}"
-    behind = f" behind {row.context_len}" if row.context_len else ""
-    after = f" + {row.new_tokens}" if row.phase == "generate" else ""
-    return f"{row.phase} {row.batch_size} x {row.prompt_len}{after}{behind}{settings}"
+    context = f" after {row.context_len}" if row.context_len else ""
+    generated = f" + {row.new_tokens}" if row.phase == "generate" else ""
+    return f"{row.phase} {row.batch_size} x {row.prompt_len}{generated}{context}{settings}"
 
 
 def print_placed(title: str, rows: Table[Placed], doubts: Sequence[str], console: Console) -> None:
-    """Print figures under the roofs; a note that several share is printed once."""
+    """Print a title, the warnings, a table of the figures and their notes, each note once."""
     table = text_table(PLACED_COLUMNS, placed_rows(rows.first(MOST_ROWS)), texts=("by", "regime"), total=len(rows))
     blocks = [Sentences([title]), Lines([f"warning: {doubt}" for doubt in doubts]), table, Lines(list(_notes(rows)))]
     print_blocks(blocks, console)
@@ -56,18 +56,18 @@ def _notes(rows: Table[Placed]) -> Iterator[str]:
     notes = Counter(filter(None, rows.column("note")))
     for note, count in notes.most_common(_MOST_NOTES):
         first = rows[rows.column("note").index(note)]
-        of = _name(first) if count == 1 else f"{count} figures, first {_name(first)}"
-        yield f"{of}: {note}"
+        figures = _name(first) if count == 1 else f"{count} figures, first {_name(first)}"
+        yield f"{figures}: {note}"
 
 
 @dataclass(frozen=True)
 class PlaceRoofs:
-    """The roofs that figures are placed under."""
+    """The roofs that the figures are compared with."""
 
     name: str
     bytes_per_s: float
     flops_per_s: Mapping[str, float]
-    """By dtype."""
+    """Peak FLOP/s by dtype."""
 
 
 @dataclass(frozen=True)
@@ -84,15 +84,15 @@ class PlaceDocument(Document):
     rows: Sequence[Placed] | Table[Placed]
 
 
-def place_document(found: PlacedFile) -> PlaceDocument:
-    """Return the document of a file's figures."""
+def place_document(file: PlacedFile) -> PlaceDocument:
+    """The JSON document of a file's figures."""
     return PlaceDocument(
-        tool=found.file.tool,
-        file=found.file.name,
-        model=found.model,
-        dtype=found.dtype,
-        quant=found.quant,
-        roofs=PlaceRoofs(found.under.name, found.under.bytes_per_s, found.under.flops_per_s),
-        warnings=found.doubts,
-        rows=found.rows,
+        tool=file.file.tool,
+        file=file.file.name,
+        model=file.model,
+        dtype=file.dtype,
+        quant=file.quant,
+        roofs=PlaceRoofs(file.under.name, file.under.bytes_per_s, file.under.flops_per_s),
+        warnings=file.doubts,
+        rows=file.rows,
     )

@@ -1,4 +1,4 @@
-"""Another tool's figures under the roofs, against figures that are known from outside."""
+"""Another tool's figures compared with roofs, checked against figures from outside."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def table(path: Path, *rows: tuple[object, ...]) -> Path:
 
 
 def test_a_published_figure_has_the_share_that_arithmetic_gives(tmp_path: Path) -> None:
-    """gpt-fast, README: Llama-2-7B in 16 bits at batch 1 on an A100 80GB, 104.9 tokens/s behind a prompt of 5.
+    """gpt-fast, README: Llama-2-7B in 16 bits at batch 1 on an A100 80GB, 104.9 tokens/s after a prompt of 5.
 
-    13.21 GB of weights but for the embedding, and 105 x 524,288 bytes of cache, over 2,039 GB/s: 6.51 ms of 9.53.
+    13.21 GB of weights without the embedding, and 105 x 524,288 bytes of cache, over 2,039 GB/s: 6.51 ms of 9.53.
     """
     [row] = place(table(tmp_path / "t", ("decode", 1, 5, 200, 1 / 104.9)), "llama-2-7b", gpu="A100 80GB SXM").rows
     assert row.floor_s == pytest.approx((13.21e9 + 105 * 524_288) / 2039e9, rel=2e-3)
@@ -48,8 +48,8 @@ def test_a_checkpoint_in_float32_is_served_in_16_bits(tmp_path: Path) -> None:
     assert row.regime == "memory-bound"
 
 
-def test_a_prefill_is_held_against_its_flops(tmp_path: Path) -> None:
-    """A long prompt of Mistral-7B on an H100: 2 FLOPs a weight and token, and the triangle of attention.
+def test_a_prefill_is_compared_with_its_flops(tmp_path: Path) -> None:
+    """A long prompt of Mistral-7B on an H100: 2 FLOPs per weight and token, and the triangle of attention.
 
     At 2048 tokens, 7.11e9 block weights (6.98e9 without the head): 2 x 6.98e9 x 2048 + 4 x 32 x 4096 x 2048^2 / 2
     FLOPs at 989.4 TFLOP/s.
@@ -60,18 +60,18 @@ def test_a_prefill_is_held_against_its_flops(tmp_path: Path) -> None:
     assert (row.bound, row.regime) == ("compute", "compute-bound")
 
 
-def test_the_bits_of_a_gguf_file_are_those_that_it_has() -> None:
-    """Q4_1 by its name, 5.74 bits a weight by its size: 96.58 MB and 16 x 2 rows of cache over 1,008 GB/s."""
+def test_bits_per_weight_come_from_the_size_of_a_gguf_file() -> None:
+    """Q4_1 by its name, 5.74 bits per weight by its size: 96.58 MB and 16 x 2 rows of cache over 1,008 GB/s."""
     found = place(FILES / "llama-bench.csv", "smollm2-135m", gpu="RTX 4090")
     decode = next(row for row in found.rows if row.phase == "decode")
     cache_bytes = 16 * 2 * 3 * 64 * 2 * 30
     assert decode.floor_s == pytest.approx((96_576_768 + cache_bytes) / 1008e9, rel=0.01)
-    assert found.stored == "at the file's own 5.74 bits a weight, products in bfloat16,"
-    assert place(FILES / "aiperf.json", "smollm2-135m", gpu="T4").stored == "in bfloat16", "which tells none"
-    assert "5.74 bits a weight as stored" in decode.note
+    assert found.stored == "at the file's own 5.74 bits per weight, products in bfloat16,"
+    assert place(FILES / "aiperf.json", "smollm2-135m", gpu="T4").stored == "in bfloat16"
+    assert "5.74 bits per weight as stored" in decode.note
 
 
-def test_a_figure_above_the_roof_is_no_win(tmp_path: Path) -> None:
+def test_a_figure_above_the_roof_is_not_valid(tmp_path: Path) -> None:
     """14.2 GB at 3.35 TB/s take 4.2 ms: nothing decodes Mistral-7B in 16 bits in 1 ms."""
     path = table(tmp_path / "t", ("decode", 1, 64, 32, 0.001), ("prefill", 1, 2048, "", 0.001))
     found = place(path, "mistral-7b-v0.1", gpu="H100 SXM")
@@ -80,48 +80,48 @@ def test_a_figure_above_the_roof_is_no_win(tmp_path: Path) -> None:
     assert prefill.regime is None
     assert "prompt tokens may be counted" in decode.note
     assert "from a cache" in prefill.note
-    assert found.doubts == ("2 of 2 figures lie above the roof and prove nothing.",)
+    assert found.doubts == ("2 of 2 figures are above the roof, so not valid.",)
 
 
-def test_a_prefill_that_was_mixed_into_decode_is_found(tmp_path: Path) -> None:
-    """Tokens/s over the whole of a generation: behind 16 times the prompt a step takes 3.5 times as long."""
+def test_decode_steps_that_include_the_prefill_are_reported(tmp_path: Path) -> None:
+    """Tokens/s over a whole generation: after 16 times the prompt a step takes 3.5 times as long."""
     rows = [("decode", 1, prompt, 32, (prompt * 0.2e-3 + 31 * 5e-3) / 32) for prompt in (64, 256, 1024)]
     found = place(table(tmp_path / "t", *rows), "mistral-7b-v0.1", gpu="H100 SXM")
-    assert any("the prompt's time seems to be in them" in doubt for doubt in found.doubts)
+    assert any("include the prompt's time" in doubt for doubt in found.doubts)
     honest = [("decode", 1, prompt, 32, 5e-3 + prompt * 1e-7) for prompt in (64, 256, 1024)]
     assert not place(table(tmp_path / "u", *honest), "mistral-7b-v0.1", gpu="H100 SXM").doubts
 
 
-def test_a_file_of_another_model_or_card_says_so() -> None:
-    """134,515,008 parameters on an AMD EPYC, held against 7.24 billion on an H100."""
+def test_another_model_or_device_is_reported() -> None:
+    """134,515,008 parameters on an AMD EPYC, compared with 7.24 billion on an H100."""
     found = place(FILES / "llama-bench.json", "mistral-7b-v0.1", gpu="H100 SXM")
     assert found.doubts == (
-        "the file is of a model of 135 M parameters, this one has 7.24 B.",
+        "the file's model has 135 M parameters, but this model has 7.24 B.",
         "the file says that it ran on AMD EPYC, not on H100 SXM.",
     )
 
 
-def test_a_card_by_its_drivers_name_is_the_same(tmp_path: Path) -> None:
+def test_a_gpu_is_recognised_by_its_drivers_name(tmp_path: Path) -> None:
     records = json.loads((FILES / "llama-bench.json").read_text())
     path = tmp_path / "file"
     path.write_text(json.dumps([{**record, "gpu_info": "NVIDIA A100-SXM4-80GB"} for record in records]))
     assert place(path, "smollm2-135m", gpu="A100 80GB SXM").doubts == ()
 
 
-def test_a_first_repetition_that_was_cold_is_told(tmp_path: Path) -> None:
-    """Three repetitions of which the first took 1.9 times as long as the others; and one that is within their noise."""
+def test_a_cold_first_repetition_is_reported(tmp_path: Path) -> None:
+    """A first repetition that takes 1.9 times as long as two others; one within the noise; only one other."""
     [record, *_] = json.loads((FILES / "llama-bench.json").read_text())
     path = tmp_path / "file"
-    for samples, told in (([1.9e9, 1.0e9, 1.0e9], True), ([1.2e9, 1.0e9, 1.1e9], False), ([1.9e9, 1.0e9], False)):
+    for samples, is_cold in (([1.9e9, 1.0e9, 1.0e9], True), ([1.2e9, 1.0e9, 1.1e9], False), ([1.9e9, 1.0e9], False)):
         path.write_text(json.dumps([{**record, "samples_ns": samples}]))
         [row] = place(path, "smollm2-135m", gpu="T4").rows
-        assert ("1.9 times as long as the others: warm-up may be inside" in row.note) == told
+        assert ("1.9 times as long as the others" in row.note) == is_cold
 
 
-def test_a_large_model_over_many_long_prompts_is_counted(tmp_path: Path) -> None:
+def test_counts_beyond_int64_are_exact(tmp_path: Path) -> None:
     """4,096 prompts of 131,072 tokens through 70 billion parameters: 7.3e19 FLOPs, eight times what int64 holds.
 
-    The attention's triangle comes on top: 80 layers x 4 x 8,192 x 131,072^2 / 2 FLOPs a prompt.
+    The attention's triangle comes on top: 80 layers x 4 x 8,192 x 131,072^2 / 2 FLOPs per prompt.
     """
     path = table(tmp_path / "t", ("prefill", 4096, 131_072, "", 1e6))
     [row] = place(path, "llama-3.1-70b", gpu="H100 SXM").rows
@@ -129,14 +129,14 @@ def test_a_large_model_over_many_long_prompts_is_counted(tmp_path: Path) -> None
     assert row.floor_s == pytest.approx(flops / 989.4e12, rel=0.01)
 
 
-def test_a_card_that_cannot_hold_the_model_is_named(tmp_path: Path) -> None:
+def test_a_gpu_without_room_for_the_model_is_reported(tmp_path: Path) -> None:
     found = place(table(tmp_path / "t", ("decode", 1, 64, 32, 1.0)), "llama-3.1-70b", gpu="T4")
-    assert "several cards, another card or another precision ran" in found.doubts[0]
+    assert "several GPUs, another GPU or another precision" in found.doubts[0]
 
 
 def test_a_generation_is_its_prefill_and_its_steps(tmp_path: Path) -> None:
-    both = ("generate", 4, 128, 32, 1.0)
-    path = table(tmp_path / "t", both, ("prefill", 4, 128, "", 1.0), ("decode", 4, 128, 32, 1.0))
+    generation = ("generate", 4, 128, 32, 1.0)
+    path = table(tmp_path / "t", generation, ("prefill", 4, 128, "", 1.0), ("decode", 4, 128, 32, 1.0))
     whole, prefill, step = place(path, "smollm2-135m", gpu="H100 SXM").rows
     assert whole.floor_s == pytest.approx(prefill.floor_s + 31 * step.floor_s)
 
@@ -155,27 +155,27 @@ def test_a_file_without_shapes_asks_for_them(roofscope: Callable[..., object]) -
 
 
 def test_requests_are_shared_out_over_batches() -> None:
-    """8 requests in 6.636 s, 4 at a time: 3.318 s a batch."""
+    """8 requests in 6.636 s, 4 at a time: 3.318 s per batch."""
     shapes = Shapes((64,), (4,), (16,))
     [row] = place(FILES / "vllm-throughput.json", "smollm2-135m", gpu="T4", shapes=shapes).rows
     assert row.latency_s == pytest.approx(6.6361353 / 2)
 
 
-def test_a_card_is_asked_for_or_told_by_the_file(roofscope: Callable[..., object], tmp_path: Path) -> None:
+def test_the_gpu_is_requested_or_named_by_the_file(roofscope: Callable[..., object], tmp_path: Path) -> None:
     refused = roofscope("place", str(FILES / "llama-bench.csv"), "--model", "smollm2-135m")
-    assert "Give --gpu CARD, or --here" in refused.err  # type: ignore[attr-defined]
-    of_a_card = tmp_path / "transformers.json"
-    written = (FILES / "transformers.json").read_text()
-    of_a_card.write_text(written.replace('"gpu_name": null', '"gpu_name": "NVIDIA A10G"'))
-    assert place(of_a_card, "smollm2-135m").under.name == "A10G, datasheet"
+    assert "Give --gpu NAME, or --here" in refused.err  # type: ignore[attr-defined]
+    gpu_file = tmp_path / "transformers.json"
+    text = (FILES / "transformers.json").read_text()
+    gpu_file.write_text(text.replace('"gpu_name": null', '"gpu_name": "NVIDIA A10G"'))
+    assert place(gpu_file, "smollm2-135m").under.name == "A10G, datasheet"
     both = roofscope("place", str(FILES / "llama-bench.csv"), "--model", "smollm2-135m", "--here", "--gpu", "T4")
     assert both.code == 2  # type: ignore[attr-defined]
 
 
-def test_here_stands_for_the_roofs_of_this_device(
+def test_here_uses_the_roofs_of_this_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, roofscope: Callable[..., object]
 ) -> None:
-    """They are measured, whatever the file says of its own device: a decode step reads its bytes at that bandwidth."""
+    """They are measured, whatever device the file names: a decode step reads its bytes at that bandwidth."""
     from profiler.roofs.measure import measure
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "roofs"))
@@ -200,7 +200,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("output_format", ["table", "json"])
 def test_a_hundred_thousand_rows_take_seconds(many: Path, output_format: str) -> None:
-    """The whole command, with all that Python loads for it; 0.9 and 1.4 s on a core."""
+    """CPU time of the whole command with its imports: 0.9 and 1.4 s on one core."""
     printed, seconds = _cpu_seconds_of(_placing(many, "smollm2-135m", "--format", output_format))
     assert seconds < 100 * yardstick_s()
     if output_format == "json":
@@ -209,8 +209,8 @@ def test_a_hundred_thousand_rows_take_seconds(many: Path, output_format: str) ->
         assert "99800 more rows" in printed
 
 
-def test_in_a_format_too(many: Path) -> None:
-    """0.9 s on that core: the cards' operators come with the package in every format."""
+def test_a_hundred_thousand_rows_take_seconds_in_nf4(many: Path) -> None:
+    """0.9 s on one core: the package contains the presets' operators in every format."""
     printed, seconds = _cpu_seconds_of(_placing(many, "smollm2-135m", "--quant", "nf4"))
     assert seconds < 100 * yardstick_s()
     assert "smollm2-135m in nf4 and bfloat16 under" in printed
@@ -218,38 +218,38 @@ def test_in_a_format_too(many: Path) -> None:
 
 @pytest.fixture
 def model_folder(tmp_path: Path) -> Path:
-    """A model's folder with nothing but its config."""
+    """A model folder that contains only its config."""
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(load_card("smollm2-135m").config))
     return folder
 
 
-def test_and_for_any_model_once_it_was_walked(
+def test_a_hundred_thousand_rows_take_seconds_for_a_folder_that_was_counted_before(
     many: Path, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """0.9 s on that core. The first time takes 2.7 s, of which torch and transformers take 1.8 to load."""
+    """0.9 s on one core. The first time takes 2.7 s, of which loading torch and transformers takes 1.8."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     _cpu_seconds_of(_placing(table(tmp_path / "t", ("decode", 1, 512, 32, 0.01)), str(model_folder)))
     printed, seconds = _cpu_seconds_of(_placing(many, str(model_folder)))
     assert seconds < 100 * yardstick_s()
-    as_card, _ = _cpu_seconds_of(_placing(many, "smollm2-135m"))
-    assert printed.splitlines()[2:] == as_card.splitlines()[2:]  # the title names the model
+    with_preset, _ = _cpu_seconds_of(_placing(many, "smollm2-135m"))
+    assert printed.splitlines()[2:] == with_preset.splitlines()[2:]  # the title names the model
 
 
 def _placing(file: Path, model: str, *more: str) -> list[str]:
     return ["place", str(file), "--model", model, "--gpu", "H100 SXM", *more]
 
 
-def test_comparing_two_hundred_thousand_rows_takes_twice_that(many: Path) -> None:
-    """2.5 and 3.1 s on the same core: three a file at most."""
+def test_comparing_two_files_of_a_hundred_thousand_rows_takes_seconds(many: Path) -> None:
+    """2.5 and 3.1 s on one core."""
     printed, seconds = _cpu_seconds_of(["compare", str(many), str(many), "--format", "json"])
     assert len(json.loads(printed)["cells"]) == 100_000
     assert seconds < 200 * yardstick_s()
 
 
 def _cpu_seconds_of(arguments: list[str]) -> tuple[str, float]:
-    """What a command of its own process printed, and the CPU seconds that it took from its start to its end."""
+    """(stdout, CPU seconds) of a command in a new process."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
         [sys.executable, "-m", "profiler", *arguments], capture_output=True, text=True, check=True, timeout=120
@@ -267,29 +267,29 @@ def _cpu_seconds_of(arguments: list[str]) -> tuple[str, float]:
     ],
     ids=["compare", "place", "rent"],
 )
-def test_files_and_cards_load_no_model_library(tmp_path: Path, arguments: list[str]) -> None:
-    """torch alone takes over a second to load, pandas a third of one."""
+def test_files_and_presets_load_no_model_library(tmp_path: Path, arguments: list[str]) -> None:
+    """torch takes over a second to load, pandas a third of one."""
     file = str(table(tmp_path / "a", ("decode", 1, 64, 32, 1)))
     loaded = _loaded_by([argument.format(file=file) for argument in arguments])
     assert not {"torch", "transformers", "pandas", "matplotlib"} & loaded
 
 
-def test_a_folder_loads_what_counts_it_and_no_more(
+def test_counting_a_folder_loads_no_measuring_package(
     model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first time, torch and transformers; nothing of ours that measures; the second time not even those."""
+    """The first time loads torch and transformers, but no package that measures; the second time loads neither."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     file = table(tmp_path / "t", ("decode", 1, 64, 32, 1))
     first, second = (_loaded_by(_placing(file, str(model_folder))) for _ in range(2))
     assert {"torch", "transformers", "profiler.counting.walk"} <= first
-    rooms = {name.split(".")[1] for name in first if name.startswith("profiler.")}
-    assert not rooms & {"engines", "measure", "why_slow"}
+    packages = {name.split(".")[1] for name in first if name.startswith("profiler.")}
+    assert not packages & {"engines", "measure", "why_slow"}
     assert not {"bitsandbytes", "gguf", "torchao", "pandas", "matplotlib", "profiler.comparison.compare"} & first
     assert not {"torch", "transformers"} & second
 
 
 def _loaded_by(arguments: list[str]) -> set[str]:
-    """The modules that a command has in its own process at its end."""
+    """The modules that a command has loaded at its end, in a new process."""
     script = (
         f"import sys\nfrom profiler.cli.app import app\napp({arguments!r}, standalone_mode=False)\nprint(*sys.modules)"
     )

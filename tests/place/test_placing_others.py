@@ -1,4 +1,4 @@
-"""What other tools tell of their steps, caches and devices, against figures from arithmetic and their sources."""
+"""Steps, caches and devices in other tools' files, checked against arithmetic and the tools' sources."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from profiler.errors import RequestError
 from profiler.place.command import Shapes, place
 
 FILES = Path(__file__).parents[1] / "data" / "foreign"
-# Llama-3.1-8B in Q4_K: its file's bytes and parameters, and of those the embedding's, which a step does not read.
+# Llama-3.1-8B in Q4_K: the bytes and parameters of its file, and the embedding's parameters, which no step reads.
 SIZE, PARAMS, EMBEDDING = 4_912_899_072, 8_030_261_248, 128_256 * 4096
 WEIGHTS = SIZE * (1 - EMBEDDING / PARAMS)
 ELEMENTS_PER_TOKEN = 32 * 2 * 8 * 128
 
 
 def llama_bench(path: Path, *changes: dict[str, Any]) -> Path:
-    """A decode of 32 tokens at 9 ms each on an RTX 4090, a row each with its changes."""
+    """A file of decodes of 32 tokens at 9 ms each on an RTX 4090: one row for each of `changes`."""
     [record, *_] = json.loads((FILES / "llama-bench.json").read_text())
     model = {"model_type": "llama 8B Q4_K - Medium", "model_size": SIZE, "model_n_params": PARAMS}
     shape = {"gpu_info": "NVIDIA GeForce RTX 4090", "backends": "CUDA", "n_prompt": 0, "n_gen": 32, "n_depth": 0}
@@ -43,15 +43,17 @@ def llama_bench(path: Path, *changes: dict[str, Any]) -> Path:
 def test_a_quantised_cache_has_the_bytes_of_its_blocks(
     type_k: str, type_v: str, key_bytes: float, value_bytes: float, tmp_path: Path
 ) -> None:
-    """Blocks of 32 elements as ggml-common.h asserts their sizes: 65,552 tokens of 32 layers x 8 heads x 128 elements,
-    keys and values of a type each, beside the weights, over 1,008 GB/s."""
+    """The floor is the weights and the cache over 1,008 GB/s: 65,552 tokens of 32 layers x 8 heads x 128 elements.
+
+    Keys and values have a type each, in blocks of 32 elements with the sizes that ggml-common.h asserts.
+    """
     path = llama_bench(tmp_path / "f", {"type_k": type_k, "type_v": type_v, "n_depth": 65_536})
     [found] = place(path, "llama-3.1-8b").rows
     cache = (65_536 + 16) * ELEMENTS_PER_TOKEN * (key_bytes + value_bytes) / 2
     assert found.floor_s == pytest.approx((WEIGHTS + cache) / 1008e9, rel=5e-3)
 
 
-def test_markdown_tells_its_cache_where_it_is_not_the_default(tmp_path: Path) -> None:
+def test_markdown_names_a_cache_type_that_is_not_the_default(tmp_path: Path) -> None:
     path = tmp_path / "t.md"
     head = "| model | size | params | backend | ngl | type_k | type_v | test | t/s |"
     row = "| llama 8B | 4.58 GiB | 8.03 B | CUDA | 99 | q4_0 | q8_0 | tg32 @ d65536 | 111.11 ± 0.10 |"
@@ -61,7 +63,7 @@ def test_markdown_tells_its_cache_where_it_is_not_the_default(tmp_path: Path) ->
     assert found.floor_s == pytest.approx((WEIGHTS + cache) / 1008e9, rel=5e-3)
 
 
-def test_a_cache_of_a_type_that_is_not_known_is_told(tmp_path: Path) -> None:
+def test_an_unknown_cache_type_is_reported(tmp_path: Path) -> None:
     [found] = place(llama_bench(tmp_path / "f", {"type_k": "q9_9"}), "llama-3.1-8b").rows
     assert "the type of its cache is unknown" in found.note
 
@@ -74,8 +76,8 @@ def served(path: Path, **changes: Any) -> Path:
     return path
 
 
-def test_a_step_that_speculates_gives_several_tokens(tmp_path: Path) -> None:
-    """3.2 tokens a step, the bonus token among them: 1,024 tokens of 2.56 s are 320 steps of 8 ms, 400 tokens/s."""
+def test_a_speculative_step_gives_several_tokens(tmp_path: Path) -> None:
+    """3.2 tokens per step with the bonus token: 1,024 tokens in 2.56 s are 320 steps of 8 ms, or 400 tokens/s."""
     _, decode = place(served(tmp_path / "f", acc_length=3.2), "llama-3.1-8b", gpu="H100 SXM").rows
     assert decode.latency_s == pytest.approx(8e-3)
     assert decode.tokens_per_s == pytest.approx(400)
@@ -83,15 +85,15 @@ def test_a_step_that_speculates_gives_several_tokens(tmp_path: Path) -> None:
     assert "gives 3.2 tokens per sequence" in decode.note
 
 
-def test_speculation_is_suspected_of_what_is_too_fast(tmp_path: Path) -> None:
-    """-1 says that nothing was speculated, as the tool writes it: 2.5 ms are then 1.8 times too fast for 16 GB."""
+def test_speculation_is_suspected_if_a_step_is_too_fast(tmp_path: Path) -> None:
+    """The tool writes -1 for no speculation: 2.5 ms are then 1.8 times too fast for 16 GB."""
     _, decode = place(served(tmp_path / "f", acc_length=-1.0), "llama-3.1-8b", gpu="H100 SXM").rows
     assert decode.regime is None
-    assert "several tokens a step speculated" in decode.note
+    assert "several tokens per step speculated" in decode.note
 
 
-def test_a_server_that_speculates_says_so_too(tmp_path: Path) -> None:
-    """vLLM's spec_decode_acceptance_length: 10 ms a token are steps of 25 ms."""
+def test_speculation_of_a_vllm_server_is_read(tmp_path: Path) -> None:
+    """vLLM's spec_decode_acceptance_length: 10 ms per token are steps of 25 ms."""
     content = json.loads((FILES / "vllm-serve.json").read_text())
     path = tmp_path / "f"
     path.write_text(json.dumps({**content, "median_tpot_ms": 10.0, "spec_decode_acceptance_length": 2.5}))
@@ -99,7 +101,7 @@ def test_a_server_that_speculates_says_so_too(tmp_path: Path) -> None:
     assert decode.latency_s == pytest.approx(25e-3)
 
 
-def test_a_prompt_from_a_cache_is_told(tmp_path: Path) -> None:
+def test_a_prompt_from_a_cache_is_reported(tmp_path: Path) -> None:
     prefill, _ = place(served(tmp_path / "f", cache_hit_rate=0.9), "llama-3.1-8b", gpu="H100 SXM").rows
     assert "90 % of the prompt came from a cache" in prefill.note
 
@@ -113,15 +115,15 @@ def report(path: Path, **decode: Any) -> Path:
 
 
 @pytest.mark.parametrize("new_tokens", [(), (16,)])
-def test_a_loop_of_several_sequences_has_as_many_fewer_steps(new_tokens: tuple[int, ...], tmp_path: Path) -> None:
-    """Its throughput is batch x (new tokens - 1) over the loop's time: 60 tokens, of 4 sequences in 15 steps."""
+def test_steps_of_a_loop_are_its_tokens_over_its_sequences(new_tokens: tuple[int, ...], tmp_path: Path) -> None:
+    """Throughput is batch x (new tokens - 1) / the loop's time: 60 tokens of 4 sequences are 15 steps."""
     [decode] = place(report(tmp_path / "f"), "smollm2-135m", gpu="T4", shapes=Shapes((128,), (4,), new_tokens)).rows
     assert decode.latency_s == pytest.approx(0.1)
     assert decode.tokens_per_s == pytest.approx(40)
     assert decode.new_tokens == 16
 
 
-def test_a_loop_and_shapes_that_are_not_its_own(tmp_path: Path) -> None:
+def test_shapes_that_contradict_a_loop_are_refused(tmp_path: Path) -> None:
     path = report(tmp_path / "f")
     for shapes in (Shapes((128,), (7,)), Shapes((128,), (4,), (32,))):
         with pytest.raises(RequestError, match="made 60 tokens"):
@@ -132,8 +134,8 @@ def test_a_loop_and_shapes_that_are_not_its_own(tmp_path: Path) -> None:
         place(report(path, throughput=None), "smollm2-135m", gpu="T4", shapes=Shapes((128,), (4,)))
 
 
-def test_what_no_layer_of_lay_on_the_card_is_the_hosts(tmp_path: Path) -> None:
-    """-ngl 0,99: the first row is left out, with a line; alone it is refused."""
+def test_figures_without_a_layer_on_the_gpu_are_left_out(tmp_path: Path) -> None:
+    """-ngl 0,99: the first row is left out with a warning; a file with only that row is refused."""
     rows = ({"n_gpu_layers": 0, "avg_ns": 32 * 1e8, "samples_ns": [32 * 1e8] * 5}, {"n_gpu_layers": 99})
     found = place(llama_bench(tmp_path / "f", *rows), "llama-3.1-8b")
     [decode] = found.rows
@@ -141,17 +143,18 @@ def test_what_no_layer_of_lay_on_the_card_is_the_hosts(tmp_path: Path) -> None:
     assert "n_gpu_layers 99" in decode.settings
     assert found.under.device == "RTX 4090"
     [doubt] = found.doubts
-    assert "1 figure is left out: no layer of it lay on the card" in doubt
+    assert "1 figure is left out" in doubt
+    assert "n_gpu_layers 0" in doubt
     for gpu in ("", "RTX 4090"):
         with pytest.raises(RequestError, match="its figures are the host's"):
             place(llama_bench(tmp_path / "f", rows[0]), "llama-3.1-8b", gpu=gpu)
 
 
-def test_rows_of_a_sweep_say_their_settings(tmp_path: Path) -> None:
+def test_rows_of_a_sweep_have_their_settings(tmp_path: Path) -> None:
     path = llama_bench(tmp_path / "f", {"n_batch": 512}, {"n_batch": 2048})
     assert [row.settings for row in place(path, "llama-3.1-8b").rows] == ["n_batch 512", "n_batch 2048"]
 
 
-def test_every_model_of_a_file_is_held_against_the_one_that_is_named(tmp_path: Path) -> None:
+def test_every_model_of_a_file_is_compared_with_the_requested_one(tmp_path: Path) -> None:
     path = llama_bench(tmp_path / "f", {}, {"model_n_params": 72 * 10**9, "model_type": "qwen", "model_size": 10**10})
-    assert place(path, "llama-3.1-8b").doubts == ("the file is of a model of 72.0 B parameters, this one has 8.03 B.",)
+    assert place(path, "llama-3.1-8b").doubts == ("the file's model has 72.0 B parameters, but this model has 8.03 B.",)
