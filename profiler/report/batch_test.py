@@ -19,7 +19,7 @@ _TOO_FEW = "Fewer than two batch sizes have a number: there is nothing to compar
 
 
 def print_doubling(run: Run, phase: Phase, console: Console) -> None:
-    """Print the batch series of a run: its conclusions, then a row per batch size."""
+    """Print a run's batch-doubling tests of one phase, with its warnings and its folder."""
     tests = [test for test in run.document.scaling if test.axis == "batch" and test.fixed["phase"] == phase]
     sections = [_series(run, test) for test in tests] or [Section("", [Sentences([_TOO_FEW])])]
     end = [Lines(run.document.warnings, "warning"), Lines([f"run: {run.folder}"], "dim")]
@@ -37,11 +37,14 @@ def _series(run: Run, test: DoublingTest) -> Section:
 
 
 def doubling_table(run: Run, test: DoublingTest) -> TextTable:
-    """Return a row per batch size, with the slope from the one before; of many sizes, `MOST_SIZES` that span them."""
+    """Return a row per batch size, with the slope from the size before it.
+
+    Of more than `MOST_SIZES` doublings, evenly picked ones are shown, from the first to the last.
+    """
     by_batch = {result.batch_size: result for result in run.measured if test.holds(result)}
     steps = evenly(test.doublings, MOST_SIZES)
-    rows = [_size(by_batch[test.doublings[0].smaller]) + [""] * 6]
-    rows += [_size(by_batch[step.larger]) + _slope(step) for step in steps]
+    rows = [[*_size(by_batch[test.doublings[0].smaller]), *[""] * 6]]
+    rows += [[*_size(by_batch[step.larger]), *_slope(step)] for step in steps]
     omitted = len(test.doublings) - len(steps)
     caption = f"{omitted} more sizes: run.json has them all" if omitted else ""
     return text_table(DOUBLING_COLUMNS, rows, texts=("evidence for",), caption=caption)

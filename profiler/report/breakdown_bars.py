@@ -20,9 +20,9 @@ class Segment:
 
     term: str
     share: float
-    """Below zero where the term says that a roof or a count is too low."""
+    """Negative where a roof or a count is too low."""
     start: float
-    """Its left end: terms above zero lie to the right of it, the others to the left."""
+    """The left end of the segment; negative terms extend to the left of zero."""
 
     @property
     def name(self) -> str:
@@ -46,7 +46,7 @@ class BreakdownBar:
 
     @property
     def below_zero(self) -> str:
-        """The most negative term with its share, as text; empty where none is below zero."""
+        """Return the most negative term with its share, as text; empty without a negative term."""
         least = min(self.segments, key=lambda segment: segment.share)
         return f"{least.name} {percent(least.share)}" if least.share <= -WORTH_SHOWING else ""
 

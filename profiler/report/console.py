@@ -27,8 +27,8 @@ class _Ascii:
 def screen(*, plain: bool = False, stream: TextIO | None = None) -> Console:
     """Return a console on `stream` (default: standard output), 100 columns wide or as narrow as the terminal.
 
-    `plain` prints neither colour nor box drawing. Markup is off, since a model's name may contain brackets. Rich itself
-    drops colours for NO_COLOR and for pipes.
+    `plain` prints neither colour nor box drawing. Markup is off, since a model's name may contain brackets. Rich omits
+    colours for NO_COLOR and for pipes.
     """
     default = Console(file=stream)
     width = min(WIDTH, default.width) if default.is_terminal else WIDTH

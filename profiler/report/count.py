@@ -61,9 +61,9 @@ def _totals(counted: StepCount) -> list[str]:
     ]
 
 
-def _as_published(form: str) -> str:
-    """MXFP4 covers only the experts of a mixture; in other formats, the layers left dense differ by checkpoint."""
-    return f"{'experts' if form == 'mxfp4' else 'weights'} as published: {form.upper()}"
+def _as_published(name: str) -> str:
+    """Return the checkpoint's format. MXFP4 covers only the experts; which layers other formats leave dense differs."""
+    return f"{'experts' if name == 'mxfp4' else 'weights'} as published: {name.upper()}"
 
 
 def _dequantised(file: Gguf, dtype: str) -> str:
@@ -106,7 +106,7 @@ def _one_rank(share: RankShare) -> str:
     copied = f" ({share.replicated_kv_heads} KV heads, each held by several)" if share.replicated_kv_heads else ""
     return (
         f"one rank:   all of this is one of {share.ranks} ranks': it holds {scaled(share.weight_bytes, 'B')} of weights"
-        f" and {scaled(share.cache_bytes, 'B')} of KV cache{copied}, and sends {scaled(share.bus_bytes, 'B')} a step"
+        f" and {scaled(share.cache_bytes, 'B')} of KV cache{copied}, and sends {scaled(share.bus_bytes, 'B')} per step"
     )
 
 
@@ -121,7 +121,7 @@ def _gemms(gemms: Sequence[GemmShape]) -> TextTable:
 
 
 def _gpus(gpus: Sequence[CardFloor]) -> list[Block]:
-    """A table of the GPUs that the step fits."""
+    """Return a table of the GPUs that the step fits."""
     rows = [
         [gpu.gpu, significant(gpu.ridge_flops_per_byte), duration(gpu.floor_s), gpu.bound or "-"]
         for gpu in gpus
@@ -131,7 +131,7 @@ def _gpus(gpus: Sequence[CardFloor]) -> list[Block]:
 
 
 def _gpu_notes(gpus: Sequence[CardFloor], dtype: str) -> list[str]:
-    """A line for each GPU that the step does not fit, or whose units have another dtype."""
+    """Return a line for each GPU that the step does not fit, or whose matrix units need another dtype."""
     return [
         gpu.refusal or f"{gpu.gpu}: has no {dtype} units; its floor is that of {gpu.dtype}"
         for gpu in gpus

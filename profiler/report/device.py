@@ -35,7 +35,7 @@ _SHOWN = frozenset(
         "source",
     }
 )
-"""Columns of a datasheet that `gpus_table` shows, and their source."""
+"""Fields of a datasheet whose uncertainty `gpus_table` marks: the printed figures and their source."""
 
 
 def gpus_table(gpus: Sequence[Datasheet]) -> TextTable:
@@ -103,16 +103,14 @@ def _tera(value: float | None) -> str:
     return significant(value / 1e12) if value else "-"
 
 
-def health_lines(found: Sequence[DeviceHealth]) -> list[str]:
-    """Which card is ill; or that none is."""
-    ill = [item.words for item in found if item.ill]
-    if ill:
-        return ill
-    furthest = max(found, key=lambda item: item.behind)
+def health_lines(devices: Sequence[DeviceHealth]) -> list[str]:
+    """Return a line per GPU that is clearly slower than the best, or one line that says that all agree."""
+    if slow := [item.words for item in devices if item.ill]:
+        return slow
+    slowest = max(devices, key=lambda item: item.behind)
     return [
-        f"No card is ill: {' and '.join(item.device for item in found)} agree ({furthest.device} is"
-        f" {percent(furthest.behind)} behind at most, of which more than noise in {percent(furthest.surely)} of the"
-        " cells)."
+        f"No card is slower than the others: {' and '.join(item.device for item in devices)} agree ({slowest.device} is"
+        f" {percent(slowest.behind)} slower at most, and by more than noise in {percent(slowest.surely)} of the cells)."
     ]
 
 
@@ -154,7 +152,7 @@ class CeilingsDocument(Document):
     stream_bytes: int
     """Size of the streamed buffers."""
     beyond_cache: bool
-    """Whether no cache served the buffers."""
+    """Whether the buffers were too large for any cache to serve."""
     curve: Sequence[CurvePoint]
     """Read bandwidth by buffer size, up to the streamed buffers; caches show as steps."""
     launch: Mapping[str, float]
@@ -217,7 +215,7 @@ class GpuEntry(Datasheet):
 
 
 def gpu_rows(gpus: Sequence[Datasheet], profiles: Mapping[str, str]) -> list[GpuEntry]:
-    """Return the entries of the JSON document; `profiles` are names of profiles by the datasheet's GPU."""
+    """Return the entries of the JSON document; `profiles` maps a datasheet's GPU to the name of its profile."""
     return [
         GpuEntry(
             **vars(gpu),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from profiler.facts.measurements import COMPILED, PADDING_MASK, UNQUANTISED
 from profiler.facts.scheduler import OwnedModel
-from profiler.judge.cells import CellEvidence, Lever
+from profiler.judge.cells import CellEvidence
 from profiler.quant.registry import tried_formats
 from profiler.report.selection import evidence_of, first_engine
 from profiler.store.folder import Run
@@ -29,10 +29,11 @@ _EMULATED_SHARE = 0.9
 
 
 def ran_rows(run: Run) -> list[tuple[str, str, str]]:
-    """Return part, execution path, and the time its variants save or cost in the cell of `trial_cell`."""
+    """Return part, execution path, and the time that its variants save or cost in the cell of `trial_cell`."""
     model, first = run.model, _first_tried(run)
     rows = [("arithmetic", _arithmetic(run), _instead(first, *_DTYPES))]
-    seen = first_engine(run) not in run.document.engine.owned
+    # The modules of an engine that owns its model cannot be read.
+    readable = first_engine(run) not in run.document.engine.owned
     formats = [item.name for item in tried_formats()]
     rows += [
         (
@@ -40,11 +41,11 @@ def ran_rows(run: Run) -> list[tuple[str, str, str]]:
             kind,
             _instead(first, *formats, *_DENSE) if not number else "",
         )
-        for number, (kind, count) in enumerate(model.linears.items() if seen else ())
+        for number, (kind, count) in enumerate(model.linears.items() if readable else ())
     ]
     rows += [
         (name, text, _instead(first, *_KERNELS, *_MASKED) if name == "decode attention" else "")
-        for name, text in (_attention(run) if seen else ())
+        for name, text in (_attention(run) if readable else ())
     ]
     if model.experts is not None:
         rows.append(("experts", model.experts, _instead(first, *_EXPERTS)))
@@ -63,7 +64,7 @@ def _owned(item: OwnedModel) -> str:
     return (
         f"{item.version}, {item.how}; {scaled(item.weight_bytes, 'B')} of weights;"
         f" {scaled(item.cache_bytes, 'B')} reserved for {item.cache_tokens} tokens in blocks of {item.block_tokens},"
-        f" {scaled(item.cache_used_bytes, 'B')} used at most; up to {item.tokens_an_iteration} tokens an iteration;"
+        f" {scaled(item.cache_used_bytes, 'B')} used at most; up to {item.tokens_an_iteration} tokens per iteration;"
         f" loaded, compiled and warm after {duration(item.load_s)}"
     )
 
@@ -82,12 +83,12 @@ def _first_tried(run: Run) -> CellEvidence | None:
 
 def _arithmetic(run: Run) -> str:
     dtype, ceilings = run.model.dtype, run.document.ceilings.ceilings
-    own, full = ceilings.compute.get(dtype), ceilings.compute.get("float32")
-    if own is None or full is None or run.document.device.kind != "cpu" or dtype == "float32":
+    roof, float32 = ceilings.compute.get(dtype), ceilings.compute.get("float32")
+    if roof is None or float32 is None or run.document.device.kind != "cpu" or dtype == "float32":
         return dtype
-    if own.per_s < _EMULATED_SHARE * full.per_s:
-        return f"{dtype}, emulated: products reach {percent(own.per_s / full.per_s)} of float32's"
-    return f"{dtype}, native: products reach {scaled(own.per_s, 'FLOP/s')}"
+    if roof.per_s < _EMULATED_SHARE * float32.per_s:
+        return f"{dtype}, emulated: products reach {percent(roof.per_s / float32.per_s)} of float32's"
+    return f"{dtype}, native: products reach {scaled(roof.per_s, 'FLOP/s')}"
 
 
 def _attention(run: Run) -> Iterator[tuple[str, str]]:
@@ -114,12 +115,10 @@ def _of_first_engine(run: Run, name: str) -> bool:
     return bool(phase) and engine in ("", run.document.asked.engines[0])
 
 
-def _instead(evidence: CellEvidence | None, *forms: str) -> str:
-    levers = (
-        [lever for lever in evidence.levers if lever.basis == "tried" and lever.change in forms] if evidence else []
+def _instead(evidence: CellEvidence | None, *variants: str) -> str:
+    """Return what each tried variant saves or costs; empty if none was tried."""
+    return "; ".join(
+        f"{lever.change} {'saves' if lever.saves_s > 0 else 'costs'} {duration(abs(lever.saves_s))}"
+        for lever in (evidence.levers if evidence else ())
+        if lever.basis == "tried" and lever.change in variants
     )
-    return "; ".join(map(_saving, levers))
-
-
-def _saving(lever: Lever) -> str:
-    return f"{lever.change} {'saves' if lever.saves_s > 0 else 'costs'} {duration(abs(lever.saves_s))}"

@@ -12,17 +12,13 @@ from profiler.units import escape_formula
 
 
 def _csv(frame: pd.DataFrame) -> bytes:
-    """Return the frame as CSV, with texts escaped so that no spreadsheet reads one as a formula."""
-    texts = {name: frame[name].map(_no_formula) for name in frame.columns if frame[name].dtype.kind not in "biuf"}
+    """Return the frame as CSV; texts are escaped, because a spreadsheet would read some as formulas."""
+    texts = {
+        name: frame[name].map(lambda value: escape_formula(value) if isinstance(value, str) else value)
+        for name in frame.columns
+        if frame[name].dtype.kind not in "biuf"
+    }
     return frame.assign(**texts).to_csv(index=False).encode()
-
-
-def _no_formula(value: object) -> object:
-    return escape_formula(value) if isinstance(value, str) else value
-
-
-def _markdown(frame: pd.DataFrame) -> bytes:
-    return markdown_table(frame).encode()
 
 
 def _json(frame: pd.DataFrame) -> bytes:
@@ -36,13 +32,13 @@ def _parquet(frame: pd.DataFrame) -> bytes:
 
 
 def _latex(frame: pd.DataFrame) -> bytes:
-    """A booktabs table; underscores in names are escaped."""
+    """Return a booktabs table; underscores in names are escaped."""
     return frame.to_latex(index=False, escape=True, float_format="%.4g", na_rep="").encode()
 
 
 EXPORTERS: dict[str, Callable[[pd.DataFrame], bytes]] = {
     "csv": _csv,
-    "md": _markdown,
+    "md": lambda frame: markdown_table(frame).encode(),
     "json": _json,
     "parquet": _parquet,
     "latex": _latex,
@@ -76,12 +72,12 @@ TOKENS_TABLE_COLUMNS = (
 
 
 def tokens_table(run: Run) -> pd.DataFrame:
-    """The columns of the tokens-per-second table, one row per phase and cell, as numbers with their units in names."""
+    """Return `TOKENS_TABLE_COLUMNS` of every cell and phase: numbers, with units in the names of the columns."""
     return run.cells[list(TOKENS_TABLE_COLUMNS)]
 
 
 def markdown_table(frame: pd.DataFrame) -> str:
-    """A GitHub-flavoured Markdown table of any frame; numbers with four significant digits."""
+    """Return any frame as a GitHub-flavoured Markdown table; numbers have four significant digits."""
     lines = ["| " + " | ".join(map(str, frame.columns)) + " |", "|" + "---|" * len(frame.columns)]
     for row in frame.itertuples(index=False):
         lines.append("| " + " | ".join(_markdown_cell(value) for value in row) + " |")
@@ -95,7 +91,7 @@ def _markdown_cell(value: object) -> str:
 
 
 def markdown_text(text: str) -> str:
-    """Escape a text for Markdown: it starts no element, link, picture or code, and ends no table cell."""
+    """Return a text escaped for Markdown: it starts no element, link, picture or code, and ends no table cell."""
     return text.replace("\\", "\\\\").translate(_MARKDOWN)
 
 

@@ -21,15 +21,15 @@ FORECAST_COLUMNS = ("cell", "time", "nine in ten", "tokens/s", "waits for", "bas
 _MEASURED = "between measured cells"
 
 
-def error_sentence(told: ForecastError) -> str:
-    """`median 3.1 %, nine in ten within 8 %, over 32 cells that it had not seen`; or that it cannot be told."""
-    if not told.cells:
-        return f"not told: {told.how}"
-    if told.median is None or told.p90 is None:
-        return f"its error cannot be told: {told.cells} cells to hold out are too few, so that its intervals are wide"
+def error_sentence(error: ForecastError) -> str:
+    """Return `median 3.1 %, nine in ten within 8 %, over 32 cells that it had not seen`, or why it is unknown."""
+    if not error.cells:
+        return f"not known: {error.how}"
+    if error.median is None or error.p90 is None:
+        return f"not known: {error.cells} cells are too few to cross-validate, so the intervals are wide"
     return (
-        f"median {_share(told.median)}, nine in ten within {_share(told.p90)}, over {told.cells} cells that it had not"
-        f" seen ({told.how})"
+        f"median {_share(error.median)}, nine in ten within {_share(error.p90)}, over {error.cells} cells that it had"
+        f" not seen ({error.how})"
     )
 
 
@@ -49,28 +49,26 @@ def answer_sentences(answer: Answer) -> list[str]:
 
 
 def forecast_table(cells: Sequence[ForecastCell]) -> tuple[TextTable, list[str]]:
-    """Return a row per cell, and a line per assumption that the numbers in the last column refer to."""
+    """Return a row per cell, and a line per assumption; the last column refers to assumptions by number."""
     assumptions: list[str] = []
     rows = []
     for cell in cells:
         marks = []
-        for words in [] if cell.basis == _MEASURED else cell.basis.split("; "):
-            if words not in assumptions:
-                assumptions.append(words)
-            marks.append(f"[{assumptions.index(words) + 1}]")
-        room = cell.fits
-        rows.append(
-            (
-                cell.name,
-                duration(cell.latency_s) if room else "no room",
-                f"{duration(cell.low_s)} .. {duration(cell.high_s)}" if room else "-",
-                significant(cell.tokens_per_s) if room else "-",
-                cell.regime.removesuffix("-bound") if room else "memory full",
-                " ".join(marks),
-            )
-        )
+        for text in [] if cell.basis == _MEASURED else cell.basis.split("; "):
+            if text not in assumptions:
+                assumptions.append(text)
+            marks.append(f"[{assumptions.index(text) + 1}]")
+        texts = ["no room", "-", "-", "memory full"]
+        if cell.fits:
+            texts = [
+                duration(cell.latency_s),
+                f"{duration(cell.low_s)} .. {duration(cell.high_s)}",
+                significant(cell.tokens_per_s),
+                cell.regime.removesuffix("-bound"),
+            ]
+        rows.append((cell.name, *texts, " ".join(marks)))
     table = text_table(FORECAST_COLUMNS, rows, wrapped=("cell", "waits for", "basis"))
-    return table, [f"[{number}] {words}" for number, words in enumerate(assumptions, 1)]
+    return table, [f"[{number}] {text}" for number, text in enumerate(assumptions, 1)]
 
 
 def print_forecast(answer: Answer, console: Console) -> None:
@@ -135,7 +133,7 @@ class ForecastDocument(Document):
     how: str
     error: ForecastError
     beyond: ForecastError | None
-    """The error beyond what was measured; null where it is not known."""
+    """The error outside the range of the measured cells; null if unknown."""
     cells: Sequence[ForecastCell]
     notes: Sequence[str]
     check: Sequence[CheckedForecast] | None = None

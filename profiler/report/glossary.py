@@ -21,22 +21,22 @@ class Term:
 
     meaning: str
     figures: Callable[[Run], str | None] = lambda run: None
-    """This run's own figures for it, or None where it has none."""
+    """Returns a run's figures for the term, or None if the run has none."""
 
 
 def explanation(term: str, run: Run | None = None) -> str:
-    """The meaning of a term, and what it is in `run`. Raises RequestError for a term that is not known."""
-    known = {name.lower(): name for name in GLOSSARY}
-    key = known.get(term.strip().lower())
+    """Return the meaning of a term, and its figures in `run`. Raises RequestError for an unknown term."""
+    names = {name.lower(): name for name in GLOSSARY}
+    key = names.get(term.strip().lower())
     if key is None:
-        hint = near_misses(term.lower(), tuple(known))
-        raise RequestError(f"{term!r} is not in the glossary.{hint} `roofscope explain` lists it.")
+        hint = near_misses(term.lower(), tuple(names))
+        raise RequestError(f"{term!r} is not in the glossary.{hint} `roofscope explain` lists all terms.")
     figures = GLOSSARY[key].figures(run) if run is not None else None
     return f"{key}: {GLOSSARY[key].meaning}" + (f"\nIn this run: {figures}" if figures else "")
 
 
 def footnotes(run: Run) -> list[str]:
-    """The terms that this run's report uses, one line each, with its figures where it has some."""
+    """Return a line per term that this run's report uses: its meaning, and the run's figures if there are any."""
     used = ["intensity", "attained", "dispatch", "kernels", "avoidable work", "unexplained", "TTFT", "interval"]
     used += sorted({result.regime for result in run.results if result.regime})
     if run.document.engine.owned:
@@ -53,11 +53,11 @@ def footnotes(run: Run) -> list[str]:
 
 
 def _range(run: Run, column: str, show: Callable[[float], str], phase: Phase = "decode") -> str | None:
-    values = [float(getattr(result, column)) for result in of_phase(run.measured, phase)]
-    known = [value for value in values if not math.isnan(value)]
-    if not known:
+    column_values = (float(getattr(result, column)) for result in of_phase(run.measured, phase))
+    values = [value for value in column_values if not math.isnan(value)]
+    if not values:
         return None
-    low, high = show(min(known)), show(max(known))
+    low, high = show(min(values)), show(max(values))
     return f"{low} in {phase}" if low == high else f"{low} to {high} in {phase}"
 
 
@@ -85,9 +85,9 @@ def _counted(regime: Regime) -> Callable[[Run], str | None]:
 
 def _share(column: str) -> Callable[[Run], str | None]:
     def figures(run: Run) -> str | None:
-        shares = [getattr(result, column) / result.latency_s for result in run.measured]
-        known = [share for share in shares if not math.isnan(share)]
-        return f"{percent(min(known))} to {percent(max(known))} of the time" if known else None
+        ratios = (getattr(result, column) / result.latency_s for result in run.measured)
+        shares = [share for share in ratios if not math.isnan(share)]
+        return f"{percent(min(shares))} to {percent(max(shares))} of the time" if shares else None
 
     return figures
 
@@ -142,11 +142,10 @@ GLOSSARY: dict[str, Term] = {
         lambda run: _range(run, "p99_s", duration),
     ),
     "intensity": Term(
-        "model FLOPs for each model byte; the x of the roofline.", lambda run: _both(run, "intensity", significant)
+        "model FLOPs per model byte; the x-axis of the roofline.", lambda run: _both(run, "intensity", significant)
     ),
     "witness": Term(
-        "the model's own weights read where they lie, beside a stream cut into the same pieces: a second opinion on the"
-        " memory roof.",
+        "the bandwidth of reading the model's own weights in place; a check of the memory roof, which is a stream's.",
         _witness,
     ),
     "roofline": Term(
@@ -160,7 +159,7 @@ GLOSSARY: dict[str, Term] = {
         _of_sheet("mbu"),
     ),
     "attained": Term(
-        "the share of the measured roofline: what the work demands at the measured roofs over the time it took.",
+        "the share of the measured roofline: the time that the work needs at the measured roofs over the time it took.",
         lambda run: _both(run, "attained", percent),
     ),
     "memory-bound": Term(
@@ -176,34 +175,34 @@ GLOSSARY: dict[str, Term] = {
         _counted("overhead-bound"),
     ),
     "mixed": Term(
-        "two causes share the time and neither decides alone, or an engine's own time holds what outside cannot see.",
+        "two causes contribute and neither dominates, or the engine (vLLM) does not show where its time goes.",
         _counted("mixed"),
     ),
     "kernel-bound": Term(
-        "replayed alone, the kernels stay far below every roof at these shapes; other kernels or formats help.",
+        "replayed in isolation, the kernels stay far below every roof at these shapes; other kernels or formats help.",
         _counted("kernel-bound"),
     ),
     "link-bound": Term(
-        "weights that wait elsewhere, or results that cards exchange, set the pace; a faster device does not help.",
+        "weights outside the GPU, or results that GPUs exchange, set the pace; a faster device does not help.",
         _counted("link-bound"),
     ),
     "inconclusive": Term(
         "the evidence is missing, too noisy or contradicts itself; no label would be honest.", _counted("inconclusive")
     ),
     "dispatch": Term(
-        "what Python, transformers and torch spend to start a step's operators; measured on the hollow twin.",
+        "the time of Python, transformers and torch to start a step's operators; measured on the hollow twin.",
         _share("dispatch_s"),
     ),
     "generate tax": Term(
-        "what a step takes in transformers' own generate beyond the same step of our loop, visited in turn.",
+        "the extra time of a step in transformers' own generate over the same step of our loop, measured in turns.",
         _share("generate_s"),
     ),
     "engine": Term(
-        "what an engine that owns its model (vLLM) adds: scheduler, sampler, launches, what unseen kernels lose.",
+        "time added by an engine that owns its model (vLLM): scheduler, sampler, launches, losses of hidden kernels.",
         _share("engine_s"),
     ),
     "padding": Term(
-        "positions of a batch of unequal prompts that hold no token: computed in a prefill, read again by every step.",
+        "positions without a token in a batch of unequal prompts: computed in a prefill, read again by every step.",
         _share("padding_s"),
     ),
     "hollow twin": Term(
@@ -211,38 +210,37 @@ GLOSSARY: dict[str, Term] = {
         _share("dispatch_s"),
     ),
     "kernels": Term(
-        "what the library's kernels take beyond their own roofs at these shapes, measured by replaying them alone.",
+        "the time of the library's kernels above their own roofs at these shapes, measured by replaying each of them.",
         _share("kernel_s"),
     ),
     "avoidable work": Term(
-        "what the library's path does beyond the algorithm's minimum: copies, conversions, memory taken afresh.",
+        "the library's work beyond the algorithm's minimum: copies, conversions, newly allocated memory.",
         _share("avoidable_s"),
     ),
     "dequantisation": Term(
-        "converting between formats inside a product (dense copies of packed weights, scaled int32), timed by itself.",
+        "converting between formats inside a matmul (dense copies of packed weights, scaled int32), timed separately.",
         _share("dequantise_s"),
     ),
     "lever": Term(
-        "a change with what it saves on one cell: tried on this device, or computed from the cell's own split."
+        "a change and the time it saves in one cell: tried on this device, or computed from the cell's breakdown."
     ),
     "unexplained": Term(
-        "the measured time less all terms of the split; a negative one says that a roof or a count is too low.",
+        "the measured time less all terms of the breakdown; negative if a roof or a count is too low.",
         _share("unexplained_s"),
     ),
-    "model work": Term("the FLOPs and bytes that the algorithm needs at least; rates, MFU and MBU use it."),
-    "executed work": Term("the FLOPs and bytes that the library's path runs; what exceeds model work is avoidable."),
+    "model work": Term("the minimum of FLOPs and bytes that the algorithm needs; rates, MFU and MBU use it."),
+    "executed work": Term("the FLOPs and bytes that the library executes; the part above model work is avoidable."),
     "KV cache": Term("keys and values of all earlier tokens, read whole at every decode step."),
-    "knee": Term("the batch beyond which time grows with the batch, and tokens/s hardly do."),
+    "knee": Term("the batch size beyond which throughput stops improving: time grows with the batch."),
     "interval": Term(
-        "where the median lies with 95 % confidence, by how far visits lie apart; of a cell visited once, within that"
-        " visit.",
+        "the 95 % confidence interval of the median, from the spread between visits (of one visit, within it).",
         _interval,
     ),
     "forecast": Term(
-        "not reached within the budget: a time from the measured cells; nine in ten lie within its interval."
+        "a time estimated from the measured cells, if the budget ended first; nine in ten are inside its interval."
     ),
     "noise": Term("quiet, noisy or unusable: by the interval, drift, modes, outliers, throttling and other users."),
     "offloaded": Term(
-        "weights wait on the host or the disk and cross a link at every step, which is a term of its own."
+        "weights are on the host or the disk and cross a link at every step; the breakdown has a term for it."
     ),
 }

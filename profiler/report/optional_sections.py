@@ -17,21 +17,21 @@ _LINKS = {
     "disk": "its weights from the disk",
     "page cache": "its weights from the system's cache of the disk",
     "drawn": "its random weights drawn",
-    "cached": "its weights from where the hub's are kept",
+    "cached": "its weights from the hub's cache",
 }
 
 
 def cold_lines(run: Run) -> list[str]:
     """Return the cost of a fresh process, of idle time, and the number of requests after which compiling pays off."""
-    return [*_start_lines(run), *_silence_lines(run), *_break_even_lines(run)]
+    return [*_start_lines(run), *_idle_lines(run), *_break_even_lines(run)]
 
 
 def _start_lines(run: Run) -> Iterator[str]:
     for start in run.document.fresh_starts:
         rate = scaled(start.load_bytes / start.load_s, "B/s")
         calls = "; ".join(
-            f"{name}: {_prepared(calls.preparation_s)}the first answer after {duration(calls.first_s)}, the next after"
-            f" {duration(calls.second_s)}"
+            f"{name}: {f'prepared in {duration(calls.preparation_s)}, ' if calls.preparation_s >= 0.01 else ''}"
+            f"the first answer after {duration(calls.first_s)}, the next after {duration(calls.second_s)}"
             for name, calls in start.engines.items()
         )
         yield (
@@ -40,11 +40,7 @@ def _start_lines(run: Run) -> Iterator[str]:
         )
 
 
-def _prepared(preparation_s: float) -> str:
-    return f"prepared in {duration(preparation_s)}, " if preparation_s >= 0.01 else ""
-
-
-def _silence_lines(run: Run) -> Iterator[str]:
+def _idle_lines(run: Run) -> Iterator[str]:
     records = run.document.after_silence
     if not records:
         return
@@ -53,7 +49,7 @@ def _silence_lines(run: Run) -> Iterator[str]:
         f" (n={len(item.steps_s)})"
         for item in records
     )
-    yield f"the first step at {records[0].cell.name} after a silence of {times}"
+    yield f"the first step at {records[0].cell.name} after an idle time of {times}"
 
 
 def _break_even_lines(run: Run) -> Iterator[str]:
@@ -66,9 +62,9 @@ def _break_even_lines(run: Run) -> Iterator[str]:
 
 
 def _saves_s(run: Run, engine: str) -> tuple[float, float]:
-    """Within what an engine saves of a request lies, by its prefill and its steps in the visits; (0, 0): not known.
+    """Return the interval of the time that an engine saves per request, from its visits; (0, 0) if it is not known.
 
-    A fresh process measures only one call.
+    Visits are used because a fresh process measures only one call.
     """
     cell = replace(run.document.asked.cells[0], engine=engine)
     of_cell = [item for item in run.document.engine.differences if item.key.cell == cell]
@@ -81,20 +77,20 @@ def _saves_s(run: Run, engine: str) -> tuple[float, float]:
 
 
 def _break_even_line(start: FreshStart, first: str, name: str, shape: str, saves_s: tuple[float, float]) -> str:
-    calls, own = start.engines[name], start.engines[first]
+    baseline, calls = start.engines[first], start.engines[name]
     once_s = calls.preparation_s + calls.first_s - calls.second_s
-    seen_s = own.second_s - calls.second_s
-    if not all(seen_s * bound_s > 0 for bound_s in saves_s):
+    saving_s = baseline.second_s - calls.second_s
+    if not all(saving_s * bound_s > 0 for bound_s in saves_s):
         return (
-            f"{name} takes {duration(once_s)} once; from how many requests of {shape} it pays cannot be told: its"
-            f" answers differ from {first}'s by no more than noise here"
+            f"{name} takes {duration(once_s)} once; after how many requests of {shape} it pays off is not known: its"
+            f" answers take as long as {first}'s within noise"
         )
-    requests = break_even(own, calls)
+    requests = break_even(baseline, calls)
     if requests is None:
-        return f"{name} saves nothing a request of {shape} against {first}: it loses at any rate"
+        return f"{name} never pays off: it saves nothing per request of {shape} compared with {first}"
     return (
-        f"below {requests:.0f} requests of {shape} an hour the engine {name} loses in a process that lives for one: it"
-        f" takes {duration(once_s)} once and saves {duration(own.second_s - calls.second_s)} a request against {first}"
+        f"the engine {name} pays off above {requests:.0f} requests of {shape} per hour, in a process that runs for one"
+        f" hour: it takes {duration(once_s)} once and saves {duration(saving_s)} per request compared with {first}"
     )
 
 
@@ -111,91 +107,94 @@ def break_even(own: FirstCalls, prepared: FirstCalls) -> float | None:
 
 
 def ragged_lines(run: Run) -> list[str]:
-    """What padding, its mask and waiting take of every batch size's steps, and what other ways to batch save."""
+    """Return the time that padding, its mask and waiting take at each batch size, and what other ways to batch save."""
     times_s = {result.key: result.latency_s for result in run.measured}
     steps = [step for step in run.document.ragged if step.batch_size > 1]
-    return [line for step in steps for line in _lines(step, times_s[step.key])]
+    return [line for step in steps for line in _ragged_step_lines(step, times_s[step.key])]
 
 
-def _lines(step: RaggedStep, latency_s: float) -> Iterator[str]:
+def _ragged_step_lines(step: RaggedStep, latency_s: float) -> Iterator[str]:
     word = "prefill" if step.phase == "prefill" else "decode step"
     lens = step.prompt_lens
     shape = f"{len(lens)} prompts of {min(lens)} to {max(lens)} tokens"
     useful = f"{percent(step.useful_flops / step.executed_flops)} of its FLOPs are the prompts' own"
     lost = f"padding takes {duration(step.padding_s)} of the {duration(latency_s)} {word}"
     if step.phase == "prefill":
-        yield f"{shape}: {percent(step.padding)} of the positions are padding; {lost}; {useful}; {_mask_words(step)}"
+        yield f"{shape}: {percent(step.padding)} of the positions are padding; {lost}; {useful}; {_mask(step)}"
     else:
-        yield f"{shape}: {lost}, where it is read again; {_mask_words(step)}; {_waiting_words(step)}"
-    ways = [f"{lever.change} {_saves(lever.saves_s)} ({lever.basis}: {lever.because})" for lever in step.ways]
+        yield f"{shape}: {lost}, which reads it again; {_mask(step)}; {_waiting(step)}"
+    ways = [
+        f"{lever.change} {'saves' if lever.saves_s >= 0 else 'costs'} {duration(abs(lever.saves_s))}"
+        f" ({lever.basis}: {lever.because})"
+        for lever in step.ways
+    ]
     if ways:
         yield f"of {'a' if step.phase == 'prefill' else 'that'} {word}: {'; '.join(ways)}"
 
 
-def _saves(seconds: float) -> str:
-    return f"{'saves' if seconds >= 0 else 'costs'} {duration(abs(seconds))}"
-
-
-def _mask_words(step: RaggedStep) -> str:
+def _mask(step: RaggedStep) -> str:
     if step.mask_s is None or step.mask_low_s is None or step.mask_high_s is None:
-        return "what its mask adds is not known"
-    words = (
+        return "the cost of its mask is not known"
+    text = (
         f"its mask {'adds' if step.mask_s >= 0 else 'saves'} {duration(abs(step.mask_s))}"
-        f" ({signed_duration(step.mask_low_s)} to {signed_duration(step.mask_high_s)}) against that shape without one"
+        f" ({signed_duration(step.mask_low_s)} to {signed_duration(step.mask_high_s)}) compared with that shape without"
+        " one"
     )
     if step.mask_is_claim:
-        return words
-    return f"{words}, {'each visited once' if step.visits < CLAIM_VISITS else 'no more than noise'}"
+        return text
+    return f"{text}, {'each visited once' if step.visits < CLAIM_VISITS else 'no more than noise'}"
 
 
-def _waiting_words(step: RaggedStep) -> str:
+def _waiting(step: RaggedStep) -> str:
     if not step.waiting:
-        return "all write as many tokens, so that none waits for another"
-    return f"sequences that have ended wait {percent(step.waiting)} of the time, {duration(step.waiting_s)} of a step"
+        return "all sequences write the same number of tokens, so none waits for another"
+    return (
+        f"sequences that have ended wait {percent(step.waiting)} of the time, {duration(step.waiting_s)} of each step"
+    )
 
 
 # At most this many cells per phase have their generate overhead printed, from the smallest cell to the largest.
 _MOST_CELLS = 3
-_WORTH_A_WORD = 0.01
-"""Share of the overhead of generate below which a part is only in run.json."""
+# Parts below this share of the overhead of generate are only in run.json.
+_LEAST_SHARE = 0.01
 
 
 def generate_lines(run: Run) -> list[str]:
     """Lines on the overhead of generate in some cells, with its interval and parts; the others are in run.json."""
     lines = []
     for phase in ("decode", "prefill"):
-        taxes = sorted(
-            (tax for tax in run.document.generate if tax.phase == phase),
-            key=lambda tax: (tax.batch_size * tax.key.cell.depth, tax.batch_size),
+        overheads = sorted(
+            (item for item in run.document.generate if item.phase == phase),
+            key=lambda item: (item.batch_size * item.key.cell.depth, item.batch_size),
         )
-        few = min(_MOST_CELLS, len(taxes))
-        chosen = [taxes[number * (len(taxes) - 1) // max(1, few - 1)] for number in range(few)]
-        lines += [_line(tax, run.document.software.get("transformers", "")) for tax in chosen]
+        few = min(_MOST_CELLS, len(overheads))
+        chosen = [overheads[number * (len(overheads) - 1) // max(1, few - 1)] for number in range(few)]
+        lines += [_generate_line(item, run.document.software.get("transformers", "")) for item in chosen]
     return lines
 
 
-def _line(tax: GenerateOverhead, installed: str) -> str:
-    step = "step" if tax.phase == "decode" else "prefill"
-    version = tax.transformers or installed
-    words = (
-        f"transformers {version}'s generate adds {duration(tax.tax_s)}"
-        f" ({duration(tax.low_s)} to {duration(tax.high_s)}) to our {step} of {duration(tax.own_s)}"
-        f" at {tax.key.cell.batch_size} x {tax.key.cell.depth}, {percent(tax.tax_s / tax.own_s)}"
+def _generate_line(overhead: GenerateOverhead, installed: str) -> str:
+    step = "step" if overhead.phase == "decode" else "prefill"
+    text = (
+        f"transformers {overhead.transformers or installed}'s generate adds {duration(overhead.tax_s)}"
+        f" ({duration(overhead.low_s)} to {duration(overhead.high_s)}) to our {step} of {duration(overhead.own_s)}"
+        f" at {overhead.key.cell.batch_size} x {overhead.key.cell.depth}, {percent(overhead.tax_s / overhead.own_s)}"
     )
-    if not tax.is_claim:
-        once = tax.visits < CLAIM_VISITS
-        return f"{words}: {'each was visited once, which is no claim' if once else 'no more than noise'}"
-    return f"{words}{': ' if tax.parts_s else ''}{'; '.join(_parts(tax))}"
+    if not overhead.is_claim:
+        once = overhead.visits < CLAIM_VISITS
+        return f"{text}: {'each was visited once, too few for a claim' if once else 'no more than noise'}"
+    return f"{text}{': ' if overhead.parts_s else ''}{'; '.join(_parts(overhead))}"
 
 
-def _parts(tax: GenerateOverhead) -> Iterator[str]:
-    if tax.parts_s:
-        ranked = sorted(tax.parts_s.items(), key=lambda item: -item[1])
-        parts = [item for item in ranked if abs(item[1]) >= _WORTH_A_WORD * abs(tax.tax_s)]
+def _parts(overhead: GenerateOverhead) -> Iterator[str]:
+    if overhead.parts_s:
+        ranked = sorted(overhead.parts_s.items(), key=lambda item: -item[1])
+        parts = [item for item in ranked if abs(item[1]) >= _LEAST_SHARE * abs(overhead.tax_s)]
         yield ", ".join(
-            f"{PART_NAMES[name]} {duration(part_s)} ({percent(part_s / tax.tax_s)})" for name, part_s in parts
+            f"{PART_NAMES[name]} {duration(part_s)} ({percent(part_s / overhead.tax_s)})" for name, part_s in parts
         )
-    if tax.reads_a_token is not None:
-        yield f"the host reads {tax.reads_a_token:g} value{'' if tax.reads_a_token == 1 else 's'} a token"
-    if tax.streamer_s is not None:
-        yield f"a streamer would add {duration(tax.streamer_s)}"
+    if overhead.reads_a_token is not None:
+        plural = "" if overhead.reads_a_token == 1 else "s"
+        yield f"the host reads {overhead.reads_a_token:g} value{plural} per token"
+    if overhead.streamer_s is not None:
+        yield f"a streamer would add {duration(overhead.streamer_s)}"

@@ -32,14 +32,14 @@ PRECISION_COLUMNS = ("precision", "in", "memory", "saved", "decode", "dequantisi
 AGAINST_COLUMNS = ("cell", "precision", "time", "speed-up", "interval")
 # Each visit begins with a warm-up prefill.
 _PREFILLS = 2
-# Budgets are rounded to this many seconds, since the duration of a visit is known no better.
+# Budgets are rounded up to this many seconds: the duration of a visit is not known more precisely.
 _BUDGET_STEP_S = 10
 # Before the visits, and the visits themselves.
 _STAGES = (("roofs", "dispatch"), ("timing",))
 
 
 def precision_rows(runs: Sequence[Run]) -> list[list[str]]:
-    """Return a row per precision: its memory and its time of the smallest decode step, in the order of the columns."""
+    """Return a row of `PRECISION_COLUMNS` per precision, with the time of its smallest decode step."""
     base = runs[0].model.storage_bytes
     return [
         [
@@ -55,11 +55,11 @@ def precision_rows(runs: Sequence[Run]) -> list[list[str]]:
 
 def warnings_of(runs: Sequence[Run]) -> list[str]:
     """Return each warning of the runs once, with the precisions that it concerns unless it concerns all."""
-    said: dict[str, list[str]] = {}
+    precisions: dict[str, list[str]] = {}
     for run in runs:
         for warning in run.document.warnings:
-            said.setdefault(warning, []).append(run.model.quant)
-    return [text if len(of) == len(runs) else f"{', '.join(of)}: {text}" for text, of in said.items()]
+            precisions.setdefault(warning, []).append(run.model.quant)
+    return [text if len(names) == len(runs) else f"{', '.join(names)}: {text}" for text, names in precisions.items()]
 
 
 def _first_decode(run: Run) -> list[str]:
@@ -76,7 +76,7 @@ def _first_decode(run: Run) -> list[str]:
 
 
 def difference_rows(runs: Sequence[Run]) -> list[list[str]]:
-    """Return a row per cell that compares a further precision with the first, in the order of the columns."""
+    """Return a row of `AGAINST_COLUMNS` per cell that compares a further precision with the first."""
     return _rows(_against(runs))
 
 
@@ -86,23 +86,22 @@ def clear_rows(runs: Sequence[Run]) -> list[list[str]]:
 
 
 def once_line(runs: Sequence[Run]) -> str | None:
-    """Return a line with the number of cells visited once, and the budget that visits each often enough for a claim."""
+    """Return the number of cells visited once, and the budget that visits each often enough; None without any."""
     items = compare_with_first(runs)
     if not (once := sum(item.visited_once for item in items)):
         return None
-    line = f"{once} of {len(items)} cells rest on one visit, no claim"
+    line = f"{once} of {len(items)} cells were visited once, too few for a claim"
     needed_s = [_claims_s(run) for run in runs]
     if not all(needed_s):
         return line
     budget_s = math.ceil(sum(needed_s) / _BUDGET_STEP_S) * _BUDGET_STEP_S
-    return f"{line}; with --budget {budget_s} for all of them each would be visited about twice"
+    return f"{line}; --budget {budget_s} for all of them would visit each about twice"
 
 
 def _claims_s(run: Run) -> float:
-    """Return the budget with which this run would have visited every cell often enough for a claim.
+    """Return the budget with which this run would have visited every cell often enough for a claim; 0 if not known.
 
-    It is computed from the duration of the visits, each of which had the same share of what the sweep took besides, and
-    of the stages before them; 0 if the run has no number of visits or no durations.
+    It adds the duration of the stages before the sweep to that of the sweep, scaled by the seconds in visits.
     """
     done_s = needed_s = 0.0
     for row in run.measured:
@@ -135,16 +134,17 @@ def _rows(items: Sequence[PrecisionDifference]) -> list[list[str]]:
 
 def comparison_sections(runs: Sequence[Run], links: Sequence[str]) -> list[Section | None]:
     """Return the sections of a comparison of runs of one model; `links` are the addresses of their own reports."""
-    first, alone = runs[0], "A single precision was run: there is nothing to compare."
+    first = runs[0]
     setting = [f"{first.model.id} on {first.document.device.name}"]
+    answer = precision_sentences(runs) or ["A single precision was run: there is nothing to compare."]
     return [
-        Section("", [Sentences(precision_sentences(runs) or [alone])]),
+        Section("", [Sentences(answer)]),
         Section("", [Lines(setting)], media=TERMINAL),
         _picture(runs),
         Section(
             "Precisions",
             [text_table(PRECISION_COLUMNS, precision_rows(runs), texts=("in", "regime"))],
-            "memory counted from the tensors as they lie there; the smallest decode, measured",
+            "memory counted from the stored tensors; the smallest decode, measured",
         ),
         *_differences(runs),
         *(_of_run(run, link) for run, link in zip(runs, links, strict=True)),
@@ -161,16 +161,16 @@ def _picture(runs: Sequence[Run]) -> Section | None:
 
 
 def _differences(runs: Sequence[Run]) -> list[Section]:
-    """Every cell on a page; the clearest ones on the terminal."""
-    every, clear, once = difference_rows(runs), clear_rows(runs), once_line(runs)
-    if not every:
+    """Return a section with every cell for the page, and one with the clearest differences for the terminal."""
+    rows, clear, once = difference_rows(runs), clear_rows(runs), once_line(runs)
+    if not rows:
         return []
     end = [Lines([once], "dim")] if once else []
     note = "measured; above 1x it is faster, with the 95 % interval of the ratio"
     page = runs[0].folder.parent / "report.html"
-    omitted = [f"the fastest and the slowest of each; all {len(every)}: {page}"] if len(clear) < len(every) else []
+    omitted = [f"the fastest and the slowest of each; all {len(rows)}: {page}"] if len(clear) < len(rows) else []
     return [
-        Section(f"Every cell compared with {runs[0].model.quant}", [_against_table(every), *end], note, HTML),
+        Section(f"Every cell compared with {runs[0].model.quant}", [_against_table(rows), *end], note, HTML),
         Section("", [_against_table(clear), Lines(omitted), *end], media=TERMINAL),
     ]
 
@@ -195,5 +195,5 @@ def _last_lines(runs: Sequence[Run]) -> Iterator[Block]:
 
 
 def print_comparison(runs: Sequence[Run], console: Console) -> None:
-    """Print runs of one model in several precisions, each compared with the first."""
+    """Print a comparison of one model's runs in several precisions."""
     print_sections(comparison_sections(runs, [str(run.folder) for run in runs]), console)

@@ -19,7 +19,7 @@ _EVERY_S = 30.0
 
 
 class QuietListener:
-    """Says nothing; the base of the listeners that do."""
+    """A listener that prints nothing; the base class of the others."""
 
     def __enter__(self) -> Self:
         return self
@@ -30,7 +30,7 @@ class QuietListener:
         self.close()
 
     def close(self) -> None:
-        """Take what is shown off the screen."""
+        """Remove the progress from the screen."""
 
     def stage(self, text: str) -> None:
         """A new stage has begun."""
@@ -64,7 +64,7 @@ class LineListener(QuietListener):
 
 
 class BarListener(QuietListener):
-    """A bar with the current cell and the time left. It is redrawn only between cells: nothing polls while timing."""
+    """A bar with the current cell and the time left, redrawn only between cells: no thread polls during timing."""
 
     def __init__(self, console: Console) -> None:
         self._bars = Progress(
@@ -100,7 +100,7 @@ class BarListener(QuietListener):
 
 
 def make_listener(*, quiet: bool, plain: bool = False) -> QuietListener:
-    """The listener that fits where stderr goes."""
+    """Return a bar if stderr is a terminal, plain lines if it is not or with `plain`, and nothing with `quiet`."""
     if quiet:
         return QuietListener()
     console = Console(stderr=True)

@@ -19,14 +19,14 @@ from profiler.units import duration, percent, scaled, significant
 RoofKind = Literal["measured", "other", "datasheet", "link", "cache", "dispatch"]
 
 MOST_POINTS = 400
-"""Points of a picture: with more, they hide each other."""
+"""Points in one picture; more would hide each other."""
 # The dispatch roof extends by this factor beyond the intensities of its cells.
 _BEYOND = 3.0
 
 
 @dataclass(frozen=True)
 class RoofLine:
-    """min(intensity x bandwidth, peak), as far as it is drawn."""
+    """One roof: min(intensity x bandwidth, peak), drawn between two intensities."""
 
     kind: RoofKind
     label: str
@@ -35,8 +35,9 @@ class RoofLine:
     flops_per_s: float
     """The plateau."""
     from_intensity: float = 0.0
+    """Where the drawn part begins: at the ridge if only the plateau is drawn."""
     to_intensity: float = math.inf
-    """The part that is drawn: all of it, only its plateau, or only where its cells lie."""
+    """Where the drawn part ends: at the ridge if only the slope is drawn."""
 
     @property
     def ridge(self) -> float:
@@ -48,7 +49,7 @@ class RoofLine:
         return min(intensity * self.bytes_per_s, self.flops_per_s)
 
     def corners(self, low: float, high: float) -> list[tuple[float, float]]:
-        """(intensity, FLOP/s) of its ends and its bend between two intensities; nothing where it is not drawn there."""
+        """Return (intensity, FLOP/s) of the ends and the bend of the part drawn between two intensities."""
         start, end = max(low, self.from_intensity), min(high, self.to_intensity)
         if start >= end:
             return []
@@ -91,8 +92,8 @@ def roof_lines(run: Run) -> list[RoofLine]:
     for where, link in ceilings.links.items():
         lines.append(_slope("link", f"from the {where}: {scaled(link.per_s, 'B/s')}", link.per_s, peak))
     if ceilings.weights and (share := weight_read_share(ceilings.ceilings)) != 1.0:
-        own = share * ceilings.ceilings.memory_bytes_per_s_for(ceilings.weights.nbytes)
-        lines.append(_slope("other", f"the model's own weights: {scaled(own, 'B/s')}", own, peak))
+        weights_per_s = share * ceilings.ceilings.memory_bytes_per_s_for(ceilings.weights.nbytes)
+        lines.append(_slope("other", f"the model's own weights: {scaled(weights_per_s, 'B/s')}", weights_per_s, peak))
     for level in cache_levels(ceilings):
         label = f"a cache, at {level.nbytes >> 20} MiB: {scaled(level.bytes_per_s, 'B/s')}"
         lines.append(_slope("cache", label, level.bytes_per_s, peak))
@@ -121,16 +122,16 @@ def cache_levels(ceilings: CeilingsRecord) -> list[CurvePoint]:
 
 
 def _dispatch_line(run: Run, peak: float) -> Iterator[RoofLine]:
-    """The dispatch roof of the first engine's decode at its smallest batch, where it was measured.
+    """Yield the dispatch roof of the first engine's decode at its smallest batch, if dispatch was measured.
 
-    A step cannot take less than its dispatch: F FLOPs over B bytes in D seconds achieve at most F / D = I x B / D, a
-    line of slope B / D for all steps of about so many bytes, as decodes along the batch are.
+    A step cannot be shorter than its dispatch. A step of F FLOPs and B bytes in D seconds achieves at most
+    F / D = I x B / D. That is a line of slope B / D for all steps that move about B bytes, as decode does at any batch.
     """
     by_batch: Mapping[int, float] = run.document.ceilings.dispatch_s.get(first_engine(run), {}).get("decode", {})
     decodes = of_phase(of_first_engine(run), "decode")
     smallest = min(decodes, key=lambda cell: (cell.batch_size, cell.context_len), default=None)
     step_s = by_batch.get(smallest.batch_size, 0.0) if smallest else 0.0
-    # Folders of earlier versions may hold one below zero: on a busy machine it was a difference of two times.
+    # In folders of earlier versions dispatch is a difference of two times, which a busy machine can make negative.
     if smallest is None or step_s <= 0:
         return
     slope = smallest.model_bytes / step_s

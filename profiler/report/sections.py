@@ -129,7 +129,7 @@ def _ran(run: Run) -> Section | None:
     cell = trial_cell(run)
     headings = (*RAN_COLUMNS[:2], f"{RAN_COLUMNS[2]} at {cell}" if cell else "")
     table = text_table(headings, ran_rows(run), wrapped=headings[1:])
-    return Section("What ran", [table], "asked of the libraries on this device")
+    return Section("What ran", [table], "reported by the libraries on this device")
 
 
 def _levers(run: Run) -> Section | None:
@@ -176,12 +176,12 @@ def _inside(run: Run) -> Section | None:
     headings = ("inside", "time", "share", "TFLOP/s", "GB/s", "FLOP/byte", "roof")
     groups = [number for number, row in enumerate(rows) if not row[0].startswith(" ")]
     table = text_table(headings, rows, groups=groups)
-    return Section("Inside a step", [table], "measured with hooks, in a pass of its own") if rows else None
+    return Section("Inside a step", [table], "measured with hooks, in a separate pass") if rows else None
 
 
 def _activity(run: Run) -> Section | None:
     lines = [*activity_lines(run), *unexplained_lines(run)]
-    title, note = "Kernels, gaps and unexplained time", "measured in passes of their own"
+    title, note = "Kernels, gaps and unexplained time", "measured in separate passes"
     return Section(title, [Lines(lines)], note) if lines else None
 
 
@@ -191,9 +191,9 @@ def _engines(run: Run) -> Section | None:
     if waterfalls(run):
         blocks.append(Picture("engines", "From the first engine's time to another's, term by term", (run,)))
     if rows:
-        headings = ("cell", "engine", "per step", "interval", "where it lies")
+        headings = ("cell", "engine", "per step", "interval", "in which terms")
         texts = ("engine", "per step", "interval")
-        blocks.append(text_table(headings, rows, texts=texts, wrapped=("where it lies",)))
+        blocks.append(text_table(headings, rows, texts=texts, wrapped=("in which terms",)))
     if unclear:
         blocks.append(Lines(unclear))
     note = f"measured in turns: the time that each saves compared with {run.document.engine.names[0]}"
@@ -214,7 +214,7 @@ def _ragged(run: Run) -> Section | None:
 
 def _cold(run: Run) -> Section | None:
     lines = cold_lines(run)
-    note = "measured in a process of its own, and after idle time"
+    note = "measured in a fresh process, and after idle time"
     return Section("Cold and idle", [Lines(lines)], note) if lines else None
 
 
@@ -265,7 +265,7 @@ def _precision(run: Run) -> Section:
         f" {8 * model.storage_bytes / model.params:.3g} bits per parameter{unpacked}; {model.attention} attention."
         " `--quant none,nf4` measures several precisions on one grid."
     )
-    note = "counted from the tensors as they lie in memory; timing does not depend on their values"
+    note = "counted from the tensors as stored in memory; timing does not depend on their values"
     return Section("Precision", [Lines([text], "paragraph")], note, DOCUMENTS)
 
 
@@ -315,8 +315,8 @@ def _method(run: Run) -> Section:
     coverage = run.document.counting.coverage
     text = (
         "Times are medians with a 95 % interval whose unit is the visit; that of a cell visited once is within the"
-        " visit. Rates use model work, the algorithm's minimum; what the library's path does beyond it is avoidable"
-        " work. Verdicts use the roofs measured here, never a datasheet."
+        " visit. Rates use model work, the algorithm's minimum; the library's work beyond it is avoidable."
+        " Verdicts use the roofs measured here, never a datasheet."
     )
     text += f" The count does not understand {100 * (1 - coverage):.3g} % of the parameters." if coverage < 1 else ""
     blocks = [Lines([text], "paragraph"), ShellCommand("Repeat it", run.document.command)]

@@ -64,9 +64,9 @@ def roofs_lines(run: Run) -> list[str]:
     by_batch = ceilings.dispatch_s.get(first_engine(run), {}).get("decode", {})
     smallest = min(by_batch, default=None)
     if first_engine(run) in run.document.engine.owned:
-        return [*lines, f"dispatch is a part of what {first_engine(run)} takes"]
+        return [*lines, f"dispatch is part of the time of {first_engine(run)}"]
     lines.append(
-        "dispatch not measured" if smallest is None else f"dispatch {duration(by_batch[smallest])} a decode step"
+        "dispatch not measured" if smallest is None else f"dispatch {duration(by_batch[smallest])} per decode step"
     )
     return lines
 
@@ -74,7 +74,7 @@ def roofs_lines(run: Run) -> list[str]:
 def host_line(run: Run) -> str | None:
     """Return how the host's pace compares, and the shortest step of an engine that dispatches every operator.
 
-    None without a measured pace, and where other processes kept cores busy: they slow dispatch.
+    None without a measured pace, or if other processes used the CPU, which slows dispatch.
     """
     ceilings, replayed = run.document.ceilings, run.document.engine.replay_as_graph
     readings = run.document.health.readings
@@ -87,7 +87,7 @@ def host_line(run: Run) -> str | None:
     if least_s > min(steps_s, default=math.inf) or least_s == math.inf:
         return host_words(ceilings.host)
     otherwise = ", a graph can" if run.document.device.kind == "cuda" else ""
-    return f"{host_words(ceilings.host)}; no eager engine can go below {duration(least_s)} a step here{otherwise}"
+    return f"{host_words(ceilings.host)}; no eager engine can go below {duration(least_s)} per step here{otherwise}"
 
 
 def _of_sheet(roof: Roof, peak: float | None) -> str:
@@ -97,20 +97,20 @@ def _of_sheet(roof: Roof, peak: float | None) -> str:
 
 
 def rank_lines(run: Run) -> list[str]:
-    """How many ranks share the model, what joins them, and of each step their own shares, the link, and both added."""
+    """Return the number of ranks, their link, and for each step the ranks' times, the link's time and their sum."""
     link = run.document.ceilings.collective
     if run.document.ranks < 2 or link is None:
         return []
     lines = [
         f"{run.document.ranks} ranks, each with {scaled(run.model.storage_bytes, 'B')} of weights, by {link.name}:"
-        f" {duration(link.alpha_s)} a message and {scaled(link.bus_bytes_per_s, 'B/s')} (busbw)"
+        f" {duration(link.alpha_s)} per message and {scaled(link.bus_bytes_per_s, 'B/s')} (busbw)"
         + (f"; {_sweep(link)}" if link.points else "")
     ]
     for step in run.document.rank_steps:
-        own = ", ".join(duration(seconds) for seconds in step.own_s)
+        times = ", ".join(duration(seconds) for seconds in step.own_s)
         hides = f", which hides {duration(step.hidden_s)} of the host's dispatch" if step.hidden_s else ""
         lines.append(
-            f"{step.key.name}: the ranks' own shares take {own}, {duration(step.last_s)} waiting for the last at every"
+            f"{step.key.name}: the ranks' own shares take {times}, {duration(step.last_s)} waiting for the last at each"
             f" exchange, the link {duration(step.exchanged_s)}{hides}:"
             f" {duration(step.predicted_s)} predicted, {duration(step.measured_s)} measured"
         )
@@ -138,7 +138,7 @@ def waterfalls(run: Run) -> list[EngineDifference]:
 
 
 def no_claim_lines(run: Run) -> list[str]:
-    """In how many cells engines do not differ by more than noise, and in how many nothing can be said."""
+    """Return the number of cells in which engines differ by no more than noise, and of cells with too few visits."""
     differences = run.document.engine.differences
     once = sum(item.visits < CLAIM_VISITS for item in differences)
     noise = len(differences) - len(engine_claims(run)) - once
@@ -163,16 +163,16 @@ def interval(item: EngineDifference) -> str:
 
 
 def instrument_line(run: Run) -> str:
-    """Return the overhead of the measurement per step."""
+    """Return the overhead of the measurement per step, absolute and as a share of the fastest decode step."""
     mark_s = run.document.engine.instrument_s_per_step
     fastest_s = min((result.latency_s for result in of_phase(run.measured, "decode")), default=None)
     if mark_s is None or fastest_s is None:
-        return "what the instrument costs is not known"
-    return f"the instrument costs {duration(mark_s)} a step, {100 * mark_s / fastest_s:.2g} % of the fastest one"
+        return "measurement overhead: not known"
+    return f"measurement overhead: {duration(mark_s)} per step, {100 * mark_s / fastest_s:.2g} % of the fastest one"
 
 
 def unexplained_lines(run: Run) -> list[str]:
-    """Which groups of operators carry what a cell's split does not explain, where that is a fifth of its time."""
+    """Return a line per cell with much unexplained time: its share, and the two operator groups with most of it."""
     results, lines = run.by_key(), []
     for item in run.document.evidence:
         if item.unexplained_in_s:
@@ -183,13 +183,13 @@ def unexplained_lines(run: Run) -> list[str]:
             ]
             lines.append(
                 f"{item.key.name}: {percent(result.unexplained_s / result.latency_s)} of its time is not explained;"
-                f" under hooks most of it lies in {' and '.join(most)}"
+                f" timed with hooks, most of it is in {' and '.join(most)}"
             )
     return lines
 
 
 def activity_lines(run: Run) -> list[str]:
-    """Kernels, gaps and busy share of the steps that were traced, and what to type to look deeper."""
+    """Return kernels, gaps and busy share of the traced steps, and on CUDA the commands of nsys and ncu."""
     document = run.document
     on_cuda = document.device.kind == "cuda"
     what = "kernels" if on_cuda else "operators"
@@ -206,9 +206,9 @@ def activity_lines(run: Run) -> list[str]:
     ]
     if lines and on_cuda:
         command = f"{document.command} --breakdown"
-        lines.append(f"with NVTX ranges a group: nsys profile --trace=cuda,nvtx -o step {command}")
+        lines.append(f"with NVTX ranges per group: nsys profile --trace=cuda,nvtx -o step {command}")
         lines.append(
-            "bytes a kernel: ncu --nvtx --metrics dram__bytes_read.sum,dram__bytes_write.sum --clock-control none"
+            "bytes per kernel: ncu --nvtx --metrics dram__bytes_read.sum,dram__bytes_write.sum --clock-control none"
             f" {command}"
         )
     return lines
@@ -220,7 +220,7 @@ def quality_line(run: Run) -> str | None:
     if quality is None:
         return None
     return (
-        f"against the unquantised model, over {quality.tokens} tokens: mean KL divergence"
+        f"compared with the unquantised model, over {quality.tokens} tokens: mean KL divergence"
         f" {significant(quality.mean_kl_nats, 2)} nats, the same first choice at {percent(quality.top1_agreement)}"
         " of them (a sanity figure, not a benchmark)"
     )
@@ -246,11 +246,11 @@ def common_noise(run: Run) -> dict[str, list[str]]:
 def own_noise(run: Run) -> dict[CellKey, list[str]]:
     """Return the noise reasons of each cell, without those that all cells share."""
     common = common_noise(run)
-    own = {
+    reasons = {
         item.key: [why for why in item.noise_reasons if _NUMBER.sub("#", why) not in common]
         for item in run.document.evidence
     }
-    return {key: reasons for key, reasons in own.items() if reasons}
+    return {key: texts for key, texts in reasons.items() if texts}
 
 
 def common_noise_line(run: Run) -> str | None:
@@ -260,7 +260,7 @@ def common_noise_line(run: Run) -> str | None:
 
 
 def noise_lines(run: Run) -> list[str]:
-    """Return the noise reasons: those of all cells first, then those of several, a line each, then single cells."""
+    """Return the noise reasons: a line for those of all cells, one per kind that several share, one per other cell."""
     common, kinds = common_noise(run), _noise_kinds(run)
     shared = {kind: texts for kind, texts in kinds.items() if kind not in common and len(texts) >= _MIN_SHARED_CELLS}
     lines = [line] if (line := common_noise_line(run)) else []
@@ -299,6 +299,6 @@ def _together(texts: Sequence[str]) -> str:
 
 
 def visited_once(run: Run) -> set[CellKey]:
-    """Return the cells visited once; empty where that is true of all cells."""
+    """Return the cells visited once; empty if all cells were."""
     once = {result.key for result in run.measured if result.visits == 1}
     return once if len(once) < len(run.measured) else set()

@@ -19,7 +19,7 @@ _COLOR = re.compile(r"#[0-9a-f]{6}\b")
 _FONT = re.compile(r"\s*font-family:[^;]*;?")
 # The whole value of a link, or a clip or hatch, as an attribute or within a style.
 _REFERENCE = re.compile(r"^#([\w-]+)$|url\(#([\w-]+)\)")
-# The pictures' colours as style.css calls them, so that they follow the reader's light or dark.
+# Names of the pictures' colours in style.css, which has a light and a dark variant of each.
 _VARIABLES = {
     "#000000": "ink",
     "#222222": "ink",
@@ -41,21 +41,26 @@ _LEFT_OUT = {"metadata", "style"}
 
 
 def inline_svg(runs: Sequence[Run], name: str, label: str, tooltips: Mapping[str, Tooltip] | None = None) -> Markup:
-    """A picture of PLOTS or COMPARISONS as an element to put into a page, which scrolls where that is narrower.
+    """Return a picture of PLOTS or COMPARISONS as an HTML element, which scrolls in a narrower page.
 
-    `tooltips` belong to the picture's elements by their ids. Raises what `draw` raises.
+    `tooltips` maps ids of the picture's elements to their tooltips. Raises the errors of `draw`.
     """
     root = _parsed(runs, name)
     _simplify(root)
-    referenced = {found for element in root.iter() for value in element.attrib.values() for found in _references(value)}
+    referenced = {
+        link or url
+        for element in root.iter()
+        for value in element.attrib.values()
+        for link, url in _REFERENCE.findall(value)
+    }
     for element in root.iter():
-        own = element.attrib.pop("id", None)
-        if own in referenced and own is not None:
-            element.set("id", own)
-        if own is not None and tooltips and (tooltip := tooltips.get(own)):
-            _add_tooltip(element, own, tooltip)
+        element_id = element.attrib.pop("id", "")
+        if element_id in referenced:
+            element.set("id", element_id)
+        if tooltips and (tooltip := tooltips.get(element_id)):
+            _add_tooltip(element, element_id, tooltip)
     view = root.attrib["viewBox"]
-    # No smaller than it was drawn, so that its letters can be read: a narrow page scrolls it, as it does tables.
+    # A picture that is scaled down cannot be read, so a narrow page scrolls it, as it does tables.
     width = f"min-width: {float(view.split()[2]):.0f}px"
     root.attrib = {"viewBox": view, "class": "figure", "style": width, "role": "img", "aria-label": label}
     # Safe: the serialiser escaped every character.
@@ -67,7 +72,7 @@ def inline_svg(runs: Sequence[Run], name: str, label: str, tooltips: Mapping[str
 def _parsed(runs: Sequence[Run], name: str) -> ElementTree.Element:
     figure = draw(runs, name)
     file = io.StringIO()
-    # Ids depend only on the picture: the same run gives the same page, and two pictures share none.
+    # Ids depend only on the picture's name: a run always gives the same page, and two pictures have different ids.
     with styled(**{"svg.hashsalt": name}):
         figure.savefig(file, format="svg", bbox_inches="tight", transparent=True)
     plt.close(figure)
@@ -96,15 +101,11 @@ def _variable(match: re.Match[str]) -> str:
     return f"var(--{_VARIABLES[match[0]]})" if match[0] in _VARIABLES else match[0]
 
 
-def _references(value: str) -> list[str]:
-    return [link or used for link, used in _REFERENCE.findall(value)]
-
-
-def _add_tooltip(element: ElementTree.Element, name: str, tooltip: Tooltip) -> None:
+def _add_tooltip(element: ElementTree.Element, element_id: str, tooltip: Tooltip) -> None:
     title = ElementTree.Element("title")
     title.text = tooltip.title
     element.insert(0, title)
-    element.set("id", name)
+    element.set("id", element_id)
     element.set("class", tooltip.css_class)
     if tooltip.reachable:
         element.set("tabindex", "0")

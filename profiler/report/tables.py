@@ -24,7 +24,7 @@ TableRow = list[str]
 
 
 def module_time_rows(run: Run) -> list[TableRow]:
-    """Return a row for the step and one per group in it, for the smallest and the largest cell of each phase."""
+    """Return a row per step and one per module group in it, for the smallest and the largest cell of each phase."""
     groups: dict[CellKey, list[GroupTime]] = {}
     for item in run.document.breakdown:
         groups.setdefault(item.key, []).append(item)
@@ -118,7 +118,7 @@ def engine_rows(run: Run) -> list[TableRow]:
 
 
 def _on(key: CellKey, engine: str) -> CellKey:
-    """Rows of a cell stepped by another engine, next to the first engine's."""
+    """Return the key of the same cell with another engine."""
     return replace(key, cell=replace(key.cell, engine=engine))
 
 
@@ -164,17 +164,17 @@ def health_rows(run: Run) -> list[TableRow]:
             ["SMs active", _spread(readings.sm_active, "")],
             ["memory active", _spread(readings.memory_active, "")],
             ["temperature", _spread(readings.temperature_c, "°C")],
-            ["cores that others kept busy", _spread(readings.busy_cores_elsewhere, "")],
+            ["cores busy with other processes", _spread(readings.busy_cores_elsewhere, "")],
             ["other processes on the device", _or_not_seen(readings.other_processes)],
             [
-                "held back by",
+                "throttled by",
                 _or_not_seen(None if readings.throttle is None else ", ".join(readings.throttle) or "nothing"),
             ],
         ]
     rows.append(["power at rest", _NOT_SEEN if health.idle_power_w is None else scaled(health.idle_power_w, "W")])
     for name, value in health.settings.items():
         rows.append([name.replace("_", " "), _or_not_seen(value)])
-    return [*rows, ["not to be had here", ", ".join(health.not_seen)]] if health.not_seen else rows
+    return [*rows, ["not available here", ", ".join(health.not_seen)]] if health.not_seen else rows
 
 
 def _or_not_seen(value: object) -> str:
@@ -210,7 +210,7 @@ class Entry:
 
     text: str
     sort: str | int | float
-    """Its plain value; empty where there is none."""
+    """The value to sort by; empty if there is no value."""
     number: bool
 
 
@@ -251,7 +251,7 @@ def entries(result: CellResult, columns: Sequence[TableColumn] = COLUMNS) -> lis
 
 
 class Packed(TypedDict):
-    """A column of many rows, which the page sorts."""
+    """A column of many rows in the compact form that the page's script sorts."""
 
     words: list[str]
     """Its distinct texts, in ascending order of the values."""
@@ -260,7 +260,7 @@ class Packed(TypedDict):
 
 
 def packed(results: Sequence[CellResult], columns: Sequence[TableColumn] = COLUMNS) -> list[Packed]:
-    """Return the columns of a table in the compact form of a page of ten thousand cells."""
+    """Return the columns of a table in compact form, for a page with ten thousand cells."""
     return [_packed([_entry(column, column.value(result)) for result in results]) for column in columns]
 
 

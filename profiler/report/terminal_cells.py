@@ -22,7 +22,7 @@ from profiler.units import duration, percent, significant
 _BAR_WIDTH = 48
 _UNBOUNDED = 1000
 _MOST_BARS_A_PHASE = 8
-# A letter and a colour each, so that the bars read the same without colours.
+# A letter per term, since the screen may have no colours.
 _BAR_STYLE = {
     "weights_s": ("w", "blue"),
     "kv_s": ("v", "cyan"),
@@ -90,7 +90,7 @@ def _cells_table(run: Run, omitted: Sequence[str]) -> TextTable:
 
 
 def _noisy(run: Run) -> set[CellKey]:
-    """Return the cells that are noisier than the rest of the run; what all cells share marks none of them."""
+    """Return the cells that are noisier than the rest of the run, for another reason than all cells share."""
     own, evidence = own_noise(run), evidence_of(run)
     return {
         result.key
@@ -138,7 +138,7 @@ def _share(value: float) -> str:
 
 
 def _cell_notes(run: Run) -> list[str]:
-    """What the marks of the table mean, and what all cells share."""
+    """Return the meanings of the marks in the table, and the noise that all cells share."""
     notes = []
     if any(result.status == "forecast" for result in run.results):
         notes.append("(forecast): from the measured cells, since --budget did not reach it")
@@ -149,17 +149,17 @@ def _cell_notes(run: Run) -> list[str]:
 
 
 def printed_bars(run: Run) -> list[BreakdownBar]:
-    """Return the bars of the first engine's cells; of many, those that span them."""
+    """Return bars of the first engine's cells, at most `_MOST_BARS_A_PHASE` per phase, from the first to the last."""
     return breakdown_bars(of_first_engine(run), _MOST_BARS_A_PHASE)
 
 
 def bar_legend(bars: Sequence[BreakdownBar]) -> str:
-    """Return what the letters of these bars mean."""
+    """Return the letters of these bars with their meanings."""
     return ", ".join(f"{_BAR_STYLE[term][0]} {TERM_NAMES[term]}" for term in terms_of(bars))
 
 
 def letters(bar: BreakdownBar) -> Text:
-    """Return as many letters as a term's share of the positive terms; edges are rounded, so that the bar is full."""
+    """Return a bar of letters, as many per term as its share of the positive terms. Rounded edges keep it full."""
     whole = max((segment.end for segment in bar.segments if segment.share > 0), default=1.0)
     text = Text()
     for segment in bar.segments:

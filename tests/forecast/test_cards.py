@@ -184,4 +184,4 @@ def test_a_slow_card_is_ill_and_a_noisy_one_is_not() -> None:
     ]
     noisy = healths([card("cuda:0", 1.0, 1.0, 0.2), card("cuda:1", 1.1, 1.0, 0.2)])
     assert not any(item.ill for item in noisy)
-    assert "No card is ill" in health_lines(noisy)[0]
+    assert "No card is slower" in health_lines(noisy)[0]

@@ -95,9 +95,10 @@ def test_of_many_cells_the_screen_has_what_tells_most(capsys: pytest.CaptureFixt
         *[("int8", prompt) for prompt in (1, 2, 19, 20)],
     ]
     assert "all 40: /runs/report.html" in text
-    assert "37 of 40 cells rest on one visit, no claim; with --budget 3280 for all of them" in text
+    assert "37 of 40 cells were visited once" in text
+    assert "--budget 3280 for all of them" in text
     assert "as far as it was visited twice (3 of 20 cells)" in " ".join(text.split())
-    assert "with --budget 3280" in Page(html_comparison(runs, Path("/runs"))).words
+    assert "--budget 3280" in Page(html_comparison(runs, Path("/runs"))).words
 
 
 def test_where_all_cells_have_room_all_are_shown(pair: list[Run], capsys: pytest.CaptureFixture[str]) -> None:

@@ -76,7 +76,7 @@ def test_the_host_stands_against_the_reference(run: Run, kind: str, end: str, in
         device=replace(document.device, kind=kind),
     )
     assert host_line(told) == (
-        f"this host dispatches {pace} the reference, an {REFERENCE_HOST}; no eager engine can go below 31.0 ms a step"
+        f"this host dispatches {pace} the reference, an {REFERENCE_HOST}; no eager engine can go below 31.0 ms per step"
         f" here{end}"
     )
     assert host_line(run) is None

@@ -44,13 +44,13 @@ COMPARISONS: dict[str, Callable[[Sequence[Run]], Figure]] = {
 
 
 def draw(runs: Sequence[Run], name: str) -> Figure:
-    """One of PLOTS or COMPARISONS, in the project's style; the caller closes it.
+    """Return a figure of PLOTS or COMPARISONS in the project's style; the caller closes it.
 
-    Raises RequestError for a name that is not known, a picture of one run for several, and a run without a number.
+    Raises RequestError for an unknown name, several runs for a picture of one, and a run without a measured cell.
     """
-    known = (*PLOTS, *COMPARISONS)
-    if name not in known:
-        raise RequestError(f"no picture is called {name!r}; use {', '.join(known)}.{near_misses(name, known)}")
+    names = (*PLOTS, *COMPARISONS)
+    if name not in names:
+        raise RequestError(f"no picture is called {name!r}; use {', '.join(names)}.{near_misses(name, names)}")
     for run in runs:
         if not run.measured:
             raise RequestError(f"{run.folder} has no cell with a number: there is nothing to draw.")
@@ -61,12 +61,12 @@ def draw(runs: Sequence[Run], name: str) -> Figure:
 
 
 def save(runs: Sequence[Run], name: str, path: Path) -> None:
-    """Draw a picture and save it. Raises what `draw` and `save_figure` raise."""
+    """Draw a picture and save it. Raises the errors of `draw` and `save_figure`."""
     save_figure(draw(runs, name), path)
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Save a figure whole and close it; the file's ending decides between PNG and SVG.
+    """Save a figure as PNG or SVG, by the file's ending, and close it. An interrupted write leaves no partial file.
 
     Raises RequestError for another ending, and RunError for a file that cannot be written.
     """

@@ -14,8 +14,10 @@ from profiler.store.forecasts import read_costs
 
 
 def cost_figure(costs: CostOverLoad) -> Figure:
-    """USD of a million output tokens over the sequences in flight, by card, with the crossovers of neighbours in price
-    an hour. Raises RequestError where nothing fits."""
+    """Return USD per million output tokens over the sequences in flight, a line per GPU.
+
+    Marks show where a GPU becomes cheaper than its neighbour in price per hour. Raises RequestError if no GPU fits.
+    """
     if not costs.lines:
         raise RequestError("no card fits: there is nothing to draw.")
     with plt.style.context(STYLE_FILE):
@@ -38,13 +40,13 @@ def cost_figure(costs: CostOverLoad) -> Figure:
         axes.legend(fontsize=8)
         crossed = any(line.crossover_batch in line.batches for line in costs.lines)
         legend = ["bands: nine in ten", "marks: the largest batch", *(["+: crossover"] if crossed else [])]
-        asked = f"{costs.model}, {costs.prompt_len} tokens in, {costs.new_tokens} out"
-        axes.set_title(f"{asked}\n{', '.join(legend)}", fontsize=10, loc="left")
+        load = f"{costs.model}, {costs.prompt_len} tokens in, {costs.new_tokens} out"
+        axes.set_title(f"{load}\n{', '.join(legend)}", fontsize=10, loc="left")
     return figure
 
 
 def cost_of_run(run: Run) -> Figure:
-    """Return the costs of a run folder. Raises RequestError for one without costs."""
+    """Return the cost picture of a run folder. Raises RequestError for a folder without costs."""
     costs = read_costs(run.folder)
     if costs is None:
         raise RequestError(f"{run.folder} holds no costs; `roofscope rent MODEL --keep {run.folder}` makes them.")

@@ -34,7 +34,7 @@ _STEP: dict[Phase, str] = {"prefill": "prefill", "decode": "decode step"}
 
 
 def throughput(run: Run) -> Figure:
-    """Decode tokens/s and the time of a step against the batch, one line per depth, with their intervals.
+    """Return decode tokens/s and the time per step against the batch, a line per depth, with intervals.
 
     Forecasts are open markers. Raises RequestError for a run without a measured decode.
     """
@@ -57,7 +57,7 @@ def throughput(run: Run) -> Figure:
 
 
 def depth_chart(run: Run) -> Figure:
-    """The time of a prefill against its prompt and of a decode step against its context, one line a batch.
+    """Return the time of a prefill against its prompt and of a decode step against its context, a line per batch.
 
     Forecasts are open markers.
     """
@@ -76,7 +76,7 @@ def depth_chart(run: Run) -> Figure:
 
 
 def _lines(cells: pd.DataFrame, column: str) -> list[tuple[tuple[int, pd.DataFrame], LineStyle]]:
-    """Yield a frame per value of a column; of many values, evenly picked ones, so lines stay distinguishable."""
+    """Return a frame and a style per value of a column. Of many values evenly picked ones are used, one per style."""
     groups = {int(value): cells[cells[column] == value] for value in sorted(set(cells[column]))}
     return list(zip(evenly(list(groups.items()), len(LINE_STYLES)), LINE_STYLES, strict=False))
 
@@ -107,7 +107,7 @@ def _forecast_note(cells: pd.DataFrame) -> str:
 
 
 def doubling(run: Run) -> Figure:
-    """The slope of log time against log batch at each doubling, beside those that bytes and FLOPs predict.
+    """Return the slope of log time against log batch at each doubling, next to those that bytes and FLOPs predict.
 
     Raises RequestError for a run with a single batch size.
     """
@@ -142,10 +142,10 @@ def _slopes(axes: Axes, doublings: Sequence[Doubling]) -> None:
 
 
 def precisions(runs: Sequence[Run]) -> Figure:
-    """Tokens/s of several runs of one model against the batch (decode) and the tokens of a prompt (prefill).
+    """Return tokens/s of several runs of one model against the batch (decode) and the tokens of a prompt (prefill).
 
-    What all have in common is the title; a line is named by its precision and by what else differs. Raises
-    RequestError for runs of several models.
+    The title has what all runs share; a line's name has its precision and what else differs. Raises RequestError for
+    runs of several models.
     """
     if len({(run.model.architecture, run.model.params) for run in runs}) > 1:
         models = " and ".join(dict.fromkeys(run.model.id for run in runs))
@@ -173,14 +173,14 @@ def _common_and_names(runs: Sequence[Run]) -> tuple[str, list[str]]:
     facts = [(run.model.id, f"on {run.document.device.name}") for run in runs]
     common = [fact for fact in facts[0] if all(fact in others for others in facts)]
     names = [
-        ", ".join([run.model.precision, *(fact for fact in own if fact not in common)])
-        for run, own in zip(runs, facts, strict=True)
+        ", ".join([run.model.precision, *(fact for fact in facts_of_run if fact not in common)])
+        for run, facts_of_run in zip(runs, facts, strict=True)
     ]
     return " ".join(common), distinct_names(runs, names)
 
 
 def _shallowest(cells: pd.DataFrame, phase: Phase) -> pd.DataFrame:
-    """Decodes along the batch at the smallest depth, or prefills along all their tokens, with that as `size`."""
+    """Return a line with its abscissa as `size`: decodes at the smallest depth by batch, or prefills by all tokens."""
     if phase == "decode":
         line = cells[cells["context_len"] == cells["context_len"].min()]
         decodes: pd.DataFrame = line.assign(size=line["batch_size"]).sort_values("size")

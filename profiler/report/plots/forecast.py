@@ -19,8 +19,10 @@ _BAND = 0.18
 
 
 def forecast_band(answer: Answer) -> Figure:
-    """Forecast times over the batch with the band that holds nine in ten; measured cells, and what they were forecast
-    to take when they were held out, at the first prompt or context of each phase."""
+    """Return forecast times over the batch with the band of nine in ten, for the first and last depth of each phase.
+
+    Measured cells are dots; crosses are their forecasts when they were left out of the fit.
+    """
     cells, points = answer.cells, answer.measured
     phases = [phase for phase in PHASES if any(cell.phase == phase for cell in cells)]
     with plt.style.context(STYLE_FILE):
@@ -32,7 +34,7 @@ def forecast_band(answer: Answer) -> Figure:
 
 
 def of_run(run: Run) -> Figure:
-    """The forecast that a run folder keeps. Raises RequestError for one that keeps none."""
+    """Return the picture of a run folder's forecast. Raises RequestError for a folder without one."""
     answer = read_forecast(run.folder)
     if answer is None:
         raise RequestError(f"{run.folder} holds no forecast; `roofscope forecast {run.folder} --keep` makes one.")
@@ -51,15 +53,15 @@ def _band(axes: Axes, phase: Phase, cells: Sequence[ForecastCell], points: Seque
         axes.fill_between(batches, low, high, color=color, alpha=_BAND, lw=0)
         times = [1e3 * cell.latency_s for cell in line]
         axes.plot(batches, times, ls=style.dashes, color=color, label=f"forecast, {depth} tokens, nine in ten")
-        seen = [point for point in points if point.phase == phase and point.depth == depth]
-        if seen:
-            at = [point.batch_size for point in seen]
-            axes.plot(at, [1e3 * point.latency_s for point in seen], "o", color="black", ms=5, label="measured")
-        unseen = [point for point in seen if point.unseen_s is not None]
-        if unseen:
-            at = [point.batch_size for point in unseen]
-            guessed = [1e3 * (point.unseen_s or 0.0) for point in unseen]
-            axes.plot(at, guessed, "x", color="black", ms=7, mew=1.4, label="forecast without having seen it")
+        measured = [point for point in points if point.phase == phase and point.depth == depth]
+        if measured:
+            at = [point.batch_size for point in measured]
+            axes.plot(at, [1e3 * point.latency_s for point in measured], "o", color="black", ms=5, label="measured")
+        held_out = [(point.batch_size, 1e3 * point.unseen_s) for point in measured if point.unseen_s is not None]
+        if held_out:
+            axes.plot(
+                *zip(*held_out, strict=True), "x", color="black", ms=7, mew=1.4, label="forecast before measuring"
+            )
     handles, labels = axes.get_legend_handles_labels()
     named = dict(zip(labels, handles, strict=True))
     axes.legend(named.values(), named.keys())

@@ -39,9 +39,9 @@ _DARK = 0.55
 
 
 def regime_map(run: Run) -> Figure:
-    """The regime of every cell over batch and depth, one panel per phase; lines where it changes.
+    """Return the regime of every cell over batch and depth, a panel per phase, with lines where the regime changes.
 
-    A cell that was forecast has no regime: it is hatched.
+    Forecast cells have no regime and are hatched.
     """
     cells = with_forecasts(run)
     cells["regime"] = cells["regime"].where(cells["status"] == "ok", _FORECAST)
@@ -59,14 +59,14 @@ def regime_map(run: Run) -> Figure:
 
 
 def _table(cells: pd.DataFrame, depth: str, values: str) -> pd.DataFrame:
-    """One column of the cells over batch and depth, and no more sizes of either than can be read."""
+    """Return one column of the cells over batch and depth, with at most `MOST_SIZES` of each."""
     batches, depths = (evenly(sorted(cells[column].unique()), MOST_SIZES) for column in ("batch_size", depth))
     shown = cells[cells["batch_size"].isin(batches) & cells[depth].isin(depths)]
     return shown.pivot_table(index="batch_size", columns=depth, values=values, aggfunc="first")
 
 
 def _label_sizes(axes: Axes, cells: pd.DataFrame, phase: Phase) -> None:
-    """The axes of a map, and how many of their sizes it shows."""
+    """Label the axes of a map, with the number of sizes if it does not show all."""
     batches, depths = cells["batch_size"].nunique(), cells[depth_column(phase)].nunique()
     axes.set_xlabel(depth_label(phase) + of_all(min(depths, MOST_SIZES), depths))
     axes.set_ylabel("batch" + of_all(min(batches, MOST_SIZES), batches))
@@ -98,7 +98,7 @@ def _map_panel(axes: Axes, table: pd.DataFrame) -> None:
 
 
 def breakdown_chart(run: Run) -> Figure:
-    """The cells' time as its terms, stacked to a whole; a negative term lies left of zero."""
+    """Return a bar per cell with the terms of its time, stacked to 100 %; negative terms are left of zero."""
     bars = breakdown_bars(of_first_engine(run), _MOST_BARS_A_PHASE)
     figure, axes = plt.subplots(figsize=(10, 1.6 + 0.34 * len(bars)))
     for term in terms_of(bars):
@@ -122,7 +122,7 @@ def _draw_term(axes: Axes, bars: list[BreakdownBar], term: str) -> None:
 
 
 def intensity_map(run: Run) -> Figure:
-    """Arithmetic intensity over batch and depth, with the regime of each cell, one panel a phase."""
+    """Return the arithmetic intensity over batch and depth, with the regime of each cell, a panel per phase."""
     cells = first_engine_frame(run)
     phases = phases_of(cells)
     figure, panels = plt.subplots(1, len(phases), figsize=(6.6 * len(phases), 4.8), squeeze=False)
@@ -141,7 +141,7 @@ def intensity_map(run: Run) -> Figure:
 
 
 def _at_least_a_decade(least: float, most: float) -> LogNorm:
-    """A scale of colours for figures from `least` to `most`, so wide that it holds a power of ten, which is a tick."""
+    """Return a colour scale from `least` to `most`, widened to a decade so that it contains a tick."""
     wider = max(1.0, (10 * least / most) ** 0.5)
     return LogNorm(least / wider, most * wider)
 

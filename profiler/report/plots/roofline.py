@@ -25,7 +25,7 @@ _MARGIN = 3.0
 class _Stroke:
     color: str
     dashes: tuple[Dashes, ...]
-    """One for each line of its kind, over again for more of them."""
+    """One per line of this kind, repeated if there are more lines."""
     width: float
 
 
@@ -46,9 +46,9 @@ class _Limits:
 
 
 def roofline(run: Run) -> Figure:
-    """Achieved FLOP/s against arithmetic intensity on log axes, under the measured and the datasheet roofs.
+    """Return achieved FLOP/s against arithmetic intensity on log axes, under the measured and the datasheet roofs.
 
-    Roofs and points bear the ids `roof-0`, `cell-0` and so on, in the order of `roof_lines` and `cell_points`.
+    Roofs and points have the ids `roof-0`, `cell-0` and so on, in the order of `roof_lines` and `cell_points`.
     """
     figure, axes = plt.subplots(figsize=(7.2, 6.2))
     lines, points = roof_lines(run), cell_points(run)
@@ -78,10 +78,10 @@ def _frame(axes: Axes, lines: Sequence[RoofLine], points: Sequence[CellPoint]) -
 
 
 def _draw_roofs(axes: Axes, lines: Sequence[RoofLine], limits: _Limits) -> None:
-    seen: dict[RoofKind, int] = {}
+    counts: dict[RoofKind, int] = {}
     for number, line in enumerate(lines):
-        stroke, nth = _STROKES[line.kind], seen.get(line.kind, 0)
-        seen[line.kind] = nth + 1
+        stroke, nth = _STROKES[line.kind], counts.get(line.kind, 0)
+        counts[line.kind] = nth + 1
         corners = line.corners(*limits.x)
         axes.plot(
             [x for x, _ in corners],
@@ -108,7 +108,7 @@ def _draw_ridge(axes: Axes, roof: RoofLine, limits: _Limits) -> None:
 
 
 def _draw_points(axes: Axes, points: Sequence[CellPoint], phase: Phase, style: PhaseStyle) -> None:
-    """A phase's cells; those of one depth and engine are joined along the batch, and the ends are named."""
+    """Draw a phase's cells. A line joins those of one depth and engine; the slowest and the fastest have a label."""
     numbered = [(number, point) for number, point in enumerate(points) if point.key.phase == phase]
     if not numbered:
         return
@@ -124,7 +124,7 @@ def _draw_points(axes: Axes, points: Sequence[CellPoint], phase: Phase, style: P
         at = [point.intensity], [point.flops_per_s]
         axes.plot(*at, color=style.color, marker=style.marker, ms=6, mew=0.6, mec="white", ls="", gid=f"cell-{number}")
     ranked = sorted((point for _, point in numbered), key=lambda point: point.flops_per_s)
-    # A phase of one cell has one end.
+    # With a single cell both labels would be the same point, so a dict has only one.
     for point, above in {ranked[0]: -16, ranked[-1]: 9}.items():
         axes.annotate(
             point.key.cell.name,
@@ -143,7 +143,7 @@ def _legend(figure: Figure) -> None:
 
 
 def devices(runs: Sequence[Run]) -> Figure:
-    """Several runs under their own measured roofs: what each device does with the model that ran on it."""
+    """Return several runs' cells in one roofline, each run under its own measured roof."""
     figure, axes = plt.subplots(figsize=(10, 6.4))
     colors = plt.rcParams["axes.prop_cycle"].by_key()["color"]
     roofs = [roof_lines(run)[0] for run in runs]

@@ -1,4 +1,4 @@
-"""A histogram of all timed decode steps."""
+"""The distribution of all timed decode steps."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _GREY = "#bbbbbb"
 
 
 def steps(run: Run) -> Figure:
-    """Every decode step that was timed, as shares of all steps up to a time: of the smallest cell to the largest.
+    """Return the cumulative distribution of the timed decode steps of some cells, from the smallest to the largest.
 
-    Raises RequestError for a run without a decode.
+    Times are relative to the cell's median. Raises RequestError for a run without a decode step.
     """
     steps = _steps_of(run)
     if not steps:
@@ -43,7 +43,7 @@ def steps(run: Run) -> Figure:
 
 
 def _steps_of(run: Run) -> dict[Cell, NDArray[np.float64]]:
-    """Seconds of the steady decode steps of the first engine, by cell."""
+    """Return the seconds of the first engine's steady decode steps, by cell."""
     visits = read_gathered(run.folder, run.document).visits
     times = {
         cell: [time_s for visit in of_cell for time_s in steady(visit.decode_s)] for cell, of_cell in visits.items()

@@ -1,4 +1,4 @@
-"""What all charts share: Okabe and Ito's colour-blind safe colours, and the title of the run."""
+"""Style shared by all charts: Okabe and Ito's colour-blind safe colours, fonts, axes and titles."""
 
 from __future__ import annotations
 
@@ -76,13 +76,15 @@ TERM_STYLE = {
     "engine_s": ("#44AA99", "//"),
     "unexplained_s": ("#999999", "xx"),
 }
-"""Colour and hatch of each term of a split."""
+"""Colour and hatch of each term of the time breakdown."""
 
 
 @contextmanager
 def styled(**settings: str) -> Iterator[None]:
-    """The project's style, with the characters that a font here has; what none has is an empty box in a PNG, and
-    matplotlib's line for every such character says no more than that."""
+    """Apply the project's style and the installed fonts with wide characters.
+
+    A character that no font has is an empty box in a PNG; matplotlib's warning per character is suppressed.
+    """
     families = ["sans-serif", *font_families({font.name for font in fontManager.ttflist})]
     with plt.style.context([STYLE_FILE, {"font.family": families, **settings}]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"Glyph \d+ .* missing from font")
@@ -90,20 +92,19 @@ def styled(**settings: str) -> Iterator[None]:
 
 
 def font_families(installed: Collection[str]) -> list[str]:
-    """Installed fonts with wide characters, used where the first font lacks a glyph."""
+    """Return the installed fonts with wide characters, which matplotlib uses for glyphs that the first font lacks."""
     return [name for name in _WIDE_FONTS if name in installed]
 
 
 def first_engine_frame(run: Run) -> pd.DataFrame:
-    """The measured cells of the run's first engine, as a table."""
+    """Return the measured cells of the run's first engine as a frame."""
     return cells_frame(of_first_engine(run))
 
 
 def with_forecasts(run: Run) -> pd.DataFrame:
-    """The first engine's cells that were measured or forecast, as a table; its `status` distinguishes them."""
+    """Return the first engine's measured and forecast cells as a frame; its `status` distinguishes them."""
     engine = first_engine(run)
-    known = [item for item in run.results if item.engine == engine and item.status in ("ok", "forecast")]
-    return cells_frame(known)
+    return cells_frame([item for item in run.results if item.engine == engine and item.status in ("ok", "forecast")])
 
 
 def depth_column(phase: Phase) -> str:
@@ -112,17 +113,17 @@ def depth_column(phase: Phase) -> str:
 
 
 def depth_label(phase: Phase) -> str:
-    """Return the axis label of that depth."""
+    """Return the axis label of a cell's depth."""
     return "prompt tokens" if phase == "prefill" else "cached tokens"
 
 
 def phases_of(cells: pd.DataFrame) -> list[Phase]:
-    """The phases that have cells, in the order of panels."""
+    """Return the phases that have cells, in the order of panels."""
     return [phase for phase in PHASE_STYLE if (cells["phase"] == phase).any()]
 
 
 def title(run: Run) -> str:
-    """Model, precision and device."""
+    """Return model, precision and device, cut to the length of a title."""
     return short(f"{run.model.id}, {run.model.precision}, on {run.document.device.name}")
 
 
@@ -134,7 +135,7 @@ def distinct_names(runs: Sequence[Run], names: Sequence[str]) -> list[str]:
 
 
 def short(text: str) -> str:
-    """A title that leaves room for the picture, whatever names it holds."""
+    """Return a text cut to `_MOST_TITLE` characters, as a title that leaves room for the picture."""
     return text if len(text) <= _MOST_TITLE else f"{text[:_MOST_TITLE]}..."
 
 
@@ -142,7 +143,7 @@ _MOST_TITLE = 100
 
 
 def log_axes(axes: Axes, sizes: Sequence[int], xlabel: str, ylabel: str) -> None:
-    """Two logarithmic axes with plain numbers; the sizes that were measured are the marks of the first."""
+    """Make both axes logarithmic, with plain numbers; the ticks of the x-axis are `sizes`."""
     axes.set(xscale="log", yscale="log", xlabel=xlabel, ylabel=ylabel)
     axes.set_xticks(list(sizes), [str(size) for size in sizes], minor=False)
     axes.xaxis.set_minor_locator(NullLocator())

@@ -22,20 +22,20 @@ PANELS_A_PHASE = 2
 
 _TOTAL_COLOR = "#888888"
 
-# A term that moved less than this share of the step is left out.
+# A term that changed by less than this share of the step is not drawn.
 _WORTH_DRAWING = 0.002
 
 
 def engines(run: Run) -> Figure:
-    """The cells of each phase in which engines differ most: from the run's first engine to another, term by term.
+    """Return the cells of each phase in which an engine differs most from the run's first engine, term by term.
 
-    Raises RequestError for a run of one engine, and where no difference is more than noise.
+    Raises RequestError for a run of one engine, and if no difference exceeds noise.
     """
     if not run.document.engine.differences:
         raise RequestError(f"{run.folder} has no cell that two engines have stepped; use --engine eager,vllm.")
     differences = waterfalls(run)
     if not differences:
-        why = no_claim_lines(run) or ["the splits of these engines' steps do not add up"]
+        why = no_claim_lines(run) or ["the time breakdowns of these engines' steps do not add up"]
         raise RequestError(f"{run.folder}: nothing to draw; {' and '.join(why)}.")
     results = run.by_key()
     panels = []
@@ -51,7 +51,7 @@ def engines(run: Run) -> Figure:
 
 @dataclass(frozen=True)
 class Panel:
-    """One cell: its time on both ends, and what each term gained between them."""
+    """One cell: its two times, and the change of each term between them, in seconds."""
 
     name: str
     ends: tuple[str, str]
@@ -60,7 +60,7 @@ class Panel:
 
 
 def waterfall_figure(panels: Sequence[Panel], name: str) -> Figure:
-    """Panels in a row: the time on one end, the gain of each term, the time on the other."""
+    """Return panels in a row: the first time, the change of each term, the second time."""
     figure, axes_row = plt.subplots(1, len(panels), figsize=(3.4 * len(panels), 4.2), squeeze=False)
     for axes, panel in zip(axes_row[0], panels, strict=True):
         _draw(axes, panel)
@@ -70,7 +70,6 @@ def waterfall_figure(panels: Sequence[Panel], name: str) -> Figure:
 
 
 def _draw(axes: Axes, panel: Panel) -> None:
-    """The time on one end, the gain of each term from there on, the time on the other."""
     total_s, after_s = panel.times_s
     moved = {name: panel.terms[name] for name in TERMS if abs(panel.terms.get(name, 0.0)) > _WORTH_DRAWING * total_s}
     names = [panel.ends[0], *(TERM_NAMES[name] for name in moved), panel.ends[1]]
@@ -91,8 +90,11 @@ def _draw(axes: Axes, panel: Panel) -> None:
 
 
 def _begin(axes: Axes, wholes: Sequence[int], least_ms: float) -> str:
-    """Begin the axis at zero, or where gains are small beside the whole a little below the least that is drawn, with
-    slashes through the feet of the bars of the whole; what a title then says."""
+    """Set the lower end of the axis, and return what the title says about it.
+
+    The axis begins at zero. If changes are small compared with the whole, it begins just below them, and slashes mark
+    the cut at the feet of the whole bars.
+    """
     if least_ms <= 0:
         axes.set_ylim(0)
         return ""
