@@ -1,1 +1,1 @@
-"""A model's name -> the model, loaded: its checkpoint or random weights, in its precision, on its device."""
+"""Load models: resolve a name, then build the checkpoint or random weights in the requested precision and device."""

@@ -1,4 +1,4 @@
-"""The files of a checkpoint: which exist, and whether they can be read."""
+"""Find the files of a checkpoint, and check that they can be read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def check_weights(request: ModelRequest) -> None:
-    """Raises ModelError for a checkpoint that cannot be loaded, before anything slow: missing, pickled, corrupt."""
+    """Check a checkpoint before anything slow. Raises ModelError for one that is missing, pickled or corrupt."""
     source = request.source
     if request.weights == "random" or source.path is None:
         return
@@ -21,26 +21,28 @@ def check_weights(request: ModelRequest) -> None:
         if request.quant != "none":
             raise ModelError(
                 "a GGUF file is dequantised while it loads, and transformers cannot quantise it again;"
-                " use --quant none, or give the original checkpoint."
+                " use --quant none or the original checkpoint."
             )
-        return  # its config came from the same file, which was read whole for it
+        return  # loading its config already read the whole file
     files = weight_files(source.path)
     if not files:
         raise ModelError(f"the folder {str(source.path)!r} has a config.json but no weights; use --weights random.")
     pickles = [file for file in files if file.suffix != ".safetensors"]
     if pickles and not request.allow_pickle:
         raise ModelError(
-            f"{pickles[0].name} is a pickle, which can run code when it is loaded; give a safetensors checkpoint,"
+            f"{pickles[0].name} is a pickle, which can run code when it is loaded; use a safetensors checkpoint,"
             " or --allow-pickle if you trust its source."
         )
     for file in files:
         if file.suffix == ".safetensors":
             _check_safetensors(file)
-    return
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The checkpoint's files: safetensors if there are any, else pickles; those an index names, else all."""
+    """Return the checkpoint's safetensors files, or its pickles if there are none.
+
+    If there is an index, these are the files that it names. Raises ModelError if the index is invalid or incomplete.
+    """
     for pattern, index_name in (
         ("*.safetensors", "model.safetensors.index.json"),
         ("pytorch_model*.bin", "pytorch_model.bin.index.json"),
@@ -48,14 +50,13 @@ def weight_files(folder: Path) -> list[Path]:
         files = sorted(folder.glob(pattern))
         index = folder / index_name
         if index.is_file():
-            files = _indexed(index)
+            files = _indexed_files(index)
         if files:
             return files
     return []
 
 
-def _indexed(index: Path) -> list[Path]:
-    """The files that an index names, each in its own folder and there."""
+def _indexed_files(index: Path) -> list[Path]:
     weight_map = read_json_file(index).get("weight_map")
     names = list(weight_map.values()) if isinstance(weight_map, dict) else []
     if not names or not all(isinstance(name, str) for name in names):
@@ -63,7 +64,7 @@ def _indexed(index: Path) -> list[Path]:
     files = [inside(index.parent, name) for name in sorted(set(names))]
     missing = [file.name for file in files if not file.is_file()]
     if missing:
-        raise ModelError(f"the checkpoint lacks {missing[0]}, which its index names; download it again.")
+        raise ModelError(f"the checkpoint has no {missing[0]}, which its index names; download it again.")
     return files
 
 
@@ -71,19 +72,19 @@ def _check_safetensors(file: Path) -> None:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(file, framework="pt") as opened:
-            empty = not opened.keys()
+        with safe_open(file, framework="pt") as checkpoint:
+            empty = not checkpoint.keys()
     except (SafetensorError, OSError, ValueError) as error:
-        raise ModelError(f"{file.name} is no readable safetensors file: {first_line(error)}.") from None
+        raise ModelError(f"{file.name} cannot be read as a safetensors file: {first_line(error)}.") from None
     if empty:
-        raise ModelError(f"{file.name} holds no tensor; download the checkpoint again.")
+        raise ModelError(f"{file.name} contains no tensors; download the checkpoint again.")
 
 
 Weights = Literal["auto", "checkpoint", "random"]
 
 
 def resolve_weights(source: ModelSource, weights: str) -> Literal["checkpoint", "random"]:
-    """`auto` takes the checkpoint where one is named (hub id, folder with weights, GGUF) and random for a card."""
+    """Resolve `--weights`: `auto` is `random` for a preset or a folder without weights, else `checkpoint`."""
     if weights not in get_args(Weights):
         raise RequestError(f"--weights {weights!r} is unknown; use {', '.join(get_args(Weights))}.")
     if weights != "auto":

@@ -1,4 +1,4 @@
-"""A model's transformers config, from a hub id, a folder, a GGUF file or a preset."""
+"""Load a model's transformers config from a hub id, a folder, a GGUF file or a preset."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from profiler.packages import need
 
 
 def load_config(source: ModelSource, trust_remote_code: bool = False) -> Any:
-    """The model's transformers config. Raises ModelError when it cannot be had, RequestError where gguf is missing."""
+    """Load the model's transformers config.
+
+    Raises ModelError if it cannot be found or read, RequestError if the package gguf is needed and missing.
+    """
     import_transformers()
     from transformers import AutoConfig, PreTrainedConfig
 
@@ -36,14 +39,14 @@ def load_config(source: ModelSource, trust_remote_code: bool = False) -> Any:
         except ModelError:
             raise
         except Exception as error:
-            raise _config_error(source, error, own_code="auto_map" in raw and not trust_remote_code) from error
+            raise _config_error(source, error, needs_code="auto_map" in raw and not trust_remote_code) from error
     if not trust_remote_code:
-        _leave_out_code(source.name, config)
+        _remove_code(source.name, config)
     return config
 
 
 def config_from(content: Mapping[str, Any], name: str) -> Any:
-    """The transformers config of a parsed config.json, without code of its own. Raises ModelError."""
+    """Build the transformers config of a parsed config.json, without its custom code. Raises ModelError."""
     import_transformers()
     from transformers import AutoConfig
 
@@ -56,48 +59,52 @@ def config_from(content: Mapping[str, Any], name: str) -> Any:
             raise
         except Exception as error:
             raise ModelError(f"{name}: its configuration cannot be read: {first_line(error)}.") from error
-    _leave_out_code(name, config)
+    _remove_code(name, config)
     return config
 
 
 def architecture_of(config: Any) -> str:
-    """The class of transformers that a config's causal LM is, as `config.json` names it; its model type otherwise."""
+    """Return the name of the model's transformers class, or its model type if transformers has no causal LM for it."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    named = getattr(config, "architectures", None) or [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)]
-    return str(named[0] or config.model_type)
+    names = getattr(config, "architectures", None) or [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)]
+    return str(names[0] or config.model_type)
 
 
-def _leave_out_code(name: str, config: Any) -> None:
-    """Leave out what would have transformers run or fetch a stranger's code, or ask at the terminal whether to."""
+def _remove_code(name: str, config: Any) -> None:
+    """Remove `auto_map`, which makes transformers run custom code, or prompt for permission at the terminal.
+
+    Raises ModelError if the config names a kernel on the hub.
+    """
     for part in (config, *(getattr(config, inner, None) for inner in getattr(config, "sub_configs", ()))):
         if hasattr(part, "auto_map"):
             del part.auto_map
         for kind in ("_attn_implementation", "_experts_implementation"):
-            # `owner/name` is a kernel on the hub; those that transformers has itself are words.
-            if "/" in str(wanted := getattr(part, kind, None)):
+            # `owner/name` is a kernel on the hub; transformers' own implementations have no slash.
+            if "/" in str(kernel := getattr(part, kind, None)):
                 raise ModelError(
-                    f"{name}: its configuration asks for the code {wanted!r} from the hub;"
-                    " --trust-remote-code lets it, if you trust its source."
+                    f"{name}: its configuration requests the code {kernel!r} from the hub;"
+                    " use --trust-remote-code to run it if you trust its source."
                 )
 
 
 def pretrained_location(source: ModelSource) -> tuple[str, dict[str, Any]]:
+    """Return the first argument of `from_pretrained` for this source, and its further keyword arguments."""
     if source.kind == "gguf" and source.path is not None:
         return str(source.path.parent), {"gguf_file": source.path.name}
     return (source.hub_id or str(source.path)), {}
 
 
-def _config_error(source: ModelSource, error: Exception, *, own_code: bool) -> ModelError:
-    if own_code:
+def _config_error(source: ModelSource, error: Exception, *, needs_code: bool) -> ModelError:
+    if needs_code:
         return ModelError(
-            f"{source.name} comes with code of its own, and transformers knows no such model without;"
-            " --trust-remote-code runs it, if you trust its source."
+            f"{source.name} needs its own code, because transformers does not support this model;"
+            " use --trust-remote-code to run it if you trust its source."
         )
     if source.kind == "hub":
-        hint = " Its card is known: `roofscope models` has the name that stands for it." if source.card else ""
+        hint = " A preset of this model exists: `roofscope models` lists its name." if source.card else ""
         return ModelError(
-            f"{source.name} is neither in the local cache nor to be had from the hub"
+            f"{source.name} is not in the local cache, and the hub does not provide it"
             f" (offline, gated, or no such model).{hint}"
         )
     return ModelError(f"{source.name}: its configuration cannot be read: {first_line(error)}.")

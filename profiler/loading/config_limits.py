@@ -1,4 +1,4 @@
-"""Limits of what a config may claim, checked before a library builds it."""
+"""Reject configs with impossible sizes before a library builds the model."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Any
 from profiler.errors import ModelError
 
 MOST_PARTS = 4096
-"""Layers, experts, heads, labels: each is built one by one. The deepest published model has 1,000 layers (DeepNet,
-arXiv 2203.00555), the widest 2,048 experts (Switch-C, arXiv 2101.03961)."""
+"""Most layers, experts, heads or labels of a model. The libraries build them one by one, so a huge number never ends.
+The deepest published model has 1,000 layers (DeepNet, arXiv 2203.00555), the widest 2,048 experts (Switch-C, arXiv
+2101.03961)."""
 _PARTS = re.compile(
     r"(^|[_.])(layers?|blocks?|experts?|heads?|codebooks?|labels?)(_count|_count_kv)?$|^n_(layer|head)$|(^|_)depths?$"
 )
@@ -26,36 +27,34 @@ _AT_LEAST_ONE = (
 
 
 def check_claims(content: Mapping[str, Any]) -> None:
-    """Raises ModelError for a config.json that counts more parts than any model has, holds what is no number, or
-    names files of its own choice.
-    """
+    """Check a parsed config.json. Raises ModelError if it has too many parts, a NaN, or its own weight file name."""
     for name, value in _values(content):
         if isinstance(value, float) and math.isnan(value):
-            raise ModelError(f"{name!r} in its config.json is NaN, which is no number.")
+            raise ModelError(f"{name!r} in its config.json is NaN; set it to a number.")
         if name == "transformers_weights":
             raise ModelError(
-                f"its config.json says that its weights are {value!r}; call them model.safetensors, and leave that out."
+                f"its config.json names {value!r} as its weights; rename them to model.safetensors and delete that key."
             )
         check_count(name, value)
 
 
 def check_count(name: str, value: object) -> None:
-    """Raises ModelError where so many layers, experts or labels are claimed that building them never ends."""
+    """Raises ModelError if `name` is a number of parts and `value` is above `MOST_PARTS`."""
     if isinstance(value, int) and value > MOST_PARTS and _PARTS.search(name):
-        raise ModelError(f"its description says {name} = {value}; models of at most {MOST_PARTS} are read.")
+        raise ModelError(f"its configuration says {name} = {value}; roofscope reads models with at most {MOST_PARTS}.")
 
 
 def check_sizes(config: Any) -> None:
-    """Raises ModelError for a transformers config with a size below 1, or a window below 0 (0: none)."""
+    """Raises ModelError for a transformers config with a size below 1 or a sliding window below 0 (0 means none)."""
     text = config.get_text_config()
     for name, least in (*((name, 1) for name in _AT_LEAST_ONE), ("sliding_window", 0)):
         value = getattr(text, name, None)
         if isinstance(value, int) and value < least:
-            raise ModelError(f"its configuration says {name} = {value}, which no model has.")
+            raise ModelError(f"its configuration says {name} = {value}, which is not possible.")
 
 
 def _values(content: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """All plain values with the name that they, or the list that holds them, have."""
+    """Yield every scalar in nested mappings and lists, with its key; an element of a list has the key of the list."""
     inner: Any
     stack = [(name, content)]
     while stack:

@@ -1,4 +1,4 @@
-"""The device map: where the parts of a model go when they do not all fit on one device."""
+"""Device maps: place the parts of a model over GPU, host memory and disk if they do not fit on one device."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from torch import nn
 from profiler.device.memory import available_bytes, storage_bytes
 from profiler.errors import ModelError
 
-# A device that is filled to the last byte cannot run a step; accelerate's own maps keep about as much back.
+# A full device cannot run a step. accelerate's own maps reserve about as much.
 _FILL_LIMIT = 0.9
 _RESERVE_BYTES = 1_500_000_000
-"""What a CUDA device keeps free beside the weights: the buffers of the roofs, and a small cell."""
+"""Memory of a CUDA device that weights may not take: it is for the roofs' buffers and a small cell."""
 
 
 @dataclass(frozen=True)
@@ -27,15 +27,15 @@ class DeviceMap:
     device_map: dict[str, str]
     """Module name -> `cuda:N`, `cpu` or `disk`."""
     folder: tempfile.TemporaryDirectory[str] | None
-    """Holds what went to the disk; None when nothing did."""
+    """Contains the weights on disk; None if there are none."""
 
     def device_of(self, module_name: str) -> torch.device | None:
-        """Where this module's own tensors live; None for the disk."""
+        """Return the device of this module's own tensors, or None for the disk."""
         parts = module_name.split(".")
         for end in range(len(parts), -1, -1):
-            placed = self.device_map.get(".".join(parts[:end]))
-            if placed is not None:
-                return None if placed == "disk" else torch.device(placed)
+            location = self.device_map.get(".".join(parts[:end]))
+            if location is not None:
+                return None if location == "disk" else torch.device(location)
         return torch.device("cpu")
 
     def as_text(self) -> dict[str, str]:
@@ -43,52 +43,52 @@ class DeviceMap:
 
 
 def plan_device_map(module: nn.Module, device: torch.device, *, quantised: bool) -> DeviceMap | None:
-    """accelerate's automatic placement when the weights of `module` (on meta) do not fit on `device`, else None.
+    """Return accelerate's automatic placement of `module` (on meta), or None if its weights fit on `device`.
 
-    A CUDA device spills to the host's memory and then to the disk, a CPU to the disk. Raises ModelError when that does
-    not work either: no room on the disk, or weights of bitsandbytes, which cannot live there.
+    A CUDA device spills to host memory and then to disk; a CPU spills to disk. Raises ModelError if the disk is too
+    small, or if bitsandbytes weights would go there, which is not supported.
     """
-    need = planned_weight_bytes(module)
-    room = room_bytes(device)
-    if need <= room:
+    weight_bytes = planned_weight_bytes(module)
+    free_bytes = room_bytes(device)
+    if weight_bytes <= free_bytes:
         return None
     from accelerate import infer_auto_device_map
     from accelerate.utils import get_max_memory
 
-    budget: dict[Any, Any] = {"cpu": room}
+    budget: dict[Any, Any] = {"cpu": free_bytes}
     if device.type == "cuda":
-        # Other cards of the host are left alone: what lies there would be run there.
-        budget = {device.index: room, "cpu": get_max_memory()["cpu"]}
+        # Without other GPUs of the host: accelerate would run the parts that it places there on that GPU.
+        budget = {device.index: free_bytes, "cpu": get_max_memory()["cpu"]}
     no_split = list(getattr(module, "_no_split_modules", None) or [])
     inferred: dict[str, Any] = infer_auto_device_map(module, budget, no_split)
     device_map = {name: f"cuda:{where}" if isinstance(where, int) else where for name, where in inferred.items()}
     if "disk" not in device_map.values():
         return DeviceMap(device_map, None)
     folder = tempfile.TemporaryDirectory(prefix="roofscope-offload-", ignore_cleanup_errors=True)
-    on_disk = shutil.disk_usage(folder.name).free
-    if quantised or need > on_disk + room:
+    disk_bytes = shutil.disk_usage(folder.name).free
+    if quantised or weight_bytes > disk_bytes + free_bytes:
         folder.cleanup()
-        why = (
-            "weights of bitsandbytes cannot be kept on the disk"
+        reason = (
+            "bitsandbytes weights cannot be offloaded to disk"
             if quantised
-            else f"the disk has room for {on_disk / 1e9:.1f} GB"
+            else f"the disk has room for {disk_bytes / 1e9:.1f} GB"
         )
         raise ModelError(
-            f"the weights need {need / 1e9:.1f} GB, but {room / 1e9:.1f} GB of memory is free, and {why};"
-            " use a 16-bit --dtype, --quant nf4, or a smaller model."
+            f"the weights need {weight_bytes / 1e9:.1f} GB, but {free_bytes / 1e9:.1f} GB of memory is free, and"
+            f" {reason}; use a 16-bit --dtype, --quant nf4, or a smaller model."
         )
     return DeviceMap(device_map, folder)
 
 
 def room_bytes(device: torch.device) -> int:
-    """Bytes of `device` that weights may take."""
-    free = available_bytes(device)
-    most = int(free * _FILL_LIMIT)
-    return most if device.type == "cpu" else max(0, min(most, free - _RESERVE_BYTES))
+    """Return how many bytes of `device` the weights may take."""
+    free_bytes = available_bytes(device)
+    limit_bytes = int(free_bytes * _FILL_LIMIT)
+    return limit_bytes if device.type == "cpu" else max(0, min(limit_bytes, free_bytes - _RESERVE_BYTES))
 
 
 def planned_weight_bytes(module: nn.Module) -> int:
-    """Bytes that a model on meta will take once it is loaded, tied weights once."""
+    """Return the bytes that a model on meta will take once it is loaded. Tied weights count once."""
     total = 0
     seen: set[int] = set()
     for owner in module.modules():
@@ -99,7 +99,7 @@ def planned_weight_bytes(module: nn.Module) -> int:
             kind = param.__class__.__name__
             size = storage_bytes([param])
             if key == "weight" and kind == "Params4bit":
-                # 4 bits a weight and a scale a block of 64: bfloat16 for the fused kernel of a CPU, else float32.
+                # 4 bits per weight and a scale per block of 64: bfloat16 for a CPU's fused kernel, else float32.
                 elements = owner.in_features * owner.out_features
                 size = elements // 2 + elements // 64 * (2 if owner.support_avx512bf16_for_cpu else 4)
             elif key == "weight" and kind == "Int8Params":
@@ -110,9 +110,9 @@ def planned_weight_bytes(module: nn.Module) -> int:
 
 
 def dispatch(module: nn.Module, placement: DeviceMap, device: torch.device, index: dict[str, Any]) -> None:
-    """Let accelerate fetch what does not live on `device` whenever its layer runs.
+    """Make accelerate fetch offloaded weights to `device` whenever their layer runs.
 
-    `index` describes the tensors that were already written to the placement's folder (accelerate's own format).
+    `index` describes the tensors in the placement's folder, in accelerate's format.
     """
     from accelerate import dispatch_model
     from accelerate.utils import save_offload_index
@@ -125,24 +125,24 @@ def dispatch(module: nn.Module, placement: DeviceMap, device: torch.device, inde
 
 
 def offloaded_bytes(module: nn.Module, placement: DeviceMap | None) -> dict[str, int]:
-    """Bytes of weights that cross a link at every step, by where they wait: `host` or `disk`.
+    """Return the bytes of weights that cross a link in every step, by their location: `host` or `disk`.
 
-    accelerate leaves a parameter that does not live on its device as a meta tensor until its layer runs.
+    accelerate represents an offloaded parameter by a meta tensor until its layer runs.
     """
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     seen: set[int] = set()
     for name, owner in module.named_modules():
         for param in owner.parameters(recurse=False):
             if placement is None or param.device.type != "meta" or id(param) in seen:
                 continue
             seen.add(id(param))
-            where = "disk" if placement.device_of(name) is None else "host"
-            found[where] = found.get(where, 0) + param.numel() * param.element_size()
-    return found
+            location = "disk" if placement.device_of(name) is None else "host"
+            sizes[location] = sizes.get(location, 0) + param.numel() * param.element_size()
+    return sizes
 
 
 def written(tensor: torch.Tensor, name: str, placement: DeviceMap, index: dict[str, Any]) -> None:
-    """Write one tensor to the placement's folder and note it in `index`."""
+    """Write one tensor to the placement's folder and add it to `index`."""
     from accelerate.utils import offload_weight
 
     assert placement.folder is not None
@@ -150,7 +150,7 @@ def written(tensor: torch.Tensor, name: str, placement: DeviceMap, index: dict[s
 
 
 def read_back(name: str, placement: DeviceMap, index: dict[str, Any]) -> torch.Tensor:
-    """A tensor that `written` put on the disk."""
+    """Read a tensor that `written` wrote to disk."""
     from accelerate.utils import load_offloaded_weight
 
     assert placement.folder is not None

@@ -1,4 +1,4 @@
-"""The header of a GGUF file, read before any library reads it."""
+"""Check the header of a GGUF file before any library reads the file."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from pathlib import Path
 from profiler.errors import ModelError
 from profiler.loading.config_limits import check_count
 
-# https://github.com/ggml-org/ggml/blob/master/docs/gguf.md: gguf_metadata_value_type, by its number.
+# Struct format by gguf_metadata_value_type, https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 _VALUE_FORMS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING = 8
 _ARRAY = 9
 _MARK = b"GGUF"
 _VERSIONS = (2, 3)
 _MOST_DIMENSIONS = 4
-# Beyond any model's: readers take 30 us for a pair, 80 for a tensor and 16 for an element, and keep objects of each.
+# No model has more. A reader takes 30 us per pair, 80 us per tensor and 16 us per element, with objects for each.
 _MOST_PAIRS = 2**12
 _MOST_TENSORS = 2**15
-# Of all arrays together: a vocabulary of 262,144 tokens with scores, types and half a million merges has 1.3 million.
+# In all arrays: a vocabulary of 262,144 tokens with scores, types and half a million merges has 1.3 million.
 _MOST_ELEMENTS = 2**21
-# ggml's smallest blocks take 1.56 bits a weight (IQ1_S: 50 bytes for 256).
-_MOST_WEIGHTS_A_BYTE = 256 / 50
+# ggml's smallest blocks take 1.56 bits per weight (IQ1_S: 50 bytes for 256).
+_MOST_WEIGHTS_PER_BYTE = 256 / 50
 
 
 @contextlib.contextmanager
 def names_mapped_once() -> Iterator[None]:
-    """The map from a file's names to a model's is built once.
+    """Cache gguf's map of tensor names while transformers loads a file.
 
     transformers (5.23, modeling_gguf_pytorch_utils.py) builds it for every module: 397 times for 30 layers, a third of
-    the time that SmolLM2-135M takes to load.
+    the load time of SmolLM2-135M.
     """
     import gguf
 
@@ -47,19 +47,19 @@ def names_mapped_once() -> Iterator[None]:
 
 
 def check_gguf(file: Path) -> None:
-    """Raises ModelError for a file that is no GGUF file, a damaged one, or one that claims more than it can hold."""
+    """Raises ModelError for a file that is not GGUF, is damaged, or claims more data than it contains."""
     try:
-        with file.open("rb") as opened:
-            if opened.read(len(_MARK)) != _MARK:
-                raise ModelError(f"{file.name} is no GGUF file: it does not begin with its mark.")
-            with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        with file.open("rb") as stream:
+            if stream.read(len(_MARK)) != _MARK:
+                raise ModelError(f"{file.name} is not a GGUF file: it does not begin with {_MARK.decode()!r}.")
+            with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
                 _Header(content).check()
     except (ValueError, OSError) as error:
         raise ModelError(f"{file.name} is a damaged GGUF file: {error}.") from None
 
 
 class _Header:
-    """Goes through a file from its beginning; raises ValueError where it cannot be what it claims."""
+    """Parses a file from its beginning. Raises ValueError at the first impossible claim."""
 
     def __init__(self, content: mmap.mmap) -> None:
         self._content = content
@@ -69,11 +69,11 @@ class _Header:
     def check(self) -> None:
         version = self._number("I")
         if version not in _VERSIONS:
-            raise ValueError(f"its version is {version}, and {' and '.join(map(str, _VERSIONS))} are read")
+            raise ValueError(f"its version is {version}; roofscope reads {' and '.join(map(str, _VERSIONS))}")
         tensors, pairs = self._number("Q"), self._number("Q")
-        for what, count, most in (("tensors", tensors, _MOST_TENSORS), ("pairs", pairs, _MOST_PAIRS)):
-            if count > most:
-                raise ValueError(f"it claims {count} {what}")
+        for noun, count, limit in (("tensors", tensors, _MOST_TENSORS), ("pairs", pairs, _MOST_PAIRS)):
+            if count > limit:
+                raise ValueError(f"it claims {count} {noun}")
         keys = {self._pair() for _ in range(pairs)}
         for _ in range(tensors):
             self._tensor()
@@ -87,14 +87,14 @@ class _Header:
             kind, length = self._number("I"), self._number("Q")
             self._elements += length
             if self._elements > _MOST_ELEMENTS or kind == _ARRAY:
-                raise ValueError(f"{_shown(key)} claims {length} elements" + " that are arrays" * (kind == _ARRAY))
+                raise ValueError(f"{_quoted(key)} claims {length} elements" + " that are arrays" * (kind == _ARRAY))
         else:
             length = 1
         if kind == _STRING:
             for _ in range(length):
                 self._string()
         elif kind not in _VALUE_FORMS:
-            raise ValueError(f"{_shown(key)} is of an unknown kind, {kind}")
+            raise ValueError(f"{_quoted(key)} has an unknown kind, {kind}")
         elif length == 1:
             check_count(key.decode(errors="replace"), self._number(_VALUE_FORMS[kind]))
         else:
@@ -105,11 +105,13 @@ class _Header:
         name = self._string()
         dimensions = self._number("I")
         if dimensions > _MOST_DIMENSIONS:
-            raise ValueError(f"the tensor {_shown(name)} claims {dimensions} dimensions")
+            raise ValueError(f"the tensor {_quoted(name)} claims {dimensions} dimensions")
         weights = prod(self._number("Q") for _ in range(dimensions))
         _kind, offset = self._number("I"), self._number("Q")
-        if weights > _MOST_WEIGHTS_A_BYTE * len(self._content) or offset > len(self._content):
-            raise ValueError(f"the tensor {_shown(name)} claims {weights} weights at byte {offset}, behind its end")
+        if weights > _MOST_WEIGHTS_PER_BYTE * len(self._content) or offset > len(self._content):
+            raise ValueError(
+                f"the tensor {_quoted(name)} claims {weights} weights at byte {offset}, past the end of the file"
+            )
 
     def _string(self) -> bytes:
         length = self._number("Q")
@@ -129,5 +131,5 @@ class _Header:
         self._at += count
 
 
-def _shown(name: bytes) -> str:
+def _quoted(name: bytes) -> str:
     return repr(name[:80].decode(errors="replace"))

@@ -1,4 +1,4 @@
-"""Import transformers 0.4 s sooner, without reading its 1,600 files twice."""
+"""Import transformers 0.4 s faster, by reading its 1,600 files once instead of twice."""
 
 from __future__ import annotations
 
@@ -9,58 +9,59 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-_SAVER = "transformers.quantizers.quantizer_torchao"
-_SAVING = "torchao.prototype.safetensors.safetensors_support"
+_TORCHAO_QUANTIZER = "transformers.quantizers.quantizer_torchao"
+_TORCHAO_SAFETENSORS = "torchao.prototype.safetensors.safetensors_support"
 
 
 def import_transformers() -> None:
-    """Import what every model needs of transformers, 0.4 s sooner than by its own imports (5.23).
+    """Import the parts of transformers that every model needs, 0.4 s faster than its own imports (5.23).
 
-    Whoever imports it afterwards finds the same names. Where they were imported already, nothing is done; what cannot
-    be imported so, in another version or a broken installation, is left to be imported as it is.
+    The imported modules have the same names as after a plain import. Modules that are already imported stay. If the
+    fast import fails, with another version or a broken installation, the plain import follows at first use.
     """
     if "transformers.models" not in sys.modules:
         with suppress(Exception):
             _import_models()
-    if _SAVER not in sys.modules and _SAVING not in sys.modules:
+    if _TORCHAO_QUANTIZER not in sys.modules and _TORCHAO_SAFETENSORS not in sys.modules:
         with suppress(Exception):
-            _import_saver()
+            _import_torchao_quantizer()
 
 
 def _import_models() -> None:
-    """`transformers.models`, with what transformers has read of their 1,600 files already.
+    """Import `transformers.models` with the import structure that transformers has already read.
 
-    It reads each for the names that it defines, and again for `transformers.models`, since the cache between the two
-    holds 128 of their 549 folders. The first answer is the second but for the prefix of its names.
+    transformers reads each of the 1,600 files for the names that it defines, and again for `transformers.models`,
+    because the cache between the two has room for 128 of their 549 folders. Only the prefix of the names differs.
     """
     import transformers
     from transformers.utils import import_utils
 
-    read = import_utils.define_import_structure
+    define = import_utils.define_import_structure
     prefix = "models."
-    known = {
-        backends: {name.removeprefix(prefix): defined for name, defined in modules.items() if name.startswith(prefix)}
-        for backends, modules in read(Path(transformers.__file__).parent / "models", prefix="models").items()
+    structure = {
+        backends: {name.removeprefix(prefix): names for name, names in modules.items() if name.startswith(prefix)}
+        for backends, modules in define(Path(transformers.__file__).parent / "models", prefix="models").items()
     }
-    import_utils.define_import_structure = lambda _file: known
+    import_utils.define_import_structure = lambda _file: structure
     try:
         import_module("transformers.models")
     finally:
-        import_utils.define_import_structure = read
+        import_utils.define_import_structure = define
 
 
-def _import_saver() -> None:
-    """transformers' quantizer for torchao, which comes with every model, and takes one function from torchao: to save.
+def _import_torchao_quantizer() -> None:
+    """Import transformers' torchao quantizer without torchao.
 
-    That one imports torchao when it is called.
+    Every model imports it, and it takes one function from torchao, for saving. The replacement imports torchao when it
+    is called.
     """
-    saving = ModuleType(_SAVING)
-    vars(saving)["flatten_tensor_state_dict"] = _flatten_tensor_state_dict
-    sys.modules[_SAVING] = saving
+    stub = ModuleType(_TORCHAO_SAFETENSORS)
+    vars(stub)["flatten_tensor_state_dict"] = _flatten_tensor_state_dict
+    sys.modules[_TORCHAO_SAFETENSORS] = stub
     try:
-        import_module(_SAVER)
+        import_module(_TORCHAO_QUANTIZER)
     finally:
-        del sys.modules[_SAVING]
+        del sys.modules[_TORCHAO_SAFETENSORS]
 
 
 def _flatten_tensor_state_dict(*args: Any, **kwargs: Any) -> Any:

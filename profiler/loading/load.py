@@ -24,11 +24,11 @@ from profiler.quant.formats import quantization_config
 
 
 def load(request: ModelRequest, config: Any) -> LoadedModel:
-    """The model of `request`, loaded once, in evaluation mode, on its device (or placed by accelerate if too large).
+    """Load the model of `request` on its device, in evaluation mode. accelerate places a model that does not fit.
 
-    Random weights are made tensor by tensor in their final dtype and format, so that no full-precision copy of the
-    model ever exists. Raises ModelError when the checkpoint or the combination does not load, RequestError where a
-    package is missing that it needs.
+    Random weights are made tensor by tensor in their final dtype and format, so no full-precision copy of the model
+    ever exists. Raises ModelError if the checkpoint or the combination does not load, RequestError if a package is
+    missing.
     """
     need("accelerate", "loading a model")
     start_s = now_s()
@@ -41,19 +41,18 @@ def load(request: ModelRequest, config: Any) -> LoadedModel:
         except (RequestError, torch.OutOfMemoryError):
             raise
         except OSError as error:
-            raise _no_checkpoint(request, error) from error
+            raise _missing_checkpoint(request, error) from error
         except Exception as error:
             raise ModelError(f"{request.source.name} does not load: {first_line(error)}.") from error
     if placement is not None and placement.folder is not None:
         weakref.finalize(module, placement.folder.cleanup)  # the folder lives as long as the model does
     module.eval()
-    loaded_s = now_s() - start_s
-    first_call_s = first_call(module, request)
+    load_s = now_s() - start_s
     return LoadedModel(
         module=module,
         request=request,
-        load_s=loaded_s,
-        first_call_s=first_call_s,
+        load_s=load_s,
+        first_call_s=first_call(module, request),
         revision=getattr(module.config, "_commit_hash", None),
         placement=placement,
         unpacked_from=_unpacked_from(request, config, module),
@@ -63,30 +62,30 @@ def load(request: ModelRequest, config: Any) -> LoadedModel:
 
 
 def _unpacked_from(request: ModelRequest, config: Any, module: nn.Module) -> str | None:
-    """The form that the model is published in, where that is packed and what lies in memory are dense weights."""
+    """Return the packed format of the checkpoint if the loaded weights are dense, else None."""
     if request.quant != "none":
         return None
     tensors = [*module.parameters(), *module.buffers()]
     if any((tensor.is_floating_point() and tensor.itemsize == 1) or tensor.dtype in _PACKED_IN for tensor in tensors):
         return None
     if any(hasattr(part, "gate_up_proj_precision_config") for part in module.modules()):
-        return None  # MXFP4 in tensors of triton's own, which are no parameters (integrations/mxfp4.py)
+        return None  # MXFP4 in triton's own tensors, which are not parameters (integrations/mxfp4.py)
     if request.source.kind == "gguf" and request.source.path is not None:
         file = gguf_format(request.source.path)
         return file.name if file.types else None
     return published_format(config)
 
 
-# Dtypes that hold several weights an element; int64 is left to positions and the like.
+# Dtypes with several weights per element. int64 is not one of them: positions use it.
 _PACKED_IN = (torch.int32, torch.int8, torch.uint8)
 
 
 def first_call(module: nn.Module, request: ModelRequest) -> float:
-    """Seconds of the very first forward pass, of one token.
+    """Run the very first forward pass, of one token, and return its seconds.
 
-    Some formats take their final shape only in it (LLM.int8() moves its scales, bitsandbytes repacks 4 bits for a CPU's
-    fused kernel, compressed-tensors unpacks its weights), so that nothing may be counted before. Raises ModelError when
-    the model does not run.
+    Some formats take their final shape only in it: LLM.int8() moves its scales, bitsandbytes repacks 4 bits for a
+    CPU's fused kernel, and compressed-tensors unpacks its weights. Bytes must not be counted before. Raises ModelError
+    if the model does not run.
     """
     start_s = now_s()
     try:
@@ -100,13 +99,13 @@ def first_call(module: nn.Module, request: ModelRequest) -> float:
     return now_s() - start_s
 
 
-def _no_checkpoint(request: ModelRequest, error: OSError) -> ModelError:
+def _missing_checkpoint(request: ModelRequest, error: OSError) -> ModelError:
     source = request.source
     if source.path is not None:
         return ModelError(f"{source.name} does not load: {first_line(error)}.")
     return ModelError(
-        f"no checkpoint of {source.hub_id} is in the local cache, and none can be had from the hub (offline, gated, or"
-        " without safetensors); --weights random builds the model without one."
+        f"no checkpoint of {source.hub_id} is in the local cache, and the hub provides none (offline, gated, or without"
+        " safetensors); use --weights random to build the model without one."
     )
 
 

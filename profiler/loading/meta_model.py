@@ -1,4 +1,4 @@
-"""A model on the meta device: its modules without their bytes, quantised layers in place."""
+"""Build a model on the meta device: all modules and shapes, with quantised layers, but no data."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ def build_on_meta(
     device: torch.device | None = None,
     as_run_here: bool = False,
 ) -> nn.Module:
-    """The model of `config` on the meta device: every module and shape, no bytes.
+    """Build the model of `config` on the meta device, without data.
 
-    A checkpoint that comes quantised says so in its config; its layers are planned in that format, or with
-    `as_run_here` in the one that transformers gives them on this machine. `device` is where it will run (None: nowhere
-    in particular), which decides the layout of some formats. Raises RequestError where a format's library is missing,
-    ModelError for a format that cannot be planned, or a layer that its kernel on this machine does not take.
+    If the config says that the checkpoint is quantised, the layers are planned in that format. With `as_run_here`,
+    they are in the format that transformers gives them on this machine. `device` is where the model will run (None if
+    unknown); it decides the layout of some formats. Raises RequestError if a format's library is missing. Raises
+    ModelError for a format that cannot be planned, or a layer that its kernel on this machine does not support.
     """
     with quiet_libraries(), torch.device("meta"):
         module = from_config(config, dtype, attn)
-        if quant == "none" and (form := published_format(config)) is not None:
-            return _plan_own_format(module, form, config, as_run_here, device)
+        if quant == "none" and (method := published_format(config)) is not None:
+            return _plan_published_format(module, method, config, as_run_here, device)
         return quantise_modules(module, quant, dtype, options, device)
 
 
 def plan(request: ModelRequest, config: Any) -> nn.Module:
-    """The model of `request` on the meta device, as it would run on its device; random weights are always dense."""
+    """Build the model of `request` on the meta device, as it would run on its device. Random weights are dense."""
     return build_on_meta(
         as_dense_config(config) if request.weights == "random" else config,
         request.dtype,
@@ -65,24 +65,25 @@ def plan(request: ModelRequest, config: Any) -> nn.Module:
 
 
 def from_config(config: Any, dtype: torch.dtype, attn: str | None) -> nn.Module:
+    """Build the dense model of `config` on the current device. Raises ModelError if transformers cannot build it."""
     from transformers import AutoModelForCausalLM
 
     extra = {"attn_implementation": attn} if attn else {}
-    # `load_config` leaves `auto_map` to a model that is trusted alone; unless told, transformers would ask and wait.
+    # `load_config` removes `auto_map` unless the model is trusted; without the argument transformers would prompt.
     trusted = hasattr(config, "auto_map")
     try:
         return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trusted, **extra)
     except (RequestError, torch.OutOfMemoryError):
         raise
-    except Exception as error:  # a stranger's sizes may fail anywhere in it
+    except Exception as error:  # invalid sizes may fail anywhere in transformers
         raise ModelError(f"transformers cannot build this model: {first_line(error)}.") from error
 
 
 _FORMAT_LIBRARIES = ("bitsandbytes", "compressed-tensors", "torchao")
-"""Each reads checkpoints whose `quant_method` is its own name."""
+"""Each reads checkpoints whose `quant_method` is the library's name."""
 
 
-def _plan_own_format(
+def _plan_published_format(
     module: nn.Module, method: str, config: Any, as_run_here: bool, device: torch.device | None
 ) -> nn.Module:
     from transformers.quantizers import AutoHfQuantizer
@@ -101,7 +102,7 @@ def _plan_own_format(
             quantizer.validate_environment()
             if _runs_dense(quantizer):
                 return module
-        if method == "mxfp4":  # a CPU has no kernel without `use_kernels`; planning must fetch none for a card
+        if method == "mxfp4":  # a CPU has no kernel without `use_kernels`; planning must not download one for a GPU
             return plan_mxfp4(module) if device is not None and device.type != "cpu" else module
         quantizer.preprocess_model(model=module, device_map=None, keep_in_fp32_modules=None)
     except Exception as error:
@@ -113,10 +114,10 @@ def _plan_own_format(
 
 
 def _runs_dense(quantizer: Any) -> bool:
-    """Whether transformers (5.23) turns the weights into dense ones, at loading or in the first forward pass.
+    """Return whether transformers (5.23) makes the weights dense, at loading or in the first forward pass.
 
-    It does so with FP8 below compute capability 8.9 and MXFP4 without triton's kernels, and says so in the quantizer's
-    own config once it has looked at the machine; with compressed-tensors unless its FP8 kernels are asked for.
+    It does so for FP8 below compute capability 8.9 and for MXFP4 without triton's kernels; `validate_environment`
+    writes that into the quantizer's config. It does so for compressed-tensors unless its FP8 kernels are requested.
     """
     if hasattr(quantizer, "use_fp8_kernel"):
         return not quantizer.use_fp8_kernel
@@ -125,7 +126,7 @@ def _runs_dense(quantizer: Any) -> bool:
 
 @contextlib.contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """Keep warnings and progress bars of transformers, accelerate and bitsandbytes off the screen."""
+    """Suppress warnings and progress bars of transformers, accelerate and bitsandbytes."""
     import transformers
     from transformers.utils import logging as transformers_logging
 
@@ -147,20 +148,18 @@ def quiet_libraries() -> Iterator[None]:
         transformers.logging.set_verbosity(level)
         if bars:
             transformers.logging.enable_progress_bar()
-        for logger, old in zip(loggers, levels, strict=True):
-            logger.setLevel(old)
+        for logger, logger_level in zip(loggers, levels, strict=True):
+            logger.setLevel(logger_level)
 
 
 @contextlib.contextmanager
 def _quiet_tqdm() -> Iterator[None]:
-    """transformers' GGUF reader takes tqdm directly, so that its own switch for progress bars misses it."""
+    """Suppress the progress bar of transformers' GGUF reader, which uses tqdm directly and ignores the switch."""
     try:
         import transformers.modeling_gguf_pytorch_utils as gguf_utils
-    except ImportError:
-        yield
-        return
-    original = getattr(gguf_utils, "tqdm", None)
-    if original is None:
+
+        original = gguf_utils.tqdm
+    except (ImportError, AttributeError):
         yield
         return
     gguf_utils.tqdm = lambda iterable, *_args, **_kwargs: iterable

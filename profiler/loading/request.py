@@ -1,4 +1,4 @@
-"""What to load: source, device, dtype, format and weights, resolved before anything slow."""
+"""The request for a model (source, device, dtype, format, weights), and the loaded model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DTYPES: dict[str, torch.dtype] = {
 
 @dataclass(frozen=True)
 class ModelRequest:
-    """What to load, already resolved: everything that decides which tensors will exist."""
+    """A resolved request for a model: everything that decides which tensors it has."""
 
     source: ModelSource
     device: torch.device
@@ -34,42 +34,42 @@ class ModelRequest:
     quant_options: QuantOptions = PLAIN
     weights: Literal["checkpoint", "random"] = "random"
     attn: str | None = None
-    """Attention implementation asked for (`sdpa`, `eager`, ...); None takes transformers' own choice."""
+    """Requested attention implementation (`sdpa`, `eager`, ...); None is transformers' default."""
     trust_remote_code: bool = False
     allow_pickle: bool = False
 
 
 @dataclass(frozen=True)
 class CheckpointFit:
-    """How a checkpoint and a config go together, by the names of tensors."""
+    """Tensor names in which a checkpoint and the model differ."""
 
     missing: tuple[str, ...] = ()
-    """Which the model has and the checkpoint does not: their values are random."""
+    """Tensors of the model that the checkpoint does not have; their values are random."""
     unused: tuple[str, ...] = ()
-    """Which the checkpoint has and the model does not."""
+    """Tensors of the checkpoint that the model does not have."""
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A real model, ready to step."""
+    """A loaded model, ready to step."""
 
     module: nn.Module
     request: ModelRequest
     load_s: float
     first_call_s: float = 0.0
-    """Seconds of the very first forward pass, of one token: lazy initialisation of libraries, unpacking of weights."""
+    """Seconds of the very first forward pass, of one token; includes lazy initialisation and unpacking of weights."""
     revision: str | None = None
     placement: DeviceMap | None = None
-    """Where accelerate put each part, when the model did not fit on one device."""
+    """accelerate's placement if the model does not fit on one device, else None."""
     unpacked_from: str | None = None
-    """The form that the model is published in, where that is packed and what lies in memory is dense; else None."""
+    """The packed format of the checkpoint if the weights in memory are dense, else None."""
     offloaded_bytes: Mapping[str, int] = field(default_factory=dict)
-    """Bytes of weights that are fetched at every step, by where they wait: `host` memory or `disk`."""
+    """Bytes of weights that are fetched in every step, by their location: `host` memory or `disk`."""
     fit: CheckpointFit = CheckpointFit()
 
     @property
     def offloaded(self) -> bool:
-        """True when some weights wait elsewhere and cross a link to the device at every step."""
+        """True if some weights cross a link to the device in every step."""
         return bool(self.offloaded_bytes)
 
     @property
@@ -78,57 +78,54 @@ class LoadedModel:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """`torch.bfloat16` -> `bfloat16`."""
+    """Return a dtype's name without its module: `torch.bfloat16` -> `bfloat16`."""
     return str(dtype).removeprefix("torch.")
 
 
 def model_dtype(name: str, config: object) -> torch.dtype:
-    """The dtype asked for, or the config's own. Raises RequestError."""
+    """Return the dtype called `name`; for `auto` the config's, or bfloat16 without one. Raises RequestError."""
     if name != "auto":
         if name not in DTYPES:
             raise RequestError(f"--dtype {name!r} is unknown; use auto, {', '.join(DTYPES)}.")
         return DTYPES[name]
-    own = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None)
-    own = DTYPES.get(own) if isinstance(own, str) else own
-    return own if isinstance(own, torch.dtype) else torch.bfloat16
+    dtype = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None)
+    dtype = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+    return dtype if isinstance(dtype, torch.dtype) else torch.bfloat16
 
 
 def check_packed_dtype(name: str, quant: Quant) -> None:
-    """Raises RequestError for a format beside a dtype that is wider than what it saves."""
+    """Raises RequestError for a quantisation format with float32, which undoes its saving."""
     if quant != "none" and name == "float32":
         raise RequestError(
-            f"--quant {quant} with --dtype float32 would undo its point: every product would run in float32."
+            f"--quant {quant} with --dtype float32 would save nothing: every matmul would run in float32."
             " Use --dtype bfloat16, float16 or auto."
         )
 
 
 def in_16_bits(dtype: torch.dtype) -> torch.dtype:
-    """The dtype that a card is rented for: the model's own, and bfloat16 where that is float32."""
+    """Return `dtype`, or bfloat16 for float32: the dtype on a rented GPU."""
     return torch.bfloat16 if dtype is torch.float32 else dtype
 
 
 def resolve_dtype(name: str, quant: Quant, device: torch.device, config: Any) -> torch.dtype:
-    """The dtype to compute in.
+    """Return the compute dtype of a model. Raises RequestError.
 
-    `auto` is the checkpoint's own dtype on CUDA (float16 where the card has no bfloat16 units) and float32 on a CPU,
-    whose matrix kernels are made for it; quantised models compute in bfloat16 unless told otherwise.
+    `auto` is float32 on a CPU, whose matrix kernels are optimised for it, and the checkpoint's dtype on CUDA.
+    Quantised models compute in bfloat16. A GPU without bfloat16 units computes in float16 instead of bfloat16.
     """
-    if name != "auto" and name not in DTYPES:
-        raise RequestError(f"--dtype {name!r} is unknown; use auto, {', '.join(DTYPES)}.")
+    dtype = model_dtype(name, config)
     check_packed_dtype(name, quant)
     if name != "auto":
-        return DTYPES[name]
-    no_bfloat16 = device.type == "cuda" and compute_capability(device) < (8, 0)
+        return dtype
     if quant != "none":
-        return torch.float16 if no_bfloat16 else torch.bfloat16
-    if device.type == "cpu":
+        dtype = torch.bfloat16
+    elif device.type == "cpu":
         return torch.float32
-    own = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None) or torch.bfloat16
-    own = DTYPES.get(own, torch.bfloat16) if isinstance(own, str) else own
-    return torch.float16 if own is torch.bfloat16 and no_bfloat16 else own
+    no_bfloat16 = device.type == "cuda" and compute_capability(device) < (8, 0)
+    return torch.float16 if dtype is torch.bfloat16 and no_bfloat16 else dtype
 
 
 def most_positions(config: Any) -> int | None:
-    """How long a sequence the model was made for; None where its config does not say."""
+    """Return the longest sequence that the model supports, in tokens; None if its config does not say."""
     limit = getattr(config.get_text_config(), "max_position_embeddings", None)
     return limit if isinstance(limit, int) and limit > 0 else None

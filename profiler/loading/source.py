@@ -16,15 +16,15 @@ from profiler.units import visible
 SourceKind = Literal["card", "hub", "folder", "gguf"]
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-# An installed wheel carries the cards inside the package; a checkout has them beside it.
-_CARD_FOLDERS = (_PACKAGE / "models", _PACKAGE.parent / "models")
+# An installed wheel has the presets inside the package; a checkout has them next to it.
+_PRESET_FOLDERS = (_PACKAGE / "models", _PACKAGE.parent / "models")
 # The index of a model of 61 layers with 256 experts each (DeepSeek-V3) has 9 MB.
 _MOST_JSON_BYTES = 100_000_000
 _LONGEST_NAME = 100
 
 
 class Card(BaseModel):
-    """A model card in models/: the config.json facts of a well-known model, with where they come from."""
+    """A preset in models/: the config.json facts of a well-known model, with their source."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -40,53 +40,53 @@ class Card(BaseModel):
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Where a model is."""
+    """The location of a model. The kind `card` is a preset."""
 
     kind: SourceKind
     name: str
-    """As the run calls it: the card's name, the hub id, or the folder's or file's own name."""
+    """The model's name in a run: the preset's name, the hub id, or the name of the folder or file."""
     path: Path | None = None
-    """The folder or GGUF file, when it is local."""
+    """The folder or GGUF file of a local model."""
     hub_id: str | None = None
     card: Card | None = None
 
 
 @cache
 def card_names() -> tuple[str, ...]:
-    """The names of all shipped cards, in alphabetical order."""
-    return tuple(sorted(path.stem for path in _card_folder().glob("*.json")))
+    """Return the names of all presets, in alphabetical order."""
+    return tuple(sorted(path.stem for path in _preset_folder().glob("*.json")))
 
 
 @cache
 def load_card(name: str) -> Card:
-    """The card called `name`. Raises ModelError when there is none or it cannot be read."""
-    path = _card_folder() / f"{name}.json"
+    """Read the preset called `name`. Raises ModelError if there is none or it cannot be read."""
+    path = _preset_folder() / f"{name}.json"
     try:
         return Card.model_validate_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ModelError(f"no card called {name!r}.{near_misses(name, card_names())}") from None
+        raise ModelError(f"there is no preset {name!r}.{near_misses(name, card_names())}") from None
     except ValidationError as error:
-        raise ModelError(f"the card {path.name} is not valid: {error.errors()[0]['msg']}.") from None
+        raise ModelError(f"the preset {path.name} is not valid: {error.errors()[0]['msg']}.") from None
 
 
 def resolve(model: str) -> ModelSource:
-    """Where `model` is: a path if one exists, else a card's name, else a hub id (`owner/name`).
+    """Resolve a model's name: an existing path, else a preset, else a hub id (`owner/name`).
 
-    Nothing is read but the file system, and nothing is downloaded. Raises ModelError with near misses.
+    Reads the file system only, and downloads nothing. Raises ModelError with similar names.
     """
     if not model.strip():
-        raise ModelError("no model is named; give a hub id (owner/name), a folder, a .gguf file, or a card's name.")
+        raise ModelError("no model is named; pass a hub id (owner/name), a folder, a .gguf file, or a preset.")
     try:
         path = Path(model).expanduser()
         is_folder, is_file = path.is_dir(), path.is_file()
-    except (OSError, ValueError, RuntimeError) as error:  # too long a name, a NUL, nobody's home
+    except (OSError, ValueError, RuntimeError) as error:  # a name that is too long, a NUL, an unknown user's home
         reason = getattr(error, "strerror", None) or first_line(error)
-        raise ModelError(f"{visible(model[:_LONGEST_NAME])!r} is no model's name: {reason}.") from None
+        raise ModelError(f"{visible(model[:_LONGEST_NAME])!r} is not a model's name: {reason}.") from None
     if is_folder:
-        return _folder(path)
+        return _resolve_folder(path)
     if is_file:
         if path.suffix.lower() != ".gguf":
-            raise ModelError(f"{path.name} is a file, but no GGUF file; give a folder with a config.json, or a .gguf.")
+            raise ModelError(f"{path.name} is not a GGUF file; pass a .gguf file or a folder with a config.json.")
         return ModelSource("gguf", visible(path.stem), path=path)
     if model.lower().endswith(".gguf") or model.startswith((".", "/", "~")):
         raise ModelError(f"no file or folder at {model!r}.")
@@ -94,17 +94,19 @@ def resolve(model: str) -> ModelSource:
         card = load_card(model.lower())
         return ModelSource("card", model.lower(), hub_id=card.hub_id, card=card)
     if model.count("/") == 1 and all(model.split("/")):
-        return ModelSource("hub", model, hub_id=model, card=_card_of_hub_id(model))
+        presets = (preset for preset in map(load_card, card_names()) if preset.hub_id.lower() == model.lower())
+        return ModelSource("hub", model, hub_id=model, card=next(presets, None))
     raise ModelError(
         f"unknown model {model!r}.{near_misses(model, card_names())}"
-        " Give a hub id (owner/name), a folder, a .gguf file, or a name from `roofscope models`."
+        " Pass a hub id (owner/name), a folder, a .gguf file, or a name from `roofscope models`."
     )
 
 
 def inside(folder: Path, name: str) -> Path:
-    """The file `name` of a model's folder. Raises ModelError for one that lies elsewhere, or is no plain file.
+    """Return the path of the file `name` in a model's folder.
 
-    A folder of the hub's own cache is made of links to its neighbour `blobs`, which count as its own.
+    Raises ModelError for a link that leads out of the folder, or something other than a regular file. A folder of the
+    hub's cache consists of links to its neighbour `blobs`, which are allowed.
     """
     try:
         root = folder.resolve()
@@ -112,18 +114,18 @@ def inside(folder: Path, name: str) -> Path:
             root = root.parents[1]
         file = (folder / name).resolve()
     except (OSError, RuntimeError, ValueError):  # a loop of links, a NUL
-        raise ModelError(f"the model names {name!r}, which is no file's name.") from None
+        raise ModelError(f"the model names {name!r}, which is not a file name.") from None
     if not file.is_relative_to(root):
         raise ModelError(
-            f"{name!r} leads out of the model's folder, and nothing else is read;"
-            " give the folder that holds the files, or copy them into this one."
+            f"{name!r} leads out of the model's folder, and roofscope reads only files inside;"
+            " pass the folder that contains the files, or copy them into this one."
         )
     if file.exists() and not file.is_file():
-        raise ModelError(f"{name!r} of the model's folder is no plain file.")
+        raise ModelError(f"{name!r} in the model's folder is not a regular file.")
     return folder / name
 
 
-def _folder(path: Path) -> ModelSource:
+def _resolve_folder(path: Path) -> ModelSource:
     for entry in sorted(path.iterdir()):
         if not entry.is_dir():
             inside(path, entry.name)
@@ -131,39 +133,35 @@ def _folder(path: Path) -> ModelSource:
     adapter = path / "adapter_config.json"
     if adapter.is_file():
         raise ModelError(
-            f"the folder {str(path)!r} holds an adapter, which transformers would put on a model from elsewhere;"
-            " merge the two (peft: merge_and_unload) and give the result."
+            f"the folder {str(path)!r} contains an adapter, which transformers would apply to a model from elsewhere;"
+            " merge the two (peft: merge_and_unload) and pass the result."
         )
     if not config.is_file():
         ggufs = sorted(file.name for file in path.glob("*.gguf"))
-        hint = f" It holds {ggufs[0]}: give that file." if ggufs else ""
-        raise ModelError(f"the folder {str(path)!r} has no config.json, so it is no Hugging Face model.{hint}")
+        hint = f" It contains {ggufs[0]}: pass that file." if ggufs else ""
+        raise ModelError(f"the folder {str(path)!r} has no config.json, so it is not a Hugging Face model.{hint}")
     read_json_file(config)
     return ModelSource("folder", visible(path.resolve().name), path=path)
 
 
 def read_json_file(file: Path) -> dict[str, Any]:
-    """An object of a model's folder. Raises ModelError for a file that holds none, or is larger than any such file."""
+    """Read a JSON object. Raises ModelError for a file with anything else, or with more than `_MOST_JSON_BYTES`."""
     try:
         size = file.stat().st_size
         if size > _MOST_JSON_BYTES:
-            raise ModelError(f"{file} has {size} bytes, more than the {_MOST_JSON_BYTES} that are read of such a file.")
+            raise ModelError(f"{file} has {size} bytes; roofscope reads JSON files of at most {_MOST_JSON_BYTES}.")
         content = json.loads(file.read_text(encoding="utf-8"))
     except RecursionError:
         raise ModelError(f"{file} is nested too deeply.") from None
     except (ValueError, OSError) as error:
         raise ModelError(f"{file} cannot be read as JSON: {first_line(error)}.") from None
     if not isinstance(content, dict):
-        raise ModelError(f"{file} holds no JSON object.")
+        raise ModelError(f"{file} is not a JSON object.")
     return content
 
 
-def _card_of_hub_id(hub_id: str) -> Card | None:
-    return next((card for card in map(load_card, card_names()) if card.hub_id.lower() == hub_id.lower()), None)
-
-
-def _card_folder() -> Path:
-    for folder in _CARD_FOLDERS:
+def _preset_folder() -> Path:
+    for folder in _PRESET_FOLDERS:
         if any(folder.glob("*.json")):
             return folder
-    raise ModelError("the model cards are missing from this installation; reinstall roofscope.")
+    raise ModelError("the presets are missing from this installation; reinstall roofscope.")

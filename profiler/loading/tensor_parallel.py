@@ -1,4 +1,4 @@
-"""One rank's share of a model, cut and joined by transformers, and the same weights as a model of its own."""
+"""Load one rank's share of a tensor parallel model: as transformers joins it, and as a standalone model."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from profiler.packages import need
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank holds."""
+    """The share of a model on one rank."""
 
     joined: nn.Module
-    """transformers' own tensor parallel model: a step of it needs all ranks."""
+    """transformers' tensor parallel model; a step needs all ranks."""
     alone: LoadedModel
-    """The rank's tensors as a narrower model that exchanges nothing."""
+    """The rank's tensors as a narrower model that does not communicate."""
 
 
 def load_share(request: ModelRequest, config: Any, group: ProcessGroup, skeleton: nn.Module) -> Share:
-    """Load this rank's share, in step with the others; `skeleton` is that share without its bytes, and is filled.
+    """Load this rank's share, together with the other ranks. Fills `skeleton`, which is the share on meta.
 
-    Raises ModelError when the checkpoint does not load so, RequestError where accelerate is missing.
+    Raises ModelError if the checkpoint does not load over the ranks, RequestError if accelerate is missing.
     """
     need("accelerate", "loading a model")
     start_s = now_s()
@@ -47,25 +47,25 @@ def load_share(request: ModelRequest, config: Any, group: ProcessGroup, skeleton
             name = request.source.name
             raise ModelError(f"{name} does not load over {group.size} ranks: {first_line(error)}.") from error
         joined.eval()
-        _own_memory(joined)
+        _copy_mapped_slices(joined)
         _fill(skeleton, joined)
-    loaded_s = now_s() - start_s
+    load_s = now_s() - start_s
     with group.together():
-        spent_s = first_call(joined, request)
+        first_call_s = first_call(joined, request)
     return Share(
         joined,
         LoadedModel(
             module=skeleton,
             request=request,
-            load_s=loaded_s,
-            first_call_s=spent_s,
+            load_s=load_s,
+            first_call_s=first_call_s,
             revision=getattr(joined.config, "_commit_hash", None),
         ),
     )
 
 
 def _checkpoint(request: ModelRequest, config: Any, group: ProcessGroup) -> Any:
-    """Each rank reads its own slices of the checkpoint (transformers 5.23, `distributed_config`)."""
+    """Load the rank's slices of the checkpoint (transformers 5.23, `distributed_config`)."""
     from transformers import AutoModelForCausalLM
     from transformers.distributed.configuration_utils import DistributedConfig
 
@@ -84,7 +84,7 @@ def _checkpoint(request: ModelRequest, config: Any, group: ProcessGroup) -> Any:
 
 
 def _random(request: ModelRequest, config: Any, group: ProcessGroup) -> Any:
-    """Cut a model with random weights: each rank draws its own pieces, and equal values for what all hold."""
+    """Build a sharded model with random weights. Each rank draws its own shards; replicated weights are equal."""
     from accelerate import init_empty_weights
     from torch.distributed.tensor import DTensor
     from transformers.distributed.configuration_utils import DistributedConfig
@@ -96,28 +96,32 @@ def _random(request: ModelRequest, config: Any, group: ProcessGroup) -> Any:
     tp_plan = module._resolve_parallel_plans(DistributedConfig(tp_size=group.size))[0]
     apply_tensor_parallelism(module, group.mesh, tp_plan)
     module.tie_weights()
-    made: dict[int, nn.Parameter] = {}
+    parameters: dict[int, nn.Parameter] = {}
     for name, owner in module.named_modules():
         for key, param in list(owner.named_parameters(recurse=False)):
-            if id(param) not in made:
-                cut = isinstance(param, DTensor)
-                local = param.to_local() if cut else param
-                seed = zlib.crc32(f"{name}.{key}".encode()) + (group.rank if cut else 0)
-                values = _drawn(local, key, seed, group.device)
-                if cut:
-                    shape, stride = param.shape, param.stride()
-                    values = DTensor.from_local(
-                        values, param.device_mesh, param.placements, run_check=False, shape=shape, stride=stride
-                    )
-                made[id(param)] = as_loaded(values)
-            owner._parameters[key] = made[id(param)]
+            if id(param) not in parameters:
+                is_shard = isinstance(param, DTensor)
+                local = param.to_local() if is_shard else param
+                seed = zlib.crc32(f"{name}.{key}".encode()) + (group.rank if is_shard else 0)
+                values = _random_values(local, key, seed, group.device)
+                parameters[id(param)] = as_loaded(_shard_like(param, values) if is_shard else values)
+            owner._parameters[key] = parameters[id(param)]
         for key, buffer in owner.named_buffers(recurse=False):
             owner._buffers[key] = buffer.to(group.device)
     return module
 
 
-def _drawn(planned: torch.Tensor, key: str, seed: int, device: torch.device) -> torch.Tensor:
-    """Small random matrices, weights of norms that are one, biases that are nothing."""
+def _shard_like(param: Any, local: torch.Tensor) -> torch.Tensor:
+    """Return a DTensor with the layout of `param` whose local shard is `local`."""
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(
+        local, param.device_mesh, param.placements, run_check=False, shape=param.shape, stride=param.stride()
+    )
+
+
+def _random_values(planned: torch.Tensor, key: str, seed: int, device: torch.device) -> torch.Tensor:
+    """Return random values for matrices, ones for the weights of norms, and zeros for biases."""
     values = torch.empty(planned.shape, dtype=planned.dtype, device=device)
     if not values.is_floating_point():
         return values.zero_()
@@ -126,53 +130,51 @@ def _drawn(planned: torch.Tensor, key: str, seed: int, device: torch.device) -> 
     return values.fill_(1.0 if key.endswith("weight") else 0.0)
 
 
-def _own_memory(joined: nn.Module) -> None:
-    """Copy each slice that is still a view of the whole in a mapped file (CPU): a rank holds its share alone."""
+def _copy_mapped_slices(joined: nn.Module) -> None:
+    """Copy each slice that is a view of a memory-mapped file (CPU), so that the rank's memory is its share only."""
     from torch.distributed.tensor import DTensor
 
-    copied: dict[int, nn.Parameter] = {}
+    copies: dict[int, nn.Parameter] = {}
     for owner in joined.modules():
         for key, param in list(owner.named_parameters(recurse=False)):
             local = param.to_local() if isinstance(param, DTensor) else param.data
             if local.untyped_storage().nbytes() == local.nbytes:
                 continue
-            if id(param) not in copied:
-                own = local.clone(memory_format=torch.contiguous_format)
-                if isinstance(param, DTensor):
-                    own = DTensor.from_local(
-                        own, param.device_mesh, param.placements, run_check=False, shape=param.shape,
-                        stride=param.stride(),
-                    )  # fmt: skip
-                copied[id(param)] = as_loaded(own)
-            owner._parameters[key] = copied[id(param)]
+            if id(param) not in copies:
+                contiguous = local.clone(memory_format=torch.contiguous_format)
+                copies[id(param)] = as_loaded(
+                    _shard_like(param, contiguous) if isinstance(param, DTensor) else contiguous
+                )
+            owner._parameters[key] = copies[id(param)]
 
 
 def _fill(module: Any, joined: Any) -> None:
-    """Give a skeleton the tensors that the joined model holds here. Raises ModelError where a shape differs."""
+    """Replace the meta tensors of `module` by the rank's tensors of `joined`. Raises ModelError if a shape differs."""
     from torch.distributed.tensor import DTensor
 
-    held = dict(joined.named_parameters(remove_duplicate=False))
+    sources = dict(joined.named_parameters(remove_duplicate=False))
     buffers = dict(joined.named_buffers(remove_duplicate=False))
-    filled: dict[int, nn.Parameter] = {}
+    parameters: dict[int, nn.Parameter] = {}
     for name, owner in module.named_modules():
         prefix = f"{name}." if name else ""
         for key, param in list(owner.named_parameters(recurse=False)):
-            own = held[prefix + key]
-            local = own.to_local() if isinstance(own, DTensor) else own.data
+            source = sources[prefix + key]
+            local = source.to_local() if isinstance(source, DTensor) else source.data
             if local.shape != param.shape:
-                planned, found = tuple(param.shape), tuple(local.shape)
-                raise ModelError(f"{prefix}{key} is {found} here and not {planned}, as its plan says.")
-            if id(own) not in filled:
-                # Without gradients transformers hands a cut weight on as a tensor that could not be trained, for which
-                # torch takes another kernel in the LM head (`as_loaded`): here is to run what runs there.
-                filled[id(own)] = nn.Parameter(local, False) if isinstance(own, DTensor) else as_loaded(local)
-            owner._parameters[key] = filled[id(own)]
+                raise ModelError(
+                    f"{prefix}{key} has the shape {tuple(local.shape)}, but the plan has {tuple(param.shape)}."
+                )
+            if id(source) not in parameters:
+                # Without gradients, transformers passes a shard on as a tensor that does not require them, and torch
+                # chooses another kernel for the LM head (`as_loaded`). The standalone model must run the same kernel.
+                parameters[id(source)] = nn.Parameter(local, False) if isinstance(source, DTensor) else as_loaded(local)
+            owner._parameters[key] = parameters[id(source)]
         for key, _ in list(owner.named_buffers(recurse=False)):
             owner._buffers[key] = buffers[prefix + key]
     rows = module.get_input_embeddings().weight.shape[0]
 
-    def own_rows(_: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    def wrap_token_ids(_: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         return (args[0] % rows, *args[1:])
 
-    module.get_input_embeddings().register_forward_pre_hook(own_rows)
+    module.get_input_embeddings().register_forward_pre_hook(wrap_token_ids)
     module.eval()

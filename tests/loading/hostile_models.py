@@ -1,4 +1,4 @@
-"""Folders and files that a stranger could offer as a model: each takes a whole tiny model and spoils it."""
+"""Malicious and broken model folders and files. Each function spoils a copy of a valid tiny model."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Spoil = Callable[[Path], None]
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 MARK = "it-ran"
-"""A file of this name appears beside a model whose code was run."""
+"""A file of this name appears next to a model whose code was run."""
 
 
 def config(**changes: Any) -> Spoil:
-    """With some keys of config.json replaced."""
+    """Replace some keys of config.json."""
 
     def spoil(folder: Path) -> None:
         file = folder / "config.json"
@@ -32,7 +32,7 @@ def config_text(text: str) -> Spoil:
 
 
 def index(name: str) -> Spoil:
-    """With an index that says the weights lie in `name`."""
+    """Add an index that says that the weights are in `name`."""
     text = json.dumps({"metadata": {"total_size": 1}, "weight_map": {"lm_head.weight": name}})
     return lambda folder: _write(folder / INDEX, text.encode())
 
@@ -42,7 +42,7 @@ def index_text(text: str) -> Spoil:
 
 
 def header(tensors: dict[str, Any], data_bytes: int = 16) -> Spoil:
-    """With a checkpoint whose header says so, and so many bytes behind it."""
+    """Replace the checkpoint by one with this header, followed by `data_bytes` zeros."""
     text = json.dumps(tensors).encode()
     return lambda folder: _write(folder / WEIGHTS, struct.pack("<Q", len(text)) + text + bytes(data_bytes))
 
@@ -56,7 +56,7 @@ def raw_weights(content: bytes) -> Spoil:
 
 
 def linked(name: str, target: str) -> Spoil:
-    """With a file that is a symbolic link."""
+    """Replace a file by a symbolic link."""
 
     def spoil(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
@@ -66,7 +66,7 @@ def linked(name: str, target: str) -> Spoil:
 
 
 def pickled(name: str, *, without_weights: bool = True) -> Spoil:
-    """With a pickle that leaves a mark when it is loaded."""
+    """Add a pickle that leaves a mark when it is loaded."""
 
     def spoil(folder: Path) -> None:
         if without_weights:
@@ -98,8 +98,10 @@ def adapter(base: str) -> Spoil:
 
 
 def remote_code(**changes: Any) -> Spoil:
-    """With code of its own that leaves a mark when it is imported, a config that names it, and a chat template that
-    leaves it when it is rendered by a jinja that is no sandbox."""
+    """Add code that leaves a mark when it is imported, and a config that names it.
+
+    A chat template leaves the mark too if jinja renders it without a sandbox.
+    """
 
     def spoil(folder: Path) -> None:
         code = f"import os\nos.makedirs({str(folder / MARK)!r}, exist_ok=True)\n"
@@ -255,7 +257,7 @@ GGUFS: dict[str, bytes] = {
     "a tensor of 2^62 numbers": gguf(
         1, 1, _LLAMA + text(b"t") + struct.pack("<IQQIQ", 2, 2**31, 2**31, 0, 0) + bytes(64)
     ),
-    "a tensor behind the end": gguf(1, 1, _LLAMA + text(b"t") + struct.pack("<IQIQ", 1, 4, 0, 2**60) + bytes(64)),
+    "a tensor past the end": gguf(1, 1, _LLAMA + text(b"t") + struct.pack("<IQIQ", 1, 4, 0, 2**60) + bytes(64)),
     "a pickle as a value": gguf(
         0, 1, text(b"a") + struct.pack("<I", _STRING) + text(pickle.dumps(_Marking("/tmp/" + MARK)))
     ),
@@ -268,7 +270,7 @@ GGUFS: dict[str, bytes] = {
     "a pickle": pickle.dumps(_Marking("/tmp/" + MARK)),
 }
 
-# What the one line must hold, so that each is refused for its own reason.
+# Text that the error line must contain, so that each is refused for its own reason.
 SAYS = {
     "10^9 layers": "num_hidden_layers = 1000000000",
     "10^9 layers, with a type each": "num_hidden_layers = 1000000000",
@@ -304,16 +306,16 @@ SAYS = {
     "10^7 characters of brackets": "nested too deeply",
     "nested deeply": "nested too deeply",
     "nested a little too deeply": "recursion",
-    "a list": "holds no JSON object",
+    "a list": "is not a JSON object",
     "a number": "cannot be read as JSON",
     "not UTF-8": "cannot be read as JSON",
     "NUL": "cannot be read as JSON",
     "config.json outside": "leads out of",
     "config.json is a folder": "no config.json",
-    "config.json is a pipe": "no plain file",
+    "config.json is a pipe": "not a regular file",
     "config.json without an end": "leads out of",
-    "adapter of a file elsewhere": "holds an adapter",
-    "adapter of another model": "holds an adapter",
+    "adapter of a file elsewhere": "contains an adapter",
+    "adapter of another model": "contains an adapter",
     "own code for an unknown type": "--trust-remote-code",
     "own code for a type without language": "ViTConfig",
     "own code and an own quantiser": "'quantizer_own', which cannot be planned",
@@ -324,14 +326,14 @@ SAYS = {
     "index to a pickle": "is a pickle",
     "index to a number": "is not valid",
     "index to a list": "is not valid",
-    "index is a list": "no JSON object",
+    "index is a list": "is not a JSON object",
     "index nested deeply": "nested too deeply",
     "index names nothing": "is not valid",
-    "index with a NUL": "no file's name",
+    "index with a NUL": "not a file name",
     "index outside": "leads out of",
     "weights outside": "leads out of",
     "weights without an end": "leads out of",
-    "weights are a pipe": "no plain file",
+    "weights are a pipe": "not a regular file",
     "other weights by name": "'../outside.safetensors'",
     "header of 2 GB": "header too large",
     "header of 2^63 bytes": "header too large",
@@ -346,8 +348,8 @@ SAYS = {
     "shape of 10^18": "overflow",
     "shape that overflows": "overflow",
     "shape below 0": "-1",
-    "no tensor": "no tensor",
-    "pickle called safetensors": "no readable safetensors",
+    "no tensor": "no tensors",
+    "pickle called safetensors": "cannot be read as a safetensors file",
     "pickle in pytorch_model.bin": "is a pickle",
     "empty weights": "header too small",
     "2^60 tensors": "claims 1152921504606846976 tensors",
@@ -364,11 +366,11 @@ SAYS = {
     "unknown kind of value": "unknown kind, 99",
     "a tensor of 2^32 dimensions": "4294967295 dimensions",
     "a tensor of 2^62 numbers": "4611686018427387904 weights",
-    "a tensor behind the end": "behind its end",
+    "a tensor past the end": "past the end",
     "a pickle as a value": "how many layers",
     "version 4000": "version is 4000",
     "an unknown architecture": "nonsense is not supported",
     "an architecture and nothing else": "how many layers",
-    "a pickle": "no GGUF file",
+    "a pickle": "not a GGUF file",
     "10^9 layers in GGUF": "block_count = 1000000000",
 }

@@ -1,4 +1,4 @@
-"""Cards, names and paths."""
+"""Resolving presets, names and paths."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ PARAMS = {
 }
 
 
-def test_every_card_is_known_here() -> None:
+def test_every_preset_has_a_public_parameter_count() -> None:
     assert set(card_names()) == set(PARAMS)
 
 
 @pytest.mark.parametrize("name", sorted(PARAMS))
-def test_card_builds_to_its_public_parameter_count(name: str) -> None:
+def test_preset_builds_to_its_public_parameter_count(name: str) -> None:
     source = resolve(name)
     assert source.card is not None
     config = load_config(source)
@@ -51,15 +51,15 @@ def test_card_builds_to_its_public_parameter_count(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(PARAMS))
-def test_card_survives_the_config_class(name: str) -> None:
-    """transformers' own class keeps every fact of the card (it may rename one, or move it into a group)."""
+def test_preset_survives_the_config_class(name: str) -> None:
+    """transformers' config class has every fact of the preset; it may rename one, or move it into a group."""
     card = load_card(name)
     config = load_config(resolve(name))
-    kept = config.to_dict()
+    content = config.to_dict()
     moved = {"rope_theta", "rope_scaling", "model_type", "architectures", "dtype"}
     for key, value in card.config.items():
         if key not in moved:
-            assert kept.get(key, getattr(config, key, None)) == value, key
+            assert content.get(key, getattr(config, key, None)) == value, key
     assert card.source.startswith("https://")
 
 
@@ -93,7 +93,7 @@ def test_missing_path() -> None:
         resolve("./nowhere/model.gguf")
 
 
-def test_cards_are_plain_json() -> None:
+def test_presets_have_only_known_keys() -> None:
     for path in (Path(__file__).parents[2] / "models").glob("*.json"):
         assert set(json.loads(path.read_text())) <= {
             "hub_id",

@@ -1,4 +1,4 @@
-"""Checkpoints: a real GGUF file, a real safetensors folder, and what is refused before anything slow."""
+"""Checkpoints: a real GGUF file, a real safetensors folder, and refusals before anything slow."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def test_gguf_is_the_real_model(smollm2: LoadedModel) -> None:
 
 
 @pytest.mark.slow
-def test_a_gguf_file_says_what_it_was_dequantised_from(smollm2: LoadedModel) -> None:
-    """The file's name says Q4_1; its table of tokens is in Q8_0."""
+def test_a_gguf_model_names_the_types_of_its_file(smollm2: LoadedModel) -> None:
+    """The file's name says Q4_1; its embedding table is in Q8_0."""
     assert smollm2.unpacked_from == "GGUF (Q4_1, Q8_0)"
 
 
-@pytest.mark.parametrize(("architecture", "kept"), [("lfm2", True), ("qwen35", True), ("llama", False)])
-def test_which_gguf_transformers_can_keep_in_blocks(tmp_path: Path, architecture: str, kept: bool) -> None:
+@pytest.mark.parametrize(("architecture", "packed"), [("lfm2", True), ("qwen35", True), ("llama", False)])
+def test_gguf_architectures_that_transformers_loads_packed(tmp_path: Path, architecture: str, packed: bool) -> None:
     from gguf import GGMLQuantizationType, GGUFWriter
 
     file = tmp_path / "model.gguf"
@@ -56,7 +56,7 @@ def test_which_gguf_transformers_can_keep_in_blocks(tmp_path: Path, architecture
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    assert gguf_format(file) == Gguf(("Q8_0",), kept)
+    assert gguf_format(file) == Gguf(("Q8_0",), packed)
 
 
 def test_a_gguf_file_without_gguf_is_refused_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,17 +92,17 @@ def test_a_checkpoint_without_its_package_is_refused_with_the_command(
 @pytest.mark.parametrize(
     ("layers", "missing", "unused"), [(2, 0, 0), (3, 9, 0), (1, 0, 9)], ids=["alike", "too few", "too many"]
 )
-def test_a_checkpoint_of_another_depth_is_told(tmp_path: Path, layers: int, missing: int, unused: int) -> None:
-    """A layer of a llama has nine tensors: seven products and two norms."""
+def test_a_checkpoint_of_another_depth_gives_a_warning(tmp_path: Path, layers: int, missing: int, unused: int) -> None:
+    """A Llama layer has nine tensors: seven matrices and two norms."""
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "vocab_size": 32}
     AutoModelForCausalLM.from_config(LlamaConfig(**sizes, num_hidden_layers=2)).save_pretrained(tmp_path)
     config = LlamaConfig(**sizes, num_hidden_layers=layers, architectures=["LlamaForCausalLM"])
     config.save_pretrained(tmp_path)
     loaded = load(ModelRequest(resolve(str(tmp_path)), CPU, torch.float32, weights="checkpoint"), config)
     assert (len(loaded.fit.missing), len(loaded.fit.unused)) == (missing, unused)
-    said = fit_warnings(loaded.fit)
-    assert len(said) == (layers != 2)
-    assert all("9 tensors (first: model.layers." in line for line in said)
+    warnings = fit_warnings(loaded.fit)
+    assert len(warnings) == (layers != 2)
+    assert all("9 tensors (first: model.layers." in line for line in warnings)
 
 
 @pytest.mark.slow
@@ -117,7 +117,7 @@ def test_greedy_tokens_are_those_of_generate(smollm2: LoadedModel, gguf_file: Pa
     assert tokenizer.decode(ours[0, 0]) == " Paris"
 
 
-def test_folder_gives_its_own_weights(tiny_folder: Path) -> None:
+def test_a_folder_loads_its_weights(tiny_folder: Path) -> None:
     from transformers import LlamaForCausalLM
 
     source = resolve(str(tiny_folder))
@@ -189,8 +189,8 @@ def test_dtype_choice(tiny_folder: Path) -> None:
         resolve_dtype("float7", "none", CPU, config)
 
 
-@pytest.mark.parametrize(("told", "most"), [(1024, 1024), (-1, None), (0, None), (None, None), ("2048", None)])
-def test_what_is_no_number_of_positions_limits_nothing(told: object, most: int | None) -> None:
+@pytest.mark.parametrize(("value", "limit"), [(1024, 1024), (-1, None), (0, None), (None, None), ("2048", None)])
+def test_an_invalid_number_of_positions_is_no_limit(value: object, limit: int | None) -> None:
     """Some configs write -1 for a model without a limit."""
-    text = SimpleNamespace(max_position_embeddings=told)
-    assert most_positions(SimpleNamespace(get_text_config=lambda: text)) == most
+    text = SimpleNamespace(max_position_embeddings=value)
+    assert most_positions(SimpleNamespace(get_text_config=lambda: text)) == limit

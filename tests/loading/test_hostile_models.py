@@ -1,4 +1,4 @@
-"""Strangers' models: each ends in one line and exit code 2, soon and in little memory, and nothing of theirs is run."""
+"""Malicious models: each ends in one line and exit code 2, quickly, in little memory, and none of their code runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from profiler.loading.gguf_header import check_gguf
 from profiler.loading.source import resolve
 
 _MOST_YARDSTICKS = 165
-# Beside the half gigabyte that the libraries take: under 1 GB in all.
+# In addition to the half gigabyte that the libraries take: under 1 GB in total.
 _MOST_KIB = 500_000
 _RUN = ("--prompt-lens", "8", "--batch-sizes", "1", "--new-tokens", "4", "--budget", "0.1")
 
@@ -33,27 +33,27 @@ def folder(tiny_folder: Path, tmp_path: Path) -> Path:
 
 
 def _refused(roofscope, says: str, *arguments: str) -> None:  # type: ignore[no-untyped-def]
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew: that of another test would hide this one's
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak: that of another test would hide this one's
     used_kib = _peak_kib()
     start_s = time.process_time()
-    found = roofscope(*arguments)
+    result = roofscope(*arguments)
     assert time.process_time() - start_s < _MOST_YARDSTICKS * yardstick_s()
     assert _peak_kib() - used_kib < _MOST_KIB
-    assert found.code == 2, found
-    assert found.out == ""
-    [line] = found.err.splitlines()
+    assert result.code == 2, result
+    assert result.out == ""
+    [line] = result.err.splitlines()
     assert line.startswith("roofscope: ")
     assert says in line
 
 
 def _peak_kib() -> int:
-    """The most memory since the peak was taken back (proc(5): VmHWM)."""
+    """Return the peak memory since the last reset (proc(5): VmHWM)."""
     return int(re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[0])
 
 
 @pytest.fixture(autouse=True)
-def _depth_of_a_fresh_process() -> Iterator[None]:
-    """Libraries raise the limit for themselves: behind a test that compiled, what is nested too deeply is not."""
+def _recursion_limit_of_a_fresh_process() -> Iterator[None]:
+    """Libraries raise the limit: after a test that compiles, deeply nested files would be accepted."""
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(1000)
     yield
@@ -83,15 +83,15 @@ def test_gguf(roofscope, tmp_path: Path, name: str) -> None:  # type: ignore[no-
     _refused(roofscope, SAYS[name], "count", str(file))
 
 
-def test_a_whole_gguf_file_is_let_through(gguf_file: Path) -> None:
+def test_a_valid_gguf_file_is_accepted(gguf_file: Path) -> None:
     start_s = time.process_time()
     check_gguf(gguf_file)
     assert time.process_time() - start_s < _MOST_YARDSTICKS * yardstick_s()
 
 
 @pytest.mark.parametrize("spoil", [remote_code(), remote_code(architectures=["OwnModel"])])
-def test_own_code_of_a_known_type_is_left_out(roofscope, folder: Path, spoil: Spoil) -> None:  # type: ignore[no-untyped-def]
-    """transformers knows the type itself, so that the model counts as it would without the code beside it."""
+def test_custom_code_of_a_known_type_is_ignored(roofscope, folder: Path, spoil: Spoil) -> None:  # type: ignore[no-untyped-def]
+    """transformers supports the type itself, so the counts are those of the model without the code."""
     plain = json.loads(roofscope("count", str(folder), "--prompt", "64", "--format", "json").out)
     spoil(folder)
     assert json.loads(roofscope("count", str(folder), "--prompt", "64", "--format", "json").out) == plain
@@ -99,8 +99,8 @@ def test_own_code_of_a_known_type_is_left_out(roofscope, folder: Path, spoil: Sp
     assert "modeling_own" not in sys.modules
 
 
-def test_own_code_runs_where_it_is_trusted(roofscope, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
-    """The mark is no accident: with --trust-remote-code the very same folder leaves it."""
+def test_custom_code_runs_if_it_is_trusted(roofscope, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    """Shows that the mark works: with --trust-remote-code the same folder leaves it."""
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(folder.parent / "modules"))
     remote_code(model_type="own")(folder)
     roofscope("count", str(folder), "--trust-remote-code")
@@ -116,39 +116,39 @@ def test_own_code_runs_where_it_is_trusted(roofscope, folder: Path, monkeypatch:
         ({"attn_implementation": "stranger/kernel"}, "stranger/kernel"),
     ],
 )
-def test_the_config_that_a_run_folder_kept(tiny_folder: Path, changes: dict[str, object], says: str) -> None:
-    """A stranger's run folder holds one, from which other cells are counted."""
+def test_the_config_in_a_run_folder(tiny_folder: Path, changes: dict[str, object], says: str) -> None:
+    """A run folder contains a config, from which other cells are counted; it may come from somebody else."""
     content = json.loads((tiny_folder / "config.json").read_text())
     with pytest.raises(ModelError, match=says):
         config_from({**content, **changes}, "run/config.json")
-    named = {"AutoModelForCausalLM": "stranger/repository--modeling_own.OwnModel"}
-    assert not hasattr(config_from({**content, "auto_map": named}, "run/config.json"), "auto_map")
+    auto_map = {"AutoModelForCausalLM": "stranger/repository--modeling_own.OwnModel"}
+    assert not hasattr(config_from({**content, "auto_map": auto_map}, "run/config.json"), "auto_map")
 
 
 @pytest.mark.parametrize(("method", "linear"), [("bitnet", "BitLinear"), ("metal", "MetalLinear")])
 def test_a_format_without_a_rule_is_named(roofscope, folder: Path, method: str, linear: str) -> None:  # type: ignore[no-untyped-def]
-    """transformers plans it, and nobody here knows its bytes: the linears are left out, and each is said to be."""
+    """transformers plans the format, but roofscope has no rule for its bytes: `unknown` names each linear."""
     config(quantization_config={"quant_method": method})(folder)
-    found = roofscope("count", str(folder), "--prompt", "64", "--format", "json")
-    counted = json.loads(found.out)
-    assert found.code == 0
-    assert sum(linear in unknown for unknown in counted["unknown"]) == 7, "four of attention, three of the MLP"
+    result = roofscope("count", str(folder), "--prompt", "64", "--format", "json")
+    assert result.code == 0
+    unknown = json.loads(result.out)["unknown"]
+    assert sum(linear in name for name in unknown) == 7, "four of attention, three of the MLP"
 
 
-def test_a_pickle_that_is_not_called_one_is_no_checkpoint(folder: Path) -> None:
+def test_a_pickle_with_another_name_is_not_a_checkpoint(folder: Path) -> None:
     pickled("model.pt")(folder)
     assert weight_files(folder) == []
     assert resolve_weights(resolve(str(folder)), "auto") == "random"
 
 
-def test_the_hubs_own_cache_is_made_of_links(folder: Path) -> None:
-    """A snapshot's files are links to its neighbour's blobs; those of another model's are not."""
-    cached = folder.parent / "models--a--b"
-    (cached / "blobs").mkdir(parents=True)
-    snapshot = cached / "snapshots" / "0123"
+def test_links_within_the_hubs_cache_are_allowed(folder: Path) -> None:
+    """The files of a snapshot are links to the neighbouring folder `blobs`; other links are refused."""
+    cache = folder.parent / "models--a--b"
+    (cache / "blobs").mkdir(parents=True)
+    snapshot = cache / "snapshots" / "0123"
     snapshot.mkdir(parents=True)
     for number, file in enumerate(folder.iterdir()):
-        shutil.copy(file, cached / "blobs" / str(number))
+        shutil.copy(file, cache / "blobs" / str(number))
         (snapshot / file.name).symlink_to(f"../../blobs/{number}")
     assert [file.name for file in weight_files(resolve(str(snapshot)).path or Path())] == [WEIGHTS]
     (snapshot / WEIGHTS).unlink()

@@ -1,4 +1,4 @@
-"""A missing package costs only the features that need it: each names the command that installs it in one line."""
+"""A missing package disables only the features that need it; each names the command that installs it in one line."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ GRID = ("--prompt-lens", "8", "--batch-sizes", "1", "--new-tokens", "4", "--budg
 
 
 def without(package: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command line in a process of its own that cannot find `package`."""
+    """Run the command line in a new process that cannot find `package`."""
     command = [sys.executable, str(HIDDEN), package, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
 @pytest.fixture
 def packed_folder(tiny_folder: Path, tmp_path: Path) -> Path:
-    """A folder whose config says that its weights are compressed-tensors' 8-bit integers."""
+    """A folder whose config says that its weights are 8-bit integers of compressed-tensors."""
     weights = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
     options = {
         "quant_method": "compressed-tensors",
@@ -53,7 +53,7 @@ def packed_folder(tiny_folder: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def gguf_header(tmp_path: Path) -> Path:
-    """A GGUF file with the header of a model of one layer, written by ggml's own library."""
+    """A GGUF file with the header of a model of one layer, written by ggml's library."""
     from gguf import GGUFWriter
 
     file = tmp_path / "tiny.gguf"
@@ -66,7 +66,7 @@ def gguf_header(tmp_path: Path) -> Path:
 
 
 def refused(package: str, request: pytest.FixtureRequest) -> tuple[tuple[str, ...], str]:
-    """A command that needs `package`, and its one line without it."""
+    """Return a command that needs `package`, and its error line without it."""
     if package == "compressed-tensors":
         folder = request.getfixturevalue("packed_folder")
         assert published_format(load_config(resolve(str(folder)))) == package
@@ -80,7 +80,7 @@ def refused(package: str, request: pytest.FixtureRequest) -> tuple[tuple[str, ..
 
 
 @pytest.mark.parametrize("package", OPTIONAL)
-def test_what_needs_a_missing_package_says_how_to_install_it(
+def test_a_feature_without_its_package_says_how_to_install_it(
     package: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, roofscope: Callable[..., Any]
 ) -> None:
     arguments, line = refused(package, request)
@@ -118,10 +118,10 @@ def test_a_torchao_that_does_not_import_with_this_torch_is_one_line(monkeypatch:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("package", OPTIONAL)
-def test_every_other_run_goes_on_without_the_package(
+def test_other_runs_work_without_the_package(
     tiny_folder: Path, tmp_path: Path, package: str, request: pytest.FixtureRequest
 ) -> None:
-    """In a process that never saw the package."""
+    """In a new process, which never imported the package."""
     out = tmp_path / "run"
     done = without(package, "run", str(tiny_folder), *GRID, "--out", str(out))
     assert done.returncode == 0, done.stderr
@@ -143,26 +143,26 @@ def test_without_accelerate_no_model_loads_but_one_is_counted(tiny_folder: Path,
 
 @pytest.mark.slow
 @pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
-def test_a_run_on_a_card_needs_no_bitsandbytes(
+def test_a_run_on_a_gpu_does_not_need_bitsandbytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    """A 16-bit run asks nothing of the library for 4 bits that it does not use."""
+    """A 16-bit run does not query the library for 4 bits."""
     from simulated import four_bit
 
     from profiler.quant.storage import four_bit_dense_from_rows
 
     hide(monkeypatch, "bitsandbytes")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # a simulated roof must not be kept
-    for asked in (four_bit.table, four_bit_dense_from_rows):
-        asked.cache_clear()
-        request.addfinalizer(asked.cache_clear)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # a simulated roof must not be cached
+    for cached in (four_bit.table, four_bit_dense_from_rows):
+        cached.cache_clear()
+        request.addfinalizer(cached.cache_clear)
     run, _ = said(Scenario("smollm2-135m", 1, prompt_lens=[64], batch_sizes=[1]), [H100], tmp_path)
     assert run.document.finished
     assert run.document.model.four_bit_dense_from_rows is None
 
 
 def test_a_bitsandbytes_that_does_not_import_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where its CUDA runtime is missing."""
+    """This happens if its CUDA runtime is missing."""
 
     def broken() -> None:
         raise ImportError("libcudart.so.13: cannot open shared object file: No such file or directory")

@@ -1,4 +1,4 @@
-"""A model that does not fit: placed by accelerate, for real, and no verdict pretends otherwise."""
+"""A model that does not fit: accelerate really places it, and the verdicts say so."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from profiler.loading.load import load
 from profiler.loading.request import LoadedModel, ModelRequest
 
 # The tiny Llama in float32: a layer of 4 x 64 x 64 (q, o) and 2 x 64 x 32 (k, v) and 3 x 64 x 128 matrices and two
-# norms. Room for the embedding, one layer and (accelerate keeps it back) another one to fetch into: the second layer,
+# norms. Room for the embedding, one layer, and another one to fetch into, which accelerate reserves. The second layer,
 # the last norm and the head go to the disk.
 LAYER_BYTES = 4 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128 + 2 * 64)
 HEAD_BYTES = 4 * (64 + 128 * 64)
@@ -47,11 +47,11 @@ def test_a_model_larger_than_memory_runs_from_the_disk_and_computes_the_same(
         expected = Loader(tiny_folder)(weights).module(prompt).logits
         spill(monkeypatch)
         spilled = Loader(tiny_folder)(weights)
-        found = spilled.module(prompt).logits
-        again = spilled.module(prompt).logits
+        first = spilled.module(prompt).logits
+        second = spilled.module(prompt).logits
     assert spilled.offloaded_bytes == {"disk": LAYER_BYTES + HEAD_BYTES}
-    assert torch.equal(found, expected)
-    assert torch.equal(again, expected)
+    assert torch.equal(first, expected)
+    assert torch.equal(second, expected)
 
 
 def test_tied_embeddings_survive_the_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -70,8 +70,8 @@ def test_tied_embeddings_survive_the_disk(monkeypatch: pytest.MonkeyPatch, tmp_p
     with torch.inference_mode():
         expected = Loader(tmp_path / "tied")("random").module(prompt).logits
         spill(monkeypatch)
-        found = Loader(tmp_path / "tied")("random").module(prompt).logits
-    assert torch.equal(found, expected)
+        logits = Loader(tmp_path / "tied")("random").module(prompt).logits
+    assert torch.equal(logits, expected)
 
 
 @pytest.mark.slow
@@ -101,11 +101,11 @@ def test_too_large_for_memory_and_disk_together_is_one_line(
     assert not (tmp_path / "run").exists()
 
 
-def test_quantised_weights_cannot_wait_on_the_disk(
+def test_quantised_weights_cannot_be_on_the_disk(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_folder: Path
 ) -> None:
     monkeypatch.setattr(placement, "available_bytes", lambda device: 20_000)
-    with pytest.raises(ModelError, match="bitsandbytes cannot be kept on the disk"):
+    with pytest.raises(ModelError, match="bitsandbytes weights cannot be offloaded to disk"):
         profiler.profile(
             str(tiny_folder), quant="nf4", weights="random", prompt_lens=[8], batch_sizes=[1], out=tmp_path / "run"
         )

@@ -1,4 +1,4 @@
-"""Every format that this machine quantises to: bytes to the last one, tokens of `generate`, and what is refused."""
+"""Every format that this machine quantises to: exact bytes, the tokens of `generate`, and refusals."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ pytestmark = pytest.mark.cpu
 CPU = torch.device("cpu")
 DOUBLE = QuantOptions(double=True)
 
-# Share of float16 that the linears of SmolLM2-135M keep (576 and 1536 inputs, groups of 64 for int4):
-# 4.5 / 16, or 4.25 / 16 once repacked for a CPU's fused kernel, 8 bits and a float32 a row, 4 bits and two bfloat16 a
-# group of 64. The second column answers bitsandbytes' question whether the CPU has that kernel.
+# Size of SmolLM2-135M's linears over their size in float16 (576 and 1536 inputs, groups of 64 for int4):
+# 4.5 / 16, or 4.25 / 16 when repacked for a CPU's fused kernel, 8 bits and a float32 per row, 4 bits and two bfloat16
+# per group of 64. The second column says whether the CPU has that kernel.
 SHARES: list[tuple[Quant, bool, QuantOptions, float]] = [
     ("nf4", False, PLAIN, 4.5 / 16),
     ("nf4", True, PLAIN, 4.25 / 16),
@@ -73,11 +73,11 @@ def request_of(source: str, quant: Quant, options: QuantOptions = PLAIN, weights
 
 def linear_share(model: Any) -> float:
     linears = [op for op in walk(model).operators if isinstance(op, Linear) and op.group != "lm_head"]
-    held = sum(op.count * op.weight.weight_bytes for op in linears)
-    return held / sum(op.count * op.weight.in_features * op.weight.out_features * 2 for op in linears)
+    weight_bytes = sum(op.count * op.weight.weight_bytes for op in linears)
+    return weight_bytes / sum(op.count * op.weight.in_features * op.weight.out_features * 2 for op in linears)
 
 
-# Of real weights the two that are asked for most; all the others in CI.
+# With real weights, the two most used formats; the slow tests in CI run the others.
 QUICK = [
     case if case[0] in ("nf4", "int8") and case[2] == PLAIN else pytest.param(*case, marks=slow) for case in SHARES
 ]
@@ -93,7 +93,7 @@ def test_real_weights_in_every_format(
     options: QuantOptions,
     share: float,
 ) -> None:
-    """Planned on meta = counted when loaded = the sum of the storages; the tokens are those of `generate`."""
+    """Bytes planned on meta, bytes counted when loaded and storages are equal; the tokens are those of `generate`."""
     answer_cpu_probe(fused)
     if quant in ("int8wo", "int4wo", "fp8"):
         pytest.importorskip("torchao")
@@ -102,7 +102,7 @@ def test_real_weights_in_every_format(
     step = Step(1, 1, 8)
     counted = walk(loaded.module).work(step).weight_bytes
     assert counted == walk(plan(request, load_config(request.source))).work(step).weight_bytes
-    # The head is tied to the embedding table, so that a step reads all there is but for the rotary tables.
+    # The head is tied to the embedding table, so a step reads everything except the rotary tables.
     assert counted == model_storage_bytes(loaded.module) - storage_bytes(loaded.module.buffers())
     assert linear_share(loaded.module) == pytest.approx(share, rel=0.02)
     prompt = torch.tensor([[504, 3575, 282, 4649, 314]])  # "The capital of France is"
@@ -114,7 +114,7 @@ def test_real_weights_in_every_format(
 def test_random_weights_in_every_format(
     answer_cpu_probe: Callable[[bool], None], quant: Quant, fused: bool, options: QuantOptions, share: float
 ) -> None:
-    """Built layer by layer in their final format, to the byte of what was planned."""
+    """Built layer by layer in their final format, with exactly the planned bytes."""
     answer_cpu_probe(fused)
     if quant in ("int8wo", "int4wo", "fp8"):
         pytest.importorskip("torchao")
@@ -132,7 +132,7 @@ def test_random_weights_in_every_format(
 
 
 def test_the_layout_for_tensor_cores_is_planned_with_its_padding() -> None:
-    """576 inputs are padded to 1024 and 9 groups of 64 to 16; two bfloat16 a group and output (torchao's tinygemm)."""
+    """576 inputs are padded to 1024, 9 groups of 64 to 16; two bfloat16 per group and output (torchao's tinygemm)."""
     quantization = pytest.importorskip("torchao.quantization")
     linear = torch.nn.Linear(576, 1536, bias=False, dtype=torch.bfloat16, device="meta")
     config = quantization.Int4WeightOnlyConfig(group_size=64, int4_packing_format="tile_packed_to_4d")
@@ -157,7 +157,7 @@ def test_the_layout_for_tensor_cores_is_planned_with_its_padding() -> None:
 def test_the_kernel_that_converts(
     tiny_folder: Path, answer_cpu_probe: Callable[[bool], None], quant: Quant, fused: bool, rows: int, converts: bool
 ) -> None:
-    """On a CPU all but the fused kernels for 4 bits convert, and give the dense weight back."""
+    """On a CPU all kernels except the fused ones for 4 bits convert, and return the dense weight."""
     if quant in ("int8wo", "int4wo", "fp8"):
         pytest.importorskip("torchao")
     answer_cpu_probe(fused)
@@ -166,7 +166,7 @@ def test_the_kernel_that_converts(
     linear = loaded.module.model.layers[0].mlp.up_proj
     calls = conversion_calls([linear], rows, torch.bfloat16)
     assert bool(calls) == converts
-    if not calls or quant in ("int8", "int8wo"):  # whose scales are applied to the product
+    if not calls or quant in ("int8", "int8wo"):  # they apply their scales to the product
         return
     with torch.inference_mode():
         dense: Any = calls[0]()
@@ -199,7 +199,7 @@ def test_8_bits_stay_nearer_to_the_original_than_4(short_folder: Path) -> None:
 
 
 def conversions_s(folder: Path, quant: Quant) -> float:
-    """Seconds of all conversions of a decode step at batch 1, called in a loop of their own."""
+    """Measure the seconds of all conversions of a decode step at batch 1, called in a loop."""
     source = resolve(str(folder))
     request = ModelRequest(source, CPU, torch.bfloat16, quant=quant, weights="checkpoint")
     model = load(request, load_config(source)).module
@@ -240,10 +240,10 @@ def test_a_quantised_run_fills_every_column(
         other = {"ttft_s"} if phase == "decode" else {"first_step_s"}
         assert set(cells.columns[cells.isna().any()]) <= from_a_device | of_unequal_prompts | other
     decode = run.cells[run.cells["phase"] == "decode"].iloc[0]
-    # Of nf4's conversions three quarters are work; of LLM.int8()'s nearly all is calls, which are dispatch.
+    # Three quarters of nf4's conversions are work; nearly all of LLM.int8()'s are calls, which count as dispatch.
     least = 0.4 if quant == "nf4" else 0.0
-    own_s = sorted((before_s, conversions_s(short_folder, quant)))  # a shared machine changes from minute to minute
-    assert least * own_s[0] <= decode["dequantise_s"] < 1.3 * own_s[1]
+    loop_s = sorted((before_s, conversions_s(short_folder, quant)))  # a shared machine changes from minute to minute
+    assert least * loop_s[0] <= decode["dequantise_s"] < 1.3 * loop_s[1]
     assert 0 < run.document.quality.mean_kl_nats < 0.5
     assert any(f"{quant} is emulated" in warning for warning in run.document.warnings) == (quant == "nf4")
 
@@ -282,10 +282,10 @@ def test_quality_without_a_tokenizer_is_one_line(tiny_folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("fused", "product_dtype"), [(False, torch.float16), (True, torch.bfloat16)])
-def test_the_compute_dtype_is_what_products_run_in(
+def test_matmuls_run_in_the_compute_dtype(
     tiny_folder: Path, answer_cpu_probe: Callable[[bool], None], fused: bool, product_dtype: torch.dtype
 ) -> None:
-    """But for bitsandbytes' fused kernel on a CPU, which knows bfloat16 alone."""
+    """Except bitsandbytes' fused kernel on a CPU, which supports only bfloat16."""
     answer_cpu_probe(fused)
     request = request_of(str(tiny_folder), "nf4", QuantOptions(compute_dtype=torch.float16), "random")
     loaded = load(request, load_config(request.source))
@@ -293,7 +293,7 @@ def test_the_compute_dtype_is_what_products_run_in(
 
 
 def narrow_request(folder: Path, quant: Quant = "nf4", **widths: int) -> ModelRequest:
-    """A tiny Llama of widths that no kernel was made for, as a folder with a config alone."""
+    """Return a request for a tiny Llama with unusual widths, as a folder with nothing but a config."""
     from transformers import LlamaConfig
 
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, **widths}
@@ -311,7 +311,7 @@ def narrow_request(folder: Path, quant: Quant = "nf4", **widths: int) -> ModelRe
         ({"num_key_value_heads": 1}, r"outputs in multiples of 32, and .*self_attn\.k_proj has 16; use --quant int8"),
     ],
 )
-def test_a_width_that_the_fused_kernel_does_not_take_is_one_line(
+def test_a_width_that_the_fused_kernel_does_not_support_is_one_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, widths: dict[str, int], said: str
 ) -> None:
     monkeypatch.setattr("bitsandbytes.nn.modules.has_avx512bf16", lambda: True)

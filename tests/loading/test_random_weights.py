@@ -1,4 +1,4 @@
-"""Random weights: right dtype and format, no detour, and a model that really steps."""
+"""Random weights: the right dtype and format, no full-precision copy, and a model that steps."""
 
 from __future__ import annotations
 
@@ -64,23 +64,26 @@ def test_weights_are_neither_zero_nor_equal(tiny_folder: str) -> None:
 
 @pytest.mark.parametrize("weights", ["random", "checkpoint"])
 def test_a_prefill_runs_the_operators_of_a_plain_one(tiny_folder: Path, weights: Any) -> None:
-    """torch folds the last positions of a batch into one product where the weight could be trained, as it can where
-    transformers loads it, and copies the weight for each of them where it could not: five times a prefill's time.
+    """torch folds the last positions of a batch into one product if the weight requires gradients.
+
+    Weights that transformers loads do. Without gradients torch copies the weight for each position, and a prefill takes
+    five times as long.
     """
     from transformers import AutoModelForCausalLM
 
     plain = AutoModelForCausalLM.from_pretrained(tiny_folder, dtype=torch.bfloat16).eval()
     source = resolve(str(tiny_folder))
-    own = load(ModelRequest(source, CPU, torch.bfloat16, weights=weights), load_config(source)).module
-    assert ran(own) == ran(plain)
-    assert ran(plain)["aten::bmm"] == ran(plain.requires_grad_(False))["aten::bmm"] - 1
+    module = load(ModelRequest(source, CPU, torch.bfloat16, weights=weights), load_config(source)).module
+    assert operator_counts(module) == operator_counts(plain)
+    with_gradients = operator_counts(plain)["aten::bmm"]
+    assert with_gradients == operator_counts(plain.requires_grad_(False))["aten::bmm"] - 1
 
 
-def ran(model: Any) -> Counter[str]:
-    """How often each operator runs in a prefill of a batch whose last logits alone are kept."""
-    with torch.inference_mode(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+def operator_counts(model: Any) -> Counter[str]:
+    """Count the calls of each operator in a prefill of a batch that computes the last logits only."""
+    with torch.inference_mode(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         model(torch.arange(16).reshape(2, 8), logits_to_keep=1)
-    return Counter({row.key: row.count for row in seen.key_averages()})
+    return Counter({row.key: row.count for row in profile.key_averages()})
 
 
 PEAK = """
@@ -105,7 +108,7 @@ print((peak_bytes(cpu) - before) / size)
 
 @pytest.mark.slow
 def test_peak_memory_stays_under_1_3x_the_model() -> None:
-    """TinyLlama in bfloat16 is 2.2 GB; a float32 detour would need three times that."""
+    """TinyLlama in bfloat16 is 2.2 GB; a float32 copy would need three times that."""
     out = subprocess.run(
         [sys.executable, "-c", PEAK, "tinyllama-1.1b"], capture_output=True, text=True, check=True, timeout=300
     )
@@ -119,7 +122,7 @@ NF4_PEAK = PEAK.replace("torch.bfloat16), config)", "torch.bfloat16, 'nf4'), con
 
 @pytest.mark.slow
 def test_a_4_bit_model_is_built_without_a_dense_copy() -> None:
-    """TinyLlama is 2.2 GB in 16 bits, 0.75 GB in nf4 with its tables: under 2 GB at any moment of the building."""
+    """TinyLlama is 2.2 GB in 16 bits and 0.75 GB in nf4 with its tables; building it never takes 2 GB."""
     out = subprocess.run(
         [sys.executable, "-c", NF4_PEAK, "tinyllama-1.1b"], capture_output=True, text=True, check=True, timeout=300
     )
@@ -140,64 +143,64 @@ FORMATS: list[tuple[Quant, QuantOptions, bool]] = [
 ]
 
 
-def held(layer: Any) -> dict[str, Any]:
-    """Everything a quantised weight holds, by its place: shapes, dtypes and bytes of tensors, other values as such."""
+def layout(layer: Any) -> dict[str, Any]:
+    """Describe a quantised weight by attribute: shape, dtype, bytes and order of tensors; other values unchanged."""
     weight = layer.weight
-    found: dict[str, Any] = {"type": type(weight).__name__}
+    parts: dict[str, Any] = {"type": type(weight).__name__}
 
-    def note(place: str, value: Any) -> None:
+    def add(key: str, value: Any) -> None:
         if isinstance(value, torch.Tensor) and hasattr(value, "__tensor_flatten__"):
             for name in value.__tensor_flatten__()[0]:
-                note(f"{place}.{name}", getattr(value, name))
+                add(f"{key}.{name}", getattr(value, name))
         elif isinstance(value, torch.Tensor):
-            found[place] = (tuple(value.shape), value.dtype, value.untyped_storage().nbytes(), value.is_contiguous())
+            parts[key] = (tuple(value.shape), value.dtype, value.untyped_storage().nbytes(), value.is_contiguous())
         elif type(value).__name__ == "QuantState":
             for name, part in vars(value).items():
                 if part is not None:
-                    note(f"{place}.{name}", part)
+                    add(f"{key}.{name}", part)
         else:
-            found[place] = value
+            parts[key] = value
 
-    note("data", weight.data)
+    add("data", weight.data)
     for name in ("quant_state", "SCB", "CB", "bnb_quantized", "blocksize", "quant_type", "compress_statistics"):
         if hasattr(weight, name):
-            note(name, getattr(weight, name))
+            add(name, getattr(weight, name))
     if hasattr(layer, "state"):
-        note("state.SCB", layer.state.SCB)
-        note("state.CB", layer.state.CB)
-    return found
+        add("state.SCB", layer.state.SCB)
+        add("state.CB", layer.state.CB)
+    return parts
 
 
 @pytest.mark.parametrize(("quant", "options", "fused"), FORMATS)
-def test_what_is_drawn_is_laid_out_as_what_is_quantised(
+def test_random_weights_have_the_layout_of_quantised_ones(
     tiny_folder: Path, answer_cpu_probe: Callable[[bool], None], quant: Quant, options: QuantOptions, fused: bool
 ) -> None:
-    """After the first step: every tensor's shape, order, dtype and storage, and every fact beside them.
+    """After the first step: every tensor's shape, order, dtype and storage, and all other attributes.
 
-    transformers starts a Llama with a standard deviation of 0.02, and so are the values drawn.
+    transformers initialises a Llama with a standard deviation of 0.02, like the random weights.
     """
     if quant in ("int8wo", "int4wo", "fp8"):
         pytest.importorskip("torchao")
     answer_cpu_probe(fused)
     source = resolve(str(tiny_folder))
     request = ModelRequest(source, CPU, torch.bfloat16, quant, options, "checkpoint")
-    quantised, drawn = (
+    quantised, random = (
         load(replace(request, weights=weights), load_config(source)).module.model.layers[0]
         for weights in ("checkpoint", "random")
     )
     inputs = torch.randn(4096, 128, dtype=torch.bfloat16)
     for name in ("self_attn.k_proj", "mlp.up_proj", "mlp.down_proj"):
-        layer = drawn.get_submodule(name)
-        assert held(layer) == held(quantised.get_submodule(name))
+        layer = random.get_submodule(name)
+        assert layout(layer) == layout(quantised.get_submodule(name))
         with torch.inference_mode():
             products = layer(inputs[:, : layer.in_features]).float()
         assert products.std().item() == pytest.approx(0.02 * layer.in_features**0.5, rel=0.1)
 
 
-def test_a_weight_drawn_for_the_fused_kernel_is_one_that_the_library_can_undo(
+def test_the_library_can_unpack_a_random_weight_of_the_fused_kernel(
     tiny_folder: str, answer_cpu_probe: Callable[[bool], None]
 ) -> None:
-    """Its own inverse gives a matrix whose product is the kernel's, but for bfloat16's rounding."""
+    """The library's inverse gives a matrix whose product is the kernel's, except for bfloat16's rounding."""
     from bitsandbytes.functional import _convert_weight_packed_for_cpu_inverse, dequantize_4bit
 
     answer_cpu_probe(True)
@@ -206,6 +209,6 @@ def test_a_weight_drawn_for_the_fused_kernel_is_one_that_the_library_can_undo(
     with torch.inference_mode():
         product = layer(inputs).float()
         data, state = _convert_weight_packed_for_cpu_inverse(layer.weight.data, layer.weight.quant_state)
-        state.absmax = state.absmax.float().T.reshape(-1)  # which the library leaves as its kernel wants it
+        state.absmax = state.absmax.float().T.reshape(-1)  # the library leaves it in the kernel's layout
         expected = inputs.float() @ dequantize_4bit(data, state).float().T
     assert torch.allclose(product, expected, atol=0.02 * float(expected.std()))

@@ -1,5 +1,7 @@
-"""A local model is measured without a single connection, in 4 bits on a CPU whose kernel could be fetched too; a model
-of a hub with connections to that hub alone."""
+"""A run of a local model opens no connection, not even in 4 bits on a CPU, where a kernel could be downloaded.
+
+A run of a model on a hub connects to that hub only.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from hostile_models import MARK, remote_code
 from profiler.quant.bitsandbytes import four_bit_fuses_on_cpu, import_bitsandbytes
 
 TESTS = Path(__file__).parents[1]
-# Every way out of the process raises, and says so; the hub's own library does not know that it is offline.
+# Every connection raises and is reported; the hub's library does not know that it is offline.
 GUARDED = """
 import atexit, os, socket, sys
 
@@ -38,7 +40,7 @@ from hurry import hurry
 hurry(pytest.MonkeyPatch())
 main()
 """
-# Where to each connection goes, and each name that is looked up.
+# Reports the target of each connection, and each name that is looked up.
 WATCHED = """
 import os, sys
 
@@ -54,7 +56,7 @@ from profiler.cli.app import main
 hurry(pytest.MonkeyPatch())
 main()
 """
-# What bitsandbytes asks for a kernel as it is imported, where the package is installed.
+# If this package is installed, bitsandbytes requests a kernel from it while it is imported.
 KERNELS = "import socket\ndef get_kernel(*_, **__): socket.create_connection(('huggingface.co', 443))\n"
 
 
@@ -62,7 +64,7 @@ KERNELS = "import socket\ndef get_kernel(*_, **__): socket.create_connection(('h
 def test_kernels_are_hidden_while_bitsandbytes_is_imported(
     monkeypatch: pytest.MonkeyPatch, loaded: types.ModuleType | None
 ) -> None:
-    """transformers may have imported the package before; afterwards it is there again as it was."""
+    """transformers may have imported the package before; it is restored afterwards."""
     seen: list[object] = []
 
     class Finder:
@@ -81,16 +83,16 @@ def test_kernels_are_hidden_while_bitsandbytes_is_imported(
     assert sys.modules.get("kernels") is loaded
 
 
-def test_its_library_says_of_this_cpu_what_the_package_says() -> None:
+def test_the_library_and_the_package_agree_on_this_cpu() -> None:
     if torch.cuda.is_available():
-        pytest.skip("the package loads another library beside a card")
+        pytest.skip("with a GPU the package loads another library")
     assert four_bit_fuses_on_cpu() == bool(import_bitsandbytes().has_avx512bf16())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arguments", [(), ("--quant", "nf4")])
 def test_a_local_model_connects_to_nothing(tiny_folder: Path, tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    """Nor does code that lies beside its weights run."""
+    """Code next to the weights does not run either."""
     (tmp_path / "kernels.py").write_text(KERNELS)
     folder = shutil.copytree(tiny_folder, tmp_path / "model")
     remote_code()(folder)
@@ -103,26 +105,26 @@ def test_a_local_model_connects_to_nothing(tiny_folder: Path, tmp_path: Path, ar
     )
     assert done.returncode == 0, done.stderr
     assert "CONNECTED" not in done.stderr
-    assert ("USED bitsandbytes" in done.stderr) == bool(arguments), "half a second and 40 MB are for who asks for it"
+    assert ("USED bitsandbytes" in done.stderr) == bool(arguments), "its import takes half a second and 40 MB"
     assert (tmp_path / "run" / "report.html").is_file()
     assert not (folder / MARK).exists()
 
 
 @pytest.fixture
 def hub(tiny_folder: Path) -> Iterator[str]:
-    """A hub with one model, `owner/tiny`: files by https://huggingface.co/docs/hub/api, nothing else."""
+    """A hub with one model, `owner/tiny`. It serves files only, by https://huggingface.co/docs/hub/api."""
     prefix = "/owner/tiny/resolve/main/"
 
     class Hub(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             file = tiny_folder / Path(self.path).name
-            found = self.path.startswith(prefix) and file.is_file()
-            content = file.read_bytes() if found else b""
-            self.send_response(200 if found else 404)
+            exists = self.path.startswith(prefix) and file.is_file()
+            content = file.read_bytes() if exists else b""
+            self.send_response(200 if exists else 404)
             self.send_header("Content-Length", str(len(content)))
             self.send_header("ETag", f'"{file.name}"')
             self.send_header("X-Repo-Commit", "0" * 40)
-            if not found:
+            if not exists:
                 self.send_header("X-Error-Code", "EntryNotFound")
             self.end_headers()
             if self.command == "GET":
@@ -132,7 +134,7 @@ def hub(tiny_folder: Path) -> Iterator[str]:
             self.do_GET()
 
         def log_message(self, *_: object) -> None:
-            """Nothing on the screen."""
+            """Print nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -142,7 +144,7 @@ def hub(tiny_folder: Path) -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_a_model_of_a_hub_connects_to_that_hub_alone(hub: str, tmp_path: Path) -> None:
+def test_a_model_of_a_hub_connects_to_that_hub_only(hub: str, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     environment |= {"HF_ENDPOINT": f"http://{hub}", "HF_HOME": str(tmp_path / "home")}
     environment["PYTHONPATH"] = os.pathsep.join([str(TESTS), environment.get("PYTHONPATH", "")])
