@@ -1,4 +1,4 @@
-"""`batch-test`: which batch sizes to measure, decided before any is."""
+"""`batch-test`: choose the batch sizes before anything is measured."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from profiler.run.setup import measure_ceilings
 from profiler.run.validate import Prepared, prepare
 
 MOST_SEQUENCES = 4096
-# The test goes on for two doublings past the predicted knee, where the slope has had time to show.
+# The test continues for two doublings past the predicted knee, so that the slope shows.
 _PAST_THE_KNEE = 4
 _MEMORY_SHARE = 0.9
 # A slope needs two batches.
@@ -34,25 +34,26 @@ _LEAST_BATCHES = 2
 
 @dataclass(frozen=True)
 class _Roofs:
-    """What a whole step is held against before any is run."""
+    """The roofs from which the time of a step is estimated before it runs."""
 
     flops_per_s: float
     bytes_per_s: float
 
 
 def prepare_batch_test(options: Options, phase: str) -> Prepared:
-    """A run over doubled batches: up to what memory is predicted to hold, two doublings past the predicted knee, or
-    what the budget is expected to visit once.
+    """Return a checked run over doubled batch sizes.
 
-    `options` gives one prompt length (or one context length for a decode); its batch sizes are replaced. What the
-    budget cuts off is a warning. Raises RequestError, as `prepare` does, and where it is not enough for two batches.
+    The largest batch is limited by predicted memory, by two doublings past the predicted knee, and by what the budget
+    is expected to visit once. `options` gives one prompt length (or one context length for decode); its batch sizes are
+    replaced. If the budget cuts batches off, a warning says so. Raises RequestError, as `prepare` does, and if the
+    budget is too small for two batches.
     """
     if phase not in ("prefill", "decode"):
         raise RequestError(f"--phase {phase!r} is unknown; use prefill or decode.")
     first = prepare(replace(options, batch_sizes=[1]))
     depths = [*first.grid.prompt_lens, *first.grid.context_lens]
     if len(depths) != 1 or first.grid.ragged:
-        raise RequestError("a batch test doubles the batch at one length; give a single --prompt-len or --context-len.")
+        raise RequestError("a batch test needs one length; give a single --prompt-len or --context-len.")
     request, machine = first.request, machine_for(first.request.device)
     with quiet_libraries():
         module = plan(request, first.config)
@@ -72,37 +73,33 @@ def prepare_batch_test(options: Options, phase: str) -> Prepared:
     expected_s = [
         sum(_expected_visit_s(work, replace(cell, batch_size=batch), roofs) for cell in cells) for batch in batches
     ]
-    kept, told = _within(first.budget_s, batches, expected_s)
-    return replace(prepare(replace(options, batch_sizes=kept)), warnings=told)
+    affordable, warnings = _affordable(first.budget_s, batches, expected_s)
+    return replace(prepare(replace(options, batch_sizes=affordable)), warnings=warnings)
 
 
-def _within(
+def _affordable(
     budget_s: float, batches: Sequence[int], expected_s: Sequence[float]
 ) -> tuple[Sequence[int], tuple[str, ...]]:
-    """The batches that a budget visits once, and what of the rest is to be told. Raises RequestError."""
-    together_s = [seconds / SWEEP_SHARE for seconds in itertools.accumulate(expected_s)]
-    kept = [batch for batch, seconds in zip(batches, together_s, strict=True) if seconds <= budget_s]
-    if len(kept) < (least := min(_LEAST_BATCHES, len(batches))):
+    """The batches that a budget visits once, and a warning if it cuts some off. Raises RequestError."""
+    total_s = [seconds / SWEEP_SHARE for seconds in itertools.accumulate(expected_s)]
+    affordable = [batch for batch, seconds in zip(batches, total_s, strict=True) if seconds <= budget_s]
+    if len(affordable) < (least := min(_LEAST_BATCHES, len(batches))):
         raise RequestError(
-            f"--budget {budget_s:g}: batches of up to {batches[least - 1]} are expected to take"
-            f" --budget {math.ceil(together_s[least - 1])}; give as much, shorter prompts or fewer --new-tokens."
+            f"--budget {budget_s:g} is too small: batches of up to {batches[least - 1]} need about"
+            f" --budget {math.ceil(total_s[least - 1])}. Use that, a shorter prompt or fewer --new-tokens."
         )
-    if len(kept) == len(batches):
-        return kept, ()
-    return kept, (
-        f"--budget {budget_s:g} ends this test at batch {kept[-1]}: up to {batches[-1]} it is expected to take"
-        f" --budget {math.ceil(together_s[-1])}.",
+    if len(affordable) == len(batches):
+        return affordable, ()
+    return affordable, (
+        f"--budget {budget_s:g} ends this test at batch {affordable[-1]}: up to {batches[-1]} it needs about"
+        f" --budget {math.ceil(total_s[-1])}.",
     )
 
 
-def _step(key: CellKey) -> Step:
-    return Step(key.cell.batch_size, key.query_tokens, key.context_len)
-
-
 def _expected_visit_s(work: ModelWork, cell: Cell, roofs: _Roofs) -> float:
-    """What a first visit may take: two prefills, one of them to warm up, and the decode steps."""
+    """Expected seconds of a first visit: two prefills, one of them to warm up, and the decode steps."""
     times = {"prefill": 2, "decode": cell.decode_steps}
-    return sum(times[key.phase] * _floor_s(work.work(_step(key)), roofs) for key in cell.keys) / USUAL_ATTAINED
+    return sum(times[key.phase] * _floor_s(work.work(Step.of(key)), roofs) for key in cell.keys) / USUAL_ATTAINED
 
 
 def _floor_s(work: Work, roofs: _Roofs) -> float:
@@ -110,8 +107,8 @@ def _floor_s(work: Work, roofs: _Roofs) -> float:
 
 
 def _predicted_knee(work: ModelWork, key: CellKey, roofs: _Roofs) -> float | None:
-    """The batch from which FLOPs overtake bytes in such a step at these roofs; None when none does."""
-    step = _step(key)
+    """The batch from which such a step's FLOPs take longer than its bytes at these roofs; None if there is none."""
+    step = Step.of(key)
     one, two = work.work(replace(step, batch=1)), work.work(replace(step, batch=2))
     return crossover(
         float(one.model_flops),

@@ -1,4 +1,4 @@
-"""The seconds of a run: what each part may take, so that the answer is there when the budget ends."""
+"""The time of a run: how many seconds each part may take, so that the answer comes when the budget ends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RunPart(StrEnum):
 
 
 SWEEP_SHARE = 0.5
-"""About the share of a budget that the visits of cells get."""
+"""Approximate share of a budget for the visits of cells."""
 _ROOF_SHARE, _LEAST_ROOF_S = 0.02, 1.0
 _MOST_AFTER_SWEEP = 0.6
 _HOST_SHARE = 0.03
@@ -33,10 +33,10 @@ _WARM_UP_SHARE, _WARM_UP_MOST_S = 0.02, 3.0
 
 
 class RunBudget:
-    """Seconds from the start of a run to its answer, without those that loading the model takes.
+    """Seconds from the start of a run to its answer, without loading the model.
 
-    The parts after the sweep have shares of it; the sweep gets what they and the parts before it leave. With `whole`
-    every cell is visited however long it takes, and the parts after the sweep get their shares of what that makes.
+    The parts after the sweep have fixed shares of the total. The sweep gets what they and the parts before it leave.
+    With `whole`, every cell is visited however long it takes, and the later parts get their shares of that longer run.
     """
 
     def __init__(
@@ -50,8 +50,9 @@ class RunBudget:
         without: Collection[RunPart] = (),
         further_runs: int = 0,
     ) -> None:
-        """`spent_s` went by before this object was made; the run has no part of `without`. `further_runs` of the same
-        command follow, each of about the same length.
+        """`spent_s` elapsed before this object was made; the run has no part of `without`.
+
+        `further_runs` of the same command follow, each of about the same length.
         """
         self.total_s = total_s
         self.whole = whole
@@ -59,7 +60,7 @@ class RunBudget:
         self._machine = machine
         self._effort = effort
         self._start_s = machine.now_s() - spent_s
-        self._apart_s = 0.0
+        self._excluded_s = 0.0
         shares = {
             RunPart.ROOFS: effort.roofs_again_share,
             RunPart.REPLAYS: effort.replays_share,
@@ -74,26 +75,26 @@ class RunBudget:
 
     @contextlib.contextmanager
     def apart(self) -> Iterator[None]:
-        """Time that is not of the budget."""
+        """Context manager whose time does not count towards the budget."""
         before_s = self._machine.now_s()
         try:
             yield
         finally:
-            self._apart_s += self._machine.now_s() - before_s
+            self._excluded_s += self._machine.now_s() - before_s
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the start, without those apart."""
-        return self._machine.now_s() - self._start_s - self._apart_s
+        """Seconds since the start, without those excluded by `apart`."""
+        return self._machine.now_s() - self._start_s - self._excluded_s
 
     @property
     def left_s(self) -> float:
-        """Seconds until the answer is due; 0 where it is late."""
+        """Seconds until the answer is due; 0 if it is late."""
         return max(0.0, self.total_s - self.elapsed_s)
 
     @property
     def further_s(self) -> float:
-        """Seconds of the further runs of the same command."""
+        """Total budget of the further runs of the same command, in seconds."""
         return self._further_runs * self.total_s
 
     @property
@@ -107,47 +108,47 @@ class RunBudget:
         return sum(self._shares.values()) * self.total_s
 
     def extend(self, sweep_s: float) -> None:
-        """Make a whole grid's run as long as visits that take `sweep_s` from now on make it."""
+        """For a whole grid, extend the budget so that visits taking `sweep_s` from now on fit in."""
         if self.whole:
             shares = min(_MOST_AFTER_SWEEP, sum(self._shares.values()))
             self.total_s = max(self.total_s, (self.elapsed_s + sweep_s) / (1 - shares))
 
     def part_s(self, part: RunPart) -> float:
-        """Seconds that a part may take from now on: its share, and no more than the later parts leave."""
+        """Return the seconds that a part may take from now on: its share, and at most what later parts leave."""
         share = self._shares.get(part, 0.0)
         if not share or self.whole:
             return share * self.total_s
         order = list(RunPart)
-        later = sum(self._shares.get(other, 0.0) for other in order[order.index(part) + 1 :])
-        return min(share * self.total_s, self.left_s * share / (share + later))
+        later_shares = sum(self._shares.get(other, 0.0) for other in order[order.index(part) + 1 :])
+        return min(share * self.total_s, self.left_s * share / (share + later_shares))
 
     @property
     def roof_s(self) -> float:
-        """Seconds of the samples of one roof."""
+        """Seconds for sampling one roof."""
         return self._most(self._effort.roof_s, max(_LEAST_ROOF_S, _ROOF_SHARE * self.total_s))
 
     @property
     def weight_read_s(self) -> float:
-        """Seconds of reading the model's own weights."""
+        """Seconds for reading the model's own weights."""
         return self._most(self._effort.weight_read_s, self.roof_s / 2)
 
     @property
     def host_pace_s(self) -> float:
-        """Seconds of the standard twin's steps."""
+        """Seconds for the steps of the standard twin."""
         return self._most(self._effort.host_pace_s, _HOST_SHARE * self.total_s)
 
     @property
     def neighbours_s(self) -> float:
-        """Seconds of waiting for other processes to end."""
+        """Seconds to wait at most for other processes to end."""
         return self._effort.neighbours_share * self.total_s
 
     def dispatch_s(self, measurements: int) -> float:
-        """Seconds of each of so many measurements of dispatch."""
+        """Return the seconds for each of `measurements` measurements of dispatch."""
         return self._most(self._effort.twin_s, _DISPATCH_SHARE * self.total_s / measurements)
 
     @property
     def warm_up_s(self) -> float:
-        """Most seconds of warming an engine up; what is cold after it, its first visit warms."""
+        """Seconds at most for warming up an engine; its first visit warms up the rest."""
         return self._most(_WARM_UP_MOST_S, _WARM_UP_SHARE * self.total_s)
 
     def _most(self, effort_s: float, share_s: float) -> float:

@@ -28,64 +28,69 @@ from profiler.store.writer import replace_file
 
 PROFILE_BUDGET_S = 24.0
 _MOST_PASSES = 3
-# A pass in which others were busy for a larger share of the time is followed by another.
-_QUIET = 0.25
+# If other processes were busy for more than this share of a pass, another pass follows.
+_MOST_BUSY_SHARE = 0.25
 
 
 def profiled_dtypes(dtypes: str, out: Path) -> list[str]:
-    """What a profile is asked to tell of. Raises RequestError for what is no dtype, and where none could be written."""
+    """Return the dtypes of a profile from a comma-separated list.
+
+    Raises RequestError for an unknown dtype, or if `out` cannot be written.
+    """
     names = [name.strip() for name in dtypes.split(",") if name.strip()]
     for name in names:
         if name not in DTYPES:
             raise RequestError(f"--out-dtypes {name!r} is unknown; use {', '.join(DTYPES)}.{near_misses(name, DTYPES)}")
     if not names:
-        raise RequestError(f"--out-dtypes {dtypes!r} names none; use {', '.join(DTYPES)}.")
+        raise RequestError(f"--out-dtypes {dtypes!r} names no dtype; use {', '.join(DTYPES)}.")
     if not out.parent.is_dir():
-        raise RequestError(f"--out {out}: there is no folder {out.parent}.")
+        raise RequestError(f"--out {out}: the folder {out.parent} does not exist; create it first.")
     if out.is_dir():
         raise RequestError(f"--out {out} is a folder; give a file, such as {out / 'card.json'}.")
     return names
 
 
 def write_profile(machine: Machine, ceilings: Ceilings, names: Sequence[str], out: Path) -> list[str]:
-    """Measure a machine's profile under these roofs, in some dtypes, and write it. Raises RunError.
+    """Measure the profile of a machine in some dtypes, given its roofs, and write it; return warnings.
 
-    Where others were busy meanwhile it is measured again, and each kernel's least time stands. Returns what makes it
-    less trustworthy all the same. Raises DeviceError where no roof of memory or of arithmetic could be measured.
+    If other processes were busy, it is measured again, and each kernel's shortest time counts. Raises RunError, and
+    DeviceError if no roof of memory or of arithmetic could be measured.
     """
     if not ceilings.judges:
         why = next(iter(ceilings.missing.values()))
-        raise DeviceError(f"--out {out}: a profile needs the roofs of its card, which could not be measured ({why}).")
+        raise DeviceError(f"--out {out}: a profile needs this device's roofs, which could not be measured ({why}).")
     passes: list[CardProfile] = []
     busy = 1.0
-    while busy > _QUIET and len(passes) < _MOST_PASSES:
+    while busy > _MOST_BUSY_SHARE and len(passes) < _MOST_PASSES:
         with quiet_libraries(), Watch(machine.source) as watch:
             profile = measure_card(machine, ceilings, names, PROFILE_BUDGET_S, installed_formats())
             smalls = tuple(point for name in names for point in _small_points(machine, profile, name))
         passes.append(replace(profile, smalls=smalls))
         busy = busy_share(watch.readings)
     replace_file(out, profile_json(least_of(passes)))
-    if busy <= _QUIET:
+    if busy <= _MOST_BUSY_SHARE:
         return []
-    return [f"others were busy in each of {len(passes)} passes of the profile: stop them, and take it again."]
+    return [f"other processes were busy in all {len(passes)} passes of the profile: stop them and measure it again."]
 
 
 def _small_points(machine: Machine, profile: CardProfile, dtype: str) -> list[SmallPoint]:
-    """A layer's small kernels in prefills of the standard model, beside what they must move.
+    """Times of a layer's small kernels in prefills of the standard model, and the time of their memory traffic.
 
-    Of few tokens they may be lost in their dispatch, and are left out.
+    Prefills of few tokens, whose small kernels may not show next to dispatch, are left out.
     """
-    alone = {tokens: seconds for tokens, seconds in replay_small_kernels(machine, dtype).items() if seconds > 0}
-    if not alone:
+    small_s = {tokens: seconds for tokens, seconds in replay_small_kernels(machine, dtype).items() if seconds > 0}
+    if not small_s:
         return []
     config = load_config(resolve(STANDARD_MODEL))
     module = build_on_meta(config, DTYPES[dtype])
-    steps = StepArrays.of([CellKey("prefill", Cell(batch_size=1, prompt_len=tokens, new_tokens=1)) for tokens in alone])
+    steps = StepArrays.of(
+        [CellKey("prefill", Cell(batch_size=1, prompt_len=tokens, new_tokens=1)) for tokens in small_s]
+    )
     paths = dict.fromkeys(PHASES, ExecutionPath())
     needed = operator_arrays(walk(module), steps, paths, planned_weight_bytes(module))
     device = fitted_on(profile, dtype, config.num_hidden_layers).device
     traffic_s = from_memory_s(needed, device, lambda column: bool(column.heads or column.shape))
     return [
-        SmallPoint(dtype, float(each_s) / config.num_hidden_layers, alone[int(tokens)])
+        SmallPoint(dtype, float(each_s) / config.num_hidden_layers, small_s[int(tokens)])
         for tokens, each_s in zip(steps.tokens, traffic_s, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""`--cold`: start fresh processes and time them from launch to answer, with files out of the page cache."""
+"""`--cold`: time fresh processes from launch to answer, with their files out of the page cache."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -30,44 +30,38 @@ from profiler.run.validate import Prepared
 from profiler.units import scaled
 
 FROM_FILES = ("disk", "page cache")
-"""Where the weights of one fresh process after the other come from, where they are files."""
-_LONGEST_S = 900.0
+"""Sources of weight files, one fresh process for each."""
+_TIMEOUT_S = 900.0
 _EXCLUSIVE = "CUDA-capable device(s) is/are busy or unavailable"
-"""cudaErrorDevicesUnavailable, which a second process meets on a card in the mode EXCLUSIVE_PROCESS."""
+"""cudaErrorDevicesUnavailable: a second process gets it on a GPU in the mode EXCLUSIVE_PROCESS."""
 _CONTEXT_BYTES = 1_000_000_000
-"""A CUDA context with its libraries and cuBLAS workspaces: 0.3 to 0.9 GB, by card and torch version."""
+"""A CUDA context with its libraries and cuBLAS workspaces: 0.3 to 0.9 GB, by GPU and torch version."""
 
 _CHILD = "import sys; from profiler.run.cold_start import child; child(sys.argv[1])"
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """What a fresh process is to do, as it is handed over."""
-
-    options: dict[str, object]
-    launched_unix_s: float
-
-
 def fresh_starts(prepared: Prepared, machine: Machine, model_bytes: int) -> Iterator[FreshStart]:
-    """Fresh processes that load the model and answer one request with each engine: its checkpoint read from the disk,
-    and once more from the system's cache of it; random weights are drawn. Raises RequestError where one fails, and
-    where a card has no room for the `model_bytes` of weights next to those of this process.
+    """Yield the times of fresh processes that load the model and answer one request with each engine.
 
-    A checkpoint that this process has mapped, as on a CPU, stays in that cache: nothing comes from the disk then.
+    A checkpoint is read from the disk, and again from the page cache; random weights are drawn. A checkpoint that this
+    process has mapped, as on a CPU, stays in the page cache, and nothing is then read from the disk.
+
+    Raises RequestError if a process fails, or if a GPU has no room for a second copy of the `model_bytes` of weights.
     """
-    _refuse_a_second_process(machine, model_bytes)
-    file = _weights_folder(prepared)
-    if prepared.request.weights == "random" or file is None:
-        yield start_fresh(prepared, "drawn" if prepared.request.weights == "random" else "cached")
+    _check_room_for_two(machine, model_bytes)
+    path, is_random = prepared.request.source.path, prepared.request.weights == "random"
+    if is_random or path is None or not path.exists():
+        yield start_fresh(prepared, "drawn" if is_random else "cached")
         return
-    for link in FROM_FILES if forget(_files(file)) else FROM_FILES[1:]:
+    files = [path] if path.is_file() else [each for each in path.iterdir() if each.is_file()]
+    for link in FROM_FILES if forget(files) else FROM_FILES[1:]:
         yield start_fresh(prepared, link)
 
 
-def _refuse_a_second_process(machine: Machine, model_bytes: int) -> None:
+def _check_room_for_two(machine: Machine, model_bytes: int) -> None:
     if not machine.is_cuda:
         return
-    machine.release()  # what torch keeps here is not free there
+    machine.release()  # memory that torch caches here is not free for the other process
     free_bytes = machine.available_bytes()
     if free_bytes < model_bytes + _CONTEXT_BYTES:
         raise RequestError(
@@ -77,6 +71,7 @@ def _refuse_a_second_process(machine: Machine, model_bytes: int) -> None:
 
 
 def start_fresh(prepared: Prepared, link: str) -> FreshStart:
+    """Run one fresh process and return its times. Raises RequestError if it fails or times out."""
     cell = prepared.grid.cells[0]
     options = replace(
         prepared.options,
@@ -86,30 +81,30 @@ def start_fresh(prepared: Prepared, link: str) -> FreshStart:
         out=None,
         cold=False,
     )
-    asked = _Asked(asdict(options), time.time())
-    command = [sys.executable, "-c", _CHILD, json.dumps(asdict(asked))]
+    request = json.dumps({"options": asdict(options), "launched_unix_s": time.time()})
+    command = [sys.executable, "-c", _CHILD, request]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_LONGEST_S)
+        process = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        raise RequestError(f"a fresh process did not answer within {_LONGEST_S:g} s.") from None
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise RequestError(f"a fresh process did not answer within {_TIMEOUT_S:g} s.") from None
+    if process.returncode:
+        reason = (process.stderr.strip().splitlines() or ["no reason given"])[-1]
         hint = "; the card takes one process at a time (nvidia-smi -c DEFAULT)" if _EXCLUSIVE in reason else ""
-        raise RequestError(f"a fresh process ended with {done.returncode}: {reason}{hint}")
-    found = json.loads(done.stdout.splitlines()[-1])
-    engines = {name: FirstCalls(**calls) for name, calls in found.pop("engines").items()}
-    return FreshStart(link=link, engines=engines, **found)
+        raise RequestError(f"a fresh process ended with exit code {process.returncode}: {reason}{hint}")
+    times = json.loads(process.stdout.splitlines()[-1])
+    engines = {name: FirstCalls(**calls) for name, calls in times.pop("engines").items()}
+    return FreshStart(link=link, engines=engines, **times)
 
 
-def child(text: str) -> None:
-    """The fresh process itself: what it took, as one line of JSON on stdout."""
+def child(request_json: str) -> None:
+    """Entry point of the fresh process: print its times as one line of JSON."""
     from profiler.run.options import Options
     from profiler.run.validate import prepare
 
-    asked = json.loads(text)
-    launch_s = time.time() - asked["launched_unix_s"]
+    request = json.loads(request_json)
+    launch_s = time.time() - request["launched_unix_s"]
     with quiet_libraries():
-        prepared = prepare(Options(**asked["options"]))
+        prepared = prepare(Options(**request["options"]))
         machine, cell = machine_for(prepared.request.device), prepared.grid.cells[0]
         start_s = now_s()
         loaded = load(prepared.request, prepared.config)
@@ -135,42 +130,32 @@ def child(text: str) -> None:
     print(json.dumps({"launch_s": launch_s, "load_s": load_s, "load_bytes": nbytes, "engines": engines}))
 
 
-def _weights_folder(prepared: Prepared) -> Path | None:
-    """Where the weights lie, where they are files of this machine."""
-    path = prepared.request.source.path
-    return path if path is not None and path.exists() else None
-
-
-def _files(path: Path) -> list[Path]:
-    return [path] if path.is_file() else [each for each in path.iterdir() if each.is_file()]
-
-
-_GONE = 0.01
-"""Of all their pages: what is left of files that are read from the disk."""
+_MOST_RESIDENT = 0.01
+"""Files whose resident pages are at most this share of all are read from the disk."""
 
 
 def forget(files: Iterable[Path]) -> bool:
-    """Ask the system to drop its cached pages of these files; whether they are gone, so that they come from the disk.
+    """Ask the system to drop the cached pages of these files; return whether they are gone.
 
-    Pages that a process has mapped stay (posix_fadvise(2), POSIX_FADV_DONTNEED), and so does a file system that is
-    memory itself. Where the system does not tell, they are not known to be gone.
+    Pages that a process has mapped stay cached (posix_fadvise(2), POSIX_FADV_DONTNEED), and so does a file system that
+    is itself memory. If the system does not report residency, the result is False.
     """
-    held = pages = 0
+    resident_pages = pages = 0
     for file in files:
         try:
             _drop(file)
-            resident = _resident(file)
-        except (OSError, AttributeError):  # no such file any more, or not Linux
+            is_resident = _resident(file)
+        except (OSError, AttributeError):  # the file is gone, or this is not Linux
             return False
-        held += int(resident.sum())
-        pages += len(resident)
-    return pages > 0 and held <= _GONE * pages
+        resident_pages += int(is_resident.sum())
+        pages += len(is_resident)
+    return pages > 0 and resident_pages <= _MOST_RESIDENT * pages
 
 
 def _drop(file: Path) -> None:
     handle = os.open(file, os.O_RDONLY)
     try:
-        with contextlib.suppress(OSError):  # a disk that is read alone has nothing to write
+        with contextlib.suppress(OSError):  # a read-only disk has nothing to write
             os.fsync(handle)
         os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
@@ -178,17 +163,17 @@ def _drop(file: Path) -> None:
 
 
 def _resident(file: Path) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """[page]: whether it is in memory (mincore(2), the lowest bit of each); mapping a file reads nothing of it."""
+    """[page]: whether it is in memory (mincore(2), the lowest bit of each byte); mapping a file reads nothing of it."""
     nbytes = file.stat().st_size
     if not nbytes:
         return np.zeros(0, np.bool_)
-    found = np.zeros(-(-nbytes // mmap.PAGESIZE), np.uint8)
+    page_states = np.zeros(-(-nbytes // mmap.PAGESIZE), np.uint8)
     with file.open("rb") as handle, mmap.mmap(handle.fileno(), nbytes, access=mmap.ACCESS_READ) as view:
         mapped = np.frombuffer(view, np.uint8)
         failed = ctypes.CDLL(None, use_errno=True).mincore(
-            ctypes.c_void_p(mapped.ctypes.data), ctypes.c_size_t(nbytes), ctypes.c_void_p(found.ctypes.data)
+            ctypes.c_void_p(mapped.ctypes.data), ctypes.c_size_t(nbytes), ctypes.c_void_p(page_states.ctypes.data)
         )
-        del mapped  # a map that is looked at cannot be closed
+        del mapped  # a map that is in use cannot be closed
     if failed:
         raise OSError(ctypes.get_errno(), "mincore", str(file))
-    return (found & 1).astype(np.bool_)
+    return (page_states & 1).astype(np.bool_)

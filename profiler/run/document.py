@@ -1,4 +1,4 @@
-"""run.json before the first figure: model, device, software, grid, execution paths."""
+"""The run.json that is written before the first measurement: model, device, software, grid, execution paths."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def opening(
     warnings: Sequence[str],
     instrument_s_per_step: float | None,
 ) -> RunDocument:
-    """run.json as it is before anything was timed: model, device, software, roofs, grid."""
+    """Return run.json as it is before anything was timed: model, device, software, roofs, grid."""
     grid = prepared.grid
     return RunDocument(
         schema_version=SCHEMA_VERSION,
@@ -61,7 +61,7 @@ def opening(
 
 
 def device_facts(info: Device, dtype: str) -> DeviceFacts:
-    """A device as run.json tells it, with its datasheet's dense peak for `dtype`."""
+    """Return a device's entry in run.json, with its datasheet's dense peak for `dtype`."""
     sheet = info.datasheet
     return DeviceFacts(
         kind=info.kind,
@@ -77,17 +77,17 @@ def device_facts(info: Device, dtype: str) -> DeviceFacts:
 
 
 def ceilings_record(ceilings: Ceilings, dispatch: Sequence[DispatchSamples]) -> CeilingsRecord:
-    """The roofs as run.json tells them."""
-    known = {(item.engine, item.phase, item.batch_size): dispatch_of(item) for item in dispatch}
+    """Return the entry of the roofs in run.json, with the dispatch time per engine, phase and batch size."""
+    by_step = {(item.engine, item.phase, item.batch_size): dispatch_of(item) for item in dispatch}
     return CeilingsRecord(
         **{item.name: getattr(ceilings, item.name) for item in fields(ceilings)},
         memory_bytes_per_s=ceilings.memory_bytes_per_s if ceilings.memory else None,
-        dispatch_s=dispatch_seconds(known),
+        dispatch_s=dispatch_seconds(by_step),
     )
 
 
 def config_of(prepared: Prepared) -> dict[str, object]:
-    """The model's config without the path that it was read from."""
+    """Return the model's config without the path that it was read from."""
     config: dict[str, object] = copy.deepcopy(prepared.config).to_dict()
     config.pop("_name_or_path", None)
     return config

@@ -1,4 +1,4 @@
-"""The facts of a running job: each is on disk before it counts."""
+"""The facts of a running job; each is on disk before it is used."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from profiler.store.document import RunDocument
 from profiler.store.folder import facts_of
 from profiler.store.writer import RunStore
 
-# Keeping the table as it grows may take this share of a sweep's wall time.
+# Writing the table during a sweep may take this share of its wall time.
 _TABLE_SHARE = 0.05
 
 
 class FactLog:
-    """Appends facts to a run folder and keeps its table up to date."""
+    """Appends facts to a run folder, and keeps cells.csv up to date."""
 
     def __init__(
         self,
@@ -42,27 +42,27 @@ class FactLog:
 
     @property
     def facts(self) -> Facts:
-        """All that is known so far."""
+        """All facts so far."""
         return facts_of(self._document, self._operators, self.gathered)
 
     def begin(self, rows: Sequence[CellResult]) -> None:
-        """Keep the first table: cells that an earlier part of the run has a number for stand as in its `rows`."""
+        """Write the first table. Cells that an earlier part of the run measured keep their `rows`."""
         self._rows |= {row.key: row for row in rows if row.status == "ok" and row.key.cell in self.gathered.visits}
         self.judge([cell for cell in self.facts.grid.cells if any(key not in self._rows for key in cell.keys)])
 
     def add(self, fact: Fact) -> None:
-        """Push one more fact to the disk and take it in."""
+        """Append a fact to samples.jsonl, then merge it."""
         self._store.append(fact)
         self.gathered.add(fact)
 
     def judge(self, cells: Sequence[Cell]) -> None:
-        """Keep the table with these cells judged by what is known so far; soon, where it was kept a moment ago."""
+        """Judge these cells from the facts so far, and write the table, unless it was written a moment ago."""
         self._changed |= dict.fromkeys(cells)
         if self._machine.now_s() >= self._next_table_s:
             self.keep_table()
 
     def keep_table(self) -> None:
-        """Write cells.csv as it stands."""
+        """Judge the changed cells and write cells.csv."""
         start_s = self._machine.now_s()
         self._rows |= judge_cells(self.facts, self._changed)
         self._changed.clear()

@@ -21,21 +21,21 @@ from profiler.store.writer import write_cells, write_document, write_operators
 
 
 def judge_folder(folder: Path, *, finished: bool = False) -> Run:
-    """Judge a run by its facts on disk and write what follows from them: run.json, cells.csv, operators.csv.
+    """Judge a run from its facts on disk, and write run.json, cells.csv and operators.csv.
 
-    `finished` marks a run as such with the last file, so that one whose table could not be written can be resumed.
-    Neither torch nor a device is needed. Raises RunError for a folder whose facts are damaged or were not kept.
+    `finished` marks the run as finished, in the last file that is written: a run whose table could not be written can
+    then be resumed. Neither torch nor a device is needed. Raises RunError if the folder's facts are damaged or missing.
     """
     document = read_document(folder)
     gathered = read_gathered(folder, document)
     facts = read_facts(folder, document, gathered)
     judgement = judge_run(facts)
-    inside = facts.hooked.values() if document.looked_inside else ()
+    hooked_cells = facts.hooked.values() if document.looked_inside else ()
     preparation_s: dict[str, float] = {}
     for cell, visits in facts.visits.items():
         spent_s = sum(visit.preparation_s for visit in visits)
         preparation_s[cell.engine] = preparation_s.get(cell.engine, 0.0) + spent_s
-    early = [document.ended_by] if document.ended_by else []
+    ended_by = [document.ended_by] if document.ended_by else []
     owned = {
         name: replace(item, cache_used_bytes=_most_used(name, facts.visits))
         for name, item in document.engine.owned.items()
@@ -50,7 +50,7 @@ def judge_folder(folder: Path, *, finished: bool = False) -> Run:
         health=replace(document.health, readings=health(facts.readings)),
         evidence=judgement.evidence,
         scaling=judgement.scaling,
-        breakdown=tuple(item for hooked in inside for item in group_times(facts, hooked)),
+        breakdown=tuple(item for hooked in hooked_cells for item in group_times(facts, hooked)),
         activity=tuple(ActivityRecord.of(item) for item in gathered.latest_by(Activity, "key")),
         quality=gathered.latest(Quality),
         rank_steps=rank_steps(facts, {result.key: result.latency_s for result in judgement.cells}),
@@ -62,19 +62,19 @@ def judge_folder(folder: Path, *, finished: bool = False) -> Run:
         warnings=(
             *document.set_up_warnings,
             *(part.sentence for part in document.missing),
-            *early,
+            *ended_by,
             *run_warnings(facts, judgement.judged),
         ),
     )
     cells = judgement.cells
     write_operators(folder, facts)
-    del judgement, facts, gathered, inside  # of ten thousand cells they are half of all the memory
+    del judgement, facts, gathered, hooked_cells  # with ten thousand cells, half of all the memory
     write_cells(folder, cells)
     write_document(folder, document)
     return Run(folder, document, cells)
 
 
 def _most_used(engine: str, visits: Mapping[Cell, Sequence[Visit]]) -> int:
-    """Most of an engine's own cache that was in use at once."""
-    known = (visit for cell, of_cell in visits.items() if cell.engine == engine for visit in of_cell)
-    return max((visit.cache_used_bytes or 0 for visit in known), default=0)
+    """Largest number of bytes of an engine's own cache that were in use at once."""
+    engine_visits = (visit for cell, of_cell in visits.items() if cell.engine == engine for visit in of_cell)
+    return max((visit.cache_used_bytes or 0 for visit in engine_visits), default=0)

@@ -1,4 +1,4 @@
-"""The measuring passes of a run, in order: sweep, replays, trials, hooks, and what options ask for."""
+"""The measuring passes of a run, in order: sweep, replays, trials, hooks, and passes that options request."""
 
 from __future__ import annotations
 
@@ -41,31 +41,31 @@ from profiler.run.tensor_parallel import Ranks
 from profiler.run.validate import Prepared
 from profiler.units import several
 
-# Kernels that were held up are replayed again so often, each time in this share of what the replays have.
-_MOST_AGAIN = 2
-_AGAIN_SHARE = 0.2
-# Two of a step are hooked, and two are not.
+# Kernels that were disturbed are replayed again at most this often, each time in this share of the replays' time.
+_MOST_REPEATS = 2
+_REPEAT_SHARE = 0.2
+# Hooking a step takes the time of four: two are hooked, and two are not.
 _HOOKED_STEPS = 4
-# A visit may be late by this share of the budget before it is given up.
+# A visit may exceed the budget by this share before it is given up.
 _LATE_SHARE = 0.1
-# Trying other forms takes so many seconds at most, and is left out where there are fewer than the least.
+# Trials of variants take at most this many seconds, and are left out below `_LEVERS_LEAST_S`.
 _LEVERS_MOST_S = 15.0
-# Reading, a matrix-vector product, and the model's own product.
+# The roofs that are measured again: reads, a matrix-vector product, and the model's own product.
 _ROOFS = 3
-# A budget whose share is this long has room to compile a few layers, too, and such trials may take longer.
+# With at least this much time for trials a few layers are compiled, too, and trials may take longer.
 _COMPILING_FROM_S = 40.0
 _COMPILING_MOST_S = 60.0
 _LEVERS_LEAST_S = 4.0
 
-_LOOK_EVERY_S = 2.0
-"""A look at the machine takes a quarter of a second on a CPU."""
+_CHECK_EVERY_S = 2.0
+"""Time between checks of the machine, each of which takes a quarter of a second on a CPU."""
 
 _REPLAYS, _NO_REPLAYS = "the replays of kernels", "time lost in kernels that have none is unexplained"
-_NO_DRIFT = "a change in the machine's own speed is not seen"
-_NOT_SEARCHED = "its cause is not looked for"
+_NO_DRIFT = "a change in the machine's own speed is not detected"
+_NOT_SEARCHED = "its cause is unknown"
 
 Sweep = Callable[..., Iterator[Visit | Gap]]
-"""What decides which cell is visited when, with the arguments of `timing.sweep.sweep`."""
+"""Decides which cell is visited when; called with the arguments of `measure.sweep.sweep`."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +79,11 @@ class Session:
     budget: RunBudget
     ranks: Ranks | None
     neighbours: Neighbours | None = None
-    """Of a run of one process."""
+    """None in a run over several ranks."""
 
 
 def measure_cells(session: Session, visits: Sweep) -> None:
-    """Sweep the cells, look at the roofs again, replay kernels, try other ways, and look for what none explains."""
+    """Sweep the cells, measure the roofs again, replay kernels, try variants, and search for unexplained time."""
     _sweep(session, visits)
     budget = session.budget
     budget.extend(0.0)
@@ -92,16 +92,16 @@ def measure_cells(session: Session, visits: Sweep) -> None:
         _time_shares(session, session.ranks)
     with session.stages.optional("the table of cells during the sweep", "it is written at the end of the run"):
         session.ledger.keep_table()
-    _look_at_roofs_again(session)
+    _remeasure_roofs(session)
     if session.subject.loaded.offloaded:
         return
     measured = _steppable(session)
     _replay(session, measured)
     if session.ranks is None:
         _time_generate(session, measured)
-        _batch_otherwise(session)
+        _try_batching(session)
         _try_levers(session)
-        _look_for_residuals(session)
+        _search_unexplained(session)
 
 
 def _sweep(session: Session, visits: Sweep) -> None:
@@ -123,19 +123,19 @@ def _sweep(session: Session, visits: Sweep) -> None:
     probe = _drift_probe(session)
     own_bytes = other_bytes(subject.engines, machine.allocated_bytes() - subject.held_bytes, subject.model_bytes)
 
-    looked_s = -math.inf
+    checked_s = -math.inf
 
-    def look() -> float:
-        nonlocal looked_s
-        if machine.now_s() - looked_s > _LOOK_EVERY_S:
+    def check_machine() -> float:
+        nonlocal checked_s
+        if machine.now_s() - checked_s > _CHECK_EVERY_S:
             if probe is not None:
                 with stages.optional("the drift probe", _NO_DRIFT):
                     ledger.add(probe.look())
-            _look_at_neighbours(session)
-            looked_s = machine.now_s()
+            _check_neighbours(session)
+            checked_s = machine.now_s()
         return swing(ledger.gathered.looks)
 
-    # Cells that have no number yet are tried once more: what they lacked may be there now.
+    # Cells without a number are tried again: what they lacked, such as memory, may be available now.
     earlier = [visit for visits in ledger.gathered.visits.values() for visit in visits]
     with Watch(machine.source) as watch:
         for name, engine in subject.engines.items():
@@ -148,8 +148,8 @@ def _sweep(session: Session, visits: Sweep) -> None:
             vocab_size=subject.vocab_size,
             own_bytes=own_bytes,
             fits=lambda cell: _no_room(session, cell),
-            on_progress=lambda progress: stages.listener.progress(_of_run(progress, budget), len(grid.cells)),
-            before_visits=look,
+            on_progress=lambda progress: stages.listener.progress(_run_progress(progress, budget), len(grid.cells)),
+            before_visits=check_machine,
             earlier=earlier,
         ):
             ledger.add(outcome)
@@ -159,34 +159,34 @@ def _sweep(session: Session, visits: Sweep) -> None:
                 ledger.add(Readings(readings))
             with stages.optional("the table of cells during the sweep", "it is written at the end of the run"):
                 ledger.judge([outcome.cell])
-        look()
+        check_machine()
 
 
-def _look_at_neighbours(session: Session) -> None:
-    """Record other processes that took cores which this run needs since the last look."""
+def _check_neighbours(session: Session) -> None:
+    """Record other processes that since the last check took cores which this run needs."""
     if session.neighbours is None:
         return
     with session.stages.optional(LOOK, UNSEEN):
-        found = session.neighbours.look()
-        if found.disturbs(host_threads(session.subject.machine.info)):
-            session.ledger.add(found)
+        contention = session.neighbours.look()
+        if contention.disturbs(host_threads(session.subject.machine.info)):
+            session.ledger.add(contention)
 
 
-def _of_run(progress: Progress, budget: RunBudget) -> Progress:
+def _run_progress(progress: Progress, budget: RunBudget) -> Progress:
     """Progress with the times of the whole run instead of those of the sweep."""
     left_s = progress.left_s + budget.after_sweep_s + budget.further_s
     return replace(progress, elapsed_s=budget.elapsed_s, left_s=left_s)
 
 
 def _drift_probe(session: Session) -> DriftProbe | None:
-    """What shows whether the machine's own speed changes; None where there is no room for its buffers."""
+    """A probe of the machine's own speed; None if there is no room for its buffers."""
     with session.stages.optional("the drift probe", _NO_DRIFT):
         return DriftProbe(session.subject.machine, session.prepared.effort)
     return None
 
 
 def _no_room(session: Session, cell: Cell) -> str | None:
-    """Why a cell cannot fit into memory; None where it may, or where nobody knows."""
+    """Why a cell cannot fit into memory; None if it may fit, or if that is unknown."""
     with session.stages.optional("the check for free memory", "cells are tried without it"):
         return session.subject.no_room(cell)
     return None
@@ -199,46 +199,46 @@ def _time_shares(session: Session, ranks: Ranks) -> None:
         session.ledger.add(own)
 
 
-def _look_at_roofs_again(session: Session) -> None:
-    session.stages.begin("roofs", "looking at the roofs again")
-    again_s = min(session.budget.part_s(RunPart.ROOFS) / _ROOFS, session.prepared.effort.roofs_again_s)
-    if not again_s:
+def _remeasure_roofs(session: Session) -> None:
+    session.stages.begin("roofs", "measuring the roofs again")
+    roof_s = min(session.budget.part_s(RunPart.ROOFS) / _ROOFS, session.prepared.effort.roofs_again_s)
+    if not roof_s:
         return
     subject, ceilings = session.subject, session.ledger.facts.ceilings
-    with session.stages.optional("the second look at the roofs", "cells are judged by the first"):
+    with session.stages.optional("the second measurement of the roofs", "cells are judged by the first"):
         dtype = dtype_name(subject.request.dtype)
-        session.ledger.add(remeasure_roofs(subject.machine, ceilings, dtype, again_s))
+        session.ledger.add(remeasure_roofs(subject.machine, ceilings, dtype, roof_s))
 
 
 def _steppable(session: Session) -> list[Cell]:
-    """Cells that were visited, but for those of engines that own their model."""
+    """Visited cells, without those of engines that own their model."""
     visited, engines = session.ledger.gathered.visits, session.subject.engines
     return [cell for cell in session.prepared.grid.cells if cell in visited and not engines[cell.engine].owns_model]
 
 
 def _replay(session: Session, measured: list[Cell]) -> None:
-    session.stages.begin("replays", "replaying each cell's kernels alone")
+    session.stages.begin("replays", "replaying each cell's kernels in isolation")
     with session.stages.optional(_REPLAYS, _NO_REPLAYS):
         for replays in _replayed(session, measured, 1.0):
             session.ledger.add(replays)
-        for _ in range(_MOST_AGAIN):
-            if again := [cell for cell in held_up(session.ledger.facts) if cell in measured]:
-                _measure_parts_again(session, again)
+        for _ in range(_MOST_REPEATS):
+            if cells := [cell for cell in held_up(session.ledger.facts) if cell in measured]:
+                _repeat_parts(session, cells)
         if session.ranks is None:
             _replay_between(session, measured)
 
 
 def _replay_between(session: Session, measured: list[Cell]) -> None:
-    """The linears where the cells leave gaps: a forecast of what lies there, or of larger batches, need not guess."""
-    known = session.ledger.gathered.replays
-    keys = [key for key in keys_between([key for cell in measured for key in cell.keys]) if key not in known]
+    """Replay linears at row counts between those of the cells, so that forecasts there need not guess."""
+    replayed = session.ledger.gathered.replays
+    keys = [key for key in keys_between([key for cell in measured for key in cell.keys]) if key not in replayed]
     ceilings, budget_s = session.ledger.facts.ceilings, session.budget.part_s(RunPart.BETWEEN)
     for (replays,) in replay_between((session.subject,), keys, ceilings, budget_s):
         session.ledger.add(replays)
 
 
 def _replayed(session: Session, cells: list[Cell], share: float) -> Iterator[Replays]:
-    """The kernels of these cells run alone, in a share of what replays have of the budget."""
+    """Replays of these cells' kernels, in this share of the replays' time."""
 
     def on_failure(error: Exception) -> None:
         session.stages.failed(_REPLAYS, error, _NO_REPLAYS)
@@ -248,25 +248,25 @@ def _replayed(session: Session, cells: list[Cell], share: float) -> Iterator[Rep
     return replay_kernels(session.subject, cells, ceilings, budget_s, on_failure, steps_s)
 
 
-def _measure_parts_again(session: Session, cells: list[Cell]) -> None:
-    """Dispatch and kernels again where they took longer than the steps that they are parts of: a neighbour did."""
+def _repeat_parts(session: Session, cells: list[Cell]) -> None:
+    """Measure dispatch and kernels again where another process made them longer than the steps they belong to."""
     if session.ranks is None:
         batches, engines = sorted({cell.batch_size for cell in cells}), sorted({cell.engine for cell in cells})
         for dispatch in dispatch_of_twin(
             session.prepared, session.subject, session.stages, session.budget, batches, engines
         ):
             session.ledger.add(dispatch)
-    for replays in _replayed(session, cells, _AGAIN_SHARE):
+    for replays in _replayed(session, cells, _REPEAT_SHARE):
         session.ledger.add(replays)
 
 
 def _time_generate(session: Session, measured: list[Cell]) -> None:
-    with session.stages.optional("the look inside generate", "its overhead has no parts"):
+    with session.stages.optional("the timing of generate's parts", "its overhead is not broken down"):
         for steps in time_generate(session.subject, measured, session.budget.part_s(RunPart.GENERATE)):
             session.ledger.add(steps)
 
 
-def _batch_otherwise(session: Session) -> None:
+def _try_batching(session: Session) -> None:
     with session.stages.optional("batching the prompts in other ways", "no other way is compared"):
         latencies_s = _latencies_s(session.ledger)
         for queue in try_ways(session.subject, latencies_s, session.budget.part_s(RunPart.QUEUE)):
@@ -274,7 +274,7 @@ def _batch_otherwise(session: Session) -> None:
 
 
 def _try_levers(session: Session) -> None:
-    """Try what else this machine could do with these cells, unless there is too little time to learn anything."""
+    """Try variants of these cells on this machine, unless there is too little time to learn anything."""
     share_s = session.budget.part_s(RunPart.TRIALS)
     compiling = share_s >= _COMPILING_FROM_S
     budget_s = min(_COMPILING_MOST_S if compiling else _LEVERS_MOST_S, share_s)
@@ -291,14 +291,14 @@ def _try_levers(session: Session) -> None:
 
 
 def _failed_trial(session: Session) -> Callable[[str, Exception], None]:
-    def failed(form: str, error: Exception) -> None:
+    def on_failure(form: str, error: Exception) -> None:
         session.stages.failed(f"trying {form}", error, "this change has no trial")
 
-    return failed
+    return on_failure
 
 
-def _look_for_residuals(session: Session) -> None:
-    """Hook the cells of which much is unexplained, the worst of them in any case."""
+def _search_unexplained(session: Session) -> None:
+    """Hook the cells with much unexplained time, the worst of them in any case."""
     ledger, stages, machine = session.ledger, session.stages, session.subject.machine
     unexplained: Sequence[CellKey] = ()
     with stages.optional("the search for unexplained time", _NOT_SEARCHED):
@@ -310,7 +310,7 @@ def _look_for_residuals(session: Session) -> None:
             break
         has_time = key not in steps_s or machine.now_s() + _HOOKED_STEPS * steps_s[key] <= deadline_s
         if has_time and key not in ledger.gathered.hooked:
-            stages.begin("unexplained", f"looking for what is unexplained in {key.name}")
+            stages.begin("unexplained", f"searching for unexplained time in {key.name}")
             with stages.optional("the search for unexplained time", _NOT_SEARCHED):
                 for hooked in hook_cell(session.subject, key.cell):
                     if hooked.key in unexplained:
@@ -318,22 +318,22 @@ def _look_for_residuals(session: Session) -> None:
 
 
 def _latencies_s(ledger: FactLog) -> dict[CellKey, float]:
-    """The time of every cell that was measured."""
+    """Median seconds of every measured step."""
     results = judge_run(ledger.facts).cells
     return {result.key: result.latency_s for result in results if result.status == "ok"}
 
 
 def _floors_s(session: Session) -> Mapping[CellKey, float]:
-    """The floor of every step, from which the time of visits is estimated before any was measured."""
+    """The least seconds of each step, from which visits are estimated before any is measured."""
     facts, floors_s = session.ledger.facts, dict[CellKey, float]()
-    with session.stages.optional("the estimate of the time left", "it is shown without one"):
+    with session.stages.optional("the estimate of the time left", "progress is shown without it"):
         for key in facts.grid.keys:
             floors_s[key] = breakdown_of(facts, key, latency_s=1.0)[0].floor_s
     return floors_s
 
 
 def forecast_missing_cells(session: Session) -> None:
-    """Forecast the cells that the budget did not reach from those that were measured."""
+    """Forecast the cells that the budget did not reach, from those that were measured."""
     subject, ledger = session.subject, session.ledger
     if session.ranks is not None:
         return
@@ -350,44 +350,40 @@ def forecast_missing_cells(session: Session) -> None:
 
 
 def measure_options(session: Session, folder: Path) -> None:
-    """Measure what the options ask for beside the sweep; a trace is written into `folder`."""
-    wants, subject = session.prepared.options, session.subject
-    if (wants.breakdown or wants.trace) and not subject.loaded.offloaded:
+    """Measure what the options request besides the sweep; a trace is written into `folder`."""
+    options, subject = session.prepared.options, session.subject
+    if (options.breakdown or options.trace) and not subject.loaded.offloaded:
         session.stages.begin("looking inside", "looking inside a step")
         for name in (name for name, engine in subject.engines.items() if not engine.owns_model):
-            with session.stages.optional(f"the look inside {name}", "its steps have no parts"):
-                _look_inside(session, name, folder if wants.trace else None)
-    if wants.cold:
+            with session.stages.optional(f"the breakdown of {name}'s steps", "its steps are not broken down"):
+                _look_inside(session, name, folder if options.trace else None)
+    if options.cold:
         _start_cold(session)
     if quality_ids := session.prepared.quality_ids:
-        session.stages.begin("quality", "holding the quantised model against the unquantised one")
-        with session.stages.optional("the comparison with the unquantised model", "its quality is not known"):
+        session.stages.begin("quality", "comparing the quantised model with the unquantised one")
+        with session.stages.optional("the comparison with the unquantised model", "the loss of quality is unknown"):
             session.ledger.add(check_quality(subject.loaded, quality_ids))
 
 
 def _look_inside(session: Session, engine: str, trace_folder: Path | None) -> None:
-    """Groups within a step of every cell of an engine; kernels and gaps of the smallest and the largest."""
+    """Time the module groups in every cell of an engine; trace kernels and gaps in its smallest and largest cell."""
     cells = [cell for cell in session.ledger.gathered.visits if cell.engine == engine]
     for cell in cells:
         for hooked in hook_cell(session.subject, cell):
             session.ledger.add(hooked)
-    for number, cell in enumerate(_ends(cells)):
+    by_size = sorted(cells, key=lambda cell: cell.batch_size * cell.depth)
+    for number, cell in enumerate(dict.fromkeys([*by_size[:1], *by_size[-1:]])):
         for activity in trace_cell(session.subject, cell, None if number else trace_folder):
             session.ledger.add(activity)
 
 
-def _ends(cells: list[Cell]) -> list[Cell]:
-    ordered = sorted(cells, key=lambda cell: cell.batch_size * cell.depth)
-    return list(dict.fromkeys([*ordered[:1], *ordered[-1:]]))
-
-
 def _start_cold(session: Session) -> None:
     subject = session.subject
-    session.stages.begin("cold", "starting the model in a fresh process, and stepping it after silence")
-    with session.stages.optional("the cold starts", "what a fresh process takes is not known"):
+    session.stages.begin("cold", "starting the model in a fresh process, and stepping it after idle time")
+    with session.stages.optional("the cold starts", "the times of a fresh process are unknown"):
         for start in fresh_starts(session.prepared, subject.machine, subject.model_bytes):
             session.ledger.add(start)
-    engine, cell = next(iter(session.subject.engines.values())), session.prepared.grid.cells[0]
-    with session.stages.optional("the steps after a pause", "what a pause costs is not known"):
-        for steps in steps_after_idle(engine, cell, session.subject.machine, session.prepared.effort.idle_pauses):
+    engine, cell = next(iter(subject.engines.values())), session.prepared.grid.cells[0]
+    with session.stages.optional("the steps after a pause", "the cost of a pause is unknown"):
+        for steps in steps_after_idle(engine, cell, subject.machine, session.prepared.effort.idle_pauses):
             session.ledger.add(steps)

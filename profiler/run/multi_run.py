@@ -1,9 +1,9 @@
-"""Several precisions or devices on one grid, run one after the other and compared."""
+"""Runs of several precisions or devices on one grid, one after the other, and their comparison."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,18 +17,14 @@ from profiler.store.folder import Run
 
 
 def run_precisions(options: Options, precisions: Sequence[str], listener: Listener) -> list[Run]:
-    """Profile the model once in each precision: one folder, with a run folder for each and a report that compares them.
+    """Profile the model in each precision: one folder with a run folder for each, and a report that compares them.
 
-    All are checked before the first begins.
-
-    Raises RequestError for a precision that is named twice or does not exist, before anything is loaded.
+    All requests are checked before the first run begins. Raises RequestError, before anything is loaded, for a
+    precision that is named twice or does not exist.
     """
-    if len(set(precisions)) < len(precisions):
-        raise RequestError(f"--quant {','.join(precisions)}: a precision is named twice.")
-    options = replace(options, budget_s=_budget_of_each(options, len(precisions)))
-    base = Path(options.out or prepare(replace(options, quant=precisions[0]), compared=True).out)
-    prepared = [prepare(replace(options, quant=name, out=base / name), compared=True) for name in precisions]
-    runs = [execute(one, listener, further_runs=left) for left, one in _counted_down(prepared)]
+    each = [replace(options, quant=name) for name in precisions]
+    base, prepared = _prepare_each(each, precisions, "--quant", "precision")
+    runs = _execute_each(prepared, listener)
     from profiler.report.write import write_comparison
 
     write_comparison(runs, base)
@@ -36,36 +32,39 @@ def run_precisions(options: Options, precisions: Sequence[str], listener: Listen
 
 
 def run_devices(options: Options, devices: Sequence[str], listener: Listener) -> list[Run]:
-    """Profile the model on each device by itself, one after the other and never two at once: a folder for each.
+    """Profile the model on each device, one after the other: one folder with a run folder for each.
 
-    All are checked before the first begins. Raises RequestError for a device that is named twice or is not there.
+    All requests are checked before the first run begins. Raises RequestError for a device that is named twice or is not
+    there.
     """
-    if len(set(devices)) < len(devices):
-        raise RequestError(f"--device {','.join(devices)}: a device is named twice.")
-    options = replace(options, budget_s=_budget_of_each(options, len(devices)))
-    base = Path(options.out or prepare(replace(options, device=devices[0]), compared=True).out)
-    # Roofs that were kept are another card's, if it is of the same kind.
-    asked = [replace(options, device=name, fresh=True, out=base / name.replace(":", "")) for name in devices]
-    prepared = [prepare(one, compared=True) for one in asked]
+    # Measured fresh: cached roofs may be those of another card of the same kind.
+    each = [replace(options, device=name, fresh=True) for name in devices]
+    _, prepared = _prepare_each(each, devices, "--device", "device")
+    return _execute_each(prepared, listener)
+
+
+def _prepare_each(
+    options: Sequence[Options], names: Sequence[str], flag: str, kind: str
+) -> tuple[Path, list[Prepared]]:
+    """The common folder, and a checked request for each value of an option; they share the budget, if there is one."""
+    if len(set(names)) < len(names):
+        raise RequestError(f"{flag} {','.join(names)}: a {kind} is named twice.")
+    each = [replace(one, budget_s=None if one.budget_s is None else one.budget_s / len(names)) for one in options]
+    base = Path(each[0].out or prepare(each[0], compared=True).out)
+    folders = [base / name.replace(":", "") for name in names]
+    return base, [prepare(replace(one, out=out), compared=True) for one, out in zip(each, folders, strict=True)]
+
+
+def _execute_each(prepared: Sequence[Prepared], listener: Listener) -> list[Run]:
     runs = []
-    for left, one in _counted_down(prepared):
-        runs.append(execute(one, listener, further_runs=left))
-        gc.collect()
+    for number, one in enumerate(prepared, start=1):
+        runs.append(execute(one, listener, further_runs=len(prepared) - number))
+        gc.collect()  # the model of the last run
     return runs
 
 
-def _counted_down(prepared: Sequence[Prepared]) -> Iterator[tuple[int, Prepared]]:
-    """Each run after the number of those that follow it."""
-    return zip(reversed(range(len(prepared))), prepared, strict=True)
-
-
-def _budget_of_each(options: Options, runs: int) -> float | None:
-    """Seconds of each run: the budget is that of all, and where none is given each has the default one."""
-    return None if options.budget_s is None else options.budget_s / runs
-
-
 def device_healths(runs: Sequence[Run], devices: Sequence[str]) -> tuple[DeviceHealth, ...]:
-    """Each device of `run_devices` against the others."""
+    """Return the health of each device of `run_devices`, compared with the others."""
     return healths(
         [
             DeviceRun(name, run.model.dtype, run.measured, run.document.ceilings.ceilings)

@@ -16,24 +16,24 @@ DEFAULT_MODEL = "smollm2-135m"
 
 
 def _option(default: Any, text: str, *, flag: str = "", shown: str = "") -> Any:
-    """A field of Options: its default, what the help says, and where they differ its flag and the default shown."""
+    """A field of Options: its default, its help, and its flag and displayed default if they differ."""
     return field(default=default, metadata={"help": text, "flag": flag, "shown": shown})
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a user asks for: the options of `roofscope run` and `batch-test`, and the arguments of `profiler.profile`.
+    """The options of `roofscope run` and `batch-test`, and the arguments of `profiler.profile`.
 
     Lengths and sizes are numbers, or texts in the range grammar of the command line.
     """
 
-    model: str | None = _option(None, "Hub id, folder, .gguf file, or a card's name.", shown=DEFAULT_MODEL)
+    model: str | None = _option(None, "Hub id, folder, .gguf file, or a preset's name.", shown=DEFAULT_MODEL)
     prompt_lens: str | Sequence[int] | Ragged | None = _option(  # noqa: RUF009  Ragged is frozen, too
         None,
-        "Prompt lengths: 128, or 64,256, or 64..2048*2; of unequal prompts in a batch ragged:32..512 or ragged:FILE.",
+        "Prompt lengths: 128, or 64,256, or 64..2048*2; for unequal prompts ragged:32..512 or ragged:FILE.",
         shown="64,128,256,512; 64,512 to compare precisions, engines or devices",
     )
-    context_lens: str | Sequence[int] = _option("", "Decode this deep in a filled cache, without a prefill.")
+    context_lens: str | Sequence[int] = _option("", "Decode with this many tokens in the KV cache, without a prefill.")
     batch_sizes: str | Sequence[int] | None = _option(
         None, "Batch sizes, in the same grammar.", shown="1,2,4,8; 1,8 to compare"
     )
@@ -41,14 +41,14 @@ class Options:
     dtype: str = _option("auto", "auto, float32, bfloat16 or float16.")
     quant: str = _option("none", f"{quant_help()}; or several: none,nf4.")
     double_quant: bool = _option(False, "nf4, fp4: quantise the scales too.")
-    compute_dtype: str = _option("auto", "nf4, fp4: the dtype of their products.")
+    compute_dtype: str = _option("auto", "nf4, fp4: the dtype of the matrix products.")
     weights: str = _option("auto", "auto, checkpoint or random (nothing is downloaded).")
     engine: str = _option(
         DEFAULT_ENGINE,
         "How the model is stepped: eager, static, compile, graph, generate, vllm; or several: eager,vllm.",
     )
     attn: str | None = _option(None, "Attention implementation, such as sdpa or eager.")
-    tp: int = _option(1, "Ranks that share the model (tensor parallel), one a card; starts torchrun unless under it.")
+    tp: int = _option(1, "Ranks to split the model over (tensor parallelism), one per GPU; starts torchrun if needed.")
     device: str = _option("auto", "auto, cpu, cuda or cuda:N; or several, one after the other: cuda:0,cuda:1.")
     out: str | Path | None = field(default=None, metadata={"help": "Run folder (default: a new one under runs/)."})
     budget_s: float | None = _option(
@@ -57,24 +57,24 @@ class Options:
         flag="budget",
         shown="60; a grid that you name is measured whole",
     )
-    fresh: bool = _option(False, "Measure the roofs again, though kept for a day.")
-    no_levers: bool = _option(False, "Try no other dtype, format, cache or attention for what they would save.")
-    breakdown: bool = _option(False, "Add a pass that tells where inside a step the time goes.")
-    trace: bool = _option(False, "The same, and keep a Chrome trace of one decode step.")
-    cold: bool = _option(False, "Add a fresh process's load and first calls, and steps after 1, 5 and 30 s of silence.")
-    check_quality: bool = _option(False, "Hold a quantised checkpoint's answers against the original's.")
+    fresh: bool = _option(False, "Measure the roofs again instead of using those of the last day.")
+    no_levers: bool = _option(False, "Do not measure what other dtypes, formats, caches or attention would save.")
+    breakdown: bool = _option(False, "Add a pass that shows where the time goes inside a step.")
+    trace: bool = _option(False, "As --breakdown, with a Chrome trace of one decode step.")
+    cold: bool = _option(False, "Add a fresh process's load and first calls, and steps after 1, 5 and 30 s of idling.")
+    check_quality: bool = _option(False, "Compare a quantised checkpoint's outputs with the original's.")
     trust_remote_code: bool = _option(False, "Run the model's own code.")
     allow_pickle: bool = _option(False, "Load .bin checkpoints, which can run code.")
 
 
 def flag_of(option: Field[object]) -> str:
-    """What the command line calls a field of Options."""
+    """Return the command line's name of a field of Options."""
     return "--" + (option.metadata.get("flag") or option.name).replace("_", "-")
 
 
 def check_options(given: Sequence[str]) -> None:
-    """Raises RequestError for a name that is no field of Options."""
+    """Raise RequestError for a name that is not a field of Options."""
     names = [item.name for item in fields(Options)]
     for name in given:
         if name not in names:
-            raise RequestError(f"profile() takes no {name!r}.{near_misses(name, names)}")
+            raise RequestError(f"profile() has no option {name!r}.{near_misses(name, names)}")

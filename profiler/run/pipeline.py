@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -45,11 +45,12 @@ from profiler.store.writer import RunStore
 def profile(model: str | None = None, *, listener: Listener | None = None, **options: Any) -> Run:
     """Profile a causal LM and write a run folder; the same job as `roofscope run`.
 
-    `model` is a hub id, a folder, a GGUF file or a preset's name (none: the default model). `options` are the fields of
-    `profiler.run.options.Options`: `prompt_lens`, `batch_sizes` and `context_lens` as numbers or texts in the range
-    grammar, `engine` as one name or several with commas, `budget_s` as the seconds from the start to the answer (none:
-    60, but a grid that is named is measured whole), `out` for the folder (default: a new one under `runs/`). Raises
-    RequestError for a request that cannot be met, before anything is loaded.
+    `model` is a hub id, a folder, a GGUF file or a preset's name (None: the default model). `options` are the fields of
+    `profiler.run.options.Options`. `prompt_lens`, `batch_sizes` and `context_lens` are numbers or texts in the range
+    grammar; `engine` is one name, or several with commas. `budget_s` is the time from the start to the answer (None:
+    60, but a grid that is named is measured whole). `out` is the folder (default: a new one under `runs/`).
+
+    Raises RequestError for a request that cannot be met, before anything is loaded.
     """
     check_options(list(options))
     return execute(prepare(Options(model=model, **options)), listener or QuietListener())
@@ -64,11 +65,10 @@ def execute(
     spent_s: float = 0.0,
     further_runs: int = 0,
 ) -> Run:
-    """Run a checked request: load, measure the roofs, sweep, judge, write; `visits` decides what is visited when.
+    """Execute a checked request: load, measure the roofs, sweep, judge, write. `visits` decides the order of visits.
 
-    `spent_s` of the budget went by before; `further_runs` of the same command follow.
-
-    With a `group` this is its rank 0, and the others follow (`ranks.follow_rank`).
+    `spent_s` of the budget elapsed before; `further_runs` of the same command follow. With a `group`, this process is
+    its rank 0, and the other ranks follow it (`tensor_parallel.follow_rank`).
     """
     with RunStore(prepared.out, resume=prepared.resumed) as store, quiet_libraries():
         machine = machine_for(prepared.request.device)
@@ -88,7 +88,7 @@ def execute(
 
 
 def _parts_left_out(prepared: Prepared) -> set[RunPart]:
-    """Parts that a run as it was requested does not have."""
+    """Parts of the budget that this request does not use."""
     grid = prepared.grid
     absent = {
         RunPart.TRIALS: prepared.options.no_levers,
@@ -115,7 +115,7 @@ def _execute(
                 contention.extend(wait_for_neighbours(neighbours, stages, budget))
         return bool(contention)
 
-    with stages.optional("the look at the idle device", "its idle power is not known"):
+    with stages.optional("reading the idle device's power", "its idle power is unknown"):
         idle_w = idle_power_w(stages.machine.source)
     with stages.optional(LOOK, UNSEEN):
         if group is None:
@@ -138,10 +138,10 @@ def _execute(
     if ranks is not None and ranks.own_cores:
         warnings.append(OWN_CORES)
     health = HealthRecord(idle_power_w=idle_w)
-    with stages.optional("the device's settings", "they are not in the run"):
+    with stages.optional("the device's settings", "they are not stored with the run"):
         health = replace(health, not_seen=machine.source.missing, settings=machine.source.facts())
     clock_s = None
-    with stages.optional("the cost of a time mark", "it is not in the run"):
+    with stages.optional("the overhead of a time mark", "it is not stored with the run"):
         clock_s = instrument_s(machine.clock)
     document = opening(prepared, subject, ceilings, dispatch, health, warnings, clock_s)
     document = replace(document, ranks=group.size if group else 1)
@@ -156,20 +156,20 @@ def _execute(
     except (DeviceError, RankError) as error:
         ended = error
     except KeyboardInterrupt as interrupt:
-        # torchrun ends the other ranks as soon as one is gone: then that is the reason.
+        # torchrun ends the other ranks as soon as one is gone, so a lost rank is the reason.
         ended = group.failure() if group is not None and group.lost() else interrupt
     if ended is None or isinstance(ended, KeyboardInterrupt):
         forecast_missing_cells(session)
     document = replace(_closing(document, subject, stages), ended_by=str(ended or ""))
     store.write_document(document)
-    del ledger, session, subject  # the folder holds all that they do, and judging it needs the memory
+    del ledger, session, subject  # the folder has their content, and judging needs the memory
     if ended:
-        clear_frames(ended.__traceback__)  # so do the calls that it came out of
+        clear_frames(ended.__traceback__)  # the traceback's frames hold them as well
     run = judge_folder(store.folder, finished=ended is None)
     if isinstance(ended, RankError):
-        raise ended  # torchrun waits for this process to end: `roofscope report` draws what was kept
+        raise ended  # torchrun waits for this process to end; `roofscope report` can write the report
     stages.listener.stage("writing the report")
-    # What draws pictures holds 100 MB, which are not to stand beside the roofs' buffers.
+    # Imported late: plotting libraries hold 100 MB, which the roofs' buffers need.
     from profiler.report.write import write_pages, write_reports
 
     def guard(name: str) -> AbstractContextManager[None]:
@@ -188,13 +188,13 @@ def _execute(
 def _opened(
     prepared: Prepared, store: RunStore, document: RunDocument, subject: Subject, known: Sequence[Fact]
 ) -> FactLog:
-    """A ledger over a folder that holds what is known before the first cell, and what an earlier run gathered."""
+    """A log of a folder with all that is known before the first cell, and the facts of an interrupted run."""
     gathered = MergedFacts()
     rows: tuple[CellResult, ...] = ()
     if prepared.resumed:
         earlier = read_document(prepared.out)
         refuse_another(earlier, document)
-        gathered, rows = read_gathered(prepared.out, earlier), _kept_rows(prepared.out)
+        gathered, rows = read_gathered(prepared.out, earlier), _earlier_rows(prepared.out)
     store.write_document(document)
     store.write_config(config_of(prepared))
     operators = {key: subject.operators_of(key) for key in prepared.grid.keys}
@@ -207,8 +207,8 @@ def _opened(
     return ledger
 
 
-def _kept_rows(folder: Path) -> tuple[CellResult, ...]:
-    """The table of an earlier part of a run; empty where it has none that reads. At the end all is judged anew."""
+def _earlier_rows(folder: Path) -> tuple[CellResult, ...]:
+    """The table of an interrupted run; empty if it cannot be read. At the end all cells are judged again."""
     try:
         return read_results(folder)
     except RunError:
@@ -216,11 +216,14 @@ def _kept_rows(folder: Path) -> tuple[CellResult, ...]:
 
 
 def _closing(document: RunDocument, subject: Subject, stages: Stages) -> RunDocument:
-    """What is known at the end alone."""
+    """run.json with the fields that are known only at the end."""
     breaks = {name: engine.graph_breaks for name, engine in subject.engines.items() if engine.graph_breaks is not None}
     skips = {name: engine.graph_skips for name, engine in subject.engines.items() if engine.graph_skips is not None}
-    for why, names in _by_reason(subject.machine.source.failures).items():
-        stages.miss("telemetry", why, f"{', '.join(names)} cannot be seen")
+    names_by_reason: dict[str, list[str]] = {}
+    for name, why in subject.machine.source.failures.items():
+        names_by_reason.setdefault(why, []).append(name)
+    for why, names in names_by_reason.items():
+        stages.miss("telemetry", why, f"{', '.join(names)} cannot be read")
     return replace(
         document,
         engine=replace(document.engine, graph_breaks=breaks, graph_skips=skips),
@@ -228,11 +231,3 @@ def _closing(document: RunDocument, subject: Subject, stages: Stages) -> RunDocu
         missing=tuple(stages.missing),
         stage_s={name: round(seconds, 3) for name, seconds in stages.spent_s().items()},
     )
-
-
-def _by_reason(failures: Mapping[str, str]) -> dict[str, list[str]]:
-    """Names by what they failed of."""
-    names: dict[str, list[str]] = {}
-    for name, why in failures.items():
-        names.setdefault(why, []).append(name)
-    return names

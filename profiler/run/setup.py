@@ -1,4 +1,4 @@
-"""Load the model and measure what its cells rest on: roofs, dispatch, links."""
+"""Load the model and measure what all cells depend on: roofs, dispatch, links."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ _NO_DISPATCH = "the host's share of a step is unexplained"
 def set_up(
     prepared: Prepared, stages: Stages, budget: RunBudget, is_busy: Callable[[], bool]
 ) -> tuple[Subject, Ceilings, list[DispatchSamples]]:
-    """Load the model, ask whether the machine is busy, and measure the roofs and dispatch."""
+    """Load the model, ask `is_busy` whether other processes disturb, and measure the roofs and dispatch."""
     request, grid, machine = prepared.request, prepared.grid, stages.machine
     with budget.apart():
         stages.begin(
             "loading", f"loading {request.source.name} ({dtype_name(request.dtype)}, {request.weights} weights)"
         )
-        loaded = _loaded(prepared)
+        loaded = _load(prepared)
         work = walk(loaded.module)
         for name in OWNING.keys() & set(grid.engines):
             stages.begin(f"loading into {name}", f"{name} loads the model, compiles it and warms up")
@@ -80,8 +80,8 @@ def set_up(
     return subject, ceilings, dispatch_of_twin(prepared, subject, stages, budget, grid.batch_sizes, grid.engines)
 
 
-def _loaded(prepared: Prepared) -> LoadedModel:
-    """The model on its device. Raises ModelError whatever keeps it from being there."""
+def _load(prepared: Prepared) -> LoadedModel:
+    """The model on its device. Raises ModelError, whatever the reason."""
     request = prepared.request
     try:
         return load(request, prepared.config)
@@ -106,10 +106,10 @@ def dispatch_of_twin(
     batch_sizes: Sequence[int],
     engines: Sequence[str],
 ) -> list[DispatchSamples]:
-    """What steps of these batch sizes cost each engine's host, within this run's share of time."""
+    """Return the dispatch time of each engine's steps at these batch sizes, measured within this run's budget."""
     twin_s, machine = budget.dispatch_s(len(PHASES) * len(batch_sizes) * len(engines)), subject.machine
-    what = "dispatch on the hollow twin"
-    with stages.optional(what, _NO_DISPATCH):
+    part = "dispatch on the hollow twin"
+    with stages.optional(part, _NO_DISPATCH):
         return measure_dispatch(
             subject.loaded,
             prepared.config,
@@ -117,7 +117,7 @@ def dispatch_of_twin(
             batch_sizes,
             engines,
             twin_s,
-            lambda error: stages.failed(what, error, _NO_DISPATCH),
+            lambda error: stages.failed(part, error, _NO_DISPATCH),
         )
     return []
 
@@ -132,10 +132,10 @@ def measure_ceilings(
     budget: RunBudget | None = None,
     busy: bool = False,
 ) -> Ceilings:
-    """The roofs of this device for the dtypes of a model's products; kept for a day unless `fresh`.
+    """Return the device's roofs for the dtypes of a model's products, cached for a day unless `fresh`.
 
-    The datasheet's peak stands for a roof that could not be measured. On a busy machine, which reaches no roof, kept
-    ones are not checked.
+    A roof that could not be measured is replaced by the datasheet's peak. On a busy machine, which reaches no roof,
+    cached roofs are not checked.
     """
     dtypes, model_dtype = roof_dtypes(work, request), dtype_name(request.dtype)
     roof_s = effort.roof_s if budget is None else budget.roof_s
@@ -165,39 +165,41 @@ def roof_dtypes(work: ModelWork, request: ModelRequest) -> list[str]:
     return sorted({"float32", sixteen_bit_dtype(request.device), dtype_name(request.dtype), *used})
 
 
-# A sequence takes whole blocks of a paged cache, each of at most so many tokens (in vLLM 128 on a CPU, 16 on CUDA).
+# A sequence takes whole blocks of a paged cache, each of at most this many tokens (vLLM: 128 on a CPU, 16 on CUDA).
 _BLOCK = 256
-# A few blocks more than the grid needs, and no more of the device than this share of what is free.
+# Margin over the blocks that the grid needs, and the largest share of the free memory.
 _CACHE_MARGIN = 1.1
 _CACHE_SHARE = 0.8
-# Tokens by which some sequences are ahead where a prefill goes in chunks.
+# Tokens by which some sequences are ahead of others if a prefill is split into chunks.
 _AHEAD = 16
 
 
 def make_engines(prepared: Prepared, loaded: LoadedModel, work: ModelWork, machine: Machine) -> dict[str, Engine]:
-    """By name, in the order of the grid. Raises RequestError for a model that an engine does not take."""
+    """Return the engines by name, in the order of the grid. Raises RequestError if one refuses the model."""
     names = prepared.grid.engines
-    made: dict[str, Engine] = {name: ENGINES[name](loaded.module, machine) for name in names if name in ENGINES}
-    if PADDED_ENGINE in made:
-        made[PADDED_ENGINE] = PaddedEngine(loaded.module, machine, prepared.grid.requests_of)
+    engines: dict[str, Engine] = {name: ENGINES[name](loaded.module, machine) for name in names if name in ENGINES}
+    if PADDED_ENGINE in engines:
+        engines[PADDED_ENGINE] = PaddedEngine(loaded.module, machine, prepared.grid.requests_of)
     for name in (name for name in names if name in OWNING):
-        made[name] = OWNING[name](_wanted(prepared, loaded, work, machine), machine)
-    return {name: made[name] for name in names}
+        engines[name] = OWNING[name](_vllm_requirements(prepared, loaded, work, machine), machine)
+    return {name: engines[name] for name in names}
 
 
 def other_bytes(engines: Mapping[str, Engine], own_bytes: int, model_bytes: int) -> dict[str, int]:
-    """Bytes held beside what each engine needs: the profiler's own, other engines' models and caches, and the loaded
-    model itself where an engine has its own."""
-    held = {name: item.owned.weight_bytes + item.owned.cache_bytes for name, item in engines.items() if item.owned}
+    """Return the bytes held for other purposes than each engine's own, by engine.
+
+    These are the profiler's own, other engines' models and caches, and the loaded model if the engine has its own copy.
+    """
+    owned = {name: item.owned.weight_bytes + item.owned.cache_bytes for name, item in engines.items() if item.owned}
     return {
         name: own_bytes
-        + sum(nbytes for other, nbytes in held.items() if other != name)
+        + sum(nbytes for other, nbytes in owned.items() if other != name)
         + (model_bytes if engine.owns_model else 0)
         for name, engine in engines.items()
     }
 
 
-def _wanted(prepared: Prepared, loaded: LoadedModel, work: ModelWork, machine: Machine) -> VllmRequirements:
+def _vllm_requirements(prepared: Prepared, loaded: LoadedModel, work: ModelWork, machine: Machine) -> VllmRequirements:
     request, grid = prepared.request, prepared.grid
     limit = getattr(prepared.config.get_text_config(), "max_position_embeddings", None)
     longest = grid.longest_context + _AHEAD
@@ -215,8 +217,8 @@ def _wanted(prepared: Prepared, loaded: LoadedModel, work: ModelWork, machine: M
 
 
 def _cache_bytes(work: ModelWork, grid: Grid) -> int:
-    """Bytes of a paged cache that holds any cell of the grid, with blocks of up to `_BLOCK` tokens."""
+    """Bytes of a paged cache, in blocks of up to `_BLOCK` tokens, that holds any cell of the grid."""
     cores = [operator for operator in work.operators if isinstance(operator, AttentionCore)]
-    a_token = sum(core.count * core.cached_elements * core.itemsize for core in cores)
+    token_bytes = sum(core.count * core.cached_elements * core.itemsize for core in cores)
     blocks = max(cell.batch_size * -(-(cell.slots + _AHEAD) // _BLOCK) for cell in grid.cells)
-    return int(_CACHE_MARGIN * (blocks + 1) * _BLOCK * a_token)
+    return int(_CACHE_MARGIN * (blocks + 1) * _BLOCK * token_bytes)

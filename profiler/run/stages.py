@@ -1,4 +1,4 @@
-"""The stages of a run: their times, their listener, and the parts that failed while it went on."""
+"""The stages of a run: their times, their listener, and the parts that failed meanwhile."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from profiler.units import clock_time
 
 
 class Listener(Protocol):
-    """Hears how a run goes; the terminal is one, a Python caller need not be."""
+    """Receives the progress of a run; the terminal implements it, and Python callers may."""
 
     def stage(self, text: str) -> None:
-        """A new stage has begun."""
+        """Called when a stage begins."""
 
     def progress(self, progress: Progress, total_cells: int) -> None:
-        """A cell is about to be visited."""
+        """Called before a cell is visited."""
 
 
 class Stages:
@@ -31,30 +31,30 @@ class Stages:
         self.listener = listener
         self.machine = machine
         self.left_s: Callable[[], float] | None = None
-        """Seconds to the end of the run, once they are known."""
+        """Returns the seconds to the end of the run; None until they can be estimated."""
         self._now = ""
         self._since_s = machine.now_s()
         self._spent_s: dict[str, float] = {}
         self.missing: list[Missing] = []
 
     def begin(self, name: str, text: str = "") -> None:
-        """End the stage so far and begin the next; several of one name add up."""
+        """End the current stage and begin the next; times of stages with the same name add up."""
         self._end()
         self._now = name
         left = "" if self.left_s is None else f", about {clock_time(self.left_s())} left"
         self.listener.stage(f"{text or name}{left}")
 
     def spent_s(self) -> dict[str, float]:
-        """Seconds by stage, the one that goes on included."""
+        """Return the seconds by stage, including the current one."""
         self._end()
         return dict(self._spent_s)
 
     @contextlib.contextmanager
     def optional(self, what: str, effect: str) -> Iterator[None]:
-        """Run a part that the step times do not need: where it fails the run goes on, and `missing` names it.
+        """Context manager for a part without which the run continues: its failure is recorded in `missing`.
 
-        `effect` says what its absence means for the figures. Raises DeviceError where the device is lost, and RankError
-        where a rank is.
+        `effect` says what its absence means for the figures. Raises DeviceError if the device is lost, and RankError if
+        a rank is.
         """
         with tolerate_errors(lambda error: self.miss(what, describe_error(error), effect)):
             yield
@@ -62,12 +62,12 @@ class Stages:
         self.machine.recover(what)
 
     def failed(self, what: str, error: Exception, effect: str) -> None:
-        """Record that a part failed whose own caller goes on. Raises DeviceError where the device is lost since."""
+        """Record that a part failed although its caller continues. Raises DeviceError if the device is lost."""
         self.miss(what, describe_error(error), effect)
         self.machine.recover(what)
 
     def miss(self, what: str, why: str, effect: str) -> None:
-        """Record that a part of the run failed; of several failures for one reason the first is kept."""
+        """Record that a part of the run failed; only the first of several failures with one reason is recorded."""
         if all((part.what, part.why) != (what, why) for part in self.missing):
             self.missing.append(Missing(what, why, effect))
             self.listener.stage(self.missing[-1].sentence)

@@ -1,4 +1,4 @@
-"""A run over several ranks: rank 0 does the job, the others do what it announces."""
+"""A run over several ranks: rank 0 does the job, and the others follow its orders."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from profiler.roofs.measure import measure
 from profiler.run.validate import Prepared
 
 _LINK_S = 4.0
-"""For the sweep of all-reduces, as long as a stage of the roofs."""
+"""Seconds for the sweep of all-reduces, as long as a stage of the roofs."""
 _OWN_STEPS = 6
-"""Decode steps in each pass over a cell's own share."""
+"""Decode steps in each pass over a rank's share of a cell."""
 _PASSES = 3
-"""Such passes, behind one in which shapes warm up."""
+"""Such passes, after one that warms the shapes up."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """What the other ranks are to do next."""
+    """What the other ranks do next."""
 
     kind: Literal["step", "alone", "roofs", "end"]
     cell: Cell | None = None
@@ -52,7 +52,7 @@ class Order:
 
 @dataclass(frozen=True)
 class RankTiming:
-    """One rank's passes over its share of a cell, with nothing exchanged: the one that fills the cache, then each step.
+    """One rank's passes over its share of a cell without exchanges: the prefill, or filling the cache, then each step.
 
     Ranks whose hosts wait for their exchanges meet in each instead.
     """
@@ -60,7 +60,7 @@ class RankTiming:
     prefill_s: float | None
     decode_s: tuple[float, ...]
     begun_s: tuple[float, ...]
-    """When this rank came to each exchange, as many in each pass (`Silence`)."""
+    """When this rank reached each exchange, as many in each pass (`Silence`)."""
     ended_s: tuple[float, ...]
 
     @property
@@ -70,21 +70,22 @@ class RankTiming:
 
 
 def own_work(engine: Engine, cell: Cell, steps: int, bench: VisitContext, group: ProcessGroup) -> RankTiming:
-    """What this rank's share of a cell takes; all ranks work at once."""
+    """Return the timing of this rank's share of a cell while all ranks work at once."""
     with silent(group, bench.machine) as silence:
         prefill_s, decode_s = follow(engine, cell, steps, bench)
     return RankTiming(prefill_s, decode_s, tuple(silence.begun_s), tuple(silence.ended_s))
 
 
 def rank_shares(cell: Cell, every: Sequence[RankTiming], *, one_clock: bool = True) -> RankSteps:
-    """The ranks' shares of a cell beside each other: what each takes, and what all do with what they wait for others.
+    """Return the ranks' shares of a cell: the time of each, and the time until the last rank is done.
 
-    A rank's own share is what it spends outside of exchanges, theirs what they do not spend in exchanges all at once.
+    A rank's own share is what it spends outside of exchanges. The time of all is what they do not spend in exchanges
+    all at once.
     """
-    timed_s = np.array([alone.timed_s for alone in every])  # [rank, pass]
+    timed_s = np.array([timing.timed_s for timing in every])  # [rank, pass]
     begun_s, ended_s = (
         np.array(marks_s).reshape(*timed_s.shape, len(marks_s[0]) // timed_s.shape[1])  # [rank, pass, exchange]
-        for marks_s in ([alone.begun_s for alone in every], [alone.ended_s for alone in every])
+        for marks_s in ([timing.begun_s for timing in every], [timing.ended_s for timing in every])
     )
     own_s = timed_s - (ended_s - begun_s).sum(axis=2)
     last_s = timed_s.max(axis=0) - in_common_s(begun_s, ended_s, one_clock=one_clock).sum(axis=1)
@@ -99,7 +100,7 @@ def rank_shares(cell: Cell, every: Sequence[RankTiming], *, one_clock: bool = Tr
 
 
 def middle(passes: Sequence[RankSteps]) -> RankSteps:
-    """The median of several passes over a cell, rank by rank."""
+    """Return the median of several passes over a cell, rank by rank."""
     prefill_s, decode_s = (
         tuple(map(statistics.median, zip(*each, strict=True)))
         for each in ([one.prefill_s for one in passes], [one.decode_s for one in passes])
@@ -114,7 +115,7 @@ def middle(passes: Sequence[RankSteps]) -> RankSteps:
 
 
 class Ranks:
-    """One rank's side of a run: its share of the model, and what it does in step with the others."""
+    """One rank's side of a run: its share of the model, and its work in step with the other ranks."""
 
     def __init__(self, prepared: Prepared, group: ProcessGroup, machine: Machine) -> None:
         request = replace(prepared.request, device=group.device)
@@ -128,7 +129,7 @@ class Ranks:
         self._engine = EagerEngine(self.share.joined, machine)
 
     def engine(self) -> LeadingEngine:
-        """What steps the model from rank 0."""
+        """Return the engine that steps the model from rank 0."""
 
         def announce(cell: Cell, steps: int | None) -> None:
             self.group.order(Order("step", cell, steps))
@@ -136,23 +137,23 @@ class Ranks:
         return LeadingEngine(self.share.joined, self.machine, self.group, announce)
 
     def roofs(self, dtypes: Sequence[str]) -> tuple[Ceilings, Link]:
-        """This device's roofs while all ranks measure theirs, and the link between them (rank 0)."""
+        """Return this device's roofs while all ranks measure theirs, and the link between them (rank 0)."""
         self.group.order(Order("roofs", dtypes=tuple(dtypes)))
         return self._roofs(dtypes)
 
     def own_steps(self, cells: Sequence[Cell]) -> list[RankSteps]:
-        """What each rank's own share of these cells takes, all at once, with nothing exchanged (rank 0)."""
-        found = []
+        """Return the time of each rank's share of these cells, all at once and without exchanges (rank 0)."""
+        steps = []
         for cell in cells:
             self.group.order(Order("alone", cell))
             every = self.group.gather(self._alone(cell))
-            found.append(
+            steps.append(
                 middle([rank_shares(cell, each, one_clock=self.group.one_clock) for each in zip(*every, strict=True)])
             )
-        return found
+        return steps
 
     def follow(self) -> None:
-        """Do what rank 0 wants, until it wants no more or is gone."""
+        """Follow the orders of rank 0, until it ends the run or is gone."""
         while (order := self.group.next_order()) is not None and order.kind != "end":
             if order.kind == "roofs":
                 self._roofs(order.dtypes)
@@ -162,7 +163,7 @@ class Ranks:
                 follow(self._engine, order.cell, order.steps, self.bench)
 
     def end(self) -> None:
-        """Let the others go (rank 0)."""
+        """Release the other ranks (rank 0)."""
         self.group.order(Order("end"))
 
     def _roofs(self, dtypes: Sequence[str]) -> tuple[Ceilings, Link]:
@@ -172,16 +173,16 @@ class Ranks:
         return roofs, fit_link(f"{name}, {self.group.size} ranks", points, "measured in this run")
 
     def _alone(self, cell: Cell) -> list[RankTiming]:
-        """This rank's passes over its share of a cell."""
+        """This rank's passes over its share of a cell, without the one that warms up."""
         steps = min(_OWN_STEPS, cell.decode_steps)
-        found = [own_work(self._engine, cell, steps, self.bench, self.group) for _ in range(1 + _PASSES)]
-        return found[1:]
+        timings = [own_work(self._engine, cell, steps, self.bench, self.group) for _ in range(1 + _PASSES)]
+        return timings[1:]
 
 
 def set_up_ranks(
     prepared: Prepared, ranks: Ranks, dtypes: Sequence[str]
 ) -> tuple[Subject, Ceilings, list[DispatchSamples]]:
-    """What rank 0 holds its cells against: its own share's work, roofs that all ranks press at once, and the link."""
+    """Set up rank 0: the work of its share, roofs measured by all ranks at once, the link, and dispatch."""
     machine, grid, held_bytes = ranks.machine, prepared.grid, ranks.machine.allocated_bytes()
     roofs, link = ranks.roofs(dtypes)
     loaded = ranks.share.alone
@@ -196,6 +197,6 @@ def set_up_ranks(
 
 
 def follow_rank(prepared: Prepared, group: ProcessGroup, machine: Machine) -> None:
-    """All that a rank other than 0 does in a run."""
+    """Run a rank other than 0 until rank 0 ends the run."""
     with quiet_libraries():
         Ranks(prepared, group, machine).follow()

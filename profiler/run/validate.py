@@ -1,4 +1,4 @@
-"""Validate what a user asks for before anything slow, and write the command that repeats it."""
+"""Validate a request before anything slow, and write the command that repeats it."""
 
 from __future__ import annotations
 
@@ -42,38 +42,38 @@ DEFAULT_BUDGET_S = 60.0
 
 @dataclass(frozen=True)
 class Prepared:
-    """A request that has been checked, before anything slow: what to load, what to visit, where to write."""
+    """A checked request: what to load, what to visit, where to write."""
 
     request: ModelRequest
     config: Any
     grid: Grid
     options: Options
-    """What was asked for, for all that decides nothing about the model or the grid."""
+    """The options as requested; those about the model or the grid are superseded by the fields above."""
     quality_ids: Sequence[int]
-    """Tokens over which a quantised model is held against the unquantised one; empty: it is not."""
+    """Tokens on which a quantised model is compared with the unquantised one; empty without that comparison."""
     out: Path
     resumed: bool
     """Whether `out` holds an interrupted run that is to be finished."""
     command: str
     warnings: tuple[str, ...] = ()
-    """What is to be told of the request itself."""
+    """Warnings about the request itself."""
     effort: Effort = field(default_factory=lambda: effort.STANDARD)
     """How long and how often each part is measured."""
     budget_s: float = DEFAULT_BUDGET_S
-    """Seconds from the start of the run to its answer, without loading; a whole grid's run takes at least so many."""
+    """Seconds from the start of the run to its answer, without loading; at least this for a whole grid."""
     whole: bool = False
     """Whether every cell is measured, however long it takes: a grid that was named without a budget."""
 
 
 _PROMPT_LENS, _BATCH_SIZES = "64,128,256,512", "1,2,4,8"
-# A difference is claimed of cells that both sides visited twice: a few of them, then, instead of all of them once.
+# A difference is claimed only for cells that both sides visited twice, so a comparison has fewer cells.
 _COMPARED_PROMPT_LENS, _COMPARED_BATCH_SIZES = "64,512", "1,8"
 
 
 def prepare(options: Options, compared: bool = False) -> Prepared:
-    """Check a request; raises RequestError with one line before anything is loaded or written.
+    """Check a request before anything is loaded or written. Raises RequestError with a one-line message.
 
-    A grid that was not named is the default one, or where runs are to be `compared`, or engines, its corners.
+    Without a named grid it is the default grid, or its corners if runs are to be `compared`, or engines.
     """
     quant = options.quant
     engines = with_own_loop([name.strip() for name in options.engine.split(",") if name.strip()]) or [DEFAULT_ENGINE]
@@ -96,14 +96,14 @@ def prepare(options: Options, compared: bool = False) -> Prepared:
     if options.compute_dtype != "auto" and options.compute_dtype not in DTYPES:
         raise RequestError(f"--compute-dtype {options.compute_dtype!r} is unknown; use auto, {', '.join(DTYPES)}.")
     source = resolve(model)
-    where = resolve_device(options.device)
+    device = resolve_device(options.device)
     config = load_config(source, options.trust_remote_code)
-    dtype = resolve_dtype(options.dtype, quant, where, config)
+    dtype = resolve_dtype(options.dtype, quant, device, config)
     quant_options = QuantOptions(options.double_quant, DTYPES.get(options.compute_dtype))
-    check_quant(quant, quant_options, dtype, where)
+    check_quant(quant, quant_options, dtype, device)
     if OWNING.keys() & set(engines):
         check_vllm(
-            device=where,
+            device=device,
             quant=quant,
             kind=source.kind,
             deepened=bool(grid.context_lens),
@@ -116,12 +116,12 @@ def prepare(options: Options, compared: bool = False) -> Prepared:
             " give the model as a hub id or a folder of safetensors."
         )
     if options.tp != 1:
-        _check_ranks(options, source, config, quant, where, grid)
+        _check_ranks(options, source, config, quant, device, grid)
     check_positions(most_positions(config), grid.longest_context, "a shorter --prompt-lens or fewer --new-tokens")
     for name in grid.engines:
         check_engine(
             name,
-            on_cuda=where.type == "cuda",
+            on_cuda=device.type == "cuda",
             config=config,
             longest_context=grid.longest_context,
             deepened=bool(grid.context_lens),
@@ -129,7 +129,7 @@ def prepare(options: Options, compared: bool = False) -> Prepared:
         )
     request = ModelRequest(
         source=source,
-        device=where,
+        device=device,
         dtype=dtype,
         quant=quant,
         quant_options=quant_options,
@@ -141,13 +141,13 @@ def prepare(options: Options, compared: bool = False) -> Prepared:
     check_weights(request)
     if quant != "none":
         plan(request, copy.deepcopy(config))  # refuses a format that a layer of this model does not fit
-    checked = options.check_quality and quant != "none" and request.weights == "checkpoint"
+    checks_quality = options.check_quality and quant != "none" and request.weights == "checkpoint"
     return Prepared(
         request=request,
         config=config,
         grid=grid,
         options=options,
-        quality_ids=text_ids(request) if checked else (),
+        quality_ids=text_ids(request) if checks_quality else (),
         out=Path(options.out) if options.out is not None else _default_folder(request),
         resumed=False,
         command=repeating(request, grid, options),
@@ -157,61 +157,60 @@ def prepare(options: Options, compared: bool = False) -> Prepared:
 
 
 def _check_ranks(
-    options: Options, source: ModelSource, config: object, quant: Quant, where: torch.device, grid: Grid
+    options: Options, source: ModelSource, config: object, quant: Quant, device: torch.device, grid: Grid
 ) -> None:
     """Refuse what several ranks cannot do, before anything is loaded. Raises RequestError."""
     tp = options.tp
     check_cut(tp, source, quant)
     with quiet_libraries():
-        skeleton = build_on_meta(copy.deepcopy(config), DTYPES["bfloat16"])
-    check_ranks(skeleton, tp)
-    if kv := replicated_kv_heads(skeleton, tp):
+        meta_model = build_on_meta(copy.deepcopy(config), DTYPES["bfloat16"])
+    check_ranks(meta_model, tp)
+    if kv := replicated_kv_heads(meta_model, tp):
         raise RequestError(
             f"--tp {tp}: transformers cuts the {kv} KV heads of this model into pieces over {tp} ranks, and fails; use"
             f" {kv} or fewer (`roofscope count --tp {tp}` counts them as copied)."
         )
-    if where.type == "cuda" and tp > cards():
-        raise RequestError(f"--tp {tp}: this machine has {cards()} cards; use as many or fewer, or --device cpu.")
+    if device.type == "cuda" and tp > cards():
+        raise RequestError(f"--tp {tp}: this machine has {cards()} GPUs; use at most that many, or --device cpu.")
     if grid.engines != (DEFAULT_ENGINE,):
-        raise RequestError(f"--tp {tp} steps with --engine {DEFAULT_ENGINE} alone, not {','.join(grid.engines)}.")
+        raise RequestError(f"--tp {tp} works only with --engine {DEFAULT_ENGINE}, not {','.join(grid.engines)}.")
     if options.breakdown or options.trace or options.cold:
-        raise RequestError(f"--tp {tp}: --breakdown, --trace and --cold look at one device; leave them out.")
+        raise RequestError(f"--tp {tp}: --breakdown, --trace and --cold work on one device only; leave them out.")
 
 
 _DONE = ("ok", "skipped")
 
 
 def prepare_resume(folder: Path, options: Options) -> Prepared:
-    """The request of a run that was interrupted, or in which a cell or a part failed, to finish it.
+    """Return the request that finishes a run: one that was interrupted, or in which a cell or a part failed.
 
-    Its model is needed again where it was a local path.
-
-    Of `options` only what a run folder does not hold is taken: a local path, the device, the budget, what is trusted.
-    Raises RunError when the run is finished or cannot be read, and whatever `prepare` raises.
+    From `options` it takes only what a run folder does not hold: a local model path, the device, the budget, and what
+    is trusted. A model that was a local path must be given again. Raises RunError if the run is finished or cannot be
+    read, and whatever `prepare` raises.
     """
     document = read_document(folder)
     if document.finished and not document.missing and all(row.status in _DONE for row in read_results(folder)):
         raise RunError(f"{folder} is finished: nothing is left to resume; `roofscope judge` writes its reports again.")
-    return replace(prepare(replace(_asked_again(folder, document, options), out=folder)), resumed=True)
+    return replace(prepare(replace(_options_of(folder, document, options), out=folder)), resumed=True)
 
 
 def prepare_rerun(folder: Path, options: Options) -> Prepared:
-    """The request of a run, to measure the same grid anew into a folder of its own; `options` as in `prepare_resume`.
+    """Return the request that measures a run's grid again into a new folder; `options` as in `prepare_resume`.
 
     Raises RunError for a folder that cannot be read, and whatever `prepare` raises.
     """
-    return prepare(_asked_again(folder, read_document(folder), options))
+    return prepare(_options_of(folder, read_document(folder), options))
 
 
-def _asked_again(folder: Path, document: RunDocument, options: Options) -> Options:
-    """What a run was asked for, its model from the options where that is a local path."""
-    known, grid, model = document.model, document.grid, options.model
+def _options_of(folder: Path, document: RunDocument, options: Options) -> Options:
+    """The options that repeat a run; its model comes from `options` if it was a local path."""
+    facts, grid, model = document.model, document.grid, options.model
     if model is None:
-        if known.kind in ("folder", "gguf"):
-            raise RunError(f"{folder} profiled a local {known.kind}; give its path again.")
-        model = known.id
-    elif (name := resolve(model).name) != known.id:
-        raise RunError(f"this run cannot be resumed with {name}: it is one of {known.id}.")
+        if facts.kind in ("folder", "gguf"):
+            raise RunError(f"{folder} profiled a local {facts.kind}; give its path again.")
+        model = facts.id
+    elif (name := resolve(model).name) != facts.id:
+        raise RunError(f"this run cannot be resumed with {name}: it profiled {facts.id}.")
     return replace(
         options,
         model=model,
@@ -219,29 +218,29 @@ def _asked_again(folder: Path, document: RunDocument, options: Options) -> Optio
         batch_sizes=grid.batch_sizes,
         context_lens=grid.context_lens,
         new_tokens=grid.new_tokens,
-        dtype=known.dtype,
-        quant=known.quant,
-        double_quant=known.double_quant,
-        compute_dtype=known.compute_dtype if FORMATS[known.quant].has_options else "auto",
-        weights=known.weights,
+        dtype=facts.dtype,
+        quant=facts.quant,
+        double_quant=facts.double_quant,
+        compute_dtype=facts.compute_dtype if FORMATS[facts.quant].has_options else "auto",
+        weights=facts.weights,
         engine=",".join(name for name in document.engine.names if name != PADDED_ENGINE),
-        attn=known.attention,
+        attn=facts.attention,
         tp=document.ranks,
         fresh=False,
     )
 
 
-_TOLD_OTHERWISE = (
+_RESOLVED_OPTIONS = (
     "model", "prompt_lens", "context_lens", "batch_sizes", "new_tokens", "dtype", "quant", "double_quant",
     "compute_dtype", "weights", "engine", "attn", "device", "out",
 )  # fmt: skip
-"""Options that the command tells as what came of them; `out` is another folder the next time."""
+"""Options that the command writes with their resolved values; `out` differs the next time."""
 
 
 def repeating(request: ModelRequest, grid: Grid, options: Options) -> str:
-    """The command that repeats this run; a local path is given by its own name alone.
+    """Return the command that repeats this run; a local model is given by its name without the folder.
 
-    What came of an option is told where it is known, the others as they were asked for.
+    Resolved values replace options such as `auto`; the other options are written as requested.
     """
     source = request.source
     name = source.path.name if source.path is not None else source.name
@@ -266,10 +265,10 @@ def repeating(request: ModelRequest, grid: Grid, options: Options) -> str:
     if request.attn:
         parts.append(f"--attn {request.attn}")
     for item in fields(Options):
-        asked = getattr(options, item.name)
-        if item.name not in _TOLD_OTHERWISE and asked != item.default:
-            value = f"{asked:g}" if isinstance(asked, float) else asked
-            parts.append(flag_of(item) if asked is True else f"{flag_of(item)} {value}")
+        requested = getattr(options, item.name)
+        if item.name not in _RESOLVED_OPTIONS and requested != item.default:
+            value = f"{requested:g}" if isinstance(requested, float) else requested
+            parts.append(flag_of(item) if requested is True else f"{flag_of(item)} {value}")
     return " ".join(parts)
 
 

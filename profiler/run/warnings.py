@@ -15,38 +15,38 @@ from profiler.run.neighbours import host_threads
 from profiler.units import percent, scaled
 
 OWN_CORES = (
-    "each rank has cores of its own here, and gloo's event loops no right to preempt: a plain torchrun gives neither,"
+    "each rank runs on its own cores here, and gloo's event loops cannot preempt it: a plain torchrun gives neither,"
     " and its steps take longer."
 )
 
 
 def device_warnings(info: Device, foreign: ForeignLoad | None) -> list[str]:
-    """Warnings about the machine; `foreign` has observed other processes since before it was measured."""
+    """Return warnings about the machine; `foreign` has observed other processes since before it was measured."""
     warnings = busy_warnings(info, foreign) if foreign is not None else []
     if info.kind == "cuda" and info.datasheet is None:
         warnings.append(
             f"{info.name} is not in the table of datasheets: only measured roofs are used, MFU and MBU are empty."
         )
     if info.kind == "cuda" and under_wsl():
-        warnings.append(f"under WSL {MAY_SPILL}; {NO_FALLBACK}, or stay well below the card's memory.")
+        warnings.append(f"under WSL {MAY_SPILL}; {NO_FALLBACK}, or stay well below the GPU's memory.")
     return warnings
 
 
 def busy_warnings(info: Device, foreign: ForeignLoad) -> list[str]:
-    """Whether others leave fewer cores than a device needs, since `foreign` looks."""
+    """Return a warning if other processes leave fewer cores than a device needs, observed by `foreign`."""
     return busy_words(host_threads(info), foreign)
 
 
 def busy_words(threads: int, foreign: ForeignLoad) -> list[str]:
-    """Warnings about CPU contention, for work that needs this many threads of the host."""
+    """Return a warning about CPU contention, for work that needs `threads` of the host."""
     busy, cores = foreign.cores(), foreign.watched
     if busy is None or busy + threads <= cores + _BUSY_CORES:
         return []
-    return [f"others keep {busy:.1f} of {cores} cores busy: times may be too long; stop other work."]
+    return [f"other processes keep {busy:.1f} of {cores} cores busy: times may be too long; stop them."]
 
 
 def model_warnings(subject: Subject, ceilings: Ceilings) -> list[str]:
-    """Warnings about this model on this device, whose figures may surprise."""
+    """Return warnings about this model on this device."""
     warnings = []
     info, loaded, work = subject.machine.info, subject.loaded, subject.work
     dtype = dtype_name(subject.request.dtype)
@@ -63,16 +63,16 @@ def model_warnings(subject: Subject, ceilings: Ceilings) -> list[str]:
     if quant != "none" and linears:
         warnings.append(
             f"{quant} is emulated here: every product first writes a dense copy of its weights in"
-            f" {dtype_name(linears[0].compute_dtype)} and then reads it; it saves memory, and costs time."
+            f" {dtype_name(linears[0].compute_dtype)} and then reads it; this saves memory and costs time."
         )
     if info.kind == "cuda" and dtype == "bfloat16" and float(info.compute_capability) < 8.0:
         warnings.append(f"{info.name} has no bfloat16 units: torch emulates it; use --dtype float16.")
     if (packed := loaded.unpacked_from) is not None:
         warnings.append(
-            f"the weights were dequantised from {packed}: transformers runs them in {dtype}, whose figures these are."
+            f"the weights were dequantised from {packed}: transformers runs them in {dtype}, and so are all figures."
             if subject.request.weights == "checkpoint"
-            else f"{subject.request.source.name} is published as {packed}, but random weights are dense: these are"
-            f" {dtype}'s figures; `roofscope count` has those of the published form."
+            else f"{subject.request.source.name} is published as {packed}, but random weights are dense: all figures"
+            f" are for {dtype}; `roofscope count` has those of the published format."
         )
     warnings += fit_warnings(loaded.fit)
     warnings += roof_warnings(ceilings)
@@ -81,7 +81,7 @@ def model_warnings(subject: Subject, ceilings: Ceilings) -> list[str]:
         warnings.append(f"{100 * (1 - work.coverage):.3g} % of the parameters are not counted: {names}.")
     for where, nbytes in loaded.offloaded_bytes.items():
         warnings.append(
-            f"the model does not fit on the device: {scaled(nbytes, 'B')} of weights come from the {where}"
+            f"the model does not fit on the device: {scaled(nbytes, 'B')} of weights are read from the {where}"
             f"{_measured_link(ceilings.links.get(where))} at every step."
         )
     return warnings
@@ -92,62 +92,53 @@ def _measured_link(link: Roof | None) -> str:
 
 
 def fit_warnings(fit: CheckpointFit) -> list[str]:
-    """Whether checkpoint and config are of one model."""
+    """Return warnings about tensors that the checkpoint and the config do not share."""
     warnings = []
     if fit.missing:
         warnings.append(
-            f"{_named(fit.missing)} of this model are not in the checkpoint, and random: times hold, its answers would"
-            " not; look at the config's layers and sizes."
+            f"{_named(fit.missing)} of this model are not in the checkpoint and are random: times are valid, answers"
+            " would not be; check the config's layers and sizes."
         )
     if fit.unused:
         warnings.append(
-            f"{_named(fit.unused)} of the checkpoint have no place in this model, and were left out: its config is of"
-            " another model, a smaller one, or this one's text part alone."
+            f"{_named(fit.unused)} of the checkpoint have no place in this model and were not loaded: the config is of"
+            " another model, a smaller one, or only this one's text part."
         )
     return warnings
 
 
 def _named(tensors: Sequence[str]) -> str:
-    """`9 tensors (first: model.layers.2.mlp.up_proj.weight)`."""
+    """Such as `9 tensors (first: model.layers.2.mlp.up_proj.weight)`."""
     return f"{len(tensors)} tensors (first: {tensors[0]})"
 
 
 def missing_roofs(ceilings: Ceilings) -> list[str]:
-    """A line for each roof that could not be measured; a run names them among its missing parts."""
+    """Return a line for each roof that could not be measured; a run lists them among its missing parts."""
     return [f"{name} could not be measured: {why.rstrip('.')}." for name, why in ceilings.missing.items()]
 
 
 def roof_warnings(ceilings: Ceilings) -> list[str]:
-    """Roofs that could not be measured, and a memory roof that a cache may have a part in."""
-    return [*_missing(ceilings), *_of_memory(ceilings)]
-
-
-def _missing(ceilings: Ceilings) -> list[str]:
-    """What stands for roofs that could not be measured."""
+    """Return warnings about roofs that the datasheet replaces, and a memory roof that a cache may have raised."""
     warnings = []
-    of_sheet = [name for name, roof in (*ceilings.memory.items(), *ceilings.compute.items()) if not roof.measured]
-    if of_sheet:
-        warnings.append(f"the datasheet's peak stands for the roof of {' and '.join(of_sheet)}: nothing reaches it.")
+    nominal = [name for name, roof in (*ceilings.memory.items(), *ceilings.compute.items()) if not roof.measured]
+    if nominal:
+        warnings.append(f"the datasheet's peak replaces the roof of {' and '.join(nominal)}: no kernel reaches it.")
     if ceilings.missing and not ceilings.judges:
         kind = "arithmetic" if ceilings.memory else "memory"
         warnings.append(f"there is no roof of {kind}: cells have times and counts, and no regime.")
+    if not any(roof.measured for roof in ceilings.memory.values()):
+        return warnings
+    size = f"{ceilings.stream_bytes >> 20} MiB"
+    if not ceilings.beyond_cache:
+        warnings.append(f"no room or time for buffers beyond the caches ({size}): the memory roof may be too high.")
+    elif not ceilings.plateau:
+        ends = " and ".join(scaled(point.bytes_per_s, "B/s") for point in ceilings.curve[-2:])
+        warnings.append(f"no two sizes up to {size} are read equally fast (last: {ends}): the memory roof may be off.")
     return warnings
 
 
-def _of_memory(ceilings: Ceilings) -> list[str]:
-    if not any(roof.measured for roof in ceilings.memory.values()):
-        return []
-    size = f"{ceilings.stream_bytes >> 20} MiB"
-    if not ceilings.beyond_cache:
-        return [f"there was no room or time to stream past the caches ({size}): the memory roof may be too high."]
-    if not ceilings.plateau:
-        ends = " and ".join(scaled(point.bytes_per_s, "B/s") for point in ceilings.curve[-2:])
-        return [f"no two sizes up to {size} are read equally fast (last: {ends}): the memory roof may be off."]
-    return []
-
-
 def health_warnings(info: Device, ceilings: Ceilings) -> list[str]:
-    """A card that stays clearly below a healthy one of its kind."""
+    """Return warnings about a GPU that is clearly slower than a healthy one of its kind."""
     sheet = info.datasheet
     if sheet is None:
         return []
@@ -163,8 +154,8 @@ def health_warnings(info: Device, ceilings: Ceilings) -> list[str]:
     ]
 
 
-# A dtype whose matrix product reaches less than this share of float32's is slower than not using it at all.
+# A dtype whose matrix products reach less than this share of float32's is not worth using.
 _SLOW_DTYPE_SHARE = 0.9
 _HEALTHY_SHARE = 0.9
-# As much of one core goes to the system's own work on an idle machine.
+# The system's own work on an idle machine, in cores.
 _BUSY_CORES = 0.25

@@ -152,7 +152,7 @@ def test_planted_times_of_linears_of_half_the_width_are_in_the_forecast(
     assert [line.split()[5] for line in printed.err.splitlines()] == ["2", "4"], "each number of ranks is reported"
     words = " ".join(printed.out.split())
     assert "A rank's linears were replayed here" in words
-    assert "Meanwhile others keep 64.0 of" in words
+    assert "Meanwhile other processes keep 64.0 of" in words
 
 
 class StageListener(QuietListener):

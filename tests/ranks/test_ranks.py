@@ -256,7 +256,7 @@ def _second_rank(torchrun_pid: int, out: Path) -> int:
     [
         ({"tp": 3}, "8 query heads and 4 KV heads do not divide by 3"),
         ({"tp": 8}, "cuts the 4 KV heads of this model into pieces"),
-        ({"tp": 2, "engine": "static"}, "steps with --engine eager alone"),
+        ({"tp": 2, "engine": "static"}, "works only with --engine eager"),
         ({"tp": 2, "quant": "nf4"}, "nf4 are packed"),
         ({"tp": 2, "trace": True}, "leave them out"),
         ({"tp": 0}, "give 2 or more ranks"),
@@ -276,5 +276,5 @@ def test_more_ranks_than_cards(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(request, "resolve_device", lambda name: torch.device("cuda", 0))
     monkeypatch.setattr(request, "resolve_dtype", lambda *_: torch.float16)
     monkeypatch.setattr(request, "cards", lambda: 1)
-    with pytest.raises(RequestError, match="this machine has 1 cards"):
+    with pytest.raises(RequestError, match="this machine has 1 GPUs"):
         prepare(Options(model=str(folder), prompt_lens="8", new_tokens=4, tp=2))

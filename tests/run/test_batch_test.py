@@ -84,5 +84,5 @@ def test_a_knee_that_is_far_is_no_reason_to_pass_the_budget(tiny_folder: Path, m
     assert f"at batch {most}:" in told
     more = batch_test.prepare_batch_test(replace(options, budget_s=float(enough)), "decode")
     assert (more.grid.batch_sizes[-1], more.warnings) == (int(whole), ())
-    with pytest.raises(RequestError, match=r"--budget 0\.01: batches of up to 2 .* --budget \d+"):
+    with pytest.raises(RequestError, match=r"--budget 0\.01 is too small: batches of up to 2 .* --budget \d+"):
         batch_test.prepare_batch_test(replace(options, budget_s=0.01), "decode")

@@ -167,7 +167,7 @@ def test_a_batch_size_that_fails_leaves_a_run_with_the_others(
     assert any("AttributeError: no attribute 'cos'" in warning for warning in run.document.warnings)
     assert tried, "a change was tried, and left out"
     missing = {part.what: part.why for part in run.document.missing}
-    assert missing.pop("the second look at the roofs") == "KeyError: 'what nobody foresaw'"
+    assert missing.pop("the second measurement of the roofs") == "KeyError: 'what nobody foresaw'"
     assert missing.pop("dispatch on the hollow twin") == "AttributeError: no attribute 'cos'"
     assert all(what.startswith("trying ") for what in missing)
     assert {part.sentence for part in run.document.missing} < set(run.document.warnings)

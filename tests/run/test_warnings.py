@@ -52,7 +52,7 @@ def test_others_are_told_of_where_they_take_cores_that_are_needed(
     found = device_warnings(info, Others(busy, cores))
     assert bool(found) == warned
     if warned:
-        assert f"others keep {busy:.1f} of {cores} cores busy" in found[0]
+        assert f"other processes keep {busy:.1f} of {cores} cores busy" in found[0]
 
 
 def test_a_card_needs_one_core_of_its_host() -> None:

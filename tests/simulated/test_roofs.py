@@ -158,7 +158,7 @@ def test_a_dtype_that_fails_is_named_and_the_others_stand(
     assert stands.per_s == pytest.approx(1979e12, rel=1e-3)
     assert filled.measured("bfloat16")
     assert not filled.measured(dtype)
-    assert f"the datasheet's peak stands for the roof of {dtype}" in roof_warnings(filled)[0]
+    assert f"the datasheet's peak replaces the roof of {dtype}" in roof_warnings(filled)[0]
 
 
 def test_a_lost_card_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,7 +302,7 @@ def test_a_datasheet_stands_for_roofs_and_says_so(tmp_path: Path, monkeypatch: p
     assert run.document.ceilings.compute["float16"].per_s == pytest.approx(989e12, rel=1e-3)
     assert all(row.regime is not None for row in run.measured)
     assert {row.confidence for row in run.measured} <= {"medium", "low"}, "no step is sure under a roof nobody measured"
-    assert any("the datasheet's peak stands for the roof of read" in line for line in run.document.warnings)
+    assert any("the datasheet's peak replaces the roof of read" in line for line in run.document.warnings)
     assert "3.35 TB/s (the datasheet's, not measured)" in (run.folder / "report.md").read_text(encoding="utf-8")
 
 

@@ -390,7 +390,7 @@ def test_who_else_was_on_the_cores_is_told_as_run_does(device: str, busy: float,
 
     found = explained(Known(), "s.py", Others(busy), interrupted=True)
     assert found is not None
-    told = ["others keep 1.5 of 2 cores busy: times may be too long; stop other work."] if warned else []
+    told = ["other processes keep 1.5 of 2 cores busy: times may be too long; stop them."] if warned else []
     assert list(why_document(found).warnings) == told
     assert all(text in html_why(found) for text in told)
 
