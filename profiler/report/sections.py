@@ -31,6 +31,7 @@ from profiler.report.blocks import (
 from profiler.report.execution import RAN_COLUMNS, ran_rows, trial_cell
 from profiler.report.forecast import answer_sentences, forecast_table
 from profiler.report.glossary import footnotes
+from profiler.report.operator_points import group_points
 from profiler.report.optional_sections import cold_lines, generate_lines, ragged_lines
 from profiler.report.roofline_data import cell_points, roof_lines
 from profiler.report.selection import MOST_SIZES, evenly, of_all
@@ -121,6 +122,14 @@ def _terms(run: Run) -> Section | None:
     caption = "In figures: each term, and how far it may be off"
     table = text_table(rows[0], rows[1:], caption=caption) if rows else None
     return Section("", [table], media=DOCUMENTS) if table else None
+
+
+def _operators(run: Run) -> Section | None:
+    if not group_points(run):
+        return None
+    alt = "Operator groups under the measured roof; the area of a point is its share of the step"
+    note = "replayed kernels, counted work; the smallest and the largest cell of each phase"
+    return Section("Operators under the roof", [Picture("operators", alt, (run,))], note, HTML)
 
 
 def _ran(run: Run) -> Section | None:
@@ -332,6 +341,7 @@ SECTIONS: list[Callable[[Run], Section | None]] = [
     _cells,
     _breakdown,
     _terms,
+    _operators,
     _ran,
     _levers,
     _other_gpus,

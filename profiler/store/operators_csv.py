@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from sys import intern
+from typing import TypeVar
 
 from profiler.counting.floor import floor_s
 from profiler.errors import RunError
@@ -17,6 +18,7 @@ from profiler.grid.cells import CellKey
 from profiler.judge.cells import columns_of
 from profiler.units import escape_formula, unescape_formula, visible_in
 
+_Made = TypeVar("_Made")
 OPERATORS_FILE = "operators.csv"
 OPERATOR_COLUMN_MEANINGS = {
     "phase": "`prefill` or `decode`.",
@@ -89,19 +91,36 @@ class _Line:
 
 def read_operators(folder: Path) -> dict[CellKey, Sequence[OperatorWork]]:
     """Read operators.csv: each cell's operators with their work. Raises RunError if it is missing or damaged."""
-    path = folder / OPERATORS_FILE
     operators: dict[CellKey, list[OperatorWork]] = {}
+    for key, operator in _converted(folder, lambda row: (_key(row), _operator(row))):
+        operators.setdefault(key, []).append(operator)
+    return dict(operators)
+
+
+def replayed_operators(folder: Path) -> Iterator[tuple[CellKey, OperatorWork, float]]:
+    """Yield each operator that was replayed, with its cell and its seconds per step.
+
+    Raises RunError if operators.csv is missing or damaged.
+    """
+    for key, operator, seconds in _converted(
+        folder, lambda row: (_key(row), _operator(row), float(row["replayed_s"] or 0))
+    ):
+        if seconds:
+            yield key, operator, seconds
+
+
+def _converted(folder: Path, convert: Callable[[dict[str, str]], _Made]) -> Iterator[_Made]:
+    """Yield what `convert` makes of each row of operators.csv. Raises RunError if the file is missing or damaged."""
+    path = folder / OPERATORS_FILE
     try:
         with path.open(encoding="utf-8", newline="") as file:
             for raw in csv.DictReader(file):
                 # Nearly all texts are printable, and a file may have a million rows.
-                row = raw if all(map(_is_printable, raw.values())) else visible_in(raw)
-                operators.setdefault(_key(row), []).append(_operator(row))
+                yield convert(raw if all(map(_is_printable, raw.values())) else visible_in(raw))
     except FileNotFoundError:
         raise RunError(f"{folder} has no {OPERATORS_FILE}.") from None
     except (OSError, UnicodeDecodeError, csv.Error, KeyError, ValueError, TypeError, RecursionError) as error:
         raise RunError(f"{path} is damaged: {error}.") from None
-    return dict(operators)
 
 
 def _is_printable(value: object) -> bool:

@@ -19,7 +19,7 @@ from profiler.report.plots import COMPARISONS, PLOTS, draw, save
 from profiler.report.plots.style import font_families
 from profiler.store.folder import Run, read_run
 
-OF_A_RUN_ALONE = [name for name in PLOTS if name not in ("forecast", "cost", "engines")]
+OF_A_RUN_ALONE = [name for name in PLOTS if name not in ("operators", "forecast", "cost", "engines")]
 """Forecasts and costs are drawn of a folder that keeps them (tests/forecast, tests/rent), engines of a run
 with several."""
 
@@ -128,7 +128,7 @@ def test_several_runs_are_for_comparisons_only() -> None:
 
 
 def test_a_wrong_name_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match=r"use roofline, split, map.*roofline"):
+    with pytest.raises(RequestError, match=r"use roofline, operators, split.*roofline"):
         save([read_run(WHOLE)], "rofline", tmp_path / "x.png")
 
 

@@ -14,6 +14,7 @@ from profiler.report.plots.costs import cost_of_run
 from profiler.report.plots.curves import depth_chart, doubling, precisions, throughput
 from profiler.report.plots.forecast import of_run
 from profiler.report.plots.maps import breakdown_chart, intensity_map, regime_map
+from profiler.report.plots.operators import operator_roofline
 from profiler.report.plots.roofline import devices, roofline
 from profiler.report.plots.step_histogram import steps
 from profiler.report.plots.style import styled
@@ -23,6 +24,7 @@ from profiler.store.writer import replace_file
 
 PLOTS: dict[str, Callable[[Run], Figure]] = {
     "roofline": roofline,
+    "operators": operator_roofline,
     "split": breakdown_chart,
     "map": regime_map,
     "intensity": intensity_map,

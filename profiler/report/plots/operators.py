@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from profiler.errors import RequestError
-from profiler.grid.cells import CellKey
 from profiler.judge.cells import CellResult
+from profiler.report.operator_points import GroupPoint, group_points
 from profiler.report.plots.style import title
 from profiler.report.roofline_data import RoofLine, roof_lines
-from profiler.report.selection import selected_cells
 from profiler.store.folder import Run
-from profiler.store.operators_csv import replayed_operators
 from profiler.units import percent, scaled, significant
 
 _COLORS = {
@@ -31,44 +27,6 @@ _OTHER = "#888888"
 _LARGEST_AREA = 2400.0
 """Points squared of a group that takes the whole step."""
 _MARGIN = 4.0
-
-
-@dataclass(frozen=True)
-class GroupPoint:
-    """One group of operators in a step: its work, and the time of its kernels when they are replayed."""
-
-    group: str
-    flops: float
-    nbytes: float
-    seconds: float
-
-    @property
-    def intensity(self) -> float:
-        """Model FLOPs per model byte."""
-        return self.flops / self.nbytes
-
-    @property
-    def flops_per_s(self) -> float:
-        """Achieved by the replayed kernels."""
-        return self.flops / self.seconds
-
-
-def group_points(run: Run) -> dict[CellResult, list[GroupPoint]]:
-    """Return the groups with FLOPs and a replayed time, for the smallest and the largest cell of each phase.
-
-    Raises RunError if operators.csv cannot be read.
-    """
-    cells = {cell.key: cell for cell in selected_cells(run)}
-    sums: dict[CellKey, dict[str, list[float]]] = {}
-    for key, item, replayed_s in replayed_operators(run.folder):
-        if key in cells and item.flops:
-            amounts = sums.setdefault(key, {}).setdefault(item.group, [0.0, 0.0, 0.0])
-            amounts[0] += float(item.flops)
-            amounts[1] += float(item.model_bytes)
-            amounts[2] += replayed_s
-    return {
-        cells[key]: [GroupPoint(group, *amounts) for group, amounts in groups.items()] for key, groups in sums.items()
-    }
 
 
 def operator_roofline(run: Run) -> Figure:
