@@ -13,6 +13,7 @@ import typer
 
 from profiler._version import __version__
 from profiler.cli import compare, forecast, run
+from profiler.cli import count as counting
 from profiler.cli import inspect as look
 from profiler.cli import report as folders
 from profiler.cli import why as asked_why
@@ -53,7 +54,7 @@ for command in (
     look.doctor,
     run.run,
     run.batch_test,
-    look.count_command,
+    counting.count_command,
     look.ceilings,
     look.gpus_command,
     look.selftest,

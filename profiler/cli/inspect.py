@@ -1,4 +1,4 @@
-"""The commands that run no model: doctor, count, ceilings, gpus, selftest, models."""
+"""The commands that run no model: doctor, ceilings, gpus, selftest, models."""
 
 from __future__ import annotations
 
@@ -10,61 +10,6 @@ from typing import Annotated
 import typer
 
 from profiler.cli.options import EXIT_INCOMPLETE, EXIT_WRONG, Format, Plain, one_of
-from profiler.errors import RequestError
-from profiler.quant.registry import quant_help
-
-
-def count_command(
-    model: Annotated[str, typer.Argument(help="Hub id, folder, .gguf file, or a card's name.")],
-    phase: Annotated[str, typer.Option(help="prefill or decode.")] = "decode",
-    batch: Annotated[int, typer.Option(help="Sequences.")] = 1,
-    prompt: Annotated[int, typer.Option(help="Prompt tokens.")] = 512,
-    context: Annotated[int | None, typer.Option(help="Cached tokens (default: none, or the prompt in decode).")] = None,
-    dtype: Annotated[str, typer.Option(help="auto (the checkpoint's), float32, bfloat16 or float16.")] = "auto",
-    quant: Annotated[str, typer.Option(help=f"{quant_help()}.")] = "none",
-    attn: Annotated[
-        str, typer.Option(help="What is executed: sdpa (a fused kernel), eager, or auto: as transformers would.")
-    ] = "auto",
-    gpu: Annotated[str, typer.Option("--gpu", help="GPUs to hold it against, such as 'T4,H100 SXM'.")] = "",
-    tp: Annotated[int, typer.Option("--tp", help="One rank's share under tensor parallelism over so many.")] = 1,
-    gemm_census: Annotated[bool, typer.Option("--gemm-census", help="Every matrix product's shape.")] = False,
-    crosscheck: Annotated[bool, typer.Option("--crosscheck", help="Count again with torch's own counter.")] = False,
-    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run the model's own code.")] = False,
-    output_format: Annotated[str, typer.Option("--format", help="table, json or csv (the operators).")] = "table",
-) -> None:
-    """Count a step's FLOPs and bytes from the config alone, without running it."""
-    one_of(output_format, "--format", ("table", "json", "csv"))
-    from profiler.counting import count as counting
-    from profiler.counting.document import count_csv, count_document
-    from profiler.json_document import json_text
-    from profiler.report.count import print_count
-
-    try:
-        counted = counting.count(
-            model,
-            phase=phase,
-            batch=batch,
-            prompt=prompt,
-            context=context,
-            dtype=dtype,
-            quant=quant,
-            attn=attn,
-            census=gemm_census,
-            gpu_names=gpu,
-            second_opinion=crosscheck,
-            tp=tp,
-            trust_remote_code=trust_remote_code,
-        )
-    except OverflowError:
-        raise RequestError(f"a {phase} of --batch {batch} is more work than whole numbers of 64 bits hold.") from None
-    if output_format == "json":
-        print(json_text(count_document(counted)))
-    elif output_format == "csv":
-        print(count_csv(counted), end="")
-    else:
-        from rich.console import Console
-
-        print_count(counted, Console(width=100, markup=False, emoji=False))
 
 
 def ceilings(

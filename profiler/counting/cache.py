@@ -17,7 +17,12 @@ _LIBRARIES = ("torch", "transformers", "accelerate", "bitsandbytes", "torchao", 
 
 
 def counted_model(
-    source: ModelSource, dtype: str = "auto", quant: str = "none", *, rented: bool = False
+    source: ModelSource,
+    dtype: str = "auto",
+    quant: str = "none",
+    *,
+    rented: bool = False,
+    trust_remote_code: bool = False,
 ) -> CountedModel:
     """A model, counted: a card's count comes with the package, that of a file is kept once it was walked.
 
@@ -29,21 +34,23 @@ def counted_model(
         return shipped
     config = _config(source)
     if config is None:
-        return walked_model(source, dtype, quant, rented)
+        return walked_model(source, dtype, quant, rented, trust_remote_code)
     path = cache_path(
         "walks", {"config": config, "asked": [dtype, quant, rented], "rules": rules_digest(), **library_versions()}
     )
     if (kept := _read(path)) is not None:
         return kept
-    model = walked_model(source, dtype, quant, rented)
+    model = walked_model(source, dtype, quant, rented, trust_remote_code)
     write_cache(path, json.dumps(counts_json(model)).encode())
     return model
 
 
-def walked_model(source: ModelSource, dtype: str, quant: str, rented: bool) -> CountedModel:
+def walked_model(
+    source: ModelSource, dtype: str, quant: str, rented: bool, trust_remote_code: bool = False
+) -> CountedModel:
     from profiler.counting.meta import counted_on_meta
 
-    return counted_on_meta(source, dtype, quant, rented=rented)
+    return counted_on_meta(source, dtype, quant, rented=rented, trust_remote_code=trust_remote_code)
 
 
 def _config(source: ModelSource) -> str | None:

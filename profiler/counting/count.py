@@ -16,13 +16,14 @@ from profiler.counting.floor import CardFloor, floor_on
 from profiler.counting.meta import counted_on_meta, own_attention
 from profiler.counting.operators import Collective, GemmShape, ModelWork, Operator, operator_work
 from profiler.counting.peak_memory import cache_bytes
+from profiler.counting.preset_counts import CountedModel
 from profiler.counting.tensor_parallel import replicated_kv_heads, walk_rank
 from profiler.counting.walk import walk
 from profiler.data.datasheets import gpu_called
 from profiler.data.links import bus_share
 from profiler.device.device import resolve_device
 from profiler.errors import ModelError, RequestError, first_line
-from profiler.facts.step import ExecutionPath, Step, Work
+from profiler.facts.step import Attention, ExecutionPath, Step, Work
 from profiler.grid.cells import Phase
 from profiler.grid.ranges import MOST, check_positions
 from profiler.loading.config import load_config
@@ -89,6 +90,8 @@ class StepCount:
     crosscheck: Crosscheck | None = None
     share: RankShare | None = None
     """Of tensor parallelism: all figures are then one rank's; None: the whole model is on one device."""
+    whole: CountedModel | None = None
+    """The counted model, for figures of other steps; None for one rank of several."""
 
 
 def model_work(model: str, dtype: str = "auto", quant: str = "none", *, trust_remote_code: bool = False) -> ModelWork:
@@ -170,7 +173,13 @@ def count(
         gpus=tuple(floor_on(gpu, operators, dtype_name(kind), needs_bytes) for gpu in wanted_gpus),
         crosscheck=_second_opinion(config, kind, stored_as, step) if second_opinion else None,
         share=None if tp == 1 else _share(work, module, tp, copied, step, path),
+        whole=_whole(work, module, config, kind, attention) if tp == 1 else None,
     )
+
+
+def _whole(work: ModelWork, module: nn.Module, config: Any, dtype: torch.dtype, attention: Attention) -> CountedModel:
+    nbytes, published = planned_weight_bytes(module), published_format(config)
+    return CountedModel(work, nbytes, dtype_name(dtype), published, attention, most_positions(config))
 
 
 def check_cut(ranks: int, source: ModelSource, quant: Quant) -> None:

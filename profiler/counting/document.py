@@ -11,6 +11,7 @@ from typing import Literal
 from profiler.counting.count import RankShare, StepCount
 from profiler.counting.crosscheck import CounterDifference, Crosscheck
 from profiler.counting.floor import CardFloor
+from profiler.counting.model_numbers import ModelNumbers
 from profiler.counting.operators import GemmShape, Operator
 from profiler.facts.step import ExecutionPath, Work, bytes_by_kind, plain_number
 from profiler.json_document import Document
@@ -145,9 +146,11 @@ class CountDocument(Document):
     """Only with `--gpu`: the floor on each GPU, or why there is none."""
     crosscheck: CrosscheckRow | None = None
     """Only with `--crosscheck`."""
+    numbers: ModelNumbers | None = None
+    """The architecture, the KV cache, and what each GPU allows; not with `--tp`."""
 
 
-def count_document(counted: StepCount) -> CountDocument:
+def count_document(counted: StepCount, numbers: ModelNumbers | None = None) -> CountDocument:
     """Return the document of a counted step."""
     work, step = counted.work, counted.step
     return CountDocument(
@@ -181,6 +184,7 @@ def count_document(counted: StepCount) -> CountDocument:
         gemms=counted.gemms or None,
         gpus=[_gpu_row(gpu) for gpu in counted.gpus] or None,
         crosscheck=_crosscheck_row(counted.crosscheck) if counted.crosscheck else None,
+        numbers=numbers,
     )
 
 

@@ -17,9 +17,9 @@ from profiler.errors import RequestError
 from profiler.facts.step import Step
 from profiler.grid.cells import Phase
 
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
-MOST_POINTS = 1_000_000
+_Floats = NDArray[np.float64]
+_Integers = NDArray[np.int64]
+MOST_GRID_POINTS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -27,14 +27,14 @@ class GpuFloors:
     """The floors of all points of a grid under the roofs of one GPU."""
 
     roofs: RoofSet
-    compute_s: Floats
-    memory_s: Floats
+    compute_s: _Floats
+    memory_s: _Floats
     """Seconds [n] of the operators that compute binds, and of those that memory binds. They add up to the floor."""
     fits: NDArray[np.bool_]
     """Whether the weights and the cache fit the GPU's memory [n]; true where its memory is not known."""
 
     @property
-    def floor_s(self) -> Floats:
+    def floor_s(self) -> _Floats:
         """The least seconds [n] of each step."""
         return self.compute_s + self.memory_s
 
@@ -54,14 +54,14 @@ class GridCount:
     quant: str
     weight_bytes: int
     phases: tuple[Phase, ...]
-    batch_size: Integers
-    prompt_len: Integers
+    batch_size: _Integers
+    prompt_len: _Integers
     """Prompt tokens [n]; 0 for a decode."""
-    context_len: Integers
+    context_len: _Integers
     """Cached tokens before the step [n]; 0 for a prefill."""
-    model_flops: Floats
-    model_bytes: Floats
-    cache_bytes: Floats
+    model_flops: _Floats
+    model_bytes: _Floats
+    cache_bytes: _Floats
     """Of the KV cache at the end of the step [n]."""
     gpus: tuple[GpuFloors, ...]
 
@@ -69,22 +69,22 @@ class GridCount:
         return len(self.phases)
 
     @property
-    def intensity(self) -> Floats:
+    def intensity(self) -> _Floats:
         """Model FLOPs per model byte [n]."""
         return self.model_flops / self.model_bytes
 
     @property
-    def needs_bytes(self) -> Floats:
+    def needs_bytes(self) -> _Floats:
         """Weights and KV cache [n]."""
         return self.weight_bytes + self.cache_bytes
 
     @property
-    def tokens(self) -> Integers:
+    def tokens(self) -> _Integers:
         """New tokens of each step [n]: a prefill reads its prompts, a decode gives one per sequence."""
         return np.where(self.prompt_len > 0, self.batch_size * self.prompt_len, self.batch_size)
 
     @property
-    def depth(self) -> Integers:
+    def depth(self) -> _Integers:
         """Prompt tokens of a prefill, cached tokens of a decode [n]."""
         return np.where(self.prompt_len > 0, self.prompt_len, self.context_len)
 
@@ -101,11 +101,11 @@ def count_grid(
 ) -> GridCount:
     """Count the prefill of every prompt length and the decode step after every context, at every batch size.
 
-    Raises RequestError for more than MOST_POINTS points, and for a length beyond the model's.
+    Raises RequestError for more than MOST_GRID_POINTS points, and for a length beyond the model's.
     """
     number = len(batch_sizes) * (len(prompt_lens) + len(context_lens))
-    if number > MOST_POINTS:
-        raise RequestError(f"this grid has {number:,} points; give at most {MOST_POINTS:,}.")
+    if number > MOST_GRID_POINTS:
+        raise RequestError(f"this grid has {number:,} points; give at most {MOST_GRID_POINTS:,}.")
     longest = max((*prompt_lens, *(context + 1 for context in context_lens)), default=0)
     if counted.max_positions is not None and longest > counted.max_positions:
         raise RequestError(
@@ -119,6 +119,7 @@ def count_grid(
     work = counted.work.work(step)
     ones = np.ones(len(batch))
     cache = ones * cache_bytes(counted.work, batch, step.context + step.query)
+    needs = counted.weight_bytes + cache
     return GridCount(
         model=model,
         params=counted.work.params,
@@ -132,11 +133,11 @@ def count_grid(
         model_flops=ones * work.model_flops,
         model_bytes=ones * work.model_bytes,
         cache_bytes=cache,
-        gpus=tuple(floors_on(roofs, counted.work, counted.dtype, step, counted.weight_bytes + cache) for roofs in gpus),
+        gpus=tuple(gpu_floors(roofs, counted.work, counted.dtype, step, needs) for roofs in gpus),
     )
 
 
-def floors_on(roofs: RoofSet, work: ModelWork, dtype: str, step: Step, needs_bytes: Floats) -> GpuFloors:
+def gpu_floors(roofs: RoofSet, work: ModelWork, dtype: str, step: Step, needs_bytes: _Floats) -> GpuFloors:
     """Return the floors of steps [n] of a model of `dtype` under a GPU's roofs, and whether they fit its memory."""
     nothing: Any = np.zeros_like(needs_bytes)
     compute_s, memory_s = roof_times(work, step, roofs, dtype, nothing, nothing)

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from profiler.facts.step import Work, bytes_by_kind, plain_number
 from profiler.report.blocks import Block, Lines, TextTable, text_table
+from profiler.report.count_grid import number_blocks
 from profiler.report.terminal import print_blocks
 from profiler.units import duration, scaled, short_count, significant
 
@@ -17,17 +18,19 @@ if TYPE_CHECKING:
     from profiler.counting.count import RankShare, StepCount
     from profiler.counting.crosscheck import Crosscheck
     from profiler.counting.floor import CardFloor
+    from profiler.counting.model_numbers import ModelNumbers
     from profiler.counting.operators import GemmShape, Operator
     from profiler.quant.checkpoints import Gguf
 
 
-def print_count(counted: StepCount, console: Console) -> None:
+def print_count(counted: StepCount, numbers: ModelNumbers | None, console: Console) -> None:
     """Print a counted step as tables, 100 columns wide."""
     share, check = counted.share, counted.crosscheck
     unknown = f"{100 * (1 - counted.coverage):.3g} % of the parameters are not understood: {'; '.join(counted.unknown)}"
     blocks = [
         Lines(_totals(counted)),
         Lines([_one_rank(share)] if share else []),
+        *(number_blocks(numbers) if numbers else []),
         _groups(counted.by_operator),
         *([_collectives(share)] if share else []),
         *([_gemms(counted.gemms)] if counted.gemms else []),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from profiler.counting.model_numbers import GpuNumbers, ModelNumbers
 from profiler.json_document import Document
 from profiler.report.blocks import Block, Lines, TextTable, text_table
 from profiler.units import duration, percent, scaled, short_count, significant
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from profiler.counting.grid_count import GpuFloors, GridCount
-    from profiler.counting.model_numbers import GpuNumbers, ModelNumbers
 
 _MOST_ROWS = 200
 _WORK_COLUMNS = ("phase", "batch", "tokens", "FLOPs", "bytes", "FLOP/byte", "KV cache", "memory")
@@ -42,9 +42,8 @@ def grid_blocks(grid: GridCount) -> Iterator[Block]:
     yield text_table(_WORK_COLUMNS, work, total=len(grid), groups=groups)
     for gpu in grid.gpus:
         rows = [[*heads[n], *_floor(grid, gpu, n)] for n in shown]
-        yield text_table(
-            _GPU_COLUMNS, rows, texts=("bound by",), total=len(grid), groups=groups, caption=gpu.roofs.name
-        )
+        yield Lines(["", f"{gpu.roofs.name}: {scaled(gpu.roofs.bytes_per_s, 'B/s')}"])
+        yield text_table(_GPU_COLUMNS, rows, texts=("bound by",), total=len(grid), groups=groups)
 
 
 def _floor(grid: GridCount, gpu: GpuFloors, n: int) -> list[str]:
@@ -87,6 +86,35 @@ def grid_frame(grid: GridCount) -> pd.DataFrame:
 
 
 @dataclass(frozen=True)
+class GridRow:
+    """One point of a grid on one GPU. Without a GPU, the last five are missing."""
+
+    phase: str
+    batch_size: int
+    prompt_len: int
+    """0 for a decode."""
+    context_len: int
+    """Cached tokens before the step; 0 for a prefill."""
+    model_flops: float
+    model_bytes: float
+    intensity: float
+    """Model FLOPs per model byte."""
+    kv_bytes: float
+    """Of the KV cache at the end of the step."""
+    needs_bytes: float
+    """Weights and KV cache."""
+    gpu: str
+    fits: bool
+    """Whether `needs_bytes` are at most the GPU's memory."""
+    floor_s: float | None
+    """Sum over operators of max(FLOPs / peak, bytes / bandwidth); null where it does not fit."""
+    tokens_per_s_at_most: float | None
+    """New tokens / floor; null where it does not fit."""
+    bound: str
+    """`compute` or `memory`: the side on which the larger part of the floor lies; empty where it does not fit."""
+
+
+@dataclass(frozen=True)
 class GridDocument(Document):
     """`roofscope count MODEL --batch-sizes ... --format json`."""
 
@@ -96,7 +124,7 @@ class GridDocument(Document):
     quant: str
     weight_bytes: int
     numbers: ModelNumbers
-    rows: Sequence[Mapping[str, Any]]
+    rows: Sequence[GridRow]
     """The rows of `--format csv`: one per point and GPU."""
 
 
@@ -146,10 +174,10 @@ def _gpu_table(gpus: Sequence[GpuNumbers], context_len: int) -> TextTable:
         ]
         for gpu in gpus
     ]
-    headings = ("GPU", "largest batch", "tok/s at most", "linears compute-bound from", "step compute-bound from")
-    caption = f"decode after {context_len} cached tokens; tok/s of one sequence; 'from' is a batch size"
+    headings = ("GPU", "batch at most", "tok/s at most", "linears bound by compute", "step bound by compute")
+    caption = f"decode after {context_len} cached tokens; tok/s of one sequence; bound by compute from that batch on"
     return text_table(headings, rows, caption=caption)
 
 
 def _batch(batch: int | None) -> str:
-    return "never" if batch is None else str(batch)
+    return "never" if batch is None else f"from {batch}"

@@ -211,6 +211,7 @@ def documents() -> dict[str, list[Key]]:
     from profiler.loading.source import Card
     from profiler.place.render import PlaceDocument
     from profiler.rent.render import RentDocument
+    from profiler.report.count_grid import GridDocument
     from profiler.report.device import CeilingsDocument, GpuEntry
     from profiler.report.forecast import ForecastDocument
     from profiler.why_slow.render import WhyDocument
@@ -225,6 +226,7 @@ def documents() -> dict[str, list[Key]]:
         "rent": RentDocument,
         "why, and why.json": WhyDocument,
         "count": CountDocument,
+        "count over a grid": GridDocument,
         "ceilings": CeilingsDocument,
         "doctor": Examination,
         "gpus: a list of": GpuEntry,

@@ -69,6 +69,7 @@ REAL = {
     "forecast": f"forecast {RUNS}zen4 --batch-sizes 8",
     "rent": "rent smollm2-135m --cards T4",
     "count": "count smollm2-135m --gpu T4 --gemm-census",
+    "count over a grid": "count smollm2-135m --batch-sizes 1,2 --prompt-lens 8 --gpu T4",
     "gpus: a list of": "gpus",
 }
 

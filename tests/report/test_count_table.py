@@ -23,7 +23,7 @@ def counted() -> StepCount:
 def test_a_gpu_that_cannot_hold_it_gets_a_line_and_no_floor(
     counted: StepCount, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    print_count(counted, screen())
+    print_count(counted, None, screen())
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     # 70,553,706,496 parameters of 2 bytes, and 80 layers x 8 heads x 128 x 2 x 2 bytes x 513 tokens of cache.
     assert "T4: does not fit; the step needs 141 GB, the card has 17.2 GB" in lines
@@ -36,14 +36,14 @@ def test_a_gpu_that_cannot_hold_it_gets_a_line_and_no_floor(
 
 
 def test_no_table_where_no_gpu_can(counted: StepCount, capsys: pytest.CaptureFixture[str]) -> None:
-    print_count(replace(counted, gpus=counted.gpus[:1]), screen())
+    print_count(replace(counted, gpus=counted.gpus[:1]), None, screen())
     out = capsys.readouterr().out
     assert "ridge" not in out
     assert "T4: does not fit" in out
 
 
 def test_numbers_are_whole(counted: StepCount, capsys: pytest.CaptureFixture[str]) -> None:
-    print_count(counted, screen())
+    print_count(counted, None, screen())
     out = capsys.readouterr().out
     whole = json.loads(json_text(count_document(counted)))
     assert f"{whole['model_flops']:,} FLOPs over {whole['bytes']['total']:,} bytes, intensity 1." in out

@@ -57,8 +57,8 @@ def test_a_wrong_label_is_marked(capsys: pytest.CaptureFixture[str]) -> None:
     assert any(line.startswith("product compute-bound memory-bound WRONG 0 of 8") for line in lines)
     assert any(line.startswith("sum memory-bound inconclusive") for line in lines)
     assert selftest_doubts(results) == [
-        "inconclusive: sum: rounds say inconclusive (7), mixed (1); memory gave 9.00 GB/s to 11.0 GB/s and products "
-        "1.00 TFLOP/s to 1.20 TFLOP/s meanwhile"
+        "inconclusive: sum: the rounds gave inconclusive (7), mixed (1); during them memory reached 9.00 GB/s to"
+        " 11.0 GB/s and matmuls 1.00 TFLOP/s to 1.20 TFLOP/s"
     ]
 
 
