@@ -1,1 +1,1 @@
-"""`doctor` and `selftest`: whether this installation works and its verdicts are right."""
+"""`doctor` and `selftest`: check that this installation works, and that its verdicts are right."""

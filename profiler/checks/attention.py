@@ -1,4 +1,4 @@
-"""Checks of attention: which kernels prefill and decode take, and what a new KV length costs."""
+"""Checks of attention: the kernels that prefill and decode use, and the cost of a new KV length."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
     from profiler.device.machine import Machine
 
 _QUERY_HEADS, _KV_HEADS, _HEAD_DIM = 32, 8, 128
-"""Query heads, KV heads and width of Mistral-7B and Llama-3.1-8B."""
+"""Query heads, KV heads and head width of Mistral-7B and Llama-3.1-8B."""
 _PROMPT = 512
 _LENGTHS = range(601, 606)
-"""KV lengths that nothing has asked for before in this process, one after the other as in a decode loop."""
+"""KV lengths that are new in this process, in the order of a decode loop."""
 _COSTLY = 10.0
-"""A new length is named where it takes this many times as long as the same length again."""
+"""A new length is reported if its first call takes this many times as long as the second."""
 
 
 def half_of(device: torch.device) -> torch.dtype:
-    """The 16-bit dtype of a device: bfloat16 but for cards without units for it."""
+    """Return the 16-bit dtype of a device: float16 on GPUs without bfloat16 units, else bfloat16."""
     import torch
 
     return torch.float16 if device.type == "cuda" and compute_capability(device) < (8, 0) else torch.bfloat16
 
 
 def attention(machine: Machine) -> CheckResult:
-    """The kernels behind `scaled_dot_product_attention` in prefill and decode, with a mask and without one."""
+    """Report the kernels of `scaled_dot_product_attention` in prefill and decode, with and without a mask."""
     from profiler.facts.step import UNFUSED_KERNEL
 
     plain, masked = (
@@ -50,27 +50,27 @@ def attention(machine: Machine) -> CheckResult:
 
 
 def new_lengths(machine: Machine) -> CheckResult:
-    """What the first attention call at a KV length costs, next to the same call again.
+    """Compare the first attention call at a KV length with the second.
 
-    cuDNN builds a plan for every shape that it has not met (ATen/native/cudnn/MHA.cpp); torch prefers cuDNN on Hopper
-    and Blackwell from 2.11 on.
+    cuDNN builds a plan for every new shape (ATen/native/cudnn/MHA.cpp). torch prefers cuDNN on Hopper and Blackwell
+    since 2.11.
     """
     import torch
 
     name = "KV lengths"
-    with torch.inference_mode():  # as a run steps its model
-        _, *pairs = [_first_and_again(machine, length) for length in (_LENGTHS.start - 1, *_LENGTHS)]
-    first_s, again_s = (statistics.median(times) for times in zip(*pairs, strict=True))
-    if first_s <= _COSTLY * again_s:
-        return CheckResult(name, True, f"a new KV length costs nothing extra ({duration(again_s)} a call)")
-    words = f"each new KV length costs about {duration(first_s - again_s)} once, and {duration(again_s)} after that"
+    with torch.inference_mode():  # as in a run
+        _, *pairs = [_two_calls_s(machine, length) for length in (_LENGTHS.start - 1, *_LENGTHS)]
+    first_s, second_s = (statistics.median(times) for times in zip(*pairs, strict=True))
+    if first_s <= _COSTLY * second_s:
+        return CheckResult(name, True, f"a new KV length costs nothing extra ({duration(second_s)} per call)")
+    words = f"each new KV length costs about {duration(first_s - second_s)} once, and {duration(second_s)} after that"
     if _kernel(machine, query=1, masked=False) == "cudnn":
         words += ": cuDNN builds a plan for each; --engine static has one length"
     return CheckResult(name, True, words, slow=True)
 
 
 def _kernel(machine: Machine, *, query: int, masked: bool) -> str:
-    """The kernel of a grouped attention of so many new tokens in 16 bits."""
+    """Return the kernel of a grouped attention with `query` new tokens in 16 bits."""
     from profiler.counting.attention import AttentionCore
     from profiler.counting.attention_kernel import sdpa_kernel
 
@@ -82,13 +82,13 @@ def _kernel(machine: Machine, *, query: int, masked: bool) -> str:
 
 
 def _phases(kernels: Sequence[str]) -> str:
-    """`flash`; `math in prefill, flash in decode`."""
+    """Return text such as `flash` or `math in prefill, flash in decode`."""
     prefill, decode = kernels
     return prefill if prefill == decode else f"{prefill} in prefill, {decode} in decode"
 
 
-def _first_and_again(machine: Machine, length: int) -> tuple[float, float]:
-    """Seconds of a decode step's attention at a KV length, the first time and the second."""
+def _two_calls_s(machine: Machine, length: int) -> tuple[float, float]:
+    """Return the seconds of two calls of a decode step's attention at one KV length."""
     import torch
     import torch.nn.functional as F
 
@@ -96,11 +96,11 @@ def _first_and_again(machine: Machine, length: int) -> tuple[float, float]:
     query = torch.zeros(1, _QUERY_HEADS, 1, _HEAD_DIM, device=machine.device, dtype=dtype)
     key, value = torch.zeros(2, 1, _KV_HEADS, length, _HEAD_DIM, device=machine.device, dtype=dtype)
 
-    def seconds() -> float:
+    def call_s() -> float:
         machine.clock.synchronize()
         start_s = machine.now_s()
         F.scaled_dot_product_attention(query, key, value, enable_gqa=True)
         machine.clock.synchronize()
         return machine.now_s() - start_s
 
-    return seconds(), seconds()
+    return call_s(), call_s()

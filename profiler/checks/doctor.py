@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from profiler import packages
 from profiler.checks import attention as attention_checks
-from profiler.checks import gpu as card_checks
+from profiler.checks import gpu as gpu_checks
 from profiler.checks import installation as checks
 from profiler.checks.installation import CheckResult, quietly, run_check
 from profiler.errors import RoofscopeError, describe_error
@@ -24,25 +24,25 @@ if TYPE_CHECKING:
     from profiler.quant.registry import Quant
 
 _WELL_KNOWN = "mistral-7b-v0.1"
-"""What a card is shown on first, where it fits."""
+"""The model of the first command on a GPU, if it fits."""
 _FIRST_GRID = "--prompt-lens 512 --batch-sizes 1,8"
 
 
 @dataclass(frozen=True)
 class PresetFit:
-    """A model card in one precision."""
+    """A preset in one precision."""
 
     model: str
     precision: str
     """A dtype, or a format of `--quant`."""
     weight_bytes: int
     fits: bool
-    """Whether the weights leave a small run its room, as placement decides it."""
+    """Whether the weights leave enough memory for a small run, by the rule of `plan_device_map`."""
 
 
 @dataclass(frozen=True)
 class Examination:
-    """All that was found."""
+    """The results of all checks."""
 
     findings: tuple[CheckResult, ...]
     fits: tuple[PresetFit, ...]
@@ -50,46 +50,47 @@ class Examination:
     """The command to run first, or what to fix before it."""
 
 
-_ON_A_DEVICE = ("memory", "NVML", "CUPTI", "bitsandbytes", "compile", "graphs")
+_DEVICE_CHECKS = ("memory", "NVML", "CUPTI", "bitsandbytes", "compile", "graphs")
 _NEEDED_FIRST = ("driver", "torch", "packages", "card")
-"""Without these nothing else is worth a look."""
+"""If one of these fails, the first command is to fix it."""
 
 
 def examine(device: str = "auto") -> Examination:
-    """Try every part of this installation on a device; nothing is fetched, and no library's fault gets through.
+    """Check every part of this installation on a device. Downloads nothing, and catches every error of a library.
 
-    Raises DeviceError for a `device` that is asked for by name and cannot be had.
+    Raises DeviceError for a named `device` that does not exist.
     """
-    found = [
+    findings = [
         run_check("driver", checks.driver),
         run_check("torch", checks.torch_build),
         run_check("packages", checks.packages),
     ]
-    machine, trouble = _machine(device)
+    machine, error = _machine(device)
     if machine is None:
-        found += [CheckResult("card", False, trouble), *(CheckResult(name, None, "not tried") for name in _ON_A_DEVICE)]
+        findings.append(CheckResult("card", False, error))
+        findings += [CheckResult(name, None, "not tried") for name in _DEVICE_CHECKS]
     else:
-        found += [*_on_a_device(machine), *(_on_a_card(machine) if machine.is_cuda else ())]
-    found += [run_check(name, partial(checks.optional, name)) for name in checks.NEEDED_FOR]
+        findings += [*_device_checks(machine), *(_gpu_checks(machine) if machine.is_cuda else ())]
+    findings += [run_check(name, partial(checks.optional, name)) for name in checks.NEEDED_FOR]
     fits: list[PresetFit] = []
 
     def fitting() -> CheckResult:
         if machine is None:
             return CheckResult("fits", None, "not tried")
-        fits.extend(_fits(machine, packs=any(item.works for item in found if item.name == "bitsandbytes")))
+        fits.extend(_fits(machine, packs=any(item.works for item in findings if item.name == "bitsandbytes")))
         return CheckResult("fits", any(fit.fits for fit in fits), fit_words(fits))
 
-    found.append(run_check("fits", fitting))
-    broken = [item.name for item in found if item.name in _NEEDED_FIRST and item.works is False]
+    findings.append(run_check("fits", fitting))
+    broken = [item.name for item in findings if item.name in _NEEDED_FIRST and item.works is False]
     first = first_command(fits, on_card=machine is not None and machine.is_cuda)
     if broken:
         on_cpu = machine is not None and not machine.is_cuda and "packages" not in broken
-        without = f", or go on without a card: {first}" if on_cpu else ""
-        first = f"fix {broken[0]}, then run `{_command()} doctor` again{without}"
-    return Examination(tuple(found), tuple(fits), first)
+        cpu_command = f", or continue on the CPU: {first}" if on_cpu else ""
+        first = f"fix {broken[0]}, then run `{_command()} doctor` again{cpu_command}"
+    return Examination(tuple(findings), tuple(fits), first)
 
 
-def _on_a_device(machine: Machine) -> Iterator[CheckResult]:
+def _device_checks(machine: Machine) -> Iterator[CheckResult]:
     yield run_check("card", lambda: checks.card(machine))
     yield run_check("memory", lambda: checks.free_memory(machine))
     yield run_check("NVML", lambda: checks.nvml(machine))
@@ -99,27 +100,27 @@ def _on_a_device(machine: Machine) -> Iterator[CheckResult]:
     yield run_check("graphs", lambda: checks.graphs(machine), "no --engine graph")
 
 
-def _on_a_card(machine: Machine) -> Iterator[CheckResult]:
-    """What only a CUDA card is asked; the capture that is to fail comes last."""
+def _gpu_checks(machine: Machine) -> Iterator[CheckResult]:
+    """Run the checks of a CUDA GPU. The capture that has to fail is last."""
     yield run_check("attention", lambda: attention_checks.attention(machine), "a run cannot know its attention kernel")
     yield run_check("KV lengths", lambda: attention_checks.new_lengths(machine), "attention does not run in 16 bits")
-    for kind in card_checks.PRODUCTS:
-        yield run_check(kind.name, partial(card_checks.product, machine, kind), kind.fails)
+    for kind in gpu_checks.PRODUCTS:
+        yield run_check(kind.name, partial(gpu_checks.product, machine, kind), kind.fails)
     yield run_check(
         "out of memory",
-        lambda: card_checks.out_of_memory(machine),
+        lambda: gpu_checks.out_of_memory(machine),
         "a run takes this error for a fault, not for the end of memory",
     )
-    yield run_check("recovery", lambda: card_checks.recovery(machine), "a capture that fails may end a run")
+    yield run_check("recovery", lambda: gpu_checks.recovery(machine), "a capture that fails may end a run")
 
 
 def _command() -> str:
-    """What starts this program: a checkout that is not installed has no command of its own."""
+    """Return the command that starts this program; a checkout that is not installed has no `roofscope`."""
     return "roofscope" if packages.has_own_metadata() else "python -m profiler"
 
 
 def _machine(device: str) -> tuple[Machine | None, str]:
-    """The machine to look at; None and the reason where torch itself does not work."""
+    """Return the machine to check, or None and the reason if torch does not work."""
     try:
         with quietly():
             from profiler.device.device import resolve_device
@@ -131,13 +132,13 @@ def _machine(device: str) -> tuple[Machine | None, str]:
     except RoofscopeError:
         raise
     except Exception as error:
-        return None, f"torch does not answer: {describe_error(error)}"
+        return None, f"torch does not work: {describe_error(error)}"
 
 
 def _fits(machine: Machine, *, packs: bool) -> list[PresetFit]:
-    """Every model card in the precisions of this device, the widest first, from its config alone.
+    """Return every preset in the precisions of this device, the widest first, from its config only.
 
-    With `packs`, bitsandbytes' formats are among them.
+    With `packs`, this includes bitsandbytes' formats.
     """
     import torch
 
@@ -151,45 +152,48 @@ def _fits(machine: Machine, *, packs: bool) -> list[PresetFit]:
     device = machine.device
     half = attention_checks.half_of(device)
     dtypes = [half] if machine.is_cuda else [torch.float32, half]
-    forms: list[tuple[str, torch.dtype, Quant]] = [(dtype_name(dtype), dtype, "none") for dtype in dtypes]
+    precisions: list[tuple[str, torch.dtype, Quant]] = [(dtype_name(dtype), dtype, "none") for dtype in dtypes]
     if packs:
-        forms += [(quant, half, quant) for quant, item in FORMATS.items() if item.in_doctor]
-    room = room_bytes(device)
-    found = []
+        precisions += [(quant, half, quant) for quant, item in FORMATS.items() if item.in_doctor]
+    free_bytes = room_bytes(device)
+    fits = []
     for name in card_names():
-        for label, dtype, quant in forms:
+        for label, dtype, quant in precisions:
             config = as_dense_config(load_config(resolve(name)))
             try:
                 nbytes = planned_weight_bytes(build_on_meta(config, dtype, quant, device=device))
             except RoofscopeError:
-                continue  # a layer of this model does not fit the format here
-            found.append(PresetFit(name, label, nbytes, nbytes <= room))
-    return found
+                continue  # this device's kernel of the format does not support a layer of this model
+            fits.append(PresetFit(name, label, nbytes, nbytes <= free_bytes))
+    return fits
 
 
 def fit_words(fits: Sequence[PresetFit]) -> str:
-    """Each model at the widest precision in which it fits, small ones first: `float16: gpt2; nf4: mistral-7b-v0.1`."""
+    """Return each model at the widest precision in which it fits: `float16: gpt2; nf4: mistral-7b-v0.1`.
+
+    Models are in the order of their size.
+    """
     groups: dict[str, list[str]] = {fit.precision: [] for fit in fits}
     large = []
     for model in dict.fromkeys(fit.model for fit in sorted(fits, key=lambda fit: fit.weight_bytes)):
-        own = [fit for fit in fits if fit.model == model]
-        widest = next((fit for fit in own if fit.fits), None)
+        fits_of_model = [fit for fit in fits if fit.model == model]
+        widest = next((fit for fit in fits_of_model if fit.fits), None)
         if widest is not None:
             groups[widest.precision].append(model)
         else:
-            large.append(f"{model} ({scaled(min(fit.weight_bytes for fit in own), 'B')} at least)")
+            large.append(f"{model} ({scaled(min(fit.weight_bytes for fit in fits_of_model), 'B')} at least)")
     words = [f"{precision}: {', '.join(models)}" for precision, models in groups.items() if models]
     return "; ".join([*words, *([f"too large: {', '.join(large)}"] if large else [])])
 
 
 def first_command(fits: Sequence[PresetFit], *, on_card: bool) -> str:
-    """A run that is soon done and tells much: a well-known model on a card, the default one on a CPU."""
+    """Return a short and informative run: a well-known model on a GPU, the default model on a CPU."""
     fitting = [fit for fit in fits if fit.fits]
     if not on_card or not fitting:
         return f"{_command()} {'run' if any(fit.model == DEFAULT_MODEL for fit in fitting) else 'ceilings'}"
-    # LLM.int8() waits for the card in every product, so that it is the last to be shown.
-    known = sorted((fit for fit in fitting if fit.model == _WELL_KNOWN), key=lambda fit: fit.precision == "int8")
+    # LLM.int8() waits for the GPU in every matmul, so it is the last choice.
+    well_known = sorted((fit for fit in fitting if fit.model == _WELL_KNOWN), key=lambda fit: fit.precision == "int8")
     dense = [fit for fit in fitting if fit.precision not in FORMATS]
-    chosen = known[0] if known else max(dense or fitting, key=lambda fit: fit.weight_bytes)
-    quant = f" --quant {chosen.precision}" if chosen.precision in FORMATS else ""
-    return f"{_command()} run {chosen.model}{quant} {_FIRST_GRID}"
+    choice = well_known[0] if well_known else max(dense or fitting, key=lambda fit: fit.weight_bytes)
+    quant = f" --quant {choice.precision}" if choice.precision in FORMATS else ""
+    return f"{_command()} run {choice.model}{quant} {_FIRST_GRID}"

@@ -1,4 +1,4 @@
-"""Checks of a GPU: products, captures, memory. Each runs once and leaves no state."""
+"""Checks of a GPU: matrix products, captures and memory. Each runs once and leaves no state."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ if TYPE_CHECKING:
     from profiler.device.machine import Machine
 
 _SIDE = 64
-"""Of the products that are tried: `torch._int_mm` needs more than 16 rows, and `torch._scaled_mm` multiples of 16."""
-_BEYOND_BYTES = 1 << 30
+"""Rows and columns of the operands: `torch._int_mm` needs over 16 rows, and `torch._scaled_mm` multiples of 16."""
+_EXCESS_BYTES = 1 << 30
 _BLOCK_BYTES = 64 << 20
-"""torch's allocator gives a block of 10 MiB or more a segment of its own (CUDACachingAllocator.h, kMinLargeAlloc)."""
+"""torch's allocator makes a separate segment for a block of 10 MiB or more (CUDACachingAllocator.h, kMinLargeAlloc)."""
 
 
 @dataclass(frozen=True)
 class OptionalProduct:
-    """A matrix product that only some cards have."""
+    """A matrix product that only some GPUs support."""
 
     name: str
     made: Callable[[torch.device], Callable[[], torch.Tensor]]
-    """Makes its operands on a device; the call that it gives is the product, in which every element is 1."""
+    """Makes the operands on a device, and returns a call that multiplies them; every element of the product is 1."""
     capability: tuple[int, int]
-    """The compute capability from which on torch has a kernel of its own for it."""
+    """The lowest compute capability for which torch has a kernel."""
     works: str
     fails: str
-    """What a run lacks without it."""
+    """The consequence for a run if the product fails."""
     older: str
-    """What a card below `capability` does in its place."""
+    """The consequence on a GPU below `capability`."""
 
 
 def _float8(device: torch.device, *, by_row: bool) -> Callable[[], torch.Tensor]:
@@ -47,7 +47,7 @@ def _float8(device: torch.device, *, by_row: bool) -> Callable[[], torch.Tensor]
     right = torch.ones(_SIDE, _SIDE, device=device).to(torch.float8_e4m3fn).t()
     rows, columns = ((_SIDE, 1), (1, _SIDE)) if by_row else ((), ())
     scale_a, scale_b = torch.ones(rows, device=device), torch.ones(columns, device=device)
-    # What torchao's fp8 linears call, and the roof of fp8 (profiler/roofs/gemm.py).
+    # torchao's fp8 linears and the roof of fp8 (profiler/roofs/gemm.py) make the same call.
     return lambda: torch._scaled_mm(
         left, right, scale_a=scale_a, scale_b=scale_b, out_dtype=torch.bfloat16, use_fast_accum=True
     )
@@ -62,7 +62,7 @@ def _int8(device: torch.device) -> Callable[[], torch.Tensor]:
 
 
 def _grouped(device: torch.device) -> Callable[[], torch.Tensor]:
-    """Two experts, each with half of the rows, as transformers' mixtures of experts call it."""
+    """Two experts with half of the rows each, called as in transformers' mixtures of experts."""
     import torch
 
     left = _first_column(device, torch.bfloat16)
@@ -72,7 +72,7 @@ def _grouped(device: torch.device) -> Callable[[], torch.Tensor]:
 
 
 def _first_column(device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """A square whose first column is 1 and whose rest is 0: a matrix of ones times it is a matrix of ones."""
+    """Return a square matrix of zeros with a first column of ones; times a matrix of ones it is a matrix of ones."""
     import torch
 
     square = torch.zeros(_SIDE, _SIDE, device=device, dtype=dtype)
@@ -117,7 +117,7 @@ PRODUCTS = (
 
 
 def product(machine: Machine, kind: OptionalProduct) -> CheckResult:
-    """Whether a matrix product runs on this card, gives the right values, and leaves the host free."""
+    """Check that a matrix product runs on this GPU, gives the right values, and does not block the host."""
     try:
         call = kind.made(machine.device)
         wrong = bool((call() != 1).any())
@@ -127,15 +127,15 @@ def product(machine: Machine, kind: OptionalProduct) -> CheckResult:
         return CheckResult(kind.name, False, f"{first_line(error)}; {kind.fails}")
     if wrong:
         return CheckResult(kind.name, False, f"gives wrong values: {kind.fails}")
-    if machine.waits(call):  # where no kernel fits the card `_grouped_mm` reads its groups' ends (GroupedMMUtils.h)
+    if machine.waits(call):  # without a kernel for the GPU, `_grouped_mm` reads the groups' ends (GroupedMMUtils.h)
         return CheckResult(kind.name, True, "works, but waits for the card in every call: no --engine graph", slow=True)
     return CheckResult(kind.name, True, kind.works)
 
 
 def out_of_memory(machine: Machine) -> CheckResult:
-    """Whether an allocation beyond the card's memory fails, by which a run and `batch-test` know the end of it.
+    """Check that an allocation beyond the GPU's memory fails; a run and `batch-test` find the end of memory by that.
 
-    It is tried only where no other process could feel it. Never under WSL: there it can end Windows itself
+    Not tried if another process uses the GPU, and never under WSL, where it can crash Windows
     (github.com/microsoft/WSL, issue 40732).
     """
     import torch
@@ -145,16 +145,16 @@ def out_of_memory(machine: Machine) -> CheckResult:
         return CheckResult(name, False, f"not tried under WSL: {MAY_SPILL}; {NO_FALLBACK}")
     if getattr(torch.cuda.get_device_properties(machine.device), "is_integrated", False):
         return CheckResult(name, None, "not tried: this card shares the host's memory")
-    others = machine.source.read().other_processes
-    if others is None:
+    processes = machine.source.read().other_processes
+    if processes is None:
         return CheckResult(name, None, "not tried: NVML does not say which processes use this card")
-    if others:
+    if processes:
         return CheckResult(
-            name, None, f"not tried: {several(others, 'other process uses', 'other processes use')} this card"
+            name, None, f"not tried: {several(processes, 'other process uses', 'other processes use')} this card"
         )
     machine.release()
     try:
-        torch.empty(machine.available_bytes() + _BEYOND_BYTES, dtype=torch.uint8, device=machine.device)
+        torch.empty(machine.available_bytes() + _EXCESS_BYTES, dtype=torch.uint8, device=machine.device)
     except torch.OutOfMemoryError:
         return CheckResult(name, True, "allocations beyond the card's memory fail: a run sees the end of memory")
     machine.release()
@@ -167,43 +167,43 @@ def out_of_memory(machine: Machine) -> CheckResult:
 
 
 def recovery(machine: Machine) -> CheckResult:
-    """Whether torch and the card go on as before after a capture that failed, as some do in the course of a run.
+    """Check that torch works after a failed capture, since some captures of a run fail.
 
-    torch keeps the state of such a capture: its generator up to 2.11 (pytorch#176752), its allocator up to 2.12.0
-    (pytorch#180395).
+    In older versions torch keeps the state of such a capture: its generator up to 2.11 (pytorch#176752), its allocator
+    up to 2.12.0 (pytorch#180395).
     """
     import torch
 
     device, clock = machine.device, machine.clock
     x = torch.ones(1, device=device)
 
-    def waiting() -> None:
+    def add_and_wait() -> None:
         x.add(1)
         clock.synchronize()  # CUDA allows no wait within a capture
 
-    waiting()
+    add_and_wait()
     try:
-        machine.capture(waiting)
+        machine.capture(add_and_wait)
     except RequestError:
         pass
     else:
         return CheckResult("recovery", False, "a capture that waits for the card did not fail: captures hold no work")
-    lost = []
+    faults = []
     if torch.cuda.current_stream(device) != torch.cuda.default_stream(device):
-        lost.append("work goes to another stream: times are wrong")
+        faults.append("work goes to another stream: times are wrong")
     try:
         torch.rand(1, device=device)
     except RuntimeError as error:
-        lost.append(f"torch draws no random numbers ({first_line(error)}): the run ends early")
-    if not _gives_back(machine):
-        lost.append("torch does not give back freed memory: batches run out of memory too early")
-    if lost:
-        return CheckResult("recovery", False, f"after a failed capture {'; '.join(lost)}; use torch 2.13 or newer")
+        faults.append(f"torch draws no random numbers ({first_line(error)}): the run ends early")
+    if not _releases_memory(machine):
+        faults.append("torch does not give back freed memory: batches run out of memory too early")
+    if faults:
+        return CheckResult("recovery", False, f"after a failed capture {'; '.join(faults)}; use torch 2.13 or newer")
     return CheckResult("recovery", True, "random numbers, memory and the stream work after a failed capture")
 
 
-def _gives_back(machine: Machine) -> bool:
-    """Whether memory that was freed goes back from torch to the card."""
+def _releases_memory(machine: Machine) -> bool:
+    """Return whether torch returns freed memory to the GPU."""
     import torch
 
     machine.release()

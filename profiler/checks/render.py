@@ -20,47 +20,47 @@ _MARKS = {True: "ok", False: "NO", None: "-"}
 
 
 def findings_table(findings: Sequence[CheckResult]) -> TextTable:
-    """Return one line for each part of the installation, without a head."""
+    """Return a table without a header: one row for each part of the installation."""
     rows = [[item.name, "slow" if item.works and item.slow else _MARKS[item.works], item.says] for item in findings]
     return TextTable((TextColumn(""), TextColumn(""), TextColumn("", wrap=True)), rows)
 
 
 def selftest_table(results: Sequence[SelftestResult]) -> TextTable:
-    """Return each known kernel, its label, and where its time goes."""
-    headings = ("known kernel", "must be", "is", "sure", "rounds", "time", "where it goes")
-    caption = "rounds: how many say so, each under the roofs of its own second"
-    rows = [_selftest_row(item) for item in results]
+    """Return a table of the known kernels: expected label, result, and the largest parts of their time."""
+    headings = ("known kernel", "expected", "result", "confidence", "rounds", "time", "where it goes")
+    caption = "rounds: how many gave the expected label, each under the roofs that it measured"
+    rows = [
+        [
+            item.name,
+            str(item.expected),
+            "right" if item.right else f"{item.label}  WRONG" if item.wrong else "inconclusive",
+            (item.verdict.confidence or "") if item.right else "",
+            f"{item.rounds.get(str(item.expected), 0)} of {sum(item.rounds.values())}",
+            duration(item.split.latency_s),
+            _largest_terms(item.split),
+        ]
+        for item in results
+    ]
     return text_table(headings, rows, texts=headings[:4], wrapped=headings[-1:], caption=caption)
 
 
-def _selftest_row(item: SelftestResult) -> list[str]:
-    return [
-        item.name,
-        str(item.expected),
-        "right" if item.right else f"{item.label}  WRONG" if item.wrong else "inconclusive",
-        (item.verdict.confidence or "") if item.right else "",
-        f"{item.rounds.get(str(item.expected), 0)} of {sum(item.rounds.values())}",
-        duration(item.split.latency_s),
-        _largest_terms(item.split),
-    ]
-
-
 def selftest_doubts(results: Sequence[SelftestResult]) -> list[str]:
-    """Why a kernel has no label, one line each."""
+    """Return the reason why each inconclusive kernel has no label."""
     return [
-        f"inconclusive: {item.name}: {_rounds(item.rounds)}; memory gave {_range(item.memory_bytes_per_s, 'B/s')} and "
-        f"products {_range(item.compute_flops_per_s, 'FLOP/s')} meanwhile"
+        f"inconclusive: {item.name}: the rounds gave"
+        f" {', '.join(f'{label} ({count})' for label, count in item.rounds.items())}; during them memory reached"
+        f" {_range(item.memory_bytes_per_s, 'B/s')} and matmuls {_range(item.compute_flops_per_s, 'FLOP/s')}"
         for item in results
         if not item.right and not item.wrong
     ]
 
 
 def contention_line(contention: Contention, results: Sequence[SelftestResult]) -> str:
-    """Who kept cores busy while kernels could not be judged."""
+    """Return the warning that other processes kept cores busy, so that kernels could not be judged."""
     unknown = sum(not item.right and not item.wrong for item in results)
     return (
         f"The machine is busy: {contention.who} kept {contention.busy_cores} busy, and {unknown} of {len(results)}"
-        " known kernels cannot be judged. Stop that work and run selftest again."
+        " known kernels are inconclusive. Stop that work and run selftest again."
     )
 
 
@@ -74,17 +74,13 @@ def _largest_terms(parts: TimeBreakdown) -> str:
     return ", ".join(f"{name} {percent(share)}" for name, share in largest if share >= _SHOWN_SHARE)
 
 
-def _rounds(rounds: Mapping[str, int]) -> str:
-    return "rounds say " + ", ".join(f"{label} ({count})" for label, count in rounds.items())
-
-
 def _range(values: tuple[float, float], unit: str) -> str:
     return " to ".join(scaled(value, unit) for value in values)
 
 
 @dataclass(frozen=True)
 class SelftestRow:
-    """One known kernel and its label: `roofscope selftest --format json` is a list of them."""
+    """One known kernel and its label; `roofscope selftest --format json` is a list of these."""
 
     name: str
     expected: str
@@ -94,15 +90,15 @@ class SelftestRow:
     confidence: str
     right: bool
     wrong: bool
-    """Whether its label is false; `inconclusive` is not."""
+    """Whether the label is false; `inconclusive` is not."""
     rounds: Mapping[str, int]
     """How many rounds gave each label."""
     latency_s: float
     split: TimeBreakdown
-    """Its time breakdown."""
+    """The kernel's time breakdown."""
     memory_bytes_per_s: tuple[float, float]
     compute_flops_per_s: tuple[float, float]
-    """The lowest and the highest roof that were measured during its rounds."""
+    """The lowest and the highest roof that were measured before and during its rounds."""
     signals: Sequence[Evidence]
 
 

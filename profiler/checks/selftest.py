@@ -1,4 +1,4 @@
-"""`selftest`: known kernels through the same breakdown and verdict as a model."""
+"""`selftest`: judge kernels with a known label by the same time breakdown and rules as a model."""
 
 from __future__ import annotations
 
@@ -22,31 +22,30 @@ from profiler.judge.regimes import DOMINANCE, Measurement, Verdict, judge_cell
 from profiler.stats import Timing, timing_of
 
 LEAST_KERNEL_ROUNDS, MOST_KERNEL_ROUNDS = 6, 15
-# Of the rounds, that must give one and the same label: a single one may be hit by whatever else the machine does.
+# Share of rounds that must give the same label; other work on the machine may disturb a single round.
 _AGREEING = 0.8
-# Quartiles of a roof over the rounds further apart than this are no roof: the thresholds of a verdict bear as much.
+# Largest ratio of a roof's upper to its lower quartile over the rounds; the thresholds of a verdict tolerate as much.
 _STEADY = 1.5
-# Work that is done so much faster than its roof allows says that the roof was missed: products of another shape differ
-# by less.
+# A kernel that exceeds its roof by this factor shows that the roof is wrong; products of other shapes differ by less.
 ABOVE_ROOF = 1.25
 
 
 @dataclass(frozen=True)
 class SelftestResult:
-    """What a known kernel was called."""
+    """The label of a known kernel, with its evidence."""
 
     name: str
     expected: Label
     label: Label
-    """What nearly every round and all of them together call it, under roofs that held; else inconclusive."""
+    """The label of nearly every round and of their medians if the roofs were steady, else inconclusive."""
     rounds: dict[str, int]
     """How many rounds gave each label."""
     verdict: Verdict
-    """Of all rounds together."""
+    """The verdict on the medians of all rounds."""
     split: TimeBreakdown
     memory_bytes_per_s: tuple[float, float]
     compute_flops_per_s: tuple[float, float]
-    """The lowest and the highest roof that were seen, before it and beside it."""
+    """The lowest and the highest roof that were measured before and during the rounds."""
 
     @property
     def right(self) -> bool:
@@ -54,66 +53,65 @@ class SelftestResult:
 
     @property
     def wrong(self) -> bool:
-        """Whether it was called what it is not; `inconclusive` claims nothing."""
+        """Whether the label is false; `inconclusive` is not."""
         return not self.right and self.label.regime != "inconclusive"
 
 
 @dataclass(frozen=True)
 class _Round:
-    """A kernel, its parts and the roofs, timed within the same second."""
+    """Times of a kernel and its parts, and the roofs, measured within the same second."""
 
     roofs: RoofsNow
     whole: Timing
     hollow: Timing
     bare: Timing
-    """The calls of the parts with nothing to do."""
+    """Dispatch of the parts' calls."""
     fetch: Timing
     parts: tuple[Timing, ...]
     conversions: tuple[Timing, ...]
 
 
 def run_selftest(machine: Machine, ceilings: Ceilings) -> Iterator[SelftestResult]:
-    """Time and judge one known kernel after the other.
+    """Time and judge the known kernels, one after the other.
 
-    Memory and processor of a shared machine change from one minute to the next (42, 78, 92 and 103 GB/s in four runs
-    on one virtual machine). So each kernel is timed in rounds, every one with a look at the roofs of its own, and is
-    judged round by round, and as a whole under `ceilings`, which were measured before. Where these differ, or the roofs
-    move too far meanwhile, it is the machine that is not known, and the answer is inconclusive.
+    The roofs of a shared machine change from minute to minute (memory: 42, 78, 92 and 103 GB/s in four runs on one
+    virtual machine). So each kernel is timed in rounds, and each round measures the roofs again. The kernel is judged
+    in every round, and over all rounds under `ceilings`, which were measured before. If these labels differ, or the
+    roofs change too much, the result is inconclusive.
     """
     before = RoofsNow(ceilings.memory_bytes_per_s, ceilings.compute_flops_per_s("float32"))
     with torch.inference_mode(), no_gc(), ExitStack() as stack:
         bench = KernelBench(machine, ceilings, stack)
         for kernel in known_kernels(bench):
-            yield _judged(kernel, bench, before)
+            yield _selftest(kernel, bench, before)
 
 
-def _judged(kernel: KnownKernel, bench: KernelBench, before: RoofsNow) -> SelftestResult:
-    rounds = _timed(kernel, bench)
-    looks = [item.roofs for item in rounds]
-    memory, compute = [look.memory_bytes_per_s for look in looks], [look.compute_flops_per_s for look in looks]
-    beside = RoofsNow(statistics.median(memory), statistics.median(compute))
+def _selftest(kernel: KnownKernel, bench: KernelBench, before: RoofsNow) -> SelftestResult:
+    rounds = _time_rounds(kernel, bench)
+    memory = [item.roofs.memory_bytes_per_s for item in rounds]
+    compute = [item.roofs.compute_flops_per_s for item in rounds]
+    during = RoofsNow(statistics.median(memory), statistics.median(compute))
     overlaps = bench.machine.info.overlaps_dispatch
-    whole_s = [item.whole.median_s for item in rounds]
-    interval = statistics.quantiles(whole_s, n=4)[::2]
+    quartiles_s = statistics.quantiles([item.whole.median_s for item in rounds], n=4)[::2]
 
-    def judged(item: _Round, look: RoofsNow, low_s: float, high_s: float) -> tuple[Label, Verdict, TimeBreakdown]:
-        measurement = _measurement(kernel, item, look, overlaps, low_s, high_s)
+    def judge(item: _Round, roofs: RoofsNow, low_s: float, high_s: float) -> tuple[Label, Verdict, TimeBreakdown]:
+        measurement = _measurement(kernel, item, roofs, overlaps, low_s, high_s)
         verdict = judge_cell(measurement)
         return _label(verdict, measurement.split), verdict, measurement.split
 
-    together = _together(rounds)
-    label, verdict, parts = judged(together, beside, *interval)
-    known_before, _, _ = judged(together, before, *interval)
-    each = Counter(judged(item, item.roofs, *2 * (item.whole.median_s,))[0] for item in rounds)
+    medians = _medians(rounds)
+    label, verdict, breakdown = judge(medians, during, *quartiles_s)
+    label_before, _, _ = judge(medians, before, *quartiles_s)
+    counts = Counter(judge(item, item.roofs, *2 * (item.whole.median_s,))[0] for item in rounds)
     steady = all(high <= _STEADY * low for low, _, high in map(statistics.quantiles, (memory, compute)))
-    agreed = steady and label == known_before and each[label] >= _AGREEING * len(rounds)
+    agreed = steady and label == label_before and counts[label] >= _AGREEING * len(rounds)
     return SelftestResult(
         name=kernel.name,
         expected=kernel.label,
         label=label if agreed else Label("inconclusive"),
-        rounds={str(name): count for name, count in each.most_common()},
+        rounds={str(name): count for name, count in counts.most_common()},
         verdict=verdict,
-        split=parts,
+        split=breakdown,
         memory_bytes_per_s=_range([before.memory_bytes_per_s, *memory]),
         compute_flops_per_s=_range([before.compute_flops_per_s, *compute]),
     )
@@ -123,13 +121,13 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
     return min(values), max(values)
 
 
-def _timed(kernel: KnownKernel, bench: KernelBench) -> list[_Round]:
+def _time_rounds(kernel: KnownKernel, bench: KernelBench) -> list[_Round]:
     machine = bench.machine
-    alone = [_on_device(part.call, machine) for part in kernel.parts]
-    converting = [_on_device(part.convert, machine) for part in kernel.parts]
-    # A part that was captured is replayed without its calls.
+    parts = [_captured(part.call, machine) for part in kernel.parts]
+    conversions = [_captured(part.convert, machine) for part in kernel.parts]
+    # A captured part is replayed without dispatch.
     bare = [None if machine.captures else part.hollow for part in kernel.parts]
-    for call in (kernel.call, kernel.hollow, *alone, *converting):
+    for call in (kernel.call, kernel.hollow, *parts, *conversions):
         bench.times(call)
     rounds: list[_Round] = []
     deadline_s = machine.now_s() + effort.STANDARD.selftest_s
@@ -141,15 +139,15 @@ def _timed(kernel: KnownKernel, bench: KernelBench) -> list[_Round]:
                 hollow=bench.times(kernel.hollow),
                 bare=Timing(sum(bench.times(call).median_s for call in bare), 0.0),
                 fetch=bench.times(kernel.fetch),
-                parts=tuple(bench.times(call) for call in alone),
-                conversions=tuple(bench.times(call) for call in converting),
+                parts=tuple(bench.times(call) for call in parts),
+                conversions=tuple(bench.times(call) for call in conversions),
             )
         )
     return rounds
 
 
-def _on_device(call: KernelCall | None, machine: Machine) -> KernelCall | None:
-    """A call without its host where the device captures calls, as a cell's kernels are replayed."""
+def _captured(call: KernelCall | None, machine: Machine) -> KernelCall | None:
+    """Return the call as a CUDA graph, like the replayed kernels of a cell, or the call itself if it has none."""
     if call is None or not machine.captures:
         return call
     with machine.on_side_stream():
@@ -160,27 +158,27 @@ def _on_device(call: KernelCall | None, machine: Machine) -> KernelCall | None:
         return call
 
 
-def _together(rounds: Sequence[_Round]) -> _Round:
-    """The medians of all rounds, with how far they may be off."""
+def _medians(rounds: Sequence[_Round]) -> _Round:
+    """Return the medians of all rounds, with their uncertainty; the roofs are those of the first."""
 
-    def over(times: Sequence[Timing]) -> Timing:
+    def median(times: Sequence[Timing]) -> Timing:
         return timing_of([item.median_s for item in times])
 
     return _Round(
         roofs=rounds[0].roofs,
-        whole=over([item.whole for item in rounds]),
-        hollow=over([item.hollow for item in rounds]),
-        bare=over([item.bare for item in rounds]),
-        fetch=over([item.fetch for item in rounds]),
-        parts=tuple(over(times) for times in zip(*(item.parts for item in rounds), strict=True)),
-        conversions=tuple(over(times) for times in zip(*(item.conversions for item in rounds), strict=True)),
+        whole=median([item.whole for item in rounds]),
+        hollow=median([item.hollow for item in rounds]),
+        bare=median([item.bare for item in rounds]),
+        fetch=median([item.fetch for item in rounds]),
+        parts=tuple(median(times) for times in zip(*(item.parts for item in rounds), strict=True)),
+        conversions=tuple(median(times) for times in zip(*(item.conversions for item in rounds), strict=True)),
     )
 
 
 def _measurement(
-    kernel: KnownKernel, item: _Round, look: RoofsNow, overlaps: bool, low_s: float, high_s: float
+    kernel: KnownKernel, item: _Round, roofs: RoofsNow, overlaps: bool, low_s: float, high_s: float
 ) -> Measurement:
-    """A round of a kernel as a cell of a model is judged: its parts are operators, replayed alone."""
+    """Return a round as the measurement of a cell; the kernel's parts are its replayed operators."""
     demands = [
         Demand(
             name=kernel.name,
@@ -188,35 +186,35 @@ def _measurement(
             flops=part.flops,
             weight_bytes=part.nbytes,
             kv_bytes=0.0,
-            compute_flops_per_s=look.compute_flops_per_s,
-            replayed_s=alone.median_s if part.call else None,
-            replayed_half_width_s=alone.half_width_s,
+            compute_flops_per_s=roofs.compute_flops_per_s,
+            replayed_s=replayed.median_s if part.call else None,
+            replayed_half_width_s=replayed.half_width_s,
             dequantise_s=conversion.median_s,
             dequantise_half_width_s=conversion.half_width_s,
         )
-        for part, alone, conversion in zip(kernel.parts, item.parts, item.conversions, strict=True)
+        for part, replayed, conversion in zip(kernel.parts, item.parts, item.conversions, strict=True)
     ]
     dispatch = Dispatch(
         item.hollow.median_s, min(item.bare.median_s, item.hollow.median_s), half_width_s=item.hollow.half_width_s
     )
-    roofs = StepRoofs(look.memory_bytes_per_s, dispatch, overlaps, fetch_s=item.fetch.median_s)
+    step_roofs = StepRoofs(roofs.memory_bytes_per_s, dispatch, overlaps, fetch_s=item.fetch.median_s)
     return Measurement(
-        split=break_down(item.whole.median_s, demands, 0.0, roofs, item.whole.half_width_s),
+        split=break_down(item.whole.median_s, demands, 0.0, step_roofs, item.whole.half_width_s),
         model_flops=sum(part.flops for part in kernel.parts),
         model_bytes=sum(part.nbytes for part in kernel.parts),
-        compute_flops_per_s=look.compute_flops_per_s,
-        roofs=roofs,
+        compute_flops_per_s=roofs.compute_flops_per_s,
+        roofs=step_roofs,
         latency_low_s=low_s,
         latency_high_s=high_s,
     )
 
 
-def _label(verdict: Verdict, parts: TimeBreakdown) -> Label:
-    if parts.attained > ABOVE_ROOF:
+def _label(verdict: Verdict, breakdown: TimeBreakdown) -> Label:
+    if breakdown.attained > ABOVE_ROOF:
         return Label("inconclusive")
     if verdict.regime != "kernel-bound":
         return Label(verdict.regime)
-    terms = {"dequantise_s": parts.dequantise_s, "kernel_s": parts.kernel_s}
+    terms = {"dequantise_s": breakdown.dequantise_s, "kernel_s": breakdown.kernel_s}
     cause = max(terms, key=lambda name: terms[name])
     if terms[cause] < DOMINANCE * min(terms.values()):
         return Label("inconclusive")

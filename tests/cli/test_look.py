@@ -33,7 +33,7 @@ def test_a_wrong_label_and_none_have_codes_of_their_own(
     done = roofscope("selftest")
     assert done.code == code
     assert ("WRONG" in done.out) == (code == 1)
-    assert ("inconclusive: a kernel: rounds say" in done.out) == ("inconclusive" in labels)
+    assert ("inconclusive: a kernel: the rounds gave" in done.out) == ("inconclusive" in labels)
 
 
 def test_a_busy_machine_is_named_instead_of_kernels_without_a_label(roofscope, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
