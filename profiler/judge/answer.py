@@ -1,7 +1,8 @@
-"""The answer in sentences: what bounds prefill and decode, by how much, and what to change."""
+"""The answer of a run in sentences: the limits of prefill and decode, and the best changes."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -12,13 +13,13 @@ from profiler.judge.regimes import Flag
 from profiler.judge.scaling import best_of
 from profiler.units import duration, percent, scaled, signed_duration, significant
 
-# A term that gains less than this share of what engines differ by is left to the picture.
-_WORTH_A_TERM = 0.05
-# A saving of less than this share of a prefill is left to the table.
-_WORTH_A_SENTENCE = 0.1
-# A term of less than this share of a step is left to the split.
-_WORTH_A_WORD = 0.1
-# The best streams and products of cards reach 0.8 to 0.95 of their roofs within a model.
+# Terms below this share of the difference between two engines are not named.
+_LEAST_TERM_SHARE = 0.05
+# Changes that save less than this share of a prefill are not named.
+_LEAST_PREFILL_SAVING = 0.1
+# Terms below this share of a step are not named.
+_LEAST_STEP_SHARE = 0.1
+# Within a model, the best streams and matrix products of GPUs reach 0.8 to 0.95 of their roofs.
 _NEAR_ROOF = 0.8
 
 
@@ -28,15 +29,17 @@ def answer(
     differences: Sequence[EngineDifference] = (),
     busy: Sequence[str] = (),
 ) -> list[str]:
-    """Two or three sentences, the most useful first. Empty when nothing was measured.
+    """Summarise a run in a few sentences, the most useful first; empty if nothing was measured.
 
-    They speak of the first engine; what another one saves is a sentence of its own. `busy` says that the machine was
-    busy: it comes first, and no saving is named.
+    They describe the first engine, and one sentence per further engine compares it with the first. `busy` are sentences
+    about a busy machine: they come first, and then no saving is named.
     """
     sentences = list(busy) if cells else []
     engine = cells[0].key.cell.engine if cells else ""
     cells = [cell for cell in cells if cell.key.cell.engine == engine]
-    decodes = sorted((c for c in cells if c.key.phase == "decode"), key=_batch_then_depth)
+    decodes = sorted(
+        (c for c in cells if c.key.phase == "decode"), key=lambda c: (c.key.cell.batch_size, c.key.cell.depth)
+    )
     prefills = sorted((c for c in cells if c.key.phase == "prefill"), key=lambda c: c.key.tokens)
     if decodes:
         first = decodes[0]
@@ -58,50 +61,45 @@ def answer(
     return sentences
 
 
-def _batch_then_depth(cell: JudgedCell) -> tuple[int, int]:
-    return cell.key.cell.batch_size, cell.key.cell.depth
-
-
 def _prefill_change(prefills: Sequence[JudgedCell], setting: Setting) -> list[str]:
-    """The best change of the largest prefill, where it is worth a sentence beside the decode's."""
+    """The best change of the largest prefill, if it saves at least a tenth."""
     ranked = levers(prefills[-1], replace(setting, cards=())) if prefills else []
-    if not ranked or ranked[0].saves_s < _WORTH_A_SENTENCE * prefills[-1].split.latency_s:
+    if not ranked or ranked[0].saves_s < _LEAST_PREFILL_SAVING * prefills[-1].split.latency_s:
         return []
     best, cell = ranked[0], prefills[-1]
     return [
-        f"In a prefill of {cell.key.cell.name} {_what_it_saves(best)} of {duration(cell.split.latency_s)}"
+        f"In a prefill of {cell.key.cell.name} {_saving(best)} of {duration(cell.split.latency_s)}"
         f" ({best.basis}: {best.because})."
     ]
 
 
 def _engine_sentences(first: JudgedCell, differences: Sequence[EngineDifference]) -> list[str]:
-    """What every other engine does to the step of the first cell, where that is beyond noise."""
+    """The saving of every other engine on the step of the first cell, if it is beyond noise."""
     engine, step_s = first.key.cell.engine, first.split.latency_s
     return [
         f"The engine {item.engine} {'saves' if item.saves_s >= 0 else 'costs'} {duration(abs(item.saves_s))} of the"
-        f" {duration(step_s)} step against {engine}{_where_it_lies(item)}."
+        f" {duration(step_s)} step against {engine}{_causes(item)}."
         for item in differences
         if item.is_claim and replace(item.key, cell=replace(item.key.cell, engine=engine)) == first.key
     ]
 
 
 def where_it_lies(item: EngineDifference) -> list[str]:
-    """Which terms make the difference between two engines, the largest first, in words; what is small beside it is
-    left out."""
-    least_s = _WORTH_A_TERM * max(map(abs, (item.saves_s, *item.terms.values())))
+    """The terms that make the difference between two engines, in words, the largest first; small ones are left out."""
+    least_s = _LEAST_TERM_SHARE * max(map(abs, (item.saves_s, *item.terms.values())))
     ranked = sorted(item.terms.items(), key=lambda pair: -abs(pair[1]))
     return [f"{_term_words(name, item)} {signed_duration(gain)}" for name, gain in ranked if abs(gain) >= least_s]
 
 
-def _where_it_lies(item: EngineDifference) -> str:
+def _causes(item: EngineDifference) -> str:
     if not item.terms:
-        return "; where cannot be told, as their splits do not add up"
+        return "; the cause is unknown, because their splits do not add up"
     words = where_it_lies(item)
     return f": {', '.join(words)}" if words else ""
 
 
 def _term_words(term: str, item: EngineDifference) -> str:
-    """A term with what it stands for in this difference."""
+    """A term in words, with its main cause in this difference if there is one."""
     if term == "dispatch_s" and item.how:
         return f"dispatch ({item.how})"
     if term == "engine_s":
@@ -120,7 +118,7 @@ def _because(cell: JudgedCell, setting: Setting) -> str:
         return (
             f"memory-bound{kv}: {percent(cell.bytes_per_s / cell.roof_bytes_per_s)} of the"
             f" {scaled(cell.roof_bytes_per_s, 'B/s')} that this {setting.device_name} really has{cached},"
-            f" {duration(s.latency_s)} a step{_beside(s)}"
+            f" {duration(s.latency_s)} per step{_largest_other_term(s)}"
         )
     if regime == "compute-bound":
         return (
@@ -159,22 +157,18 @@ def _throttled(cell: JudgedCell) -> str:
 
 
 def _where_it_changes(decodes: Sequence[JudgedCell], setting: Setting) -> str:
-    """From which batch on, at the same prompt, another regime holds to the end."""
+    """The batch from which all larger ones have another regime, at the prompt length of the first cell."""
     first = decodes[0]
-    along = [cell for cell in decodes if cell.key.cell.depth == first.key.cell.depth]
-    last = along[-1]
-    if last.verdict.regime == first.verdict.regime:
+    series = [cell for cell in decodes if cell.key.cell.depth == first.key.cell.depth]
+    regime = series[-1].verdict.regime
+    if regime == first.verdict.regime:
         return ""
-    since = last
-    for cell in reversed(along):
-        if cell.verdict.regime != last.verdict.regime:
-            break
-        since = cell
+    since = list(itertools.takewhile(lambda cell: cell.verdict.regime == regime, reversed(series)))[-1]
     return f"; from batch {since.key.cell.batch_size} on it is {_because(since, setting)}"
 
 
-def _beside(s: TimeBreakdown) -> str:
-    """The largest term beside the bytes, where it is worth a word."""
+def _largest_other_term(s: TimeBreakdown) -> str:
+    """The largest term besides weights, KV cache and arithmetic, if it is a tenth of the step."""
     terms = {
         "dispatch": s.dispatch_s,
         "generate itself": s.generate_s,
@@ -184,7 +178,7 @@ def _beside(s: TimeBreakdown) -> str:
         "padding": s.padding_s,
     }
     name = max(terms, key=lambda key: terms[key])
-    return f", of which {name} {duration(terms[name])}" if terms[name] >= _WORTH_A_WORD * s.latency_s else ""
+    return f", of which {name} {duration(terms[name])}" if terms[name] >= _LEAST_STEP_SHARE * s.latency_s else ""
 
 
 def _largest_terms(s: TimeBreakdown) -> str:
@@ -202,7 +196,7 @@ def _largest_terms(s: TimeBreakdown) -> str:
         "the engine takes": s.engine_s,
         "unexplained is": s.unexplained_s,
     }
-    # Parts that add up to more than the step leave a negative rest, which is told as any other.
+    # Parts that add up to more than the step leave a negative rest, which is named like any other term.
     ranked = sorted(terms.items(), key=lambda item: -abs(item[1]))[:3]
     return ", ".join(f"{name} {duration(value)}" for name, value in ranked)
 
@@ -223,17 +217,17 @@ def _prefill_sentence(prefills: Sequence[JudgedCell], setting: Setting) -> str:
     return f"Prefill at batch {best.key.cell.name} is {_because(best, setting)}."
 
 
-def _what_it_saves(lever: Lever) -> str:
+def _saving(lever: Lever) -> str:
     return f"{lever.change} {'would save' if lever.basis == 'computed' else 'saves'} {lever.amount}"
 
 
 def _no_change(s: TimeBreakdown) -> str:
-    """Of a step that no lever shortens: because it is near its roof, or because nobody knows where its time goes."""
+    """The sentence for a step that no lever shortens: it is near its roof, or its time is partly unexplained."""
     at = f"this step is at {percent(s.attained)} of its roofline"
     if s.attained >= _NEAR_ROOF:
         return f"Nothing to gain but a faster device: {at}, and no change saves 5 % of it."
     share = s.unexplained_s / s.latency_s
-    unknown = f", and {percent(share)} of it is unexplained" if share > _WORTH_A_WORD else ""
+    unknown = f", and {percent(share)} of it is unexplained" if share > _LEAST_STEP_SHARE else ""
     return f"No change is known that saves 5 %: {at}{unknown}."
 
 
@@ -253,9 +247,7 @@ def _change_sentence(decodes: Sequence[JudgedCell], setting: Setting) -> str:
     ranked = levers(first, replace(setting, cards=()))
     if ranked and ranked[0].saves_s >= 0.05 * first.split.latency_s:
         lever = ranked[0]
-        parts.append(
-            f"{_what_it_saves(lever)} of the {duration(first.split.latency_s)} step ({lever.basis}: {lever.because})"
-        )
+        parts.append(f"{_saving(lever)} of the {duration(first.split.latency_s)} step ({lever.basis}: {lever.because})")
     if not parts and Flag.ABOVE_ROOF in first.verdict.flags:
         return "No change can be weighed: the step is faster than a measured roof allows, so that a figure is wrong."
     if not parts:

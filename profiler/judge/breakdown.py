@@ -1,4 +1,4 @@
-"""The time breakdown: terms that add up to a step, by the sum of its operators' own roofs."""
+"""The time breakdown of a step: terms that add up to its time, from the roofs of its operators."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from profiler.counting.floor import A, floor_s, larger, where
 from profiler.facts.dispatch import Dispatch
 
 LAYERED = ("attention", "state")
-"""Groups of operators of which each layer has one."""
+"""Groups with one operator per layer."""
 LAST = "lm_head"
 """The group of a step's last operator."""
 
 
 @dataclass(frozen=True)
 class Demand(Generic[A]):
-    """What one operator needs of the device, all its `count` instances together: in one step, or in [n] steps."""
+    """The work of one operator, summed over its `count` instances: in one step, or in [n] steps."""
 
     name: str
     group: str
@@ -29,50 +29,50 @@ class Demand(Generic[A]):
     """Weights, embedding rows and logits."""
     kv_bytes: A
     compute_flops_per_s: float
-    """The compute roof of the dtype that it runs in."""
+    """The compute roof of the operator's dtype."""
     replayed_s: A | None = None
-    """Time of its kernels by themselves at this very shape, where it is known."""
+    """Measured time of its kernels in isolation at this shape; None if they were not replayed."""
     replayed_half_width_s: float = 0.0
     dequantise_s: A = 0.0  # type: ignore[assignment]
-    """The part of `replayed_s` that its kernels only convert between formats, timed on its own."""
+    """The part of `replayed_s` that only converts between formats; it is timed separately."""
     dequantise_half_width_s: float = 0.0
 
     def roof_s(self, memory_bytes_per_s: A) -> A:
-        """The operator's own roof: the longer of its arithmetic and its traffic."""
+        """Seconds at the operator's roof: the longer of its arithmetic and its traffic."""
         nbytes = self.weight_bytes + self.kv_bytes
         return floor_s(self.flops, nbytes, self.compute_flops_per_s, memory_bytes_per_s)
 
     def alone_s(self, memory_bytes_per_s: A) -> A:
-        """Its kernels by themselves: as they were measured, else at their roof."""
+        """Seconds of its kernels in isolation: as replayed, else at their roof."""
         return self.roof_s(memory_bytes_per_s) if self.replayed_s is None else self.replayed_s
 
     def compute_bound(self, memory_bytes_per_s: A) -> Any:
-        """Whether its arithmetic takes as long as its traffic, or longer; one answer per step."""
+        """Whether its arithmetic takes at least as long as its traffic: bool, or bool[n]."""
         return self.flops / self.compute_flops_per_s >= (self.weight_bytes + self.kv_bytes) / memory_bytes_per_s
 
 
 @dataclass(frozen=True)
 class StepRoofs:
-    """The measured roofs that a step stands under."""
+    """The measured roofs of a step."""
 
     memory_bytes_per_s: float
     dispatch: Dispatch | None
-    """None where it was not measured."""
+    """None if it was not measured."""
     overlaps: bool
-    """Whether the host runs ahead of the device (CUDA), so that dispatch hides behind device time."""
+    """Whether the host runs ahead of the device (CUDA), so dispatch hides under device time."""
     fetch_s: float = 0.0
-    """Seconds that offloaded weights need to cross their links in a step, and what ranks exchange."""
+    """Seconds per step in which offloaded weights and the results of ranks cross their links."""
     idle_share: float = 0.0
-    """See `idle_share`; nothing where steps follow each other, whose device is never without work at a step's start."""
+    """See the function `idle_share`; 0 in a decode, where the step before keeps the device busy at the start."""
     idle_most: float = 0.0
-    """Share of its dispatch for which the device may idle where the step's own time says so; see `idle_most`."""
+    """See the function `idle_most`: the largest share of dispatch for which the device may idle."""
     copy_share: float = 1.0
     """Share of the memory roof that a copy reaches."""
     memory_half_width: float = 0.0
     compute_half_width: float = 0.0
-    """How far the two roofs may be off, as shares of them."""
+    """Half widths of the two roofs' intervals, as shares of the roofs."""
     measured: bool = True
-    """Whether both were measured; a datasheet's peak is higher than what a device reaches."""
+    """Whether both were measured. A datasheet's peak is higher than a device reaches."""
 
     @property
     def dispatch_s(self) -> float | None:
@@ -81,23 +81,27 @@ class StepRoofs:
 
 
 def idle_share(layers: int) -> float:
-    """Share of a prefill's dispatch during which a device that overlaps has nothing to do yet: nothing was issued ahead
-    of it, and the host prepares masks, positions and the first products, about as much work as a layer's."""
+    """Lower bound on exposed dispatch in a prefill on an overlapping device, as a share of all dispatch.
+
+    Nothing was issued before, so the device idles while the host prepares masks, positions and the first products.
+    That is about the work of one layer.
+    """
     return 1 / (layers + 1)
 
 
 def idle_most(layers: int, waits: bool) -> float:
-    """Share of a step's dispatch during which a device that overlaps may have nothing to do, if all that it does was
-    timed and the step took that much longer: all of it where the host waits for the device on the way (LLM.int8() asks
-    for outliers in each linear, a static cache that is made anew copies numbers to the card), else twice `idle_share`:
-    no host is ahead before its first products that take longer than they are prepared, which lie within a layer more.
-    Nothing where steps follow each other (no `layers`) and no host waits."""
+    """Upper bound on exposed dispatch on an overlapping device, as a share of all dispatch.
+
+    It is 1 if the host waits for the device within the step: LLM.int8() asks for outliers in each linear, and a new
+    static cache copies numbers to the GPU. Otherwise it is twice `idle_share`: the host is ahead once a product takes
+    longer than its preparation, which happens within one more layer. It is 0 in a decode (no `layers`) without waits.
+    """
     return 1.0 if waits else 2 * idle_share(layers) if layers else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class StepTerms(Generic[A]):
-    """The terms of one step in seconds, or of [n] steps; what none of them explains is not among them."""
+    """The terms of one step in seconds, or of [n] steps, without the unexplained rest."""
 
     weights_s: A
     kv_s: A
@@ -111,12 +115,12 @@ class StepTerms(Generic[A]):
 
     @property
     def device_s(self) -> A:
-        """Sum over operators of max(F/P, B/W): what the work itself demands of the device."""
+        """Sum over operators of max(F/P, B/W): the time that the work needs at the roofs."""
         return self.weights_s + self.kv_s + self.compute_s
 
     @property
     def busy_s(self) -> A:
-        """All but dispatch. Offloaded weights are fetched before each layer can run, so that the link's time adds."""
+        """All terms but dispatch. A layer waits for its offloaded weights, so the link's time is included."""
         own_s = self.device_s + self.dequantise_s + self.kernel_s
         return own_s + self.avoidable_s + self.padding_s + self.link_s
 
@@ -127,7 +131,7 @@ class StepTerms(Generic[A]):
 
 @dataclass(frozen=True, slots=True)
 class HostTime(Generic[A]):
-    """What the host spends on one step, or on each of [n] steps: see `Dispatch`."""
+    """Seconds that the host spends on one step, or on each of [n] steps; see `Dispatch`."""
 
     step_s: A
     in_kernels_s: A
@@ -145,12 +149,12 @@ def step_terms(
     overlaps: bool,
     idle_share: A,
 ) -> StepTerms[A]:
-    """Break steps down: what each operator demands, what its kernels lose, what is avoidable, and what the host adds.
+    """Break steps down into operators' roofs, losses of kernels, avoidable work and dispatch.
 
-    weights + KV + compute are the operators' own roofs. `kernel` is what their kernels took beyond them, and beyond
-    dequantising, when run by themselves. Dispatch adds where nothing overlaps (CPU). Where the host runs ahead (CUDA)
-    only what does not hide behind the device adds: at least `idle_share` of it, as of a prefill, whose last operator
-    runs when the host has issued all others.
+    weights + KV + compute are the operators' roofs. `kernel` is the time of replayed kernels beyond their roofs and
+    their dequantisation. Dispatch adds to the step without overlap (CPU). With overlap (CUDA), only the part that
+    exceeds the device's time does, and at least `idle_share` of it. In a prefill, the last operator starts only after
+    the host has issued all others.
     """
     weights_s = kv_s = compute_s = kernel_s = dequantise_s = last_s = 0.0 * host.step_s
     replayed = False
@@ -167,11 +171,11 @@ def step_terms(
         if demand.group == LAST:
             last_s = last_s + demand.alone_s(memory_bytes_per_s)
     if replayed:
-        # A replayed kernel was called from the host as well; that call is part of the step's dispatch. Where a
-        # conversion is hardly more than its calls, the two, measured apart, may differ by more than there is.
-        converting_s = -larger(-host.in_conversions_s, -dequantise_s)
-        dequantise_s = dequantise_s - converting_s
-        kernel_s = kernel_s - (host.in_kernels_s - converting_s)
+        # Replays include the host's calls, which are part of the step's dispatch too. Calls and conversions are
+        # measured separately, so the calls of a short conversion may seem longer than the conversion.
+        calls_s = -larger(-host.in_conversions_s, -dequantise_s)
+        dequantise_s = dequantise_s - calls_s
+        kernel_s = kernel_s - (host.in_kernels_s - calls_s)
     terms = StepTerms(
         weights_s, kv_s, compute_s, dequantise_s, kernel_s, avoidable_s, padding_s, link_s, dispatch_s=host.step_s
     )
@@ -213,50 +217,50 @@ class TimeBreakdown:
     kernel_s: float
     avoidable_s: float
     dispatch_s: float
-    """What the host adds: all of its dispatch on a CPU; what does not hide behind the device on CUDA."""
+    """Time that the host adds: all dispatch on a CPU, the part that the device does not hide on CUDA."""
     unexplained_s: float
     device_s: float
-    """Sum over operators of max(F/P, B/W): what the work itself demands."""
+    """Sum over operators of max(F/P, B/W): the time that the work needs at the roofs."""
     floor_s: float
-    """The least time of this step here: the device's and the dispatch roof combined."""
+    """Lower bound of this step on this device, from its roofs and its dispatch."""
     padding_s: float = 0.0
     """Positions of a padded batch that hold no token of any prompt."""
     generate_s: float = 0.0
-    """What transformers' `generate` adds to the same step of our own loop; nothing where it was not called."""
+    """Overhead of transformers' `generate` over a step of the profiler's loop; 0 if it was not called."""
     engine_s: float = 0.0
-    """All that an engine which owns its model adds to what the work demands; nothing for the others."""
+    """Time beyond the roofs in an engine that loads the model itself; 0 for other engines."""
     link_s: float = 0.0
-    """Weights that wait elsewhere crossing to the device, and results that ranks exchange."""
+    """Transfer of offloaded weights to the device, and of results between ranks."""
     replayed_share: float = 0.0
-    """Share of `device_s` whose operators were run alone: of the rest, losses of kernels are not known."""
+    """Share of `device_s` whose operators were replayed; the losses of other kernels are unknown."""
     half_widths_s: Mapping[str, float] = field(default_factory=dict)
-    """How far each of TERMS may be off, from the spread of what it was measured with (about 95 %)."""
+    """Half width of the interval (about 95 %) of each of TERMS, from the spread of its measurements."""
 
     @property
     def attained(self) -> float:
-        """Share of the roofline that was attained: what the work demands over what was measured."""
+        """Attained share of the roofline: the time that the work needs at the roofs over the measured time."""
         return (self.device_s + self.link_s) / self.latency_s
 
     @property
     def busy_s(self) -> float:
-        """What the device and its link are known to take."""
+        """Seconds for which the device and its link are known to be busy."""
         return self.device_s + self.link_s + self.dequantise_s + self.kernel_s + self.avoidable_s + self.padding_s
 
 
 ADDS_UP = 0.2
-"""Share of a step up to which a split may leave it unexplained, or a term lie below nothing, and still tell of it."""
+"""The largest unexplained or negative share of a step with which its breakdown is still usable."""
 
 
 def adds_up(parts: TimeBreakdown) -> bool:
-    """Whether the terms tell where the time goes: what nothing explains is small, and no term is far below nothing."""
+    """Whether a breakdown is usable: little of the step is unexplained, and no term is far below zero."""
     allowed_s = ADDS_UP * parts.latency_s
     return parts.unexplained_s <= allowed_s and min(getattr(parts, term) for term in TERMS) >= -allowed_s
 
 
 def at_latency(parts: TimeBreakdown, latency_s: float) -> TimeBreakdown:
-    """The breakdown if the step had taken `latency_s`: known terms stay, the residual takes the difference.
+    """The breakdown if the step had taken `latency_s`: the residual takes the difference.
 
-    The residual is the engine's where an engine takes all that is not known, else what is unexplained.
+    The residual is the engine's term if the engine has one, else the unexplained rest.
     """
     residual = "engine_s" if parts.engine_s else "unexplained_s"
     moved = {"latency_s": latency_s, residual: getattr(parts, residual) + latency_s - parts.latency_s}
@@ -264,16 +268,17 @@ def at_latency(parts: TimeBreakdown, latency_s: float) -> TimeBreakdown:
 
 
 def with_generate(parts: TimeBreakdown, tax_s: float, half_width_s: float) -> TimeBreakdown:
-    """The breakdown with the overhead of `generate` taken from what is unexplained."""
+    """The breakdown with the overhead of `generate` subtracted from the unexplained rest."""
     off_s = {**parts.half_widths_s, "generate_s": half_width_s}
     off_s["unexplained_s"] = math.hypot(parts.half_widths_s.get("unexplained_s", 0.0), half_width_s)
     return replace(parts, generate_s=tax_s, unexplained_s=parts.unexplained_s - tax_s, half_widths_s=off_s)
 
 
 def with_engine(parts: TimeBreakdown) -> TimeBreakdown:
-    """The breakdown for an engine that owns its model: what is unexplained becomes the engine's.
+    """The breakdown for an engine that loads the model itself: the unexplained rest becomes the engine's term.
 
-    That is its scheduler, its sampler, its launches, and what its kernels lose. A step above its roof has no such rest.
+    It includes its scheduler, its sampler, its launches and the losses of its kernels. It is 0 for a step above its
+    roof.
     """
     off_s = parts.half_widths_s.get("unexplained_s", 0.0)
     return replace(
@@ -295,9 +300,9 @@ def break_down(
     """Break a measured step down into terms that add up to it.
 
     measured = weights + KV + compute + dequantisation + kernel + avoidable + padding + link + dispatch + unexplained.
-    `avoidable_s` is work outside of the replayed calls that the algorithm does not need, `padding_s` what positions
-    take that no prompt fills, which is in none of the others. Where the step itself took longer than its parts, a
-    device that overlaps may have idled for `Roofs.idle_most` of its dispatch.
+    `avoidable_s` is work outside of replayed calls that the algorithm does not need. `padding_s` is work on positions
+    without a token, which no other term includes. If the step took longer than its parts, an overlapping device may
+    have idled for up to `StepRoofs.idle_most` of its dispatch.
     """
     dispatch = roofs.dispatch or Dispatch(0.0, 0.0)
     host_s = dispatch.step_s
@@ -331,17 +336,17 @@ def break_down(
 def _half_widths(
     terms: Mapping[str, float], demands: Sequence[Demand[float]], roofs: StepRoofs, latency_half_width_s: float
 ) -> dict[str, float]:
-    """How far each term may be off: independent errors add in quadrature, those of one roof add up.
+    """Half width of each term in seconds: independent errors add in quadrature, errors of one roof add linearly.
 
-    What was replayed is known from its own time, so that an error of its roof only moves time between its terms; the
-    residual inherits the errors of the replays, of what stands at a roof alone, of dispatch and of the step itself.
+    The time of a replayed operator is measured, so an error of its roof only moves time between its terms. The residual
+    has the errors of the replays, of operators known by their roof only, of dispatch and of the step.
     """
     memory, compute = roofs.memory_half_width, roofs.compute_half_width
     replays = [demand for demand in demands if demand.replayed_s is not None]
     replay_s = math.hypot(*(demand.replayed_half_width_s for demand in replays))
     dequantise_s = math.hypot(*(demand.dequantise_half_width_s for demand in replays))
     roof_s = sum(_roof_half_width_s(demand, roofs) for demand in replays)
-    unseen_s = sum(_roof_half_width_s(demand, roofs) for demand in demands if demand.replayed_s is None)
+    unreplayed_s = sum(_roof_half_width_s(demand, roofs) for demand in demands if demand.replayed_s is None)
     dispatch_s = roofs.dispatch.half_width_s if roofs.dispatch and terms["dispatch_s"] else 0.0
     avoidable_s = memory * terms["avoidable_s"]
     return {
@@ -356,7 +361,7 @@ def _half_widths(
         "dispatch_s": dispatch_s,
         "generate_s": 0.0,
         "engine_s": 0.0,
-        "unexplained_s": math.hypot(latency_half_width_s, replay_s, unseen_s + avoidable_s, dispatch_s),
+        "unexplained_s": math.hypot(latency_half_width_s, replay_s, unreplayed_s + avoidable_s, dispatch_s),
     }
 
 

@@ -1,4 +1,4 @@
-"""Rows of cells.csv: a cell's counts, times and place under the roofline."""
+"""Rows of cells.csv: a cell's counts, its times, and its position on the roofline."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from profiler.judge.padding import RaggedStep
 from profiler.stats import Estimate
 
 _ENERGY_TICK_S = 0.1
-"""How often NVML's energy counter moves at the slowest (20 to 100 ms were seen on data-centre cards)."""
+"""The longest update interval of NVML's energy counter (20 to 100 ms were seen on data-centre GPUs)."""
 _ENERGY_TOLERANCE = 0.1
 
 
 def timed_row(facts: Facts, key: CellKey, time_s: Estimate | None) -> CellResult:
-    """A cell's work and its time, before it is split."""
+    """The row of a cell's work and its measured or forecast time, without a time breakdown."""
     if time_s is not None:
         row = _with_time(facts, key, "ok", time_s.median_s, time_s.low_s, time_s.high_s)
         return replace(row, samples=time_s.samples, visits=len(phase_samples(key.phase, facts.visits[key.cell])))
@@ -45,7 +45,7 @@ def _with_time(facts: Facts, key: CellKey, status: Status, latency_s: float, low
 
 
 def with_visits(row: CellResult, key: CellKey, visits: Sequence[Visit]) -> CellResult:
-    """With what the visits tell beside their time; NaN where it was not measured, or belongs to the other phase."""
+    """The row with percentiles, memory and energy of its visits; NaN if not measured or of the other phase."""
     p90_s, p99_s = np.percentile(np.concatenate(phase_samples(key.phase, visits)), [90, 99])
     peaks = [visit.peak_memory_bytes for visit in visits if visit.peak_memory_bytes is not None]
     row = replace(
@@ -67,7 +67,7 @@ def with_visits(row: CellResult, key: CellKey, visits: Sequence[Visit]) -> CellR
 
 
 def with_ragged(row: CellResult, ragged: RaggedStep | None) -> CellResult:
-    """With what unequal prompts cost, where they are."""
+    """The row with the costs of unequal prompts; unchanged if they are equal."""
     if ragged is None:
         return row
     waiting_s = ragged.waiting_s if row.phase == "decode" else math.nan
@@ -75,36 +75,36 @@ def with_ragged(row: CellResult, ragged: RaggedStep | None) -> CellResult:
 
 
 def joules_a_token(visits: Sequence[Visit], generated: int) -> float | None:
-    """Joules for each of the tokens that a visit generates, from all visits together; None where that is too coarse.
+    """Joules per generated token over all visits; None if the energy counter is too coarse for their length.
 
-    A card counts energy a few times a second, so that a visit may end on the tick that it began on, or be charged a
-    whole one more: of n visits the sum is off by about sqrt(n) / 2 ticks.
+    A GPU updates its counter a few times per second. So a visit may be charged no tick, or one too many: the sum over n
+    visits is off by about sqrt(n) / 2 ticks.
     """
-    drawn = [(visit.energy_j, visit.wall_s) for visit in visits if visit.energy_j is not None]
-    seconds = sum(wall_s for _, wall_s in drawn)
-    if not drawn or math.sqrt(len(drawn)) / 2 * _ENERGY_TICK_S > _ENERGY_TOLERANCE * seconds:
+    metered = [(visit.energy_j, visit.wall_s) for visit in visits if visit.energy_j is not None]
+    seconds = sum(wall_s for _, wall_s in metered)
+    if not metered or math.sqrt(len(metered)) / 2 * _ENERGY_TICK_S > _ENERGY_TOLERANCE * seconds:
         return None
-    return sum(joules for joules, _ in drawn) / (generated * len(drawn))
+    return sum(joules for joules, _ in metered) / (generated * len(metered))
 
 
 def median_issue_s(visits: Sequence[Visit]) -> float | None:
-    """Seconds until the host had submitted a decode step."""
+    """Median seconds until the host has submitted a decode step; None if not measured."""
     return _median([None if visit.issue_s is None else visit.issue_s / len(visit.decode_s) for visit in visits])
 
 
 def or_nan(value: float | None) -> float:
-    """As a column has what is not known."""
+    """The value, or NaN for None, as columns of cells.csv have it."""
     return math.nan if value is None else value
 
 
 def _median(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None
+    numbers = [value for value in values if value is not None]
+    return statistics.median(numbers) if numbers else None
 
 
 @dataclass(frozen=True)
 class RooflinePoint:
-    """One cell against the roofs. Rates are model work over time, so that a wasteful path cannot inflate them."""
+    """One cell on the roofline. Its rates are model work over time, so avoidable work does not raise them."""
 
     intensity: float
     """Model FLOPs per model byte."""
@@ -123,9 +123,8 @@ def on_roofline(
     peak_flops_per_s: float | None = None,
     peak_bytes_per_s: float | None = None,
 ) -> RooflinePoint:
-    """Place a measured cell on the roofline."""
-    flops_per_s = model_flops / latency_s
-    bytes_per_s = model_bytes / latency_s
+    """The position of a measured cell on the roofline."""
+    flops_per_s, bytes_per_s = model_flops / latency_s, model_bytes / latency_s
     return RooflinePoint(
         intensity=model_flops / model_bytes,
         flops_per_s=flops_per_s,
@@ -136,5 +135,5 @@ def on_roofline(
 
 
 def ridge_flops_per_byte(compute_flops_per_s: float, memory_bytes_per_s: float) -> float:
-    """The intensity at which the compute roof and the memory roof meet."""
+    """The ridge point: the intensity at which the compute roof and the memory roof meet."""
     return compute_flops_per_s / memory_bytes_per_s

@@ -1,4 +1,4 @@
-"""The result of one cell: its row of cells.csv, its evidence, and its levers."""
+"""The result of one cell: its row of cells.csv, its evidence and its levers."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ _UNKNOWN = math.nan
 
 @dataclass(frozen=True, slots=True)
 class CellResult:
-    """One row of cells.csv: a field a column. NaN, None or an empty text where a cell has no such figure."""
+    """One row of cells.csv, with one field per column. A missing value is NaN, None or an empty text."""
 
     phase: Phase
     """`prefill` or `decode`."""
     batch_size: int
-    """Sequences at once."""
+    """Sequences per batch."""
     prompt_len: int
-    """Prompt tokens of a sequence; 0 where the cache was filled directly."""
+    """Prompt tokens per sequence; 0 if the cache was filled directly."""
     context_len: int
-    """Cached tokens at the step: 0 in a prefill, those of the loop's middle step in a decode."""
+    """Cached tokens at the step: 0 in a prefill, in a decode those at the middle step of the loop."""
     new_tokens: int
     """Tokens decoded after the prompt."""
     status: Status
-    """`ok`, `oom`, `skipped`, `failed`, or `forecast`: not reached within the budget, and forecast from the others."""
+    """`ok`, `oom`, `skipped`, `failed`, or `forecast` (beyond the budget, and forecast from the measured cells)."""
     latency_s: float = _UNKNOWN
     """Median time of the whole prompt, or of one decode step."""
     latency_low_s: float = _UNKNOWN
-    """Lower end of its 95 % interval; of a forecast, nine in ten lie within it."""
+    """Lower end of the 95 % interval of `latency_s`, or of the 90 % interval of a forecast."""
     latency_high_s: float = _UNKNOWN
-    """Upper end of its 95 % interval."""
+    """Upper end of the same interval."""
     samples: int | None = None
-    """Prefills or decode steps that were timed."""
+    """Number of timed prefills or decode steps."""
     tokens_per_s: float = _UNKNOWN
     """Tokens of all sequences over the time."""
     tokens_per_s_per_seq: float = _UNKNOWN
@@ -52,9 +52,9 @@ class CellResult:
     model_bytes: int = 0
     """Bytes that the algorithm needs to move."""
     executed_flops: int = 0
-    """FLOPs of the library's path."""
+    """FLOPs that the library's code executes."""
     executed_bytes: int = 0
-    """Bytes that the library's path moves."""
+    """Bytes that the library's code moves."""
     intensity: float = _UNKNOWN
     """Model FLOPs per model byte."""
     flops_per_s: float = _UNKNOWN
@@ -66,76 +66,76 @@ class CellResult:
     mbu: float = _UNKNOWN
     """Model bytes over time, as a share of the datasheet's bandwidth."""
     attained: float = _UNKNOWN
-    """Share of the measured roofline."""
+    """Attained share of the measured roofline."""
     floor_s: float = _UNKNOWN
-    """The least time of this step here: the operators' roofs and dispatch."""
+    """Lower bound of the step on this device, from the operators' roofs and dispatch."""
     weights_s: float = _UNKNOWN
-    """Of the split: reading the weights at the memory roof."""
+    """Term: reading the weights at the memory roof."""
     kv_s: float = _UNKNOWN
-    """Of the split: reading and writing the KV cache at the memory roof."""
+    """Term: reading and writing the KV cache at the memory roof."""
     compute_s: float = _UNKNOWN
-    """Of the split: arithmetic at the compute roof."""
+    """Term: arithmetic at the compute roof."""
     kernel_s: float = _UNKNOWN
-    """Of the split: what the library's kernels lose below their roofs at these shapes."""
+    """Term: time of the library's kernels beyond their roofs at these shapes."""
     avoidable_s: float = _UNKNOWN
-    """Of the split: traffic and work that the algorithm does not need, outside of what was replayed."""
+    """Term: traffic and arithmetic that the algorithm does not need, outside of replayed kernels."""
     dispatch_s: float = _UNKNOWN
-    """Of the split: what the host adds, where the device does not hide it."""
+    """Term: the host's dispatch, as far as the device does not hide it."""
     unexplained_s: float = _UNKNOWN
-    """Of the split: what is left; negative where the other terms are too large."""
+    """Term: the rest of the measured time; negative if the other terms are too large."""
     regime: Regime | None = None
-    """What bounds the cell."""
+    """The limit of the cell."""
     confidence: Confidence | None = None
-    """How sure that is."""
+    """Confidence in the regime."""
     peak_memory_bytes: int | None = None
-    """Most memory that was in use."""
+    """Peak memory in use."""
     noise: Noise | None = None
-    """How quiet the measurement was."""
+    """Noise of the measurement."""
     engine: str = "eager"
-    """How the model was stepped."""
+    """The engine that ran the model."""
     ttft_s: float = _UNKNOWN
     """Time to first token (prefill)."""
     first_step_s: float = _UNKNOWN
-    """The decode step that pays for the first growth of a cache."""
+    """Time of the first decode step, in which a cache first grows."""
     p90_s: float = _UNKNOWN
-    """Nine in ten samples took no longer."""
+    """90th percentile of the samples."""
     p99_s: float = _UNKNOWN
-    """99 in 100 samples took no longer."""
+    """99th percentile of the samples."""
     issue_s: float = _UNKNOWN
-    """Seconds until the host had submitted a decode step."""
+    """Seconds until the host has submitted a decode step."""
     joules_per_token: float = _UNKNOWN
-    """Energy of the device over the tokens of all sequences."""
+    """Energy of the device per token, over all sequences."""
     device_memory_bytes: float = _UNKNOWN
-    """Memory of the device in use after the visits, by all its users (CUDA)."""
+    """Device memory in use after the visits, by all processes (CUDA)."""
     stopped: str | None = None
-    """What ended the sampling: `interval` or `budget`."""
+    """Reason for the end of sampling: `interval` or `budget`."""
     dequantise_s: float = _UNKNOWN
-    """Of the split: converting between formats."""
+    """Term: converting between formats."""
     link_s: float = _UNKNOWN
-    """Of the split: what weights that wait on the host or the disk take to cross."""
+    """Term: transfer of weights from the host or the disk."""
     generate_s: float = _UNKNOWN
-    """Of the split: what transformers' `generate` adds to the same step of our own loop."""
+    """Term: overhead of transformers' `generate` over a step of the profiler's loop."""
     engine_s: float = _UNKNOWN
-    """Of the split: what an engine that owns its model adds to what the work demands."""
+    """Term: time beyond the roofs in an engine that loads the model itself."""
     padding_s: float = _UNKNOWN
-    """Of the split: positions of a padded batch that hold no token of any prompt."""
+    """Term: positions of a padded batch that hold no token of any prompt."""
     padding: float = _UNKNOWN
     """Share of a padded batch's positions that hold no token."""
     mask_s: float = _UNKNOWN
-    """What the mask of a padded batch adds: against the same shape without one, visited in turn."""
+    """Time that the mask of a padded batch adds, compared with the same shape without a mask, visited in turn."""
     waiting_s: float = _UNKNOWN
-    """Of a decode step, what goes to sequences that have ended and wait for the last one of their batch."""
+    """Part of a decode step spent on ended sequences that wait for the last one of their batch."""
     visits: int | None = None
-    """How often it was visited: the interval of a single visit is within that visit."""
+    """Number of visits. The interval of a single visit covers only the variation within it."""
 
     @property
     def filled(self) -> Literal["by a prompt", "directly"]:
-        """How the cache came to hold its tokens."""
+        """How the cache was filled."""
         return "by a prompt" if self.prompt_len else "directly"
 
     @property
     def key(self) -> CellKey:
-        """Which phase of which cell this is."""
+        """The cell and its phase."""
         return CellKey.at(self.phase, self.batch_size, self.prompt_len, self.context_len, self.new_tokens, self.engine)
 
 
@@ -144,17 +144,12 @@ CELL_COLUMNS = tuple(item.name for item in fields(CellResult))
 
 
 def counted_row(key: CellKey, operators: Sequence[OperatorWork], status: Status) -> CellResult:
-    """The row of a cell before it has a time: its work alone."""
+    """The row of a cell without a time: only its counted work."""
     flops = sum(item.flops for item in operators)
     nbytes = sum(item.model_bytes for item in operators)
     return CellResult(
-        phase=key.phase,
-        batch_size=key.cell.batch_size,
-        prompt_len=key.cell.prompt_len,
-        context_len=key.context_len,
-        new_tokens=key.cell.new_tokens,
+        **columns_of(key),
         status=status,
-        engine=key.cell.engine,
         model_flops=int(flops),
         model_bytes=round(nbytes),
         executed_flops=int(sum(item.executed_flops for item in operators)),
@@ -165,7 +160,7 @@ def counted_row(key: CellKey, operators: Sequence[OperatorWork], status: Status)
 
 @dataclass(frozen=True, slots=True)
 class Keyed:
-    """The columns that tell one record from another."""
+    """The columns that identify a record."""
 
     phase: Phase
     batch_size: int
@@ -176,7 +171,7 @@ class Keyed:
 
     @property
     def key(self) -> CellKey:
-        """Which phase of which cell this is about."""
+        """The cell and its phase."""
         return CellKey.at(self.phase, self.batch_size, self.prompt_len, self.context_len, self.new_tokens, self.engine)
 
 
@@ -206,25 +201,24 @@ def columns_of(key: CellKey) -> KeyColumns:
 
 @dataclass(frozen=True)
 class EngineDifference(Keyed):
-    """What an engine saves against the run's first one in a cell, with its 95 % interval."""
+    """The saving of an engine in a cell, compared with the run's first engine, with its 95 % interval."""
 
     against: str
     saves_s: float
     low_s: float
     high_s: float
     terms: Mapping[str, float] = field(default_factory=dict)
-    """What each term of the split gains in seconds from the run's first engine to this one; empty where one of their
-    splits does not add up."""
+    """Seconds of each term in this engine minus those in the first; empty if one of the breakdowns does not add up."""
     causes: Mapping[str, float] = field(default_factory=dict)
-    """What each cause of avoidable work gains in seconds."""
+    """Seconds of each cause of avoidable work in this engine minus those in the first."""
     how: str = ""
-    """How an engine that owns its model issues a step."""
+    """How an engine that loads the model itself issues a step."""
     visits: int = 2
-    """Visits of the one that has fewer: a single one does not tell what visits of the same cell differ by."""
+    """Visits of the engine with fewer. A single visit does not show how much visits of one cell differ."""
 
     @property
     def is_claim(self) -> bool:
-        """Whether the engines were visited in turn and the whole interval lies on one side."""
+        """Whether both engines have enough visits and the whole interval is on one side of 0."""
         return self.visits >= CLAIM_VISITS and self.low_s * self.high_s > 0
 
 
@@ -233,16 +227,16 @@ Basis = Literal["tried", "measured", "computed"]
 
 @dataclass(frozen=True, slots=True)
 class Lever:
-    """A change and what it saves on one cell."""
+    """A change, and the time that it saves on one cell."""
 
     change: str
     saves_s: float
-    """Negative where it costs."""
+    """Negative if the change costs time."""
     because: str
     basis: Basis = "computed"
-    """Tried on this device at this very shape, measured in this run, or computed from the cell's own split."""
+    """Tried on this device at this shape, measured in this run, or computed from the cell's time breakdown."""
     half_width_s: float = 0.0
-    """How far `saves_s` may be off."""
+    """Half width of the interval of `saves_s`."""
     at_most: bool = False
     """Whether `saves_s` is an upper bound; other computed levers are estimates."""
 
@@ -254,90 +248,91 @@ class Lever:
 
     @property
     def is_claim(self) -> bool:
-        """Whether its sign is beyond doubt."""
+        """Whether the sign of the saving is certain."""
         return abs(self.saves_s) > self.half_width_s
 
 
 @dataclass(frozen=True, slots=True)
 class CellEvidence(Keyed):
-    """What a verdict stands on, and what would change the cell."""
+    """The evidence of a verdict, and the levers of its cell."""
 
     regime: Regime
     confidence: Confidence
     flags: tuple[Flag, ...]
     signals: tuple[Evidence, ...]
     conflicts: tuple[str, ...]
-    """Signals that point elsewhere than the label."""
+    """Signals that vote against the label."""
     split_half_widths_s: Mapping[str, float]
-    """How far each term of the split may be off."""
+    """Half width of the interval of each term of the time breakdown."""
     noise_reasons: tuple[str, ...]
     predicted_peak_memory_bytes: int
     levers: tuple[Lever, ...] = ()
     at_least_s_on: Mapping[str, float | None] = field(default_factory=dict)
-    """The floor on other cards, by their datasheets; None on a card that cannot hold the cell."""
+    """Lower bound on other GPUs by their datasheets; None for a GPU whose memory is too small."""
     unexplained_in_s: Mapping[str, float] = field(default_factory=dict)
-    """Which groups of operators carry what the split does not explain, the largest first; empty where none was
-    looked for."""
+    """Unexplained seconds by group of operators, the largest first; empty if they were not measured by group."""
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedCell:
-    """A cell that was measured and judged, as advice looks at it."""
+    """A measured and judged cell, from which levers and the answer are derived."""
 
     key: CellKey
     tokens_per_s: float
     flops_per_s: float
     bytes_per_s: float
     roof_bytes_per_s: float
-    """The memory roof under which it was judged: a cache's, where one holds what it reads."""
+    """The memory roof with which it was judged; that of a cache if the working set fits one."""
     roof_flops_per_s: float
-    """The compute roof, by the dtypes that its products run in."""
+    """The compute roof, from the dtypes of its products."""
     split: TimeBreakdown
     verdict: Verdict
     operators: Sequence[OperatorWork] = ()
     memory_bytes: float = 0.0
-    """Predicted peak memory: what another card must have."""
+    """Predicted peak memory, which another GPU must have."""
     avoidable_s: Mapping[Cause, float] = field(default_factory=dict)
-    """Seconds of the avoidable work by cause: traffic at the measured bandwidth, and page faults."""
+    """Seconds of avoidable work by cause: traffic at the measured bandwidth, and page faults."""
     tried: tuple[TrialResult, ...] = ()
-    """Changes that were tried at this shape."""
+    """Variants that were tried at this shape."""
     ways: tuple[Lever, ...] = ()
-    """Other ways to batch the same prompts, where they are of unequal lengths."""
+    """Other ways to batch the prompts; empty if they have equal lengths."""
     lost_s: Mapping[str, float] = field(default_factory=dict)
-    """What the kernels of each operator that was run alone take beyond its roof and its conversions."""
+    """By replayed operator: seconds of its kernels beyond its roof and its conversions."""
     host_pace_s: float = 0.0
-    """The host's dispatch where it runs ahead of the device, which no change of the device's work goes below."""
+    """Dispatch of a host that runs ahead of the device: a lower bound of the step, whatever the device's work."""
     graph_step_s: float | None = None
-    """Seconds of the step replayed as a CUDA graph, where one was recorded."""
+    """Seconds of the step replayed as a CUDA graph; None if none was recorded."""
     clock_share: float = 1.0
-    """The card's clock over that of its compute roof."""
+    """The GPU's clock over that of its compute roof."""
     knee: float | None = None
-    """The batch at which, by the counts, FLOPs overtake bytes; None where none does or one batch alone was run."""
+    """The batch at which, by the counts, FLOPs overtake bytes; None if there is none, or only one batch was run."""
 
 
 @dataclass(frozen=True)
 class TrialResult:
-    """A step in another form, by a trial."""
+    """The result of a trial: the time of a step in another variant."""
 
     form: str
     ratio: float
-    """Its time over the time as it is, both of a whole model."""
+    """Time of the variant over the time of the model as loaded, both of the whole model."""
     half_width: float
-    """How far the ratio may be off."""
+    """Half width of the ratio's interval."""
     layers: int
-    """Layers that were stepped."""
+    """Number of layers in the trial."""
     of_layers: int
     before_s: float = 0.0
-    """Seconds of a step as it is, by the trial; 0 where they are not known."""
+    """Seconds of a step of the model as loaded, by the trial; 0 if unknown."""
 
     def half_width_at(self, latency_s: float) -> float:
-        """How far the ratio may be off for a step that was measured as `latency_s`: the few layers may stand for it
-        no better than their own step as it is does."""
+        """Half width of the ratio for a step measured as `latency_s`.
+
+        It includes the difference between that time and the trial's, since a few layers may not represent the model.
+        """
         return math.hypot(self.half_width, self.before_s / latency_s - 1 if self.before_s else 0.0)
 
 
 def trial_results(trials: Sequence[Trial]) -> Iterator[TrialResult]:
-    """Every form that was tried at a step's shape."""
+    """The results of a step's trials."""
     for trial in trials:
         before, after = (whole_step(each, trial.of_layers / trial.layers) for each in (trial.before, trial.after))
         ratio = after.quartile_s / before.quartile_s
@@ -346,6 +341,6 @@ def trial_results(trials: Sequence[Trial]) -> Iterator[TrialResult]:
 
 
 def whole_step(stepped: Stepped, times: float) -> Undisturbed:
-    """Seconds of a step of the whole model, which has `times` as many repeating layers: layers of a kind cost alike."""
+    """Seconds of a step of the whole model, which has `times` as many repeating layers, of equal cost each."""
     steps = zip(stepped.layers_s, stepped.beside_s, strict=True)
     return undisturbed([beside_s + times * layers_s for layers_s, beside_s in steps])

@@ -1,4 +1,4 @@
-"""The time breakdown of a cell from the facts of its run: its operators' demands and avoidable work."""
+"""The time breakdown of a cell from the facts of its run."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from profiler.judge.breakdown import (
 )
 from profiler.stats import Estimate
 
-# Parts that take so much longer alone than the step that holds them were held up by something else.
-_HELD_UP_SHARE = 0.10
+# Parts that take this much longer in isolation than their whole step were disturbed by another process.
+_DISTURBED_SHARE = 0.10
 
 
 def total_work(operators: Sequence[OperatorWork]) -> tuple[float, float]:
-    """(FLOPs, bytes) that the algorithm needs for a step."""
+    """(FLOPs, bytes) that the algorithm needs per step."""
     return float(sum(item.flops for item in operators)), float(sum(item.model_bytes for item in operators))
 
 
@@ -44,20 +44,21 @@ def breakdown_of(
     faults: float = 0.0,
     tax: Estimate | None = None,
 ) -> tuple[TimeBreakdown, dict[Cause, float]]:
-    """The split of a cell's time with so many page faults in it, and the seconds of its avoidable work by cause.
+    """The breakdown of a cell's time, and the seconds of its avoidable work by cause.
 
-    An operator that was run alone has paid for what lies inside its call: nothing of that is counted again among the
-    avoidable. Its causes are told all the same, as parts of what its kernel loses.
+    The time of a replayed operator includes the avoidable work inside its call. That work is not part of the avoidable
+    term; its causes are reported as parts of the kernel's loss. `faults` is the number of page faults in the step, and
+    `tax` the overhead of `generate`.
     """
     replays, roofs = facts.replays.get(key, {}), roofs_of(facts, key)
     demands: list[Demand[float]] = []
     outside_s: dict[Cause, float] = {}
     inside_s: dict[Cause, float] = {}
     padding_s = 0.0
-    most = _most_padding(facts, key, roofs, latency_s)
+    padding_factor = _padding_factor(facts, key, roofs, latency_s)
     for item in facts.operators[key]:
         demand = step_demand(facts, item, replays.get(item.operator))
-        padded_s = most * _padding_s(item, demand, roofs)
+        padded_s = padding_factor * _padding_s(item, demand, roofs)
         padding_s += padded_s
         if demand.replayed_s is not None:
             demand = replace(demand, replayed_s=demand.replayed_s - padded_s)
@@ -88,23 +89,24 @@ def breakdown_of(
 
 
 def lost_s(facts: Facts, key: CellKey) -> dict[str, float]:
-    """What the kernels of each operator that was run alone take beyond its roof and its conversions."""
+    """By replayed operator: seconds of its kernels beyond its roof and its conversions."""
     replays, memory = facts.replays.get(key, {}), roofs_of(facts, key).memory_bytes_per_s
-    alone = [
+    demands = [
         step_demand(facts, item, replays[item.operator]) for item in facts.operators[key] if item.operator in replays
     ]
-    return {each.name: (each.replayed_s or 0.0) - each.roof_s(memory) - each.dequantise_s for each in alone}
+    return {each.name: (each.replayed_s or 0.0) - each.roof_s(memory) - each.dequantise_s for each in demands}
 
 
 def as_served(facts: Facts, key: CellKey, latency_s: float) -> Facts:
-    """The facts with the roof of the cache, for a step that ended clearly sooner than memory gives its bytes.
+    """The facts with the roof of a cache, for a step clearly faster than memory can deliver its bytes.
 
-    Its working set lies between two sizes of the curve, the smaller in a cache and the larger past it: which of them it
-    is like, its time alone tells. Where no cache ends there the step stays above its roof, and its verdict says so.
+    Its working set is between two sizes of the bandwidth curve, the smaller inside a cache and the larger beyond it.
+    Only the step's time shows which of the two applies. If no cache ends there, the facts are unchanged: the step is
+    above its roof, and its verdict says so.
     """
     _, nbytes = total_work(facts.operators[key])
-    of_memory_s = nbytes / facts.ceilings.memory_bytes_per_s_for(nbytes)
-    if of_memory_s <= RESIDENT_GAIN * latency_s:
+    from_memory_s = nbytes / facts.ceilings.memory_bytes_per_s_for(nbytes)
+    if from_memory_s <= RESIDENT_GAIN * latency_s:
         return facts
     return replace(facts, ceilings=facts.ceilings.out_of_the_cache(nbytes))
 
@@ -112,13 +114,14 @@ def as_served(facts: Facts, key: CellKey, latency_s: float) -> Facts:
 def _small_kernels(
     rest: Replay, others: Sequence[Demand[float]], outside_s: dict[Cause, float], roofs: StepRoofs, faults_s: float
 ) -> Demand[float]:
-    """All kernels between the replayed ones, run alone: what they take beyond their traffic, and beyond the fresh pages
-    that they fill (`faults_s`, where the replay's own are not off already), is lost to their number or arithmetic.
+    """The loss of all small kernels, which are replayed together: their time beyond their traffic and page faults.
 
-    Where they take less than was counted (a cache kept what one handed to the next), `outside_s` is cut to that.
+    The loss comes from their number or their arithmetic. `faults_s` is subtracted unless the replay excludes its own
+    page faults. If the replay takes less than the counted traffic, because a cache passes data between the kernels,
+    `outside_s` is scaled down in place.
     """
-    own_s = sum(each.roof_s(roofs.memory_bytes_per_s) for each in others if each.replayed_s is None)
-    beyond_s = rest.whole.median_s - own_s
+    unreplayed_s = sum(each.roof_s(roofs.memory_bytes_per_s) for each in others if each.replayed_s is None)
+    beyond_s = rest.whole.median_s - unreplayed_s
     counted_s = sum(outside_s.values())
     if counted_s > beyond_s:
         for cause in outside_s:
@@ -128,53 +131,53 @@ def _small_kernels(
 
 
 def _avoidable_s(item: OperatorWork, demand: Demand[float], roofs: StepRoofs) -> dict[Cause, float]:
-    """Seconds of each cause of an operator's avoidable work, by the side of the roofline that binds it."""
-    moved = {Cause.OPERANDS: item.activation_bytes, **item.avoidable_bytes}
-    copied = {Cause.CACHE_COPIES: roofs.copy_share * roofs.memory_bytes_per_s}
+    """Seconds of an operator's avoidable work by cause, each by the roof that limits it."""
+    nbytes = {Cause.OPERANDS: item.activation_bytes, **item.avoidable_bytes}
+    memory = roofs.memory_bytes_per_s
     return {
         cause: floor_s(
             float(item.avoidable_flops.get(cause, 0)),
-            float(moved.get(cause, 0)),
+            float(nbytes.get(cause, 0)),
             demand.compute_flops_per_s,
-            copied.get(cause, roofs.memory_bytes_per_s),
+            roofs.copy_share * memory if cause is Cause.CACHE_COPIES else memory,
         )
-        for cause in {**moved, **item.avoidable_flops}
+        for cause in {**nbytes, **item.avoidable_flops}
         if cause is not Cause.PADDING
     }
 
 
-def _most_padding(facts: Facts, key: CellKey, roofs: StepRoofs, latency_s: float) -> float:
-    """What the seconds of padding are cut to, as a share of them: an operator that ran slower alone than it can have
-    run in the step tells too much, and padding takes no larger a part of a step than of its operators' roofs."""
-    causes = (cause for item in facts.operators[key] for cause in (*item.avoidable_flops, *item.avoidable_bytes))
-    if Cause.PADDING not in causes:
-        return 1.0
+def _padding_factor(facts: Facts, key: CellKey, roofs: StepRoofs, latency_s: float) -> float:
+    """The factor, at most 1, by which the seconds of padding are scaled down.
+
+    An operator may run slower in isolation than within the step, which overestimates its padding. So padding takes at
+    most the share of the step that it takes of the operators' roofs.
+    """
     replays = facts.replays.get(key, {})
     items = [(item, step_demand(facts, item, replays.get(item.operator))) for item in facts.operators[key]]
-    told_s = sum(_padding_s(item, demand, roofs) for item, demand in items)
-    if not told_s:
+    padding_s = sum(_padding_s(item, demand, roofs) for item, demand in items)
+    if not padding_s:
         return 1.0
-    alone = [(item, replace(demand, replayed_s=None)) for item, demand in items]
-    of_roofs_s = sum(_padding_s(item, demand, roofs) for item, demand in alone)
-    own_s = sum(demand.roof_s(roofs.memory_bytes_per_s) for _, demand in alone)
-    return min(1.0, latency_s * of_roofs_s / (own_s + of_roofs_s) / told_s)
+    at_roofs = [(item, replace(demand, replayed_s=None)) for item, demand in items]
+    padding_roof_s = sum(_padding_s(item, demand, roofs) for item, demand in at_roofs)
+    useful_roof_s = sum(demand.roof_s(roofs.memory_bytes_per_s) for _, demand in at_roofs)
+    return min(1.0, latency_s * padding_roof_s / (useful_roof_s + padding_roof_s) / padding_s)
 
 
 def _padding_s(item: OperatorWork, demand: Demand[float], roofs: StepRoofs) -> float:
-    """Seconds that an operator spends on positions which no prompt fills.
+    """Seconds that an operator spends on padding.
 
-    By the operator's own roof, with them and without; where it was run alone, of its time at the padded shape: a kernel
-    stays as far below its roof on the one as on the other.
+    It is the difference of the operator's roofs with and without padding. A replay was timed at the padded shape, and
+    its kernel is assumed to be equally far below both roofs.
     """
-    flops, nbytes = (float(of.get(Cause.PADDING, 0)) for of in (item.avoidable_flops, item.avoidable_bytes))
+    flops, nbytes = (float(amounts.get(Cause.PADDING, 0)) for amounts in (item.avoidable_flops, item.avoidable_bytes))
     if not flops and not nbytes:
         return 0.0
-    own_s = demand.roof_s(roofs.memory_bytes_per_s)
+    useful_s = demand.roof_s(roofs.memory_bytes_per_s)
     padded = replace(demand, flops=demand.flops + flops, kv_bytes=demand.kv_bytes + nbytes)
     padded_s = padded.roof_s(roofs.memory_bytes_per_s)
     if demand.replayed_s is None:
-        return padded_s - own_s
-    return demand.replayed_s * (1 - own_s / padded_s)
+        return padded_s - useful_s
+    return demand.replayed_s * (1 - useful_s / padded_s)
 
 
 def _add(total_s: dict[Cause, float], more_s: Mapping[Cause, float]) -> None:
@@ -183,7 +186,7 @@ def _add(total_s: dict[Cause, float], more_s: Mapping[Cause, float]) -> None:
 
 
 def roofs_of(facts: Facts, key: CellKey) -> StepRoofs:
-    """The roofs that a cell's step stands under."""
+    """The roofs of a cell's step."""
     ceilings = facts.ceilings
     _, working_set_bytes = total_work(facts.operators[key])
     dispatch = facts.dispatch.get((key.cell.engine, key.phase, key.cell.batch_size))
@@ -199,28 +202,29 @@ def roofs_of(facts: Facts, key: CellKey) -> StepRoofs:
         measured=ceilings.measured(facts.model.dtype),
         fetch_s=ceilings.fetch_s(facts.model.offloaded_bytes) + exchanged_s(facts, key),
         idle_share=idle_share(layers) if layers else 0.0,
-        # Where small kernels were not run alone, what the step takes beyond the others may as well be theirs.
+        # Without a replay of the small kernels, the rest of the step may be their time instead of an idle device.
         idle_most=idle_most(layers, bool(dispatch and dispatch.waits)) if REST in facts.replays.get(key, {}) else 0.0,
     )
 
 
 def exchanged_s(facts: Facts, key: CellKey) -> float:
-    """Seconds that the collectives of a step take over the measured link: nothing hides them."""
+    """Seconds of a step's collectives over the measured link; they do not overlap other work."""
     link = facts.ceilings.collective
     if link is None:
         return 0.0
-    sent = [item for item in facts.operators[key] if item.group == COLLECTIVE]
-    return sum(item.count * link.alpha_s + float(item.bus_bytes) / link.bus_bytes_per_s for item in sent)
+    collectives = [item for item in facts.operators[key] if item.group == COLLECTIVE]
+    return sum(item.count * link.alpha_s + float(item.bus_bytes) / link.bus_bytes_per_s for item in collectives)
 
 
 def faults_of(phase: Phase, visits: Sequence[Visit]) -> float:
-    """Page faults of a prefill, or of a decode step; a median over visits."""
+    """Page faults per prefill or per decode step, the median over visits."""
     if phase == "prefill":
         return statistics.median(visit.prefill_faults for visit in visits)
     return statistics.median(visit.decode_faults / max(1, len(visit.decode_s)) for visit in visits)
 
 
-def step_demand(facts: Facts, item: OperatorWork, alone: Replay | None) -> Demand[float]:
+def step_demand(facts: Facts, item: OperatorWork, replay: Replay | None) -> Demand[float]:
+    """The demand of an operator in its step, with the times of its replay if there is one."""
     demand = Demand(
         name=item.operator,
         group=item.group,
@@ -229,9 +233,9 @@ def step_demand(facts: Facts, item: OperatorWork, alone: Replay | None) -> Deman
         kv_bytes=float(item.kv_bytes),
         compute_flops_per_s=facts.ceilings.compute_flops_per_s(item.dtype),
     )
-    if alone is None:
+    if replay is None:
         return demand
-    whole, conversion = alone.whole.times(item.count), alone.conversion.times(item.count)
+    whole, conversion = replay.whole.times(item.count), replay.conversion.times(item.count)
     return replace(
         demand,
         replayed_s=whole.median_s,
@@ -242,11 +246,11 @@ def step_demand(facts: Facts, item: OperatorWork, alone: Replay | None) -> Deman
 
 
 def held_up(facts: Facts) -> list[Cell]:
-    """Measured cells with a step whose parts took clearly longer alone than the whole: something else held them up."""
-    found: dict[Cell, None] = {}
+    """Measured cells whose replays took clearly longer than the whole step, so another process disturbed them."""
+    cells: dict[Cell, None] = {}
     for key in facts.measured:
         medians_s = phase_medians(key.phase, facts.visits[key.cell]).values()
         latency_s = statistics.median(medians_s) if medians_s else math.inf
-        if -breakdown_of(facts, key, latency_s)[0].unexplained_s > _HELD_UP_SHARE * latency_s:
-            found[key.cell] = None
-    return list(found)
+        if -breakdown_of(facts, key, latency_s)[0].unexplained_s > _DISTURBED_SHARE * latency_s:
+            cells[key.cell] = None
+    return list(cells)

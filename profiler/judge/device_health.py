@@ -1,4 +1,4 @@
-"""Several GPUs of one kind compared: which of them underperforms, and where to look."""
+"""Compare several GPUs of one kind, and find those that underperform."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from profiler.facts.roofs import AGREE, Ceilings
 from profiler.judge.cells import CellResult
 from profiler.units import percent
 
-_SURELY = 0.5
-"""A card is slower where its intervals lie above the best card's in more than half of the cells."""
+_CERTAIN_SHARE = 0.5
+"""A GPU counts as slower if its interval is above the best GPU's in more than this share of the cells."""
 
 
 @dataclass(frozen=True)
 class DeviceRun:
-    """What one card measured."""
+    """The measurements on one GPU."""
 
     device: str
     dtype: str
@@ -27,25 +27,26 @@ class DeviceRun:
 
 @dataclass(frozen=True)
 class DeviceHealth:
-    """One card against the best of all in each cell."""
+    """One GPU, compared with the fastest GPU of each cell."""
 
     device: str
     behind: float
-    """By which share its steps take longer (median over cells)."""
+    """Its steps take longer by this share (median over cells)."""
     surely: float
-    """Share of the cells in which its interval lies wholly above the best card's."""
+    """Share of the cells in which its interval is entirely above that of the fastest GPU."""
     memory_behind: float
-    """By which share its memory roof lies below the highest."""
+    """Its memory roof is below the highest one by this share."""
     compute_behind: float
+    """Its compute roof is below the highest one by this share."""
 
     @property
     def ill(self) -> bool:
-        """Slower by more than two measurements of one roof may lie apart, and not by noise."""
-        return self.behind > AGREE and self.surely > _SURELY
+        """Whether it is slower by more than noise, and by more than two measurements of one roof may differ."""
+        return self.behind > AGREE and self.surely > _CERTAIN_SHARE
 
     @property
     def words(self) -> str:
-        """`cuda:1 is ill: its steps take 18 % longer; its memory roof lies 21 % below the best.`"""
+        """A sentence such as `cuda:1 is ill: its steps take 18 % longer; its memory roof lies 21 % below the best.`"""
         causes = [
             f"its {name} roof lies {percent(share)} below the best"
             for name, share in (("memory", self.memory_behind), ("compute", self.compute_behind))
@@ -56,33 +57,32 @@ class DeviceHealth:
 
 
 def healths(measured: Sequence[DeviceRun]) -> tuple[DeviceHealth, ...]:
-    """Every card against the others, over the cells that all of them measured."""
+    """The health of every GPU, over the cells that all of them measured."""
     by_key: list[Mapping[object, CellResult]] = [
-        {result.key: result for result in one.results if result.latency_s == result.latency_s} for one in measured
+        {result.key: result for result in run.results if result.latency_s == result.latency_s} for run in measured
     ]
-    common = [key for key in by_key[0] if all(key in other for other in by_key)]
-    found = []
-    for index, one in enumerate(measured):
+    common = [key for key in by_key[0] if all(key in results for results in by_key)]
+    rows = []
+    for run, own in zip(measured, by_key, strict=True):
         ratios, above = [], 0
         for key in common:
             best = min((results[key] for results in by_key), key=lambda result: result.latency_s)
-            own = by_key[index][key]
-            ratios.append(own.latency_s / best.latency_s - 1)
-            above += own.latency_low_s > best.latency_high_s
+            ratios.append(own[key].latency_s / best.latency_s - 1)
+            above += own[key].latency_low_s > best.latency_high_s
         memory = max(other.ceilings.memory_bytes_per_s for other in measured)
-        compute = max(other.ceilings.compute_flops_per_s(one.dtype) for other in measured)
-        found.append(
+        compute = max(other.ceilings.compute_flops_per_s(run.dtype) for other in measured)
+        rows.append(
             DeviceHealth(
-                one.device,
+                run.device,
                 statistics.median(ratios) if ratios else 0.0,
                 above / len(common) if common else 0.0,
-                _below(one.ceilings.memory_bytes_per_s, memory),
-                _below(one.ceilings.compute_flops_per_s(one.dtype), compute),
+                _below(run.ceilings.memory_bytes_per_s, memory),
+                _below(run.ceilings.compute_flops_per_s(run.dtype), compute),
             )
         )
-    return tuple(found)
+    return tuple(rows)
 
 
 def _below(roof_per_s: float, best_per_s: float) -> float:
-    """By which share a roof lies below the best one; 0 where one of them is not known."""
+    """The share by which a roof is below the best one; 0 if the best one is unknown."""
     return 0.0 if math.isinf(best_per_s) else 1 - roof_per_s / best_per_s

@@ -1,4 +1,4 @@
-"""What an engine saves against the run's first one, and what `generate` adds to our own loop."""
+"""Savings of an engine over the run's first engine, and the overhead of `generate` over the profiler's loop."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _Name = TypeVar("_Name", bound=str)
 def engine_differences(
     facts: Facts, spreads: Mapping[Phase, VisitSpread], judged: Mapping[CellKey, JudgedCell]
 ) -> list[EngineDifference]:
-    """What each further engine saves against the first, cell by cell, with its interval."""
+    """The saving of each further engine over the first in each cell, with its interval."""
     if facts.grid.ragged is not None:
         return []  # without its mask a padded batch is another task, not another engine
     first, *others = facts.grid.engines
-    found = []
+    rows = []
     for key in facts.grid.keys:
         base = replace(key.cell, engine=first)
         if key.cell.engine not in others or not (facts.visits.get(key.cell) and facts.visits.get(base)):
@@ -33,7 +33,7 @@ def engine_differences(
         before, after = (phase_samples(key.phase, facts.visits[each]) for each in (base, key.cell))
         saved = difference(before, after, spreads[key.phase])
         cells = judged.get(replace(key, cell=base)), judged.get(key)
-        found.append(
+        rows.append(
             EngineDifference(
                 **columns_of(key),
                 against=first,
@@ -46,7 +46,7 @@ def engine_differences(
                 visits=min(len(before), len(after)),
             )
         )
-    return found
+    return rows
 
 
 def _gained_terms(before: JudgedCell | None, after: JudgedCell | None) -> dict[str, float]:
@@ -56,9 +56,9 @@ def _gained_terms(before: JudgedCell | None, after: JudgedCell | None) -> dict[s
 
 
 def _gained(before: Mapping[_Name, float], after: Mapping[_Name, float]) -> dict[str, float]:
-    """What each of two maps' names gained, without those that both lack."""
-    gained = {str(name): after.get(name, 0.0) - before.get(name, 0.0) for name in {**before, **after}}
-    return {name: seconds for name, seconds in gained.items() if seconds}
+    """Seconds in `after` minus seconds in `before`, by name; equal ones are left out."""
+    gained_s = {str(name): after.get(name, 0.0) - before.get(name, 0.0) for name in {**before, **after}}
+    return {name: seconds for name, seconds in gained_s.items() if seconds}
 
 
 PART_NAMES = {
@@ -70,48 +70,50 @@ PART_NAMES = {
     "forward": "mask and positions in the forward",
     "rest": "the rest: casts, copies, Python",
 }
-"""Where the tax of a decode step goes. `cache` and `forward` are what they take beyond our own loop's."""
+"""The parts of the overhead of `generate` per decode step.
+
+`cache` and `forward` are differences to the profiler's loop, which has both parts too."""
 
 _SHARED = ("cache", "forward")
 
 
 @dataclass(frozen=True)
 class GenerateOverhead(Keyed):
-    """What `generate` adds to a step, with its 95 % interval."""
+    """The overhead of `generate` per step, with its 95 % interval."""
 
     transformers: str
     tax_s: float
     low_s: float
     high_s: float
     own_s: float
-    """The step of our own loop."""
+    """Seconds per step of the profiler's loop."""
     visits: int
-    """Of the loop that was visited less often: a single one does not tell what visits of the same cell differ by."""
+    """Visits of the loop with fewer. A single visit does not show how much visits of one cell differ."""
     parts_s: Mapping[str, float]
-    """By PART_NAMES; they add up to the tax. Empty for a prompt, and where there was no time to look."""
+    """Seconds by PART_NAMES, which add up to the overhead; empty for a prefill, or if they were not measured."""
     reads_a_token: float | None = None
-    """Values that the host reads from the device at every step, and waits for."""
+    """Values per step that the host reads from the device, and waits for."""
     streamer_s: float | None = None
-    """What the least streamer would add to a step; not in the tax, since none was used."""
+    """Seconds per step that a minimal streamer would add; not part of the overhead, which is without a streamer."""
 
     @property
     def is_claim(self) -> bool:
-        """Whether both were visited in turn and the whole interval lies on one side."""
+        """Whether both loops have enough visits and the whole interval is on one side of 0."""
         return self.visits >= CLAIM_VISITS and self.low_s * self.high_s > 0
 
 
 def generate_overhead(facts: Facts, key: CellKey, spread: VisitSpread) -> Estimate | None:
-    """What a cell of `generate` takes beyond the same cell of our own loop, visited in turn; None for others."""
+    """Seconds per step of `generate` minus those of the profiler's loop, visited in turn; None for other engines."""
     own = replace(key.cell, engine=DEFAULT_ENGINE)
     if key.cell.engine not in facts.generate_engines or not (facts.visits.get(key.cell) and facts.visits.get(own)):
         return None
-    whole, ours = (phase_samples(key.phase, facts.visits[cell]) for cell in (key.cell, own))
-    return difference(whole, ours, spread)
+    generated, stepped = (phase_samples(key.phase, facts.visits[cell]) for cell in (key.cell, own))
+    return difference(generated, stepped, spread)
 
 
 def generate_overheads(facts: Facts, spreads: Mapping[Phase, VisitSpread]) -> list[GenerateOverhead]:
-    """The tax of every cell of `generate`."""
-    found = []
+    """The overhead of `generate` in each of its cells."""
+    rows = []
     for key in facts.measured:
         tax = generate_overhead(facts, key, spreads[key.phase])
         if tax is None:
@@ -119,7 +121,7 @@ def generate_overheads(facts: Facts, spreads: Mapping[Phase, VisitSpread]) -> li
         steps = facts.generate_steps.get(key.cell) if key.phase == "decode" else None
         own_visits = facts.visits[replace(key.cell, engine=DEFAULT_ENGINE)]
         own = phase_samples(key.phase, own_visits)
-        found.append(
+        rows.append(
             GenerateOverhead(
                 **columns_of(key),
                 transformers=steps.transformers if steps else "",
@@ -133,17 +135,17 @@ def generate_overheads(facts: Facts, spreads: Mapping[Phase, VisitSpread]) -> li
                 streamer_s=_streamer_s(steps) if steps else None,
             )
         )
-    return found
+    return rows
 
 
 def parts_of(steps: GenerateSteps, tax_s: float) -> dict[str, float]:
-    """Seconds of each part of a tax; what both loops have counts by its difference, the rest is what is left."""
-    within = {name: statistics.median(values) for name, values in steps.parts_s.items()}
-    own = {name: statistics.median(values) for name, values in steps.own_s.items()}
-    parts = {name: within[name] for name in PART_NAMES if name in within and name not in _SHARED}
-    parts["cache"] = within["cache"] - own["cache"]
-    # Growing the cache lies within the forward.
-    parts["forward"] = within["forward"] - own["forward"] - parts["cache"]
+    """Seconds of each part of an overhead, by PART_NAMES; parts of both loops are differences."""
+    generate_s = {name: statistics.median(values) for name, values in steps.parts_s.items()}
+    own_s = {name: statistics.median(values) for name, values in steps.own_s.items()}
+    parts = {name: generate_s[name] for name in PART_NAMES if name in generate_s and name not in _SHARED}
+    parts["cache"] = generate_s["cache"] - own_s["cache"]
+    # The forward includes the growth of the cache.
+    parts["forward"] = generate_s["forward"] - own_s["forward"] - parts["cache"]
     return {**parts, "rest": tax_s - sum(parts.values())}
 
 

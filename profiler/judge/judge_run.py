@@ -1,4 +1,4 @@
-"""Judge a whole run from its facts: rows, evidence, series, engine differences and the answer."""
+"""Judge a run from its facts: rows, evidence, doubling tests, engine differences and the answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from profiler.facts.visits import phase_medians, phase_samples
 from profiler.grid.cells import PHASES, Cell, CellKey, Phase
 from profiler.judge import answer as advice
 from profiler.judge.breakdown import TERMS, TimeBreakdown
-from profiler.judge.busy_machine import busy_sentences
 from profiler.judge.cell_rows import median_issue_s, on_roofline, or_nan, timed_row, with_ragged, with_visits
 from profiler.judge.cells import CellEvidence, CellResult, EngineDifference, JudgedCell, columns_of, trial_results
 from profiler.judge.demand import as_served, breakdown_of, faults_of, lost_s, roofs_of, total_work
@@ -26,7 +25,7 @@ from profiler.judge.engine_differences import (
     generate_overheads,
 )
 from profiler.judge.levers import Setting, floors_on, levers
-from profiler.judge.machine_speed import at_median_speed
+from profiler.judge.machine_speed import at_median_speed, busy_sentences
 from profiler.judge.module_times import unexplained_by_group
 from profiler.judge.padding import RaggedStep, ragged_step
 from profiler.judge.regimes import THROTTLED, Measurement, Verdict, judge_cell, within_roof_range
@@ -34,16 +33,16 @@ from profiler.judge.roof_range import extreme_shares
 from profiler.judge.scaling import SIZE_OF, BoundSide, DoublingTest, Series, doubling_tests, series_of
 from profiler.stats import Estimate, NoiseReport, VisitSpread, estimate, narrow_enough, noise_report, spread_of
 
-# What is rented most; every other card is in `roofscope gpus`.
+# The GPUs that are rented most. `roofscope gpus` lists all others.
 _RENTED = ("T4", "L4", "A10G", "L40S", "A100 80GB SXM", "H100 SXM", "H200 SXM", "B200 SXM")
 _SIXTEEN_BIT = ("bfloat16", "float16")
-# A residual of more than this share of a step is looked into.
+# The unexplained share of a step above which it is measured by operator group.
 _UNEXPLAINED_SHARE = 0.20
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """What the facts of a run say."""
+    """The results that follow from the facts of a run."""
 
     cells: tuple[CellResult, ...]
     evidence: tuple[CellEvidence, ...]
@@ -56,13 +55,13 @@ class Judgement:
 
     @property
     def unexplained(self) -> list[CellKey]:
-        """Cells that leave so much of their time unexplained that it is worth a look, the worst first."""
-        found = filter(_is_unexplained, self.judged)
-        return [cell.key for cell in sorted(found, key=lambda cell: -cell.split.unexplained_s / cell.split.latency_s)]
+        """Cells of which more than a fifth of the time is unexplained, the worst first."""
+        cells = filter(_is_unexplained, self.judged)
+        return [cell.key for cell in sorted(cells, key=lambda cell: -cell.split.unexplained_s / cell.split.latency_s)]
 
 
 def judge_run(facts: Facts) -> Judgement:
-    """Every cell of a run judged, and what they say together."""
+    """Judge every cell of a run, and compare cells with each other."""
     facts, _ = at_median_speed(facts)
     spreads = _spreads(facts)
     times = {key: _estimate(facts, key, spreads) for key in facts.measured}
@@ -73,16 +72,16 @@ def judge_run(facts: Facts) -> Judgement:
     tests = doubling_tests(list(rows.values()), compute, memory, drift(facts.looks))
     sides = {test.series: test.sides for test in tests}
     knees = {test.series: test.knee_predicted for test in tests if test.axis == "batch"}
-    found = {
-        key: _judged(facts, key, rows[key], times[key], spreads[key.phase], _sides(rows[key], sides)) for key in times
+    results = {
+        key: _judge(facts, key, rows[key], times[key], spreads[key.phase], _sides(rows[key], sides)) for key in times
     }
-    judged = {key: replace(item.cell, knee=_knee(item.row, knees)) for key, item in found.items()}
+    judged = {key: replace(item.cell, knee=_knee(item.row, knees)) for key, item in results.items()}
     busy = busy_sentences(facts)
     setting = replace(setting_of(facts), busy=bool(busy))
     differences = engine_differences(facts, spreads, judged)
     better = _better_batches(judged.values())
     return Judgement(
-        cells=tuple(found[key].row if key in found else rows[key] for key in facts.grid.keys),
+        cells=tuple(results[key].row if key in results else rows[key] for key in facts.grid.keys),
         evidence=tuple(
             replace(
                 item.evidence,
@@ -90,31 +89,31 @@ def judge_run(facts: Facts) -> Judgement:
                 at_least_s_on=floors_on(judged[key], setting),
                 unexplained_in_s=_unexplained_in(facts, item.cell),
             )
-            for key, item in found.items()
+            for key, item in results.items()
         ),
         judged=tuple(judged.values()),
         scaling=tuple(tests),
         differences=tuple(differences),
         answer=tuple(advice.answer(list(judged.values()), setting, differences, busy)),
         generate=tuple(generate_overheads(facts, spreads)),
-        ragged=tuple(item.ragged for item in found.values() if item.ragged),
+        ragged=tuple(item.ragged for item in results.values() if item.ragged),
     )
 
 
 def judge_cells(facts: Facts, cells: Iterable[Cell]) -> dict[CellKey, CellResult]:
-    """Rows of some cells alone, as a sweep goes on: what other cells would say of them is left for the end."""
+    """Rows of some cells while a sweep runs, without the evidence from other cells."""
     spreads = _spreads(facts)
-    found = {}
+    rows = {}
     for key in (key for cell in cells for key in cell.keys):
         time_s = _estimate(facts, key, spreads) if facts.visits.get(key.cell) else None
         row = timed_row(facts, key, time_s)
         if time_s is None:
-            found[key] = row
+            rows[key] = row
         elif facts.ceilings.judges:
-            found[key] = _judged(facts, key, row, time_s, spreads[key.phase], {}).row
+            rows[key] = _judge(facts, key, row, time_s, spreads[key.phase], {}).row
         else:
-            found[key] = _time_row(facts, key, row, time_s)
-    return found
+            rows[key] = _time_row(facts, key, row, time_s)
+    return rows
 
 
 def _times_only(
@@ -123,7 +122,7 @@ def _times_only(
     times: Mapping[CellKey, Estimate],
     spreads: Mapping[Phase, VisitSpread],
 ) -> Judgement:
-    """Times and counts: without a roof of memory and one of arithmetic no time is split, and no cell has a regime."""
+    """Times and counts only. Without a memory roof and a compute roof there are no breakdowns and no regimes."""
     return Judgement(
         cells=tuple(_time_row(facts, key, row, times[key]) if key in times else row for key, row in rows.items()),
         evidence=(),
@@ -142,23 +141,23 @@ def _time_row(facts: Facts, key: CellKey, row: CellResult, time_s: Estimate) -> 
 
 
 def _rated_row(facts: Facts, key: CellKey, row: CellResult, time_s: Estimate, noise: NoiseReport) -> CellResult:
-    """A row with its visits, its rates, their shares of the datasheet, and how far its time can be trusted."""
+    """A row with its visits, its rates, their shares of the datasheet's peaks, and its noise."""
     flops, nbytes = total_work(facts.operators[key])
-    sheet = facts.device.datasheet_flops_per_s, facts.device.datasheet_bytes_per_s
-    placement = on_roofline(time_s.median_s, flops, nbytes, *sheet)
+    peaks = facts.device.datasheet_flops_per_s, facts.device.datasheet_bytes_per_s
+    point = on_roofline(time_s.median_s, flops, nbytes, *peaks)
     return replace(
         with_visits(row, key, facts.visits[key.cell]),
-        flops_per_s=placement.flops_per_s,
-        bytes_per_s=placement.bytes_per_s,
-        mfu=or_nan(placement.mfu),
-        mbu=or_nan(placement.mbu),
+        flops_per_s=point.flops_per_s,
+        bytes_per_s=point.bytes_per_s,
+        mfu=or_nan(point.mfu),
+        mbu=or_nan(point.mbu),
         noise=noise.grade,
         stopped="interval" if narrow_enough(time_s, row.visits or 0) else "budget",
     )
 
 
 def setting_of(facts: Facts) -> Setting:
-    """What advice needs to know of this device and model."""
+    """The properties of the device and the model on which advice depends."""
     model, device, ceilings = facts.model, facts.device, facts.ceilings
     sixteen_bit = [ceilings.compute[name].per_s for name in _SIXTEEN_BIT if name in ceilings.compute]
     return Setting(
@@ -197,7 +196,7 @@ def _at_clock(facts: Facts, clock_share: float) -> Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _CellJudgement:
     row: CellResult
     evidence: CellEvidence
     cell: JudgedCell
@@ -205,7 +204,7 @@ class _Found:
 
 
 def _spreads(facts: Facts) -> dict[Phase, VisitSpread]:
-    """How far visits of the same cell lie apart in this run, by phase."""
+    """The spread between visits of one cell in this run, by phase."""
     return {
         phase: spread_of(
             (phase_medians(phase, facts.visits[key.cell]) for key in facts.measured if key.phase == phase),
@@ -219,10 +218,10 @@ def _estimate(facts: Facts, key: CellKey, spreads: Mapping[Phase, VisitSpread]) 
     return estimate(phase_samples(key.phase, facts.visits[key.cell]), spreads[key.phase])
 
 
-def _judged(
+def _judge(
     facts: Facts, key: CellKey, row: CellResult, time_s: Estimate, spread: VisitSpread, sides: Mapping[str, str]
-) -> _Found:
-    """A cell's time split, placed and judged, under the compute roof of the clock that the card had meanwhile."""
+) -> _CellJudgement:
+    """Break down and judge a cell's time, with the compute roof at the GPU's clock during its visits."""
     visits, shares = facts.visits[key.cell], extreme_shares(facts)
     spans = [(visit.at_unix_s, visit.wall_s) for visit in visits]
     activity, slowed = facts.timeline.active(spans), facts.timeline.throttled(spans)
@@ -265,7 +264,7 @@ def _judged(
         tried=tuple(trial_results(facts.trials.get(key, ()))),
         ways=ragged.ways if ragged else (),
     )
-    whole = replace(
+    judged_row = replace(
         with_ragged(rated, ragged),
         attained=parts.attained,
         floor_s=parts.floor_s,
@@ -284,7 +283,7 @@ def _judged(
         noise_reasons=noise.reasons,
         predicted_peak_memory_bytes=facts.predicted_peak_bytes[key.cell],
     )
-    return _Found(whole, evidence, judged, ragged)
+    return _CellJudgement(judged_row, evidence, judged, ragged)
 
 
 def _measurement(
@@ -298,7 +297,7 @@ def _measurement(
     activity: ActiveShares,
     clock_share: float,
 ) -> Measurement:
-    """All that a cell's verdict is drawn from."""
+    """The input of a cell's verdict."""
     flops, nbytes = total_work(facts.operators[key])
     visits = facts.visits[key.cell]
     roofs = roofs_of(facts, key)
@@ -326,14 +325,14 @@ def _measurement(
 
 
 def _roof_flops_per_s(facts: Facts, key: CellKey) -> float:
-    """FLOP/s of a step whose every product is at the roof of the dtype that it runs in."""
+    """FLOP/s of a step in which every product is at the roof of its dtype."""
     flops, _ = total_work(facts.operators[key])
     roof_s = sum(float(item.flops) / facts.ceilings.compute_flops_per_s(item.dtype) for item in facts.operators[key])
     return flops / roof_s if roof_s else facts.ceilings.compute_flops_per_s(facts.model.dtype)
 
 
 def _clock_share(facts: Facts, activity: ActiveShares) -> float:
-    """The card's clock during a cell over that of its compute roof; 1 where either is not known, or on a CPU."""
+    """The GPU's clock during a cell over that of its compute roof; 1 if one is unknown, or on a CPU."""
     roof_hz = facts.ceilings.compute_clock_hz(facts.model.dtype)
     if facts.device.kind != "cuda" or not roof_hz or not activity.clock_hz:
         return 1.0
@@ -341,8 +340,11 @@ def _clock_share(facts: Facts, activity: ActiveShares) -> float:
 
 
 def _noise(facts: Facts, key: CellKey, slowed: Sequence[str], clock_share: float, time_s: Estimate) -> NoiseReport:
-    """How far a cell's time can be trusted. Many cards always run under their power cap, and their roofs were measured
-    under it: it disturbs only where the clock left that of the roofs."""
+    """The noise of a cell's time.
+
+    Many GPUs always run at their power cap, and their roofs were measured with it. So a power cap counts only if the
+    clock differs from that of the roofs.
+    """
     visits = facts.visits[key.cell]
     busy = [(visit.foreign_cores, visit.wall_s) for visit in visits if visit.foreign_cores is not None]
     foreign = sum(cores * wall_s for cores, wall_s in busy) / sum(wall_s for _, wall_s in busy) if busy else None
@@ -356,9 +358,9 @@ def _noise(facts: Facts, key: CellKey, slowed: Sequence[str], clock_share: float
 
 
 def _graph_step_s(facts: Facts, key: CellKey, latency_s: float) -> float | None:
-    """Seconds of the step as one launch of recorded work, where this run has an engine that does so.
+    """Seconds of a decode step replayed as one CUDA graph; None if no engine of the run records graphs.
 
-    What that engine's path spares besides, such as a cache that is not copied, is no part of it.
+    Other savings of that engine, such as a cache that is not copied, are added back.
     """
     if key.phase != "decode" or key.cell.engine in facts.graph_engines:
         return None
@@ -372,23 +374,23 @@ def _graph_step_s(facts: Facts, key: CellKey, latency_s: float) -> float | None:
     return None
 
 
-def _sides(row: CellResult, known: Mapping[Series, Mapping[int, BoundSide]]) -> dict[str, str]:
-    """What doubling each size from a cell speaks for (to it, for the largest), by axis: batch, prompt, context."""
-    return {series[0]: known[series][getattr(row, SIZE_OF[series[0]])] for series in series_of(row) if series in known}
+def _sides(row: CellResult, sides: Mapping[Series, Mapping[int, BoundSide]]) -> dict[str, str]:
+    """The side that doubling a cell's size indicates, by axis (for the largest size, doubling to it)."""
+    return {series[0]: sides[series][getattr(row, SIZE_OF[series[0]])] for series in series_of(row) if series in sides}
 
 
 def _knee(row: CellResult, knees: Mapping[Series, float | None]) -> float | None:
-    """The batch at which FLOPs overtake bytes at a cell's depth, where there is one."""
+    """The batch at which FLOPs overtake bytes at a cell's depth; None if there is none."""
     return next((knees[series] for series in series_of(row) if series in knees), None)
 
 
 def _better_batches(judged: Iterable[JudgedCell]) -> dict[CellKey, list[JudgedCell]]:
-    """Of each cell, the larger batch of its series that gives the most tokens/s, where there is one."""
+    """For each cell, the larger batch of its series with the most tokens/s; empty for the largest batch."""
     best: dict[tuple[object, ...], JudgedCell] = {}
-    found: dict[CellKey, list[JudgedCell]] = {}
+    better: dict[CellKey, list[JudgedCell]] = {}
     for cell in sorted(judged, key=lambda cell: -cell.key.cell.batch_size):
-        so_far = best.get(cell.key.series)
-        found[cell.key] = [so_far] if so_far else []
-        if so_far is None or cell.tokens_per_s >= so_far.tokens_per_s:
+        series_best = best.get(cell.key.series)
+        better[cell.key] = [series_best] if series_best else []
+        if series_best is None or cell.tokens_per_s >= series_best.tokens_per_s:
             best[cell.key.series] = cell
-    return found
+    return better

@@ -1,4 +1,4 @@
-"""Levers: changes, computed or tried, and what each saves on a cell."""
+"""Levers: computed or tried changes, and the time that each saves on a cell."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from profiler.counting.floor import floor_on, step_floor
 from profiler.data.datasheets import Datasheet
 from profiler.facts.measurements import COMPILED, PADDING_MASK
 from profiler.facts.operators import COLLECTIVE, Cause
-from profiler.judge.cells import JudgedCell, Lever, TrialResult
+from profiler.judge.cells import JudgedCell, Lever
 from profiler.judge.regimes import Flag
 from profiler.quant.registry import FORMATS
 from profiler.units import duration, scaled
@@ -22,66 +22,68 @@ _OTHER_KERNELS = "other kernels for these shapes (another dtype, format or libra
 _GRAPHS = "CUDA graphs"
 _COMPILE = "torch.compile (fuses small operators)"
 _FOUR_BITS = 4.5
-"""bitsandbytes' 4-bit weights with a float32 scale a block of 64."""
+"""Bits per weight of bitsandbytes' 4-bit weights, with a float32 scale per block of 64."""
 _SIXTEEN_BITS = 16.0
 _EIGHT_BITS = 8.0
 _IN_16_BITS = frozenset({_SIXTEEN_BIT_DTYPE, _OTHER_KERNELS})
-_STANDS_FOR: Mapping[str, frozenset[str]] = {
+_REPLACED_BY: Mapping[str, frozenset[str]] = {
     "bfloat16": _IN_16_BITS,
     "float16": _IN_16_BITS,
     _STATIC_CACHE: frozenset({_STATIC_CACHE}),
     _GRAPHS: frozenset({_GRAPHS}),
     COMPILED: frozenset({_COMPILE}),
 }
-"""By a variant other than a format, the computed changes whose place it takes."""
-# What saves less of a step than a measurement can tell is no change to name.
+"""By tried variant other than a format: the computed changes that it replaces."""
+# The smallest share of a step that a measurement can resolve.
 _LEAST_SHARE = 1e-3
-# An operator that loses so much of what all kernels lose is named.
-_MOST_OF_IT = 0.3
+# An operator with at least this share of all kernel losses is named.
+_NAMED_LOSS_SHARE = 0.3
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What advice needs to know of the device and the model."""
+    """The properties of the device and the model on which advice depends."""
 
     device_name: str
     memory_bytes_per_s: float
     compute_flops_per_s: float
     weight_bits: float
-    """Stored bits a weight of the block linears, scales included."""
+    """Stored bits per weight of the blocks' linears, including scales."""
     can_graph: bool
-    """Whether CUDA graphs exist on this device."""
+    """Whether the device has CUDA graphs."""
     measured: bool = True
-    """Whether both roofs were measured here; else a datasheet's peak or another dtype's roof stands for one."""
+    """Whether both roofs were measured; otherwise one is a datasheet's peak or another dtype's roof."""
     weights: float = 0.0
-    """Weights of the block linears."""
+    """Number of weights of the blocks' linears."""
     cache_bits: float = 16.0
-    """Bits an element of the KV cache."""
+    """Bits per element of the KV cache."""
     four_bit_dense_from_rows: int | None = None
-    """Rows from which a 4-bit kernel first writes a dense 16-bit copy on this device; None: it never does."""
+    """Rows from which a 4-bit kernel first writes a dense 16-bit copy on this device; None if it never does."""
     sixteen_bit_flops_per_s: float | None = None
-    """The highest measured compute roof of a 16-bit dtype, where this model runs in a wider one."""
+    """The highest measured compute roof of a 16-bit dtype; None if the model already runs in 16 bits."""
     cards: tuple[Datasheet, ...] = ()
+    """Other GPUs to compare with."""
     busy: bool = False
-    """Whether other processes took this machine's cores: what is computed from its times is no advice then."""
+    """Whether other processes used this machine's cores. Then no lever is computed from its times."""
     dtype: str = "float16"
-    """The dtype that the model runs in, and that `cards` are weighed in."""
+    """The dtype of the model, which also decides the peaks of `cards`."""
 
 
-def _stands_for(variant: str) -> frozenset[str]:
-    """Which computed changes a variant that was tried takes the place of."""
+def _replaced_by(variant: str) -> frozenset[str]:
+    """The computed changes that a tried variant replaces."""
     if variant not in FORMATS:
-        return _STANDS_FOR.get(variant, frozenset())
+        return _REPLACED_BY.get(variant, frozenset())
     item = FORMATS[variant]
-    found = {_OTHER_KERNELS, _FOUR_BIT_WEIGHTS} if item.bits <= _FOUR_BITS else {_OTHER_KERNELS}
-    return frozenset({*found, _PACKED_KERNEL} if item.multiplies_packed else found)
+    changes = {_OTHER_KERNELS, _FOUR_BIT_WEIGHTS} if item.bits <= _FOUR_BITS else {_OTHER_KERNELS}
+    return frozenset({*changes, _PACKED_KERNEL} if item.multiplies_packed else changes)
 
 
 def levers(cell: JudgedCell, setting: Setting, others: Sequence[JudgedCell] = ()) -> list[Lever]:
-    """Changes ranked by the seconds that they save on this cell, those that cost last; none too small to tell.
+    """Changes ranked by the seconds that they save on this cell, without those too small to measure.
 
-    What was tried stands in the place of what would be computed for it. `others` are the run's cells, among which a
-    larger batch is looked for. Empty for a step that is faster than its own terms allow: one of them is wrong then.
+    Changes that cost time come last. A tried variant replaces the computed changes of the same kind. `others` are the
+    run's cells, among which a larger batch is searched. Empty for a step above its roof, since one of its terms must be
+    wrong.
     """
     if Flag.ABOVE_ROOF in cell.verdict.flags:
         return []
@@ -93,24 +95,31 @@ def levers(cell: JudgedCell, setting: Setting, others: Sequence[JudgedCell] = ()
         *_sixteen_bit_dtype(cell, setting),
         *_card(cell, setting),
     ]
-    computed = [*_batch(cell, others), *_host(cell, setting), *(_beside_the_host(cell, lever) for lever in device)]
+    # A host that runs ahead of the device limits the savings of the device's work.
+    most_s = max(0.0, cell.split.busy_s - cell.host_pace_s)
+    computed = [
+        *_batch(cell, others),
+        *_host(cell, setting),
+        *(replace(lever, saves_s=min(lever.saves_s, most_s)) for lever in device),
+    ]
     if setting.busy:
         computed = []
-    known = {change for tried in cell.tried for change in _stands_for(tried.form)}
+    replaced = {change for trial in cell.tried for change in _replaced_by(trial.form)}
     least_s = _LEAST_SHARE * cell.split.latency_s
-    found = [lever for lever in computed if lever.saves_s > least_s and lever.change not in known]
-    found += [lever for lever in (*_tried(cell), *cell.ways) if abs(lever.saves_s) > least_s]
-    return sorted((lever for lever in found if lever.is_claim), key=lambda lever: -lever.saves_s)
+    changes = [lever for lever in computed if lever.saves_s > least_s and lever.change not in replaced]
+    changes += [lever for lever in (*_tried(cell), *cell.ways) if abs(lever.saves_s) > least_s]
+    return sorted((lever for lever in changes if lever.is_claim), key=lambda lever: -lever.saves_s)
 
 
 def _tried(cell: JudgedCell) -> list[Lever]:
-    """What was tried at this shape, with what it would make of this step. A mask is known by what it costs."""
+    """The variants tried at this shape, applied to this step. A mask only ever costs time."""
     latency_s = cell.split.latency_s
     return [
         Lever(
             item.form,
             latency_s * (1 - item.ratio),
-            f"{_on_layers(item)}the step takes {duration(latency_s * item.ratio)} then{_caution(item.form)}",
+            f"{'' if item.layers == item.of_layers else f'on {item.layers} of {item.of_layers} layers; '}"
+            f"the step takes {duration(latency_s * item.ratio)} then{_caution(item.form)}",
             basis="tried",
             half_width_s=latency_s * item.half_width_at(latency_s),
         )
@@ -128,17 +137,8 @@ def _other_answers(variant: str) -> str:
     return f"answers change: --quant {variant} --check-quality measures how much"
 
 
-def _on_layers(item: TrialResult) -> str:
-    return "" if item.layers == item.of_layers else f"on {item.layers} of {item.of_layers} layers; "
-
-
-def _beside_the_host(cell: JudgedCell, lever: Lever) -> Lever:
-    """A change of the device's work saves no more than what the host's pace leaves, where it runs ahead."""
-    return replace(lever, saves_s=min(lever.saves_s, max(0.0, cell.split.busy_s - cell.host_pace_s)))
-
-
 def _batch(cell: JudgedCell, others: Sequence[JudgedCell]) -> list[Lever]:
-    """The measured larger batch of the same series that gives the most tokens/s."""
+    """The measured larger batch of the same series with the most tokens/s."""
     larger = [
         other
         for other in others
@@ -178,13 +178,13 @@ def _four_bit_weights(cell: JudgedCell, setting: Setting) -> list[Lever]:
 
 
 def _in_linears(cell: JudgedCell, setting: Setting) -> float:
-    """Share of the weights read in the blocks' linears: no format here packs embeddings, heads or banks of experts."""
+    """The blocks' linears as a share of all weights read. No format packs embeddings, heads or banks of experts."""
     read_bytes = float(sum(item.weight_bytes for item in cell.operators))
     return min(1.0, setting.weights * setting.weight_bits / 8 / read_bytes) if read_bytes else 1.0
 
 
 def _cache(cell: JudgedCell, setting: Setting) -> list[Lever]:
-    static = Cause.UNFILLED_SLOTS in cell.avoidable_s  # it rolls its windows all the same
+    static = Cause.UNFILLED_SLOTS in cell.avoidable_s  # a static cache copies too, when it rolls its windows
     copies_s = 0.0 if static else cell.avoidable_s.get(Cause.CACHE_COPIES, 0.0)
     share = max(0.0, 1 - _EIGHT_BITS / setting.cache_bits)
     return [
@@ -199,7 +199,7 @@ def _host(cell: JudgedCell, setting: Setting) -> list[Lever]:
         how = _COMPILE
         because = "all of the host's share of this step; --engine eager,compile measures how much remains"
     faults_s = cell.avoidable_s.get(Cause.PAGE_FAULTS, 0.0)
-    # A twin that was measured in a worse minute may dispatch for longer than the step takes.
+    # On a machine of varying speed, the measured dispatch may be longer than the step.
     most_s = max(0.0, cell.split.latency_s - cell.split.device_s)
     return [
         _bound(how, min(cell.split.dispatch_s, most_s), because, cell.split.half_widths_s.get("dispatch_s", 0.0)),
@@ -233,7 +233,7 @@ def _path(cell: JudgedCell) -> list[Lever]:
 
 
 def _link(cell: JudgedCell) -> Lever:
-    """What crosses a link: results between cards, or weights that wait elsewhere."""
+    """The lever for transfers over a link: results of other ranks, or offloaded weights."""
     link_s = cell.split.link_s
     if any(item.group == COLLECTIVE for item in cell.operators):
         return _bound("a faster link, or fewer cards", link_s, "ranks would not wait for each other's results")
@@ -241,8 +241,10 @@ def _link(cell: JudgedCell) -> Lever:
 
 
 def _kernels(cell: JudgedCell) -> list[Lever]:
-    """What the kernels themselves lose: measured by running them alone, so that better ones could recover it; no more
-    than what the step takes beyond its floor, which a replay in a bad minute may exceed."""
+    """The losses of kernels in isolation, which better kernels could recover.
+
+    They are limited to the step's time beyond its floor, since replays on a disturbed machine may take longer.
+    """
     most_s = max(0.0, cell.split.latency_s - cell.split.floor_s)
     return [
         _bound(
@@ -254,31 +256,30 @@ def _kernels(cell: JudgedCell) -> list[Lever]:
         _bound(
             _OTHER_KERNELS,
             min(cell.split.kernel_s, most_s) - _unfused_s(cell),
-            f"what these lose against their roofs when run alone{_most_of_it(cell)}",
+            f"what these lose against their roofs when run alone{_largest_loss(cell)}",
             cell.split.half_widths_s.get("kernel_s", 0.0),
         ),
     ]
 
 
 def _unfused_s(cell: JudgedCell) -> float:
-    """Of what kernels lose, the seconds of unfused attention for its scores and repeated heads: another change saves
-    those."""
+    """The part of kernel losses that a fused attention kernel saves: scores and repeated heads."""
     attention = {item.operator for item in cell.operators if item.group == "attention"}
     lost_s = sum(seconds for name, seconds in cell.lost_s.items() if name in attention)
     written_s = sum(cell.avoidable_s.get(cause, 0.0) for cause in (Cause.ATTENTION_MATRIX, Cause.REPEATED_HEADS))
     return min(written_s, max(0.0, lost_s))
 
 
-def _most_of_it(cell: JudgedCell) -> str:
-    """The operator that loses far more than its share, where there is one."""
+def _largest_loss(cell: JudgedCell) -> str:
+    """Words that name the operator with the largest kernel loss, if that is at least 30 % of all losses."""
     name = max(cell.lost_s, key=lambda each: cell.lost_s[each], default="")
-    if not name or cell.lost_s[name] < _MOST_OF_IT * cell.split.kernel_s:
+    if not name or cell.lost_s[name] < _NAMED_LOSS_SHARE * cell.split.kernel_s:
         return ""
     return f", {duration(cell.lost_s[name])} of it {name.rpartition('*.')[2]}"
 
 
 def _sixteen_bit_dtype(cell: JudgedCell, setting: Setting) -> list[Lever]:
-    """What the floors of all operators differ by: fewer bytes, under the narrower dtype's compute roof."""
+    """The difference of the step's floors in both dtypes: fewer bytes, and another compute roof."""
     roof = setting.sixteen_bit_flops_per_s
     if roof is None:
         return []
@@ -295,7 +296,7 @@ def _sixteen_bit_dtype(cell: JudgedCell, setting: Setting) -> list[Lever]:
 
 
 def _card(cell: JudgedCell, setting: Setting) -> list[Lever]:
-    """The card that would save the most, if it reached its datasheet and the host stayed as it is; none for a CPU."""
+    """The GPU that would save the most if it reached its datasheet, with the same host; empty on a CPU."""
     if not setting.can_graph:
         return []
     floors = {card: floor_s for card, floor_s in floors_on(cell, setting).items() if floor_s is not None}
@@ -307,11 +308,11 @@ def _card(cell: JudgedCell, setting: Setting) -> list[Lever]:
 
 
 def floors_on(cell: JudgedCell, setting: Setting) -> dict[str, float | None]:
-    """The least seconds of a cell's step on each card, None on one that cannot hold it.
+    """The lower bound in seconds of a cell's step on each of `setting.cards`; None if the memory is too small.
 
-    Empty where the cell's operators are not known.
+    Empty if the cell's operators are unknown.
     """
     if not cell.operators:
         return {}
-    found = (floor_on(card, cell.operators, setting.dtype, cell.memory_bytes) for card in setting.cards)
-    return {floor.gpu: floor.floor_s for floor in found}
+    floors = (floor_on(card, cell.operators, setting.dtype, cell.memory_bytes) for card in setting.cards)
+    return {floor.gpu: floor.floor_s for floor in floors}

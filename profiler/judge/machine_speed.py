@@ -1,4 +1,4 @@
-"""Swings of the machine's speed: what a visit shares with the drift probe next to it is divided out."""
+"""Disturbances of a run: cores that other processes kept busy, and swings of the machine's speed."""
 
 from __future__ import annotations
 
@@ -11,63 +11,84 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from profiler.facts.contention import Contention
 from profiler.facts.roofs import DriftReading, swing
 from profiler.facts.run_facts import Facts
 from profiler.facts.visits import Visit, phase_samples
 from profiler.grid.cells import PHASES, Cell, Phase
+from profiler.stats import MOST_FOREIGN_CORES
+from profiler.units import several
 
 ProbeWork = Literal["memory", "compute"]
-# Looks per visit from which each visit has a look next to it.
-_LOOKS_A_VISIT = 0.5
-# Visits beyond the first of each cell that show whether the probe and the step swing together.
+# A machine counts as busy if other processes used its cores in at least this share of the visits.
+_BUSY_SHARE = 0.25
+# Probe readings per visit from which each visit has a reading next to it.
+_LEAST_READINGS = 0.5
+# Visits beyond the first of each cell, from which a common swing of the probe and the step can be detected.
 _LEAST_FREEDOM = 8
-# Spread between visits of a cell below which there is nothing to divide out.
+# Spread between visits of a cell below which nothing is divided out.
 _LEAST_SPREAD = 0.02
 # Share of the variance between visits that the probe must explain.
 _LEAST_EXPLAINED = 0.5
 
 
+def busy_sentences(facts: Facts) -> list[str]:
+    """Sentences about other processes that used cores during the visits; empty for a quiet machine."""
+    loads = [visit.foreign_cores for visits in facts.visits.values() for visit in visits]
+    measured = [cores for cores in loads if cores is not None]
+    busy = [cores for cores in measured if cores > MOST_FOREIGN_CORES]
+    contentions = facts.every(Contention)
+    if len(busy) < _BUSY_SHARE * len(measured) or not (busy or contentions):
+        return []
+    worst = max(contentions, key=lambda item: item.cores, default=None)
+    who = worst.who if worst else "other work"
+    cores = max([*busy, *(item.cores for item in contentions)])
+    of = f" of {several(worst.of_cores, 'core', 'cores')}" if worst else " cores"
+    when = f" in {len(busy)} of {several(len(measured), 'visit', 'visits')}" if measured else ""
+    return [
+        f"This machine was busy: {who} kept up to {cores:.1f}{of} busy{when}.",
+        "A quiet machine takes less time, by an unknown factor, and other regimes may bind there: no saving is named.",
+    ]
+
+
 @dataclass(frozen=True)
 class SharedSwing:
-    """A swing that a phase's visits share with the probe."""
+    """A swing that the visits of a phase share with the drift probe."""
 
     work: ProbeWork
-    """The part of the probe that explains most."""
+    """The part of the probe that explains most of it."""
     explained: float
-    """Share of the variance between visits of the same cell."""
+    """The share of the variance between visits of one cell that it explains."""
 
 
 def at_median_speed(facts: Facts) -> tuple[Facts, Mapping[Phase, SharedSwing]]:
-    """The facts with the visits' times at the machine's median speed, and what was divided out by phase.
+    """The facts with the visits' times at the machine's median speed, and the swing that was divided out of each phase.
 
-    A time is divided by the probe's seconds next to it over their median, where that removes at least half of the
-    variance between visits of the same cell; where it does not, the probe says nothing about these steps.
+    A time is divided by the probe's seconds next to it over their median, if that removes at least half of the variance
+    between visits of the same cell. Otherwise the probe does not represent the steps.
     """
-    visits = [(cell, visit) for cell, known in facts.visits.items() for visit in known]
-    if not visits or len(facts.looks) < _LOOKS_A_VISIT * len(visits):
+    visits = [(cell, visit) for cell, of_cell in facts.visits.items() for visit in of_cell]
+    if not visits or len(facts.looks) < _LEAST_READINGS * len(visits):
         return facts, {}
     paces = {work: _paces(facts.looks, work, [visit for _, visit in visits]) for work in get_args(ProbeWork)}
-    shared: dict[Phase, SharedSwing] = {}
-    for phase in PHASES:
-        if found := _shared(phase, visits, paces):
-            shared[phase] = found
-    if not shared:
+    swings = {phase: item for phase in PHASES if (item := _shared_swing(phase, visits, paces))}
+    if not swings:
         return facts, {}
-    by_phase = {phase: paces[shared[phase].work] if phase in shared else np.ones(len(visits)) for phase in PHASES}
+    by_phase = {phase: paces[swings[phase].work] if phase in swings else np.ones(len(visits)) for phase in PHASES}
     steadied: dict[Cell, list[Visit]] = {cell: [] for cell in facts.visits}
     for index, (cell, visit) in enumerate(visits):
         steadied[cell].append(_divided(visit, float(by_phase["prefill"][index]), float(by_phase["decode"][index])))
-    timed = {phase for phase in PHASES if any(phase_samples(phase, known) for known in facts.visits.values())}
-    looks = [] if timed <= set(shared) else facts.looks
-    return replace(facts, visits=steadied, looks=looks), shared
+    timed = {phase for phase in PHASES if any(phase_samples(phase, of_cell) for of_cell in facts.visits.values())}
+    looks = [] if timed <= set(swings) else facts.looks
+    return replace(facts, visits=steadied, looks=looks), swings
 
 
 def swing_words(facts: Facts) -> list[str]:
-    """A sentence on what was divided out; none where nothing was."""
-    _, shared = at_median_speed(facts)
-    if not shared:
+    """A sentence on the swing that was divided out; empty if there was none."""
+    _, swings = at_median_speed(facts)
+    if not swings:
         return []
-    parts = [f"{100 * item.explained:.0f} % of how visits of a {phase} differ" for phase, item in shared.items()]
+    parts = [f"{100 * item.explained:.0f} % of how visits of a {phase} differ" for phase, item in swings.items()]
     return [
         f"the machine's own speed swung by {100 * swing(facts.looks):.0f} %; a probe next to each visit explains"
         f" {' and '.join(parts)}, and times are those at its median speed."
@@ -75,17 +96,18 @@ def swing_words(facts: Facts) -> list[str]:
 
 
 def _paces(looks: Sequence[DriftReading], work: ProbeWork, visits: Sequence[Visit]) -> NDArray[np.float64]:
-    """[visits]: the probe's seconds at the middle of each visit over their median, between the looks around it."""
+    """The probe's seconds over their median at the middle of each visit [visits], interpolated between readings."""
     ordered = sorted(looks, key=lambda look: look.at_unix_s)
     seconds = np.array([getattr(look, work) for look in ordered])
     middles = [visit.at_unix_s + visit.wall_s / 2 for visit in visits]
-    found = np.interp(middles, [look.at_unix_s for look in ordered], np.log(seconds / np.median(seconds)))
-    return np.asarray(np.exp(found), dtype=np.float64)
+    log_paces = np.interp(middles, [look.at_unix_s for look in ordered], np.log(seconds / np.median(seconds)))
+    return np.asarray(np.exp(log_paces), dtype=np.float64)
 
 
-def _shared(
+def _shared_swing(
     phase: Phase, visits: Sequence[tuple[Cell, Visit]], paces: Mapping[ProbeWork, NDArray[np.float64]]
 ) -> SharedSwing | None:
+    """The swing that visits of a phase share with the probe; None if the probe explains too little."""
     rows: dict[Cell, list[tuple[float, int]]] = {}
     for index, (cell, visit) in enumerate(visits):
         for samples in phase_samples(phase, [visit]):
@@ -96,8 +118,8 @@ def _shared(
         return None
 
     def variance(pace: NDArray[np.float64]) -> float:
-        off = [np.array([log_s - math.log(pace[index]) for log_s, index in row]) for row in rows.values()]
-        return float(sum(((values - values.mean()) ** 2).sum() for values in off)) / freedom
+        log_times = [np.array([log_s - math.log(pace[index]) for log_s, index in row]) for row in rows.values()]
+        return float(sum(((values - values.mean()) ** 2).sum() for values in log_times)) / freedom
 
     before = variance(np.ones(len(visits)))
     after = {work: variance(pace) for work, pace in paces.items()}
@@ -108,17 +130,17 @@ def _shared(
 
 
 def _divided(visit: Visit, prefill: float, decode: float) -> Visit:
-    """A visit with the times of each phase divided by a number."""
+    """A visit with the times of each phase divided by the machine's pace."""
 
-    def over(value: float | None, by: float) -> float | None:
-        return None if value is None else value / by
+    def quotient(seconds: float | None, pace: float) -> float | None:
+        return None if seconds is None else seconds / pace
 
     return replace(
         visit,
-        prefill_s=over(visit.prefill_s, prefill),
+        prefill_s=quotient(visit.prefill_s, prefill),
         more_prefill_s=tuple(value / prefill for value in visit.more_prefill_s),
-        ttft_s=over(visit.ttft_s, prefill),
+        ttft_s=quotient(visit.ttft_s, prefill),
         decode_s=tuple(value / decode for value in visit.decode_s),
-        loop_s=over(visit.loop_s, decode),
-        issue_s=over(visit.issue_s, decode),
+        loop_s=quotient(visit.loop_s, decode),
+        issue_s=quotient(visit.issue_s, decode),
     )

@@ -1,4 +1,4 @@
-"""Time of each operator group within a step, by module hooks, and what of it is unexplained."""
+"""Time of each operator group within a step, by module hooks, and its unexplained part."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from profiler.facts.run_facts import Facts
 from profiler.grid.cells import CellKey
 from profiler.judge.cells import Keyed, columns_of
 
-_DISTURBED_CARD = 1.1
-"""Hooked over plain step, from which the hooks' hundreds of marks set the pace of a card's host."""
+_DISTURBED_GPU = 1.1
+"""Hooked over plain step on a GPU, from which the hundreds of marks of the hooks limit the host."""
 _DISTURBED_CPU = 1.5
-"""The limit on a CPU, which may merely have drifted by a tenth or two."""
+"""The same limit on a CPU, whose speed may drift by a tenth or two."""
 
 _UNHOOKED = ("other", "embedding")
-"""Groups of operators that no known module stands for."""
+"""Groups of operators without a hooked module."""
 
 
 @dataclass(frozen=True)
@@ -31,22 +31,21 @@ class GroupTime(Keyed):
     bytes: float
     roof_s: float
     step_s: float
-    """The whole step under hooks."""
+    """The whole step with hooks."""
 
 
 def group_times(facts: Facts, hooked: Hooked) -> list[GroupTime]:
     """Seconds, FLOPs and bytes of each group of a hooked step, the longest first.
 
-    What the hooks themselves add is the difference to the time that was measured without them, which the reader is
-    shown (`step_s` beside the cell's own).
+    Times include the overhead of the hooks, which is the difference between `step_s` and the cell's own time.
     """
     key = hooked.key
     times = {group: statistics.median(seconds) for group, seconds in hooked.groups.items()}
     step_s = sum(times.values())
-    found = []
+    rows = []
     for group, seconds in sorted(times.items(), key=lambda item: -item[1]):
         operators = [item for item in facts.operators[key] if item.group == group]
-        found.append(
+        rows.append(
             GroupTime(
                 **columns_of(key),
                 group=group,
@@ -58,20 +57,20 @@ def group_times(facts: Facts, hooked: Hooked) -> list[GroupTime]:
                 step_s=step_s,
             )
         )
-    return found
+    return rows
 
 
 def unexplained_by_group(facts: Facts, key: CellKey, plain_s: float) -> dict[str, float]:
-    """Seconds of a cell's step that nothing explains, by group, the largest first; empty where it was not hooked.
+    """Unexplained seconds of a cell's step by group, the largest first; empty if the step was not hooked.
 
-    Empty as well where hooks made the step of `plain_s` seconds longer: no group's time is its own then. Else a group's
-    time under hooks, less its operators' own (replayed, or at their roof with their traffic), and less its share of
-    dispatch by the number of its operators.
+    A group's part is its time with hooks, minus the time of its operators (replayed, or at their roof plus traffic),
+    minus its share of dispatch by number of operators. It is empty too if hooks slowed the step of `plain_s` seconds,
+    because then no group's time is its own.
     """
     if key not in facts.hooked:
         return {}
     times = group_times(facts, facts.hooked[key])
-    disturbed = _DISTURBED_CARD if facts.device.overlaps_dispatch else _DISTURBED_CPU
+    disturbed = _DISTURBED_GPU if facts.device.overlaps_dispatch else _DISTURBED_CPU
     if times[0].step_s > disturbed * plain_s:
         return {}
     replays = facts.replays.get(key, {})

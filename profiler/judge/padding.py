@@ -1,4 +1,4 @@
-"""Batches of unequal prompts: the cost of padding, mask and waiting, and what other batching saves."""
+"""Batches of unequal prompts: the costs of padding, mask and waiting, and the savings of other ways to batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from profiler.stats import CLAIM_VISITS, Estimate, VisitSpread, difference, timi
 
 @dataclass(frozen=True)
 class RaggedStep(Keyed):
-    """What unequal lengths cost a step."""
+    """The costs of unequal prompt lengths in a step."""
 
     prompt_lens: tuple[int, ...]
     padding: float
@@ -26,28 +26,28 @@ class RaggedStep(Keyed):
     useful_flops: float
     executed_flops: float
     waiting: float = 0.0
-    """Share of the decode's steps, sequence by sequence, in which that sequence has ended."""
+    """Share of all decode steps of all sequences in which the sequence has already ended."""
     waiting_s: float = 0.0
     mask_s: float | None = None
-    """What the mask adds: against the same shape without one; None where that has no time."""
+    """Time that the mask adds to the same shape without a mask; None if that was not measured."""
     mask_low_s: float | None = None
     mask_high_s: float | None = None
     visits: int = 0
-    """Of the one of both that was visited less often."""
+    """Visits with a mask or without one, whichever is fewer."""
     queue: int = 0
-    """Prompts that wait at once."""
+    """Number of prompts in the queue."""
     ways: tuple[Lever, ...] = ()
-    """What batching the queue otherwise saves of a batch."""
+    """Savings per batch of other ways to batch the queue."""
 
     @property
     def mask_is_claim(self) -> bool:
-        """Whether both were visited in turn and the whole interval lies on one side."""
+        """Whether both have enough visits and the whole interval is on one side of 0."""
         low, high = self.mask_low_s, self.mask_high_s
         return self.visits >= CLAIM_VISITS and low is not None and high is not None and low * high > 0
 
 
 def ragged_step(facts: Facts, key: CellKey, parts: TimeBreakdown, spread: VisitSpread) -> RaggedStep | None:
-    """What unequal lengths cost a measured step; None for a step of equal ones."""
+    """The costs of unequal prompt lengths in a measured step; None if all lengths are equal."""
     batch = facts.grid.requests_of(key.cell)
     if batch is None:
         return None
@@ -78,7 +78,7 @@ def ragged_step(facts: Facts, key: CellKey, parts: TimeBreakdown, spread: VisitS
 
 
 def _mask(facts: Facts, key: CellKey, spread: VisitSpread) -> Estimate | None:
-    """What a step takes beyond one of the same shape without a mask, visited in turn."""
+    """Seconds of a step minus those of the same shape without a mask, visited in turn; None if not measured."""
     plain = facts.visits.get(replace(key.cell, engine=DEFAULT_ENGINE))
     if not plain:
         return None
@@ -92,56 +92,51 @@ def _refilled(waiting_s: float) -> tuple[Lever, ...]:
 
 
 def _less_to_read(facts: Facts, key: CellKey, parts: TimeBreakdown) -> Iterator[Lever]:
-    """What each way would save of a decode step: padding that no batch of it holds is not read again."""
+    """The saving of each way to batch in a decode step, which reads less padding."""
     ragged, size = facts.grid.ragged, key.cell.batch_size
     assert ragged is not None
     queue = ragged.queue(size)
-    before = _padded(as_they_come(queue, size))
+    before = _padded_positions(as_they_come(queue, size))
     for way, cut in WAYS.items():
-        after = _padded(cut(queue, size))
+        after = _padded_positions(cut(queue, size))
         if size > 1 and before:
             because = f"each step would read {after} padded positions of a queue of {len(queue)} prompts, not {before}"
             yield Lever(way, parts.padding_s * (1 - after / before), because)
 
 
-def _padded(batches: Sequence[Batch]) -> int:
-    """Positions of padded batches that hold nothing."""
+def _padded_positions(batches: Sequence[Batch]) -> int:
+    """Positions of padded batches that hold no token."""
     return sum(round(positions(batch) * padding_share(batch)) for batch in batches)
 
 
 def _ways(facts: Facts, key: CellKey, parts: TimeBreakdown) -> Sequence[Lever]:
-    """What each way saves of a batch's prefill: as it was tried on the queue, or else by the positions it computes."""
+    """The saving of each way to batch in a prefill: as tried on the queue, else from the number of positions."""
     cell, ragged = key.cell, facts.grid.ragged
     assert ragged is not None
-    queue, size = ragged.queue(cell.batch_size), cell.batch_size
-    come = as_they_come(queue, size)
+    if cell.batch_size == 1:
+        return []
+    queue = ragged.queue(cell.batch_size)
+    in_order = as_they_come(queue, cell.batch_size)
     trials = facts.queue_trials.get(cell, {})
-    found = [_tried(trial, parts.latency_s, len(queue), len(come)) for trial in trials.values()]
+    ways = [_tried(trial, parts.latency_s, len(queue), len(in_order)) for trial in trials.values()]
+    position_s = max(0.0, parts.latency_s - parts.dispatch_s) / (cell.prompt_len * cell.batch_size)
+
+    def seconds(batches: Sequence[Batch]) -> float:
+        return sum(parts.dispatch_s + position_s * positions(batch) for batch in batches)
+
     for way, cut in WAYS.items():
         if way not in trials:
-            batches = cut(queue, size)
-            saves_s = _seconds(come, cell.prompt_len * size, parts) - _seconds(batches, cell.prompt_len * size, parts)
-            because = (
-                f"{_positions(batches)} positions for a queue of {len(queue)} prompts instead of {_positions(come)}"
-            )
-            found.append(Lever(way, saves_s / len(come), because))
-    return [lever for lever in found if size > 1]
+            batches = cut(queue, cell.batch_size)
+            counts = [sum(map(positions, each)) for each in (batches, in_order)]
+            because = f"{counts[0]} positions for a queue of {len(queue)} prompts instead of {counts[1]}"
+            ways.append(Lever(way, (seconds(in_order) - seconds(batches)) / len(in_order), because))
+    return ways
 
 
 def _tried(trial: QueueTrial, latency_s: float, prompts: int, batches: int) -> Lever:
-    """What a way that was tried saves of the batch that stands for the queue: the share that it saved of the queue."""
+    """The saving of a tried way in one batch: the share that it saved of the whole queue."""
     before, after = timing_of(trial.as_they_come_s), timing_of(trial.this_way_s)
     share = 1 - after.median_s / before.median_s
-    off = (after.half_width_s + before.half_width_s * (1 - share)) / before.median_s
+    half_width = (after.half_width_s + before.half_width_s * (1 - share)) / before.median_s
     because = f"{prompts} prompts in {batches} batches as they come, and so, in turn"
-    return Lever(trial.way, share * latency_s, because, basis="tried", half_width_s=off * latency_s)
-
-
-def _seconds(batches: Sequence[Batch], known: int, parts: TimeBreakdown) -> float:
-    """Seconds of prefills: each is dispatched, and its positions take as long as those of the one that was timed."""
-    a_position_s = max(0.0, parts.latency_s - parts.dispatch_s) / known
-    return sum(parts.dispatch_s + a_position_s * positions(batch) for batch in batches)
-
-
-def _positions(batches: Sequence[Batch]) -> int:
-    return sum(map(positions, batches))
+    return Lever(trial.way, share * latency_s, because, basis="tried", half_width_s=half_width * latency_s)

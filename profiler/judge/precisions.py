@@ -1,4 +1,4 @@
-"""Runs of one model in several precisions, compared with the first."""
+"""Compare runs of one model in several precisions with the first run."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from profiler.judge.cells import CellResult
 from profiler.stats import CLAIM_VISITS, SAME, change_verdict
 from profiler.units import percent
 
-# As many rows as a screen has room for beside the sentences; of more the ends of each precision and phase are shown.
-_ROOM = 16
+# The most rows that fit a screen next to the sentences.
+_MOST_ROWS = 16
+# The number of fastest and of slowest rows per precision and phase that are shown if there are more.
 _ENDS = 2
 
 
 class PrecisionRun(Protocol):
-    """A run, as far as comparing it needs."""
+    """The part of a run that the comparison uses."""
 
     @property
     def model(self) -> ModelFacts:
-        """What ran."""
+        """The model that was run."""
 
     @property
     def measured(self) -> Sequence[CellResult]:
-        """The cells that have a number."""
+        """The measured cells."""
 
 
 @dataclass(frozen=True)
 class PrecisionDifference:
-    """One cell of one precision against the same cell of the first."""
+    """One cell in one precision, compared with the same cell in the first precision."""
 
     precision: str
     key: CellKey
@@ -41,25 +42,25 @@ class PrecisionDifference:
     low: float
     high: float
     visits: int | None
-    """Of the one that has fewer; None where a run did not keep them."""
+    """Visits of the run with fewer; None if a run did not record them."""
 
     @property
     def is_claim(self) -> bool:
-        """Whether both were visited often enough to tell, and the whole interval lies on one side."""
+        """Whether both have enough visits and the whole interval is on one side of 1."""
         return not self.visited_once and (self.low > 1 or self.high < 1)
 
     @property
     def visited_once(self) -> bool:
-        """Whether a side rests on one visit, which does not tell what visits of the same cell differ by."""
+        """Whether a run has a single visit, which does not show how much visits of one cell differ."""
         return self.visits is not None and self.visits < CLAIM_VISITS
 
 
 def compare_with_first(runs: Sequence[PrecisionRun]) -> list[PrecisionDifference]:
-    """Every cell of the further runs beside the first one's, with the interval of the ratio.
+    """Every cell of the further runs, compared with the same cell of the first, with the interval of the ratio.
 
-    Cells are the same when the same was asked for: a decode's context depends on how many tokens were to follow.
+    Cells are matched by their requested sizes, since the context of a decode depends on the number of new tokens.
     """
-    first = {_asked(row): row for row in runs[0].measured}
+    first = {_request(row): row for row in runs[0].measured}
     return [
         PrecisionDifference(
             precision=run.model.quant,
@@ -72,32 +73,35 @@ def compare_with_first(runs: Sequence[PrecisionRun]) -> list[PrecisionDifference
         )
         for run in runs[1:]
         for row in run.measured
-        if (base := first.get(_asked(row))) is not None
+        if (base := first.get(_request(row))) is not None
     ]
 
 
 def clear_differences(items: Sequence[PrecisionDifference]) -> list[PrecisionDifference]:
-    """Of more cells than a screen has room for, what tells most of each precision and phase: the fastest and the
-    slowest of its claims, or of all of its cells where none is a claim. In the order in which they came."""
-    if len(items) <= _ROOM:
+    """The differences that fit a screen, in their original order.
+
+    If there are too many, these are the fastest and the slowest claims of each precision and phase, or its fastest and
+    slowest cells if it has no claims.
+    """
+    if len(items) <= _MOST_ROWS:
         return list(items)
-    kept: set[PrecisionDifference] = set()
+    shown: set[PrecisionDifference] = set()
     for phase, precision in {(item.key.phase, item.precision) for item in items}:
         cells = [item for item in items if (item.key.phase, item.precision) == (phase, precision)]
         ranked = sorted([item for item in cells if item.is_claim] or cells, key=lambda item: item.speed_up)
-        kept |= {*ranked[:_ENDS], *ranked[-_ENDS:]}
-    return [item for item in items if item in kept]
+        shown |= {*ranked[:_ENDS], *ranked[-_ENDS:]}
+    return [item for item in items if item in shown]
 
 
-def _asked(row: CellResult) -> tuple[Phase, int, int, int, str]:
+def _request(row: CellResult) -> tuple[Phase, int, int, int, str]:
     cell = row.key.cell
     return row.phase, cell.batch_size, cell.prompt_len, cell.context_len, cell.engine
 
 
 def precision_sentences(runs: Sequence[PrecisionRun]) -> list[str]:
-    """What each precision saves in memory, and where it wins and loses against the first."""
+    """One sentence per further precision: its memory, and its speed in each phase compared with the first."""
     base = runs[0].model
-    found = []
+    sentences = []
     for run in runs[1:]:
         model = run.model
         smaller = base.storage_bytes / model.storage_bytes
@@ -106,36 +110,36 @@ def precision_sentences(runs: Sequence[PrecisionRun]) -> list[str]:
         for phase in ("decode", "prefill"):
             of_phase = [item for item in cells if item.key.phase == phase]
             if of_phase:
-                parts.append(f"{phase} {_fate(of_phase)}")
-        found.append("; ".join(parts) + ".")
-    return found
+                parts.append(f"{phase} {_phase_words(of_phase)}")
+        sentences.append("; ".join(parts) + ".")
+    return sentences
 
 
-def _fate(cells: Sequence[PrecisionDifference]) -> str:
-    """Where a precision wins and loses in one phase; only cells whose whole interval says so count."""
-    told = [item for item in cells if not item.visited_once]
-    if not told:
-        seen = sorted(item.speed_up for item in cells)
-        return f"was visited once ({seen[0]:.2g}x to {seen[-1]:.2g}x as fast then): no claim"
-    far = f", as far as it was visited twice ({len(told)} of {len(cells)} cells)" if len(told) < len(cells) else ""
-    return _claimed(told) + far
+def _phase_words(cells: Sequence[PrecisionDifference]) -> str:
+    """The speed of a precision in one phase, from the cells that were visited more than once."""
+    repeated = [item for item in cells if not item.visited_once]
+    if not repeated:
+        ratios = sorted(item.speed_up for item in cells)
+        return f"was visited once ({ratios[0]:.2g}x to {ratios[-1]:.2g}x as fast then): no claim"
+    cells_words = f", as far as it was visited twice ({len(repeated)} of {len(cells)} cells)"
+    return _claim_words(repeated) + (cells_words if len(repeated) < len(cells) else "")
 
 
-def _claimed(told: Sequence[PrecisionDifference]) -> str:
-    claims = [item for item in told if item.is_claim]
+def _claim_words(cells: Sequence[PrecisionDifference]) -> str:
+    claims = [item for item in cells if item.is_claim]
     wins, losses = [item for item in claims if item.low > 1], [item for item in claims if item.high < 1]
     if not claims:
-        same = all(change_verdict(1 / item.high - 1, 1 / item.low - 1) == "same" for item in told)
-        return f"is the same within {percent(SAME)}" if same else "cannot be told apart"
+        same = all(change_verdict(1 / item.high - 1, 1 / item.low - 1) == "same" for item in cells)
+        return f"is the same within {percent(SAME)}" if same else "cannot be distinguished"
     best, worst = max(claims, key=lambda item: item.speed_up), min(claims, key=lambda item: item.speed_up)
     if not (wins and losses):
         word, bound, end = ("faster", "up", best) if wins else ("slower", "down", worst)
         where, rest = "throughout", ""
-        if len(claims) < len(told):
-            where, rest = f"in {len(claims)} of {len(told)} cells", ", the others cannot be told apart"
+        if len(claims) < len(cells):
+            where, rest = f"in {len(claims)} of {len(cells)} cells", ", the others cannot be distinguished"
         return f"is {word} {where} ({bound} to {end.speed_up:.2g}x at batch {end.key.cell.name}){rest}"
     first = min(losses, key=lambda item: item.key.tokens)
     return (
-        f"gains up to {best.speed_up:.2g}x and loses in {len(losses)} of {len(told)} cells, first at batch"
+        f"gains up to {best.speed_up:.2g}x and loses in {len(losses)} of {len(cells)} cells, first at batch"
         f" {first.key.cell.name}"
     )

@@ -1,4 +1,4 @@
-"""The regime of a cell: label, confidence, and the evidence for and against it."""
+"""The regime of a cell: its label, its confidence, and the evidence for and against it."""
 
 from __future__ import annotations
 
@@ -23,54 +23,61 @@ Confidence = Literal["high", "medium", "low"]
 # models of good engines 0.70 to 0.80 of the memory roof and 0.6 to 0.9 of the compute roof, while a launch-bound
 # step on an H100 shows 0.27 (gpt-fast README; arXiv 2605.30571).
 MEMORY_SHARE = 0.60
-"""Of the device's time, explained by bytes at the measured bandwidth: midway between those two clusters."""
+"""Share of the device's time explained by bytes at the measured bandwidth, midway between those two clusters."""
 COMPUTE_SHARE = 0.50
-"""Of the device's time, explained by FLOPs at the measured rate: unfused prefills reach 0.35 to 0.6."""
+"""Share of the device's time explained by FLOPs at the measured rate; unfused prefills reach 0.35 to 0.6."""
 OVERHEAD_SHARE = 0.50
-"""Exposed dispatch over step, from which a step is the host's: without it, as a graph, it is twice as fast. What hides
-behind the device costs nothing."""
+"""Exposed dispatch over step time, from which a step is overhead-bound: as a graph it would be twice as fast.
+
+Dispatch that the device hides costs nothing."""
 OVERDRAWN = 1.25
-"""From here on dispatch is no share of a step but a figure of another minute: the noise of a twin allows less."""
+"""Exposed dispatch over step time, above which the two were measured at different speeds of the machine.
+
+The noise of a hollow twin is smaller than that."""
 IDLE_SHARE = 0.20
-"""Exposed dispatch over step, from which a device that the host could run ahead of waits for it: a faster device alone
-gains nothing any more, so that its own label would be wrong. Up to OVERHEAD_SHARE it is mixed: a faster host alone
-gains this share and no more, then the device sets the pace."""
+"""Exposed dispatch over step time, from which an overlapping device waits for its host.
+
+A faster device then saves nothing, so a label of the device would be wrong. Up to OVERHEAD_SHARE the step is mixed: a
+faster host saves at most this share, and then the device is the limit."""
 OVERHEAD_AGAINST = 0.25
+"""Exposed dispatch over step time, from which a flat doubling does not indicate memory."""
 LINK_SHARE = 0.50
-"""Link over step: half of it."""
+"""Time on the link over step time."""
 ENGINE_SHARE = 0.50
-"""What an engine that owns its model adds, over step, from which that is more than what the work demands. Its host and
-its kernels are not told apart from outside, so that it is mixed, unless the device's own counter saw it idle."""
+"""Engine term over step time, for an engine that loads the model itself: more than the work needs at the roofs.
+
+Its host and its kernels cannot be separated from outside. So the step is mixed, unless the device's counter shows that
+it was idle."""
 KERNEL_SHARE = 0.50
-"""Of the device's time, that its kernels lose against their roofs when run alone (dequantising too)."""
+"""Share of the device's time that replayed kernels lose beyond their roofs, including dequantisation."""
 KERNEL_SHARE_SURE = 0.40
-"""The share at the lower end of the interval."""
+"""The least such share at the lower end of its interval."""
 KERNEL_COVERAGE = 0.70
-"""Share of the roof time whose operators were run alone, below which nothing is said of kernels."""
+"""Share of the roof time whose operators were replayed, below which no step is called kernel-bound."""
 KERNEL_UNEXPLAINED = 0.20
-"""Share of the step that may be left unexplained when kernels are blamed for the rest."""
+"""The largest unexplained share of a kernel-bound step."""
 RIDGE_BAND = 1.5
-"""Intensity this far beyond the ridge points to one side; nearer, both roofs matter."""
+"""Intensity over ridge (or ridge over intensity), from which one roof is indicated."""
 DOMINANCE = 1.25
-"""How much larger one share must be than the other to decide alone."""
+"""Factor by which one share must exceed another to decide the label."""
 KERNEL_LOSS = 0.25
-"""Share of the step that the library's kernels lose at these shapes (dequantising too), from which they are named."""
+"""Share of the step lost by kernels, including dequantisation, from which they are flagged."""
 WASTE = 0.20
-"""Share of the step in avoidable work, from which the path is named."""
+"""Share of the step in avoidable work, from which it is flagged."""
 ROOF_TOLERANCE = 0.02
-"""A step this much above its roof is at it: roofs are medians."""
+"""Share by which a step may exceed its roof, since roofs are medians."""
 THROTTLED = 0.95
-"""Share of the clock that a roof was measured at, below which a card runs slower than it could."""
+"""Share of the clock of the roofs' measurement, below which a GPU is throttled."""
 
 ISSUE_AGAINST = 0.5
-"""Share of a step until the host had submitted it, below which the host was not what the device waited for."""
+"""Host issue time over step time, below which the device did not wait for the host."""
 GRAPH_SAVES = 0.2
-"""Share of a step that a graph replay saves, from which the host set the pace (an H100 at batch 1: 1.26x)."""
+"""Share of a step that a graph replay saves, from which the host is the limit (an H100 at batch 1: 1.26x)."""
 GRAPH_PROVES = 0.5
-"""Share that is proof enough whatever the twin says: a replay without the host is twice as fast."""
+"""Share that a graph replay saves, from which a step is overhead-bound whatever dispatch was measured."""
 
 SM_IDLE = 0.5
-"""Share of the time with any SM active, below which the device waits for the host most of the time."""
+"""Share of the time with any SM active, below which the device mostly waits for the host."""
 
 _VOTES: dict[str, Vote] = {vote: vote for vote in get_args(Vote)}
 _SIDES: dict[str, Vote] = {"memory": "memory-bound", "compute": "compute-bound"}
@@ -79,7 +86,7 @@ _REDRAWS = 200
 
 
 class Flag(StrEnum):
-    """What a label alone does not say of a cell."""
+    """Properties of a cell besides its label."""
 
     KV_BOUND = "kv-bound"
     INEFFICIENT_KERNELS = "inefficient-kernels"
@@ -89,18 +96,18 @@ class Flag(StrEnum):
     ABOVE_ROOF = "above-roof"
     POWER_CAPPED = "power-capped"
     HOST = "host"
-    """Of an overhead-bound step where a graph was replayed: a graph removes it."""
+    """An overhead-bound step whose dispatch a graph replay removes."""
     GRANULARITY = "granularity"
-    """Of such a step: only fusing does."""
+    """An overhead-bound step whose overhead only fusion removes, not a graph replay."""
     THROTTLED = "throttled"
-    """The card ran at a lower clock than its roofs were measured at."""
+    """The GPU ran at a lower clock than in the measurement of its roofs."""
     UNSTEADY = "unsteady"
-    """Its label is another under the lowest or the highest roofs that the run saw."""
+    """The label differs at the lowest or the highest roofs of the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One signal: its figure, the threshold it was held against, and which way it points (or nowhere)."""
+    """One signal with its value, its threshold, and the label it votes for (empty for none)."""
 
     signal: str
     value: float
@@ -111,7 +118,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Measurement:
-    """All that a verdict is drawn from."""
+    """The input of a verdict."""
 
     split: TimeBreakdown
     model_flops: float
@@ -124,25 +131,26 @@ class Measurement:
     offloaded: bool = False
     cache_resident: bool = False
     issue_s: float | None = None
-    """Seconds until the host had submitted a step, where it runs ahead of the device."""
+    """Seconds until the host has submitted a step; None unless it runs ahead of the device."""
     graph_step_s: float | None = None
-    """Seconds of the step replayed as a CUDA graph: what is left without the host."""
+    """Seconds of the step replayed as a CUDA graph, without the host."""
     batch_side: str = ""
-    """What doubling the batch speaks for: `memory`, `compute`, or nothing clear."""
+    """The roof that doubling the batch indicates: `memory`, `compute`, or another text for neither."""
     depth_side: str = ""
-    """What doubling the prompt (prefill) or the context (decode) speaks for."""
+    """The roof that doubling the prompt (prefill) or the context (decode) indicates."""
     sm_active: float | None = None
     memory_active: float | None = None
-    """NVML's shares of the time in which any SM, or the memory, was active at all."""
+    """NVML's shares of the time in which any SM, or the memory, was active."""
     power_capped: bool = False
     clock_share: float = 1.0
-    """The card's clock during the cell over that at which its compute roof was measured; `compute_flops_per_s` and the
-    split are those at the cell's clock."""
+    """The GPU's clock during the cell over that of its compute roof's measurement.
+
+    `compute_flops_per_s` and `split` are those at the cell's clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What bounds a cell."""
+    """The regime of a cell with its confidence, evidence and flags."""
 
     regime: Regime
     confidence: Confidence
@@ -151,16 +159,16 @@ class Verdict:
 
     @property
     def conflicts(self) -> tuple[Evidence, ...]:
-        """Evidence that points elsewhere than the label."""
+        """Evidence that votes against the label."""
         return tuple(item for item in self.evidence if item.vote and item.vote != self.regime)
 
 
 def judge_cell(measurement: Measurement) -> Verdict:
-    """The regime of one cell.
+    """The verdict on one cell.
 
-    The label is the resource whose share of the step's time is largest; the confidence falls with votes against it,
-    with the width of the interval (the rule is run again on redrawn times and roofs), and with noise. A noisy interval
-    hides no label that holds over all of it.
+    The label is the resource with the largest share of the step's time. Votes against it, noise, and labels that change
+    when times and roofs are redrawn within their intervals lower the confidence. A noisy cell still has a label if it
+    is the same over its whole interval.
     """
     evidence = _evidence(measurement)
     regime = _label_over_interval(measurement)
@@ -169,10 +177,10 @@ def judge_cell(measurement: Measurement) -> Verdict:
 
 
 def within_roof_range(verdict: Verdict, extremes: Mapping[str, Verdict]) -> Verdict:
-    """A verdict held against those under the `lowest` and the `highest` roofs of the same run.
+    """The verdict on a cell, given the verdicts at the `lowest` and the `highest` roofs of the same run.
 
-    A label that changes between them is of low confidence, and the evidence names the other one. A step above a roof
-    proves nothing but that this roof was too low, unless the highest that was seen allows it.
+    If the labels differ, the confidence is low and the evidence names the other label. A step above its roof is not
+    flagged if it is below the highest one.
     """
     highest = extremes.get("highest")
     if Flag.ABOVE_ROOF in verdict.flags and highest is not None and Flag.ABOVE_ROOF not in highest.flags:
@@ -196,10 +204,9 @@ def within_roof_range(verdict: Verdict, extremes: Mapping[str, Verdict]) -> Verd
 
 @dataclass(frozen=True)
 class _Shares:
-    """Bytes, FLOPs and lost kernels of the device's own time; exposed dispatch, the link and an engine's own of the
-    whole step.
+    """Shares of a step, as numbers or arrays of redraws.
 
-    Numbers, or arrays of redraws.
+    Memory, compute, kernel and avoidable are shares of the device's time; the others are shares of the whole step.
     """
 
     memory: Any
@@ -214,16 +221,16 @@ class _Shares:
 
 
 def _shares(s: TimeBreakdown) -> _Shares:
-    # What `generate` adds is the host's time as dispatch is.
+    # The overhead of `generate` is host time, like dispatch.
     host_s = s.dispatch_s + max(0.0, s.generate_s)
-    own_s = np.maximum(s.latency_s - host_s, 1e-12)
+    device_s = np.maximum(s.latency_s - host_s, 1e-12)
     lost_s = s.kernel_s + s.dequantise_s
     return _Shares(
-        memory=(s.weights_s + s.kv_s) / own_s,
-        compute=s.compute_s / own_s,
-        kernel=lost_s / own_s,
-        kernel_low=(lost_s - s.half_widths_s.get("kernel_s", 0.0)) / own_s,
-        avoidable=(s.avoidable_s + s.padding_s) / own_s,
+        memory=(s.weights_s + s.kv_s) / device_s,
+        compute=s.compute_s / device_s,
+        kernel=lost_s / device_s,
+        kernel_low=(lost_s - s.half_widths_s.get("kernel_s", 0.0)) / device_s,
+        avoidable=(s.avoidable_s + s.padding_s) / device_s,
         overhead=host_s / s.latency_s,
         link=s.link_s / s.latency_s,
         engine=s.engine_s / s.latency_s,
@@ -231,9 +238,9 @@ def _shares(s: TimeBreakdown) -> _Shares:
 
 
 def _label_over_interval(m: Measurement) -> Regime:
-    """The label; of a step too noisy to use, the one that holds at both ends of its interval.
+    """The label at the median, or for a very noisy step the label at both ends of its interval.
 
-    Where none does, the median's own stands, with low confidence, if its split explains the step.
+    If the two ends differ, it is the label at the median if the breakdown explains the step, else inconclusive.
     """
     if m.noise != "unusable":
         return _label(m, m.split)
@@ -249,14 +256,14 @@ def _label(m: Measurement, s: TimeBreakdown) -> Regime:
 
 
 def _labels(m: Measurement, s: TimeBreakdown) -> NDArray[np.str_]:
-    """What bounds a measurement if its step were split like this; a label each where terms are arrays of redraws."""
+    """The label of a measurement with the breakdown `s`, or an array of labels if its terms are arrays of redraws."""
     shares = _shares(s)
-    saved = _graph_share(m, s)
-    pays = shares.overhead >= OVERHEAD_SHARE
+    graph_share = _graph_share(m, s)
+    overhead = shares.overhead >= OVERHEAD_SHARE
     overdrawn = shares.overhead > OVERDRAWN
-    if saved is not None:
-        proved = saved >= GRAPH_PROVES
-        pays, overdrawn = pays | proved, overdrawn & ~np.asarray(proved)
+    if graph_share is not None:
+        proved = graph_share >= GRAPH_PROVES
+        overhead, overdrawn = overhead | proved, overdrawn & ~np.asarray(proved)
     idles = m.roofs.overlaps & (shares.overhead >= IDLE_SHARE)
     by_memory = shares.memory > shares.compute
     larger, smaller = np.maximum(shares.memory, shares.compute), np.minimum(shares.memory, shares.compute)
@@ -269,7 +276,7 @@ def _labels(m: Measurement, s: TimeBreakdown) -> NDArray[np.str_]:
     rules: tuple[tuple[Any, Regime], ...] = (
         (shares.link >= LINK_SHARE, "link-bound"),
         (overdrawn, "inconclusive"),
-        (pays, "overhead-bound"),
+        (overhead, "overhead-bound"),
         (idles, "mixed"),
         (_kernels_bind(s, shares), "kernel-bound"),
         (reaches & (larger < DOMINANCE * smaller), "mixed"),
@@ -280,18 +287,18 @@ def _labels(m: Measurement, s: TimeBreakdown) -> NDArray[np.str_]:
         (shares.engine >= ENGINE_SHARE, "mixed"),
         (two | _replays_explain(s), "mixed"),
     )
-    return np.select([np.asarray(holds) for holds, _ in rules], [name for _, name in rules], default="inconclusive")
+    return np.select([np.asarray(rule) for rule, _ in rules], [name for _, name in rules], default="inconclusive")
 
 
 def _engine_idles(m: Measurement, shares: _Shares) -> NDArray[np.bool_]:
-    """Whether a device waits while an engine that owns its model takes more than the work demands."""
+    """Whether the engine term is large and the device was mostly idle."""
     return np.asarray((shares.engine >= ENGINE_SHARE) & (m.sm_active is not None and m.sm_active < SM_IDLE))
 
 
 def _kernels_bind(s: TimeBreakdown, shares: _Shares) -> NDArray[np.bool_]:
-    """Whether kernels that run far below every roof are what the step waits for.
+    """Whether the losses of kernels dominate the step.
 
-    It predicts that other kernels for these very operators recover at least half of what these lose.
+    The prediction is that other kernels for the same operators recover at least half of the loss.
     """
     others = (shares.memory, shares.compute, shares.overhead, shares.link, shares.avoidable)
     bind = (shares.kernel >= KERNEL_SHARE) & (shares.kernel_low >= KERNEL_SHARE_SURE)
@@ -299,9 +306,9 @@ def _kernels_bind(s: TimeBreakdown, shares: _Shares) -> NDArray[np.bool_]:
 
 
 def _replays_explain(s: TimeBreakdown) -> NDArray[np.bool_]:
-    """Whether nearly all operators were replayed alone, and their times leave little of the step unexplained."""
-    little = np.abs(s.unexplained_s) <= KERNEL_UNEXPLAINED * s.latency_s
-    return np.asarray((s.replayed_share >= KERNEL_COVERAGE) & little)
+    """Whether nearly all operators were replayed and little of the step is unexplained."""
+    explained = np.abs(s.unexplained_s) <= KERNEL_UNEXPLAINED * s.latency_s
+    return np.asarray((s.replayed_share >= KERNEL_COVERAGE) & explained)
 
 
 def _evidence(m: Measurement) -> tuple[Evidence, ...]:
@@ -361,13 +368,13 @@ def _evidence(m: Measurement) -> tuple[Evidence, ...]:
         items.append(Evidence("link / step", shares.link, f">= {LINK_SHARE} link", vote, 2.0))
     if m.split.engine_s:
         vote = "overhead-bound" if _engine_idles(m, shares) else ""
-        signal = "what the engine adds / step: its host and its kernels, not told apart from outside"
+        signal = "what the engine adds / step: its host and its kernels, inseparable from outside"
         items.append(Evidence(signal, shares.engine, f">= {ENGINE_SHARE} more than the work", vote, 2.0))
     return (*items, *_optional_evidence(m, shares))
 
 
 def _optional_evidence(m: Measurement, shares: _Shares) -> list[Evidence]:
-    """Signals that only some runs have; a missing one changes nothing."""
+    """Signals that only some runs have."""
     device_side: Vote = "memory-bound" if shares.memory >= shares.compute else "compute-bound"
     items = []
     if m.issue_s is not None and m.roofs.overlaps:
@@ -383,11 +390,11 @@ def _optional_evidence(m: Measurement, shares: _Shares) -> list[Evidence]:
         )
     for what, side in (("batch", m.batch_side), ("prompt or context", m.depth_side)):
         if side in _SIDES:
-            # A flat time speaks for bytes only where dispatch, which is as flat, is small.
+            # Dispatch does not grow with the size either, so a flat time indicates bytes only if dispatch is small.
             vote = _SIDES[side] if side == "compute" or shares.overhead < OVERHEAD_AGAINST else ""
             items.append(Evidence(f"doubling the {what}", float(side == "compute"), "slope nearer to", vote, 1.0))
     if m.sm_active is not None:
-        # One warp on one SM counts as active, so that a high share proves nothing; a low one is an idle device.
+        # One warp on one SM counts as active, so only a low share is evidence.
         vote = "overhead-bound" if m.sm_active < SM_IDLE else ""
         items.append(Evidence("time with any SM active (NVML)", m.sm_active, f"< {SM_IDLE} overhead", vote, 1.0))
     if m.memory_active is not None:
@@ -409,22 +416,22 @@ def _flags(m: Measurement, regime: Regime) -> tuple[Flag, ...]:
         (Flag.HOST, regime == "overhead-bound" and _graph_saves(m) is True),
         (Flag.GRANULARITY, regime == "overhead-bound" and _graph_saves(m) is False),
     )
-    return tuple(name for name, holds in checks if holds)
+    return tuple(flag for flag, applies in checks if applies)
 
 
 def _tolerance(m: Measurement) -> float:
-    """How far above its roof a step may lie and still be at it: what the roof and the time themselves may be off."""
+    """The share by which a step may exceed its roof, from the intervals of the roof and of the time."""
     time = (m.latency_high_s - m.latency_low_s) / 2 / m.split.latency_s
     return max(ROOF_TOLERANCE, m.roofs.memory_half_width, m.roofs.compute_half_width) + time
 
 
 def _graph_share(m: Measurement, s: TimeBreakdown) -> NDArray[np.float64] | None:
-    """Share of the step that a graph saves; None where none was replayed."""
+    """The share of the step that a graph saves; None if no graph was replayed."""
     return None if m.graph_step_s is None else np.asarray(1 - m.graph_step_s / s.latency_s)
 
 
 def _graph_saves(m: Measurement) -> bool | None:
-    """Whether a graph removes at least half of the dispatch; None where none was replayed."""
+    """Whether a graph removes at least half of the dispatch; None if no graph was replayed."""
     if m.graph_step_s is None or not m.roofs.dispatch_s:
         return None
     return m.split.latency_s - m.graph_step_s >= m.roofs.dispatch_s / 2
@@ -447,17 +454,17 @@ def _confidence(m: Measurement, regime: Regime, evidence: Sequence[Evidence], fl
 
 
 def _stability(m: Measurement, regime: Regime) -> float:
-    """Share of redraws, within the interval of the time and 3 % of each roof, that give the same label."""
+    """The share of redraws that give the same label: times within their interval, roofs within 3 %."""
     s, sigma = m.split, max(m.latency_high_s - m.latency_low_s, 0.0) / 4
     memory, compute, dispatch, latency = np.random.default_rng(0).standard_normal((_REDRAWS, 4)).T
     latency_s = np.maximum(s.latency_s + sigma * latency, 1e-12)
     memory, compute, dispatch = 1.0 + 0.03 * memory, 1.0 + 0.03 * compute, 1.0 + 0.03 * dispatch
-    drawn: dict[str, Any] = {
+    terms: dict[str, Any] = {
         "weights_s": s.weights_s * memory,
         "kv_s": s.kv_s * memory,
         "compute_s": s.compute_s * compute,
         "avoidable_s": s.avoidable_s * memory,
         "dispatch_s": s.dispatch_s * dispatch,
     }
-    redrawn = replace(at_latency(s, cast(Any, latency_s)), **drawn)
+    redrawn = replace(at_latency(s, cast(Any, latency_s)), **terms)
     return float(np.mean(_labels(m, redrawn) == regime))

@@ -1,4 +1,4 @@
-"""The range of a roof: what the read of the model's weights and a second measurement say of it."""
+"""The range of each roof, from the read of the model's weights and from later measurements."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from profiler.facts.run_facts import Facts
 
 
 def extreme_shares(facts: Facts) -> Mapping[str, tuple[float, float]]:
-    """Shares of the memory and of the compute roofs at which they were `lowest` and `highest` in a run.
+    """The `lowest` and `highest` (memory, compute) roofs of a run, as shares of the roofs measured first.
 
-    Each where it is another than 1 and 1, the roofs that were measured first. Memory may be slower for the model's own
-    weights than for a stream; and both kinds may have moved until the end.
+    Pairs of (1, 1) are left out. Memory may be slower for the model's weights than for a stream, and both roofs may
+    have changed until the end of the run.
     """
     ceilings = facts.ceilings
     memory, compute = [1.0, weight_read_share(ceilings)], [1.0]
     for look in facts.roofs_again:
         memory.append(_share(memory_roof(look.memory), memory_roof(ceilings.memory)))
-        compute += [_share(again, first) for _, again, first in _products(ceilings, look)]
+        compute += [_share(later, first) for _, later, first in _products(ceilings, look)]
     sides = {"lowest": (min(memory), min(compute)), "highest": (max(memory), max(compute))}
     return {name: shares for name, shares in sides.items() if shares != (1.0, 1.0)}
 
 
 def weight_read_share(ceilings: Ceilings) -> float:
-    """What the model's own weights are read at, over a stream in the same pieces; 1 where the two agree.
+    """Read bandwidth of the model's weights over that of a stream in pieces of the same sizes; 1 if the two agree.
 
-    Older runs have no such stream: there the roof of so many bytes stands for it.
+    Older runs have no such stream. For them it is the memory roof for that number of bytes.
     """
     if (witness := ceilings.weights) is None:
         return 1.0
@@ -38,26 +38,25 @@ def weight_read_share(ceilings: Ceilings) -> float:
 
 
 def moved(ceilings: Ceilings, look: RoofsRemeasured) -> Iterator[tuple[str, str, Roof, Roof]]:
-    """(what, its unit, first, again) of each roof that a second look found elsewhere."""
+    """(name, unit, first, later) of each roof that differs in a later measurement."""
     pairs = [("memory", "B/s", memory_roof(ceilings.memory), memory_roof(look.memory))]
-    pairs += [(f"{dtype} products", "FLOP/s", first, again) for dtype, again, first in _products(ceilings, look)]
-    for what, unit, first, again in pairs:
-        if _share(again, first) != 1.0:
-            yield what, unit, first, again
+    pairs += [(f"{dtype} products", "FLOP/s", first, later) for dtype, later, first in _products(ceilings, look)]
+    for name, unit, first, later in pairs:
+        if _share(later, first) != 1.0:
+            yield name, unit, first, later
 
 
 def _products(ceilings: Ceilings, look: RoofsRemeasured) -> list[tuple[str, Roof, Roof]]:
-    """(dtype, again, first) of the products that were measured both times."""
+    """(dtype, later, first) of the products that were measured both times."""
     return [
-        (dtype, again, ceilings.compute[dtype]) for dtype, again in look.compute.items() if dtype in ceilings.compute
+        (dtype, later, ceilings.compute[dtype]) for dtype, later in look.compute.items() if dtype in ceilings.compute
     ]
 
 
-def _share(again: Roof, first: Roof) -> float:
-    """One roof over another of the same kind, at the same clock where both are known; 1 where they agree, or were not
-    both measured."""
-    if not (again.measured and first.measured):
+def _share(later: Roof, first: Roof) -> float:
+    """One roof over another of the same kind, at equal clocks if known; 1 if they agree, or one was not measured."""
+    if not (later.measured and first.measured):
         return 1.0
-    clocks = again.clock_hz / first.clock_hz if again.clock_hz and first.clock_hz else 1.0
-    same = agree(again.per_s / clocks, first.per_s, again.half_width + first.half_width)
-    return 1.0 if same else again.per_s / clocks / first.per_s
+    clocks = later.clock_hz / first.clock_hz if later.clock_hz and first.clock_hz else 1.0
+    same = agree(later.per_s / clocks, first.per_s, later.half_width + first.half_width)
+    return 1.0 if same else later.per_s / clocks / first.per_s

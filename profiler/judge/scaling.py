@@ -1,4 +1,4 @@
-"""Doubling a size: measured slopes next to those that bytes and FLOPs predict."""
+"""Doubling tests: measured slopes of time over size, next to those that bytes and FLOPs predict."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from profiler.units import percent
 Axis = Literal["batch", "prompt", "context"]
 BoundSide = Literal["memory", "compute", "neither", "undecided"]
 
-# A slope decides between two predictions that lie at least this far apart; nearer, it proves nothing.
-_TELLING = 0.25
-# A doubling that costs less than this much of a doubled time has not yet reached the knee.
+# The least difference of two predicted slopes with which a measured slope can decide between them.
+_LEAST_DIFFERENCE = 0.25
+# Below this slope a doubling has not yet reached the knee.
 _KNEE_SLOPE = 0.5
+# Rates that differ by less than this share are equal.
 _AS_GOOD = 0.01
 
 
 @dataclass(frozen=True)
 class ScalingPoint:
-    """One measured size (a batch, a context, a prompt), with the work counted for it."""
+    """One measured size (batch, context or prompt) with its counted work."""
 
     size: int
     time_s: float
@@ -35,52 +36,54 @@ class ScalingPoint:
     bytes: float
     tokens_per_s: float
     executed_bytes: float = 0.0
-    """What the library's path moves, which is what its time can be held against; 0 where it is not known."""
+    """Bytes that the library's code moves, which determine its measured time; 0 if unknown."""
     visits: int = CLAIM_VISITS
 
 
 @dataclass(frozen=True)
 class Doubling:
-    """From one measured size to the next."""
+    """The change from one measured size to the next."""
 
     smaller: int
     larger: int
     slope: float
-    """d log(time) / d log(size): 0 when the larger size is free, 1 when time grows in proportion."""
+    """d log(time) / d log(size): 0 if the larger size takes no longer, 1 if time is proportional to the size."""
     low: float
     high: float
-    """The slope's interval, from those of both times and the machine's drift between them."""
+    """`low` and `high` are the ends of the slope's interval, from both times and the machine's drift between them."""
     bytes_slope: float
-    """The slope if bytes set the time."""
+    """The slope if bytes determine the time."""
     flops_slope: float
-    """The slope if FLOPs set the time."""
+    """The slope if FLOPs determine the time."""
     gain: float
     """Tokens/s of the larger size over those of the smaller."""
     side: BoundSide
-    """What the slope speaks for: a KV-dominated decode grows with the batch while memory-bound, so that a slope near 1
-    says nothing where both predictions are near 1."""
+    """The roof that the slope indicates.
+
+    The time of a KV-dominated decode grows with the batch even if it is memory-bound. So a slope near 1 indicates
+    nothing if both predictions are near 1."""
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """A whole series of sizes."""
+    """A series of sizes, with its doublings, best size and knee."""
 
     doublings: tuple[Doubling, ...]
     best: int
-    """The smallest size that has, within a hundredth, the most tokens/s."""
+    """The smallest size whose tokens/s are within 1 % of the most."""
     largest: int
-    """The largest size that was measured."""
+    """The largest measured size."""
     knee_measured: int | None
-    """The size from which on every doubling costs more than half of a doubled time, by its whole interval; None where
-    the last does not, or where that cannot be told."""
+    """The size from which every doubling has a slope of at least 0.5 over its whole interval; None if the last one has
+    not, or if it is uncertain."""
     knee_predicted: float | None
-    """Where the time of FLOPs overtakes that of bytes at the measured roofs; None when it never does."""
+    """The size at which FLOPs overtake bytes at the measured roofs; None if they never do."""
     knee_between: tuple[int, int] | None = None
-    """The sizes from and to which intervals allow for both, where they lie between the one and the other."""
+    """The sizes between which the knee is, if the intervals do not determine it."""
     drift: float = 0.0
-    """By how much the machine drifted between neighbouring sizes, as a share."""
+    """The machine's drift between neighbouring sizes, as a share."""
     rivals: tuple[int, ...] = ()
-    """Sizes that would have more tokens/s than the best, had the machine drifted between their visits and its."""
+    """Sizes that may have more tokens/s than the best one, given the machine's drift between the visits of both."""
 
     @property
     def ever_compute_bound(self) -> bool:
@@ -91,19 +94,19 @@ class Scaling:
 def scaling(points: Sequence[ScalingPoint], flops_per_s: float, bytes_per_s: float, drift: float = 0.0) -> Scaling:
     """Slopes between neighbouring sizes, the best size, and the knee. Raises ValueError for fewer than two sizes.
 
-    `drift` is by how much the machine drifted over the run: what sizes differ by is known no better, unless they were
-    visited in turn.
+    `drift` is the machine's drift over the run, as a share. Differences between sizes are no more certain than that,
+    unless the sizes were visited in turn.
     """
     ordered = sorted(points, key=lambda point: point.size)
     if len(ordered) < 2:
         raise ValueError("a slope needs two sizes or more")
-    found = tuple(_doubling(smaller, larger, drift) for smaller, larger in itertools.pairwise(ordered))
+    doublings = tuple(_doubling(smaller, larger, drift) for smaller, larger in itertools.pairwise(ordered))
     first, last = ordered[0], ordered[-1]
     span = last.size - first.size
-    knee, between = _knee(found)
+    knee, between = _knee(doublings)
     best = ordered[best_of([point.tokens_per_s for point in ordered])]
     return Scaling(
-        doublings=found,
+        doublings=doublings,
         best=best.size,
         largest=last.size,
         knee_measured=knee,
@@ -117,37 +120,37 @@ def scaling(points: Sequence[ScalingPoint], flops_per_s: float, bytes_per_s: flo
             bytes_per_s,
             first.size,
         ),
-        drift=max(_between(smaller, larger, drift) for smaller, larger in itertools.pairwise(ordered)),
+        drift=max(_mutual_drift(smaller, larger, drift) for smaller, larger in itertools.pairwise(ordered)),
         rivals=tuple(
             point.size
             for point in ordered
             if point is not best
-            and point.tokens_per_s * (1 + _between(point, best, drift)) > (1 + _AS_GOOD) * best.tokens_per_s
+            and point.tokens_per_s * (1 + _mutual_drift(point, best, drift)) > (1 + _AS_GOOD) * best.tokens_per_s
         ),
     )
 
 
-def _between(one: ScalingPoint, other: ScalingPoint, drift: float) -> float:
-    """The part of a drift that may lie between two sizes: none where equally many shuffled rounds visited both."""
+def _mutual_drift(one: ScalingPoint, other: ScalingPoint, drift: float) -> float:
+    """The drift between the visits of two sizes; 0 if both were visited in the same number of shuffled rounds."""
     return 0.0 if one.visits == other.visits >= CLAIM_VISITS else drift
 
 
 def best_of(tokens_per_s: Sequence[float]) -> int:
-    """Which of ascending sizes is the smallest that has, within a hundredth, the most tokens/s."""
+    """The index of the smallest size, of ascending sizes, whose tokens/s are within 1 % of the most."""
     most = max(tokens_per_s)
-    return next(number for number, each in enumerate(tokens_per_s) if each >= (1 - _AS_GOOD) * most)
+    return next(index for index, each in enumerate(tokens_per_s) if each >= (1 - _AS_GOOD) * most)
 
 
-def _knee(found: Sequence[Doubling]) -> tuple[int | None, tuple[int, int] | None]:
-    """The knee, or the sizes between which it lies where the slopes' intervals do not tell."""
-    flat = max((number for number, item in enumerate(found) if item.high < _KNEE_SLOPE), default=-1)
-    grows = len(found)
-    while grows > 0 and found[grows - 1].low >= _KNEE_SLOPE:
-        grows -= 1
-    knee = found[grows].smaller if grows < len(found) else None
-    if flat == grows - 1:
+def _knee(doublings: Sequence[Doubling]) -> tuple[int | None, tuple[int, int] | None]:
+    """(knee, None), or (None, the sizes between which it is) if the slopes' intervals do not determine it."""
+    flat = max((index for index, item in enumerate(doublings) if item.high < _KNEE_SLOPE), default=-1)
+    steep = len(doublings)
+    while steep > 0 and doublings[steep - 1].low >= _KNEE_SLOPE:
+        steep -= 1
+    knee = doublings[steep].smaller if steep < len(doublings) else None
+    if flat == steep - 1:
         return knee, None
-    return None, (found[flat + 1].smaller, knee or found[-1].larger)
+    return None, (doublings[flat + 1].smaller, knee or doublings[-1].larger)
 
 
 def crossover(
@@ -159,10 +162,10 @@ def crossover(
     bytes_per_s: float,
     size: float = 0.0,
 ) -> float | None:
-    """The size from which FLOPs take longer than bytes; None when bytes stay ahead however large it gets.
+    """The size from which FLOPs take longer than bytes; None if they never do.
 
-    FLOPs and bytes are linear in the size and known at `size`. With F(b) = F0 + f (b - b0) and B(b) likewise the two
-    times are equal at b0 + (B0 / W - F0 / P) / (f / P - k / W); it exists while f / k lies above the ridge P / W.
+    FLOPs and bytes are linear in the size, and given at `size`. With F(b) = F0 + f (b - b0), and B(b) with slope k, the
+    two times are equal at b0 + (B0 / W - F0 / P) / (f / P - k / W). It exists if f / k is above the ridge P / W.
     """
     gained_s = flops_per_size / flops_per_s - bytes_per_size / bytes_per_s
     lead_s = bytes_ / bytes_per_s - flops / flops_per_s
@@ -173,12 +176,13 @@ def crossover(
 
 def _doubling(smaller: ScalingPoint, larger: ScalingPoint, drift: float) -> Doubling:
     step = math.log(larger.size / smaller.size)
-    drifted = math.log1p(_between(smaller, larger, drift)) / step
+    drift_slope = math.log1p(_mutual_drift(smaller, larger, drift)) / step
 
     def slope(before: float, after: float) -> float:
         return math.log(after / before) / step
 
-    low, high = slope(smaller.high_s, larger.low_s) - drifted, slope(smaller.low_s, larger.high_s) + drifted
+    low = slope(smaller.high_s, larger.low_s) - drift_slope
+    high = slope(smaller.low_s, larger.high_s) + drift_slope
     by_bytes = slope(smaller.executed_bytes or smaller.bytes, larger.executed_bytes or larger.bytes)
     by_flops = slope(smaller.flops, larger.flops)
     return Doubling(
@@ -195,12 +199,12 @@ def _doubling(smaller: ScalingPoint, larger: ScalingPoint, drift: float) -> Doub
 
 
 def _side(low: float, high: float, by_bytes: float, by_flops: float) -> BoundSide:
-    """Which prediction the whole interval is nearer to; `neither` when it lies clearly outside both."""
-    if abs(by_flops - by_bytes) < _TELLING:
+    """The prediction that the whole interval is nearer to; `neither` if it is clearly outside both."""
+    if abs(by_flops - by_bytes) < _LEAST_DIFFERENCE:
         return "undecided"
     lower, upper = sorted((by_bytes, by_flops))
     middle = (lower + upper) / 2
-    if high < lower - _TELLING or low > upper + _TELLING:
+    if high < lower - _LEAST_DIFFERENCE or low > upper + _LEAST_DIFFERENCE:
         return "neither"
     if high < middle:
         return "memory" if by_bytes < by_flops else "compute"
@@ -210,41 +214,41 @@ def _side(low: float, high: float, by_bytes: float, by_flops: float) -> BoundSid
 
 
 def scaling_sentences(result: Scaling, what: str = "batch") -> list[str]:
-    """What the series says, in words with its figures."""
-    found = []
+    """Sentences on the knee and the best size of a series; `what` names the size."""
+    sentences = []
     first, knee = result.doublings[0].smaller, result.knee_measured
     if result.knee_between is not None:
         low, high = result.knee_between
         drifted = f", with the {percent(result.drift)} by which the machine drifted," if result.drift > _AS_GOOD else ""
-        found.append(
-            f"Where the knee lies cannot be told: from {what} {low} to {high} the slopes' intervals{drifted} allow for"
+        sentences.append(
+            f"The position of the knee is unknown: from {what} {low} to {high} the slopes' intervals{drifted} allow for"
             f" time that grows with the {what} and for time that does not."
         )
     elif knee is None:
-        found.append(
+        sentences.append(
             f"Up to {what} {result.largest} time grows clearly slower than the {what}: not yet compute-bound, and more"
             " tokens/s for little."
         )
     elif knee == first:
-        found.append(f"Time grows with the {what} from the first doubling on.")
+        sentences.append(f"Time grows with the {what} from the first doubling on.")
     else:
-        found.append(
+        sentences.append(
             f"The knee lies at {what} {knee}: up to it time grows clearly slower than the {what}, beyond it not."
         )
     if result.knee_predicted is None:
-        found.append(
+        sentences.append(
             f"By the counts no {what} is ever compute-bound here: the bytes that each step up adds take longer than its"
             " FLOPs."
         )
     else:
-        found.append(f"By the counts FLOPs overtake bytes at {what} {result.knee_predicted:.3g}.")
-    found.append(f"Most tokens/s: {what} {result.best} (largest measured: {result.largest}).")
+        sentences.append(f"By the counts FLOPs overtake bytes at {what} {result.knee_predicted:.3g}.")
+    sentences.append(f"Most tokens/s: {what} {result.best} (largest measured: {result.largest}).")
     if result.rivals:
-        found.append(
+        sentences.append(
             f"The machine drifted by {percent(result.drift)} meanwhile, so that most may as well be at {what}"
             f" {', '.join(map(str, result.rivals))}."
         )
-    return found
+    return sentences
 
 
 SIZE_OF: dict[Axis, str] = {"batch": "batch_size", "prompt": "prompt_len", "context": "context_len"}
@@ -252,21 +256,21 @@ SIZE_OF: dict[Axis, str] = {"batch": "batch_size", "prompt": "prompt_len", "cont
 _FIXED: dict[Axis, tuple[str, ...]] = {
     "batch": ("phase", "engine", "prompt_len", "context_len"),
     "prompt": ("phase", "engine", "batch_size"),
-    # A prompt as long as a context that was filled directly is the same size twice.
+    # Without `filled`, a prompt as long as a directly filled context would be the same size twice.
     "context": ("phase", "engine", "batch_size", "filled"),
 }
 _PHASE_OF: dict[Axis, Phase] = {"prompt": "prefill", "context": "decode"}
 Series = tuple[Axis, tuple[str | int, ...]]
-"""An axis, and the values of what is held fixed along it."""
+"""An axis, and the values of the columns that are constant along it."""
 
 
 @dataclass(frozen=True)
 class DoublingTest:
-    """One series of sizes among a run's cells: what was doubled, what was held fixed, and what came of it."""
+    """The doubling test of one series of cells: its axis, its constant columns, and its results."""
 
     axis: Axis
     fixed: Mapping[str, str | int]
-    """Columns and their values; all cells of the series share them."""
+    """The constant columns and their values, which all cells of the series share."""
     doublings: tuple[Doubling, ...]
     best: int
     largest: int
@@ -277,22 +281,22 @@ class DoublingTest:
 
     @property
     def series(self) -> Series:
-        """The series that this is of."""
+        """The series of this test."""
         return self.axis, tuple(self.fixed.values())
 
     @property
     def sides(self) -> dict[int, BoundSide]:
-        """By size, what doubling it speaks for; for the largest, what doubling to it did."""
+        """By size: the roof that doubling it indicates; for the largest size, doubling to it."""
         last = self.doublings[-1]
         return {step.smaller: step.side for step in self.doublings} | {last.larger: last.side}
 
     def holds(self, cell: CellResult) -> bool:
-        """Whether a cell belongs to this series."""
+        """Whether a cell belongs to the series."""
         return all(getattr(cell, column) == value for column, value in self.fixed.items())
 
 
 def series_of(cell: CellResult) -> Iterator[Series]:
-    """The series that a cell may be of."""
+    """The series to which a cell may belong."""
     for axis, fixed in _FIXED.items():
         if _PHASE_OF.get(axis, cell.phase) == cell.phase:
             yield axis, tuple(getattr(cell, column) for column in fixed)
@@ -301,22 +305,33 @@ def series_of(cell: CellResult) -> Iterator[Series]:
 def doubling_tests(
     cells: Sequence[CellResult], flops_per_s: float, bytes_per_s: float, drift: float = 0.0
 ) -> list[DoublingTest]:
-    """Every series of two sizes or more among the cells that have a number.
+    """A test of every series of at least two sizes: along the batch, the prompt (prefills) and the context (decodes).
 
-    Along the batch, the prompt (prefills) and the context (decodes); the roofs are those that FLOPs and bytes were
-    measured under, the drift is the machine's own over the run.
+    `flops_per_s` and `bytes_per_s` are the measured roofs. `drift` is the machine's drift over the run, as a share.
     """
     groups: dict[Series, list[CellResult]] = {}
     for cell in cells:
         if cell.status == "ok":
             for series in series_of(cell):
                 groups.setdefault(series, []).append(cell)
-    found = []
+    tests = []
     for (axis, values), group in groups.items():
         if len({getattr(cell, SIZE_OF[axis]) for cell in group}) > 1:
             result = scaling([_point(cell, SIZE_OF[axis]) for cell in group], flops_per_s, bytes_per_s, drift)
-            found.append(_test(axis, dict(zip(_FIXED[axis], values, strict=True)), result))
-    return sorted(found, key=lambda test: list(_FIXED).index(test.axis))
+            tests.append(
+                DoublingTest(
+                    axis=axis,
+                    fixed=dict(zip(_FIXED[axis], values, strict=True)),
+                    doublings=result.doublings,
+                    best=result.best,
+                    largest=result.largest,
+                    knee_measured=result.knee_measured,
+                    knee_predicted=result.knee_predicted,
+                    sentences=tuple(scaling_sentences(result, axis)),
+                    knee_between=result.knee_between,
+                )
+            )
+    return sorted(tests, key=lambda test: list(_FIXED).index(test.axis))
 
 
 def _point(cell: CellResult, column: str) -> ScalingPoint:
@@ -330,18 +345,4 @@ def _point(cell: CellResult, column: str) -> ScalingPoint:
         tokens_per_s=cell.tokens_per_s,
         executed_bytes=float(cell.executed_bytes),
         visits=cell.visits or 1,
-    )
-
-
-def _test(axis: Axis, fixed: Mapping[str, str | int], result: Scaling) -> DoublingTest:
-    return DoublingTest(
-        axis=axis,
-        fixed=fixed,
-        doublings=result.doublings,
-        best=result.best,
-        largest=result.largest,
-        knee_measured=result.knee_measured,
-        knee_predicted=result.knee_predicted,
-        sentences=tuple(scaling_sentences(result, axis)),
-        knee_between=result.knee_between,
     )

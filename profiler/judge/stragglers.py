@@ -1,4 +1,4 @@
-"""Ranks of a tensor-parallel run compared: who is slow, and what their shares and the link predict."""
+"""Compare the ranks of a tensor-parallel run: the slowest, and the step time predicted from ranks and link."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from profiler.judge.cells import Keyed, columns_of
 from profiler.judge.demand import breakdown_of, exchanged_s
 
 STRAGGLES = 0.1
-"""A rank that needs this much longer than the fastest holds the others up by more than noise between processes."""
+"""The share by which a rank's time exceeds the fastest rank's, from which it is more than noise between processes."""
 
 
 @dataclass(frozen=True)
 class RankStep(Keyed):
-    """A cell's step, rank by rank."""
+    """The step of a cell, by rank."""
 
     own_s: tuple[float, ...]
-    """Seconds of each rank's own share, with nothing exchanged."""
+    """Seconds of each rank's part of the model, without collectives."""
     last_s: float
-    """Seconds if every exchange waits for the last rank."""
+    """Seconds if every collective waits for the last rank."""
     exchanged_s: float
-    """What the collectives take, by the measured link."""
+    """Seconds of the collectives, by the measured link."""
     measured_s: float
     hidden_s: float = 0.0
-    """Of the shares, what a device waits for its host in them, and not while the link is busy."""
+    """Seconds of the parts in which a device waits for its host, and which overlap the link in the whole step."""
 
     @property
     def predicted_s(self) -> float:
-        """The shares and then the link: collectives wait for the last rank, and no arithmetic hides them."""
+        """Seconds of the parts and then of the link, since collectives wait for the last rank without overlap."""
         return self.last_s + self.exchanged_s - self.hidden_s
 
     @property
@@ -39,41 +39,43 @@ class RankStep(Keyed):
 
     @property
     def behind(self) -> float:
-        """How much longer the slowest needs than the fastest, as a share."""
+        """The share by which the slowest rank takes longer than the fastest."""
         return max(self.own_s) / min(self.own_s) - 1
 
 
 def rank_steps(facts: Facts, latencies_s: Mapping[CellKey, float]) -> tuple[RankStep, ...]:
-    """Every measured step whose shares were timed alone."""
-    found = []
-    apart = replace(facts, ceilings=replace(facts.ceilings, collective=None))
+    """Every measured step for which the ranks were timed without collectives."""
+    steps = []
+    without_link = replace(facts, ceilings=replace(facts.ceilings, collective=None))
     for key, latency_s in latencies_s.items():
-        own = facts.rank_steps.get(key.cell)
-        if own is not None and latency_s == latency_s and (seconds := own.seconds(key.phase)):
-            exchanged = exchanged_s(facts, key)
-            last_s = own.last_s(key.phase)
-            waits_s = [
-                breakdown_of(each, key, latency)[0].dispatch_s
-                for each, latency in ((apart, last_s), (facts, latency_s))
-            ]
-            hidden_s = max(0.0, waits_s[0] - waits_s[1]) if facts.device.overlaps_dispatch else 0.0
-            found.append(
+        ranks = facts.rank_steps.get(key.cell)
+        if ranks is not None and latency_s == latency_s and (own_s := ranks.seconds(key.phase)):
+            last_s = ranks.last_s(key.phase)
+            wait_s, linked_wait_s = (
+                breakdown_of(each, key, step_s)[0].dispatch_s
+                for each, step_s in ((without_link, last_s), (facts, latency_s))
+            )
+            steps.append(
                 RankStep(
-                    **columns_of(key), own_s=seconds, last_s=last_s, exchanged_s=exchanged, measured_s=latency_s,
-                    hidden_s=hidden_s,
+                    **columns_of(key),
+                    own_s=own_s,
+                    last_s=last_s,
+                    exchanged_s=exchanged_s(facts, key),
+                    measured_s=latency_s,
+                    hidden_s=max(0.0, wait_s - linked_wait_s) if facts.device.overlaps_dispatch else 0.0,
                 )
-            )  # fmt: skip
-    return tuple(found)
+            )
+    return tuple(steps)
 
 
 def straggler(steps: Sequence[RankStep]) -> tuple[int, float] | None:
-    """(rank, by which share it lies behind) where the same rank is the slowest of most steps by more than noise."""
-    behind = [step for step in steps if step.behind > STRAGGLES]
-    if not behind:
+    """(rank, median of `RankStep.behind`) if one rank is the slowest of most steps by more than noise, else None."""
+    uneven = [step for step in steps if step.behind > STRAGGLES]
+    if not uneven:
         return None
-    ranks = [step.slowest for step in behind]
+    ranks = [step.slowest for step in uneven]
     slowest = max(set(ranks), key=ranks.count)
     if ranks.count(slowest) * 2 <= len(steps):
         return None
-    shares = sorted(step.behind for step in behind if step.slowest == slowest)
+    shares = sorted(step.behind for step in uneven if step.slowest == slowest)
     return slowest, shares[len(shares) // 2]

@@ -1,4 +1,4 @@
-"""Warnings after judging, each with its figure."""
+"""Warnings about a judged run, each with its figure."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from profiler.facts.run_facts import Facts
 from profiler.facts.telemetry import complaints
 from profiler.facts.visits import Gap, Visit, steady
 from profiler.grid.cells import Cell
-from profiler.judge.busy_machine import busy_sentences
 from profiler.judge.cells import JudgedCell
-from profiler.judge.machine_speed import swing_words
+from profiler.judge.machine_speed import busy_sentences, swing_words
 from profiler.judge.regimes import Flag
 from profiler.judge.roof_range import moved, weight_read_share
 from profiler.judge.stragglers import rank_steps, straggler
@@ -23,12 +22,11 @@ _CLOCKS_AGREE = 0.02
 
 
 def run_warnings(facts: Facts, judged: Sequence[JudgedCell]) -> list[str]:
-    """What the device complained of, which roofs are in doubt, which cells prove nothing, which have no number, and
-    clocks that disagree."""
+    """All warnings about a run: its device, its roofs, cells without a number, and disagreeing clocks."""
     return [
         *complaints(facts.readings, of_cores=not busy_sentences(facts)),
         *swing_words(facts),
-        *_witness(facts.ceilings),
+        *_weight_read(facts.ceilings),
         *_moved(facts.ceilings, facts.roofs_again),
         *_unsteady(judged),
         *_above_roof(judged),
@@ -42,33 +40,34 @@ def run_warnings(facts: Facts, judged: Sequence[JudgedCell]) -> list[str]:
 
 def _straggling(facts: Facts, judged: Sequence[JudgedCell]) -> list[str]:
     """The rank that all others wait for."""
-    steps = rank_steps(facts, {cell.key: cell.split.latency_s for cell in judged})
-    found = straggler(steps)
-    if found is None:
+    slowest = straggler(rank_steps(facts, {cell.key: cell.split.latency_s for cell in judged}))
+    if slowest is None:
         return []
-    rank, share = found
+    rank, share = slowest
     return [
         f"rank {rank} is the slowest: its own share of a step takes {percent(share)} longer than the fastest rank's,"
         " and all others wait for it; look what else runs on its device."
     ]
 
 
-def _witness(ceilings: Ceilings) -> list[str]:
+def _weight_read(ceilings: Ceilings) -> list[str]:
+    """A model whose weights are read more slowly, or faster, than a stream."""
     share = weight_read_share(ceilings)
     if ceilings.weights is None or share == 1.0:
         return []
-    own = ceilings.weights.roof.per_s
+    per_s = ceilings.weights.roof.per_s
+    change = f"{percent(abs(share - 1))} {'slower' if share < 1 else 'faster'}"
     return [
-        f"the model's own weights are read at {scaled(own, 'B/s')}, {_change(share)} than a stream of their size"
-        f" ({scaled(own / share, 'B/s')}): cells are judged under both."
+        f"the model's own weights are read at {scaled(per_s, 'B/s')}, {change} than a stream of their size"
+        f" ({scaled(per_s / share, 'B/s')}): cells are judged under both."
     ]
 
 
 def _moved(ceilings: Ceilings, looks: Sequence[RoofsRemeasured]) -> list[str]:
-    """How far the roofs had moved at the run's (last) end."""
+    """Roofs that differ at the end of the run."""
     parts = [
-        f"{what} from {scaled(first.per_s, unit)} to {scaled(again.per_s, unit)}"
-        for what, unit, first, again in (moved(ceilings, looks[-1]) if looks else ())
+        f"{name} from {scaled(first.per_s, unit)} to {scaled(later.per_s, unit)}"
+        for name, unit, first, later in (moved(ceilings, looks[-1]) if looks else ())
     ]
     if not parts:
         return []
@@ -78,11 +77,8 @@ def _moved(ceilings: Ceilings, looks: Sequence[RoofsRemeasured]) -> list[str]:
     ]
 
 
-def _change(share: float) -> str:
-    return f"{percent(abs(share - 1))} {'slower' if share < 1 else 'faster'}"
-
-
 def _unsteady(judged: Sequence[JudgedCell]) -> list[str]:
+    """Cells whose label depends on which of the measured roofs is used."""
     unsteady = [cell for cell in judged if Flag.UNSTEADY in cell.verdict.flags]
     if not unsteady:
         return []
@@ -95,6 +91,7 @@ def _unsteady(judged: Sequence[JudgedCell]) -> list[str]:
 
 
 def _above_roof(judged: Sequence[JudgedCell]) -> list[str]:
+    """Cells that are faster than a measured roof allows."""
     above = [cell for cell in judged if Flag.ABOVE_ROOF in cell.verdict.flags]
     if not above:
         return []
@@ -105,26 +102,26 @@ def _above_roof(judged: Sequence[JudgedCell]) -> list[str]:
 
 
 def _gaps(gaps: Mapping[Cell, Gap], visits: Mapping[Cell, Sequence[Visit]]) -> list[str]:
-    """Cells that have no number, and those that failed when they had one already, which they keep."""
-    found = []
-    visited = {cell for cell, known in visits.items() if known}
-    for one, many, of in (
-        ("cell has no number", "cells have no number", [gap for cell, gap in gaps.items() if cell not in visited]),
-        (
-            "cell failed in a later visit and keeps its number",
-            "cells failed in a later visit and keep their numbers",
-            [gap for cell, gap in gaps.items() if cell in visited],
-        ),
-    ):
-        if of:
-            cells = several(len(of), one, many)
-            found.append(f"{cells} (first: batch {of[0].cell.name}, {of[0].status}: {of[0].reason}).")
-    return found
+    """Cells without a number, and cells that failed after an earlier visit."""
+    without = [gap for cell, gap in gaps.items() if not visits.get(cell)]
+    failed = [gap for cell, gap in gaps.items() if visits.get(cell)]
+    return [
+        f"{several(len(rows), one, many)} (first: batch {rows[0].cell.name}, {rows[0].status}: {rows[0].reason})."
+        for rows, one, many in (
+            (without, "cell has no number", "cells have no number"),
+            (
+                failed,
+                "cell failed in a later visit and keeps its number",
+                "cells failed in a later visit and keep their numbers",
+            ),
+        )
+        if rows
+    ]
 
 
 def _in_chunks(visits: Mapping[Cell, Sequence[Visit]]) -> list[str]:
-    """Prefills that an engine's own scheduler did not run in one piece."""
-    iterations = {cell: known[-1].prefill_iterations for cell, known in visits.items() if known}
+    """Prefills that the engine's scheduler split into chunks."""
+    iterations = {cell: of_cell[-1].prefill_iterations for cell, of_cell in visits.items() if of_cell}
     chunked = {cell: number for cell, number in iterations.items() if number > 1}
     if not chunked:
         return []
@@ -132,17 +129,16 @@ def _in_chunks(visits: Mapping[Cell, Sequence[Visit]]) -> list[str]:
     mixed = any(row.prefill_requests and row.decode_requests for row in visits[cell][-1].scheduled)
     return [
         f"{len(chunked)} prefills went in chunks (most: batch {cell.name} in {number} iterations"
-        f"{', in which sequences that were through decoded beside the others' if mixed else ''}):"
+        f"{', in which sequences that had finished their prompts already decoded' if mixed else ''}):"
         " their time is that of all the chunks."
     ]
 
 
 def new_length_s(visits: Sequence[Visit]) -> float:
-    """Seconds that a decode step takes longer at a KV length that the process meets for the first time.
+    """Extra seconds of a decode step at a KV length that is new to the process; 0 if no first loop was recorded.
 
-    The median over the steps of the first loop of a shape, less that of the timed loops over the same lengths; 0 where
-    no first loop was kept. cuDNN keeps one attention plan for each exact shape (PyTorch,
-    aten/src/ATen/native/cudnn/MHA.cpp).
+    It is the median over the steps of the first loop of a shape, minus that of the timed loops over the same lengths.
+    cuDNN has one attention plan for each exact shape (PyTorch, aten/src/ATen/native/cudnn/MHA.cpp).
     """
     first = [seconds for visit in visits for seconds in steady(visit.first_decode_s)]
     later = [seconds for visit in visits for seconds in steady(visit.decode_s)]
@@ -150,8 +146,8 @@ def new_length_s(visits: Sequence[Visit]) -> float:
 
 
 def _new_lengths(visits: Mapping[Cell, Sequence[Visit]]) -> list[str]:
-    """What each new KV length costs once, where that is more than the step itself."""
-    costs = {cell: new_length_s(known) for cell, known in visits.items() if known}
+    """New KV lengths that cost more than a decode step."""
+    costs = {cell: new_length_s(of_cell) for cell, of_cell in visits.items() if of_cell}
     if not costs:
         return []
     cell, cost_s = max(costs.items(), key=lambda item: item[1])
@@ -166,16 +162,16 @@ def _new_lengths(visits: Mapping[Cell, Sequence[Visit]]) -> list[str]:
 
 
 def _two_clocks(visits: Mapping[Cell, Sequence[Visit]]) -> list[str]:
-    """Loops whose steps, added up, are not what the host's own clock says they took."""
-    apart = {}
-    for cell, known in visits.items():
-        ratios = [visit.loop_s / sum(visit.decode_s) for visit in known if visit.loop_s]
+    """Loops whose time by the host's clock differs from the sum of their steps."""
+    ratios_by_cell = {}
+    for cell, of_cell in visits.items():
+        ratios = [visit.loop_s / sum(visit.decode_s) for visit in of_cell if visit.loop_s]
         if ratios and abs(statistics.median(ratios) - 1) > _CLOCKS_AGREE:
-            apart[cell] = statistics.median(ratios)
-    if not apart:
+            ratios_by_cell[cell] = statistics.median(ratios)
+    if not ratios_by_cell:
         return []
-    cell, ratio = max(apart.items(), key=lambda item: abs(item[1] - 1))
+    cell, ratio = max(ratios_by_cell.items(), key=lambda item: abs(item[1] - 1))
     return [
-        f"in {len(apart)} cells the host's clock and the sum of the steps differ by more than"
+        f"in {len(ratios_by_cell)} cells the host's clock and the sum of the steps differ by more than"
         f" {percent(_CLOCKS_AGREE)} (most: {percent(ratio - 1)} at batch {cell.name})."
     ]

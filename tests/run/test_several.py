@@ -57,7 +57,7 @@ def test_words_say_where_it_wins_and_loses() -> None:
     loose = scaled_run("fp4", 1.0, 0.25)
     rows = [replace(row, latency_low_s=row.latency_s / 1e4, latency_high_s=12 * row.latency_s) for row in loose.results]
     [unknown] = precision_sentences([base, replace(loose, results=tuple(rows))])
-    assert "decode cannot be told apart" in unknown
+    assert "decode cannot be distinguished" in unknown
     assert "the same" not in unknown
     decodes = [row.key for row in base.measured if row.phase == "decode"]
     run = scaled_run("int8", 4.0, 0.5)
