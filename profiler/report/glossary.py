@@ -231,6 +231,23 @@ GLOSSARY: dict[str, Term] = {
     "model work": Term("the minimum of FLOPs and bytes that the algorithm needs; rates, MFU and MBU use it."),
     "executed work": Term("the FLOPs and bytes that the library executes; the part above model work is avoidable."),
     "KV cache": Term("keys and values of all earlier tokens, read whole at every decode step."),
+    "KV bytes": Term(
+        "bytes of the KV cache: 2 x layers x KV heads x head width x bytes per element, per token and sequence."
+    ),
+    "KV equals weights": Term(
+        "the context at which one sequence's KV cache is as large as the weights: weight bytes / KV bytes per token."
+    ),
+    "attention is half": Term(
+        "the context at which 4 x layers x heads x head width x context equals 2 x the weights: half of decode's FLOPs."
+    ),
+    "batch at most": Term(
+        "sequences whose KV cache fits a GPU next to the weights: (memory - weights) / KV bytes per sequence."
+    ),
+    "bound by compute": Term(
+        "the batch from which decode is compute-bound; of the linears: bytes per weight x FLOP/s / (2 x bandwidth)."
+    ),
+    "floor": Term("the least time of a step: the sum over its operators of max(FLOPs / FLOP/s, bytes / bandwidth)."),
+    "tok/s at most": Term("new tokens of a step / its floor, without the host's dispatch."),
     "knee": Term("the batch size beyond which throughput stops improving: time grows with the batch."),
     "interval": Term(
         "the 95 % confidence interval of the median, from the spread between visits (of one visit, within it).",

@@ -15,7 +15,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from profiler.grid.cells import PHASES, Phase
-from profiler.report.plots.style import LINE_STYLES, PHASE_STYLE, REGIME_COLOR, depth_label
+from profiler.report.plots.style import LINE_STYLES, PHASE_STYLE, REGIME_COLOR, Dashes, depth_label
 from profiler.report.selection import MOST_SIZES, evenly
 from profiler.store.folder import Run
 from profiler.units import duration, scaled, significant
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from profiler.counting.grid_count import GpuFloors, GridCount
 
 _NO_ROOM = "#BBBBBB"
-_DTYPE_DASHES = {"float32": ":", "tfloat32": (0, (3, 1, 1, 1)), "float16": "-", "bfloat16": "-", "int8": "-."}
+_OTHER_DASHES: tuple[Dashes, ...] = (":", "-.", "--", (0, (3, 1, 1, 1, 1, 1)), (0, (1, 4)))
 _MARGIN = 3.0
 _APART = 1.8
 """A point is labelled if its intensity is this many times that of the last labelled one: nearer labels overlap."""
@@ -40,7 +40,8 @@ def theory_roofline(grid: GridCount, run: Run | None = None) -> Figure:
     figure, panels = _panels(len(grid.gpus), 7.4, 6.0)
     for axes, gpu in zip(panels, grid.gpus, strict=True):
         _roofline_panel(axes, grid, gpu, run)
-    figure.suptitle(_title(grid), x=0.01, ha="left", fontsize=12)
+    measured = "; stars: measured" if run else ""
+    figure.suptitle(_title(grid) + measured, x=0.01, ha="left", fontsize=12)
     return figure
 
 
@@ -57,14 +58,14 @@ def _roofline_panel(axes: Axes, grid: GridCount, gpu: GpuFloors, run: Run | None
     axes.text(low * 1.15, top / 1.6, "memory-bound", fontsize=9, va="top")
     axes.text(high / 1.15, top / 1.6, "compute-bound", fontsize=9, va="top", ha="right")
     x = np.geomspace(low, high, 200)
-    for dtype, rate in _distinct(roofs.flops_per_s, grid.dtype).items():
+    for place, (dtype, rate) in enumerate(_distinct(roofs.flops_per_s, grid.dtype).items()):
         own = rate == peak
         label = f"{dtype}: {scaled(rate, 'FLOP/s')}"
         axes.plot(
             x,
             np.minimum(x * roofs.bytes_per_s, rate),
             color="#222222" if own else "#888888",
-            ls=_DTYPE_DASHES.get(dtype, "--"),
+            ls="-" if own else _OTHER_DASHES[place % len(_OTHER_DASHES)],
             lw=2 if own else 1.2,
             label=label,
         )
