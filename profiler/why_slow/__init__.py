@@ -1,1 +1,1 @@
-"""`why`: run a script unmodified, find what makes it slow, and try the cures."""
+"""`why`: run a script unmodified, find what makes it slow, and try the fixes."""

@@ -1,4 +1,4 @@
-"""The record of one call: its arguments, its thread, and the line of the script that made it."""
+"""The record of one call of a model, and the state that a recorder has per thread."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from typing import Any
 from profiler.device.clock import Clock
 from profiler.why_slow.observations import CallKind
 
-_PLACES_OF_LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib")
-_NOT_THE_USERS = (
-    *(str(Path(sysconfig.get_path(name)).resolve()) for name in _PLACES_OF_LIBRARIES),
+_LIBRARY_PREFIXES = (
+    *(str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
     str(Path(__file__).parents[1]),
     "<frozen",
 )
@@ -23,36 +22,36 @@ _NOT_THE_USERS = (
 
 @dataclass
 class CallRecord:
-    """One call as it was noted: marks of the device's clock, and what a trial needs to call it again."""
+    """One recorded call: marks of the device's clock, and what a trial needs to repeat it."""
 
     kind: CallKind
     model: weakref.ref[Any]
     where: str
     settings: dict[str, str]
     shape: tuple[int, int, int]
-    """(sequences that are computed, tokens handed over, tokens in the cache)."""
+    """(sequences computed, tokens passed per sequence, tokens in the cache)."""
     clock: Clock
     start: Any
     end: Any = None
     forwards: int = 0
     new_tokens: int = 0
     arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None
-    """What it was called with; None where that was not kept."""
+    """(positional, named) arguments; None if they were not stored."""
     mask: Any = None
     name: str = ""
     callbacks: dict[str, float] = field(default_factory=dict)
-    """Seconds in the user's own objects that it calls at every token, by their class."""
+    """Seconds in the user's objects that `generate` calls at every token, by their class."""
     began_s: float = 0.0
     ended_s: float = 0.0
-    """By the host's clock, without waiting for the device."""
+    """Like `began_s`, on the host's clock, without waiting for the device."""
     thread: int = 0
     failed: str = ""
-    """What it raised."""
+    """Class and first line of the exception; empty if the call returned."""
 
 
 @dataclass
 class RepeatableCall:
-    """How often something was done again, and what that took."""
+    """A count and a total of seconds."""
 
     count: int = 0
     seconds: float = 0.0
@@ -64,22 +63,27 @@ class RepeatableCall:
 
 @dataclass
 class Thread(threading.local):
+    """What the current thread is inside of: a model's call, a tokenizer, a load or a read of a tensor."""
+
     depth: int = 0
     noted: CallRecord | None = None
     text_depth: int = 0
     load_depth: int = 0
     reading: bool = False
     last: str = ""
-    """The line of the last call of a model."""
+    """The line of the latest call of a model."""
 
 
 def users_line() -> str:
-    """The line of the user's own code that led here: the nearest frame that is neither a library's nor ours."""
+    """The line of the user's code that led here, as `script.py:31`; empty if there is none.
+
+    It is that of the nearest frame that belongs neither to a library nor to this package.
+    """
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if not name.startswith(_NOT_THE_USERS) and "site-packages" not in name:
-            # A notebook's cell is a file of a name that means nothing.
+        if not name.startswith(_LIBRARY_PREFIXES) and "site-packages" not in name:
+            # The file name of a notebook's cell means nothing to its user.
             return f"{'cell' if 'ipykernel_' in name else Path(name).name}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return ""

@@ -11,46 +11,48 @@ from profiler.loading.cache_argument import given_cache
 from profiler.why_slow.observations import CallKind
 
 _EXTRAS = ("output_hidden_states", "output_attentions", "output_scores", "output_logits")
-_OF_A_CONFIG = (
+_CONFIG_ATTRIBUTES = (
     "_attn_implementation_internal",
     "_experts_implementation_internal",
     "_output_attentions",
     "use_cache",
     *_EXTRAS,
 )
-"""Where a config keeps what settings are read from."""
+"""Attributes of a config that the settings of a forward are read from."""
 
 
 @dataclass
 class ModelSettings:
-    """Settings of calls, those of forwards kept by their model."""
+    """Reads the settings of calls, with a cache for those of forwards."""
 
-    _kept: weakref.WeakKeyDictionary[Any, Any] = field(default_factory=weakref.WeakKeyDictionary)
-    """By model: its first parameter, and by what may change them its settings and device."""
+    _cache: weakref.WeakKeyDictionary[Any, Any] = field(default_factory=weakref.WeakKeyDictionary)
+    """By model: (its first parameter, {key: (settings, device)}). A key holds all that the settings depend on."""
 
     def of(self, kind: CallKind, model: Any, named: dict[str, Any]) -> tuple[dict[str, str], Any]:
-        """(settings, device) of a call. A forward's are kept until something tells that they may have changed: reading
-        them from a config takes as long as a small model's own work."""
+        """(settings, device) of a call.
+
+        Those of a forward are cached: to read them from a config takes as long as a small model's forward.
+        """
         if kind == "generate":
             return _settings(kind, model, named), model.device
-        first, kept = self._kept.get(model, (lambda: None, {}))
+        first, by_key = self._cache.get(model, (lambda: None, {}))
         parameter = first()
         if parameter is None:
             parameter = next(model.parameters())
-            self._kept[model] = (weakref.ref(parameter), kept)
-        placed = vars(model).get("hf_device_map")
+            self._cache[model] = (weakref.ref(parameter), by_key)
+        device_map = vars(model).get("hf_device_map")
         key = (
-            parameter.dtype, parameter.device, model.training, placed and tuple(placed.values()),
-            *_seen_cheaply(vars(model.config), named),
+            parameter.dtype, parameter.device, model.training, device_map and tuple(device_map.values()),
+            *_key(vars(model.config), named),
         )  # fmt: skip
-        found: tuple[dict[str, str], Any] | None = kept.get(key)
-        if found is None:
-            found = kept[key] = (_settings(kind, model, named), model.device)
-        return found
+        settings: tuple[dict[str, str], Any] | None = by_key.get(key)
+        if settings is None:
+            settings = by_key[key] = (_settings(kind, model, named), model.device)
+        return settings
 
 
 def option(model: Any, named: Mapping[str, Any], name: str, default: Any = None) -> Any:
-    """What holds for a call of `generate`: its own argument, its generation config's, the model's, the default."""
+    """The value that `generate` uses: the argument, else that of its generation config, of the model's, the default."""
     configs = (named.get("generation_config"), getattr(model, "generation_config", None))
     for value in (named.get(name), *(getattr(config, name, None) for config in configs)):
         if value is not None:
@@ -58,8 +60,8 @@ def option(model: Any, named: Mapping[str, Any], name: str, default: Any = None)
     return default
 
 
-def _seen_cheaply(config: Mapping[str, Any], named: Mapping[str, Any]) -> tuple[Any, ...]:
-    """All but the model itself that a forward's settings follow from, as it lies there."""
+def _key(config: Mapping[str, Any], named: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The global state, config attributes and arguments that the settings of a forward depend on."""
     import torch
 
     return (
@@ -67,7 +69,7 @@ def _seen_cheaply(config: Mapping[str, Any], named: Mapping[str, Any]) -> tuple[
         torch.get_num_threads(),
         _kernel(),
         type(given_cache(named)),
-        *(config.get(name) for name in _OF_A_CONFIG),
+        *(config.get(name) for name in _CONFIG_ATTRIBUTES),
         *(bool(named[name]) if name in named else None for name in ("use_cache", *_EXTRAS)),
     )
 
@@ -77,7 +79,12 @@ def _settings(kind: CallKind, model: Any, named: Mapping[str, Any]) -> dict[str,
 
     generates = kind == "generate"
     config = model.config
-    cache = option(model, named, "use_cache", True) if generates else _forwards_cache(config, named)
+    # An encoder's config has no `use_cache`.
+    cache = (
+        option(model, named, "use_cache", True)
+        if generates
+        else named.get("use_cache", getattr(config, "use_cache", False))
+    )
     extras = [
         name
         for name in _EXTRAS
@@ -102,13 +109,8 @@ def _settings(kind: CallKind, model: Any, named: Mapping[str, Any]) -> dict[str,
     }
 
 
-def _forwards_cache(config: Any, named: Mapping[str, Any]) -> bool:
-    """Whether a forward keeps keys and values; an encoder's config knows of no cache."""
-    return bool(named.get("use_cache", getattr(config, "use_cache", False)))
-
-
 def _kernel() -> str:
-    """`math` where every fused kernel of SDPA is switched off; torch's switches hold for a CPU as well."""
+    """`math` if every fused kernel of SDPA is disabled, else `-`. torch's switches apply to a CPU as well."""
     from torch.backends import cuda as switches
 
     fused = (switches.flash_sdp_enabled, switches.mem_efficient_sdp_enabled, switches.cudnn_sdp_enabled)
@@ -116,7 +118,7 @@ def _kernel() -> str:
 
 
 def _cache_class(model: Any, named: Mapping[str, Any], *, generates: bool) -> str:
-    """What holds keys and values: the class that was handed over, or what `generate` is to make."""
+    """The class of the cache that was passed, or of the one that `generate` makes."""
     given = given_cache(named)
     if given is not None:
         return type(given).__name__
@@ -124,17 +126,17 @@ def _cache_class(model: Any, named: Mapping[str, Any], *, generates: bool) -> st
 
 
 def pipelined_devices(model: Any) -> str:
-    """What a `device_map` over several cards comes to, in words; empty where one card does all.
+    """A sentence about a `device_map` over several GPUs; empty if at most one GPU computes.
 
-    accelerate's hooks hand the hidden states from card to card, so that a step takes as long as on one of them.
+    accelerate's hooks pass the hidden states from GPU to GPU, so a step takes as long as on one of them.
     """
     places = {str(place).removeprefix("cuda:") for place in (getattr(model, "hf_device_map", None) or {}).values()}
-    cards = len(places - {"cpu", "disk", "meta"})
-    return f"layers run card after card: one of {cards} works at a time" if cards > 1 else ""
+    gpus = len(places - {"cpu", "disk", "meta"})
+    return f"layers run GPU after GPU: one of {gpus} works at a time" if gpus > 1 else ""
 
 
 def tokens_of(args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-    """The tokens that were handed over, whatever they were called."""
+    """The tokens passed to a call, [batch, tokens], by whatever argument; None if there are none."""
     for value in (named.get("input_ids"), named.get("inputs"), *args[:1]):
         if getattr(value, "dim", None) is not None and value.dim() == 2:
             return value
@@ -143,23 +145,27 @@ def tokens_of(args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
 
 
 def times_computed(settings: Mapping[str, str]) -> int:
-    """How often `generate` computes each row that it is handed: `_expand_inputs_for_generation` repeats it, before the
-    prompt is computed, for the beams or for the answers wanted, whichever are more."""
+    """How many times `generate` computes each row that it is passed: its beams or its answers, whichever are more.
+
+    `_expand_inputs_for_generation` of transformers repeats the rows before the prompt is computed.
+    """
     return max(int(settings[name]) if settings[name] != "-" else 1 for name in ("beams", "answers"))
 
 
 def context_len(named: Mapping[str, Any]) -> int:
-    """Tokens in a cache that grows, told by its shapes: asking a static one may wait for the device."""
+    """Tokens in a growing cache, by the shape of its keys: the length of a static one may need the device."""
     layers = getattr(given_cache(named), "layers", None) or []
     keys = getattr(layers[0], "keys", None) if layers else None
     return int(keys.shape[-2]) if keys is not None and keys.dim() == 4 else 0
 
 
 def new_tokens(result: Any, prompt_len: int, model: Any) -> int:
+    """Tokens per sequence that `generate` added to the prompt; of an encoder-decoder, to the start token."""
     tokens = getattr(result, "sequences", result)
     length = int(tokens.shape[-1]) if hasattr(tokens, "shape") else 0
     return max(0, length - (1 if model.config.is_encoder_decoder else prompt_len))
 
 
 def nbytes_of(value: Any) -> int:
+    """Bytes of a tensor; 0 for anything else."""
     return int(value.numel() * value.element_size()) if hasattr(value, "element_size") else 0

@@ -6,13 +6,14 @@ import contextlib
 import copy
 import inspect
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from profiler.device.memory import available_bytes
+from profiler.units import several
 from profiler.why_slow.call_record import CallRecord
 from profiler.why_slow.call_settings import pipelined_devices
 from profiler.why_slow.loop_changes import (
@@ -28,18 +29,17 @@ from profiler.why_slow.repeat_call import CallGroup, Candidate, RepeatedRun, rep
 
 
 def candidates(group: CallGroup, recorder: Recorder) -> Iterator[Candidate]:
-    """What may be changed about some calls, each only where it applies."""
+    """The changes that apply to a group of calls."""
     call, noted = group.middle
     model, settings = group.model, call.settings
-    again = repeat(noted, call, model)
+    unchanged = repeat(noted, call, model)
 
     def with_options(**options: object) -> RepeatedRun:
         return repeat(noted, call, model, options)
 
-    def candidate(name: str, evidence: str, change: str, changed: RepeatedRun = again, **more: Any) -> Candidate:
-        return Candidate(
-            name, evidence, change, more.pop("where", call.where), again, changed, group.like(call), **more
-        )
+    def candidate(name: str, evidence: str, change: str, changed: RepeatedRun = unchanged, **more: Any) -> Candidate:
+        where = more.pop("where", call.where)
+        return Candidate(name, evidence, change, where, unchanged, changed, group.like(call), **more)
 
     if call.kind == "generate" and settings["cache"] == "off":
         yield candidate(
@@ -57,15 +57,16 @@ def candidates(group: CallGroup, recorder: Recorder) -> Iterator[Candidate]:
         )  # fmt: skip
     if settings["mode"] == "train" and not recorder.trained:
         yield candidate(
-            "train-mode", "the model is in train mode", "model.eval() behind the load", within=lambda: _eval_mode(model)
+            "train-mode", "the model is in train mode", "call model.eval() after loading",
+            within=lambda: _eval_mode(model),
         )  # fmt: skip
     if settings["gradients"] == "off" and (weight := _frozen_head(model)) is not None:
         yield candidate(
-            "frozen-weights", "weights are frozen, so that the LM head copies its weight for each last position",
-            "leave requires_grad_(False) out: within torch.inference_mode() no gradient is recorded",
+            "frozen-weights", "weights are frozen, so the LM head copies its weight for each last position",
+            "leave out requires_grad_(False): within torch.inference_mode() no gradient is recorded",
             within=lambda: _trainable(weight),
         )  # fmt: skip
-    yield from padding_changes(call, noted, model, again, group.like(call))
+    yield from padding_changes(call, noted, model, unchanged, group.like(call))
     if call.kind == "forward" and _only_last_is_used(group, recorder):
         yield candidate(
             "all-logits", f"logits of all {call.prompt_len} positions are computed", "pass logits_to_keep=1",
@@ -73,33 +74,33 @@ def candidates(group: CallGroup, recorder: Recorder) -> Iterator[Candidate]:
         )  # fmt: skip
     if settings["outputs"] != "-":
         yield candidate(
-            "extra-outputs", f"{settings['outputs']} are asked for", "ask for them only where they are used",
+            "extra-outputs", f"{settings['outputs']} are requested", "request them only where they are used",
             with_options(**dict.fromkeys(settings["outputs"].split(", "), False)),
         )  # fmt: skip
     yield from _in_other_kernels(group, candidate)
     if settings["beams"] not in ("-", "1"):
         yield candidate(
-            "beams", f"{settings['beams']} beams are followed", "num_beams=1, where its answers are good enough",
+            "beams", f"{settings['beams']} beams are followed", "num_beams=1, if its answers are good enough",
             with_options(num_beams=1, num_return_sequences=1),
         )  # fmt: skip
     if noted.callbacks and settings["device"] != "cpu":
         yield candidate(
-            "host-sync", f"{_joined(noted.callbacks)} read every token on the host, which waits for the device",
+            "host-sync", f"{' and '.join(noted.callbacks)} read every token on the host, which waits for the device",
             "read every few tokens, or leave it out", alone=True,
         )  # fmt: skip
     if settings["assistant"] == "yes":
         yield candidate(
-            "assistant", "an assistant model drafts", "leave assistant_model out", with_options(assistant_model=None)
+            "assistant", "an assistant model drafts", "leave out assistant_model", with_options(assistant_model=None)
         )
     yield from _with_copies(group, call, noted, candidate)
     if call.kind == "generate":
         yield from batching_changes(group)
-    # Threads that wait for each other may take very long on a busy machine.
+    # Last, since threads that wait for each other may take very long on a busy machine.
     yield from _threads(call, candidate)
 
 
 def _in_other_kernels(group: CallGroup, candidate: Callable[..., Candidate]) -> Iterator[Candidate]:
-    """Attention and experts by the kernels that the model was not told to take."""
+    """Changes to fused kernels for attention and experts."""
     model, settings = group.model, group.middle[0].settings
     if settings["attention"] == "eager" and getattr(model, "_supports_sdpa", False):
         yield candidate(
@@ -108,8 +109,8 @@ def _in_other_kernels(group: CallGroup, candidate: Callable[..., Candidate]) -> 
         )  # fmt: skip
     if settings["attention"] == "sdpa" and settings["kernel"] == "math":
         yield candidate(
-            "slow-attention", "SDPA's fused kernels are switched off: its scores are written out",
-            "leave sdpa_kernel(SDPBackend.MATH) and enable_flash_sdp(False) out", within=_fused,
+            "slow-attention", "SDPA's fused kernels are disabled: its scores are written out",
+            "leave out sdpa_kernel(SDPBackend.MATH) and enable_flash_sdp(False)", within=_fused,
         )  # fmt: skip
     if settings["experts"] == "eager" and _has_experts(model):
         yield candidate(
@@ -118,12 +119,8 @@ def _in_other_kernels(group: CallGroup, candidate: Callable[..., Candidate]) -> 
         )  # fmt: skip
 
 
-def _joined(names: Mapping[str, float]) -> str:
-    return " and ".join(names)
-
-
 def _fused() -> contextlib.AbstractContextManager[None]:
-    """Within, SDPA takes whichever of its kernels is quickest."""
+    """A context in which SDPA may use all of its kernels."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     every = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH)
@@ -141,9 +138,11 @@ def _eval_mode(model: Any) -> Iterator[None]:
 
 
 def _frozen_head(model: Any) -> torch.Tensor | None:
-    """The weight of a plain LM head that could not be trained. Of one that could, torch folds the last positions of a
-    batch into one product; else it makes a batched one of copies of the weight (should_fold in torch's
-    aten/src/ATen/native/LinearAlgebra.cpp)."""
+    """The weight of a plain LM head that does not require a gradient, else None.
+
+    If the weight requires a gradient, torch folds the last positions of a batch into one matmul. Otherwise it makes a
+    batched matmul from copies of the weight (should_fold in torch's aten/src/ATen/native/LinearAlgebra.cpp).
+    """
     head = model.get_output_embeddings()
     if type(head) is not torch.nn.Linear or head.weight.requires_grad:
         return None
@@ -174,29 +173,29 @@ def _has_experts(model: Any) -> bool:
 
 
 def _only_last_is_used(group: CallGroup, recorder: Recorder) -> bool:
-    """Whether these forwards are prompts of a loop, which goes on with their cache or without, and could be told so."""
+    """Whether these forwards are prompts of a decode loop and their model takes `logits_to_keep`."""
     call, noted = group.middle
     arguments = noted.arguments[1] if noted.arguments else {}
-    takes = "logits_to_keep" in inspect.signature(type(group.model).forward).parameters
-    if not takes or call.prompt_len < 2 or "labels" in arguments or "logits_to_keep" in arguments:
+    accepts = "logits_to_keep" in inspect.signature(type(group.model).forward).parameters
+    if not accepts or call.prompt_len < 2 or "labels" in arguments or "logits_to_keep" in arguments:
         return False
-    goes_on = any(other.shape[2] and other.model() is group.model for other in recorder.notes)
-    return bool(call.context_len == 0 and (goes_on or grows_by_a_token(group.calls)))
+    uses_cache = any(other.shape[2] and other.model() is group.model for other in recorder.notes)
+    return bool(call.context_len == 0 and (uses_cache or grows_by_a_token(group.calls)))
 
 
 def _threads(call: Call, candidate: Callable[..., Candidate]) -> Iterator[Candidate]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    own = int(call.settings["threads"])
-    if call.settings["device"] != "cpu" or own == cores:
+    threads = int(call.settings["threads"])
+    if call.settings["device"] != "cpu" or threads == cores:
         return
 
     @contextlib.contextmanager
     def on_all() -> Iterator[None]:
-        with _switched(torch.set_num_threads, cores, own):  # type: ignore[arg-type]
+        with _switched(torch.set_num_threads, cores, threads):  # type: ignore[arg-type]
             yield
 
     yield candidate(
-        "threads", f"torch computes with {own} thread{'s' if own != 1 else ''} on {cores} cores",
+        "threads", f"torch computes with {several(threads, 'thread', 'threads')} on {cores} cores",
         f"torch.set_num_threads({cores})", within=on_all,
     )  # fmt: skip
 
@@ -204,19 +203,19 @@ def _threads(call: Call, candidate: Callable[..., Candidate]) -> Iterator[Candid
 def _with_copies(
     group: CallGroup, call: Call, noted: CallRecord, candidate: Callable[..., Candidate]
 ) -> Iterator[Candidate]:
-    """Candidates that run the call on a copy of the model, where there is room for one."""
+    """Changes that need a copy of the model, if there is room for one."""
     for other in other_copies(group.model, call.settings["dtype"]):
-        made: list[Any] = []
+        copies: list[Any] = []
 
-        def changed(other: Copy = other, made: list[Any] = made) -> object:
-            if not made:
-                made.append(other.make())
-            return repeat(noted, call, made[0])()
+        def changed(other: Copy = other, copies: list[Any] = copies) -> object:
+            if not copies:
+                copies.append(other.make())
+            return repeat(noted, call, copies[0])()
 
         yield candidate(other.id, other.evidence, other.change, changed, where=group.loaded_at)
 
 
-# A copy may take this share of the free memory.
+# A copy may take at most this share of the free memory.
 _MEMORY_SHARE = 0.8
 _WIDE = ("float32", "float64")
 _HALVES = ("bfloat16", "float16")
@@ -224,7 +223,7 @@ _HALVES = ("bfloat16", "float16")
 
 @dataclass(frozen=True)
 class Copy:
-    """A copy that may be faster, and how it is asked for."""
+    """A copy of a model that may be faster, and the change to the script that gives it."""
 
     id: str
     evidence: str
@@ -233,18 +232,17 @@ class Copy:
 
 
 def other_copies(model: Any, dtype: str) -> Iterator[Copy]:
-    """The copies that are worth a trial and that there is room for. `dtype` is what the script's calls ran in."""
+    """The copies that are worth a trial and fit into memory. `dtype` is that of the script's calls."""
     weights = sum(parameter.numel() for parameter in model.parameters())
     room_bytes = _MEMORY_SHARE * available_bytes(model.device)
     if _is_spread(model):
         if weights * model.dtype.itemsize <= room_bytes:
             places = sorted({str(place) for place in model.hf_device_map.values()})
-            spread = f"weights are spread over {', '.join(places)}"
+            turns = pipelined_devices(model)
             yield Copy(
                 "offload",
-                f"{spread}: {turns}"
-                if (turns := pipelined_devices(model))
-                else f"{spread}, and cross a link at every step",
+                f"weights are spread over {', '.join(places)}"
+                + (f": {turns}" if turns else ", and cross a link at every step"),
                 f'device_map={{"": "{model.device}"}}: there is room for all of them',
                 lambda: _gathered(model),
             )
@@ -254,7 +252,7 @@ def other_copies(model: Any, dtype: str) -> Iterator[Copy]:
             yield Copy(
                 "slow-format",
                 "weights are unpacked, or their products scaled, at every step",
-                "leave the quantisation out where the model fits without: this kernel costs more than its bytes save",
+                "leave out the quantisation if the model fits without it: this kernel costs more than its bytes save",
                 lambda: copy.deepcopy(model).dequantize(),
             )
         return
@@ -264,14 +262,14 @@ def other_copies(model: Any, dtype: str) -> Iterator[Copy]:
         auto = ' or dtype="auto" for the checkpoint\'s own' if wide else ""
         yield Copy(
             "wide-dtype" if wide else "emulated-dtype",
-            f"weights are {dtype}{'' if wide else ', for whose products this device has no units'}",
+            f"weights are {dtype}{'' if wide else ', for which this device has no matmul units'}",
             f"dtype=torch.{name}{',' if auto else ''}{auto}",
             lambda: copy.deepcopy(model).to(getattr(torch, name)),
         )
 
 
 def _faster_dtype(device: torch.device, dtype: str) -> str | None:
-    """The dtype to try: 16 bits for 32, and for 16 bits that a CPU emulates what it has units for."""
+    """The dtype to try: bfloat16 for wide dtypes; for a 16-bit dtype that a CPU emulates, one that it has units for."""
     if dtype in _WIDE:
         return "bfloat16"
     if device.type != "cpu" or dtype not in _HALVES or _has_units(dtype):
@@ -280,7 +278,7 @@ def _faster_dtype(device: torch.device, dtype: str) -> str | None:
 
 
 def _has_units(dtype: str) -> bool:
-    """Whether this CPU multiplies matrices of these 16 bits by itself, as torch tells."""
+    """Whether this CPU has instructions to multiply matrices of this 16-bit dtype, according to torch."""
     names = {
         "bfloat16": ("_is_avx512_bf16_supported", "_is_amx_tile_supported"),
         "float16": ("_is_amx_fp16_supported",),
@@ -294,12 +292,12 @@ def _is_spread(model: Any) -> bool:
 
 
 def _dense_ratio(model: Any) -> float:
-    """Weights that an element of a packed parameter stands for, at most: two of 4 bits in a byte."""
+    """Weights per stored element, at most: two 4-bit weights in a byte."""
     return 2.0 if any(parameter.dtype == torch.uint8 for parameter in model.parameters()) else 1.0
 
 
 def _gathered(model: Any) -> Any:
-    """A copy with all weights where it computes, and nothing of accelerate's hooks."""
+    """A copy with all weights on the device that computes, without accelerate's hooks."""
     from accelerate.hooks import remove_hook_from_module
     from accelerate.utils import set_module_tensor_to_device
 
@@ -307,10 +305,10 @@ def _gathered(model: Any) -> Any:
     for module in whole.modules():
         hooks = getattr(module, "_hf_hook", None)
         for hook in getattr(hooks, "hooks", (hooks,)):
-            waiting = getattr(hook, "weights_map", None) or {}
+            offloaded = getattr(hook, "weights_map", None) or {}
             for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
                 if tensor.is_meta:
-                    set_module_tensor_to_device(module, name, device, value=waiting[name])
+                    set_module_tensor_to_device(module, name, device, value=offloaded[name])
     remove_hook_from_module(whole, recurse=True)
     whole.__dict__.pop("hf_device_map", None)
     return whole.to(device)

@@ -1,4 +1,4 @@
-"""`why`: run a script, record its calls, try them with changes, and write the answer."""
+"""`why`: run a script, record its calls, repeat them with changes, and write the answer."""
 
 from __future__ import annotations
 
@@ -24,15 +24,13 @@ from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.render import html_why, why_document
 from profiler.why_slow.script import run_module, run_script
 
-# Trials may take twice as long as the script's own calls, within these: three pairs of each change to a call of a few
-# seconds take most of the least.
-# Of which first calls, run again once warm, may take so much.
-_FOR_FIRST_CALLS = 0.25
+# Share of the trials' budget for repeating first calls.
+_FIRST_CALLS_SHARE = 0.25
 
 
 @dataclass(frozen=True)
 class Watched:
-    """A script that was run: the answer; None where no model of transformers ran."""
+    """A finished script: the answer, or None if no model of transformers ran, and the folder with its files."""
 
     why: Why | None
     folder: Path | None = None
@@ -44,12 +42,11 @@ def why_script(
     arguments: Sequence[str],
     out: Path | None,
     streams: contextlib.AbstractContextManager[object],
-    tell: Callable[[Watched], object],
+    report: Callable[[Watched], object],
 ) -> int:
-    """Run a script, or a module, unmodified, within `streams`; then `tell` what its models' time went to, and give its
-    exit code.
+    """Run a script or a module unmodified within `streams`, call `report` with the answer, and return the exit code.
 
-    Raises RequestError for a script that cannot be read.
+    Raises RequestError if the script cannot be read.
     """
     recorder, name, process = Recorder(), module or Path(str(script)).name, os.getpid()
     foreign = ForeignLoad(children=True)
@@ -57,94 +54,90 @@ def why_script(
 
         def end(code: int) -> None:
             around.close()
-            tell(_answered(recorder, name, foreign, out, interrupted=code == 130))
+            found = explained(recorder, name, foreign, interrupted=code == 130)
+            folder = None
+            if found is not None:
+                folder = out or Path("runs") / _folder_name(name)
+                write(found, folder)
+            report(Watched(found, folder))
 
         around.enter_context(streams)
         around.enter_context(watched(recorder))
-        around.enter_context(_told_before_exit(end))
+        around.enter_context(_before_immediate_exit(end))
         code = run_module(module, arguments) if script is None else run_script(script, arguments)
         if os.getpid() != process:
-            raise SystemExit(code)  # a child that the script forked has come to its end: nobody asked it why
+            raise SystemExit(code)  # the end of a child that the script forked, which gets no answer
         end(code)
     return code
 
 
 @contextlib.contextmanager
-def _told_before_exit(end: Callable[[int], None]) -> Iterator[None]:
-    """Within, `os._exit` in this process, which ends a script at once, first does what its end does."""
-    leave, process = os._exit, os.getpid()
+def _before_immediate_exit(end: Callable[[int], None]) -> Iterator[None]:
+    """A context in which `os._exit` of this process first calls `end`, since it skips all other cleanup."""
+    exit_now, process = os._exit, os.getpid()
 
-    def told_first(code: int) -> None:
+    def exit_after_end(code: int) -> None:
         if os.getpid() == process:
             try:
                 end(code)
                 sys.stdout.flush()
                 sys.stderr.flush()
-            except Exception as error:  # the script is left as it asked, whatever becomes of the answer
+            except Exception as error:  # the script exits with its own code even if the answer fails
                 print(f"roofscope: {describe_error(error)}", file=sys.stderr, flush=True)
-        leave(code)
+        exit_now(code)
 
-    os._exit = told_first  # type: ignore[assignment]
+    os._exit = exit_after_end  # type: ignore[assignment]
     try:
         yield
     finally:
-        os._exit = leave
-
-
-def _answered(recorder: Recorder, name: str, foreign: ForeignLoad, out: Path | None, *, interrupted: bool) -> Watched:
-    """What was seen, explained and written."""
-    found = explained(recorder, name, foreign, interrupted=interrupted)
-    if found is None:
-        return Watched(None)
-    folder = out or Path("runs") / _folder_name(name)
-    write(found, folder)
-    return Watched(found, folder)
+        os._exit = exit_now
 
 
 def explained(
     recorder: Recorder, name: str, foreign: ForeignLoad | None = None, *, interrupted: bool = False
 ) -> Why | None:
-    """What was seen, tried and judged; None where no model was called or loaded. `foreign` has looked meanwhile."""
+    """The answer, after trials of the recorded calls; None if no model was called or loaded.
+
+    `foreign` has watched other processes while the script ran.
+    """
     seen = recorder.seen(name, interrupted=interrupted)
     if not seen.calls and not seen.loads and not seen.unnoted:
         return None
     if foreign is not None:
-        seen = replace(seen, warnings=tuple(_others(seen, foreign)))
+        from profiler.run.warnings import busy_words
+
+        # The calls of a GPU need one core, to dispatch them.
+        settings = [call.settings for call in seen.calls]
+        threads = max((int(each["threads"]) if each["device"] == "cpu" else 1 for each in settings), default=1)
+        seen = replace(seen, warnings=tuple(busy_words(threads, foreign)))
     if interrupted or not seen.calls:
         return judge_calls(seen, [])
-    # torch is there by now: the script has used it.
+    # The script has loaded torch, so this import costs little.
     from profiler.why_slow.trials import once_warm, try_changes
 
-    own = effort.STANDARD
-    budget_s = min(own.script_most_s, max(own.script_least_s, 2 * seen.calls_s))
+    limits = effort.STANDARD
+    budget_s = min(limits.script_most_s, max(limits.script_least_s, 2 * seen.calls_s))
     start_s = now_s()
-    seen = once_warm(recorder, seen, _FOR_FIRST_CALLS * budget_s)
+    seen = once_warm(recorder, seen, _FIRST_CALLS_SHARE * budget_s)
     trials, missed = try_changes(recorder, seen, budget_s - (now_s() - start_s))
-    return judge_calls(seen, trials, _floor(recorder, seen) if own.script_floor else None, missed)
-
-
-def _others(seen: Observations, foreign: ForeignLoad) -> list[str]:
-    """What is said of others that kept cores busy which the calls needed; a card's calls are dispatched by one."""
-    from profiler.run.warnings import busy_words
-
-    ran_with = [call.settings for call in seen.calls]
-    threads = [int(told["threads"]) if told["device"] == "cpu" else 1 for told in ran_with]
-    return busy_words(max(threads, default=1), foreign)
+    return judge_calls(seen, trials, _floor(recorder, seen) if limits.script_floor else None, missed)
 
 
 def _floor(recorder: Recorder, seen: Observations) -> CallFloor | None:
-    """The least seconds of all calls here that did not fail; None where a model cannot be counted."""
+    """The floor of all calls that did not fail; None if there are none or a model cannot be counted."""
     from profiler.why_slow.floor import floor_of_calls
 
     try:
-        done = [pair for pair in zip(seen.calls, recorder.notes, strict=True) if not pair[0].failed]
-        return floor_of_calls([(call, noted.model()) for call, noted in done]) if done else None
-    except Exception:  # a stranger's model may fail anywhere in it, and the answer stands without
+        pairs = [
+            (call, noted.model()) for call, noted in zip(seen.calls, recorder.notes, strict=True) if not call.failed
+        ]
+        return floor_of_calls(pairs) if pairs else None
+    except Exception:  # a user's model may fail in any way, and the answer is useful without a floor
         return None
 
 
 def write(found: Why, folder: Path) -> None:
-    """Write why.json and why.html. Raises RequestError where the folder cannot be written."""
+    """Write why.json and why.html. Raises RequestError if the folder cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -160,13 +153,13 @@ def _folder_name(script: str) -> str:
 
 @dataclass
 class Watching:
-    """What `with profiler.why() as watching:` gives: the answer once the block has ended."""
+    """The result of `with profiler.why() as watching:`, filled in at the end of the block."""
 
     found: Why | None = None
 
     @property
     def findings(self) -> tuple[object, ...]:
-        """What to change, the dearest first."""
+        """Changes to make, the largest saving first."""
         return self.found.findings if self.found else ()
 
     @property
@@ -179,7 +172,7 @@ class Watching:
         return "\n".join([*why_sentences(self.found), *self.found.seen.warnings])
 
     def save(self, folder: Path) -> None:
-        """Write why.json and why.html. Raises RequestError."""
+        """Write why.json and why.html. Raises RequestError without an answer, or if the folder cannot be written."""
         if self.found is None:
             raise RequestError("no model of transformers was called: there is nothing to save.")
         write(self.found, folder)
@@ -187,7 +180,7 @@ class Watching:
 
 @contextlib.contextmanager
 def why() -> Iterator[Watching]:
-    """Watch the models of transformers that are called within, and say afterwards what their time went to.
+    """Record the calls of transformers' models within a block, and explain their time afterwards.
 
     with profiler.why() as watching:
         model.generate(...)

@@ -1,4 +1,4 @@
-"""The least time of a script's calls on this machine: their steps counted, under its measured roofs."""
+"""The least time of a script's calls on this machine: the counted work of their steps under its measured roofs."""
 
 from __future__ import annotations
 
@@ -24,20 +24,21 @@ from profiler.why_slow.observations import Call
 
 @dataclass(frozen=True)
 class _Subject:
-    """A model as it is counted: its work, the roofs that it stands under, and what dispatching it takes."""
+    """A model's counted work, the measured roofs of its device, and the time to dispatch it."""
 
     work: ModelWork
     under: RoofSet
     dtype: str
     dispatch_s: tuple[float, float] | None
-    """(prefill, decode step)."""
+    """(prefill, decode step); None if it cannot be measured."""
     overlaps: bool
 
 
 def floor_of_calls(calls: Sequence[tuple[Call, nn.Module | None]]) -> CallFloor:
-    """The least seconds of all calls together: the sum of their operators' roofs, and of the hollow twin's steps.
+    """The least total time of all calls: the roofline time of their operators, and the dispatch of a hollow twin's
+    steps.
 
-    A call whose model is gone is counted on another of the same class. Raises RequestError where there is none.
+    A call whose model no longer exists is counted on another model of the same class. Raises RequestError without one.
     """
     alive = {call.model.split(" (")[0]: model for call, model in calls if model is not None}
     subjects: dict[str, _Subject] = {}
@@ -46,11 +47,13 @@ def floor_of_calls(calls: Sequence[tuple[Call, nn.Module | None]]) -> CallFloor:
         assert call is not None
         name = call.model.split(" (")[0]
         if name not in alive:
-            raise RequestError(f"{name} is gone, so that its calls cannot be counted.")
+            raise RequestError(f"{name} no longer exists, so its calls cannot be counted.")
         if name not in subjects:
             subjects[name] = _subject(alive[name])
-        seconds, exposed_s = _call_floor(call, subjects[name], decodes=before is not None and _goes_on(before, call))
-        total_s += seconds
+        call_s, exposed_s = _call_floor(
+            call, subjects[name], decodes=before is not None and _adds_a_token(before, call)
+        )
+        total_s += call_s
         dispatch_s += exposed_s
     known = all(subject.dispatch_s is not None for subject in subjects.values())
     return CallFloor(total_s, dispatch_s if known else None)
@@ -66,8 +69,8 @@ def _subject(model: nn.Module) -> _Subject:
     return _Subject(work, here_roofs(work, dtype), dtype, dispatch_s, overlaps=machine.clock.ahead)
 
 
-def _goes_on(before: Call, call: Call) -> bool:
-    """Whether a forward hands over what the one before did and one token more: a cache would have held the rest."""
+def _adds_a_token(before: Call, call: Call) -> bool:
+    """Whether a forward without a cache has one token more than the one before, so a cache would have held the rest."""
     same = (before.kind, before.where, before.model, before.batch_size) == (
         call.kind, call.where, call.model, call.batch_size,
     )  # fmt: skip
@@ -75,7 +78,7 @@ def _goes_on(before: Call, call: Call) -> bool:
 
 
 def _call_floor(call: Call, subject: _Subject, *, decodes: bool) -> tuple[float, float]:
-    """(seconds, what dispatch has in them): a prompt's real tokens, and a step for each further token but the last."""
+    """(seconds, dispatch seconds in them): the prompt without padding, then a step per new token except the last."""
     tokens = max(1, round(call.prompt_len * (1 - call.padding)))
     if decodes:
         queries, contexts = np.array([1]), np.array([tokens - 1])
@@ -85,7 +88,7 @@ def _call_floor(call: Call, subject: _Subject, *, decodes: bool) -> tuple[float,
     step = Step(np.full(len(queries), call.batch_size), queries, contexts)
     none = np.zeros(len(queries))
     device_s = np.add(*roof_times(subject.work, step, subject.under, subject.dtype, none, none))
-    # Compiled code is dispatched otherwise, as one call: it is bound by none of this.
+    # Compiled code is dispatched as one call, so these times do not bound it.
     dispatched = call.settings.get("compiled") != "yes"
     prefill_s, decode_s = (subject.dispatch_s if dispatched else None) or (0.0, 0.0)
     host_s = np.where(queries > 1, prefill_s, decode_s)

@@ -18,27 +18,27 @@ from profiler.why_slow.call_record import CallRecord
 from profiler.why_slow.observations import Call, Read, most_at_once, steady_s
 from profiler.why_slow.repeat_call import CallGroup, Candidate, RepeatedRun, repeat
 
-# Prompts that are tried as one batch, and from how many calls on that is worth a trial.
-_TOGETHER = 8
+# At most so many prompts are tried as one batch, if there are at least so many calls.
+_MOST_IN_A_BATCH = 8
 _FEWEST_ONE_BY_ONE = 4
 
 
 def padding_changes(
-    call: Call, noted: CallRecord, model: Any, again: RepeatedRun, own_s: tuple[float, ...]
+    call: Call, noted: CallRecord, model: Any, unchanged: RepeatedRun, own_s: tuple[float, ...]
 ) -> Iterator[Candidate]:
-    """Padding that all sequences share is cut off; else sequences of like length are passed together."""
+    """A change that removes padding: cut columns that are padding in all rows, else split the batch by length."""
     mask = noted.mask
     if mask is None or mask.dim() != 2 or mask.shape[1] != call.prompt_len or call.context_len or bool(mask.all()):
         return
-    share = f"{100 * call.padding:.0f} % of the tokens handed over are padding"
+    share = f"{100 * call.padding:.0f} % of the tokens passed are padding"
     if call.settings["device"] != "cpu" and call.settings["attention"] == "sdpa":
-        # torch's flash kernel takes no mask there (scaled_dot_product_attention); the one of a CPU does.
-        share += ", and their mask keeps SDPA from its flash kernel"
+        # torch's flash kernel accepts a mask only on a CPU (scaled_dot_product_attention).
+        share += ", and the mask keeps SDPA from its flash kernel"
     used = mask.bool().any(0)
     rows = list(range(len(mask)))
     if not bool(used.all()):
         yield Candidate(
-            "padding", share, 'pad to the longest text of a batch alone: padding="longest"', call.where, again,
+            "padding", share, 'pad only to the longest text of a batch: padding="longest"', call.where, unchanged,
             _on_parts(noted, call, model, [rows]), own_s,
         )  # fmt: skip
         return
@@ -49,17 +49,17 @@ def padding_changes(
     cuts = range(1, len(rows))
     cut = min(cuts, key=lambda at: at * lengths[order[at - 1]] + (len(rows) - at) * lengths[order[-1]])
     yield Candidate(
-        "padding", share, "sort the texts by length, and pass those of like length together", call.where, again,
+        "padding", share, "sort the texts by length, and pass texts of similar length together", call.where, unchanged,
         _on_parts(noted, call, model, [order[:cut], order[cut:]]), own_s,
     )  # fmt: skip
 
 
 def _on_parts(noted: CallRecord, call: Call, model: Any, parts: Sequence[Sequence[int]]) -> RepeatedRun:
-    """Run the call on some rows at a time, each without the columns that are padding in all of its rows."""
+    """A function that runs the call once per part of its rows, without columns that are padding in all of the part."""
     args, named = noted.arguments or ((), {})
     shape = tuple(noted.mask.shape)
 
-    def of_part(value: Any, rows: Any, columns: Any) -> Any:
+    def rows_of(value: Any, rows: Any, columns: Any) -> Any:
         fits = isinstance(value, torch.Tensor) and tuple(value.shape) == shape
         return value[rows][:, columns] if fits else value
 
@@ -69,27 +69,34 @@ def _on_parts(noted: CallRecord, call: Call, model: Any, parts: Sequence[Sequenc
         columns = noted.mask[rows].bool().any(0).nonzero()[:, 0]
         cut = copy.copy(noted)
         cut.arguments = (
-            tuple(of_part(value, rows, columns) for value in args),
-            {name: of_part(value, rows, columns) for name, value in named.items()},
+            tuple(rows_of(value, rows, columns) for value in args),
+            {name: rows_of(value, rows, columns) for name, value in named.items()},
         )
         runs.append(repeat(cut, call, model))
 
-    def run() -> None:
-        for each in runs:
-            each()
+    return functools.partial(_run_all, runs)
 
-    return run
+
+def _run_all(runs: Sequence[RepeatedRun]) -> None:
+    for run in runs:
+        run()
+
+
+def _repeatable(group: CallGroup) -> list[tuple[Call, CallRecord]]:
+    """The calls whose arguments are stored, with their records."""
+    return [pair for pair in zip(group.calls, group.notes, strict=True) if pair[1].arguments is not None]
 
 
 def batching_changes(group: CallGroup) -> Iterator[Candidate]:
-    """Prompts that were passed one by one, as one batch; those that go on from an earlier answer are no such."""
-    kept = [(call, noted) for call, noted in zip(group.calls, group.notes, strict=True) if noted.arguments is not None]
-    prompts = [_prompt(noted) for _, noted in kept]
-    if len(kept) < _FEWEST_ONE_BY_ONE or any(prompt is None or len(prompt) != 1 for prompt in prompts):
+    """A change that passes prompts as one batch instead of one by one; not for prompts that continue a chat."""
+    pairs = _repeatable(group)
+    prompts = [_prompt(noted) for _, noted in pairs]
+    if len(pairs) < _FEWEST_ONE_BY_ONE or any(prompt is None or len(prompt) != 1 for prompt in prompts):
         return
-    if _goes_on(prompts):
+    if _continue_each_other(prompts):
         return
-    chosen = [kept[len(kept) * index // min(_TOGETHER, len(kept))] for index in range(min(_TOGETHER, len(kept)))]
+    size = min(_MOST_IN_A_BATCH, len(pairs))
+    chosen = [pairs[len(pairs) * index // size] for index in range(size)]
     ids = [_prompt(noted)[0] for _, noted in chosen]
     longest = max(map(len, ids))
     batch = torch.stack([torch.cat([row.new_zeros(longest - len(row)), row]) for row in ids])
@@ -101,25 +108,20 @@ def batching_changes(group: CallGroup) -> Iterator[Candidate]:
     whole.arguments = ((), {**named, "input_ids": batch, "attention_mask": mask})
     tokens = max(call.new_tokens for call, _ in chosen)
     options = {"max_new_tokens": tokens, "min_new_tokens": tokens}
-
     at_once = most_at_once(group.calls)
 
-    def as_is() -> None:
-        if at_once == 1:
-            for run in runs:
-                run()
-            return
+    def in_threads() -> None:
         with ThreadPoolExecutor(at_once) as threads:
             for done in [threads.submit(run) for run in runs]:
                 done.result()
 
-    how = "one by one" if at_once == 1 else f"one to a call, of which up to {at_once} run at once in threads"
+    how = "one by one" if at_once == 1 else f"one per call, up to {at_once} calls at once in threads"
     yield Candidate(
         "one-by-one",
         f"{len(group.calls)} prompts are passed {how}",
         f"pass {len(chosen)} at a time, padded on the left",
         call.where,
-        as_is,
+        functools.partial(_run_all, runs) if at_once == 1 else in_threads,
         repeat(whole, call, group.model, options),
         (steady_s([call for call, _ in chosen]),),
         shape=f"{len(chosen)} of the prompts",
@@ -134,66 +136,62 @@ def _prompt(noted: CallRecord) -> Any:
     return None
 
 
-def _goes_on(prompts: Sequence[Any]) -> bool:
-    """Whether most prompts begin with the whole of the one before, as a chat's do."""
+def _continue_each_other(prompts: Sequence[Any]) -> bool:
+    """Whether most prompts begin with the whole prompt before them, as in a chat."""
     pairs = list(itertools.pairwise(prompts))
-    on = sum(
+    continuations = sum(
         before.shape[1] < after.shape[1] and bool((after[:, : before.shape[1]] == before).all())
         for before, after in pairs
     )
-    return bool(on > len(pairs) / 2)
+    return bool(continuations > len(pairs) / 2)
 
 
-# From so many forwards on, each of a token more than the one before, they are a loop that has no cache.
+# So many increases by one token from forward to forward are a decode loop without a cache.
 _FEWEST_IN_A_LOOP = 4
-# Forwards of a loop that are run behind each other to see what waiting for each of them costs.
 
 
 def grows_by_a_token(calls: Sequence[Call]) -> bool:
-    """Whether most of these forwards hand over one token more than the one before, and no cache."""
-    grows = [after.prompt_len - before.prompt_len for before, after in itertools.pairwise(calls)]
-    return len(grows) >= _FEWEST_IN_A_LOOP and grows.count(1) >= 0.8 * len(grows) and not calls[0].context_len
+    """Whether most of these forwards have one token more than the one before, and no cache."""
+    increases = [after.prompt_len - before.prompt_len for before, after in itertools.pairwise(calls)]
+    mostly_one = len(increases) >= _FEWEST_IN_A_LOOP and increases.count(1) >= 0.8 * len(increases)
+    return mostly_one and not calls[0].context_len
 
 
 def loop_without_cache(group: CallGroup) -> Candidate | None:
-    """Forwards that hand over one more token each time: a loop that decodes without a cache."""
+    """A change that adds a cache to forwards whose prompt grows by a token each; None if it does not grow."""
     calls = group.calls
     if not grows_by_a_token(calls):
         return None
-    kept = [(call, noted) for call, noted in zip(calls, group.notes, strict=True) if noted.arguments is not None]
-    model, first, last = group.model, kept[0][0], kept[-1][0]
-    runs = [repeat(noted, call, model) for call, noted in kept]
+    pairs = _repeatable(group)
+    model, first, last = group.model, pairs[0][0], pairs[-1][0]
+    runs = [repeat(noted, call, model) for call, noted in pairs]
     gradients = first.settings["gradients"] == "on"
-
-    def as_is() -> None:
-        for run in runs:
-            run()
 
     def changed() -> None:
         with torch.set_grad_enabled(gradients):
             ids = torch.zeros(first.batch_size, first.prompt_len, dtype=torch.long, device=model.device)
             cache = cache_of(model(ids, use_cache=True))
             name = argument_name(model)
-            for _ in range(len(kept) - 1):
+            for _ in range(len(pairs) - 1):
                 cache = cache_of(model(ids[:, :1], use_cache=True, **{name: cache}))
 
     return Candidate(
         "cache-off",
         f"each of {len(calls)} forwards computes the whole prompt again, which grows by one token",
-        "hand past_key_values on, and only the new token",
+        "pass past_key_values and only the new token",
         first.where,
-        as_is,
+        functools.partial(_run_all, runs),
         changed,
-        (sum(call.steady_s for call, _ in kept),),
-        shape=f"{len(kept)} forwards of {first.prompt_len} to {last.prompt_len} tokens",
+        (sum(call.steady_s for call, _ in pairs),),
+        shape=f"{len(pairs)} forwards of {first.prompt_len} to {last.prompt_len} tokens",
     )
 
 
 def without_reads(group: CallGroup, read: Read) -> Candidate:
-    """Forwards of a loop with as many reads behind each as the loop has, and without."""
-    kept = [(call, noted) for call, noted in zip(group.calls, group.notes, strict=True) if noted.arguments is not None]
-    middle = len(kept) // 2
-    chosen = kept[max(0, middle - effort.STANDARD.script_calls // 2) : middle + effort.STANDARD.script_calls // 2]
+    """A change that leaves out the reads on the host that follow each forward of a loop."""
+    pairs = _repeatable(group)
+    middle = len(pairs) // 2
+    chosen = pairs[max(0, middle - effort.STANDARD.script_calls // 2) : middle + effort.STANDARD.script_calls // 2]
     runs = [repeat(noted, call, group.model) for call, noted in chosen]
     clock, reads_each = chosen[0][1].clock, max(1, round(read.count / len(group.calls)))
 

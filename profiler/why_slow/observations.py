@@ -1,4 +1,4 @@
-"""What was recorded of a script: its models' calls, loads and text work."""
+"""What was recorded of a script: calls and loads of models, and work on texts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal
 CallKind = Literal["generate", "forward"]
 
 _AT_ONCE_S = 1e-5
-"""Intervals overlap where they share more: marks of a card are a microsecond off."""
+"""Intervals overlap if they share more than this: marks of a GPU's clock are a microsecond off."""
 
 
 @dataclass(frozen=True)
@@ -20,43 +20,43 @@ class Call:
     number: int
     kind: CallKind
     model: str
-    """The class of the model, and its number where there are several of it."""
+    """The class of the model, with a number from the second model of a script on."""
     batch_size: int
-    """Sequences that are computed: of `generate` the rows handed over, times its beams or answers if those are more."""
+    """Sequences computed: the rows passed, for `generate` times its beams or its answers, whichever are more."""
     prompt_len: int
-    """Tokens that were handed over, of the longest sequence."""
+    """Tokens passed per sequence, padding included."""
     context_len: int
-    """Tokens in the cache that was handed over with them."""
+    """Tokens in the cache that was passed with them."""
     new_tokens: int
-    """Of `generate`; 0 for a forward."""
+    """Tokens that `generate` added; 0 for a forward."""
     forwards: int
-    """Forward passes of the model within it."""
+    """Forward passes of the model within the call."""
     seconds: float
     where: str
-    """`script.py:31`."""
+    """The line of the script, as `script.py:31`."""
     settings: Mapping[str, str]
-    """What it ran with: dtype, attention, cache, beams, answers to a prompt, grad, mode, outputs, threads."""
+    """Settings of the call: dtype, attention, cache, beams, answers per prompt, gradients, mode, outputs, threads."""
     padding: float = 0.0
-    """Share of the tokens handed over that the mask hides."""
+    """Share of the tokens passed that the mask hides."""
     callbacks_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds in the script's own stopping criteria, logits processors and streamer, by their class."""
     began_s: float | None = None
-    """Since the watch began, by the same clock as `seconds`; None: not known, and apart from all others."""
+    """Start, since the recording began, on the clock of `seconds`. None if unknown; it then overlaps no other call."""
     warm_s: float | None = None
-    """What it takes once warm, for first calls of a shape and those beside them; None: not known."""
+    """Seconds once warm, for the first call of a shape and calls that overlap it; None if not measured."""
     failed: str = ""
-    """The class and the first line of what it raised; empty: it returned."""
+    """Class and first line of the exception; empty if the call returned."""
 
     @property
     def steady_s(self) -> float:
-        """Seconds without what a first call alone pays for."""
+        """Seconds without the one-time costs of a first call."""
         return self.seconds if self.warm_s is None else min(self.seconds, self.warm_s)
 
     @property
     def words(self) -> str:
-        """`generate 4 x 512 + 32`."""
-        behind = f" + {self.new_tokens}" if self.new_tokens else f" @ {self.context_len}" if self.context_len else ""
-        return f"{self.kind} {self.batch_size} x {self.prompt_len}{behind}"
+        """The shape in words: `generate 4 x 512 + 32` with new tokens, `forward 4 x 1 @ 512` with a cache."""
+        suffix = f" + {self.new_tokens}" if self.new_tokens else f" @ {self.context_len}" if self.context_len else ""
+        return f"{self.kind} {self.batch_size} x {self.prompt_len}{suffix}"
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Recompilation:
-    """Code of a model that was compiled once more, because something about a call had changed."""
+    """One more compilation of a model's code, because something about a call had changed."""
 
     seconds: float
     reason: str
@@ -80,17 +80,17 @@ class Recompilation:
 
 @dataclass(frozen=True)
 class Read:
-    """Values of a device that a line of the script read on the host, outside of its models' calls."""
+    """Reads of a device's values on the host by one line of the script, outside of models' calls."""
 
     where: str
     count: int
     seconds: float
-    """That the host waited for them."""
+    """Time that the host waited for them."""
 
 
 @dataclass(frozen=True)
 class GraphBreak:
-    """Where torch.compile left compiled code for Python, and why."""
+    """Places where torch.compile left compiled code for Python, by reason."""
 
     count: int
     reason: str
@@ -98,7 +98,7 @@ class GraphBreak:
 
 @dataclass(frozen=True)
 class Between:
-    """What the script itself did between forwards that one line made in a row."""
+    """The script's own time between consecutive forwards of one line."""
 
     where: str
     count: int
@@ -107,7 +107,7 @@ class Between:
 
 @dataclass(frozen=True)
 class RepeatedText:
-    """Texts that a line handed to a tokenizer once more."""
+    """Texts that one line tokenized although they had been tokenized before."""
 
     where: str
     count: int
@@ -116,16 +116,16 @@ class RepeatedText:
 
 @dataclass(frozen=True)
 class UnrecordedCall:
-    """What could not be noted, and is in none of the figures."""
+    """Calls that could not be recorded; no figure includes them."""
 
     count: int
     reason: str
-    """Of the first."""
+    """The first error."""
 
 
 @dataclass(frozen=True)
 class Observations:
-    """All that was seen of a script."""
+    """All that was recorded of a script."""
 
     script: str
     wall_s: float
@@ -135,18 +135,18 @@ class Observations:
     """Seconds in tokenizers."""
     text_where: str
     overhead_s: float
-    """What the watching itself took: how often it was called times what a call of it takes."""
+    """Estimated cost of the recording itself."""
     interrupted: bool = False
     recompilations: tuple[Recompilation, ...] = ()
     between: tuple[Between, ...] = ()
     texts_again: tuple[RepeatedText, ...] = ()
     reads: tuple[Read, ...] = ()
-    """The longest waits first; none on a CPU, where nothing is waited for."""
+    """The longest waits first; empty on a CPU, where nothing is waited for."""
     graph_breaks: tuple[GraphBreak, ...] = ()
     """The most frequent first."""
     unnoted: UnrecordedCall | None = None
     warnings: tuple[str, ...] = ()
-    """What about the machine makes these seconds doubtful."""
+    """Conditions of the machine that make these times doubtful."""
 
     @property
     def calls_s(self) -> float:
@@ -164,18 +164,18 @@ class Observations:
 
     @property
     def steady_s(self) -> float:
-        """Of `watched_s`, without what first calls alone pay for: what a finding's share is of."""
+        """`watched_s` without one-time costs of first calls; the share of a finding refers to it."""
         return steady_s(self.calls) + self.loads_s + self.text_s
 
     @property
     def rest_s(self) -> float:
-        """Seconds that are neither a model's nor have another name: imports, and what the script does itself."""
+        """Seconds outside of calls, loads, tokenizers, loops of forwards and the recording: imports and other code."""
         named_s = self.watched_s + sum(item.seconds for item in self.between) + self.overhead_s
         return max(0.0, self.wall_s - named_s)
 
 
 def covered_s(spans: Sequence[Call | Load]) -> float:
-    """Seconds in which any of them ran: those that overlap, as from several threads, are counted once."""
+    """Seconds in which at least one of them ran; overlapping ones, from several threads, count once."""
     total_s = sum(span.seconds for span in spans if span.began_s is None)
     reached_s = float("-inf")
     for began_s, ended_s in sorted(_known(spans)):
@@ -185,12 +185,12 @@ def covered_s(spans: Sequence[Call | Load]) -> float:
 
 
 def steady_s(calls: Sequence[Call]) -> float:
-    """Steady-state time of the calls: one-time costs of first calls are excluded."""
+    """Steady-state time of the calls: without one-time costs of first calls, overlapping ones counted once."""
     return min(covered_s(calls), sum(call.steady_s for call in calls))
 
 
 def most_at_once(spans: Sequence[Call | Load]) -> int:
-    """How many of them ran at the same time, at most."""
+    """The highest number of them that ran at the same time."""
     ends = sorted((at, step) for began_s, ended_s in _known(spans)
                   for at, step in ((began_s, 1), (max(began_s, ended_s - _AT_ONCE_S), -1)))  # fmt: skip
     return max(itertools.accumulate(step for _, step in ends), default=min(1, len(spans)))

@@ -19,8 +19,10 @@ _Undo = Callable[[], None]
 
 @contextlib.contextmanager
 def watched(recorder: Recorder) -> Iterator[None]:
-    """Within, calls of transformers' models, their loads and their tokenizers are noted; transformers itself is not
-    imported by it, since a script may set what decides how."""
+    """While in this context, `recorder` gets calls, loads and tokenizer work of transformers.
+
+    It does not import transformers: the script may first set environment variables that change the import.
+    """
     undo: list[_Undo] = []
     finder = _Finder(recorder, undo)
     sys.meta_path.insert(0, finder)
@@ -36,7 +38,7 @@ def watched(recorder: Recorder) -> Iterator[None]:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Lets the other finders find a module, and patches it as it has been loaded."""
+    """Finds a module with the other finders, and patches it after it was loaded."""
 
     def __init__(self, recorder: Recorder, undo: list[_Undo]) -> None:
         self._recorder, self._undo = recorder, undo
@@ -67,7 +69,7 @@ def _models(module: ModuleType, recorder: Recorder) -> list[_Undo]:
 
     @functools.wraps(inherited)
     def call(self: Any, *args: Any, **named: Any) -> Any:
-        # Compiled code is not to have this in it.
+        # Compiled code must not contain the wrapper.
         if torch.compiler.is_compiling():
             return inherited(self, *args, **named)
         return recorder.call("forward", self, functools.partial(inherited, self), args, named)
@@ -81,28 +83,25 @@ def _models(module: ModuleType, recorder: Recorder) -> list[_Undo]:
         return backward(self, *args, **named)
 
     torch.Tensor.backward = noted_backward
+    from_pretrained = base.__dict__["from_pretrained"]
+
+    @functools.wraps(from_pretrained.__func__)
+    def load(cls: Any, *args: Any, **named: Any) -> Any:
+        source = str(args[0] if args else named.get("pretrained_model_name_or_path"))
+        return recorder.load(source, functools.partial(from_pretrained.__func__, cls), args, named)
+
+    base.from_pretrained = classmethod(load)
 
     def restore() -> None:
         del base.__call__
         torch.Tensor.backward = backward
+        base.from_pretrained = from_pretrained
 
-    return [restore, _replace_load(base, recorder)]
-
-
-def _replace_load(base: Any, recorder: Recorder) -> _Undo:
-    original = base.__dict__["from_pretrained"]
-
-    @functools.wraps(original.__func__)
-    def load(cls: Any, *args: Any, **named: Any) -> Any:
-        source = str(args[0] if args else named.get("pretrained_model_name_or_path"))
-        return recorder.load(source, functools.partial(original.__func__, cls), args, named)
-
-    base.from_pretrained = classmethod(load)
-    return lambda: setattr(base, "from_pretrained", original)
+    return [restore]
 
 
 def _compiled(module: ModuleType, recorder: Recorder) -> list[_Undo]:
-    """`torch.compile(model)` is a module of its own around the model."""
+    """Patch the module that `torch.compile(model)` wraps around the model."""
     base = module.OptimizedModule
     original = base.__call__
 

@@ -1,4 +1,4 @@
-"""Record what a script's models do, without synchronising or keeping models alive."""
+"""Record the calls of a script's models, without synchronising and without keeping models alive."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from profiler.why_slow.call_settings import ModelSettings, context_len, nbytes_o
 from profiler.why_slow.host_counters import Compiling, Reads
 from profiler.why_slow.observations import Between, Call, CallKind, Load, Observations, RepeatedText, UnrecordedCall
 
-# Inputs are kept for trials up to so many calls and bytes.
-_MOST_KEPT = 256
-_MOST_KEPT_BYTES = 64 << 20
-# What calls of the wrappers cost is measured by so many.
+# Arguments are stored for trials, at most of so many calls and bytes.
+_MOST_STORED_CALLS = 256
+_MOST_STORED_BYTES = 64 << 20
+# So many calls measure the cost of a wrapper.
 _OVERHEAD_CALLS = 2000
 _CALLBACKS = {"stopping_criteria": "__call__", "logits_processor": "__call__", "streamer": "put"}
-"""Arguments of `generate` that it calls at every token, and how."""
+"""Arguments of `generate` with objects that it calls at every token, and the method called."""
 
 
 @dataclass
 class Recorder:
-    """Takes notes of calls, loads and text work; `patches` calls it."""
+    """Records calls, loads and work on texts; the wrappers of `patches` call it."""
 
     notes: list[CallRecord] = field(default_factory=list)
     loads: list[Load] = field(default_factory=list)
     text_s: float = 0.0
     text_where: str = ""
     undo: list[Callable[[], None]] = field(default_factory=list)
-    """Gives back the classes whose methods are timed."""
+    """Functions that restore the methods that are timed."""
     again: dict[str, RepeatableCall] = field(default_factory=dict)
-    """Texts that were tokenized before, by the line that did so."""
+    """Texts that were tokenized before, by the line that tokenized them once more."""
     trained: bool = False
-    """Whether anything was differentiated: gradients are wanted then."""
+    """Whether anything was differentiated, so that the script needs gradients."""
     touched: int = 0
-    """How often a wrapper was entered."""
+    """Calls of the wrappers, to estimate their cost."""
     noting_s: float = 0.0
     kept_bytes: int = 0
     unnoted: UnrecordedCall | None = None
@@ -72,7 +72,7 @@ class Recorder:
         *,
         compiled: bool = False,
     ) -> Any:
-        """Run a call of a model and note it, unless it lies within another one."""
+        """Run a call of a model and record it, unless it is part of another call of this thread."""
         here = self._here
         self.touched += 1
         if here.depth:
@@ -106,7 +106,7 @@ class Recorder:
         result: Any = None,
         error: BaseException | None = None,
     ) -> None:
-        """Note the end of a call, which gave a result or raised: one that failed is not called again."""
+        """Record the end of a call. One that raised gives up its arguments, as it is not repeated."""
         ended_s = now_s()
         if noted is None:
             return
@@ -123,15 +123,15 @@ class Recorder:
 
     @contextlib.contextmanager
     def _noting(self) -> Iterator[None]:
-        """What is noted of a stranger's model may fail anywhere: that is told, and the script goes on as it would."""
+        """A context that counts exceptions as an UnrecordedCall: recording must not stop the script."""
         try:
             yield
         except Exception as error:
-            known = self.unnoted or UnrecordedCall(0, describe_error(error))
-            self.unnoted = replace(known, count=known.count + 1)
+            first = self.unnoted or UnrecordedCall(0, describe_error(error))
+            self.unnoted = replace(first, count=first.count + 1)
 
     def load(self, source: str, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Run a load of a model and note it; what was kept of earlier models is let go."""
+        """Run and record a load of a model, and drop the reference to the latest model before it."""
         self.touched += 1
         if self._here.load_depth:
             return run(*args, **named)
@@ -147,20 +147,22 @@ class Recorder:
                 self.loads.append(Load(name, seconds, users_line(), start_s - self._start_s))
 
     def name_of_source(self, source: str) -> str:
-        """A model as it is written down: a hub id, or the own name of a path, which may tell whose home it lies in.
+        """The name of a model's source in files: a hub id, or the last part of a path, as paths may name a user.
 
-        Another path of the same name gets a number.
+        Further paths with the same last part get a number.
         """
         is_path = source.startswith(("/", ".", "~")) or Path(source).exists()
         name = Path(source).resolve().name if is_path else source
-        taken = [known for known, short in self._sources.items() if short.partition(" (")[0] == name]
-        return self._sources.setdefault(source, f"{name} ({len(taken) + 1})" if taken else name)
+        same_name = sum(short.partition(" (")[0] == name for short in self._sources.values())
+        return self._sources.setdefault(source, f"{name} ({same_name + 1})" if same_name else name)
 
     def text(
         self, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any], *, encodes: bool = True
     ) -> Any:
-        """Run a tokenizer and add its seconds; what it `encodes` again could have been kept, and a loop that streams
-        decodes the same tokens at every step."""
+        """Run a tokenizer and add its seconds; with `encodes`, also record texts that were encoded before.
+
+        Repeated decoding is not recorded, as a loop that streams decodes the same tokens at every step.
+        """
         self.touched += 1
         if self._here.text_depth:
             return run(*args, **named)
@@ -179,7 +181,7 @@ class Recorder:
                         self.note_text(args, spent_s)
 
     def note_text(self, args: tuple[Any, ...], spent_s: float) -> None:
-        """Add the seconds of a text that was handed over before."""
+        """Add the seconds of a text to its line, if the text was tokenized before."""
         texts = args[0] if args else None
         texts = texts if isinstance(texts, str) else tuple(texts) if isinstance(texts, list) else None
         try:
@@ -193,7 +195,7 @@ class Recorder:
         self._texts.add(key)
 
     def _time_callbacks(self, named: Mapping[str, Any]) -> None:
-        """Time what `generate` is told to call at every token, from now on."""
+        """From now on, time the objects that `generate` calls at every token."""
         for name, method in _CALLBACKS.items():
             given = named.get(name)
             for item in given if isinstance(given, (list, tuple)) else [given]:
@@ -208,12 +210,12 @@ class Recorder:
 
         @functools.wraps(original)
         def timed(*args: Any, **named: Any) -> Any:
-            noted, own = here.noted, OwnTime()
+            noted, timer = here.noted, OwnTime()
             try:
                 return original(*args, **named)
             finally:
                 if noted is not None:
-                    noted.callbacks[owner.__name__] = noted.callbacks.get(owner.__name__, 0.0) + own.seconds()
+                    noted.callbacks[owner.__name__] = noted.callbacks.get(owner.__name__, 0.0) + timer.seconds()
 
         setattr(owner, method, timed)
         self.undo.append(
@@ -221,7 +223,7 @@ class Recorder:
         )
 
     def seen(self, script: str, *, interrupted: bool = False) -> Observations:
-        """All that was noted so far, read from the clocks once the devices are done."""
+        """All that was recorded so far; waits for the devices to read their clocks."""
         for clock in {id(noted.clock): noted.clock for noted in self.notes}.values():
             clock.synchronize()
         wall_s = now_s() - self._start_s
@@ -242,17 +244,17 @@ class Recorder:
         )  # fmt: skip
 
     def _between(self) -> Iterator[Between]:
-        """What the script itself took between calls that one of its lines made in a row, as a loop of its own does."""
-        found: dict[str, list[float]] = {}
+        """The script's own time between consecutive forwards of one line and thread, as in a decode loop."""
+        gaps_by_line: dict[str, list[float]] = {}
         for before, after in itertools.pairwise(self.notes):
             same = (before.where, before.kind, before.thread) == (after.where, after.kind, after.thread)
             if same and after.kind == "forward":
-                found.setdefault(after.where, []).append(max(0.0, after.began_s - before.ended_s))
-        for where, gaps in found.items():
+                gaps_by_line.setdefault(after.where, []).append(max(0.0, after.began_s - before.ended_s))
+        for where, gaps in gaps_by_line.items():
             yield Between(where, len(gaps), sum(gaps))
 
     def _call(self, number: int, noted: CallRecord, first: CallRecord) -> Call:
-        """A call as values; when it began is told by its device's clock, from the `first` one there on."""
+        """A record as values. Its start is read from the clock of its device, relative to the `first` call there."""
         batch, tokens, context = noted.shape
         padding = 0.0 if noted.mask is None else 1 - float(noted.mask.bool().float().mean())
         return Call(
@@ -297,24 +299,21 @@ class Recorder:
             name=type(model).__name__ + (f" ({number + 1})" if number else ""),
         )
         nbytes = sum(nbytes_of(value) for value in (*args, *named.values()))
-        # Compiled code is bound to what it was compiled with: it is not tried again.
-        if not compiled and len(self.notes) < _MOST_KEPT and self.kept_bytes + nbytes <= _MOST_KEPT_BYTES:
+        # Compiled code is specialised to its arguments, so no change to it is tried.
+        has_room = len(self.notes) < _MOST_STORED_CALLS and self.kept_bytes + nbytes <= _MOST_STORED_BYTES
+        if not compiled and has_room:
             self.kept_bytes += nbytes
-            kept = {name: value for name, value in without_cache(named).items() if name != "streamer"}
-            noted.arguments = (args, kept)
+            stored = {name: value for name, value in without_cache(named).items() if name != "streamer"}
+            noted.arguments = (args, stored)
         if noted.clock.ahead and not self.reads.watched:
             self.reads.watch()
         noted.start = noted.clock.mark()
         return noted
 
 
-class _Nothing:
-    """Stands for a model where the cost of a wrapper is measured."""
-
-
 def _wrapper_s() -> float:
-    """Seconds that entering a wrapper within another call costs."""
-    recorder, model = Recorder(), _Nothing()
+    """Seconds per wrapper of a call that is part of another call."""
+    recorder = Recorder()
     recorder._here.depth = 1
 
     def run() -> None:
@@ -325,5 +324,5 @@ def _wrapper_s() -> float:
         run()
     bare_s = now_s()
     for _ in range(_OVERHEAD_CALLS):
-        recorder.call("forward", model, run, (), {})
+        recorder.call("forward", None, run, (), {})
     return max(0.0, (now_s() - bare_s) - (bare_s - start_s)) / _OVERHEAD_CALLS

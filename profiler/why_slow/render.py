@@ -1,4 +1,4 @@
-"""The findings of `why` as sentences, a table, JSON and a page."""
+"""The answer of `why` as sentences, as tables, as JSON and as an HTML page."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.console import Console
 from profiler.json_document import Document
 from profiler.report.blocks import HTML, Lines, Section, Sentences, text_table
 from profiler.report.terminal import print_sections
-from profiler.units import duration
+from profiler.units import duration, several
 from profiler.why_slow.findings import FEW_ROUNDS, LEAST_SHARE, CallFloor, Finding, FirstCall, Why
 from profiler.why_slow.observations import (
     Call,
@@ -26,9 +26,9 @@ from profiler.why_slow.observations import (
 CALL_COLUMNS = ("where", "calls", "what", "time", "a call", "ran with")
 _MOST_ROWS = 30
 _NEAR = 0.7
-"""Of what a machine can do: from here on a script is near its floor."""
+"""Floor / time of the calls, from which on a script is near what the machine can do."""
 _WORTH_A_LINE = 0.1
-"""Of the script's whole time: what more of it has no name is told."""
+"""Share of the script's run time above which unattributed time is reported."""
 # (setting, its usual value, the word for another one)
 _UNUSUAL = (
     ("gradients", "off", "gradients"),
@@ -39,10 +39,10 @@ _UNUSUAL = (
 
 
 def why_sentences(why: Why) -> list[str]:
-    """The answer: what the script spent, what its calls need, and the findings, the dearest first."""
+    """The answer: the time of the script's calls, their floor, and the findings, the largest saving first."""
     seen = why.seen
     kinds = sorted({call.kind for call in seen.calls}, reverse=True)
-    calls = f"{len(seen.calls)} call{'s' if len(seen.calls) != 1 else ''} of {' and '.join(kinds)}"
+    calls = f"{several(len(seen.calls), 'call', 'calls')} of {' and '.join(kinds)}"
     if (at_once := most_at_once(seen.calls)) > 1:
         calls += f", up to {at_once} at once (each second counts once)"
     spent = f"{seen.script} spent {duration(seen.calls_s)} in {calls}"
@@ -54,37 +54,37 @@ def why_sentences(why: Why) -> list[str]:
         lines.append(f"{_capital(_unnoted_words(seen.unnoted))}.")
     lines += [finding_sentence(number, item) for number, item in enumerate(why.findings, 1)]
     if len(why.findings) > 1:
-        lines.append("Each saves so much by itself; together they save less than their sum.")
+        lines.append("Each saving is that of one change; together they save less than their sum.")
     for trial in why.undecided:
         lines.append(
-            f"Cannot tell: {trial.evidence} ({trial.where}); without it a call takes {100 * trial.saving:.0f} % less"
-            f" {_how_unsure(len(trial.rounds))}."
+            f"Unclear: {trial.evidence} ({trial.where}); without it a call takes {100 * trial.saving:.0f} % less"
+            f" {_uncertainty(len(trial.rounds))}."
         )
     if why.too_close:
         names = ", ".join(f"{trial.id} ({trial.where}, {100 * why.share_of(trial):.0f} %)" for trial in why.too_close)
-        lines.append(f"Too close to tell, and less than a tenth each: {names}.")
-    told = why.findings or why.undecided or why.too_close
-    if not told and not seen.interrupted and (seen.calls or not seen.unnoted):
+        lines.append(f"Unclear, and at most a tenth each: {names}.")
+    has_advice = why.findings or why.undecided or why.too_close
+    if not has_advice and not seen.interrupted and (seen.calls or not seen.unnoted):
         lines.append(_nothing(why))
     if seen.loads:
-        first = ", once warm" if seen.steady_s < seen.watched_s else ""
-        whole = f"; shares are of {duration(seen.steady_s)}, calls{first}, loads and tokenizers together"
-        words = f"{len(seen.loads)} load{'s' if len(seen.loads) > 1 else ''} took {duration(seen.loads_s)}"
-        lines.append(f"{words}{whole if why.findings else ''}.")
+        warm = "warm calls" if seen.steady_s < seen.watched_s else "calls"
+        base = f" Percentages refer to {duration(seen.steady_s)}: {warm}, loads and tokenizers."
+        loads = f"{several(len(seen.loads), 'load', 'loads')} took {duration(seen.loads_s)}."
+        lines.append(f"{loads}{base if why.findings else ''}")
     elif why.findings and seen.steady_s < (1 - LEAST_SHARE) * seen.watched_s:
-        lines.append(f"Shares are of {duration(seen.steady_s)}: its calls once warm, and tokenizers.")
+        lines.append(f"Percentages refer to {duration(seen.steady_s)}: warm calls and tokenizers.")
     if seen.watched_s and seen.text_s > LEAST_SHARE * seen.watched_s:
-        lines.append(f"Tokenizers took {duration(seen.text_s)}, some of it needed, from {seen.text_where} on.")
+        lines.append(f"Tokenizers took {duration(seen.text_s)}, part of which is needed, from {seen.text_where} on.")
     for item in seen.between:
         if item.seconds > LEAST_SHARE * seen.watched_s:
             lines.append(
-                f"Between its {item.count + 1} forwards at {item.where} the script took {duration(item.seconds)}:"
-                " choosing tokens, reading and printing them."
+                f"Between its {item.count + 1} forwards at {item.where} the script took {duration(item.seconds)}, to"
+                " choose, read and print tokens."
             )
     if not seen.unnoted and seen.rest_s > _WORTH_A_LINE * seen.wall_s:
         lines.append(
-            f"Of its {duration(seen.wall_s)}, {duration(seen.rest_s)} ({100 * seen.rest_s / seen.wall_s:.0f} %) went to"
-            " none of that: imports and the script's own work."
+            f"The other {duration(seen.rest_s)} of its {duration(seen.wall_s)}"
+            f" ({100 * seen.rest_s / seen.wall_s:.0f} %) were imports and the script's own work."
         )
     return [*lines, *map(_first_call, why.first_calls)]
 
@@ -92,69 +92,67 @@ def why_sentences(why: Why) -> list[str]:
 def _first_call(first: FirstCall) -> str:
     if not first.again:
         return (
-            f"The first of {first.calls} like calls at {first.where} took {duration(first.first_s)}, the others"
-            f" {duration(first.usual_s)}: leave it out where you time them."
+            f"The first of {first.calls} similar calls at {first.where} took {duration(first.first_s)}, the others"
+            f" {duration(first.usual_s)}: leave out the first if you time them."
         )
-    which = f"The first of {first.calls} like calls" if first.calls > 1 else "The only call of its kind"
+    which = f"The first of {first.calls} similar calls" if first.calls > 1 else "The only call of its kind"
     return (
-        f"{which} at {first.where} took {duration(first.first_s)}, and {duration(first.usual_s)} once more: the rest is"
-        " paid once, no finding saves it, and it is in no share."
+        f"{which} at {first.where} took {duration(first.first_s)}, and {duration(first.usual_s)} when repeated. The"
+        " rest is a one-time cost, which no finding saves and no percentage includes."
     )
 
 
 def _failed(seen: Observations) -> list[str]:
-    """That calls raised, which the script may have caught: their time counts, and what they computed was lost."""
+    """A sentence about calls that raised an exception, which the script may have caught."""
     failed = [call for call in seen.calls if call.failed]
     if not failed:
         return []
-    how = "; ".join(dict.fromkeys(call.failed for call in failed))
+    reasons = "; ".join(dict.fromkeys(call.failed for call in failed))
     return [
-        f"{len(failed)} of them failed, after {duration(covered_s(failed))} ({how}): that is in this time, what they"
-        " computed is in no floor, and they are not tried."
+        f"{len(failed)} of them failed after {duration(covered_s(failed))} ({reasons}): this time includes them, but"
+        " the floor and the trials leave them out."
     ]
 
 
 def _without_calls(seen: Observations) -> str:
     if seen.unnoted:
-        return f"{seen.script} ran, and no call was noted: {_unnoted_words(seen.unnoted)}"
-    return f"{seen.script} loaded a model and called none"
+        return f"{seen.script} ran, but no call was recorded: {_unnoted_words(seen.unnoted)}"
+    return f"{seen.script} loaded a model but called none"
 
 
 def _unnoted_words(unnoted: UnrecordedCall) -> str:
     times = f"{unnoted.count} times" if unnoted.count > 1 else "once"
-    return f"noting failed {times}, and what it was of is in none of these figures ({unnoted.reason})"
+    return f"recording failed {times}; what it missed is in none of these figures ({unnoted.reason})"
 
 
-def _how_unsure(pairs: int) -> str:
+def _uncertainty(pairs: int) -> str:
     if pairs < FEW_ROUNDS:
-        return (
-            f"in {pairs} pair{'s' if pairs > 1 else ''}, which {'are' if pairs > 1 else 'is'} too few: no time was left"
-        )
-    return f"by the median of {pairs} pairs, which do not agree. Again when nothing else runs"
+        return f"in {several(pairs, 'pair, which is', 'pairs, which are')} too few: no time was left"
+    return f"by the median of {pairs} pairs, but the pairs disagree. Try again when nothing else runs"
 
 
 def _nothing(why: Why) -> str:
-    """That nothing was found, as far as it could be tried, and how near its floor the script is."""
+    """A sentence for an answer without findings: what was tried, and how near the script is to its floor."""
     calls_s = steady_s(why.seen.calls)
     share = why.floor.seconds / calls_s if why.floor and calls_s else None
     near = f": {100 * share:.0f} % of what this machine can do with this model" if share and share >= _NEAR else ""
     if why.not_tried:
-        trials = f"{len(why.tried)} trial{'s' if len(why.tried) != 1 else ''}"
-        found = f"Nothing was found in {trials}, and" if why.tried else "Nothing could be tried:"
-        return f"{found} {len(why.not_tried)} could not be made (told below){near}."
+        trials = several(len(why.tried), "trial", "trials")
+        start = f"Nothing was found in {trials}, and" if why.tried else "Nothing could be tried:"
+        return f"{start} {len(why.not_tried)} could not be made (listed below){near}."
     tried = f" of {len(why.tried)} tried" if why.tried else ""
     if share is None or near:
         return f"Nothing to change{tried}{near}."
     return (
-        f"Nothing to change{tried}, and the floor is {100 * share:.0f} % of its time: the rest lies in the library,"
-        " which roofscope run --engine generate splits."
+        f"Nothing to change{tried}, and the floor is {100 * share:.0f} % of its time: the rest is in the library."
+        " roofscope run --engine generate breaks it down."
     )
 
 
 def _floor_words(floor: CallFloor) -> str:
-    """`9.80 s on this machine`, and what of that is dispatch."""
+    """`9.80 s on this machine, 250 ms of it dispatch`."""
     if floor.dispatch_s is None:
-        return f"{duration(floor.seconds)} on this machine, without dispatch, which is not known"
+        return f"{duration(floor.seconds)} on this machine, without dispatch, which is unknown"
     return f"{duration(floor.seconds)} on this machine, {duration(floor.dispatch_s)} of it dispatch"
 
 
@@ -173,21 +171,21 @@ def _capital(text: str) -> str:
 
 
 def note_lines(why: Why) -> list[str]:
-    """How the findings are known, what could not be tried, and what the watching cost."""
+    """How the savings were determined, what could not be tried, and the cost of recording."""
     lines = [f"{number}. {item.basis}" for number, item in enumerate(why.findings, 1)]
     lines += [f"not tried: {text}" for text in why.not_tried]
     if breaks := why.seen.graph_breaks:
         count = sum(item.count for item in breaks)
         lines.append(
-            f"torch.compile broke the code into pieces {count} time{'s' if count > 1 else ''}, and Python goes on"
-            f" between them: {breaks[0].reason}. fullgraph=True names the line; the seconds are not known"
+            f"torch.compile broke the code into pieces {several(count, 'time', 'times')}, and Python runs between them:"
+            f" {breaks[0].reason}. fullgraph=True names the line; the seconds are unknown"
         )
     share = 100 * why.seen.overhead_s / why.seen.wall_s if why.seen.wall_s else 0.0
-    return [*lines, f"watching took {duration(why.seen.overhead_s)} of {duration(why.seen.wall_s)} ({share:.2g} %)"]
+    return [*lines, f"recording took {duration(why.seen.overhead_s)} of {duration(why.seen.wall_s)} ({share:.2g} %)"]
 
 
 def call_rows(why: Why) -> list[list[str]]:
-    """Calls of one line and kind together, in the order of the columns, the dearest first."""
+    """One row per line, kind and settings of calls, in the order of CALL_COLUMNS, the slowest first."""
     groups: dict[tuple[object, ...], list[Call]] = {}
     for call in why.seen.calls:
         key = (call.where, call.kind, call.model, bool(call.failed), *call.settings.values())
@@ -212,17 +210,17 @@ def _row(calls: Sequence[Call]) -> list[str]:
 
 
 def _ran_with(call: Call, padding: float) -> list[str]:
-    """What decides how fast a call can be, in words; what is as it should be is left out."""
-    told = call.settings
-    words = [told["dtype"], told["attention"]]
-    if told["cache"] == "off":
+    """Settings that decide how fast a call can be, in words; usual values are left out."""
+    settings = call.settings
+    words = [settings["dtype"], settings["attention"]]
+    if settings["cache"] == "off":
         words.append("no cache")
     if padding:
         words.append(f"{100 * padding:.0f} % padding")
-    words += [word for name, as_usual, word in _UNUSUAL if told.get(name, as_usual) != as_usual]
-    if told.get("placement", "-") != "-":
-        words.append(told["placement"])
-    words += [f"{told[name]} {name}" for name in ("beams", "answers") if told.get(name, "-") not in ("-", "1")]
+    words += [word for name, usual, word in _UNUSUAL if settings.get(name, usual) != usual]
+    if settings.get("placement", "-") != "-":
+        words.append(settings["placement"])
+    words += [f"{settings[name]} {name}" for name in ("beams", "answers") if settings.get(name, "-") not in ("-", "1")]
     if call.failed:
         words.append("failed")
     return words
@@ -230,24 +228,24 @@ def _ran_with(call: Call, padding: float) -> list[str]:
 
 @dataclass(frozen=True)
 class TriedChange:
-    """Pairs of a call as it was and with one change, measured alternately."""
+    """Pairs of a call, unchanged and with one change, measured alternately."""
 
     id: str
     calls: Sequence[int]
     """Numbers of the calls that it is evidence for."""
     rounds: Sequence[tuple[float, float]]
-    """(seconds as it was, seconds changed) of each pair."""
+    """(seconds unchanged, seconds changed) of each pair."""
     where: str
     evidence: str
     change: str
     shape: str
-    """What was tried, in words."""
+    """The calls that were repeated, in words."""
     against_its_own: bool
-    """Whether the script's own calls are compared with, since there was no time to repeat them."""
+    """Whether the unchanged times are those of the script's own calls, as there was no time to repeat them."""
     saving: float
-    """Share of the call that the change saves, by the median pair; negative where it costs."""
+    """Share of the call that the change saves, by the median pair; negative if it costs time."""
     claimed: bool
-    """Whether its rounds support the saving."""
+    """Whether its pairs support the saving."""
 
 
 @dataclass(frozen=True)
@@ -263,15 +261,15 @@ class WhyDocument(Document):
     calls_at_once: int
     """Most calls at one time."""
     steady_s: float
-    """Seconds of the calls once warm, the loads and the tokenizers, of which findings are shares."""
+    """Seconds of warm calls, loads and tokenizers, to which the shares of findings refer."""
     text_s: float
     """Seconds in tokenizers."""
     overhead_s: float
-    """Seconds that watching took."""
+    """Seconds that the recording took."""
     floor_s: float | None
-    """Seconds that the same tokens need on this machine; null where it is not known."""
+    """Seconds that the same tokens need on this machine; null if unknown."""
     floor_dispatch_s: float | None
-    """The part of `floor_s` that is dispatch; null where it is not known."""
+    """The part of `floor_s` that is dispatch; null if unknown."""
     graph_breaks: Sequence[GraphBreak]
     warnings: Sequence[str]
     interrupted: bool
@@ -282,7 +280,7 @@ class WhyDocument(Document):
 
 
 def why_document(why: Why) -> WhyDocument:
-    """Return the document of the findings on a script."""
+    """The JSON document of an answer."""
     seen = why.seen
     return WhyDocument(
         script=seen.script,
@@ -311,7 +309,7 @@ TRIAL_COLUMNS = ("tried", "line", "what", "rounds", "saving")
 
 
 def why_sections(why: Why) -> list[Section]:
-    """Return the answer, its findings and trials, every kind of call, and how the findings are known."""
+    """The sections of a report: the answer, findings, calls, trials and notes."""
     findings = [
         [item.id, duration(item.saves_s), _percent(item.share), item.where, item.evidence, item.change]
         for item in why.findings
@@ -321,11 +319,11 @@ def why_sections(why: Why) -> list[Section]:
     ]
     calls = text_table(CALL_COLUMNS, call_rows(why), texts=("what",), wrapped=("ran with",))
     finding_table = text_table(FINDING_COLUMNS, findings, texts=("line",), wrapped=("evidence", "change"))
-    dearest = "the dearest first; seconds of this script, how they are known in the notes"
-    in_turn = "the same call as it was and changed, in turn, on that model"
+    largest_first = "the largest saving first; seconds of this script, with their basis in the notes"
+    in_turn = "the same call, unchanged and changed in turn, on the script's model"
     return [
         Section("", [Sentences(why_sentences(why))]),
-        Section("What to change", [finding_table] if findings else [], dearest, HTML),
+        Section("What to change", [finding_table] if findings else [], largest_first, HTML),
         Section("Calls", [calls], "measured as the script ran"),
         Section("Trials", [text_table(TRIAL_COLUMNS, trials, texts=("line", "what"))] if trials else [], in_turn, HTML),
         Section("Notes", [Lines(why.seen.warnings, "warning"), Lines(note_lines(why), "dim")]),
@@ -333,7 +331,7 @@ def why_sections(why: Why) -> list[Section]:
 
 
 def html_why(why: Why) -> str:
-    """Return the findings as one HTML document."""
+    """The answer as one HTML document."""
     from profiler.report.html import html_page
 
     return html_page(f"Why is {why.seen.script} slow?", "", why_sections(why))
@@ -344,5 +342,5 @@ def _percent(share: float) -> str:
 
 
 def print_why(why: Why, console: Console) -> None:
-    """Print the answer, every kind of call, and how the findings are known."""
+    """Print the answer, the calls and the notes."""
     print_sections(why_sections(why), console)

@@ -1,4 +1,4 @@
-"""Repeat a recorded call, as it was or with some arguments changed."""
+"""Repeat a recorded call, unchanged or with some arguments changed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from profiler.loading.cache_argument import argument_name, cache_of
 from profiler.why_slow.call_record import CallRecord
 from profiler.why_slow.observations import Call, steady_s
 
-# Arguments that act on their own, or that hold the length: a trial has the length that the call came to.
-_NOT_AGAIN = ("streamer", "stopping_criteria", "max_length", "min_length", "max_time", "stop_strings")
+# Not repeated: objects of the script with side effects, and limits of the length, which a trial takes from the call.
+_DROPPED_ARGUMENTS = ("streamer", "stopping_criteria", "max_length", "min_length", "max_time", "stop_strings")
 
 RepeatedRun = Callable[[], Any]
 Mode = Callable[[], contextlib.AbstractContextManager[object]]
@@ -24,7 +24,7 @@ Mode = Callable[[], contextlib.AbstractContextManager[object]]
 
 @dataclass(frozen=True)
 class Candidate:
-    """One thing that may be changed about some calls."""
+    """One change to try on some calls."""
 
     id: str
     evidence: str
@@ -33,12 +33,12 @@ class Candidate:
     as_is: RepeatedRun
     changed: RepeatedRun
     own_s: tuple[float, ...]
-    """What it took in the script, each time that it had this shape."""
+    """Seconds of the script's own calls of this shape."""
     within: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
-    """What holds while `changed` runs; entering and leaving it is not timed."""
+    """The context in which `changed` runs; entering and leaving it is not timed."""
     shape: str = ""
     alone: bool = False
-    """Whether it cannot be run as it was: what the script's own objects do is done once."""
+    """Whether only `changed` can be run, because objects of the script must not be called again."""
 
     @property
     def seconds(self) -> float:
@@ -47,7 +47,7 @@ class Candidate:
 
 @dataclass
 class CallGroup:
-    """Calls of one kind from one line with one model and the same settings."""
+    """Calls of one kind, from one line, with one model and the same settings."""
 
     calls: list[Call]
     notes: list[CallRecord]
@@ -56,7 +56,7 @@ class CallGroup:
 
     @property
     def middle(self) -> tuple[Call, CallRecord]:
-        """The call that took the median time, of those that can be repeated."""
+        """The call with the median time, among those that can be repeated, and its record."""
         pairs = [pair for pair in zip(self.calls, self.notes, strict=True) if pair[1].arguments is not None]
         pairs.sort(key=lambda pair: pair[0].steady_s)
         return pairs[len(pairs) // 2]
@@ -67,20 +67,20 @@ class CallGroup:
 
     @property
     def firsts(self) -> list[tuple[Call, CallRecord]]:
-        """The first call of each shape, the dearest first."""
-        found: dict[str, tuple[Call, CallRecord]] = {}
+        """The first call of each shape and its record, the slowest first."""
+        by_shape: dict[str, tuple[Call, CallRecord]] = {}
         for call, noted in sorted(zip(self.calls, self.notes, strict=True), key=lambda pair: pair[1].began_s):
-            found.setdefault(call.words, (call, noted))
-        return sorted(found.values(), key=lambda pair: -pair[0].seconds)
+            by_shape.setdefault(call.words, (call, noted))
+        return sorted(by_shape.values(), key=lambda pair: -pair[0].seconds)
 
     def beside(self, first: Call) -> list[Call]:
-        """A first call, and those of its shape that began before it had ended."""
-        like = (call for call in self.calls if call.words == first.words and call.began_s is not None)
+        """A first call, and the calls of its shape that began before it ended."""
+        same_shape = (call for call in self.calls if call.words == first.words and call.began_s is not None)
         ended_s = (first.began_s or 0.0) + first.seconds
-        return [first, *(call for call in like if call is not first and (call.began_s or 0.0) < ended_s)]
+        return [first, *(call for call in same_shape if call is not first and (call.began_s or 0.0) < ended_s)]
 
     def like(self, call: Call) -> tuple[float, ...]:
-        """Seconds of all its calls of one shape, the first once warm."""
+        """Steady-state seconds of all calls with the shape of `call`."""
         return tuple(other.steady_s for other in self.calls if other.words == call.words)
 
 
@@ -91,22 +91,24 @@ def repeat(
     options: Mapping[str, object] | None = None,
     *,
     inference: bool = False,
-    ids: Any = None,
 ) -> RepeatedRun:
-    """Repeat a call at the same length, with some of its arguments changed."""
+    """A function that repeats a call at the same length, with `options` in place of its arguments.
+
+    With `inference`, it runs under torch.inference_mode(), else with the gradient mode of the call.
+    """
     args, named = noted.arguments or ((), {})
-    named = {name: value for name, value in named.items() if name not in _NOT_AGAIN}
+    named = {name: value for name, value in named.items() if name not in _DROPPED_ARGUMENTS}
     if call.kind == "generate":
         named |= {"max_new_tokens": call.new_tokens, "min_new_tokens": call.new_tokens}
     named |= options or {}
     if named.get("assistant_model", True) is None:
         del named["assistant_model"]
-    # What is advised is tried: inference_mode() leaves out more than no_grad() does.
-    as_it_was = functools.partial(torch.set_grad_enabled, call.settings["gradients"] == "on")
-    mode: Mode = torch.inference_mode if inference else as_it_was
+    # The advice is inference_mode(), which saves more than no_grad().
+    grad_mode = functools.partial(torch.set_grad_enabled, call.settings["gradients"] == "on")
+    mode: Mode = torch.inference_mode if inference else grad_mode
     entry = model.generate if call.kind == "generate" else model
-    if call.context_len and ids is None:
-        return _behind(model, call, args, named, mode)
+    if call.context_len:
+        return _after_context(model, call, args, named, mode)
 
     def run() -> object:
         with mode():
@@ -115,8 +117,8 @@ def repeat(
     return run
 
 
-def _behind(model: Any, call: Call, args: tuple[Any, ...], named: dict[str, Any], mode: Mode) -> RepeatedRun:
-    """A forward behind a cache, which is filled before the first run and cut back before each other."""
+def _after_context(model: Any, call: Call, args: tuple[Any, ...], named: dict[str, Any], mode: Mode) -> RepeatedRun:
+    """A forward with a cache, which is filled at the first run and cropped to its context before every later one."""
     filled: list[Any] = []
     name = argument_name(model)
 

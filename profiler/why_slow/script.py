@@ -1,4 +1,4 @@
-"""Run a script as the interpreter would: its arguments, streams, `__main__` and exit code."""
+"""Run a script as the interpreter does: with its arguments, streams, `__main__` and exit code."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 import threading
 import traceback
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures.thread import _threads_queues
 from pathlib import Path
 
@@ -17,13 +17,13 @@ _INTERRUPTED = 130
 
 
 def run_script(path: Path, arguments: Sequence[str]) -> int:
-    """Run a file as `python FILE ARGUMENTS` would, and give its exit code; what it raises is printed as there.
+    """Run a file like `python FILE ARGUMENTS`, and return its exit code; an exception is printed as a traceback.
 
-    Raises RequestError where there is no such file, or it is no Python.
+    Raises RequestError if the file cannot be read, is a notebook or is not Python.
     """
     if path.suffix == ".ipynb":
         raise RequestError(
-            f"{path} is a notebook, no script: make it one with `jupyter nbconvert --to script {path}`, or put"
+            f"{path} is a notebook, not a script: convert it with `jupyter nbconvert --to script {path}`, or put"
             " `with profiler.why() as watching:` around a cell's calls and print(watching.answer)."
         )
     try:
@@ -33,39 +33,42 @@ def run_script(path: Path, arguments: Sequence[str]) -> int:
     try:
         code = compile(source, str(path), "exec")
     except (SyntaxError, ValueError) as error:
-        raise RequestError(f"{path} is no Python script: {error}.") from None
+        raise RequestError(f"{path} is not a Python script: {error}.") from None
     main = types.ModuleType("__main__")
     main.__file__ = str(path)
     main.__builtins__ = __builtins__  # type: ignore[attr-defined]
     sys.argv = [str(path), *arguments]
     sys.path[0:1] = [str(path.resolve().parent)]
     sys.modules["__main__"] = main
-    return _ended(lambda: exec(code, main.__dict__))
+    return _exit_code_of(lambda: exec(code, main.__dict__))
 
 
 def run_module(name: str, arguments: Sequence[str]) -> int:
-    """Run a module as `python -m NAME ARGUMENTS` would, and give its exit code."""
+    """Run a module like `python -m NAME ARGUMENTS`, and return its exit code."""
     sys.argv = [name, *arguments]
     sys.path[0:1] = [""]
-    return _ended(lambda: runpy.run_module(name, run_name="__main__", alter_sys=True))
+    return _exit_code_of(lambda: runpy.run_module(name, run_name="__main__", alter_sys=True))
 
 
-def _ended(run: object) -> int:
-    """The exit code of what runs, told as the interpreter tells it; waits for its threads as that does.
+def _exit_code_of(run: Callable[[], object]) -> int:
+    """Run a function, wait for its threads, and return the exit code that the interpreter would end with.
 
-    A pool's workers (concurrent.futures) end at the interpreter's own exit alone and are not waited for here.
+    Workers of concurrent.futures end only at the interpreter's exit, so they are not waited for.
     """
     before = set(threading.enumerate())
     try:
-        run()  # type: ignore[operator]
+        run()
         code = 0
-    except SystemExit as ended:
-        code = _exit_code(ended.code)
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            code = end.code or 0
+        else:
+            print(end.code, file=sys.stderr)
+            code = 1
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BaseException as error:
-        # The frames of this package are no part of what the script raised.
-        traceback.print_exception(type(error), error, _own_frames(error.__traceback__))
+        traceback.print_exception(type(error), error, _without_our_frames(error.__traceback__))
         code = 1
     for thread in set(threading.enumerate()) - before:
         if not thread.daemon and thread not in _threads_queues:
@@ -73,16 +76,8 @@ def _ended(run: object) -> int:
     return code
 
 
-def _exit_code(code: object) -> int:
-    if code is None:
-        return 0
-    if isinstance(code, int):
-        return code
-    print(code, file=sys.stderr)
-    return 1
-
-
-def _own_frames(frames: types.TracebackType | None) -> types.TracebackType | None:
+def _without_our_frames(frames: types.TracebackType | None) -> types.TracebackType | None:
+    """A traceback from the first frame on that belongs neither to this package nor to runpy."""
     own = str(Path(__file__).parents[1])
     while frames is not None and frames.tb_frame.f_code.co_filename.startswith((own, "<frozen runpy")):
         frames = frames.tb_next

@@ -18,17 +18,19 @@ from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.repeat_call import CallGroup, Candidate, RepeatedRun, repeat
 
 _DECISIVE_ROUNDS = 3
-# Calls that took less are repeated within a round, up to so many times.
+# Shorter calls are repeated within a round.
 _SHORT_S = 0.2
-# A change whose calls take so many times as long as the script's own, even once warm, is not tried in turn.
+# A changed call that is warm and still takes this many times as long as the script's own gets no further rounds.
 _HOPELESS = 2.0
-# First calls of so many shapes are run again once warm.
+# At most so many first calls per group are repeated once warm.
 _MOST_FIRSTS = 8
 
 
 def try_changes(recorder: Recorder, seen: Observations, budget_s: float) -> tuple[list[ChangeTrial], list[str]]:
-    """(trials, what could not be tried and why): the dearest calls first, until `budget_s` seconds are spent, or until
-    somebody interrupts, which keeps what was tried so far."""
+    """(trials, reasons why other changes were not tried), the most expensive calls first.
+
+    Trials end after `budget_s` seconds or at an interrupt; those made until then are returned.
+    """
     deadline_s = now_s() + budget_s
     trials: list[ChangeTrial] = []
     missed: list[str] = []
@@ -42,26 +44,26 @@ def try_changes(recorder: Recorder, seen: Observations, budget_s: float) -> tupl
                     else:
                         trials.append(trial)
         except KeyboardInterrupt:
-            missed.append("what else there is: interrupted")
-        except Exception as error:  # looking for candidates among a stranger's calls: the answer stands without more
-            missed.append(f"what else there is: {describe_error(error)}")
+            missed.append("all other changes: interrupted")
+        except Exception as error:  # a user's model may fail in any way, and the answer is useful without more trials
+            missed.append(f"all other changes: {describe_error(error)}")
     return trials, missed
 
 
 def _tried(candidate: Candidate, group: CallGroup, budget_s: float, deadline_s: float) -> ChangeTrial | str:
-    """One thing changed about some calls; or why that could not be tried."""
+    """The trial of one change, or the reason why it could not be tried."""
     left_s = deadline_s - now_s()
-    here = f"{candidate.id} at {candidate.where}"
+    name = f"{candidate.id} at {candidate.where}"
     if left_s <= 0:
-        return f"{here}: no time was left"
+        return f"{name}: no time was left"
     allowed_s = min(left_s, budget_s / 2)
-    alone = candidate.alone or 2 * _DECISIVE_ROUNDS * candidate.seconds > allowed_s
+    only_changed = candidate.alone or 2 * _DECISIVE_ROUNDS * candidate.seconds > allowed_s
     try:
-        rounds = (_against_its_own if alone else _in_turn)(candidate, allowed_s)
+        rounds = (_pairs_with_own_calls if only_changed else _interleaved_pairs)(candidate, allowed_s)
     except Exception as error:
-        return f"{here}: {first_line(error)}"
+        return f"{name}: {first_line(error)}"
     if not rounds:
-        return f"{here}: there was time for a single run alone"
+        return f"{name}: there was only time for a single run"
     return ChangeTrial(
         candidate.id,
         tuple(call.number for call in group.calls),
@@ -70,44 +72,47 @@ def _tried(candidate: Candidate, group: CallGroup, budget_s: float, deadline_s: 
         candidate.evidence,
         candidate.change,
         candidate.shape or group.middle[0].words,
-        against_its_own=alone,
+        against_its_own=only_changed,
     )
 
 
 def _groups(recorder: Recorder, seen: Observations, missed: list[str], least_s: float = 0.0) -> list[CallGroup]:
-    """Calls that belong together and take `least_s` seconds, the dearest first; those whose model is gone borrow one of
-    the same class. Why others cannot be called again is added to `missed`."""
+    """Groups of calls that take at least `least_s` seconds, the most expensive first.
+
+    Calls whose model no longer exists are repeated on another model of the same class. Reasons why calls cannot be
+    repeated are added to `missed`.
+    """
     alive = {call.model: model for call, noted in zip(seen.calls, recorder.notes, strict=True)
              if (model := noted.model()) is not None}  # fmt: skip
     by_class = {type(model).__name__: model for model in alive.values()}
-    found: dict[tuple[object, ...], list[int]] = {}
+    numbers_by_key: dict[tuple[object, ...], list[int]] = {}
     for call in seen.calls:
-        # A hand-written loop that has no cache hands over one more token each time: its calls are of one kind.
+        # The prompt length is not in the key: in a hand-written loop without a cache it grows by one token per call.
         key = (
             call.kind, call.model.split(" (")[0], call.where, call.context_len > 0, bool(call.failed),
             *call.settings.items(),
         )  # fmt: skip
-        found.setdefault(key, []).append(call.number)
+        numbers_by_key.setdefault(key, []).append(call.number)
     loaded_at = seen.loads[-1].where if seen.loads else ""
     groups = []
-    for numbers in found.values():
+    for numbers in numbers_by_key.values():
         calls, notes = [seen.calls[number] for number in numbers], [recorder.notes[number] for number in numbers]
         model = alive.get(calls[-1].model, by_class.get(calls[-1].model.split(" (")[0]))
         if steady_s(calls) < least_s:
             continue
         if model is None or all(noted.arguments is None for noted in notes):
-            why = f"they failed ({calls[0].failed})" if calls[0].failed else "their model is gone"
-            missed.append(f"the calls at {calls[0].where}: {why}")
+            reason = f"they failed ({calls[0].failed})" if calls[0].failed else "their model no longer exists"
+            missed.append(f"the calls at {calls[0].where}: {reason}")
             continue
         groups.append(CallGroup(calls, notes, model, loaded_at or calls[0].where))
     return sorted(groups, key=lambda group: -group.seconds)
 
 
 def once_warm(recorder: Recorder, seen: Observations, budget_s: float) -> Observations:
-    """What was seen, with what first calls take once more: trials are of warm calls, and what the first alone paid for
-    (code that is loaded, memory that is asked for) is no part of what a change saves.
+    """The observations with `warm_s` of first calls, which are repeated for that, the most expensive first.
 
-    The dearest first, until `budget_s` seconds are spent, or until somebody interrupts.
+    Trials use warm calls, and no change saves the one-time costs of first calls (loading code, allocating memory). The
+    repeats end after `budget_s` seconds or at an interrupt.
     """
     deadline_s = now_s() + budget_s
     warm_s: dict[int, float] = {}
@@ -116,20 +121,20 @@ def once_warm(recorder: Recorder, seen: Observations, budget_s: float) -> Observ
             for first, noted in group.firsts[:_MOST_FIRSTS]:
                 if noted.arguments is None or now_s() + first.seconds > deadline_s:
                     continue
-                with contextlib.suppress(Exception):  # what cannot be run again is taken as it was
+                with contextlib.suppress(Exception):  # a call that cannot be repeated counts in full
                     run = repeat(noted, first, group.model)
-                    again_s = _once_s(run, noted.clock)
-                    if now_s() + again_s < deadline_s:  # a cache is filled in the first run, and memory asked for
-                        again_s = min(again_s, _once_s(run, noted.clock))
-                    again_s += sum(first.callbacks_s.values())
-                    # Calls beside it in other threads were as cold.
-                    share = min(1.0, again_s / first.seconds)
+                    repeated_s = _once_s(run, noted.clock)
+                    if now_s() + repeated_s < deadline_s:  # the first repeat also fills a cache and allocates memory
+                        repeated_s = min(repeated_s, _once_s(run, noted.clock))
+                    repeated_s += sum(first.callbacks_s.values())
+                    # Calls that overlap it in other threads had the same one-time costs.
+                    share = min(1.0, repeated_s / first.seconds)
                     warm_s |= {call.number: share * call.seconds for call in group.beside(first)}
     return replace(seen, calls=tuple(replace(call, warm_s=warm_s.get(call.number)) for call in seen.calls))
 
 
 def _once_s(run: RepeatedRun, clock: Clock) -> float:
-    """Seconds of a call as the script's own was timed."""
+    """Seconds of one run, by the clock that timed the script's own call."""
     start = clock.mark()
     run()
     end = clock.mark()
@@ -137,10 +142,12 @@ def _once_s(run: RepeatedRun, clock: Clock) -> float:
     return clock.seconds([start, end])[0]
 
 
-def _in_turn(candidate: Candidate, budget_s: float) -> tuple[tuple[float, float], ...]:
-    """Pairs of seconds as it is and changed, the order alternating, both warmed up; ends early where pairs disagree."""
-    start_s = now_s()
+def _interleaved_pairs(candidate: Candidate, budget_s: float) -> tuple[tuple[float, float], ...]:
+    """Pairs of (seconds unchanged, seconds changed), warmed up, in alternating order.
 
+    They end early at the first pair without a saving, or if three pairs save 30 % each.
+    """
+    start_s = now_s()
     repeats = max(1, min(effort.STANDARD.script_repeats, round(_SHORT_S / max(candidate.seconds, 1e-3))))
 
     def once(run: RepeatedRun) -> float:
@@ -150,7 +157,7 @@ def _in_turn(candidate: Candidate, budget_s: float) -> tuple[tuple[float, float]
         return now_s() - before_s
 
     def timed(run: RepeatedRun) -> float:
-        # What ran before has left its memory and its caches: a short call comes in a row, as in the script.
+        # The other run has filled memory and caches, so a short call gets a run before it, as in the script.
         if candidate.seconds < _SHORT_S:
             run()
         _synchronize()
@@ -160,7 +167,7 @@ def _in_turn(candidate: Candidate, budget_s: float) -> tuple[tuple[float, float]
         _synchronize()
         return (now_s() - before_s) / repeats
 
-    # The script itself has warmed up what is as it was; what is changed pays in its first run for what happens once.
+    # The script has warmed up the unchanged call; the changed one has its one-time costs in its first run.
     with candidate.within():
         candidate.changed()
         _synchronize()
@@ -183,11 +190,11 @@ def _in_turn(candidate: Candidate, budget_s: float) -> tuple[tuple[float, float]
     return tuple(rounds)
 
 
-def _against_its_own(candidate: Candidate, budget_s: float) -> tuple[tuple[float, float], ...]:
-    """Pairs of seconds of the script's own calls and of the changed one, where there is no time to run both again."""
+def _pairs_with_own_calls(candidate: Candidate, budget_s: float) -> tuple[tuple[float, float], ...]:
+    """Pairs of (seconds of a call of the script, seconds changed), used if there is no time to run both."""
     start_s = now_s()
     changed_s: list[float] = []
-    # The first run pays for what happens once, unless it is the only one that there is time for.
+    # One more run than pairs, as the first has the one-time costs and is dropped.
     while len(changed_s) <= LEAST_ROUNDS and (not changed_s or now_s() - start_s + changed_s[-1] < budget_s):
         before_s = now_s()
         with candidate.within():
@@ -198,7 +205,7 @@ def _against_its_own(candidate: Candidate, budget_s: float) -> tuple[tuple[float
             break
     own = sorted(candidate.own_s)
     if len(own) < _DECISIVE_ROUNDS and not candidate.alone and now_s() - start_s + candidate.seconds < budget_s:
-        # One call, or two, may have come at a bad moment, and the first pays for what happens once.
+        # One or two calls may have been disturbed, and the first has one-time costs.
         before_s = now_s()
         candidate.as_is()
         _synchronize()

@@ -18,14 +18,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "why"))
 
-from planted_faults import FAULTS, SCRIPTS, mended, on_one_core, run_watched, save_small_llama, taken_s
+from planted_faults import FAULTS, SCRIPTS, fixed_source, on_one_core, run_watched, save_small_llama, taken_s
 
 from profiler.why_slow.command import explained
 
 
 def held(name: str, rounds: int, model: Path, folder: Path) -> str:
     """A line of one script: seconds said, saved and their ratio, and what comes next."""
-    (folder / f"{name}.py").write_text(mended(name))
+    (folder / f"{name}.py").write_text(fixed_source(name))
     run_watched(folder / f"{name}.py", model)
     said, saved, others, first, taken = [], [], [], [], []
     for _ in range(rounds):

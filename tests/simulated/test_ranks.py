@@ -166,7 +166,7 @@ def _step(on_second: list[str]) -> list[list[tuple[float, float]]]:
             names = ["embed_tokens", "rotary_emb", *(f"layers.{number}" for number in range(4)), "norm"]
             names = [*(f"model.{name}" for name in names), "lm_head"]
             model = dispatch_model(model, {name: f"cuda:{int(name in on_second)}" for name in names})
-            assert pipelined_devices(model) == "layers run card after card: one of 2 works at a time"
+            assert pipelined_devices(model) == "layers run GPU after GPU: one of 2 works at a time"
         ids = torch.zeros(1, 1, dtype=torch.long, device="cuda:0")
         with torch.inference_mode():
             model(input_ids=ids, use_cache=False)

@@ -92,9 +92,7 @@ def test_a_mask_that_keeps_sdpa_from_its_flash_kernel_is_in_the_seconds_of_paddi
     finding = watching.found.findings[0]
     assert finding.id == "padding"
     assert finding.saves_s == pytest.approx(saves_s, rel=0.25)
-    assert finding.evidence == (
-        "0 % of the tokens handed over are padding, and their mask keeps SDPA from its flash kernel"
-    )
+    assert finding.evidence == ("0 % of the tokens passed are padding, and the mask keeps SDPA from its flash kernel")
 
 
 def test_reads_of_a_loop_are_named_with_what_they_cost(monkeypatch: pytest.MonkeyPatch) -> None:

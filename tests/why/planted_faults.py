@@ -1,4 +1,4 @@
-"""Scripts as people write them, each with one fault and what is right in its place; how they run under watch."""
+"""Scripts with planted faults, each with its fix, and functions that run them while they are recorded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from profiler.why_slow.script import run_script
 SCRIPTS = Path(__file__).parent / "scripts"
 
 FAULTS = {
-    # script: (finding, what is wrong in it, what is right)
+    # script: (finding, faulty text, its fix)
     "cache_off": ("cache-off", ", use_cache=False", ""),
     "loop_without_cache": (
         "cache-off",
@@ -51,7 +51,7 @@ FAULTS = {
 }
 
 THREE_FAULTS = {
-    # script: finding: (what is wrong in it, what is right)
+    # script: finding: (faulty text, its fix)
     "three_faults": {
         "cache-off": (", use_cache=False", ""),
         "padding": ("(2, 160)", "(2, 80)"),
@@ -70,8 +70,8 @@ THREE_FAULTS = {
 }
 
 
-def mended(name: str, finding: str | None = None) -> str:
-    """The source of a script without its fault, or without one of its three."""
+def fixed_source(name: str, finding: str | None = None) -> str:
+    """The source of a script without its fault, or without one of its three faults."""
     wrong, right = FAULTS[name][1:] if finding is None else THREE_FAULTS[name][finding]
     source = (SCRIPTS / f"{name}.py").read_text()
     assert wrong in source
@@ -79,7 +79,7 @@ def mended(name: str, finding: str | None = None) -> str:
 
 
 def save_small_llama(folder: Path) -> None:
-    """A small Llama in bfloat16 with a vocabulary that is worth not computing."""
+    """Save a small Llama in bfloat16, whose vocabulary is large enough that needless logits cost time."""
     torch.manual_seed(0)
     config = LlamaConfig(
         hidden_size=256,
@@ -98,8 +98,10 @@ def save_small_llama(folder: Path) -> None:
 
 @contextlib.contextmanager
 def on_one_core() -> Iterator[None]:
-    """Within, torch computes with one thread, as many as there seem to be cores, and the watch and its trials tell time
-    by what that core spent on this process: turns that others have on it are no part of it. Floors are left out."""
+    """A context with one torch thread and one visible core, in which `why` uses CPU time of this process.
+
+    So the time of other processes on that core is not counted. Floors are left out.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with (
@@ -114,7 +116,7 @@ def on_one_core() -> Iterator[None]:
 
 
 def run_watched(script: Path, model: Path) -> Recorder:
-    """What was noted of a script that is run in this process, and given the folder of a model."""
+    """The record of a script that runs in this process with the folder of a model as its argument."""
     recorder = Recorder()
     with (
         patch.object(sys, "argv", sys.argv),
@@ -127,6 +129,8 @@ def run_watched(script: Path, model: Path) -> Recorder:
 
 
 def taken_s(seen: Observations) -> float:
-    """Seconds in calls, loads and tokenizers, and between the forwards of a loop: what a call leaves behind is let go
-    there, which of recorded gradients is a sixth of what they cost."""
+    """Seconds in calls, loads and tokenizers, and between the forwards of a loop.
+
+    The graph of a call is freed between forwards, which is a sixth of the cost of recorded gradients.
+    """
     return seen.watched_s + sum(item.seconds for item in seen.between)

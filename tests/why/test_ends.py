@@ -1,4 +1,4 @@
-"""What is no script, and what ends one before its end."""
+"""Files that are not scripts, and scripts that end with `os._exit`."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from profiler.errors import RequestError
 from profiler.why_slow.script import run_script
 
 
-def test_a_notebook_is_refused_with_what_would_work(tmp_path: Path) -> None:
+def test_a_notebook_is_refused_with_an_alternative(tmp_path: Path) -> None:
     notebook = tmp_path / "own.ipynb"
     notebook.write_text('{"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}')
     with pytest.raises(RequestError, match=r"is a notebook.*jupyter nbconvert --to script .*own\.ipynb.*profiler\.why"):
         run_script(notebook, [])
 
 
-def test_an_exit_at_once_is_answered_first_and_a_childs_is_not(tmp_path: Path) -> None:
-    """`os._exit` runs nothing behind it, in a child neither: one answer, and each exit code as it was asked for."""
+def test_os_exit_gives_an_answer_except_in_a_child(tmp_path: Path) -> None:
+    """`os._exit` runs no later code, also in a child: there is one answer, and each exit code is the script's."""
     done = ran(
         "import os\n"
         "child = os.fork()\n"
@@ -38,7 +38,7 @@ def test_an_exit_at_once_is_answered_first_and_a_childs_is_not(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_calls_before_an_exit_at_once_are_explained(tiny_folder: Path, tmp_path: Path) -> None:
+def test_calls_before_os_exit_are_explained(tiny_folder: Path, tmp_path: Path) -> None:
     script = (
         "import os, sys, torch\n"
         "from transformers import AutoModelForCausalLM\n"

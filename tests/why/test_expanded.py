@@ -1,4 +1,4 @@
-"""Rows that `generate` computes for each that it is handed: as many as the model itself was seen to be called with."""
+"""The batch size of `generate` with beams or several answers, compared with the batch that the model gets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from profiler.why_slow.render import call_rows
 
 
 @pytest.mark.parametrize(
-    ("rows", "options", "computed", "told"),
+    ("rows", "options", "computed", "words"),
     [
         (1, {"do_sample": True, "num_return_sequences": 64}, 64, "64 answers"),
         (2, {"do_sample": True, "num_return_sequences": 3}, 6, "3 answers"),
@@ -24,15 +24,15 @@ from profiler.why_slow.render import call_rows
         (2, {"do_sample": False}, 2, "sdpa"),
     ],
 )
-def test_a_call_has_the_batch_that_is_computed(rows: int, options: dict[str, Any], computed: int, told: str) -> None:
+def test_a_call_has_the_batch_that_is_computed(rows: int, options: dict[str, Any], computed: int, words: str) -> None:
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 64}
     config = LlamaConfig(num_hidden_layers=1, eos_token_id=None, pad_token_id=0, **sizes)
-    model, recorder, handed = LlamaForCausalLM(config).eval(), Recorder(), list[tuple[int, ...]]()
-    model.model.layers[0].register_forward_pre_hook(lambda _layer, args: handed.append(tuple(args[0].shape[:2])))
+    model, recorder, shapes = LlamaForCausalLM(config).eval(), Recorder(), list[tuple[int, ...]]()
+    model.model.layers[0].register_forward_pre_hook(lambda _layer, args: shapes.append(tuple(args[0].shape[:2])))
     with watched(recorder):
         model.generate(torch.ones(rows, 8, dtype=torch.long), max_new_tokens=3, **options)
     seen = recorder.seen("s.py")
     [call] = seen.calls
-    assert set(handed) == {(computed, 8), (computed, 1)}, "a prompt, too, is computed for each of them"
+    assert set(shapes) == {(computed, 8), (computed, 1)}, "the prompt is computed for each of them as well"
     assert (call.batch_size, call.words) == (computed, f"generate {computed} x 8 + 3")
-    assert call_rows(judge_calls(seen, []))[0][-1].endswith(told)
+    assert call_rows(judge_calls(seen, []))[0][-1].endswith(words)

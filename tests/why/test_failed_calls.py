@@ -1,4 +1,4 @@
-"""Calls that raise are calls: their time counts, and that they failed is said; what they raise is the script's."""
+"""Calls that raise an exception: their time counts, the answer reports them, and the script gets the exception."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SLEEP_S = 0.3
 
 
 class RunsOut:
-    """A logits processor that has no memory left at the second token."""
+    """A logits processor that raises at the second token."""
 
     def __init__(self) -> None:
         self.tokens = 0
@@ -39,17 +39,17 @@ def model() -> Any:
 
 
 @pytest.fixture(autouse=True)
-def floored(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """The numbers of the calls that a floor was asked of."""
-    asked: list[list[int]] = []
+def floor_calls(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """The numbers of the calls of which a floor was computed, for each computation."""
+    numbers: list[list[int]] = []
     with_effort(monkeypatch, script_least_s=1.0, script_most_s=1.0)
     monkeypatch.setattr(
-        "profiler.why_slow.floor.floor_of_calls", lambda pairs: asked.append([call.number for call, _ in pairs])
+        "profiler.why_slow.floor.floor_of_calls", lambda pairs: numbers.append([call.number for call, _ in pairs])
     )
-    return asked
+    return numbers
 
 
-def test_a_call_that_the_script_tries_again_is_in_its_time(model: Any, floored: list[list[int]]) -> None:
+def test_a_failed_call_counts_with_its_time(model: Any, floor_calls: list[list[int]]) -> None:
     with profiler.why() as watching:
         with pytest.raises(RuntimeError, match="out of memory"):
             model.generate(IDS, max_new_tokens=4, do_sample=False, logits_processor=[RunsOut()])
@@ -61,17 +61,17 @@ def test_a_call_that_the_script_tries_again_is_in_its_time(model: Any, floored: 
     assert failed.forwards == 2
     assert watching.found.seen.calls_s >= failed.seconds + done.seconds - 1e-6
     assert "2 calls of generate" in watching.answer
-    assert "1 of them failed, after " in watching.answer
+    assert "1 of them failed after " in watching.answer
     assert "(RuntimeError: out of memory (pretended))" in watching.answer
-    assert "none of that" not in watching.answer
-    assert floored == [[done.number]]
+    assert "the script's own work" not in watching.answer
+    assert floor_calls == [[done.number]]
     assert not any(failed.number in trial.calls for trial in watching.found.tried)
     assert any("they failed (RuntimeError" in text for text in watching.found.not_tried)
     assert ["failed" in row[-1] for row in call_rows(watching.found)] == [True, False]
     assert why_document(watching.found).calls[0].failed
 
 
-def test_where_all_calls_failed_there_is_an_answer(model: Any, floored: list[list[int]]) -> None:
+def test_an_answer_without_successful_calls(model: Any, floor_calls: list[list[int]]) -> None:
     class StopError(Exception):
         pass
 
@@ -86,4 +86,4 @@ def test_where_all_calls_failed_there_is_an_answer(model: Any, floored: list[lis
     assert [call.failed for call in watching.found.seen.calls] == ["StopError"] * 4
     assert "4 of them failed" in watching.answer
     assert "Nothing to change" not in watching.answer
-    assert floored == []
+    assert floor_calls == []

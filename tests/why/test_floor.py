@@ -1,4 +1,4 @@
-"""The least time of a script's calls, by arithmetic: weights once a step, dispatch once a step, a prompt once."""
+"""The floor of a script's calls, by arithmetic: weights and dispatch once per step, each prompt once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from profiler.why_slow.floor import floor_of_calls
 from profiler.why_slow.observations import Call, Observations
 from profiler.why_slow.render import why_sentences
 
-# A bandwidth under which bytes are all that counts, and dispatch of a prefill and of a decode step.
+# A bandwidth so low that only bytes count, and the dispatch of a prefill and of a decode step.
 BYTES_PER_S, PREFILL_S, DECODE_S = 1e6, 5.0, 2.0
 CALL = Call(0, "generate", "LlamaForCausalLM", 1, 8, 0, 4, 4, 60.0, "s.py:1", {})
 
@@ -32,7 +32,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def device_s(tokens: int, steps: int) -> float:
-    """float32: weights without the embedding table each step; one token's keys and values are 2 layers x 2 x 32."""
+    """float32: weights without the embedding table per step; keys and values per token are 2 layers x 2 x 32."""
     weights = 2 * (4 * 32 * 32 + 3 * 32 * 64 + 2 * 32) + 32 + 32 * 64
     read = sum(range(tokens, tokens + steps - 1))
     kv = 2 * 2 * 32 * (tokens + read + steps - 1)
@@ -40,25 +40,25 @@ def device_s(tokens: int, steps: int) -> float:
     return 4 * (steps * weights + kv + tokens_in * 32 + steps * 64) / BYTES_PER_S
 
 
-def test_a_generate_is_a_prefill_and_a_step_a_further_token(model: Any) -> None:
-    """8 tokens and 4 new ones: a prefill, three steps behind 8, 9 and 10 tokens."""
+def test_a_generate_is_a_prefill_and_a_step_per_further_token(model: Any) -> None:
+    """8 tokens and 4 new ones: a prefill, and three steps with 8, 9 and 10 tokens in the cache."""
     found = floor_of_calls([(CALL, model)])
     assert found.dispatch_s == pytest.approx(PREFILL_S + 3 * DECODE_S)
-    # A prefill reads no cache; a step reads it, with what it has written itself.
+    # A prefill reads no cache; a step reads it, including its own token.
     assert found.seconds == pytest.approx(device_s(8, 4) + found.dispatch_s, rel=0.02)
 
 
-def test_what_a_faulty_script_repeats_is_not_in_its_floor(model: Any) -> None:
-    """Half of 16 tokens is padding; a loop without a cache hands 8, 9, 10 and 11 tokens over: the same tokens all."""
-    as_it_should = floor_of_calls([(CALL, model)]).seconds
+def test_repeated_work_of_a_faulty_script_is_not_in_its_floor(model: Any) -> None:
+    """16 tokens of which half is padding, and a loop without a cache over 8 to 11 tokens: both need the same tokens."""
+    expected_s = floor_of_calls([(CALL, model)]).seconds
     padded = replace(CALL, prompt_len=16, padding=0.5)
-    assert floor_of_calls([(padded, model)]).seconds == pytest.approx(as_it_should)
+    assert floor_of_calls([(padded, model)]).seconds == pytest.approx(expected_s)
     loop = [replace(CALL, kind="forward", prompt_len=8 + step, new_tokens=0) for step in range(4)]
-    assert floor_of_calls([(call, model) for call in loop]).seconds == pytest.approx(as_it_should)
+    assert floor_of_calls([(call, model) for call in loop]).seconds == pytest.approx(expected_s)
 
 
-def test_dispatch_hides_behind_a_card(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the host runs ahead, a step takes the longer of the two: here the device's 0.08 s or the host's 2."""
+def test_dispatch_overlaps_with_a_gpu(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the host runs ahead, a step takes the longer of the two: here the device's 0.08 s or the host's 2 s."""
 
     class Ahead:
         def __init__(self, device: torch.device) -> None:
@@ -68,7 +68,7 @@ def test_dispatch_hides_behind_a_card(model: Any, monkeypatch: pytest.MonkeyPatc
     assert floor_of_calls([(CALL, model)]).seconds == pytest.approx(PREFILL_S + 3 * DECODE_S)
 
 
-def test_where_dispatch_is_not_known_the_answer_says_so(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_dispatch_is_reported(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> None:
         raise TypeError
 
@@ -78,16 +78,14 @@ def test_where_dispatch_is_not_known_the_answer_says_so(model: Any, monkeypatch:
     assert unknown.dispatch_s is None
     assert unknown.seconds == pytest.approx(known.seconds - (known.dispatch_s or 0.0))
     seen = Observations("s.py", 70.0, (CALL,), (), 0.0, "", 0.0)
-    assert "without dispatch, which is not known" in why_sentences(judge_calls(seen, [], unknown))[0]
+    assert "without dispatch, which is unknown" in why_sentences(judge_calls(seen, [], unknown))[0]
     near = replace(seen, calls=(replace(CALL, seconds=known.seconds / 0.91),))
     assert "Nothing to change: 91 % of what this machine can do" in why_sentences(judge_calls(near, [], known))[1]
     far = replace(seen, calls=(replace(CALL, seconds=known.seconds / 0.2),))
-    assert (
-        "the floor is 20 % of its time: the rest lies in the library" in why_sentences(judge_calls(far, [], known))[1]
-    )
+    assert "the floor is 20 % of its time" in why_sentences(judge_calls(far, [], known))[1]
 
 
-def test_the_twin_is_no_slower_than_its_model(tiny_folder: Any) -> None:
+def test_dispatch_of_a_hollow_twin_is_measured(tiny_folder: Any) -> None:
     from machines import HOST
 
     from profiler.measure.dispatch import least_dispatch_s

@@ -1,4 +1,4 @@
-"""Scripts of many kinds run as they do alone, and their models are seen: what they print and exit with is theirs."""
+"""Scripts of many kinds keep their output and exit code while their models' calls are recorded."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from transformers import AutoModelForCausalLM
 model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
 ids = torch.ones(2, 8, dtype=torch.long)
 """
-# (what it does, what it prints, its exit code, which calls are seen)
+# (source, output, exit code, kinds of the recorded calls)
 KINDS = {
     "raises": ("model(ids)\nraise KeyError('mine')\n", "", 1, ["forward"]),
     "exits": ("model(ids)\nsys.exit(4)\n", "", 4, ["forward"]),
-    "reads": ("print(input(), model(ids).logits.shape[0])\n", "asked 2\n", 0, ["forward"]),
+    "reads": ("print(input(), model(ids).logits.shape[0])\n", "input 2\n", 0, ["forward"]),
     "forks": (
         "import multiprocessing\n"
         "child = multiprocessing.get_context('fork').Process(target=sys.exit, args=(6,))\n"
@@ -34,8 +34,8 @@ KINDS = {
     ),
     "threads": (
         "import threading\n"
-        "asked = [threading.Thread(target=lambda: model(ids)) for _ in range(2)]\n"
-        "[each.start() for each in asked]\n[each.join() for each in asked]\nprint('done')\n",
+        "threads = [threading.Thread(target=lambda: model(ids)) for _ in range(2)]\n"
+        "[each.start() for each in threads]\n[each.join() for each in threads]\nprint('done')\n",
         "done\n", 0, ["forward", "forward"],
     ),
     "wraps": (
@@ -62,9 +62,9 @@ KINDS = {
     "predicts": (
         "import tempfile\n"
         "from transformers import Trainer, TrainingArguments\n"
-        "asked = TrainingArguments(tempfile.mkdtemp(), use_cpu=True, report_to=[], disable_tqdm=True)\n"
+        "arguments = TrainingArguments(tempfile.mkdtemp(), use_cpu=True, report_to=[], disable_tqdm=True)\n"
         "data = [{'input_ids': row, 'labels': row} for row in ids]\n"
-        "print(Trainer(model=model, args=asked).predict(data).predictions.shape[0])\n",
+        "print(Trainer(model=model, args=arguments).predict(data).predictions.shape[0])\n",
         "2\n", 0, ["forward"],
     ),
     "pipes": (
@@ -73,8 +73,8 @@ KINDS = {
         "words = Tokenizer(models.WordLevel({'?': 0, 'one': 1, 'two': 2}, unk_token='?'))\n"
         "words.pre_tokenizer = pre_tokenizers.Whitespace()\n"
         "words = PreTrainedTokenizerFast(tokenizer_object=words, pad_token='?')\n"
-        "tell = pipeline('text-generation', model=model, tokenizer=words, device='cpu')\n"
-        "print(len(tell('one two one', max_new_tokens=3, do_sample=False)))\n",
+        "generate = pipeline('text-generation', model=model, tokenizer=words, device='cpu')\n"
+        "print(len(generate('one two one', max_new_tokens=3, do_sample=False)))\n",
         "1\n", 0, ["generate"],
     ),
 }  # fmt: skip
@@ -85,18 +85,18 @@ def test_a_script_that(
     kind: str, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     source, printed, code, calls = KINDS[kind]
-    script, asked = tmp_path / "own.py", tmp_path / "stdin"
+    script, stdin_file = tmp_path / "own.py", tmp_path / "stdin"
     script.write_text(LOAD + source)
-    asked.write_text("asked\n")
+    stdin_file.write_text("input\n")
     for owner, name in ((sys, "argv"), (sys, "path")):
         monkeypatch.setattr(owner, name, list(getattr(owner, name)))
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
     recorder = Recorder()
-    with asked.open() as stdin, watched(recorder), torch.enable_grad():
+    with stdin_file.open() as stdin, watched(recorder), torch.enable_grad():
         monkeypatch.setattr(sys, "stdin", stdin)
-        found = run_script(script, [str(tiny_folder)])
+        exit_code = run_script(script, [str(tiny_folder)])
     sys.stdout.flush()
-    assert (found, capfd.readouterr().out) == (code, printed)
+    assert (exit_code, capfd.readouterr().out) == (code, printed)
     seen: tuple[Call, ...] = recorder.seen(kind).calls
     assert [call.kind for call in seen] == calls
     assert all(call.where.startswith("own.py:") for call in seen)

@@ -1,4 +1,4 @@
-"""Calls from several threads: a second counts once, and nothing saves more of it than there is."""
+"""Calls from several threads: a second counts once, and no finding saves more than the covered time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import profiler
 from profiler.json_document import json_text
-from profiler.why_slow import trials as again
+from profiler.why_slow import trials
 from profiler.why_slow.findings import ChangeTrial, judge_calls
 from profiler.why_slow.loop_changes import batching_changes
 from profiler.why_slow.observations import Call, Load, Observations, covered_s, most_at_once
@@ -35,7 +35,7 @@ def call(number: int, began_s: float | None, seconds: float) -> Call:
     [
         ([(0.0, 1.0), (0.5, 1.0), (2.0, 1.0)], 2.5, 2),
         ([(0.0, 3.0), (1.0, 1.0), (1.5, 1.0), (5.0, 1.0)], 4.0, 3),
-        ([(2.0, 1.0), (0.0, 1.0), (1.0, 1.0)], 3.0, 1),  # one behind the other, noted in another order
+        ([(2.0, 1.0), (0.0, 1.0), (1.0, 1.0)], 3.0, 1),  # one after the other, recorded in another order
         ([(None, 1.0), (None, 2.0)], 3.0, 1),
         ([], 0.0, 0),
     ],
@@ -48,8 +48,8 @@ def test_time_in_calls_is_the_union_of_their_intervals(
     assert most_at_once(calls) == at_once
 
 
-def test_no_finding_saves_more_than_the_time_that_its_calls_cover() -> None:
-    """Four calls of 1 s at the same time, and a change that saves three quarters of each: 0.75 s of 1, not 3 of 4."""
+def test_no_finding_saves_more_than_its_calls_cover() -> None:
+    """A change that saves three quarters of four simultaneous calls of 1 s saves 0.75 s of 1 s, not 3 s of 4 s."""
     calls = tuple(call(number, 0.0, 1.0) for number in range(THREADS))
     trial = ChangeTrial("cache-off", (0, 1, 2, 3), ((1.0, 0.25),) * 3, "s.py:4", "use_cache=False", "remove it", "one")
     found = judge_calls(Observations("s.py", 1.5, calls, (), 0.0, "", 0.0), [trial])
@@ -72,21 +72,21 @@ def test_loads_at_the_same_time_count_once() -> None:
 
 
 class Sleeps:
-    """A logits processor that takes its time, and counts how many wait beside it."""
+    """A logits processor that sleeps, and counts how many run at the same time."""
 
     def __init__(self) -> None:
-        self.beside = self.most = 0
+        self.running = self.most = 0
 
     def __call__(self, _ids: Any, scores: Any) -> Any:
-        self.beside += 1
-        self.most = max(self.most, self.beside)
+        self.running += 1
+        self.most = max(self.most, self.running)
         time.sleep(0.1)
-        self.beside -= 1
+        self.running -= 1
         return scores
 
 
-def test_threads_of_a_script_are_told_and_tried_as_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four threads that sleep four times 0.1 s each: 1.6 s of sleep in 0.4 s of the wall."""
+def test_calls_from_threads_are_repeated_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four threads sleep four times 0.1 s each: 1.6 s of sleep in 0.4 s of wall time."""
     with_effort(monkeypatch, script_floor=False)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 64}
     config = LlamaConfig(num_hidden_layers=1, eos_token_id=None, pad_token_id=0, **sizes)
@@ -105,15 +105,15 @@ def test_threads_of_a_script_are_told_and_tried_as_threads(monkeypatch: pytest.M
     seen = recorder.seen("s.py")
     assert most_at_once(seen.calls) == THREADS
     assert sum(item.seconds for item in seen.calls) > seen.wall_s > seen.calls_s > 0.4
-    [group] = again._groups(recorder, seen, [])
+    [group] = trials._groups(recorder, seen, [])
     [candidate] = batching_changes(group)
-    assert "up to 4 run at once in threads" in candidate.evidence
+    assert "up to 4 calls at once in threads" in candidate.evidence
     slow.most = 0
     candidate.as_is()
-    assert slow.most > 1, "as it was is in threads"
+    assert slow.most > 1, "the unchanged calls run in threads"
 
 
-def test_calls_one_behind_the_other_do_not_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_consecutive_calls_do_not_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
     with_effort(monkeypatch, script_least_s=0.0, script_most_s=0.0, script_floor=False)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 64}
     model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, **sizes)).eval()

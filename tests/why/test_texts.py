@@ -1,4 +1,4 @@
-"""Text work of a script: what is encoded again could have been kept, what a stream decodes again could not."""
+"""Repeated encoding is recorded; repeated decoding, as a stream needs it, is not."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
 
 
-def test_only_what_is_encoded_again_is_called_so() -> None:
-    """One text encoded three times, and each prefix of four tokens decoded once: twice again, of one line."""
+def test_only_repeated_encoding_is_recorded() -> None:
+    """One text is encoded three times on one line, so two times are repeats; prefixes are decoded twice."""
     words = Tokenizer(models.WordLevel({"?": 0, "one": 1, "two": 2}, unk_token="?"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer, recorder = PreTrainedTokenizerFast(tokenizer_object=words), Recorder()

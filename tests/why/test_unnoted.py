@@ -1,4 +1,4 @@
-"""Models unlike those that the watch was written for: their scripts run as alone, and the answer stands."""
+"""Models that `why` cannot fully record: their scripts run as usual, and there is an answer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from transformers import (
 )
 
 import profiler
-from profiler.why_slow import trials as again
+from profiler.why_slow import trials
 from profiler.why_slow.call_settings import ModelSettings
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
@@ -60,7 +60,7 @@ def no_trials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("model", [distilbert, vit, clip])
-def test_an_encoder_whose_config_knows_no_cache_is_noted(model: Callable[[], Callable[[], Any]]) -> None:
+def test_an_encoder_whose_config_has_no_cache_is_recorded(model: Callable[[], Callable[[], Any]]) -> None:
     run = model()
     with profiler.why() as watching, torch.no_grad():
         run()
@@ -71,28 +71,25 @@ def test_an_encoder_whose_config_knows_no_cache_is_noted(model: Callable[[], Cal
 
 
 def unreadable(*_: object) -> None:
-    raise KeyError("what nobody foresaw")
+    raise KeyError("unforeseen")
 
 
-def test_what_cannot_be_noted_is_told_once_and_the_script_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second of three calls fails to be noted: two are left, and what the script computes is what it computes
-    alone."""
+def test_a_call_that_cannot_be_recorded_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recording fails at the second of three calls: two are recorded, and all three return the usual logits."""
     model, of = llama(), ModelSettings.of
-    read = iter([of, unreadable, of])
-    monkeypatch.setattr(ModelSettings, "of", lambda *given: next(read)(*given))
+    reads = iter([of, unreadable, of])
+    monkeypatch.setattr(ModelSettings, "of", lambda *args: next(reads)(*args))
     with torch.no_grad():
-        alone = model(IDS).logits
+        logits = model(IDS).logits
         with profiler.why() as watching:
-            assert all(torch.equal(model(IDS).logits, alone) for _ in range(3))
+            assert all(torch.equal(model(IDS).logits, logits) for _ in range(3))
     assert watching.found is not None
     assert len(watching.found.seen.calls) == 2
-    told = [line for line in watching.answer.splitlines() if "what nobody foresaw" in line]
-    assert told == [
-        "Noting failed once, and what it was of is in none of these figures (KeyError: 'what nobody foresaw')."
-    ]
+    lines = [line for line in watching.answer.splitlines() if "unforeseen" in line]
+    assert lines == ["Recording failed once; what it missed is in none of these figures (KeyError: 'unforeseen')."]
 
 
-def test_where_no_call_could_be_noted_that_is_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_without_recorded_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ModelSettings, "of", unreadable)
     model = llama()
     with profiler.why() as watching, torch.no_grad():
@@ -100,34 +97,34 @@ def test_where_no_call_could_be_noted_that_is_the_answer(monkeypatch: pytest.Mon
             model.generate(IDS, max_new_tokens=2, do_sample=False)
     assert watching.found is not None
     assert watching.answer == (
-        "this block ran, and no call was noted: noting failed 2 times, and what it was of is in none of these figures"
-        " (KeyError: 'what nobody foresaw')."
+        "this block ran, but no call was recorded: recording failed 2 times; what it missed is in none of these figures"
+        " (KeyError: 'unforeseen')."
     )
-    assert "what nobody foresaw" in html_why(watching.found)
+    assert "unforeseen" in html_why(watching.found)
 
 
 @pytest.mark.parametrize("method", ["load", "text"])
-def test_a_load_and_a_text_that_cannot_be_noted_are_the_scripts_all_the_same(
-    method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_load_or_a_text_that_cannot_be_recorded_still_runs(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Recorder, "name_of_source", unreadable)
     monkeypatch.setattr(Recorder, "note_text", unreadable)
     recorder = Recorder()
-    given = ("a model", lambda *_: 7, (), {}) if method == "load" else (lambda *_: 7, ("a text",), {})
-    assert getattr(recorder, method)(*given) == 7
+    args = ("a model", lambda *_: 7, (), {}) if method == "load" else (lambda *_: 7, ("a text",), {})
+    assert getattr(recorder, method)(*args) == 7
     assert recorder.unnoted is not None
 
 
-def test_candidates_that_fail_in_an_unforeseen_way_leave_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(again, "candidates", unreadable)
+def test_a_failure_while_looking_for_changes_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "candidates", unreadable)
     model, recorder = llama(), Recorder()
     with watched(recorder), torch.no_grad():
         model(IDS)
-    trials, missed = again.try_changes(recorder, recorder.seen("s.py"), 1.0)
-    assert (trials, missed) == ([], ["what else there is: KeyError: 'what nobody foresaw'"])
+    assert trials.try_changes(recorder, recorder.seen("s.py"), 1.0) == (
+        [],
+        ["all other changes: KeyError: 'unforeseen'"],
+    )
 
 
-def test_a_floor_that_fails_in_an_unforeseen_way_leaves_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_of_the_floor_leaves_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("profiler.why_slow.floor.floor_of_calls", unreadable)
     model = llama()
     with profiler.why() as watching, torch.no_grad():

@@ -1,4 +1,4 @@
-"""What a first call alone pays for is no part of what a change saves, and hides no fault."""
+"""One-time costs of first calls are excluded from savings and shares."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ def tried(saving: float, *numbers: int) -> ChangeTrial:
     )
 
 
-def test_a_share_of_warm_calls_is_of_warm_seconds() -> None:
-    """10 s, then 1 s twice, and half of a warm call saved: 1.5 s, 50 % of what is left without the first's 9 s."""
+def test_savings_and_shares_refer_to_warm_calls() -> None:
+    """Calls of 10, 1 and 1 s; half of a warm call is saved: 1.5 s, or 50 % of the 3 s of warm calls."""
     calls = (call(0, 10.0, warm_s=1.0), call(1, 1.0), call(2, 1.0))
     found = judge_calls(Observations("s.py", 12.0, calls, (), 0.0, "", 0.0), [tried(0.5, 0, 1, 2)])
     [finding] = found.findings
     assert (finding.saves_s, finding.share) == (pytest.approx(1.5), pytest.approx(0.5))
-    assert "Shares are of 3.00 s: its calls once warm, and tokenizers." in why_sentences(found)
-    assert "The first of 3 like calls at s.py:4 took 10.0 s, the others 1.00 s" in why_sentences(found)[-1]
+    assert "Percentages refer to 3.00 s: warm calls and tokenizers." in why_sentences(found)
+    assert "The first of 3 similar calls at s.py:4 took 10.0 s, the others 1.00 s" in why_sentences(found)[-1]
 
 
-def test_a_fault_is_found_behind_a_cold_call() -> None:
-    """One call of 1.75 s that takes 64 ms once warm, a quarter of it for nothing: 16 ms, and the rest told apart."""
+def test_a_fault_is_found_despite_a_cold_call() -> None:
+    """A call of 1.75 s that takes 64 ms once warm, with a saving of a quarter: 16 ms; one-time costs are separate."""
     seen = Observations("s.py", 2.0, (call(0, 1.75, warm_s=0.064),), (), 0.0, "", 0.0)
     found = judge_calls(seen, [tried(0.25, 0)])
     [finding] = found.findings
@@ -47,19 +47,19 @@ def test_a_fault_is_found_behind_a_cold_call() -> None:
     lines = why_sentences(found)
     assert "16.0 ms (25 %)" in lines[1]
     assert lines[-1] == (
-        "The only call of its kind at s.py:4 took 1.75 s, and 64.0 ms once more: the rest is paid once, no finding"
-        " saves it, and it is in no share."
+        "The only call of its kind at s.py:4 took 1.75 s, and 64.0 ms when repeated. The rest is a one-time cost, which"
+        " no finding saves and no percentage includes."
     )
 
 
-def test_a_call_that_was_no_slower_than_once_more_keeps_its_seconds() -> None:
+def test_a_first_call_faster_than_its_repeat_counts_in_full() -> None:
     seen = Observations("s.py", 2.0, (call(0, 1.0, warm_s=1.2),), (), 0.0, "", 0.0)
     assert seen.steady_s == seen.calls_s == 1.0
     assert judge_calls(seen, []).first_calls == ()
 
 
-def test_first_calls_are_run_again() -> None:
-    """A model that sleeps half a second the first time: once more it has none of it; the second stays as it is."""
+def test_first_calls_are_repeated() -> None:
+    """A model sleeps half a second the first time and not in a repeat; the second call is not repeated."""
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 64}
     model, recorder = LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, **sizes)).eval(), Recorder()
     left_s = [COLD_S]

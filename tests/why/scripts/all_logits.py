@@ -1,4 +1,4 @@
-"""A hand-written loop with a cache, whose prompt asks for the logits of every position."""
+"""A hand-written loop with a cache, whose prompt computes the logits of every position."""
 
 import sys
 

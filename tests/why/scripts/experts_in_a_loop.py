@@ -1,4 +1,4 @@
-"""A mixture of experts that was told to run them one after the other."""
+"""A mixture of experts that runs its experts one after the other."""
 
 import torch
 from transformers import MixtralConfig, MixtralForCausalLM

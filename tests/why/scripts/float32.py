@@ -1,4 +1,4 @@
-"""Loads a checkpoint of 16 bits in 32, as older examples do."""
+"""Loads a 16-bit checkpoint in float32, as older examples do."""
 
 import sys
 

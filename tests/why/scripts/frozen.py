@@ -1,4 +1,4 @@
-"""First words of many short texts; the weights are frozen, as one does before a fine-tuning."""
+"""First words for many short texts; the weights are frozen, as before a fine-tuning."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Scores some texts by their likelihood; nobody asked for gradients, and nobody said no."""
+"""Scores some texts by their likelihood; gradients are recorded and not used."""
 
 import sys
 

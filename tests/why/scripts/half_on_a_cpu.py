@@ -1,4 +1,4 @@
-"""16 bits as a card wants them, on a CPU."""
+"""float16, as for a GPU, on a CPU."""
 
 import sys
 

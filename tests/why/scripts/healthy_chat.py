@@ -1,4 +1,4 @@
-"""A chat within a class, whose every question goes on from the answer before: nothing to batch."""
+"""A chat in a class, in which every question continues the last answer: nothing to batch."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A batch of questions, answered as it should be."""
+"""A batch of questions without a fault."""
 
 import sys
 

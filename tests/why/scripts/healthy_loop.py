@@ -1,4 +1,4 @@
-"""Greedy decoding by hand, with its cache, and the logits of the last position alone."""
+"""Greedy decoding by hand, with its cache and only the logits of the last position."""
 
 import sys
 

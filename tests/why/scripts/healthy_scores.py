@@ -1,4 +1,4 @@
-"""Likelihoods without gradients, every position of them used."""
+"""Likelihoods without gradients, which use the logits of every position."""
 
 import sys
 

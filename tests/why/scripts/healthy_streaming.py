@@ -1,4 +1,4 @@
-"""Answers that are shown as they come, and stop at a token of their own."""
+"""Answers that are streamed, and stop at a certain token."""
 
 import sys
 

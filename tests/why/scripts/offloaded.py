@@ -1,4 +1,4 @@
-"""A device map of a small card, kept on a machine that has room for all."""
+"""A device map for a small GPU, left in on a machine with room for all weights."""
 
 import sys
 import tempfile

@@ -1,4 +1,4 @@
-"""Short questions, each padded to what the model can take."""
+"""Short questions, each padded to the model's maximum."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Stops once the answer repeats itself, and looks at all of it after every token."""
+"""Stops once the answer repeats itself, and reads the whole answer after every token."""
 
 import difflib
 import sys
