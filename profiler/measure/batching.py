@@ -1,4 +1,4 @@
-"""Prefill the prompts of a queue as they come and in other batches, in interleaved order."""
+"""Prefill a queue's prompts in order of arrival and in other batches, alternating between the two."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from profiler.grid.cells import CellKey
 from profiler.grid.ragged import PACKED, WAYS, Batch, as_they_come, longest
 from profiler.measure.subject import Subject
 
-# Both ways run so often in turn; the first turn warms up.
+# Both ways are run this often, in turn; the first turn warms up.
 _TURNS = 3
 _SEED = 0
-# Of the largest logit: what two orders of summing may differ by in 16 bits; prompts that see each other differ by more.
-_ALIKE = 0.05
+# Share of the largest logit by which sums in another order may differ in 16 bits; prompts that see each other differ by
+# more.
+_LOGIT_TOLERANCE = 0.05
 
 
 def try_ways(subject: Subject, latencies_s: Mapping[CellKey, float], budget_s: float) -> Iterator[QueueTrial]:
-    """Each way to batch the queue of each cell of unequal prompts, the cheapest cells first, as far as `budget_s` goes.
+    """Try each way to batch the queue of each cell of unequal prompts, the cheapest cells first, within `budget_s`.
 
-    `latencies_s` are the prefills that were measured: what a queue will take is told by them before it is tried.
+    `latencies_s` are the measured prefills, from which the time of a trial is estimated.
     """
     ragged, machine = subject.grid.ragged, subject.machine
     if ragged is None:
@@ -33,37 +34,39 @@ def try_ways(subject: Subject, latencies_s: Mapping[CellKey, float], budget_s: f
     deadline_s = machine.now_s() + budget_s
     cells = [cell for cell in subject.grid.cells if cell.batch_size > 1 and subject.engines[cell.engine].pads]
     for cell in cells:
-        queue, size = ragged.queue(cell.batch_size), cell.batch_size
-        come = as_they_come(queue, size)
+        queue, batch_size = ragged.queue(cell.batch_size), cell.batch_size
+        arrivals = as_they_come(queue, batch_size)
         latency_s = latencies_s.get(CellKey("prefill", cell))
-        ways = {way: _padded(subject, cut(queue, size)) for way, cut in WAYS.items()}
+        ways = {way: _padded(subject, cut(queue, batch_size)) for way, cut in WAYS.items()}
         if _packs(subject.loaded.module):
-            ways[PACKED] = _packed(subject, come)
+            ways[PACKED] = _packed(subject, arrivals)
         for way, run in ways.items():
-            # Two ways a turn, and no way worth trying takes longer than as they come.
-            if latency_s is None or machine.now_s() + 2 * _TURNS * len(come) * latency_s > deadline_s:
+            # Each turn runs two ways, and no way worth trying is slower than order of arrival.
+            if latency_s is None or machine.now_s() + 2 * _TURNS * len(arrivals) * latency_s > deadline_s:
                 return
-            before, after = _in_turn(machine, _padded(subject, come), run)
+            before, after = _interleaved_s(machine, _padded(subject, arrivals), run)
             yield QueueTrial(cell, way, before, after)
 
 
-def _in_turn(machine: Machine, come: Callable[[], None], way: Callable[[], None]) -> tuple[tuple[float, ...], ...]:
-    """Seconds of both, turn by turn, without the first."""
-    taken: list[list[float]] = [[], []]
+def _interleaved_s(
+    machine: Machine, first: Callable[[], None], second: Callable[[], None]
+) -> tuple[tuple[float, ...], ...]:
+    """Seconds of both functions, run in turn, without the first turn."""
+    seconds_of_each: list[list[float]] = [[], []]
     with torch.inference_mode(), no_gc():
         for turn in range(_TURNS):
-            for run, seconds in zip((come, way), taken, strict=True):
+            for run, seconds in zip((first, second), seconds_of_each, strict=True):
                 machine.clock.synchronize()
                 start_s = machine.now_s()
                 run()
                 machine.clock.synchronize()
                 if turn:
                     seconds.append(machine.now_s() - start_s)
-    return tuple(map(tuple, taken))
+    return tuple(map(tuple, seconds_of_each))
 
 
 def _padded(subject: Subject, batches: list[Batch]) -> Callable[[], None]:
-    """Prefills of some batches one after the other, each padded to its own longest prompt."""
+    """A function that prefills batches one after the other, each padded to its longest prompt."""
     engine = PaddedEngine(subject.loaded.module, subject.machine)
     prompts = [(batch, _ids(subject, len(batch), longest(batch))) for batch in batches]
 
@@ -76,10 +79,10 @@ def _padded(subject: Subject, batches: list[Batch]) -> Callable[[], None]:
 
 
 def _packed(subject: Subject, batches: list[Batch]) -> Callable[[], None]:
-    """The prompts of each batch behind each other in one row: positions that begin anew tell them apart.
+    """A function that prefills each batch as one row: its prompts one after the other, with positions that restart.
 
-    transformers reads that from `position_ids` where no cache is filled (masking_utils.py,
-    `find_packed_sequence_indices`, 5.23): the prompts are scored, and no decode can follow.
+    transformers separates them by `position_ids` if no cache is filled (masking_utils.py,
+    `find_packed_sequence_indices`, 5.23). The prompts are scored, and no decode can follow.
     """
     model: Any = subject.loaded.module
     rows = []
@@ -97,7 +100,7 @@ def _packed(subject: Subject, batches: list[Batch]) -> Callable[[], None]:
 
 
 def _packs(model: Any) -> bool:
-    """Whether this model tells packed prompts apart: two that are packed answer as each alone."""
+    """Whether this model separates packed prompts: packed and unpacked, one gives the same logits."""
     ids = torch.arange(12, device=model.device)[None] % model.config.get_text_config().vocab_size
     positions = torch.tensor([[*range(4), *range(8)]], device=model.device)
     try:
@@ -107,7 +110,7 @@ def _packs(model: Any) -> bool:
     except (TypeError, ValueError, IndexError, RuntimeError):
         return False
     scale = float(alone.float().abs().max())
-    return bool((packed.float() - alone.float()).abs().max() <= _ALIKE * scale)
+    return bool((packed.float() - alone.float()).abs().max() <= _LOGIT_TOLERANCE * scale)
 
 
 def _ids(subject: Subject, batch: int, tokens: int) -> torch.Tensor:

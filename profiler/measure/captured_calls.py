@@ -1,4 +1,4 @@
-"""Capture a step's own calls as the model makes them, so that each can be repeated by itself."""
+"""Capture the calls that a model makes in a step, so that each can be repeated in isolation."""
 
 from __future__ import annotations
 
@@ -25,58 +25,65 @@ from profiler.quant.storage import is_linear, stored
 
 CapturedCall = Callable[[], object]
 
-# As many layers as keep operands from staying in a cache from one call to the next, if there is room for so many.
+# With several layers, operands do not stay in a cache between calls; the least number is used if memory is short.
 _MOST_LAYERS = 8
 _LEAST_LAYERS = 2
 _ROOM_SHARE = 0.05
 
 
 class _CaughtError(Exception):
-    """All that was wanted has been seen: the rest of the step is not needed."""
+    """All calls were captured; the rest of the step is not needed."""
 
 
 def caught_calls(
     modules: Mapping[Operator, Sequence[nn.Module]], step: Callable[[], object]
 ) -> dict[Operator, list[CapturedCall]]:
-    """The calls that a step makes of each operator's modules, one a module, in the order in which it makes them.
+    """Return the calls that a step makes of each operator's modules, one per module, in the order of the step.
 
-    Of an attention module it is the call of its attention function (transformers' `AttentionInterface`) with the very
-    queries, keys, values and mask: windows, sinks, repeated heads and the slots of a static cache come as the model
-    hands them over. Of a bank of experts it is the module's own call with what the router chose. The step ends as soon
-    as all were seen. An operator whose modules call no such function is left out.
+    Of an attention module it is the call of its attention function (transformers' `AttentionInterface`), with the
+    step's own queries, keys, values and mask: windows, sinks, repeated heads and the slots of a static cache are those
+    of the model. Of a bank of experts it is the module's own call, with the router's choice. The step ends as soon as
+    all calls were captured. An operator whose modules call no such function is left out.
     """
-    owners = {module: operator for operator, several in modules.items() for module in several}
-    found: dict[Operator, list[CapturedCall]] = {}
-    waiting = set(owners)
+    owners = {module: operator for operator, group in modules.items() for module in group}
+    calls: dict[Operator, list[CapturedCall]] = {}
+    missing = set(owners)
 
-    def keep(module: nn.Module, call: CapturedCall) -> None:
-        if module in waiting:
-            waiting.remove(module)
-            found.setdefault(owners[module], []).append(call)
-            if not waiting:
+    def record(module: nn.Module, call: CapturedCall) -> None:
+        if module in missing:
+            missing.remove(module)
+            calls.setdefault(owners[module], []).append(call)
+            if not missing:
                 raise _CaughtError
 
     banks = [module for module, operator in owners.items() if isinstance(operator, Experts)]
-    with torch.inference_mode(), _heard_attention(keep), _heard_modules(banks, keep), suppress(_CaughtError):
+
+    def recorded(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(module: nn.Module, *args: Any, **options: Any) -> Any:
+            record(module, partial(function, module, *args, **options))
+            return function(module, *args, **options)
+
+        return call
+
+    def hook(module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        record(module, partial(module, *args, **options))
+
+    with torch.inference_mode(), _wrapped_attention(recorded), ExitStack() as hooks, suppress(_CaughtError):
+        for bank in banks:
+            hooks.callback(bank.register_forward_pre_hook(hook, with_kwargs=True).remove)
         step()
-    return found
+    return calls
 
 
 @contextmanager
-def _heard_attention(keep: Callable[[nn.Module, CapturedCall], None]) -> Iterator[None]:
-    """Within, each call of an attention function is told before it is made."""
+def _wrapped_attention(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+    """Context manager in which models get `wrap(function)` for each attention function that they look up."""
     from transformers import AttentionInterface
 
     plain = AttentionInterface.get_interface
 
     def get_interface(self: Any, name: str, default: Callable[..., Any]) -> Callable[..., Any]:
-        function = plain(self, name, default)
-
-        def heard(module: nn.Module, *args: Any, **options: Any) -> Any:
-            keep(module, partial(function, module, *args, **options))
-            return function(module, *args, **options)
-
-        return heard
+        return wrap(plain(self, name, default))
 
     AttentionInterface.get_interface = get_interface
     try:
@@ -86,45 +93,26 @@ def _heard_attention(keep: Callable[[nn.Module, CapturedCall], None]) -> Iterato
 
 
 @contextmanager
-def _heard_modules(modules: Sequence[nn.Module], keep: Callable[[nn.Module, CapturedCall], None]) -> Iterator[None]:
-    """Within, each call of these modules is told before it is made."""
-
-    def hear(module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-        keep(module, partial(module, *args, **options))
-
-    with ExitStack() as hooks:
-        for module in modules:
-            hooks.callback(module.register_forward_pre_hook(hear, with_kwargs=True).remove)
-        yield
-
-
-@contextmanager
 def answered(model: nn.Module, modules: Mapping[Operator, Sequence[nn.Module]]) -> Iterator[None]:
-    """Within, a step runs its small kernels alone: linears, attention functions and experts give zeros at once.
+    """Context manager in which a step runs only its small kernels: linears, attention and experts return zeros.
 
-    The first time that a shape is asked for it is computed, to learn the form of the answer; modules of one shape
-    share theirs.
+    The first call of each shape is computed, to learn the structure of its result; modules of one shape share it.
     """
-    from transformers import AttentionInterface
-
-    answers: dict[object, Any] = {}
+    results: dict[object, Any] = {}
 
     def once(key: object, call: Callable[[], Any]) -> Any:
-        if key not in answers:
-            answers[key] = _emptied(call())
-        return answers[key]
+        if key not in results:
+            results[key] = _zeros_like(call())
+        return results[key]
 
-    plain = AttentionInterface.get_interface
-
-    def get_interface(self: Any, name: str, default: Callable[..., Any]) -> Callable[..., Any]:
-        function = plain(self, name, default)
-        # A cache grows from step to step, and the form of the answer does not.
+    def attention(function: Callable[..., Any]) -> Callable[..., Any]:
+        # Keyed by the query: a cache grows from step to step, and the shape of the result does not.
         return lambda module, q, *args, **options: once(
             (type(module), q.shape), partial(function, module, q, *args, **options)
         )
 
-    banks = [module for operator, several in modules.items() if isinstance(operator, Experts) for module in several]
-    quick = [*banks, *(module for module in model.modules() if is_linear(module))]
+    banks = [module for operator, group in modules.items() if isinstance(operator, Experts) for module in group]
+    skipped = [*banks, *(module for module in model.modules() if is_linear(module))]
 
     def forward(
         module: nn.Module, plain_forward: Callable[..., Any], x: torch.Tensor, *args: Any, **options: Any
@@ -132,37 +120,35 @@ def answered(model: nn.Module, modules: Mapping[Operator, Sequence[nn.Module]]) 
         return once((*kind_of(module), x.shape), partial(plain_forward, x, *args, **options))
 
     def kind_of(module: nn.Module) -> tuple[object, ...]:
-        held = stored(module) if is_linear(module) else None
-        return (type(module), held and (held.in_features, held.out_features))
+        weight = stored(module) if is_linear(module) else None
+        return (type(module), weight and (weight.in_features, weight.out_features))
 
-    AttentionInterface.get_interface = get_interface
-    for module in quick:
+    for module in skipped:
         module.forward = partial(forward, module, module.forward)
     try:
-        yield
+        with _wrapped_attention(attention):
+            yield
     finally:
-        AttentionInterface.get_interface = plain
-        for module in quick:
+        for module in skipped:
             del module.forward
 
 
-def _emptied(answer: Any) -> Any:
-    """A copy of the arguments with zeros for tensors."""
-    if isinstance(answer, torch.Tensor):
-        return torch.zeros_like(answer)
-    return tuple(_emptied(part) for part in answer) if isinstance(answer, tuple) else answer
+def _zeros_like(result: Any) -> Any:
+    """A copy of a call's result with zeros in its tensors."""
+    if isinstance(result, torch.Tensor):
+        return torch.zeros_like(result)
+    return tuple(_zeros_like(part) for part in result) if isinstance(result, tuple) else result
 
 
 def callable_modules(model: Any, work: ModelWork, room_bytes: float, step: Step) -> dict[Operator, list[nn.Module]]:
-    """The modules behind each attention core and bank of experts whose calls are worth catching.
+    """Return the modules of each attention core and bank of experts whose calls are to be captured.
 
-    Operands of a core are kept until they are replayed: as many layers as fit into a share of the room. Experts differ
-    in their weights, and all of them are called.
+    A core's operands stay in memory until they are replayed, so only the layers that fit into a share of `room_bytes`
+    are used. Experts differ in their weights, so all of them are called.
     """
-    found = called_modules(model, work)
     return {
         operator: modules[: _layers(operator, room_bytes, step)] if isinstance(operator, AttentionCore) else modules
-        for operator, modules in found.items()
+        for operator, modules in called_modules(model, work).items()
     }
 
 
@@ -176,26 +162,26 @@ def _layers(core: AttentionCore, room_bytes: float, step: Step) -> int:
 
 
 class ReusedCache(StaticEngine):
-    """A static cache that is emptied before each prefill. To make one copies numbers to the card, a wait that no
-    capture holds."""
+    """A static cache that is emptied before each prefill; creating one copies numbers to the GPU, which no capture
+    allows."""
 
     def __init__(self, model: Any, machine: Machine) -> None:
         super().__init__(model, machine)
-        self._kept: Any = None
+        self._reused: Any = None
 
     def _slots(self, batch: int, slots: int) -> Any:
-        if self._kept is None:
-            self._kept = super()._slots(batch, slots)
+        if self._reused is None:
+            self._reused = super()._slots(batch, slots)
         else:
-            self._kept.reset()
-        return self._kept
+            self._reused.reset()
+        return self._reused
 
 
 class CapturableCache(ReusedCache):
-    """A static cache whose length the host answers at a prefill: 0.
+    """A static cache whose length is 0 on the host in a prefill.
 
-    transformers reads it from the device, for which the host waits. In a capture it cannot, and passes a mask that the
-    real step does not have (5.23, masking_utils.py, `_ignore_causal_mask_sdpa`).
+    transformers reads the length from the device, for which the host waits. In a capture it cannot, and passes a mask
+    that the real step does not have (5.23, masking_utils.py, `_ignore_causal_mask_sdpa`).
     """
 
     def prefill(self, ids_BS: torch.Tensor, slots: int) -> DecodeState:  # noqa: N803
@@ -211,38 +197,38 @@ class CapturableCache(ReusedCache):
 
 
 class UsedCache(CapturableCache):
-    """As graphs and compiled code keep theirs: it was filled before, and emptied."""
+    """A static cache that was filled before and then emptied, like those of graphs and compiled code."""
 
     def prepare(self, batch: int, slots: int) -> None:
-        self._kept = unwindowed(static_cache(self._model, slots), slots)
-        self._prefill(torch.zeros(batch, 1, dtype=torch.long, device=self._model.device), self._kept)
+        self._reused = unwindowed(static_cache(self._model, slots), slots)
+        self._prefill(torch.zeros(batch, 1, dtype=torch.long, device=self._model.device), self._reused)
 
 
 class EmptiedCache(EagerEngine):
-    """A growing cache that is emptied before each prefill, where it can be. A new one with windows copies their length
-    to the card (transformers' cache_utils.py, `DynamicSlidingWindowLayer`), a wait that no capture holds."""
+    """A growing cache that is emptied before each prefill, if it can be. A new one with windows copies their length to
+    the GPU (transformers' cache_utils.py, `DynamicSlidingWindowLayer`), which no capture allows."""
 
     def __init__(self, model: Any, machine: Machine) -> None:
         super().__init__(model, machine)
-        self._kept: Any = None
+        self._reused: Any = None
 
     def prefill(self, ids_BS: torch.Tensor, slots: int) -> DecodeState:  # noqa: N803
-        state = self._prefill(ids_BS, emptied(self._kept))
-        self._kept = state.cache
+        state = self._prefill(ids_BS, emptied(self._reused))
+        self._reused = state.cache
         return state
 
 
 def _ready_engine(subject: Subject, key: CellKey) -> type[EagerEngine]:
-    """What takes the steps of a cell on its kind of cache, one that needs nothing of the host any more."""
+    """The engine class for a cell's steps: the cell's kind of cache, without waiting for the device."""
     if subject.path_of(key).cache != "static":
         return EmptiedCache
     return UsedCache if subject.engines[key.cell.engine].keeps_cache else CapturableCache
 
 
 def step_of(subject: Subject, key: CellKey) -> Callable[[], object]:
-    """One step of a cell, ready to be run: the modules' own Python, on the kind of cache that the cell's engine has.
+    """Return a function that runs one step of a cell with the modules' own Python, on its engine's kind of cache.
 
-    Raises RequestError where a cache of that depth cannot be had without a prefill.
+    Raises RequestError if a cache of that depth cannot be filled without a prefill.
     """
     cell, machine = key.cell, subject.machine
     engine = subject.engines[cell.engine]

@@ -1,4 +1,4 @@
-"""Measure a GPU profile in about a minute: products, attention and dispatch over standard shapes."""
+"""Measure a GPU profile in about a minute: matrix products, attention and dispatch over standard shapes."""
 
 from __future__ import annotations
 
@@ -45,36 +45,36 @@ from profiler.stats import timing_of
 
 _WIDTHS = ((1024, 128), (576, 576), (576, 1536), (1536, 576), (1024, 4096), (2048, 2048), (576, 49152))
 _TRANSPOSED_WIDTHS = ((576, 576), (576, 1536), (1536, 576), (1024, 4096))
-"""Of weights that lie inputs by outputs, as GPT-2's do: another kernel where rows are few."""
+"""Weights stored as inputs by outputs, as in GPT-2: another kernel if there are few rows."""
 _WIDE = ((4096, 4096), (4096, 14336), (14336, 4096))
-"""(in, out): keys' and values' of few heads, small models', and on cards those of some billion parameters."""
+"""(in, out): above keys and values of few heads, and small models; here, on GPUs only, some billion parameters."""
 _HEADS = ((9, 3, 64), (16, 4, 128))
 _BATCHES = (1, 8)
 STANDARD_MODEL = "smollm2-135m"
 _MOST_CALL_S = 0.1
-"""A product that would take longer is left out: the roof tells of larger ones."""
+"""Products that would take longer are left out: the roof describes larger ones."""
 SMALL_TOKENS = (4, 16, 64, 256, 1024, 4096)
 _MOST_PASS_S = 0.05
 _SHARES = {"products": 0.5, "transposed": 0.2, "attention": 0.3}
 _VISITS = 2
-"""Each kernel is measured so often, with all others in between: what holds one up for seconds holds up one visit."""
+"""Measurements of each kernel, with all others in between: a disturbance of seconds affects only one of them."""
 _FORMAT_S = 1.5
-"""For the products of one format in one visit."""
+"""Seconds for the products of one format in one visit."""
 _MOST_FORMAT_CALL_S = 0.02
-"""Rows beyond one that took so long are left out: no roof tells of a library's slow path."""
+"""If some rows take longer, more rows are left out: no roof describes a library's slow path."""
 
 
 def installed_formats() -> tuple[Quant, ...]:
-    """Packed weights whose library is here."""
+    """Return the packed weight formats whose library is installed."""
     return tuple(item.name for item in FORMATS.values() if item.is_profiled and can_quantise(item.name))
 
 
 def measure_card(
     machine: Machine, ceilings: Ceilings, dtypes: Sequence[str], budget_s: float, formats: Sequence[Quant] = ()
 ) -> CardProfile:
-    """Profile a machine under the roofs that were measured on it; `budget_s` is for the kernels of all dtypes.
+    """Return the profile of a machine, given its measured roofs; `budget_s` is for the kernels of all dtypes.
 
-    Of `formats` those are left out that do not run here in a dtype.
+    Those of `formats` that do not run here in a dtype are left out.
     """
     products: list[ProductPoint] = []
     attentions: list[AttentionPoint] = []
@@ -111,11 +111,11 @@ def measure_card(
 def _products(
     machine: Machine, ceilings: Ceilings, dtype: str, layout: Literal["dense", "transposed"], budget_s: float
 ) -> Iterator[ProductPoint]:
-    """Products over rows and widths, through so many weights in turn that no cache holds them."""
+    """Products over rows and widths, rotating through so many weights that no cache holds them."""
     kind = DTYPES[dtype]
-    own = _WIDTHS if layout == "dense" else _TRANSPOSED_WIDTHS
+    shared_widths = _WIDTHS if layout == "dense" else _TRANSPOSED_WIDTHS
     product = _linear if layout == "dense" else _transposed
-    widths = (*own, *_WIDE) if machine.is_cuda else own
+    widths = (*shared_widths, *_WIDE) if machine.is_cuda else shared_widths
     flops_per_s = ceilings.compute_flops_per_s(dtype)
     shapes = [
         (rows, ins, outs)
@@ -124,19 +124,20 @@ def _products(
         if 2.0 * rows * ins * outs / flops_per_s < _MOST_CALL_S
     ]
     for ins, outs in widths:
-        rows_of = [rows for rows, *sizes in shapes if tuple(sizes) == (ins, outs)]
+        width_rows = [rows for rows, *sizes in shapes if tuple(sizes) == (ins, outs)]
         nbytes = ins * outs * kind.itemsize
         layers = max(2, math.ceil(ceilings.past_caches_bytes / nbytes))
         shape = (outs, ins) if layout == "dense" else (ins, outs)
         first = torch.randn(*shape, device=machine.device, dtype=kind)
         weights = [first, *(first.clone() for _ in range(layers - 1))]
-        for rows in rows_of:
-            # A pass goes through all weights once; of long products a few are enough, since rows keep them from memory.
+        for rows in width_rows:
+            # A pass goes through all weights once. Long products have so many rows that memory matters little, and a
+            # few weights are enough.
             pass_s = 2.0 * rows * ins * outs / flops_per_s
             most = max(2, int(_MOST_PASS_S / pass_s))
             x = torch.randn(1, rows, ins, device=machine.device, dtype=kind)
-            seconds = _alone(machine, [product(x, weight) for weight in weights[:most]], budget_s / len(shapes))
-            yield ProductPoint(dtype, layout, rows, ins, outs, float(nbytes), seconds)
+            median_s = _median_s(machine, [product(x, weight) for weight in weights[:most]], budget_s / len(shapes))
+            yield ProductPoint(dtype, layout, rows, ins, outs, float(nbytes), median_s)
 
 
 def _linear(x: torch.Tensor, weight: torch.Tensor) -> Callable[[], object]:
@@ -144,14 +145,14 @@ def _linear(x: torch.Tensor, weight: torch.Tensor) -> Callable[[], object]:
 
 
 def _transposed(x: torch.Tensor, weight: torch.Tensor) -> Callable[[], object]:
-    """As transformers' Conv1D calls it, with a bias."""
+    """The call of transformers' Conv1D, with a bias."""
     bias = torch.zeros(weight.shape[1], device=weight.device, dtype=weight.dtype)
     return lambda: torch.addmm(bias, x.view(-1, x.shape[-1]), weight)
 
 
 def _packed(machine: Machine, ceilings: Ceilings, dtype: str, quant: Quant) -> Iterator[ProductPoint]:
-    """Products with packed weights over rows: the very layers of the standard model, one after the other through it and
-    as many copies of it as leave no cache the next one's weights. Nothing where the format does not run here."""
+    """Products with packed weights over rows, none if the format does not run here: the layers of the standard model,
+    and of as many copies as keep the next weights out of every cache."""
     source = resolve(STANDARD_MODEL)
     request = ModelRequest(source, machine.device, DTYPES[dtype], quant, weights="random")
     try:
@@ -162,20 +163,20 @@ def _packed(machine: Machine, ceilings: Ceilings, dtype: str, quant: Quant) -> I
     nbytes: dict[tuple[str, str, int, int], int] = {}
     stack = loaded.module.model.layers
     copies = math.ceil(ceilings.past_caches_bytes / model_storage_bytes(stack))
-    for held_again in (stack, *(copy.deepcopy(stack) for _ in range(copies - 1))):
-        for module in filter(is_linear, held_again.modules()):
-            held = stored(module)
-            shape = (dtype_name(held.compute_dtype), held.format, held.in_features, held.out_features)
+    for layer_stack in (stack, *(copy.deepcopy(stack) for _ in range(copies - 1))):
+        for module in filter(is_linear, layer_stack.modules()):
+            weight = stored(module)
+            shape = (dtype_name(weight.compute_dtype), weight.format, weight.in_features, weight.out_features)
             layers.setdefault(shape, []).append(module)
-            nbytes[shape] = held.weight_bytes
+            nbytes[shape] = weight.weight_bytes
     for rows in effort.STANDARD.profile_rows:
         inputs = {ins: torch.randn(1, rows, ins, device=machine.device, dtype=DTYPES[dtype]) for _, _, ins, _ in layers}
-        calls = {shape: [partial(layer, inputs[shape[2]]) for layer in found] for shape, found in layers.items()}
-        alone = replay_calls(calls, machine, budget_s=_FORMAT_S / len(effort.STANDARD.profile_rows))
-        told = {shape: timing_of(samples).median_s for shape, samples in alone.items()}
-        for (kind, format_, ins, outs), seconds in told.items():
+        calls = {shape: [partial(layer, inputs[shape[2]]) for layer in modules] for shape, modules in layers.items()}
+        samples = replay_calls(calls, machine, budget_s=_FORMAT_S / len(effort.STANDARD.profile_rows))
+        medians_s = {shape: timing_of(times).median_s for shape, times in samples.items()}
+        for (kind, format_, ins, outs), seconds in medians_s.items():
             yield ProductPoint(kind, format_, rows, ins, outs, float(nbytes[kind, format_, ins, outs]), seconds)
-        if max(told.values(), default=0.0) > _MOST_FORMAT_CALL_S:
+        if max(medians_s.values(), default=0.0) > _MOST_FORMAT_CALL_S:
             return
 
 
@@ -189,20 +190,22 @@ def _attentions(machine: Machine, dtype: str, budget_s: float) -> Iterator[Atten
             def call(q: torch.Tensor = q, k: torch.Tensor = k, v: torch.Tensor = v) -> object:
                 return F.scaled_dot_product_attention(q, k, v, is_causal=q.shape[2] > 1, enable_gqa=True)
 
-            seconds = _alone(machine, [call] * 4, budget_s / (len(effort.STANDARD.profile_attentions) * len(_HEADS)))
+            seconds = _median_s(machine, [call] * 4, budget_s / (len(effort.STANDARD.profile_attentions) * len(_HEADS)))
             yield AttentionPoint(dtype, batch, query, keys, heads, kv_heads, dim, seconds)
 
 
-def _alone(machine: Machine, calls: Sequence[Callable[[], object]], budget_s: float) -> float:
-    """Seconds of one of some calls."""
-    found = replay_calls({"it": calls}, machine, budget_s=budget_s)
-    return timing_of(found["it"]).median_s
+def _median_s(machine: Machine, calls: Sequence[Callable[[], object]], budget_s: float) -> float:
+    """Median seconds of one of `calls`."""
+    samples = replay_calls({"it": calls}, machine, budget_s=budget_s)
+    return timing_of(samples["it"]).median_s
 
 
 def replay_small_kernels(machine: Machine, dtype: str) -> dict[int, float]:
-    """Seconds of a layer's small kernels in a prefill of the standard model, by its tokens: run without its products
-    and attention, less the same prefill of one token, which is their dispatch. Empty where a graph's least time tells
-    of them."""
+    """Return the seconds of a layer's small kernels in a prefill of the standard model, by its number of tokens.
+
+    The prefill runs without its products and attention; the same prefill of one token, which is dispatch, is
+    subtracted. Empty where the device captures: there a graph's least time describes them.
+    """
     if machine.captures:
         return {}
     loaded = load_standard(machine, dtype)
@@ -221,22 +224,22 @@ def replay_small_kernels(machine: Machine, dtype: str) -> dict[int, float]:
 
 
 def load_standard(machine: Machine, dtype: str) -> LoadedModel:
-    """The standard model with random weights. Raises RequestError where a card has no room for it."""
+    """Return the standard model with random weights. Raises RequestError if a GPU has no room for it."""
     source = resolve(STANDARD_MODEL)
     try:
         return load(ModelRequest(source, machine.device, DTYPES[dtype], weights="random"), load_config(source))
     except torch.OutOfMemoryError as error:
-        raise RequestError("the card has no room for the standard model that its dispatch is measured with.") from error
+        raise RequestError("the GPU has no room for the standard model, which measures its dispatch.") from error
 
 
 def _dispatches(machine: Machine, dtype: str) -> Iterator[DispatchPoint]:
-    """What a layer of a standard model costs the host, among that model's own weights (on a CPU)."""
+    """Dispatch time per layer of the standard model, on a CPU among the model's own weights."""
     loaded = load_standard(machine, dtype)
     layers = loaded.config.num_hidden_layers
     for samples in measure_dispatch(
         loaded, loaded.config, machine, _BATCHES, [DEFAULT_ENGINE], effort.STANDARD.profile_twin_s
     ):
-        found = dispatch_of(samples)
+        dispatch = dispatch_of(samples)
         yield DispatchPoint(
-            dtype, samples.phase, samples.batch_size, found.step_s / layers, found.in_kernels_s / layers
+            dtype, samples.phase, samples.batch_size, dispatch.step_s / layers, dispatch.in_kernels_s / layers
         )

@@ -1,4 +1,4 @@
-"""Dispatch time: the hollow twin, a model of the same layers whose widths are almost nothing."""
+"""Dispatch time, measured on the hollow twin: a model of the same layers with almost no width."""
 
 from __future__ import annotations
 
@@ -49,29 +49,31 @@ def measure_dispatch(
     budget_s: float,
     on_failure: Callable[[Exception], object] = lambda error: None,
 ) -> list[DispatchSamples]:
-    """What it costs to dispatch a prefill and a decode step with each engine, on the hollow twin; `budget_s` for each.
+    """Return the dispatch time of a prefill and a decode step with each engine; `budget_s` is for each of them.
 
-    What the twin cannot stand for is left out: compiled code of the twin would be other code than the model's, and take
-    as long to compile, so that such an engine has its prefill alone. An engine that fails is left out, after a call of
-    `on_failure`; so are all where the twin cannot be built. Raises DeviceError where the device is lost.
+    It is measured on the hollow twin. Decode steps of a compiling engine are left out: the twin's compiled code would
+    differ from the model's, and take as long to compile. An engine that fails is left out after a call of `on_failure`,
+    as are all engines if the twin cannot be built. Raises DeviceError if the device is lost.
 
-    On a CPU a step's weights stream through the caches between its operators, so that Python and the dispatcher run
-    cold: a twin that steps alone is too fast (6.2 instead of 10.6 ms for SmolLM2-135M on two cores). There each of the
-    model's own linears runs inside the twin's step, just before the twin's, and its time is taken off where it passes:
-    a step less all linears of another minute would be a small difference of two long times. On CUDA the host's caches
-    do not see the weights, and the twin steps alone.
+    On a CPU, a step's weights stream through the caches between its operators, so that Python and the dispatcher run
+    cold. A twin that steps by itself is too fast: 6.2 instead of 10.6 ms for SmolLM2-135M on two cores. Each of the
+    model's own linears therefore runs inside the twin's step, just before the twin's, and its time is subtracted on the
+    spot. Subtracting the time of all linears, measured minutes apart, would leave a small difference of two long
+    times.
+
+    On CUDA the host's caches do not see the weights, and the twin steps by itself.
     """
     request = loaded.request
-    found: list[DispatchSamples] = []
+    samples: list[DispatchSamples] = []
     with tolerate_errors(on_failure):
         twin = load(replace(request, weights="random"), hollow_config(config, request.quant))
         for name in engines:
             if name in ENGINES and (phases := ENGINES[name].eager_phases):
-                kind = ENGINES[name] if "decode" in phases else ReusedCache  # as compiled code keeps its own
-                with tolerate_errors(on_failure):  # what one engine cannot, such as a capture, the others can
-                    bench = _Bench(loaded, twin, kind(twin.module, machine), machine, budget_s)
-                    found += [replace(item, engine=name) for item in _of_engine(bench, batch_sizes, phases)]
-    return found
+                engine_class = ENGINES[name] if "decode" in phases else ReusedCache  # like compiled code's
+                with tolerate_errors(on_failure):  # such as a capture, which other engines do not need
+                    bench = _Bench(loaded, twin, engine_class(twin.module, machine), machine, budget_s)
+                    samples += [replace(item, engine=name) for item in _engine_samples(bench, batch_sizes, phases)]
+    return samples
 
 
 @dataclass(frozen=True)
@@ -83,23 +85,23 @@ class _Bench:
     engine: Engine
     machine: Machine
     budget_s: float
-    """For the steps of one phase and batch size."""
+    """Seconds for the steps of one phase and batch size."""
 
 
-def _of_engine(bench: _Bench, batch_sizes: Sequence[int], phases: Sequence[Phase]) -> list[DispatchSamples]:
-    alone = dict(zip(PHASES, twin_by_itself(bench.engine, bench.machine, bench.budget_s), strict=True))
+def _engine_samples(bench: _Bench, batch_sizes: Sequence[int], phases: Sequence[Phase]) -> list[DispatchSamples]:
+    alone_s = dict(zip(PHASES, twin_by_itself(bench.engine, bench.machine, bench.budget_s), strict=True))
     if not bench.machine.is_cuda and not bench.loaded.offloaded:
-        return _among_weights_of(bench, alone, batch_sizes, phases)
+        return _among_weights(bench, alone_s, batch_sizes, phases)
     waits = {phase: _waits(bench.engine, bench.machine, phase) for phase in phases}
     return [
-        DispatchSamples(bench.engine.name, phase, batch, alone[phase], waits=waits[phase])
+        DispatchSamples(bench.engine.name, phase, batch, alone_s[phase], waits=waits[phase])
         for phase in phases
         for batch in batch_sizes
     ]
 
 
 def _waits(engine: Engine, machine: Machine, phase: Phase) -> bool:
-    """Whether a step of the twin, which has run before, waits for its device."""
+    """Whether a step of the twin, which must have run before, waits for its device."""
     if engine.replays_as_graph and phase == "decode":
         return False
     ids = torch.zeros(1, _TWIN_PROMPT, dtype=torch.long, device=machine.device)
@@ -111,9 +113,9 @@ def _waits(engine: Engine, machine: Machine, phase: Phase) -> bool:
 
 
 def least_dispatch_s(model: Any, machine: Machine) -> tuple[float, float]:
-    """Seconds below which no eager (prefill, decode step) of this model can go here: the hollow twin's, by itself.
+    """Return a lower bound of the seconds of an eager (prefill, decode step) of this model on this machine.
 
-    Its undisturbed steps: a bound is asked for, and what slows the others down is others' work.
+    It is the undisturbed time of the hollow twin by itself; only other processes make its other steps slower.
     """
     twin = type(model)(hollow_config(model.config)).to(device=machine.device, dtype=model.dtype).eval()
     prefills, decodes = twin_by_itself(EagerEngine(twin, machine), machine)
@@ -123,7 +125,7 @@ def least_dispatch_s(model: Any, machine: Machine) -> tuple[float, float]:
 def twin_by_itself(
     engine: Engine, machine: Machine, budget_s: float = math.inf
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Seconds of (prefills, decode steps) of the twin: two loops of four steps at least, and more within `budget_s`."""
+    """Return the seconds of the twin's (prefills, decode steps): two loops of four steps, or more within `budget_s`."""
     deadline_s = machine.now_s() + budget_s
     clock = machine.clock
     ids = torch.zeros(1, _TWIN_PROMPT, dtype=torch.long, device=machine.device)
@@ -146,37 +148,37 @@ def twin_by_itself(
             prefill_s, *decode_s = clock.seconds(marks)
             prefills.append(prefill_s)
             decodes += decode_s[1:]
-    return tuple(prefills[1:]), tuple(decodes)  # the first one may have made the cache that the others empty
+    return tuple(prefills[1:]), tuple(decodes)  # the first one may have created the cache
 
 
-def _among_weights_of(
-    bench: _Bench, alone: Mapping[Phase, tuple[float, ...]], batch_sizes: Sequence[int], phases: Sequence[Phase]
+def _among_weights(
+    bench: _Bench, alone_s: Mapping[Phase, tuple[float, ...]], batch_sizes: Sequence[int], phases: Sequence[Phase]
 ) -> list[DispatchSamples]:
-    """The twin's steps among the model's weights: one prefill for all batch sizes, a decode step for each.
+    """The twin's steps among the model's weights: one prefill for all batch sizes, and a decode step for each.
 
-    They take turns, so that a minute in which the machine is slower falls on all of them; each has one at least.
+    They take turns, so that a disturbance affects all of them. Each has at least one turn.
     """
     pairs = _paired_linears(bench.loaded.module, bench.twin.module)
     prefill = _Among(bench, pairs, Step(1, _TWIN_PROMPT, 0))
-    stepped = batch_sizes if "decode" in phases else ()
-    decodes = [_Among(bench, pairs, Step(batch, 1, _TWIN_PROMPT)) for batch in stepped]
-    every = [prefill, *decodes]
-    deadline_s = bench.machine.now_s() + bench.budget_s * len(every)
+    decode_sizes = batch_sizes if "decode" in phases else ()
+    decodes = [_Among(bench, pairs, Step(batch, 1, _TWIN_PROMPT)) for batch in decode_sizes]
+    all_steps = [prefill, *decodes]
+    deadline_s = bench.machine.now_s() + bench.budget_s * len(all_steps)
     while not prefill.steps or (len(prefill.steps) < TWIN_STEPS and bench.machine.now_s() < deadline_s):
-        for among in every:
+        for among in all_steps:
             among.turn(deadline_s)
-    prefills, *steps = (among.samples(alone) for among in every)
+    prefills, *steps = (among.samples(alone_s) for among in all_steps)
     return [*(replace(prefills, batch_size=batch) for batch in batch_sizes), *steps]
 
 
 def _paired_linears(model: nn.Module, twin: nn.Module) -> list[tuple[nn.Module, nn.Module]]:
-    """(hollow, real) linears of the same name, in the order in which they stand."""
+    """Pairs of (hollow, real) linears of the same name, in the order of the modules."""
     real = dict(model.named_modules())
     return [(hollow, real[name]) for name, hollow in twin.named_modules() if is_linear(hollow)]
 
 
 class _Among:
-    """Steps of the twin whose weights stream by, and the bare calls of its linears among them."""
+    """Steps of the twin among streaming weights, and the bare calls of its linears between them."""
 
     def __init__(self, bench: _Bench, pairs: Sequence[tuple[nn.Module, nn.Module]], step: Step) -> None:
         self._bench, self._pairs, self._step = bench, pairs, step
@@ -193,19 +195,20 @@ class _Among:
         self._calls: list[float] = []
 
     def turn(self, deadline_s: float) -> None:
-        """A few steps in a row, as in a decode loop: after other work the first one finds Python colder still. Past the
-        deadline two are enough.
+        """Run a few steps in a row, as in a decode loop: after other work, the first one finds Python colder still.
+
+        After the deadline two steps are enough.
         """
         engine, machine, decodes = self._bench.engine, self._bench.machine, self._step.query == 1
         with torch.inference_mode(), no_gc():
-            with _streaming([hollow for hollow, _ in self._pairs], self._streams, machine) as streamed:
+            with _streaming([hollow for hollow, _ in self._pairs], self._streams, machine) as streamed_s:
                 state = engine.prefill(self._ids, _TWIN_SLOTS)
                 for step in range(_TWIN_RUN):
-                    streamed.clear()
+                    streamed_s.clear()
                     start_s = machine.now_s()
                     state = engine.decode(state) if decodes else engine.prefill(self._ids, _TWIN_SLOTS)
                     if step > 0:
-                        self.steps.append(machine.now_s() - start_s - sum(streamed))
+                        self.steps.append(machine.now_s() - start_s - sum(streamed_s))
                         if machine.now_s() > deadline_s:
                             break
             calls_s = 0.0
@@ -216,18 +219,18 @@ class _Among:
                 calls_s += machine.now_s() - start_s
         self._calls.append(calls_s)
 
-    def samples(self, alone: Mapping[Phase, tuple[float, ...]]) -> DispatchSamples:
-        """What was measured, with the twin's own calls alone."""
+    def samples(self, alone_s: Mapping[Phase, tuple[float, ...]]) -> DispatchSamples:
+        """Return the measured samples, with the twin's own calls in isolation."""
         phase: Phase = "decode" if self._step.query == 1 else "prefill"
         return DispatchSamples(
             engine=self._bench.engine.name,
             phase=phase,
             batch_size=int(self._step.batch),
-            alone_s=alone[phase],
+            alone_s=alone_s[phase],
             among_s=tuple(self.steps),
             bare_s=tuple(self._calls),
-            cores=_called_alone(self._bench, self._step),
-            conversions=_conversions_alone(self._bench, rows=int(self._step.batch * self._step.query)),
+            cores=_core_calls(self._bench, self._step),
+            conversions=_conversion_calls(self._bench, rows=int(self._step.batch * self._step.query)),
         )
 
 
@@ -235,7 +238,7 @@ class _Among:
 def _streaming(
     hollow: Sequence[nn.Module], streams: Sequence[Callable[[], object]], machine: Machine
 ) -> Iterator[list[float]]:
-    """Within, each hollow linear runs after its stream of weights, whose seconds are appended to what is yielded."""
+    """Context manager in which each hollow linear runs after its stream of weights; yields the streams' seconds."""
     seconds: list[float] = []
 
     def run(stream: Callable[[], object], own: Callable[..., torch.Tensor], hidden: torch.Tensor) -> torch.Tensor:
@@ -253,16 +256,16 @@ def _streaming(
             del linear.forward
 
 
-def _conversions_alone(bench: _Bench, *, rows: int) -> tuple[Calls, ...]:
-    """The twin's own conversions between formats, which have next to nothing to convert."""
+def _conversion_calls(bench: _Bench, *, rows: int) -> tuple[Calls, ...]:
+    """Times of the twin's own conversions between formats, which have almost nothing to convert."""
     linears = replayable_linears(walk(bench.twin.module), linear_modules(bench.twin.module))
     converting = conversions(linears, dict.fromkeys(linears.operators, rows), bench.twin.request)
     times = replay_calls(converting, bench.machine, budget_s=_TWIN_REPLAY_S)
     return tuple(Calls(linears.operators[key].count, seconds) for key, seconds in times.items())
 
 
-def _called_alone(bench: _Bench, step: Step) -> tuple[Calls, ...]:
-    """The twin's own attention cores and experts, replayed as the model's are: next to nothing but calls."""
+def _core_calls(bench: _Bench, step: Step) -> tuple[Calls, ...]:
+    """Times of the twin's own attention cores and experts, replayed as the model's are: almost only dispatch."""
     engine, twin = bench.engine, bench.twin.module
     ids = torch.zeros(int(step.batch), _TWIN_PROMPT, dtype=torch.long, device=bench.machine.device)
 
@@ -278,7 +281,7 @@ def _called_alone(bench: _Bench, step: Step) -> tuple[Calls, ...]:
     return tuple(Calls(operator.count, seconds) for operator, seconds in times.items())
 
 
-# The smallest head that fused attention kernels take on every device (multiples of 8).
+# The smallest head that fused attention kernels accept on every device (multiples of 8).
 _HEAD_DIM = 8
 # bitsandbytes stores 4-bit weights in blocks of 64 inputs; narrower layers would take another kernel.
 _QUANTISED_HEAD_DIM = 32
@@ -298,21 +301,16 @@ _EXTRA_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 
 def hollow_config(config: Any, quant: Quant = "none") -> Any:
-    """A copy of a transformers config with the same layers and head grouping, and next to no width.
+    """Return a copy of a transformers config with the same layers and head grouping, and almost no width.
 
-    Everything that decides which operators are dispatched stays: layers, layer types, experts, grouping, windows.
+    Everything that decides which operators are dispatched is unchanged: layers, layer types, experts, grouping,
+    windows.
     """
     hollow = copy.deepcopy(config)
-    for part in _text_configs(hollow):
+    text = hollow.get_text_config()
+    for part in (hollow,) if text is hollow else (hollow, text):
         _shrink(part, _HEAD_DIM if quant == "none" else _QUANTISED_HEAD_DIM)
     return hollow
-
-
-def _text_configs(config: Any) -> Iterator[Any]:
-    yield config
-    text = config.get_text_config()
-    if text is not config:
-        yield text
 
 
 def _shrink(config: Any, head_dim: int) -> None:
@@ -346,5 +344,5 @@ def _shrink(config: Any, head_dim: int) -> None:
 
 
 def _set(config: Any, name: str, value: int) -> None:
-    """Set under the name that this config class stores it by (GPT-2 says n_embd for hidden_size)."""
+    """Set a value under the name by which this config class stores it (GPT-2: n_embd for hidden_size)."""
     setattr(config, config.attribute_map.get(name, name), value)

@@ -1,4 +1,4 @@
-"""Decode steps inside transformers' `generate` and in our own loop, in turn, part by part."""
+"""Decode steps inside transformers' `generate` and in roofscope's own loop, in turn, part by part."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from profiler.grid.cells import Cell
 from profiler.measure.subject import Subject
 from profiler.measure.visit import seeded_prompts
 
-# Both loops run this often in turn, over so many tokens at most; the first turn warms up.
+# Both loops run this often in turn, for at most this many tokens; the first turn warms up.
 _TURNS = 3
 _MOST_TOKENS = 16
 _STEP = "step"
@@ -27,9 +27,9 @@ PartTimes = dict[str, list[float]]
 
 
 def time_generate(subject: Subject, cells: Sequence[Cell], budget_s: float) -> Iterator[GenerateSteps]:
-    """The parts of a decode step within `generate`, for each cell that it stepped, as far as `budget_s` goes.
+    """Time the parts of a decode step within `generate`, for each cell that it stepped, as far as `budget_s` goes.
 
-    By the host's clock: where the device runs behind the host, what waits for it is the read that ends each step.
+    By the host's clock: if the device runs after the host, the wait is in the read that ends each step.
     """
     deadline_s = subject.machine.now_s() + budget_s
     for cell in cells:
@@ -38,10 +38,10 @@ def time_generate(subject: Subject, cells: Sequence[Cell], budget_s: float) -> I
         if subject.machine.now_s() > deadline_s:
             return
         with torch.inference_mode(), no_gc():
-            yield _of_cell(subject, cell)
+            yield _generate_steps(subject, cell)
 
 
-def _of_cell(subject: Subject, cell: Cell) -> GenerateSteps:
+def _generate_steps(subject: Subject, cell: Cell) -> GenerateSteps:
     import transformers
 
     model: Any = subject.loaded.module
@@ -49,12 +49,12 @@ def _of_cell(subject: Subject, cell: Cell) -> GenerateSteps:
     ids = seeded_prompts(cell, subject.vocab_size).to(subject.machine.device)
     tokens = min(_MOST_TOKENS, cell.new_tokens)
     own: PartTimes = {}
-    within: PartTimes = {}
+    inside: PartTimes = {}
     streamed: PartTimes = {}
     runs: list[tuple[PartTimes, Callable[[Callable[[], object]], object]]] = [
         (own, functools.partial(own_loop.call, ids, tokens)),
-        (within, functools.partial(engine.call, ids, tokens)),
-        (streamed, functools.partial(engine.call, ids, tokens, streamer=_Taker())),
+        (inside, functools.partial(engine.call, ids, tokens)),
+        (streamed, functools.partial(engine.call, ids, tokens, streamer=_NullStreamer())),
     ]
     for turn in range(_TURNS):
         for steps, run in runs:
@@ -63,15 +63,15 @@ def _of_cell(subject: Subject, cell: Cell) -> GenerateSteps:
     return GenerateSteps(
         cell=cell,
         transformers=transformers.__version__,
-        parts_s={name: tuple(values) for name, values in within.items()},
+        parts_s={name: tuple(values) for name, values in inside.items()},
         own_s={name: tuple(values) for name, values in own.items()},
         streamed_s=tuple(streamed["read"]),
         reads_a_token=(more - few) / 2,
     )
 
 
-class _Taker:
-    """The least streamer: it is handed every token on the host."""
+class _NullStreamer:
+    """The cheapest streamer: it gets every token on the host."""
 
     def put(self, value: object) -> None:
         pass
@@ -81,11 +81,11 @@ class _Taker:
 
 
 def _add_steps(steps: PartTimes, model: Any, run: Callable[[Callable[[], object]], object]) -> None:
-    """Add the seconds of each part to `steps`, decode step by decode step; the first one pays for a cache's growth."""
-    seen: list[tuple[float, dict[str, float]]] = []
+    """Add the seconds of each part to `steps`, per decode step; the first one, which grows the cache, is left out."""
+    totals_by_step: list[tuple[float, dict[str, float]]] = []
     with _timed(model) as totals:
-        run(lambda: seen.append((now_s(), dict(totals))))
-    for (before_s, before), (after_s, after) in itertools.pairwise(seen[2:]):
+        run(lambda: totals_by_step.append((now_s(), dict(totals))))
+    for (before_s, before), (after_s, after) in itertools.pairwise(totals_by_step[2:]):
         steps.setdefault(_STEP, []).append(after_s - before_s)
         for name in after:
             steps.setdefault(name, []).append(after[name] - before[name])
@@ -93,11 +93,11 @@ def _add_steps(steps: PartTimes, model: Any, run: Callable[[Callable[[], object]
 
 @contextlib.contextmanager
 def _timed(model: Any) -> Iterator[dict[str, float]]:
-    """Within, seconds spent in each part so far; what a version of transformers does not have stays at nothing."""
+    """Context manager that yields the seconds in each part so far; 0 for parts that this transformers lacks."""
     from transformers import cache_utils
     from transformers.generation import logits_process, stopping_criteria, utils
 
-    places = (
+    targets = (
         ("stopping", stopping_criteria.StoppingCriteriaList, "__call__"),
         ("read", getattr(utils, "StopCheck", None), "__call__"),
         ("processors", logits_process.LogitsProcessorList, "__call__"),
@@ -106,9 +106,9 @@ def _timed(model: Any) -> Iterator[dict[str, float]]:
         ("cache", cache_utils.Cache, "update"),
         ("forward", model, "forward"),
     )
-    totals = {part: 0.0 for part, _, _ in places}
+    totals = {part: 0.0 for part, _, _ in targets}
     with contextlib.ExitStack() as stack:
-        for part, owner, name in places:
+        for part, owner, name in targets:
             if hasattr(owner, name):
                 stack.enter_context(_replaced(owner, name, totals, part))
         yield totals
@@ -139,7 +139,7 @@ def _replaced(owner: Any, name: str, totals: dict[str, float], part: str) -> Ite
 _READS = frozenset(
     (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default, torch.ops.aten.is_nonzero.default)
 )
-"""What `.item()`, `bool(tensor)` and printing come to, in inference mode and without; a card's host waits for each."""
+"""The operators of `.item()`, `bool(tensor)` and printing, in any mode; a GPU's host waits for each."""
 
 
 class _Counting(TorchDispatchMode):  # type: ignore[misc]
@@ -155,7 +155,7 @@ class _Counting(TorchDispatchMode):  # type: ignore[misc]
 
 
 def count_reads(run: Callable[[], object]) -> int:
-    """Reads of single values by the host while `run` runs."""
+    """Return how many single values the host reads from tensors while `run` runs."""
     counting = _Counting()
     with counting:
         run()

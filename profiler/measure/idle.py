@@ -14,7 +14,7 @@ from profiler.engines.base import Engine
 from profiler.facts.measurements import AfterIdle
 from profiler.grid.cells import Cell
 
-# Steps before the silence, and behind it.
+# Decode steps before and after the pause.
 _WARM_STEPS = 4
 _STEPS = 4
 
@@ -26,15 +26,15 @@ def steps_after_idle(
     pauses: Sequence[tuple[float, int]] = STANDARD.idle_pauses,
     wait: Callable[[float], None] = time.sleep,
 ) -> Iterator[AfterIdle]:
-    """The first decode steps of a cell after pauses in which this process asks for nothing.
+    """Time the first decode steps of a cell after pauses in which this process uses no device.
 
-    `pauses` are seconds, and how often each is repeated.
+    `pauses` are pairs of seconds and the number of repetitions.
     """
     clock = machine.clock
     slots = cell.depth + _WARM_STEPS + _STEPS + 1
     with torch.inference_mode(), no_gc():
         for silence_s, times in pauses:
-            found = []
+            steps_s = []
             for _ in range(times):
                 engine.announce(cell, None)
                 engine.prepare(cell.batch_size, slots)
@@ -48,5 +48,5 @@ def steps_after_idle(
                     state = engine.decode(state)
                     marks.append(clock.mark())
                 clock.synchronize()
-                found.append(tuple(clock.seconds(marks)))
-            yield AfterIdle(cell, silence_s, tuple(found))
+                steps_s.append(tuple(clock.seconds(marks)))
+            yield AfterIdle(cell, silence_s, tuple(steps_s))

@@ -1,4 +1,4 @@
-"""Replays of a step's operators, each timed by itself at the shapes of a cell."""
+"""Replays of a step's operators, each timed in isolation at the shapes of a cell."""
 
 from __future__ import annotations
 
@@ -27,34 +27,35 @@ from profiler.quant.conversions import conversion_calls
 from profiler.quant.storage import model_storage_bytes
 from profiler.stats import timing_of
 
-# Attention and experts get this share of the time, all linears the rest.
+# Attention and experts get this share of the time, and all linears the rest.
 _CALLS_SHARE = 0.3
-# Kernels that only convert are few, and are run inside the linears as well.
+# Kernels that only convert are few, and also run inside the linears.
 _CONVERSIONS_SHARE = 0.3
-# As long as a card's power is averaged over before its cap lowers the clock, and some more.
+# Longer than the time over which a GPU averages its power before the cap lowers the clock.
 LOAD_S = 1.0
-# The least time of a replay in steps, by whether it is captured: a graph of all layers is run five times; otherwise one
-# layer's linears twice, and of the calls the whole step once to catch them, and its small kernels twice.
+# The shortest time of a replay, in steps, by whether it is captured. A graph of all layers runs five times. Otherwise
+# one layer's linears run twice; for the calls, the whole step runs once to capture them, and its small kernels run
+# twice.
 _LINEAR_STEPS = {True: 5.0, False: 0.3}
 _CALL_STEPS = {True: 5.0, False: 3.0}
-# No more of them, whatever the host's clock says.
+# At most this many prefills, whatever the host's clock says.
 _MOST_PREFILLS = 1000
-# What holds several up in turn for seconds (a neighbour) is in one turn of them and not in the others.
+# Turns in which several subjects are replayed: a disturbance of seconds then affects only one turn.
 _TURNS = 3
-# Caches that differ by less of the weights' bytes leave about as much of them where they were.
-_TOLD_APART = 0.25
+# KV caches that differ by less than this share of the weights' bytes evict about as much of the weights.
+_CACHE_STEP = 0.25
 
 
 @dataclass(frozen=True)
 class Linears:
-    """The linears of a model that can be called alone, each with its modules, one a layer."""
+    """The linears of a model that can be called by themselves, each with its modules, one per layer."""
 
     operators: dict[LinearKey, Linear]
     modules: dict[LinearKey, list[nn.Module]]
 
 
 def replayable_linears(work: ModelWork, modules: dict[LinearKey, list[nn.Module]]) -> Linears:
-    """The modules that the walk counted."""
+    """Return the linears that the walk counted, with their modules."""
     operators = {linear_key(op): op for op in work.operators if isinstance(op, Linear) and linear_key(op) in modules}
     return Linears(operators, {key: modules[key] for key in operators})
 
@@ -67,15 +68,16 @@ def replay_kernels(
     on_failure: Callable[[Exception], object] = lambda error: None,
     steps_s: Mapping[CellKey, float] | None = None,
 ) -> Iterator[Replays]:
-    """Each linear, attention core and bank of experts of each cell run alone, shape by shape.
+    """Replay each linear, attention core and bank of experts of each cell in isolation, shape by shape.
 
-    Of a linear that converts between formats, those kernels are run on their own as well. Cells whose linears see the
-    same rows, and find as much of their weights in a cache, share their replay. `budget_s` is for all of them: by the
-    seconds of its step in `steps_s`, a replay that takes longer than what is left is left out. What fails is left out,
-    after a call of `on_failure`. Raises DeviceError where the device is lost.
+    For a linear that converts between formats, those kernels are also timed by themselves. Cells share a replay if
+    their linears get the same rows and find as much of their weights in a cache.
+
+    `budget_s` is for all replays. A replay that takes longer than the time left, estimated from its step in `steps_s`,
+    is left out. A replay that fails is left out after a call of `on_failure`. Raises DeviceError if the device is lost.
     """
     linears = replayable_linears(subject.work, linear_modules(subject.loaded.module))
-    shapes = _alike(subject, linears, [key for cell in cells for key in cell.keys], ceilings)
+    shapes = _keys_by_shape(subject, linears, [key for cell in cells for key in cell.keys], ceilings)
     machine, steps_s = subject.machine, steps_s or {}
     end_s = machine.now_s() + budget_s
 
@@ -84,48 +86,40 @@ def replay_kernels(
 
     for users in (users for users in shapes.values() if has_time(users[0], _LINEAR_STEPS[machine.captures])):
         share_s = budget_s * (1 - _CALLS_SHARE) / len(shapes)
-        of_linears = partial(_linears_under_load, subject, linears, users[0], ceilings, share_s)
-        yield Replays(tuple(users), _tolerated(of_linears, subject, on_failure))
+        of_linears = partial(_replay_linears, subject, linears, users[0], ceilings, share_s, under_load=True)
+        yield Replays(tuple(users), _until_failure(of_linears, subject, on_failure))
     keys = [key for users in shapes.values() for key in users]
     for key in (key for key in keys if has_time(key, _CALL_STEPS[machine.captures])):
         of_calls = partial(replay_single_calls, subject, key, ceilings, budget_s * _CALLS_SHARE / len(keys))
-        yield Replays((key,), _tolerated(of_calls, subject, on_failure))
+        yield Replays((key,), _until_failure(of_calls, subject, on_failure))
 
 
-def _linears_under_load(
-    subject: Subject, linears: Linears, key: CellKey, ceilings: Ceilings, budget_s: float
-) -> Iterator[Replay]:
-    """Every linear of a cell's step, on a card after some time of the cell's own prefills."""
-    if subject.machine.captures and key.phase == "prefill":
-        _run_prefills(subject, key, min(LOAD_S, budget_s / 2))
-    yield from _linears_alone(subject, linears, key, ceilings, budget_s)
-
-
-def _tolerated(
+def _until_failure(
     measure: Callable[[], Iterator[Replay]], subject: Subject, on_failure: Callable[[Exception], object]
 ) -> tuple[Replay, ...]:
-    """The replays that `measure` gives until it fails."""
-    found: list[Replay] = []
+    """The replays that `measure` yields until it fails."""
+    replays: list[Replay] = []
     failures: list[Exception] = []
     with tolerate_errors(failures.append):
-        found.extend(measure())
+        replays.extend(measure())
     for error in failures:
         on_failure(error)
-    return tuple(found)
+    return tuple(replays)
 
 
 def replay_between(
     subjects: Sequence[Subject], keys: Sequence[CellKey], ceilings: Ceilings, budget_s: float
 ) -> Iterator[tuple[Replays, ...]]:
-    """The linears of steps that no cell takes (`keys_between`, a rank's), fewest rows first, as far as `budget_s`
-    reaches: those of each of `subjects` in turn, which are one model on one machine, whole or a rank's share of it.
+    """Replay the linears of steps that no cell takes (`keys_between`, a rank's), fewest rows first, within `budget_s`.
+
+    Those of each of `subjects` run in turn: one model on one machine, whole or a rank's share of it.
 
     A library may change its kernel between two cells: oneDNN's AMX products of SmolLM2-135M take three times as long
     over 1024 rows as over 256 in one width, and not in the next.
     """
     first, machine = subjects[0], subjects[0].machine
-    each = [replayable_linears(subject.work, linear_modules(subject.loaded.module)) for subject in subjects]
-    shapes = sorted(_alike(first, each[0], keys, ceilings).values(), key=lambda users: users[0].tokens)
+    linears = [replayable_linears(subject.work, linear_modules(subject.loaded.module)) for subject in subjects]
+    shapes = sorted(_keys_by_shape(first, linears[0], keys, ceilings).values(), key=lambda users: users[0].tokens)
     end_s, pass_s = machine.now_s() + budget_s, 0.0
     for index, users in enumerate(shapes):
         left_s = end_s - machine.now_s()
@@ -134,39 +128,36 @@ def replay_between(
             break
         shape_s, turns = left_s / (len(shapes) - index), 1 if len(subjects) == 1 else _TURNS
         until_s, share_s = machine.now_s() + shape_s, shape_s / turns / len(subjects)
-        found: list[list[Replay]] | None = None
+        joined: list[list[Replay]] | None = None
         for _ in range(turns):
-            if found is not None and machine.now_s() + pass_s > until_s:
+            if joined is not None and machine.now_s() + pass_s > until_s:
                 break
-            now = [
-                list(_linears_alone(subject, own, users[0], ceilings, share_s))
-                for subject, own in zip(subjects, each, strict=True)
+            turn = [
+                list(_replay_linears(subject, subject_linears, users[0], ceilings, share_s))
+                for subject, subject_linears in zip(subjects, linears, strict=True)
             ]
-            pass_s = sum(map(_pass_s, each, now))
-            found = now if found is None else [[*map(_together, *both)] for both in zip(found, now, strict=True)]
-        assert found is not None
-        yield tuple(Replays(tuple(users), tuple(replays)) for replays in found)
+            pass_s = sum(map(_pass_s, linears, turn))
+            joined = turn if joined is None else [[*map(_joined, *pair)] for pair in zip(joined, turn, strict=True)]
+        assert joined is not None
+        yield tuple(Replays(tuple(users), tuple(replays)) for replays in joined)
 
 
 def _pass_s(linears: Linears, replays: Sequence[Replay]) -> float:
-    """Seconds of each call once."""
+    """Seconds of calling each linear once."""
     calls = map(len, linears.modules.values())
     return sum(count * replay.whole.median_s for count, replay in zip(calls, replays, strict=True))
 
 
-def _together(one: Replay, other: Replay) -> Replay:
-    """The samples of two turns."""
-    return replace(
-        one,
-        seconds=one.seconds + other.seconds,
-        conversion_seconds=one.conversion_seconds + other.conversion_seconds,
-    )
+def _joined(one: Replay, other: Replay) -> Replay:
+    """A replay with the samples of two turns."""
+    conversion_seconds = one.conversion_seconds + other.conversion_seconds
+    return replace(one, seconds=one.seconds + other.seconds, conversion_seconds=conversion_seconds)
 
 
-def _alike(
+def _keys_by_shape(
     subject: Subject, linears: Linears, keys: Sequence[CellKey], ceilings: Ceilings
 ) -> dict[tuple[int, ...], list[CellKey]]:
-    """Keys by what their linears are given: rows, sequences, and last the bytes that are touched between them."""
+    """Keys by the input of their linears: rows, sequences, and the bytes that are touched between them."""
     shapes: dict[tuple[int, ...], list[CellKey]] = {}
     for key in keys:
         rows = rows_of(linears, Step.of(key), subject.path_of(key))
@@ -176,38 +167,37 @@ def _alike(
 
 
 def _between_bytes(subject: Subject, key: CellKey, ceilings: Ceilings) -> int:
-    """Bytes of the KV cache, old and copied, that a decode step on a CPU touches between its linears, to the nearest
-    `_TOLD_APART` of the model's weights: they push out of a cache what it would keep of those weights from step to
-    step. No more than what leaves none of them there."""
+    """Bytes of the KV cache, old and copied, that a decode step on a CPU touches between its linears, where they evict
+    weights. Rounded to `_CACHE_STEP` of the model's weights, and at most what leaves no weights in a cache."""
     if subject.machine.captures:
         return 0
-    least = _TOLD_APART * model_storage_bytes(subject.loaded.module)
-    return int(min(round(subject.touched_cache_bytes(key) / least) * least, ceilings.past_caches_bytes))
+    unit = _CACHE_STEP * model_storage_bytes(subject.loaded.module)
+    return int(min(round(subject.touched_cache_bytes(key) / unit) * unit, ceilings.past_caches_bytes))
 
 
 def rows_of(linears: Linears, step: Step, path: ExecutionPath) -> dict[LinearKey, int]:
-    """Rows that each linear is really given in a step of plain numbers."""
+    """Return the rows that each linear really gets in a step of plain numbers."""
     return {key: int(op.executed(step, path)) for key, op in linears.operators.items()}
 
 
 def replay_single_calls(subject: Subject, key: CellKey, ceilings: Ceilings, budget_s: float) -> Iterator[Replay]:
-    """Attention and experts of a cell's step, called again as that step calls them.
+    """Replay attention and experts of a cell's step with the arguments of that step.
 
     A step whose cache only a prefill can fill is not replayed.
     """
     machine, step, page_fault_s = subject.machine, Step.of(key), ceilings.page_fault_s
     modules = callable_modules(subject.loaded.module, subject.work, machine.available_bytes(), step)
     try:
-        ready = step_of(subject, key)
+        step_call = step_of(subject, key)
     except RequestError:
         return
-    calls = caught_calls(modules, ready) if modules else {}
+    calls = caught_calls(modules, step_call) if modules else {}
     times = replay_calls(
         calls, machine, budget_s=budget_s, cold_bytes=cold_bytes_of(subject), page_fault_s=page_fault_s
     )
     for operator, seconds in times.items():
         yield Replay(subject.names[operator], seconds, without_faults=page_fault_s > 0)
-    # On a CPU those of a decode step are next to nothing beside their dispatch.
+    # On a CPU, the small kernels of a decode step take almost no time compared with their dispatch.
     eager = key.phase in subject.engines[key.cell.engine].eager_phases
     if eager and (machine.captures or key.phase == "prefill"):
         with answered(subject.loaded.module, modules):
@@ -216,8 +206,8 @@ def replay_single_calls(subject: Subject, key: CellKey, ceilings: Ceilings, budg
 
 
 def replay_small(subject: Subject, key: CellKey, page_fault_s: float, budget_s: float) -> tuple[float, ...]:
-    """A step whose linears, attention and experts are answered: captured, or less the same prefill of one token, which
-    is its dispatch (CPU)."""
+    """Return the seconds of a step without its linears, attention and experts, whose results are given: captured, or on
+    a CPU less the same prefill of one token, which is dispatch."""
     machine, small = subject.machine, step_of(subject, key)
     if machine.captures:
         calls, cold_bytes = {REST: [small]}, cold_bytes_of(subject)
@@ -229,16 +219,18 @@ def replay_small(subject: Subject, key: CellKey, page_fault_s: float, budget_s: 
 
 
 def cold_bytes_of(subject: Subject) -> int:
-    """Bytes that push out of the last-level cache what a step would not find there; 0 where it holds the model."""
+    """Return the bytes to read to flush the last-level cache before a call; 0 if the cache holds the model."""
     cache_bytes = subject.machine.info.last_level_cache_bytes
     return 2 * cache_bytes if model_storage_bytes(subject.loaded.module) > cache_bytes else 0
 
 
-def _linears_alone(
-    subject: Subject, linears: Linears, key: CellKey, ceilings: Ceilings, budget_s: float
+def _replay_linears(
+    subject: Subject, linears: Linears, key: CellKey, ceilings: Ceilings, budget_s: float, *, under_load: bool = False
 ) -> Iterator[Replay]:
-    """Every linear over the rows that a cell's step gives it."""
+    """Every linear over the rows that a cell's step gives it; `under_load`, on a GPU after the cell's own prefills."""
     machine, request = subject.machine, subject.request
+    if under_load and machine.captures and key.phase == "prefill":
+        _run_prefills(subject, key, min(LOAD_S, budget_s / 2))
     rows = rows_of(linears, Step.of(key), subject.path_of(key))
     last = key.cell.batch_size
     sliced = [name for name, op in linears.operators.items() if op.rows == "last" and rows[name] == last != key.tokens]
@@ -265,7 +257,7 @@ def _linears_alone(
 
 
 def _run_prefills(subject: Subject, key: CellKey, seconds: float) -> None:
-    """Run a cell's prefill for some time: a card at its power cap clocks lower under load than after a pause."""
+    """Run a cell's prefill for some time: a GPU at its power cap clocks lower under load than after a pause."""
     machine, run = subject.machine, step_of(subject, key)
     end_s = machine.now_s() + seconds
     with torch.inference_mode():
@@ -279,33 +271,30 @@ def _run_prefills(subject: Subject, key: CellKey, seconds: float) -> None:
 def conversions(
     linears: Linears, rows: Mapping[LinearKey, int], request: ModelRequest
 ) -> dict[LinearKey, list[Callable[[], object]]]:
-    """What each linear runs to convert between formats, one call a layer; those that convert nothing are left out."""
-    found: dict[LinearKey, list[Callable[[], object]]] = {}
-    for key, modules in linears.modules.items():
-        if calls := conversion_calls(modules, rows[key], request.dtype):
-            found[key] = calls
-    return found
+    """Return the calls with which each linear converts between formats, one per layer; others are left out."""
+    calls = {key: conversion_calls(modules, rows[key], request.dtype) for key, modules in linears.modules.items()}
+    return {key: layers for key, layers in calls.items() if layers}
 
 
 def keys_between(keys: Collection[CellKey]) -> tuple[CellKey, ...]:
-    """Steps that fill the gaps between the rows (tokens) of `keys`: each number doubled until it comes near the next.
+    """Return steps that fill the gaps between the rows (tokens) of `keys`: each number is doubled up to the next.
 
-    Fewer rows than any prompt has are a decode step of so many sequences, more are one prompt; each engine gets its
-    own.
+    Fewer rows than any prompt has are a decode step of that many sequences; more rows are one prompt. Each engine gets
+    its own steps.
     """
     prompts = [key.tokens for key in keys if key.phase == "prefill"]
     shortest = min(prompts, default=math.inf)
-    least: dict[str, Cell] = {}
+    smallest: dict[str, Cell] = {}
     for key in keys:
-        least[key.cell.engine] = min(key.cell, least.get(key.cell.engine, key.cell))
-    found = []
+        smallest[key.cell.engine] = min(key.cell, smallest.get(key.cell.engine, key.cell))
+    between = []
     for rows in _doubled(sorted({key.tokens for key in keys})):
-        for cell in least.values():
+        for cell in smallest.values():
             if rows < shortest:
-                found.append(CellKey("decode", replace(cell, batch_size=rows)))
+                between.append(CellKey("decode", replace(cell, batch_size=rows)))
             else:
-                found.append(CellKey("prefill", replace(cell, batch_size=1, prompt_len=rows, context_len=0)))
-    return tuple(found)
+                between.append(CellKey("prefill", replace(cell, batch_size=1, prompt_len=rows, context_len=0)))
+    return tuple(between)
 
 
 def _doubled(ascending: list[int]) -> Iterator[int]:

@@ -22,9 +22,9 @@ _STEPS = 6
 
 
 def hook_cell(subject: Subject, cell: Cell) -> list[Hooked]:
-    """Seconds of each group in each phase of a cell; empty where the engine's code cannot be hooked.
+    """Return the seconds of each group in each phase of a cell; empty if the engine's code cannot be hooked.
 
-    A step is cut at the entry and the exit of every known module, and each piece is given to the innermost one; the
+    A step is cut at the entry and the exit of every known module, and each piece counts for the innermost one. The
     pieces add up to the hooked step by construction.
     """
     engine, machine = subject.engines[cell.engine], subject.machine
@@ -32,7 +32,7 @@ def hook_cell(subject: Subject, cell: Cell) -> list[Hooked]:
         return []
     groups = _group_of_module(subject.loaded.module, subject.work)
     pieces = Pieces(machine)
-    found = []
+    hooked = []
     with torch.inference_mode():
         engine.announce(cell, None)
         engine.prepare(cell.batch_size, cell.slots)
@@ -42,7 +42,7 @@ def hook_cell(subject: Subject, cell: Cell) -> list[Hooked]:
             with _hooked(groups, pieces):
                 pieces.start()
                 state = engine.prefill(ids, cell.slots)
-                found.append(_by_group(CellKey("prefill", cell), [pieces.finish()]))
+                hooked.append(_by_group(CellKey("prefill", cell), [pieces.finish()]))
         else:
             state = engine.fill(cell.batch_size, cell.context_len, cell.slots)
         with _hooked(groups, pieces):
@@ -51,8 +51,8 @@ def hook_cell(subject: Subject, cell: Cell) -> list[Hooked]:
                 pieces.start()
                 state = engine.decode(state)
                 steps.append(pieces.finish())
-        found.append(_by_group(CellKey("decode", cell), steps[1:]))
-    return found
+        hooked.append(_by_group(CellKey("decode", cell), steps[1:]))
+    return hooked
 
 
 def _by_group(key: CellKey, steps: list[dict[str, float]]) -> Hooked:
@@ -60,26 +60,26 @@ def _by_group(key: CellKey, steps: list[dict[str, float]]) -> Hooked:
 
 
 def _group_of_module(model: nn.Module, work: ModelWork) -> dict[nn.Module, str]:
-    """Every module whose time has a name: those behind an operator, and the attention modules around their cores."""
-    by_name: dict[str, str] = {operator.name: str(operator.group) for operator in work.operators}
-    found: dict[nn.Module, str] = {}
+    """The group of every module with a named time: those of operators, and the attention modules around the cores."""
+    group_by_name: dict[str, str] = {operator.name: str(operator.group) for operator in work.operators}
+    groups: dict[nn.Module, str] = {}
     for name, module in model.named_modules():
         if is_attention(module):
-            found[module] = "attention"
-        elif (group := by_name.get(collapse_numbers(name))) is not None:
-            found[module] = group
-    return found
+            groups[module] = "attention"
+        elif (group := group_by_name.get(collapse_numbers(name))) is not None:
+            groups[module] = group
+    return groups
 
 
 class Pieces:
-    """Marks at every entry and exit, and whose time lies between two of them."""
+    """Clock marks at every entry and exit, and the group that owns the time between two of them."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self._clock = machine.clock
         self._stack = [BETWEEN_MODULES]
         self._ranges: list[ExitStack] = []
-        """Each group is a range of the device's own profilers as well (NVTX)."""
+        """Each group is also a range in the device's own profilers (NVTX)."""
         self.marks: list[Any] = []
         self.owners: list[str] = []
 
@@ -99,7 +99,7 @@ class Pieces:
         self._ranges.pop().close()
 
     def finish(self) -> dict[str, float]:
-        """Seconds by group since `start`. Raises RuntimeError where the clock gives times that no step can have."""
+        """Return the seconds by group since `start`. Raises RuntimeError if the clock gives impossible times."""
         self._cut()
         self._clock.synchronize()
         total: dict[str, float] = {}
@@ -117,12 +117,9 @@ class Pieces:
 
 @contextmanager
 def _hooked(groups: dict[nn.Module, str], pieces: Pieces) -> Iterator[None]:
-    hooks = []
-    for module, group in groups.items():
-        hooks.append(module.register_forward_pre_hook(lambda *_, group=group: pieces.enter(group)))
-        hooks.append(module.register_forward_hook(lambda *_: pieces.leave()))
-    try:
+    with ExitStack() as hooks:
+        for module, group in groups.items():
+            enter = module.register_forward_pre_hook(lambda *_, group=group: pieces.enter(group))
+            hooks.callback(enter.remove)
+            hooks.callback(module.register_forward_hook(lambda *_: pieces.leave()).remove)
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()

@@ -1,4 +1,4 @@
-"""A quantised model's next-token distributions compared with the unquantised model's: a sanity check."""
+"""A sanity check of quantisation: next-token distributions of the quantised and the unquantised model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TEXT = (
 
 
 def text_ids(request: ModelRequest) -> list[int]:
-    """The built-in text in the model's own tokens. Raises RequestError where it has no tokenizer."""
+    """Return the built-in text in the model's own tokens. Raises RequestError if it has no tokenizer."""
     from transformers import AutoTokenizer
 
     where, extra = pretrained_location(request.source)
@@ -46,16 +46,16 @@ def text_ids(request: ModelRequest) -> list[int]:
 
 
 def compare_logits(reference: torch.Tensor, quantised: torch.Tensor) -> Quality:
-    """Two tensors of logits, [positions, vocabulary], of the same text."""
+    """Return the difference of two tensors of logits, [positions, vocabulary], of the same text."""
     expected = F.log_softmax(reference.float(), dim=-1)
-    found = F.log_softmax(quantised.float(), dim=-1)
-    divergence = F.kl_div(found, expected, log_target=True, reduction="none").sum(-1)
-    same = expected.argmax(-1) == found.argmax(-1)
+    actual = F.log_softmax(quantised.float(), dim=-1)
+    divergence = F.kl_div(actual, expected, log_target=True, reduction="none").sum(-1)
+    same = expected.argmax(-1) == actual.argmax(-1)
     return Quality(float(divergence.mean()), float(same.float().mean()), len(expected))
 
 
 def check_quality(loaded: LoadedModel, ids: Sequence[int]) -> Quality:
-    """Hold a quantised model against the same checkpoint unquantised, which is loaded beside it for one pass."""
+    """Compare a quantised model with its unquantised checkpoint, which is loaded next to it for one pass."""
     request = loaded.request
     quantised = _logits(loaded.module, ids, request.device)
     plain = load(

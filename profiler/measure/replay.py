@@ -1,4 +1,4 @@
-"""Run captured calls by themselves: cold caches on CPU and CUDA, page faults taken off.
+"""Run captured calls in isolation: cold caches on CPU and CUDA, page faults subtracted.
 
 The products run in the model's order with the model's own weights.
 """
@@ -34,12 +34,12 @@ def replay_linears(
     between_bytes: int = 0,
     page_fault_s: float = 0.0,
 ) -> dict[Key, tuple[float, ...]]:
-    """Seconds of single calls of each operator on its own, with `between_bytes` of other data read in every pass.
+    """Return the seconds of single calls of each operator, with `between_bytes` of other data read in every pass.
 
-    `linears` maps an operator to its modules, one a layer; `rows` gives its tokens. Those of `sliced` operators are
-    the last of so many prompts, handed over as transformers does: as a slice of the hidden states. That is not the same
-    call: of a frozen weight torch 2.13 makes a copy for each prompt, 82 ms instead of 3 for the LM head of SmolLM2-135M
-    in bfloat16 on two cores.
+    `linears` maps an operator to its modules, one per layer, and `rows` to its tokens. The rows of `sliced` operators
+    are the last ones of their prompts, passed as transformers does: as a slice of the hidden states. That is another
+    call: for a frozen weight torch 2.13 makes a copy per prompt, 82 ms instead of 3 for the LM head of SmolLM2-135M in
+    bfloat16 on two cores.
     """
 
     def input_of(name: Key, width: int) -> torch.Tensor:
@@ -48,8 +48,8 @@ def replay_linears(
         return torch.randn(1, rows[name], width, device=machine.device, dtype=dtype)
 
     inputs = {name: input_of(name, _in_features(modules[0])) for name, modules in linears.items()}
-    called = without_waiting if machine.captures else partial
-    calls = {name: [called(module, inputs[name]) for module in modules] for name, modules in linears.items()}
+    bind = without_waiting if machine.captures else partial
+    calls = {name: [bind(module, inputs[name]) for module in modules] for name, modules in linears.items()}
     between = _reads(between_bytes, max(map(len, linears.values()), default=1))
     return replay_calls(
         calls, machine, budget_s=budget_s, cold_bytes=cold_bytes, between=between, page_fault_s=page_fault_s
@@ -57,7 +57,7 @@ def replay_linears(
 
 
 def _reads(nbytes: int, layers: int) -> list[Callable[[], object]]:
-    """A read of its own share of `nbytes` for each layer."""
+    """For each layer, a read of its share of `nbytes`."""
     if not nbytes:
         return []
     return [part.sum for part in torch.ones(nbytes // torch.int64.itemsize, dtype=torch.int64).chunk(layers)]
@@ -72,28 +72,32 @@ def replay_calls(
     between: Sequence[Callable[[], object]] = (),
     page_fault_s: float = 0.0,
 ) -> dict[Key, tuple[float, ...]]:
-    """Seconds of single calls under each key on their own, where a key has one call a layer.
+    """Return the seconds of single calls under each key, in isolation; a key has one call per layer.
 
-    Calls are made layer by layer, as in a step, so that each weight comes from where a step finds it: memory, or a
-    cache that holds them all, until each key is known to within 1 % or the budget is spent. A sample is the mean of a
-    pass: layers differ, some lie in a cache or on slower pages, and what a step pays is their sum (of SmolLM2-135M in
-    bfloat16 on a Xeon the median call, times its layers, is a tenth less); calls `between` them are made as well, and
-    not timed. `page_fault_s` is taken off for each page fault of a call: alone it hands its pages back and takes them
-    again, which a step, that holds other memory as well, may not (0.4 of the 0.7 s of the small kernels of a prefill of
-    8 x 512 in bfloat16), and the step's own are counted in the step. On CUDA the calls of a key are captured as a graph
-    and replayed: events around single calls of small kernels would time the host; there
-    `cold_bytes` are read before each replay (see `_replayed_graph`). A key whose calls wait for the device is left out
-    there: no graph holds them, and events around them would time the host, which is a part of dispatch already. Raises
-    CaptureError for other calls that cannot be captured.
+    Calls run layer by layer, as in a step, so that each weight comes from where a step finds it: memory, or a cache
+    that holds all of them. They are repeated until each key is known to within 1 % or the budget is spent. Calls in
+    `between` also run, untimed.
+
+    A sample is the mean of a pass. Layers differ, since some are in a cache or on slower pages, and a step pays their
+    sum: for SmolLM2-135M in bfloat16 on a Xeon, the median call times its layers is a tenth less.
+
+    `page_fault_s` is subtracted for each page fault of a call. In isolation a call returns its pages and takes them
+    again, which a step, which holds other memory as well, may not: 0.4 of the 0.7 s of the small kernels of a prefill
+    of 8 x 512 in bfloat16. The step's own faults are counted in the step.
+
+    On CUDA the calls of a key are captured as a graph and replayed, since events around single calls of small kernels
+    would time the host. `cold_bytes` are read before each replay (see `_replay_graph`). A key whose calls wait for the
+    device is left out: no graph can contain them, and their time on the host is part of dispatch. Raises CaptureError
+    for other calls that cannot be captured.
     """
     clock = machine.clock
     if machine.captures:
         each_s = budget_s / max(1, len(calls))
-        graphs = {name: _replayed_graph(layers, machine, each_s, cold_bytes) for name, layers in calls.items()}
+        graphs = {name: _replay_graph(layers, machine, each_s, cold_bytes) for name, layers in calls.items()}
         return {name: samples for name, samples in graphs.items() if samples}
-    several: list[tuple[Key | None, Sequence[Callable[[], object]]]] = [*calls.items(), (None, between)]
+    groups: list[tuple[Key | None, Sequence[Callable[[], object]]]] = [*calls.items(), (None, between)]
     order = sorted(
-        ((index / len(layers), name, call) for name, layers in several for index, call in enumerate(layers)),
+        ((index / len(layers), name, call) for name, layers in groups for index, call in enumerate(layers)),
         key=lambda item: item[0],
     )
     times: dict[Key, list[float]] = {name: [] for name in calls}
@@ -102,12 +106,12 @@ def replay_calls(
             layers[0]()
         clock.synchronize()
         deadline_s = machine.now_s() + budget_s
-        while not all(times.values()) or (machine.now_s() < deadline_s and not all(map(_known, times.values()))):
+        while not all(times.values()) or (machine.now_s() < deadline_s and not all(map(_is_settled, times.values()))):
             marks: list[Any] = []
-            faults: list[int] = []
+            faults_before: list[int] = []
             names: list[Key | None] = []
             for _, name, call in order:
-                faults.append(page_faults())
+                faults_before.append(page_faults())
                 marks.append(clock.mark())
                 call()
                 marks.append(clock.mark())
@@ -116,28 +120,28 @@ def replay_calls(
                 if machine.now_s() > deadline_s and set(names) >= set(calls):
                     break
             clock.synchronize()
-            counts = (after - before for before, after in pairwise([*faults, page_faults()]))
-            of_pass: dict[Key, list[float]] = {}
-            for name, seconds, count in zip(names, clock.seconds(marks)[::2], counts, strict=True):
+            call_faults = (after - before for before, after in pairwise([*faults_before, page_faults()]))
+            pass_s: dict[Key, list[float]] = {}
+            for name, seconds, count in zip(names, clock.seconds(marks)[::2], call_faults, strict=True):
                 if name is not None:
-                    of_pass.setdefault(name, []).append(max(0.0, seconds - count * page_fault_s))
-            for name, found in of_pass.items():
-                times[name].append(round(statistics.fmean(found), 12))
+                    pass_s.setdefault(name, []).append(max(0.0, seconds - count * page_fault_s))
+            for name, layers_s in pass_s.items():
+                times[name].append(round(statistics.fmean(layers_s), 12))
     return {name: tuple(samples) for name, samples in times.items()}
 
 
 _LEAST_REPLAYS = 5
-# Of a graph that takes longer than its budget.
+# The same for a graph that takes longer than its budget.
 _LEAST_LATE_REPLAYS = 2
-# As many calls in a graph that nothing runs before: a share of its launch is timed with each of them.
+# Calls in a graph before which nothing runs: a share of its launch is timed with each of them.
 _LEAST_CALLS = 32
 ENOUGH_SAMPLES = 16
 _MOST_SAMPLES = 64
 _KNOWN_HALF_WIDTH = 0.01
 
 
-def _known(samples: Sequence[float]) -> bool:
-    """Whether further samples would hardly move a median, or not enough to be worth their room on the disk."""
+def _is_settled(samples: Sequence[float]) -> bool:
+    """Whether further samples would hardly move the median, or would not justify their space on disk."""
     if len(samples) < ENOUGH_SAMPLES:
         return False
     if len(samples) >= _MOST_SAMPLES:
@@ -146,20 +150,21 @@ def _known(samples: Sequence[float]) -> bool:
     return timing.half_width_s <= _KNOWN_HALF_WIDTH * timing.median_s
 
 
-def _replayed_graph(
+def _replay_graph(
     calls: Sequence[Callable[[], object]], machine: Machine, budget_s: float, cold_bytes: int
 ) -> tuple[float, ...]:
-    """Seconds of one of `calls` on the device alone: all of them captured as one graph and replayed.
+    """Seconds of one of `calls` on the device: all of them captured as one graph and replayed.
 
-    Before each replay a buffer of `cold_bytes` is read, so that nothing lies in a cache that a step would not find
-    there; the replay is submitted meanwhile, so that its launch is not timed either. Reading also evicts what the last
-    replay wrote: a flush that writes would leave dirty lines, whose write-back falls into the replay. Of a model that a
-    cache holds nothing is read: few calls are then repeated, until their graph's launch hardly counts. Empty where the
-    calls wait for the device.
+    Before each replay a buffer of `cold_bytes` is read, so that caches contain nothing that a step would not find
+    there. The replay is submitted meanwhile, so its launch is not timed. Reading also evicts what the last replay
+    wrote: a flush that writes would leave dirty lines, whose write-back falls into the replay.
+
+    Nothing is read for a model that fits into a cache: a few calls are then repeated until their graph's launch hardly
+    counts. Empty if the calls wait for the device.
     """
     repeats = 1 if cold_bytes else -(-_LEAST_CALLS // len(calls))
 
-    def every() -> None:
+    def run_all() -> None:
         for _ in range(repeats):
             for call in calls:
                 call()
@@ -168,19 +173,19 @@ def _replayed_graph(
     clock = machine.clock
     with torch.inference_mode():
         with machine.on_side_stream():
-            every()
-        if machine.waits(every):
+            run_all()
+        if machine.waits(run_all):
             return ()
-        replay = machine.capture(every)
+        replay = machine.capture(run_all)
         replay()
         samples: list[float] = []
         deadline_s = machine.now_s() + budget_s
 
-        def enough() -> bool:
+        def is_enough() -> bool:
             late = machine.now_s() >= deadline_s
-            return len(samples) >= (_LEAST_LATE_REPLAYS if late else _LEAST_REPLAYS) and (late or _known(samples))
+            return len(samples) >= (_LEAST_LATE_REPLAYS if late else _LEAST_REPLAYS) and (late or _is_settled(samples))
 
-        while not enough():
+        while not is_enough():
             if flush is not None:
                 flush.sum()
             marks = [clock.mark()]

@@ -1,4 +1,4 @@
-"""A model with fewer layers: how its layers repeat, and how few hold each kind."""
+"""A model with fewer layers: how its layers repeat, and the smallest number with each kind."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COLD_PERIODS = 2
 
 @dataclass(frozen=True)
 class Pattern:
-    """How a model's layers repeat: `first` of their own kind, then the same `period` again and again."""
+    """How a model's layers repeat: `first` layers of other kinds, then the same `period` again and again."""
 
     layers: int
     first: int
@@ -23,26 +23,26 @@ class Pattern:
 
     @property
     def short(self) -> int:
-        """The least number of layers that holds each kind."""
+        """The smallest number of layers that contains each kind."""
         return min(self.layers, self.first + self.period)
 
     def long(self, layers: float, periods: int = 2) -> int:
-        """The nearest whole number of periods below so many layers, `periods` at least."""
+        """Return the number of layers in the whole periods that fit into `layers`, with at least `periods`."""
         whole = max(periods, int((layers - self.first) / self.period))
         return min(self.layers, self.first + whole * self.period)
 
     def cold(self, layers: int) -> int:
-        """Of so many layers, those whose steps are not like the later ones'.
+        """Return how many of the first `layers` run colder than the later ones.
 
-        The product of the head pushes everything else out of the caches, Python's own data included. In bfloat16 the
-        first two layers of SmolLM2-135M take 1.25 and 1.20 ms then, and every later one 1.04 (two cores of a Xeon).
+        The head's product evicts everything else from the caches, including Python's own data. In bfloat16 the first
+        two layers of SmolLM2-135M then take 1.25 and 1.20 ms, and every later one 1.04 (two cores of a Xeon).
         """
         periods = (layers - self.first) // self.period
         return self.first + min(_COLD_PERIODS, periods // 2) * self.period
 
 
 def pattern_of(model: nn.Module, config: Any) -> Pattern | None:
-    """The pattern of a model's layers by the shapes of their weights and their type; None where none is found."""
+    """Return the pattern of a model's layers, by their types and the shapes of their weights; None if there is none."""
     layers = stack_of(model, config)
     if layers is None:
         return None
@@ -61,13 +61,13 @@ def pattern_of(model: nn.Module, config: Any) -> Pattern | None:
 
 
 def stack_of(model: nn.Module, config: Any) -> nn.ModuleList | None:
-    """The list of decoder layers: the first of as many modules as the config has layers."""
+    """Return the list of decoder layers: the first with as many modules as the config has layers."""
     lists = (module for module in model.modules() if isinstance(module, nn.ModuleList))
-    return next((several for several in lists if len(several) == config.num_hidden_layers), None)
+    return next((modules for modules in lists if len(modules) == config.num_hidden_layers), None)
 
 
 def shortened(config: Any, layers: int) -> Any:
-    """A copy of a config with its first `layers` layers."""
+    """Return a copy of a config with its first `layers` layers."""
     short = copy.deepcopy(config)
     part = short.get_text_config()
     count = part.num_hidden_layers

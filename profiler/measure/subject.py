@@ -38,10 +38,10 @@ class Subject:
     work: ModelWork
     engines: Mapping[str, Engine]
     paths: Mapping[tuple[str, Phase], ExecutionPath]
-    """How each engine executes each phase; `path_of` adds what a cell decides."""
+    """How each engine executes each phase; `path_of` adds what depends on the cell."""
     grid: Grid
     held_bytes: int = 0
-    """Bytes of the device that the model and its engines held before anything was measured."""
+    """Device memory of the model and its engines before the first measurement."""
 
     @property
     def request(self) -> ModelRequest:
@@ -53,59 +53,59 @@ class Subject:
 
     @cached_property
     def names(self) -> Mapping[Operator, str]:
-        """A name of its own for each operator."""
+        """A unique name for each operator."""
         return self.work.names
 
     @cached_property
     def model_bytes(self) -> int:
-        """Bytes of the weights as they were loaded."""
+        """Bytes of the weights as loaded."""
         return model_storage_bytes(self.loaded.module)
 
     @property
     def experts(self) -> str | None:
-        """How transformers runs the experts; None where the model has none, whose config has a word for it as well."""
+        """transformers' implementation of the experts; None without experts, whatever the config says."""
         if not any(isinstance(operator, Experts) for operator in self.work.operators):
             return None
         return getattr(self.loaded.config.get_text_config(), "_experts_implementation", None)
 
     def path_of(self, key: CellKey) -> ExecutionPath:
-        """How a cell's step is executed; a static cache is as long as the cell needs it."""
+        """Return how a cell's step is executed; a static cache is as long as the cell needs."""
         path = self.paths[key.cell.engine, key.phase]
         return replace(path, static_cache_len=key.cell.slots) if path.cache == "static" else path
 
     def operators_of(self, key: CellKey) -> tuple[OperatorWork, ...]:
-        """The work of every operator in a cell's step."""
+        """Return the work of every operator in a cell's step."""
         step, path, batch = Step.of(key), self.path_of(key), self.grid.requests_of(key.cell)
-        found = tuple(
+        works = tuple(
             as_value(operator, name, padded_work(operator, key, batch, path) if batch else operator.work(step, path))
             for operator, name in self.names.items()
         )
-        return tuple(map(_from_outside, found)) if self.engines[key.cell.engine].owns_model else found
+        return tuple(map(_visible_work, works)) if self.engines[key.cell.engine].owns_model else works
 
     def touched_cache_bytes(self, key: CellKey) -> float:
-        """Bytes of the KV cache, old and copied, that a decode step touches; 0 of a prefill."""
+        """Return the bytes of the KV cache, old and copied, that a decode step touches; 0 for a prefill."""
         if key.phase == "prefill":
             return 0.0
         work = self.work.work(Step.of(key), self.path_of(key))
-        # What is copied is read once and written once.
+        # Copied bytes are read once and written once.
         return float(work.kv_read_bytes + work.avoidable_bytes.get(Cause.CACHE_COPIES, 0) / 2)
 
     def predicted_peak(self, cell: Cell) -> int:
-        """Bytes of memory that a cell will need at most, weights included."""
+        """Return the bytes of memory that a cell needs at most, weights included."""
         weights = self.model_bytes
         path = self.paths[cell.engine, "prefill"]
         return int(predicted_peak_bytes(self.work, weights, cell.batch_size, cell.depth, cell.new_tokens, path))
 
     def no_room(self, cell: Cell) -> str | None:
-        """Why a cell cannot fit into memory, or None. The weights are loaded already; the rest must still find room."""
-        needs = self.predicted_peak(cell) - self.model_bytes
-        room = self.machine.available_bytes()
-        if needs > room * _MEMORY_MARGIN:
-            return f"needs {needs / 1e9:.1f} GB beside the weights, {room / 1e9:.1f} GB is free"
+        """Return why a cell cannot fit into memory, or None. The weights are already loaded."""
+        needed_bytes = self.predicted_peak(cell) - self.model_bytes
+        free_bytes = self.machine.available_bytes()
+        if needed_bytes > free_bytes * _MEMORY_MARGIN:
+            return f"needs {needed_bytes / 1e9:.1f} GB besides the weights, {free_bytes / 1e9:.1f} GB is free"
         return None
 
     def model_facts(self, grid: Grid) -> ModelFacts:
-        """The model as run.json tells it."""
+        """Return the model's entry in run.json."""
         loaded, request = self.loaded, self.request
         linears = [op for op in self.work.operators if isinstance(op, Linear) and op.rows != "last"]
         cores = [op for op in self.work.operators if isinstance(op, AttentionCore)]
@@ -121,7 +121,7 @@ class Subject:
             compute_dtype=dtype_name(request.quant_options.compute_dtype or request.dtype),
             weights=request.weights,
             storage_bytes=self.model_bytes,
-            load_s=loaded.load_s if math.isfinite(loaded.load_s) else 0.0,  # NaN is no JSON
+            load_s=loaded.load_s if math.isfinite(loaded.load_s) else 0.0,  # JSON has no NaN
             first_call_s=loaded.first_call_s,
             unpacked_from=loaded.unpacked_from,
             attention=self.paths[grid.engines[0], "prefill"].attention,
@@ -136,28 +136,28 @@ class Subject:
         )
 
     def _four_bit_dense_from_rows(self, linears: Sequence[Linear]) -> int | None:
-        """Rows from which bitsandbytes' 4-bit kernels would write a dense copy first.
+        """Number of rows from which bitsandbytes' 4-bit kernels would first write a dense copy.
 
-        None: never, or bitsandbytes does not import, or the weights are narrow in another format already.
+        None if never, if bitsandbytes does not import, or if the weights are already narrow in another format.
         """
         request, cuda = self.request, self.machine.is_cuda
         if not cuda and four_bit_fuses_on_cpu():
             return None
-        halves = torch.float16 if cuda and self.machine.info.capability < (8, 0) else torch.bfloat16
-        computed = request.dtype if request.dtype.itemsize == 2 else halves
+        half_dtype = torch.float16 if cuda and self.machine.info.capability < (8, 0) else torch.bfloat16
+        compute_dtype = request.dtype if request.dtype.itemsize == 2 else half_dtype
         weights = [op.weight for op in linears]
         shapes = {
             (weight.in_features, weight.out_features)
             for weight in weights
-            if FORMATS.get(weight.format, FORMATS["none"]).has_options or weight.bits_per_weight >= _SIXTEEN_BITS
+            if FORMATS.get(weight.format, FORMATS["none"]).has_options or weight.bits_per_weight >= 16
         }
-        found = [four_bit_dense_from_rows(request.device, computed, *shape) for shape in shapes]
-        return min((rows for rows in found if rows is not None), default=None)
+        from_rows = [four_bit_dense_from_rows(request.device, compute_dtype, *shape) for shape in shapes]
+        return min((rows for rows in from_rows if rows is not None), default=None)
 
 
 def _kinds_of_linears(model: nn.Module) -> dict[str, int]:
-    """How many linears of each class and format there are, with what their kernel does first."""
-    found: dict[str, int] = {}
+    """Number of linears of each class and format, with what their kernel does first."""
+    counts: dict[str, int] = {}
     for module in (module for modules in linear_modules(model).values() for module in modules):
         weight = stored(module)
         words = [type(module).__name__, weight.format]
@@ -166,25 +166,23 @@ def _kinds_of_linears(model: nn.Module) -> dict[str, int]:
         elif weight.dense_from_rows is not None:
             words.append(f"a dense copy is written first from {weight.dense_from_rows} rows on")
         name = ", ".join(words)
-        found[name] = found.get(name, 0) + 1
-    return found
+        counts[name] = counts.get(name, 0) + 1
+    return counts
 
 
-_SIXTEEN_BITS = 16
-
-# A cell is refused before it is tried when its predicted peak leaves less than this share of memory free.
+# A cell is not tried if its predicted peak exceeds this share of the free memory.
 _MEMORY_MARGIN = 0.95
 
 
-def _from_outside(work: OperatorWork) -> OperatorWork:
-    """What is known of an operator in an engine that owns its model: what the algorithm needs, and no more."""
+def _visible_work(work: OperatorWork) -> OperatorWork:
+    """The work that is known of an operator in an engine that owns its model: only what the algorithm needs."""
     return replace(work, activation_bytes=0, avoidable_flops={}, avoidable_bytes={})
 
 
 def execution_paths(
     loaded: LoadedModel, work: ModelWork, engines: Mapping[str, Engine], grid: Grid
 ) -> dict[tuple[str, Phase], ExecutionPath]:
-    """How this model is executed on this device: its attention interface, the kernels that torch picks, outliers."""
+    """Return how this model runs on this device: its attention interface, the kernels that torch picks, outliers."""
     request = loaded.request
     attention = getattr(loaded.config.get_text_config(), "_attn_implementation", None) or "sdpa"
     cores = [operator for operator in work.operators if isinstance(operator, AttentionCore)]
@@ -192,17 +190,17 @@ def execution_paths(
     shapes: dict[Phase, tuple[int, int]] = {"prefill": (longest, longest), "decode": (1, longest + 1)}
 
     @cache
-    def asked(phase: Phase, compiled: bool) -> ExecutionPath:
+    def path_of_phase(phase: Phase, compiled: bool) -> ExecutionPath:
         query, keys = shapes[phase]
-        where = request.device, request.dtype
-        return attention_path(attention, cores, *where, query=query, keys=keys, compiled=compiled)
+        target = request.device, request.dtype
+        return attention_path(attention, cores, *target, query=query, keys=keys, compiled=compiled)
 
     paths: dict[tuple[str, Phase], ExecutionPath] = {}
     outliers = _outliers(loaded, grid) if request.quant == "int8" else {}
     for name, engine in engines.items():
         for phase in PHASES:
             paths[name, phase] = replace(
-                asked(phase, phase not in engine.eager_phases),
+                path_of_phase(phase, phase not in engine.eager_phases),
                 cache=engine.cache,
                 masks=engine.pads,
                 all_logits=not engine.keeps_last_logits,
@@ -212,8 +210,8 @@ def execution_paths(
 
 
 def _outliers(loaded: LoadedModel, grid: Grid) -> dict[Phase, dict[str, float]]:
-    """The columns with outliers that LLM.int8() finds in the shortest prompt, and in a step behind it, by whatever
-    engine: they are the model's own."""
+    """The outlier columns that LLM.int8() finds in the shortest prompt and in the step after it, whatever the
+    engine."""
     cell = Cell(1, min((*grid.prompt_lens, *grid.context_lens)), grid.new_tokens)
     ids = seeded_prompts(cell, loaded.config.get_text_config().vocab_size).to(loaded.request.device)
     engine = EagerEngine(loaded.module, machine_for(loaded.request.device))

@@ -29,21 +29,21 @@ from profiler.stats import (
 
 _SEED = 0
 _FAR = 100.0
-"""Doublings, more than any grid has."""
+"""Distance in doublings, larger than any grid."""
 USUAL_ATTAINED = 0.55
-"""Share of the roofline of half of all steps in the reference runs."""
+"""The median share of the roofline that steps attain in the reference runs."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where the sweep is."""
+    """The state of the sweep before a visit."""
 
     cell: Cell
     visit: int
     """The number of this visit of the cell, from 1."""
     elapsed_s: float
     left_s: float
-    """Seconds to the end: what the budget leaves, or what the visits of a whole grid are expected to take."""
+    """Seconds to the end: what the budget leaves, or the expected time of a whole grid's visits."""
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,13 @@ class Plan:
     floors_s: Mapping[CellKey, float] = field(default_factory=dict)
     """The least seconds of each step, from which the time of a cell's first visit is estimated."""
     late_s: float = math.inf
-    """Seconds beyond the budget at which a visit that is at work is given up."""
+    """Seconds beyond the budget at which the current visit is given up."""
     effort: Effort = STANDARD
 
 
 @dataclass
-class _Seen:
-    """What is known of a cell so far."""
+class _CellState:
+    """The visits of a cell so far, or the reason why it has none."""
 
     visits: list[Visit] = field(default_factory=list)
     gap: Gap | None = None
@@ -91,115 +91,115 @@ def sweep(
     before_visits: Callable[[], float] = lambda: 0.0,
     earlier: Iterable[Visit | Gap] = (),
 ) -> Iterator[Visit | Gap]:
-    """Visit the cells and yield each visit, and each cell that has no number, as it ends.
+    """Visit the cells; yield each visit, and each cell that has no number, as it ends.
 
-    The order is that of what a visit teaches. First the corners of the grid, twice. Then each other cell once, the one
-    first that is furthest from all that were visited, since its forecast from them is least certain. Then a second
-    visit of each, which shows how far visits lie apart, and further ones where the interval is still wide, in shuffled
-    rounds (seeded). A cell's engines are visited one right after the other, every second time in reverse.
+    The most informative visits come first: the corners of the grid, twice; then each other cell once, next the one that
+    is furthest from all visited cells, since its forecast is least certain. Second visits follow, which show how much
+    visits differ, and then further ones where the interval is still wide, in shuffled rounds (seeded). The engines of a
+    cell are visited one right after the other, every second time in reverse.
 
-    A visit begins only if it is expected to end within the budget, and ends where it is `late_s` beyond it. One cell is
-    visited in any case, the cheapest, with fewer steps where it is late. Of a `whole` plan all cells have their two
-    visits first, whatever they take.
+    A visit begins only if it is expected to end within the budget, and is given up when it exceeds it by `late_s`. The
+    cheapest cell is visited in any case, with fewer steps if it is late. In a `whole` plan all cells first get two
+    visits, however long they take.
 
-    `before_visits` is called before the visits of a cell and returns by how much the machine's own speed has swung so
-    far. `fits` gives the reason why a cell cannot fit, or None. `own_bytes` are held besides what each engine needs.
-    `earlier` are the outcomes of an interrupted sweep, whose cells are known.
+    `before_visits` is called before the visits of a cell, and returns how much the machine's own speed has varied so
+    far. `fits` returns why a cell cannot fit, or None. `own_bytes` are held besides what each engine needs. `earlier`
+    are the outcomes of an interrupted sweep.
     """
-    seen = {cell: _Seen() for cell in plan.grid.cells}
+    states = {cell: _CellState() for cell in plan.grid.cells}
     for outcome in earlier:
         if isinstance(outcome, Gap):
-            seen[outcome.cell].gap = outcome
+            states[outcome.cell].gap = outcome
         else:
-            seen[outcome.cell].visits.append(outcome)
-    start = machine.now_s()
-    bench = VisitContext(machine, vocab_size, own_bytes or {}, effort=plan.effort)
-    in_time = first = bench
+            states[outcome.cell].visits.append(outcome)
+    start_s = machine.now_s()
+    context = VisitContext(machine, vocab_size, own_bytes or {}, effort=plan.effort)
+    bounded = first = context
     if not plan.whole:
-        in_time = replace(bench, deadline_s=start + plan.budget_s + plan.late_s)
-        first = replace(bench, hurry_s=start + plan.budget_s)
+        bounded = replace(context, deadline_s=start_s + plan.budget_s + plan.late_s)
+        first = replace(context, hurry_s=start_s + plan.budget_s)
     costs = _Costs(plan.floors_s, plan.effort)
-    rounds = _Rounds(plan, seen, costs)
-    no_memory = [cell for cell, state in seen.items() if state.gap is not None and state.gap.status == "oom"]
-    first_round = 1 + max((visit.round for state in seen.values() for visit in state.visits), default=-1)
-    any_visit = any(state.visits for state in seen.values())
+    rounds = _Rounds(plan, states, costs)
+    no_memory = [cell for cell, state in states.items() if state.gap is not None and state.gap.status == "oom"]
+    first_round = 1 + max((visit.round for state in states.values() for visit in state.visits), default=-1)
+    any_visit = any(state.visits for state in states.values())
     swing = 0.0
-    for number in itertools.count(first_round):
-        elapsed_s = machine.now_s() - start
-        found = rounds.following(plan.budget_s - elapsed_s, swing)
-        if found is None and any_visit:
+    for round_number in itertools.count(first_round):
+        elapsed_s = machine.now_s() - start_s
+        next_round = rounds.following(plan.budget_s - elapsed_s, swing)
+        if next_round is None and any_visit:
             return
-        turns, unbounded = found or (rounds.cheapest(), True)
+        turns, unbounded = next_round or (rounds.cheapest(), True)
         if not turns:
             return
         for turn in turns:
             swing = before_visits()
-            elapsed_s = machine.now_s() - start
+            elapsed_s = machine.now_s() - start_s
             if not unbounded and elapsed_s + costs.of_all(turn) > plan.budget_s:
                 continue
             for cell in turn:
-                state, elapsed_s = seen[cell], machine.now_s() - start
+                state, elapsed_s = states[cell], machine.now_s() - start_s
                 left_s = max(rounds.left_s if plan.whole else 0.0, plan.budget_s - elapsed_s)
                 on_progress(Progress(cell, len(state.visits) + 1, elapsed_s, left_s))
-                reason = _larger_than_failed(cell, no_memory) or (None if state.visits else fits(cell))
-                if reason:
-                    state.gap = Gap(cell, "skipped", reason)
+                skip_reason = _oom_reason(cell, no_memory) or (None if state.visits else fits(cell))
+                if skip_reason:
+                    state.gap = Gap(cell, "skipped", skip_reason)
                     yield state.gap
                     continue
                 before_s = machine.now_s()
-                visited = visit_safely(engines[cell.engine], cell, number, in_time if any_visit else first)
-                costs.note(cell, machine.now_s() - before_s, visited)
-                if visited is None:
+                result = visit_safely(engines[cell.engine], cell, round_number, bounded if any_visit else first)
+                costs.note(cell, machine.now_s() - before_s, result)
+                if result is None:
                     return  # the time is up
-                any_visit |= isinstance(visited, Visit)
-                if isinstance(visited, Gap):
-                    state.gap = visited
-                    no_memory += [cell] if visited.status == "oom" else []
+                any_visit |= isinstance(result, Visit)
+                if isinstance(result, Gap):
+                    state.gap = result
+                    no_memory += [cell] if result.status == "oom" else []
                 else:
-                    state.visits.append(visited)
-                yield visited
+                    state.visits.append(result)
+                yield result
 
 
 def expected_sweep_s(plan: Plan) -> float:
-    """Seconds that two visits of each cell are expected to take, by the floors of the plan."""
-    seen = {cell: _Seen() for cell in plan.grid.cells}
-    return _Rounds(plan, seen, _Costs(plan.floors_s, plan.effort)).left_s
+    """Return the expected seconds of two visits of each cell, estimated from the plan's floors."""
+    states = {cell: _CellState() for cell in plan.grid.cells}
+    return _Rounds(plan, states, _Costs(plan.floors_s, plan.effort)).left_s
 
 
 class _Rounds:
-    """Which cells are visited together next."""
+    """Decides which cells are visited together next."""
 
-    def __init__(self, plan: Plan, seen: Mapping[Cell, _Seen], costs: _Costs) -> None:
+    def __init__(self, plan: Plan, states: Mapping[Cell, _CellState], costs: _Costs) -> None:
         self._plan = plan
-        self._seen = seen
+        self._states = states
         self._costs = costs
         self._shuffle = random.Random(_SEED)
 
     def following(self, left_s: float, swing: float) -> tuple[list[list[Cell]], bool] | None:
-        """The turns of the next round, and whether they are due whatever they take; None: there is none left."""
+        """The turns of the next round, and whether they run whatever they take; None if there is none left."""
         for cells, least in self._stages:
             if turns := self._waiting(cells, least):
                 if self._plan.whole:
                     return self._in_order(turns, least), True
                 if turns := self._affordable(turns, left_s, least):
                     return self._in_order(turns, least), False
-        wide = _turns(_open_cells(self._seen, self._plan.half_width, swing, self._plan.effort.rounds))
+        wide = _turns(_open_cells(self._states, self._plan.half_width, swing, self._plan.effort.rounds))
         if turns := _cheapest(wide, self._costs, left_s):
             return self._in_order(turns, CLAIM_VISITS), False
         return None
 
     def cheapest(self) -> list[list[Cell]]:
-        """The turn that takes least."""
-        open_turns = self._waiting(list(self._seen), self._plan.effort.rounds)
+        """The cheapest turn, in a list."""
+        open_turns = self._waiting(list(self._states), self._plan.effort.rounds)
         return sorted(open_turns, key=self._costs.of_all)[:1]
 
     @property
     def left_s(self) -> float:
-        """Seconds that the visits of a whole grid are expected to take from now on."""
+        """Expected seconds of the remaining visits of a whole grid."""
         times = min(CLAIM_VISITS, self._plan.effort.rounds)
         return sum(
             self._costs.of(cell, len(state.visits) + number)
-            for cell, state in self._seen.items()
+            for cell, state in self._states.items()
             if state.gap is None
             for number in range(times - len(state.visits))
         )
@@ -207,80 +207,80 @@ class _Rounds:
     @property
     def _stages(self) -> Iterator[tuple[Sequence[Cell], int]]:
         """Cells, and the visits that each of them needs before the next stage."""
-        everything = list(self._seen)
+        everything = list(self._states)
         for cells in (corners(everything), everything):
             for least in range(1, min(CLAIM_VISITS, self._plan.effort.rounds) + 1):
                 yield cells, least
 
     def _waiting(self, cells: Sequence[Cell], least: int) -> list[list[Cell]]:
-        states = ((cell, self._seen[cell]) for cell in cells)
+        states = ((cell, self._states[cell]) for cell in cells)
         return _turns([cell for cell, state in states if state.gap is None and len(state.visits) < least])
 
     def _affordable(self, turns: list[list[Cell]], left_s: float, least: int) -> list[list[Cell]]:
-        """Turns that the time is enough for, each by itself; of a second visit as many as together."""
+        """Turns that fit into the time each by itself; for a second visit, as many as fit together."""
         if least > 1:
             return _cheapest(turns, self._costs, left_s)
         return [turn for turn in turns if self._costs.of_all(turn) <= left_s]
 
     def _in_order(self, turns: list[list[Cell]], least: int) -> list[list[Cell]]:
         if least == 1:
-            visited = [cell for cell, state in self._seen.items() if state.visits]
+            visited = [cell for cell, state in self._states.items() if state.visits]
             return _furthest_first(turns, visited, self._costs)
         self._shuffle.shuffle(turns)
-        return [turn[:: -1 if len(self._seen[turn[0]].visits) % 2 else 1] for turn in turns]
+        return [turn[:: -1 if len(self._states[turn[0]].visits) % 2 else 1] for turn in turns]
 
 
 def corners(cells: Sequence[Cell]) -> list[Cell]:
-    """The cells of the smallest and the largest batch with the shortest and the longest prompt or filled cache."""
-    found = []
+    """Return the cells of the smallest and the largest batch with the shortest and the longest prompt or cache."""
+    corner_cells = []
     for by_prompt in (True, False):
-        alike = [cell for cell in cells if bool(cell.prompt_len) == by_prompt]
-        batches, depths = {cell.batch_size for cell in alike}, {cell.depth for cell in alike}
-        if alike:
+        same_kind = [cell for cell in cells if bool(cell.prompt_len) == by_prompt]
+        batches, depths = {cell.batch_size for cell in same_kind}, {cell.depth for cell in same_kind}
+        if same_kind:
             ends = {min(batches), max(batches)}, {min(depths), max(depths)}
-            found += [cell for cell in alike if cell.batch_size in ends[0] and cell.depth in ends[1]]
-    return found
+            corner_cells += [cell for cell in same_kind if cell.batch_size in ends[0] and cell.depth in ends[1]]
+    return corner_cells
 
 
 def _furthest_first(turns: Sequence[list[Cell]], visited: Sequence[Cell], costs: _Costs) -> list[list[Cell]]:
-    """Each turn once, always the one next that is furthest from all before it; of equals the cheapest, from small to
-    large where nothing was visited."""
-    waiting = sorted(turns, key=lambda turn: (costs.of_all(turn), turn[0].batch_size * turn[0].depth))
+    """Each turn once, next the one furthest from all before it, of equals the cheapest; by size if nothing was
+    visited."""
+    remaining = sorted(turns, key=lambda turn: (costs.of_all(turn), turn[0].batch_size * turn[0].depth))
     if not visited:
-        return waiting
-    points = _octaves([turn[0] for turn in waiting])
-    distances = np.full(len(waiting), np.inf)
+        return remaining
+    points = _octaves([turn[0] for turn in remaining])
+    distances = np.full(len(remaining), np.inf)
     for point in _octaves(visited):
         distances = np.minimum(distances, np.linalg.norm(points - point, axis=1))
     ordered = []
-    for _ in waiting:
-        at = int(np.argmax(distances))
-        ordered.append(waiting[at])
-        distances = np.minimum(distances, np.linalg.norm(points - points[at], axis=1))
-        distances[at] = -1.0
+    for _ in remaining:
+        index = int(np.argmax(distances))
+        ordered.append(remaining[index])
+        distances = np.minimum(distances, np.linalg.norm(points - points[index], axis=1))
+        distances[index] = -1.0
     return ordered
 
 
 def _octaves(cells: Sequence[Cell]) -> NDArray[np.float64]:
-    """[n, 3]: doublings of the batch and of the length, and a prompt far from a filled cache."""
+    """[n, 3]: log2 of the batch and of the length, and a coordinate that separates prompts from filled caches."""
     rows = [(math.log2(cell.batch_size), math.log2(cell.depth), _FAR * bool(cell.prompt_len)) for cell in cells]
     return np.array(rows, dtype=np.float64)
 
 
-def _open_cells(seen: Mapping[Cell, _Seen], half_width: float, swing: float, most: int) -> list[Cell]:
+def _open_cells(states: Mapping[Cell, _CellState], half_width: float, swing: float, most: int) -> list[Cell]:
     """Cells with fewer than `most` visits whose interval is still wide."""
     spreads = {
-        phase: spread_of((phase_medians(phase, state.visits) for state in seen.values()), swing) for phase in PHASES
+        phase: spread_of((phase_medians(phase, state.visits) for state in states.values()), swing) for phase in PHASES
     }
     return [
         cell
-        for cell, state in seen.items()
+        for cell, state in states.items()
         if state.gap is None and len(state.visits) < most and not state.narrow(half_width, spreads)
     ]
 
 
 def _turns(cells: Iterable[Cell]) -> list[list[Cell]]:
-    """Cells that differ by nothing but their engine, together."""
+    """Cells grouped into turns: those that differ only in their engine."""
     turns: dict[Cell, list[Cell]] = {}
     for cell in cells:
         turns.setdefault(replace(cell, engine=""), []).append(cell)
@@ -288,13 +288,14 @@ def _turns(cells: Iterable[Cell]) -> list[list[Cell]]:
 
 
 def _cheapest(turns: list[list[Cell]], costs: _Costs, left_s: float) -> list[list[Cell]]:
-    """The cheapest turns that `left_s` seconds are enough for."""
+    """The cheapest turns that fit into `left_s` seconds together."""
     cheapest = sorted(turns, key=costs.of_all)
-    together_s = itertools.accumulate(costs.of_all(turn) for turn in cheapest)
-    return [turn for turn, cost_s in zip(cheapest, together_s, strict=True) if cost_s <= left_s]
+    total_s = itertools.accumulate(costs.of_all(turn) for turn in cheapest)
+    return [turn for turn, cost_s in zip(cheapest, total_s, strict=True) if cost_s <= left_s]
 
 
-def _larger_than_failed(cell: Cell, no_memory: Iterable[Cell]) -> str | None:
+def _oom_reason(cell: Cell, no_memory: Iterable[Cell]) -> str | None:
+    """Why a cell is not tried: it is at least as large as one that ran out of memory."""
     for other in no_memory:
         if (
             cell != other
@@ -307,8 +308,8 @@ def _larger_than_failed(cell: Cell, no_memory: Iterable[Cell]) -> str | None:
 
 
 class _Costs:
-    """Seconds that a visit of each cell is expected to take: as long as its last one, else from its floors and the
-    share of them that other cells attained."""
+    """Expected seconds of a visit of each cell: those of its last visit, or an estimate from its floors and the share
+    of theirs that other cells attained."""
 
     def __init__(self, floors_s: Mapping[CellKey, float], effort: Effort) -> None:
         self._floors_s = floors_s
@@ -317,7 +318,7 @@ class _Costs:
         self._over_floor: dict[Phase, float] = dict.fromkeys(PHASES, 1 / USUAL_ATTAINED)
 
     def of(self, cell: Cell, visit: int = 0) -> float:
-        """Seconds of the visit with this number, from 0: the first warms its shape up as well."""
+        """Seconds of the visit with this number, from 0; the first one also warms its shape up."""
         if cell in self._last_s:
             return self._last_s[cell]
         seconds = 0.0
@@ -335,7 +336,7 @@ class _Costs:
         return sum(map(self.of, cells))
 
     def note(self, cell: Cell, seconds: float, outcome: Visit | Gap | None) -> None:
-        """A visit took so long."""
+        """Record how long a visit took."""
         if not isinstance(outcome, Visit):
             return
         self._last_s[cell] = seconds - sum(outcome.warm_up_s) - sum(outcome.first_decode_s)

@@ -21,15 +21,15 @@ from profiler.measure.subject import Subject
 from profiler.measure.visit import seeded_prompts
 
 TRACE = "trace.json.gz"
-"""The Chrome trace of one decode step in a run folder; chrome://tracing and ui.perfetto.dev open it."""
+"""The Chrome trace of one decode step in a run folder, for chrome://tracing and ui.perfetto.dev."""
 
-# Kernels that follow each other closer than this leave the device no time to idle.
+# A shorter gap between kernels leaves the device no time to idle.
 _GAP_S = 1e-6
 _MICROSECOND_S = 1e-6
 
 
 def activity(key: CellKey, intervals: Sequence[tuple[float, float]]) -> Activity:
-    """What (start, end) intervals in seconds add up to; overlapping ones count once."""
+    """Return the sum of (start, end) intervals in seconds; overlapping ones count once."""
     busy_s = gap_s = longest_s = 0.0
     gaps = 0
     end_s = None
@@ -48,12 +48,12 @@ def activity(key: CellKey, intervals: Sequence[tuple[float, float]]) -> Activity
 
 
 def trace_cell(subject: Subject, cell: Cell, folder: Path | None) -> list[Activity]:
-    """Kernels and gaps of a prefill and a decode step of a cell; of neither where the device does not tell (no CUPTI).
+    """Trace kernels and gaps in a prefill and a decode step of a cell; empty if the device reports none (no CUPTI).
 
-    With a `folder`, the decode step is kept there as a Chrome trace as well.
+    With a `folder`, the decode step is also written there as a Chrome trace.
     """
     engine, machine = subject.engines[cell.engine], subject.machine
-    found = []
+    activities = []
     with torch.inference_mode():
         engine.announce(cell, None)
         engine.prepare(cell.batch_size, cell.slots)
@@ -61,15 +61,15 @@ def trace_cell(subject: Subject, cell: Cell, folder: Path | None) -> list[Activi
             ids = seeded_prompts(cell, subject.vocab_size).to(machine.device)
             engine.prefill(ids, cell.slots)
             prefill = _under_profiler(lambda: engine.prefill(ids, cell.slots), machine, None)
-            found.append(activity(CellKey("prefill", cell), prefill))
+            activities.append(activity(CellKey("prefill", cell), prefill))
             state = engine.prefill(ids, cell.slots)
         else:
             state = engine.fill(cell.batch_size, cell.context_len, cell.slots)
         state = engine.decode(state)
         target = None if folder is None else folder / TRACE
         decode = _under_profiler(lambda: engine.decode(state), machine, target)
-        found.append(activity(CellKey("decode", cell), decode))
-    return [activity for activity in found if activity.kernels]
+        activities.append(activity(CellKey("decode", cell), decode))
+    return [each for each in activities if each.kernels]
 
 
 def _under_profiler(step: Callable[[], object], machine: Machine, target: Path | None) -> list[tuple[float, float]]:
@@ -82,22 +82,22 @@ def _under_profiler(step: Callable[[], object], machine: Machine, target: Path |
 
 
 def _intervals(profiler: Any, on_cuda: bool) -> list[tuple[float, float]]:
-    """Kernels and copies on the device, or on a CPU the operators that no other operator called.
+    """Kernels and copies on the device; on a CPU, the operators that no other operator called.
 
-    A range that compiled code names (`record_function`) is a CUDA event as well, and runs nothing.
+    A range named by compiled code (`record_function`) is also a CUDA event, but runs nothing.
     """
     kind = torch.autograd.DeviceType.CUDA if on_cuda else torch.autograd.DeviceType.CPU
-    found = []
+    intervals = []
     for event in profiler.events():
-        called = event.cpu_parent is not None and event.cpu_parent.name.startswith("aten::")
-        runs = not event.is_user_annotation if on_cuda else event.name.startswith("aten::") and not called
-        if event.device_type == kind and runs:
-            found.append((event.time_range.start * _MICROSECOND_S, event.time_range.end * _MICROSECOND_S))
-    return found
+        is_inner = event.cpu_parent is not None and event.cpu_parent.name.startswith("aten::")
+        is_work = not event.is_user_annotation if on_cuda else event.name.startswith("aten::") and not is_inner
+        if event.device_type == kind and is_work:
+            intervals.append((event.time_range.start * _MICROSECOND_S, event.time_range.end * _MICROSECOND_S))
+    return intervals
 
 
 def _export(profiler: Any, target: Path) -> None:
-    """A small trace: what the browser's viewers need, without torch's own notes, packed."""
+    """Write a small, compressed trace: what browsers' viewers need, without torch's own annotations."""
     with tempfile.TemporaryDirectory(prefix="roofscope-trace-") as folder:
         whole = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(whole))

@@ -1,4 +1,4 @@
-"""Try a variant: steps of a short model, as it is and changed, in interleaved pairs."""
+"""Try a variant: steps of a short model with and without the change, in interleaved pairs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _DECODE_STEPS = 5
 _PREFILLS = 1
 _WARM = 1
 _TURNS = 2
-"""How often the model as it is and the other form are stepped in turn."""
+"""Number of turns in which the model is stepped without and with the change."""
 
 
 @dataclass(frozen=True)
@@ -49,33 +49,32 @@ class _Copy:
 
 
 class ShortModelBench:
-    """A short model in one form, and how it is stepped.
+    """Steps a short model in one variant.
 
-    A few layers would stay in a cache from step to step where the whole model's do not: as many copies are stepped in
-    turn as hold what the whole one touches in a step.
+    A few layers would stay in a cache from step to step, which the whole model's do not. Several copies are therefore
+    stepped in turn, as many as touch what the whole model touches in a step.
     """
 
-    def __init__(self, form: Variant, loaded: LoadedModel, subject: Subject, ceilings: Ceilings) -> None:
-        self._form = form
-        self.cuts = not form.compiled
-        """Whether a step can be cut at its layers: a mark inside of compiled code would break it into pieces."""
+    def __init__(self, variant: Variant, loaded: LoadedModel, subject: Subject, ceilings: Ceilings) -> None:
+        self._variant = variant
+        self.cuts = not variant.compiled
+        """Whether a step can be cut at its layers: a mark inside compiled code would split that code."""
         self._machine = subject.machine
         self._loaded, self._subject = loaded, subject
         self._past_caches_bytes = ceilings.past_caches_bytes
-        self._held: list[_Copy] = []
+        self._made: list[_Copy] = []
 
     def _copies(self, key: CellKey) -> list[_Copy]:
-        """As many copies as a cell's step asks for, the first of them the model that was handed over."""
+        """As many copies as a cell's step needs; the first is the loaded model itself."""
         count = copies_of(self._loaded, self._subject, key, self._past_caches_bytes)
-        while len(self._held) < count:
-            module = copy.deepcopy(self._loaded.module) if self._held else self._loaded.module
-            engine = ENGINES[self._form.engine or "eager"](module, self._machine)
-            self._held.append(_Copy(module, _stack(module, self._loaded.config), engine))
-        return self._held[:count]
+        while len(self._made) < count:
+            module = copy.deepcopy(self._loaded.module) if self._made else self._loaded.module
+            engine = ENGINES[self._variant.engine or "eager"](module, self._machine)
+            self._made.append(_Copy(module, _stack(module, self._loaded.config), engine))
+        return self._made[:count]
 
     def stepped(self, key: CellKey, first: int) -> Stepped:
-        """Steps of a cell, each cut where the layer `first` begins and the last one ends; those that cannot be cut are
-        given as layers and nothing beside."""
+        """Return steps of a cell, cut where layer `first` begins and the last one ends; uncut steps count as layers."""
         clock, cell, decode = self._machine.clock, key.cell, key.phase == "decode"
         copies = self._copies(key)
         marks: list[Any] = []
@@ -84,17 +83,17 @@ class ShortModelBench:
             marks.append(clock.mark())
 
         with torch.inference_mode(), no_gc(), ExitStack() as hooks:
-            if self._form.threads is not None:
-                hooks.enter_context(torch_threads(self._form.threads))
-            if self._form.kernel is not None:
-                hooks.enter_context(sdpa_kernel(self._form.kernel))
+            if self._variant.threads is not None:
+                hooks.enter_context(torch_threads(self._variant.threads))
+            if self._variant.kernel is not None:
+                hooks.enter_context(sdpa_kernel(self._variant.kernel))
             ids = seeded_prompts(cell, self._subject.vocab_size).to(self._machine.device)
             slots = key.context_len + _WARM + _DECODE_STEPS + 1
             for each in copies:
                 each.engine.prepare(cell.batch_size, slots)
             states = [each.engine.fill(cell.batch_size, key.context_len, slots) for each in copies if decode]
             for each in copies:
-                if self._form.masked:
+                if self._variant.masked:
                     hook = _padding(itertools.count(key.context_len) if decode else itertools.repeat(0))
                     hooks.callback(each.module.register_forward_pre_hook(hook, with_kwargs=True).remove)
                 if self.cuts:
@@ -122,8 +121,10 @@ class ShortModelBench:
 
 
 def copies_of(loaded: LoadedModel, subject: Subject, key: CellKey, past_caches_bytes: int) -> int:
-    """How many copies of a short model touch in a cell's step what the whole one in its form does, weights and KV
-    cache, or what no cache holds; no more than are stepped."""
+    """Return how many copies of a short model touch as much in a cell's step as the whole model, at most one per step.
+
+    Weights and KV cache count, up to what no cache holds.
+    """
     short, whole = (_stack(each.module, each.config) for each in (loaded, subject.loaded))
     times = len(whole) / len(short)
     weight_bytes = model_storage_bytes(loaded.module)
@@ -135,16 +136,16 @@ def copies_of(loaded: LoadedModel, subject: Subject, key: CellKey, past_caches_b
 
 
 def _stack(module: nn.Module, config: Any) -> nn.ModuleList:
-    found = stack_of(module, config.get_text_config())
-    assert found is not None, "no trial without the pattern of its layers"
-    return found
+    stack = stack_of(module, config.get_text_config())
+    assert stack is not None, "no trial without the pattern of its layers"
+    return stack
 
 
 def _padding(contexts: Iterator[int]) -> Callable[..., tuple[Any, dict[str, Any]]]:
-    """A hook that hands each forward the mask of a batch whose first sequence is one token shorter than the others.
+    """A forward hook that passes the mask of a batch whose first sequence is one token shorter than the others.
 
-    `contexts` are the cached tokens that each forward finds: the first of them is the one that is hidden, or the last
-    new one where there are none, so that every query sees some key.
+    `contexts` are the numbers of cached tokens before each forward. The first cached token is masked, or the last new
+    one if there are none, so that every query sees some key.
     """
 
     def hook(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -159,14 +160,14 @@ def _padding(contexts: Iterator[int]) -> Callable[..., tuple[Any, dict[str, Any]
 def interleaved_steps(
     plain: ShortModelBench, other: ShortModelBench, key: CellKey, first: int
 ) -> tuple[Stepped, Stepped]:
-    """Both models stepped in turn, so that a machine that changes changes for both."""
+    """Return the steps of both models, run in turn so that a change in the machine's speed affects both."""
     turns = [(plain.stepped(key, first), other.stepped(key, first)) for _ in range(_TURNS)]
-    before, after = (_together(of_one) for of_one in zip(*turns, strict=True))
+    before, after = (_together(steps) for steps in zip(*turns, strict=True))
     return before, after if other.cuts else _cut_like(before, after)
 
 
 def steps_per_turn(phase: Phase) -> int:
-    """Steps that both models make in their turns, together."""
+    """Return the number of steps that both models make in all their turns."""
     return 2 * _TURNS * _steps(phase)
 
 
@@ -175,8 +176,8 @@ def _steps(phase: Phase) -> int:
 
 
 def _cut_like(before: Stepped, whole: Stepped) -> Stepped:
-    """Steps that could not be cut, as if what lies beside the layers (the head's product, mostly) took as long as in
-    those `before`: compiling makes that no faster."""
+    """Uncut steps, cut as if the time outside the layers (mostly the head's product, which compiling makes no faster)
+    were that of the steps `before`."""
     beside_s = min(undisturbed(before.beside_s).quartile_s, min(whole.layers_s))
     return Stepped(tuple(step_s - beside_s for step_s in whole.layers_s), (beside_s,) * len(whole.layers_s))
 
@@ -188,13 +189,13 @@ def _together(turns: Sequence[Stepped]) -> Stepped:
     )
 
 
-# Loading a form takes as long as so many forms' steps.
-_LOADING = 4
-# More than this share of the layers tells nothing more.
+# Loading takes as long as the steps of this many variants.
+_LOADING_SHARES = 4
+# A larger share of the layers adds no information.
 _MOST_SHARE = 0.5
-# Periods of a short model at least, and where that takes too long.
+# Least number of periods in a short model, and the number if that takes too long.
 _PERIODS = (4, 2)
-# A short model may take this share of the memory that is free.
+# A short model may take this share of the free memory.
 _MEMORY_SHARE = 0.3
 _FLOAT32_BYTES = 4
 
@@ -206,78 +207,80 @@ def try_variants(
     latencies_s: Mapping[CellKey, float],
     budget_s: float,
     compiling: bool = False,
-    on_failure: Callable[[str, Exception], object] = lambda form, error: None,
+    on_failure: Callable[[str, Exception], object] = lambda variant, error: None,
     known: Collection[tuple[CellKey, str]] = (),
 ) -> Iterator[Trial]:
-    """Steps in every form that this machine has, at the corners of the grid, as far as the budget goes.
+    """Yield trials of every variant that this machine has, at the corners of the grid, within the budget.
 
-    `latencies_s` are the times of the cells that were measured: they tell how many layers can be afforded. A form that
-    does not load or run here is left out, after a call of `on_failure` where that is no wrong request but an error; so
-    is one whose preparing would not fit into what is left. With
-    `compiling` the budget has room for torch.compile on a CPU, too: a compiler that takes longer than is expected of it
-    takes that from the forms behind it, and from no others' time unless it outlasts the budget. `known` trials, by cell
-    and form, are not repeated.
+    `latencies_s` are the measured cells, from which the affordable number of layers follows. `known` trials, by cell
+    and variant, are not repeated.
+
+    A variant that does not load or run here is left out, after a call of `on_failure` if that is an error and not an
+    unsupported request. So is a variant whose preparation does not fit into the time left.
+
+    With `compiling`, the budget also has time for torch.compile on a CPU. A compiler that takes longer than expected
+    takes that time from the variants after it, and from other parts only if it outlasts the budget.
     """
-    forms, engine = variants_of(subject, compiling), next(iter(subject.engines))
+    variants, engine = variants_of(subject, compiling), next(iter(subject.engines))
     pattern = pattern_of(subject.loaded.module, config.get_text_config())
-    if pattern is None or not subject.engines[engine].hookable or subject.loaded.offloaded or not forms:
+    if pattern is None or not subject.engines[engine].hookable or subject.loaded.offloaded or not variants:
         return
     deadline_s = subject.machine.now_s() + budget_s
-    stepping_s = budget_s - sum(form.preparing_s for form in forms)
+    stepping_s = budget_s - sum(variant.preparing_s for variant in variants)
     corners = _corners(latencies_s, engine)
-    keys, layers = _afforded(corners, latencies_s, pattern, stepping_s / (_LOADING + len(forms)))
-    layers = min(layers, _fitting(subject, pattern))
-    if all((key, form.name) in known for form in forms for key in form.corners(keys)):
+    corner_keys, layers = _affordable(corners, latencies_s, pattern, stepping_s / (_LOADING_SHARES + len(variants)))
+    layers = min(layers, _fitting_layers(subject, pattern))
+    if all((key, variant.name) in known for variant in variants for key in variant.corners(corner_keys)):
         return
     short = shortened(config, layers)
-    held = load(replace(subject.request, weights="random"), short)
-    plain = ShortModelBench(Variant("as it is", engine=engine), held, subject, ceilings)
-    for form in forms:
-        if subject.machine.now_s() + form.preparing_s > deadline_s:
+    short_model = load(replace(subject.request, weights="random"), short)
+    plain = ShortModelBench(Variant("as it is", engine=engine), short_model, subject, ceilings)
+    for variant in variants:
+        if subject.machine.now_s() + variant.preparing_s > deadline_s:
             continue
-        if all((key, form.name) in known for key in form.corners(keys)):
+        if all((key, variant.name) in known for key in variant.corners(corner_keys)):
             continue
-        with tolerate_errors(partial(_left_out, subject, form, on_failure)):
-            loaded = held if form.holds_alike else _loaded(form, subject.request, short)
-            other = ShortModelBench(replace(form, engine=form.engine or engine), loaded, subject, ceilings)
-            for key in form.corners(keys):
-                if (key, form.name) in known:
+        with tolerate_errors(partial(_on_variant_error, subject, variant, on_failure)):
+            loaded = short_model if variant.holds_alike else _load_variant(variant, subject.request, short)
+            other = ShortModelBench(replace(variant, engine=variant.engine or engine), loaded, subject, ceilings)
+            for key in variant.corners(corner_keys):
+                if (key, variant.name) in known:
                     continue
                 if subject.machine.now_s() + _cost_s(key, latencies_s) * layers / pattern.layers > deadline_s:
                     break
                 first = pattern.cold(layers) if other.cuts else pattern.first
                 before, after = interleaved_steps(plain, other, key, first)
-                yield Trial(key, form.name, layers - first, pattern.layers - first, before, after)
+                yield Trial(key, variant.name, layers - first, pattern.layers - first, before, after)
 
 
-def _left_out(
-    subject: Subject, form: Variant, on_failure: Callable[[str, Exception], object], error: Exception
+def _on_variant_error(
+    subject: Subject, variant: Variant, on_failure: Callable[[str, Exception], object], error: Exception
 ) -> None:
-    subject.machine.recover(form.name)
+    subject.machine.recover(variant.name)
     if not isinstance(error, (RoofscopeError, ImportError, NotImplementedError)):
-        on_failure(form.name, error)
+        on_failure(variant.name, error)
 
 
 def _corners(latencies_s: Mapping[CellKey, float], engine: str) -> list[CellKey]:
-    """Steps at the smallest and the largest batch, the shortest and the longest prompt; the cheapest first."""
+    """Steps at the smallest and the largest batch, with the shortest and the longest prompt; the cheapest first."""
     keys = [key for key in latencies_s if key.cell.engine == engine]
     if not keys:
         return []
     batches, depths = {key.cell.batch_size for key in keys}, {key.cell.depth for key in keys}
     corners = {(batch, depth) for batch in (min(batches), max(batches)) for depth in (min(depths), max(depths))}
-    found = [key for key in keys if (key.cell.batch_size, key.cell.depth) in corners]
-    return sorted(found, key=lambda key: _cost_s(key, latencies_s))
+    corner_keys = [key for key in keys if (key.cell.batch_size, key.cell.depth) in corners]
+    return sorted(corner_keys, key=lambda key: _cost_s(key, latencies_s))
 
 
 def _cost_s(key: CellKey, latencies_s: Mapping[CellKey, float]) -> float:
-    """Seconds of a trial of all layers."""
+    """Seconds of a trial with all layers."""
     return steps_per_turn(key.phase) * latencies_s[key]
 
 
-def _afforded(
+def _affordable(
     corners: Sequence[CellKey], latencies_s: Mapping[CellKey, float], pattern: Pattern, budget_s: float
 ) -> tuple[list[CellKey], int]:
-    """The corners that a form's share of the budget is enough for, and how many layers it is enough for then."""
+    """The corners that fit into a variant's share of the budget, and the number of layers that then fit."""
     keys: list[CellKey] = []
     total_s = 0.0
     for periods in _PERIODS:
@@ -289,25 +292,18 @@ def _afforded(
     return keys, pattern.long(min(_MOST_SHARE, budget_s / total_s) * pattern.layers) if keys else 0
 
 
-def _fitting(subject: Subject, pattern: Pattern) -> int:
-    """Layers that memory has room for, in the widest form, twice."""
-    stack = stack_of(subject.loaded.module, subject.loaded.config.get_text_config())
-    assert stack is not None
+def _fitting_layers(subject: Subject, pattern: Pattern) -> int:
+    """Number of layers for which memory has room twice in float32."""
+    stack = _stack(subject.loaded.module, subject.loaded.config)
     layer_bytes = sum(part.numel() for part in stack.parameters()) * _FLOAT32_BYTES / len(stack)
-    beside_bytes = model_storage_bytes(subject.loaded.module) - model_storage_bytes(stack)
-    room = _MEMORY_SHARE * subject.machine.available_bytes() - 2 * beside_bytes
-    return pattern.long(room / (2 * max(layer_bytes, 1.0)))
+    other_bytes = model_storage_bytes(subject.loaded.module) - model_storage_bytes(stack)
+    room_bytes = _MEMORY_SHARE * subject.machine.available_bytes() - 2 * other_bytes
+    return pattern.long(room_bytes / (2 * max(layer_bytes, 1.0)))
 
 
-def _loaded(form: Variant, request: ModelRequest, config: Any) -> LoadedModel:
-    """The short model in another form, with random weights."""
-    wanted = replace(
-        request,
-        weights="random",
-        dtype=form.dtype or request.dtype,
-        quant=form.quant or request.quant,
-    )
-    config = copy.deepcopy(config)
-    if form.experts:
-        config.get_text_config()._experts_implementation = form.experts
-    return load(wanted, config)
+def _load_variant(variant: Variant, request: ModelRequest, config: Any) -> LoadedModel:
+    """The short model in a variant, with random weights."""
+    config, dtype, quant = copy.deepcopy(config), variant.dtype or request.dtype, variant.quant or request.quant
+    if variant.experts:
+        config.get_text_config()._experts_implementation = variant.experts
+    return load(replace(request, weights="random", dtype=dtype, quant=quant), config)

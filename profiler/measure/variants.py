@@ -18,70 +18,70 @@ from profiler.quant.formats import can_quantise
 from profiler.quant.registry import Quant, tried_formats
 
 _COMPILING_S = 25.0
-"""What compiling a few layers takes: of SmolLM2-135M on two cores of a Xeon one layer took 16 s and five another 8 s,
-most of it in g++; with what a cache on the disk has of an earlier run a second at most."""
+"""Seconds to compile a few layers. SmolLM2-135M on two cores of a Xeon: 16 s for one layer, 8 s more for five, mostly
+in g++; with the disk cache of an earlier run, at most 1 s."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to hold and step a model; what is None stays as the run has it."""
+    """One way to hold and step a model; fields that are None are as in the run."""
 
     name: str
-    """What a reader would change, as a sentence names it."""
+    """The change, as a sentence names it."""
     dtype: torch.dtype | None = None
     quant: Quant | None = None
     experts: str | None = None
     kernel: SDPBackend | None = None
-    """What `scaled_dot_product_attention` may call."""
+    """The kernels that `scaled_dot_product_attention` may call."""
     masked: bool = False
-    """Whether a padding mask is handed over, as for prompts of unequal lengths."""
+    """Whether a padding mask is passed, as for prompts of unequal lengths."""
     engine: str | None = None
     threads: int | None = None
 
     @property
     def holds_alike(self) -> bool:
-        """Whether the model is held as it is, and only stepped in another way."""
+        """Whether the weights stay as they are, and only the stepping changes."""
         return (self.dtype, self.quant, self.experts) == (None, None, None)
 
     @property
     def compiled(self) -> bool:
-        """Whether its decode steps are code of their own, which runs none of the modules' Python."""
+        """Whether its decode steps are compiled code, which runs none of the modules' Python."""
         return self.engine is not None and not ENGINES[self.engine].hookable
 
     @property
     def preparing_s(self) -> float:
-        """Seconds to expect before its first step. Nothing interrupts a compiler: they are no bound."""
+        """Expected seconds before its first step. Compiling may take longer, as nothing interrupts it."""
         return _COMPILING_S if self.compiled else 0.0
 
     def corners(self, keys: Sequence[CellKey]) -> Sequence[CellKey]:
-        """The cells of `keys` that it is tried at.
+        """Return the cells of `keys` at which it is tried.
 
-        Code is compiled for every shape, and prefills stay as they are: the first decode step stands for all.
+        Code is compiled for every shape, and prefills do not change: the first decode step represents all of them.
         """
         return [key for key in keys if key.phase == "decode"][:1] if self.compiled else keys
 
 
 def variants_of(subject: Subject, compiling: bool = False) -> list[Variant]:
-    """Return the variants that this machine has, the most promising first; with little time the last ones are left out.
+    """Return the variants that this machine has, the most promising first; the last ones are left out if time is short.
 
-    `compiling` adds torch.compile on a CPU; on CUDA, graphs save the host's share without a compiler.
+    `compiling` adds torch.compile on a CPU. On CUDA, graphs save the host's share without a compiler.
     """
     dtypes, quants = _dtypes(subject), _quants(subject)
     # A quantised model was quantised for a reason, mostly memory: another format comes before none.
-    found = [*dtypes[:1], *quants[:3]] if subject.request.quant == "none" else [*quants[:3], *dtypes[:1]]
+    ordered = [*dtypes[:1], *quants[:3]] if subject.request.quant == "none" else [*quants[:3], *dtypes[:1]]
     for variants in VARIANTS:
-        found += [variant for variant in variants(subject) if compiling or not variant.compiled]
-    return [*found, *dtypes[1:], *quants[3:]]
+        ordered += [variant for variant in variants(subject) if compiling or not variant.compiled]
+    return [*ordered, *dtypes[1:], *quants[3:]]
 
 
 def _dtypes(subject: Subject) -> list[Variant]:
     request = subject.request
-    dense = "" if request.quant == "none" else UNQUANTISED
-    plain = [
-        Variant(dense + name, dtype, "none") for name, dtype in DTYPES.items() if _multiplies(dtype, subject.machine)
+    prefix = "" if request.quant == "none" else UNQUANTISED
+    dense_variants = [
+        Variant(prefix + name, dtype, "none") for name, dtype in DTYPES.items() if _multiplies(dtype, subject.machine)
     ]
-    found = [form for form in plain if (form.dtype, form.quant) != (request.dtype, request.quant)]
-    return sorted(found, key=lambda form: form.dtype is not torch.bfloat16)
+    others = [variant for variant in dense_variants if (variant.dtype, variant.quant) != (request.dtype, request.quant)]
+    return sorted(others, key=lambda variant: variant.dtype is not torch.bfloat16)
 
 
 def _quants(subject: Subject) -> list[Variant]:
@@ -107,17 +107,17 @@ def _experts(subject: Subject) -> Iterator[Variant]:
 
 
 def _attention(subject: Subject) -> Iterator[Variant]:
-    """Attention kernels behind `scaled_dot_product_attention` that this device has, except for those of the run.
+    """Attention kernels of `scaled_dot_product_attention` that this device has, without those of the run.
 
-    A padding mask is tried with and without them; CUDA's flash kernel takes none.
+    A padding mask is tried with and without them; CUDA's flash kernel accepts none.
     """
     config = subject.loaded.config.get_text_config()
     names = {"math": SDPBackend.MATH, "flash": SDPBackend.FLASH_ATTENTION}
     if subject.machine.is_cuda:
         names |= {"memory-efficient": SDPBackend.EFFICIENT_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
-    ran = {path.kernel for path in subject.paths.values()}
+    run_kernels = {path.kernel for path in subject.paths.values()}
     has_choice = getattr(config, "_attn_implementation", None) == "sdpa"
-    kernels = {name: kernel for name, kernel in names.items() if has_choice and name not in ran}
+    kernels = {name: kernel for name, kernel in names.items() if has_choice and name not in run_kernels}
     for name, kernel in kernels.items():
         yield Variant(f"{name} attention", kernel=kernel)
     yield Variant(PADDING_MASK, masked=True)
@@ -133,11 +133,11 @@ def _threads(subject: Subject) -> Iterator[Variant]:
 
 
 VARIANTS: list[Callable[[Subject], Iterable[Variant]]] = [_engines, _experts, _attention, _threads]
-"""Each returns the variants of one kind that a model on a machine has; registries give those of dtypes and formats."""
+"""Functions that return the variants of one kind for a model on a machine; registries give dtypes and formats."""
 
 
 def _multiplies(dtype: torch.dtype, machine: Machine) -> bool:
-    """Whether a dtype is worth a trial on a device: every one on a CPU, 16 bits that it has units for on CUDA."""
+    """Whether a dtype is worth a trial on a device: any dtype on a CPU; on CUDA, 16 bits that it has units for."""
     if not machine.is_cuda:
         return True
     return dtype is torch.float16 or (dtype is torch.bfloat16 and machine.info.capability >= (8, 0))

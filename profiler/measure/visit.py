@@ -32,28 +32,28 @@ _WARM_UP_STEPS = 8
 MORE_PREFILLS = LEAST_SAMPLES - 1
 _LEAST_STEPS = 1 + LEAST_SAMPLES  # the first one pays for the growth of the cache
 _NO_MEMORY = ("out of memory", "not enough memory", "allocate memory")
-"""What torch says of it: on CUDA, and on a CPU's Windows and Linux (c10/core/impl/alloc_cpu.cpp)."""
-_ASKED = re.compile(r"tried to allocate ([0-9.]+) (bytes|kib|mib|gib)")
+"""torch's words for out of memory: on CUDA, and on Windows and Linux CPUs (c10/core/impl/alloc_cpu.cpp)."""
+_REQUESTED = re.compile(r"tried to allocate ([0-9.]+) (bytes|kib|mib|gib)")
 _UNITS = {"bytes": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 
 
 def warm_up(engine: Engine, cell: Cell, machine: Machine, *, vocab_size: int, budget_s: float) -> None:
     """Run a small cell until its steps are stationary: three loops in a row within 5 %, or `budget_s`.
 
-    It has the very shape that is timed, since another number of slots would be compiled and captured for nothing. What
-    cannot run is left to its visit, which says so.
+    It has the shape that is timed, since another number of slots would be compiled and captured for nothing. An error
+    is left to the cell's visit, which reports it.
     """
     deadline_s = machine.now_s() + budget_s
     recent: list[float] = []
-    bench, steps = VisitContext(machine, vocab_size), 1
+    context, steps = VisitContext(machine, vocab_size), 1
     with tolerate_errors(), torch.inference_mode(), no_gc():
         engine.prepare(cell.batch_size, cell.slots)
         while machine.now_s() < deadline_s:
-            loop = run_loop(engine, cell, bench, steps=min(steps, cell.decode_steps))
+            loop = run_loop(engine, cell, context, steps=min(steps, cell.decode_steps))
             step_s = sorted(loop.decode_s)[len(loop.decode_s) // 2]
             recent = [*recent[-2:], step_s]
-            room = (deadline_s - machine.now_s()) / step_s if step_s > 0 else math.inf
-            steps = int(max(1, min(_WARM_UP_STEPS, room)))
+            steps_left = (deadline_s - machine.now_s()) / step_s if step_s > 0 else math.inf
+            steps = int(max(1, min(_WARM_UP_STEPS, steps_left)))
             if len(recent) == 3 and max(recent) <= (1 + _STEADY) * min(recent):
                 return
 
@@ -65,104 +65,105 @@ class VisitContext:
     machine: Machine
     vocab_size: int
     own_bytes: Mapping[str, int] = field(default_factory=dict)
-    """Bytes that are held beside what an engine needs, by engine: the profiler's own, and other engines' models."""
+    """Bytes held besides what an engine needs, by engine: the profiler's own, and other engines' models."""
     visited: set[Cell] = field(default_factory=set)
     """Cells whose shapes this process has run before; a visit adds its own."""
     effort: Effort = STANDARD
     deadline_s: float = math.inf
     """The machine's time after which a visit is given up between two steps."""
     hurry_s: float = math.inf
-    """The machine's time after which a visit does no more than it must: one prefill to warm up, and few steps."""
+    """The machine's time after which a visit does the minimum: one prefill to warm up, and few steps."""
 
 
 class OutOfTimeError(Exception):
     """The deadline of a visit has passed."""
 
 
-def visit_safely(engine: Engine, cell: Cell, round_number: int, bench: VisitContext) -> Visit | Gap | None:
-    """A visit; a gap where the cell runs out of memory or fails; None where the deadline has passed.
+def visit_safely(engine: Engine, cell: Cell, round_number: int, context: VisitContext) -> Visit | Gap | None:
+    """Return a visit, a gap if the cell runs out of memory or fails, or None if the deadline has passed.
 
-    Raises DeviceError where the device takes no more.
+    Raises DeviceError if the device is lost.
     """
     outcomes: list[Gap | None] = []
 
-    def ended(error: Exception) -> None:
-        outcomes.append(None if isinstance(error, OutOfTimeError) else _gap(cell, error, bench.machine))
+    def record(error: Exception) -> None:
+        outcomes.append(None if isinstance(error, OutOfTimeError) else _gap(cell, error, context.machine))
 
-    with tolerate_errors(ended), torch.inference_mode(), no_gc():
-        return _visit(engine, cell, round_number, bench)
-    # Only here: as long as the error is handled, it holds the tensors of the step that failed.
-    bench.machine.recover(cell.name)
+    with tolerate_errors(record), torch.inference_mode(), no_gc():
+        return _visit(engine, cell, round_number, context)
+    # Only after the handler: until then, the error holds the tensors of the step that failed.
+    context.machine.recover(cell.name)
     return outcomes[0]
 
 
 def _gap(cell: Cell, error: Exception, machine: Machine) -> Gap:
     text = str(error).lower()
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(words in text for words in _NO_MEMORY):
-        return Gap(cell, "oom", "out of memory" + _in_pieces(text, machine))
+        return Gap(cell, "oom", "out of memory" + _fragmentation(text, machine))
     if isinstance(error, RoofscopeError):
         return Gap(cell, "oom" if isinstance(error, NoRoomError) else "failed", str(error))
     return Gap(cell, "failed", describe_error(error))
 
 
-def _in_pieces(text: str, machine: Machine) -> str:
-    """What a step that ran out of memory would have found, were it not in pieces; asked while it holds its tensors.
+def _fragmentation(text: str, machine: Machine) -> str:
+    """How much memory was free, but in pieces, when a step ran out of memory; empty if too little was free.
 
-    torch says how much it tried to allocate (CUDACachingAllocator.cpp), and rounds that to hundredths of its unit.
+    Called while the step's tensors are still held. torch reports how much it tried to allocate
+    (CUDACachingAllocator.cpp), rounded to hundredths of its unit.
     """
-    asked = _ASKED.search(text)
-    if not machine.is_cuda or asked is None:
+    match = _REQUESTED.search(text)
+    if not machine.is_cuda or match is None:
         return ""
-    wanted_bytes, free_bytes = float(asked[1]) * _UNITS[asked[2]], machine.available_bytes()
-    if free_bytes < 1.01 * wanted_bytes:
+    requested_bytes, free_bytes = float(match[1]) * _UNITS[match[2]], machine.available_bytes()
+    if free_bytes < 1.01 * requested_bytes:
         return ""
     return (
-        f": {scaled(free_bytes, 'B')} were free, in pieces too small for the {scaled(wanted_bytes, 'B')} asked for;"
-        " start with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, which joins them"
+        f": {scaled(free_bytes, 'B')} were free, in pieces too small for the {scaled(requested_bytes, 'B')} requested;"
+        " set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, which joins them"
     )
 
 
-def _visit(engine: Engine, cell: Cell, round_number: int, bench: VisitContext) -> Visit:
-    machine = bench.machine
-    is_new = cell not in bench.visited
+def _visit(engine: Engine, cell: Cell, round_number: int, context: VisitContext) -> Visit:
+    machine = context.machine
+    is_new = cell not in context.visited
     if is_new and machine.is_cuda:
-        machine.release()  # segments that smaller cells have cut into pieces would leave no room for a large one
-    before_s = machine.now_s()
+        machine.release()  # segments fragmented by smaller cells would leave no room for a large one
+    preparation_start_s = machine.now_s()
     engine.prepare(cell.batch_size, cell.slots)
     machine.clock.synchronize()
-    preparation_s = machine.now_s() - before_s
-    prefills = _prefills(engine, cell, bench)
-    most_s = min(bench.effort.warm_up_s, max(0.0, bench.hurry_s - machine.now_s()))
-    warm_ups = _warm_prefill(prefills, most_s) if is_new else []
-    # Each decode step of a growing cache is a shape of its own, for which a library may build a plan at its first use.
-    first_s = run_loop(engine, cell, bench).decode_s if is_new and machine.is_cuda else ()
-    bench.visited.add(cell)
+    preparation_s = machine.now_s() - preparation_start_s
+    prefills = _prefills(engine, cell, context)
+    warm_up_limit_s = min(context.effort.warm_up_s, max(0.0, context.hurry_s - machine.now_s()))
+    warm_up_s = _warm_prefill(prefills, warm_up_limit_s) if is_new else []
+    # Each decode step of a growing cache is a new shape, for which a library may build a plan at its first use.
+    first_decode_s = run_loop(engine, cell, context).decode_s if is_new and machine.is_cuda else ()
+    context.visited.add(cell)
     machine.reset_peak()
-    # Others on the cores slow a card's host down, not the card: there they show in the times themselves.
-    load = None if machine.is_cuda else ForeignLoad(engine.helper_pids)
+    # Other processes slow down a GPU's host, not the GPU; that shows in the times themselves.
+    foreign_load = None if machine.is_cuda else ForeignLoad(engine.helper_pids)
     at_unix_s, before_j = machine.unix_s(), machine.source.energy_j()
-    loop = run_loop(engine, cell, bench)
-    after_j, foreign_cores = machine.source.energy_j(), load.cores() if load else None
-    of_host_s = [loop.loop_s, loop.issue_s, loop.wall_s, preparation_s + 1.0]  # preparing may take no time
+    loop = run_loop(engine, cell, context)
+    after_j, foreign_cores = machine.source.energy_j(), foreign_load.cores() if foreign_load else None
+    host_times_s = [loop.loop_s, loop.issue_s, loop.wall_s, preparation_s + 1.0]  # preparing may take no time
     refuse_impossible_times(
-        [*of_host_s, *loop.decode_s, *(value for value in (loop.prefill_s, loop.ttft_s) if value is not None)]
+        [*host_times_s, *loop.decode_s, *(value for value in (loop.prefill_s, loop.ttft_s) if value is not None)]
     )
-    room = int(bench.effort.more_prefills_s / loop.prefill_s) if loop.prefill_s else 0
-    more = list(itertools.islice(prefills, min(room, MORE_PREFILLS)))
-    refuse_impossible_times(more)
+    more_count = int(context.effort.more_prefills_s / loop.prefill_s) if loop.prefill_s else 0
+    more_prefill_s = list(itertools.islice(prefills, min(more_count, MORE_PREFILLS)))
+    refuse_impossible_times(more_prefill_s)
     return Visit(
         cell=cell,
         round=round_number,
         prefill_s=loop.prefill_s,
         decode_s=loop.decode_s,
         wall_s=loop.wall_s,
-        warm_up_s=tuple(warm_ups),
-        first_decode_s=first_s,
-        peak_memory_bytes=_peak_of_cell(engine, bench),
+        warm_up_s=tuple(warm_up_s),
+        first_decode_s=first_decode_s,
+        peak_memory_bytes=_peak_of_cell(engine, context),
         at_unix_s=at_unix_s,
         energy_j=None if before_j is None or after_j is None else after_j - before_j,
         ttft_s=loop.ttft_s,
-        more_prefill_s=tuple(more),
+        more_prefill_s=tuple(more_prefill_s),
         loop_s=loop.loop_s,
         issue_s=loop.issue_s,
         preparation_s=preparation_s,
@@ -175,15 +176,15 @@ def _visit(engine: Engine, cell: Cell, round_number: int, bench: VisitContext) -
     )
 
 
-def _peak_of_cell(engine: Engine, bench: VisitContext) -> int | None:
-    """Most bytes in use without those that this profiler and the engine hold for anything but this cell."""
-    peak = bench.machine.peak_bytes()
-    return None if peak is None else peak - bench.own_bytes.get(engine.name, 0) - engine.kept_bytes
+def _peak_of_cell(engine: Engine, context: VisitContext) -> int | None:
+    """Peak bytes in use, without those that the profiler and the engine hold for other purposes than this cell."""
+    peak = context.machine.peak_bytes()
+    return None if peak is None else peak - context.own_bytes.get(engine.name, 0) - engine.kept_bytes
 
 
 @dataclass(frozen=True)
 class _Loop:
-    """One prefill and the decode loop behind it."""
+    """One prefill and the decode loop after it."""
 
     prefill_s: float | None
     ttft_s: float | None
@@ -197,15 +198,15 @@ class _Loop:
     cache_used_bytes: int | None = None
 
 
-def run_loop(engine: Engine, cell: Cell, bench: VisitContext, *, steps: int | None = None) -> _Loop:
-    """One prefill and its decode steps (or `steps` of them) with a mark after each, read at the end of the loop.
+def run_loop(engine: Engine, cell: Cell, context: VisitContext, *, steps: int | None = None) -> _Loop:
+    """Run one prefill and its decode steps (or `steps` of them), with a mark after each that is read after the loop.
 
     The first token is fetched between the two, as a user's would be; the loop itself never waits.
     """
-    machine, clock = bench.machine, bench.machine.clock
+    machine, clock = context.machine, context.machine.clock
     if engine.whole_calls:
-        return _run_whole(engine, cell, bench, steps=cell.decode_steps if steps is None else steps)
-    prompts = seeded_prompts(cell, bench.vocab_size) if cell.prompt_len else None
+        return _run_whole(engine, cell, context, steps=cell.decode_steps if steps is None else steps)
+    prompts = seeded_prompts(cell, context.vocab_size) if cell.prompt_len else None
     decode_steps = cell.decode_steps if steps is None else steps
     engine.announce(cell, decode_steps)
     clock.synchronize()
@@ -228,9 +229,9 @@ def run_loop(engine: Engine, cell: Cell, bench: VisitContext, *, steps: int | No
     for _ in range(decode_steps):
         state = engine.decode(state)
         loop_marks.append(clock.mark())
-        if machine.now_s() > bench.deadline_s:
+        if machine.now_s() > context.deadline_s:
             raise OutOfTimeError
-        if machine.now_s() > bench.hurry_s and len(loop_marks) > _LEAST_STEPS:
+        if machine.now_s() > context.hurry_s and len(loop_marks) > _LEAST_STEPS:
             break
     issued_s = machine.now_s()
     clock.synchronize()
@@ -248,33 +249,33 @@ def run_loop(engine: Engine, cell: Cell, bench: VisitContext, *, steps: int | No
 
 
 def follow(
-    engine: Engine, cell: Cell, steps: int | None, bench: VisitContext
+    engine: Engine, cell: Cell, steps: int | None, context: VisitContext
 ) -> tuple[float | None, tuple[float, ...]]:
-    """Run what was announced, as the rank that announced it does: (seconds of the prefill, of each decode step)."""
+    """Run what rank 0 announced, as rank 0 does; return the seconds of the prefill, and of each decode step."""
     with torch.inference_mode(), no_gc():
         if steps is None:
-            return next(_prefills(engine, cell, bench)), ()
-        loop = run_loop(engine, cell, bench, steps=steps)
+            return next(_prefills(engine, cell, context)), ()
+        loop = run_loop(engine, cell, context, steps=steps)
     return loop.prefill_s, loop.decode_s
 
 
-def _run_whole(engine: Engine, cell: Cell, bench: VisitContext, *, steps: int) -> _Loop:
-    """One prefill and its decode steps of an engine that runs both in one call of its own."""
-    machine, clock = bench.machine, bench.machine.clock
-    prompts = seeded_prompts(cell, bench.vocab_size)
+def _run_whole(engine: Engine, cell: Cell, context: VisitContext, *, steps: int) -> _Loop:
+    """One prefill and its decode steps, for an engine that runs both in one call."""
+    machine, clock = context.machine, context.machine.clock
+    prompts = seeded_prompts(cell, context.vocab_size)
     marks: list[Any] = []
-    told: list[tuple[float, int]] = []
+    token_readings: list[tuple[float, int]] = []
 
     def mark() -> None:
         marks.append(clock.mark())
-        told.append((machine.now_s(), page_faults()))
+        token_readings.append((machine.now_s(), page_faults()))
 
     clock.synchronize()
     start_s, faults_before = machine.now_s(), page_faults()
     engine.call(prompts.to(machine.device), 1 + steps, mark)
     issued_s = machine.now_s()
     clock.synchronize()
-    end_s, (first_s, faults_between) = machine.now_s(), told[1]
+    end_s, (first_s, faults_between) = machine.now_s(), token_readings[1]
     prefill_s, *decode_s = clock.seconds(marks)
     return _Loop(
         prefill_s=prefill_s,
@@ -291,18 +292,18 @@ def _run_whole(engine: Engine, cell: Cell, bench: VisitContext, *, steps: int) -
 
 
 def refuse_impossible_times(times_s: Iterable[float]) -> None:
-    """Raises RuntimeError for a duration that no step can have: a clock went back, or gave no number."""
+    """Raise RuntimeError for a duration that no step can have: the clock went back, or gave no number."""
     for value in times_s:
         if not (math.isfinite(value) and value > 0):
             raise RuntimeError(f"the clock gave a step of {value:g} s")
 
 
-def _prefills(engine: Engine, cell: Cell, bench: VisitContext) -> Iterator[float]:
-    """Seconds of one prefill of this cell after the other, each on its own."""
+def _prefills(engine: Engine, cell: Cell, context: VisitContext) -> Iterator[float]:
+    """Yield the seconds of consecutive prefills of this cell."""
     if not cell.prompt_len:
         return
-    clock = bench.machine.clock
-    ids = seeded_prompts(cell, bench.vocab_size).to(bench.machine.device)
+    clock = context.machine.clock
+    ids = seeded_prompts(cell, context.vocab_size).to(context.machine.device)
     while True:
         engine.announce(cell, None)
         clock.synchronize()
@@ -323,17 +324,17 @@ def _mark(clock: Clock, marks: list[Any]) -> None:
 
 
 def _warm_prefill(prefills: Iterator[float], most_s: float) -> list[float]:
-    """Prefills of a new shape until two in a row agree, or `most_s`: kernels are picked and memory is taken once."""
+    """Prefills of a new shape until two in a row agree, or `most_s`; the first ones pick kernels and take memory."""
     times: list[float] = []
     for seconds in prefills:
         times.append(seconds)
-        agree = len(times) > 1 and abs(times[-1] / times[-2] - 1) <= _STEADY
-        if agree or len(times) == _MOST_WARM_UPS or sum(times) > most_s:
+        is_steady = len(times) > 1 and abs(times[-1] / times[-2] - 1) <= _STEADY
+        if is_steady or len(times) == _MOST_WARM_UPS or sum(times) > most_s:
             break
     return times
 
 
 def seeded_prompts(cell: Cell, vocab_size: int) -> torch.Tensor:
-    """Random token ids [batch, prompt], the same for the same cell: as long as asked, with no tokenizer involved."""
+    """Return random token ids [batch, prompt], the same for the same cell: of exact length, without a tokenizer."""
     generator = torch.Generator().manual_seed(_SEED + 1_000_003 * cell.batch_size + cell.prompt_len)
     return torch.randint(0, vocab_size, (cell.batch_size, cell.prompt_len), generator=generator)

@@ -89,7 +89,7 @@ def start_fresh(prepared: Prepared, link: str) -> FreshStart:
         raise RequestError(f"a fresh process did not answer within {_TIMEOUT_S:g} s.") from None
     if process.returncode:
         reason = (process.stderr.strip().splitlines() or ["no reason given"])[-1]
-        hint = "; the card takes one process at a time (nvidia-smi -c DEFAULT)" if _EXCLUSIVE in reason else ""
+        hint = "; the GPU accepts one process at a time (nvidia-smi -c DEFAULT)" if _EXCLUSIVE in reason else ""
         raise RequestError(f"a fresh process ended with exit code {process.returncode}: {reason}{hint}")
     times = json.loads(process.stdout.splitlines()[-1])
     engines = {name: FirstCalls(**calls) for name, calls in times.pop("engines").items()}

@@ -146,7 +146,7 @@ class Ranks:
         steps = []
         for cell in cells:
             self.group.order(Order("alone", cell))
-            every = self.group.gather(self._alone(cell))
+            every = self.group.gather(self._share_timings(cell))
             steps.append(
                 middle([rank_shares(cell, each, one_clock=self.group.one_clock) for each in zip(*every, strict=True)])
             )
@@ -158,7 +158,7 @@ class Ranks:
             if order.kind == "roofs":
                 self._roofs(order.dtypes)
             elif order.kind == "alone":
-                self.group.gather(self._alone(order.cell))
+                self.group.gather(self._share_timings(order.cell))
             else:
                 follow(self._engine, order.cell, order.steps, self.bench)
 
@@ -172,7 +172,7 @@ class Ranks:
         name = "gloo" if self.group.device.type == "cpu" else "NCCL"
         return roofs, fit_link(f"{name}, {self.group.size} ranks", points, "measured in this run")
 
-    def _alone(self, cell: Cell) -> list[RankTiming]:
+    def _share_timings(self, cell: Cell) -> list[RankTiming]:
         """This rank's passes over its share of a cell, without the one that warms up."""
         steps = min(_OWN_STEPS, cell.decode_steps)
         timings = [own_work(self._engine, cell, steps, self.bench, self.group) for _ in range(1 + _PASSES)]

@@ -109,5 +109,5 @@ def test_room_in_pieces_is_called_so(tmp_path: Path) -> None:
     assert rows["prefill", 128]["status"] == rows["decode", 128]["status"] == "oom"
     [gap] = read_gathered(run.folder, run.document).gaps.values()
     assert gap.reason.startswith("out of memory: ")
-    assert "in pieces too small for the 1.88 GB asked for" in gap.reason
+    assert "in pieces too small for the 1.88 GB requested" in gap.reason
     assert "expandable_segments:True" in gap.reason
