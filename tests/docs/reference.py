@@ -32,7 +32,7 @@ _DEEPEST = 4
 
 @functools.cache
 def pages() -> dict[str, str]:
-    """Every page by its file name."""
+    """Return every page by its file name."""
     rendered = {
         "commands.md": commands_page(),
         "columns.md": columns_page(),
@@ -43,7 +43,7 @@ def pages() -> dict[str, str]:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table."""
+    """Return a Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
 
@@ -52,7 +52,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def commands_page() -> str:
-    """Every command with its arguments and options, from the command line itself."""
+    """Return the page of all commands with their arguments and options, read from the command line itself."""
     root: Any = typer.main.get_command(app)
     context = root.make_context("roofscope", [], resilient_parsing=True)
     parts = ["# Commands\n\n`roofscope COMMAND --help` shows the same.\n\n"]
@@ -67,7 +67,7 @@ def commands_page() -> str:
 
 
 def command_names() -> tuple[str, ...]:
-    """The names of all commands."""
+    """Return the names of all commands."""
     root: Any = typer.main.get_command(app)
     return tuple(root.commands)
 
@@ -88,7 +88,7 @@ def _options(command: Any, context: Any) -> str:
 
 
 def _arguments(command: Any, context: Any) -> list[str]:
-    """The arguments in the usage line; brackets where one may be left out."""
+    """Return the arguments in the usage line; optional ones are in brackets."""
     found = []
     for parameter in command.get_params(context):
         if parameter.param_type_name == "argument":
@@ -113,7 +113,7 @@ def _text(text: str | None) -> str:
 
 
 def columns_page() -> str:
-    """The columns of the two tables of a run folder, from what the code says of each."""
+    """Return the page of the columns of cells.csv and operators.csv, from the docstrings of their fields."""
     told = attribute_docs(CellResult)
     cells = [(f"`{item.name}`", told.get(item.name, "")) for item in fields(CellResult)]
     operators = [(f"`{name}`", meaning) for name, meaning in OPERATOR_COLUMN_MEANINGS.items()]
@@ -128,7 +128,7 @@ def columns_page() -> str:
 
 
 def attribute_docs(kind: type) -> dict[str, str]:
-    """The text right below each attribute of a class, those of its bases included."""
+    """Return the text below each attribute of a class and its bases."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         if not base.__module__.startswith("profiler"):
@@ -144,7 +144,7 @@ def attribute_docs(kind: type) -> dict[str, str]:
 
 
 def exit_codes_page() -> str:
-    """The exit codes, with what each command says of its own."""
+    """Return the page of the exit codes, general ones and those of each command."""
     constants = {name: value for name, value in vars(shared).items() if name.startswith("EXIT_")}
     told = attribute_docs_of_module(shared)
     assert RoofscopeError.exit_code == shared.EXIT_WRONG
@@ -166,7 +166,7 @@ def _code(item: tuple[str, int]) -> int:
 
 
 def attribute_docs_of_module(module: types.ModuleType) -> dict[str, str]:
-    """The text right below each constant of a module."""
+    """Return the text below each constant of a module."""
     body = ast.parse(inspect.getsource(module)).body
     return {
         item.targets[0].id: _text(after.value.value)
@@ -189,7 +189,7 @@ class Key:
 
 
 def json_page() -> str:
-    """The keys of every document, from the types that they are made of."""
+    """Return the page of the keys of every document, from its types."""
     parts = [
         "# JSON documents\n\n`--format json` prints one document on stdout; progress goes to stderr. `[]` is a list,"
         " `{}` an object by name. What is not known is `null`.\n"
@@ -202,7 +202,7 @@ def json_page() -> str:
 
 @functools.cache
 def documents() -> dict[str, list[Key]]:
-    """The keys of every document by its title."""
+    """Return the keys of every document by its title."""
     from profiler.checks.doctor import Examination
     from profiler.checks.render import SelftestRow
     from profiler.comparison.documents import ComparisonDocument, GateDocument, HistoryDocument
@@ -251,13 +251,13 @@ def _tree(thing: Any) -> Any:
 
 def _hints(thing: Any) -> dict[str, Any]:
     try:
-        return typing.get_type_hints(thing, localns={"torch": torch})  # some modules name it for the type checker alone
+        return typing.get_type_hints(thing, localns={"torch": torch})  # some import it only for types
     except (NameError, TypeError):
         return {}
 
 
 def _shown(kind: Any) -> tuple[str, Any, str]:
-    """A type as JSON has it: its word, the dataclass within, and what stands between the two paths."""
+    """Return a type's name in JSON, the dataclass within, and the text between the two paths."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         kinds = [item for item in inner if item is not type(None)]
@@ -282,7 +282,7 @@ def _shown(kind: Any) -> tuple[str, Any, str]:
 
 
 def _of_type(kind: Any, before: str, depth: int) -> list[Key]:
-    """The keys of a dataclass as `asdict` writes it (or of a pydantic model)."""
+    """Return the keys of a dataclass as `asdict` writes it, or of a pydantic model."""
     told, hints = attribute_docs(kind), _hints(kind)
     names = [item.name for item in fields(kind)] if is_dataclass(kind) else list(kind.model_fields)
     found = []

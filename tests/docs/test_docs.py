@@ -1,4 +1,4 @@
-"""The manual: its reference is what the code says now, its commands run, its links lead somewhere."""
+"""The manual: its reference follows from the code, its commands run, its links have targets."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ _COMMAND = re.compile(r"(?:^|`|\$ | {4})roofscope ([a-z-]+)", re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", pages())
-def test_the_reference_is_what_the_code_says(name: str) -> None:
+def test_the_reference_follows_from_the_code(name: str) -> None:
     assert (FOLDER / name).read_text() == pages()[name], "run `python -m tests.docs.reference`"
 
 
-def test_every_column_says_what_it_is() -> None:
+def test_every_column_has_a_description() -> None:
     rows = [line.split("|")[2].strip() for line in columns_page().splitlines() if line.startswith("| `")]
     assert len(rows) > 60
     assert all(rows)
 
 
 def _unknown(value: Any, keys: dict[str, Key], at: str = "") -> Iterator[str]:
-    """Paths of a real document that its page does not name."""
+    """Yield the paths of a real document that its page does not name."""
     if isinstance(value, list):
         for item in value:
             yield from _unknown(item, keys, f"{at}[]")
@@ -88,15 +88,15 @@ def test_a_real_document_has_no_key_that_its_page_does_not_name(
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a reader of the manual stands: the project's folder, but commands may write here."""
-    for kept in ("runs/reference", "tests/data/foreign"):
-        shutil.copytree(ROOT / kept, tmp_path / kept, ignore=shutil.ignore_patterns("*.html", "*.png"))
+    """Return a copy of the project's folder in which commands may write."""
+    for name in ("runs/reference", "tests/data/foreign"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("*.html", "*.png"))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 def _commands(page: Path) -> list[tuple[str, list[str]]]:
-    """The commands of a page's console blocks, each with the pieces of its output that the page shows."""
+    """Return the commands of a page's console blocks, each with the pieces of its output on the page."""
     found = []
     for block in re.findall(r"```console\n(.*?)```", page.read_text(), re.DOTALL):
         for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
@@ -106,29 +106,30 @@ def _commands(page: Path) -> list[tuple[str, list[str]]]:
 
 
 @pytest.mark.parametrize("page", NO_DEVICE, ids=lambda page: page.stem)
-def test_its_commands_run_and_say_what_it_shows(page: Path, roofscope: Callable[..., Any], folder: Path) -> None:
+def test_its_commands_run_and_print_its_output(page: Path, roofscope: Callable[..., Any], folder: Path) -> None:
     commands = _commands(page)
     assert commands
     for line, shown in commands:
         program, *arguments = shlex.split(line, comments=True)
         assert program == "roofscope"
-        said = re.search(r"# exit (\d)", line)
+        code = re.search(r"# exit (\d)", line)
         outcome = roofscope(*arguments)
-        assert outcome.code == (int(said[1]) if said else 0), f"{line}: {outcome.err}"
+        assert outcome.code == (int(code[1]) if code else 0), f"{line}: {outcome.err}"
         out = " ".join(outcome.out.split())
         assert out, line
         assert not [piece for piece in shown if piece not in out], out
 
 
 @pytest.mark.parametrize(("later", "passes"), [("smollm2-135m-2-cores", True), ("smollm2-135m-precisions/nf4", False)])
-def test_the_test_of_the_gates_page_does_what_it_says(
+def test_the_test_on_the_gates_page_works(
     later: str, passes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own lines on recorded runs: they ask for what `profile` takes, and fail where decode is 68 % slower."""
+    """The page's test passes for an unchanged run and fails for decode that is 68 % slower; `profile` takes its
+    arguments."""
     reference = ROOT / "runs" / "reference"
 
-    def recorded(*asked: object, **options: object) -> Any:
-        signature(profiler.profile).bind(*asked, **options)
+    def recorded(*arguments: object, **options: object) -> Any:
+        signature(profiler.profile).bind(*arguments, **options)
         return SimpleNamespace(folder=reference / later)
 
     monkeypatch.chdir(tmp_path)
@@ -145,11 +146,11 @@ SCREENS = {
     "mistral-7b-v0.1 --quant nf4": "mistral-7b-nf4-xeon",
     "--prompt-lens 16,128": "smollm2-135m-xeon",
 }
-"""The runs whose screens README shows: how the command begins, and the folder that it left."""
+"""The runs whose screens are in README: how the command begins, and the folder of the run."""
 
 
 def _readmes(begins: str) -> tuple[list[str], list[str]]:
-    """The arguments of a command of README, its time left out, and the lines that it shows."""
+    """Return the arguments of a command of README, without its budget, and the lines of its output."""
     text = (ROOT / "README.md").read_text()
     block = re.split(r"\n(?! {4}|\n)", text[text.index(f"    $ roofscope run {begins}") :])[0]
     command, *shown = [line.strip() for line in block.splitlines() if line.strip()]
@@ -157,7 +158,7 @@ def _readmes(begins: str) -> tuple[list[str], list[str]]:
 
 
 @pytest.mark.parametrize("begins", SCREENS)
-def test_readmes_screens_are_what_todays_rules_say_of_the_recorded_runs(
+def test_readmes_screens_are_those_of_the_recorded_runs_by_todays_rules(
     begins: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments, shown = _readmes(begins)
@@ -171,7 +172,7 @@ def test_readmes_screens_are_what_todays_rules_say_of_the_recorded_runs(
 
 @pytest.mark.slow
 def test_readmes_first_run_on_a_smaller_model(tiny_folder: Path, tmp_path: Path, roofscope: Callable[..., Any]) -> None:
-    """The very arguments, in seconds: 7B parameters take minutes. The small default is a step of CI of its own."""
+    """The same arguments in seconds: 7B parameters take minutes. CI runs the small default in another step."""
     run, _mistral, *options = _readmes("mistral-7b-v0.1")[0]
     out = roofscope(run, str(tiny_folder), *options, "--budget", "1", "--out", str(tmp_path / "run"), "--plain").out
     assert "Linear4bit, nf4" in out
@@ -179,7 +180,7 @@ def test_readmes_first_run_on_a_smaller_model(tiny_folder: Path, tmp_path: Path,
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *DOCS], ids=lambda page: page.stem)
-def test_its_links_lead_somewhere_and_its_commands_exist(page: Path) -> None:
+def test_its_links_have_targets_and_its_commands_exist(page: Path) -> None:
     text = page.read_text()
     links = [first or second for first, second in _LINK.findall(re.sub(r"`[^`\n]*`", "", text))]
     for link in links:
@@ -196,7 +197,7 @@ def test_its_links_lead_somewhere_and_its_commands_exist(page: Path) -> None:
 
 
 def _anchor(head: str) -> str:
-    """A heading's anchor as GitHub makes it."""
+    """Return a heading's anchor as GitHub makes it."""
     return re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-")
 
 
@@ -207,7 +208,7 @@ def test_every_page_is_reached_from_the_index() -> None:
 
 LISTS = (ROOT / "README.md", ROOT / "docs/how-to/a-line-for-every-question.md")
 TRIED = dict(re.findall(r"^    roofscope (.+?) +# (.*)$", "\n".join(map(Path.read_text, LISTS)), re.MULTILINE))
-"""The commands of both lists, each with what they say of it."""
+"""The commands of both lists, each with its comment."""
 PLACES = {"runs/BEFORE": f"{RUNS}zen5-float32", "runs/AFTER": f"{RUNS}zen5-bfloat16"}
 LOOKING = ("compare", "gate", "place", "forecast", "rent", "count", "gpus", "models", "explain", "plot", "report")
 LOOKING += ("judge", "export")
@@ -228,7 +229,7 @@ ELSEWHERE = {
     "ceilings --out card.json": "tests/hostile/test_leaks.py",
     "selftest": "tests/cli/test_look.py",
 }
-"""Those that need more than a request or a recorded run: a hub, a card, minutes. Where they are run on smaller ones."""
+"""Commands that need a hub, a GPU or minutes, and the tests that run them on smaller models."""
 
 
 @pytest.mark.parametrize("command", [command for command in TRIED if command not in ELSEWHERE])
@@ -239,7 +240,8 @@ def test_the_listed_commands_run(
     tiny_folder: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Those that look do so, at recorded runs; those that measure are accepted whole, and stopped before they load."""
+    """Commands without measurement run on recorded runs; the others are validated, and stopped before they load a
+    model."""
 
     def stopped(*_: Any, **__: Any) -> None:
         raise RequestError("it would begin now.")
@@ -254,12 +256,12 @@ def test_the_listed_commands_run(
     words = [
         re.sub("^runs/[A-Z]+$", lambda at: PLACES.get(at[0], f"{RUNS}zen4"), word) for word in shlex.split(command)
     ]
-    found = roofscope(*words)
+    outcome = roofscope(*words)
     if words[0] in LOOKING:
-        assert found.code in ((0, 1, 3) if words[0] == "gate" else (0,)), found.err
-        assert found.out or words[0] == "report"
+        assert outcome.code in ((0, 1, 3) if words[0] == "gate" else (0,)), outcome.err
+        assert outcome.out or words[0] == "report"
     else:
-        assert "it would begin now." in found.err, found.err
+        assert "it would begin now." in outcome.err, outcome.err
 
 
 def test_the_other_commands_are_run_elsewhere() -> None:

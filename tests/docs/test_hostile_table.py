@@ -1,4 +1,4 @@
-"""What docs/hostile.md says was tried is what the tests try: each test that it names is there, each count is theirs."""
+"""docs/hostile.md agrees with the tests: every named test exists, and every count is the number of its cases."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _NAMED = re.compile(r"`(tests/[\w/]+\.py)?(?:::(\w+))?`")
 _NUMBER = re.compile(r"(?<![\w.])\d+(?![\w.^])")
 
 Row = tuple[str, list[tuple[str, str]]]
-"""What was tried, and the (file, test) pairs that try it; a test is empty where the whole file does."""
+"""The tested inputs, and the (file, test) pairs; a test is empty if the row names a whole file."""
 
 
 def rows() -> list[Row]:
-    """The rows of all tables that name tests; `::test` is of the file that was named last."""
+    """Return the rows of all tables that name tests; `::test` belongs to the last named file."""
     found, file = [], ""
     for line in PAGE.splitlines():
         named = []
@@ -34,7 +34,7 @@ def rows() -> list[Row]:
     return found
 
 
-def test_every_test_that_is_named_is_there() -> None:
+def test_every_named_test_exists() -> None:
     assert len(rows()) > 30
     for _, named in rows():
         for file, test in named:
@@ -43,8 +43,8 @@ def test_every_test_that_is_named_is_there() -> None:
 
 
 @pytest.mark.slow
-def test_every_count_is_that_of_the_tests() -> None:
-    """Of a test with several cases their number stands in its row, or that of all tests of the row together."""
+def test_every_count_is_the_number_of_cases() -> None:
+    """The row of a test with several cases has their number, or the number of all tests of the row together."""
     files = sorted({file for _, named in rows() for file, test in named if test})
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "--collect-only", "-q", "-n", "0", "-m", "timing or not timing", *files],

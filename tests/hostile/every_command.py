@@ -1,8 +1,8 @@
-"""Every command that writes, one after another in one process, on a local model, with secrets all around it.
+"""Run every command that writes, one after another in one process, on a local model, with secrets in its environment.
 
     python every_command.py MODEL SCRIPT RUNS
 
-Prints what was tried to connect to, and the exit code of each command.
+Prints the attempted connections, and the exit code of each command.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SHORT = ["--prompt-lens", "8", "--batch-sizes", "1,2", "--new-tokens", "4", "--
 
 
 def commands(model: str, script: str, runs: Path) -> list[list[str]]:
-    """What is called, in this order."""
+    """Return the calls, in this order."""
     one, two = str(runs / "one"), str(runs / "two")
     return [
         ["run", model, *_SHORT, "--trace", "--out", one],
@@ -43,7 +43,7 @@ def commands(model: str, script: str, runs: Path) -> list[list[str]]:
 
 
 def hurried(model: str) -> None:
-    """What is measured is not the question here."""
+    """Shorten the measurements; their results do not matter here."""
     from profiler.roofs import measure
 
     patch = pytest.MonkeyPatch()

@@ -1,4 +1,4 @@
-"""What ruff's security rules (flake8-bandit) find in the package is what docs/hostile.md explains, line by line."""
+"""docs/hostile.md explains every finding of ruff's security rules (flake8-bandit) in the package."""
 
 from __future__ import annotations
 

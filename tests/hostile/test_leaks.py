@@ -1,4 +1,5 @@
-"""Nothing leaks: secrets lie all around, every command that writes is run, and every byte of what it wrote is read."""
+"""Nothing leaks: every command that writes runs with secrets in its environment, and every byte of its files is
+searched."""
 
 from __future__ import annotations
 
@@ -37,18 +38,19 @@ AutoModelForCausalLM.from_pretrained(sys.argv[1])
 
 @dataclass(frozen=True)
 class Written:
-    """What all commands wrote, and what they tried to reach."""
+    """The files and outputs of all commands, and their attempted connections."""
 
     folder: Path
     asked: list[str]
     codes: dict[str, int]
     isolated: bool
-    """Whether the kernel itself left them no network."""
+    """Whether the commands ran in a network namespace without a route."""
 
 
 @pytest.fixture(scope="module")
 def written(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Written:
-    """All commands in one process, with HOME, a repository and tokens of its own, where possible without a network."""
+    """Run all commands in one process with a separate HOME, repository and tokens, and without a network if
+    possible."""
     tokens = list(SECRETS.values())
     base = tmp_path_factory.mktemp("leaks")
     home = base / tokens[5]
@@ -77,7 +79,7 @@ def written(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Writ
 
 
 def contents(file: Path) -> bytes:
-    """A file's bytes, unpacked; of a picture its texts too, which may be packed."""
+    """Return a file's bytes, unpacked; for a picture also its texts, which may be compressed."""
     content = file.read_bytes()
     if content[:2] == b"\x1f\x8b":
         return gzip.decompress(content)
@@ -100,7 +102,7 @@ def _png_texts(content: bytes) -> list[bytes]:
 
 @pytest.mark.slow
 def test_every_command_wrote_something(written: Written) -> None:
-    """Otherwise there would be nothing to find in."""
+    """Without files there would be nothing to search."""
     assert not {name for name, code in written.codes.items() if code != 0 and "gate" not in name}, written.codes
     names = {file.name for file in written.folder.rglob("*")}
     assert {
@@ -119,14 +121,14 @@ def test_no_file_holds_a_secret(written: Written, what: str) -> None:
 
 
 @pytest.mark.slow
-def test_nothing_was_asked_of_a_network(written: Written) -> None:
-    """By an audit hook in the process: no address was looked up, nothing was connected to or sent."""
+def test_no_network_was_used(written: Written) -> None:
+    """An audit hook in the process saw no name lookup, connection or transfer."""
     assert written.asked == []
 
 
 @pytest.mark.slow
 def test_it_works_without_a_network(written: Written) -> None:
-    """By a network namespace without a route, not even to this machine itself."""
+    """The network namespace has no route, not even to this machine itself."""
     if not written.isolated:
         pytest.skip("this system lets nobody make a network namespace (unshare -rn)")
     assert set(written.codes.values()) <= {0, 3}, "3: a gate that cannot tell"

@@ -1,4 +1,4 @@
-"""Runs to report on: those that lie in the repository, and hand-made changes of them."""
+"""Runs to report on: the runs in the repository, and edited copies of them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def key(phase: Phase = "decode", batch: int = 1, depth: int = 64, engine: str = 
 
 
 def result(of: CellKey, latency_s: float = 1.0, **columns: Any) -> CellResult:
-    """A measured cell, all of whose time is weights unless columns say otherwise."""
+    """Return a measured cell whose time is all weights, unless columns say otherwise."""
     terms = {term: 0.0 for term in TERMS if term not in ("weights_s", "unexplained_s")}
     figures: dict[str, Any] = {
         "latency_s": latency_s,

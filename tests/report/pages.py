@@ -1,4 +1,4 @@
-"""A page as a reader's program sees it."""
+"""A parsed HTML page."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _VOID = {"meta", "link", "br"}
 
 
 class Page(HTMLParser):
-    """Elements in order, those left open, and all text."""
+    """The elements in order, those not closed, and all text."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

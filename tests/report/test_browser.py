@@ -1,4 +1,4 @@
-"""report.html in a real browser: no console error, no request, the table sorts, a point tells its cell."""
+"""report.html in a real browser: no console error, no request, a table that sorts, tooltips on points."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BROWSER = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), ""
 )
 
-# Clicks a heading and a point, and writes what a reader would see into the document.
+# Clicks a heading and a point, and writes the resulting texts into the document.
 PROBE = """
 <script>
 const buttons = [...document.querySelectorAll("#cells th button")];
@@ -54,14 +54,14 @@ document.body.append(probe);
 
 
 def many_cells() -> Run:
-    """A real run with 400 cells more, of which one that a page does not show at first is the fastest of all."""
+    """Return a real run with 400 more cells. One that the page does not show at first is the fastest of all."""
     run = whole_run()
     decode = next(result for result in run.results if result.phase == "decode" and result.status == "ok")
     more = (replace(decode, batch_size=1000 + step, latency_s=1e-5 if step == 177 else 20e-3) for step in range(400))
     return replace(run, results=(*run.results, *more))
 
 
-# Lays the whole page out, then sorts its table by column after column and lays that out.
+# Lays the whole page out, then sorts its table by each column and lays it out again.
 STOPWATCH = """
 <script>
 const moment = () => (document.body.getBoundingClientRect(), performance.now());
@@ -79,7 +79,7 @@ document.body.append(probe);
 """
 
 
-# Whether a table is wider than the place it has.
+# Whether a table is wider than its container.
 SCROLLED = """
 <script>
 const probe = document.createElement("pre");
@@ -91,7 +91,7 @@ document.body.append(probe);
 
 
 def dumped(html: str, probe: str, page: Path, *options: str) -> str:
-    """What a probe wrote into a page, let through by the page's own policy, without a word on the console."""
+    """Return what a probe wrote into a page, under the page's own policy and without a console message."""
     own = probe.strip().removeprefix("<script>").removesuffix("</script>")
     allowed = f"script-src 'sha256-{base64.b64encode(hashlib.sha256(own.encode()).digest()).decode()}' "
     text = html.replace("script-src ", allowed, 1).replace("</body>", probe + "</body>")
@@ -122,7 +122,7 @@ def test_in_a_headless_browser(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not BROWSER, reason="no chromium on this machine")
 def test_findings_are_whole_in_a_window_of_900(tmp_path: Path) -> None:
-    """A finding with sentences as long as `why`'s own are: its table needs no scrolling."""
+    """A finding with sentences as long as those of `why`: its table needs no scrolling."""
     finding = Finding(
         "use-cache-off", 6.2, 0.68, "summarise_reports.py:31", "use_cache=False computes every earlier token again",
         "call model.eval(), and generate under torch.inference_mode()",
@@ -137,7 +137,7 @@ def test_findings_are_whole_in_a_window_of_900(tmp_path: Path) -> None:
 @pytest.mark.timing
 @pytest.mark.skipif(not BROWSER, reason="no chromium on this machine")
 def test_a_page_of_ten_thousand_cells_is_usable(tmp_path: Path) -> None:
-    """100 times the rows are laid out, and sorted, in less than 100 times the seconds: what is hidden costs little."""
+    """100 times the rows are laid out and sorted in less than 100 times the seconds: hidden rows cost little."""
     run = whole_run()
     decode = next(result for result in run.results if result.phase == "decode" and result.status == "ok")
 

@@ -1,4 +1,4 @@
-"""Two runs on one page, and their words."""
+"""Two runs on one page, and the sentences that compare them."""
 
 from __future__ import annotations
 
@@ -65,10 +65,14 @@ def test_the_screen_has_room(capsys: pytest.CaptureFixture[str]) -> None:
     assert "24 cells are only in the first" in printed
 
 
-def test_the_screen_says_what_a_change_holds_and_why_none_is_claimed(capsys: pytest.CaptureFixture[str]) -> None:
-    """Cells visited once whose whole interval is above 0 are inconclusive for that reason, which stands in their row;
-    of a machine that was 25 % faster the change says that it is taken off, of one whose drift is not known that it is
-    not."""
+def test_the_screen_says_whether_drift_is_taken_off_and_why_nothing_is_claimed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A cell visited once with an interval above 0 is inconclusive, and its row says why.
+
+    On a machine that was 25 % faster the change says that the drift is taken off. If the drift is not known, it says
+    that it is not taken off.
+    """
     epyc, zen4 = (RUNS / f"smollm2-135m-{name}" for name in ("epyc", "zen4"))
     comparison = compared(epyc, zen4)
     assert any(item.low > 0 and item.verdict == "inconclusive" for item in comparison.changes)
@@ -83,8 +87,8 @@ def test_the_screen_says_what_a_change_holds_and_why_none_is_claimed(capsys: pyt
     assert "drift taken off" in Page(html_changes(read_run(epyc), read_run(zen4), Path("/runs"))).words
 
 
-def test_a_faster_precision_is_told_with_what_moved() -> None:
-    """nf4 streams 4.6 times fewer weights and converts them: both terms stand in the row of a decode."""
+def test_a_faster_precision_is_reported_with_the_terms_that_changed() -> None:
+    """nf4 streams 4.6 times fewer weights and converts them: the row of a decode has both terms."""
     comparison = compared(PRECISIONS / "none", PRECISIONS / "nf4")
     first = next(change for change in comparison.changes if change.asked.phase == "decode")
     assert first.terms["weights_s"] < 0
@@ -94,11 +98,11 @@ def test_a_faster_precision_is_told_with_what_moved() -> None:
 
 
 def test_two_without_a_common_cell_get_no_page(roofscope: Callable[..., Any], tmp_path: Path) -> None:
-    """Batches and prompts of other sizes: refused in the words of `compare`, and nothing is written."""
+    """Runs of other batches and prompts are refused with the sentence of `compare`, and nothing is written."""
     names = ("smollm2-135m-zen4", "smollm2-135m-xeon-float32")
     one, other = (str(shutil.copytree(PRECISIONS.parent / name, tmp_path / name)) for name in names)
-    found = roofscope("report", one, other)
-    assert found.code == 2
-    assert len(found.err.splitlines()) == 1
-    assert "have no cell in common" in found.err
+    outcome = roofscope("report", one, other)
+    assert outcome.code == 2
+    assert len(outcome.err.splitlines()) == 1
+    assert "have no cell in common" in outcome.err
     assert not (Path(other) / "changes.html").exists()

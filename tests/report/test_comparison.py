@@ -1,4 +1,4 @@
-"""Several precisions of one model: one page and one screen, which hold each against the first."""
+"""Several precisions of one model: one page and one screen, which compare each with the first."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from profiler.store.folder import Run, read_run
 
 
 def made(quant: str, step_s: float, storage_bytes: int) -> Run:
-    """One decode of a model in one precision."""
+    """Return a run with one decode of a model in one precision."""
     run = old_run()
     model = replace(run.model, quant=quant, dtype="bfloat16", storage_bytes=storage_bytes)
     cell = result(key(), step_s, dequantise_s=0.0 if quant == "none" else 0.1)
@@ -35,7 +35,7 @@ def made(quant: str, step_s: float, storage_bytes: int) -> Run:
 
 @pytest.fixture
 def pair() -> list[Run]:
-    """Half the time in a quarter of the memory."""
+    """Return two runs: the second takes half the time and a quarter of the memory."""
     return [made("none", 1.0, 4 * 10**9), made("nf4", 0.5, 10**9)]
 
 
@@ -50,7 +50,7 @@ def test_rows_have_the_figures_of_both(pair: list[Run]) -> None:
 
 
 def test_no_difference_is_claimed_from_one_visit_each(pair: list[Run]) -> None:
-    """Twice as fast with intervals far apart: one visit of one of them does not prove it."""
+    """Twice as fast with disjoint intervals, but one visit of one side is not enough for a claim."""
     once = replace(pair[1], results=(replace(pair[1].results[0], visits=1),))
     often = replace(pair[0], results=(replace(pair[0].results[0], visits=6),))
     [row] = difference_rows([often, once])
@@ -63,8 +63,10 @@ def test_no_difference_is_claimed_from_one_visit_each(pair: list[Run]) -> None:
 
 
 def in_many_cells(quant: str, step_s: float, more_s: float, visits: dict[int, int]) -> Run:
-    """Loops of 10 decode steps behind 20 prompts, each step `more_s` longer than behind the prompt before; the sweep
-    took 400 s."""
+    """Return a run of loops of 10 decode steps after 20 prompts.
+
+    Each step is `more_s` longer than after the prompt before; the sweep took 400 s.
+    """
     run = made(quant, 1.0, 10**9)
     rows = tuple(
         replace(result(replace(key(), cell=Cell(1, prompt, 10)), step_s + more_s * prompt), visits=visits[prompt])
@@ -73,12 +75,12 @@ def in_many_cells(quant: str, step_s: float, more_s: float, visits: dict[int, in
     return replace(with_document(run, stage_s={"timing": 400.0}), results=rows)
 
 
-def test_of_many_cells_the_screen_has_what_tells_most(capsys: pytest.CaptureFixture[str]) -> None:
-    """Nf4 was visited twice in three of its cells; of int8, in none, the ends are shown.
+def test_of_many_cells_the_screen_has_the_clearest_differences(capsys: pytest.CaptureFixture[str]) -> None:
+    """nf4 was visited twice in three of its cells; of int8, visited once in all, the ends are shown.
 
-    The first precision's 20 equal cells were visited 23 times in 400 s, so that 40 visits take 696 s; nf4's
-    took 13.84 parts of 400 s and need 24.2, 699 s; int8's cells were visited once in that time: 800 s for twice. Visits
-    get 67 % of a budget: 2,195 s need 3,276.
+    The first precision's 20 equal cells were visited 23 times in 400 s, so 40 visits take 696 s. nf4's took 13.84 parts
+    of 400 s and need 24.2, which is 699 s. int8's cells were visited once in that time: 800 s for twice. Visits get 67
+    % of a budget: 2,195 s need 3,276.
     """
     thrice, once = ({prompt: 2 if prompt in some else 1 for prompt in range(1, 21)} for some in ((3, 8, 13), ()))
     runs = [
@@ -101,7 +103,7 @@ def test_of_many_cells_the_screen_has_what_tells_most(capsys: pytest.CaptureFixt
     assert "--budget 3280" in Page(html_comparison(runs, Path("/runs"))).words
 
 
-def test_where_all_cells_have_room_all_are_shown(pair: list[Run], capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_cells_are_shown_if_they_fit(pair: list[Run], capsys: pytest.CaptureFixture[str]) -> None:
     print_comparison(pair, screen(plain=True))
     text = capsys.readouterr().out
     assert clear_rows(pair) == difference_rows(pair)
@@ -139,7 +141,7 @@ def test_names_are_escaped(pair: list[Run]) -> None:
     assert evil in Page(text).words
 
 
-def test_a_precision_without_a_number_is_still_told(pair: list[Run], tmp_path: Path) -> None:
+def test_a_precision_without_a_number_is_still_listed(pair: list[Run], tmp_path: Path) -> None:
     failed = replace(pair[1], results=(replace(pair[1].results[0], status="oom"),))
     write_comparison([pair[0], with_document(failed, answer=())], tmp_path)
     page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
@@ -148,9 +150,7 @@ def test_a_precision_without_a_number_is_still_told(pair: list[Run], tmp_path: P
     assert not (tmp_path / "precisions.png").exists()
 
 
-def test_warnings_are_told_with_whose_they_are_unless_all_say_them(
-    pair: list[Run], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_warning_names_its_precisions_unless_all_have_it(pair: list[Run], capsys: pytest.CaptureFixture[str]) -> None:
     shared, own = "other processes kept 1.2 cores busy", "the roofs moved"
     runs = [with_document(pair[0], warnings=(shared,)), with_document(pair[1], warnings=(shared, own))]
     print_comparison(runs, screen())

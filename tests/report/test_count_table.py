@@ -1,4 +1,4 @@
-"""What `roofscope count` prints: whole numbers, and a line for each GPU that cannot hold the step."""
+"""The output of `roofscope count`: whole numbers, and a line for each GPU without room for the step."""
 
 from __future__ import annotations
 
@@ -16,13 +16,11 @@ from profiler.report.count import print_count
 
 @pytest.fixture(scope="module")
 def counted() -> StepCount:
-    """A decode step of Llama-3.1-70B: 70.6 billion weights of 16 bits do not fit on a T4."""
+    """Count a decode step of Llama-3.1-70B: 70.6 billion weights of 16 bits do not fit on a T4."""
     return count("llama-3.1-70b", dtype="bfloat16", gpu_names="T4,H200 SXM")
 
 
-def test_a_gpu_that_cannot_hold_it_gets_a_line_and_no_floor(
-    counted: StepCount, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_gpu_without_room_gets_a_line_and_no_floor(counted: StepCount, capsys: pytest.CaptureFixture[str]) -> None:
     print_count(counted, None, screen())
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     # 70,553,706,496 parameters of 2 bytes, and 80 layers x 8 heads x 128 x 2 x 2 bytes x 513 tokens of cache.
@@ -35,7 +33,7 @@ def test_a_gpu_that_cannot_hold_it_gets_a_line_and_no_floor(
     assert max(map(len, lines)) <= 100
 
 
-def test_no_table_where_no_gpu_can(counted: StepCount, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_gpu_with_room_there_is_no_table(counted: StepCount, capsys: pytest.CaptureFixture[str]) -> None:
     print_count(replace(counted, gpus=counted.gpus[:1]), None, screen())
     out = capsys.readouterr().out
     assert "ridge" not in out

@@ -1,4 +1,4 @@
-"""Tables of devices: roofs beside their datasheet, and known kernels with what they were called."""
+"""Tables of devices: roofs next to their datasheet, and known kernels with their labels."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def printed(capsys: pytest.CaptureFixture[str], table: TextTable) -> list[str]:
     return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_a_roof_stands_beside_its_datasheet(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_roof_is_next_to_its_datasheet(capsys: pytest.CaptureFixture[str]) -> None:
     ceilings = Ceilings(
         compute={"float32": roof(8e12)},
         memory={"read": roof(1.5e11)},
@@ -41,7 +41,7 @@ def test_every_card_is_one_line_of_100_columns(capsys: pytest.CaptureFixture[str
     assert "T4 2018 16 GiB 320 GB/s 8.10 65.0 - 130 203 70 W" in lines
     named = [line for line in lines if line.endswith(" W")]
     assert len(named) == len(gpus())
-    # A figure shown is marked where sources differ on it; the L2 of an RTX A5000, which is not shown, is no reason.
+    # A shown figure is marked if sources differ on it. Sources differ on the L2 of an RTX A5000, which is not shown.
     assert any(line.startswith("L40 ? 2022") for line in named)
     assert any(line.startswith("RTX A5000 2021") for line in named)
 
@@ -62,7 +62,7 @@ def test_a_wrong_label_is_marked(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
-def test_one_thread_is_no_threads() -> None:
+def test_one_thread_is_singular() -> None:
     assert [processors(number, kind) for number, kind in ((1, "cpu"), (2, "cpu"), (40, "cuda"))] == [
         "1 thread", "2 threads", "40 SMs",
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Words: each has a meaning of two lines at most, and a run adds its own figures."""
+"""Glossary: each term has at most two lines, and a run adds its own figures."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def test_an_unknown_word_names_a_near_one() -> None:
 
 
 @pytest.mark.parametrize("term", ["MFU", "MBU"])
-def test_without_a_datasheet_a_share_of_it_is_none(term: str) -> None:
+def test_without_a_datasheet_there_is_no_share_of_it(term: str) -> None:
     """Datasheets are of GPUs: a run on a CPU says why it has no figure."""
     run = whole_run()
     assert run.document.device.kind == "cpu"
-    told = f"\nIn this run: none, there is no datasheet of {run.document.device.name}"
-    assert explanation(term, run).endswith(told)
+    text = f"\nIn this run: none, there is no datasheet of {run.document.device.name}"
+    assert explanation(term, run).endswith(text)
     assert not any(line.startswith(f"**{term}**") for line in footnotes(run))

@@ -1,4 +1,4 @@
-"""Strangers' results: what their files say is shown as text; nothing of it is run, followed, fetched or overwritten."""
+"""Strangers' results: texts of their files are shown as text, and never run, followed, fetched or overwritten."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from profiler.store.folder import read_results, read_run
 from profiler.store.writer import write_cells
 from profiler.units import visible, visible_in
 
-# Each would do something where its own kind of output is shown: a page, a terminal, a spreadsheet, LaTeX, a picture, a
-# reader's eyes, a C program, an encoder. The page's one would also leave a trace in its title.
+# Each of these acts on some medium: a page, a terminal, a spreadsheet, LaTeX, a picture, a reader's eyes, a C program
+# or an encoder. The one for pages would also change the title of the page.
 HOSTILE = (
     "<script>document.title='RAN'</script>",
     "<img src=x onerror=\"document.title='RAN'\">",
@@ -56,7 +56,7 @@ ALL = " ".join(HOSTILE)
 
 
 def spoiled(folder: Path, text: str) -> Path:
-    """The reference run with every free text of run.json replaced."""
+    """Return the reference run with every free text of run.json replaced."""
     shutil.copytree(OLD, folder)
     content = json.loads((folder / "run.json").read_text())
 
@@ -82,7 +82,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def acting(text: str) -> list[str]:
-    """Signs that act on what shows them; line ends and tabs are the output's own."""
+    """Return control characters, except line ends and tabs, which belong to the output."""
     return [sign for sign in text if not sign.isprintable() and sign not in "\n\t"]
 
 
@@ -130,7 +130,7 @@ def test_every_page_has_the_policy() -> None:
 
 @pytest.mark.skipif(not BROWSER, reason="no chromium on this machine")
 def test_a_browser_runs_nothing(folder: Path, tmp_path: Path) -> None:
-    """The policy holds by itself: a script that was put into the page past all escaping does not run either."""
+    """The policy works without escaping: a script put into the page unescaped does not run either."""
     page = tmp_path / "report.html"
     ran = "document.title='RAN'"
     foreign = f'<script>{ran}</script><img src=x onerror="{ran}"><svg onload="{ran}">'
@@ -202,14 +202,14 @@ def test_numbers_below_zero_stay_numbers() -> None:
 def test_markdown_is_text(folder: Path) -> None:
     text = markdown_report(read_run(folder))
     assert not acting(text)
-    text = re.sub(r"(?<!\\)`[^`]*`", "", text)  # what stands in code is shown as it is
+    text = re.sub(r"(?<!\\)`[^`]*`", "", text)  # code is shown unchanged
     assert "<script" not in text
     assert re.findall(r"(?<!\\)!\[[^\]]*\]\(([^)]*)\)", text) == ["roofline.png", "split.png", "map.png"]
     assert markdown_text("a | <b> [c](d) `e` \\|") == "a \\| &lt;b> \\[c\\](d) \\`e\\` \\\\\\|"
 
 
 def test_pictures_and_reports_are_written_and_links_are_not_followed(roofscope, folder: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """A run folder whose report.html is a link to somebody's own file: that file stays as it is."""
+    """The report.html of a run folder is a link to a file elsewhere: that file does not change."""
     copied = shutil.copytree(folder, tmp_path / "run")
     mine = tmp_path / "mine"
     mine.write_text("mine")
@@ -225,7 +225,7 @@ def test_pictures_and_reports_are_written_and_links_are_not_followed(roofscope, 
 
 
 def test_no_file_outside_is_read(folder: Path) -> None:
-    """Everything opened below the reader lies in the run's folder; paths in run.json are words."""
+    """Every file that the reader opens is in the run's folder; paths in run.json are only texts."""
     spy = f"""
 import sys
 from pathlib import Path
@@ -250,7 +250,7 @@ print(*opened, sep="\\n")
 
 @pytest.mark.parametrize("name", ["cells.csv", "samples.jsonl", "operators.csv", "config.json", "run.json"])
 def test_a_folder_with_what_is_no_file_is_not_read(tmp_path: Path, name: str) -> None:
-    """A pipe would be waited for, and what leads to a device fill the memory."""
+    """A pipe would block the reader, and a link to a device would fill the memory."""
     for number, spoil in enumerate((os.mkfifo, lambda path: path.symlink_to("/dev/zero"))):
         folder = shutil.copytree(OLD, tmp_path / str(number))
         (folder / name).unlink(missing_ok=True)
@@ -262,7 +262,7 @@ def test_a_folder_with_what_is_no_file_is_not_read(tmp_path: Path, name: str) ->
 
 
 def test_cells_that_are_written_hold_no_formula(tmp_path: Path) -> None:
-    """A judged stranger's run: its own words come back, and a spreadsheet runs none of them."""
+    """A stranger's run is judged: its texts are unchanged, and a spreadsheet runs none of them."""
     run = old_run()
     words = [*map(visible, HOSTILE), "'=quoted", "''@twice", "-"]
     results = tuple(replace(run.results[0], engine=text) for text in words)

@@ -1,4 +1,4 @@
-"""report.html: one file, nothing fetched, everything escaped, usable from an empty run to ten thousand cells."""
+"""report.html: one file that fetches nothing and escapes everything, from an empty run to ten thousand cells."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run() -> Run:
     return old_run()
 
 
-def test_every_cell_is_a_point_with_its_words() -> None:
+def test_every_cell_is_a_point_with_a_tooltip() -> None:
     run = whole_run()
     page = Page(html_report(run))
     for phase in ("prefill", "decode"):
@@ -51,7 +51,7 @@ def test_the_roofline_says_which_line_is_which() -> None:
 
 
 def test_the_picture_follows_the_page(run: Run) -> None:
-    """It scales with the page, down to where its letters are 9 px, and its colours are the page's."""
+    """It scales with the page, down to letters of 9 px, and has the page's colours."""
     [figure] = re.findall(r"<svg.*?</svg>", html_report(run), re.DOTALL)
     [root] = [attrs for tag, attrs in Page(figure).tags if tag == "svg"]
     assert set(root) == {"viewbox", "class", "style", "role", "aria-label"}
@@ -62,14 +62,14 @@ def test_the_picture_follows_the_page(run: Run) -> None:
     assert len(ids) == len(set(ids))
 
 
-def test_every_term_has_a_colour_and_what_a_run_has_is_keyed(run: Run) -> None:
+def test_every_term_has_a_colour_and_a_runs_terms_are_in_the_legend(run: Run) -> None:
     """A term without a rule in the page's style would be an invisible bar."""
     text = html_report(run)
     [style] = re.findall(r"<style>.*?</style>", text, re.DOTALL)
     keys = {name for _tag, attrs in Page(text).tags for name in (attrs.get("class") or "").split() if name[:2] == "p-"}
     rules = {f"p-{term.removesuffix('_s')}" for term in TERM_NAMES}
     assert all(f".{name} {{ background: " in style for name in rules)
-    # An eager run on one device: nothing is converted, padded or fetched, and no engine adds to it.
+    # An eager run on one device converts, pads and fetches nothing, and has no engine term.
     present = ("weights", "kv", "compute", "kernel", "avoidable", "dispatch", "unexplained")
     assert keys == {f"p-{name}" for name in present}
 
@@ -121,7 +121,7 @@ def test_several_engines_are_a_table(run: Run) -> None:
     assert f"{run.measured[-1].key.name} static saves 3.00 ms 2.00 ms to 4.00 ms" in words
 
 
-def test_a_common_noise_is_told_once(run: Run) -> None:
+def test_a_common_noise_is_reported_once(run: Run) -> None:
     drift = "the machine itself drifted by 23 %"
     told = tuple(evidence(result.key, noise_reasons=(drift,)) for result in run.measured)
     assert Page(html_report(with_document(run, evidence=told))).words.count(drift) == 1

@@ -1,4 +1,4 @@
-"""A run in sentences: what all cells share is told once, and every cell has the one name."""
+"""A run in sentences: a reason that all cells share is reported once, and a cell has one name everywhere."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ KEYS = [key("prefill", 1), key("decode", 1), key("decode", 2)]
 
 @pytest.fixture
 def run() -> Run:
-    """A prefill and two decodes on a machine that drifted; one of them has a reason of its own as well."""
-    told = (
+    """Return a run of a prefill and two decodes on a machine that drifted; one of them has another reason as well."""
+    items = (
         evidence(KEYS[0], noise_reasons=(DRIFT,)),
         evidence(KEYS[1], noise_reasons=(DRIFT,), at_least_s_on={"L4": 0.5, "H100 SXM": 0.1}),
         evidence(KEYS[2], noise_reasons=("only 4 samples", DRIFT), at_least_s_on={"H100 SXM": 0.2}),
     )
-    base = with_document(old_run(), evidence=told)
+    base = with_document(old_run(), evidence=items)
     return replace(base, results=tuple(result(of, noise="noisy") for of in KEYS))
 
 
-def test_a_common_reason_is_told_once(run: Run) -> None:
+def test_a_common_reason_is_reported_once(run: Run) -> None:
     assert noise_lines(run) == [f"all 3 cells: {DRIFT}", "decode 2 x 64: only 4 samples"]
     assert list(own_noise(run)) == [KEYS[2]]
 
@@ -65,17 +65,17 @@ def test_wall_time_by_stage_the_longest_first(run: Run) -> None:
 @pytest.mark.parametrize(
     ("index", "pace"), [(1.9, "1.9x slower than"), (0.5, "2.0x faster than"), (1.02, "as fast as")]
 )
-def test_the_host_stands_against_the_reference(run: Run, kind: str, end: str, index: float, pace: str) -> None:
-    """What a recorded step leaves of dispatch is no floor of an eager one; only a card records."""
+def test_the_host_is_compared_with_the_reference(run: Run, kind: str, end: str, index: float, pace: str) -> None:
+    """A recorded step's dispatch is no lower bound of an eager one; only a GPU records."""
     steps = {"eager": {"decode": {1: 31e-3, 8: 33e-3}}, "graph": {"decode": {1: 1e-3}}}
     document = run.document
-    told = with_document(
+    items = with_document(
         run,
         ceilings=replace(document.ceilings, host=HostPace(index * REFERENCE_HOST_STEP_S), dispatch_s=steps),
         engine=replace(document.engine, replay_as_graph=("graph",)),
         device=replace(document.device, kind=kind),
     )
-    assert host_line(told) == (
+    assert host_line(items) == (
         f"this host dispatches {pace} the reference, an {REFERENCE_HOST}; no eager engine can go below 31.0 ms per step"
         f" here{end}"
     )
@@ -83,13 +83,13 @@ def test_the_host_stands_against_the_reference(run: Run, kind: str, end: str, in
 
 
 def test_a_busy_host_is_not_compared_with_the_reference(run: Run) -> None:
-    """Others slow dispatch: neither the pace nor the shortest step is this host's own."""
+    """Other processes slow dispatch: neither the pace nor the shortest step is the host's own."""
     document = run.document
     ceilings = replace(document.ceilings, host=HostPace(2 * REFERENCE_HOST_STEP_S))
     for cores, quiet in ((0.05, True), (1.0, False)):
         readings = replace(health([]), busy_cores_elsewhere=ReadingRange(cores, cores, cores))
-        told = with_document(run, ceilings=ceilings, health=replace(document.health, readings=readings))
-        assert (host_line(told) is not None) == quiet
+        items = with_document(run, ceilings=ceilings, health=replace(document.health, readings=readings))
+        assert (host_line(items) is not None) == quiet
 
 
 def difference(saves_s: float, low_s: float, high_s: float, visits: int = 2) -> EngineDifference:
@@ -98,7 +98,7 @@ def difference(saves_s: float, low_s: float, high_s: float, visits: int = 2) -> 
 
 
 @pytest.mark.parametrize(
-    ("found", "row", "line"),
+    ("item", "row", "line"),
     [
         (difference(3e-3, 2e-3, 4e-3), ["saves 3.00 ms", "2.00 ms to 4.00 ms"], None),
         (difference(-3e-3, -4e-3, -2e-3), ["costs 3.00 ms", "2.00 ms to 4.00 ms"], None),
@@ -109,9 +109,9 @@ def difference(saves_s: float, low_s: float, high_s: float, visits: int = 2) -> 
         ),
     ],
 )  # fmt: skip
-def test_engines(run: Run, found: EngineDifference, row: list[str] | None, line: str | None) -> None:
-    """A difference from one visit each is none: visits of one and the same code differ by as much."""
-    run = with_document(run, engine=replace(run.document.engine, differences=(found,)))
+def test_engines(run: Run, item: EngineDifference, row: list[str] | None, line: str | None) -> None:
+    """No difference is claimed from one visit each: visits of the same code differ by as much."""
+    run = with_document(run, engine=replace(run.document.engine, differences=(item,)))
     assert no_claim_lines(run) == ([line] if line else [])
     assert engine_rows(run) == ([["decode 2 x 64", "static", *row, ""]] if row else [])
 
@@ -122,8 +122,8 @@ def test_reasons_of_one_kind_are_one_line_with_the_range_of_their_figures() -> N
         ("interval of +-9.5 %", DRIFT), ("interval of +-2.6 %", DRIFT),
         ("interval of +-10.1 %", "only 4 samples", DRIFT), (DRIFT,),
     ]  # fmt: skip
-    told = tuple(evidence(of, noise_reasons=why) for of, why in zip(keys, reasons, strict=True))
-    run = with_document(old_run(), evidence=told)
+    items = tuple(evidence(of, noise_reasons=why) for of, why in zip(keys, reasons, strict=True))
+    run = with_document(old_run(), evidence=items)
     assert noise_lines(run) == [
         f"all 4 cells: {DRIFT}",
         "3 of 4 cells: interval of +-2.6 to 10.1 %",
@@ -134,8 +134,8 @@ def test_reasons_of_one_kind_are_one_line_with_the_range_of_their_figures() -> N
 
 def test_a_kind_that_all_cells_have_is_common_whatever_its_figures() -> None:
     keys = [key("decode", batch) for batch in (1, 2)]
-    told = tuple(evidence(of, noise_reasons=(f"interval of +-{n} %",)) for of, n in zip(keys, (3.1, 4.0), strict=True))
-    run = with_document(old_run(), evidence=told)
+    items = tuple(evidence(of, noise_reasons=(f"interval of +-{n} %",)) for of, n in zip(keys, (3.1, 4.0), strict=True))
+    run = with_document(old_run(), evidence=items)
     assert noise_lines(run) == ["all 2 cells: interval of +-3.1 to 4.0 %"]
     assert own_noise(run) == {}
 
@@ -146,22 +146,22 @@ def test_a_single_visit_is_marked_where_others_have_more(run: Run) -> None:
     assert visited_once(replace(run, results=tuple(replace(item, visits=1) for item in visits))) == set()
 
 
-def test_a_flag_stands_behind_its_regime() -> None:
+def test_a_flag_follows_its_regime() -> None:
     flags = (Flag.KV_BOUND, Flag.INEFFICIENT_KERNELS)
-    told = (
+    items = (
         evidence(KEYS[1], flags=flags),
         evidence(KEYS[0], regime="compute-bound", flags=flags),
         evidence(KEYS[2], regime="kernel-bound", flags=(Flag.INEFFICIENT_KERNELS,)),
     )
-    assert regime_names(with_document(old_run(), evidence=told)) == {
+    assert regime_names(with_document(old_run(), evidence=items)) == {
         KEYS[1]: "memory-bound (kernels)",
         KEYS[0]: "compute-bound (KV)",
         KEYS[2]: "kernel-bound",
     }
 
 
-def test_a_card_that_cannot_hold_a_cell_says_so(run: Run) -> None:
-    """One second and 1 token a step here; 0.5 s on an L4 are 2 tokens/s, and 2 tokens in 0.2 s are 10."""
+def test_a_gpu_without_room_for_a_cell_is_marked(run: Run) -> None:
+    """One second and 1 token per step here; 0.5 s on an L4 are 2 tokens/s, and 2 tokens in 0.2 s are 10."""
     heads, here, l4, h100 = card_rows(run)
     assert heads == ["", "decode 1 x 64", "decode 2 x 64", "prefill 1 x 64"]
     assert here == ["here, measured", "1.00", "2.00", "64.0"]
@@ -171,15 +171,15 @@ def test_a_card_that_cannot_hold_a_cell_says_so(run: Run) -> None:
 
 def test_levers_too_small_to_matter_are_left_out(run: Run) -> None:
     levers = (Lever("batch 8", 0.4, "hope"), Lever("a lucky charm", 0.009, "hope"))
-    told = (evidence(KEYS[1], levers=levers),)
-    assert lever_rows(with_document(run, evidence=told)) == [
+    items = (evidence(KEYS[1], levers=levers),)
+    assert lever_rows(with_document(run, evidence=items)) == [
         ["decode 1 x 64", "batch 8", "about 400 ms", "40 %", "computed: hope"]
     ]
 
 
-def test_terms_stand_with_how_far_they_may_be_off(run: Run) -> None:
-    told = (evidence(KEYS[1], split_half_widths_s={"weights_s": 0.05}),)
-    rows = breakdown_rows(with_document(run, evidence=told))
+def test_terms_have_their_half_widths(run: Run) -> None:
+    items = (evidence(KEYS[1], split_half_widths_s={"weights_s": 0.05}),)
+    rows = breakdown_rows(with_document(run, evidence=items))
     assert rows[0] == ["", "decode 1 x 64", "decode 2 x 64", "prefill 1 x 64"]
     assert rows[1] == ["measured", "1.00 s", "1.00 s", "1.00 s"]
     assert rows[2] == ["weights", "1.00 s ± 50.0 ms", "1.00 s", "1.00 s"]

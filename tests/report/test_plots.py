@@ -1,4 +1,4 @@
-"""Every picture of a run: drawn from the folder alone, nothing blank, nothing cut off."""
+"""Every picture of a run: drawn from the folder only, not blank, not cut off."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from profiler.report.plots.style import font_families
 from profiler.store.folder import Run, read_run
 
 OF_A_RUN_ALONE = [name for name in PLOTS if name not in ("operators", "forecast", "cost", "engines")]
-"""Forecasts and costs are drawn of a folder that keeps them (tests/forecast, tests/rent), engines of a run
-with several."""
+"""Pictures of one run; forecasts, costs (tests/forecast, tests/rent) and several engines need other folders."""
 
 
 @pytest.mark.parametrize("name", [*OF_A_RUN_ALONE, *COMPARISONS])
@@ -37,14 +36,14 @@ def test_a_picture_is_neither_blank_nor_cut_off(name: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", OF_A_RUN_ALONE)
-def test_a_picture_is_an_svg_where_the_name_says_so(name: str, tmp_path: Path) -> None:
+def test_a_picture_is_an_svg_if_its_name_ends_in_svg(name: str, tmp_path: Path) -> None:
     path = tmp_path / f"{name}.svg"
     save([read_run(WHOLE)], name, path)
     assert "<svg" in path.read_text()
 
 
 def test_every_point_lies_within_the_axes() -> None:
-    """Every cell of the run can be seen: on the roofline, along the batch, along the depth."""
+    """Every cell of the run is visible: on the roofline, along the batch, along the depth."""
     for name in ("roofline", "throughput", "depth"):
         figure = draw([read_run(WHOLE)], name)
         points = 0
@@ -60,7 +59,7 @@ def test_every_point_lies_within_the_axes() -> None:
 
 
 def test_text_does_not_overlap() -> None:
-    """Words inside the axes of each picture have room, at the size of a slide and at half of it."""
+    """Texts inside the axes do not overlap, at the size of a slide and at half of it."""
     for name in ("roofline", "intensity", "map", "steps"):
         for scale in (1.0, 0.75):
             figure = draw([read_run(WHOLE)], name)
@@ -73,7 +72,7 @@ def test_text_does_not_overlap() -> None:
 
 
 def test_a_waterfall_of_engines_falls_from_one_time_to_the_other() -> None:
-    """A step of 20 ms: without dispatch (-8) and copies (-1), with an engine of its own (+3), it takes 14."""
+    """A step of 20 ms takes 14 without dispatch (-8) and copies (-1), with an engine term (+3)."""
     eager, vllm = key(), key(engine="vllm")
     terms = {"dispatch_s": -8e-3, "avoidable_s": -1e-3, "engine_s": 3e-3}
     found = EngineDifference(**columns_of(vllm), against="eager", saves_s=6e-3, low_s=5e-3, high_s=7e-3, terms=terms)
@@ -90,8 +89,8 @@ def test_a_waterfall_of_engines_falls_from_one_time_to_the_other() -> None:
         draw([whole_run()], "engines")
 
 
-def test_a_waterfall_of_engines_draws_claims_alone_and_says_where_its_axis_is_cut() -> None:
-    """Of a gain of 0.2 ms beyond noise the axis shows the top; one from -0.1 to 0.5 ms is not drawn."""
+def test_a_waterfall_of_engines_draws_only_claims_and_says_where_its_axis_is_cut() -> None:
+    """For a gain of 0.2 ms beyond noise the axis shows the top; a gain of -0.1 to 0.5 ms is not drawn."""
     eager, static = key(), key(engine="static")
     found = EngineDifference(
         **columns_of(static), against="eager", saves_s=2e-4, low_s=1e-4, high_s=3e-4, terms={"dispatch_s": -2e-4}
@@ -113,7 +112,7 @@ def test_a_legend_names_the_terms_that_a_run_has() -> None:
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["weights", "dispatch", "unexplained"]
 
 
-def test_a_bar_stands_where_its_segments_say() -> None:
+def test_a_bar_is_at_the_place_of_its_segments() -> None:
     """Half weights, half dispatch, and a residual of a tenth below zero."""
     cell = result(key(), 1.0, weights_s=0.6, dispatch_s=0.5, unexplained_s=-0.1)
     [axes] = draw([replace(read_run(WHOLE), results=(cell,))], "split").axes
@@ -163,7 +162,7 @@ def _title(name: str, *runs: Run) -> str:
 
 
 def test_precisions_name_what_differs() -> None:
-    """One machine and model: precisions alone; two machines: those too; two runs of the same: their folders."""
+    """Names have the precision; for two machines also those; for two equal runs their folders."""
     none, nf4 = (read_run(PRECISIONS / name) for name in ("none", "nf4"))
     assert _legend("precisions", none, nf4) == ["float32", "bfloat16, nf4"]
     assert _title("precisions", none, nf4) == f"smollm2-135m on {none.document.device.name}"
@@ -183,7 +182,7 @@ def test_two_machines_of_one_name_are_two_devices() -> None:
     assert "AMD EPYC (smollm2-135m-zen5-float32): " in second
 
 
-def test_other_models_are_no_precisions_and_no_before() -> None:
+def test_other_models_are_not_compared() -> None:
     with pytest.raises(RequestError, match=r"not of smollm2-135m and mistral-7b-v0\.1; `devices`"):
         draw([XEON, MISTRAL, EPYC], "precisions")
     with pytest.raises(RequestError, match=r"not comparable: model smollm2-135m -> mistral-7b-v0\.1;"):
@@ -224,6 +223,6 @@ def test_a_name_that_no_font_has_draws_without_a_line_for_every_character(tmp_pa
     assert "通义千问" in (tmp_path / "x.svg").read_text(encoding="utf-8")
 
 
-def test_fonts_with_wide_characters_are_asked_where_they_are() -> None:
+def test_fonts_with_wide_characters_are_used_if_installed() -> None:
     assert font_families(["DejaVu Sans", "Noto Sans CJK SC"]) == ["Noto Sans CJK SC"]
     assert font_families(["DejaVu Sans"]) == []

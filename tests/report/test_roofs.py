@@ -1,4 +1,4 @@
-"""What a roofline shows: slopes and plateaus are the run's own roofs, and a part is drawn only where it holds."""
+"""Lines of a roofline: slopes and plateaus are the run's own roofs, each drawn only where it applies."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def test_slopes_and_plateaus_are_those_of_the_run(run: Run) -> None:
     assert (sheet.bytes_per_s, sheet.flops_per_s) == (1.5e11, 1.2e12)
 
 
-def test_another_dtype_is_a_plateau_alone(run: Run) -> None:
+def test_another_dtype_is_only_a_plateau(run: Run) -> None:
     other = only(run, "other")
     assert other.corners(0.1, 1000.0) == [(20.0, 2e12), (1000.0, 2e12)]
     assert other.label == "measured: 2.00 TFLOP/s float32"
 
 
-def test_a_witness_is_drawn_where_it_disagrees(run: Run) -> None:
+def test_a_witness_is_drawn_if_it_disagrees(run: Run) -> None:
     def drawn(bytes_per_s: float) -> list[str]:
         witness = WeightReadRoof(256 << 20, roof(bytes_per_s))
         seen = with_document(run, ceilings=replace(run.document.ceilings, weights=witness))
@@ -65,8 +65,8 @@ def test_a_witness_is_drawn_where_it_disagrees(run: Run) -> None:
     assert drawn(0.6e11) == ["the model's own weights: 60.0 GB/s"]
 
 
-def test_a_cache_and_a_link_are_slopes_alone(run: Run) -> None:
-    """A size read 1.24 times as fast as memory is no cache yet (below 1.25); the link meets the roof at 100."""
+def test_a_cache_and_a_link_are_only_slopes(run: Run) -> None:
+    """A size read 1.24 times as fast as memory is not a cache (limit 1.25); the link meets the roof at 100."""
     cache, link = only(run, "cache"), only(run, "link")
     assert cache.label == "a cache, at 4 MiB: 400 GB/s"
     assert cache.corners(0.1, 1000.0) == [(0.1, pytest.approx(4e10)), (2.5, pytest.approx(1e12))]
@@ -84,7 +84,7 @@ def test_dispatch_is_the_bytes_of_a_step_over_its_time(run: Run) -> None:
 
 @pytest.mark.parametrize("step_s", [0.0, -0.003])
 def test_a_dispatch_that_cannot_be_is_not_drawn(run: Run, step_s: float) -> None:
-    """Folders of earlier versions may hold one: on a busy machine a difference of two times came out below zero."""
+    """Folders of earlier versions may have negative dispatch: on a busy machine it was a difference of two times."""
     ceilings = replace(run.document.ceilings, dispatch_s={"eager": {"decode": {1: step_s}}})
     assert "dispatch" not in {line.kind for line in roof_lines(with_document(run, ceilings=ceilings))}
 
@@ -94,7 +94,7 @@ def test_a_run_without_a_decode_has_no_dispatch_roof(run: Run) -> None:
     assert "dispatch" not in {line.kind for line in roof_lines(replace(run, results=(prefill,)))}
 
 
-def test_points_have_their_cells_words(run: Run) -> None:
+def test_points_have_their_cells_tooltips(run: Run) -> None:
     [point] = cell_points(run)
     assert point.tooltip.startswith("decode 1 x 64: 2.00 ms, 500 tokens/s, 1.00 FLOP/byte, 50.0 GFLOP/s, 50 %")
     assert (point.intensity, point.flops_per_s) == (1.0, 5e10)

@@ -1,4 +1,4 @@
-"""A split bar: its terms to scale, from zero to the right, and what is negative to the left."""
+"""Bars of the time breakdown: terms to scale, positive ones right of zero, negative ones left of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_terms_are_shares_of_the_time() -> None:
     assert (bar.name, bar.below_zero) == ("decode 1 x 64", "")
 
 
-def test_what_is_negative_lies_left_of_zero() -> None:
+def test_negative_terms_are_left_of_zero() -> None:
     cell = result(key(), 1.0, weights_s=1.1, kernel_s=-0.02, unexplained_s=-0.08)
     [bar] = breakdown_bars([cell], 8)
     spans = {item.term: (item.start, item.end) for item in bar.segments}
@@ -27,7 +27,7 @@ def test_what_is_negative_lies_left_of_zero() -> None:
     assert bar.below_zero == "unexplained -8 %"
 
 
-def test_a_hair_below_zero_is_not_worth_a_word() -> None:
+def test_a_tiny_negative_term_is_not_mentioned() -> None:
     [bar] = breakdown_bars([result(key(), 1.0, weights_s=1.005, unexplained_s=-0.005)], 8)
     assert bar.below_zero == ""
 

@@ -1,4 +1,4 @@
-"""The first screen: the answer, the table, a bar a cell; 100 columns, and plain ASCII where that is asked for."""
+"""The first screen: the answer, the table, a bar per cell; 100 columns, and plain ASCII on request."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def test_plain_is_ascii(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.isascii()
 
 
-def test_colours_never_carry_meaning_alone(run: Run) -> None:
-    """With colours stripped the bars still tell their terms: a letter each."""
+def test_no_meaning_is_only_in_colours(run: Run) -> None:
+    """Without colours the bars still show their terms, by a letter each."""
     coloured, bare = io.StringIO(), io.StringIO()
     print_run(run, Console(file=coloured, force_terminal=True, color_system="truecolor", width=100))
     print_run(run, Console(file=bare, force_terminal=True, color_system="truecolor", width=100, no_color=True))
@@ -46,7 +46,7 @@ def test_colours_never_carry_meaning_alone(run: Run) -> None:
     assert "\x1b[34m" not in bare.getvalue()
     for bar in printed_bars(run):
         assert f"{bar.name:<15} {letters(bar).plain}" in bare.getvalue()
-    # An eager run of one device has neither a link nor an engine of its own.
+    # An eager run on one device has neither a link nor an engine term.
     told = bar_legend(printed_bars(run)).split(", ")
     assert told == [
         "w weights", "v KV cache", "a arithmetic", "k kernels below the roof", "x avoidable work", "d dispatch",
@@ -56,7 +56,7 @@ def test_colours_never_carry_meaning_alone(run: Run) -> None:
 
 
 def test_a_bar_has_the_shares_of_its_cell() -> None:
-    """Half weights, a quarter dispatch, a quarter arithmetic; what is negative takes nothing from it."""
+    """Half weights, a quarter dispatch, a quarter arithmetic; negative terms take no place."""
     cell = result(key(), 1.0, weights_s=0.5, dispatch_s=0.25, compute_s=0.25)
     [bar] = breakdown_bars([cell], 8)
     plain = letters(bar).plain
@@ -79,7 +79,7 @@ def test_many_cells_get_bars_that_span_them(run: Run) -> None:
 
 
 def test_only_a_cells_own_noise_marks_it(capsys: pytest.CaptureFixture[str]) -> None:
-    """A machine that drifted made all cells noisy: that is said once, and one cell has a reason of its own."""
+    """A machine that drifted made all cells noisy, which is reported once; one cell has a reason of its own."""
     keys = [key("prefill"), key("decode", 1), key("decode", 2)]
     drift = "the machine itself drifted by 23 %"
     reasons = [(drift,), (drift,), (drift, "interval of +-4.0 %")]
@@ -113,7 +113,7 @@ def shown_at(run: Run, width: int) -> list[str]:
 
 @pytest.mark.parametrize(("width", "left_out"), [(100, []), (90, ["TFLOP/s"]), (80, ["TFLOP/s", "GB/s", "tok/s"])])
 def test_a_narrow_screen_has_fewer_columns_and_cuts_none(run: Run, width: int, left_out: list[str]) -> None:
-    """What the other columns repeat goes first; digits and units never do."""
+    """Columns that others imply are omitted first; digits and units are never cut."""
     lines = shown_at(run, width)
     assert "…" not in "".join(lines)
     assert max(map(len, lines)) <= width
@@ -130,7 +130,7 @@ def test_engines_and_a_datasheet_are_not_cut_at_eighty_columns(run: Run) -> None
 
 
 def test_a_cell_has_one_name_in_table_and_bars(run: Run) -> None:
-    """A decode behind a prompt of 64 is `decode 1 x 64` in both, whatever its cache holds at the middle step."""
+    """A decode after a prompt of 64 is `decode 1 x 64` in both, whatever the cache length at the middle step."""
     lines = shown_at(run, 100)
     begin = lines.index(next(line for line in lines if line.startswith("phase")))
     end = lines.index(next(line for line in lines if line.startswith("where the time goes")))
@@ -139,7 +139,7 @@ def test_a_cell_has_one_name_in_table_and_bars(run: Run) -> None:
     assert {bar.name for bar in printed_bars(run)} <= {f"{phase} {batch} x {tokens}" for phase, batch, tokens in rows}
 
 
-def test_what_lies_inside_stands_apart_from_what_ran(run: Run) -> None:
+def test_module_times_are_apart_from_the_execution_path(run: Run) -> None:
     inside = GroupTime(
         **columns_of(key()), group="mlp", time_s=0.5, share=1.0, flops=1.0, bytes=1.0, roof_s=0.1, step_s=0.5
     )

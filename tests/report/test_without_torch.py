@@ -1,4 +1,4 @@
-"""Reports need no torch: they are written where nothing that measures is installed."""
+"""Reports need no torch: they can be written where nothing is measured."""
 
 from __future__ import annotations
 
