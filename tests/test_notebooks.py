@@ -20,7 +20,7 @@ NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 # What a reader must find in the outputs: datasheets and arithmetic, not this package's word.
 FIGURES = {
     "01_arithmetic_intensity": ["295.3", "682.67", "346", "62.7", "4,294,967,296"],
-    "02_profile_mistral_7b": ["7.22", "14.29", "13.3", "203.1", "4.5"],
+    "02_profile_mistral_7b": ["7.22", "14.29", "13.3", "203.1", "4.5", "131072.0", "204.0"],
     "03_memory_bound_inference": ["327680", "0.34", "10.74", "1.70", "75.7"],
     "04_rooflines_by_dtype": ["306.0", "60.82", "1214.68", "3.17", "1.64"],
     "05_attention_vs_ffn": ["1080.00", "206.12", "0.44", "0.61", "128256"],
