@@ -1,4 +1,4 @@
-"""The calls of a step, caught as the model makes them."""
+"""The calls of a step, captured as the model makes them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ def decode_step(model: Any, context: int, batch: int = 2) -> Callable[[], Any]:
 
 
 def test_a_window_is_handed_over_as_the_model_hands_it() -> None:
-    """Behind 20 tokens a window of 8 leaves the kernel 8 keys of 2 heads; a prefill of 20 is given all, and a mask."""
+    """After 20 tokens a window of 8 leaves the kernel 8 keys of 2 heads; a prefill of 20 gets all of them, and a
+    mask."""
     model = windowed()
     step = Step(2, 1, 20)
     modules = callable_modules(model, walk(model), 1e9, step)
@@ -94,7 +95,7 @@ def test_a_step_ends_with_the_last_call_that_is_wanted_and_leaves_nothing_behind
 
 
 def test_operands_are_kept_of_as_many_layers_as_there_is_room_for() -> None:
-    """Four layers' q of 4 heads and k, v of 2 heads of 16: 2 x 10 x (4 + 2 x 2) x 16 x 4 bytes a layer."""
+    """Four layers' q of 4 heads and k, v of 2 heads of 16: 2 x 10 x (4 + 2 x 2) x 16 x 4 bytes per layer."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     model = LlamaForCausalLM(LlamaConfig(**{**_SHAPE, "num_hidden_layers": 12})).eval()

@@ -1,4 +1,4 @@
-"""Changes tried on a short model: which layers are enough, and whether a planted cost is found."""
+"""Variants tried on a short model: which layers are enough, and whether a planted cost is found."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_short_model_holds_every_kind_of_layer(model: Any, expected: Pattern, 
 
 
 def test_the_layers_after_the_head_are_cold() -> None:
-    """Half of the periods at most, and never more than two."""
+    """At most half of the periods, and never more than two."""
     alike = Pattern(30, 0, 1)
     assert [alike.cold(layers) for layers in (1, 2, 4, 15)] == [0, 1, 2, 2]
     assert Pattern(18, 0, 6).cold(12) == 6
@@ -94,7 +94,7 @@ def test_the_layers_after_the_head_are_cold() -> None:
 
 
 def test_only_a_mixture_of_experts_is_tried_with_other_experts(tiny_folder: Path, tmp_path: Path) -> None:
-    """transformers gives a dense model's config a word for its experts as well."""
+    """transformers' config of a dense model names an experts implementation as well."""
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     sizes = {**_SIZES, "moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}
@@ -110,8 +110,8 @@ def test_only_a_mixture_of_experts_is_tried_with_other_experts(tiny_folder: Path
 def test_attention_kernels_are_tried_with_and_without_a_mask(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a decode step behind 8 tokens the shorter sequence of two sees 8 of 9 keys; in a prefill of 6 it lacks the
-    last one, which only the last query would have seen."""
+    """In a decode step after 8 tokens the shorter sequence of two sees 8 of 9 keys; in a prefill of 6 it lacks the last
+    key, which only the last query would have seen."""
     subject, config = subject_of(str(tiny_folder))
     masks: list[torch.Tensor | None] = []
     plain = torch.nn.functional.scaled_dot_product_attention
@@ -140,7 +140,7 @@ def test_attention_kernels_are_tried_with_and_without_a_mask(
 
 
 def test_the_copies_that_are_stepped_touch_what_the_whole_model_does(tiny_folder: Path, tmp_path: Path) -> None:
-    """4 layers of 12, of 147,968 bytes each beside 65,856 of embedding, head, norm and frequencies: 657,728 of
+    """4 layers of 12, of 147,968 bytes each besides 65,856 of embedding, head, norm and frequencies: 657,728 of
     1,841,472. Half-way through 8 new tokens a step reads the cache of what came before, 256 bytes a token and layer,
     and copies it with one more. A cache of 1 MiB keeps neither."""
     sizes = json.loads((tiny_folder / "config.json").read_text())
@@ -161,15 +161,15 @@ def test_the_copies_that_are_stepped_touch_what_the_whole_model_does(tiny_folder
 
 
 def test_a_step_that_could_not_be_cut_keeps_what_lies_beside_its_layers() -> None:
-    """Of 10 ms 4 lie beside the layers; compiled it takes 7: its layers 3."""
+    """4 of 10 ms are outside the layers. Compiled it takes 7 ms, so its layers take 3."""
     before = Stepped((6e-3,) * 5, (4e-3,) * 5)
-    told = _cut_like(before, Stepped((7e-3,) * 5, (0.0,) * 5))
-    assert told.layers_s == pytest.approx((3e-3,) * 5)
-    assert told.beside_s == (4e-3,) * 5
+    cut = _cut_like(before, Stepped((7e-3,) * 5, (0.0,) * 5))
+    assert cut.layers_s == pytest.approx((3e-3,) * 5)
+    assert cut.beside_s == (4e-3,) * 5
 
 
 def test_compiled_code_is_a_form_of_one_decode_step(tiny_folder: Path) -> None:
-    """Its prefills are eager, and each shape would be compiled anew."""
+    """Its prefills are eager, and each shape would be compiled separately."""
     subject, _ = subject_of(str(tiny_folder))
     forms = variants_of(subject, compiling=True)
     [compiled] = [form for form in forms if form.name == COMPILED]
@@ -194,7 +194,7 @@ class Late(Machine):
 
 
 def test_nothing_is_compiled_where_too_little_time_is_left(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """10 of 60 seconds are enough for every form but the one that takes 25 to compile."""
+    """10 of 60 seconds are enough for every variant except the one that takes 25 to compile."""
     subject, config = subject_of(str(tiny_folder))
     monkeypatch.setattr("torch.compile", None)
     late = replace(subject, machine=Late())
@@ -204,7 +204,7 @@ def test_nothing_is_compiled_where_too_little_time_is_left(tiny_folder: Path, mo
 
 
 class Stopped:
-    """A clock that stands still."""
+    """A clock that does not advance."""
 
     ahead = False
 
@@ -234,7 +234,7 @@ def test_a_clock_that_stands_still_leaves_a_form_without_a_trial(tiny_folder: Pa
 
 
 def test_steps_that_no_hook_sees_are_not_cut_at_their_layers(tiny_folder: Path) -> None:
-    """Forms are held against a run's first engine: one that replays recorded work calls no layer's Python."""
+    """Variants are compared with the run's first engine: one that replays recorded work calls no layer's Python."""
     subject, config = subject_of(str(tiny_folder))
     [cell] = subject.grid.cells
     engine: Any = SimpleNamespace(hookable=False, eager_phases=PHASES)
@@ -245,7 +245,7 @@ def test_steps_that_no_hook_sees_are_not_cut_at_their_layers(tiny_folder: Path) 
 @pytest.mark.slow
 @pytest.mark.timing
 def test_torch_compile_is_tried_where_there_is_time(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two layers of 64 columns are the host's work alone, of which compiled code keeps a part."""
+    """Two layers of 64 columns are only host work, of which compiled code saves a part."""
     subject, config = subject_of(str(tiny_folder))
     ceilings = of_caches(4 << 20)
     [cell] = subject.grid.cells
@@ -255,13 +255,15 @@ def test_torch_compile_is_tried_where_there_is_time(tiny_folder: Path, monkeypat
 
     monkeypatch.setattr("profiler.measure.trials.variants_of", of_engines)
 
-    def told(compiling: bool) -> dict[tuple[str, str], float]:
+    def shares(compiling: bool) -> dict[tuple[str, str], float]:
         trials = list(try_variants(subject, config, ceilings, dict.fromkeys(cell.keys, 1e-4), 60.0, compiling))
         return {(trial.form, trial.key.phase): item.ratio for trial in trials for item in trial_results([trial])}
 
-    found = told(compiling=True)
-    assert found.pop((COMPILED, "decode")) < 0.8
-    assert set(found) == set(told(compiling=False)) == {("a static cache", phase) for phase in ("prefill", "decode")}
+    compiled = shares(compiling=True)
+    assert compiled.pop((COMPILED, "decode")) < 0.8
+    assert (
+        set(compiled) == set(shares(compiling=False)) == {("a static cache", phase) for phase in ("prefill", "decode")}
+    )
 
 
 @pytest.mark.slow
@@ -294,9 +296,9 @@ def test_a_planted_cost_is_found_where_it_was_tried(
         prepared = prepare(Options(model=str(tiny_folder), **options, **more, out=tmp_path / name))
         return execute(prepared, QuietListener(), brief).document.evidence
 
-    # What lies within the noise of a trial is not told: a disturbed one is made again.
+    # A saving within the noise of a trial is not reported, so a disturbed run is repeated.
     runs = ([lever for item in evidence_of(f"run {number}") for lever in item.levers] for number in range(3))
-    found = next((told for run in runs if (told := [lever for lever in run if lever.change == "bfloat16"])), [])
+    found = next((levers for run in runs if (levers := [lever for lever in run if lever.change == "bfloat16"])), [])
     assert found
     for lever in found:
         assert lever.basis == "tried"

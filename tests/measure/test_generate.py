@@ -38,7 +38,7 @@ def test_reads_of_values_are_counted(mode: Any) -> None:
 def test_the_tax_is_found_where_it_was_planted(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every look at the stopping criteria waits for 20 ms, which our own loop does not have."""
+    """Every check of the stopping criteria waits for 20 ms, which our own loop does not have."""
     from transformers.generation.stopping_criteria import StoppingCriteriaList
 
     asked = StoppingCriteriaList.__call__

@@ -1,4 +1,4 @@
-"""The hollow twin dispatches the very operators of the model, and holds next to nothing."""
+"""The hollow twin dispatches the model's operators, and has almost no weights."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_same_operators_as_the_model(name: str) -> None:
 
 
 def _without_experts(names: list[str], model: str) -> list[str]:
-    """Which experts a token meets depends on its values, so a mixture runs a varying number of equal products."""
+    """Which experts a token uses depends on its values, so a mixture runs a varying number of equal products."""
     if "mixtral" not in model:
         return names
     return sorted(set(names))

@@ -1,4 +1,4 @@
-"""Kernels replayed alone: what is read between the products of a decode step, by the model's own sizes."""
+"""Kernels replayed in isolation: what is read between the products of a decode step, by the model's own sizes."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ HIDDEN, MLP, VOCAB = 64, 128, 128
 LAYER = 2 * HIDDEN * HIDDEN + 2 * HIDDEN * KV_HEADS * HEAD_DIM + 3 * HIDDEN * MLP + 2 * HIDDEN
 FREQUENCIES = 2 * HEAD_DIM // 2
 WEIGHT_BYTES = FLOAT32 * (2 * VOCAB * HIDDEN + LAYERS * LAYER + HIDDEN + FREQUENCIES)
-"""Embedding and head, layers, the last norm, and the frequencies of rotary positions, which are kept twice."""
+"""Embedding and head, layers, the last norm, and the frequencies of rotary positions, which are stored twice."""
 NEW, SLOW = 8, 2 << 20
 PAST_CACHES = 2 * SLOW
 
 
 def quarters(nbytes: float) -> int:
-    """To the nearest quarter of the weights, and no more than twice what is read as slowly as memory."""
+    """To the nearest quarter of the weights, and at most twice what is read as slowly as memory."""
     quarter = WEIGHT_BYTES / 4
     return int(min(round(nbytes / quarter) * quarter, PAST_CACHES))
 
 
 def touched(key: CellKey) -> int:
-    """Bytes of the KV cache of the middle step of a decode loop: the old tokens read once; in a cache that grows by
-    copies the old ones and the new one copied once, too."""
+    """Bytes of the KV cache in the middle step of a decode loop: the old tokens are read once; a cache that grows by
+    copies also copies the old ones and the new one once."""
     cell = key.cell
     context = cell.prompt_len + NEW // 2
     copied = context + 1 if cell.engine == "eager" else 0
@@ -44,7 +44,7 @@ def touched(key: CellKey) -> int:
 def test_each_decode_step_is_given_its_own_bytes_between_its_products(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two caches, batches of 1, 8 and 64 behind prompts of 16 and 200 tokens; prefills read nothing in between."""
+    """Two caches, batches of 1, 8 and 64 after prompts of 16 and 200 tokens; prefills read nothing in between."""
     grid: dict[str, Any] = {"prompt_lens": [16, 200], "batch_sizes": [1, 8, 64], "new_tokens": NEW}
     subject, _ = subject_of(str(tiny_folder), **grid, engine="eager,static")
     given: list[int] = []
@@ -61,12 +61,12 @@ def test_each_decode_step_is_given_its_own_bytes_between_its_products(
         key: 0 if key.phase == "prefill" else quarters(touched(key)) for cell in subject.grid.cells for key in cell.keys
     }
     of_decode = {nbytes for key, nbytes in found.items() if key.phase == "decode"}
-    assert {0, PAST_CACHES} < of_decode, "the shortest cache is next to nothing, the largest leaves nothing in a cache"
+    assert {0, PAST_CACHES} < of_decode, "the shortest cache is almost nothing, the largest leaves nothing in a cache"
     assert len(given) < len(found), "cells that differ in nothing here share their replay"
 
 
 def test_where_a_graph_is_replayed_nothing_is_read_between_its_products(tiny_folder: Path) -> None:
-    """There a buffer is written before it instead."""
+    """With graphs a buffer is read before the replay instead."""
     subject, _ = subject_of(str(tiny_folder), prompt_lens=[200], batch_sizes=[8], new_tokens=NEW)
     [cell] = subject.grid.cells
     decode = CellKey("decode", cell)
@@ -76,7 +76,7 @@ def test_where_a_graph_is_replayed_nothing_is_read_between_its_products(tiny_fol
 
 
 def test_the_bytes_between_are_shared_over_the_layers() -> None:
-    """3 MiB over 5 layers: every one reads its share, and together they read all of it."""
+    """3 MiB over 5 layers: each reads its share, and together they read all of it."""
     parts = [read.__self__ for read in _reads(3 << 20, 5)]  # type: ignore[attr-defined]
     assert len(parts) == 5
     assert sum(part.nbytes for part in parts) == 3 << 20

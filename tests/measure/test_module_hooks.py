@@ -1,4 +1,4 @@
-"""Parts of a step whose times cannot be are no parts."""
+"""Impossible times give no parts of a step."""
 
 from __future__ import annotations
 

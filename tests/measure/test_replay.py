@@ -1,4 +1,4 @@
-"""The census replay: each operator called as the model calls it."""
+"""Replays: each operator is called as the model calls it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.cpu
 
 
 class Seen(nn.Linear):
-    """A linear layer that keeps what it was last given."""
+    """A linear layer that stores its last input."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.shape, self.strides = tuple(x.shape), x.stride()
@@ -25,7 +25,7 @@ class Seen(nn.Linear):
 
 
 def test_the_last_positions_come_as_a_slice_of_hidden_states() -> None:
-    """transformers hands `hidden_states[:, -1:, :]` to the LM head; torch may take another kernel for such strides."""
+    """transformers passes `hidden_states[:, -1:, :]` to the LM head; torch may use another kernel for such strides."""
     layer, head = Seen(8, 8), Seen(8, 16)
     found = replay_linears(
         {"layer": [layer], "head": [head]},
@@ -43,7 +43,7 @@ def test_the_last_positions_come_as_a_slice_of_hidden_states() -> None:
 
 
 def test_page_faults_are_taken_off_the_call_that_took_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock of a second a call: of one that takes 20 fresh pages at 20 ms, 0.6 s is its own; of none, all of it."""
+    """A clock of a second per call: with 20 fresh pages at 20 ms, 0.6 s remain; without pages, all of it."""
     faults = [0]
     monkeypatch.setattr("profiler.measure.replay.page_faults", lambda: faults[0])
 

@@ -1,4 +1,4 @@
-"""Kernels, gaps and what nothing explains: hand-made intervals, and a small model for real."""
+"""Kernels, gaps and unexplained time: intervals made by hand, and a small real model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KEY = CellKey("decode", Cell(1, 16, 8))
 
 
 def test_intervals_add_up() -> None:
-    """Two that overlap, one inside another, a pause of 2 ms, and one of half a microsecond that is none."""
+    """Two that overlap, one inside another, a pause of 2 ms, and one of half a microsecond that does not count."""
     found = activity(KEY, [(0.0, 3e-3), (2e-3, 4e-3), (2.5e-3, 3e-3), (6e-3, 7e-3), (7e-3 + 0.5e-6, 8e-3)])
     assert found.kernels == 5
     assert found.busy_s == pytest.approx(4e-3 + 2e-3 - 0.5e-6)
@@ -113,8 +113,8 @@ def test_without_being_asked_there_is_no_trace(tiny_folder: Path, tmp_path: Path
 
 @pytest.mark.slow
 def test_what_carries_the_residual_is_named(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A norm that sleeps 20 ms, as no twin does: a decode step's residual is found in the norms. Of a prefill they are
-    run alone, so that they are kernels and no residual."""
+    """A norm that sleeps 20 ms, as no twin's does: a decode step's residual is found in the norms. In a prefill they
+    are replayed, so that they are kernels and not a residual."""
     from transformers.models.llama import modeling_llama
 
     plain = modeling_llama.LlamaRMSNorm.forward
@@ -144,7 +144,7 @@ def _no_twin(*_: object) -> None:
 
 
 def test_groups_are_nvtx_ranges_within_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What Nsight shows: a range a group, opened and closed in turn; a group's time is its own, not its parts'."""
+    """What Nsight shows: one range per group, opened and closed in turn; a group's time excludes its parts."""
     calls: list[str] = []
     monkeypatch.setattr(torch.cuda, "set_device", lambda _device: None)
     monkeypatch.setattr(torch.cuda.nvtx, "range_push", calls.append)

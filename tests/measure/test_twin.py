@@ -1,4 +1,4 @@
-"""Dispatch is measured engine by engine, and as what the twin itself takes while the model's weights stream by."""
+"""Dispatch is measured engine by engine, as the twin's own time while the model's weights stream by."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_an_engine_that_fails_leaves_the_others_their_samples(
 @pytest.mark.timing
 @pytest.mark.slow
 def test_weights_that_stream_by_are_taken_off_step_by_step(tiny_folder: Path) -> None:
-    """Linears that take 0 to 8 ms a call, 4 on average: whatever a step's sum is, the twin's own part stays alike."""
+    """Linears that take 0 to 8 ms per call, 4 on average: the twin's own part is the same whatever a step's sum is."""
     source = resolve(str(tiny_folder))
     config = load_config(source)
     loaded = load(ModelRequest(source, CPU, torch.float32), config)

@@ -1,4 +1,4 @@
-"""Roofs are kept for one device, one driver and one power limit."""
+"""Roofs are cached for one device, one driver and one power limit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from profiler.roofs.measure import cached
 
 
 class Driven(NoSource):
-    """A card that tells of its settings."""
+    """A GPU that reports its settings."""
 
     def __init__(self, **settings: float | str) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Driven(NoSource):
 
 
 class Card(Machine):
-    """A card by its UUID, one of many of its name."""
+    """A GPU by its UUID, one of many of its name."""
 
     def __init__(self, uuid: str, power_limit_w: float = 700.0, driver: str = "580.95.05") -> None:
         super().__init__(CPU, source=Driven(power_limit_w=power_limit_w, driver=driver))
@@ -45,7 +45,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def known(machine: Machine) -> bool:
-    """Whether something was kept for this machine; from now on something is."""
+    """Whether roofs were cached for this machine; afterwards they are."""
     found: list[Ceilings | None] = []
 
     def measure(kept: Ceilings | None) -> Ceilings:

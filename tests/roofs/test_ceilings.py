@@ -1,4 +1,4 @@
-"""The probes with a fake clock, and once for real."""
+"""The probes with a fake clock, and once with a real one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from profiler.roofs.sampler import clocked, sample
 
 def test_rates_are_work_over_the_clocks_time() -> None:
     roofs = measure(small(clock=FakeClock()), ["float32"], model_dtype="float32", stage_budget_s=0.05)
-    # A fake call takes 1 s, so that a rate is the work of one call: 2 n^3 FLOPs, and the buffer's bytes.
+    # A fake call takes 1 s, so a rate is the work of one call: 2 n^3 FLOPs, and the buffer's bytes.
     size = int(roofs.compute["float32"].method.split("x")[0])
     assert roofs.compute["float32"].per_s == 2 * size**3
     assert roofs.memory["read"].per_s == roofs.stream_bytes
@@ -55,7 +55,7 @@ def test_each_probe_knows_the_clock_it_ran_at() -> None:
 
 
 def test_a_probe_of_a_moment_knows_its_clock() -> None:
-    """It ends before the first look of the thread; one right after it is enough."""
+    """It ends before the thread's first reading; one right after it is enough."""
     found = clocked(lambda: Roof(1.0, 1.0, 1.0, 1, "at once"), small(source=Ticking()))
     assert found.clock_hz == 1.2e9
     assert clocked(lambda: found, small(source=NoSource())).clock_hz is None
@@ -63,7 +63,7 @@ def test_a_probe_of_a_moment_knows_its_clock() -> None:
 
 @pytest.mark.parametrize(("budget_s", "takes_s"), [(0.5, 0.5), (1.5, 1.0)])
 def test_a_short_call_is_sampled_for_its_time_or_a_second(budget_s: float, takes_s: float) -> None:
-    """A hundred samples of a millisecond would be a tenth of that: too short for a card's clock to settle."""
+    """A hundred samples of a millisecond would be a tenth of that: too short for a GPU's clock to settle."""
     memory = SimulatedMemory(lambda _nbytes: 1e15, call_s=10e-6)
     data = torch.empty(4)
     with memory:
@@ -86,15 +86,15 @@ def test_fresh_pages_are_counted_and_have_a_price() -> None:
         before = page_faults()
         fresh.fill_(2)
         assert page_faults() - before < 32
-        del fresh  # a map that something still looks into cannot be closed
-    # A neighbour that slows the second filling alone hides the price of the first.
+        del fresh  # a map that is still in use cannot be closed
+    # Another process that slows only the second filling hides the cost of the first.
     looks = (measure(small(), [], model_dtype="float32", stage_budget_s=0.05).page_fault_s for _ in range(3))
     assert any(0 < price_s < 1e-2 for price_s in looks)
 
 
-@pytest.mark.timing  # here only for its own sake: elsewhere roofs that were kept stand unasked
+@pytest.mark.timing  # the only test of it: elsewhere cached roofs are not checked
 def test_roofs_from_a_busy_minute_are_not_kept() -> None:
-    """What was kept at half of today's speed is measured again; what still stands is taken as it is."""
+    """Roofs cached at half of today's speed are measured again; those that still hold are reused."""
     first = measure(small(clock=FakeClock()), ["float32"], model_dtype="float32", stage_budget_s=0.05)
 
     def again(slower: float) -> Ceilings:
@@ -158,7 +158,7 @@ def test_real_roofs_hold_a_minute_later() -> None:
 
 
 def test_float8_is_measured_as_torchao_multiplies_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The arguments of `_scaled_mm` from torchao's own linear with scales a row, the one that `--quant fp8` makes."""
+    """The arguments of `_scaled_mm` from torchao's own linear with scales per row, which `--quant fp8` creates."""
     pytest.importorskip("torchao")
     from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, PerRow
     from torchao.quantization.quantize_.workflows.float8.float8_tensor import (
@@ -209,7 +209,7 @@ def test_a_machine_that_slows_is_seen_at_the_end_and_a_steady_one_is_not() -> No
 
 
 def test_roofs_are_not_looked_at_again_without_room() -> None:
-    """A card that is full keeps its run instead of running out of memory at its end."""
+    """A run on a full GPU continues instead of running out of memory at its end."""
     machine = small(clock=FakeClock())
     roofs = measure(machine, ["float32"], model_dtype="float32", stage_budget_s=0.05)
     full = replace(roofs, stream_bytes=machine.available_bytes())
@@ -218,7 +218,7 @@ def test_roofs_are_not_looked_at_again_without_room() -> None:
 
 
 def test_weights_cross_the_link_from_ordinary_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside it, on a card, stands what pinned memory would reach."""
+    """On a GPU, the link from pinned memory is measured as well."""
 
     class Card(SmallMachine):
         is_cuda = True  # type: ignore[assignment]
@@ -231,7 +231,7 @@ def test_weights_cross_the_link_from_ordinary_memory(monkeypatch: pytest.MonkeyP
 
 
 def test_a_size_between_two_of_the_curve_can_be_either() -> None:
-    """72 MB of cache hold 67, though the next larger size that was read went past it."""
+    """72 MB of cache hold 67, though the next larger size that was read exceeded it."""
     curve = tuple(CurvePoint(nbytes, per_s) for nbytes, per_s in {32: 4e12, 64: 4e12, 128: 1e12, 256: 1e12}.items())
     found = Ceilings({}, {"read": Roof(1e12, 1e12, 1e12, 9, "given")}, 256, True, curve)
     assert found.memory_bytes_per_s_for(67) == 1e12
@@ -276,8 +276,8 @@ def test_a_curve_that_was_read_in_a_faster_minute_makes_no_cache() -> None:
 
 
 def test_what_is_read_as_slowly_as_memory_leaves_nothing_else_in_a_cache() -> None:
-    """A curve of a CPU that tells of 480 MiB of cache and keeps 128 of them for this machine; a slow small size is one
-    bad minute, and says nothing of the larger ones. 256 MiB may lie half in the cache; twice as many do not."""
+    """A curve of a CPU that reports 480 MiB of cache, of which this machine has 128. A slow small size is one bad
+    minute, and says nothing about larger ones. 256 MiB may be half in the cache; twice as many are not."""
     rates = {16: 53e9, 32: 25e9, 64: 56e9, 128: 45e9, 256: 25.6e9, 512: 25.4e9, 1024: 25.7e9}
     curve = tuple(CurvePoint(size << 20, per_s) for size, per_s in rates.items())
     memory = {"read": Roof(27e9, 27e9, 27e9, 9, "given")}

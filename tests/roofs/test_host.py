@@ -1,4 +1,4 @@
-"""The host's pace: one core, the same steps on every machine, kept with the roofs."""
+"""The host's pace: one core, the same steps on every machine, cached with the roofs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_it_steps_thirty_layers_in_one_thread() -> None:
 
 @pytest.mark.timing
 def test_it_is_what_a_plain_loop_takes() -> None:
-    """The loop of a user's own script: as fast as the fastest quartile, but for what disturbs either."""
+    """The loop of a user's own script: as fast as the fastest quartile, apart from disturbances."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     sizes = dict.fromkeys(("hidden_size", "intermediate_size"), 48)

@@ -1,4 +1,4 @@
-"""The sentinel: a change of the machine is told from a single disturbed look."""
+"""The drift probe: a change of the machine is distinguished from a single disturbed reading."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ def test_a_look_waits_until_the_machine_has_settled() -> None:
     sentinel = DriftProbe(Timeless(CPU, clock=Settling([1.2e-3, 1.1e-3, 1e-3, 1e-3, 1e-3, 1e-3])))
     assert sentinel.look().memory == pytest.approx(1e-3)
     never = DriftProbe(Timeless(CPU, clock=Settling([1e-3 * number for number in range(1, 40)])))
-    assert never.look().memory > 4e-3  # it does not wait for ever
+    assert never.look().memory > 4e-3  # it does not wait forever
 
 
 def test_a_look_at_a_busy_machine_takes_a_few_calls() -> None:
-    """Calls of 0.4 s: two a burst instead of seven, as many as a second has room for."""
+    """Calls of 0.4 s: two per burst instead of seven, as many as fit into a second."""
     clock = Settling([0.4] * 40)
     DriftProbe(Timeless(CPU, clock=clock)).look()
     quiet = Settling([0.4e-3] * 40)

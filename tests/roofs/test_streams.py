@@ -1,4 +1,4 @@
-"""Streams over memories whose caches are known: what is called the memory roof is the memory's."""
+"""Streams over memories with known caches: the memory roof is the memory's."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def test_a_curve_that_still_falls_is_followed_to_its_plateau() -> None:
 
 
 def test_a_cache_that_the_device_does_not_tell_of_is_left_behind() -> None:
-    """An MI300X tells of 4 MiB and has 256 MiB behind them, about three times as fast as its memory. (Here everything
-    is a hundred times slower, which costs the test fewer calls.)"""
+    """An MI300X reports 4 MiB and has 256 MiB after them, about three times as fast as its memory. (Everything is a
+    hundred times slower here, which costs the test fewer calls.)"""
     found = streamed(cached(256 * MIB, 120e9, 42e9))
     assert found.memory["read"].per_s == pytest.approx(42e9)
     assert found.plateau
@@ -91,19 +91,19 @@ def random_replacement(cache_bytes: int, times: float, memory_bytes_per_s: float
 
 
 @pytest.mark.parametrize(
-    ("bytes_per_s", "told"),
+    ("bytes_per_s", "warns"),
     [(cached(MIB, 200e9, 25e9), False), (random_replacement(480 * MIB, 3.0, 25e9), True)],
     ids=["a neighbour's cache", "its own cache"],
 )
 def test_two_equal_sizes_past_a_large_cache_show_that_it_serves_nothing(
-    bytes_per_s: Callable[[int], float], told: bool
+    bytes_per_s: Callable[[int], float], warns: bool
 ) -> None:
-    """A CPU tells of its socket's 480 MiB, of which it may have next to none: there is time for 1 GiB, not for 4 x 480
+    """A CPU reports its socket's 480 MiB, of which it may have almost none: there is time for 1 GiB, not for 4 x 480
     MiB."""
     with SimulatedMemory(bytes_per_s) as memory:
         found = measure_streams(SimulatedMachine(memory, 16 << 30, cache_bytes=480 * MIB), 1.5)
     assert found.stream_bytes == 1024 * MIB
-    assert bool(roof_warnings(found)) == told
+    assert bool(roof_warnings(found)) == warns
 
 
 def test_every_stream_touches_the_whole_footprint() -> None:

@@ -1,4 +1,4 @@
-"""The model's own weights as a witness: what they are read at, whatever the calls cost; each storage once."""
+"""The bandwidth of the model's own weights, whatever the calls cost; each storage counts once."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_stream_in_the_same_pieces_pays_for_the_same_calls(call_s: float) -> N
 
 
 def test_pages_that_are_slower_than_a_streams_show() -> None:
-    """Every second of the weights lies where reading takes three times as long: half as fast in all."""
+    """Every second weight is where reading takes three times as long: half as fast in total."""
     far = [torch.empty(1024, 2048) for _ in range(10)]
     lie_far = {part.data_ptr() for part in far}
 
@@ -60,7 +60,7 @@ def test_pages_that_are_slower_than_a_streams_show() -> None:
 
 
 def test_a_model_that_leaves_no_room_for_such_a_stream_is_read_in_part() -> None:
-    """160 MiB beside 400 that are free: a tenth of these are 40, so every fourth weight is read."""
+    """160 MiB, and 400 MiB free: a tenth of these are 40, so every fourth weight is read."""
     found = read([torch.empty(1024, 2048) for _ in range(20)], available_bytes=400 * MIB)
     assert found is not None
     assert found.nbytes == 5 * 8 * MIB

@@ -59,8 +59,8 @@ def test_a_wrong_phase_is_one_line(roofscope, tiny_folder: Path) -> None:  # typ
 def test_batches_go_two_doublings_past_the_knee_of_the_dtype_that_runs(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a cache a float32 decode takes 4 bytes for two FLOPs a weight: at 30 FLOPs a byte the knee lies at 60
-    sequences, by bfloat16's roof at 600. This one's cache and head move it, the dtype by ten times."""
+    """Without a cache a float32 decode takes 4 bytes for two FLOPs per weight: at 30 FLOPs per byte the knee is at 60
+    sequences, by bfloat16's roof at 600. This model's cache and head move it, the dtype by ten times."""
     roofs = Ceilings({"float32": roof(30e9), "bfloat16": roof(300e9)}, {READ: roof(1e9)}, 1, True)
     monkeypatch.setattr(batch_test, "measure_ceilings", lambda *_, **__: roofs)
     options = Options(model=str(tiny_folder), context_lens=[1], new_tokens=4, dtype="float32", device="cpu")
@@ -70,7 +70,7 @@ def test_batches_go_two_doublings_past_the_knee_of_the_dtype_that_runs(
 
 def test_a_knee_that_is_far_is_no_reason_to_pass_the_budget(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes at 10 MB/s: every visit reads the weights of 5 steps, so that few batches fit, and the knee is past 4096.
-    What is told to take all of them takes all of them."""
+    The budget that the warning names is enough for all batches."""
     weights = 4 * 10_000  # far fewer than it has
     roofs = Ceilings({"float32": roof(1e12)}, {READ: roof(1e7)}, 1, True)
     monkeypatch.setattr(batch_test, "measure_ceilings", lambda *_, **__: roofs)
@@ -79,9 +79,9 @@ def test_a_knee_that_is_far_is_no_reason_to_pass_the_budget(tiny_folder: Path, m
     most = capped.grid.batch_sizes[-1]
     assert 2 <= most < batch_test.MOST_SEQUENCES
     assert len(capped.grid.batch_sizes) * 5 * weights / 1e7 < options.budget_s
-    [told] = capped.warnings
-    [whole, enough] = re.findall(r"up to (\d+) .* --budget (\d+)", told)[0]
-    assert f"at batch {most}:" in told
+    [warning] = capped.warnings
+    [whole, enough] = re.findall(r"up to (\d+) .* --budget (\d+)", warning)[0]
+    assert f"at batch {most}:" in warning
     more = batch_test.prepare_batch_test(replace(options, budget_s=float(enough)), "decode")
     assert (more.grid.batch_sizes[-1], more.warnings) == (int(whole), ())
     with pytest.raises(RequestError, match=r"--budget 0\.01 is too small: batches of up to 2 .* --budget \d+"):

@@ -1,4 +1,4 @@
-"""The budget of a run: what its parts may take, by a clock that is set by hand."""
+"""The budget of a run: the time of its parts, by a clock that is set by hand."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EFFORT = replace(
 
 
 class SetClock:
-    """A machine whose time stands still until it is set."""
+    """A machine whose time changes only when it is set."""
 
     def __init__(self) -> None:
         self.seconds = 100.0
@@ -48,7 +48,7 @@ def test_the_sweep_has_what_the_parts_before_and_after_it_leave() -> None:
 
 
 def test_a_late_sweep_shortens_the_parts_after_it_alike() -> None:
-    """20 s of the 40 that these parts have are left: the first has 5 of 40 parts of them."""
+    """20 of the 40 s of these parts are left: the first gets 5 of 40 parts of them."""
     machine = SetClock()
     made = budget(machine)
     machine.seconds += 80.0

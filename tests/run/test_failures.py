@@ -1,4 +1,4 @@
-"""What may fail without costing more than itself, and what ends a run."""
+"""Failures that cost only their own part, and those that end a run."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def visited(error: BaseException) -> Any:
 
 
 def no_memory() -> BaseException:
-    """What torch itself says of more bytes than a process of 47 bits can ever have."""
+    """torch's own error for more bytes than a process of 47 bits can ever have."""
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 55, dtype=torch.uint8)
     return caught.value
@@ -89,7 +89,7 @@ def test_what_ends_a_run_ends_it(error: BaseException) -> None:
 
 
 def test_a_stage_that_fails_is_told_and_what_it_held_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tensor of the step that failed is gone when memory is given back, though its error is handled still."""
+    """The failed step's tensor is gone when memory is released, although its error is still being handled."""
     held: list[weakref.ref[torch.Tensor]] = []
     alive: list[object] = []
     machine, listener = small(), Hears()
@@ -122,7 +122,7 @@ def test_a_device_that_is_lost_since_a_failure_ends_the_run(monkeypatch: pytest.
 
 
 def test_whatever_a_rank_raises_in_a_step_ends_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others wait for the rest of it."""
+    """The other ranks wait for the rest of the step."""
     monkeypatch.setattr(ProcessGroup, "failure", lambda _self, error: RankError(f"told of {error}"))
     group = object.__new__(ProcessGroup)
     for error in (RuntimeError("x"), AttributeError("x")):
@@ -135,8 +135,8 @@ def test_whatever_a_rank_raises_in_a_step_ends_the_group(monkeypatch: pytest.Mon
 def test_a_batch_size_that_fails_leaves_a_run_with_the_others(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A model's AttributeError at a batch of two, forms that raise what nobody foresaw, and roofs that do not answer
-    again: the batch of one is measured, judged and reported."""
+    """A model's AttributeError at a batch of two, variants that raise unexpected errors, and roofs that cannot be
+    measured again: the batch of one is measured, judged and reported."""
     prefill = EagerEngine.prefill
     tried: list[object] = []
 

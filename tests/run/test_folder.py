@@ -1,4 +1,4 @@
-"""A run's folder: kept through interruptions, kills and full disks, read back whole, refused when damaged."""
+"""A run's folder: it survives interruptions, kills and full disks, is read back whole, and refused when damaged."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ HURRIED = Path(__file__).parents[1] / "hurry.py"
 
 def run_cli(*arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, str(HURRIED), "run", *arguments]
-    # A suite that a shell put into the background ignores Ctrl-C, and what it starts would, too.
+    # A suite in a shell's background ignores Ctrl-C, and so would the processes that it starts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -74,7 +74,7 @@ def test_ctrl_c_keeps_what_was_measured(tiny_folder: Path, tmp_path: Path) -> No
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     _out, err = process.communicate(timeout=60)
-    # A tiny model may be done sweeping before the signal arrives; then there is nothing to interrupt but the replay.
+    # A tiny model's sweep may end before the signal arrives; then only the replay is interrupted.
     assert process.returncode == 130, err
     assert "Traceback" not in err
     run = read_run(folder)
@@ -124,7 +124,7 @@ def test_a_killed_run_is_finished_by_resume(roofscope, tiny_folder: Path, tmp_pa
     process.kill()
     process.communicate(timeout=60)
     before = samples.read_text().splitlines()
-    assert len(read_run(folder).cells) == 12, "the table was kept as it grew"
+    assert len(read_run(folder).cells) == 12, "the table is written during the sweep"
     assert roofscope("export", str(folder)).code == 0
     with samples.open("a") as file:
         file.write('{"kind": "visit", "batch_')
@@ -161,16 +161,16 @@ GAP = Gap(Cell(1, 16, 8), "oom", "out of memory")
 
 
 def test_a_full_disk_is_one_line_and_keeps_what_is_there() -> None:
-    """/dev/full takes nothing, as a disk without room."""
+    """/dev/full accepts nothing, like a full disk."""
     with RunStore(Path(tempfile.mkdtemp()) / "run") as store:
         store.append(GAP)
-        kept = (store.folder / "samples.jsonl").read_text()
+        content = (store.folder / "samples.jsonl").read_text()
         with contextlib.suppress(OSError), open("/dev/full", "w") as full:  # closing it fails as well
             store._samples, real = full, store._samples
             with pytest.raises(RunError, match="No space left"):
                 store.append(GAP)
             store._samples = real
-        assert (store.folder / "samples.jsonl").read_text() == kept
+        assert (store.folder / "samples.jsonl").read_text() == content
 
 
 @pytest.mark.parametrize(

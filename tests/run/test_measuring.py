@@ -1,4 +1,4 @@
-"""What a run measures beside its cells: parts that took longer than the whole once more, and rows between them."""
+"""What a run measures besides its cells: parts that took longer than the whole, again, and rows between the cells."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HELD_UP_S, UNDISTURBED_S = 10.0, 1e-6
 def test_dispatch_that_was_held_up_is_measured_again(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A neighbour that makes the twin's first steps take ten seconds, and is gone when the cells were timed."""
+    """Another process makes the twin's first steps take ten seconds, and has ended when the cells are timed."""
     measured, seen = foundation.measure_dispatch, iter([HELD_UP_S, UNDISTURBED_S])
 
     def at_first_held_up(*arguments: Any) -> list[DispatchSamples]:
@@ -33,8 +33,8 @@ def test_dispatch_that_was_held_up_is_measured_again(
     run = profiler.profile(
         str(tiny_folder), prompt_lens=[8], batch_sizes=[1, 2], new_tokens=8, budget_s=1, no_levers=True, out=out
     )
-    kept = [record for record in read_records(run.folder) if record["kind"] == "dispatch"]
-    assert [item["alone_s"][0] for item in kept] == [HELD_UP_S] * 4 + [UNDISTURBED_S] * 4
+    records = [record for record in read_records(run.folder) if record["kind"] == "dispatch"]
+    assert [item["alone_s"][0] for item in records] == [HELD_UP_S] * 4 + [UNDISTURBED_S] * 4
     assert (run.cells["dispatch_s"] == UNDISTURBED_S).all()
     assert run.document.ceilings.dispatch_s == {
         "eager": {phase: {1: UNDISTURBED_S, 2: UNDISTURBED_S} for phase in ("prefill", "decode")}

@@ -24,7 +24,7 @@ BUSY = Contention(1.0, 1, (BusyProcess("backup", 7, 1.0),))
 
 
 class Scripted:
-    """Neighbours whose looks are given; the last one stays."""
+    """Neighbours with given readings; the last one is repeated."""
 
     def __init__(self, *looks: Contention) -> None:
         self.looks = list(looks)

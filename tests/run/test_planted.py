@@ -38,7 +38,7 @@ from profiler.store.folder import read_facts, read_gathered, read_run
 pytestmark = pytest.mark.slow
 
 SPIN_S = 0.03
-# Many times as many cores as there are: nobody counts as busy beside a clock that counts nobody else.
+# Far more cores than there are: no process counts as busy to a clock that sees no other process.
 NOBODY = 1e6
 
 
@@ -69,7 +69,7 @@ def on_one_clock(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Machine, "now_s", lambda _machine: time.thread_time())
     patch.setattr("profiler.run.setup.measure", partial(measure, stage_budget_s=0.2))
     patch.setattr("profiler.run.setup.measure_host_pace", lambda _machine: None)
-    # A look at the machine before every round would take longer than the visits of so small a model.
+    # A check of the machine before every round would take longer than the visits of so small a model.
     with_effort(patch, rounds=30, checks_kept_roofs=False, roofs_again_s=0.0, drift_calls=2, drift_bursts=2)
     patch.setattr("profiler.comparison.compare.MOST_FOREIGN_CORES", NOBODY)
 
@@ -183,7 +183,7 @@ def bandwidth(folder: Path) -> float:
 
 
 def test_a_busy_neighbour_is_noise_and_a_warning(run: Run, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With everybody counted again, nothing is claimed of what was measured beside a process that spins."""
+    """With other processes counted again, nothing is claimed from measurements next to a process that spins."""
     monkeypatch.setattr("profiler.comparison.compare.MOST_FOREIGN_CORES", 0.15)
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as neighbour:
         try:

@@ -1,4 +1,4 @@
-"""A card's profile as it is written: what is measured apart is put together."""
+"""The profile of a GPU as it is written: separate measurements are joined."""
 
 from __future__ import annotations
 
@@ -74,11 +74,11 @@ def test_a_busy_pass_is_followed_by_another(
     monkeypatch.setattr(profiling, "measure_card", card)
     monkeypatch.setattr(profiling, "replay_small_kernels", lambda machine, dtype: {})
     monkeypatch.setattr(profiling, "Watch", Watched)
-    told = profiling.write_profile(HOST, shipped.ceilings, ["float32"], tmp_path / "card.json")
+    warnings = profiling.write_profile(HOST, shipped.ceilings, ["float32"], tmp_path / "card.json")
     assert len(taken) == passes
-    assert bool(told) == (quiet_from == 9)
-    kept = read_profile(tmp_path / "card.json")
-    assert (kept.products == shipped.products) == (passes > 1 or quiet_from == 0)
+    assert bool(warnings) == (quiet_from == 9)
+    profile = read_profile(tmp_path / "card.json")
+    assert (profile.products == shipped.products) == (passes > 1 or quiet_from == 0)
 
 
 def test_a_neighbour_is_one_that_takes_a_core_or_computes_on_the_card() -> None:

@@ -1,4 +1,4 @@
-"""The command that a run's report gives to repeat it, read again by the command line itself."""
+"""The command in a run's report that repeats it, parsed again by the command line itself."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ OTHER_THAN_DEFAULT = {
     "fresh": True, "no_levers": True, "breakdown": True, "trace": True, "cold": True, "check_quality": True,
     "trust_remote_code": True, "allow_pickle": True,
 }  # fmt: skip
-"""Every option once; what it is does not matter, as long as the default is another."""
+"""Every option once, with any value other than its default."""
 
 
 def test_every_option_is_in_the_command(roofscope, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
-    """But for the folder, which is another one the next time."""
+    """Except the folder, which differs the next time."""
     defaults = {item.name: item.default for item in fields(Options)}
     assert OTHER_THAN_DEFAULT.keys() == defaults.keys(), "a new option is to be repeated, too"
     assert [name for name, value in OTHER_THAN_DEFAULT.items() if value == defaults[name]] == []

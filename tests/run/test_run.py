@@ -116,7 +116,7 @@ def test_the_split_explains_the_step(gguf_run: profiler.Run) -> None:
 
 
 def test_what_was_measured_alone_explains_decode_at_batch_1(gguf_run: profiler.Run) -> None:
-    """Bytes at the measured bandwidth, the kernels' own losses and dispatch make up a quiet step, within 20 %."""
+    """Bytes at the measured bandwidth, the kernels' own losses and dispatch add up to a quiet step, within 20 %."""
     decode = row(gguf_run, "decode", 1, 64)
     if decode["noise"] != "quiet":
         pytest.skip("this machine was too noisy for the step to be quiet")

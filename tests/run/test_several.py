@@ -111,10 +111,10 @@ def test_a_cell_without_a_number_in_any_run_gives_its_exit_code_and_its_reason( 
     command = ("run", "smollm2-135m", *several) if several else ("batch-test", "smollm2-135m")
     found = roofscope(*command, "--quiet", "--plain", "--format", output_format)
     assert found.code == (3 if incomplete else 0), found.err
-    told = " ".join(found.out.split())
-    assert ("KeyError: 'planted'" in told) is incomplete
+    words = " ".join(found.out.split())
+    assert ("KeyError: 'planted'" in words) is incomplete
     if several[:1] == ("--quant",) and incomplete and output_format == "table":
-        assert f"! nf4: {REASON}" in told
+        assert f"! nf4: {REASON}" in words
 
 
 def test_a_warning_of_all_precisions_is_said_once() -> None:

@@ -1,4 +1,4 @@
-"""A run over unequal prompts: its cells are padded and measured, and it says what that costs and what would not."""
+"""A run over unequal prompts: cells are padded and measured, and the report says what that costs and what would not."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_run_over_unequal_prompts(tiny_folder: Path, tmp_path: Path, monkeypat
     words = "\n".join(ragged_lines(run))
     assert "25 % of the positions are padding" in words
     assert "25 % of the time" in words
-    # No home and no path of a machine goes into the run.
+    # No home directory and no path of a machine is in the run.
     assert str(tmp_path) not in (run.folder / "run.json").read_text()
     assert run.document.command.count("ragged:lengths.txt") == 1
     kept = json.loads((run.folder / "run.json").read_text())

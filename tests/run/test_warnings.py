@@ -1,4 +1,4 @@
-"""What a user is warned of: others on the machine, a card that is not well."""
+"""Warnings about other processes on the machine, and about a GPU that is slower than it should be."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def reaching(dtype: str, flops_per_s: float, copy_bytes_per_s: float) -> Ceiling
 
 @dataclass
 class Others(ForeignLoad):
-    """Somebody else keeps so many of so many cores busy."""
+    """Other processes keep `busy` of `watched` cores busy."""
 
     busy: float
     watched: int = 2
