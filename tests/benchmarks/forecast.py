@@ -1,12 +1,12 @@
-"""How far off forecasts are: python tests/benchmarks/forecast.py [RUN ...] [--card card.json]
+"""Errors of forecasts: python tests/benchmarks/forecast.py [RUN ...] [--card card.json]
 
-Of each run of 32 cells: trained on 8, forecast on the other 24; and each cell forecast from the others. The 8 are the
-prefill and the decode of four visits, chosen before anything is seen: each batch size and each prompt length once, two
-opposite corners of the grid and a crossed middle. No forecast can come nearer to a time than the machine does when it
-times the same cell again: what two visits of one cell differ by stands beside the errors.
+For each run of 32 cells: a forecast of 24 cells from the other 8, and of each cell from all others. The 8 are the
+prefill and the decode of four visits, chosen without looking at times: each batch size and each prompt length once, two
+opposite corners of the grid and a crossed middle. No forecast can be closer to a time than a second measurement of the
+same cell, so the difference between two visits of a cell is printed next to the errors.
 
-With a card's profile: the run's model forecast on it, as if it had never run there. And published figures against the
-ranges that have not seen their card, or their model.
+With a card's profile: the run's model is forecast on it, as if it had never run there. Published figures are compared
+with ranges that were fitted without their card, or without their model.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ RUNS = Path(__file__).parents[2] / "runs" / "reference"
 MORE = Path(__file__).parents[1] / "data" / "forecast"
 TAKEN = [RUNS / "smollm2-135m-epyc", RUNS / "smollm2-135m-zen4", *sorted(MORE.glob("smollm2-*"))]
 ASKED = (0.05, 0.12)
-"""Median and nine in ten, trained on 8 of 32."""
+"""Limits of the error with 8 training cells of 32: median, and the bound for nine in ten."""
 
 
 def main() -> None:
@@ -66,8 +66,10 @@ def main() -> None:
 
 
 def crossed(known: RunFacts) -> Array:
-    """Each batch size and each prompt length once: the least with the least, the largest with the largest, and those
-    between in opposite orders."""
+    """Return a choice with each batch size and each prompt length once.
+
+    The smallest are paired, the largest are paired, and those between are paired in opposite orders.
+    """
     steps = known.trained.measured.demanded.steps
     batches, prompts = np.unique(steps.batch), np.unique(steps.prompt_len)
     places = np.linspace(0.0, 1.0, max(len(batches), len(prompts)))
@@ -80,7 +82,7 @@ def crossed(known: RunFacts) -> Array:
 
 
 def as_run(measured: MeasuredCells, chosen: Array) -> MeasuredCells:
-    """What a run of the `chosen` cells alone would know: it replays linears at the rows between them as well."""
+    """Return the facts that a run of only the `chosen` cells would have, with replays at the rows between them."""
     steps, kept = measured.demanded.steps, measured.at(chosen)
     own = kept.demanded.steps
     columns = own.prefill, own.batch, own.prompt_len, own.context, own.new_tokens
@@ -96,7 +98,7 @@ def as_run(measured: MeasuredCells, chosen: Array) -> MeasuredCells:
 
 
 def visited_again(known: RunFacts) -> Array:
-    """By how much every two visits of one cell differ, prefill and decode step apart."""
+    """Return the relative differences between every two visits of one cell, for prefill and decode steps."""
     found = [
         abs(statistics.median(two) / statistics.median(one) - 1)
         for visits in known.facts.visits.values()
@@ -110,7 +112,7 @@ def visited_again(known: RunFacts) -> Array:
 
 
 def verdict(off: Array, again: Array) -> None:
-    """Whether the errors are as small as they are asked to be, and whether this run could show it at all."""
+    """Return whether the errors are within their limits, and whether this run is quiet enough to show it."""
     reached = [float(np.quantile(np.abs(off), share)) for share in (0.5, 0.9)]
     held = all(value <= asked for value, asked in zip(reached, ASKED, strict=True))
     words = f"  asked: {100 * ASKED[0]:.0f} % and {100 * ASKED[1]:.0f} %: {'held' if held else 'NOT held'}"

@@ -1,11 +1,11 @@
-"""How often `roofscope gate` errs: pairs of runs drawn again from the visits of real ones, with planted slowdowns.
+"""Error rates of `roofscope gate`, from pairs of resampled runs with planted slowdowns.
 
     python tests/benchmarks/gate_errors.py [--pairs 200] [--picture runs/reference/gate.png]
 
-A pair has the cells of one real run. Each visit is a real visit of that cell, moved by how far real visits of the same
-cell lay apart in any of the runs, so that both levels of noise are those of the machines that were measured. The later
-side is then made slower. What both sides share, a machine that drifts from run to run, is not in it: that is the
-sentinel's to tell.
+A pair has the cells of one real run. Each visit is a real visit of that cell, shifted by the deviation of a real visit
+from its cell's mean in any of the runs, so both levels of noise are those of the measured machines. The later side is
+then made slower. A drift of the machine from run to run, which both sides share, is not included: the drift probe
+corrects for it.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class Pool:
 
     visits: Mapping[CellId, Sequence[Sequence[float]]]
     deviations: Mapping[Phase, NDArray[np.float64]]
-    """How far single visits lie from the mean of their cell, as shares, over all runs."""
+    """Relative deviations of single visits from the mean of their cell, over all runs."""
 
 
 def pool_of(run: Path, others: Sequence[Path]) -> Pool:
-    """The cells of one run, with the deviations of all."""
+    """Return the cells of one run, with the deviations of all runs."""
     apart: dict[Phase, list[NDArray[np.float64]]] = {phase: [] for phase in PHASES}
     cells: dict[CellId, Sequence[Sequence[float]]] = {}
     for folder in others:
@@ -62,7 +62,7 @@ def pool_of(run: Path, others: Sequence[Path]) -> Pool:
 
 
 def drawn(pool: Pool, visits: int, random: np.random.Generator) -> Side:
-    """One run drawn from the pool, with so many visits of each cell."""
+    """Return a run drawn from the pool, with `visits` visits of each cell."""
     taken: dict[CellId, list[NDArray[np.float64]]] = {}
     for asked, known in pool.visits.items():
         level = np.median(np.concatenate([np.asarray(visit) for visit in known]))
@@ -88,7 +88,7 @@ def drawn(pool: Pool, visits: int, random: np.random.Generator) -> Side:
 
 
 def slower(side: Side, by: float, cells: Sequence[CellId]) -> Side:
-    """The same side with some cells slower."""
+    """Return the side with some cells slower."""
     changed = {
         asked: replace(
             timed, median_s=timed.median_s * (1 + by), low_s=timed.low_s * (1 + by), high_s=timed.high_s * (1 + by)
@@ -100,13 +100,14 @@ def slower(side: Side, by: float, cells: Sequence[CellId]) -> Side:
 
 
 def drawn_pairs(pool: Pool, pairs: int, visits: int, seed: int = 0) -> list[tuple[Side, Side]]:
-    """So many pairs of runs between which nothing changed."""
+    """Return pairs of runs without a change between them."""
     random = np.random.default_rng(seed)
     return [(drawn(pool, visits, random), drawn(pool, visits, random)) for _ in range(pairs)]
 
 
 def outcomes(pairs: Sequence[tuple[Side, Side]], planted: str = "all cells") -> dict[float, Counter[str]]:
-    """What the gate says of some pairs, by planted slowdown: of all cells, of decode, or of one cell in turn."""
+    """Return the gate's outcomes for some pairs, by planted slowdown: of all cells, of decode, or of one cell at a
+    time."""
     found: dict[float, Counter[str]] = {by: Counter() for by in SLOWDOWNS}
     for number, (before, after) in enumerate(pairs):
         cells = list(after.cells)
@@ -121,7 +122,7 @@ def outcomes(pairs: Sequence[tuple[Side, Side]], planted: str = "all cells") -> 
 
 
 def reference_pools() -> dict[str, Pool]:
-    """A pool for each reference run whose budget reached every cell, the deviations of all in each."""
+    """Return a pool for each reference run whose budget reached every cell, with the deviations of all runs."""
     every = sorted(path.parent for path in RUNS.rglob("run.json"))
     folders = [folder for folder in every if not read_gathered(folder, read_document(folder)).forecasts]
     return {str(folder.relative_to(RUNS)): pool_of(folder, folders) for folder in folders}
@@ -157,7 +158,7 @@ def _draw(found: Mapping[str, Mapping[float, Counter[str]]], path: Path) -> None
 
 
 def main() -> None:
-    """Print the rates, and draw them where a picture is asked for."""
+    """Print the rates, and draw them if a picture is requested."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=200)
     parser.add_argument("--picture", type=Path)

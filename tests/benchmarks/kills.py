@@ -1,11 +1,11 @@
-"""SIGKILL at random moments of every command that writes: what is left must read, and doing it again must end it.
+"""SIGKILL at random moments of every command that writes: files must stay readable, and a repetition must finish.
 
     python tests/benchmarks/kills.py [--kills 50] [--commands run,why] [--seed 0]
 
-Each kill ends a process of its own, forked from one that has imported everything, at a moment drawn evenly over the
-CPU seconds that the command takes. A command that ends before its moment is not counted: it lowers those CPU seconds,
-since budgets in seconds hold less work on a busy machine. `run` and `batch-test` are resumed each time; at the end
-each run is finished, and no cell of it may be lost or there twice. Exit code 1: a fault was found.
+Each kill ends a separate process, forked from one that has imported everything. Its moment is drawn evenly over the CPU
+seconds of the command. A command that ends before its moment is not counted, and it lowers those CPU seconds, since a
+budget in seconds has less work on a busy machine. `run` and `batch-test` are resumed each time; at the end each run is
+finished, and no cell of it may be lost or duplicated. Exit code 1: a fault was found.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ model(torch.ones(1, 8, dtype=torch.long))
 GRID = ["--prompt-lens", "8", "--batch-sizes", "1,2", "--new-tokens", "4", "--budget", "1", "--quiet"]
 MOST_S = 900.0
 MOST_TRIES = 4
-"""Per kill: a moment that comes too late is drawn again."""
+"""Attempts per kill: a moment that comes too late is drawn again."""
 
 
 def started(arguments: Sequence[str], out: Path) -> int:
-    """A process that runs one command, by its number."""
+    """Start a process that runs one command, and return its number."""
     child = os.fork()
     if child:
         return child
@@ -56,7 +56,8 @@ def started(arguments: Sequence[str], out: Path) -> int:
 
 
 def ended(child: int) -> bool:
-    """Whether a process is over. Raises RuntimeError where what it did failed: nothing would be killed then."""
+    """Return whether a process has ended. Raises RuntimeError if its command failed, since nothing would be killed
+    then."""
     number, status = os.waitpid(child, os.WNOHANG)
     if number == child and os.waitstatus_to_exitcode(status) not in (0, 3):
         raise RuntimeError("the command fails where nobody kills it")
@@ -64,18 +65,18 @@ def ended(child: int) -> bool:
 
 
 def spent_s(child: int) -> float:
-    """CPU seconds that a process has taken, its threads included."""
+    """Return the CPU seconds of a process with its threads."""
     times = psutil.Process(child).cpu_times()
     return times.user + times.system
 
 
 def whole_s(arguments: Sequence[str], out: Path) -> float:
-    """CPU seconds that a command takes."""
+    """Return the CPU seconds of a command."""
     return killed(arguments, out, math.inf)
 
 
 def killed(arguments: Sequence[str], out: Path, after_s: float) -> float:
-    """Kill a command after so many CPU seconds. The CPU seconds that it took if it ended before, else 0."""
+    """Kill a command after some CPU seconds. Return its CPU seconds if it ended before, else 0."""
     begun, child, last_s = time.monotonic(), started(arguments, out), 0.0
     while last_s < after_s and time.monotonic() - begun < MOST_S:
         if ended(child):
@@ -88,7 +89,7 @@ def killed(arguments: Sequence[str], out: Path, after_s: float) -> float:
 
 
 def reads(folder: Path) -> str:
-    """What is wrong with what was left; empty where nothing is."""
+    """Return what is wrong with the files of a folder; empty if nothing is."""
     from profiler.store.folder import read_document, read_results
 
     for file in folder.rglob("*.json"):
@@ -118,7 +119,7 @@ Commands = dict[str, Callable[[Path], Sequence[str]]]
 
 
 def commands(model: str, script: str, done: Path) -> Commands:
-    """Each command by the folder that it writes into."""
+    """Return each command by the folder that it writes to."""
 
     def resumed(name: str) -> Callable[[Path], Sequence[str]]:
         def arguments(out: Path) -> Sequence[str]:
@@ -145,7 +146,7 @@ def commands(model: str, script: str, done: Path) -> Commands:
 
 
 def twice(folder: Path) -> list[tuple[int, int]]:
-    """Cells that were visited twice in one round."""
+    """Return the cells that were visited twice in one round."""
     from profiler.store.samples import read_records
 
     first = [(one["batch_size"], one["prompt_len"], one["round"]) for one in read_records(folder) if "round" in one]
@@ -185,7 +186,7 @@ def main() -> int:
 
     hurry(pytest.MonkeyPatch())
     measure.measure.__kwdefaults__["stage_budget_s"] = 0.1
-    # A card of one small product, one attention and two layers' dispatch: its profile is written as a whole one is.
+    # A profile of one small product, one attention and two layers' dispatch is written like a whole one.
     streams._STREAM_LEAST_BYTES, streams._STREAM_CACHE_MULTIPLE = 4 << 20, 0
     card._ROWS, card._WIDTHS, card._TRANSPOSED_WIDTHS = (1, 8), ((64, 64),), ((64, 64),)
     card._ATTENTIONS, card._HEADS, card._BATCHES = ((1, 1, 64),), ((4, 2, 16),), (1,)

@@ -1,10 +1,9 @@
-"""What levers that were tried say they save, beside what a run in that form really saves.
+"""Predicted savings of tried levers, compared with the real saving of a run with that change.
 
     python tests/benchmarks/levers.py [--model smollm2-135m] [--forms bfloat16,int8wo,int4wo,nf4] [--out FOLDER]
 
-The model is run in float32, where it tries each form on a few of its layers, and then whole in each form. A sign is
-held right where the intervals of both do not hold 0 on different sides; FOLDER keeps the runs, and what is there is not
-run again.
+The model is run in float32, where each format is tried on a few of its layers, and then whole in each format. A sign is
+right unless both intervals exclude 0 on different sides. FOLDER stores the runs; existing ones are not repeated.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from profiler.store.folder import Run, read_facts, read_gathered, read_run
 
 BATCHES, PROMPTS = "1,8", "64,512"
 MEDIAN, WORST = 0.15, 0.35
-"""By how much of the saving a trial may be off, at the median and everywhere."""
+"""Limits of the error of a trial, as shares of the saving: at the median and everywhere."""
 
 
 def main() -> None:
-    """Print a line a cell and form, and what came of all."""
+    """Print a line per cell and format, and a summary."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--forms", default="bfloat16,int8wo,int4wo,nf4")
@@ -68,7 +67,8 @@ def main() -> None:
 
 
 def run_of(model: str, form: str, folder: Path) -> Run:
-    """A run in one form, or the one that the folder has of it; none: float32, which tries the others."""
+    """Return a run in one format, or the existing one of the folder; without a format: float32, which tries the
+    others."""
     out = folder / form
     if out.exists():
         return read_run(out)
@@ -78,12 +78,12 @@ def run_of(model: str, form: str, folder: Path) -> Run:
 
 
 def results_of(run: Run) -> dict[CellKey, CellResult]:
-    """Its measured cells."""
+    """Return the measured cells of a run."""
     return {result.key: result for result in run.measured}
 
 
 def half_width_s(result: CellResult) -> float:
-    """Of its 95 % interval."""
+    """Return half of the cell's 95 % interval."""
     return (result.latency_high_s - result.latency_low_s) / 2
 
 

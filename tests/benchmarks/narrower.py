@@ -1,9 +1,8 @@
-"""How far off a rank's own share is forecast from a run of the whole model: python tests/benchmarks/narrower.py
+"""Error of the forecast of a rank's share from a run of the whole model: python tests/benchmarks/narrower.py
 
-On this CPU: a run, its forecast over `--tp` ranks behind a link that takes no time, once as the linears are replayed
-and once as if they kept the share of their roof; then the share itself, stepped in turn with the whole model in this
-process. By how much the share is faster stands beside what both forecasts say. It wants a machine that does nothing
-else.
+On this CPU it makes a run and its forecast over `--tp` ranks with a link that takes no time: once with replayed
+linears, once with an assumed share of their roof. Then it steps the share itself, taking turns with the whole model in
+this process, and prints the measured speed-up next to both forecasts. It needs a machine without other work.
 """
 
 from __future__ import annotations
@@ -73,7 +72,8 @@ def main() -> None:
 
 
 def forecasts(run: Path, ranks: int) -> tuple[RanksAnswer, RanksAnswer]:
-    """(with the linears replayed, with the share of their roof kept), over a link that takes no time."""
+    """Return two forecasts over a link that takes no time: with replayed linears, and with an assumed share of the
+    roof."""
     sizes = read_run(run).document.grid
     wanted = ForecastRequest(
         prompt_lens=",".join(map(str, sizes.prompt_lens)), batch_sizes=",".join(map(str, sizes.batch_sizes))
@@ -86,7 +86,7 @@ def forecasts(run: Path, ranks: int) -> tuple[RanksAnswer, RanksAnswer]:
 
 
 def shares(asked: Any, cells: list[Any]) -> dict[tuple[str, int, int], tuple[float, float]]:
-    """(whole, share) in seconds of each step, stepped in turn in this process."""
+    """Return (whole, share) in seconds of each step, taking turns in this process."""
     config, machine = load_config(resolve(asked.model)), machine_for(torch.device("cpu"))
     whole, share = (drawn(config, DTYPES[asked.dtype]) for _ in range(2))
     keep_share(share, asked.tp)
@@ -104,9 +104,9 @@ def shares(asked: Any, cells: list[Any]) -> dict[tuple[str, int, int], tuple[flo
         for turn in range(asked.turns):
             for engine, times in zip(engines, taken, strict=True):
                 prefill_s, decode_s = follow(engine, cell, cell.decode_steps, bench)
-                if turn:  # shapes warm up in the first
+                if turn:  # shapes warm up in the first round
                     times.append((prefill_s, statistics.median(decode_s[1:])))
-        # The least: what holds a step up is no part of it.
+        # The minimum: delays from other work are no part of a step.
         of_whole, of_share = (tuple(min(times) for times in zip(*each, strict=True)) for each in taken)
         for index, phase in enumerate(("prefill", "decode")):
             found[phase, cell.batch_size, cell.prompt_len] = of_whole[index], of_share[index]

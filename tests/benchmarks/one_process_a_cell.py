@@ -1,8 +1,8 @@
-"""What one run saves against one process a cell: python tests/benchmarks/one_process_a_cell.py
+"""Time saved by one run compared with one process per cell: python tests/benchmarks/one_process_a_cell.py
 
-Measures a whole grid in one run, and then every cell of it in a process of its own, which loads the model, warms up and
-measures for as long as that cell was measured in the grid, so that both intervals are equally wide. Prints both times,
-both median half-widths, and the ratio.
+Measures a whole grid in one run. Then it measures every cell in a separate process, which loads the model, warms up and
+measures for as long as that cell was measured in the grid, so both intervals are equally wide. Prints both times, both
+median half-widths, and the ratio.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def half_width(folder: Path) -> float:
 def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
-        measure(root / "roofs", "64", "1", 1.0)  # the roofs are kept from here on, for both ways alike
+        measure(root / "roofs", "64", "1", 1.0)  # the roofs are reused from here on, in both ways
         whole_s = measure(root / "whole", ",".join(map(str, PROMPT_LENS)), ",".join(map(str, BATCH_SIZES)), 70.0)
         records = [json.loads(line) for line in (root / "whole" / "samples.jsonl").read_text().splitlines()]
         spent: dict[tuple[int, int], float] = {}

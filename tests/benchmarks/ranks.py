@@ -1,8 +1,10 @@
-"""How far off a step over several ranks is from its ranks' own shares and the link: python tests/benchmarks/ranks.py
+"""Error of a step over several ranks, predicted from its ranks' own shares and the link.
 
-Two ranks (or `--ranks`) of one model on this machine's cores. The link is slowed on purpose to three latencies and
-bandwidths; under each, all-reduces are swept, and every step is timed in turn with the ranks' own shares, for which
-nothing is exchanged. Then what both predict stands beside what was measured. It wants a machine that does nothing else.
+    python tests/benchmarks/ranks.py
+
+Runs two ranks (or `--ranks`) of one model on this machine's cores. The link is slowed on purpose to three latencies and
+bandwidths. Under each, all-reduces are swept, and every step takes turns with the ranks' own shares, without exchanges.
+Prints the prediction next to the measurement. It needs a machine without other work.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from profiler.run.tensor_parallel import Ranks, RankTiming, middle, own_work, ra
 from profiler.run.validate import prepare
 
 SLOWED = ((0.0, 1000.0), (200.0, 4.0), (1000.0, 1.0), (4000.0, 0.25))
-"""(latency in us, GB/s) on top of gloo's own; the first is gloo as it is."""
+"""(latency in us, GB/s) in addition to gloo's own; the first is gloo unchanged."""
 SWEEP_S = 1.5
 WITHIN = {"prefill": 0.15, "decode": 0.10}
 
@@ -86,7 +88,7 @@ def _small(folder: str) -> str:
 def _under(
     held: Ranks, engine: EagerEngine, cells: tuple[Cell, ...], planted: tuple[float, float], turns: int
 ) -> Iterator[tuple[str, ...]]:
-    """A row for each step under one link; on rank 0 they tell."""
+    """Return a row for each step under one link; rank 0 prints them."""
     group, machine = held.group, held.machine
     with slowed(*planted):
         link = fit_link("gloo", group.measure_exchange(machine, SWEEP_S), "measured")
@@ -95,10 +97,10 @@ def _under(
         whole: list[Any] = []
         for turn in range(turns):
             share = own_work(engine, cell, cell.decode_steps, held.bench, group)
-            dist.barrier()  # nobody waits in the first exchange for who took longer alone
+            dist.barrier()  # no rank waits in the first exchange for a slower one
             with slowed(*planted):
                 joint = follow(engine, cell, cell.decode_steps, held.bench)
-            if turn:  # shapes warm up in the first
+            if turn:  # shapes warm up in the first round
                 own.append(share)
                 whole.append(joint)
         every = group.gather(own)
@@ -148,7 +150,7 @@ def _print(rows: list[tuple[str, ...]]) -> None:
 
 @contextmanager
 def slowed(alpha_s: float, bytes_per_s: float) -> Iterator[None]:
-    """Within, every all-reduce first waits as long as a link of that latency and bandwidth would need."""
+    """Within the context, every all-reduce first waits as long as a link of that latency and bandwidth would need."""
     from slowed import slow
 
     plain = dist.all_reduce

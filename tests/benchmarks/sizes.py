@@ -1,10 +1,10 @@
-"""A hundred times the size: one run of so many cells through the very job, without the model's own time.
+"""A hundred times the size: one run of many cells through the whole job, without the model's own time.
 
     python tests/benchmarks/sizes.py [--cells 10000] [--folder FOLDER]
 
-A tiny model is loaded and its roofs measured; then each cell gets a made visit at once: half of them, an interruption,
-and a resume for the other half, each in a process of its own. Prints CPU seconds and peak memory stage by stage, first
-those of a run of a single cell, which no grid can go below, and the size of what was written.
+A tiny model is loaded and its roofs are measured; then each cell gets an invented visit at once. Half of the cells are
+visited, the run is interrupted, and a resume in another process visits the rest. Prints CPU seconds and peak memory per
+stage, first of a run of a single cell as the minimum, and the size of the files.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from profiler.run.validate import prepare, prepare_resume
 
 
 def peak_mb() -> int:
-    """The most memory since it was last asked, in 10^6 bytes (proc(5): VmHWM, which 5 in clear_refs takes back)."""
+    """Return the peak of memory since the last call, in 10^6 bytes (proc(5): VmHWM, which 5 in clear_refs resets)."""
     status = Path("/proc/self/status").read_text()
     Path("/proc/self/clear_refs").write_text("5")
     return int(status.split("VmHWM:")[1].split()[0]) * 1024 // 10**6
 
 
 class Stages(QuietListener):
-    """Tells CPU seconds and memory as each stage begins; the peak is that of the stage before."""
+    """Print CPU seconds and memory at the start of each stage; the peak is that of the stage before."""
 
     def stage(self, text: str) -> None:
         print(f"{time.process_time():8.1f} s {peak_mb():7.0f} MB  {text}", flush=True)
 
 
 def visited(cell: Cell) -> Visit:
-    """A visit as a machine would make it whose time grows with the tokens."""
+    """Return a visit of a machine whose time grows with the tokens."""
     prefill_s = 1e-3 + 1e-6 * cell.batch_size * cell.depth
     return Visit(cell, 0, prefill_s, (1e-3, 1.1e-3, 1e-3), prefill_s + 3e-3, (), None, time.time())
 
@@ -54,7 +54,7 @@ def visited(cell: Cell) -> Visit:
 def half_at_a_time(
     _engines: object, plan: Plan, *, earlier: Any = (), before_visits: Any, **_named: Any
 ) -> Iterator[Visit]:
-    """Every cell that is not known yet; a first run of more than one is interrupted half way."""
+    """Visit every cell that is not known yet; interrupt the first run of several cells half way."""
     known = {outcome.cell for outcome in earlier}
     left = [cell for cell in plan.grid.cells if cell not in known]
     before_visits()
@@ -69,9 +69,9 @@ PARTS = ("a single cell", "interrupted half way", "resumed")
 
 
 def run_part(part: str, side: int, base: Path) -> None:
-    """One of the runs, in this process."""
+    """Run one of the runs in this process."""
     measured = foundation.measure_dispatch
-    # Dispatch of one batch stands for all: a twin a batch is time of the machine, which is not the question here.
+    # Dispatch of one batch is used for all, since a twin per batch would add time that is not of interest here.
     foundation.measure_dispatch = lambda loaded, config, machine, batches, engines, budget_s, *rest: [
         replace(one, batch_size=batch)
         for one in measured(loaded, config, machine, batches[:1], engines, budget_s, *rest)

@@ -1,9 +1,9 @@
-"""What `roofscope why` says that a planted fault costs, beside what its removal really saves, script by script.
+"""Cost of a planted fault as `roofscope why` predicts it, compared with the saving from removing it.
 
     python tests/benchmarks/why_seconds.py [--rounds 3] [NAME ...]
 
-Both scripts are run in turn on one core, so many times; what is printed of each is its median. `next` is the
-finding behind the first: a fault that is hardly dearer than it is no test of the order.
+Both scripts take turns on one core for some rounds; the printed figures are medians. `next` is the second finding: a
+fault that is hardly more expensive than it does not test the order.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from profiler.why_slow.command import explained
 
 
 def held(name: str, rounds: int, model: Path, folder: Path) -> str:
-    """A line of one script: seconds said, saved and their ratio, and what comes next."""
+    """Return a line for one script: predicted and saved seconds, their ratio, and the second finding."""
     (folder / f"{name}.py").write_text(fixed_source(name))
     run_watched(folder / f"{name}.py", model)
     said, saved, others, first, taken = [], [], [], [], []
@@ -48,7 +48,7 @@ def held(name: str, rounds: int, model: Path, folder: Path) -> str:
 
 
 def main() -> None:
-    """Print a line a script."""
+    """Print a line per script."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", default=list(FAULTS))
     parser.add_argument("--rounds", type=int, default=3)

@@ -1,4 +1,4 @@
-"""A campaign: record the sites, inject the faults, print what does not hold with the line that replays it."""
+"""A campaign: record the sites, inject the faults, and print each failure with the line that replays it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .tables import tables
 from .trial import Trial, ran, tried
 
 _LONGEST_S = 180.0
-"""Real seconds of a trial: past them it hangs."""
+"""Real seconds of a trial, after which it counts as hanging."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Recorded:
 
 
 def recorded(played: Played, parent: Path) -> Recorded:
-    """Run it twice: the first time libraries are imported and operators are learned."""
+    """Run the scenario twice: libraries are imported and operators are learned in the first run."""
     for library in played.libraries:
         __import__(library)
     model = played.asked.folder(parent / played.name)
@@ -53,7 +53,7 @@ def recorded(played: Played, parent: Path) -> Recorded:
 
 
 def injections(found: Iterable[Recorded]) -> list[Injection]:
-    """Each site in each stage at its first, middle and last call, in the first scenario that has it."""
+    """Return each site in each stage at its first, middle and last call, in the first scenario that has it."""
     planned: list[Injection] = []
     seen: set[tuple[Site, str]] = set()
     for each in found:
@@ -76,7 +76,7 @@ def injections(found: Iterable[Recorded]) -> list[Injection]:
             if mode == "once" or number < last[site]
         }
     planned.sort()
-    random.Random(0).shuffle(planned)  # whoever stops a campaign has seen a bit of everything
+    random.Random(0).shuffle(planned)  # a campaign that is stopped early has then tried some faults of every kind
     return planned
 
 
@@ -114,7 +114,7 @@ def _trials(found: dict[str, Recorded], planned: Sequence[Injection], jobs: int,
     known = {trial.injection for trial in trials}
     planned = [each for each in planned if each not in known]
     gc.collect()
-    gc.freeze()  # what is here already is not looked at again in each process
+    gc.freeze()  # existing objects are then not collected again in each process
     calls = [partial(found[each.scenario].tried, each) for each in planned]
     started_s = time.monotonic()
     with contextlib.suppress(KeyboardInterrupt):
@@ -137,7 +137,7 @@ def _keep(out: Path | None, trial: Trial) -> None:
 
 
 def _kept(out: Path | None, planned: Sequence[Injection]) -> list[Trial]:
-    """What an earlier campaign that was cut short has tried of these."""
+    """Return the trials of an earlier, interrupted campaign for these injections."""
     if out is None or not out.exists():
         return []
     trials = [

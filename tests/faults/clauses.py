@@ -1,4 +1,4 @@
-"""Which `except` clauses of the profiler were reached: each says so, compiled in as the module is imported."""
+"""Coverage of the profiler's `except` clauses: each records that it was reached, by code compiled in at import."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _FILES = (
 _HOOK = "__roofscope_clause__"
 
 reached: set[str] = set()
-"""Clauses as `file:line`, of this process."""
+"""Reached clauses of this process, as `file:line`."""
 
 
 def clauses(root: Path) -> list[str]:
-    """Every clause below a package, in order."""
+    """Return every `except` clause of a package, in order."""
     found = []
     for path in sorted(root.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -33,13 +33,13 @@ def clauses(root: Path) -> list[str]:
 
 
 def faces_device(clause: str) -> bool:
-    """Whether a clause stands in a module that a device can fail in."""
+    """Return whether a clause is in a module that a device can fail in."""
     file = clause.partition(":")[0]
     return file in _FILES or file.split("/")[0] in _ROOMS
 
 
 def watch(package: str = "profiler") -> None:
-    """Compile every module of a package that is imported from now on so that its clauses say when they are reached."""
+    """Compile every module of a package that is imported later so that its clauses record being reached."""
     spec = importlib.util.find_spec(package)
     assert spec is not None
     assert spec.origin is not None
@@ -66,7 +66,7 @@ class _Loader(importlib.machinery.SourceFileLoader):
         self._file = str(Path(origin).relative_to(root))
 
     def get_code(self, fullname: str) -> Any:
-        """Always from the source: what is kept beside it does not say what it reaches."""
+        """Compile from the source: a cached file does not record clauses."""
         path = self.get_filename(fullname)
         tree = _Telling(self._file).visit(ast.parse(self.get_data(path), path))
         return compile(ast.fix_missing_locations(tree), path, "exec", dont_inherit=True)

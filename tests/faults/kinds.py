@@ -1,4 +1,4 @@
-"""What each API may really raise, and what it may falsely answer."""
+"""Kinds of faults: the errors that each API can really raise, and the false answers that it can give."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ import pynvml
 import torch
 
 _PAUSE_S = 5.0
-"""A virtual machine that was moved to another host while a run was at work."""
+"""A virtual machine that was moved to another host during a run."""
 _ILLEGAL_ADDRESS, _INVALID_VALUE, _NOT_READY = 700, 1, 600
-"""Of cudaError_t (CUDA Runtime API)."""
+"""Numbers of cudaError_t (CUDA Runtime API)."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A way to fail: an exception, or an answer that is false."""
+    """A way to fail: an exception or a false answer."""
 
     raised: Callable[[], BaseException] | None = None
     lie: Callable[[Any], Any] | None = None
-    """Makes a false answer of the true one."""
+    """Returns a false answer for the true one."""
     sticky: bool = False
-    """Whether every later call to the device gives the same error, as a broken context of CUDA does."""
+    """Whether every later call to the device gives the same error, like a broken context of CUDA."""
     slow: float = 1.0
-    """How many times as long the call takes."""
+    """The factor by which the call takes longer."""
     spreads: bool = False
-    """Whether every later call of the API fails as well, wherever it is made."""
+    """Whether every later call of the API also fails, at any site."""
     from_start: bool = False
-    """Whether it only makes sense at the API's first call: a package that was there does not vanish."""
+    """Whether it applies only to the API's first call: an installed package does not vanish."""
 
 
 def _cuda(text: str, code: int) -> Callable[[], BaseException]:
-    """What torch raises since 2.8 for an error of CUDA's (c10/cuda/CUDAException.cpp)."""
+    """Return the exception that torch raises since 2.8 for an error of CUDA (c10/cuda/CUDAException.cpp)."""
 
     def made() -> BaseException:
         error = torch.AcceleratorError(f"CUDA error: {text}\nCUDA kernel errors might be asynchronously reported.")
@@ -139,10 +139,10 @@ PLAUSIBLE: Mapping[str, tuple[str, ...]] = {
     "disk": ("full",),
     "time.perf_counter": ("later",),
 }
-"""By an API's name, or by what stands before its first space or dot; what is not here is recorded and never fails.
+"""Kinds by an API's name, or by its part before the first space or dot. Other APIs are recorded and never fail.
 
-The allocator's statistics are not here: they ask no driver, and are empty before CUDA is set up
-(torch/cuda/memory.py, `memory_stats_as_nested_dict`).
+The allocator's statistics are not here: they call no driver, and are empty before CUDA is set up (torch/cuda/memory.py,
+`memory_stats_as_nested_dict`).
 """
 
 
@@ -154,7 +154,7 @@ def plausible(api: str) -> tuple[str, ...]:
 
 
 _ONCE = frozenset({"torch.cuda.Event", "torch.cuda.current_stream"})
-"""APIs that ask a driver for nothing: they fail rarely, and one failure of each call site is enough."""
+"""APIs that call no driver: they fail rarely, and one failure per call site is enough."""
 
 
 def modes(api: str, kind: str) -> tuple[str, ...]:
@@ -171,4 +171,4 @@ NEEDS_DEVICE = frozenset(
         "torch.cuda.mem_get_info", "torch.cuda.empty_cache",
     }
 )  # fmt: skip
-"""APIs that a broken context answers with its error."""
+"""APIs that return the error of a broken context."""

@@ -1,14 +1,14 @@
-"""What must hold after a fault: nothing is lost in silence, no figure moves that it did not touch, and a resume heals.
+"""Conditions after a fault: every loss is reported, no unrelated figure changes, and a resume repairs the run.
 
 Which columns of cells.csv may differ from those of the run without a fault:
 
-| columns | may move with |
+| columns | may change with |
 |---|---|
 | COUNTS | nothing |
-| TIMES | a fault in a visit of that cell; else two ticks of a CUDA event (0.5 us each, one per mark), since the clock
-  is shifted by what ran before, and 1 % where the cell has another number of visits |
-| SAMPLES | where a sweep ends: it has fewer visits after a fault, and more after a resume |
-| all others (roofs, split, regime, confidence, memory in use) | any fault: they rest on roofs, the twin and replays |
+| TIMES | a fault in a visit of that cell; else two ticks of a CUDA event (0.5 us each, one per mark), since
+  earlier work shifts the clock, and 1 % if the cell has another number of visits |
+| SAMPLES | the end of a sweep: it has fewer visits after a fault, and more after a resume |
+| all others (roofs, split, regime, confidence, memory in use) | any fault: they depend on roofs, the twin and replays |
 """
 
 from __future__ import annotations
@@ -35,47 +35,47 @@ _OTHER_VISITS = 0.01
 _STATUSES = ("ok", "oom", "failed", "skipped")
 _CODES = (0, 2, 3)
 _MORE_S = 60.0
-"""Simulated seconds that a fault may add to a run: a deadline of every stage."""
+"""Simulated seconds that a fault may add to a run: a deadline for every stage."""
 _REPEATED = {"oom": "out of memory", "full": "No space left on device"}
 _FALSE = 0.05
-"""A figure that is off by more than this is false."""
+"""A figure with a larger relative error is false."""
 
 
 @dataclass(frozen=True)
 class Ran:
-    """What one command came to."""
+    """The outcome of one command."""
 
     code: int | None
-    """None where an exception left it."""
+    """None if an exception left the command."""
     out: str
     err: str
     escaped: str
-    """The traceback of what left the command line."""
+    """The traceback of the exception that left the command line."""
     way: Sequence[str]
-    """The lines of the profiler that an unexpected error came through, the outermost first."""
+    """The profiler's lines in the traceback of an unexpected error, the outermost first."""
     calls: Sequence[Call]
     fired: Sequence[Call]
     left_bytes: int
-    """Of the card's memory at the end, after Python has collected."""
+    """Bytes of the card's memory in use at the end, after Python's garbage collection."""
     simulated_s: float
     folder: Folder | None
-    """What it left on the disk, where that is a run."""
+    """The run folder that it left, if there is one."""
 
 
 @dataclass(frozen=True)
 class Folder:
-    """A run folder as it stands."""
+    """The state of a run folder."""
 
     rows: Mapping[tuple[str, ...], Row]
     document: Mapping[str, Any]
     facts: frozenset[str]
-    """What is known in it: each kind of fact with what it is of, and each field of run.json that says something."""
+    """Each kind of fact with its subject, and each non-empty field of run.json."""
     report: str = ""
-    """report.md, where the run says that something is missing."""
+    """report.md, if the run reports something missing."""
 
 
 def read(folder: Path) -> Folder | None:
-    """A run folder, without the profiler's own reader; None where there is no run in it."""
+    """Read a run folder without the profiler's own reader; None if there is no run in it."""
     if not (folder / "run.json").exists():
         return None
     document = json.loads((folder / "run.json").read_text())
@@ -93,7 +93,7 @@ _OF = ("cell", "engine", "phase", "batch_size", "prompt_len", "context_len", "li
 
 
 def _facts(record: Mapping[str, Any]) -> Iterator[str]:
-    """A fact by its kind and what it is of."""
+    """Return the names of facts: their kind and their subject."""
     name = " ".join([str(record.get("kind")), *(str(record[key]) for key in _OF if key in record)])
     yield name
     for key in record.get("keys", ()):
@@ -118,7 +118,7 @@ _UNSTABLE = (
 
 
 def _said(value: Any, path: str = "run.json") -> Iterator[str]:
-    """The fields that say something; lists count as their names, since how long they are is a matter of time."""
+    """Return the non-empty fields. Lists count only as their names, since their length depends on time."""
     if isinstance(value, dict):
         for name, inner in value.items():
             if name not in _UNSTABLE:
@@ -132,7 +132,7 @@ def _said(value: Any, path: str = "run.json") -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Case:
-    """A run with a fault beside the same run without one."""
+    """A run with a fault, and the same run without one."""
 
     injection: Injection
     base: Ran
@@ -149,14 +149,14 @@ class Case:
 
     @property
     def why(self) -> str:
-        """What the fault says, as the profiler repeats it."""
+        """Return the fault's message, as the profiler repeats it."""
         if said := _REPEATED.get(self.injection.kind):
             return said
         return "" if self.kind.raised is None else str(self.kind.raised()).splitlines()[0]
 
 
 def failures(case: Case) -> list[str]:
-    """What does not hold, each with the oracle's name before it."""
+    """Return the failed conditions, each after the name of its oracle."""
     return [f"{oracle.__name__.strip('_')}: {text}" for oracle in ORACLES for text in oracle(case)]
 
 
@@ -175,7 +175,7 @@ def _says_one_line(case: Case) -> Iterator[str]:
 
 
 def _may_end(case: Case) -> Iterator[str]:
-    """Only a wrong request, a failed load, a lost device, and a run folder that takes no more may end a run."""
+    """Only a wrong request, a failed load, a lost device, and a full or read-only run folder may end a run."""
     if case.first.code != 2 or not case.first.fired:
         return
     call = case.first.fired[0]
@@ -187,7 +187,7 @@ def _may_end(case: Case) -> Iterator[str]:
 
 
 def _keeps_every_cell(case: Case) -> Iterator[str]:
-    """Asked = measured + failed + skipped."""
+    """Requested = measured + failed + skipped."""
     for name, ran in (("run", case.first), ("resume", case.resumed)):
         if ran is None or ran.code not in _CODES:
             continue
@@ -237,14 +237,14 @@ def _same_time(base: str, found: str, share: float) -> bool:
 
 
 def _cell_of(row: Row) -> str:
-    """As `Call.cell` names it."""
+    """Return the cell's name as in `Call.cell`."""
     return "/".join(
         (row["engine"], row["batch_size"], row["prompt_len"] if row["prompt_len"] != "0" else row["context_len"])
     )
 
 
 def _is_never_sure_of_a_lie(case: Case) -> Iterator[str]:
-    """No figure that differs from the true one is said with the highest confidence."""
+    """Check that no figure that differs from the true one has the highest confidence."""
     if (case.kind.raised is not None) or case.first.folder is None:
         return
     assert case.base.folder is not None
@@ -274,12 +274,13 @@ def _ends_in_time(case: Case) -> Iterator[str]:
 
 
 def lost(base: Folder, found: Folder) -> list[str]:
-    """What the run without a fault knows and the other does not."""
+    """Return the facts of the run without a fault that the other run lacks."""
     return sorted(base.facts - found.facts)
 
 
 def _loses_nothing_in_silence(case: Case) -> Iterator[str]:
-    """What is missing makes exit code 3 (2 where the run ended), and run.json and the screen say why in one line."""
+    """Check that a missing fact gives exit code 3 (2 if the run ended), and one line of reason in run.json and on
+    the screen."""
     if case.first.folder is None or case.first.code == 2:
         return
     assert case.base.folder is not None
@@ -300,7 +301,8 @@ def _loses_nothing_in_silence(case: Case) -> Iterator[str]:
 
 
 def _is_no_loss(case: Case, fact: str) -> bool:
-    """What a device does not offer and run.json names, what is not installed, and what a budget had no time for."""
+    """Return whether it is no loss: not offered by the device and named in run.json, not installed, or out of
+    budget."""
     if case.injection.kind == "nvml-unsupported":
         assert case.first.folder is not None
         assert case.base.folder is not None
@@ -311,10 +313,10 @@ def _is_no_loss(case: Case, fact: str) -> bool:
 
 _NO_LOSS = {
     "no-package": ("run.json.software.",),
-    "import": ("run.json.model.four_bit_dense_from_rows",),  # of advice on a format that this run does not use
+    "import": ("run.json.model.four_bit_dense_from_rows",),  # advice on a format that this run does not use
     "later": ("replay ", "trial ", "generate ", "run.json.generate"),
 }
-"""Facts that may be missing after a fault of a kind without a reason."""
+"""Facts that may be missing without a reason after a fault of a kind."""
 
 
 def _plain(text: str) -> str:
@@ -322,7 +324,7 @@ def _plain(text: str) -> str:
 
 
 def _heals(case: Case) -> Iterator[str]:
-    """With the fault gone one resume ends the run as if there had been none."""
+    """Check that one resume without the fault ends the run as if there had been none."""
     resumed, base = case.resumed, case.base.folder
     if resumed is None:
         return

@@ -1,4 +1,4 @@
-"""Calls in forked processes, a few at a time: each begins as this one stands, and leaves nothing behind in it."""
+"""Calls in forked processes, a few at a time: each starts from the state of this process and cannot change it."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class _Child:
 
 @dataclass(frozen=True)
 class Lost:
-    """What came of a call that gave no answer."""
+    """The reason why a call gave no answer."""
 
     why: str
 
 
 def forked(calls: Sequence[Callable[[], Any]], *, jobs: int, limit_s: float) -> Iterator[tuple[int, Any]]:
-    """(number, answer) of each call as they end; `Lost` for one that took longer or died."""
+    """Yield (number, answer) of each call as it ends; `Lost` for one that took longer than the limit or died."""
     waiting = iter(enumerate(calls))
     selector = selectors.DefaultSelector()
     try:

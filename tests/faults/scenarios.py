@@ -1,4 +1,4 @@
-"""The runs that faults are injected into: small models on simulated cards, each for the sites that no other has."""
+"""The runs that faults are injected into: small models on simulated cards, each with sites that no other has."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Played:
     asked: Scenario
     truth: Truth
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Of the command line, beside those of the scenario; None leaves one out."""
+    """Options of the command line in addition to the scenario's; None removes one."""
     pictures: bool = False
-    """Whether report.html and the pictures are written as well: they take seconds."""
+    """Whether report.html and the pictures are written, too, which takes seconds."""
     libraries: tuple[str, ...] = ()
-    """Imported before the run is recorded."""
+    """Modules to import before the run is recorded."""
     lies: bool = False
-    """Only what is false or slow is tried: the cells of this run are otherwise sure."""
+    """Whether only false answers and slow calls are tried: the cells of this run otherwise have high confidence."""
 
     def arguments(self, folder: Path) -> dict[str, Any]:
         asked = self.asked

@@ -1,4 +1,4 @@
-"""Every call of a run into what may fail passes here: it is recorded by its name, and fails where that is asked."""
+"""The place of all calls that may fail: each is recorded by its name, and fails if an injection says so."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ _FUNCTIONS = (
     "is_bf16_supported", "mem_get_info", "memory_allocated", "memory_reserved", "max_memory_allocated",
     "reset_peak_memory_stats", "empty_cache", "synchronize", "current_stream", "set_stream", "stream",
 )  # fmt: skip
-"""Of torch.cuda."""
+"""Functions of torch.cuda."""
 _METHODS = {
     "Event": ("__init__", "record", "elapsed_time", "synchronize"),
     "Stream": ("__init__",),
     "CUDAGraph": ("__init__", "capture_begin", "capture_end", "replay"),
     "graph": ("__enter__",),
 }
-"""Of classes of torch.cuda."""
+"""Methods of classes of torch.cuda."""
 _WITHIN_TORCH = frozenset({"torch.cuda.CUDAGraph.capture_begin", "torch.cuda.CUDAGraph.capture_end"})
-"""Called by `torch.cuda.graph`, which the simulated card brings along."""
+"""Called by `torch.cuda.graph`, which the simulated card provides."""
 _FAILS_AT_ITS_END = frozenset({"torch.cuda.CUDAGraph.capture_end"})
-"""The capture has ended by then, whatever becomes of the graph (aten/src/ATen/cuda/CUDAGraph.cpp)."""
+"""The capture has then ended, whatever happens to the graph (aten/src/ATen/cuda/CUDAGraph.cpp)."""
 _OPERATORS = ("_fused_sdp_choice", "_scaled_mm", "_int_mm", "_grouped_mm")
-"""Of torch, called by name."""
+"""Functions of torch that are called by name."""
 _PROFILER = ("__enter__", "__exit__", "events", "export_chrome_trace")
 _BITSANDBYTES = {
     "bitsandbytes": ("matmul", "matmul_4bit"),
@@ -56,16 +56,16 @@ _BITSANDBYTES = {
 _IMPORTED = ("pynvml", "bitsandbytes", "torchao", "matplotlib")
 """Libraries that may be missing or broken while roofscope itself works."""
 _DISK = ("fsync", "replace", "mkdir")
-"""Of os."""
+"""Functions of os."""
 
 Wrapped = Callable[..., Any]
 
 
 class Seam:
-    """Within `installed`, calls are counted by site; with an injection they fail as it says."""
+    """Counts calls by site within `installed`; with an injection they fail as it says."""
 
     def __init__(self, world: World, folders: Sequence[Path], injection: Injection | None = None) -> None:
-        """`folders`: what is written below them is of interest."""
+        """`folders`: only writes below them are recorded."""
         self._world = world
         self._folders = tuple(f"{folder}{os.sep}" for folder in folders)
         self._injection = injection
@@ -74,9 +74,9 @@ class Seam:
         self._lost: BaseException | None = None
         self._stage = self._cell = ""
         self.calls: list[Call] = []
-        """All calls, where nothing is injected."""
+        """All calls, if there is no injection."""
         self.fired: list[Call] = []
-        """Those that failed, each error that follows from a broken context left out."""
+        """The failed calls, without those that follow from a broken context."""
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
@@ -89,7 +89,7 @@ class Seam:
             yield
 
     def call(self, api: str, real: Wrapped, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """What stands for a call of `real`; the caller of the caller made it."""
+        """Make a call of `real` for the caller of the caller."""
         frame = caller(2)
         if from_simulator(frame) and api not in _WITHIN_TORCH:
             return real(*args, **kwargs)
@@ -110,7 +110,7 @@ class Seam:
         return result
 
     def _reached(self, api: str, frame: Any) -> Call | None:
-        """Count a call; give it where it is to fail. Raises what broke the device before."""
+        """Count a call, and return it if it must fail. Raises the error of a device that broke before."""
         if self._lost is not None:
             if api in NEEDS_DEVICE:
                 raise type(self._lost)(*self._lost.args)
@@ -136,7 +136,8 @@ class Seam:
         return call
 
     def _hook_card(self) -> None:
-        """Kernels and allocations, which the card in C++ tells of; only where somebody listens, for it costs time."""
+        """Record kernels and allocations, which the C++ card reports. It is only hooked if needed, since it takes
+        time."""
         for card in self._world.cards:
             if self._asked("kernel"):
                 card.core.on_kernel = partial(self._launched, card)
@@ -144,7 +145,7 @@ class Seam:
                 card.memory.on_allocate = self._allocated
 
     def _launched(self, card: Card, *kernel: Any) -> None:
-        """Fail what the host launched, or let it take longer; of a replayed graph that is the first kernel."""
+        """Fail a launched kernel, or let it take longer; for a replayed graph its first kernel."""
         *_, launched, _operators, duration_s, _start_s = kernel
         if launched and self._reached("kernel", caller(1)) is not None:
             assert self._kind is not None
@@ -198,7 +199,7 @@ class Seam:
         yield importlib, "import_module", self._import(importlib.import_module)
 
     def _disk(self) -> Iterator[tuple[Any, str, Any]]:
-        reals = {"fsync": lambda _: None}  # whether the disk really has it by now is not what is tried
+        reals = {"fsync": lambda _: None}  # whether the disk has really stored it is not tested
         for name in _DISK:
             yield os, name, self._written(f"disk {name}", reals.get(name, getattr(os, name)))
         opened = self._open(builtins.open)
@@ -206,7 +207,7 @@ class Seam:
         yield io, "open", opened
 
     def _asked(self, api: str) -> bool:
-        """Whether calls of an API matter: in a run with a fault only those that it may hit."""
+        """Return whether calls of an API are recorded: in a run with a fault only those that the fault may hit."""
         if self._injection is None or self._kind is None:
             return True
         return api == self._injection.site.api or (self._kind.sticky and api in NEEDS_DEVICE)
@@ -222,7 +223,7 @@ class Seam:
         return wrapped
 
     def _written(self, api: str, real: Wrapped) -> Wrapped:
-        """The same of a path below the folders, or of an open file, which only they are pushed for."""
+        """Wrap a call with a path below the folders, or with an open file, on which only they call fsync."""
         if not self._asked(api):
             return real
 
@@ -260,13 +261,13 @@ class Seam:
             own = caller(1).f_globals.get("__name__", "").startswith("profiler")
             if library not in _IMPORTED or not own:
                 return real(name, *args, **kwargs)
-            # A module further down is missing in some versions; without one of the first level the library is broken.
+            # A submodule is missing in some versions; a library without a top-level module is broken.
             return self.call(f"import {name if len(modules) > 1 else library}", real, (name, *args), kwargs)
 
         return imported
 
     def _tracking(self) -> Iterator[tuple[Any, str, Any]]:
-        """What the run is doing, and which cell it visits."""
+        """Track the stage of the run and the visited cell."""
         begin, sweep = Stages.begin, importlib.import_module("profiler.measure.sweep")
         visit = sweep.visit_safely
 
@@ -288,7 +289,7 @@ class Seam:
 
 
 class _File:
-    """An open file whose every write may fail."""
+    """An open file of which every write may fail."""
 
     def __init__(self, file: Any, seam: Seam) -> None:
         self._file = file

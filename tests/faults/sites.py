@@ -1,4 +1,4 @@
-"""Where a run calls into a device, a driver, a library or the disk: each call has a name to replay it by."""
+"""Sites: the places where a run calls into a device, a driver, a library or the disk, with names for replays."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DOORS = frozenset(
     f"{ROOT}{name}"
     for name in ("device/clock.py", "device/machine.py", "device/memory.py", "user_cache.py", "store/writer.py")
 )
-"""Modules that every room calls a device or the disk through: whoever calls them is the place."""
+"""Modules through which every package calls a device or the disk; the site is their caller."""
 
 _LINE = re.compile(
     r"(?P<api>.+)@(?P<place>[^@#]+:\d+)#(?P<number>\d+) (?P<kind>\S+) (?P<mode>once|on) (?P<scenario>\S+)"
@@ -42,11 +42,11 @@ class Call:
 
     site: Site
     number: int
-    """From 1 in each run."""
+    """The number of the call at its site, from 1 in each run."""
     stage: str
-    """What the run was doing (`profiler.run.stages.Stages.begin`)."""
+    """The stage of the run (`profiler.run.stages.Stages.begin`)."""
     cell: str
-    """The cell that was visited, as `engine/batch/depth`; empty between visits."""
+    """The visited cell, as `engine/batch/depth`; empty between visits."""
 
 
 @dataclass(frozen=True, order=True)
@@ -57,7 +57,7 @@ class Injection:
     number: int
     kind: str
     mode: str
-    """`once`, or `on`: this call and all later ones at its site."""
+    """`once`: only this call; `on`: this call and all later ones at its site."""
     scenario: str
 
     def __str__(self) -> str:
@@ -65,7 +65,7 @@ class Injection:
 
     @classmethod
     def parse(cls, line: str) -> Injection:
-        """Raises ValueError for a line that names no injection."""
+        """Parse the line of an injection. Raises ValueError for another line."""
         found = _LINE.fullmatch(line.strip())
         if found is None:
             raise ValueError(f"{line!r} names no fault; write 'API@file:line#n kind once|on scenario'.")
@@ -77,7 +77,8 @@ class Injection:
 
 
 def place_of(frame: FrameType | None) -> str | None:
-    """The nearest line of the profiler that is not a door; of a door where nothing else is below; None outside it."""
+    """Return the nearest line of the profiler outside the door modules; a line of a door if there is no other; None
+    outside the profiler."""
     door = None
     while frame is not None:
         name = frame.f_code.co_filename
@@ -91,7 +92,7 @@ def place_of(frame: FrameType | None) -> str | None:
 
 
 def from_simulator(frame: FrameType) -> bool:
-    """Whether the simulated card itself asks, and not what runs on it."""
+    """Return whether the simulated card makes the call, and not the code that runs on it."""
     return frame.f_code.co_filename.startswith(_SIMULATED)
 
 
@@ -100,5 +101,5 @@ def caller(depth: int) -> FrameType:
 
 
 def positions(numbers: Sequence[int]) -> list[int]:
-    """The first, the middle and the last of some calls in order."""
+    """Return the first, the middle and the last of some calls, in order."""
     return sorted({numbers[0], numbers[len(numbers) // 2], numbers[-1]})

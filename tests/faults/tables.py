@@ -1,4 +1,4 @@
-"""A campaign in tables of Markdown: what was tried, what came of it, and which `except` clauses were reached."""
+"""Markdown tables of a campaign: the faults, their outcomes, and the reached `except` clauses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FAMILIES = ("pynvml", "bitsandbytes", "torchao", "import", "disk", "torch.profi
 
 
 def tables(trials: Sequence[Trial], sites: Collection[Site], reached: Collection[str]) -> Iterator[str]:
-    """Lines; `reached` are clauses that the runs without a fault came to."""
+    """Return the lines of the tables; `reached` are the clauses reached by runs without a fault."""
     failed = sum(bool(trial.failures) for trial in trials)
     yield f"{len(trials)} faults, {failed} after which something does not hold"
     yield from _table(

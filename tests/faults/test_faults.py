@@ -1,4 +1,4 @@
-"""A sample of faults: after each the run holds what it promises. The whole set: python -m tests.faults"""
+"""A sample of faults: every condition is true after each. All faults: python -m tests.faults"""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ SAMPLE, SEED = 40, 0
 
 
 def test_a_sample_of_faults() -> None:
-    """In a process of its own: clauses are watched from the first import on, and no thread runs where it forks."""
+    """It runs in a separate process: clauses are watched from the first import on, and there are no threads at a
+    fork."""
     command = [sys.executable, "-m", "tests.faults", "--sample", str(SAMPLE), "--seed", str(SEED)]
     asked = [*command, "--scenarios", "eager,graph,nf4"]
     root = Path(__file__).parents[2]

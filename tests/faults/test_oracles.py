@@ -1,4 +1,4 @@
-"""The oracles: each notices what it is there for, and a silent loss that is planted into the profiler is caught."""
+"""The oracles: each detects its own failure, and a silent loss planted into the profiler is detected."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ WHY = "CUDA error: invalid argument"
 def case(
     first: Ran, resumed: Ran | None = None, *, kind: str = "passing", cell: str = "", stage: str = "replays"
 ) -> Case:
-    """A fault that was met in a visit of `cell`, or between visits."""
+    """Return a case with a fault in a visit of `cell`, or between visits."""
     fired = (Call(SITE, 1, stage, cell),)
     return Case(Injection(SITE, 1, kind, "once", "eager"), BASE, replace(first, fired=fired), resumed)
 
@@ -58,7 +58,7 @@ NAMED = replace(
 )
 
 
-def test_nothing_is_said_of_a_run_that_the_fault_left_as_it_was() -> None:
+def test_a_run_without_changes_has_no_failure() -> None:
     assert failures(case(BASE)) == []
 
 
@@ -84,20 +84,20 @@ def test_nothing_is_said_of_a_run_that_the_fault_left_as_it_was() -> None:
         (replace(BASE, code=3, folder=replace(NAMED, report=""), out=WHY), "loses_nothing_in_silence"),
     ],
 )
-def test_each_notices_its_own(first: Ran, oracle: str) -> None:
+def test_each_oracle_detects_its_failure(first: Ran, oracle: str) -> None:
     assert {failure.partition(":")[0] for failure in failures(case(first))} == {oracle}
 
 
-def test_a_status_that_no_cell_has_is_noticed() -> None:
+def test_an_unknown_status_is_detected() -> None:
     found = failures(case(replace(BASE, folder=with_rows({FIRST: {"status": "lost"}})), cell="eager/1/16"))
     assert [failure.partition(":")[0] for failure in found] == ["keeps_every_cell"]
 
 
-def test_a_loss_that_is_named_with_exit_code_3_is_no_failure() -> None:
+def test_a_reported_loss_with_exit_code_3_is_no_failure() -> None:
     assert failures(case(replace(BASE, code=3, folder=NAMED, out=f"dispatch failed ({WHY})"), BASE)) == []
 
 
-def test_a_cell_that_the_fault_met_may_fail() -> None:
+def test_a_cell_with_the_fault_may_fail() -> None:
     failed = replace(BASE, code=3, folder=with_rows({THIRD: {"status": "failed"}}))
     assert failures(case(failed, BASE, cell="eager/2/16")) == []
     assert failures(case(failed, BASE, cell="eager/1/16"))[0].startswith("leaves_other_cells_alone: eager/decode/2/16")
@@ -123,7 +123,7 @@ def test_a_lost_device_may_end_a_run() -> None:
         ({"attained": "0.51"}, False),
     ],
 )
-def test_a_false_figure_is_never_sure(changes: dict[str, str], sure: bool) -> None:
+def test_a_false_figure_never_has_high_confidence(changes: dict[str, str], sure: bool) -> None:
     found = failures(case(replace(BASE, folder=with_rows({FIRST: changes})), kind="tenfold", cell="eager/1/16"))
     assert [failure.partition(":")[0] for failure in found] == ["is_never_sure_of_a_lie"] * sure
 
@@ -138,12 +138,12 @@ def test_a_false_figure_is_never_sure(changes: dict[str, str], sure: bool) -> No
         replace(BASE, folder=LOST),
     ],
 )
-def test_a_resume_has_to_heal(resumed: Ran) -> None:
+def test_a_resume_has_to_repair_the_run(resumed: Ran) -> None:
     first = replace(BASE, code=3, folder=NAMED, out=WHY)
     assert {failure.partition(":")[0] for failure in failures(case(first, resumed))} == {"heals"}
 
 
-def test_facts_of_a_folder_are_those_with_something_in_them(tmp_path: Path) -> None:
+def test_facts_of_a_folder_are_not_empty(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text('{"ceilings": {"memory": {"read": null, "copy": 1.0}}, "finished": true}')
     (tmp_path / "samples.jsonl").write_text(
         '{"kind": "dispatch", "engine": "eager", "phase": "decode", "batch_size": 2}\n'
@@ -155,8 +155,8 @@ def test_facts_of_a_folder_are_those_with_something_in_them(tmp_path: Path) -> N
 
 @pytest.mark.slow
 @pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
-def test_a_planted_silent_loss_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel fails once while kernels are replayed: the run names it. Forgetting that is what the oracles are for."""
+def test_a_planted_silent_loss_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel fails once during replays, and the run reports it. The planted loss suppresses that report."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     known = recorded(SCENARIOS["eager"], tmp_path)
     [call, *_] = [call for call in known.base.calls if call.site.api == "kernel" and call.stage == "replays"]

@@ -1,4 +1,4 @@
-"""Sites, the seam that their calls pass through, and the clauses that are seen to be reached."""
+"""Sites, the seam for their calls, and the recording of reached clauses."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def test_the_first_the_middle_and_the_last(numbers: list[int], chosen: list[int]
 
 
 def called_from(file: str, inner: Callable[[], Any]) -> Callable[[], Any]:
-    """A function in a file of the profiler that calls another in its second line."""
+    """Return a function in a file of the profiler that calls another in its second line."""
     namespace: dict[str, Any] = {"inner": inner}
     exec(compile("def call():\n    return inner()", f"{ROOT}{file}", "exec"), namespace)
     found: Callable[[], Any] = namespace["call"]
     return found
 
 
-def test_a_place_is_the_nearest_line_that_is_no_door() -> None:
+def test_a_place_is_the_nearest_line_outside_the_doors() -> None:
     def here() -> str | None:
         return place_of(sys._getframe())
 
@@ -63,7 +63,7 @@ def test_a_place_is_the_nearest_line_that_is_no_door() -> None:
     assert here() is None
 
 
-def test_every_kind_is_of_use_and_known() -> None:
+def test_every_kind_is_used_and_known() -> None:
     assert {kind for kinds in PLAUSIBLE.values() for kind in kinds} == set(KINDS)
     assert plausible("import pynvml") == plausible("import torchao") == ("import",)
     assert plausible("pynvml.nvmlDeviceGetPowerUsage") == ("nvml-lost", "nvml-unsupported")
@@ -78,8 +78,8 @@ def test_every_kind_is_of_use_and_known() -> None:
 
 
 @pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
-def test_a_broken_context_answers_every_call_with_its_error(tmp_path: Path) -> None:
-    """As cudaErrorIllegalAddress does: the process can do no more work on that card (CUDA Runtime API)."""
+def test_a_broken_context_fails_every_call_with_its_error(tmp_path: Path) -> None:
+    """Like cudaErrorIllegalAddress: the process can do no more work on that card (CUDA Runtime API)."""
 
     def use() -> list[str]:
         found = []
@@ -161,7 +161,7 @@ except KeyError:
 """
 
 
-def test_a_clause_says_that_it_was_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clause_records_that_it_was_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "watched"
     package.mkdir()
     (package / "__init__.py").write_text("")

@@ -1,4 +1,4 @@
-"""One run with one fault in a process of its own, and one resume after it; what came of both."""
+"""A trial: one run with one fault in a separate process, one resume after it, and the outcome of both."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ from .seam import Seam
 from .sites import ROOT, Injection
 
 _BRIEF = {"profiler.roofs.sampler._LOADED_S": 0.02, "profiler.roofs.sampler._MOST_RECORDED": 20}
-"""A card that is not accurate to a thousandth fails all the same, and a thousand runs are shorter."""
+"""Runs are shorter than usual: faults need no card with times to a thousandth, and there are a thousand runs."""
 _AGAIN = ("no_levers", "budget", "trace")
-"""Options of a run that its resume is given again."""
+"""Options of a run that its resume repeats."""
 _LATER_S = 3600.0
-"""Between a run and its resume."""
+"""Simulated seconds between a run and its resume."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A run with one fault, and what does not hold after it."""
+    """A run with one fault, and its failed conditions."""
 
     injection: Injection
     code: int | None
     stage: str
-    """What the run was doing at the first fault."""
+    """The stage of the run at the first fault."""
     way: tuple[str, ...]
-    """The lines of the profiler that an unexpected error came through, the outermost first."""
+    """The profiler's lines in the traceback of an unexpected error, the outermost first."""
     failures: tuple[str, ...]
     reached: tuple[str, ...]
-    """Clauses of the profiler, as `file:line`."""
+    """The reached clauses of the profiler, as `file:line`."""
     said: str
-    """What the run wrote on stderr, and what left it."""
+    """The run's stderr, and the exception that left it."""
 
 
 def tried(injection: Injection, played: Played, model: Path, base: Ran) -> Trial:
-    """Run with the fault, and where that is not exit code 0 resume without it."""
+    """Run with the fault; if the exit code is not 0, resume without it."""
     clauses.reached.clear()
     with tempfile.TemporaryDirectory(prefix="roofscope-fault-") as name:
         folder = Path(name) / "run"
@@ -72,7 +72,7 @@ def tried(injection: Injection, played: Played, model: Path, base: Ran) -> Trial
 
 
 def ran(played: Played, model: Path, folder: Path, injection: Injection | None = None, *, resume: bool = False) -> Ran:
-    """Run the command once on cards of its own, with everything that it says."""
+    """Run the command once on its own cards, and capture all its output."""
     options = played.arguments(folder)
     if resume:
         options = {name: options[name] for name in _AGAIN if name in options} | {"resume": folder}
@@ -112,7 +112,7 @@ def ran(played: Played, model: Path, folder: Path, injection: Injection | None =
 
 @contextlib.contextmanager
 def _traced() -> Iterator[list[str]]:
-    """The lines of the profiler that an unexpected error came through, the outermost first."""
+    """The profiler's lines in the traceback of an unexpected error, the outermost first."""
     from profiler.cli import app
 
     whole, way = app.complain_unexpected, []
@@ -155,7 +155,7 @@ def _flags(options: dict[str, Any]) -> list[str]:
 
 @contextlib.contextmanager
 def _real_nvml_errors() -> Iterator[None]:
-    """The simulated module has the exceptions of nvidia-ml-py."""
+    """Give the simulated module the exceptions of nvidia-ml-py."""
     from .kinds import pynvml as real
 
     module: Any = sys.modules["pynvml"]
@@ -166,7 +166,7 @@ def _real_nvml_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _heard() -> Iterator[list[str]]:
-    """What is written on both streams within, Python's and C's."""
+    """Capture both streams, from Python and from C."""
     sys.stdout.flush()
     sys.stderr.flush()
     said = ["", ""]
