@@ -102,27 +102,34 @@ def doctor(
     console.print(f"run first: {found.first}", highlight=False)
 
 
-def gpus_command(output_format: Format = "table") -> None:
+def gpus_command(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[GPU...]", help="Only these, side by side.")] = None,
+    output_format: Format = "table",
+) -> None:
     """List the datasheets: dense peaks, bandwidth, ridge points."""
     one_of(output_format, "--format", ("table", "json"))
-    from profiler.data.datasheets import gpus
+    from profiler.data.datasheets import gpu_called, gpus
     from profiler.json_document import json_text
     from profiler.predict.card_profile import profiles, read_profile
 
+    sheets = [gpu_called(name) for name in names or ()] or list(gpus())
     profiled = {name: read_profile(path) for name, path in profiles().items()}
     if output_format == "json":
         from profiler.report.device import gpu_rows
 
-        print(json_text(gpu_rows(gpus(), {item.datasheet: name for name, item in profiled.items() if item.datasheet})))
+        print(json_text(gpu_rows(sheets, {item.datasheet: name for name, item in profiled.items() if item.datasheet})))
         return
     from rich.console import Console
 
-    from profiler.report.device import gpus_table
+    from profiler.report.device import gpu_columns, gpus_table
     from profiler.report.terminal import rich_table
     from profiler.units import processors
 
     console = Console(width=100, markup=False, emoji=False)
-    console.print(rich_table(gpus_table(gpus())))
+    if names:
+        console.print(rich_table(gpu_columns(sheets)))
+        return
+    console.print(rich_table(gpus_table(sheets)))
     for name, profile in profiled.items():
         console.print(
             f"profiled: {name} ({profile.name}, {processors(profile.threads, profile.kind)})", highlight=False

@@ -45,6 +45,47 @@ def gpus_table(gpus: Sequence[Datasheet]) -> TextTable:
     return text_table(headings, [_gpu(gpu) for gpu in gpus], caption=caption)
 
 
+_PEAKS = {
+    "fp64": "float64",
+    "fp32": "float32",
+    "tf32": "tfloat32",
+    "fp16": "float16",
+    "bf16": "bfloat16",
+    "fp8": "float8_e4m3fn",
+    "int8": "int8",
+}
+
+
+def gpu_columns(gpus: Sequence[Datasheet]) -> TextTable:
+    """Return a column per datasheet with all its figures; of two, a last column has the second over the first."""
+    figures: dict[str, list[float | None]] = {
+        "memory, GiB": [gpu.memory_bytes / 2**30 for gpu in gpus],
+        "bandwidth, GB/s": [gpu.bandwidth_bytes_per_s / 1e9 for gpu in gpus],
+        "L2, MiB": [gpu.l2_bytes / 2**20 for gpu in gpus],
+        "SMs": [gpu.sm_count for gpu in gpus],
+        **{
+            f"{name}, TFLOP/s": [_in_tera(gpu.peak_flops_per_s(dtype)) for gpu in gpus]
+            for name, dtype in _PEAKS.items()
+        },
+        "fp4, TFLOP/s": [_in_tera(gpu.peak_fp4_flops_per_s) for gpu in gpus],
+        "ridge fp32, FLOP/byte": [gpu.ridge_flops_per_byte("float32") for gpu in gpus],
+        "ridge fp16, FLOP/byte": [gpu.ridge_flops_per_byte("float16") for gpu in gpus],
+        "ridge fp8, FLOP/byte": [gpu.ridge_flops_per_byte("float8_e4m3fn") for gpu in gpus],
+        "link, GB/s": [gpu.link_bytes_per_s / 1e9 if gpu.link_bytes_per_s else None for gpu in gpus],
+        "TDP, W": [gpu.tdp_w for gpu in gpus],
+    }
+    rows = [["year", *(str(gpu.year) for gpu in gpus), *([""] if len(gpus) == 2 else [])]]
+    for name, values in figures.items():
+        ratio = [f"{values[1] / values[0]:.2f}x" if values[0] and values[1] else "-"] if len(gpus) == 2 else []
+        rows.append([name, *("-" if value is None else significant(value) for value in values), *ratio])
+    headings = ["dense peaks", *(gpu.gpu for gpu in gpus), *(["second / first"] if len(gpus) == 2 else [])]
+    return text_table(headings, rows)
+
+
+def _in_tera(value: float | None) -> float | None:
+    return value / 1e12 if value else None
+
+
 def _gpu(gpu: Datasheet) -> list[str]:
     best16 = gpu.peak_bf16_flops_per_s or gpu.peak_fp16_flops_per_s
     peaks = (gpu.peak_fp32_flops_per_s, best16, gpu.peak_fp8_flops_per_s, gpu.peak_int8_ops_per_s)

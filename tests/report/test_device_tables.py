@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 from known_kernels import checked
 from made_runs import roof
@@ -44,6 +48,18 @@ def test_every_card_is_one_line_of_100_columns(capsys: pytest.CaptureFixture[str
     # A shown figure is marked if sources differ on it. Sources differ on the L2 of an RTX A5000, which is not shown.
     assert any(line.startswith("L40 ? 2022") for line in named)
     assert any(line.startswith("RTX A5000 2021") for line in named)
+
+
+def test_two_gpus_side_by_side(roofscope: Callable[..., Any]) -> None:
+    """T4 and L4 by their datasheets: 65 and 121 dense TFLOP/s in float16, 320 and 300 GB/s."""
+    lines = [" ".join(line.split()) for line in roofscope("gpus", "T4", "L4").out.splitlines()]
+    assert "bandwidth, GB/s 320 300 0.94x" in lines
+    assert "fp16, TFLOP/s 65.0 121 1.86x" in lines
+    assert "ridge fp16, FLOP/byte 203 403 1.99x" in lines
+    assert "fp8, TFLOP/s - 242 -" in lines
+    document = json.loads(roofscope("gpus", "T4", "L4", "--format", "json").out)
+    assert [entry["gpu"] for entry in document] == ["T4", "L4"]
+    assert "no GPU is called 'H1000'" in roofscope("gpus", "H1000").err
 
 
 def test_a_wrong_label_is_marked(capsys: pytest.CaptureFixture[str]) -> None:
