@@ -46,13 +46,13 @@ def gpus_table(gpus: Sequence[Datasheet]) -> TextTable:
 
 
 _PEAKS = {
-    "fp64": "float64",
-    "fp32": "float32",
-    "tf32": "tfloat32",
-    "fp16": "float16",
-    "bf16": "bfloat16",
-    "fp8": "float8_e4m3fn",
-    "int8": "int8",
+    "fp64, TFLOP/s": "float64",
+    "fp32, TFLOP/s": "float32",
+    "tf32, TFLOP/s": "tfloat32",
+    "fp16, TFLOP/s": "float16",
+    "bf16, TFLOP/s": "bfloat16",
+    "fp8, TFLOP/s": "float8_e4m3fn",
+    "int8, TOP/s": "int8",
 }
 
 
@@ -63,10 +63,7 @@ def gpu_columns(gpus: Sequence[Datasheet]) -> TextTable:
         "bandwidth, GB/s": [gpu.bandwidth_bytes_per_s / 1e9 for gpu in gpus],
         "L2, MiB": [gpu.l2_bytes / 2**20 for gpu in gpus],
         "SMs": [gpu.sm_count for gpu in gpus],
-        **{
-            f"{name}, TFLOP/s": [_in_tera(gpu.peak_flops_per_s(dtype)) for gpu in gpus]
-            for name, dtype in _PEAKS.items()
-        },
+        **{name: [_in_tera(gpu.peak_flops_per_s(dtype)) for gpu in gpus] for name, dtype in _PEAKS.items()},
         "fp4, TFLOP/s": [_in_tera(gpu.peak_fp4_flops_per_s) for gpu in gpus],
         "ridge fp32, FLOP/byte": [gpu.ridge_flops_per_byte("float32") for gpu in gpus],
         "ridge fp16, FLOP/byte": [gpu.ridge_flops_per_byte("float16") for gpu in gpus],
@@ -77,9 +74,13 @@ def gpu_columns(gpus: Sequence[Datasheet]) -> TextTable:
     rows = [["year", *(str(gpu.year) for gpu in gpus), *([""] if len(gpus) == 2 else [])]]
     for name, values in figures.items():
         ratio = [f"{values[1] / values[0]:.2f}x" if values[0] and values[1] else "-"] if len(gpus) == 2 else []
-        rows.append([name, *("-" if value is None else significant(value) for value in values), *ratio])
+        rows.append([name, *map(_shown, values), *ratio])
     headings = ["dense peaks", *(gpu.gpu for gpu in gpus), *(["second / first"] if len(gpus) == 2 else [])]
     return text_table(headings, rows)
+
+
+def _shown(value: float | None) -> str:
+    return "-" if value is None else str(value) if isinstance(value, int) else significant(value)
 
 
 def _in_tera(value: float | None) -> float | None:
