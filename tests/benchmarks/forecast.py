@@ -36,7 +36,7 @@ from profiler.predict.predict import fit
 RUNS = Path(__file__).parents[2] / "runs" / "reference"
 MORE = Path(__file__).parents[1] / "data" / "forecast"
 TAKEN = [RUNS / "smollm2-135m-epyc", RUNS / "smollm2-135m-zen4", *sorted(MORE.glob("smollm2-*"))]
-ASKED = (0.05, 0.12)
+LIMITS = (0.05, 0.12)
 """Limits of the error with 8 training cells of 32: median, and the bound for nine in ten."""
 
 
@@ -45,8 +45,8 @@ def main() -> None:
     parser.add_argument("runs", nargs="*", type=Path, default=TAKEN)
     parser.add_argument("--card", type=Path, help="a profile of the card that the runs were taken on")
     parser.add_argument("--no-published", action="store_true")
-    asked = parser.parse_args()
-    for folder in asked.runs:
+    options = parser.parse_args()
+    for folder in options.runs:
         known = run_facts(folder)
         measured = known.trained.measured
         print(f"{folder.name}: {known.facts.model.id}, {known.facts.model.precision}, {len(measured)} cells")
@@ -59,9 +59,9 @@ def main() -> None:
             verdict(off, visited_again(known))
         say("  each from the others", known.trained.within.errors)
         say("  the extremes from the rest", known.trained.outside.errors)
-        if asked.card:
-            on_card(known, read_profile(asked.card))
-    if not asked.no_published:
+        if options.card:
+            on_card(known, read_profile(options.card))
+    if not options.no_published:
         ranges()
 
 
@@ -112,18 +112,18 @@ def visited_again(known: RunFacts) -> Array:
 
 
 def verdict(off: Array, again: Array) -> None:
-    """Return whether the errors are within their limits, and whether this run is quiet enough to show it."""
+    """Print whether the errors are within their limits, and whether this run is quiet enough to show it."""
     reached = [float(np.quantile(np.abs(off), share)) for share in (0.5, 0.9)]
-    held = all(value <= asked for value, asked in zip(reached, ASKED, strict=True))
-    words = f"  asked: {100 * ASKED[0]:.0f} % and {100 * ASKED[1]:.0f} %: {'held' if held else 'NOT held'}"
+    within = all(value <= limit for value, limit in zip(reached, LIMITS, strict=True))
+    text = f"  limits: {100 * LIMITS[0]:.0f} % and {100 * LIMITS[1]:.0f} %: {'met' if within else 'NOT met'}"
     if not len(again):
-        print(f"{words}; no cell was visited twice, so nothing tells how much of it is noise")
+        print(f"{text}; no cell was visited twice, so the share of noise is not known")
         return
     noise = [float(np.quantile(again, share)) for share in (0.5, 0.9)]
-    could = all(value <= asked for value, asked in zip(noise, ASKED, strict=True))
+    quiet = all(value <= limit for value, limit in zip(noise, LIMITS, strict=True))
     print(
-        f"{words}; the same cells visited again differ by {100 * noise[0]:.1f} % and {100 * noise[1]:.1f} %"
-        f" ({len(again)} pairs){'' if could else ': this run is too noisy to show it'}"
+        f"{text}; the same cells visited again differ by {100 * noise[0]:.1f} % and {100 * noise[1]:.1f} %"
+        f" ({len(again)} pairs){'' if quiet else ': this run is too noisy to show it'}"
     )
 
 

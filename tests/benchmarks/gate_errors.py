@@ -64,37 +64,37 @@ def pool_of(run: Path, others: Sequence[Path]) -> Pool:
 def drawn(pool: Pool, visits: int, random: np.random.Generator) -> Side:
     """Return a run drawn from the pool, with `visits` visits of each cell."""
     taken: dict[CellId, list[NDArray[np.float64]]] = {}
-    for asked, known in pool.visits.items():
+    for key, known in pool.visits.items():
         level = np.median(np.concatenate([np.asarray(visit) for visit in known]))
-        taken[asked] = []
+        taken[key] = []
         for _ in range(visits):
             visit = np.asarray(known[random.integers(len(known))])
-            moved = 1 + random.choice(pool.deviations[asked.phase])
-            taken[asked].append(visit / np.median(visit) * level * moved)
+            moved = 1 + random.choice(pool.deviations[key.phase])
+            taken[key].append(visit / np.median(visit) * level * moved)
     spreads = {
         phase: spread_of(
             {number: float(np.median(visit)) for number, visit in enumerate(samples)}
-            for asked, samples in taken.items()
-            if asked.phase == phase
+            for key, samples in taken.items()
+            if key.phase == phase
         )
         for phase in PHASES
     }
     cells = {}
-    for asked, samples in taken.items():
-        spread = spreads[asked.phase]
+    for key, samples in taken.items():
+        spread = spreads[key.phase]
         time_s = estimate([visit.tolist() for visit in samples], spread)
-        cells[asked] = Timed(time_s.median_s, time_s.low_s, time_s.high_s, visits, drift=spread.drift)
+        cells[key] = Timed(time_s.median_s, time_s.low_s, time_s.high_s, visits, drift=spread.drift)
     return Side("drawn", "", "roofscope", {}, cells)
 
 
 def slower(side: Side, by: float, cells: Sequence[CellId]) -> Side:
     """Return the side with some cells slower."""
     changed = {
-        asked: replace(
+        key: replace(
             timed, median_s=timed.median_s * (1 + by), low_s=timed.low_s * (1 + by), high_s=timed.high_s * (1 + by)
         )
-        for asked, timed in side.cells.items()
-        if asked in cells
+        for key, timed in side.cells.items()
+        if key in cells
     }
     return replace(side, cells={**side.cells, **changed})
 
@@ -114,7 +114,7 @@ def outcomes(pairs: Sequence[tuple[Side, Side]], planted: str = "all cells") -> 
         if planted == "one cell":
             cells = [cells[number % len(cells)]]
         if planted == "decode":
-            cells = [asked for asked in cells if asked.phase == "decode"]
+            cells = [key for key in cells if key.phase == "decode"]
         for by in SLOWDOWNS:
             comparison = compare_sides(before, slower(after, by, cells))
             found[by][gate(comparison, dict.fromkeys(PHASES, THRESHOLD)).outcome] += 1
@@ -162,22 +162,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=200)
     parser.add_argument("--picture", type=Path)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     pool = reference_pools()["smollm2-135m-2-cores"]
     shown = {}
     for visits in VISITS:
-        pairs = drawn_pairs(pool, asked.pairs, visits)
+        pairs = drawn_pairs(pool, options.pairs, visits)
         for planted in PLANTED:
             found = outcomes(pairs, planted)
             title = f"{visits} visits, {planted}"
             for by, counts in found.items():
                 shares = ", ".join(
-                    f"{name} {100 * count / asked.pairs:.1f} %" for name, count in sorted(counts.items())
+                    f"{name} {100 * count / options.pairs:.1f} %" for name, count in sorted(counts.items())
                 )
                 print(f"{title:22} planted {100 * by:4.0f} %: {shares}", flush=True)
             shown[title] = found
-    if asked.picture:
-        _draw(shown, asked.picture)
+    if options.picture:
+        _draw(shown, options.picture)
 
 
 if __name__ == "__main__":

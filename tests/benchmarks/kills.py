@@ -158,7 +158,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--commands", default="")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     base = Path(tempfile.mkdtemp(prefix="roofscope-kills-"))
     os.environ |= {"HF_HUB_OFFLINE": "1", "XDG_CACHE_HOME": str(base / "cache"), "XDG_DATA_HOME": str(base / "data")}
     os.chdir(base)
@@ -203,17 +203,17 @@ def main() -> int:
     LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=128, max_position_embeddings=256)).save_pretrained(model)
     done = base / "done"
     whole_s(["run", str(model), *GRID, "--out", str(done)], base)
-    moments, faults = random.Random(asked.seed), 0
+    moments, faults = random.Random(options.seed), 0
     for name, arguments in commands(str(model), str(script), done).items():
-        if asked.commands and name not in asked.commands.split(","):
+        if options.commands and name not in options.commands.split(","):
             continue
         out, hits, wrong = base / name.replace(" ", "-"), 0, []
         (out / "whole").mkdir(parents=True)
         most_s = whole_s(arguments(out / "whole"), out)
         runs = 0
         print(f"{name}: {most_s:.1f} CPU s", flush=True)
-        for number in range(MOST_TRIES * asked.kills):
-            if hits == asked.kills:
+        for number in range(MOST_TRIES * options.kills):
+            if hits == options.kills:
                 break
             folder = out / str(runs)
             folder.mkdir(exist_ok=True)

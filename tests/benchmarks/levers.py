@@ -31,16 +31,16 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--forms", default="bfloat16,int8wo,int4wo,nf4")
     parser.add_argument("--out", type=Path)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:
-        folder = asked.out or Path(made)
-        base = run_of(asked.model, "none", folder)
+        folder = options.out or Path(made)
+        base = run_of(options.model, "none", folder)
         facts = read_facts(base.folder, base.document, read_gathered(base.folder, base.document))
         before = results_of(base)
         print(f"{'':18}{'form':10}{'step ms':>9}{'said ms':>16}{'saved ms':>16}", flush=True)
         signs, clear, off = 0, 0, []
-        for form in asked.forms.split(","):
-            after = results_of(run_of(asked.model, form, folder))
+        for form in options.forms.split(","):
+            after = results_of(run_of(options.model, form, folder))
             for key, trials in facts.trials.items():
                 said = next((item for item in trial_results(trials) if item.form == form), None)
                 if said is None:

@@ -47,27 +47,30 @@ def main() -> None:
     parser.add_argument("--prompts", default="64,256")
     parser.add_argument("--budget", type=float, default=40.0)
     parser.add_argument("--turns", type=int, default=4)
-    asked = parser.parse_args()
-    torch.set_num_threads(asked.threads)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as folder:
         profiler.profile(
-            asked.model, dtype=asked.dtype, prompt_lens=asked.prompts, batch_sizes=asked.batch_sizes, new_tokens=16,
-            weights="random", budget_s=asked.budget, no_levers=True, device="cpu", out=Path(folder) / "run",
+            options.model, dtype=options.dtype, prompt_lens=options.prompts, batch_sizes=options.batch_sizes,
+            new_tokens=16, weights="random", budget_s=options.budget, no_levers=True, device="cpu", out=Path(folder) / "run",
         )  # fmt: skip
-        replayed, kept = forecasts(Path(folder) / "run", asked.tp)
+        replayed, assumed = forecasts(Path(folder) / "run", options.tp)
         cells = [key.cell for key in read_run(Path(folder) / "run").document.asked.keys]
-    truth = shares(asked, list(dict.fromkeys(cells)))
-    print(kept.notes[0], replayed.notes[0], sep="\n")
-    print(f"{'step':<20} {'whole ms':>9} {'share ms':>9} {'faster':>7} {'kept':>16} {'replayed':>16}")
-    for one, other in zip(kept.cells, replayed.cells, strict=True):
+    truth = shares(options, list(dict.fromkeys(cells)))
+    print(assumed.notes[0], replayed.notes[0], sep="\n")
+    print(f"{'step':<20} {'whole ms':>9} {'share ms':>9} {'faster':>7} {'assumed':>16} {'replayed':>16}")
+    for one, other in zip(assumed.cells, replayed.cells, strict=True):
         whole_s, share_s = truth[one.phase, one.batch_size, one.prompt_len]
         gains = [cell.times[0].latency_s / cell.times[1].latency_s for cell in (one, other)]
         off = [whole_s / share_s / gain - 1 for gain in gains]
-        told = [f"{gain:5.2f} {100 * apart:+4.0f} % {'yes' if abs(apart) <= WITHIN[one.phase] else 'no':>3}"
-                for gain, apart in zip(gains, off, strict=True)]  # fmt: skip
+        columns = [
+            f"{gain:5.2f} {100 * apart:+4.0f} % {'yes' if abs(apart) <= WITHIN[one.phase] else 'no':>3}"
+            for gain, apart in zip(gains, off, strict=True)
+        ]
         name = f"{one.phase} {one.batch_size} x {one.prompt_len}"
         print(
-            f"{name:<20} {1e3 * whole_s:9.2f} {1e3 * share_s:9.2f} {whole_s / share_s:7.2f} {told[0]:>16} {told[1]:>16}"
+            f"{name:<20} {1e3 * whole_s:9.2f} {1e3 * share_s:9.2f} {whole_s / share_s:7.2f}"
+            f" {columns[0]:>16} {columns[1]:>16}"
         )
 
 
@@ -75,21 +78,21 @@ def forecasts(run: Path, ranks: int) -> tuple[RanksAnswer, RanksAnswer]:
     """Return two forecasts over a link that takes no time: with replayed linears, and with an assumed share of the
     roof."""
     sizes = read_run(run).document.grid
-    wanted = ForecastRequest(
+    request = ForecastRequest(
         prompt_lens=",".join(map(str, sizes.prompt_lens)), batch_sizes=",".join(map(str, sizes.batch_sizes))
     )
     free = RankOptions(str(ranks), "0,1e9")
-    replayed, _ = forecast_ranks(str(run), "", wanted, free, date.today(), QuietListener())
+    replayed, _ = forecast_ranks(str(run), "", request, free, date.today(), QuietListener())
     with mock.patch.object(cards, "machine_of", return_value="left out"):
-        kept, _ = forecast_ranks(str(run), "", wanted, free, date.today(), QuietListener())
-    return replayed, kept
+        assumed, _ = forecast_ranks(str(run), "", request, free, date.today(), QuietListener())
+    return replayed, assumed
 
 
-def shares(asked: Any, cells: list[Any]) -> dict[tuple[str, int, int], tuple[float, float]]:
+def shares(options: Any, cells: list[Any]) -> dict[tuple[str, int, int], tuple[float, float]]:
     """Return (whole, share) in seconds of each step, taking turns in this process."""
-    config, machine = load_config(resolve(asked.model)), machine_for(torch.device("cpu"))
-    whole, share = (drawn(config, DTYPES[asked.dtype]) for _ in range(2))
-    keep_share(share, asked.tp)
+    config, machine = load_config(resolve(options.model)), machine_for(torch.device("cpu"))
+    whole, share = (drawn(config, DTYPES[options.dtype]) for _ in range(2))
+    keep_share(share, options.tp)
     trained_alike(whole, share)
     fill(share)
     rows = share.get_input_embeddings().weight.shape[0]
@@ -101,7 +104,7 @@ def shares(asked: Any, cells: list[Any]) -> dict[tuple[str, int, int], tuple[flo
     found: dict[tuple[str, int, int], tuple[float, float]] = {}
     for cell in cells:
         taken: list[list[tuple[float, float]]] = [[], []]
-        for turn in range(asked.turns):
+        for turn in range(options.turns):
             for engine, times in zip(engines, taken, strict=True):
                 prefill_s, decode_s = follow(engine, cell, cell.decode_steps, bench)
                 if turn:  # shapes warm up in the first round

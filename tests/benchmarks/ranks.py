@@ -50,16 +50,16 @@ def main() -> None:
     parser.add_argument("--batch-sizes", default="1,4")
     parser.add_argument("--prompt", type=int, default=64)
     parser.add_argument("--turns", type=int, default=4)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     if not under_torchrun():
-        ranks = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={asked.ranks}", __file__]
+        ranks = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={arguments.ranks}", __file__]
         with tempfile.TemporaryDirectory() as folder:
-            model = [] if asked.model else ["--model", _small(folder)]
+            model = [] if arguments.model else ["--model", _small(folder)]
             done = subprocess.run([sys.executable, *ranks, *sys.argv[1:], *model], check=False)
         sys.exit(done.returncode)
     options = Options(
-        model=asked.model, tp=asked.ranks, dtype=asked.dtype, prompt_lens=[asked.prompt],
-        batch_sizes=asked.batch_sizes, new_tokens=16, device="cpu", weights="random", out=Path("unused"),
+        model=arguments.model, tp=arguments.ranks, dtype=arguments.dtype, prompt_lens=[arguments.prompt],
+        batch_sizes=arguments.batch_sizes, new_tokens=16, device="cpu", weights="random", out=Path("unused"),
     )  # fmt: skip
     prepared = prepare(options)
     group = ProcessGroup("cpu")
@@ -70,7 +70,7 @@ def main() -> None:
     found = [
         row
         for alpha_us, gb_per_s in SLOWED
-        for row in _under(held, engine, prepared.grid.cells, (alpha_us * 1e-6, gb_per_s * 1e9), asked.turns)
+        for row in _under(held, engine, prepared.grid.cells, (alpha_us * 1e-6, gb_per_s * 1e9), arguments.turns)
     ]
     if group.rank == 0:
         _print(found)
@@ -110,8 +110,8 @@ def _under(
                 measured_s = statistics.median(prefill for prefill, _ in whole)
             else:
                 measured_s = statistics.median(step for _, decode in whole for step in decode[1:])
-            told = list(share.seconds(key.phase)), share.last_s(key.phase), exchanged_s(held, key, link)
-            yield _row(key, planted, told, measured_s)
+            predicted = list(share.seconds(key.phase)), share.last_s(key.phase), exchanged_s(held, key, link)
+            yield _row(key, planted, predicted, measured_s)
 
 
 def exchanged_s(held: Ranks, key: CellKey, link: Link) -> float:
@@ -124,9 +124,9 @@ def exchanged_s(held: Ranks, key: CellKey, link: Link) -> float:
 
 
 def _row(
-    key: CellKey, planted: tuple[float, float], told: tuple[list[float], float, float], measured_s: float
+    key: CellKey, planted: tuple[float, float], predicted: tuple[list[float], float, float], measured_s: float
 ) -> tuple[str, ...]:
-    own_s, last_s, link_s = told
+    own_s, last_s, link_s = predicted
     predicted_s = last_s + link_s
     off = predicted_s / measured_s - 1
     return (

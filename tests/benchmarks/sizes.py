@@ -96,10 +96,10 @@ def main() -> None:
     parser.add_argument("--cells", type=int, default=10_000)
     parser.add_argument("--folder", type=Path, default=None)
     parser.add_argument("--part", choices=PARTS)
-    asked = parser.parse_args()
-    base = asked.folder or Path(tempfile.mkdtemp(prefix="roofscope-sizes-"))
-    if asked.part:
-        run_part(asked.part, round(asked.cells**0.5), base)
+    options = parser.parse_args()
+    base = options.folder or Path(tempfile.mkdtemp(prefix="roofscope-sizes-"))
+    if options.part:
+        run_part(options.part, round(options.cells**0.5), base)
         return
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -107,7 +107,7 @@ def main() -> None:
     LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=128, max_position_embeddings=4096)).save_pretrained(base / "model")
     for part in PARTS:
         print(f"{part}:", flush=True)
-        arguments = ["--cells", str(asked.cells), "--folder", str(base), "--part", part]
+        arguments = ["--cells", str(options.cells), "--folder", str(base), "--part", part]
         subprocess.run([sys.executable, __file__, *arguments], check=True)
     for file in sorted((base / "run").iterdir()):
         print(f"{file.stat().st_size / 1e6:10.2f} MB  {file.name}")

@@ -52,13 +52,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", default=list(FAULTS))
     parser.add_argument("--rounds", type=int, default=3)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     print(f"{'script':22} {'took s':>6} {'said s':>7} {'saved s':>7} {'ratio':>6}  (each round)", flush=True)
     with tempfile.TemporaryDirectory() as made, on_one_core():
         save_small_llama(Path(made) / "small-llama")
-        for name in asked.names:
+        for name in options.names:
             with contextlib.redirect_stdout(open(os.devnull, "w")):
-                line = held(name, asked.rounds, Path(made) / "small-llama", Path(made))
+                line = held(name, options.rounds, Path(made) / "small-llama", Path(made))
             print(line, flush=True)
 
 

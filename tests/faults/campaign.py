@@ -89,9 +89,9 @@ def main() -> None:
     parser.add_argument("--only", default="", help="faults whose line holds this")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
     parser.add_argument("--out", type=Path, help="append each fault and what came of it, as JSON; go on behind them")
-    asked = parser.parse_args()
-    replayed = None if asked.replay is None else Injection.parse(asked.replay)
-    names = [replayed.scenario] if replayed else asked.scenarios.split(",")
+    options = parser.parse_args()
+    replayed = None if options.replay is None else Injection.parse(options.replay)
+    names = [replayed.scenario] if replayed else options.scenarios.split(",")
     with tempfile.TemporaryDirectory(prefix="roofscope-faults-") as folder:
         found = {name: recorded(SCENARIOS[name], Path(folder)) for name in names}
         if replayed:
@@ -99,12 +99,12 @@ def main() -> None:
             print(trial.said)
             print(*(trial.failures or ("all holds",)), sep="\n")
             sys.exit(1 if trial.failures else 0)
-        planned = [each for each in injections(found.values()) if asked.only in str(each)]
-        if asked.sample:
-            planned = random.Random(asked.seed).sample(planned, min(asked.sample, len(planned)))
+        planned = [each for each in injections(found.values()) if options.only in str(each)]
+        if options.sample:
+            planned = random.Random(options.seed).sample(planned, min(options.sample, len(planned)))
         sites = {call.site for each in found.values() for call in each.base.calls}
         print(f"{len(sites)} sites, {len(planned)} faults", flush=True)
-        trials = _trials(found, planned, asked.jobs, asked.out)
+        trials = _trials(found, planned, options.jobs, options.out)
     print(*tables(trials, sites, clauses.reached), sep="\n")
     sys.exit(1 if any(trial.failures for trial in trials) else 0)
 
@@ -144,5 +144,5 @@ def _kept(out: Path | None, planned: Sequence[Injection]) -> list[Trial]:
         Trial(**{**row, "injection": Injection.parse(row["injection"])})
         for row in map(json.loads, out.read_text().splitlines())
     ]
-    asked = {*planned}
-    return [trial for trial in trials if trial.injection in asked]
+    targets = set(planned)
+    return [trial for trial in trials if trial.injection in targets]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.forecast import ASKED, MORE, as_run, crossed
+from benchmarks.forecast import LIMITS, MORE, as_run, crossed
 
 from profiler.forecast.command import run_facts
 from profiler.predict.interpolation import line
@@ -25,7 +25,7 @@ def test_eight_cells_tell_of_the_other_twenty_four(folder: Path) -> None:
     assert (len(chosen), len(rest)) == (8, 24)
     forecast = fit(as_run(measured, chosen), device).forecast(measured.demanded.at(rest))
     off = np.abs(forecast.latency_s / measured.latency_s[rest] - 1)
-    median, nine_in_ten = ASKED
+    median, nine_in_ten = LIMITS
     assert np.median(off) <= median
     assert np.quantile(off, 0.9) <= nine_in_ten
 
