@@ -1,11 +1,13 @@
-"""The record of one call of a model, and the state that a recorder has per thread."""
+"""The record of one call of a model, and what recorders share: state per thread, patches, the user's line."""
 
 from __future__ import annotations
 
+import functools
 import sys
 import sysconfig
 import threading
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -72,6 +74,15 @@ class Thread(threading.local):
     reading: bool = False
     last: str = ""
     """The line of the latest call of a model."""
+
+
+def replace_attribute(owner: type, name: str, value: object) -> Callable[[], None]:
+    """Set an attribute of a class, and return a function that restores it."""
+    restore = functools.partial(delattr, owner, name)
+    if name in vars(owner):
+        restore = functools.partial(setattr, owner, name, vars(owner)[name])
+    setattr(owner, name, value)
+    return restore
 
 
 def users_line() -> str:

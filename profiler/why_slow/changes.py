@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import inspect
 import os
 from collections.abc import Callable, Iterator
@@ -58,13 +59,13 @@ def candidates(group: CallGroup, recorder: Recorder) -> Iterator[Candidate]:
     if settings["mode"] == "train" and not recorder.trained:
         yield candidate(
             "train-mode", "the model is in train mode", "call model.eval() after loading",
-            within=lambda: _eval_mode(model),
+            within=lambda: _switched(model.train, False, True),
         )  # fmt: skip
     if settings["gradients"] == "off" and (weight := _frozen_head(model)) is not None:
         yield candidate(
             "frozen-weights", "weights are frozen, so the LM head copies its weight for each last position",
             "leave out requires_grad_(False): within torch.inference_mode() no gradient is recorded",
-            within=lambda: _trainable(weight),
+            within=lambda: _switched(weight.requires_grad_, True, False),
         )  # fmt: skip
     yield from padding_changes(call, noted, model, unchanged, group.like(call))
     if call.kind == "forward" and _only_last_is_used(group, recorder):
@@ -128,15 +129,6 @@ def _fused() -> contextlib.AbstractContextManager[None]:
     return fused
 
 
-@contextlib.contextmanager
-def _eval_mode(model: Any) -> Iterator[None]:
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train()
-
-
 def _frozen_head(model: Any) -> torch.Tensor | None:
     """The weight of a plain LM head that does not require a gradient, else None.
 
@@ -150,16 +142,8 @@ def _frozen_head(model: Any) -> torch.Tensor | None:
 
 
 @contextlib.contextmanager
-def _trainable(weight: torch.Tensor) -> Iterator[None]:
-    weight.requires_grad_(True)
-    try:
-        yield
-    finally:
-        weight.requires_grad_(False)
-
-
-@contextlib.contextmanager
-def _switched(switch: Callable[[str], object], to: str, back: str) -> Iterator[None]:
+def _switched(switch: Callable[[Any], object], to: Any, back: Any) -> Iterator[None]:
+    """A context that begins with `switch(to)` and ends with `switch(back)`."""
     switch(to)
     try:
         yield
@@ -189,14 +173,9 @@ def _threads(call: Call, candidate: Callable[..., Candidate]) -> Iterator[Candid
     if call.settings["device"] != "cpu" or threads == cores:
         return
 
-    @contextlib.contextmanager
-    def on_all() -> Iterator[None]:
-        with _switched(torch.set_num_threads, cores, threads):  # type: ignore[arg-type]
-            yield
-
     yield candidate(
         "threads", f"torch computes with {several(threads, 'thread', 'threads')} on {cores} cores",
-        f"torch.set_num_threads({cores})", within=on_all,
+        f"torch.set_num_threads({cores})", within=lambda: _switched(torch.set_num_threads, cores, threads),
     )  # fmt: skip
 
 
@@ -205,12 +184,10 @@ def _with_copies(
 ) -> Iterator[Candidate]:
     """Changes that need a copy of the model, if there is room for one."""
     for other in other_copies(group.model, call.settings["dtype"]):
-        copies: list[Any] = []
+        make = functools.cache(other.make)
 
-        def changed(other: Copy = other, copies: list[Any] = copies) -> object:
-            if not copies:
-                copies.append(other.make())
-            return repeat(noted, call, copies[0])()
+        def changed(make: Callable[[], Any] = make) -> object:
+            return repeat(noted, call, make())()
 
         yield candidate(other.id, other.evidence, other.change, changed, where=group.loaded_at)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from profiler.device.clock import now_s
-from profiler.why_slow.call_record import RepeatableCall, Thread, users_line
+from profiler.why_slow.call_record import RepeatableCall, Thread, replace_attribute, users_line
 from profiler.why_slow.observations import GraphBreak, Read, Recompilation
 
 _READS = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "__repr__")
@@ -37,7 +37,7 @@ class Reads:
 
         self.watched = True
         for name in _READS:
-            original, is_own = getattr(torch.Tensor, name), name in vars(torch.Tensor)
+            original = getattr(torch.Tensor, name)
 
             def read(tensor: Any, *args: Any, _original: Any = original, **named: Any) -> Any:
                 # Compiled code must not contain the wrapper.
@@ -45,12 +45,7 @@ class Reads:
                     return _original(tensor, *args, **named)
                 return self._read(functools.partial(_original, tensor), tensor, args, named)
 
-            setattr(torch.Tensor, name, functools.wraps(original)(read))
-            self.undo.append(
-                functools.partial(setattr, torch.Tensor, name, original)
-                if is_own
-                else functools.partial(delattr, torch.Tensor, name)
-            )
+            self.undo.append(replace_attribute(torch.Tensor, name, functools.wraps(original)(read)))
 
     def _read(self, run: Callable[..., Any], tensor: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Run a read; outside of models' calls, add a read of another device's tensor to its line."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
+from profiler.why_slow.call_record import replace_attribute
 from profiler.why_slow.recorder import Recorder
 
 _Undo = Callable[[], None]
@@ -74,7 +75,6 @@ def _models(module: ModuleType, recorder: Recorder) -> list[_Undo]:
             return inherited(self, *args, **named)
         return recorder.call("forward", self, functools.partial(inherited, self), args, named)
 
-    base.__call__ = call
     backward = torch.Tensor.backward
 
     @functools.wraps(backward)
@@ -82,7 +82,6 @@ def _models(module: ModuleType, recorder: Recorder) -> list[_Undo]:
         recorder.trained = True
         return backward(self, *args, **named)
 
-    torch.Tensor.backward = noted_backward
     from_pretrained = base.__dict__["from_pretrained"]
 
     @functools.wraps(from_pretrained.__func__)
@@ -90,14 +89,11 @@ def _models(module: ModuleType, recorder: Recorder) -> list[_Undo]:
         source = str(args[0] if args else named.get("pretrained_model_name_or_path"))
         return recorder.load(source, functools.partial(from_pretrained.__func__, cls), args, named)
 
-    base.from_pretrained = classmethod(load)
-
-    def restore() -> None:
-        del base.__call__
-        torch.Tensor.backward = backward
-        base.from_pretrained = from_pretrained
-
-    return [restore]
+    return [
+        replace_attribute(base, "__call__", call),
+        replace_attribute(torch.Tensor, "backward", noted_backward),
+        replace_attribute(base, "from_pretrained", classmethod(load)),
+    ]
 
 
 def _compiled(module: ModuleType, recorder: Recorder) -> list[_Undo]:
@@ -113,8 +109,7 @@ def _compiled(module: ModuleType, recorder: Recorder) -> list[_Undo]:
             return run(*args, **named)
         return recorder.call("forward", self._orig_mod, run, args, named, compiled=True)
 
-    base.__call__ = call
-    return [lambda: setattr(base, "__call__", original)]
+    return [replace_attribute(base, "__call__", call)]
 
 
 def _generation(module: ModuleType, recorder: Recorder) -> list[_Undo]:
@@ -125,8 +120,7 @@ def _generation(module: ModuleType, recorder: Recorder) -> list[_Undo]:
     def generate(self: Any, *args: Any, **named: Any) -> Any:
         return recorder.call("generate", self, functools.partial(original, self), args, named)
 
-    base.generate = generate
-    return [lambda: setattr(base, "generate", original)]
+    return [replace_attribute(base, "generate", generate)]
 
 
 def _tokenizers(module: ModuleType, recorder: Recorder) -> list[_Undo]:
@@ -142,8 +136,7 @@ def _tokenizers(module: ModuleType, recorder: Recorder) -> list[_Undo]:
         ) -> Any:
             return recorder.text(functools.partial(_original, self), args, named, encodes=_encodes)
 
-        setattr(base, name, functools.wraps(original)(wrapped))
-        undo.append(functools.partial(setattr, base, name, original))
+        undo.append(replace_attribute(base, name, functools.wraps(original)(wrapped)))
     return undo
 
 

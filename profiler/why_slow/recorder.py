@@ -15,7 +15,7 @@ from typing import Any
 from profiler.device.clock import OwnTime, clock_for, now_s
 from profiler.errors import describe_error
 from profiler.loading.cache_argument import without_cache
-from profiler.why_slow.call_record import CallRecord, RepeatableCall, Thread, users_line
+from profiler.why_slow.call_record import CallRecord, RepeatableCall, Thread, replace_attribute, users_line
 from profiler.why_slow.call_settings import ModelSettings, context_len, nbytes_of, new_tokens, times_computed, tokens_of
 from profiler.why_slow.host_counters import Compiling, Reads
 from profiler.why_slow.observations import Between, Call, CallKind, Load, Observations, RepeatedText, UnrecordedCall
@@ -205,8 +205,7 @@ class Recorder:
                     self._time_method(owner, method)
 
     def _time_method(self, owner: type, method: str) -> None:
-        original, is_own = getattr(owner, method), method in vars(owner)
-        here = self._here
+        original, here = getattr(owner, method), self._here
 
         @functools.wraps(original)
         def timed(*args: Any, **named: Any) -> Any:
@@ -217,10 +216,7 @@ class Recorder:
                 if noted is not None:
                     noted.callbacks[owner.__name__] = noted.callbacks.get(owner.__name__, 0.0) + timer.seconds()
 
-        setattr(owner, method, timed)
-        self.undo.append(
-            functools.partial(setattr, owner, method, original) if is_own else functools.partial(delattr, owner, method)
-        )
+        self.undo.append(replace_attribute(owner, method, timed))
 
     def seen(self, script: str, *, interrupted: bool = False) -> Observations:
         """All that was recorded so far; waits for the devices to read their clocks."""

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -76,6 +77,13 @@ def fixed_source(name: str, finding: str | None = None) -> str:
     source = (SCRIPTS / f"{name}.py").read_text()
     assert wrong in source
     return source.replace(wrong, right)
+
+
+def tiny_llama(**options: Any) -> LlamaForCausalLM:
+    """A Llama of one layer with random weights, in float32 and eval mode, whose `generate` never ends early."""
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 64}
+    config = LlamaConfig(**{"num_hidden_layers": 1, "eos_token_id": None, "pad_token_id": 0, **sizes, **options})
+    return LlamaForCausalLM(config).eval()
 
 
 def save_small_llama(folder: Path) -> None:

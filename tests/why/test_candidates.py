@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 from hurry import with_effort
+from planted_faults import tiny_llama
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 import profiler
 from profiler.device.clock import OwnTime
@@ -58,9 +59,7 @@ def test_a_change_is_tried(script: Callable[[Any], None], change: str, monkeypat
     with_effort(monkeypatch, script_floor=False, script_least_s=1.0)
     cores = torch.get_num_threads() + (change == "threads")
     monkeypatch.setattr("os.sched_getaffinity", lambda _process: set(range(cores)), raising=False)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 64}
-    config = LlamaConfig(num_hidden_layers=1, eos_token_id=None, pad_token_id=0, **sizes)
-    model = LlamaForCausalLM(config).to(torch.bfloat16).eval()
+    model = tiny_llama().to(torch.bfloat16)
     with profiler.why() as watching:
         script(model)
     assert watching.found is not None

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from planted_faults import tiny_llama
 
 from profiler.why_slow.findings import judge_calls
 from profiler.why_slow.patches import watched
@@ -25,9 +25,7 @@ from profiler.why_slow.render import call_rows
     ],
 )
 def test_a_call_has_the_batch_that_is_computed(rows: int, options: dict[str, Any], computed: int, words: str) -> None:
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 64}
-    config = LlamaConfig(num_hidden_layers=1, eos_token_id=None, pad_token_id=0, **sizes)
-    model, recorder, shapes = LlamaForCausalLM(config).eval(), Recorder(), list[tuple[int, ...]]()
+    model, recorder, shapes = tiny_llama(), Recorder(), list[tuple[int, ...]]()
     model.model.layers[0].register_forward_pre_hook(lambda _layer, args: shapes.append(tuple(args[0].shape[:2])))
     with watched(recorder):
         model.generate(torch.ones(rows, 8, dtype=torch.long), max_new_tokens=3, **options)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from hurry import with_effort
-from transformers import LlamaConfig, LlamaForCausalLM
+from planted_faults import tiny_llama
 
 import profiler
 from profiler.why_slow.render import call_rows, why_document
@@ -33,9 +33,7 @@ class RunsOut:
 
 @pytest.fixture
 def model() -> Any:
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 64}
-    config = LlamaConfig(num_hidden_layers=1, eos_token_id=None, pad_token_id=0, **sizes)
-    return LlamaForCausalLM(config).eval()
+    return tiny_llama()
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from planted_faults import tiny_llama
+from transformers import LlamaForCausalLM
 
 from profiler.counting.floor import RoofSet
 from profiler.why_slow.findings import judge_calls
@@ -27,8 +28,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr("profiler.why_slow.floor.here_roofs", roofs)
     monkeypatch.setattr("profiler.why_slow.floor.least_dispatch_s", lambda *_: (PREFILL_S, DECODE_S))
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 64}
-    return LlamaForCausalLM(LlamaConfig(num_hidden_layers=2, tie_word_embeddings=False, **sizes))
+    return tiny_llama(num_hidden_layers=2, tie_word_embeddings=False)
 
 
 def device_s(tokens: int, steps: int) -> float:

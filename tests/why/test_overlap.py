@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from hurry import with_effort
-from transformers import LlamaConfig, LlamaForCausalLM
+from planted_faults import tiny_llama
 
 import profiler
 from profiler.json_document import json_text
@@ -88,9 +88,7 @@ class Sleeps:
 def test_calls_from_threads_are_repeated_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four threads sleep four times 0.1 s each: 1.6 s of sleep in 0.4 s of wall time."""
     with_effort(monkeypatch, script_floor=False)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 64}
-    config = LlamaConfig(num_hidden_layers=1, eos_token_id=None, pad_token_id=0, **sizes)
-    model, slow, recorder = LlamaForCausalLM(config).eval(), Sleeps(), Recorder()
+    model, slow, recorder = tiny_llama(), Sleeps(), Recorder()
 
     def generate() -> None:
         ids = torch.ones(1, 8, dtype=torch.long)
@@ -115,8 +113,7 @@ def test_calls_from_threads_are_repeated_in_threads(monkeypatch: pytest.MonkeyPa
 
 def test_consecutive_calls_do_not_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
     with_effort(monkeypatch, script_least_s=0.0, script_most_s=0.0, script_floor=False)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 64}
-    model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, **sizes)).eval()
+    model = tiny_llama()
     with profiler.why() as watching, torch.no_grad():
         for _ in range(50):
             model(torch.ones(1, 4, dtype=torch.long))

@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 import torch
 from hurry import with_effort
+from planted_faults import tiny_llama
 from transformers import (
     CLIPConfig,
     CLIPModel,
     DistilBertConfig,
     DistilBertModel,
-    LlamaConfig,
-    LlamaForCausalLM,
     ViTConfig,
     ViTModel,
 )
@@ -30,10 +29,6 @@ IDS = torch.ones(1, 4, dtype=torch.long)
 PIXELS = torch.ones(1, 3, 32, 32)
 SIZES = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
 IMAGES = {"image_size": 32, "patch_size": 16}
-
-
-def llama() -> LlamaForCausalLM:
-    return LlamaForCausalLM(LlamaConfig(vocab_size=64, **SIZES)).eval()
 
 
 def distilbert() -> Callable[[], Any]:
@@ -76,7 +71,7 @@ def unreadable(*_: object) -> None:
 
 def test_a_call_that_cannot_be_recorded_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Recording fails at the second of three calls: two are recorded, and all three return the usual logits."""
-    model, of = llama(), ModelSettings.of
+    model, of = tiny_llama(), ModelSettings.of
     reads = iter([of, unreadable, of])
     monkeypatch.setattr(ModelSettings, "of", lambda *args: next(reads)(*args))
     with torch.no_grad():
@@ -91,7 +86,7 @@ def test_a_call_that_cannot_be_recorded_is_reported(monkeypatch: pytest.MonkeyPa
 
 def test_an_answer_without_recorded_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ModelSettings, "of", unreadable)
-    model = llama()
+    model = tiny_llama()
     with profiler.why() as watching, torch.no_grad():
         for _ in range(2):
             model.generate(IDS, max_new_tokens=2, do_sample=False)
@@ -115,7 +110,7 @@ def test_a_load_or_a_text_that_cannot_be_recorded_still_runs(method: str, monkey
 
 def test_a_failure_while_looking_for_changes_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trials, "candidates", unreadable)
-    model, recorder = llama(), Recorder()
+    model, recorder = tiny_llama(), Recorder()
     with watched(recorder), torch.no_grad():
         model(IDS)
     assert trials.try_changes(recorder, recorder.seen("s.py"), 1.0) == (
@@ -126,7 +121,7 @@ def test_a_failure_while_looking_for_changes_is_reported(monkeypatch: pytest.Mon
 
 def test_a_failure_of_the_floor_leaves_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("profiler.why_slow.floor.floor_of_calls", unreadable)
-    model = llama()
+    model = tiny_llama()
     with profiler.why() as watching, torch.no_grad():
         model(IDS)
     assert watching.found is not None

@@ -6,7 +6,7 @@ import time
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from planted_faults import tiny_llama
 
 from profiler.why_slow.findings import ChangeTrial, judge_calls
 from profiler.why_slow.observations import Call, Observations
@@ -60,8 +60,7 @@ def test_a_first_call_faster_than_its_repeat_counts_in_full() -> None:
 
 def test_first_calls_are_repeated() -> None:
     """A model sleeps half a second the first time and not in a repeat; the second call is not repeated."""
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 64}
-    model, recorder = LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, **sizes)).eval(), Recorder()
+    model, recorder = tiny_llama(), Recorder()
     left_s = [COLD_S]
     model.model.register_forward_pre_hook(lambda *_: time.sleep(left_s.pop() if left_s else 0.0))
     with watched(recorder), torch.no_grad():

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from hurry import with_effort
+from planted_faults import tiny_llama
 
 import profiler
 from profiler.device.contention import ForeignLoad
@@ -160,14 +161,12 @@ def test_a_block_is_recorded_if_transformers_is_imported_already(
 def test_recompilations_are_reported_and_add_no_graph_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two shapes of a model compiled for each shape: one recompilation, and no wrapper in the graph."""
     from torch._dynamo import reset, utils
-    from transformers import LlamaConfig, LlamaForCausalLM
 
     with_effort(monkeypatch, script_floor=False)
     reset()
     utils.counters.clear()
     utils.clear_compilation_metrics()
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 64}
-    model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, **sizes)).eval()
+    model = tiny_llama()
     compiled = torch.compile(model, backend="eager", dynamic=False)
     with profiler.why() as watching, torch.no_grad():
         for length in (8, 8, 12):
@@ -191,14 +190,12 @@ def test_recompilations_are_reported_and_add_no_graph_breaks(monkeypatch: pytest
 def test_graph_breaks_are_reported_with_their_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     """A print before the layer breaks the graph; breaks before the block are not counted."""
     from torch._dynamo import reset, utils
-    from transformers import LlamaConfig, LlamaForCausalLM
 
     with_effort(monkeypatch, script_floor=False)
     reset()
     utils.counters.clear()
     utils.counters["graph_break"]["an earlier one"] = 3
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 64}
-    model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, **sizes)).eval()
+    model = tiny_llama()
     model.model.layers[0].register_forward_pre_hook(lambda *_: print(end=""))
     with profiler.why() as watching, torch.no_grad():
         torch.compile(model, backend="eager")(torch.ones(1, 8, dtype=torch.long))
@@ -215,13 +212,11 @@ def test_graph_breaks_are_reported_with_their_reason(monkeypatch: pytest.MonkeyP
 def test_a_static_cache_is_advised_for_compiled_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a growing cache, each token is a new shape for the compiled code."""
     from torch._dynamo import reset
-    from transformers import LlamaConfig, LlamaForCausalLM
 
     with_effort(monkeypatch, script_floor=False)
     monkeypatch.setattr("profiler.why_slow.trials.try_changes", lambda *_: ([], []))
     reset()
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 64}
-    model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, eos_token_id=None, pad_token_id=0, **sizes)).eval()
+    model = tiny_llama()
     model.forward = torch.compile(model.forward, backend="eager", dynamic=False)
     with profiler.why() as watching:
         model.generate(torch.ones(1, 8, dtype=torch.long), max_new_tokens=4, do_sample=False)
@@ -248,10 +243,8 @@ def seen(*calls: Call, loads: tuple[Load, ...] = ()) -> Observations:
 
 def test_every_setting_that_changes_between_forwards_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """The settings of forwards are cached; each is changed between two reads."""
-    from transformers import LlamaConfig, LlamaForCausalLM
 
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 64}
-    model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, **sizes)).eval()
+    model = tiny_llama()
     model_settings = ModelSettings()
 
     def settings() -> dict[str, str]:
@@ -335,11 +328,9 @@ def test_a_small_saving_on_which_pairs_disagree_is_listed() -> None:
 
 def test_forwards_with_a_cache_are_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     """A loop records gradients that it does not need: a step without them is tried."""
-    from transformers import LlamaConfig, LlamaForCausalLM
 
     with_effort(monkeypatch, script_floor=False)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 64}
-    model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, **sizes)).eval()
+    model = tiny_llama()
     with profiler.why() as watching:
         found = model(torch.ones(1, 4, dtype=torch.long), use_cache=True)
         for _ in range(6):
