@@ -169,16 +169,11 @@ def _where_it_changes(decodes: Sequence[JudgedCell], setting: Setting) -> str:
 
 def _largest_other_term(s: TimeBreakdown) -> str:
     """The largest term besides weights, KV cache and arithmetic, if it is a tenth of the step."""
-    terms = {
-        "dispatch": s.dispatch_s,
-        "generate itself": s.generate_s,
-        "dequantisation": s.dequantise_s,
-        "kernels below the roof": s.kernel_s,
-        "avoidable work": s.avoidable_s,
-        "padding": s.padding_s,
-    }
-    name = max(terms, key=lambda key: terms[key])
-    return f", of which {name} {duration(terms[name])}" if terms[name] >= _LEAST_STEP_SHARE * s.latency_s else ""
+    terms = ("dispatch_s", "generate_s", "dequantise_s", "kernel_s", "avoidable_s", "padding_s")
+    term = max(terms, key=lambda name: getattr(s, name))
+    if getattr(s, term) < _LEAST_STEP_SHARE * s.latency_s:
+        return ""
+    return f", of which {'generate itself' if term == 'generate_s' else TERM_NAMES[term]} {duration(getattr(s, term))}"
 
 
 def _largest_terms(s: TimeBreakdown) -> str:

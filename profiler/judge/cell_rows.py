@@ -1,11 +1,11 @@
-"""Rows of cells.csv: a cell's counts, its times, and its position on the roofline."""
+"""Rows of cells.csv: a cell's counts and its times."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -100,40 +100,3 @@ def or_nan(value: float | None) -> float:
 def _median(values: Sequence[float | None]) -> float | None:
     numbers = [value for value in values if value is not None]
     return statistics.median(numbers) if numbers else None
-
-
-@dataclass(frozen=True)
-class RooflinePoint:
-    """One cell on the roofline. Its rates are model work over time, so avoidable work does not raise them."""
-
-    intensity: float
-    """Model FLOPs per model byte."""
-    flops_per_s: float
-    bytes_per_s: float
-    mfu: float | None
-    """Model FLOP/s over the datasheet's dense peak (PaLM, arXiv:2204.02311); None without a datasheet."""
-    mbu: float | None
-    """Model bytes/s over the datasheet's bandwidth; None without a datasheet."""
-
-
-def on_roofline(
-    latency_s: float,
-    model_flops: float,
-    model_bytes: float,
-    peak_flops_per_s: float | None = None,
-    peak_bytes_per_s: float | None = None,
-) -> RooflinePoint:
-    """The position of a measured cell on the roofline."""
-    flops_per_s, bytes_per_s = model_flops / latency_s, model_bytes / latency_s
-    return RooflinePoint(
-        intensity=model_flops / model_bytes,
-        flops_per_s=flops_per_s,
-        bytes_per_s=bytes_per_s,
-        mfu=flops_per_s / peak_flops_per_s if peak_flops_per_s else None,
-        mbu=bytes_per_s / peak_bytes_per_s if peak_bytes_per_s else None,
-    )
-
-
-def ridge_flops_per_byte(compute_flops_per_s: float, memory_bytes_per_s: float) -> float:
-    """The ridge point: the intensity at which the compute roof and the memory roof meet."""
-    return compute_flops_per_s / memory_bytes_per_s

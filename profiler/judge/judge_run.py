@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,7 +16,7 @@ from profiler.facts.visits import phase_medians, phase_samples
 from profiler.grid.cells import PHASES, Cell, CellKey, Phase
 from profiler.judge import answer as advice
 from profiler.judge.breakdown import TERMS, TimeBreakdown
-from profiler.judge.cell_rows import median_issue_s, on_roofline, or_nan, timed_row, with_ragged, with_visits
+from profiler.judge.cell_rows import median_issue_s, timed_row, with_ragged, with_visits
 from profiler.judge.cells import CellEvidence, CellResult, EngineDifference, JudgedCell, columns_of, trial_results
 from profiler.judge.demand import as_served, breakdown_of, faults_of, lost_s, roofs_of, total_work
 from profiler.judge.engine_differences import (
@@ -28,7 +29,7 @@ from profiler.judge.levers import Setting, floors_on, levers
 from profiler.judge.machine_speed import at_median_speed, busy_sentences
 from profiler.judge.module_times import unexplained_by_group
 from profiler.judge.padding import RaggedStep, ragged_step
-from profiler.judge.regimes import THROTTLED, Measurement, Verdict, judge_cell, within_roof_range
+from profiler.judge.regimes import THROTTLED, Measurement, judge_cell, within_roof_range
 from profiler.judge.roof_range import extreme_shares
 from profiler.judge.scaling import SIZE_OF, BoundSide, DoublingTest, Series, doubling_tests, series_of
 from profiler.stats import Estimate, NoiseReport, VisitSpread, estimate, narrow_enough, noise_report, spread_of
@@ -141,16 +142,18 @@ def _time_row(facts: Facts, key: CellKey, row: CellResult, time_s: Estimate) -> 
 
 
 def _rated_row(facts: Facts, key: CellKey, row: CellResult, time_s: Estimate, noise: NoiseReport) -> CellResult:
-    """A row with its visits, its rates, their shares of the datasheet's peaks, and its noise."""
-    flops, nbytes = total_work(facts.operators[key])
-    peaks = facts.device.datasheet_flops_per_s, facts.device.datasheet_bytes_per_s
-    point = on_roofline(time_s.median_s, flops, nbytes, *peaks)
+    """A row with its visits, its rates, their shares of the datasheet's peaks, and its noise.
+
+    Rates are model work over time, so avoidable work does not raise them. MFU is that of PaLM (arXiv:2204.02311).
+    """
+    flops_per_s, bytes_per_s = (amount / time_s.median_s for amount in total_work(facts.operators[key]))
+    peak, bandwidth = facts.device.datasheet_flops_per_s, facts.device.datasheet_bytes_per_s
     return replace(
         with_visits(row, key, facts.visits[key.cell]),
-        flops_per_s=point.flops_per_s,
-        bytes_per_s=point.bytes_per_s,
-        mfu=or_nan(point.mfu),
-        mbu=or_nan(point.mbu),
+        flops_per_s=flops_per_s,
+        bytes_per_s=bytes_per_s,
+        mfu=flops_per_s / peak if peak else math.nan,
+        mbu=bytes_per_s / bandwidth if bandwidth else math.nan,
         noise=noise.grade,
         stopped="interval" if narrow_enough(time_s, row.visits or 0) else "budget",
     )
@@ -233,16 +236,38 @@ def _judge(
     ragged = ragged_step(facts, key, parts, spread)
     noise = _noise(facts, key, slowed, clock_share, time_s)
 
-    def measured(under: Facts, split: TimeBreakdown) -> Measurement:
-        return _measurement(under, key, split, time_s, noise, slowed, sides, activity, clock_share)
+    flops, nbytes = total_work(facts.operators[key])
 
-    def judged_at(memory: float, compute: float) -> Verdict:
-        under = replace(facts, ceilings=facts.ceilings.times(memory, compute))
-        split_under, _ = breakdown_of(under, key, time_s.median_s, half_width_s, faults, tax)
-        return judge_cell(measured(under, split_under))
+    def measurement_of(scaled: Facts, split: TimeBreakdown) -> Measurement:
+        roofs = roofs_of(scaled, key)
+        runs_ahead = key.phase == "decode" and roofs.overlaps and not (roofs.dispatch and roofs.dispatch.waits)
+        return Measurement(
+            split=split,
+            model_flops=flops,
+            model_bytes=nbytes,
+            compute_flops_per_s=scaled.ceilings.compute_flops_per_s(facts.model.dtype),
+            roofs=roofs,
+            latency_low_s=time_s.low_s,
+            latency_high_s=time_s.high_s,
+            noise=noise.grade,
+            offloaded=facts.model.offloaded,
+            cache_resident=scaled.ceilings.cache_resident(nbytes),
+            issue_s=median_issue_s(visits) if runs_ahead else None,
+            graph_step_s=_graph_step_s(scaled, key, time_s.median_s),
+            batch_side=sides.get("batch", ""),
+            depth_side=sides.get("prompt" if key.phase == "prefill" else "context", ""),
+            sm_active=activity.sm,
+            memory_active=activity.memory,
+            power_capped=POWER_CAP in slowed,
+            clock_share=clock_share,
+        )
 
-    extremes = {name: judged_at(*roofs) for name, roofs in shares.items()}
-    measurement = measured(facts, parts)
+    extremes = {}
+    for name, pair in shares.items():
+        scaled = replace(facts, ceilings=facts.ceilings.times(*pair))
+        split, _ = breakdown_of(scaled, key, time_s.median_s, half_width_s, faults, tax)
+        extremes[name] = judge_cell(measurement_of(scaled, split))
+    measurement = measurement_of(facts, parts)
     verdict, roofs = within_roof_range(judge_cell(measurement), extremes), measurement.roofs
     rated = _rated_row(facts, key, row, time_s, noise)
     judged = JudgedCell(
@@ -284,44 +309,6 @@ def _judge(
         predicted_peak_memory_bytes=facts.predicted_peak_bytes[key.cell],
     )
     return _CellJudgement(judged_row, evidence, judged, ragged)
-
-
-def _measurement(
-    facts: Facts,
-    key: CellKey,
-    parts: TimeBreakdown,
-    time_s: Estimate,
-    noise: NoiseReport,
-    slowed: Sequence[str],
-    sides: Mapping[str, str],
-    activity: ActiveShares,
-    clock_share: float,
-) -> Measurement:
-    """The input of a cell's verdict."""
-    flops, nbytes = total_work(facts.operators[key])
-    visits = facts.visits[key.cell]
-    roofs = roofs_of(facts, key)
-    runs_ahead = key.phase == "decode" and roofs.overlaps and not (roofs.dispatch and roofs.dispatch.waits)
-    return Measurement(
-        split=parts,
-        model_flops=flops,
-        model_bytes=nbytes,
-        compute_flops_per_s=facts.ceilings.compute_flops_per_s(facts.model.dtype),
-        roofs=roofs,
-        latency_low_s=time_s.low_s,
-        latency_high_s=time_s.high_s,
-        noise=noise.grade,
-        offloaded=facts.model.offloaded,
-        cache_resident=facts.ceilings.cache_resident(nbytes),
-        issue_s=median_issue_s(visits) if runs_ahead else None,
-        graph_step_s=_graph_step_s(facts, key, time_s.median_s),
-        batch_side=sides.get("batch", ""),
-        depth_side=sides.get("prompt" if key.phase == "prefill" else "context", ""),
-        sm_active=activity.sm,
-        memory_active=activity.memory,
-        power_capped=POWER_CAP in slowed,
-        clock_share=clock_share,
-    )
 
 
 def _roof_flops_per_s(facts: Facts, key: CellKey) -> float:

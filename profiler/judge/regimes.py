@@ -311,61 +311,35 @@ def _replays_explain(s: TimeBreakdown) -> NDArray[np.bool_]:
     return np.asarray((s.replayed_share >= KERNEL_COVERAGE) & explained)
 
 
+def _share_evidence(signal: str, share: float, least: float, vote: Vote) -> Evidence:
+    """A signal of weight 2 that votes if a share reaches its threshold."""
+    return Evidence(signal, share, f">= {least} {vote.removesuffix('-bound')}", vote if share >= least else "", 2.0)
+
+
 def _evidence(m: Measurement) -> tuple[Evidence, ...]:
     shares = _shares(m.split)
-    vote: Vote
-    ridge = m.compute_flops_per_s / m.roofs.memory_bytes_per_s
-    intensity = m.model_flops / m.model_bytes
+    over_ridge = m.model_flops / m.model_bytes / (m.compute_flops_per_s / m.roofs.memory_bytes_per_s)
+    vote: Vote = "compute-bound" if over_ridge >= RIDGE_BAND else "memory-bound" if over_ridge <= 1 / RIDGE_BAND else ""
+    threshold = f">= {RIDGE_BAND} compute, <= {1 / RIDGE_BAND:.2f} memory"
+    device_time = "share of the device's time that"
     items = [
-        Evidence(
-            "intensity / measured ridge",
-            intensity / ridge,
-            f">= {RIDGE_BAND} compute, <= {1 / RIDGE_BAND:.2f} memory",
-            "compute-bound"
-            if intensity >= RIDGE_BAND * ridge
-            else "memory-bound"
-            if intensity <= ridge / RIDGE_BAND
-            else "",
-            1.0,
+        Evidence("intensity / measured ridge", over_ridge, threshold, vote, 1.0),
+        _share_evidence(
+            f"{device_time} bytes at the measured bandwidth need", shares.memory, MEMORY_SHARE, "memory-bound"
         ),
-        Evidence(
-            "share of the device's time that bytes at the measured bandwidth need",
-            shares.memory,
-            f">= {MEMORY_SHARE} memory",
-            "memory-bound" if shares.memory >= MEMORY_SHARE else "",
-            2.0,
-        ),
-        Evidence(
-            "share of the device's time that FLOPs at the measured rate need",
-            shares.compute,
-            f">= {COMPUTE_SHARE} compute",
-            "compute-bound" if shares.compute >= COMPUTE_SHARE else "",
-            2.0,
+        _share_evidence(
+            f"{device_time} FLOPs at the measured rate need", shares.compute, COMPUTE_SHARE, "compute-bound"
         ),
     ]
     if m.roofs.dispatch_s is not None:
-        items.append(
-            Evidence(
-                "dispatch that the device does not hide (hollow twin) / step",
-                shares.overhead,
-                f">= {OVERHEAD_SHARE} overhead",
-                "overhead-bound" if shares.overhead >= OVERHEAD_SHARE else "",
-                2.0,
-            )
-        )
+        signal = "dispatch that the device does not hide (hollow twin) / step"
+        items.append(_share_evidence(signal, shares.overhead, OVERHEAD_SHARE, "overhead-bound"))
     if m.split.replayed_share >= KERNEL_COVERAGE:
-        items.append(
-            Evidence(
-                "share of the device's time that kernels run alone take beyond their roofs",
-                shares.kernel,
-                f">= {KERNEL_SHARE} kernels",
-                "kernel-bound" if _kernels_bind(m.split, shares) else "",
-                2.0,
-            )
-        )
+        vote = "kernel-bound" if _kernels_bind(m.split, shares) else ""
+        signal = f"{device_time} kernels run alone take beyond their roofs"
+        items.append(Evidence(signal, shares.kernel, f">= {KERNEL_SHARE} kernels", vote, 2.0))
     if m.split.link_s:
-        vote = "link-bound" if shares.link >= LINK_SHARE else ""
-        items.append(Evidence("link / step", shares.link, f">= {LINK_SHARE} link", vote, 2.0))
+        items.append(_share_evidence("link / step", shares.link, LINK_SHARE, "link-bound"))
     if m.split.engine_s:
         vote = "overhead-bound" if _engine_idles(m, shares) else ""
         signal = "what the engine adds / step: its host and its kernels, inseparable from outside"

@@ -1,4 +1,4 @@
-"""What the answer says of cells whose truth is planted."""
+"""The answer about cells whose limits are known."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from profiler.facts.roofs import CurvePoint
 from profiler.facts.run_facts import Facts
 from profiler.facts.visits import Visit
 from profiler.grid.cells import Cell, CellKey, Grid
-from profiler.judge.answer import answer
+from profiler.judge.answer import answer, where_it_lies
 from profiler.judge.breakdown import TimeBreakdown
-from profiler.judge.cells import JudgedCell
+from profiler.judge.cells import EngineDifference, JudgedCell
 from profiler.judge.judge_run import judge_run
 from profiler.judge.levers import Setting
 from profiler.judge.regimes import Flag, Verdict
@@ -32,7 +32,7 @@ def visit(engine: str, decode_s: float) -> Visit:
 
 
 def measured(of: Facts, **seconds: float) -> Facts:
-    """Each engine's steps, in four visits of so many seconds each."""
+    """Four visits of each engine, with its seconds per step."""
     cells = {name: replace(CELL, engine=name) for name in seconds}
     return replace(
         of,
@@ -48,7 +48,7 @@ def measured(of: Facts, **seconds: float) -> Facts:
     (0.30, 0.66, "No change is known that saves 5 %: this step is at 30 % of its roofline, and 66 % of it is unexpl"),
     (0.50, 0.02, "No change is known that saves 5 %: this step is at 50 % of its roofline."),
 ])  # fmt: skip
-def test_nothing_to_gain_is_said_near_the_roof_alone(attained: float, unexplained: float, words: str) -> None:
+def test_only_a_step_near_its_roof_has_nothing_to_gain(attained: float, unexplained: float, words: str) -> None:
     weights_s, rest = attained * 1e-2, ("kv_s", "compute_s", "dequantise_s", "kernel_s", "avoidable_s", "dispatch_s")
     parts = TimeBreakdown(
         latency_s=1e-2, device_s=weights_s, floor_s=weights_s, weights_s=weights_s, unexplained_s=unexplained * 1e-2,
@@ -61,7 +61,7 @@ def test_nothing_to_gain_is_said_near_the_roof_alone(attained: float, unexplaine
 
 
 def test_a_share_is_of_the_roof_that_judged() -> None:
-    """A gigabyte a step at 2 TB/s, of which the caches give 2.5 and memory 1: 80 %, and never 200."""
+    """A gigabyte per step at 2 TB/s, where caches reach 2.5 TB/s and memory 1: 80 %, not 200 %."""
     read = OperatorWork("linears", "mlp", 1, "float16", 1e9, 1_000_000_000, 0, 0)
     of = facts([read], flops_per_s=100e12, bytes_per_s=1e12)
     curve = tuple(CurvePoint(nbytes, per_s) for nbytes, per_s in ((2_000_000_000, 2.5e12), (1 << 34, 1e12)))
@@ -71,7 +71,7 @@ def test_a_share_is_of_the_roof_that_judged() -> None:
 
 
 def test_products_in_two_dtypes_have_a_roof_between_theirs() -> None:
-    """90 GFLOP at 100 TFLOP/s and 90 at 50: 2.7 ms at the least, of 3 ms: 90 % of 66.7 TFLOP/s."""
+    """90 GFLOP at 100 TFLOP/s and 90 at 50 take at least 2.7 of 3 ms: 90 % of 66.7 TFLOP/s."""
     products = [OperatorWork(name, "mlp", 1, name, 90e9, 1, 0, 0) for name in ("float16", "int8")]
     of = facts(products, flops_per_s=100e12, bytes_per_s=1e12)
     of = replace(of, ceilings=replace(of.ceilings, compute={"float16": roof(100e12), "int8": roof(50e12)}))
@@ -80,8 +80,8 @@ def test_products_in_two_dtypes_have_a_roof_between_theirs() -> None:
 
 
 def test_a_graph_whose_cache_is_not_copied_proves_nothing_of_the_host() -> None:
-    """31.5 ms on a card of 1 TB/s whose host hides: 1 GB of weights, 10 of KV cache, 20 that eager copies. A graph on a
-    static cache takes 11.5 ms, which are the copies and no host."""
+    """31.5 ms on a GPU of 1 TB/s that hides its host: 1 GB of weights, 10 of KV cache, 20 that eager copies. A graph on
+    a static cache takes 11.5 ms. It saves the copies, and no time of the host."""
     cached = OperatorWork("core", "attention", 1, "float16", 1e9, 0, 10_000_000_000, 0)
     weights = OperatorWork("linears", "mlp", 1, "float16", 1e9, 1_000_000_000, 0, 0)
     copied = replace(cached, avoidable_bytes={Cause.CACHE_COPIES: 20_000_000_000})
@@ -95,7 +95,7 @@ def test_a_graph_whose_cache_is_not_copied_proves_nothing_of_the_host() -> None:
     assert Flag.HOST not in eager.verdict.flags
 
 
-def test_a_graph_that_saves_more_than_the_twin_told_says_how_much() -> None:
+def test_a_graph_that_saves_more_than_dispatch_is_named_with_its_saving() -> None:
     weights = OperatorWork("linears", "mlp", 1, "float16", 1e9, 2_200_000_000, 0, 0)
     of = measured(facts([weights], flops_per_s=100e12, bytes_per_s=1e12, host_s=1e-3), eager=10e-3, graph=2.8e-3)
     of = replace(of, graph_engines=frozenset({"graph"}))
@@ -104,7 +104,7 @@ def test_a_graph_that_saves_more_than_the_twin_told_says_how_much() -> None:
 
 
 def test_the_batch_to_change_to_is_the_best_and_not_the_largest() -> None:
-    """Of batches 1, 8 and 64, of which the last takes 60 times as long as the first: 8 gives 5.3 times the tokens/s."""
+    """The steps of batches 1, 8 and 64 take 10, 15 and 600 ms: batch 8 gives 5.3 times the tokens/s."""
     weights, rest = 8e-3, ("kv_s", "compute_s", "dequantise_s", "kernel_s", "avoidable_s", "dispatch_s")
     cells = []
     for batch, latency_s in ((1, 10e-3), (8, 15e-3), (64, 600e-3)):
@@ -117,3 +117,16 @@ def test_the_batch_to_change_to_is_the_best_and_not_the_largest() -> None:
         cells.append(JudgedCell(key, batch / latency_s, 1e9, 1e12, 1e12, 100e12, parts, verdict))
     [*_, change] = answer(cells, SETTING)
     assert "batch 8 gives 5.3x the tokens/s for 1.5x the step" in change
+
+
+def test_terms_of_a_difference_are_listed_largest_first() -> None:
+    difference = EngineDifference(
+        "decode", 1, 64, 80, 32, "vllm", against="eager", saves_s=5.1e-3, low_s=5e-3, high_s=5.2e-3, how="CUDA graphs",
+        terms={"dispatch_s": -4.4e-3, "avoidable_s": -0.9e-3, "engine_s": 0.3e-3, "kv_s": -0.1e-3},
+        causes={"cache copies": -0.9e-3},
+    )  # fmt: skip
+    assert where_it_lies(difference) == [
+        "dispatch (CUDA graphs) -4.40 ms",
+        "cache copies -900 us",
+        "the engine's own (scheduler, sampler, launches, its kernels' losses) +300 us",
+    ]

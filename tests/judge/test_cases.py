@@ -1,4 +1,4 @@
-"""Cells whose truth is known: each a row with its times in milliseconds at the roofs, its label, and the reason."""
+"""Cells whose label is known: rows of cases.csv with times in milliseconds at the roofs, the label and its reason."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ CASES = list(csv.DictReader((Path(__file__).parent / "cases.csv").read_text().sp
 
 
 def verdict(case: dict[str, str]) -> Verdict:
-    """A step made of one operator a term: weights and cache at the memory roof, products at the compute roof.
+    """A step with one operator per term: weights and cache at the memory roof, products at the compute roof.
 
-    What its kernels lose and convert is found by replaying all of them (`replayed` 1) or a part.
+    `replayed` is the share of them that was replayed, which shows the losses and conversions of their kernels.
     """
     ms = {name: float(text) * MS for name, text in case.items() if name.endswith("_ms") and text}
     times = {name: ms[f"{name}_ms"] for name in ("weights", "kv", "compute")}
     whole_s = sum(times.values())
     clock_share = float(case["clock_share"])
-    flops_per_s = P * clock_share  # the roof of a card that runs at a part of its clock
+    flops_per_s = P * clock_share  # the roof of a GPU at a part of its clock
     covered, lost_s, converted_s = float(case["replayed"]), ms["kernel_ms"], ms["dequantise_ms"]
     work = {
         "weights": (0.0, times["weights"] * W, 0.0),
@@ -64,7 +64,7 @@ def verdict(case: dict[str, str]) -> Verdict:
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
-def test_the_label_is_the_truth(case: dict[str, str]) -> None:
+def test_labels_are_as_expected(case: dict[str, str]) -> None:
     found = verdict(case)
     assert found.regime == case["expected"], (case["reason"], [(e.signal, round(e.value, 2)) for e in found.evidence])
 
@@ -73,7 +73,7 @@ def named(name: str) -> Verdict:
     return verdict(next(case for case in CASES if case["name"] == name))
 
 
-def test_above_a_roof_beyond_what_it_may_be_off_is_said_with_low_confidence() -> None:
+def test_a_step_clearly_above_its_roof_has_low_confidence() -> None:
     near, far = named("at 1.01 of a roof"), named("at 1.70 of a roof")
     assert Flag.ABOVE_ROOF not in near.flags
     assert (Flag.ABOVE_ROOF in far.flags, far.confidence) == (True, "low")
@@ -83,5 +83,5 @@ def test_a_throttled_card_says_so() -> None:
     assert Flag.THROTTLED in named("H100 prefill at half clock").flags
 
 
-def test_noise_lowers_confidence_and_hides_no_label_that_holds_throughout() -> None:
+def test_noise_lowers_confidence_but_leaves_a_label_of_the_whole_interval() -> None:
     assert named("interval of 12 % that clears the threshold").confidence == "low"

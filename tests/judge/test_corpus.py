@@ -1,4 +1,4 @@
-"""The runs under runs/reference, each of another machine or precision, judged again by today's rules."""
+"""The runs under runs/reference, of several machines and precisions, judged by the current rules."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ EXPERT: dict[str, dict[str, set[Regime]]] = {
     "smollm2-135m-zen5-float32": {"prefill": COMPUTE, "decode": KERNELS},
     # In bfloat16 its attention and its products are slow in both phases; arithmetic needs a third of a long prefill.
     "smollm2-135m-zen5-bfloat16": {"prefill": {"kernel-bound", "mixed"}, "decode": KERNELS},
-    # 73 ms a decode step of which dispatch is 18, weights 16 and products lose 33 or more; at batch 8 dispatch rivals.
+    # Of a decode step of 73 ms, dispatch is 18, weights 16, and products lose 33 or more. At batch 8 dispatch is as much.
     "smollm2-135m-epyc": {"prefill": COMPUTE, "decode": {"kernel-bound", "mixed"}},
-    # 57 ms a decode step of which weights are 17, dispatch 15 and products lose 25; a prefill of 16 tokens is as slow.
+    # Of a decode step of 57 ms, weights are 17, dispatch 15 and products lose 25. A prefill of 16 tokens is as slow.
     "smollm2-135m-zen4": {"prefill": {"compute-bound", "kernel-bound"}, "decode": KERNELS},
-    # 17 of 32 ms a decode step are bytes and 10 dispatch; at batch 8 float32 products lose 27 of 63 ms, as on the EPYC.
-    # A prefill of 64 tokens has dispatch, bytes and arithmetic alike.
+    # Of a decode step of 32 ms, 17 are bytes and 10 dispatch. At batch 8 float32 products lose 27 of 63 ms, as on the
+    # EPYC. In a prefill of 64 tokens dispatch, bytes and arithmetic are equal.
     "smollm2-135m-xeon-float32": {
         "prefill": {"compute-bound", "mixed"},
         "decode": {"memory-bound", "kernel-bound", "mixed"},
@@ -43,21 +43,21 @@ EXPERT: dict[str, dict[str, set[Regime]]] = {
     },
     # AMX makes arithmetic so fast (2.8 TFLOP/s) that products of few rows, copies and dispatch share every step.
     "smollm2-135m-xeon-bfloat16": {"prefill": {"kernel-bound", "mixed"}, "decode": {"kernel-bound", "mixed"}},
-    # 21 of 29 ms are bytes and dispatch at batch 1; from batch 4 on products fall behind.
+    # At batch 1, 21 of 29 ms are bytes and dispatch. From batch 4 on products lose more.
     "smollm2-135m-2-cores": {"prefill": COMPUTE, "decode": {"memory-bound", "kernel-bound", "mixed"}},
 }
-"""What somebody who knows these machines would sign."""
+"""The labels that an expert on these machines would agree with."""
 
 
 def labels(folder: Path) -> list[tuple[CellResult, Regime]]:
-    """Every cell that has a time with the label of today's rules: from facts or, in old runs, from its terms."""
+    """Every measured cell with its label by the current rules: from facts or, in old runs, from its terms."""
     run = read_run(folder)
     try:
         document = read_document(folder)
         found = judge_run(read_facts(folder, document, read_gathered(folder, document)))
         regimes = {cell.key: cell.verdict.regime for cell in found.judged}
         return [(result, regimes[result.key]) for result in run.measured]
-    except RunError:  # facts were not kept
+    except RunError:  # the run has no facts
         return [(result, _of_terms(run, result)) for result in run.measured]
 
 
@@ -89,7 +89,7 @@ def _explained(results: Iterable[tuple[CellResult, Regime]]) -> list[tuple[CellR
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-def test_what_the_split_explains_is_never_inconclusive(folder: Path) -> None:
+def test_an_explained_cell_is_never_inconclusive(folder: Path) -> None:
     found = labels(folder)
     assert found
     unclear = [result.key.name for result, regime in _explained(found) if regime == "inconclusive"]
@@ -97,21 +97,21 @@ def test_what_the_split_explains_is_never_inconclusive(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", [item for item in FOLDERS if item.name in EXPERT], ids=lambda folder: folder.name)
-def test_labels_are_those_that_an_expert_would_sign(folder: Path) -> None:
+def test_labels_are_those_of_an_expert(folder: Path) -> None:
     explained = _explained(labels(folder))
     assert len(explained) > 5
     wrong = {result.key.name: regime for result, regime in explained if regime not in EXPERT[folder.name][result.phase]}
-    # One cell in ten may lie between two labels.
+    # One cell in ten may be close to another label.
     assert len(wrong) <= len(explained) / 10, wrong
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-def test_every_lever_says_what_it_rests_on(folder: Path) -> None:
+def test_every_lever_names_its_basis(folder: Path) -> None:
     document = read_document(folder)
     try:
         judgement = judge_run(read_facts(folder, document, read_gathered(folder, document)))
     except RunError:
-        pytest.skip("the facts of this run were not kept")
+        pytest.skip("this run has no facts")
     levers = [lever for item in judgement.evidence for lever in item.levers]
     assert levers
     assert all(lever.basis in ("tried", "measured", "computed") and lever.because for lever in levers)

@@ -1,4 +1,4 @@
-"""Parts of a step measured alone: what noise may do to them, and what it may not."""
+"""Dispatch from its samples, on quiet and on disturbed machines."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def test_bare_calls_are_a_part_of_the_step() -> None:
 
 @pytest.mark.parametrize("difference_s", [-4e-3, 0.0, 2e-3])
 def test_a_busy_machine_cannot_make_dispatch_less_than_the_twins_own(difference_s: float) -> None:
-    """Two times of a disturbed machine may differ by anything; a step with cold caches is no faster than a warm one."""
+    """Two times on a disturbed machine may differ by anything, but cold caches make no step faster."""
     found = cold_dispatch(WARM, Undisturbed(difference_s, 9e-3), 2e-3)
     assert (found.step_s, found.in_kernels_s) == (6e-3, 2e-3)
     assert found.half_width_s > found.step_s
 
 
 def test_dispatch_is_what_the_twin_takes_among_the_weights() -> None:
-    """12 ms a step; a neighbour makes two thirds of them twice as long. 2 ms are calls that replays pay as well."""
+    """12 ms per step; another process makes two thirds of them twice as long. 2 ms are calls that replays include."""
     samples = DispatchSamples(
         engine="eager",
         phase="decode",
@@ -45,7 +45,7 @@ def test_dispatch_is_what_the_twin_takes_among_the_weights() -> None:
 
 
 def test_a_twin_that_steps_alone_pays_nothing_twice() -> None:
-    """On CUDA nothing streams by, and a replayed kernel's launch hides behind the one before it."""
+    """On CUDA no stream runs at the same time, and the kernel before hides the launch of a replayed kernel."""
     found = dispatch_of(DispatchSamples("eager", "decode", 1, (6e-3,) * 8, waits=True))
     assert (found.step_s, found.in_kernels_s, found.waits) == (pytest.approx(6e-3), 0.0, True)
     assert found.half_width_s == pytest.approx(0.0, abs=1e-9)

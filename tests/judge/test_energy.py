@@ -1,4 +1,4 @@
-"""Joules a token from a counter that ticks: right together, or not said."""
+"""Joules per token from a coarse energy counter: right over many visits, else None."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ CELL = Cell(1, 64, 9)
 
 
 def visits(wall_s: float, count: int, seed: int = 0) -> list[Visit]:
-    """Visits at 400 W, begun at random between the ticks of a counter that moves ten times a second."""
-    draw, found = random.Random(seed), []
+    """Visits at 400 W that start at random between the ticks of a counter with ten updates per second."""
+    draw, rows = random.Random(seed), []
     for number in range(count):
         start_s = draw.uniform(0, 100)
         joules = WATTS * (int((start_s + wall_s) * 10) - int(start_s * 10)) / 10
-        found.append(Visit(CELL, number, None, (wall_s / 9,) * 9, wall_s, (), None, start_s, energy_j=joules))
-    return found
+        rows.append(Visit(CELL, number, None, (wall_s / 9,) * 9, wall_s, (), None, start_s, energy_j=joules))
+    return rows
 
 
-def test_short_visits_are_right_together() -> None:
-    """25 visits of 0.13 s: each is 1 or 2 ticks, 0.1 or 0.2 s of power, which no median can tell."""
+def test_many_short_visits_give_the_right_energy() -> None:
+    """Each of 25 visits of 0.13 s gets 1 or 2 ticks of 0.1 s, so no median over visits would be right."""
     for seed in range(20):
         found = joules_a_token(visits(0.13, 25, seed), generated=9)
         assert found == pytest.approx(WATTS * 0.13 / 9, rel=0.25)
 
 
-def test_what_ticks_cannot_tell_is_not_said() -> None:
+def test_energy_of_too_few_ticks_is_none() -> None:
     assert joules_a_token(visits(0.05, 4), generated=9) is None
     assert joules_a_token([Visit(CELL, 0, None, (1.0,), 9.0, (), None, 0.0)], generated=9) is None

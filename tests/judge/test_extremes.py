@@ -1,4 +1,4 @@
-"""Roofs in doubt: a witness below them, a machine that moved until the end, a card at another clock."""
+"""Uncertain roofs: weights read more slowly than a stream, a machine that changes, a GPU at another clock."""
 
 from __future__ import annotations
 
@@ -71,19 +71,19 @@ def facts(decode_s: float, prefill_s: float = 1.0, replayed_s: float | None = No
     )
 
 
-def again(memory: float = 1.0, compute: float = 1.0, clock_hz: float | None = None) -> RoofsRemeasured:
-    """The roofs at the end, as shares of those at the beginning; the slower stream decides nothing."""
+def later_roofs(memory: float = 1.0, compute: float = 1.0, clock_hz: float | None = None) -> RoofsRemeasured:
+    """The roofs at the end, as shares of those at the beginning. The slower stream does not matter."""
     return RoofsRemeasured(
         {"read": roof(memory * W), "gemv": roof(0.4 * W)}, {"float32": roof(compute * P, clock_hz)}, 1.0
     )
 
 
-def with_witness(base: Facts, share: float) -> Facts:
+def with_weight_read(base: Facts, share: float) -> Facts:
     witness = WeightReadRoof(GB, roof(share * W))
     return replace(base, ceilings=replace(base.ceilings, weights=witness))
 
 
-def told(base: Facts) -> tuple[Judgement, list[str]]:
+def judged(base: Facts) -> tuple[Judgement, list[str]]:
     found = judge_run(base)
     return found, run_warnings(base, found.judged)
 
@@ -102,28 +102,30 @@ STEADY = facts(decode_s=12.5e-3, prefill_s=120e-3)
 
 
 def test_roofs_that_agree_change_nothing() -> None:
-    """Neither a look within 5 % nor a witness as fast as the stream; nor a run of a version that took neither."""
-    base, warnings = told(STEADY)
+    """Later roofs within 5 %, or weights read as fast as a stream, change nothing."""
+    base, warnings = judged(STEADY)
     assert warnings == []
     for same in (
-        replace(STEADY, roofs_again=(again(0.97, 1.03),)),
-        with_witness(STEADY, 0.96),
+        replace(STEADY, roofs_again=(later_roofs(0.97, 1.03),)),
+        with_weight_read(STEADY, 0.96),
     ):
         assert extreme_shares(same) == {}
-        assert told(same) == (base, [])
+        assert judged(same) == (base, [])
 
 
 @pytest.mark.parametrize(
     ("rates", "hidden"),
     [((4.0, 1.0, 1.0), True), ((4.0, 2.0, 2.0), False), ((1.0, 1.0, 1.0), False), ((2.0, 1.0), False)],
 )
-def test_a_roof_that_was_measured_too_low_hides_behind_no_cache(rates: tuple[float, ...], hidden: bool) -> None:
-    """A step reads its GB at 1.6 times the memory roof. A cache that ends between 0.5 and 1 GiB may have served it;
-    where the curve beyond is twice as fast as the roof, no size is faster, or its end alone is slower, a figure is too
-    low, and that is said."""
+def test_a_cache_does_not_excuse_a_roof_measured_too_low(rates: tuple[float, ...], hidden: bool) -> None:
+    """A step reads its GB at 1.6 times the memory roof, maybe from a cache that ends between 0.5 and 1 GiB.
+
+    If the curve beyond is twice as fast as the roof, no size is faster, or only its end is slower, then a roof or a
+    count is too low, and a warning says so.
+    """
     curve = tuple(CurvePoint(1 << power, share * W) for power, share in enumerate(rates, 29))
     base = facts(decode_s=GB / (1.6 * W), prefill_s=120e-3)
-    found, warnings = told(replace(base, ceilings=replace(base.ceilings, curve=curve)))
+    found, warnings = judged(replace(base, ceilings=replace(base.ceilings, curve=curve)))
     [cell] = [cell for cell in found.judged if cell.key == DECODE]
     assert (Flag.CACHE_RESIDENT in cell.verdict.flags) == hidden
     assert (Flag.ABOVE_ROOF in cell.verdict.flags) == (not hidden)
@@ -133,25 +135,25 @@ def test_a_roof_that_was_measured_too_low_hides_behind_no_cache(rates: tuple[flo
 
 
 def test_a_machine_that_slowed_is_judged_under_both_its_roofs() -> None:
-    """A decode of 12.5 ms at 80 % of the memory roof: with memory 40 % slower it would lie above it, and stays bound by
-    memory; its prefill knows nothing of memory."""
-    slowed = replace(STEADY, roofs_again=(again(memory=0.6),))
+    """A decode of 12.5 ms at 80 % of the memory roof would be above a roof that is 40 % lower, and is memory-bound with
+    both. Its prefill does not depend on memory."""
+    slowed = replace(STEADY, roofs_again=(later_roofs(memory=0.6),))
     assert extreme_shares(slowed) == {"lowest": (0.6, 1.0)}
-    found, warnings = told(slowed)
+    found, warnings = judged(slowed)
     assert warnings == [
         "the roofs moved since they were measured: memory from 100 GB/s to 60.0 GB/s; cells are judged under the"
         " lowest and the highest."
     ]
-    assert verdict(found, DECODE) == verdict(told(STEADY)[0], DECODE)
-    assert verdict(found, PREFILL) == verdict(told(STEADY)[0], PREFILL)
+    assert verdict(found, DECODE) == verdict(judged(STEADY)[0], DECODE)
+    assert verdict(found, PREFILL) == verdict(judged(STEADY)[0], PREFILL)
 
 
 def test_a_label_that_changes_between_the_roofs_says_so() -> None:
-    """10 ms of bytes in a step of 15 at first; at the end of the run, memory was twice as fast: 5 ms in 15."""
-    moved = replace(facts(decode_s=15e-3), roofs_again=(again(memory=2.0, compute=1.2),))
+    """Bytes take 10 of 15 ms. At the end of the run memory is twice as fast, and they would take 5 of 15 ms."""
+    moved = replace(facts(decode_s=15e-3), roofs_again=(later_roofs(memory=2.0, compute=1.2),))
     assert extreme_shares(moved) == {"highest": (2.0, 1.2)}
-    assert verdict(told(replace(moved, roofs_again=()))[0], DECODE)[0] == "memory-bound"
-    found, warnings = told(moved)
+    assert verdict(judged(replace(moved, roofs_again=()))[0], DECODE)[0] == "memory-bound"
+    found, warnings = judged(moved)
     assert verdict(found, DECODE) == ("memory-bound", "low", True)
     named = "memory-bound under the roofs measured first, inconclusive under the highest"
     assert named in signals(found, DECODE)
@@ -162,11 +164,11 @@ def test_a_label_that_changes_between_the_roofs_says_so() -> None:
 
 
 def test_kernels_are_blamed_only_under_the_lowest_roofs_too() -> None:
-    """Replayed alone the operator takes 24 of 25 ms: kernels lose 14 over the stream's roof of 10, and 2 over the 22 ms
-    that the model's own weights take."""
+    """The replayed operator takes 24 of 25 ms. Its kernels lose 14 ms over a roof of 10 ms by a stream, and 2 ms over a
+    roof of 22 ms by the read of the model's weights."""
     slow_kernels = facts(decode_s=25e-3, replayed_s=24e-3)
-    assert verdict(told(slow_kernels)[0], DECODE)[0] == "kernel-bound"
-    found, warnings = told(with_witness(slow_kernels, 0.45))
+    assert verdict(judged(slow_kernels)[0], DECODE)[0] == "kernel-bound"
+    found, warnings = judged(with_weight_read(slow_kernels, 0.45))
     assert verdict(found, DECODE) == ("kernel-bound", "low", True)
     assert "kernel-bound under the roofs measured first, memory-bound under the lowest" in signals(found, DECODE)
     assert warnings[0] == (
@@ -176,7 +178,7 @@ def test_kernels_are_blamed_only_under_the_lowest_roofs_too() -> None:
 
 
 def test_a_step_above_a_roof_proves_something_if_the_roof_rose() -> None:
-    """8 ms for 10 ms of bytes: at the end memory was at 150 GB/s, so that the first look had a bad moment."""
+    """8 ms for 10 ms of bytes. At the end memory reaches 150 GB/s, so the first measurement was disturbed."""
     above = facts(decode_s=8e-3)
 
     def flagged(base: Facts) -> bool:
@@ -184,19 +186,19 @@ def test_a_step_above_a_roof_proves_something_if_the_roof_rose() -> None:
         return Flag.ABOVE_ROOF in cell.verdict.flags
 
     assert flagged(above)
-    assert not flagged(replace(above, roofs_again=(again(memory=1.5),)))
+    assert not flagged(replace(above, roofs_again=(later_roofs(memory=1.5),)))
 
 
-def test_a_witness_is_held_against_the_roof_of_its_size() -> None:
-    """A model of 4 MiB lies in a cache that is read at 400 GB/s; 100 would be memory's."""
+def test_the_read_of_weights_is_compared_with_the_roof_of_their_size() -> None:
+    """A model of 4 MiB is in a cache that reads at 400 GB/s, not in memory at 100 GB/s."""
     ceilings = replace(STEADY.ceilings, curve=(CurvePoint(4 << 20, 4 * W), *STEADY.ceilings.curve))
     small = WeightReadRoof(4 << 20, roof(W))
     assert weight_read_share(replace(ceilings, weights=small)) == pytest.approx(0.25)
     assert weight_read_share(replace(ceilings, weights=WeightReadRoof(GB, roof(W)))) == 1.0
 
 
-def test_a_witness_beside_a_stream_in_the_same_pieces_is_held_against_that() -> None:
-    """Short reads reach 70 of 100 GB/s, whoever's they are: the weights' own pages lose nothing, or half of that."""
+def test_the_read_of_weights_is_compared_with_a_stream_in_the_same_pieces() -> None:
+    """Short reads reach 70 of 100 GB/s in any memory. Those of the weights are as fast, or half as fast."""
     pieces = roof(0.7 * W)
     assert weight_read_share(replace(STEADY.ceilings, weights=WeightReadRoof(GB, roof(0.69 * W), pieces))) == 1.0
     assert weight_read_share(
@@ -204,8 +206,8 @@ def test_a_witness_beside_a_stream_in_the_same_pieces_is_held_against_that() -> 
     ) == pytest.approx(0.5)
 
 
-def test_an_uncertain_witness_says_nothing() -> None:
-    """20 % below, from five samples whose quartiles lie 30 % apart."""
+def test_an_uncertain_read_of_weights_is_ignored() -> None:
+    """20 % slower than a stream, from five samples whose quartiles are 30 % apart."""
     vague = WeightReadRoof(GB, Roof(0.8 * W, 0.65 * W, 0.95 * W, samples=5, method="by hand"))
     assert weight_read_share(replace(STEADY.ceilings, weights=vague)) == 1.0
 
@@ -213,10 +215,10 @@ def test_an_uncertain_witness_says_nothing() -> None:
 HALF_CLOCK = tuple(Reading(clock_hz=0.5e9, at_unix_s=100.0 * number + 0.01) for number in range(4))
 
 
-def test_a_card_at_half_its_clock_is_compute_bound_and_not_a_mystery() -> None:
-    """0.1 TFLOP at 1 TFLOP/s takes 100 ms, and at half the clock 200 of the 210 that were measured."""
+def test_a_card_at_half_its_clock_is_compute_bound() -> None:
+    """0.1 TFLOP at 1 TFLOP/s take 100 ms, and at half the clock 200 of the measured 210 ms."""
     throttled = replace(facts(decode_s=12.5e-3, prefill_s=210e-3, kind="cuda"), readings=HALF_CLOCK)
-    found, _ = told(throttled)
+    found, _ = judged(throttled)
     [cell] = [cell for cell in found.judged if cell.key == PREFILL]
     assert (cell.verdict.regime, cell.clock_share) == ("compute-bound", 0.5)
     assert Flag.THROTTLED in cell.verdict.flags
@@ -224,7 +226,7 @@ def test_a_card_at_half_its_clock_is_compute_bound_and_not_a_mystery() -> None:
     assert abs(cell.split.unexplained_s) < 0.06 * 210e-3
     assert any("throttled at 50 % of its clock" in sentence for sentence in found.answer)
     [decode] = [cell for cell in found.judged if cell.key == DECODE]
-    assert decode.split.weights_s == pytest.approx(10e-3), "the memory has a clock of its own"
+    assert decode.split.weights_s == pytest.approx(10e-3), "the memory has another clock"
 
 
 @pytest.mark.parametrize(
@@ -236,43 +238,43 @@ def test_a_card_at_half_its_clock_is_compute_bound_and_not_a_mystery() -> None:
         (1.0e9, "hardware thermal", ("throttled (hardware thermal)",)),
     ],
 )
-def test_a_power_cap_disturbs_where_the_clock_left_that_of_the_roofs(
+def test_a_power_cap_is_noise_only_if_the_clock_differs_from_that_of_the_roofs(
     clock_hz: float, reason: str, noise: tuple[str, ...]
 ) -> None:
-    """A T4 of 70 W is always under its cap: its roofs were measured so as well, and its times are steady."""
+    """A T4 of 70 W is always at its cap. So were its roofs, and its times are steady."""
     readings = tuple(
         Reading(clock_hz=clock_hz, throttle=(reason,), at_unix_s=100.0 * number + 0.01) for number in range(4)
     )
-    found, _ = told(replace(facts(decode_s=12.5e-3, prefill_s=110e-3, kind="cuda"), readings=readings))
+    found, _ = judged(replace(facts(decode_s=12.5e-3, prefill_s=110e-3, kind="cuda"), readings=readings))
     [decode] = [item for item in found.evidence if item.key == DECODE]
     [row] = [row for row in found.cells if row.key == DECODE]
     assert (decode.noise_reasons, row.noise) == (noise, "noisy" if noise else "quiet")
 
 
-def test_a_datasheets_peak_is_no_roof_that_moved() -> None:
-    """Nothing was measured at the beginning: a look at the end says nothing of what changed since."""
+def test_a_datasheets_peak_is_not_compared_with_a_later_roof() -> None:
+    """Nothing was measured at the beginning, so a measurement at the end shows no change."""
     given = Ceilings({}, {}, 1 << 30, True).only(["float32"], "float32", gpu_called("h100 sxm"))
     assert given.memory_bytes_per_s == 3.35e12
-    held = replace(facts(12.5e-3, kind="cuda"), ceilings=given, roofs_again=(again(0.5, 0.5),))
-    assert extreme_shares(held) == {}
-    assert list(moved(given, again(0.5, 0.5))) == []
+    unmeasured = replace(facts(12.5e-3, kind="cuda"), ceilings=given, roofs_again=(later_roofs(0.5, 0.5),))
+    assert extreme_shares(unmeasured) == {}
+    assert list(moved(given, later_roofs(0.5, 0.5))) == []
 
 
 def test_a_product_that_was_measured_at_the_end_only_is_left_out() -> None:
-    """A second look may have a dtype that the first one lacks, as after a resume on another day."""
+    """Later roofs may have another dtype than the first ones, for example after `--resume` on another day."""
     lacking = replace(STEADY.ceilings, compute={"bfloat16": roof(P)})
-    assert [what for what, *_ in moved(lacking, again(0.5))] == ["memory"]
-    assert extreme_shares(replace(STEADY, ceilings=lacking, roofs_again=(again(0.5),))) == {"lowest": (0.5, 1.0)}
+    assert [what for what, *_ in moved(lacking, later_roofs(0.5))] == ["memory"]
+    assert extreme_shares(replace(STEADY, ceilings=lacking, roofs_again=(later_roofs(0.5),))) == {"lowest": (0.5, 1.0)}
 
 
-def test_a_product_at_a_lower_clock_is_no_lower_roof() -> None:
-    """At the end the card was hot: half the clock, half the FLOP/s; cells have their own clocks for that."""
-    hot = replace(facts(12.5e-3, kind="cuda"), roofs_again=(again(compute=0.5, clock_hz=0.5e9),))
+def test_a_product_at_a_lower_clock_is_not_a_lower_roof() -> None:
+    """At the end the hot GPU has half the clock and half the FLOP/s. Cells are judged at their own clocks."""
+    hot = replace(facts(12.5e-3, kind="cuda"), roofs_again=(later_roofs(compute=0.5, clock_hz=0.5e9),))
     assert extreme_shares(hot) == {}
 
 
-def test_a_folder_of_an_older_version_is_judged_as_it_was_and_one_with_a_second_look_anew(tmp_path: Path) -> None:
-    """A run of two cores whose facts have neither; then with a line that says that memory had slowed by half."""
+def test_later_roofs_in_a_run_folder_add_a_warning(tmp_path: Path) -> None:
+    """A run of an older version has no later roofs and no read of weights. Then memory is half as fast at its end."""
     folder = Path(shutil.copytree(REFERENCE, tmp_path / "run"))
     before = judge_folder(folder).document
     assert before.ceilings.weights is None

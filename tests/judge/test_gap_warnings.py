@@ -1,4 +1,4 @@
-"""Which cells have no number, and which failed when they had one."""
+"""Warnings about cells without a number, and about cells that failed after an earlier visit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a change saves, by hand-made splits: a 7B model in float16 at 1 TB/s, so that a gigabyte is a millisecond."""
+"""Savings of changes, by breakdowns made by hand: a 7B model in float16 at 1 TB/s, so 1 GB takes 1 ms."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def saved(found: list[Lever], change: str) -> float:
     return next((lever.saves_s for lever in found if lever.change.startswith(change)), 0.0)
 
 
-def test_4_bit_weights_save_what_the_bytes_say() -> None:
+def test_4_bit_weights_save_their_bytes() -> None:
     """14 GB become 7e9 x 4.5 / 8 = 3.94 GB: 10.06 ms of 14."""
     found = levers(cell(weights_s=14e-3), SETTING)
     assert saved(found, "4-bit weights") == pytest.approx(14e-3 * (1 - 4.5 / 16))
@@ -41,7 +41,7 @@ def test_4_bit_weights_save_what_the_bytes_say() -> None:
 
 
 def test_4_bit_weights_lose_where_their_kernel_writes_a_dense_copy() -> None:
-    """A dense copy of 7e9 weights is 14 GB written and 14 GB read: 28 ms for 10 saved."""
+    """A dense copy of 7e9 weights is 14 GB written and 14 GB read: it costs 28 ms and saves 10."""
     dense = replace(SETTING, four_bit_dense_from_rows=5)
     assert saved(levers(cell(batch=4, weights_s=14e-3), dense), "4-bit weights") > 0
     assert saved(levers(cell(batch=8, weights_s=14e-3), dense), "4-bit weights") == 0.0
@@ -61,7 +61,7 @@ WIDE = replace(SETTING, compute_flops_per_s=20e12, weight_bits=32.0, cache_bits=
 """float32 at 20 TFLOP/s and 1 TB/s."""
 
 
-def test_float32_weights_have_two_ways_down() -> None:
+def test_float32_weights_have_two_levers() -> None:
     """28 GB of weights and 2 GB of cache become 14 and 1: 15 ms of 30."""
     step = replace(cell(weights_s=28e-3, kv_s=2e-3), operators=(linears(1e9, 28e9, 2e9),))
     found = levers(step, replace(WIDE, sixteen_bit_flops_per_s=80e12))
@@ -96,21 +96,21 @@ def test_a_bound_an_estimate_and_a_measurement_have_their_own_words() -> None:
     assert "answers change" in bounds["4-bit weights"].because
 
 
-def test_what_the_intervals_do_not_carry_is_no_advice() -> None:
+def test_a_saving_within_its_interval_is_no_lever() -> None:
     step = cell(weights_s=10e-3, dispatch_s=3e-3)
     unsure = replace(step, split=replace(step.split, half_widths_s={"dispatch_s": 4e-3}))
     assert saved(levers(step, SETTING), "CUDA graphs") == pytest.approx(3e-3)
     assert saved(levers(unsure, SETTING), "CUDA graphs") == 0.0
 
 
-def test_no_card_is_advised_to_a_cpu() -> None:
+def test_a_cpu_has_no_lever_of_another_card() -> None:
     prefill = replace(cell(weights_s=1e-3), operators=(linears(1e9, 1e6),))
     of_gpu = replace(SETTING, cards=gpus())
     assert any(item.change.startswith("another card") for item in levers(prefill, of_gpu))
     assert not any(item.change.startswith("another card") for item in levers(prefill, replace(of_gpu, can_graph=False)))
 
 
-def test_each_copy_has_its_own_lever() -> None:
+def test_each_copy_has_a_lever() -> None:
     copies = {
         Cause.CACHE_COPIES: 3e-3,
         Cause.REPEATED_HEADS: 2e-3,
@@ -122,15 +122,15 @@ def test_each_copy_has_its_own_lever() -> None:
     assert saved(found, "a fused attention kernel") == pytest.approx(3e-3)
 
 
-def test_memory_that_is_taken_again_and_again_has_a_lever_where_it_matters() -> None:
+def test_page_faults_have_a_lever_if_they_matter() -> None:
     of_many = replace(cell(compute_s=90e-3, avoidable_s=10e-3), avoidable_s={Cause.PAGE_FAULTS: 10e-3})
     assert saved(levers(of_many, SETTING), "keeping freed memory") == pytest.approx(10e-3)
     of_few = replace(of_many, avoidable_s={Cause.PAGE_FAULTS: 50e-6})
     assert not any("freed" in lever.change for lever in levers(of_few, SETTING)), "half a thousandth of the step"
 
 
-def test_what_kernels_lose_and_convert_has_levers() -> None:
-    """nf4 through a dense copy at batch 8: dequantising takes 145 of 171 ms, and somebody must say so."""
+def test_kernel_losses_and_conversions_have_levers() -> None:
+    """nf4 through a dense copy at batch 8: dequantising takes 145 of 171 ms."""
     found = levers(cell(weights_s=13e-3, dequantise_s=145e-3, kernel_s=8e-3, verdict=KERNEL_BOUND), SETTING)
     assert found[0].change.startswith("a kernel that multiplies the packed weights")
     assert found[0].saves_s == pytest.approx(145e-3)
@@ -138,7 +138,7 @@ def test_what_kernels_lose_and_convert_has_levers() -> None:
 
 
 def test_an_operator_that_loses_most_is_named() -> None:
-    """An LM head that takes 2.69 s of the 7.5 s lost stands out; three products of 1.2 s each do not."""
+    """An LM head that loses 2.69 of 7.5 s is named; one of three products that lose 1.2 s each is not."""
     lost = {"model.layers.*.mlp.up_proj": 1.2, "model.layers.*.mlp.down_proj": 1.2, "lm_head": 2.69}
     step = cell(compute_s=9.0, kernel_s=7.5, verdict=KERNEL_BOUND)
     (named,) = (x for x in levers(replace(step, lost_s=lost), SETTING) if x.change.startswith("other kernels"))
@@ -148,21 +148,21 @@ def test_an_operator_that_loses_most_is_named() -> None:
 
 
 def test_unfused_traffic_and_an_expanded_latent_have_levers() -> None:
-    """148 of 598 ms of a prefill are intermediates; 34 of 76 ms of a decode step are MLA's keys written out again."""
+    """148 of 598 ms of a prefill are intermediates; 34 of 76 ms of a decode step are MLA's expanded keys."""
     prefill = replace(cell(compute_s=320e-3, avoidable_s=148e-3), avoidable_s={Cause.OPERANDS: 148e-3})
     assert saved(levers(prefill, SETTING), "fusing element-wise") == pytest.approx(148e-3)
     decode = replace(cell(weights_s=42e-3, avoidable_s=34e-3), avoidable_s={Cause.LATENT_EXPANDED: 34e-3})
     assert saved(levers(decode, SETTING), "attention on the latent") == pytest.approx(34e-3)
 
 
-def test_the_device_cannot_save_what_the_host_takes() -> None:
-    """An H100 that waits for its host: 25 ms of dispatch over 4.3 ms of weights. A fifth of the bytes saves nothing."""
+def test_the_device_saves_no_more_than_the_hosts_pace_leaves() -> None:
+    """An H100 waits for its host: 25 ms of dispatch, 4.3 ms of weights. Fewer bytes save nothing."""
     waiting = replace(cell(weights_s=4.3e-3, dispatch_s=20.7e-3), host_pace_s=25e-3)
     found = levers(waiting, SETTING)
     assert saved(found, "4-bit weights") == 0.0
     assert saved(found, "CUDA graphs") == pytest.approx(20.7e-3)
     hardly = replace(cell(weights_s=14e-3), host_pace_s=12e-3)
-    assert saved(levers(hardly, SETTING), "4-bit weights") == pytest.approx(2e-3), "then the host sets the pace"
+    assert saved(levers(hardly, SETTING), "4-bit weights") == pytest.approx(2e-3), "then the host is the limit"
 
 
 def test_an_8_bit_cache_halves_a_16_bit_one() -> None:
@@ -170,21 +170,21 @@ def test_an_8_bit_cache_halves_a_16_bit_one() -> None:
     assert saved(levers(cell(kv_s=8e-3), replace(SETTING, cache_bits=32.0)), "an 8-bit KV cache") == pytest.approx(6e-3)
 
 
-def test_the_hosts_share_is_what_graphs_save() -> None:
+def test_graphs_save_the_hosts_share() -> None:
     found = levers(cell(weights_s=2e-3, dispatch_s=9e-3), SETTING)
     assert (found[0].change, found[0].saves_s) == ("CUDA graphs", pytest.approx(9e-3))
     assert "compile" in levers(cell(dispatch_s=9e-3), replace(SETTING, can_graph=False))[0].change
 
 
 def test_no_change_saves_more_than_the_step_has() -> None:
-    """A twin of a worse minute dispatches for 392 ms where the whole step takes 288, and 20 of these are bytes."""
+    """On a disturbed machine dispatch was measured as 392 ms, but the step takes 288 ms, 20 of them for bytes."""
     absurd = cell(weights_s=20e-3, dispatch_s=392e-3, unexplained_s=-124e-3)
     assert absurd.split.latency_s == pytest.approx(288e-3)
     assert saved(levers(absurd, SETTING), "CUDA graphs") == pytest.approx(268e-3)
 
 
-def test_a_larger_batch_is_weighed_by_what_was_measured() -> None:
-    """At batch 8 a step takes 16 ms: a token's share is 2 ms, 12 less than alone."""
+def test_a_larger_batch_saves_by_its_measured_time() -> None:
+    """At batch 8 a step takes 16 ms: 2 ms per token, 12 less than at batch 1."""
     one, eight = cell(weights_s=14e-3), cell(batch=8, weights_s=14e-3, kv_s=2e-3)
     found = levers(one, SETTING, [one, eight, cell(batch=64, depth=9, weights_s=1e-3)])
     assert saved(found, "batch 8") == pytest.approx(12e-3)
@@ -197,9 +197,10 @@ SHEET = next(gpu for gpu in gpus() if gpu.gpu == "A100 80GB SXM")
 
 
 def test_another_card_by_its_roofs() -> None:
-    """12 GB of float16 weights and 0.1 TFLOP bound by bytes, 4 TFLOP over 1 GB bound by arithmetic; it must fit too.
+    """12 GB of float16 weights with 0.1 TFLOP are bound by bytes, 4 TFLOP with 1 GB by arithmetic.
 
-    At 2 TB/s and 400 TFLOP/s: 6 ms of bytes and 10 ms of arithmetic, each operator on the side that binds it there.
+    At 2 TB/s and 400 TFLOP/s they take 6 ms and 10 ms, each operator by the roof that limits it there. A GPU whose
+    memory is too small has no floor.
     """
     twice = replace(
         SHEET, gpu="twice", memory_bytes=int(80e9), bandwidth_bytes_per_s=2e12, peak_fp16_flops_per_s=400e12
@@ -221,8 +222,8 @@ def test_another_card_by_its_roofs() -> None:
     assert saved(found, "another card (small)") == 0.0
 
 
-def test_the_side_that_binds_here_need_not_bind_there() -> None:
-    """SmolLM2-135M in float32, a prefill of 64 tokens: compute-bound on a CPU, memory-bound on every card.
+def test_the_limit_may_differ_on_another_gpu() -> None:
+    """SmolLM2-135M in float32, a prefill of 64 tokens: compute-bound on a CPU, memory-bound on every GPU.
 
     541.6 MB over an L4's 300 GB/s, an L40S's 864 and an A10G's 600.
     """
@@ -256,8 +257,8 @@ def test_no_lever_for_a_step_above_its_roof_or_at_it() -> None:
 
 
 def test_4_bit_weights_leave_embeddings_and_heads_as_they_are() -> None:
-    """Qwen2.5-0.5B in bfloat16 (config.json): 24 blocks of 14,909,440 weights in linears and 136,134,656 in the tied
-    head, read once a step: 357,826,560 of 493,961,216 become 4.5 bits, which leaves 47.9 %."""
+    """Qwen2.5-0.5B in bfloat16 (config.json): 24 blocks of 14,909,440 weights in linears, and 136,134,656 in the tied
+    head, are read once per step. 357,826,560 of 493,961,216 become 4.5 bits, which leaves 47.9 %."""
     blocks, head = 24 * (2 * 896 * 896 + 2 * 896 * 128 + 3 * 896 * 4864), 151_936 * 896
     read = [OperatorWork("linears", "mlp", 1, "bfloat16", 1, 2 * blocks, 0, 0)]
     read += [OperatorWork("head", "lm_head", 1, "bfloat16", 1, 2 * head, 0, 0)]
@@ -265,7 +266,7 @@ def test_4_bit_weights_leave_embeddings_and_heads_as_they_are() -> None:
     assert saved(found, "4-bit weights") == pytest.approx(10e-3 * 0.521, rel=2e-3)
 
 
-def test_a_static_cache_is_no_lever_of_one_that_rolls_its_windows() -> None:
+def test_a_static_cache_is_no_lever_for_a_static_cache() -> None:
     rolled = {Cause.CACHE_COPIES: 8e-3, Cause.UNFILLED_SLOTS: 0.0}
     static = replace(cell(weights_s=2e-3, avoidable_s=8e-3), avoidable_s=rolled)
     assert saved(levers(static, SETTING), "a static cache") == 0.0

@@ -1,4 +1,4 @@
-"""A machine whose speed swings: what its probe sees next to each visit is divided out, and nothing else."""
+"""A machine whose speed swings: the swing that the probe measures next to each visit is divided out."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def swinging(at_s: float) -> float:
 
 
 def next_to_a_neighbour(at_s: float) -> float:
-    """A neighbour that comes and goes every nine seconds, and slows everything by 60 %."""
+    """Another process starts and stops every nine seconds, and slows everything by 60 %."""
     return 1.6 if int(at_s / 9) % 2 else 1.0
 
 
@@ -47,22 +47,22 @@ def with_a_falling_clock(at_s: float) -> float:
     return 1.0 / (1.0 - min(at_s, 60.0) / 180.0)
 
 
-def on_machine(facts: Facts, pace: Pace, seen: Pace) -> Facts:
-    """Each cell's first visit repeated in rounds of 2 s on a machine of that pace, with a look before each visit.
+def on_machine(facts: Facts, pace: Pace, probe_pace: Pace) -> Facts:
+    """Each cell's first visit, repeated in rounds of 2 s on a machine of that pace, with a probe before each visit.
 
-    The probe takes as long as `seen` says, within 1 %.
+    The probe has the pace `probe_pace`, within 1 %.
     """
     rng, now_s = np.random.default_rng(0), 0.0
     visits: dict[object, list[Visit]] = {cell: [] for cell in facts.visits}
     looks = []
     for number in range(VISITS):
         for cell, known in facts.visits.items():
-            memory, compute = seen(now_s) * rng.normal(1.0, 0.01, 2)
+            memory, compute = probe_pace(now_s) * rng.normal(1.0, 0.01, 2)
             looks.append(DriftReading(0.02 * float(memory), 0.01 * float(compute), now_s))
             slower = pace(now_s + 0.5) * float(rng.normal(1.0, 0.005))
             visits[cell].append(slowed(replace(known[0], round=number, at_unix_s=now_s, wall_s=1.0), slower))
             now_s += 2.0
-    looks.append(DriftReading(0.02 * seen(now_s), 0.01 * seen(now_s), now_s))
+    looks.append(DriftReading(0.02 * probe_pace(now_s), 0.01 * probe_pace(now_s), now_s))
     return replace(facts, visits=visits, looks=looks, roofs_again=[])
 
 
@@ -96,8 +96,8 @@ def test_a_shared_swing_is_divided_out(facts: Facts) -> None:
 
 
 @pytest.mark.parametrize("pace", [swinging, next_to_a_neighbour, with_a_falling_clock])
-def test_labels_stand_where_the_swing_is_seen(facts: Facts, pace: Pace) -> None:
-    """What is called a regime on an unsteady machine is the calm machine's, or says nothing, in at most one of ten."""
+def test_labels_do_not_change_if_the_probe_measures_the_swing(facts: Facts, pace: Pace) -> None:
+    """Labels on an unsteady machine are those of the steady one, and at most one in ten becomes inconclusive."""
     calm, swung = judge_run(on_machine(facts, steady, steady)), judge_run(on_machine(facts, pace, pace))
     labels = {cell.key: cell.regime for cell in calm.cells}
     found = [(cell.regime, labels[cell.key]) for cell in swung.cells]
@@ -107,19 +107,19 @@ def test_labels_stand_where_the_swing_is_seen(facts: Facts, pace: Pace) -> None:
 
 
 def test_a_probe_that_swings_by_itself_changes_no_time(facts: Facts) -> None:
-    seen = on_machine(facts, steady, swinging)
-    kept, shared = at_median_speed(seen)
-    assert not shared
-    assert kept.visits == seen.visits
-    assert swing_words(seen) == []
+    swung = on_machine(facts, steady, swinging)
+    steadied, swings = at_median_speed(swung)
+    assert not swings
+    assert steadied.visits == swung.visits
+    assert swing_words(swung) == []
 
 
-def test_what_was_divided_out_is_said(facts: Facts) -> None:
+def test_a_sentence_names_the_swing_that_was_divided_out(facts: Facts) -> None:
     [sentence] = swing_words(on_machine(facts, swinging, swinging))
     assert "times are those at its median speed" in sentence
     assert "of a prefill" in sentence
     assert "of a decode" in sentence
 
 
-def test_a_run_with_a_look_per_round_stays_as_it_was(facts: Facts) -> None:
+def test_a_run_with_one_probe_per_round_is_unchanged(facts: Facts) -> None:
     assert at_median_speed(facts)[0] is facts

@@ -1,4 +1,4 @@
-"""What a cell's facts say of its time: what lies inside a replayed call, and what beside it."""
+"""The breakdown of a cell's time from its facts: work inside and outside of replayed calls, and padding."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def terms(parts: TimeBreakdown) -> float:
     return sum(float(getattr(parts, name)) for name in TERMS)
 
 
-def test_a_replayed_core_has_paid_for_its_attention_matrix() -> None:
-    """A T4's math attention: 0.2 s of arithmetic whose call takes 1.1 s, and whose matrix alone would take 0.992 s."""
+def test_a_replayed_core_includes_its_attention_matrix() -> None:
+    """A T4's math attention: 0.2 s of arithmetic whose call takes 1.1 s; its matrix takes 0.992 s."""
     core = OperatorWork(
         "core", "attention", 1, "float16", 20e12 * 0.2, 0, 1e6, 0, {}, {Cause.ATTENTION_MATRIX: 240e9 * 0.992}
     )
@@ -31,11 +31,11 @@ def test_a_replayed_core_has_paid_for_its_attention_matrix() -> None:
     assert parts.avoidable_s == 0
     assert parts.unexplained_s == pytest.approx(0.05)
     assert causes[Cause.ATTENTION_MATRIX] == pytest.approx(0.9), "no more than the call loses"
-    unseen, causes = breakdown_of(facts([core], **of_t4), KEY, 1.25)
-    assert unseen.avoidable_s == pytest.approx(0.992) == causes[Cause.ATTENTION_MATRIX]
+    unreplayed, causes = breakdown_of(facts([core], **of_t4), KEY, 1.25)
+    assert unreplayed.avoidable_s == pytest.approx(0.992) == causes[Cause.ATTENTION_MATRIX]
 
 
-def test_a_copied_cache_lies_beside_the_replayed_core() -> None:
+def test_a_replayed_core_excludes_the_copy_of_its_cache() -> None:
     core = OperatorWork("core", "attention", 1, "float16", 0, 0, 1e9, 5e9, {}, {Cause.CACHE_COPIES: 2e9})
     parts, _ = breakdown_of(
         facts([core], {"core": Replay("core", (1e-3,) * 9)}, flops_per_s=1e14, bytes_per_s=1e12), KEY, 5e-3
@@ -45,9 +45,9 @@ def test_a_copied_cache_lies_beside_the_replayed_core() -> None:
     assert terms(parts) == pytest.approx(5e-3)
 
 
-def test_arithmetic_that_nobody_needs_takes_time_too() -> None:
-    """DeepSeek-V2-Lite at 32 x 4096 expands its latents again: 27 layers x 2 x 512 x 4096 x 131,072 FLOPs, 21 ms at
-    700 TFLOP/s."""
+def test_avoidable_arithmetic_takes_time() -> None:
+    """DeepSeek-V2-Lite at 32 x 4096 expands its latents at every step: 27 layers x 2 x 512 x 4096 x 131,072 FLOPs take
+    21 ms at 700 TFLOP/s."""
     flops = 27 * 2 * 512 * 4096 * 32 * 4096
     expand = OperatorWork("kv_b_proj", "attention_proj", 27, "float16", 0, 1e6, 0, 0, {Cause.LATENT_EXPANDED: flops})
     parts, causes = breakdown_of(facts([expand], flops_per_s=700e12, bytes_per_s=3e12), KEY, 76e-3)
@@ -56,7 +56,7 @@ def test_arithmetic_that_nobody_needs_takes_time_too() -> None:
 
 
 def test_small_kernels_are_a_loss_beyond_their_traffic_and_no_more_than_they_take() -> None:
-    """1,100 norms and adds at 2 us each take 2.2 ms, though their traffic needs 0.5; where a cache serves it, less."""
+    """1,100 norms and adds of 2 us each take 2.2 ms, and their traffic 0.5 ms, or less from a cache."""
     norm = OperatorWork("norm", "norm", 64, "float16", 0, 0, 0, 0.5e9)
     of_card = {"flops_per_s": 1e14, "bytes_per_s": 1e12}
     many, _ = breakdown_of(facts([norm], {REST: Replay(REST, (2.2e-3,) * 9)}, **of_card), KEY, 2.5e-3)
@@ -67,8 +67,8 @@ def test_small_kernels_are_a_loss_beyond_their_traffic_and_no_more_than_they_tak
 
 
 def test_page_faults_are_taken_off_small_kernels_once() -> None:
-    """Norms of 0.5 ms of traffic take 2.2 ms alone, in a step of 1,000 faults at 0.5 us. Where the replay's own
-    are off the 2.2 ms already, the step's are not taken off as well."""
+    """Norms with 0.5 ms of traffic take 2.2 ms in isolation, and the step has 1,000 faults of 0.5 us. If the 2.2 ms
+    already exclude the faults of the replay, those of the step are not subtracted too."""
     norm = OperatorWork("norm", "norm", 64, "float16", 0, 0, 0, 0.5e9)
 
     def parts_of(rest: Replay) -> TimeBreakdown:
@@ -76,18 +76,18 @@ def test_page_faults_are_taken_off_small_kernels_once() -> None:
         faulting = replace(made, ceilings=replace(made.ceilings, page_fault_s=0.5e-6))
         return breakdown_of(faulting, KEY, 3e-3, faults=1000)[0]
 
-    alone = Replay(REST, (2.2e-3,) * 9)
-    told, untold = parts_of(replace(alone, without_faults=True)), parts_of(alone)
-    assert (told.avoidable_s, told.kernel_s) == (pytest.approx(1.0e-3), pytest.approx(1.7e-3))
-    assert (untold.avoidable_s, untold.kernel_s) == (pytest.approx(1.0e-3), pytest.approx(1.2e-3))
+    replay = Replay(REST, (2.2e-3,) * 9)
+    excluded, included = parts_of(replace(replay, without_faults=True)), parts_of(replay)
+    assert (excluded.avoidable_s, excluded.kernel_s) == (pytest.approx(1.0e-3), pytest.approx(1.7e-3))
+    assert (included.avoidable_s, included.kernel_s) == (pytest.approx(1.0e-3), pytest.approx(1.2e-3))
 
 
 @pytest.mark.parametrize(("latency_ms", "dispatch_ms"), [(9, 5), (6, 2), (5, 1), (10, 5)])
-def test_of_a_step_that_waits_for_its_device_what_the_device_does_not_take_is_dispatch(
-    latency_ms: float, dispatch_ms: float
-) -> None:
-    """LLM.int8() waits in every linear: of 5 ms of host as much hides behind 4 ms of device as the step is shorter than
-    9. Of any other format all of it hides that can; nor is it known where what else the device does was not timed."""
+def test_dispatch_of_a_host_that_waits_is_the_rest_of_the_step(latency_ms: float, dispatch_ms: float) -> None:
+    """LLM.int8() waits in every linear. Of 5 ms of host, 4 ms of device hide as much as the step is shorter than 9 ms.
+
+    With another format, the device hides all that it can. The same is assumed if the small kernels were not replayed.
+    """
     linear = OperatorWork("up", "mlp", 1, "float16", 0, 4e9, 0, 0)
     both = {"flops_per_s": 1e14, "bytes_per_s": 1e12, "host_s": 5e-3}
     timed = {"up": Replay("up", (4e-3,) * 9), REST: Replay(REST, (0.0,) * 9)}
@@ -102,7 +102,7 @@ def test_of_a_step_that_waits_for_its_device_what_the_device_does_not_take_is_di
 
 @pytest.mark.parametrize(("replayed_s", "is_held_up"), [(0.9e-3, False), (1.05e-3, False), (1.2e-3, True)])
 def test_a_part_cannot_take_longer_than_the_whole(replayed_s: float, is_held_up: bool) -> None:
-    """A step of 1 ms whose only operator takes so long alone."""
+    """A step of 1 ms whose only operator takes `replayed_s` in isolation."""
     operator = OperatorWork("op", "mlp", 1, "float16", 10, 1, 0, 0, {}, {})
     made = facts([operator], {"op": Replay("op", (replayed_s,) * 9)}, flops_per_s=1e6, bytes_per_s=1e9)
     visit = Visit(CELL, 0, 1.0, (1e-3,) * 7, 1.0, (), None, 0.0)
@@ -110,9 +110,43 @@ def test_a_part_cannot_take_longer_than_the_whole(replayed_s: float, is_held_up:
     assert held_up(timed) == ([CELL] if is_held_up else [])
 
 
-def test_of_two_replays_the_one_that_was_held_up_less_stands() -> None:
-    gathered = MergedFacts()
+def test_the_fastest_of_several_replays_is_used() -> None:
+    merged = MergedFacts()
     for seconds in (2e-3, 1e-3, 3e-3):
-        gathered.add(Replays((KEY,), (Replay("op", (seconds,) * 3), Replay(f"seen {seconds}", (1.0,)))))
-    assert gathered.replays[KEY]["op"].whole.median_s == 1e-3
-    assert len(gathered.replays[KEY]) == 4, "what only one of them saw is kept"
+        merged.add(Replays((KEY,), (Replay("op", (seconds,) * 3), Replay(f"only in {seconds}", (1.0,)))))
+    assert merged.replays[KEY]["op"].whole.median_s == 1e-3
+    assert len(merged.replays[KEY]) == 4, "an operator of only one replay is included"
+
+
+def work(flops: int, padded: int) -> OperatorWork:
+    """A product of `flops`, plus `padded` on padding, that moves one byte."""
+    return OperatorWork("op", "mlp", 1, "float16", flops, 1, 0, 0, {Cause.PADDING: padded} if padded else {})
+
+
+@pytest.mark.parametrize(
+    ("replayed_s", "latency_s", "padding_s"),
+    [
+        # At the roof, 10 FLOP/s: 3 s for the prompts, 1 s for padding.
+        (None, 5.0, 1.0),
+        # Its kernel reaches half of the roof, on padding too.
+        (8.0, 10.0, 2.0),
+        # In isolation it took longer than the step: padding takes at most a quarter of the step.
+        (30.0, 10.0, 2.5),
+    ],
+)
+def test_padding_is_a_separate_term(replayed_s: float | None, latency_s: float, padding_s: float) -> None:
+    replays = {} if replayed_s is None else {"op": Replay("op", (replayed_s,))}
+    made = facts([work(30, 10)], replays, flops_per_s=10.0, bytes_per_s=1e9)
+    parts, by_cause = breakdown_of(made, KEY, latency_s)
+    assert parts.padding_s == pytest.approx(padding_s)
+    assert by_cause[Cause.PADDING] == pytest.approx(padding_s)
+    assert parts.compute_s == pytest.approx(3.0)
+    assert sum(getattr(parts, term) for term in TERMS) == pytest.approx(latency_s)
+    if replayed_s is not None:
+        assert parts.kernel_s == pytest.approx(replayed_s - 3.0 - padding_s)
+
+
+def test_a_batch_without_padding_has_none() -> None:
+    parts, by_cause = breakdown_of(facts([work(30, 0)], flops_per_s=10.0, bytes_per_s=1e9), KEY, 5.0)
+    assert parts.padding_s == 0
+    assert Cause.PADDING not in by_cause

@@ -1,4 +1,4 @@
-"""Verdicts on cases whose answer is known, from published measurements and from first principles."""
+"""Verdicts on cases with a known label, from published measurements and from first principles."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def verdict(
     noise: str = "quiet",
     scale: float = 1.0,
 ) -> Verdict:
-    """One operator with all the work; `scale` stretches time and roofs together."""
+    """One operator with all the work; `scale` multiplies the time and divides the roofs."""
     operator = Demand("all", "mlp", flops, weight_bytes, kv_bytes, flops_per_s / scale, replayed_s)
     dispatch = None if dispatch_s is None else Dispatch(dispatch_s * scale, 0.0)
     roofs = StepRoofs(bytes_per_s / scale, dispatch, overlaps)
@@ -64,14 +64,14 @@ def test_qwen_on_an_l4_is_memory_bound_and_on_an_h100_it_is_not() -> None:
 
 
 def test_half_a_billion_on_a_t4_is_overhead_bound() -> None:
-    """Qwen2.5-0.5B fp16 on a T4: 24.4 tok/s, 0.99 GB streamed, 8 % of 320 GB/s: the host sets the pace."""
+    """Qwen2.5-0.5B fp16 on a T4: 24.4 tok/s, 0.99 GB streamed, 8 % of 320 GB/s: the host is the limit."""
     found = verdict(1 / 24.4, 0.99e9, 0.99e9, bytes_per_s=240e9, flops_per_s=40e12, dispatch_s=38e-3)
     assert found.regime == "overhead-bound"
 
 
 @pytest.mark.parametrize("share", [0.70, 0.79, 0.90])
 def test_most_of_the_bandwidth_is_memory_bound(share: float) -> None:
-    """A peer calls 70 % and 79 % of a calibrated bandwidth overhead-bound."""
+    """Another tool calls 70 % and 79 % of a calibrated bandwidth overhead-bound."""
     found = verdict(1e-2 / share, 1e10, 1e10, bytes_per_s=1e12, flops_per_s=1e14, dispatch_s=1e-3)
     assert found.regime == "memory-bound"
 
@@ -100,7 +100,7 @@ def test_kv_dominated_decode_is_memory_bound_and_says_so() -> None:
     assert "kv-bound" in found.flags
 
 
-def test_far_below_both_roofs_the_kernels_are_to_blame_where_they_were_run_alone() -> None:
+def test_replayed_kernels_far_below_both_roofs_are_kernel_bound() -> None:
     replayed = verdict(1.0, 1e12, 1e10, bytes_per_s=1e11, flops_per_s=1e13, dispatch_s=1e-3, replayed_s=0.85)
     assert replayed.regime == "kernel-bound"
     assert "inefficient-kernels" in replayed.flags
@@ -119,7 +119,7 @@ def test_above_a_roof_is_flagged() -> None:
     assert "above-roof" in found.flags
 
 
-def test_noise_lowers_confidence_and_hides_no_label_that_its_whole_interval_supports() -> None:
+def test_noise_lowers_confidence_but_leaves_a_label_of_the_whole_interval() -> None:
     found = verdict(1e-2, 1e9, 1e10, bytes_per_s=1e12, flops_per_s=1e14, noise="unusable")
     assert (found.regime, found.confidence) == ("memory-bound", "low")
 
@@ -134,7 +134,7 @@ def test_evidence_names_its_figures() -> None:
     shares = {item.signal.split(" ")[0]: item.value for item in found.evidence}
     assert shares["intensity"] == pytest.approx(0.1 / 100)
     assert shares["share"] == pytest.approx(1e9 / 1e14 / 1.25e-2, abs=1e-2)
-    assert shares["dispatch"] == 0.0, "1 ms of dispatch hides behind 10 ms of bytes"
+    assert shares["dispatch"] == 0.0, "10 ms of bytes hide 1 ms of dispatch"
 
 
 @given(
@@ -194,7 +194,7 @@ def on(
 
 @pytest.mark.parametrize("device", DEVICES)
 class TestEveryDevice:
-    """The same story told of each device: what its own roofs make of a step decides, not their size."""
+    """The same cases on each device: the ratio of a step to the device's roofs decides, not their size."""
 
     def test_weights_at_85_percent_of_the_bandwidth(self, device: str) -> None:
         bytes_per_s = DEVICES[device][0]
@@ -222,7 +222,7 @@ class TestEveryDevice:
         assert (found.regime, found.confidence) == ("inconclusive", "low")
 
     def test_two_kinds_of_operators_that_share_the_step(self, device: str) -> None:
-        """Half of the time in matrix products at their roof, half in streams at theirs: neither decides alone."""
+        """Half of the time is products at their roof, half is streams at theirs, so neither decides."""
         bytes_per_s, flops_per_s, overlaps = DEVICES[device]
         product = Demand("product", "mlp", 0.46 * 10e-3 * flops_per_s, 1e3, 0.0, flops_per_s)
         stream = Demand("stream", "attention", 1e3, 0.0, 0.46 * 10e-3 * bytes_per_s, flops_per_s)
@@ -233,18 +233,18 @@ class TestEveryDevice:
         assert found.regime == "mixed"
 
 
-def graph_case(graph_step_s: float | None, **beside: object) -> Verdict:
+def graph_case(graph_step_s: float | None, **fields: object) -> Verdict:
     """An H100 step of 10 ms whose host takes 9 ms; 2 ms of it are bytes."""
     roofs = StepRoofs(3.0e12, Dispatch(9e-3, 0.0), overlaps=True)
     operator = Demand("all", "mlp", 1e9, 6e9, 0.0, 680e12)
     parts = break_down(10e-3, [operator], 0.0, roofs)
     return judge_cell(
-        Measurement(parts, 1e9, 6e9, 680e12, roofs, 9.95e-3, 10.05e-3, graph_step_s=graph_step_s, **beside)  # type: ignore[arg-type]
+        Measurement(parts, 1e9, 6e9, 680e12, roofs, 9.95e-3, 10.05e-3, graph_step_s=graph_step_s, **fields)  # type: ignore[arg-type]
     )
 
 
-def test_a_graph_tells_the_host_from_granularity() -> None:
-    """A replay of 2.5 ms removed the host; one of 9 ms did not: many small kernels are left."""
+def test_a_graph_distinguishes_the_host_from_granularity() -> None:
+    """A replay of 2.5 ms removes the host's time. One of 9 ms leaves the time of many small kernels."""
     assert "host" in graph_case(2.5e-3).flags
     assert "granularity" in graph_case(9e-3).flags
     assert not {"host", "granularity"} & set(graph_case(None).flags)
@@ -256,8 +256,8 @@ def test_an_idle_host_contradicts_overhead() -> None:
     assert graph_case(None, issue_s=9.5e-3).conflicts == graph_case(None).conflicts
 
 
-def test_an_idle_device_speaks_for_the_host_and_a_busy_one_for_nothing() -> None:
-    """NVML calls an SM active with one warp on it: 95 % of the time is no evidence, 20 % is."""
+def test_an_idle_device_votes_for_the_host_and_a_busy_one_for_nothing() -> None:
+    """NVML counts an SM with one warp as active, so 95 % of the time is no evidence, but 20 % is."""
     [idle] = [item for item in graph_case(None, sm_active=0.2).evidence if "SM active" in item.signal]
     [busy] = [item for item in graph_case(None, sm_active=0.95).evidence if "SM active" in item.signal]
     assert (idle.vote, busy.vote) == ("overhead-bound", "")
@@ -282,7 +282,7 @@ RANK = {"low": 0, "medium": 1, "high": 2}
 
 @given(st.floats(0.62, 1.0), st.sampled_from(["", "memory"]), st.booleans())
 def test_more_evidence_never_lowers_confidence_unless_it_disagrees(share: float, side: str, graph: bool) -> None:
-    """A memory-bound step: a flat doubling and a graph that saves nothing agree with it."""
+    """A flat doubling and a graph that saves nothing agree with a memory-bound step."""
     roofs = StepRoofs(1e12, Dispatch(1e-4, 0.0), overlaps=True)
     operator = Demand("all", "mlp", 1e9, share * 1e10, 0.0, 1e14)
     bare = Measurement(break_down(1e-2, [operator], 0.0, roofs), 1e9, share * 1e10, 1e14, roofs, 0.995e-2, 1.005e-2)
@@ -299,8 +299,8 @@ def test_more_evidence_never_lowers_confidence_unless_it_disagrees(share: float,
         (30.5e9, 3.3e9, "memory-bound"),  # Qwen3-30B-A3B, batch 1
     ],
 )
-def test_experts_count_by_what_is_touched(total: float, active: float, expected: str) -> None:
-    """Time follows the experts that a token reads; charging all of them would put the step above the roof."""
+def test_only_active_experts_count(total: float, active: float, expected: str) -> None:
+    """Time depends on the experts that a token reads. Counting all of them would put the step above the roof."""
     bytes_ = 2 * active
     found = on("H200", bytes_ / 4.3e12 / 0.8, bytes_, bytes_)
     assert found.regime == expected
@@ -310,7 +310,7 @@ def test_experts_count_by_what_is_touched(total: float, active: float, expected:
 
 @pytest.mark.parametrize("slowdown", [3.0, 5.0])
 def test_a_slower_host_moves_a_memory_bound_cpu_step_to_overhead(slowdown: float) -> None:
-    """20 ms of bytes and 6 ms of dispatch add up to 26; with the host three times slower, to 38 and then some."""
+    """20 ms of bytes and 6 ms of dispatch add up to 26 ms, and to 38 ms if the host is three times slower."""
     bytes_ = 20e-3 * 30e9
     before = on("2-core Xeon", 26e-3, 1e6, bytes_, dispatch=6 / 26)
     after_s = 20e-3 + slowdown * 6e-3
@@ -321,7 +321,7 @@ def test_a_slower_host_moves_a_memory_bound_cpu_step_to_overhead(slowdown: float
 
 @pytest.mark.parametrize("bits", [4.5, 8.0])
 def test_quantised_weights_whose_kernel_is_slow_are_not_called_memory_bound(bits: float) -> None:
-    """A 7B in 4 or 8 bits that takes as long as in 16: its own bytes explain a third to a half of the time."""
+    """A 7B model in 4 or 8 bits takes as long as in 16 bits: its bytes explain a third to a half of the time."""
     bytes_ = 7e9 * bits / 8
     found = on("A100 SXM", 7e9 * 2 / 1.75e12, 14e9, bytes_)
     assert found.regime in ("inconclusive", "mixed")

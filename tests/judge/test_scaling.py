@@ -1,4 +1,4 @@
-"""Doubling tests from first principles: planted regimes, the KV trap, and the published context of Llama-2-7B."""
+"""Doubling tests from first principles: known regimes, a KV-dominated decode, and the knee of Llama-2-7B."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_above_166_tokens_no_batch_of_llama_2_7b_is_compute_bound_on_an_a100() -
 
 
 def test_the_knee_at_context_zero_is_the_ridge() -> None:
-    """Without a cache decode's intensity is the batch, so that the knee is P / W = 153."""
+    """Without a cache the intensity of a decode is the batch, so the knee is P / W = 153."""
     flops, bytes_ = decode(1, 0)
     found = crossover(flops, bytes_, 2 * WEIGHTS, 0.0, A100_P, A100_W, 1)
     assert found == pytest.approx(A100_P / A100_W)
@@ -61,7 +61,7 @@ def test_a_flat_series_is_memory_bound_and_a_proportional_one_compute_bound() ->
 
 
 def test_a_slope_of_one_proves_nothing_where_the_cache_rules() -> None:
-    """At 32k tokens the cache of each sequence outweighs the weights: bytes alone predict a slope near 1."""
+    """At 32k tokens the cache of each sequence is larger than the weights, so bytes predict a slope near 1 too."""
     result = scaling(points(32_768, [8, 16, 32]), A100_P, A100_W)
     assert all(item.slope > 0.8 for item in result.doublings)
     assert {item.side for item in result.doublings} == {"undecided"}
@@ -70,7 +70,7 @@ def test_a_slope_of_one_proves_nothing_where_the_cache_rules() -> None:
 
 
 def test_overhead_hides_the_bytes() -> None:
-    """A host that needs 50 ms a step: time does not grow at all, nor do the bytes; FLOPs would double."""
+    """With a host that needs 50 ms per step, neither time nor bytes grow; FLOPs double."""
     result = scaling(points(512, [1, 2, 4], overhead_s=50e-3), A100_P, A100_W)
     assert [item.slope for item in result.doublings] == pytest.approx([0.0, 0.0])
     assert {item.side for item in result.doublings} == {"memory"}
@@ -105,7 +105,7 @@ def test_one_size_has_no_slope() -> None:
 def test_a_knee_is_a_claim_of_whole_intervals(
     slopes: list[float | None], knee: int | None, between: tuple[int, int] | None
 ) -> None:
-    """Sizes from 1 on, doubled; None is a slope of 0.5 to whose left and right the interval reaches."""
+    """Sizes from 1 on, doubled. None is a slope of 0.5 inside its interval."""
     found, size, time_s = [], 1, 1.0
     widths = [1.01, *(1.2 if slope is None else 1.01 for slope in slopes)]
     for slope, width in zip([0.0, *slopes], widths, strict=True):
@@ -117,10 +117,13 @@ def test_a_knee_is_a_claim_of_whole_intervals(
     assert any("knee is unknown" in sentence for sentence in scaling_sentences(result)) == (between is not None)
 
 
-def test_advice_rests_on_no_less_than_the_machine_drifted() -> None:
-    """Each size of Llama-2-7B visited once, while the machine became half as fast again. Tokens/s grow by up to 2 with
-    each doubling to 64 and by 1.7 to 128, but from 256 on by nothing: which of the last is best cannot be told, nor,
-    with log2(1.5) = 0.58 on each slope, where the knee lies. Visited in turn, all of it can."""
+def test_drift_between_sizes_makes_best_and_knee_uncertain() -> None:
+    """Each size of Llama-2-7B is visited once, while the machine drifts by 50 %.
+
+    Tokens/s grow by up to 2 with each doubling to 64, by 1.7 to 128, and not at all from 256 on. So the best of the
+    last sizes is unknown, and so is the knee, with log2(1.5) = 0.58 on each slope. Both are known if sizes are visited
+    in turn.
+    """
     known = points(16, [1, 2, 4, 8, 16, 32, 64, 128, 256, 512])
     still = scaling(known, A100_P, A100_W)
     drifted = scaling([replace(point, visits=1) for point in known], A100_P, A100_W, drift=0.5)
@@ -144,9 +147,11 @@ def decoded(prompt_len: int, context_len: int, latency_s: float) -> CellResult:
     )  # fmt: skip
 
 
-def test_a_prompt_as_long_as_a_context_is_no_doubling_of_it() -> None:
-    """Behind prompts of 64 and 128 a step takes 1 s and 2 s, behind contexts of 64 and 256 2 s and 4 s: slopes of
-    log 2 / log(132 / 68) and log 2 / log(260 / 68), each in a series of its own."""
+def test_prompts_and_contexts_are_separate_series() -> None:
+    """After prompts of 64 and 128 tokens a step takes 1 s and 2 s, after contexts of 64 and 256 tokens 2 s and 4 s.
+
+    They are two series, with slopes of log 2 / log(132 / 68) and log 2 / log(260 / 68).
+    """
     prompted, filled = [decoded(64, 0, 1.0), decoded(128, 0, 2.0)], [decoded(0, 64, 2.0), decoded(0, 256, 4.0)]
     assert [test.fixed["filled"] for test in doubling_tests([*prompted, filled[0]], 1.0, 1.0)] == ["by a prompt"]
     tests = doubling_tests([*prompted, *filled], 1.0, 1.0)

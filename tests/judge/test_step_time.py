@@ -1,13 +1,26 @@
-"""The split: terms that add up, by hand-made operators and roofs."""
+"""The time breakdown: terms that add up, for operators and roofs made by hand."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from profiler.facts.dispatch import Dispatch
-from profiler.judge.breakdown import TERMS, Demand, StepRoofs, break_down
+from profiler.facts.measurements import GenerateSteps
+from profiler.grid.cells import Cell
+from profiler.judge.breakdown import (
+    TERMS,
+    Demand,
+    StepRoofs,
+    TimeBreakdown,
+    adds_up,
+    break_down,
+    with_engine,
+    with_generate,
+)
+from profiler.judge.engine_differences import parts_of
 
 W = 1e12  # bytes/s
 P = 100e12  # FLOP/s: the ridge is 100 FLOP/byte
@@ -21,8 +34,8 @@ CUDA = StepRoofs(W, Dispatch(4e-3, 0.0), overlaps=True)
 CPU = StepRoofs(W, Dispatch(4e-3, 1e-3), overlaps=False)
 
 
-def terms(s) -> float:  # type: ignore[no-untyped-def]
-    return sum(getattr(s, name) for name in TERMS)
+def terms(s: TimeBreakdown) -> float:
+    return sum(float(getattr(s, name)) for name in TERMS)
 
 
 @pytest.mark.parametrize("roofs", [CUDA, CPU])
@@ -33,7 +46,7 @@ def test_terms_add_up_to_the_measured_time(roofs: StepRoofs) -> None:
 
 
 def test_the_floor_is_the_sum_of_the_operators_own_roofs() -> None:
-    """One operator needs 10 ms of arithmetic and the other 10 ms of traffic: 20 ms, though sums alone would say 11."""
+    """One operator needs 10 ms of arithmetic and the other 10 ms of traffic: 20 ms, not the 11 ms of the sums."""
     found = break_down(25e-3, [demand(1e12, 1e9), demand(1e11, 10e9)], 0.0, StepRoofs(W, None, overlaps=True))
     assert found.device_s == pytest.approx(20e-3)
     assert found.compute_s == pytest.approx(10e-3)
@@ -48,7 +61,7 @@ def test_dispatch_hides_on_cuda_and_adds_on_a_cpu() -> None:
     assert break_down(14e-3, operators, 0.0, CPU).dispatch_s == pytest.approx(4e-3)
     assert break_down(14e-3, operators, 0.0, CPU).floor_s == pytest.approx(14e-3)
     short = break_down(4.1e-3, [demand(0, 1e9)], 0.0, CUDA)
-    assert short.dispatch_s == pytest.approx(3e-3)  # what sticks out beyond 1 ms of device time
+    assert short.dispatch_s == pytest.approx(3e-3)  # 4 ms minus the 1 ms that the device hides
     assert short.floor_s == pytest.approx(4e-3)
 
 
@@ -79,7 +92,7 @@ def test_llama_2_7b_at_large_batch_on_an_h100() -> None:
 
 
 def test_offloaded_weights_pay_for_the_link() -> None:
-    """8 GB over a link of 16 GB/s is half a second, whatever the device's memory does."""
+    """8 GB over a link of 16 GB/s take half a second, in addition to the device's memory."""
     roofs = StepRoofs(W, None, overlaps=True, fetch_s=8e9 / 16e9)
     found = break_down(0.6, [demand(0, 8e9)], 0.0, roofs)
     assert (found.link_s, found.weights_s) == (pytest.approx(0.5), pytest.approx(8e-3))
@@ -96,8 +109,8 @@ def test_dequantisation_is_taken_from_the_kernels_own_time() -> None:
     assert terms(found) == pytest.approx(10e-3)
 
 
-def test_a_conversions_call_is_dispatch_as_any_other() -> None:
-    """Of 5 ms, 3 to convert: calls take 2, those of conversions 1.2; the terms still add up."""
+def test_the_call_of_a_conversion_is_dispatch() -> None:
+    """3 of 5 ms convert. Calls take 2 ms, of which those of conversions take 1.2; the terms still add up."""
     packed = Demand("op", "mlp", 1e9, 1e9, 0.0, P, replayed_s=5e-3, dequantise_s=3e-3)
     roofs = StepRoofs(W, Dispatch(4e-3, 2e-3, 1.2e-3), overlaps=False)
     found = break_down(10e-3, [packed], 0.0, roofs)
@@ -107,26 +120,79 @@ def test_a_conversions_call_is_dispatch_as_any_other() -> None:
 
 
 def test_a_conversion_that_is_all_calls_is_no_gain() -> None:
-    """Its calls were measured at 1.5 ms beside 1 ms of converting: the term is nothing, never negative."""
+    """Its calls were measured at 1.5 ms and the conversion at 1 ms: the term is 0 and not negative."""
     packed = Demand("op", "mlp", 1e9, 1e9, 0.0, P, replayed_s=5e-3, dequantise_s=1e-3)
     found = break_down(10e-3, [packed], 0.0, StepRoofs(W, Dispatch(4e-3, 2e-3, 1.5e-3), overlaps=False))
     assert found.dequantise_s == 0
     assert terms(found) == pytest.approx(10e-3)
 
 
-def test_how_far_a_term_may_be_off() -> None:
-    """Errors of one roof scale its terms; independent ones add in quadrature (3 and 4 are 5)."""
+def test_half_widths_of_terms() -> None:
+    """Errors of one roof scale its terms; independent errors add in quadrature (3 and 4 give 5)."""
     roofs = StepRoofs(W, Dispatch(4e-3, 0.0, half_width_s=0.4e-3), overlaps=False, memory_half_width=0.01)
-    seen = Demand("op", "mlp", 1e9, 2e9, 1e9, P, replayed_s=5e-3, replayed_half_width_s=0.3e-3)
-    off = break_down(12e-3, [seen], 0.0, roofs).half_widths_s
-    assert set(off) == set(TERMS)
-    assert off["weights_s"] == pytest.approx(0.02e-3)
-    assert off["kv_s"] == pytest.approx(0.01e-3)
-    assert off["kernel_s"] == pytest.approx(math.hypot(0.3e-3, 0.03e-3))
-    # An error of the roof only moves time between weights and kernel; the residual does not see it.
-    assert off["unexplained_s"] == pytest.approx(0.5e-3)
-    alone = Demand("op", "mlp", 1e9, 2e9, 0.0, P)
-    noisy = break_down(
-        12e-3, [alone], 0.0, StepRoofs(W, None, overlaps=False, memory_half_width=0.02), 0.03e-3
-    ).half_widths_s
-    assert noisy["unexplained_s"] == pytest.approx(0.05e-3)
+    replayed = Demand("op", "mlp", 1e9, 2e9, 1e9, P, replayed_s=5e-3, replayed_half_width_s=0.3e-3)
+    widths_s = break_down(12e-3, [replayed], 0.0, roofs).half_widths_s
+    assert set(widths_s) == set(TERMS)
+    assert widths_s["weights_s"] == pytest.approx(0.02e-3)
+    assert widths_s["kv_s"] == pytest.approx(0.01e-3)
+    assert widths_s["kernel_s"] == pytest.approx(math.hypot(0.3e-3, 0.03e-3))
+    # An error of the roof only moves time between weights and kernel, so it does not change the residual.
+    assert widths_s["unexplained_s"] == pytest.approx(0.5e-3)
+    roofs = StepRoofs(W, None, overlaps=False, memory_half_width=0.02)
+    widths_s = break_down(12e-3, [demand(1e9, 2e9)], 0.0, roofs, 0.03e-3).half_widths_s
+    assert widths_s["unexplained_s"] == pytest.approx(0.05e-3)
+
+
+def test_parts_of_both_loops_are_differences() -> None:
+    """Of 10 ms: 2 read, 1 stopping, 3 inputs. The forward takes 20 ms, not 18, and the cache in it 5 ms, not 4."""
+    within = {"read": 2e-3, "stopping": 1e-3, "processors": 0.0, "inputs": 3e-3, "cache": 5e-3, "forward": 20e-3}
+    own = {"cache": 4e-3, "forward": 18e-3, "read": 0.0, "stopping": 0.0, "processors": 0.0, "inputs": 0.0}
+    steps = GenerateSteps(
+        Cell(1, 8, 4, engine="generate"),
+        "5.0",
+        {name: (value, value, 1.0) for name, value in within.items()},
+        {name: (value,) for name, value in own.items()},
+        (2e-3,),
+        1.0,
+    )
+    expected = {"read": 2e-3, "stopping": 1e-3, "processors": 0.0, "inputs": 3e-3, "cache": 1e-3, "forward": 1e-3}
+    assert parts_of(steps, 10e-3) == pytest.approx({**expected, "rest": 2e-3})
+
+
+def test_the_overhead_of_generate_is_a_term_with_an_interval() -> None:
+    """12 ms measured, 8 ms for the weights, 3 ms overhead: 1 ms is left. Errors of 3 and 4 give 5."""
+    roofs = StepRoofs(1e12, None, overlaps=False)
+    before = break_down(12e-3, [Demand("op", "mlp", 0.0, 8e9, 0.0, 1e15)], 0.0, roofs, 0.4e-3)
+    found = with_generate(before, 3e-3, 0.3e-3)
+    assert found.generate_s == 3e-3
+    assert found.unexplained_s == pytest.approx(1e-3)
+    assert sum(getattr(found, term) for term in TERMS) == pytest.approx(12e-3)
+    assert found.half_widths_s["generate_s"] == 0.3e-3
+    assert found.half_widths_s["unexplained_s"] == pytest.approx(math.hypot(0.3e-3, 0.4e-3))
+
+
+def test_time_beyond_the_roofs_is_the_engines() -> None:
+    """1 GB of weights and 0.1 GB of cache at 100 GB/s need 11 ms of 15: four are the engine's, and none is left."""
+    roofs = StepRoofs(100e9, None, overlaps=False)
+    parts = break_down(15e-3, [Demand("op", "mlp", 1e6, 1e9, 0.1e9, 1e12)], 0.0, roofs, 0.2e-3)
+    found = with_engine(parts)
+    assert found.engine_s == pytest.approx(4e-3)
+    assert found.unexplained_s == 0
+    assert sum(getattr(found, term) for term in TERMS) == pytest.approx(15e-3)
+    assert found.half_widths_s["engine_s"] >= 0.2e-3
+
+
+def test_a_step_above_its_roof_has_no_engine_term_below_zero() -> None:
+    parts = break_down(8e-3, [Demand("op", "mlp", 1e6, 1e9, 0.0, 1e12)], 0.0, StepRoofs(100e9, None, overlaps=False))
+    found = with_engine(parts)
+    assert found.engine_s == 0
+    assert found.unexplained_s == pytest.approx(-2e-3)
+
+
+def test_a_breakdown_adds_up_if_little_is_unexplained_or_negative() -> None:
+    """1 ms of 10 unexplained is little; 6 ms of 15 are not, and nor is a rest of -5 ms after dispatch of 12 ms."""
+    roofs = StepRoofs(100e9, Dispatch(6e-3, 0.0), overlaps=False)
+    demands = [Demand("op", "mlp", 1e6, 0.3e9, 0.0, 1e12)]
+    assert adds_up(break_down(10e-3, demands, 0.0, roofs))
+    assert not adds_up(break_down(15e-3, demands, 0.0, roofs))
+    assert not adds_up(break_down(10e-3, demands, 0.0, replace(roofs, dispatch=Dispatch(12e-3, 0.0))))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -26,13 +27,13 @@ def decodes(kind: str, *formats: str) -> list[LeftOut]:
 
 
 @pytest.mark.slow
-def test_ranges_hold_nine_in_ten_of_what_they_have_not_seen() -> None:
+def test_ranges_cover_nine_in_ten_left_out_figures() -> None:
     assert len(left_out()) > 600
     assert inside_and_width(list(left_out()))[0] >= 0.9
 
 
 @pytest.mark.slow
-def test_ranges_of_compiled_decodes_hold_nine_in_ten_and_those_of_16_bits_are_narrow() -> None:
+def test_ranges_of_compiled_decodes_cover_nine_in_ten_and_those_of_16_bits_are_narrow() -> None:
     """The upper end is less than 1.5 times the lower for engines that compile or capture, including vLLM."""
     assert inside_and_width(decodes("compiled", "dense", "int8wo", "int4wo"))[0] >= 0.9
     inside, width = inside_and_width(decodes("compiled", "dense"))
@@ -73,10 +74,10 @@ def test_ranges_of_fewer_bits_are_wider_by_what_engines_differ_on_one_card_and_m
     """
     inside, width = inside_and_width(decodes("compiled", "int4wo", "int8wo"))
     assert inside >= 0.9
-    again = as_published_again()
-    assert len(again) >= 60
-    known = math.exp(2 * float(np.quantile(again, 0.9)))
-    assert 1.5 < known < width < 2.1
+    differences = as_published_again()
+    assert len(differences) >= 60
+    least_width = math.exp(2 * float(np.quantile(differences, 0.9)))
+    assert 1.5 < least_width < width < 2.1
 
 
 def test_a_planted_engine_is_found_again() -> None:
@@ -84,8 +85,6 @@ def test_a_planted_engine_is_found_again() -> None:
     truth = Shares(memory=0.62, compute=0.45, layer_cycles=9e4)
     points = [point for point in published() if point.kind == "compiled"]
     seconds = truth.step_s(steps_of(points))
-    from dataclasses import replace
-
     planted = [replace(point, latency_s=float(value)) for point, value in zip(points, seconds, strict=True)]
     shares = fit_efficiency(planted, Shares(0.75, 0.60, layer_cycles=1e5))
     assert shares.memory == pytest.approx(truth.memory, rel=0.05)
@@ -112,8 +111,6 @@ def test_a_range_is_above_the_floor_and_includes_the_host() -> None:
     small = CardSteps(2e9 * one, 1e9 * one, 0 * one, 24 * one, 1e15 * one, 8e12 * one, 1.8e9 * one, one, one)
     fast = eager.range_s(small, "decode")
     assert fast.low_s[0] > small.floor_s()[0]
-    from dataclasses import replace
-
     slow = eager.range_s(replace(small, host_index=2 * one), "decode")
     assert slow.typical_s[0] == pytest.approx(2 * fast.typical_s[0])
 

@@ -77,17 +77,17 @@ def test_a_model_that_never_ran_there_is_forecast(tmp_path: Path) -> None:
     """SmolLM2-135M: its linears at the planted efficiency plus the dispatch of its layers, in sequence as on a CPU."""
     path = tmp_path / "card.json"
     path.write_text(profile_json(planted()))
-    wanted = ForecastRequest(prompt_lens="64", batch_sizes="1,4", dtype="float32")
-    answer = forecast_on("smollm2-135m", str(path), wanted)
+    request = ForecastRequest(prompt_lens="64", batch_sizes="1,4", dtype="float32")
+    answer = forecast_on("smollm2-135m", str(path), request)
     layers = ((576, 576), (576, 192), (576, 192), (576, 576), (576, 1536), (576, 1536), (1536, 576))
     for cell in answer.cells:
         rows = cell.batch_size * (64 if cell.phase == "prefill" else 1)
         shapes = [*(30 * list(layers)), (576, 49152)]
         linears_s = 0.0
         for ins, outs in shapes:
-            seen = cell.batch_size if outs == 49152 else rows
-            least = floor_s(2.0 * seen * ins * outs, 4.0 * ins * outs, FLOPS_PER_S, BYTES_PER_S)
-            linears_s += least / share(seen, ins)
+            outputs = cell.batch_size if outs == 49152 else rows
+            roof_s = floor_s(2.0 * outputs * ins * outs, 4.0 * ins * outs, FLOPS_PER_S, BYTES_PER_S)
+            linears_s += roof_s / share(outputs, ins)
         expected_s = linears_s + 30 * (LAYER_S - CALLS_S)
         assert cell.latency_s == pytest.approx(expected_s, rel=0.15), cell
         assert cell.terms["dispatch_s"] == pytest.approx(30 * LAYER_S)
@@ -106,22 +106,22 @@ def test_layouts_and_formats_have_different_kernels(tmp_path: Path) -> None:
     plain, more = tmp_path / "plain.json", tmp_path / "more.json"
     plain.write_text(profile_json(card))
     more.write_text(profile_json(replace(card, products=(*card.products, *other))))
-    wanted = ForecastRequest(prompt_lens="64", batch_sizes="1", dtype="float32")
+    request = ForecastRequest(prompt_lens="64", batch_sizes="1", dtype="float32")
 
-    def decode_s(model: str, path: Path, asked: ForecastRequest = wanted) -> float:
-        [found] = [cell.latency_s for cell in forecast_on(model, str(path), asked).cells if cell.phase == "decode"]
-        return found
+    def decode_s(model: str, path: Path, request: ForecastRequest = request) -> float:
+        [cell] = [cell for cell in forecast_on(model, str(path), request).cells if cell.phase == "decode"]
+        return cell.latency_s
 
     weights = 12 * 12 * 768 * 768
     transposed_s = 2.0 * 4.0 * weights / BYTES_PER_S / 0.36
     assert decode_s("gpt2", more) - decode_s("gpt2", plain) == pytest.approx(transposed_s / 2, rel=0.1)
     assert decode_s("smollm2-135m", more) == pytest.approx(decode_s("smollm2-135m", plain), rel=1e-6)
     with pytest.raises(RequestError, match="no kernels of nf4"):
-        decode_s("smollm2-135m", plain, replace(wanted, quant="nf4"))
-    assert decode_s("smollm2-135m", more, replace(wanted, quant="nf4")) < decode_s("smollm2-135m", more)
+        decode_s("smollm2-135m", plain, replace(request, quant="nf4"))
+    assert decode_s("smollm2-135m", more, replace(request, quant="nf4")) < decode_s("smollm2-135m", more)
 
 
-def test_small_kernels_of_a_prefill_take_what_they_took_alone(tmp_path: Path) -> None:
+def test_small_kernels_of_a_prefill_take_their_profiled_time(tmp_path: Path) -> None:
     """If they take three times their traffic instead of once, a prefill takes twice that traffic longer.
 
     Once is assumed for a profile without small kernels. In a decode step they are hidden by its dispatch.
@@ -131,11 +131,11 @@ def test_small_kernels_of_a_prefill_take_what_they_took_alone(tmp_path: Path) ->
         smalls = () if ratio is None else tuple(SmallPoint("float32", s, ratio * s) for s in (1e-6, 1e-4, 1e-2))
         path = tmp_path / "card.json"
         path.write_text(profile_json(replace(planted(), smalls=smalls)))
-        wanted = ForecastRequest(prompt_lens="64", batch_sizes="1", dtype="float32")
-        return {cell.phase: cell.latency_s for cell in forecast_on("smollm2-135m", str(path), wanted).cells}
+        request = ForecastRequest(prompt_lens="64", batch_sizes="1", dtype="float32")
+        return {cell.phase: cell.latency_s for cell in forecast_on("smollm2-135m", str(path), request).cells}
 
-    untold, once, thrice, twice = times(None), times(1.0), times(3.0), times(2.0)
-    assert once == pytest.approx(untold)
+    without, once, thrice, twice = times(None), times(1.0), times(3.0), times(2.0)
+    assert once == pytest.approx(without)
     assert thrice["prefill"] - once["prefill"] == pytest.approx(2 * (twice["prefill"] - once["prefill"]))
     # Each of 30 layers hands on hidden states, queries, keys, values and two of the MLP's width at the least.
     written_s = 30 * 64 * 4.0 * (2 * 576 + 2 * 576 + 2 * 192 + 2 * 1536) / BYTES_PER_S
@@ -143,7 +143,7 @@ def test_small_kernels_of_a_prefill_take_what_they_took_alone(tmp_path: Path) ->
     assert thrice["decode"] == pytest.approx(once["decode"])
 
 
-def test_a_cache_spares_traffic_and_not_what_a_kernel_loses() -> None:
+def test_a_cache_saves_traffic_but_not_the_losses_of_a_kernel() -> None:
     """A product at a quarter of the memory roof takes 4 ms from memory, of which it loses 3. From a cache of twice the
     bandwidth its bytes take half a millisecond, and the loss is the same."""
     points = tuple(
@@ -161,13 +161,13 @@ def test_a_cache_spares_traffic_and_not_what_a_kernel_loses() -> None:
         assert kernels.seconds(column, steps, roof_s * one) == pytest.approx(expected_s)
 
 
-def test_where_host_and_device_overlap_the_longer_holds() -> None:
+def test_only_a_gpu_overlaps_host_and_device() -> None:
     card = replace(planted(), kind="cuda")
     assert fitted_on(card, "float32", 30).device.overlaps
     assert not fitted_on(planted(), "float32", 30).device.overlaps
 
 
-def test_a_profile_survives_its_file_and_bad_ones_are_told(tmp_path: Path, roofscope: Callable[..., Any]) -> None:
+def test_a_profile_survives_its_file_and_bad_ones_are_refused(tmp_path: Path, roofscope: Callable[..., Any]) -> None:
     path = tmp_path / "card.json"
     path.write_text(profile_json(planted()))
     assert len(path.read_bytes()) < 40_000

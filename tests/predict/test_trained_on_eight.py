@@ -17,7 +17,7 @@ FOLDERS = sorted(MORE.glob("smollm2-*"))
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-def test_eight_cells_tell_of_the_other_twenty_four(folder: Path) -> None:
+def test_eight_cells_forecast_the_other_twenty_four(folder: Path) -> None:
     run = run_facts(folder)
     measured, device = run.trained.measured, run.trained.fitted.device
     chosen = crossed(run)
@@ -30,16 +30,16 @@ def test_eight_cells_tell_of_the_other_twenty_four(folder: Path) -> None:
     assert np.quantile(off, 0.9) <= nine_in_ten
 
 
-def test_between_two_points_a_kernel_keeps_what_it_keeps_at_both() -> None:
+def test_between_two_points_a_kernel_has_their_common_share_or_loss() -> None:
     """The roof is 1 s up to 4 rows, and 0.25 s per row beyond. From the times at 1 and 64 rows, those at 4 and 8 are
     forecast for a kernel at half its roof everywhere, and for one that loses 0.2 s everywhere."""
 
     def roof_s(rows: Array) -> Array:
         return np.maximum(1.0, rows / 4)
 
-    seen, unseen = np.array([1.0, 64.0]), np.array([4.0, 8.0, 32.0])
+    measured, others = np.array([1.0, 64.0]), np.array([4.0, 8.0, 32.0])
     for truth in (lambda rows: 2 * roof_s(rows), lambda rows: roof_s(rows) + 0.2):
-        times = line(seen, truth(seen), roof_s(seen))
-        assert times.seconds(unseen, roof_s(unseen)) == pytest.approx(truth(unseen), rel=1e-3)
-    halved = line(seen, 2 * roof_s(seen), roof_s(seen))
+        times = line(measured, truth(measured), roof_s(measured))
+        assert times.seconds(others, roof_s(others)) == pytest.approx(truth(others), rel=1e-3)
+    halved = line(measured, 2 * roof_s(measured), roof_s(measured))
     assert halved.seconds(np.array([256.0]), np.array([64.0])) == pytest.approx(128.0, rel=1e-3), "beyond all points"
