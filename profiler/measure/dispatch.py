@@ -158,7 +158,8 @@ def _among_weights(
 
     They take turns, so that a disturbance affects all of them. Each has at least one turn.
     """
-    pairs = _paired_linears(bench.loaded.module, bench.twin.module)
+    real = dict(bench.loaded.module.named_modules())
+    pairs = [(hollow, real[name]) for name, hollow in bench.twin.module.named_modules() if is_linear(hollow)]
     prefill = _Among(bench, pairs, Step(1, _TWIN_PROMPT, 0))
     decode_sizes = batch_sizes if "decode" in phases else ()
     decodes = [_Among(bench, pairs, Step(batch, 1, _TWIN_PROMPT)) for batch in decode_sizes]
@@ -169,12 +170,6 @@ def _among_weights(
             among.turn(deadline_s)
     prefills, *steps = (among.samples(alone_s) for among in all_steps)
     return [*(replace(prefills, batch_size=batch) for batch in batch_sizes), *steps]
-
-
-def _paired_linears(model: nn.Module, twin: nn.Module) -> list[tuple[nn.Module, nn.Module]]:
-    """Pairs of (hollow, real) linears of the same name, in the order of the modules."""
-    real = dict(model.named_modules())
-    return [(hollow, real[name]) for name, hollow in twin.named_modules() if is_linear(hollow)]
 
 
 class _Among:

@@ -42,12 +42,13 @@ def replay_linears(
     bfloat16 on two cores.
     """
 
-    def input_of(name: Key, width: int) -> torch.Tensor:
+    def input_of(name: Key, module: Any) -> torch.Tensor:
+        width = int(module.in_features if hasattr(module, "in_features") else module.weight.shape[0])
         if name in sliced:
             return torch.randn(rows[name], 2, width, device=machine.device, dtype=dtype)[:, -1:, :]
         return torch.randn(1, rows[name], width, device=machine.device, dtype=dtype)
 
-    inputs = {name: input_of(name, _in_features(modules[0])) for name, modules in linears.items()}
+    inputs = {name: input_of(name, modules[0]) for name, modules in linears.items()}
     bind = without_waiting if machine.captures else partial
     calls = {name: [bind(module, inputs[name]) for module in modules] for name, modules in linears.items()}
     between = _reads(between_bytes, max(map(len, linears.values()), default=1))
@@ -194,7 +195,3 @@ def _replay_graph(
             clock.synchronize()
             samples += clock.seconds(marks)
     return tuple(round(seconds / (repeats * len(calls)), 12) for seconds in samples)
-
-
-def _in_features(module: Any) -> int:
-    return int(module.in_features if hasattr(module, "in_features") else module.weight.shape[0])

@@ -80,7 +80,10 @@ class Subject:
             as_value(operator, name, padded_work(operator, key, batch, path) if batch else operator.work(step, path))
             for operator, name in self.names.items()
         )
-        return tuple(map(_visible_work, works)) if self.engines[key.cell.engine].owns_model else works
+        if not self.engines[key.cell.engine].owns_model:
+            return works
+        # Of an engine that owns its model only the work that the algorithm needs is known.
+        return tuple(replace(work, activation_bytes=0, avoidable_flops={}, avoidable_bytes={}) for work in works)
 
     def touched_cache_bytes(self, key: CellKey) -> float:
         """Return the bytes of the KV cache, old and copied, that a decode step touches; 0 for a prefill."""
@@ -172,11 +175,6 @@ def _kinds_of_linears(model: nn.Module) -> dict[str, int]:
 
 # A cell is not tried if its predicted peak exceeds this share of the free memory.
 _MEMORY_MARGIN = 0.95
-
-
-def _visible_work(work: OperatorWork) -> OperatorWork:
-    """The work that is known of an operator in an engine that owns its model: only what the algorithm needs."""
-    return replace(work, activation_bytes=0, avoidable_flops={}, avoidable_bytes={})
 
 
 def execution_paths(

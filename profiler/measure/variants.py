@@ -12,7 +12,7 @@ from profiler.device.machine import Machine
 from profiler.engines.registry import ENGINES
 from profiler.facts.measurements import COMPILED, PADDING_MASK, UNQUANTISED
 from profiler.grid.cells import CellKey
-from profiler.loading.request import DTYPES, ModelRequest, resolve_dtype
+from profiler.loading.request import DTYPES, resolve_dtype
 from profiler.measure.subject import Subject
 from profiler.quant.formats import can_quantise
 from profiler.quant.registry import Quant, tried_formats
@@ -86,11 +86,12 @@ def _dtypes(subject: Subject) -> list[Variant]:
 
 def _quants(subject: Subject) -> list[Variant]:
     request = subject.request
-    return [
-        Variant(item.name, _dtype_of(item.name, request), item.name)
-        for item in tried_formats()
-        if can_quantise(item.name) and item.name != request.quant
-    ]
+
+    def dtype_of(quant: Quant) -> torch.dtype:
+        return resolve_dtype("auto", quant, request.device, None) if request.dtype is torch.float32 else request.dtype
+
+    names = [item.name for item in tried_formats() if can_quantise(item.name) and item.name != request.quant]
+    return [Variant(name, dtype_of(name), name) for name in names]
 
 
 def _engines(subject: Subject) -> Iterator[Variant]:
@@ -141,7 +142,3 @@ def _multiplies(dtype: torch.dtype, machine: Machine) -> bool:
     if not machine.is_cuda:
         return True
     return dtype is torch.float16 or (dtype is torch.bfloat16 and machine.info.capability >= (8, 0))
-
-
-def _dtype_of(quant: Quant, request: ModelRequest) -> torch.dtype:
-    return resolve_dtype("auto", quant, request.device, None) if request.dtype is torch.float32 else request.dtype

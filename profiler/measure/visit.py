@@ -151,6 +151,8 @@ def _visit(engine: Engine, cell: Cell, round_number: int, context: VisitContext)
     more_count = int(context.effort.more_prefills_s / loop.prefill_s) if loop.prefill_s else 0
     more_prefill_s = list(itertools.islice(prefills, min(more_count, MORE_PREFILLS)))
     refuse_impossible_times(more_prefill_s)
+    # Held by the profiler and the engine for other purposes than this cell.
+    peak_bytes, other_bytes = machine.peak_bytes(), context.own_bytes.get(engine.name, 0) + engine.kept_bytes
     return Visit(
         cell=cell,
         round=round_number,
@@ -159,7 +161,7 @@ def _visit(engine: Engine, cell: Cell, round_number: int, context: VisitContext)
         wall_s=loop.wall_s,
         warm_up_s=tuple(warm_up_s),
         first_decode_s=first_decode_s,
-        peak_memory_bytes=_peak_of_cell(engine, context),
+        peak_memory_bytes=None if peak_bytes is None else peak_bytes - other_bytes,
         at_unix_s=at_unix_s,
         energy_j=None if before_j is None or after_j is None else after_j - before_j,
         ttft_s=loop.ttft_s,
@@ -174,12 +176,6 @@ def _visit(engine: Engine, cell: Cell, round_number: int, context: VisitContext)
         scheduled=loop.scheduled,
         cache_used_bytes=loop.cache_used_bytes,
     )
-
-
-def _peak_of_cell(engine: Engine, context: VisitContext) -> int | None:
-    """Peak bytes in use, without those that the profiler and the engine hold for other purposes than this cell."""
-    peak = context.machine.peak_bytes()
-    return None if peak is None else peak - context.own_bytes.get(engine.name, 0) - engine.kept_bytes
 
 
 @dataclass(frozen=True)

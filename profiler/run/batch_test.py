@@ -12,7 +12,7 @@ from profiler.counting.peak_memory import predicted_peak_bytes
 from profiler.counting.walk import walk
 from profiler.device.machine import machine_for
 from profiler.errors import RequestError
-from profiler.facts.step import ExecutionPath, Step, Work
+from profiler.facts.step import ExecutionPath, Step
 from profiler.grid.cells import Cell, CellKey
 from profiler.judge.scaling import crossover
 from profiler.loading.device_map import planned_weight_bytes
@@ -98,12 +98,12 @@ def _affordable(
 
 def _expected_visit_s(work: ModelWork, cell: Cell, roofs: _Roofs) -> float:
     """Expected seconds of a first visit: two prefills, one of them to warm up, and the decode steps."""
-    times = {"prefill": 2, "decode": cell.decode_steps}
-    return sum(times[key.phase] * _floor_s(work.work(Step.of(key)), roofs) for key in cell.keys) / USUAL_ATTAINED
-
-
-def _floor_s(work: Work, roofs: _Roofs) -> float:
-    return max(float(work.model_flops) / roofs.flops_per_s, float(work.model_bytes) / roofs.bytes_per_s)
+    seconds = 0.0
+    for key in cell.keys:
+        step = work.work(Step.of(key))
+        floor_s = max(float(step.model_flops) / roofs.flops_per_s, float(step.model_bytes) / roofs.bytes_per_s)
+        seconds += floor_s * (2 if key.phase == "prefill" else cell.decode_steps)
+    return seconds / USUAL_ATTAINED
 
 
 def _predicted_knee(work: ModelWork, key: CellKey, roofs: _Roofs) -> float | None:

@@ -8,7 +8,7 @@ from profiler.counting.operators import Linear
 from profiler.device.contention import ForeignLoad
 from profiler.device.device import Device, under_wsl
 from profiler.device.memory import MAY_SPILL, NO_FALLBACK
-from profiler.facts.roofs import Ceilings, Roof
+from profiler.facts.roofs import Ceilings
 from profiler.loading.request import CheckpointFit, dtype_name
 from profiler.measure.subject import Subject
 from profiler.run.neighbours import host_threads
@@ -80,15 +80,13 @@ def model_warnings(subject: Subject, ceilings: Ceilings) -> list[str]:
         names = "; ".join(work.unknown[:3])
         warnings.append(f"{100 * (1 - work.coverage):.3g} % of the parameters are not counted: {names}.")
     for where, nbytes in loaded.offloaded_bytes.items():
+        link = ceilings.links.get(where)
+        measured = f" ({scaled(link.per_s, 'B/s')} measured)" if link else ""
         warnings.append(
             f"the model does not fit on the device: {scaled(nbytes, 'B')} of weights are read from the {where}"
-            f"{_measured_link(ceilings.links.get(where))} at every step."
+            f"{measured} at every step."
         )
     return warnings
-
-
-def _measured_link(link: Roof | None) -> str:
-    return f" ({scaled(link.per_s, 'B/s')} measured)" if link else ""
 
 
 def fit_warnings(fit: CheckpointFit) -> list[str]:
