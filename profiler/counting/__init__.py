@@ -1,1 +1,1 @@
-"""FLOPs and bytes of a step, from the module tree, and the cross-check against a second counter."""
+"""Count FLOPs and bytes of a step from the module tree, and cross-check them with a second counter."""

@@ -1,4 +1,4 @@
-"""Which attention kernel torch picks, asked of torch for the very shapes and dtype."""
+"""Query torch for the attention kernel that it chooses for given shapes and dtypes."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def attention_path(
     keys: int,
     compiled: bool = False,
 ) -> ExecutionPath:
-    """How transformers' attention interface of this name executes a step on this device: the libraries are asked.
+    """Return how transformers' attention interface of this name executes a step on this device.
 
-    `query` new tokens a sequence see `keys`; one layer that falls back to the math path counts for all. `compiled`:
-    the step is one of torch.compile's.
+    The libraries are queried, not imitated. Each sequence has `query` new tokens, which see `keys`. If one layer falls
+    back to the math kernel, it counts for all. `compiled` is for a step under torch.compile.
     """
     if attention not in get_args(Attention):
         return ExecutionPath()
@@ -38,95 +38,95 @@ def attention_path(
     if attention != "sdpa" or not cores:
         return path
 
-    def pick(masked: bool) -> str:
-        found = {
+    def kernel(masked: bool) -> str:
+        kernels = {
             sdpa_kernel(core, device, dtype, query=query, keys=keys, masked=masked, compiled=compiled) for core in cores
         }
-        return UNFUSED_KERNEL if UNFUSED_KERNEL in found else "+".join(sorted(found))
+        return UNFUSED_KERNEL if UNFUSED_KERNEL in kernels else "+".join(sorted(kernels))
 
     def heads(masked: bool) -> dict[int, Heads]:
-        grouped = [core for core in cores if core.query_heads > core.kv_heads]
         return {
             core.qk_dim: handed(core, device, dtype, several=query > 1, masked=masked, compiled=compiled).heads
-            for core in grouped
+            for core in cores
+            if core.query_heads > core.kv_heads
         }
 
-    return replace(path, kernel=pick(False), masked_kernel=pick(True), heads=heads(False), masked_heads=heads(True))
+    return replace(path, kernel=kernel(False), masked_kernel=kernel(True), heads=heads(False), masked_heads=heads(True))
 
 
-# What is asked about is really allocated, and no kernel is chosen by a length beyond this, nor by how much wider than
-# this a head is, but for whether its width is a multiple.
-_LONGEST_ASKED = 1 << 16
-_WIDEST_ASKED = 1 << 10
+# The operands of a query are really allocated. Longer sequences do not change the choice of a kernel; neither do wider
+# heads, except by the divisibility of their width.
+_MOST_TOKENS = 1 << 16
+_MOST_WIDTH = 1 << 10
 
 
 @dataclass(frozen=True)
 class Handed:
-    """The call of `scaled_dot_product_attention` that transformers makes of one step."""
+    """The call of `scaled_dot_product_attention` that transformers makes in a step."""
 
     heads: Heads
     query_heads: int
     kv_heads: int
     rows: int
-    """Of a query head."""
+    """Rows per query head."""
     is_causal: bool
     enable_gqa: bool
 
 
 class _CallSeenError(Exception):
-    """The call was seen, and is not made."""
+    """Raised instead of making the call."""
 
 
 def handed(
     core: AttentionCore, device: torch.device, dtype: torch.dtype, *, several: bool, masked: bool, compiled: bool
 ) -> Handed:
-    """What transformers hands the kernel of `sdpa` for one new token a sequence, or for `several`.
+    """Return the arguments that transformers passes to `sdpa` for one new token per sequence, or for `several`.
 
-    transformers' own `sdpa_attention_forward` is called on a few tokens of the core's heads, with
-    `scaled_dot_product_attention` taken out. What it does depends on its version: `pack_gqa` came after 5.17, and is
-    not for `compiled` steps. Raises whatever it raises.
+    Calls transformers' `sdpa_attention_forward` on a few tokens, with `scaled_dot_product_attention` replaced. Its
+    behaviour depends on the version: `pack_gqa` came after 5.17, and is not used in `compiled` steps. Raises whatever
+    transformers raises.
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     rows, groups = (2 if several else 1), core.query_heads // core.kv_heads
     q, k, v = _operands(core, device, dtype, core.query_heads, core.kv_heads, rows, keys=2)
     mask = torch.ones(1, 1, rows, 2, device=device, dtype=torch.bool) if masked else None
-    seen: list[Handed] = []
+    calls: list[Handed] = []
 
-    def see(query: torch.Tensor, key: torch.Tensor, _value: torch.Tensor, **options: Any) -> None:
+    def record(query: torch.Tensor, key: torch.Tensor, _value: torch.Tensor, **options: Any) -> None:
         heads: Heads = "repeated" if key.shape[1] == core.query_heads else "grouped"
         if query.shape[1] != core.query_heads:
             heads = "packed"
         causal, grouped = bool(options.get("is_causal")), bool(options.get("enable_gqa"))
-        seen.append(Handed(heads, query.shape[1], key.shape[1], query.shape[2], causal, grouped))
+        calls.append(Handed(heads, query.shape[1], key.shape[1], query.shape[2], causal, grouped))
         raise _CallSeenError
 
     module: Any = SimpleNamespace(num_key_value_groups=groups, is_causal=True)
     with (
-        _replaced(torch.nn.functional, "scaled_dot_product_attention", see),
+        _replaced(torch.nn.functional, "scaled_dot_product_attention", record),
         _replaced(torch.compiler, "is_compiling", lambda: compiled),
         suppress(_CallSeenError),
     ):
         sdpa_attention_forward(module, q, k, v, mask)
-    return seen[0]
+    return calls[0]
 
 
 @contextmanager
 def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Within, `owner` has `value` under this name."""
-    own = getattr(owner, name)
+    """Temporarily replace an attribute of `owner`."""
+    original = getattr(owner, name)
     setattr(owner, name, value)
     try:
         yield
     finally:
-        setattr(owner, name, own)
+        setattr(owner, name, original)
 
 
 def _operands(
     core: AttentionCore, device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, rows: int, keys: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Q, K and V of one sequence, [1, heads, tokens, width] each, as wide as anything asks about."""
-    qk_dim, v_dim = (dim if dim <= _WIDEST_ASKED else _WIDEST_ASKED + dim % 64 for dim in (core.qk_dim, core.v_dim))
+    """Return Q, K and V of one sequence, [1, heads, tokens, width] each, with at most about `_MOST_WIDTH` columns."""
+    qk_dim, v_dim = (dim if dim <= _MOST_WIDTH else _MOST_WIDTH + dim % 64 for dim in (core.qk_dim, core.v_dim))
     return (
         torch.empty(1, heads, rows, qk_dim, device=device, dtype=dtype),
         torch.empty(1, kv_heads, keys, qk_dim, device=device, dtype=dtype),
@@ -144,12 +144,12 @@ def sdpa_kernel(
     masked: bool,
     compiled: bool = False,
 ) -> str:
-    """The kernel behind `scaled_dot_product_attention` for one sequence: flash, memory-efficient, cudnn or math.
+    """Return the kernel of `scaled_dot_product_attention` for one sequence: flash, memory-efficient, cudnn or math.
 
-    Asks `torch._fused_sdp_choice`, which is what the call itself consults, about the call that transformers makes;
-    nothing is computed.
+    Calls `torch._fused_sdp_choice`, which the attention call uses too, with the arguments that transformers passes.
+    Computes nothing.
     """
-    query, keys = min(query, _LONGEST_ASKED), min(keys, _LONGEST_ASKED)
+    query, keys = min(query, _MOST_TOKENS), min(keys, _MOST_TOKENS)
     call = handed(core, device, dtype, several=query > 1, masked=masked, compiled=compiled)
     rows = query if query > 1 else call.rows
     q, k, v = _operands(core, device, dtype, call.query_heads, call.kv_heads, rows, keys)
@@ -159,14 +159,14 @@ def sdpa_kernel(
 
 
 def outlier_columns(model: Any) -> dict[str, float]:
-    """Columns with outliers that LLM.int8() found in its last step, a mean over the layers of each linear operator.
+    """Return the mean number of outlier columns per layer that LLM.int8() found in its last step, by linear operator.
 
-    Only a step that has run knows them: they are the columns of its input that hold a value of 6 or more.
+    These are columns of the input with a value of 6 or more, so they exist only after a step.
     """
-    found: dict[str, float] = {}
+    means: dict[str, float] = {}
     for (name, _ins, _outs), modules in linear_modules(model).items():
         columns = [getattr(getattr(module, "state", None), "idx", None) for module in modules]
         counts = [index.numel() for index in columns if isinstance(index, torch.Tensor)]
         if any(counts):
-            found[name] = sum(counts) / len(modules)
-    return found
+            means[name] = sum(counts) / len(modules)
+    return means

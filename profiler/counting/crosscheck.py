@@ -1,4 +1,4 @@
-"""Cross-check of executed FLOPs: torch's FlopCounterMode over the model on meta tensors."""
+"""Cross-check executed FLOPs with torch's FlopCounterMode, which runs the model on meta tensors."""
 
 from __future__ import annotations
 
@@ -36,59 +36,60 @@ class Crosscheck:
     counter: str
     walk_flops: int
     flops: int
-    """What the second counter found."""
+    """FLOPs of the second counter."""
     differences: tuple[CounterDifference, ...]
     left_out: tuple[CounterDifference, ...] = ()
-    """Modules that the figures above leave out: rotary embeddings whose angles transformers (5.17 and before) computes
+    """Modules that the figures above exclude: rotary embeddings whose angles transformers (5.17 and before) computes
     as a matrix product, inverse frequencies [width / 2, 1] x positions [1, tokens], which the walk does not count."""
 
     @property
     def equal(self) -> bool:
-        """Whether they agree to the last FLOP, in every part."""
+        """Whether both counts are exactly equal in every part."""
         return self.walk_flops == self.flops and not self.differences
 
 
 def crosscheck(model: Any, step: Step) -> Crosscheck:
-    """Count one step of plain numbers twice: by the walk, and by running the model under FlopCounterMode.
+    """Count one step of scalars twice: by the walk, and by running the model under FlopCounterMode.
 
-    The model runs in eager attention meanwhile: the counter does not see every fused kernel (a CPU's counts as 0), and
-    up to torch 2.11 it fails on grouped heads (PyTorch PR #177188). On the meta device nothing is computed. A model
-    that asks a tensor for its value must be given on a CPU instead. A context is filled by a prefill outside the
-    counter. Raises whatever the model raises.
+    The model runs with eager attention: the counter does not see every fused kernel (a CPU's counts as 0), and up to
+    torch 2.11 it fails on grouped heads (PyTorch PR #177188). On the meta device nothing is computed; a model that
+    reads a tensor's value must be on a CPU. A prefill outside the counter fills the context. Raises whatever the model
+    raises.
     """
     work = walk(model)
-    with _in_eager_attention(model):
-        counted = _counter_flops(model, step)
+    with _eager_attention(model):
+        counter_flops = _counter_flops(model, step)
     path = ExecutionPath(attention="eager", all_logits=not _keeps_last_logits(model))
-    walked = _walk_flops(work, step, path)
+    walk_flops = _walk_flops(work, step, path)
     rotary = {collapse_numbers(name) for name, module in model.named_modules() if hasattr(module, "inv_freq")}
     left_out = tuple(
-        CounterDifference(name, 0, counted.pop(name)) for name in sorted(rotary & counted.keys() - walked.keys())
+        CounterDifference(name, 0, counter_flops.pop(name))
+        for name in sorted(rotary & counter_flops.keys() - walk_flops.keys())
     )
     differences = tuple(
-        CounterDifference(name, walked.get(name, 0), counted.get(name, 0))
-        for name in sorted({*walked, *counted})
-        if walked.get(name, 0) != counted.get(name, 0)
+        CounterDifference(name, walk_flops.get(name, 0), counter_flops.get(name, 0))
+        for name in sorted({*walk_flops, *counter_flops})
+        if walk_flops.get(name, 0) != counter_flops.get(name, 0)
     )
-    return Crosscheck(COUNTER, sum(walked.values()), sum(counted.values()), differences, left_out)
+    return Crosscheck(COUNTER, sum(walk_flops.values()), sum(counter_flops.values()), differences, left_out)
 
 
 @contextmanager
-def _in_eager_attention(model: Any) -> Iterator[None]:
-    """Within, the model runs in eager attention."""
-    own = model.config._attn_implementation
-    if own == "eager":
+def _eager_attention(model: Any) -> Iterator[None]:
+    """Temporarily switch the model to eager attention."""
+    implementation = model.config._attn_implementation
+    if implementation == "eager":
         yield
         return
     model.set_attn_implementation("eager")
     try:
         yield
     finally:
-        model.set_attn_implementation(own)
+        model.set_attn_implementation(implementation)
 
 
 def _walk_flops(work: ModelWork, step: Step, path: ExecutionPath) -> dict[str, int]:
-    """Executed FLOPs by module; an attention core's belong to its attention module."""
+    """Return the walk's executed FLOPs by module; an attention core counts as its attention module."""
     totals: dict[str, int] = {}
     for operator in work.operators:
         flops = int(operator.work(step, path).executed_flops)
@@ -99,7 +100,7 @@ def _walk_flops(work: ModelWork, step: Step, path: ExecutionPath) -> dict[str, i
 
 
 def _counter_flops(model: Any, step: Step) -> dict[str, int]:
-    """Executed FLOPs by module, each without its children's, from FlopCounterMode."""
+    """Return FlopCounterMode's executed FLOPs by module, each without its children."""
     device = next(model.parameters()).device
     batch, query, context = int(step.batch), int(step.query), int(step.context)
     options: dict[str, Any] = {"use_cache": True}
@@ -107,11 +108,11 @@ def _counter_flops(model: Any, step: Step) -> dict[str, int]:
         options["logits_to_keep"] = 1
     with torch.no_grad():
         if context:
-            filled = model(input_ids=torch.zeros(batch, context, dtype=torch.long, device=device), **options)
-            held = cache_of(filled)
-            if held is None:
-                raise ValueError(f"{type(model).__name__} keeps no cache, so that it has no decode step")
-            options[argument_name(model)] = held
+            output = model(input_ids=torch.zeros(batch, context, dtype=torch.long, device=device), **options)
+            cache = cache_of(output)
+            if cache is None:
+                raise ValueError(f"{type(model).__name__} has no cache, so it has no decode step")
+            options[argument_name(model)] = cache
         counter = FlopCounterMode(display=False, custom_mapping=_grouped_products())
         with counter:
             model(input_ids=torch.zeros(batch, query, dtype=torch.long, device=device), **options)
@@ -121,7 +122,10 @@ def _counter_flops(model: Any, step: Step) -> dict[str, int]:
 
 
 def _grouped_products() -> dict[Any, Any]:
-    """The counter has no formula for a grouped product, [rows, in] x [experts, in, out]: each row meets one expert."""
+    """Return FLOP formulas of grouped products, [rows, in] x [experts, in, out] with one expert per row.
+
+    FlopCounterMode has none.
+    """
 
     def flops(input_shape: Any, weight_shape: Any, *_args: Any, **_kwargs: Any) -> int:
         return 2 * int(input_shape[0]) * int(weight_shape[-2]) * int(weight_shape[-1])
@@ -132,11 +136,11 @@ def _grouped_products() -> dict[Any, Any]:
 
 
 def _self_flops(totals: Mapping[str, int], root: str) -> dict[str, int]:
-    """From inclusive to own FLOPs; names collapsed over layers, the root's own name taken off."""
+    """Convert inclusive FLOPs to FLOPs without children, summed over layers; names are without the root's."""
     own = {name: flops for name, flops in totals.items() if name != "Global"}
     for name, flops in totals.items():
         parent = name.rpartition(".")[0]
-        # A list of layers is no module that runs, so it has no entry of its own.
+        # A list of layers does not run as a module, so it has no entry.
         while parent and parent not in own:
             parent = parent.rpartition(".")[0]
         if parent:

@@ -1,4 +1,4 @@
-"""The one floor, max(F/P, B/W): of an operator, of a step, of many steps, and on another GPU by its datasheet."""
+"""The roofline floor, max(F/P, B/W), of operators and steps, also on another GPU by its datasheet."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from profiler.facts.step import ExecutionPath, Step
 from profiler.units import scaled
 
 A = TypeVar("A", float, NDArray[np.float64])
-"""A number, or one per step."""
+"""A number, or an array with one per step."""
 
 
 def larger(left: A | float, right: A) -> A:
-    """The larger of two numbers, or of each pair where one of them is an array."""
+    """Return the maximum of two numbers, element by element if one is an array."""
     arrays = isinstance(left, np.ndarray) or isinstance(right, np.ndarray)
     return cast(A, np.maximum(left, right) if arrays else max(left, right))
 
 
 def where(condition: Any, value: A) -> A:
-    """`value` where the condition holds, else 0; of numbers or of arrays."""
+    """Return `value` if the condition is true, else 0; for numbers or arrays."""
     if isinstance(condition, np.ndarray):
         return cast(A, np.where(condition, value, 0.0))
     nothing: Any = 0.0
-    return value if condition else nothing  # not 0 * value, which is no number where value is infinite
+    return value if condition else nothing  # not 0 * value, which is NaN for an infinite value
 
 
 def floor_s(flops: A, nbytes: A, flops_per_s: A | float, bytes_per_s: A | float) -> A:
-    """max(F/P, B/W): the least seconds for so much work under two roofs, of one step or of many.
+    """Return max(F/P, B/W), the least seconds for this work under two roofs; for numbers or arrays.
 
     S. Williams, A. Waterman, D. Patterson: Roofline, Communications of the ACM 52(4), 2009.
     """
@@ -43,7 +43,7 @@ def floor_s(flops: A, nbytes: A, flops_per_s: A | float, bytes_per_s: A | float)
 
 @dataclass(frozen=True)
 class StepFloor:
-    """The least time of a step under two roofs: the sum of its operators' own floors, by the side that binds each."""
+    """The least time of a step under two roofs: the sum of its operators' floors, by the roof that limits each."""
 
     compute_s: float
     memory_s: float
@@ -54,12 +54,12 @@ class StepFloor:
 
     @property
     def bound(self) -> Literal["compute", "memory"]:
-        """The side on which the larger part lies."""
+        """The roof that limits the larger part."""
         return "compute" if self.compute_s > self.memory_s else "memory"
 
 
 def step_floor(parts: Iterable[tuple[float, float, float]], bytes_per_s: float) -> StepFloor:
-    """The floor of a step of many operators, each given as (FLOPs, bytes, FLOP/s of its dtype)."""
+    """Return the floor of a step; each part is an operator's (FLOPs, bytes, FLOP/s of its dtype)."""
     compute_s = memory_s = 0.0
     for flops, nbytes, flops_per_s in parts:
         seconds = floor_s(flops, nbytes, flops_per_s, bytes_per_s)
@@ -72,28 +72,28 @@ def step_floor(parts: Iterable[tuple[float, float, float]], bytes_per_s: float) 
 
 @dataclass(frozen=True)
 class CardFloor:
-    """One step on one card, by its dense datasheet peaks."""
+    """One step on one GPU, by its dense datasheet peaks."""
 
     gpu: str
     dtype: str
-    """The model's, or the one of as many bits that this card has units for."""
+    """The model's dtype, or one with as many bits that this GPU has units for."""
     ridge_flops_per_byte: float | None
-    """Of that dtype; None where the table has no rate for it."""
+    """The ridge point of that dtype; None if the table has no rate for it."""
     floor_s: float | None
-    """Sum over operators of max(FLOPs / peak, bytes / bandwidth); None where the model does not fit or has no rate."""
+    """Sum over operators of max(FLOPs / peak, bytes / bandwidth); None if the model does not fit or has no rate."""
     bound: Literal["compute", "memory"] | None
-    """The side on which the larger part of the floor lies."""
+    """The roof that limits the larger part of the floor."""
     needs_bytes: float
     """Predicted peak memory of the step."""
     memory_bytes: int
 
     @property
     def refusal(self) -> str | None:
-        """Why there is no floor, in a line; None where there is one."""
+        """The reason why there is no floor, in one line; None if there is one."""
         if self.floor_s is not None:
             return None
         if self.ridge_flops_per_byte is None:
-            return f"{self.gpu}: the table has no rate of its products in {self.dtype}"
+            return f"{self.gpu}: the datasheet table has no {self.dtype} rate"
         return (
             f"{self.gpu}: does not fit; the step needs {scaled(self.needs_bytes, 'B')}, the card has"
             f" {scaled(self.memory_bytes, 'B')}"
@@ -101,18 +101,18 @@ class CardFloor:
 
 
 def floor_on(card: Datasheet, operators: Sequence[OperatorWork], dtype: str, needs_bytes: float) -> CardFloor:
-    """The floor of a step of these operators on a card, for a model of `dtype` that needs so much memory.
+    """Return the floor of a step of these operators on a GPU, for a model of `dtype` that needs `needs_bytes`.
 
-    Cards without bfloat16 units run in float16, which has the same bytes. An operator whose dtype a card has no unit
-    for runs in the model's.
+    GPUs without bfloat16 units run in float16, which has the same bytes. An operator whose dtype the GPU has no units
+    for runs in the model's dtype.
     """
     if dtype == "bfloat16" and card.peak_bf16_flops_per_s is None:
         dtype = "float16"
-    own = card.peak_flops_per_s(dtype)
+    model_peak = card.peak_flops_per_s(dtype)
     floor = None
-    if own is not None and needs_bytes <= card.memory_bytes:
+    if model_peak is not None and needs_bytes <= card.memory_bytes:
         floor = step_floor(
-            ((item.flops, item.model_bytes, card.peak_flops_per_s(item.dtype) or own) for item in operators),
+            ((item.flops, item.model_bytes, card.peak_flops_per_s(item.dtype) or model_peak) for item in operators),
             card.bandwidth_bytes_per_s,
         )
     return CardFloor(
@@ -128,7 +128,7 @@ def floor_on(card: Datasheet, operators: Sequence[OperatorWork], dtype: str, nee
 
 @dataclass(frozen=True)
 class RoofSet:
-    """The roofs that figures are placed under."""
+    """The roofs of one device."""
 
     name: str
     bytes_per_s: float
@@ -138,11 +138,11 @@ class RoofSet:
 
     @property
     def device(self) -> str:
-        """The card's or the machine's own name."""
+        """The name of the GPU or machine."""
         return self.name.rpartition(", ")[0]
 
     def peak(self, dtype: str, own: str) -> float:
-        """Of a dtype that has no unit here the model's own, or float32's, holds."""
+        """Return the FLOP/s of a dtype; without a rate, that of the model's dtype `own`, or of float32."""
         for name in (dtype, own, "float32"):
             if self.flops_per_s.get(name):
                 return self.flops_per_s[name]
@@ -155,9 +155,10 @@ _Array = NDArray[Any]
 def roof_times(
     work: ModelWork, step: Step, under: RoofSet, dtype: str, width: _Array, kv: _Array
 ) -> tuple[_Array, _Array]:
-    """Seconds by side of the steps of an array: sum over operators of max(FLOPs / peak, bytes / bandwidth).
+    """Return the seconds [n] that compute and memory limit in steps of shape [n].
 
-    `width` are bytes a weight, `kv` those of an element of the cache, where a file tells them; 0 where it does not.
+    Their sum is the sum over operators of max(FLOPs / peak, bytes / bandwidth). `width` [n] are bytes per weight and
+    `kv` [n] bytes per element of the cache, as a file reports them; 0 means unknown.
     """
     zeros = np.zeros_like(np.asarray(step.batch), dtype=np.float64)
     compute_s, memory_s = zeros.copy(), zeros.copy()
@@ -175,5 +176,5 @@ def roof_times(
 
 
 def _itemsize(operator: Operator) -> float:
-    """Bytes of one weight as it was counted; those that a quantisation wrote fewer for keep their own count."""
+    """Return the bytes of one weight in the count; 1 for dtypes with less than a byte."""
     return max(1.0, float(operator.dtype.itemsize))

@@ -19,28 +19,29 @@ from profiler.quant.registry import known_quant
 def counted_on_meta(
     source: ModelSource, dtype: str, quant: str, *, rented: bool = False, trust_remote_code: bool = False
 ) -> CountedModel:
-    """A model in a dtype (`auto`: its own) and a format, from its config alone. Raises RequestError or ModelError.
+    """Count a model from its config. Raises RequestError or ModelError.
 
-    `rented`: in 16 bits where no dtype is asked for and its own is wider.
+    `dtype` `auto` is the model's own; with `rented`, 16 bits if its own is wider.
     """
-    kind = known_quant(quant)
+    known = known_quant(quant)
     config = requested_form(load_config(source, trust_remote_code), dtype != "auto")
-    chosen = model_dtype(dtype, config)
-    chosen = in_16_bits(chosen) if rented and dtype == "auto" else chosen
-    module = build_on_meta(config, chosen, kind)
+    compute_dtype = model_dtype(dtype, config)
+    if rented and dtype == "auto":
+        compute_dtype = in_16_bits(compute_dtype)
+    module = build_on_meta(config, compute_dtype, known)
     return CountedModel(
         walk(module),
         planned_weight_bytes(module),
-        dtype_name(chosen),
-        published_format(config) if kind == "none" else None,
+        dtype_name(compute_dtype),
+        published_format(config) if known == "none" else None,
         own_attention(module),
         most_positions(config),
     )
 
 
 def own_attention(module: nn.Module) -> Attention:
-    """The attention that transformers runs a model with unless told: `sdpa`, or `eager` where it refuses that.
+    """Return the default attention of a model in transformers: `sdpa`, or `eager` if the model does not support it.
 
-    It refuses `sdpa` where a kernel lacks what the scores need: caps (Gemma-2), sinks (gpt-oss).
+    Models whose scores need more than `sdpa` computes do not: caps (Gemma-2), sinks (gpt-oss).
     """
     return "sdpa" if getattr(module, "_supports_sdpa", True) else "eager"

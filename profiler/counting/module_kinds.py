@@ -1,4 +1,4 @@
-"""Recognise what a module is from its class, parameters and config."""
+"""Classify modules by their class, parameters and config."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CROSS_ATTENTION = re.compile(r"^(encoder_attn|cross_?attn|cross_?attention)$", 
 
 
 def is_attention(module: nn.Module) -> bool:
-    """A softmax attention: by its class's name, with projections inside, and no further attention inside."""
+    """Return whether a module is softmax attention: by its class name, with linears but no other attention inside."""
     if not _ATTENTION.search(type(module).__name__) or is_recurrent(module):
         return False
     inner = [part for part in module.modules() if part is not module]
@@ -30,26 +30,26 @@ def is_attention(module: nn.Module) -> bool:
 
 
 def is_recurrent(module: nn.Module) -> bool:
-    """A mixer that keeps a state of fixed size: known by its decay `A_log`, or by its class's name."""
+    """Return whether a module is a mixer with a state of fixed size: by its decay `A_log`, or its class name."""
     has_decay = isinstance(getattr(module, "A_log", None), torch.Tensor)
     return has_decay or bool(_LINEAR_ATTENTION.search(type(module).__name__))
 
 
 def is_norm(module: nn.Module) -> bool:
-    """A norm: by its class's name and its weight vector."""
+    """Return whether a module is a norm: by its class name and its weight vector."""
     params = dict(module.named_parameters(recurse=False))
     return "weight" in params and params["weight"].dim() == 1 and bool(_NORM.search(type(module).__name__))
 
 
 def is_router(module: nn.Module) -> bool:
-    """A router of a mixture: a bare weight matrix [experts, hidden] in a class of that name."""
+    """Return whether a module routes tokens to experts: by its class name and a weight matrix [experts, hidden]."""
     weight = getattr(module, "weight", None)
     is_matrix = isinstance(weight, torch.Tensor) and weight.dim() == 2
     return is_matrix and bool(_ROUTER.search(type(module).__name__)) and not formats.is_linear(module)
 
 
 def is_experts(module: nn.Module) -> bool:
-    """Routed experts: one bank of 3-D weights (transformers 5) or a list of MLPs (transformers 4)."""
+    """Return whether a module is routed experts: one bank of 3-D weights (transformers 5), or MLPs (transformers 4)."""
     if isinstance(module, nn.ModuleList):
         first = next(iter(module), None)
         return (
@@ -57,19 +57,19 @@ def is_experts(module: nn.Module) -> bool:
             and "expert" in type(first).__name__.lower()
             and any(formats.is_linear(part) for part in first.modules())
         )
-    held = bool(expert_banks(module)) or formats.triton_mxfp4_matrices(module) is not None
-    return "expert" in type(module).__name__.lower() and held
+    has_bank = bool(expert_banks(module)) or formats.triton_mxfp4_matrices(module) is not None
+    return "expert" in type(module).__name__.lower() and has_bank
 
 
 def expert_banks(module: nn.Module) -> dict[str, torch.Tensor]:
-    """The weights of all experts of a layer, by name: [experts, a, b], or MXFP4 blocks [experts, out, groups, 16]."""
-    own = dict(module.named_parameters(recurse=False))
-    blocks: dict[str, torch.Tensor] = {name: param for name, param in own.items() if name.endswith("_blocks")}
-    return blocks or {name: param for name, param in own.items() if param.dim() == 3 and not formats.is_scale(name)}
+    """Return a layer's expert weights by name: [experts, a, b], or MXFP4 blocks [experts, out, groups, 16]."""
+    params = dict(module.named_parameters(recurse=False))
+    blocks: dict[str, torch.Tensor] = {name: param for name, param in params.items() if name.endswith("_blocks")}
+    return blocks or {name: param for name, param in params.items() if param.dim() == 3 and not formats.is_scale(name)}
 
 
 def bank_features(name: str, bank: torch.Tensor, hidden_size: int) -> tuple[int, int]:
-    """(in_features, out_features) of one expert's matrix; models store either order, so the hidden size decides.
+    """Return (in_features, out_features) of one expert's matrix. Models store either order; the hidden size decides.
 
     A block of MXFP4 is 16 bytes of two 4-bit weights each (OCP Microscaling Formats, v1.0).
     """
@@ -81,7 +81,7 @@ def bank_features(name: str, bank: torch.Tensor, hidden_size: int) -> tuple[int,
 
 
 def not_run_for_text(name: str, module: nn.Module) -> bool:
-    """Parts that a text-only step leaves alone: other modalities' towers, cross-attention without an encoder."""
+    """Return whether a text-only step skips the module: other modalities, or cross-attention without an encoder."""
     leaf = name.rpartition(".")[2]
     return bool(
         _OTHER_MODALITY.search(leaf) or _CROSS_ATTENTION.search(leaf) or "CrossAttention" in type(module).__name__
@@ -89,25 +89,31 @@ def not_run_for_text(name: str, module: nn.Module) -> bool:
 
 
 def caches_latent(model: nn.Module) -> bool:
-    """transformers 5 caches the latent of MLA and expands it again at each step; older ones cache expanded heads."""
+    """Return whether the KV cache stores MLA's latent.
+
+    transformers 5 does, and expands it again in each step; older versions cache the expanded heads.
+    """
     return any(hasattr(module, "expand_kv") for module in model.modules())
 
 
 def over_context(name: str, model: nn.Module) -> bool:
-    """Projections that transformers runs again over all that is cached: MLA's latent, Doge's dynamic mask."""
+    """Return whether each step runs a linear over the whole cache: for MLA's latent and Doge's dynamic mask."""
     if name.endswith("kv_b_proj"):
         return caches_latent(model)
     return name.endswith("self_attn.dt_proj")
 
 
 def base_prefix(model: Any) -> str:
-    """The name under which the decoder hangs in the causal LM (`model.`), or nothing if it is the model itself."""
+    """Return the prefix of the decoder's modules in a causal LM (`model.`), or "" if the decoder is the model."""
     prefix = getattr(model, "base_model_prefix", "")
     return f"{prefix}." if prefix and hasattr(model, prefix) else ""
 
 
 def window_of(config: Any, module: Any) -> int | None:
-    """Keys that a query of this layer may see, or None: by the layer's type, its own word, or the config's."""
+    """Return the keys that a query of this layer may see, from the layer's type, the layer or the config.
+
+    None means no limit.
+    """
     if getattr(module, "is_sliding", None) is False:
         return None
     layer_types = getattr(config, "layer_types", None)
@@ -130,7 +136,7 @@ def _positive(value: Any) -> int | None:
 
 
 def attention_heads(module: Any, config: Any) -> tuple[int, int, int]:
-    """(query heads, KV heads, head dim) of an attention module: its own word, else the config's."""
+    """Return (query heads, KV heads, head dim) of an attention module, from the module or else the config."""
     query_heads = int(first_of(module, "num_heads", "num_attention_heads", "n_heads") or config_query_heads(config))
     groups = first_of(module, "num_key_value_groups")
     kv_heads = first_of(module, "num_key_value_heads", "num_kv_heads")
@@ -140,27 +146,27 @@ def attention_heads(module: Any, config: Any) -> tuple[int, int, int]:
 
 
 def config_query_heads(config: Any) -> int:
-    """Query heads by the config."""
+    """Return the number of query heads in the config."""
     return int(first_of(config, "num_attention_heads", "n_head", "num_heads") or 1)
 
 
 def config_kv_heads(config: Any) -> int:
-    """KV heads by the config; as many as query heads where it says nothing."""
+    """Return the number of KV heads in the config, by default that of the query heads."""
     return int(first_of(config, "num_key_value_heads", "num_kv_heads", "n_head_kv") or config_query_heads(config))
 
 
 def config_head_dim(config: Any) -> int:
-    """Head dim by the config: an explicit one goes before hidden size over heads."""
+    """Return the head dim in the config, by default hidden size over query heads."""
     return int(first_of(config, "head_dim", "kv_channels") or config.hidden_size // config_query_heads(config))
 
 
 def first_of(owner: Any, *names: str) -> Any:
-    """The first attribute of `owner` that is set and not None."""
+    """Return the first attribute of `owner` that is not None, or None."""
     return next((value for name in names if (value := _attribute(owner, name)) is not None), None)
 
 
 def _attribute(owner: Any, name: str) -> Any:
-    """An attribute or None; a config whose layers differ raises for what only a single layer can answer."""
+    """Return an attribute or None; a config whose layers differ raises for values of a single layer."""
     try:
         return getattr(owner, name, None)
     except Exception:
@@ -168,6 +174,6 @@ def _attribute(owner: Any, name: str) -> Any:
 
 
 def activation_dtype(model: Any) -> torch.dtype:
-    """The dtype of what flows between the layers."""
+    """Return the dtype of the activations between layers."""
     dtype: torch.dtype = model.dtype
     return dtype if dtype.is_floating_point else torch.float16

@@ -1,4 +1,4 @@
-"""One formula per operator: FLOPs and bytes as functions of batch, query and context."""
+"""FLOPs and bytes of each operator as functions of batch, query and context."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ OperatorGroup = Literal[
 _FLOAT32_BYTES = 4
 
 Rows = Literal["tokens", "last", "context", "routed"]
-"""Which rows a linear sees: every token, the positions whose logits are asked for, every cached and new token
-(a latent cache that is expanded again at each step), or the tokens that a router sends to it."""
+"""The rows of a linear's input: every token, the positions with requested logits, every cached and new token (a latent
+cache that is expanded in each step), or the tokens that a router sends to it."""
 
 
 @dataclass(frozen=True)
 class GemmShape:
-    """One matrix product of the census: [m, k] x [k, n], `count` times a step."""
+    """A matrix product [m, k] x [k, n] that runs `count` times per step."""
 
     m: int
     n: int
@@ -42,41 +42,41 @@ class GemmShape:
 
 @dataclass(frozen=True)
 class Operator(abc.ABC):
-    """One matmul-like thing, or a class of elementwise ones; `count` equal ones are kept as one."""
+    """A matmul-like operator, or a group of elementwise ones; `count` equal ones are merged."""
 
     name: str
     group: OperatorGroup
     count: int
     dtype: torch.dtype
-    """The dtype that its products run in, which decides its compute roof."""
+    """The dtype of the operator's matmuls, which decides its compute roof."""
 
     @property
     def dtype_name(self) -> str:
-        """As `--dtype` calls it."""
+        """The dtype's name in `--dtype`."""
         return str(self.dtype).removeprefix("torch.")
 
     @abc.abstractmethod
     def each(self, step: Step, path: ExecutionPath) -> Work:
-        """The work of one of them."""
+        """Return the work of one of the `count` operators."""
 
     def work(self, step: Step, path: ExecutionPath) -> Work:
-        """The work of all `count` of them."""
+        """Return the work of all `count` operators."""
         return self.each(step, path) * self.count
 
     def gemms(self, step: Step) -> Sequence[GemmShape]:
-        """The matrix products with weights that a step of plain numbers runs."""
+        """Return the matrix products with weights in a step of scalars."""
         return ()
 
 
 @dataclass(frozen=True)
 class Linear(Operator):
-    """x @ W.T + b. FLOPs 2 * rows * in * out (PaLM, arXiv:2204.02311, appendix B, and common use)."""
+    """x @ W.T + b, with 2 * rows * in * out FLOPs (PaLM, arXiv:2204.02311, appendix B, and common use)."""
 
     weight: StoredWeight
     rows: Rows
     activation_dtype: torch.dtype
     executed_rows: Rows | None = None
-    """What the library runs, where that differs from what the algorithm needs."""
+    """The rows that the library computes, if they differ from those that the algorithm needs."""
 
     def each(self, step: Step, path: ExecutionPath) -> Work:
         w = self.weight
@@ -105,7 +105,7 @@ class Linear(Operator):
         )
 
     def executed(self, step: Step, path: ExecutionPath) -> Any:
-        """Rows that the library really multiplies."""
+        """Return the number of rows that the library multiplies."""
         if self.rows == "last" and path.all_logits:
             return step.tokens
         return _rows(self.executed_rows or self.rows, step)
@@ -118,19 +118,19 @@ class Linear(Operator):
 
 @dataclass(frozen=True)
 class Experts(Operator):
-    """Routed experts: FLOPs for k experts a token, weights of the distinct experts that T tokens touch.
+    """Routed experts: FLOPs of k experts per token, and weights of the distinct experts that T tokens use.
 
-    With uniform routing E * (1 - (1 - k/E)^T) of E experts are touched (expectation of distinct draws).
+    With uniform routing, T tokens use E * (1 - (1 - k/E)^T) of E experts (expectation of distinct draws).
     """
 
     num_experts: int
     per_token: int
     matrices: tuple[tuple[int, int], ...]
-    """(in_features, out_features) of one expert's products."""
+    """(in_features, out_features) of one expert's matrices."""
     expert_bytes: int
     activation_dtype: torch.dtype
     runs_all: bool = False
-    """Whether the library multiplies every token by every expert and discards what the router did not choose."""
+    """Whether the library runs every expert on every token and discards the results that the router did not choose."""
 
     def each(self, step: Step, path: ExecutionPath) -> Work:
         tokens = step.tokens
@@ -148,9 +148,9 @@ class Experts(Operator):
         )
 
     def touched(self, tokens: Count) -> Count:
-        """Expected distinct experts for so many tokens."""
-        missed = (1 - self.per_token / self.num_experts) ** np.asarray(tokens, dtype=np.float64)
-        return self.num_experts * (1 - missed)
+        """Return the expected number of distinct experts that `tokens` use."""
+        unused_share = np.float64(1 - self.per_token / self.num_experts) ** tokens
+        return self.num_experts * (1 - unused_share)
 
     def gemms(self, step: Step) -> Sequence[GemmShape]:
         tokens = int(step.tokens)
@@ -162,12 +162,12 @@ class Experts(Operator):
 
 @dataclass(frozen=True)
 class Embedding(Operator):
-    """A table lookup: each token reads its row (and its result is written), never the whole table."""
+    """A table lookup, which reads and writes one row per token, never the whole table."""
 
     width: int
     itemsize: int
     per_batch: bool = True
-    """False for learned positions, which are looked up once for all sequences."""
+    """False for learned positions, which have one lookup for all sequences."""
 
     def each(self, step: Step, path: ExecutionPath) -> Work:
         rows = step.tokens if self.per_batch else step.query
@@ -177,7 +177,7 @@ class Embedding(Operator):
 
 @dataclass(frozen=True)
 class Elementwise(Operator):
-    """Norms, rotary embeddings, activations and residual additions: vector FLOPs and unfused traffic a token."""
+    """Norms, rotary embeddings, activations and residual additions: vector FLOPs and unfused traffic per token."""
 
     flops_per_token: int
     bytes_per_token: int
@@ -193,7 +193,7 @@ class Elementwise(Operator):
 
 @dataclass(frozen=True)
 class Convolution(Operator):
-    """A causal convolution over time, as state-space and linear-attention layers use; it keeps its last inputs."""
+    """A causal convolution over time of a state-space or linear-attention layer; its state is the last inputs."""
 
     channels: int
     inputs_per_channel: int
@@ -203,47 +203,47 @@ class Convolution(Operator):
     itemsize: int
 
     def each(self, step: Step, path: ExecutionPath) -> Work:
-        kept = step.batch * self.channels * (self.kernel_size - 1) * self.itemsize
+        state_bytes = step.batch * self.channels * (self.kernel_size - 1) * self.itemsize
         return Work(
             model_flops=2 * step.tokens * self.channels * self.inputs_per_channel * self.kernel_size,
             weight_bytes=self.weight_bytes,
-            kv_read_bytes=np.where(np.asarray(step.context) > 0, kept, 0),
-            kv_write_bytes=kept,
+            kv_read_bytes=np.where(np.asarray(step.context) > 0, state_bytes, 0),
+            kv_write_bytes=state_bytes,
             activation_bytes=2 * step.tokens * self.channels * self.itemsize,
         )
 
 
 @dataclass(frozen=True)
 class RecurrentState(Operator):
-    """The recurrent state of a linear-attention or state-space layer: read and written once a step a sequence.
+    """The recurrent state of a linear-attention or state-space layer, read and written once per step and sequence.
 
-    A token updates each element with what it adds, corrects it, and reads it out: three multiply-adds (the recurrence
-    of Mamba-2, arXiv:2405.21060, and of gated delta networks, arXiv:2412.06464). A library that computes a prefill in
-    chunks executes more than that.
+    Each token updates, corrects and reads out every element: three multiply-adds (the recurrence of Mamba-2,
+    arXiv:2405.21060, and of gated delta networks, arXiv:2412.06464). A library that computes a prefill in chunks
+    executes more.
     """
 
     state_elements: int
     itemsize: int
 
     def each(self, step: Step, path: ExecutionPath) -> Work:
-        state = step.batch * self.state_elements * self.itemsize
+        state_bytes = step.batch * self.state_elements * self.itemsize
         return Work(
             model_flops=6 * step.tokens * self.state_elements,
-            kv_read_bytes=np.where(np.asarray(step.context) > 0, state, 0),
-            kv_write_bytes=state,
+            kv_read_bytes=np.where(np.asarray(step.context) > 0, state_bytes, 0),
+            kv_write_bytes=state_bytes,
         )
 
 
 @dataclass(frozen=True)
 class Collective(Operator):
-    """What the ranks of a group exchange behind one operator; `count` of them a step, one after the other."""
+    """A collective of all ranks after one operator; `count` of them per step, one after the other."""
 
     kind: CollectiveKind
     ranks: int
     source: Operator | None
-    """The operator whose result is exchanged, which decides how many rows there are; None: one a token."""
+    """The operator whose result is exchanged; it decides the number of rows. None: one row per token."""
     width: int
-    """Elements of a row of the whole result."""
+    """Elements per row of the whole result."""
     itemsize: int
 
     def each(self, step: Step, path: ExecutionPath) -> Work:
@@ -260,7 +260,7 @@ class Collective(Operator):
 
 @dataclass(frozen=True)
 class ModelWork:
-    """All operators of a model, equal ones merged, and what the walk did not understand."""
+    """All operators of a model, equal ones merged, and the modules that the walk does not understand."""
 
     operators: tuple[Operator, ...]
     params: int
@@ -268,31 +268,30 @@ class ModelWork:
     unknown: tuple[str, ...]
     """Names of modules whose parameters are not in any operator."""
     not_run: tuple[str, ...] = ()
-    """Parts that a text-only step leaves alone: towers of other modalities, cross-attention without an encoder."""
+    """Parts that a text-only step skips: towers of other modalities, cross-attention without an encoder."""
 
     @property
     def coverage(self) -> float:
-        """Share of the parameters that the operators account for; below 1 when something is not understood."""
+        """Share of the parameters in the operators; below 1 if there are `unknown` modules."""
         return self.understood_params / self.params if self.params else 1.0
 
     def work(self, step: Step, path: ExecutionPath | None = None) -> Work:
-        """The work of a whole step; arrays in `step` give arrays."""
+        """Return the work of a whole step; arrays in `step` give arrays."""
         path = path or ExecutionPath()
         return sum((operator.work(step, path) for operator in self.operators), Work())
 
     @property
     def names(self) -> dict[Operator, str]:
-        """A name of its own for each operator; those of one name (layers that differ in a window) are numbered."""
-        seen: dict[str, int] = {}
-        found = {}
+        """A unique name for each operator; equal names (of layers with different windows) get a number."""
+        numbers: dict[str, int] = {}
+        names = {}
         for operator in self.operators:
-            seen[operator.name] = seen.get(operator.name, 0) + 1
-            number = seen[operator.name]
-            found[operator] = operator.name if number == 1 else f"{operator.name} ({number})"
-        return found
+            number = numbers[operator.name] = numbers.get(operator.name, 0) + 1
+            names[operator] = operator.name if number == 1 else f"{operator.name} ({number})"
+        return names
 
     def gemm_census(self, step: Step) -> tuple[GemmShape, ...]:
-        """Every distinct matrix product with weights of one step (plain numbers), with how often it runs."""
+        """Return every distinct matrix product with weights in one step of scalars, with its count."""
         counts: dict[GemmShape, int] = {}
         for operator in self.operators:
             for shape in operator.gemms(step):
@@ -310,46 +309,45 @@ def _rows(rule: Rows, step: Step) -> Any:
 
 
 def padded_work(operator: Operator, key: CellKey, batch: Batch, path: ExecutionPath) -> Work:
-    """The work of an operator in a step of a batch that is padded to its longest prompt.
+    """Return the work of an operator in a step of a batch that is padded to its longest prompt.
 
-    Model work is that of each prompt at its own length, with the weights read once for all of them. What the padded
-    shape has beyond that is avoidable: FLOPs of padded positions, and their keys and values, which every step reads.
+    Model work is that of each prompt at its real length; the weights are read once for all prompts. The rest of the
+    padded shape is avoidable: FLOPs of padded positions, and their keys and values, which every step reads.
     """
-    whole = operator.work(Step.of(key), path)
+    padded = operator.work(Step.of(key), path)
     lens = np.array([request.prompt_len for request in batch], dtype=np.int64)
-    beyond = key.cell.prompt_len - lens
-    own = Step(1, lens, 0) if key.phase == "prefill" else Step(1, 1, key.context_len - beyond)
-    useful = operator.work(own, path)
+    padding = key.cell.prompt_len - lens
+    useful = operator.work(Step(1, lens, 0) if key.phase == "prefill" else Step(1, 1, key.context_len - padding), path)
     weights = operator.work(Step(1, int(lens.sum()) if key.phase == "prefill" else len(batch), 0), path)
 
     def total(amount: Any) -> Any:
         return np.broadcast_to(amount, lens.shape).sum()
 
-    flops, read, written = map(total, (useful.model_flops, useful.kv_read_bytes, useful.kv_write_bytes))
-    cached = read + written
+    flops, read_bytes, write_bytes = map(total, (useful.model_flops, useful.kv_read_bytes, useful.kv_write_bytes))
+    padding_bytes = padded.kv_read_bytes + padded.kv_write_bytes - (read_bytes + write_bytes)
     return replace(
-        whole,
+        padded,
         model_flops=flops,
         vector_flops=total(useful.vector_flops),
         weight_bytes=weights.weight_bytes,
-        kv_read_bytes=read,
-        kv_write_bytes=written,
+        kv_read_bytes=read_bytes,
+        kv_write_bytes=write_bytes,
         embedding_bytes=total(useful.embedding_bytes),
-        avoidable_flops={**whole.avoidable_flops, Cause.PADDING: whole.model_flops - flops},
-        avoidable_bytes={
-            **whole.avoidable_bytes,
-            Cause.PADDING: whole.kv_read_bytes + whole.kv_write_bytes - cached,
-        },
+        avoidable_flops={**padded.avoidable_flops, Cause.PADDING: padded.model_flops - flops},
+        avoidable_bytes={**padded.avoidable_bytes, Cause.PADDING: padding_bytes},
     )
 
 
 def operator_work(operator: Operator, name: str, step: Step, path: ExecutionPath) -> OperatorWork:
-    """What an operator must do in a step of plain numbers, as a value."""
+    """Return the work of an operator in a step of scalars, as a value for a run folder."""
     return as_value(operator, name, operator.work(step, path))
 
 
 def as_value(operator: Operator, name: str, work: Work) -> OperatorWork:
-    """The work of an operator, in plain numbers, as a run keeps it."""
+    """Return work in scalars as a value for a run folder."""
+    bus_bytes: Amount = 0
+    if isinstance(operator, Collective):
+        bus_bytes = _amount(work.link_bytes * bus_share(operator.kind, operator.ranks))
     return OperatorWork(
         operator=name,
         group=operator.group,
@@ -359,7 +357,7 @@ def as_value(operator: Operator, name: str, work: Work) -> OperatorWork:
         weight_bytes=_amount(work.weight_bytes + work.embedding_bytes + work.logits_bytes),
         kv_bytes=_amount(work.kv_read_bytes + work.kv_write_bytes),
         activation_bytes=_amount(work.activation_bytes),
-        bus_bytes=_bus_bytes(operator, work),
+        bus_bytes=bus_bytes,
         avoidable_flops=_amounts(work.avoidable_flops),
         avoidable_bytes=_amounts(work.avoidable_bytes),
     )
@@ -368,12 +366,6 @@ def as_value(operator: Operator, name: str, work: Work) -> OperatorWork:
 def _amount(value: Count) -> Amount:
     number = float(value)
     return int(value) if number.is_integer() else number
-
-
-def _bus_bytes(operator: Operator, work: Work) -> Amount:
-    if not isinstance(operator, Collective):
-        return 0
-    return _amount(work.link_bytes * bus_share(operator.kind, operator.ranks))
 
 
 def _amounts(values: Mapping[Cause, Count]) -> Mapping[Cause, Amount]:

@@ -1,4 +1,4 @@
-"""Counts of the bundled presets, kept in a file so that `rent` and `place` need not import torch."""
+"""Counts of the presets in a bundled file, so that `rent` and `place` do not import torch."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ _KINDS: Mapping[str, type[Operator]] = {
 
 @dataclass(frozen=True)
 class _Dtype:
-    """One of torch's dtypes, as far as counting asks of it."""
+    """The part of `torch.dtype` that counting uses."""
 
     name: str
 
     @property
     def itemsize(self) -> int:
-        """The bits that its name has, in bytes: `float8_e4m3fn`, `bfloat16`. Raises ValueError for another name."""
+        """Bytes of an element, from the bits in the name: `float8_e4m3fn`, `bfloat16`. Raises ValueError without."""
         bits = re.search(r"\d+", self.name)
         if bits is None:
-            raise ValueError(f"{self.name} does not say its bits")
+            raise ValueError(f"{self.name} has no number of bits in its name")
         return int(bits[0]) // 8
 
     def __str__(self) -> str:
@@ -51,58 +51,55 @@ class _Dtype:
 
 @dataclass(frozen=True)
 class CountedModel:
-    """A model counted from its config alone."""
+    """A model counted from its config."""
 
     work: ModelWork
     weight_bytes: int
-    """Of all parameters and buffers as they will lie in memory, tied ones once."""
+    """Bytes of all parameters and buffers in memory; tied ones count once."""
     dtype: str = "bfloat16"
-    """The model's: of what no format packs."""
+    """The model's dtype, which weights have that no format packs."""
     published: str | None = None
-    """The packed form that the weights are counted in, as published; None: dense, or in a format that was asked for."""
+    """The packed format of the published checkpoint, in which weights are counted; None: dense, or as requested."""
     attention: Attention = "sdpa"
-    """What transformers runs unless told."""
+    """transformers' default attention for the model."""
     max_positions: int | None = None
-    """Tokens of a sequence that the model was made for; None where its config does not say."""
+    """The longest sequence that the model supports, in tokens; None if its config does not say."""
 
 
 @cache
 def preset_counts(card: str, quant: str = "none") -> CountedModel | None:
-    """A card in its own dtype, as published or in a format; None where it is not kept."""
-    kept = json.loads(FILE.read_text(encoding="utf-8")).get(card, {"formats": {}})
-    formats = kept["formats"]
+    """Return the counts of a preset in its own dtype, as published or quantised; None if the file has none."""
+    preset = json.loads(FILE.read_text(encoding="utf-8")).get(card, {"formats": {}})
+    formats = preset["formats"]
     if quant not in formats:
         return None
-    # What a format leaves as it is stands there by its number among the operators as published.
-    plain = formats["none"]["operators"]
-    operators = [plain[item] if isinstance(item, int) else item for item in formats[quant]["operators"]]
-    return from_json({**kept["model"], **formats[quant], "operators": operators})
+    # A number refers to an operator as published, for operators that the format does not change.
+    published = formats["none"]["operators"]
+    operators = [published[item] if isinstance(item, int) else item for item in formats[quant]["operators"]]
+    return from_json({**preset["model"], **formats[quant], "operators": operators})
 
 
-def from_json(kept: Mapping[str, Any]) -> CountedModel:
-    """What `counts_json` made a document of."""
-    values = _values({name: value for name, value in kept.items() if name not in _BESIDE})
-    work = ModelWork(**{**values, "operators": tuple(map(_operator, kept["operators"]))})
-    return CountedModel(work, **{name: kept[name] for name in _BESIDE})
+def from_json(document: Mapping[str, Any]) -> CountedModel:
+    """Return the model of a document of `counts_json`."""
+    values = _values({name: value for name, value in document.items() if name not in _MODEL_FIELDS})
+    operators = tuple(_KINDS[item["kind"]](**_values(item)) for item in document["operators"])
+    work = ModelWork(**{**values, "operators": operators})
+    return CountedModel(work, **{name: document[name] for name in _MODEL_FIELDS})
 
 
 def counts_json(model: CountedModel) -> dict[str, Any]:
-    """The operators, what the walk did not understand, and the bytes, as plain values."""
+    """Return a counted model as a JSON document of its fields, those of its `ModelWork`, and its operators."""
     operators = [{"kind": type(operator).__name__, **_plain_fields(operator)} for operator in model.work.operators]
-    beside = {name: getattr(model, name) for name in _BESIDE}
-    return {**_plain_fields(model.work), **beside, "operators": operators}
+    model_fields = {name: getattr(model, name) for name in _MODEL_FIELDS}
+    return {**_plain_fields(model.work), **model_fields, "operators": operators}
 
 
-_BESIDE = tuple(item.name for item in fields(CountedModel) if item.name != "work")
+_MODEL_FIELDS = tuple(item.name for item in fields(CountedModel) if item.name != "work")
 
 
-def _operator(kept: Mapping[str, Any]) -> Operator:
-    return _KINDS[kept["kind"]](**_values(kept))
-
-
-def _values(kept: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a dataclass: names of dtypes as dtypes, lists as tuples."""
-    return {name: _value(name, value) for name, value in kept.items() if name != "kind"}
+def _values(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a dataclass: names of dtypes as dtypes, lists as tuples."""
+    return {name: _value(name, value) for name, value in document.items() if name != "kind"}
 
 
 def _value(name: str, value: Any) -> Any:

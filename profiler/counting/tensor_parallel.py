@@ -1,4 +1,4 @@
-"""One rank's share of a model under tensor parallelism, by transformers' own plan."""
+"""Count one rank's share of a model under tensor parallelism, by transformers' plan."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from profiler.counting.walk import collapse_numbers, walk
 from profiler.data.links import CollectiveKind
 from profiler.errors import RequestError
 
-# transformers 5.23, distributed/tensor_parallel.py: what each style of a plan does with a matrix [..., out, in].
+# The dimension of a matrix [..., out, in] that each style of a plan cuts (transformers 5.23,
+# distributed/tensor_parallel.py).
 _CUTS_ROWS = frozenset({"colwise", "colwise_gather_output", "colwise_rep", "embedding_rowwise", "packed_colwise"})
 _CUTS_COLUMNS = frozenset({"rowwise", "rowwise_split_input", "rowwise_rep", "embedding_colwise", "packed_rowwise"})
 _PACKED = frozenset({"packed_colwise", "packed_rowwise"})
 _PACKED_PARTS = 2
-# And what its module then sends: the sum of partial results, or the pieces of a whole one.
+# The collective after the module: a sum of partial results, or a concatenation of shards.
 _SENDS: dict[str, CollectiveKind] = {
     "rowwise": "all_reduce",
     "rowwise_rep": "all_reduce",
@@ -37,56 +38,58 @@ _KV_PROJECTIONS = ("k_proj", "v_proj")
 
 
 def walk_rank(model: Any, ranks: int, rank: int = 0) -> ModelWork:
-    """The operators of one rank of `ranks`, its collectives among them; `model` (on meta) becomes that rank's share.
+    """Return the operators of one rank, including its collectives. `model` (on meta) becomes that rank's share.
 
-    Rank 0 never holds less than another: what does not divide is cut as `torch.chunk` cuts it.
-    Raises RequestError for a model that cannot be cut so.
+    No rank has more than rank 0: lengths that do not divide are cut like `torch.chunk` does. Raises RequestError for a
+    model that cannot be split into `ranks`.
     """
     check_ranks(model, ranks)
-    sends = list(_sends(model, ranks))
+    named_collectives = list(_collectives(model, ranks))
     params = sum(param.numel() for param in model.parameters())
     keep_share(model, ranks, rank)
     work = walk(model)
     by_name = {operator.name: operator for operator in work.operators}
-    merged: dict[Collective, int] = {}
-    for name, collective in sends:
+    counts: dict[Collective, int] = {}
+    for name, named in named_collectives:
         source = by_name.get(name)
         rows = replace(source, count=1) if isinstance(source, Linear | Experts) else None
-        sent = replace(collective, source=rows)
-        merged[sent] = merged.get(sent, 0) + 1
-    collectives = tuple(replace(sent, count=count) for sent, count in merged.items())
+        collective = replace(named, source=rows)
+        counts[collective] = counts.get(collective, 0) + 1
+    collectives = tuple(replace(collective, count=count) for collective, count in counts.items())
     understood = round(work.coverage * params)
     return replace(work, operators=work.operators + collectives, params=params, understood_params=understood)
 
 
 def check_ranks(model: Any, ranks: int) -> None:
-    """Refuse, in one line, what transformers' plan cannot cut into so many ranks. Raises RequestError."""
+    """Raises RequestError for a model that transformers' plan cannot split into `ranks`."""
     if ranks < 2:
-        raise RequestError(f"--tp {ranks} is not possible; give 2 or more ranks, or leave it out.")
+        raise RequestError(f"--tp {ranks} is not possible; use 2 or more ranks, or omit --tp.")
     kind = getattr(model.config, "model_type", type(model).__name__)
     if getattr(model.config, "quantization_config", None) is not None:
         raise RequestError(
-            f"--tp {ranks}: the weights of this checkpoint are quantised, and packed weights cannot be cut; use the"
+            f"--tp {ranks}: the weights of this checkpoint are quantised, and packed weights cannot be split; use the"
             " checkpoint that it was quantised from."
         )
     if not _plan(model):
         raise RequestError(f"--tp {ranks}: transformers has no tensor parallel plan for {kind!r}; run it on one card.")
-    for module in _cut_attentions(model):
+    for module in _split_attentions(model):
         query, kv, _ = attention_heads(module, model.config.get_text_config())
         latent = hasattr(module, "kv_b_proj")
-        if query % ranks == 0 and (latent or kv % ranks == 0 or (ranks % kv == 0 and _apart(module))):
+        # Copies of KV heads need separate projections of K and V.
+        can_copy = ranks % kv == 0 and all(hasattr(module, leaf) for leaf in _KV_PROJECTIONS)
+        if query % ranks == 0 and (latent or kv % ranks == 0 or can_copy):
             continue
         fits = [n for n in range(2, query + 1) if query % n == 0 and (latent or kv % n == 0)]
-        use = f"use --tp {', '.join(map(str, fits))}" if fits else "run it on one card"
-        raise RequestError(f"--tp {ranks}: {query} query heads and {kv} KV heads do not divide by {ranks}; {use}.")
+        advice = f"use --tp {', '.join(map(str, fits))}" if fits else "run it on one card"
+        raise RequestError(f"--tp {ranks}: {query} query heads and {kv} KV heads do not divide by {ranks}; {advice}.")
 
 
 def replicated_kv_heads(model: Any, ranks: int) -> int:
-    """KV heads of the first attention that several ranks must hold a copy of, since there are fewer than ranks; or 0.
+    """Return the KV heads of the first attention if several ranks must have copies, as there are more ranks; else 0.
 
     Call it before `keep_share` changes the model.
     """
-    for module in _cut_attentions(model):
+    for module in _split_attentions(model):
         kv = attention_heads(module, model.config.get_text_config())[1]
         if not hasattr(module, "kv_b_proj"):
             return kv if ranks > kv else 0
@@ -94,10 +97,10 @@ def replicated_kv_heads(model: Any, ranks: int) -> int:
 
 
 def keep_share(model: Any, ranks: int, rank: int = 0) -> None:
-    """Make `model` (on the meta device) one rank's share by its plan: narrower parameters, fewer heads, same modules.
+    """Reduce `model` (on meta) to one rank's share by its plan: narrower parameters and fewer heads, same modules.
 
-    KV heads that are fewer than the ranks are kept whole, one a rank, as vLLM does; transformers (5.23) cuts heads in
-    pieces there and fails in the first step, so that such a model can be counted and not run.
+    With fewer KV heads than ranks, each rank has one whole head, as in vLLM. transformers (5.23) cuts such heads in
+    pieces and fails in the first step, so these models can be counted but not run.
     """
     plan = _plan(model)
     config = model.config.get_text_config()
@@ -108,21 +111,21 @@ def keep_share(model: Any, ranks: int, rank: int = 0) -> None:
             heads |= {f"{name}.{leaf}": kv for leaf in _KV_PROJECTIONS}
             module.num_heads = query // ranks
             module.num_key_value_heads = max(1, kv // ranks)
-    cut: dict[int, nn.Parameter] = {}
+    shares: dict[int, nn.Parameter] = {}
     for name, module in model.named_modules():
         pieces = min(ranks, heads.get(name, ranks))
         for key, param in list(module.named_parameters(recurse=False)):
             style = plan.get(collapse_numbers(f"{name}.{key}")) or plan.get(collapse_numbers(name))
-            if id(param) not in cut:  # a tied weight is cut as the first that holds it says
+            if id(param) not in shares:  # the first module with a tied weight decides how it is cut
                 shape = _local_shape(tuple(param.shape), key, style, pieces, rank * pieces // ranks)
                 share = torch.empty(shape, dtype=param.dtype, device=param.device)
-                cut[id(param)] = nn.Parameter(share, requires_grad=False)
-            module._parameters[key] = cut[id(param)]
-        _tell_size(module)
+                shares[id(param)] = nn.Parameter(share, requires_grad=False)
+            module._parameters[key] = shares[id(param)]
+        _update_size(module)
 
 
-def _tell_size(module: Any) -> None:
-    """A module's own word on its size follows its weight."""
+def _update_size(module: Any) -> None:
+    """Set a module's size attributes from its weight."""
     weight = module._parameters.get("weight")
     if weight is None:
         return
@@ -134,7 +137,7 @@ def _tell_size(module: Any) -> None:
 
 
 def _local_shape(shape: tuple[int, ...], key: str, style: str | None, pieces: int, piece: int) -> tuple[int, ...]:
-    """What is left of a parameter of this shape."""
+    """Return the shape of one piece of a parameter of this shape."""
     if style is None:
         return shape
     if style in _CUTS_ROWS:
@@ -150,17 +153,17 @@ def _local_shape(shape: tuple[int, ...], key: str, style: str | None, pieces: in
 
 
 def chunk_length(length: int, pieces: int, piece: int) -> int:
-    """Length of one piece as `torch.chunk` and DTensor's `Shard` cut it: all but the last equal, rounded up."""
-    most = math.ceil(length / pieces)
-    return max(0, min(most, length - piece * most))
+    """Return the length of one piece of `torch.chunk` and DTensor's `Shard`: all but the last equal, rounded up."""
+    full = math.ceil(length / pieces)
+    return max(0, min(full, length - piece * full))
 
 
 def _plan(model: Any) -> dict[str, str]:
-    """Module or parameter name, numbers as `*` -> style, as transformers has merged it for this very class."""
+    """Return the style by name of module or parameter (numbers as `*`), as transformers merges it for this class."""
     return dict(getattr(model, "tp_plan", None) or {})
 
 
-def _cut_attentions(model: Any) -> Iterator[Any]:
+def _split_attentions(model: Any) -> Iterator[Any]:
     plan = _plan(model)
     for name, module in model.named_modules():
         if is_attention(module) and _cuts_heads(name, module, plan):
@@ -168,18 +171,13 @@ def _cut_attentions(model: Any) -> Iterator[Any]:
 
 
 def _cuts_heads(name: str, module: nn.Module, plan: dict[str, str]) -> bool:
-    """Whether a projection of this attention leaves its output cut, so that each rank attends with heads of its own."""
+    """Return whether the output of a projection stays sharded, so that each rank computes a part of the heads."""
     inner = (f"{name}.{part}" for part, _ in module.named_modules() if part)
     return any(plan.get(collapse_numbers(part)) == "colwise" for part in inner)
 
 
-def _apart(module: nn.Module) -> bool:
-    """Whether K and V have projections of their own, whose heads can be copied."""
-    return all(hasattr(module, leaf) for leaf in _KV_PROJECTIONS)
-
-
-def _sends(model: Any, ranks: int) -> Iterator[tuple[str, Collective]]:
-    """(operator's name, collective without its source) of every module that exchanges its result."""
+def _collectives(model: Any, ranks: int) -> Iterator[tuple[str, Collective]]:
+    """Yield (operator's name, collective without its source) for every module that exchanges its result."""
     plan, dtype = _plan(model), activation_dtype(model)
     hidden = int(model.config.get_text_config().hidden_size)
     for name, module in model.named_modules():
@@ -193,5 +191,7 @@ def _sends(model: Any, ranks: int) -> Iterator[tuple[str, Collective]]:
             width = module.embedding_dim
         else:
             width = hidden
-        sent = Collective(f"{short}.{kind}", "collective", 1, dtype, kind, ranks, None, width, dtype.itemsize)
-        yield short, sent
+        yield (
+            short,
+            Collective(f"{short}.{kind}", "collective", 1, dtype, kind, ranks, None, width, dtype.itemsize),
+        )

@@ -1,4 +1,4 @@
-"""Walk a module tree, loaded or on the meta device, and yield its operators."""
+"""Walk a module tree, loaded or on the meta device, and return its operators."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from profiler.quant import storage as formats
 
 _NUMBERS = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
-# Mixtures whose module multiplies every token by every expert, whatever the router says.
+# Modules that run every expert on every token, whatever the router chooses.
 _DENSE_EXPERTS = frozenset({"Llama4TextExperts"})
 
 _RESIDUAL_ADDS_PER_LAYER = 2
@@ -53,19 +53,17 @@ _NORM_FLOPS_PER_ELEMENT = 4
 
 
 def walk(model: Any) -> ModelWork:
-    """The operators of a transformers causal LM.
+    """Return the operators of a transformers causal LM.
 
-    Parameters that no rule covers are listed in `unknown` and lower `coverage`; nothing is dropped in silence.
+    Parameters that no rule covers are listed in `unknown` and lower `coverage`.
     """
-    config = model.config.get_text_config()
-    visitor = _Visitor(model, config)
-    operators = list(visitor.visit())
-    merged: dict[Operator, int] = {}
-    for operator in operators:
+    visitor = _Visitor(model, model.config.get_text_config())
+    counts: dict[Operator, int] = {}
+    for operator in visitor.visit():
         key = replace(operator, count=1)
-        merged[key] = merged.get(key, 0) + operator.count
+        counts[key] = counts.get(key, 0) + operator.count
     return ModelWork(
-        operators=tuple(replace(operator, count=count) for operator, count in merged.items()),
+        operators=tuple(replace(operator, count=count) for operator, count in counts.items()),
         params=visitor.total_params,
         understood_params=visitor.total_params - visitor.unknown_params,
         unknown=tuple(dict.fromkeys(visitor.unknown)),
@@ -74,47 +72,47 @@ def walk(model: Any) -> ModelWork:
 
 
 def collapse_numbers(name: str) -> str:
-    """`model.layers.3.mlp` -> `model.layers.*.mlp`: one name for the same place in every layer."""
+    """Replace numbers in a module's name: `model.layers.3.mlp` -> `model.layers.*.mlp`."""
     return _NUMBERS.sub("*", name)
 
 
 LinearKey = tuple[str, int, int]
-"""(name, in_features, out_features): layers of one name may differ in width."""
+"""(name, in_features, out_features), since layers of one name may differ in width."""
 
 
 def linear_key(operator: Linear) -> LinearKey:
-    """What finds the modules of a Linear operator in `linear_modules`."""
+    """Return the key of a Linear operator in `linear_modules`."""
     return operator.name, operator.weight.in_features, operator.weight.out_features
 
 
 def linear_modules(model: Any) -> dict[LinearKey, list[nn.Module]]:
-    """The modules behind each Linear operator, one a layer."""
-    groups: dict[LinearKey, list[nn.Module]] = {}
-    inside: tuple[str, ...] = ()
+    """Return the modules of each Linear operator, one per layer."""
+    modules: dict[LinearKey, list[nn.Module]] = {}
+    expert_prefixes: tuple[str, ...] = ()
     for name, module in model.named_modules():
         if is_experts(module):
-            inside = (*inside, name + ".")
-        elif formats.is_linear(module) and not name.startswith(inside or ("\0",)):
+            expert_prefixes = (*expert_prefixes, name + ".")
+        elif formats.is_linear(module) and not name.startswith(expert_prefixes):
             weight = formats.stored(module)
             key = (collapse_numbers(name), weight.in_features, weight.out_features)
-            groups.setdefault(key, []).append(module)
-    return groups
+            modules.setdefault(key, []).append(module)
+    return modules
 
 
 def called_modules(model: Any, work: ModelWork) -> dict[Operator, list[nn.Module]]:
-    """The modules behind each attention core and each bank of experts that the walk counted, one a layer."""
-    counted = {replace(op, count=1): op for op in work.operators if isinstance(op, AttentionCore | Experts)}
+    """Return the modules of each attention core and each bank of experts in `work`, one per layer."""
+    operators = {replace(op, count=1): op for op in work.operators if isinstance(op, AttentionCore | Experts)}
     visitor = _Visitor(model, model.config.get_text_config())
-    found: dict[Operator, list[nn.Module]] = {}
+    modules: dict[Operator, list[nn.Module]] = {}
     for name, module in model.named_modules():
         operator = visitor.called(collapse_numbers(name), module)
-        if operator in counted:
-            found.setdefault(counted[operator], []).append(module)
-    return found
+        if operator in operators:
+            modules.setdefault(operators[operator], []).append(module)
+    return modules
 
 
 class _Visitor:
-    """Holds what the rules need to know of the whole model while its modules are visited one by one."""
+    """Visits the modules of a model one by one, with the facts of the whole model that the rules need."""
 
     def __init__(self, model: Any, config: Any) -> None:
         self.model = model
@@ -130,43 +128,41 @@ class _Visitor:
         self._counted: set[int] = set()
 
     def visit(self) -> Iterator[Operator]:
-        done: set[str] = set()
+        finished: set[str] = set()
         for name, module in self.model.named_modules():
-            if any(name.startswith(parent + ".") for parent in done):
+            if any(name.startswith(parent + ".") for parent in finished):
                 continue
             short = collapse_numbers(name)
             if not_run_for_text(name, module):
-                done.add(name)
-                self._count(module, recurse=True)
                 self.not_run.append(short)
-                continue
-            if is_experts(module):
+            elif is_experts(module):
                 yield self._experts(short, module)
-                done.add(name)
-                self._count(module, recurse=True)
+            else:
+                yield from self._operators(short, name, module)
                 continue
-            yield from self._own(short, name, module)
+            finished.add(name)
+            self._count(module, recurse=True)
 
     def called(self, short: str, module: Any) -> Operator | None:
-        """The operator that a module is called for as a whole: its attention core, or its bank of experts."""
+        """Return the operator that a call of the module runs: its attention core, or its bank of experts."""
         return self._experts(short, module) if is_experts(module) else self._attention(short, module)
 
-    def _own(self, short: str, name: str, module: Any) -> Iterator[Operator]:
-        """The operators of a module itself, its children apart."""
+    def _operators(self, short: str, name: str, module: Any) -> Iterator[Operator]:
+        """Yield the operators of a module without its children."""
         if isinstance(module, nn.Embedding):
             self._count(module)
             yield self._embedding(short, module)
         elif formats.is_gguf_table(module):
             self._count(module)
-            table = module.weight  # [rows, bytes a row]
+            table = module.weight  # [rows, bytes per row]
             yield Embedding(short, "embedding", 1, self.model.dtype, table.shape[1], 1, module is self.tokens_table)
         elif formats.is_linear(module):
-            fresh = self._count(module)
+            params = self._count(module)
             try:
                 yield self._linear(short, name, module)
             except ValueError as error:  # a format without a rule
                 self.unknown.append(f"{short} ({error})")
-                self.unknown_params += fresh
+                self.unknown_params += params
         elif is_router(module):
             self._count(module)
             yield self._router(short, module)
@@ -182,11 +178,11 @@ class _Visitor:
                 yield self._rotary(short, core)
             if (state := self._state(short, module)) is not None:
                 yield state
-            yield from self._leftovers(short, module)
+            yield from self._other_parameters(short, module)
         yield from self._residuals(short, module)
 
-    def _leftovers(self, short: str, module: nn.Module) -> Iterator[Operator]:
-        """Parameters that hang on a module beside its parts: vectors are streamed, matrices are not understood."""
+    def _other_parameters(self, short: str, module: nn.Module) -> Iterator[Operator]:
+        """Yield an operator for a module's own vectors, which are streamed; its own matrices are unknown."""
         vector_bytes = 0
         unknown = []
         recurrent = is_recurrent(module)
@@ -219,14 +215,14 @@ class _Visitor:
         )
 
     def _state(self, short: str, module: Any) -> RecurrentState | None:
-        """The state of a state-space or linear-attention mixer."""
+        """Return the state of a state-space or linear-attention mixer, or None for other modules."""
         if not is_recurrent(module):
             return None
         heads = first_of(module, "num_v_heads", "num_heads", "n_heads", "num_attention_heads")
         if heads and (value_dim := first_of(module, "head_v_dim", "head_dim")):
             elements = heads * value_dim * int(first_of(module, "head_k_dim", "ssm_state_size", "head_dim"))
         else:
-            elements = int(module.A_log.numel())  # Mamba-1 keeps [intermediate, state], the shape of A itself
+            elements = int(module.A_log.numel())  # Mamba-1's state is [intermediate, state], like A
         return RecurrentState(
             name=f"{short}.state",
             group="state",
@@ -237,16 +233,15 @@ class _Visitor:
         )
 
     def _count(self, module: nn.Module, *, recurse: bool = False) -> int:
-        """Add a module's parameters to the total, shared ones once; returns how many were new."""
-        fresh = 0
-        owners = module.modules() if recurse else (module,)
-        for owner in owners:
+        """Add a module's parameters to the total, shared ones once; return the number that was added."""
+        added = 0
+        for owner in module.modules() if recurse else (module,):
             for identity, params in formats.own_params(owner).items():
                 if identity not in self._counted:
                     self._counted.add(identity)
-                    fresh += params
-        self.total_params += fresh
-        return fresh
+                    added += params
+        self.total_params += added
+        return added
 
     def _embedding(self, short: str, module: nn.Embedding) -> Embedding:
         return Embedding(
@@ -267,7 +262,7 @@ class _Visitor:
         if module is self.head:
             rows, group = "last", "lm_head"
         elif self.base_prefix and not name.startswith(self.base_prefix):
-            rows = "last"  # what lies between the decoder and the head runs on the positions that the head runs on
+            rows = "last"  # linears between the decoder and the head run on the head's positions
         elif over_context(name, self.model):
             executed = "context"
         return Linear(
@@ -293,11 +288,11 @@ class _Visitor:
         )
 
     def _experts(self, short: str, module: Any) -> Experts:
-        """Experts as one bank of 3-D weights (transformers 5), as a list of MLPs (transformers 4), or in triton's."""
+        """Return experts stored as 3-D weights (transformers 5), a list of MLPs (transformers 4), or triton's MXFP4."""
         per_token = first_of(self.config, "num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k", "moe_k")
         banks = expert_banks(module)
-        if (own := formats.triton_mxfp4_matrices(module)) is not None:
-            matrices, num_experts, dtype = own, module.num_experts, self.model.dtype
+        if (mxfp4_matrices := formats.triton_mxfp4_matrices(module)) is not None:
+            matrices, num_experts, dtype = mxfp4_matrices, module.num_experts, self.model.dtype
             biases = [param for name, param in module.named_parameters() if name.endswith("_bias")]
             expert_bytes = formats.mxfp4_bytes(sum(ins * outs for ins, outs in matrices))
             expert_bytes += sum(p.numel() * p.element_size() for p in biases) // num_experts
@@ -329,7 +324,7 @@ class _Visitor:
 
     def _norm(self, short: str, name: str, module: Any) -> Elementwise:
         width = module.weight.numel()
-        # transformers' RMSNorm in Python: cast up, square, mean, scale, cast down, weight (8 kernels); nn.LayerNorm: 1.
+        # transformers' RMSNorm runs 8 kernels (cast up, square, mean, scale, cast down, weight); nn.LayerNorm runs 1.
         fused = isinstance(module, (nn.LayerNorm, nn.RMSNorm))
         casts = 0 if self.activation.itemsize == 4 else 8 + 2 * self.activation.itemsize
         per_element = 2 * self.activation.itemsize if fused else 5 * 4 + casts + 2 * self.activation.itemsize
@@ -345,7 +340,7 @@ class _Visitor:
         )
 
     def _norm_heads(self, name: str, width: int) -> int:
-        """A norm of one head's width runs once a head (query and key norms of Qwen3, Gemma-3, OLMo-2)."""
+        """Return how often a norm runs per token: once per head for a norm of head width (Qwen3, Gemma-3, OLMo-2)."""
         parent_name, _, leaf = name.rpartition(".")
         parent = self.model.get_submodule(parent_name)
         if not is_attention(parent) or not leaf.startswith(("q_", "k_", "query", "key")):
@@ -356,7 +351,7 @@ class _Visitor:
         return query_heads if leaf.startswith("q") else kv_heads
 
     def _rotary(self, short: str, core: AttentionCore) -> Elementwise:
-        """q * cos + rotate_half(q) * sin, and the same for k: negate half, concatenate, two products, one sum."""
+        """Return q * cos + rotate_half(q) * sin for q and k: negate half, concatenate, two products, one sum."""
         elements = (core.query_heads + core.kv_heads) * core.qk_dim
         rotary = any("rotary" in name or "rope" in name for name, _ in self.model.named_modules())
         return Elementwise(
@@ -369,7 +364,7 @@ class _Visitor:
         )
 
     def _residuals(self, short: str, module: nn.Module) -> Iterator[Elementwise]:
-        """Residual additions of a decoder layer, and the activation between the matrices of an MLP."""
+        """Yield the residual additions of a decoder layer, and the activation of an MLP."""
         children = dict(module.named_children())
         if any(is_attention(child) for child in children.values()):
             width = int(self.config.hidden_size)
@@ -383,7 +378,7 @@ class _Visitor:
             )
         down = next((children[key] for key in ("down_proj", "c_proj", "fc2", "dense_4h_to_h") if key in children), None)
         if down is not None and not is_attention(module) and formats.is_linear(down):
-            # Of a format without a rule, too, whose linear is listed as unknown.
+            # Also for a format without a rule, whose linear is in `unknown`.
             width = getattr(down, "in_features", None) or formats.stored(down).in_features
             gated = "gate_proj" in children or "gate_up_proj" in children
             yield Elementwise(

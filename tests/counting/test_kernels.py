@@ -259,7 +259,7 @@ def test_slots_of_a_static_cache_are_those_that_transformers_hands_over(
         copied.append(copies.bytes)
     held = [keys for _, _, keys in calls]
     # A prompt without a mask is attended to alone (sdpa_attention.py: an empty cache's slots are cut off).
-    assert held == [int(core._held(step, path)) if core.masked(step, path) else step.query for step in steps]
+    assert held == [int(core._cache_keys(step, path)) if core.masked(step, path) else step.query for step in steps]
     known = [step.query + min(step.context, (window or slots) - 1) for step in steps]
     empty = [handed - tokens for handed, tokens in zip(held, known, strict=True)]
     unfilled = [core.each(step, path).avoidable_bytes[Cause.UNFILLED_SLOTS] for step in steps]

@@ -89,7 +89,7 @@ def test_kv_heads_are_copied_where_there_are_fewer_than_ranks() -> None:
         ({"model": "gpt2", "tp": 2}, "no tensor parallel plan for 'gpt2'"),
         ({"model": "llama-3.1-8b", "tp": 2, "quant": "nf4"}, "nf4 are packed"),
         ({"model": "gpt-oss-20b", "tp": 2}, "quantised"),
-        ({"model": "llama-3.1-8b", "tp": 0}, "give 2 or more ranks"),
+        ({"model": "llama-3.1-8b", "tp": 0}, "use 2 or more ranks"),
         ({"model": "llama-3.1-8b", "tp": 2, "second_opinion": True}, "counts the whole model"),
     ],
 )

@@ -259,7 +259,7 @@ def _second_rank(torchrun_pid: int, out: Path) -> int:
         ({"tp": 2, "engine": "static"}, "works only with --engine eager"),
         ({"tp": 2, "quant": "nf4"}, "nf4 are packed"),
         ({"tp": 2, "trace": True}, "leave them out"),
-        ({"tp": 0}, "give 2 or more ranks"),
+        ({"tp": 0}, "use 2 or more ranks"),
     ],
 )
 def test_impossible_requests_for_ranks_are_refused_before_loading(
