@@ -135,13 +135,18 @@ def pipelined_devices(model: Any) -> str:
     return f"layers run GPU after GPU: one of {gpus} works at a time" if gpus > 1 else ""
 
 
-def tokens_of(args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-    """The tokens passed to a call, [batch, tokens], by whatever argument; None if there are none."""
+def prompt_ids(args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+    """The token ids passed to a call, [batch, tokens]; None if there are none."""
     for value in (named.get("input_ids"), named.get("inputs"), *args[:1]):
         if getattr(value, "dim", None) is not None and value.dim() == 2:
             return value
-    embedded = named.get("inputs_embeds")
-    return embedded[..., 0] if embedded is not None else None
+    return None
+
+
+def tokens_of(args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+    """A tensor with the shape [batch, tokens] of a call: its token ids, else a slice of its embeddings, else None."""
+    ids, embedded = prompt_ids(args, named), named.get("inputs_embeds")
+    return embedded[..., 0] if ids is None and embedded is not None else ids
 
 
 def times_computed(settings: Mapping[str, str]) -> int:

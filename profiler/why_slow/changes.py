@@ -1,4 +1,4 @@
-"""Changes that a trial applies to a call: cache, dtype, attention, padding, logits."""
+"""Changes that a trial applies to a call: cache, gradients, kernels, dtype, logits, threads."""
 
 from __future__ import annotations
 
@@ -172,7 +172,6 @@ def _threads(call: Call, candidate: Callable[..., Candidate]) -> Iterator[Candid
     threads = int(call.settings["threads"])
     if call.settings["device"] != "cpu" or threads == cores:
         return
-
     yield candidate(
         "threads", f"torch computes with {several(threads, 'thread', 'threads')} on {cores} cores",
         f"torch.set_num_threads({cores})", within=lambda: _switched(torch.set_num_threads, cores, threads),

@@ -15,8 +15,9 @@ LEAST_ROUNDS = 5
 DECISIVE = 0.3
 """Share of a call from which on three agreeing pairs are enough."""
 FEW_ROUNDS = 3
-_FIRST_CALL = 2.0
+"""Pairs that are enough for such a saving."""
 _GROWING = ("DynamicCache", "dynamic")
+_SLOW_FIRST_CALL = 2.0
 _FEWEST_OTHERS = 2
 """A first call is reported if it took twice the median of at least so many others, or twice its own repeat."""
 _WORTH_ANOTHER_LOOK = 0.1
@@ -109,7 +110,7 @@ class Why:
             few = len(others) < _FEWEST_OTHERS
             usual_s = first.steady_s if few else statistics.median(call.seconds for call in others)
             beyond_s = first.seconds - usual_s
-            if first.seconds > _FIRST_CALL * usual_s and beyond_s >= LEAST_SHARE * self.seen.watched_s:
+            if first.seconds > _SLOW_FIRST_CALL * usual_s and beyond_s >= LEAST_SHARE * self.seen.watched_s:
                 slow_first_calls.append(FirstCall(key[0], 1 + len(others), first.seconds, usual_s, again=few))
         return tuple(slow_first_calls)
 

@@ -1,4 +1,4 @@
-"""Changes that concern several calls: batching, repeated prompts, tokens read one by one."""
+"""Changes to padding, and changes that concern several calls: batches, a cache for a loop, reads on the host."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from profiler import effort
 from profiler.loading.cache_argument import argument_name, cache_of
 from profiler.units import duration
 from profiler.why_slow.call_record import CallRecord
+from profiler.why_slow.call_settings import prompt_ids
 from profiler.why_slow.observations import Call, Read, most_at_once, steady_s
 from profiler.why_slow.repeat_call import CallGroup, Candidate, RepeatedRun, repeat
 
@@ -90,17 +91,19 @@ def _repeatable(group: CallGroup) -> list[tuple[Call, CallRecord]]:
 def batching_changes(group: CallGroup) -> Iterator[Candidate]:
     """A change that passes prompts as one batch instead of one by one; not for prompts that continue a chat."""
     pairs = _repeatable(group)
-    prompts = [_prompt(noted) for _, noted in pairs]
+    prompts = [prompt_ids(*(noted.arguments or ((), {}))) for _, noted in pairs]
     if len(pairs) < _FEWEST_ONE_BY_ONE or any(prompt is None or len(prompt) != 1 for prompt in prompts):
         return
     if _continue_each_other(prompts):
         return
     size = min(_MOST_IN_A_BATCH, len(pairs))
-    chosen = [pairs[len(pairs) * index // size] for index in range(size)]
-    ids = [_prompt(noted)[0] for _, noted in chosen]
+    indices = [len(pairs) * index // size for index in range(size)]
+    chosen, ids = [pairs[index] for index in indices], [prompts[index][0] for index in indices]
     longest = max(map(len, ids))
-    batch = torch.stack([torch.cat([row.new_zeros(longest - len(row)), row]) for row in ids])
-    mask = torch.stack([torch.cat([row.new_zeros(longest - len(row)), torch.ones_like(row)]) for row in ids])
+    batch, mask = (
+        torch.stack([torch.cat([row.new_zeros(longest - len(row)), row]) for row in rows])
+        for rows in (ids, [torch.ones_like(row) for row in ids])
+    )
     runs = [repeat(noted, call, group.model) for call, noted in chosen]
     call, noted = chosen[0]
     whole = copy.copy(noted)
@@ -126,14 +129,6 @@ def batching_changes(group: CallGroup) -> Iterator[Candidate]:
         (steady_s([call for call, _ in chosen]),),
         shape=f"{len(chosen)} of the prompts",
     )
-
-
-def _prompt(noted: CallRecord) -> Any:
-    args, named = noted.arguments or ((), {})
-    for value in (named.get("input_ids"), named.get("inputs"), *args[:1]):
-        if isinstance(value, torch.Tensor) and value.dim() == 2:
-            return value
-    return None
 
 
 def _continue_each_other(prompts: Sequence[Any]) -> bool:

@@ -62,7 +62,7 @@ def why_sentences(why: Why) -> list[str]:
         )
     if why.too_close:
         names = ", ".join(f"{trial.id} ({trial.where}, {100 * why.share_of(trial):.0f} %)" for trial in why.too_close)
-        lines.append(f"Unclear, and at most a tenth each: {names}.")
+        lines.append(f"Unclear, and less than a tenth each: {names}.")
     has_advice = why.findings or why.undecided or why.too_close
     if not has_advice and not seen.interrupted and (seen.calls or not seen.unnoted):
         lines.append(_nothing(why))

@@ -12,12 +12,11 @@ from profiler.device.clock import Clock, now_s
 from profiler.errors import describe_error, first_line
 from profiler.loading.meta_model import quiet_libraries
 from profiler.why_slow.changes import candidates
-from profiler.why_slow.findings import DECISIVE, LEAST_ROUNDS, LEAST_SHARE, ChangeTrial
+from profiler.why_slow.findings import DECISIVE, FEW_ROUNDS, LEAST_ROUNDS, LEAST_SHARE, ChangeTrial
 from profiler.why_slow.observations import Observations, steady_s
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.repeat_call import CallGroup, Candidate, RepeatedRun, repeat
 
-_DECISIVE_ROUNDS = 3
 # Shorter calls are repeated within a round.
 _SHORT_S = 0.2
 # A changed call that is warm and still takes this many times as long as the script's own gets no further rounds.
@@ -57,7 +56,7 @@ def _tried(candidate: Candidate, group: CallGroup, budget_s: float, deadline_s: 
     if left_s <= 0:
         return f"{name}: no time was left"
     allowed_s = min(left_s, budget_s / 2)
-    only_changed = candidate.alone or 2 * _DECISIVE_ROUNDS * candidate.seconds > allowed_s
+    only_changed = candidate.alone or 2 * FEW_ROUNDS * candidate.seconds > allowed_s
     try:
         rounds = (_pairs_with_own_calls if only_changed else _interleaved_pairs)(candidate, allowed_s)
     except Exception as error:
@@ -150,28 +149,18 @@ def _interleaved_pairs(candidate: Candidate, budget_s: float) -> tuple[tuple[flo
     start_s = now_s()
     repeats = max(1, min(effort.STANDARD.script_repeats, round(_SHORT_S / max(candidate.seconds, 1e-3))))
 
-    def once(run: RepeatedRun) -> float:
-        before_s = now_s()
-        run()
-        _synchronize()
-        return now_s() - before_s
-
     def timed(run: RepeatedRun) -> float:
         # The other run has filled memory and caches, so a short call gets a run before it, as in the script.
         if candidate.seconds < _SHORT_S:
             run()
         _synchronize()
-        before_s = now_s()
-        for _ in range(repeats):
-            run()
-        _synchronize()
-        return (now_s() - before_s) / repeats
+        return _seconds(run, repeats)
 
     # The script has warmed up the unchanged call; the changed one has its one-time costs in its first run.
     with candidate.within():
         candidate.changed()
         _synchronize()
-        quickest_s = min(once(candidate.changed) for _ in range(2))
+        quickest_s = min(_seconds(candidate.changed) for _ in range(2))
     if quickest_s > _HOPELESS * candidate.seconds:
         return ((candidate.seconds, quickest_s),)
     rounds: list[tuple[float, float]] = []
@@ -185,7 +174,7 @@ def _interleaved_pairs(candidate: Candidate, budget_s: float) -> tuple[tuple[flo
         rounds.append((as_is_s, changed_s))
         if changed_s >= as_is_s:
             break
-        if len(rounds) == _DECISIVE_ROUNDS and all(1 - after / before > DECISIVE for before, after in rounds):
+        if len(rounds) == FEW_ROUNDS and all(1 - after / before > DECISIVE for before, after in rounds):
             break
     return tuple(rounds)
 
@@ -201,16 +190,22 @@ def _pairs_with_own_calls(candidate: Candidate, budget_s: float) -> tuple[tuple[
             candidate.changed()
             _synchronize()
         changed_s.append(now_s() - before_s)
-        if len(changed_s) > _DECISIVE_ROUNDS and all(1 - after / candidate.seconds > DECISIVE for after in changed_s):
+        if len(changed_s) > FEW_ROUNDS and all(1 - after / candidate.seconds > DECISIVE for after in changed_s):
             break
     own = sorted(candidate.own_s)
-    if len(own) < _DECISIVE_ROUNDS and not candidate.alone and now_s() - start_s + candidate.seconds < budget_s:
+    if len(own) < FEW_ROUNDS and not candidate.alone and now_s() - start_s + candidate.seconds < budget_s:
         # One or two calls may have been disturbed, and the first has one-time costs.
-        before_s = now_s()
-        candidate.as_is()
-        _synchronize()
-        own = [now_s() - before_s]
+        own = [_seconds(candidate.as_is)]
     return tuple((own[index * len(own) // len(changed_s)], after) for index, after in enumerate(changed_s[1:]))
+
+
+def _seconds(run: RepeatedRun, repeats: int = 1) -> float:
+    """Seconds per run, on the host's clock and until the device is done."""
+    before_s = now_s()
+    for _ in range(repeats):
+        run()
+    _synchronize()
+    return (now_s() - before_s) / repeats
 
 
 def _synchronize() -> None:

@@ -43,11 +43,9 @@ def test_arguments_streams_and_exit_code_are_the_scripts(tmp_path: Path) -> None
     done = ran(script, tmp_path, "--plain", "-m", "x", stdin="input\n")
     assert done.returncode == 7
     assert done.stdout == "['--plain', '-m', 'x'] input __main__ own.py\n"
-    assert done.stderr.splitlines()[0] == "message"
-    assert done.stderr.splitlines()[1:] == [
-        "roofscope: no model of transformers was called or loaded in the script's own process, which alone is watched:"
-        " there is nothing to explain."
-    ]
+    message, answer = done.stderr.splitlines()
+    assert message == "message"
+    assert "nothing to explain" in answer
 
 
 def test_an_exception_of_a_script_is_printed_as_by_the_interpreter(
@@ -320,7 +318,7 @@ def test_a_small_saving_on_which_pairs_disagree_is_listed() -> None:
     found = judge_calls(seen(call(0, 2.0), call(1, 6.0)), [trial(*[(1.0, 0.95)] * 4, (1.0, 1.01))])
     assert not found.findings
     sentences = why_sentences(found)
-    assert "Unclear, and at most a tenth each: cache-off (s.py:4, 5 %)." in sentences
+    assert "Unclear, and less than a tenth each: cache-off (s.py:4, 5 %)." in sentences
     assert not any("Nothing to change" in sentence for sentence in sentences)
     costs = judge_calls(seen(call(0, 2.0), call(1, 6.0)), [trial((1.0, 1.5))])
     assert not any("Unclear" in sentence for sentence in why_sentences(costs))
