@@ -14,9 +14,10 @@ import typer
 from profiler._version import __version__
 from profiler.cli import compare, forecast, run
 from profiler.cli import count as counting
-from profiler.cli import inspect as look
+from profiler.cli import explore as exploring
+from profiler.cli import inspect as inspection
 from profiler.cli import report as folders
-from profiler.cli import why as asked_why
+from profiler.cli import why as script_why
 from profiler.cli.options import EXIT_INTERRUPTED, EXIT_REQUEST
 from profiler.errors import RoofscopeError, describe_error, first_line, is_of_device
 from profiler.units import visible
@@ -25,7 +26,7 @@ _DEBUG = "--debug"
 
 app = typer.Typer(
     name="roofscope",
-    help="How fast is this model on this device, what bounds it, and what would change it.",
+    help="Measure how fast a model runs on this device, what limits it, and what would make it faster.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -34,8 +35,8 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(is_given: bool) -> None:
+    if is_given:
         print(f"roofscope {__version__}")
         raise typer.Exit
 
@@ -45,19 +46,20 @@ def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
-    debug: Annotated[bool, typer.Option(_DEBUG, help="Show tracebacks; may stand anywhere on the line.")] = False,
+    debug: Annotated[bool, typer.Option(_DEBUG, help="Show tracebacks; allowed anywhere on the line.")] = False,
 ) -> None:
     pass
 
 
 for command in (
-    look.doctor,
+    inspection.doctor,
     run.run,
     run.batch_test,
     counting.count_command,
-    look.ceilings,
-    look.gpus_command,
-    look.selftest,
+    exploring.explore_command,
+    inspection.ceilings,
+    inspection.gpus_command,
+    inspection.selftest,
     compare.compare_command,
     compare.gate_command,
     compare.place_command,
@@ -68,18 +70,18 @@ for command in (
     folders.report,
     folders.plot,
     folders.explain_command,
-    look.models,
+    inspection.models,
 ):
     app.command(command.__name__.removesuffix("_command").replace("_", "-"))(command)
-app.command("why", cls=asked_why.WhyCommand, context_settings=asked_why.SETTINGS)(asked_why.why_command)
+app.command("why", cls=script_why.WhyCommand, context_settings=script_why.SETTINGS)(script_why.why_command)
 
 
 def main() -> None:
-    """Run the command line; every error a user can make ends in one line on stderr and an exit code."""
+    """Run the command line. A user's mistake ends in one line on stderr and an exit code."""
     debug = _DEBUG in sys.argv
     arguments = [argument for argument in sys.argv[1:] if argument != _DEBUG]
     signal.signal(signal.SIGTERM, _interrupt)
-    # An interpreter that ends looks for cycles among a million objects of torch's, which takes most of a second.
+    # At its end the interpreter searches torch's million objects for cycles, which takes most of a second.
     atexit.register(gc.freeze)
     try:
         code = app(args=arguments, standalone_mode=False)
@@ -99,14 +101,14 @@ def main() -> None:
 
 
 def _leave(code: int) -> NoReturn:
-    """End at once: a group that has lost a rank waits for it when it is taken apart, and torchrun half a minute."""
+    """End at once: destroying a process group waits for a lost rank, and torchrun waits half a minute."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 def _interrupt(_number: int, _frame: object) -> None:
-    """A polite request to end (SIGTERM) keeps what was measured, as Ctrl-C does."""
+    """Handle SIGTERM like Ctrl-C, which keeps the measurements."""
     raise KeyboardInterrupt
 
 
@@ -116,16 +118,14 @@ def _complain(message: str, code: int) -> int:
 
 
 def complain_unexpected(error: Exception) -> int:
-    """A usage error of the command line itself, or a fault of ours."""
+    """Print one line for a usage error, an error of the device or an internal error; return its exit code."""
     usage_message = getattr(error, "format_message", None)
     if callable(usage_message):
-        return _complain(f"{usage_message()} See `{_whose(error)} --help`.", EXIT_REQUEST)
+        context = getattr(error, "ctx", None)
+        command = (
+            f"roofscope {context.info_name}" if context is not None and context.parent is not None else "roofscope"
+        )
+        return _complain(f"{usage_message()} See `{command} --help`.", EXIT_REQUEST)
     if is_of_device(error):
-        return _complain(f"the device failed: {first_line(error)}; `roofscope doctor` checks it.", EXIT_REQUEST)
+        return _complain(f"the device failed: {first_line(error)}; run `roofscope doctor` to check it.", EXIT_REQUEST)
     return _complain(f"internal error: {describe_error(error)} (--debug shows more)", 1)
-
-
-def _whose(error: Exception) -> str:
-    """The command that a usage error was made at, or roofscope itself where none was named."""
-    context = getattr(error, "ctx", None)
-    return f"roofscope {context.info_name}" if context is not None and context.parent is not None else "roofscope"

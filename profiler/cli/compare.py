@@ -21,28 +21,32 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
-    """Looks for no reference cycles meanwhile, nor in what is left: a hundred thousand figures hold none, and it
-    is a third of the time."""
-    was = gc.isenabled()
+def _without_gc() -> Iterator[None]:
+    """Temporarily disable garbage collection, and exclude the objects that remain.
+
+    A hundred thousand figures have no reference cycles, and the search takes a third of the time.
+    """
+    enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if was:
+        if enabled:
             gc.freeze()
             gc.enable()
 
 
-@_uncollected()
+@_without_gc()
 def compare_command(
     paths: Annotated[list[Path], typer.Argument(metavar="A B...", help="Run folders, or other tools' result files.")],
-    anyway: Annotated[bool, typer.Option("--anyway", help="Show what is not comparable, without a verdict.")] = False,
+    anyway: Annotated[bool, typer.Option("--anyway", help="Show runs that are not comparable, no verdict.")] = False,
     plain: Plain = False,
     output_format: Format = "table",
 ) -> None:
-    """Hold two runs against each other, cell by cell: what changed, how surely, and which term moved; of more than two,
-    the history."""
+    """Compare two runs cell by cell, or several as a history.
+
+    Reports each change with its confidence interval, and the part of the time that changed.
+    """
     one_of(output_format, "--format", ("table", "json"))
     from profiler.comparison.command import compared, history_of
     from profiler.comparison.documents import comparison_document, history_document
@@ -51,7 +55,7 @@ def compare_command(
     from profiler.report.console import screen
 
     if len(paths) < 2:
-        raise RequestError("give two run folders or more: roofscope compare BEFORE AFTER.")
+        raise RequestError("compare needs two or more run folders: roofscope compare BEFORE AFTER.")
     if len(paths) == 2:
         comparison = compared(paths[0], paths[1], anyway=anyway)
         if output_format == "json":
@@ -70,11 +74,11 @@ _GATE_EXITS = {"pass": 0, "slower": EXIT_WRONG, "not comparable": EXIT_REQUEST, 
 
 
 def gate_command(
-    base: Annotated[Path, typer.Argument(metavar="BASE", help="The run folder to hold against.")],
+    base: Annotated[Path, typer.Argument(metavar="BASE", help="The run folder to compare with.")],
     new: Annotated[Path | None, typer.Argument(metavar="[NEW]", help="The run folder of the change.")] = None,
-    max_slowdown: Annotated[str, typer.Option(help="Allowed: 3%, or decode=3%,prefill=5%.")] = "3%",
-    rerun: Annotated[bool, typer.Option("--rerun", help="Measure BASE's grid now, instead of giving NEW.")] = False,
-    model: Annotated[str | None, typer.Option(help="--rerun: where BASE's model lies, if it was a local path.")] = None,
+    max_slowdown: Annotated[str, typer.Option(help="Largest slowdown: 3%, or decode=3%,prefill=5%.")] = "3%",
+    rerun: Annotated[bool, typer.Option("--rerun", help="Measure BASE's grid again instead of reading NEW.")] = False,
+    model: Annotated[str | None, typer.Option(help="--rerun: the path of BASE's model if it was local.")] = None,
     budget_s: Annotated[float, typer.Option("--budget", help="--rerun: seconds from the start to the answer.")] = 180.0,
     device: Annotated[str, typer.Option(help="--rerun: auto, cpu, cuda or cuda:N.")] = "auto",
     out: Annotated[Path | None, typer.Option(help="--rerun: the new run's folder.")] = None,
@@ -82,7 +86,10 @@ def gate_command(
     plain: Plain = False,
     output_format: Annotated[str, typer.Option("--format", help="table, json, junit or github.")] = "table",
 ) -> None:
-    """Let a change pass (exit 0) or not: 1 slower than that beyond doubt, 3 cannot tell, 2 not comparable."""
+    """Fail if a change makes a run slower than allowed.
+
+    Exit codes: 0 pass, 1 slower with high confidence, 2 not comparable, 3 inconclusive.
+    """
     from profiler.comparison.command import gated
     from profiler.comparison.documents import gate_document
     from profiler.comparison.gate_formats import GATE_FORMATS
@@ -92,23 +99,22 @@ def gate_command(
 
     one_of(output_format, "--format", ("table", "json", *GATE_FORMATS))
     if rerun == (new is not None):
-        raise RequestError("give one of the two: roofscope gate BASE NEW, or roofscope gate BASE --rerun.")
+        raise RequestError("use one of the two: roofscope gate BASE NEW, or roofscope gate BASE --rerun.")
     if new is not None:
-        found = gated(base, new, max_slowdown)
+        gate = gated(base, new, max_slowdown)
     else:
         options = Options(model=model, budget_s=budget_s, device=device, out=out)
-        found = _measured(base, max_slowdown, options, quiet, plain)
+        gate = _gate_rerun(base, max_slowdown, options, quiet, plain)
     if output_format == "table":
-        print_gate(found, screen(plain=plain))
+        print_gate(gate, screen(plain=plain))
     elif output_format == "json":
-        print(json_text(gate_document(found)))
+        print(json_text(gate_document(gate)))
     else:
-        print(GATE_FORMATS[output_format](found), end="" if output_format == "junit" else "\n")
-    raise typer.Exit(_GATE_EXITS[found.outcome])
+        print(GATE_FORMATS[output_format](gate), end="" if output_format == "junit" else "\n")
+    raise typer.Exit(_GATE_EXITS[gate.outcome])
 
 
-def _measured(base: Path, max_slowdown: str, options: Options, quiet: bool, plain: bool) -> Gate:
-    """Measure the new side now."""
+def _gate_rerun(base: Path, max_slowdown: str, options: Options, quiet: bool, plain: bool) -> Gate:
     from profiler.report.progress import make_listener
 
     with make_listener(quiet=quiet, plain=plain) as listener:
@@ -117,23 +123,26 @@ def _measured(base: Path, max_slowdown: str, options: Options, quiet: bool, plai
         return rerun(base, max_slowdown, options, listener)
 
 
-@_uncollected()
+@_without_gc()
 def place_command(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Another tool's result file, or a table.")],
-    model: Annotated[str, typer.Option(help="The model that ran: hub id, folder, .gguf file, or a card's name.")],
-    gpu: Annotated[str, typer.Option("--gpu", help="The card that it ran on, such as 'H100 SXM'.")] = "",
-    here: Annotated[bool, typer.Option("--here", help="Under the roofs of this device, measured.")] = False,
-    quant: Annotated[str, typer.Option(help=f"{quant_help()}; a GGUF file's own bits are in its figures.")] = "none",
-    prompt_lens: Annotated[str, typer.Option(help="For a file that names no shapes.")] = "",
-    batch_sizes: Annotated[str, typer.Option(help="For a file that names no shapes.")] = "",
-    new_tokens: Annotated[str, typer.Option(help="For a file that names no shapes.")] = "",
+    model: Annotated[str, typer.Option(help="The model that ran: hub id, folder, .gguf file, or a preset's name.")],
+    gpu: Annotated[str, typer.Option("--gpu", help="The GPU that it ran on, such as 'H100 SXM'.")] = "",
+    here: Annotated[bool, typer.Option("--here", help="Measure and use the roofs of this device.")] = False,
+    quant: Annotated[str, typer.Option(help=f"{quant_help()}; not for GGUF, whose results name their bits.")] = "none",
+    prompt_lens: Annotated[str, typer.Option(help="Prompt lengths, for a file without shapes.")] = "",
+    batch_sizes: Annotated[str, typer.Option(help="Batch sizes, for a file without shapes.")] = "",
+    new_tokens: Annotated[str, typer.Option(help="New tokens, for a file without shapes.")] = "",
     plain: Plain = False,
     output_format: Format = "table",
 ) -> None:
-    """Put another tool's figures under the roofs: the floor of each, the share attained, and what is wrong with it."""
+    """Compare another tool's results with the roofs.
+
+    Prints the floor of each result, the share of the roof that it attains, and doubts about it.
+    """
     one_of(output_format, "--format", ("table", "json"))
     if here and gpu:
-        raise RequestError("--here and --gpu: give one of the two.")
+        raise RequestError("--here and --gpu name two devices; use one of the two.")
     from profiler.json_document import json_rows
     from profiler.place.command import Shapes, place
     from profiler.place.render import place_document, print_placed
@@ -144,14 +153,14 @@ def place_command(
         _numbers(batch_sizes, "--batch-sizes"),
         _numbers(new_tokens, "--new-tokens"),
     )
-    found = place(file, model, gpu=gpu, here=here, quant=quant, shapes=shapes)
+    placed = place(file, model, gpu=gpu, here=here, quant=quant, shapes=shapes)
     if output_format == "json":
-        print(json_rows(place_document(found)))
+        print(json_rows(place_document(placed)))
         return
-    title = f"{found.file.tool}: {found.model} {found.stored} under the roofs of {found.under.name}"
-    print_placed(title, found.rows, found.doubts, screen(plain=plain))
+    title = f"{placed.file.tool}: {placed.model} {placed.stored} under the roofs of {placed.under.name}"
+    print_placed(title, placed.rows, placed.doubts, screen(plain=plain))
 
 
 def _numbers(text: str, option: str) -> tuple[int, ...]:
-    """`128` or `128,256`, in their order."""
+    """Parse numbers such as `128` or `128,256`, in their order."""
     return tuple(number for part in text.split(",") if part.strip() for number in parse_values(part.strip(), option))

@@ -37,14 +37,17 @@ def count_command(
     plot: Annotated[str, typer.Option(help=f"Draw the grid: {', '.join(_PLOTS)}.")] = "",
     run: Annotated[Path | None, typer.Option(metavar="RUN", help="--plot roofline: add a run's cells.")] = None,
     out: Annotated[Path | None, typer.Option(help="--plot: a PNG or SVG file (default: MODEL-PLOT.png).")] = None,
-    tp: Annotated[int, typer.Option("--tp", help="One rank's share under tensor parallelism over so many.")] = 1,
-    gemm_census: Annotated[bool, typer.Option("--gemm-census", help="Every matrix product's shape.")] = False,
+    tp: Annotated[int, typer.Option("--tp", help="Ranks of tensor parallelism; counts one rank's share.")] = 1,
+    gemm_census: Annotated[bool, typer.Option("--gemm-census", help="List the shape of every matmul.")] = False,
     crosscheck: Annotated[bool, typer.Option("--crosscheck", help="Count again with torch's own counter.")] = False,
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run the model's own code.")] = False,
     plain: Plain = False,
     output_format: Annotated[str, typer.Option("--format", help="table, json or csv.")] = "table",
 ) -> None:
-    """Count FLOPs, bytes and memory of a step, or of a grid, without running it."""
+    """Count FLOPs, bytes and memory of steps without running them.
+
+    Counts one step, or a grid with --batch-sizes, --prompt-lens, --context-lens or --plot.
+    """
     one_of(output_format, "--format", ("table", "json", "csv"))
     from profiler.predict.gpu_roofs import roofs_called
 

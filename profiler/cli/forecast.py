@@ -18,29 +18,32 @@ if TYPE_CHECKING:
 
 def forecast_command(
     source: Annotated[str, typer.Argument(metavar="RUN|MODEL", help="A run folder, or with --on a model.")],
-    on: Annotated[str, typer.Option(help="A card.json, a profile's name, or a card such as 'L4'.")] = "",
+    on: Annotated[str, typer.Option(help="A GPU such as 'L4', a profile's name, or a profile's .json file.")] = "",
     prompt_lens: Annotated[str, typer.Option(help="Prompt lengths: 128, or 64..4096*2 (default: the run's).")] = "",
     batch_sizes: Annotated[str, typer.Option(help="Batch sizes (default: the run's, and two doublings).")] = "",
-    context_lens: Annotated[str, typer.Option(help="Decode this deep in a filled cache.")] = "",
-    new_tokens: Annotated[int, typer.Option(help="Tokens after each prompt (default: the run's).")] = 0,
-    dtype: Annotated[str, typer.Option(help="Another dtype: of a run one that it tried.")] = "auto",
-    quant: Annotated[str, typer.Option(help=f"{quant_help()}: of a run one that it tried.")] = "none",
-    engine: Annotated[str, typer.Option(help="Of a run: one of its engines, or static where it tried that.")] = "",
-    threads: Annotated[int, typer.Option(help="Of a run on a CPU: half its threads, where it tried that.")] = 0,
-    tp: Annotated[str, typer.Option("--tp", help="On several cards that share the model: 2,4,8.")] = "",
+    context_lens: Annotated[str, typer.Option(help="Decode with this many tokens in the KV cache.")] = "",
+    new_tokens: Annotated[int, typer.Option(help="Tokens after each prompt (0: those of the run).")] = 0,
+    dtype: Annotated[str, typer.Option(help="Another dtype; with RUN, one that it tried.")] = "auto",
+    quant: Annotated[str, typer.Option(help=f"{quant_help()}; with RUN, one that it tried.")] = "none",
+    engine: Annotated[str, typer.Option(help="With RUN: one of its engines, or static if it tried that.")] = "",
+    threads: Annotated[int, typer.Option(help="With a RUN on a CPU: half its threads, if it tried that.")] = 0,
+    tp: Annotated[str, typer.Option("--tp", help="Tensor parallelism over so many GPUs: 2,4,8.")] = "",
     link: Annotated[
         str, typer.Option(help="--tp: nvlink3, nvlink4, nvlink5, pcie4x16, pcie5x16, xgmi, or alpha_us,GB/s.")
     ] = "",
-    price: Annotated[float | None, typer.Option(help="--tp: USD an hour of one card.")] = None,
-    check: Annotated[bool, typer.Option("--check", help="Then run it, and say how far off the forecast was.")] = False,
-    model: Annotated[str, typer.Option(help="--check: where the run's model lies, if it was a local path.")] = "",
+    price: Annotated[float | None, typer.Option(help="--tp: USD per hour of one GPU.")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Then measure the cells, and print the error.")] = False,
+    model: Annotated[str, typer.Option(help="--check: the path of the run's model if it was local.")] = "",
     budget_s: Annotated[float, typer.Option("--budget", help="--check: seconds from the start to the answer.")] = 60.0,
-    out: Annotated[Path | None, typer.Option(help="PNG or SVG of the forecast over the batch.")] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep it in the run's folder and its report.html.")] = False,
+    out: Annotated[Path | None, typer.Option(help="PNG or SVG file: the forecast over the batch size.")] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Add the forecast to the run's folder and report.html.")] = False,
     plain: Plain = False,
     output_format: Format = "table",
 ) -> None:
-    """Say what cells would take that nobody measured, and how far off such forecasts are."""
+    """Predict the times of cells that were not measured.
+
+    Prints the error of such forecasts too.
+    """
     one_of(output_format, "--format", ("table", "json"))
     from profiler.forecast.check import check_forecast
     from profiler.forecast.command import ForecastRequest, forecast_on, forecast_run
@@ -49,21 +52,21 @@ def forecast_command(
     from profiler.report.console import screen
     from profiler.report.forecast import forecast_document, print_check, print_forecast
 
-    wanted = ForecastRequest(prompt_lens, batch_sizes, context_lens, new_tokens, dtype, quant, engine, threads)
+    request = ForecastRequest(prompt_lens, batch_sizes, context_lens, new_tokens, dtype, quant, engine, threads)
     if not on and not Path(source).is_dir():
-        raise RequestError(f"{source!r} is no run folder; give one, or a model with --on CARD.")
+        raise RequestError(f"{source!r} is not a run folder; pass one, or a model with --on CARD.")
     if check and on:
-        raise RequestError("--check runs on this device; leave --on out, or forecast a run of this device.")
+        raise RequestError("--check runs on this device; omit --on, or forecast a run of this device.")
     if tp or link or price is not None:
         if not tp or check or keep or out is not None:
             raise RequestError(
-                "--link and --price belong to --tp, which is printed alone: no --check, --keep or --out."
+                "--link and --price need --tp, which only prints its forecast: use no --check, --keep or --out."
             )
-        _print_ranks(source, on, wanted, RankOptions(tp, link, price), output_format, plain)
+        _print_ranks(source, on, request, RankOptions(tp, link, price), output_format, plain)
         return
-    answer = forecast_on(source, on, wanted) if on else forecast_run(Path(source), wanted)
+    answer = forecast_on(source, on, request) if on else forecast_run(Path(source), request)
     if keep and on:
-        raise RequestError("--keep: only the forecast of a run has a folder to be kept in.")
+        raise RequestError("--keep needs a run folder to write to, and --on has none; omit one of the two.")
     if keep:
         from profiler.report.write import write_reports
         from profiler.store.folder import read_run
@@ -76,19 +79,18 @@ def forecast_command(
         from profiler.report.plots.forecast import forecast_band
 
         save_figure(forecast_band(answer), out)
-    checked = check_forecast(Path(source), wanted, answer, budget_s, model) if check else None
+    comparison = check_forecast(Path(source), request, answer, budget_s, model) if check else None
     if output_format == "json":
-        print(json_text(forecast_document(answer, checked)))
+        print(json_text(forecast_document(answer, comparison)))
         return
     print_forecast(answer, screen(plain=plain))
-    if checked:
-        print_check(checked, screen(plain=plain))
+    if comparison:
+        print_check(comparison, screen(plain=plain))
 
 
 def _print_ranks(
-    source: str, on: str, wanted: ForecastRequest, asked: RankOptions, output_format: str, plain: bool
+    source: str, on: str, request: ForecastRequest, options: RankOptions, output_format: str, plain: bool
 ) -> None:
-    """What several cards give."""
     from datetime import UTC, datetime
 
     from profiler.forecast.render import print_ranks, ranks_document
@@ -98,7 +100,7 @@ def _print_ranks(
     from profiler.report.progress import make_listener
 
     with make_listener(quiet=False, plain=plain) as listener:
-        answer, card = forecast_ranks(source, on, wanted, asked, datetime.now(UTC).date(), listener)
+        answer, card = forecast_ranks(source, on, request, options, datetime.now(UTC).date(), listener)
     if output_format == "json":
         print(json_text(ranks_document(answer, card)))
     else:
@@ -106,25 +108,28 @@ def _print_ranks(
 
 
 def rent_command(
-    model: Annotated[str, typer.Argument(help="Hub id, folder, .gguf file, or a card's name.")],
-    prompt: Annotated[int, typer.Option(help="Tokens of a prompt.")] = 512,
-    new: Annotated[int, typer.Option(help="New tokens of an answer.")] = 128,
+    model: Annotated[str, typer.Argument(help="Hub id, folder, .gguf file, or a preset's name.")],
+    prompt: Annotated[int, typer.Option(help="Tokens per prompt.")] = 512,
+    new: Annotated[int, typer.Option(help="New tokens per answer.")] = 128,
     batch: Annotated[int | None, typer.Option(help="Sequences at once (default: as many as fit the limits).")] = None,
-    max_ttft_ms: Annotated[float | None, typer.Option(help="Milliseconds to the first token, at most.")] = None,
-    max_tpot_ms: Annotated[float | None, typer.Option(help="Milliseconds a further token, at most.")] = None,
+    max_ttft_ms: Annotated[float | None, typer.Option(help="Most milliseconds to the first token.")] = None,
+    max_tpot_ms: Annotated[float | None, typer.Option(help="Most milliseconds per further token.")] = None,
     quant: Annotated[str, typer.Option(help="One or several of none, nf4, int8wo, int4wo, fp8.")] = "none",
     engine: Annotated[str, typer.Option(help="eager (plain transformers) or compiled (graphs, fused).")] = "eager",
-    price: Annotated[str, typer.Option(help="USD an hour of your own: 'T4=0.35,H100 SXM=2.99'.")] = "",
-    cards: Annotated[str, typer.Option(help="These cards alone, such as 'T4,L4,H100 SXM'.")] = "",
+    price: Annotated[str, typer.Option(help="Your own USD per hour: 'T4=0.35,H100 SXM=2.99'.")] = "",
+    cards: Annotated[str, typer.Option(help="Only these GPUs, such as 'T4,L4,H100 SXM'.")] = "",
     host_index: Annotated[
-        float | None, typer.Option(help="How slow your host dispatches, as `roofscope ceilings` tells it.")
+        float | None, typer.Option(help="Your host's dispatch time over the reference, from `roofscope ceilings`.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="PNG or SVG of the cost over the load.")] = None,
-    keep: Annotated[Path | None, typer.Option(help="Keep the costs in this run's folder and its report.html.")] = None,
+    out: Annotated[Path | None, typer.Option(help="PNG or SVG file: the cost over the load.")] = None,
+    keep: Annotated[Path | None, typer.Option(help="Add the costs to this run's folder and report.html.")] = None,
     plain: Plain = False,
     output_format: Format = "table",
 ) -> None:
-    """Say which card to rent for a model: what fits, how fast a range, what a million tokens cost at which load."""
+    """Compare GPUs to rent for a model: fit, speed and cost.
+
+    Speeds are ranges; costs are per million tokens, over the load.
+    """
     one_of(output_format, "--format", ("table", "json"))
     from datetime import UTC, datetime
 
@@ -134,7 +139,7 @@ def rent_command(
     from profiler.report.console import screen
 
     one_of(engine, "--engine", RENTED_ENGINES)
-    asked = RentRequest(
+    request = RentRequest(
         prompt_len=prompt,
         new_tokens=new,
         batch=batch,
@@ -145,21 +150,21 @@ def rent_command(
         cards=cards,
         host_index=host_index,
     )
-    found = rent(model, asked, datetime.now(UTC).date())
+    offers = rent(model, request, datetime.now(UTC).date())
     if out is not None:
         from profiler.report.plots import save_figure
         from profiler.report.plots.costs import cost_figure
 
-        save_figure(cost_figure(found.over_load), out)
+        save_figure(cost_figure(offers.over_load), out)
     if keep is not None:
         from profiler.report.write import write_reports
         from profiler.store.folder import read_run
         from profiler.store.forecasts import write_costs
 
         run = read_run(keep)
-        write_costs(keep, found.over_load)
+        write_costs(keep, offers.over_load)
         write_reports([run])
     if output_format == "json":
-        print(json_text(rent_document(found)))
+        print(json_text(rent_document(offers)))
     else:
-        print_rented(found, screen(plain=plain))
+        print_rented(offers, screen(plain=plain))

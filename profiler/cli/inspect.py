@@ -14,11 +14,14 @@ from profiler.cli.options import EXIT_INCOMPLETE, EXIT_WRONG, Format, Plain, one
 
 def ceilings(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    out: Annotated[Path | None, typer.Option(help="A card profile to write: one minute more, three if busy.")] = None,
-    out_dtypes: Annotated[str, typer.Option(help="--out: in which dtypes.")] = "float32,bfloat16",
+    out: Annotated[Path | None, typer.Option(help="Write a GPU profile: one more minute, three if busy.")] = None,
+    out_dtypes: Annotated[str, typer.Option(help="--out: the dtypes of the profile.")] = "float32,bfloat16",
     output_format: Format = "table",
 ) -> None:
-    """Measure this device's roofs: every dtype's matrix product, streams over sizes, launches."""
+    """Measure the roofs of this device.
+
+    Measures matmuls in every dtype, memory bandwidth over sizes, links and launches.
+    """
     one_of(output_format, "--format", ("table", "json"))
     from dataclasses import replace
 
@@ -40,25 +43,25 @@ def ceilings(
     machine, foreign = machine_for(resolve_device(device)), ForeignLoad()
     info, dtypes = machine.info, measurable_dtypes(machine.device)
     model_dtype = "bfloat16" if machine.is_cuda else "float32"
-    measured = measure(machine, dtypes, model_dtype=model_dtype).only(dtypes, model_dtype)
+    roofs = measure(machine, dtypes, model_dtype=model_dtype).only(dtypes, model_dtype)
     links, missing = measure_links(machine.links, machine)
     host = None
     with quiet_libraries(), attempt("the host's pace", machine, missing):
         host = measure_host_pace(machine)
-    measured = replace(measured, links=links, host=host, missing={**measured.missing, **missing})
-    of_profile = write_profile(machine, measured, names, out) if out is not None else []
+    roofs = replace(roofs, links=links, host=host, missing={**roofs.missing, **missing})
+    profile_warnings = write_profile(machine, roofs, names, out) if out is not None else []
     sheet = info.datasheet
     peaks = {name: sheet.peak_flops_per_s(name) for name in dtypes} if sheet else {}
     sheet_per_s = {**peaks, **({"bandwidth": sheet.bandwidth_bytes_per_s} if sheet else {})}
     warnings = [
         *device_warnings(info, foreign),
-        *health_warnings(info, measured),
-        *missing_roofs(measured),
-        *roof_warnings(measured),
-        *of_profile,
+        *health_warnings(info, roofs),
+        *missing_roofs(roofs),
+        *roof_warnings(roofs),
+        *profile_warnings,
     ]
     if output_format == "json":
-        print(json_text(ceilings_document(info, measured, sheet_per_s, warnings)))
+        print(json_text(ceilings_document(info, roofs, sheet_per_s, warnings)))
         return
     from rich.console import Console
 
@@ -70,13 +73,13 @@ def ceilings(
     console.print(f"{info.name}, {processors(info.threads, info.kind)}", highlight=False)
     for warning in warnings:
         console.print(f"warning: {warning}", highlight=False)
-    console.print(rich_table(ceilings_table(measured, sheet_per_s)))
-    curve = ", ".join(f"{point.nbytes >> 20} MiB {scaled(point.bytes_per_s, 'B/s')}" for point in measured.curve)
-    console.print(f"read again and again: {curve}", highlight=False)
-    for name, link in measured.links.items():
+    console.print(rich_table(ceilings_table(roofs, sheet_per_s)))
+    curve = ", ".join(f"{point.nbytes >> 20} MiB {scaled(point.bytes_per_s, 'B/s')}" for point in roofs.curve)
+    console.print(f"repeated reads: {curve}", highlight=False)
+    for name, link in roofs.links.items():
         console.print(f"from {name}: {scaled(link.per_s, 'B/s')}", highlight=False)
-    if measured.host:
-        console.print(host_words(measured.host), highlight=False)
+    if roofs.host:
+        console.print(host_words(roofs.host), highlight=False)
 
 
 def doctor(
@@ -84,29 +87,32 @@ def doctor(
     plain: Plain = False,
     output_format: Format = "table",
 ) -> None:
-    """Look what works here: driver, torch, card, NVML, compilers; which model cards fit, what to run first."""
+    """Check this installation, and propose a first command.
+
+    Checks driver, torch, GPU, NVML and compilers, and lists the presets that fit.
+    """
     one_of(output_format, "--format", ("table", "json"))
     from profiler.checks.doctor import examine
     from profiler.json_document import json_text
 
-    found = examine(device)
+    examination = examine(device)
     if output_format == "json":
-        print(json_text(found))
+        print(json_text(examination))
         return
     from profiler.checks.render import findings_table
     from profiler.report.console import screen
     from profiler.report.terminal import rich_table
 
     console = screen(plain=plain)
-    console.print(rich_table(findings_table(found.findings)), highlight=False)
-    console.print(f"run first: {found.first}", highlight=False)
+    console.print(rich_table(findings_table(examination.findings)), highlight=False)
+    console.print(f"run first: {examination.first}", highlight=False)
 
 
 def gpus_command(
     names: Annotated[list[str] | None, typer.Argument(metavar="[GPU...]", help="Only these, side by side.")] = None,
     output_format: Format = "table",
 ) -> None:
-    """List the datasheets: dense peaks, bandwidth, ridge points."""
+    """List GPU datasheets: dense peaks, bandwidth and ridge points."""
     one_of(output_format, "--format", ("table", "json"))
     from profiler.data.datasheets import gpu_called, gpus
     from profiler.json_document import json_text
@@ -140,7 +146,10 @@ def selftest(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     output_format: Format = "table",
 ) -> None:
-    """Check the verdicts on known kernels; a wrong label is exit code 1, one that cannot be told here 3."""
+    """Check the verdicts on kernels with a known label.
+
+    Exit codes: 0 right, 1 a label is wrong, 3 a kernel is inconclusive.
+    """
     one_of(output_format, "--format", ("table", "json"))
     from profiler.checks.render import contention_line, selftest_row
     from profiler.checks.selftest import run_selftest
@@ -177,14 +186,14 @@ def selftest(
 
 
 def models(output_format: Format = "table") -> None:
-    """List the model cards that come with roofscope."""
+    """List the presets, the models that roofscope knows by name."""
     one_of(output_format, "--format", ("table", "json"))
     from profiler.loading.source import card_names, load_card
 
-    cards = {name: load_card(name) for name in card_names()}
+    presets = {name: load_card(name) for name in card_names()}
     if output_format == "json":
-        print(json.dumps({name: card.model_dump() for name, card in cards.items()}, indent=2))
+        print(json.dumps({name: preset.model_dump() for name, preset in presets.items()}, indent=2))
         return
-    for name, card in cards.items():
-        gated = " (gated)" if card.gated else ""
-        print(f"{name:18} {card.params / 1e9:7.3f} B  {card.hub_id}{gated}")
+    for name, preset in presets.items():
+        gated = " (gated)" if preset.gated else ""
+        print(f"{name:18} {preset.params / 1e9:7.3f} B  {preset.hub_id}{gated}")

@@ -1,4 +1,4 @@
-"""What several commands share: the options of a run, exit codes, and checks of choices."""
+"""Options of a run, exit codes, and checks of choices that several commands share."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ EXIT_WRONG = 1
 EXIT_REQUEST = 2
 """The request was wrong (one line says what would work), or two runs are not comparable."""
 EXIT_INCOMPLETE = 3
-"""Finished, but some cells have no number or a part of the run failed; or a gate or a self-test has no answer."""
+"""Finished, but some cells have no number or a part of the run failed; or a gate or a self-test is inconclusive."""
 EXIT_INTERRUPTED = 130
-"""Interrupted: what was measured is kept, and `--resume` finishes it."""
+"""Interrupted: the measurements are saved, and `--resume` finishes the run."""
 
 Plain = Annotated[bool, typer.Option("--plain", help="No colours and no box drawing.")]
-Format = Annotated[str, typer.Option("--format", help="table or json (one document on stdout)")]
+Format = Annotated[str, typer.Option("--format", help="table or json (one document on stdout).")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
 
 def asks(*names: str, defaults: Mapping[str, object] | None = None) -> Callable[[Command], Command]:
-    """Give a command the named options of a run (all of them where none is named), before those of its own.
+    """Return a decorator that adds the named fields of `Options` (by default all) before a command's own options.
 
     The command takes them as keywords; `defaults` replaces some of their defaults.
     """
-    chosen = [item for item in fields(Options) if item.name in names or not names]
+    options = [item for item in fields(Options) if item.name in names or not names]
 
     def decorate(command: Command) -> Command:
         own = [
@@ -42,15 +42,15 @@ def asks(*names: str, defaults: Mapping[str, object] | None = None) -> Callable[
             for parameter in inspect.signature(command, eval_str=True).parameters.values()
             if parameter.kind is not inspect.Parameter.VAR_KEYWORD
         ]
-        asked = [_parameter(item, (defaults or {}).get(item.name, item.default)) for item in chosen]
-        command.__signature__ = inspect.Signature([*asked, *own])  # type: ignore[attr-defined]
+        shared = [_parameter(item, (defaults or {}).get(item.name, item.default)) for item in options]
+        command.__signature__ = inspect.Signature([*shared, *own])  # type: ignore[attr-defined]
         return command
 
     return decorate
 
 
 def _parameter(item: Field[object], default: object) -> inspect.Parameter:
-    """A field of Options as typer reads it."""
+    """Return a field of `Options` as a parameter for typer."""
     text, shown = item.metadata["help"], item.metadata.get("shown") or None
     if item.name == "model":
         information = typer.Argument(help=text)
@@ -65,7 +65,7 @@ def _parameter(item: Field[object], default: object) -> inspect.Parameter:
 
 
 def _kind(item: Field[object], default: object) -> object:
-    """What the command line reads an option as: what its default is, a text where that is none."""
+    """Return the type of an option: that of its default, or text without a default."""
     if item.name == "out":
         return Path | None
     if default is not None:
@@ -74,6 +74,6 @@ def _kind(item: Field[object], default: object) -> object:
 
 
 def one_of(value: str, option: str, known: tuple[str, ...]) -> None:
-    """Raises RequestError, with near misses, for a value that is not among the known ones."""
+    """Raises RequestError with similar values if `value` is not in `known`."""
     if value not in known:
         raise RequestError(f"{option} {value!r} is unknown; use {', '.join(known)}.{near_misses(value, known)}")

@@ -26,7 +26,7 @@ def export(
     content = EXPORTERS[output_format](tokens_table(read_run(folder)))
     if out is None:
         if output_format == "parquet" and sys.stdout.isatty():
-            raise RequestError("--format parquet is binary; give a file with --out.")
+            raise RequestError("--format parquet is binary; name a file with --out.")
         sys.stdout.buffer.write(content)
         return
     from profiler.store.writer import replace_file
@@ -39,7 +39,10 @@ def judge_command(
     plain: Plain = False,
     output_format: Format = "table",
 ) -> None:
-    """Judge a run again from its facts on disk with today's rules, and write its reports; torch is not needed."""
+    """Judge a run again with the current rules, without torch.
+
+    Reads the measurements in its folder, and writes its reports again.
+    """
     one_of(output_format, "--format", ("table", "json"))
     from profiler.report.write import write_reports
     from profiler.run.judge_folder import judge_folder
@@ -60,7 +63,10 @@ def judge_command(
 def report(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
 ) -> None:
-    """Write a run's report.html, report.md and pictures again, from its folder alone; of two, also what changed."""
+    """Write the reports and pictures of runs again.
+
+    Writes report.html, report.md and PNG files; for two runs, also a page of what changed.
+    """
     from profiler.comparison.command import compared
     from profiler.comparison.page import write_changes
     from profiler.report.write import write_reports
@@ -68,7 +74,7 @@ def report(
 
     runs = [read_run(folder) for folder in folders]
     if len(folders) == 2:
-        compared(*folders, anyway=True)  # refuses two that have no cell in common, before anything is written
+        compared(*folders, anyway=True)  # raises for two runs without a common cell, before anything is written
     for run in runs:
         write_reports([run])
         print(run.folder / "report.html")
@@ -80,8 +86,11 @@ def plot(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN... NAME", help="Run folders, then the picture.")],
     out: Annotated[Path | None, typer.Option(help="PNG or SVG file (default: NAME.png in the run folder).")] = None,
 ) -> None:
-    """Draw a picture of a run (roofline, split, map, intensity, throughput, depth, doubling, steps) or of several
-    (precisions, devices, waterfall) from their folders alone."""
+    """Draw a picture of one or several runs.
+
+    Pictures of a run: roofline, split, map, intensity, throughput, depth, doubling, steps. Pictures of several:
+    precisions, devices, waterfall.
+    """
     from profiler.comparison import waterfall  # noqa: F401 - it adds its picture
     from profiler.report.plots import save
     from profiler.store.folder import read_run
@@ -89,7 +98,7 @@ def plot(
     *runs, last = folders
     name = str(last)
     if not runs:
-        raise RequestError("give a run folder and then the name of a picture: roofscope plot RUN roofline.")
+        raise RequestError("plot needs a run folder and the name of a picture: roofscope plot RUN roofline.")
     path = out or runs[0] / f"{name}.png"
     save([read_run(folder) for folder in runs], name, path)
     print(path)
@@ -99,7 +108,10 @@ def explain_command(
     term: Annotated[str | None, typer.Argument(help="A word of the reports, such as MBU.", show_default=False)] = None,
     folder: Annotated[Path | None, typer.Option("--run", metavar="RUN", help="Add this run's figures.")] = None,
 ) -> None:
-    """Say in two lines what a word means, with a run's own figures; without a word, list them."""
+    """Explain a term of the reports; without a term, list all.
+
+    With --run, the explanation has that run's figures.
+    """
     from textwrap import fill
 
     from profiler.report.console import screen
@@ -107,6 +119,6 @@ def explain_command(
     from profiler.store.folder import read_run
 
     run = read_run(folder) if folder is not None else None
-    told = ", ".join(GLOSSARY) if term is None else explanation(term, run)
-    for line in told.splitlines():
+    text = ", ".join(GLOSSARY) if term is None else explanation(term, run)
+    for line in text.splitlines():
         print(fill(line, screen().width, break_on_hyphens=False))

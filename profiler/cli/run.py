@@ -29,12 +29,15 @@ def run(
     quiet: Quiet = False,
     plain: Plain = False,
     output_format: Format = "table",
-    **asked: Any,
+    **run_options: Any,
 ) -> None:
-    """Profile a model: roofs, prefill and decode over the grid, and what bounds each cell."""
-    began_s = time.time()
+    """Profile a model, and report what limits prefill and decode.
+
+    Measures the roofs of the device, and every combination of prompt length and batch size.
+    """
+    start_s = time.time()
     one_of(output_format, "--format", ("table", "json"))
-    options = Options(**asked)
+    options = Options(**run_options)
     from profiler.report.progress import make_listener
 
     group = None
@@ -50,24 +53,24 @@ def run(
         precisions = [name.strip() for name in options.quant.split(",") if name.strip()]
         if len(precisions) > 1:
             if resume is not None:
-                raise RequestError("--resume finishes one run; give the folder of one precision and no --quant.")
+                raise RequestError("--resume finishes one run; pass the folder of one precision, and no --quant.")
             _refuse_gaps(_run_precisions(options, precisions, listener, output_format, plain))
             return
         devices = [name.strip() for name in options.device.split(",") if name.strip()]
         if len(devices) > 1:
             if resume is not None or group is not None:
-                raise RequestError("--device with several devices runs each by itself: without --resume and --tp.")
+                raise RequestError("--device with several devices runs one after the other; omit --resume and --tp.")
             _refuse_gaps(_run_devices(options, devices, listener, output_format, plain))
             return
         prepared = prepare(options) if resume is None else prepare_resume(resume, options)
         try:
-            result = execute(prepared, listener, group=group, spent_s=max(0.0, time.time() - began_s))
+            result = execute(prepared, listener, group=group, spent_s=max(0.0, time.time() - start_s))
         except RankError as error:
             listener.close()
-            raise RankError(f"{error}; what was measured is in {prepared.out}.") from error
+            raise RankError(f"{error}; the measurements are in {prepared.out}.") from error
         except KeyboardInterrupt:
             listener.close()
-            print(f"interrupted; what was measured is in {prepared.out}", file=sys.stderr)
+            print(f"interrupted; the measurements are in {prepared.out}", file=sys.stderr)
             raise typer.Exit(EXIT_INTERRUPTED) from None
     if output_format == "json":
         print(json.dumps(run_json(result), indent=2))
@@ -80,13 +83,13 @@ def run(
 
 
 def _refuse_gaps(runs: Sequence[Run]) -> None:
-    """End with the code for gaps, where any of these runs has a cell without a number or a part that failed."""
+    """Exit with `EXIT_INCOMPLETE` if one of the runs has a cell without a number or a part that failed."""
     if any(run.document.missing or any(math.isnan(row.latency_s) for row in run.results) for run in runs):
         raise typer.Exit(EXIT_INCOMPLETE)
 
 
 def started_by_torchrun() -> bool:
-    """Whether torchrun started this process; asked without torch, which takes a second to import."""
+    """Return whether torchrun started this process, without importing torch, which takes a second."""
     if "torch" not in sys.modules and not sys.argv[0].endswith("__main__.py"):
         return False
     from profiler.device.process_group import under_torchrun
@@ -95,9 +98,10 @@ def started_by_torchrun() -> bool:
 
 
 def _group_of(options: Options, resume: Path | None) -> ProcessGroup | None:
-    """The group that this process leads; None where the work is done: by the ranks that it started, or as one of them.
+    """Return the process group that this process leads, or None if the run is finished.
 
-    Raises RequestError for what cannot be run so.
+    It is finished if this process started the ranks, or followed as one of them. Raises RequestError for options that
+    do not work with tensor parallelism.
     """
     import subprocess
 
@@ -113,7 +117,7 @@ def _group_of(options: Options, resume: Path | None) -> ProcessGroup | None:
         return None
     group = ProcessGroup(prepared.request.device.type)
     if group.size != options.tp:
-        raise RequestError(f"torchrun started {group.size} processes; give --tp {group.size}.")
+        raise RequestError(f"torchrun started {group.size} processes; use --tp {group.size}.")
     if group.rank == 0:
         return group
     from profiler.run.tensor_parallel import follow_rank
@@ -130,10 +134,10 @@ def _run_devices(
     from profiler.run.multi_run import device_healths, run_devices
 
     runs = run_devices(options, devices, listener)
-    found = device_healths(runs, devices)
+    healths = device_healths(runs, devices)
     if output_format == "json":
-        told = [{**asdict(item), "ill": item.ill} for item in found]
-        print(json.dumps({"devices": told, "runs": [run_json(run) for run in runs]}, indent=2))
+        rows = [{**asdict(item), "ill": item.ill} for item in healths]
+        print(json.dumps({"devices": rows, "runs": [run_json(run) for run in runs]}, indent=2))
         return runs
     from profiler.report.console import screen
     from profiler.report.device import health_lines
@@ -143,7 +147,7 @@ def _run_devices(
     for run in runs:
         print_run(run, console)
     console.print()
-    for line in health_lines(found):
+    for line in health_lines(healths):
         console.print(line, highlight=False, style="bold")
     return runs
 
@@ -172,15 +176,19 @@ def batch_test(
     *,
     phase: Annotated[str, typer.Option(help="prefill or decode.")] = "decode",
     prompt: Annotated[int, typer.Option(help="Prompt tokens.")] = 128,
-    context: Annotated[int, typer.Option(help="Decode this deep in a filled cache instead.")] = 0,
+    context: Annotated[int, typer.Option(help="Instead of a prompt: tokens in the KV cache of a decode.")] = 0,
     quiet: Quiet = False,
     plain: Plain = False,
     output_format: Format = "table",
-    **asked: Any,
+    **run_options: Any,
 ) -> None:
-    """Double the batch until memory, knee or budget end it: slopes beside those that bytes and FLOPs predict."""
+    """Double the batch until memory, throughput or budget ends it.
+
+    Compares the measured slopes with those that bytes and FLOPs predict.
+    """
     one_of(output_format, "--format", ("table", "json"))
-    options = Options(prompt_lens=() if context else [prompt], context_lens=[context] if context else (), **asked)
+    prompt_lens, context_lens = ([], [context]) if context else ([prompt], [])
+    options = Options(prompt_lens=prompt_lens, context_lens=context_lens, **run_options)
     from profiler.report.progress import make_listener
 
     with make_listener(quiet=quiet, plain=plain) as listener:
@@ -203,7 +211,7 @@ def batch_test(
 
 
 def run_json(run: Run) -> dict[str, object]:
-    """The one document that a command prints for a run: run.json with the folder and the rows of cells.csv."""
+    """Return the JSON document of a run: run.json, its folder, and the rows of cells.csv."""
     from profiler.store.document import document_json
 
     cells = json.loads(run.cells.to_json(orient="records", double_precision=15))

@@ -23,54 +23,59 @@ _WITH_VALUE = ("--out", "--format")
 
 
 class WhyCommand(TyperCommand):
-    """What stands behind `-m MODULE` belongs to the module, as with the interpreter's own `-m`."""
+    """A command in which arguments after `-m MODULE` belong to the module, as with Python's `-m`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         at = 0
         while at < len(args) and args[at].startswith("-"):
             if args[at].startswith("-m"):
-                behind = at + 1 + (args[at] == "-m")
-                return list(super().parse_args(ctx, [*args[:behind], "--", *args[behind:]]))
+                end = at + 1 + (args[at] == "-m")
+                return list(super().parse_args(ctx, [*args[:end], "--", *args[end:]]))
             at += 1 + (args[at] in _WITH_VALUE)
         return list(super().parse_args(ctx, args))
 
 
 SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
-"""What stands behind the script belongs to the script."""
+"""Arguments after the script belong to the script."""
 
 
 def why_command(
     context: typer.Context,
-    script: Annotated[str | None, typer.Argument(metavar="SCRIPT.py [ITS ARGUMENTS]")] = None,
+    script: Annotated[
+        str | None, typer.Argument(metavar="SCRIPT.py [ITS ARGUMENTS]", help="Your script and its arguments.")
+    ] = None,
     module: Annotated[str, typer.Option("-m", metavar="MODULE", help="Run a module instead of a file.")] = "",
     out: Annotated[Path | None, typer.Option(help="Folder for why.json and why.html (default: under runs/).")] = None,
     plain: Plain = False,
     output_format: Format = "table",
 ) -> None:
-    """Run your own script, unmodified, and say why its models are slow: what to change, and the seconds that saves."""
+    """Run your own script, and report why its models are slow.
+
+    Names the lines to change, and the seconds that each change saves. The script is not modified.
+    """
     one_of(output_format, "--format", ("table", "json"))
     if not module and script is None:
-        raise RequestError("give a script: roofscope why SCRIPT.py [its arguments], or roofscope why -m MODULE.")
+        raise RequestError("why needs a script: roofscope why SCRIPT.py [its arguments], or roofscope why -m MODULE.")
     from profiler.why_slow.command import why_script
 
     # With -m, what typer takes for the script is the module's first argument.
     arguments = [*([script] if module and script is not None else []), *context.args]
     path = None if module or script is None else Path(script)
     as_json = output_format == "json"
-    tell = functools.partial(_tell, plain=plain, as_json=as_json)
-    raise typer.Exit(why_script(path, module, arguments, out, _script_streams(to_stderr=as_json), tell))
+    print_answer = functools.partial(_print_answer, plain=plain, as_json=as_json)
+    raise typer.Exit(why_script(path, module, arguments, out, _script_streams(to_stderr=as_json), print_answer))
 
 
-def _tell(watched: Watched, *, plain: bool, as_json: bool) -> None:
-    """Print the answer: a document on stdout, or a table beside the script's own messages."""
+def _print_answer(watched: Watched, *, plain: bool, as_json: bool) -> None:
+    """Print the answer: a document on stdout, or a table on stderr, so that stdout is the script's."""
     from profiler.json_document import json_text
     from profiler.report.console import screen
     from profiler.why_slow.render import print_why, why_document
 
     if watched.why is None:
         print(
-            "roofscope: no model of transformers was called or loaded in the script's own process, which alone is"
-            " watched: there is nothing to explain.",
+            "roofscope: the script's own process called and loaded no transformers model, so there is nothing to"
+            " explain; other processes are not watched.",
             file=sys.stderr,
         )
     elif as_json:
@@ -82,17 +87,17 @@ def _tell(watched: Watched, *, plain: bool, as_json: bool) -> None:
 
 @contextlib.contextmanager
 def _script_streams(*, to_stderr: bool) -> Iterator[None]:
-    """The script's own streams; its output goes to stderr where stdout is to hold one document alone."""
+    """Run a script with its own streams, or with its output on stderr, so that stdout has only the document."""
     if not to_stderr:
         yield
         sys.stdout.flush()
         return
     sys.stdout.flush()
-    kept = os.dup(1)
+    stdout = os.dup(1)
     os.dup2(2, 1)
     try:
         yield
     finally:
         sys.stdout.flush()
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(stdout, 1)
+        os.close(stdout)

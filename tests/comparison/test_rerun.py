@@ -100,4 +100,4 @@ def test_one_of_the_two_is_asked_for(roofscope: Callable[..., object]) -> None:
     for arguments in ([str(REFERENCE)], [str(REFERENCE), str(REFERENCE), "--rerun"]):
         done = roofscope("gate", *arguments)
         assert done.code == 2  # type: ignore[attr-defined]
-        assert "give one of the two" in done.err  # type: ignore[attr-defined]
+        assert "use one of the two" in done.err  # type: ignore[attr-defined]

@@ -156,7 +156,7 @@ def test_a_killed_rank_ends_the_others_and_is_named(folder: Path, tmp_path: Path
         ended_s = time.monotonic() - killed_s
     finally:
         process.kill()
-    assert "rank 1 of 2 ended early; what was measured is in" in text, text[-2000:]
+    assert "rank 1 of 2 ended early; the measurements are in" in text, text[-2000:]
     assert process.returncode != 0
     run = read_run(out)
     assert not run.document.finished
