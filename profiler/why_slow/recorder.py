@@ -52,6 +52,7 @@ class Recorder:
     _here: Thread = field(default_factory=Thread)
     _sources: dict[str, str] = field(default_factory=dict)
     _last: Any = None
+    """The model of the latest call, which a trial needs; it lives at least until the next load."""
     _texts: set[int] = field(default_factory=set)
     _timed: set[type] = field(default_factory=set)
     _numbers: weakref.WeakKeyDictionary[Any, int] = field(default_factory=weakref.WeakKeyDictionary)
@@ -80,25 +81,25 @@ class Recorder:
             if noted is not None and noted.model() is model:
                 noted.forwards += 1
             return run(*args, **named)
-        noting, noted = OwnTime(), None
-        with self._noting():
+        timer, noted = OwnTime(), None
+        with self._errors_counted():
             here.noted = noted = self._note(kind, model, args, named, compiled)
             if kind == "generate":
                 self._time_callbacks(named)
-        self.noting_s += noting.seconds()
+        self.noting_s += timer.seconds()
         here.depth = 1
         began_s = now_s()
         try:
             result = run(*args, **named)
         except BaseException as error:
-            self._ended(noted, began_s, error=error)
+            self._record_end(noted, began_s, error=error)
             raise
         finally:
             here.depth, here.noted = 0, None
-        self._ended(noted, began_s, model, result)
+        self._record_end(noted, began_s, model, result)
         return result
 
-    def _ended(
+    def _record_end(
         self,
         noted: CallRecord | None,
         began_s: float,
@@ -110,7 +111,7 @@ class Recorder:
         ended_s = now_s()
         if noted is None:
             return
-        with self._noting():
+        with self._errors_counted():
             noted.end = noted.clock.mark()
             noted.began_s, noted.ended_s = began_s, ended_s
             if error is not None:
@@ -122,7 +123,7 @@ class Recorder:
             self._last = model or self._last
 
     @contextlib.contextmanager
-    def _noting(self) -> Iterator[None]:
+    def _errors_counted(self) -> Iterator[None]:
         """A context that counts exceptions as an UnrecordedCall: recording must not stop the script."""
         try:
             yield
@@ -131,7 +132,7 @@ class Recorder:
             self.unnoted = replace(first, count=first.count + 1)
 
     def load(self, source: str, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Run and record a load of a model, and drop the reference to the latest model before it."""
+        """Run and record a load of a model; first let go of the latest model, so that its memory can be freed."""
         self.touched += 1
         if self._here.load_depth:
             return run(*args, **named)
@@ -142,7 +143,7 @@ class Recorder:
             return run(*args, **named)
         finally:
             self._here.load_depth = 0
-            with self._noting():
+            with self._errors_counted():
                 seconds, name = now_s() - start_s, self.name_of_source(source)
                 self.loads.append(Load(name, seconds, users_line(), start_s - self._start_s))
 
@@ -176,7 +177,7 @@ class Recorder:
                 spent_s = now_s() - start_s
                 self.text_s += spent_s
                 self.text_where = self.text_where or users_line()
-                with self._noting():
+                with self._errors_counted():
                     if encodes:
                         self.note_text(args, spent_s)
 

@@ -38,6 +38,10 @@ _UNUSUAL = (
 )
 
 
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
 def why_sentences(why: Why) -> list[str]:
     """The answer: the time of the script's calls, their floor, and the findings, the largest saving first."""
     seen = why.seen
@@ -57,11 +61,11 @@ def why_sentences(why: Why) -> list[str]:
         lines.append("Each saving is that of one change; together they save less than their sum.")
     for trial in why.undecided:
         lines.append(
-            f"Unclear: {trial.evidence} ({trial.where}); without it a call takes {100 * trial.saving:.0f} % less"
+            f"Unclear: {trial.evidence} ({trial.where}); without it a call takes {_percent(trial.saving)} less"
             f" {_uncertainty(len(trial.rounds))}."
         )
     if why.too_close:
-        names = ", ".join(f"{trial.id} ({trial.where}, {100 * why.share_of(trial):.0f} %)" for trial in why.too_close)
+        names = ", ".join(f"{trial.id} ({trial.where}, {_percent(why.share_of(trial))})" for trial in why.too_close)
         lines.append(f"Unclear, and less than a tenth each: {names}.")
     has_advice = why.findings or why.undecided or why.too_close
     if not has_advice and not seen.interrupted and (seen.calls or not seen.unnoted):
@@ -84,7 +88,7 @@ def why_sentences(why: Why) -> list[str]:
     if not seen.unnoted and seen.rest_s > _WORTH_A_LINE * seen.wall_s:
         lines.append(
             f"The other {duration(seen.rest_s)} of its {duration(seen.wall_s)}"
-            f" ({100 * seen.rest_s / seen.wall_s:.0f} %) were imports and the script's own work."
+            f" ({_percent(seen.rest_s / seen.wall_s)}) were imports and the script's own work."
         )
     return [*lines, *map(_first_call, why.first_calls)]
 
@@ -135,7 +139,7 @@ def _nothing(why: Why) -> str:
     """A sentence for an answer without findings: what was tried, and how near the script is to its floor."""
     calls_s = steady_s(why.seen.calls)
     share = why.floor.seconds / calls_s if why.floor and calls_s else None
-    near = f": {100 * share:.0f} % of what this machine can do with this model" if share and share >= _NEAR else ""
+    near = f": {_percent(share)} of what this machine can do with this model" if share and share >= _NEAR else ""
     if why.not_tried:
         trials = several(len(why.tried), "trial", "trials")
         start = f"Nothing was found in {trials}, and" if why.tried else "Nothing could be tried:"
@@ -144,7 +148,7 @@ def _nothing(why: Why) -> str:
     if share is None or near:
         return f"Nothing to change{tried}{near}."
     return (
-        f"Nothing to change{tried}, and the floor is {100 * share:.0f} % of its time: the rest is in the library."
+        f"Nothing to change{tried}, and the floor is {_percent(share)} of its time: the rest is in the library."
         " roofscope run --engine generate breaks it down."
     )
 
@@ -160,7 +164,7 @@ def finding_sentence(number: int, item: Finding) -> str:
     """`1. use_cache=False ...: 22.1 s (53 %). Remove it (script.py:31). [tried]`."""
     where = f" ({item.where})" if item.where else ""
     return (
-        f"{number}. {_capital(item.evidence)}: {duration(item.saves_s)} ({100 * item.share:.0f} %)."
+        f"{number}. {_capital(item.evidence)}: {duration(item.saves_s)} ({_percent(item.share)})."
         f" {_capital(item.change)}{where}. [{item.basis.split(':')[0]}]"
     )
 
@@ -216,7 +220,7 @@ def _ran_with(call: Call, padding: float) -> list[str]:
     if settings["cache"] == "off":
         words.append("no cache")
     if padding:
-        words.append(f"{100 * padding:.0f} % padding")
+        words.append(f"{_percent(padding)} padding")
     words += [word for name, usual, word in _UNUSUAL if settings.get(name, usual) != usual]
     if settings.get("placement", "-") != "-":
         words.append(settings["placement"])
@@ -335,10 +339,6 @@ def html_why(why: Why) -> str:
     from profiler.report.html import html_page
 
     return html_page(f"Why is {why.seen.script} slow?", "", why_sections(why))
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
 
 
 def print_why(why: Why, console: Console) -> None:
