@@ -287,10 +287,10 @@ def profile_called(name: str) -> CardProfile:
     path = Path(name)
     if path.suffix == ".json" or path.exists():
         return read_profile(path)
-    known = profiles()
-    if name in known:
-        return read_profile(known[name])
+    paths = profiles()
+    if name in paths:
+        return read_profile(paths[name])
     raise RequestError(
-        f"unknown card profile {name!r}.{near_misses(name, known)} Known: {', '.join(known) or 'none'}; measure yours"
+        f"unknown card profile {name!r}.{near_misses(name, paths)} Known: {', '.join(paths) or 'none'}; measure yours"
         " with `roofscope ceilings --out card.json`."
     )

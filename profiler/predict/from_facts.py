@@ -79,7 +79,7 @@ def _device_rates(facts: Facts, engine: str) -> DeviceRates:
 def _measured_cells(
     facts: Facts, by_key: Mapping[CellKey, CellResult], count: CountSteps, engine: str
 ) -> MeasuredCells:
-    """Measured cells, with the kernels that were run alone at their shapes."""
+    """Measured cells, with the kernels that were replayed at their shapes."""
     keys = [key for key in facts.grid.keys if key in by_key]
     cells = set(facts.grid.keys)
     between = [key for key in facts.replays if key.cell.engine == engine and key not in cells]
@@ -94,7 +94,7 @@ def _measured_cells(
 
 
 def _replayed(facts: Facts, keys: Sequence[CellKey], counted: OperatorArrays) -> Replayed:
-    """The kernels that were run alone at the shapes of `keys`, by operator."""
+    """The kernels that were replayed at the shapes of `keys`, by operator."""
     replays: list[Mapping[str, Replay]] = [facts.replays.get(key, {}) for key in keys]
     names = [*(column.operator for column in counted.columns), REST]
 

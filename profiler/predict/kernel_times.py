@@ -145,24 +145,24 @@ def replayed_kernels(measured: MeasuredCells, device: DeviceRates) -> Kernels:
     least_s: dict[str, float] = {}
     steps = measured.demanded.steps
     for column in measured.demanded.columns:
-        if column.heads is None or (known := _known(replayed.seconds, column)) is None:
+        if column.heads is None or (replayed_at := _replayed_steps(replayed.seconds, column)) is None:
             continue
         seconds, roof_s = (
-            replayed.seconds[column.operator][known],
-            instance_roof_s(column, replayed.demanded, device)[known],
+            replayed.seconds[column.operator][replayed_at],
+            instance_roof_s(column, replayed.demanded, device)[replayed_at],
         )
         least_s[column.operator] = float(seconds.min())
         ratio = np.log(seconds / (roof_s + least_s[column.operator]))
-        surfaces[column.operator] = surface(octaves(steps.at(known)), ratio, np.full(len(seconds), 0.01))
+        surfaces[column.operator] = surface(octaves(steps.at(replayed_at)), ratio, np.full(len(seconds), 0.01))
     small: Line | None = None
     in_decode = False
     rest = replayed.seconds.get(REST)
-    if rest is not None and (known := rest > 0).any():
-        least_s[REST] = float(rest[known].min())
+    if rest is not None and (replayed_at := rest > 0).any():
+        least_s[REST] = float(rest[replayed_at].min())
         traffic_s = from_memory_s(measured.demanded, device, lambda column: column.operator in replayed.seconds)
         demands_s = np.maximum(traffic_s, least_s[REST])
-        small = line(steps.tokens[known], rest[known], demands_s[known])
-        in_decode = bool((known & ~steps.prefill).any())
+        small = line(steps.tokens[replayed_at], rest[replayed_at], demands_s[replayed_at])
+        in_decode = bool((replayed_at & ~steps.prefill).any())
     return Kernels(lines, surfaces, least_s, conversions, small, in_decode)
 
 
@@ -173,12 +173,12 @@ def _lines(parts: Sequence[Replayed], device: DeviceRates) -> tuple[dict[str, Li
     for part in parts:
         for column in (column for column in part.demanded.columns if column.heads is None):
             roof_s = instance_roof_s(column, part.demanded, device)
-            if (known := _known(part.seconds, column)) is not None:
-                points = column.rows[known], part.seconds[column.operator][known], roof_s[known]
+            if (replayed_at := _replayed_steps(part.seconds, column)) is not None:
+                points = column.rows[replayed_at], part.seconds[column.operator][replayed_at], roof_s[replayed_at]
                 kernels.setdefault(column.operator, []).append(points)
-            if (known := _known(part.conversion_s, column)) is not None:
-                no_roof_s = np.full(int(known.sum()), NO_ROOF_S)
-                points = column.rows[known], part.conversion_s[column.operator][known], no_roof_s
+            if (replayed_at := _replayed_steps(part.conversion_s, column)) is not None:
+                no_roof_s = np.full(int(replayed_at.sum()), NO_ROOF_S)
+                points = column.rows[replayed_at], part.conversion_s[column.operator][replayed_at], no_roof_s
                 conversions.setdefault(column.operator, []).append(points)
     kernel_lines, conversion_lines = (
         {name: line(*map(np.concatenate, zip(*points, strict=True))) for name, points in by_operator.items()}
@@ -187,7 +187,7 @@ def _lines(parts: Sequence[Replayed], device: DeviceRates) -> tuple[dict[str, Li
     return kernel_lines, conversion_lines
 
 
-def _known(seconds: Mapping[str, Array], column: OperatorColumn) -> Array | None:
+def _replayed_steps(seconds: Mapping[str, Array], column: OperatorColumn) -> Array | None:
     """bool[m]: the steps at which an operator has a time; None if it has none at any."""
     times_s = seconds.get(column.operator)
     return None if times_s is None or not (times_s > 0).any() else np.asarray(times_s > 0)

@@ -193,12 +193,12 @@ def variant_factor(
     """
     factor, half_width = np.ones(len(steps)), np.zeros(len(steps))
     for phase, chosen in by_phase(steps):
-        tried = [item for item in ratios if item[0] == phase]
-        if not tried:
+        rows = [item for item in ratios if item[0] == phase]
+        if not rows:
             return None
-        points = np.log2(np.array([item[1:4] for item in tried], dtype=np.float64))
-        values = np.log(np.array([item[4] for item in tried]))
-        noise = np.array([item[5] / item[4] for item in tried]) / NORMAL_95
+        points = np.log2(np.array([item[1:4] for item in rows], dtype=np.float64))
+        values = np.log(np.array([item[4] for item in rows]))
+        noise = np.array([item[5] / item[4] for item in rows]) / NORMAL_95
         log_ratio, sigma = surface(points, values, noise).value(octaves(steps.at(chosen)))
         factor[chosen], half_width[chosen] = np.exp(log_ratio), NORMAL_95 * sigma
     return factor, half_width

@@ -220,9 +220,9 @@ def fit_efficiency(points: Sequence[Published], near: Shares) -> Shares:
         axes = np.meshgrid(*values.values(), indexing="ij")
         candidates: dict[str, Any] = {name: axis.reshape(-1, 1) for name, axis in zip(values, axes, strict=True)}
         error = (weight * np.abs(log_s - np.log(replace(shares, **candidates).step_s(work)))).sum(axis=1)
-        penalty = sum(_PULL * np.log(tried[:, 0] / getattr(near, name)) ** 2 for name, tried in candidates.items())
+        penalty = sum(_PULL * np.log(column[:, 0] / getattr(near, name)) ** 2 for name, column in candidates.items())
         best_index = np.argmin(error + penalty)
-        return replace(shares, **{name: float(tried[best_index, 0]) for name, tried in candidates.items()})
+        return replace(shares, **{name: float(column[best_index, 0]) for name, column in candidates.items()})
 
     best = near
     for names in (streaming, ("compute",)):

@@ -27,7 +27,8 @@ EXPERT: dict[str, dict[str, set[Regime]]] = {
     "smollm2-135m-zen5-float32": {"prefill": COMPUTE, "decode": KERNELS},
     # In bfloat16 its attention and its products are slow in both phases; arithmetic needs a third of a long prefill.
     "smollm2-135m-zen5-bfloat16": {"prefill": {"kernel-bound", "mixed"}, "decode": KERNELS},
-    # Of a decode step of 73 ms, dispatch is 18, weights 16, and products lose 33 or more. At batch 8 dispatch is as much.
+    # Of a decode step of 73 ms, dispatch is 18, weights are 16, and products lose 33 or more. At batch 8 dispatch is
+    # comparable to that.
     "smollm2-135m-epyc": {"prefill": COMPUTE, "decode": {"kernel-bound", "mixed"}},
     # Of a decode step of 57 ms, weights are 17, dispatch 15 and products lose 25. A prefill of 16 tokens is as slow.
     "smollm2-135m-zen4": {"prefill": {"compute-bound", "kernel-bound"}, "decode": KERNELS},

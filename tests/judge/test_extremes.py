@@ -8,13 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from made_facts import model
 
 from profiler.data.datasheets import gpu_called
 from profiler.facts.dispatch import Dispatch
 from profiler.facts.measurements import Replay
 from profiler.facts.operators import OperatorWork
 from profiler.facts.roofs import Ceilings, CurvePoint, Roof, RoofsRemeasured, WeightReadRoof
-from profiler.facts.run_facts import DeviceFacts, Facts, ModelFacts
+from profiler.facts.run_facts import DeviceFacts, Facts
 from profiler.facts.telemetry import Reading
 from profiler.facts.visits import Visit
 from profiler.grid.cells import Cell, CellKey, Grid
@@ -48,12 +49,8 @@ def facts(decode_s: float, prefill_s: float = 1.0, replayed_s: float | None = No
         for number in range(4)
     ]
     replays = {DECODE: {"linears": Replay("linears", (replayed_s,) * 8)}} if replayed_s else {}
-    model = ModelFacts(
-        "model", "card", None, "Model", 250_000_000, "float32", "none", False, "float32", "random", GB, 0.0, 0.0, None,
-        "sdpa", {}, None,
-    )  # fmt: skip
     return Facts(
-        model=model,
+        model=model(params=250_000_000, dtype="float32", compute_dtype="float32", storage_bytes=GB),
         device=DeviceFacts(kind, "device", 64 * GB, 1 << 20, 2, ""),
         grid=Grid((64,), (1,), 9),
         ceilings=Ceilings(
