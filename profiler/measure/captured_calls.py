@@ -40,10 +40,10 @@ def caught_calls(
 ) -> dict[Operator, list[CapturedCall]]:
     """Return the calls that a step makes of each operator's modules, one per module, in the order of the step.
 
-    Of an attention module it is the call of its attention function (transformers' `AttentionInterface`), with the
-    step's own queries, keys, values and mask: windows, sinks, repeated heads and the slots of a static cache are those
-    of the model. Of a bank of experts it is the module's own call, with the router's choice. The step ends as soon as
-    all calls were captured. An operator whose modules call no such function is left out.
+    Of an attention module it is the call of its attention function (transformers' `AttentionInterface`) with the step's
+    own queries, keys, values and mask. Windows, sinks, repeated heads and the slots of a static cache are therefore the
+    model's. Of a bank of experts it is the module's own call, with the router's choice. The step ends as soon as all
+    calls were captured. An operator whose modules call no such function is left out.
     """
     owners = {module: operator for operator, group in modules.items() for module in group}
     calls: dict[Operator, list[CapturedCall]] = {}

@@ -151,8 +151,8 @@ def _transposed(x: torch.Tensor, weight: torch.Tensor) -> Callable[[], object]:
 
 
 def _packed(machine: Machine, ceilings: Ceilings, dtype: str, quant: Quant) -> Iterator[ProductPoint]:
-    """Products with packed weights over rows, none if the format does not run here: the layers of the standard model,
-    and of as many copies as keep the next weights out of every cache."""
+    """Products with packed weights over rows; none if the format does not run here. They run through the layers of the
+    standard model, and of as many copies as no cache holds."""
     source = resolve(STANDARD_MODEL)
     request = ModelRequest(source, machine.device, DTYPES[dtype], quant, weights="random")
     try:

@@ -114,7 +114,7 @@ def replay_between(
 
     Those of each of `subjects` run in turn: one model on one machine, whole or a rank's share of it.
 
-    A library may change its kernel between two cells: oneDNN's AMX products of SmolLM2-135M take three times as long
+    A library may change its kernel between two cells. oneDNN's AMX products of SmolLM2-135M take three times as long
     over 1024 rows as over 256 in one width, and not in the next.
     """
     first, machine = subjects[0], subjects[0].machine
@@ -206,8 +206,8 @@ def replay_single_calls(subject: Subject, key: CellKey, ceilings: Ceilings, budg
 
 
 def replay_small(subject: Subject, key: CellKey, page_fault_s: float, budget_s: float) -> tuple[float, ...]:
-    """Return the seconds of a step without its linears, attention and experts, whose results are given: captured, or on
-    a CPU less the same prefill of one token, which is dispatch."""
+    """Return the seconds of a step whose linears, attention and experts are answered at once. It is captured; on a CPU,
+    the same prefill of one token (its dispatch) is subtracted."""
     machine, small = subject.machine, step_of(subject, key)
     if machine.captures:
         calls, cold_bytes = {REST: [small]}, cold_bytes_of(subject)

@@ -38,7 +38,7 @@ def replay_linears(
 
     `linears` maps an operator to its modules, one per layer, and `rows` to its tokens. The rows of `sliced` operators
     are the last ones of their prompts, passed as transformers does: as a slice of the hidden states. That is another
-    call: for a frozen weight torch 2.13 makes a copy per prompt, 82 ms instead of 3 for the LM head of SmolLM2-135M in
+    call. For a frozen weight torch 2.13 makes a copy per prompt, 82 ms instead of 3 for the LM head of SmolLM2-135M in
     bfloat16 on two cores.
     """
 
@@ -75,15 +75,15 @@ def replay_calls(
 ) -> dict[Key, tuple[float, ...]]:
     """Return the seconds of single calls under each key, in isolation; a key has one call per layer.
 
-    Calls run layer by layer, as in a step, so that each weight comes from where a step finds it: memory, or a cache
-    that holds all of them. They are repeated until each key is known to within 1 % or the budget is spent. Calls in
+    Calls run layer by layer, as in a step. Each weight thus comes from where a step finds it: memory, or a cache that
+    holds all of them. They are repeated until each key is known to within 1 % or the budget is spent. Calls in
     `between` also run, untimed.
 
     A sample is the mean of a pass. Layers differ, since some are in a cache or on slower pages, and a step pays their
-    sum: for SmolLM2-135M in bfloat16 on a Xeon, the median call times its layers is a tenth less.
+    sum. For SmolLM2-135M in bfloat16 on a Xeon, the median call times its layers is a tenth less.
 
     `page_fault_s` is subtracted for each page fault of a call. In isolation a call returns its pages and takes them
-    again, which a step, which holds other memory as well, may not: 0.4 of the 0.7 s of the small kernels of a prefill
+    again; a step, which holds other memory as well, may not. That is 0.4 of the 0.7 s of the small kernels of a prefill
     of 8 x 512 in bfloat16. The step's own faults are counted in the step.
 
     On CUDA the calls of a key are captured as a graph and replayed, since events around single calls of small kernels

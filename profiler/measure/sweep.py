@@ -93,8 +93,8 @@ def sweep(
 ) -> Iterator[Visit | Gap]:
     """Visit the cells; yield each visit, and each cell that has no number, as it ends.
 
-    The most informative visits come first: the corners of the grid, twice; then each other cell once, next the one that
-    is furthest from all visited cells, since its forecast is least certain. Second visits follow, which show how much
+    The most informative visits come first: the corners of the grid, twice. Then each other cell is visited once, next
+    the one furthest from all visited cells, since its forecast is least certain. Second visits follow, which show how much
     visits differ, and then further ones where the interval is still wide, in shuffled rounds (seeded). The engines of a
     cell are visited one right after the other, every second time in reverse.
 
@@ -308,8 +308,8 @@ def _oom_reason(cell: Cell, no_memory: Iterable[Cell]) -> str | None:
 
 
 class _Costs:
-    """Expected seconds of a visit of each cell: those of its last visit, or an estimate from its floors and the share
-    of theirs that other cells attained."""
+    """Expected seconds of a visit of each cell: as long as its last one, or its floors over the share that other cells
+    attained."""
 
     def __init__(self, floors_s: Mapping[CellKey, float], effort: Effort) -> None:
         self._floors_s = floors_s

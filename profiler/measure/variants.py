@@ -18,8 +18,8 @@ from profiler.quant.formats import can_quantise
 from profiler.quant.registry import Quant, tried_formats
 
 _COMPILING_S = 25.0
-"""Seconds to compile a few layers. SmolLM2-135M on two cores of a Xeon: 16 s for one layer, 8 s more for five, mostly
-in g++; with the disk cache of an earlier run, at most 1 s."""
+"""Seconds to compile a few layers. On two cores of a Xeon, one layer of SmolLM2-135M took 16 s and five took 8 s more,
+mostly in g++. With the disk cache of an earlier run it takes at most 1 s."""
 
 
 @dataclass(frozen=True)

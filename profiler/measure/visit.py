@@ -200,10 +200,10 @@ def run_loop(engine: Engine, cell: Cell, context: VisitContext, *, steps: int | 
     The first token is fetched between the two, as a user's would be; the loop itself never waits.
     """
     machine, clock = context.machine, context.machine.clock
-    if engine.whole_calls:
-        return _run_whole(engine, cell, context, steps=cell.decode_steps if steps is None else steps)
-    prompts = seeded_prompts(cell, context.vocab_size) if cell.prompt_len else None
     decode_steps = cell.decode_steps if steps is None else steps
+    if engine.whole_calls:
+        return _run_whole(engine, cell, context, steps=decode_steps)
+    prompts = seeded_prompts(cell, context.vocab_size) if cell.prompt_len else None
     engine.announce(cell, decode_steps)
     clock.synchronize()
     faults_before = page_faults()

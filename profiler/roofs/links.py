@@ -74,7 +74,7 @@ def disk_fetch(nbytes: int, machine: Machine) -> Iterator[Callable[[], torch.Ten
     """Yield a function that reads a file of `nbytes` random bytes to the device.
 
     It copies a memory map, as accelerate reads offloaded weights. The file leaves the page cache before each read if
-    the system allows it: the weights of a model that does not fit in memory are not cached either.
+    the system allows it. The weights of a model that does not fit in memory are not cached either.
     """
     with tempfile.TemporaryFile(prefix="roofscope-link-") as file:
         np.random.default_rng(0).integers(0, 255, nbytes, dtype=np.uint8).tofile(file)

@@ -40,7 +40,7 @@ def measure(
     lost.
 
     Roofs in `known` are reused and not measured again. They are discarded if a stream is missing, or if a short check
-    shows that the device is now clearly faster: they were then measured while it was busy. The device reports its clock
+    shows that the device is now clearly faster. They were then measured while it was busy. The device reports its clock
     during each probe.
 
     Data are random, because a product of zeros draws less power and runs faster than any real one (Horace He,

@@ -28,8 +28,8 @@ _POINT_SHARE = 1 / 12
 # CUDA's launch queue has about a thousand entries; beyond it the device would be timed instead of the host.
 _LAUNCHES = 500
 # As large as what a prefill passes from one kernel to the next. Pages of a 64 MiB buffer, which no near cache serves,
-# cost less beyond filling them: 0.6 us on a Xeon, where steps with 350,000 faults took 1.2 us longer for each; 8 MiB
-# give 1.1.
+# cost less beyond filling them: 0.6 us on a Xeon, and 1.1 with 8 MiB. Steps with 350,000 faults took 1.2 us longer for
+# each there.
 _FRESH_BYTES = 8 << 20
 _FRESH_BUFFERS = 32
 

@@ -175,7 +175,7 @@ def test_another_dtype_halves_the_weights(run: Run, base: Path) -> None:
 
 
 def bandwidth(folder: Path) -> float:
-    """Bytes a second that a decode step is held against."""
+    """The memory roof of a decode step, in bytes/s."""
     run = read_run(folder)
     [read] = run.cells[run.cells["phase"] == "decode"]["model_bytes"]
     facts = read_facts(folder, run.document, read_gathered(folder, run.document))
