@@ -94,9 +94,9 @@ def sweep(
     """Visit the cells; yield each visit, and each cell that has no number, as it ends.
 
     The most informative visits come first: the corners of the grid, twice. Then each other cell is visited once, next
-    the one furthest from all visited cells, since its forecast is least certain. Second visits follow, which show how much
-    visits differ, and then further ones where the interval is still wide, in shuffled rounds (seeded). The engines of a
-    cell are visited one right after the other, every second time in reverse.
+    the one furthest from all visited cells, since its forecast is least certain. Second visits follow, which show how
+    much visits differ, and then further ones where the interval is still wide, in shuffled rounds (seeded). The engines
+    of a cell are visited one right after the other, every second time in reverse.
 
     A visit begins only if it is expected to end within the budget, and is given up when it exceeds it by `late_s`. The
     cheapest cell is visited in any case, with fewer steps if it is late. In a `whole` plan all cells first get two
