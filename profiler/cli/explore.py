@@ -12,9 +12,7 @@ from profiler.quant.registry import quant_help
 
 def explore_command(
     model: Annotated[str, typer.Argument(help="Hub id, folder, .gguf file, or a preset's name.")],
-    gpu: Annotated[
-        str, typer.Option("--gpu", help="GPUs or GPU profiles (default: T4, L4, RTX 4090, A100, H100).")
-    ] = "",
+    gpu: Annotated[str, typer.Option("--gpu", help="GPUs or GPU profiles (default: five common ones).")] = "",
     quant: Annotated[str, typer.Option(help=f"Several of {quant_help()} (default: all).")] = "",
     run: Annotated[Path | None, typer.Option(metavar="RUN", help="Add the measured cells of a run.")] = None,
     out: Annotated[Path | None, typer.Option(help="The page (default: MODEL-explore.html).")] = None,

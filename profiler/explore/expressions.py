@@ -1,0 +1,191 @@
+"""Expressions of batch, query and context, traced from the operators' own formulas.
+
+An operator's formula runs once on symbols instead of numbers. Arithmetic and NumPy's functions on a symbol build an
+expression, which a page evaluates for any batch, query and context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from profiler.facts.step import Step
+
+Tree = int | float | bool | str | list[Any]
+"""An expression as JSON: a number, the name of a symbol, or [operation, argument, ...]."""
+
+_UFUNCS = {
+    "add": "+",
+    "subtract": "-",
+    "multiply": "*",
+    "divide": "/",
+    "floor_divide": "//",
+    "power": "**",
+    "minimum": "min",
+    "maximum": "max",
+    "greater": ">",
+    "greater_equal": ">=",
+    "less": "<",
+    "less_equal": "<=",
+    "equal": "==",
+    "bitwise_or": "or",
+    "bitwise_and": "and",
+    "logical_or": "or",
+    "logical_and": "and",
+    "invert": "not",
+    "logical_not": "not",
+}
+OPERATIONS: Mapping[str, Callable[..., Any]] = {
+    "+": lambda a, b: a + b,
+    "-": lambda a, b: a - b,
+    "*": lambda a, b: a * b,
+    "/": lambda a, b: a / b,
+    "//": lambda a, b: a // b,
+    "**": lambda a, b: a**b,
+    "min": min,
+    "max": max,
+    ">": lambda a, b: a > b,
+    ">=": lambda a, b: a >= b,
+    "<": lambda a, b: a < b,
+    "<=": lambda a, b: a <= b,
+    "==": lambda a, b: a == b,
+    "or": lambda a, b: a or b,
+    "and": lambda a, b: a and b,
+    "not": lambda a: not a,
+    "where": lambda condition, a, b: a if condition else b,
+}
+"""What each operation of a tree does; the page's script has the same."""
+
+
+class Expression:
+    """An operation on numbers and symbols that has not been evaluated."""
+
+    def __init__(self, tree: Tree) -> None:
+        self.tree = tree
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **_: Any) -> Any:
+        if method != "__call__" or ufunc.__name__ not in _UFUNCS:
+            return NotImplemented
+        return _apply(_UFUNCS[ufunc.__name__], *inputs)
+
+    def __array_function__(self, function: Any, _types: Any, arguments: Any, _keywords: Any) -> Any:
+        if function is np.where:
+            return _apply("where", *arguments)
+        if function is np.clip:
+            value, low, high = arguments
+            return _apply("min", _apply("max", value, low), high)
+        return NotImplemented
+
+    def __add__(self, other: Any) -> Any:
+        return _apply("+", self, other)
+
+    def __radd__(self, other: Any) -> Any:
+        return _apply("+", other, self)
+
+    def __sub__(self, other: Any) -> Any:
+        return _apply("-", self, other)
+
+    def __rsub__(self, other: Any) -> Any:
+        return _apply("-", other, self)
+
+    def __mul__(self, other: Any) -> Any:
+        return _apply("*", self, other)
+
+    def __rmul__(self, other: Any) -> Any:
+        return _apply("*", other, self)
+
+    def __truediv__(self, other: Any) -> Any:
+        return _apply("/", self, other)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return _apply("/", other, self)
+
+    def __floordiv__(self, other: Any) -> Any:
+        return _apply("//", self, other)
+
+    def __pow__(self, other: Any) -> Any:
+        return _apply("**", self, other)
+
+    def __rpow__(self, other: Any) -> Any:
+        return _apply("**", other, self)
+
+    def __gt__(self, other: Any) -> Any:
+        return _apply(">", self, other)
+
+    def __ge__(self, other: Any) -> Any:
+        return _apply(">=", self, other)
+
+    def __lt__(self, other: Any) -> Any:
+        return _apply("<", self, other)
+
+    def __le__(self, other: Any) -> Any:
+        return _apply("<=", self, other)
+
+    def __eq__(self, other: object) -> Any:
+        return _apply("==", self, other)
+
+    def __or__(self, other: Any) -> Any:
+        return _apply("or", self, other)
+
+    def __ror__(self, other: Any) -> Any:
+        return _apply("or", other, self)
+
+    def __and__(self, other: Any) -> Any:
+        return _apply("and", self, other)
+
+    def __rand__(self, other: Any) -> Any:
+        return _apply("and", other, self)
+
+    def __invert__(self) -> Any:
+        return _apply("not", self)
+
+    __hash__ = object.__hash__
+
+
+def _apply(operation: str, *arguments: Any) -> Any:
+    """Return an expression, or a number where no argument is an expression or the result does not depend on one."""
+    plain = [_plain(argument) for argument in arguments]
+    if not any(isinstance(argument, Expression) for argument in plain):
+        return OPERATIONS[operation](*plain)
+    if operation == "*" and any(_is(argument, 0) for argument in plain):
+        return 0
+    for neutral, unit in (("*", 1), ("+", 0)):
+        if operation == neutral and any(_is(argument, unit) for argument in plain):
+            return next(argument for argument in plain if not _is(argument, unit))
+    return Expression([operation, *map(tree_of, plain)])
+
+
+def _plain(argument: Any) -> Any:
+    """NumPy wraps a symbol, or a number, in an array without dimensions."""
+    return argument.item() if isinstance(argument, np.generic | np.ndarray) else argument
+
+
+def _is(argument: Any, number: int) -> bool:
+    return not isinstance(argument, Expression) and bool(argument == number)
+
+
+def tree_of(value: Any) -> Tree:
+    """Return a traced value as JSON."""
+    plain = _plain(value)
+    tree: Tree = plain.tree if isinstance(plain, Expression) else plain
+    return tree
+
+
+def symbolic_step() -> Step:
+    """Return a step of the symbols `batch`, `query` and `context`, which have no values to check."""
+    step = object.__new__(Step)
+    for name in ("batch", "query", "context"):
+        object.__setattr__(step, name, Expression(name))
+    return step
+
+
+def evaluate(tree: Tree, symbols: Mapping[str, float]) -> Any:
+    """Return the value of a tree; `symbols` are numbers by name."""
+    if isinstance(tree, str):
+        return symbols[tree]
+    if isinstance(tree, list):
+        operation, *arguments = tree
+        return OPERATIONS[operation](*(evaluate(argument, symbols) for argument in arguments))
+    return tree
