@@ -46,7 +46,7 @@ _NEEDED = (
     "torch", "transformers", "accelerate", "jinja2", "numpy", "packaging", "pandas", "psutil", "pyarrow", "pydantic",
     "pynvml", "rich", "safetensors", "seaborn", "typer",
 )  # fmt: skip
-"""What is imported, some of it late; what these need themselves is missed as they are imported."""
+"""Imported packages, some of them late; their own requirements are reported when they are imported."""
 _TINY = {
     "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 256, "max_position_embeddings": 1024,
@@ -56,7 +56,7 @@ Groups = dict[str, Callable[["Bench"], Iterable["Attempt"]]]
 
 
 def groups() -> Groups:
-    """What is checked, by what is learnt in the least time; what may take a card's memory comes last."""
+    """Return the groups of checks, the quickest to learn from first; those that may fill the card's memory are last."""
     from claims import counts, devices, doubling, dram, formats, installation, recovery, roofs, telemetry, times, tokens
     from claims import trace as traces
 
@@ -69,7 +69,8 @@ def groups() -> Groups:
 
 
 def checks(bench: Bench, attempts: Iterable[Attempt]) -> Iterator[Check]:
-    """Every check of a group. An attempt that raises is a red check with one line, and the next one goes on."""
+    """Yield every check of a group. An attempt that raises is a failed check with one line, and the next one
+    follows."""
     from claims.bench import Check, NotRunError, free, red
 
     for attempt in attempts:
@@ -91,7 +92,7 @@ def checks(bench: Bench, attempts: Iterable[Attempt]) -> Iterator[Check]:
 
 
 class Scoreboard:
-    """What was found so far, in a folder that holds one JSON file and one archive."""
+    """The checks so far, in a folder with one JSON file and one archive."""
 
     def __init__(self, bench: Bench, folder: Path, names: Sequence[str]) -> None:
         from profiler.device.device import describe, software
@@ -115,7 +116,7 @@ class Scoreboard:
         self._took_s[group] = 0.0
 
     def add(self, group: str, check: Check) -> None:
-        """Keep a check with the seconds since the one before it, and write all of them."""
+        """Add a check with the seconds since the one before it, and write all of them."""
         seconds, self._last_s = self._bench.spent_s - self._last_s, self._bench.spent_s
         self._took_s[group] += seconds
         self._found.append({"group": group, **asdict(check), "took_s": round(seconds, 3)})
@@ -170,7 +171,7 @@ def _bench(folder: Path, *, dry_run: bool, minutes: float = 9.0, imports_s: floa
 
 
 def _not_installed(names: Iterable[str]) -> str:
-    """One line for modules that cannot be imported, by the packages that have them."""
+    """Return one line for modules that cannot be imported, by the packages that contain them."""
     packages = (name.partition(".")[0].replace("pynvml", "nvidia-ml-py").replace("_", "-") for name in names)
     return f"not installed: {', '.join(packages)}; carry their wheels, as --help shows."
 
@@ -199,7 +200,7 @@ def main() -> int:
         print("no CUDA device answers; --dry-run runs the script on a CPU.", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory(prefix="roofscope-acceptance-") as folder:
-        os.environ["XDG_CACHE_HOME"] = folder  # roofs of another card of this name are not to be found
+        os.environ["XDG_CACHE_HOME"] = folder  # roofs of another card of this name must not be found
         bench = _bench(Path(folder), dry_run=options.dry_run, minutes=options.minutes, imports_s=imports_s)
         if options.ncu_target:
             from claims.dram import ncu_target

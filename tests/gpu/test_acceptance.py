@@ -1,4 +1,4 @@
-"""The acceptance script: dry on a CPU in every CI, for real where there is a card (pytest -m gpu)."""
+"""The acceptance script: as a dry run on a CPU in CI, and for real on a card (pytest -m gpu)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def scoreboard(monkeypatch: pytest.MonkeyPatch, folder: Path, *options: str, code: int = 0) -> dict[str, Any]:
-    """What the script found, run in this process: its models and libraries are loaded already."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))  # put back, whatever the script makes of it
+    """Return the script's scoreboard. It runs in this process, where its models and libraries are loaded already."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))  # restored after the script
     monkeypatch.setattr(sys, "argv", ["acceptance.py", "--out", str(folder), *options])
     assert acceptance.main() == code
     found: dict[str, Any] = json.loads((folder / "scoreboard.json").read_text())
@@ -30,10 +30,10 @@ def scoreboard(monkeypatch: pytest.MonkeyPatch, folder: Path, *options: str, cod
 
 @pytest.mark.slow
 def test_dry_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    # One format that converts by groups, one by rows; each is tested on its own elsewhere.
+    # One format that converts by groups, one by rows; other tests cover each.
     monkeypatch.setattr(formats, "SHARES", {name: formats.SHARES[name] for name in ("nf4", "int8wo")})
     with_effort(monkeypatch, pictures=("roofline",), selftest_s=0.3)  # labels are judged on cards
-    monkeypatch.setattr("profiler.run.batch_test.MOST_SEQUENCES", 64)  # what a doubling reaches is not judged here
+    monkeypatch.setattr("profiler.run.batch_test.MOST_SEQUENCES", 64)  # the limit of a doubling is not judged here
     found = scoreboard(monkeypatch, tmp_path, "--dry-run")
     assert found["failed"] == 0
     assert found["passed"] >= 12
@@ -46,7 +46,7 @@ def test_dry_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         assert {"main/run.json", "main/roofline.png", "doubling/cells.csv"} <= set(archive.getnames())
 
 
-def test_an_attempt_that_raises_is_a_red_check_and_what_follows_is_made(
+def test_an_attempt_that_raises_is_a_failed_check_and_the_next_one_follows(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def attempts(bench: Bench) -> list[Attempt]:
@@ -72,7 +72,7 @@ def test_an_attempt_that_raises_is_a_red_check_and_what_follows_is_made(
     }
 
 
-def test_a_call_that_is_killed_leaves_what_it_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_killed_call_leaves_its_checks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def killed(bench: Bench) -> list[Check]:
         raise KeyboardInterrupt
 
@@ -92,7 +92,7 @@ def test_a_call_that_is_killed_leaves_what_it_found(monkeypatch: pytest.MonkeyPa
     ]
 
 
-def test_what_is_missing_is_named_with_the_wheel_to_carry(
+def test_a_missing_package_is_named_with_its_wheel(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("pydantic", "pynvml"):
@@ -102,10 +102,10 @@ def test_what_is_missing_is_named_with_the_wheel_to_carry(
     assert capsys.readouterr().err == "not installed: pydantic, nvidia-ml-py; carry their wheels, as --help shows.\n"
 
 
-def test_what_pydantic_itself_lacks_is_named(
+def test_a_missing_requirement_of_pydantic_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its releases differ in what they need: 2.11 is the first one with typing-inspection."""
+    """Its releases have different requirements: 2.11 is the first one with typing-inspection."""
     missing = ModuleNotFoundError("No module named 'typing_inspection'", name="typing_inspection")
     monkeypatch.setattr(acceptance, "groups", Mock(side_effect=missing))
     monkeypatch.setattr(sys, "argv", ["acceptance.py"])
@@ -113,16 +113,14 @@ def test_what_pydantic_itself_lacks_is_named(
     assert capsys.readouterr().err == "not installed: typing-inspection; carry their wheels, as --help shows.\n"
 
 
-def test_a_group_that_nobody_knows_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_group_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["acceptance.py", "--only", "rofs"])
     assert acceptance.main() == 2
     assert "--only 'rofs' is unknown; use installation, recovery, roofs" in capsys.readouterr().err
 
 
 def test_no_file_names_a_call_that_changes_a_card() -> None:
-    """Nothing sets a clock, a power limit, persistence or MIG, nor starts the program that does."""
+    """No file sets a clock, a power limit, persistence or MIG, or starts the program that does."""
     setters = ("nvmlDeviceSet", "nvmlDeviceReset", '"nvidia-smi"')
     files = [path for folder in ("profiler", "tests") for path in (ROOT / folder).rglob("*.py")]
     assert len(files) > 100

@@ -1,8 +1,8 @@
 """CUDA cards of known truth, on which the whole profiler runs without a GPU: nothing computes, everything has a price.
 
-Tensors on `cuda` have an address and no memory behind it, every operator of aten is priced by the card's truth, and
-time is that of a simulated host. What the profiler then says can be held against what is so.
+Tensors on `cuda` have an address and no memory. The card's truth gives the price of every aten operator, and time is
+that of a simulated host. The profiler's output can then be compared with the truth.
 
-What a call does is worked out once, in Python (`mode`, `calls`, `pricing`); calls that lie alike are answered in C++
-(`cpp`), as are the card, its memory and the host's clock.
+The effect of a call is worked out once, in Python (`mode`, `calls`, `pricing`). C++ (`cpp`) answers later calls with
+the same layout, and simulates the card, its memory and the host's clock.
 """

@@ -1,4 +1,4 @@
-"""Hold the profiler against a card of your own making: python -m tests.simulated --help"""
+"""Compare the profiler with a simulated card of your own figures: python -m tests.simulated --help"""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def doubted(asked: argparse.Namespace) -> dict[str, Any]:
-    """The truth of a card and what the profiler recovers of it."""
+    """Return the truth of a card and the profiler's figures of it."""
     flops = {name: float(value) for name, _, value in (part.partition("=") for part in asked.flops.split(","))}
     dtype = next(iter(flops))
     truth = Truth(
@@ -68,7 +68,7 @@ def doubted(asked: argparse.Namespace) -> dict[str, Any]:
         asked.new_tokens,
     )
     with tempfile.TemporaryDirectory(prefix="roofscope-simulated-") as folder, mock.patch.dict(os.environ) as kept:
-        kept["XDG_CACHE_HOME"] = folder  # roofs of a simulated card are never kept beside measured ones
+        kept["XDG_CACHE_HOME"] = folder  # roofs of a simulated card are never stored with measured ones
         known = so(scenario, truth, Path(folder))
         run, _ = said(scenario, [truth], Path(folder))
         ceilings, cells = run.document.ceilings, run.cells

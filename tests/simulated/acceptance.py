@@ -1,7 +1,7 @@
 """The acceptance script on simulated cards: python -m tests.simulated.acceptance [H100] [A100] [L4] [T4] [RTX-4090]
 
-Without an option whole: its own models, all layers, every format and sample, eager steps of a real host, which takes a
-few minutes of a core for each card. --without bitsandbytes,torchao hides optional packages; --only passes groups on;
+Without options it is whole: its own models, all layers, every format and sample, and eager steps of a real host. That
+takes a few minutes of a core per card. --without bitsandbytes,torchao hides optional packages; --only selects groups;
 --layers 1 cuts models and samples, and doubles no batch.
 """
 
@@ -35,13 +35,13 @@ _SCRIPT = Path(__file__).parents[1] / "gpu" / "acceptance.py"
 _UNCLOCKED = ("profiler.run.pipeline.judge_folder", "profiler.report.write.write_reports")
 
 # A decode step of Mistral-7B is about 1,400 launches. Eager transformers takes 25 to 30 ms for it on the host of an
-# H100 or A100; TinyLlama's 1,000 take some 35 ms on Colab's host of a T4. An operator on the host's own small tensors
-# costs as much Python and dispatch as one that is launched.
+# H100 or A100; TinyLlama's 1,000 take about 35 ms on Colab's host of a T4. An operator on the host's own small tensors
+# costs as much Python and dispatch as a launch.
 _FAST_HOST = {"launch_s": 20e-6, "host_operator_s": 20e-6}
 _HEALTHY_4090 = {"float16": 1.55e14, "bfloat16": 1.55e14}
-"""Products of healthy ones reach some 160 TFLOP/s (gpus.csv)."""
+"""Products of healthy cards reach about 160 TFLOP/s (gpus.csv)."""
 CARDS = {
-    "H100": H100.but(**_FAST_HOST, plan_s=22e-3),  # as long as a plan of cuDNN took on a GB10
+    "H100": H100.but(**_FAST_HOST, plan_s=22e-3),  # the time of a cuDNN plan on a GB10
     "A100": A100.but(**_FAST_HOST),
     "L4": L4.but(**_FAST_HOST),
     "T4": T4.but(launch_s=35e-6, host_operator_s=35e-6),
@@ -52,10 +52,11 @@ CARDS = {
 def scoreboard(
     truths: Sequence[Truth], folder: Path, *options: str, layers: int | None = None, without: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """What the script finds on these cards, with `seconds` of its host's clock and `processor_s` that it took here.
+    """Return the script's scoreboard on these cards, with `seconds` of its host's clock and `processor_s` of this
+    process.
 
-    Judging and drawing take the simulated host no time: what they took here is `drawing_s`, and `in_time` says whether
-    all of it together keeps the script's own limit.
+    Judging and drawing take the simulated host no time: their real time is `drawing_s`, and `in_time` says whether the
+    sum is within the script's own limit.
     """
     began_s = time.process_time()
     drawing: list[float] = []
@@ -79,7 +80,7 @@ def scoreboard(
 
 @contextlib.contextmanager
 def _timed(name: str, seconds: list[float]) -> Iterator[None]:
-    """Within, the seconds of a core that each call of this function takes are kept."""
+    """Record the CPU seconds of each call of a function, within the context."""
     module, _, function = name.rpartition(".")
     whole = getattr(importlib.import_module(module), function)
 
@@ -95,7 +96,7 @@ def _timed(name: str, seconds: list[float]) -> Iterator[None]:
 
 
 def script() -> Any:
-    """The script as a module."""
+    """Return the script as a module."""
     known = importlib.util.spec_from_file_location("acceptance_on_a_simulated_card", _SCRIPT)
     assert known is not None
     assert known.loader is not None
@@ -107,7 +108,7 @@ def script() -> Any:
 
 @contextlib.contextmanager
 def on_card(*truths: Truth, hurried: bool = True, without: Sequence[str] = ()) -> Iterator[Any]:
-    """The script on simulated cards, by the clock of a simulated host, and as if some packages were not installed."""
+    """Run the script on simulated cards, by the clock of a simulated host, and with some packages hidden."""
     acceptance = script()
     with contextlib.ExitStack() as stack:
         stack.enter_context(without_packages(without))
@@ -118,7 +119,7 @@ def on_card(*truths: Truth, hurried: bool = True, without: Sequence[str] = ()) -
 
 
 def _outside(acceptance: Any, world: World) -> dict[str, Any]:
-    """What the script finds in the place of other processes and of torch's profiler."""
+    """Replace other processes and torch's profiler for the script."""
     from claims.dram import ncu_target
 
     def target(model: str) -> None:
@@ -137,7 +138,7 @@ def _outside(acceptance: Any, world: World) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def cut(acceptance: Any, folder: Path, layers: int) -> Iterator[None]:
-    """With so many layers of each model, few tokens, no levers and no pages."""
+    """Cut each model to some layers, with few tokens, no levers and no pages."""
     from claims.bench import Bench
 
     whole, run = acceptance._bench, Bench.run

@@ -1,9 +1,9 @@
-"""Which kernel `scaled_dot_product_attention` takes on a card, and what it costs.
+"""The kernel that `scaled_dot_product_attention` takes on a card, and its cost.
 
-After aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (torch 2.13): cuDNN first on compute capability 9.x and 10.x
-(wheels of torch 2.11 and later carry a cuDNN that it wants), in 16 bits, with heads of up to 128; flash from 8.0 on, in
-16 bits, without a mask, at one head width of at most 256; memory-efficient without grouped heads, bfloat16 from 8.0 on;
-else math.
+After aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (torch 2.13), in this order. cuDNN: compute capability 9.x
+and 10.x, 16 bits, heads of up to 128 (wheels of torch 2.11 and later have the cuDNN that this needs). Flash: from 8.0
+on, 16 bits, no mask, one head width of at most 256. Memory-efficient: no grouped heads, bfloat16 from 8.0 on. Otherwise
+math.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import torch
 
 MATH, FLASH, EFFICIENT, CUDNN = 0, 1, 2, 3
 NAMES = {FLASH: "flash attention", EFFICIENT: "memory-efficient attention", CUDNN: "cudnn attention"}
-"""Of the fused ones."""
+"""Names of the fused kernels."""
 _HALVES = (torch.float16, torch.bfloat16)
 _FLASH_WIDTH = 256
 _CUDNN_WIDTH = 128
 _CUDNN_LATENT_WIDTHS = (192, 128)
-"""Of keys and of values, as DeepSeek has them."""
+"""Head widths of keys and of values, as in DeepSeek."""
 
 
 def choice(
@@ -31,7 +31,7 @@ def choice(
     mask: torch.Tensor | None,
     grouped: bool,
 ) -> int:
-    """The backend's number, as `torch._fused_sdp_choice` gives it."""
+    """Return the backend's number, as `torch._fused_sdp_choice` does."""
     dtype, width = query.dtype, query.shape[-1]
     eights = all(tensor.shape[-1] % 8 == 0 for tensor in (query, key, value))
     widths = key.shape[-1], value.shape[-1]
@@ -51,13 +51,13 @@ def choice(
 def plan(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, causal: bool
 ) -> Hashable:
-    """What cuDNN's plans are told apart by, on one card (aten/src/ATen/native/cudnn/MHA.cpp, `MHAParams`)."""
+    """Return the key of a cuDNN plan on one card (aten/src/ATen/native/cudnn/MHA.cpp, `MHAParams`)."""
     operands = (query, key, value, *([] if mask is None else [mask]))
     return causal, query.dtype, query.device, *((tuple(each.shape), each.stride()) for each in operands)
 
 
 def flops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool) -> float:
-    """FLOPs of a fused kernel: half of the square where it skips what the causal flag hides."""
+    """Return the FLOPs of a fused kernel: half of the square if the causal flag lets it skip the rest."""
     batch, heads, new, width = query.shape
     held = key.shape[2]
     pairs = new * (new + 1) / 2 if causal and new == held else new * held
@@ -65,7 +65,7 @@ def flops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: b
 
 
 def output(query: torch.Tensor, value: torch.Tensor) -> Any:
-    """Laid out as what a fused kernel writes: [batch, heads, new, width], the heads of a token side by side."""
+    """Return the output in a fused kernel's layout: [batch, heads, new, width], the heads of a token adjacent."""
     batch, heads, new, _ = query.shape
     shape = (batch, new, heads, value.shape[-1])
     return torch.empty(shape, dtype=query.dtype, device="meta").transpose(1, 2)

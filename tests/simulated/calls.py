@@ -1,4 +1,4 @@
-"""What calls of a card's operators do to it, each worked out once: the card in C++ answers whatever lies alike."""
+"""Effects of operators on a card, each worked out once: the C++ card answers later calls with the same layout."""
 
 from __future__ import annotations
 
@@ -17,33 +17,34 @@ from .shapes import in_place, on_card, shaped
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kind:
-    """What is to be known of an operator. One alone is like it: hashing an operator takes torch a call into Python."""
+    """What is known of an operator. It is looked up by identity, since torch hashes an operator by a call into
+    Python."""
 
     func: Any
     priced: Operator
     decomposed: Callable[..., Any] | None
-    """Itself in other operators."""
+    """It is decomposed into other operators."""
     fused: Callable[..., tuple[Any, Price]] | None
-    """One kernel, whatever torch's own way to it: a tensor laid out as what that gives, and its price."""
+    """It is one kernel, however torch runs it: its output has torch's layout, and a price."""
     valued: Callable[..., Any] | None
-    """What its result holds everywhere, of what each argument does."""
+    """Returns the uniform value of the result, from the values of the arguments."""
     counting: Callable[..., Any] | None
-    """The same, where its first argument is a single integer."""
+    """The same, for a single integer as first argument."""
     special: Callable[..., Any] | None
     pinning: Callable[..., Any] | None
 
 
 class Calls:
-    """Gives memory to what operators make, and launches their kernels."""
+    """Allocates memory for the outputs of operators, and launches their kernels."""
 
     def __init__(self, cards: Sequence[Card], known: Any) -> None:
         self._cards = cards
         self._known = known
 
     def run(self, kind: Kind, args: Sequence[Any], kwargs: Mapping[str, Any], *, again: bool = True) -> Any:
-        """Take memory for what is new, and run what is more than a view or an allocation.
+        """Allocate memory for new outputs, and run every call that is more than a view or an allocation.
 
-        `again`: the next that is like it will find this known, and never come here.
+        `again`: the next call of the same layout is answered from memory, without this function.
         """
         given = [*tensors_among(args), *tensors_among(kwargs.values())]
         price = None
@@ -71,12 +72,12 @@ class Calls:
         )
 
     def made(self, like: torch.Tensor, card: Card) -> torch.Tensor:
-        """A new tensor of a card, laid out like another."""
+        """Return a new tensor of a card with the layout of another."""
         [found] = native().performed(native().Call(card.core, [_output(like, [])], False, None), [])
         return found
 
     def _card_of(self, args: Sequence[Any], kwargs: Mapping[str, Any], given: Iterable[torch.Tensor]) -> Card:
-        """The card that is named, or else that of the tensors."""
+        """Return the named card, or else that of the tensors."""
         device = named_device(args, kwargs) or next(tensor.device for tensor in given if on_card(tensor))
         if device.type != "cuda":
             raise NotImplementedError(f"the simulated card makes nothing on {device} but copies")
@@ -89,7 +90,7 @@ def named_device(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.device
 
 
 def _output(tensor: torch.Tensor, given: Sequence[torch.Tensor]) -> Any:
-    """How an output lies, and whether it is, or looks at, one of those that were given."""
+    """Return the layout of an output, and whether it is an input or a view of one."""
     same = next((at for at, each in enumerate(given) if each is tensor), -1)
     storage = tensor.untyped_storage()
     of = next((at for at, each in enumerate(given) if each.untyped_storage()._cdata == storage._cdata), -1)

@@ -1,4 +1,4 @@
-"""One card: its memory, its caches, its streams, its clock, and a log of every kernel that it ran."""
+"""One card: memory, caches, streams, clock, and a log of all its kernels."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ Region = tuple[int, int]
 
 
 class Work(NamedTuple):
-    """What one kernel does."""
+    """The work of one kernel."""
 
     name: str
     reads: tuple[Region, ...] = ()
     writes: tuple[Region, ...] = ()
     flops: float = 0.0
     dtype: str = ""
-    """Of a product's operands."""
+    """The dtype of a product's operands."""
     link_s: float = 0.0
     """Seconds over a link, for a copy from elsewhere."""
 
 
 @dataclass(slots=True)
 class Kernel:
-    """What one kernel did: an entry of the log."""
+    """One executed kernel: an entry of the log."""
 
     work: Work
     memory_bytes: int
     l2_bytes: int
     launched: bool
-    """Whether the host launched it; all but the first of a replayed graph are not."""
+    """Whether the host launched it; false for all but the first kernel of a replayed graph."""
     host_operators: int = 0
-    """How many operators the host ran on its own tensors since the launch before."""
+    """The number of operators that the host ran on its own tensors since the launch before."""
     awaited: bool = False
     """Whether the host waited for it."""
     duration_s: float = 0.0
@@ -46,7 +46,7 @@ class Kernel:
 
 
 class Card:
-    """A card and what happened on it."""
+    """A card and its history."""
 
     def __init__(self, index: int, truth: Truth, host: Host) -> None:
         self.index = index
@@ -58,7 +58,7 @@ class Card:
             host.core,
             speeds(truth),
             _clock(truth),
-            # cuBLAS keeps a workspace a stream (CUDAContextLight.h: 32 MiB on Hopper, 8 MiB before).
+            # cuBLAS has a workspace per stream (CUDAContextLight.h: 32 MiB on Hopper, 8 MiB before).
             (32 << 20) if truth.capability >= (9, 0) else (8 << 20),
             truth.l2_bytes,
             truth.l2_writes_back,
@@ -70,7 +70,7 @@ class Card:
 
     @property
     def stream(self) -> Stream:
-        """The current one."""
+        """The current stream."""
         return self._stream
 
     @stream.setter
@@ -80,7 +80,7 @@ class Card:
 
     @property
     def log(self) -> list[Kernel] | None:
-        """What it runs, where somebody wants to know."""
+        """The log of kernels, if it is recorded."""
         return self._log
 
     @log.setter
@@ -95,17 +95,17 @@ class Card:
 
     @property
     def clock_share(self) -> float:
-        """The clock now, as a share of its rated one."""
+        """The current clock as a share of the rated one."""
         found: float = self.core.clock_share
         return found
 
     def active_share(self, window_s: float) -> float:
-        """Share of the last seconds in which any kernel ran."""
+        """Share of the last seconds during which a kernel ran."""
         found: float = self.core.active_share(window_s)
         return found
 
     def launch(self, work: Work) -> None:
-        """Send one kernel to the current stream, or into what it captures."""
+        """Send one kernel to the current stream, or into the graph that it captures."""
         self.core.launch(*work)
 
 
@@ -116,7 +116,7 @@ def _kernel(*noted: Any) -> Kernel:
 
 
 def speeds(truth: Truth) -> Any:
-    """What of a truth says how long things take."""
+    """Return the fields of a truth that determine durations."""
     return native().Speeds(
         truth.bytes_per_s,
         truth.l2_bytes_per_s,
@@ -138,7 +138,7 @@ def _clock(truth: Truth) -> Any:
 
 
 def duration_s(kernel: Kernel, truth: Truth, clock_share: float = 1.0) -> float:
-    """max(bytes / bandwidth, FLOPs / peak, the smallest kernel), or what a link takes."""
+    """Return max(bytes / bandwidth, FLOPs / peak, the smallest kernel), or the time over a link."""
     work = kernel.work
     done = work.name, kernel.memory_bytes, kernel.l2_bytes, work.flops, work.dtype, work.link_s
     found: float = speeds(truth).duration_s(*done, clock_share)

@@ -1,4 +1,4 @@
-"""What torch.compile gives on a simulated card: the same kernels after a compilation, as a graph where asked."""
+"""torch.compile on a simulated card: the same kernels after a compilation, as a graph on request."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import torch
 from .host import Host
 
 COMPILATION_S = 20.0
-"""Of a step of some twenty layers on a machine with a few cores, before anything is in inductor's cache."""
+"""Seconds to compile a step of about twenty layers on a machine with a few cores, with an empty inductor cache."""
 RECORDING_S = 0.5
-"""Of a graph."""
+"""Launch of a graph."""
 _REGION = "Torch-Compiled Region: 0/0"
 
 
 @dataclass
 class _Shape:
-    """What was compiled for one shape of token and one cache."""
+    """The compiled code for one shape of token and one cache."""
 
     calls: int = 0
     graph: Any = None
@@ -30,8 +30,8 @@ class _Shape:
 class Compiled:
     """A function of a token and a cache; with `captured` replayed as a CUDA graph from its third call on.
 
-    A number of the host among what it is given is part of the graph's key, as for torch's cudagraph trees: where it
-    changes, the graph is recorded anew.
+    A number on the host among its arguments is part of the graph's key, as for torch's cudagraph trees: another value
+    records the graph again.
     """
 
     def __init__(self, host: Host, function: Callable[..., Any], *, captured: bool) -> None:
@@ -73,7 +73,7 @@ def _numbers(cache: Any) -> tuple[Any, ...]:
 
 
 def compiler(host: Host) -> Callable[..., Compiled]:
-    """torch.compile where this host compiles."""
+    """Return torch.compile, if this host compiles."""
 
     def compiled(function: Callable[..., Any], *, mode: str | None = None, **_: Any) -> Compiled:
         return Compiled(host, function, captured=mode == "reduce-overhead")

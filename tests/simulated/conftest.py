@@ -1,4 +1,4 @@
-"""For every test on a simulated card."""
+"""Fixtures of all tests on simulated cards."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _no_kept_roofs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A simulated roof must never be kept beside measured ones."""
+    """Never store simulated roofs with measured ones."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -1,4 +1,4 @@
-"""What torch.cuda answers while cards are simulated; a name that is not answered here is an error."""
+"""The functions of torch.cuda while cards are simulated; a name that is not simulated is an error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .stream import Event, Stream
 
 
 class Driver:
-    """Answers for the cards; `names` are attributes of torch.cuda."""
+    """Answers for the cards; `names` are the simulated attributes of torch.cuda."""
 
     def __init__(self, cards: Sequence[Card], known: Any) -> None:
         self._cards = cards
@@ -42,7 +42,7 @@ class Driver:
         return self._cards[self._current if index is None else index]
 
     def names(self) -> dict[str, Any]:
-        """The attributes of torch.cuda that are answered."""
+        """The simulated attributes of torch.cuda."""
         return {
             "_lazy_init": lambda: None,
             "is_available": lambda: True,
@@ -83,7 +83,7 @@ class Driver:
         }
 
     def names_of_c(self) -> dict[str, Any]:
-        """The attributes of torch._C that are answered."""
+        """The simulated attributes of torch._C."""
         return {
             "_cuda_endAllocateToPool": lambda device, pool: self.card(device).memory.end_capture(pool),
             "_cuda_releasePool": lambda device, pool: self.card(device).memory.release_pool(pool),
@@ -117,8 +117,8 @@ class Driver:
         return memory.driver_free, memory.total_bytes
 
     def _memory_snapshot(self) -> list[dict[str, Any]]:
-        """What each card's default stream has to spare, as one segment, under the names of torch's `segmentInfoToDict`
-        (torch/csrc/cuda/Module.cpp, 2.13)."""
+        """Return the free memory of each card's default stream as one segment, with the keys of torch's
+        `segmentInfoToDict` (torch/csrc/cuda/Module.cpp, 2.13)."""
         return [
             {
                 "device": card.index,
@@ -179,7 +179,7 @@ class Driver:
         driver = self
 
         class Pool:
-            """torch.cuda.MemPool, one user of its memory for as long as it lives (aten/src/ATen/cuda/MemPool.cpp)."""
+            """torch.cuda.MemPool: one user of its memory during its lifetime (aten/src/ATen/cuda/MemPool.cpp)."""
 
             def __init__(self) -> None:
                 self._card = driver.card()
@@ -215,13 +215,13 @@ class Driver:
         driver = self
 
         class GraphContext:
-            """torch.cuda.graph, with its order of leaving: what fails in `capture_end` leaves the stream behind."""
+            """torch.cuda.graph, with its order of exit: an error in `capture_end` leaves the capture stream current."""
 
             streams: dict[int, Stream] = {}  # noqa: RUF012
 
             def __init__(self, graph: Any, pool: PoolId | None = None, stream: Stream | None = None, **_: Any) -> None:
                 self._graph, self._pool = graph, pool
-                # One capture stream for the process, made on whatever card is current then.
+                # One capture stream per process, on the card that was current at the first capture.
                 if id(driver) not in self.streams:
                     self.streams[id(driver)] = Stream(driver.card())
                 self._stream = driver._on_stream(self.streams[id(driver)] if stream is None else stream)
@@ -240,7 +240,7 @@ class Driver:
 
 
 class OnStream:
-    """torch.cuda.StreamContext: the stream and its card become the current ones until the block is left."""
+    """torch.cuda.StreamContext: makes a stream and its card current within the block."""
 
     def __init__(self, driver: Driver, stream: Stream | None) -> None:
         self._driver = driver
@@ -258,12 +258,12 @@ class OnStream:
 
 
 def uuid_of(card: Card) -> uuid.UUID:
-    """A card's UUID, as NVML and torch give it."""
+    """Return a card's UUID, as NVML and torch do."""
     return uuid.UUID(int=0xC0FFEE00 + card.index)
 
 
 def strict(names: dict[str, Any]) -> dict[str, Any]:
-    """`names`, and an error for every other function that torch.cuda offers."""
+    """Return `names`, and a function that raises for every other function of torch.cuda."""
     kept = {*names, "OutOfMemoryError", "is_initialized", "check_error"}
 
     def refusing(name: str) -> Callable[..., Any]:

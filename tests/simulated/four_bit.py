@@ -1,4 +1,4 @@
-"""bitsandbytes' own table of which of its 4-bit kernels a card runs, asked of simulated cards."""
+"""bitsandbytes' own table of the 4-bit kernels that a card runs, applied to simulated cards."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ NAME = "bitsandbytes.backends.cuda.ops"
 
 @functools.cache
 def table() -> Any:
-    """The library's module for CUDA, which wants one function more of torch than a build without CUDA has; None where
-    there is none."""
+    """Return the library's module for CUDA; None without one. It needs one function of torch that a build without
+    CUDA lacks."""
     known = NAME in sys.modules
     with mock.patch.object(torch._C, "_cuda_getCurrentRawStream", create=True):
         try:
             found = importlib.import_module(NAME)
         except ImportError:
             return None
-    if not known:  # for whoever has no simulated card it stays what it was: not to be imported
+    if not known:  # without simulated cards the module is again one that cannot be imported
         package, _, name = NAME.rpartition(".")
         del sys.modules[NAME]
         delattr(sys.modules[package], name)
@@ -36,7 +36,7 @@ def table() -> Any:
 
 @contextlib.contextmanager
 def asked_anew() -> Iterator[None]:
-    """Within, nothing is remembered that was answered for other cards; and afterwards nothing of these."""
+    """Forget answers for other cards on entry, and answers for these cards on exit."""
     found = table()
 
     def forget() -> None:
@@ -51,7 +51,8 @@ def asked_anew() -> Iterator[None]:
 
 
 def fuses(values: torch.Tensor, shape: Sequence[int], blocksize: int) -> bool:
-    """Whether a product with a weight of this shape [outputs, inputs] unpacks it on the way (backends/cuda/ops.py)."""
+    """Return whether a product with a weight of this shape [outputs, inputs] unpacks it in the kernel
+    (backends/cuda/ops.py)."""
     found = table()
     rows = values.numel() // values.shape[-1]
     if rows > found._gemm_4bit_custom_max_m or values.shape[-1] % blocksize:

@@ -1,10 +1,10 @@
 """CUDA graphs: work recorded once, at fixed addresses, and replayed as one launch.
 
-What a failed capture leaves behind hangs on the version of torch (aten/src/ATen/cuda/CUDAGraph.cpp):
+The state after a failed capture depends on the version of torch (aten/src/ATen/cuda/CUDAGraph.cpp):
 
-- up to 2.12 `capture_end` raises before it tells the allocator that the capture has ended (PR #180395 changes that);
-- up to 2.11 it then does not tell the card's default generator either (PR #176752 gives each capture its own state);
-- up to 2.13 `reset` gives up the private pool only of a capture that has succeeded (PR #190348 changes that).
+- up to 2.12 `capture_end` raises before it notifies the allocator of the end of the capture (PR #180395 changes that);
+- up to 2.11 it does not notify the card's default generator either (PR #176752 gives each capture its own state);
+- up to 2.13 `reset` releases the private pool only after a successful capture (PR #190348 changes that).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ PoolId = tuple[int, int]
 
 
 class Graph:
-    """torch.cuda.CUDAGraph on whatever card is current when the capture begins."""
+    """torch.cuda.CUDAGraph on the card that is current when the capture begins."""
 
     def __init__(self) -> None:
         self.core = native().Recording()
         self._card: Card | None = None
         self._pool: PoolId = (0, 0)
         self._uses_pool = False
-        """As `reset` believes."""
+        """Whether `reset` releases the pool."""
         self._recorded = False
 
     def capture_begin(self, card: Card, pool: PoolId) -> None:
@@ -38,7 +38,8 @@ class Graph:
         card.stream.capture = self
 
     def capture_end(self) -> None:
-        """Raises RuntimeError where something on the way could not be captured; the stream is free again either way."""
+        """End the capture; the stream is free again. Raises RuntimeError if a call during the capture could not be
+        captured."""
         card = self._card
         assert card is not None
         card.stream.capture = None
@@ -56,7 +57,7 @@ class Graph:
         self._card.core.replay(self.core)
 
     def pool(self) -> PoolId:
-        """What another capture shares this one's memory by."""
+        """Return the id by which another capture shares this one's memory."""
         if not self._recorded:
             raise RuntimeError("Called CUDAGraph::pool() without a preceding successful capture.")
         return self._pool

@@ -1,4 +1,4 @@
-"""What the profiler says of a scenario, held against what is so."""
+"""Comparison of the profiler's figures of a scenario with the truth."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .truth import Truth
 ROOFS = 0.03
 REST = 0.05
 PROMPT_S = 100e-6
-"""A prompt's way to the card and a token's way back: two copies over the link, and what waits for them."""
+"""Transfer of a prompt to the card and of a token back: two copies over the link, with their waits."""
 
 
 def held(scenario: Scenario, truth: Truth, run: Run, parent: Path) -> Iterator[tuple[Phase, dict[str, Any]]]:
-    """Each cell's truth beside its row, once what holds of every scenario was held against it.
+    """Return each cell's truth with its row, after checking the rules of every scenario.
 
-    Where a step is compiled code, what its small kernels lose by their number is known with the rest alone.
+    If a step is compiled code, the loss of its small kernels is only known together with the unexplained rest.
     """
     ceilings = run.document.ceilings
     assert ceilings.memory_bytes_per_s == pytest.approx(truth.bytes_per_s, rel=ROOFS)
@@ -49,7 +49,7 @@ def held(scenario: Scenario, truth: Truth, run: Run, parent: Path) -> Iterator[t
 
 
 def first_lever(run: Run, row: dict[str, Any]) -> str:
-    """The change that saves the most of a cell, as it is printed."""
+    """Return the change that saves the most in a cell, as printed."""
     keys = ("engine", "phase", "batch_size", "prompt_len")
     [item] = [item for item in run.document.evidence if all(getattr(item, key) == row[key] for key in keys)]
     return item.levers[0].change

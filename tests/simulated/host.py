@@ -1,4 +1,4 @@
-"""The simulated host: one clock that moves only as work is asked for, and threads that sleep by it."""
+"""The simulated host: one clock that advances only with work, and threads that sleep by it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _WAITS = "called a synchronizing CUDA operation"
 
 
 class Host:
-    """Seconds of the simulated host, and who sleeps until when."""
+    """The clock of the simulated host, and its sleeping threads."""
 
     def __init__(self) -> None:
         self.core = native().Host()
         self.unix_at_start_s = 1.8e9 - self.now_s
         self.sync_debug_mode = 0
-        """What torch does where a call waits for a card: 0 nothing, 1 a warning, 2 an error."""
+        """Reaction of torch to a call that waits for a card: 0 nothing, 1 a warning, 2 an error."""
         self.terminated_by: RuntimeError | None = None
         self._sleepers: list[Sleep] = []
         me = weakref.ref(self)
@@ -36,14 +36,14 @@ class Host:
 
     @property
     def operators(self) -> int:
-        """How many ran on its own tensors."""
+        """The number of operators on the host's own tensors."""
         found: int = self.core.operators
         return found
 
     def note_wait(self) -> None:
-        """A value, a plain copy or a stream is waited for; events and whole cards ask for no such note.
+        """Record a wait for a value, a plain copy or a stream; events and whole cards need no such record.
 
-        Raises RuntimeError where the debug mode forbids it (c10/cuda/CUDAFunctions.h: `memcpy_and_sync` and
+        Raises RuntimeError if the debug mode forbids it (c10/cuda/CUDAFunctions.h: `memcpy_and_sync` and
         `stream_synchronize` call `warn_or_error_on_sync`).
         """
         if self.sync_debug_mode == 2:
@@ -53,23 +53,23 @@ class Host:
 
     @contextlib.contextmanager
     def terminating(self) -> Iterator[None]:
-        """A destructor of C++: an error that leaves it ends the process, which is told when the simulation ends."""
+        """A C++ destructor: an error in it would end the process, so it is raised when the simulation ends."""
         try:
             yield
         except RuntimeError as error:
             self.terminated_by = error
 
     def ran_operator(self, seconds: float) -> None:
-        """One more, which took it so long."""
+        """Count one more operator, with its time."""
         self.core.operators += 1
         self.advance(seconds)
 
     def advance(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advance the clock."""
         self.core.advance(seconds)
 
     def wait_until(self, moment_s: float) -> None:
-        """Let time pass until then; whoever sleeps wakes on the way, in order."""
+        """Advance the clock to a time; sleeping threads wake in order."""
         self.core.wait_until(moment_s)
 
     def _wake_until(self, moment_s: float) -> None:
@@ -94,7 +94,8 @@ class Host:
 
 
 class Sleep:
-    """A thread that sleeps; whoever wakes it waits until it sleeps again or ends, so that one thread runs at a time."""
+    """A sleeping thread. The thread that wakes it waits until it sleeps again or ends, so only one thread runs at a
+    time."""
 
     def __init__(self, host: Host, until_s: float) -> None:
         self.until_s = until_s
@@ -112,7 +113,7 @@ class Sleep:
 
 
 class SimulatedTime:
-    """Stands for the module `time`; a name that it lacks is an error."""
+    """Replaces the module `time`; a missing name is an error."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -142,13 +143,13 @@ class SimulatedTime:
 
 
 class SimulatedThreading:
-    """Stands for the module `threading`: threads that wait on an event with a timeout sleep by the host's clock."""
+    """Replaces the module `threading`: threads that wait for an event with a timeout sleep by the host's clock."""
 
     def __init__(self, host: Host) -> None:
         last: dict[threading.Thread, Sleep] = {}
 
         def settle(thread: threading.Thread) -> None:
-            """Let whoever woke this thread go on."""
+            """Let the thread that woke this one continue."""
             if thread in last:
                 last.pop(thread).settled.set()
 

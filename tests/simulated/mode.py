@@ -1,4 +1,4 @@
-"""The mode that is asked what is not known yet of a call: those of a card are priced and sent to it, none computes."""
+"""The dispatch mode for calls that are not known yet: calls on a card are priced and sent to it; none computes."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ _VALUED: dict[Any, Callable[..., Any]] = {
     aten.max.default: lambda value: value,
     aten.eq.Scalar: operator.eq,
 }
-"""Of these alone a card knows values, where a tensor holds one everywhere: `generate` ends by them."""
+"""The only dtypes whose values a card knows, if a tensor has one value everywhere: `generate` ends by them."""
 
 _COUNTING: dict[Any, Callable[..., Any]] = {
     aten.zero_.default: lambda value: 0,
     aten.fill_.Scalar: lambda value, number: number,
     aten.add_.Tensor: operator.add,
 }
-"""Of a single integer these as well: a static cache of transformers counts its tokens so (cache_utils.py)."""
+"""Dtypes known for a single integer: a static cache of transformers counts its tokens this way (cache_utils.py)."""
 
 _HELD_FOR_REAL = 32 << 20
-"""Larger tensors of the host are fake too: they only wait there for their way over the link."""
+"""Larger tensors of the host are fake, too: they only wait there for a copy over the link."""
 
 
 _NO_DISPATCH = torch.Tensor.__torch_dispatch__
-"""`__torch_dispatch__` of a class that takes no operator apart."""
+"""`__torch_dispatch__` of a class that decomposes no operator."""
 
 
 class CardMode(TorchDispatchMode):
-    """Routes operators to cards. A value that is read is a wait; what is not known reads as one, a truth as False."""
+    """Routes operators to cards. Reading a value is a wait. An unknown value reads as 1, an unknown truth as False."""
 
-    # Dynamo never traces what is simulated; its guard around each call would take a fifth of the time.
+    # Dynamo never traces simulated code; its guard around each call would take a fifth of the time.
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False
@@ -89,7 +89,7 @@ class CardMode(TorchDispatchMode):
             "bitsandbytes::int8_scaled_mm": self._multiply_int8,
             "bitsandbytes::gemm_4bit": self._multiply_4bit,
         }
-        """Operators of libraries that nobody may have imported."""
+        """Operators of libraries that may not be imported."""
         self.known = native().Known(
             self,
             host.core,
@@ -114,7 +114,7 @@ class CardMode(TorchDispatchMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if any(each.__torch_dispatch__ is not _NO_DISPATCH and not issubclass(each, FakeTensor) for each in types):
-            return NotImplemented  # a weight of another library takes itself apart
+            return NotImplemented  # a weight of another library decomposes the call itself
         kwargs = kwargs or {}
         kind = self._kind(func)
         if kind.pinning is not None:
@@ -141,15 +141,15 @@ class CardMode(TorchDispatchMode):
         return result
 
     def _valued(self, kind: Kind, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[..., Any] | None:
-        """What a result holds everywhere, of what each argument does."""
-        if kind.func is aten.sum.default and args[0].dtype is torch.bool:  # how transformers asks whether all are true
+        """Return the uniform value of a result, from the arguments."""
+        if kind.func is aten.sum.default and args[0].dtype is torch.bool:  # how transformers tests whether all are true
             return lambda value: value * args[0].numel()
         if kind.counting is None or kwargs or args[0].numel() != 1 or args[0].is_floating_point():
             return kind.valued
         return kind.counting
 
     def _value(self, argument: Any) -> Any:
-        """What a tensor is taken to hold; any other argument itself."""
+        """Return the value of a tensor; any other argument unchanged."""
         if not isinstance(argument, torch.Tensor):
             return argument
         value = None
@@ -160,7 +160,7 @@ class CardMode(TorchDispatchMode):
         return (float if argument.is_floating_point() else int)(1 if value is None else value)
 
     def _set_value(self, tensor: torch.Tensor, value: float | None) -> None:
-        """What memory holds everywhere; None where that is not known."""
+        """Set the uniform value of memory; None if it is not known."""
         self._cards[tensor.device.index].core.set_value(_region(tensor), value)
 
     def _pin(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -193,7 +193,7 @@ class CardMode(TorchDispatchMode):
         numel = 1
         for side in size if all(isinstance(side, int) for side in size) else ():
             numel *= side
-        # Whatever the dtype, this is large; a `like` of a planned weight is made by empty_like on the host.
+        # The tensor is large in any dtype; a `like` of a planned weight is made by empty_like on the host.
         like = max((nbytes(t) for t in tensors if t.device.type == "meta"), default=0) if "device" in kwargs else 0
         large = (not tensors and numel * 4 > _HELD_FOR_REAL) or like > _HELD_FOR_REAL
         to_meta = kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "meta"
@@ -207,7 +207,7 @@ class CardMode(TorchDispatchMode):
             return func(*args, **kwargs)
 
     def _linear(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Price]:
-        """One product, as cuBLAS runs it: the views around it are not worth their time here."""
+        """Run one product as cuBLAS does: the views around it would only take time here."""
         x, weight, *bias = args
         result = torch.empty((*x.shape[:-1], weight.shape[0]), dtype=x.dtype, device="meta")
         dtype = product_dtype(x)
@@ -231,7 +231,8 @@ class CardMode(TorchDispatchMode):
             return attend.decompose(query, key, value, mask, 0.0, causal, **options)[0]
 
     def _plan(self, query: torch.Tensor, *others: Any) -> None:
-        """The host makes a plan for whatever cuDNN has not met yet. Calls that lie alike never come here again."""
+        """Let the host make a plan for shapes that are new to cuDNN. Later calls of the same layout do not come
+        here."""
         plan = attention.plan(query, *others)
         if plan not in self._plans:
             self._plans.add(plan)
@@ -259,7 +260,8 @@ class CardMode(TorchDispatchMode):
         return found
 
     def _quantise_rows(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """bitsandbytes' own way (backends/cuda/ops.py, 0.50): it waits to learn that no column has an outlier."""
+        """Quantise rows as bitsandbytes does (backends/cuda/ops.py, 0.50): it waits to learn that no column has an
+        outlier."""
         values, threshold = args[0], args[1] if len(args) > 1 else kwargs.get("threshold", 0.0)
         func = torch.ops.bitsandbytes.int8_vectorwise_quant.default
         outliers = None
@@ -271,7 +273,7 @@ class CardMode(TorchDispatchMode):
         return rows, scales, outliers
 
     def _multiply_mixed(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """LLM.int8() where no column has an outlier (bitsandbytes' backends/default/ops.py)."""
+        """Multiply as LLM.int8() without outliers (bitsandbytes' backends/default/ops.py)."""
         values, rows, weight, row_scales, scales, *rest = args
         bias = rest[1] if len(rest) > 1 else kwargs.get("bias")
         with self:
@@ -288,7 +290,8 @@ class CardMode(TorchDispatchMode):
             return torch.ops.bitsandbytes.int8_mm_dequant.default(sums, row_scales, scales, dtype=dtype, bias=bias)
 
     def _multiply_4bit(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """As bitsandbytes' table says (backends/cuda/ops.py, 0.50): unpacked in the product, or written out first."""
+        """Multiply as bitsandbytes' table says (backends/cuda/ops.py, 0.50): unpack in the product, or write a dense
+        copy first."""
         values, packed, shape, absmax, blocksize, quant_type, *_ = args
         func = torch.ops.bitsandbytes.gemm_4bit.default
         if four_bit.fuses(values, shape, blocksize):
@@ -313,7 +316,7 @@ class CardMode(TorchDispatchMode):
         raise NotImplementedError("the simulated card has no values, and so no size for what depends on them")
 
     def _wait_for(self, card: Card) -> None:
-        """A value is copied to the host, which waits for it."""
+        """Copy a value to the host, which waits for it."""
         self._host.note_wait()
         card.stream.refuse_capture()
         card.launch(Work("a value to the host"))
@@ -357,7 +360,8 @@ class CardMode(TorchDispatchMode):
         return target, Price(str(aten.copy_.default), (place(1, source),), (place(0, target),))
 
     def _cross(self, source: torch.Tensor, target: torch.Tensor, *, asynchronous: bool) -> None:
-        """Move bytes over a link: asynchronous from pinned memory and between cards, a wait for the host otherwise."""
+        """Move bytes over a link: asynchronously from pinned memory and between cards, with a wait of the host
+        otherwise."""
         if "cuda" not in (source.device.type, target.device.type):
             return
         between = source.device.type == target.device.type
@@ -381,7 +385,7 @@ class CardMode(TorchDispatchMode):
 
 
 def copied(whole: Any) -> Any:
-    """FakeTensor.__new__ for one that is given a tensor: accelerate makes a moved weight of the old one's own class."""
+    """Replace FakeTensor.__new__ for a tensor argument: accelerate makes a moved weight of the old one's class."""
 
     def new(kind: type, first: Any = None, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(first, torch.Tensor):
@@ -401,20 +405,20 @@ def _decomposition(func: Any) -> Callable[..., Any] | None:
 
 
 def _attended(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Query, key, value, mask, whether what follows is hidden, and whether query heads share keys."""
+    """Return query, key, value, mask, whether later tokens are hidden, and whether query heads share keys."""
     mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
     causal = args[5] if len(args) > 5 else kwargs.get("is_causal", False)
     return *args[:3], mask, causal, kwargs.get("enable_gqa", False)
 
 
 def _region(tensor: torch.Tensor) -> tuple[int, int]:
-    """Its address and its bytes."""
+    """Return the address and the bytes of a tensor."""
     _, offset, size = place(0, tensor)
     return tensor.untyped_storage().data_ptr() + offset, size
 
 
 def _everywhere(source: torch.Tensor, dtype: torch.dtype) -> float | None:
-    """What a copy of the host's tensor holds everywhere in this dtype: one number, or all True."""
+    """Return the uniform value of a copied host tensor in this dtype: one number, or True for all."""
     if on_card(source) or isinstance(source, FakeTensor):
         return None
     if source.numel() == 1:

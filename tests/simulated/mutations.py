@@ -1,6 +1,6 @@
-"""Ten faults planted into the profiler, each with the scenario that must turn red: python -m tests.simulated.mutations
+"""Ten faults planted into the profiler, each with the scenario that must fail: python -m tests.simulated.mutations
 
-With names as arguments, those alone. A suite that stays green under them would prove nothing.
+With names as arguments, only those. Tests that pass with these faults would prove nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Scenario = Callable[[Path], None]
 
 @dataclass(frozen=True)
 class Mutation:
-    """One fault and the scenario that has to notice it."""
+    """One fault and the scenario that must detect it."""
 
     name: str
     plant: Callable[[], Planted]
@@ -53,7 +53,7 @@ def static_cache(folder: Path) -> None:
 
 
 def doubled_replay() -> Planted:
-    """The time of a kernel that was run alone enters the split twice."""
+    """The time of a replayed kernel enters the breakdown twice."""
     right = parts.step_demand
 
     def twice(*args: Any) -> Any:
@@ -69,17 +69,17 @@ def _roofs(**changes: object) -> Planted:
 
 
 def forgotten_link() -> Planted:
-    """Weights that wait on the host cross to the card for nothing."""
+    """Weights on the host cross to the card without a cost."""
     return _roofs(fetch_s=0.0)
 
 
 def hidden_dispatch() -> Planted:
-    """Dispatch that hides behind the card is added to the step, as on a CPU."""
+    """Dispatch that overlaps with the card is added to the step, as on a CPU."""
     return _roofs(overlaps=False)
 
 
 def timed_warm_up() -> Planted:
-    """A first prefill falls between the marks of the one that is timed."""
+    """A first prefill runs between the marks of the timed one."""
     right = visit.run_loop
 
     class Cold:
@@ -97,7 +97,7 @@ def timed_warm_up() -> Planted:
 
 
 def first_capture_stream() -> Planted:
-    """All captures go to one stream, that of the card that was asked for first, as torch's own do without a stream."""
+    """All captures go to the stream of the first requested card, like torch's own without a stream."""
     streams: list[Any] = []
 
     def first(device: Any) -> Any:
@@ -114,22 +114,23 @@ def early_reading() -> Planted:
 
 
 def wrong_slots() -> Planted:
-    """A static cache has room for more tokens than its cell will ever hold."""
+    """A static cache has room for more tokens than its cell needs."""
     return mock.patch.object(Cell, "slots", property(lambda self: self.depth + self.new_tokens + (16 << 10)))
 
 
 def reserved_as_used() -> Planted:
-    """What torch keeps for its next tensors counts as somebody's."""
+    """Memory that torch reserves for its next tensors counts as used by others."""
     return mock.patch.object(memory, "unused_bytes", return_value=0)
 
 
 def warm_replays() -> Planted:
-    """Kernels are run alone with their weights in the cache, where a step never finds them."""
+    """Kernels are replayed with their weights in the cache, unlike in a step."""
     return mock.patch.object(kernels, "cold_bytes_of", return_value=0)
 
 
 def swallowed_oom() -> Planted:
-    """What is predicted not to fit is tried, and a prefill that runs out of memory goes on with one sequence."""
+    """A cell that is predicted not to fit is tried, and a prefill that runs out of memory continues with one
+    sequence."""
     right = EagerEngine.prefill
 
     def prefill(self: Any, ids: Any, slots: int) -> Any:
@@ -160,7 +161,7 @@ MUTATIONS = (
 
 
 def noticed(mutation: Mutation) -> str | None:
-    """How its scenario fails with the fault in place; None where it stays green."""
+    """Return how the scenario fails with the fault; None if it passes."""
     with tempfile.TemporaryDirectory(prefix="roofscope-mutation-") as folder:
         kept_nowhere = mock.patch.dict(os.environ, {"XDG_CACHE_HOME": folder})
         with kept_nowhere, mutation.plant():

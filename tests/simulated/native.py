@@ -1,4 +1,4 @@
-"""What of the simulated world is written in C++: compiled once, then kept."""
+"""The C++ part of the simulation: compiled once, then cached."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SOURCES = sorted((Path(__file__).parent / "cpp").iterdir())
 
 
 def why_not() -> str | None:
-    """Why no card can be simulated here; None where one can."""
+    """Return why no card can be simulated here; None if one can."""
     if torch.version.cuda is not None and torch.cuda.is_available():
         return "this torch drives a real card; cards are simulated where none answers"
     if shutil.which("g++") is None:
@@ -31,7 +31,7 @@ def why_not() -> str | None:
 
 @functools.cache
 def native() -> Any:
-    """The module. Raises CalledProcessError where it does not compile."""
+    """Return the module. Raises CalledProcessError if it does not compile."""
     found = importlib.util.spec_from_file_location("native", _compiled())
     assert found is not None
     assert found.loader is not None
@@ -58,5 +58,5 @@ def _compiled() -> Path:
         subprocess.run([*command, *includes, *links, "-o", str(built)], check=True, capture_output=True)
         own = library.with_suffix(f".{os.getpid()}")
         shutil.copyfile(built, own)
-        own.replace(library)  # several workers may build it at once
+        own.replace(library)  # several test workers may build it at once
     return library

@@ -1,4 +1,4 @@
-"""NVML's answers about simulated cards, under the names of nvidia-ml-py."""
+"""NVML for simulated cards, with the names of nvidia-ml-py."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .cuda import uuid_of
 _POWER_CAP = 0x4
 """nvml.h, nvmlClocksEventReasonSwPowerCap."""
 _WINDOW_S = 1 / 6
-"""Utilisation is of the last sixth of a second to second (nvml.h, nvmlUtilization_t)."""
+"""Utilisation is that of the last sixth of a second to second (nvml.h, nvmlUtilization_t)."""
 
 
 def answers(cards: Sequence[Card]) -> Any:
-    """A module `pynvml` for these cards."""
+    """Return a module `pynvml` for these cards."""
     by_uuid = {f"GPU-{uuid_of(card)}": card for card in cards}
 
     def processes(card: Card) -> list[Any]:
@@ -29,7 +29,7 @@ def answers(cards: Sequence[Card]) -> Any:
         return _POWER_CAP if card.truth.throttle is None else card.truth.throttle.reason
 
     def power_mw(card: Card) -> int:
-        """All that it may take where that limits its clock, else nine tenths."""
+        """Return the power limit if it limits the clock, else nine tenths of it."""
         return round(card.truth.power_w * (1000 if reasons(card) == _POWER_CAP else 900))
 
     def utilisation(card: Card) -> Any:

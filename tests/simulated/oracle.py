@@ -1,6 +1,6 @@
-"""What is so: each cell stepped by plain calls of transformers on a card of its own, and read off the card's log.
+"""The truth: each cell stepped by plain calls of transformers on a separate card, read from the card's log.
 
-Nothing of the profiler's measuring, counting or judging is asked; it only loads models that come quantised.
+It uses no measuring, counting or judging of the profiler, which only loads quantised models.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from .truth import Truth
 from .world import World
 
 _PACKED = "bitsandbytes.gemm_4bit"
-"""A product that unpacks its weight on the way."""
+"""Products that unpack their weight in the kernel."""
 _BY_EXPERTS = "aten._grouped_mm.default"
 _PRODUCTS = (*(str(func) for func in PRODUCTS), _BY_EXPERTS, _PACKED, "bitsandbytes.int8_linear_matmul")
 _LOOKING = tuple(str(func) for func in (aten.abs.default, aten.ge.Scalar, aten.any.default))
-"""For columns with outliers, before LLM.int8() writes its inputs in 8 bits."""
+"""Kernels for columns with outliers, before LLM.int8() writes its inputs in 8 bits."""
 _DEQUANTISING = (
     "bitsandbytes.dequantize",
     *_LOOKING,
@@ -44,7 +44,7 @@ _IDLE = 0.5
 
 @dataclass(frozen=True)
 class Phase:
-    """One step of one cell as it is."""
+    """The truth of one step of one cell."""
 
     engine: str
     phase: str
@@ -52,37 +52,39 @@ class Phase:
     prompt_len: int
     latency_s: float
     regime: str
-    """The resource whose speed the step follows most; `kernel-bound` where half of it is lost in kernels.
+    """The resource whose speed the step follows most; `kernel-bound` if half of it is lost in kernels.
 
-    A host that the card waits for sets the pace at once, but only for as long as the card idles: where that is less
-    than half of the step, no host makes it twice as fast without the card, and it is `mixed`.
+    A host that the card waits for sets the pace only while the card idles. If that is less than half of the step, no
+    host makes it twice as fast without the card, and it is `mixed`.
     """
     device_s: float
-    """What its kernels take."""
+    """Time of the kernels."""
     exposed_dispatch_s: float
-    """What the card idles, waiting for the host."""
+    """Time during which the card idles and waits for the host."""
     launches: int
     weights_s: float
     """Weights of products that memory bounds, at the card's bandwidth."""
     kv_s: float
-    """Keys and values as the cache holds them, where memory bounds the attention that reads them."""
+    """Keys and values as the cache stores them, if memory bounds the attention that reads them."""
     compute_s: float
-    """FLOPs of products and attention that arithmetic bounds, at the card's peaks; no causal attention needs the half
-    of the square that a product of it computes as well."""
+    """FLOPs of products and attention that arithmetic bounds, at the card's peaks.
+
+    Causal attention does not need half of the square, which its products compute as well.
+    """
     dequantise_s: float
-    """What kernels take that write dense copies of packed weights."""
+    """Time of kernels that write dense copies of packed weights."""
     beside_s: float
-    """What kernels take beyond all of this: what they lose, and what the algorithm would not need."""
+    """The other time of kernels: their losses, and work that the algorithm does not need."""
     link_s: float
     peak_bytes: int
     cache_resident: bool
-    """Whether more of what its products read came from the L2 than from memory: its bytes are held against that."""
+    """Whether its products read more from the L2 than from memory: its bytes are then compared with the L2."""
 
 
 def phases(
     world: World, model: Any, engine: str, batch_sizes: Sequence[int], prompt_lens: Sequence[int], new_tokens: int
 ) -> list[Phase]:
-    """The truth of each cell's prefill and of the median step of its decode loop."""
+    """Return the truth of each cell's prefill and of the median step of its decode loop."""
     found = []
     for prompt_len in prompt_lens:
         for batch_size in batch_sizes:
@@ -123,18 +125,18 @@ def _cell(world: World, model: Any, engine: str, batch: int, prompt: int, new_to
 
 @dataclass(frozen=True)
 class _Asked:
-    """What the algorithm asks for, whatever path a library takes."""
+    """The work that the algorithm needs, on any path of a library."""
 
     groups: int
-    """Query heads that share a key."""
+    """Number of query heads that share a key."""
     dtype: str
 
     def roofs_s(
         self, kernel: Kernel, queries: int, truth: Truth, stored: Mapping[Region, int], bytes_per_s: float
     ) -> tuple[float, float]:
-        """Seconds that the FLOPs and the bytes of a product or an attention ask for, with so many queries each.
+        """Return the seconds for the FLOPs and the bytes of a product or an attention, with some queries each.
 
-        Of a weight that is a dense copy what is `stored` of it counts.
+        For a weight that is a dense copy, its `stored` bytes count.
         """
         work, dtype = kernel.work, kernel.work.dtype
         if work.name.startswith(_ATTENTION):
@@ -153,7 +155,7 @@ class _Asked:
 
 
 class _logged:  # noqa: N801
-    """The card's kernels while the block lasts."""
+    """The card's kernels during the block."""
 
     def __init__(self, card: Card) -> None:
         self._card = card
@@ -219,9 +221,10 @@ def _part(kernel: Kernel) -> str | None:
 
 
 def timeline_s(steps: Sequence[list[Kernel]], truth: Truth) -> float:
-    """Seconds of a step on a card: a single one from its first launch, the median of several in a row between ends.
+    """Return the seconds of a step on a card: of a single one from its first launch, of several the median between
+    ends.
 
-    The host launches in order; a kernel starts when it was launched and the one before it has ended.
+    The host launches in order; a kernel starts after its launch and after the end of the kernel before it.
     """
     host_s = ready_s = 0.0
     ends = []
@@ -255,13 +258,14 @@ def _regime(steps: Sequence[list[Kernel]], truth: Truth, latency_s: float, idle_
 
 
 def replace_link(kernel: Kernel) -> Kernel:
-    """The same kernel over a faster link."""
+    """Return the same kernel over a faster link."""
     work = kernel.work._replace(link_s=kernel.work.link_s / _FASTER)
     return replace(kernel, work=work)
 
 
 def _lost_s(kernel: Kernel, truth: Truth) -> float:
-    """What a product or an attention kernel takes beyond its roofs, and all of one that only converts its weight."""
+    """Return the time of a product or attention kernel above its roofs, and all of a kernel that only converts its
+    weight."""
     if kernel.work.name.startswith(_DEQUANTISING):
         return kernel.duration_s
     if _part(kernel) is None:
@@ -323,8 +327,8 @@ def _static(model: Any, batch: int, slots: int, *, kept: bool = False) -> tuple[
 
 
 def _recorded(model: Any, batch: int, slots: int) -> tuple[Prefill, torch.Tensor, Callable[[], None]]:
-    """A prefill, the token that a recorded step takes from its own memory and leaves there, and its replay."""
-    prefill, step = _static(model, batch, slots, kept=True)  # a graph holds the address of its cache
+    """Return a prefill, the token that a recorded step reads and writes in its own memory, and its replay."""
+    prefill, step = _static(model, batch, slots, kept=True)  # a graph has the address of its cache
     token = prefill(torch.zeros(batch, 1, dtype=torch.long, device="cuda"))
     step(token)
     graph = torch.cuda.CUDAGraph()
@@ -347,7 +351,7 @@ def _graph(model: Any, batch: int, slots: int) -> tuple[Prefill, Decode]:
 
 
 def _compiled(model: Any, batch: int, slots: int) -> tuple[Prefill, Decode]:
-    """As torch replays what it compiled: a token is copied into the graph's memory, and the next one out of it."""
+    """Replay as torch does for compiled code: a token is copied into the graph's memory, and the next one out of it."""
     prefill, inside, replay = _recorded(model, batch, slots)
 
     def decode(token: torch.Tensor) -> torch.Tensor:
@@ -367,7 +371,7 @@ _ENGINES: dict[str, Callable[[Any, int, int], tuple[Prefill, Decode]]] = {
 
 
 def plain_model(config: Any, dtype: torch.dtype) -> Any:
-    """A model of transformers on the current card, as transformers makes it."""
+    """Return a model on the current card, as transformers makes it."""
     from transformers import AutoModelForCausalLM
 
     with torch.device("cuda"):
@@ -375,7 +379,7 @@ def plain_model(config: Any, dtype: torch.dtype) -> Any:
 
 
 def pairs(found: Sequence[Phase], cells: Any) -> Iterator[tuple[Phase, Any]]:
-    """Each phase beside the profiler's row of it."""
+    """Yield each phase with the profiler's row of it."""
     for phase in found:
         same = (
             (cells["engine"] == phase.engine)

@@ -1,4 +1,4 @@
-"""What each operator of aten moves and computes."""
+"""Bytes and FLOPs of each aten operator."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ ALLOCATIONS = {
     aten.new_empty_strided.default,
     aten.empty_permuted.default,
 }
-"""These take memory and run nothing."""
+"""Operators that allocate memory and run no kernel."""
 
 GATHERS = {aten.embedding.default: 0, aten.index.Tensor: 0, aten.index_select.default: 0, aten.gather.default: 0}
-"""Of this argument they read no more than they write."""
+"""They read only as much of this argument as they write."""
 
 SCATTERS = {
     aten.index_copy_.default,
@@ -35,46 +35,46 @@ SCATTERS = {
     aten.scatter_add_.default,
     aten.slice_scatter.default,
 }
-"""Of what they change they write no more than they are given."""
+"""They write only as much of their output as they are given."""
 
 
 class Place(NamedTuple):
-    """A region by whose it is, wherever that lies."""
+    """A region of memory, relative to its tensor."""
 
     number: int
-    """Of a tensor among those that a call is given and gives."""
+    """The number of its tensor among the inputs and outputs of a call."""
     offset: int
-    """Bytes from where its storage begins."""
+    """Offset in bytes from the beginning of the tensor's storage."""
     nbytes: int
 
 
 class Price(NamedTuple):
-    """What the kernel of a call does; calls with tensors laid out alike have the same."""
+    """The work of a call's kernel; calls with tensors of the same layout have the same."""
 
     name: str
     reads: tuple[Place, ...]
     writes: tuple[Place, ...]
     flops: float = 0.0
     dtype: str = ""
-    """Of a product's operands."""
+    """The dtype of a product's operands."""
     workspace: bool = False
     """Whether cuBLAS runs it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """What its price takes to know of an operator."""
+    """The facts of an operator that its price needs."""
 
     name: str
     mutates: bool
     runs: bool
-    """Not a mere allocation."""
+    """Whether it is more than an allocation."""
     product: Callable[[Sequence[Any]], tuple[float, torch.Tensor]] | None
     gathered: int | None
     scatters: bool
     by_experts: bool
     blind: bool
-    """It writes without reading."""
+    """Whether it writes without reading."""
 
     @classmethod
     def of(cls, func: Any) -> Operator:
@@ -96,7 +96,8 @@ class Operator:
         outputs: Sequence[torch.Tensor],
         fresh: Sequence[int],
     ) -> Price | None:
-        """Of a call with these tensors, of whose outputs these have `fresh` memory; None where no kernel runs."""
+        """Return the price of a call with these tensors, of whose outputs some have `fresh` memory; None if no
+        kernel runs."""
         if not self.runs or not (fresh or self.mutates):
             return None
         written = [at for at in range(len(outputs)) if at in fresh or not fresh]
@@ -125,12 +126,12 @@ class Operator:
 
 
 def place(number: int, tensor: torch.Tensor) -> Place:
-    """Where the tensor with this number lies in its storage."""
+    """Return the place of a tensor by its number."""
     return Place(number, tensor.storage_offset() * tensor.element_size(), nbytes(tensor))
 
 
 def nbytes(tensor: torch.Tensor) -> int:
-    """Bytes behind a tensor; what an expansion repeats lies there once."""
+    """Return the bytes of a tensor's storage; expanded dimensions count once."""
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
     return math.prod(size for size, stride in pairs if stride or size == 0) * tensor.element_size()
 
@@ -147,16 +148,16 @@ PRODUCTS: dict[Any, Callable[[Sequence[Any]], tuple[float, torch.Tensor]]] = {
     aten._int_mm.default: lambda args: (_product(args[0], args[1]), args[0]),
     aten._scaled_mm.default: lambda args: (_product(args[0], args[1]), args[0]),
 }
-"""(FLOPs, an operand, whose dtype decides the speed)."""
+"""Return (FLOPs, the operand whose dtype decides the speed)."""
 
 
 def _by_rows(args: Sequence[Any]) -> tuple[float, torch.Tensor]:
-    """Of a weight that lies row by row: [outputs, inputs]."""
+    """Return FLOPs and operand for a weight stored by rows: [outputs, inputs]."""
     return 2.0 * args[0].numel() * args[1].shape[0], args[0]
 
 
 def _packed(args: Sequence[Any]) -> tuple[float, torch.Tensor]:
-    """Of a weight in 4 bits, whose shape is handed over beside it."""
+    """Return FLOPs and operand for a 4-bit weight, whose shape is another argument."""
     return 2.0 * args[0].numel() * args[2][0], args[0]
 
 
@@ -166,11 +167,11 @@ NAMED_PRODUCTS = {
     "bitsandbytes::gemm_4bit": _packed,
     BY_EXPERTS: lambda args: (_product(args[0], args[1]), args[0]),
 }
-"""The same by name for operators that need not be there: torch 2.7 has no grouped product."""
+"""The same by name, for operators that some versions lack: torch 2.7 has no grouped product."""
 
 
 def product_dtype(operand: torch.Tensor) -> str:
-    """The name of a product's speed in a card's truth."""
+    """Return the key of a product's speed in a card's truth."""
     if operand.dtype is torch.float32 and torch.backends.cuda.matmul.allow_tf32:
         return "tfloat32"
     name = str(operand.dtype).removeprefix("torch.")
@@ -178,5 +179,5 @@ def product_dtype(operand: torch.Tensor) -> str:
 
 
 def experts_hit(experts: int, routed: int) -> float:
-    """Experts that so many independent choices reach, on average, as a share of all."""
+    """Return the average share of experts that some independent choices reach."""
     return 1 - (1 - 1 / experts) ** routed

@@ -1,7 +1,7 @@
-"""Cards drawn by a seed, each held against its own log: python -m tests.simulated.random_cards 20 --seed 1
+"""Cards drawn by a seed, each compared with its own log: python -m tests.simulated.random_cards 20 --seed 1
 
-Scenarios find what somebody thought of. The rules are theirs (`held`); of each card the first thing that breaks one is
-told, and every cell whose regime is another than the log's.
+Scenarios find only foreseen faults. Drawn cards follow the same rules (`held`). For each card the first broken rule is
+printed, and every cell whose regime differs from the log's.
 """
 
 from __future__ import annotations
@@ -37,13 +37,14 @@ _MODELS = {
     "gpt-oss-20b": 2,
     "qwen2.5-0.5b": 4,
 }
-"""Cards of `models/`, and so many of their layers."""
+"""Presets of `models/`, and the number of their layers."""
 _IN_BFLOAT16 = ("mixtral-8x7b", "deepseek-v2-lite", "qwen3-30b-a3b", "gpt-oss-20b")
 """torch's product by experts takes no other dtype."""
 
 
 def drawn(seed: int) -> tuple[Scenario, Truth]:
-    """A model on a card: 0.2 to 4 TB/s, 40 to 300 FLOPs a byte, an L2 of 4 to 100 MiB, 2.5 to 40 us a launch."""
+    """Return a model on a card: 0.2 to 4 TB/s, 40 to 300 FLOPs per byte, an L2 of 4 to 100 MiB, 2.5 to 40 us per
+    launch."""
     choose = random.Random(seed)
     model, layers = choose.choice(list(_MODELS.items()))
     capability = choose.choice([(8, 0), (8, 9), (9, 0), *([] if model in _IN_BFLOAT16 else [(7, 5)])])
@@ -76,7 +77,7 @@ def drawn(seed: int) -> tuple[Scenario, Truth]:
 
 
 def disagreements(scenario: Scenario, truth: Truth, folder: Path) -> Iterator[str]:
-    """What the profiler says otherwise than the card's log."""
+    """Return the profiler's figures that differ from the card's log."""
     try:
         run, _ = said(scenario, [truth], folder)
         for phase, row in held(scenario, truth, run, folder):

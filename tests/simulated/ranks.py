@@ -1,8 +1,8 @@
-"""One of several equal simulated cards that share a model: the link between them has a truth of its own.
+"""One of several equal simulated cards that share a model, with a link of known truth.
 
-This process is rank 0. The others have the same card and the same share, so that nobody waits for anybody: a collective
-is a kernel that takes alpha + S x (busbw / algbw) / bandwidth. torch.distributed is stood in for, transformers' hooks
-by ones that send what its plan says; both are held against real ranks (gloo) in `tests/ranks`.
+This process is rank 0. The others have the same card and the same share, so no rank waits for another: a collective is
+a kernel that takes alpha + S x (busbw / algbw) / bandwidth. torch.distributed is replaced. transformers' hooks are
+replaced by hooks that send what its plan says. `tests/ranks` compares both with real ranks (gloo).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .card import Card, Work
 
 @dataclass(frozen=True)
 class LinkTruth:
-    """A link as it is."""
+    """The truth of a link."""
 
     alpha_s: float
     bus_bytes_per_s: float
@@ -50,7 +50,7 @@ class SimulatedGroup(ProcessGroup):
         self._peers = [_Peer("host", number) for number in range(size)]
 
     def order(self, order: object) -> None:
-        """The others do the same at the same time."""
+        """Return without waiting: the other ranks do the same at the same time."""
 
     def gather(self, value: object) -> list[Any]:
         return [value] * self.size
@@ -61,14 +61,14 @@ class SimulatedGroup(ProcessGroup):
 
 @contextlib.contextmanager
 def linked(card: Card, link: LinkTruth, size: int) -> Iterator[SimulatedGroup]:
-    """Within, `card` is one of `size` equal ones behind such a link."""
+    """Make `card` one of `size` equal ones with such a link, within the context."""
 
     def all_reduce(tensor: torch.Tensor, *_: object, group: object = card, **__: object) -> None:
-        if group is card:  # figures of the host have a group of their own, and cost nothing
+        if group is card:  # figures of the host have a separate group, and cost nothing
             card.launch(Work("all_reduce", link_s=link.seconds("all_reduce", tensor.nbytes, size)))
 
     def all_gather(tensor: torch.Tensor, gather_dim: int, *_: object) -> torch.Tensor:
-        # NCCL writes the pieces where they belong: the gathering itself is no kernel beside it.
+        # NCCL writes the pieces where they belong: the gathering needs no other kernel.
         whole = tensor.new_empty([extent * (size if at == gather_dim else 1) for at, extent in enumerate(tensor.shape)])
         card.launch(Work("all_gather", link_s=link.seconds("all_gather", whole.nbytes, size)))
         return whole
@@ -83,7 +83,7 @@ def linked(card: Card, link: LinkTruth, size: int) -> Iterator[SimulatedGroup]:
 
 
 def _share(request: ModelRequest, config: Any, group: ProcessGroup, skeleton: nn.Module) -> Share:
-    """A share whose joined model sends behind each module what transformers' plan says."""
+    """Return a share whose joined model sends after each module what transformers' plan says."""
     alone: Any = skeleton.to_empty(device=group.device).eval()
     rows = alone.get_input_embeddings().weight.shape[0]
     alone.get_input_embeddings().register_forward_pre_hook(lambda _, args: (args[0] % rows, *args[1:]))

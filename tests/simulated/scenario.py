@@ -1,4 +1,4 @@
-"""A scenario: a model on simulated cards, profiled whole, and the truth of the same cells beside it."""
+"""A scenario: a model on simulated cards, profiled whole, and the truth of the same cells."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ NEW_TOKENS = 8
 
 @dataclass(frozen=True)
 class Scenario:
-    """What is asked of the profiler."""
+    """A request to the profiler."""
 
     model: str
-    """A card of `models/`, or a folder."""
+    """A preset of `models/`, or a folder."""
     layers: int | None = None
-    """None: all of them."""
+    """Number of layers; None: all."""
     dtype: str = "float16"
     engine: str = "eager"
     prompt_lens: Sequence[int] = (128, 512)
@@ -43,10 +43,10 @@ class Scenario:
     new_tokens: int = NEW_TOKENS
     quant: Quant = "none"
     changes: Mapping[str, Any] = field(default_factory=dict)
-    """Of the model's config."""
+    """Changes of the model's config."""
 
     def folder(self, parent: Path) -> Path:
-        """The model with so many layers, as a folder with a config and no weights."""
+        """Return the model with some layers, as a folder with a config and no weights."""
         config = load_config(resolve(self.model))
         text = config.get_text_config()
         if self.layers is not None:
@@ -61,7 +61,7 @@ class Scenario:
 
 
 def said(scenario: Scenario, truths: Sequence[Truth], parent: Path, **options: Any) -> tuple[Run, World]:
-    """What `roofscope run` says on these cards; it raises what ends it."""
+    """Return the run of `roofscope run` on these cards. Raises the error that ends it."""
     asked = {
         "dtype": scenario.dtype,
         "quant": scenario.quant,
@@ -75,7 +75,7 @@ def said(scenario: Scenario, truths: Sequence[Truth], parent: Path, **options: A
         **options,
     }
     folder = scenario.folder(parent)
-    with simulated(*truths) as world, mock.patch("profiler.report.write.write_reports"):  # nobody looks at these pages
+    with simulated(*truths) as world, mock.patch("profiler.report.write.write_reports"):  # these pages are not needed
         code = command_line("run", str(folder), **asked)
     run = read_run(asked["out"])
     assert code == (EXIT_INCOMPLETE if len(run.measured) < len(run.results) or run.document.missing else 0)
@@ -83,7 +83,8 @@ def said(scenario: Scenario, truths: Sequence[Truth], parent: Path, **options: A
 
 
 def command_line(*words: str, **options: Any) -> int:
-    """The exit code of a command on a card's model with drawn weights, in this process; it raises what ends it."""
+    """Return the exit code of a command on a preset with random weights, in this process. Raises the error that ends
+    it."""
     asked = {"device": "cuda", "weights": "random", **options}
     flags = [
         part
@@ -106,7 +107,7 @@ def _listed(numbers: Sequence[int]) -> str:
 
 
 def so(scenario: Scenario, truth: Truth, parent: Path) -> list[oracle.Phase]:
-    """What is so: the same cells by plain calls on a card of its own."""
+    """Return the truth: the same cells by plain calls on a separate card."""
     source = resolve(str(scenario.folder(parent)))
     config, dtype = load_config(source), DTYPES[scenario.dtype]
     found = []

@@ -1,4 +1,4 @@
-"""What comes out of an operator, shapes and no values: torch is asked on its `meta` device."""
+"""Output shapes of operators, from torch's `meta` device, without values."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch.utils._pytree import tree_map
 _META = torch.device("meta")
 
 _RESHAPING = {"resize_", "set_", "t_", "transpose_", "squeeze_", "unsqueeze_", "as_strided_", "swapdims_"}
-"""These change the shape of what they are given."""
+"""Operators that change the shape of their argument."""
 
 
 def shaped(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, list[torch.Tensor]]:
-    """What an operator gives, and what stood in for each tensor that it was given, wherever those lie."""
+    """Return an operator's output, and the stand-in of each input tensor, wherever they are nested."""
     standing_in: list[torch.Tensor] = []
     storages: dict[int, torch.UntypedStorage] = {}
 
@@ -32,7 +32,7 @@ def shaped(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[A
 
 
 def _without_values(tensor: torch.Tensor, storages: dict[int, torch.UntypedStorage]) -> torch.Tensor:
-    """Tensors of one storage share one again."""
+    """Copy tensors so that those of one storage share one again."""
     whole = tensor.untyped_storage()
     made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_META)
     storage = storages.get(whole._cdata)
@@ -47,7 +47,7 @@ def on_card(tensor: torch.Tensor) -> bool:
 
 
 def in_place(func: Any, args: Sequence[Any]) -> bool:
-    """Whether a call gives back its first argument, which keeps its shape."""
+    """Return whether a call returns its first argument, which keeps its shape."""
     if not func._schema.is_mutable:
         return False
     name = func._schema.name.removeprefix("aten::")

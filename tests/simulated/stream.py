@@ -1,4 +1,4 @@
-"""Streams and events, as torch has them."""
+"""Streams and events, like torch's."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Stream:
 
     @property
     def ready_s(self) -> float:
-        """When its last work ends."""
+        """Time at which its last work ends."""
         found: float = self.core.ready_s
         return found
 
     @property
     def capture(self) -> Graph | None:
-        """The graph that records what is sent here."""
+        """The graph that records the work sent to this stream."""
         return self._capture
 
     @capture.setter
@@ -45,23 +45,23 @@ class Stream:
         self.core.capture = None if graph is None else graph.core
 
     def wait_stream(self, other: Stream) -> None:
-        """Begin what follows after all that the other has been sent."""
+        """Let later work begin after all work sent to the other stream."""
         self.core.ready_s = max(self.ready_s, other.ready_s)
 
     def refuse_capture(self) -> None:
-        """Raises as CUDA does when a capture meets what it cannot hold; the capture is lost with it."""
+        """Raise CUDA's error for a call that a capture cannot record; the capture is then lost."""
         if self.capture is not None:
             self.capture.core.invalid = True
             raise RuntimeError(CAPTURING)
 
     def synchronize(self) -> None:
-        """Let the host wait for all that was sent here."""
+        """Let the host wait for all work sent to this stream."""
         self.card.host.note_wait()
         self.refuse_capture()
         self.wait()
 
     def wait(self) -> None:
-        """The same, where torch's debug mode does not ask."""
+        """Let the host wait, without torch's debug mode."""
         if self.card.log:
             self.card.log[-1].awaited = True
         self.card.host.wait_until(self.ready_s)
@@ -85,7 +85,8 @@ class Event:
             self._stream.card.host.wait_until(self._at_s)
 
     def elapsed_time(self, other: Event) -> float:
-        """Milliseconds to another event. Raises RuntimeError as CUDA does while one of them was not reached."""
+        """Return the milliseconds to another event. Raises CUDA's RuntimeError if the card has not reached one of
+        them."""
         if not (self._timed and other._timed):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if self._at_s is None or other._at_s is None or self._stream is None or other._stream is None:

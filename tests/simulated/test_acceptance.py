@@ -1,4 +1,4 @@
-"""The acceptance script on simulated cards: green on sound ones, and each planted fault turns its own check red."""
+"""The acceptance script on simulated cards: it passes on sound ones, and each planted fault fails its own check."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Planted = contextlib.AbstractContextManager[Any]
 
 
 def with_result(name: str, change: Callable[..., Any]) -> Planted:
-    """Within, a function's result is what `change` makes of it and of its arguments."""
+    """Replace a function's result by `change` of it and of the arguments, within the context."""
     module, _, own = name.rpartition(".")
     right = getattr(__import__(module, fromlist=[own]), own)
     return mock.patch(name, lambda *args, **more: change(right(*args, **more), *args))
@@ -47,7 +47,7 @@ def with_method_result(owner: type, name: str, change: Callable[..., Any]) -> Pl
 
 
 def a_plain_capture() -> Planted:
-    """torch's own way: on the process's one capture stream, which a capture that fails does not leave."""
+    """Capture as torch does: on the process's one capture stream, which stays current after a failed capture."""
 
     def capture(self: Any, work: Callable[[], object], **_: Any) -> Any:
         graph = torch.cuda.CUDAGraph()
@@ -102,7 +102,7 @@ def another_layer(name: str) -> Callable[[], Planted]:
 
 
 def a_masked_graph() -> Planted:
-    """A prefill of the graph engine takes a mask that the static engine's does without."""
+    """A prefill of the graph engine gets a mask, while the static engine's does not."""
 
     def prefill(self: Any, ids: Any, slots: int) -> Any:
         mask = torch.zeros(1, 1, ids.shape[1], slots, dtype=torch.bool, device=ids.device)
@@ -112,7 +112,7 @@ def a_masked_graph() -> Planted:
 
 
 def plans_at_the_first_visit() -> Planted:
-    """No loop goes before the first one that is timed, in which cuDNN plans for each new length."""
+    """There is no untimed loop, so cuDNN plans for each new length in the first timed one."""
     from claims import times
 
     class Everything(set[Any]):
@@ -199,14 +199,14 @@ def half_the_peak() -> Planted:
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault, what is tried with and without it, and the check that it turns red."""
+    """A fault, the attempts with and without it, and the check that must fail."""
 
     group: str
     attempts: Sequence[str]
     check: str
     plant: Callable[[], Planted] = contextlib.nullcontext
     spoilt: Callable[[Truth], Truth] = lambda truth: truth
-    """The card that has the fault, where it is a card's."""
+    """The card with the fault, if a card has it."""
     cards: int = 1
 
 
@@ -313,7 +313,7 @@ FAULTS = {
 
 
 def results_of(fault: Fault, folder: Path, *, planted: bool) -> dict[str, bool | None]:
-    """What the checks of a fault's attempts say on an H100, with the fault or without it."""
+    """Return the results of the checks of a fault's attempts on an H100, with the fault or without it."""
     card = fault.spoilt(CARDS["H100"]) if planted else CARDS["H100"]
     with on_card(*[card] * fault.cards) as acceptance, cut(acceptance, folder, 1):
         bench = acceptance._bench(folder, dry_run=False)
@@ -327,11 +327,11 @@ def results_of(fault: Fault, folder: Path, *, planted: bool) -> dict[str, bool |
 
 
 _SOUND: dict[tuple[str, tuple[str, ...]], dict[str, bool | None]] = {}
-"""What was found without a fault, by what was tried."""
+"""Results without a fault, by attempts."""
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_planted_fault_turns_its_check_red(name: str, tmp_path: Path) -> None:
+def test_a_planted_fault_fails_its_check(name: str, tmp_path: Path) -> None:
     fault = FAULTS[name]
     key = fault.group, tuple(fault.attempts)
     if key not in _SOUND:
@@ -368,9 +368,11 @@ def test_a_card_that_warms_or_boosts_fails_no_check_of_its_roofs(card: Truth, tm
     assert not [check for check in found if not check.passed]
 
 
-def test_what_torch_keeps_is_no_room_that_a_full_card_lacks(tmp_path: Path) -> None:
-    """A run before it has left 20 GB with torch, in which the batch that is to find no room would find it; and what the
-    runs themselves took is free again."""
+def test_memory_reserved_by_torch_is_no_room_on_a_full_card(tmp_path: Path) -> None:
+    """An earlier run has left 20 GB reserved by torch. The batch that must exceed the memory would find room in it.
+
+    The memory of the runs themselves is free again.
+    """
     with on_card(CARDS["A100"]) as acceptance, cut(acceptance, tmp_path, 1):
         bench = acceptance._bench(tmp_path, dry_run=False)
         torch.empty(20 << 30, dtype=torch.uint8, device=bench.device)
@@ -389,7 +391,7 @@ def test_a_card_with_little_room_is_not_filled(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("without", [(), ("bitsandbytes", "torchao")], ids=["whole", "bare"])
 def test_the_script_runs_to_its_end_in_its_time(without: tuple[str, ...], tmp_path: Path) -> None:
-    """With one layer of each model; by its host's clock, judging and drawing included."""
+    """With one layer per model; by its host's clock, including judging and drawing."""
     found = scoreboard([CARDS["T4"]], tmp_path / "out", layers=1, without=without)
     assert [check for check in found["checks"] if check["passed"] is False] == []
     assert found["code"] == 0
@@ -401,7 +403,7 @@ def test_the_script_runs_to_its_end_in_its_time(without: tuple[str, ...], tmp_pa
         assert (whys.get(f"{quant}: bytes") == "bitsandbytes is not installed") == bool(without)
 
 
-def test_what_there_is_no_time_for_is_listed(tmp_path: Path) -> None:
+def test_checks_without_time_are_listed(tmp_path: Path) -> None:
     found = scoreboard([CARDS["T4"]], tmp_path / "out", "--minutes", "0.1", layers=1)
     assert {check["passed"] for check in found["checks"]} == {None}
     assert found["seconds"] < 6

@@ -1,4 +1,4 @@
-"""Attention on simulated cards: which kernel runs, what cuDNN plans, and what the math path holds and moves."""
+"""Attention on simulated cards: the kernel, cuDNN's plans, and the memory and traffic of the math path."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from .world import World, simulated
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
 PLAN_S = 22e-3
-"""Reported for one card (GB10); others take up to 440 ms."""
+"""Reported for one card (GB10); other cards take up to 440 ms."""
 B200 = H100.but(name="NVIDIA B200", capability=(10, 0))
 RTX_5090 = H100.but(name="NVIDIA GeForce RTX 5090", capability=(12, 0))
 
 
 def heads(count: int, tokens: int, width: int = 128, dtype: torch.dtype = torch.float16) -> torch.Tensor:
-    """[batch, heads, tokens, width], two sequences."""
+    """Return [batch, heads, tokens, width] of two sequences."""
     return torch.zeros(2, count, tokens, width, dtype=dtype, device="cuda")
 
 
@@ -47,7 +47,7 @@ def heads(count: int, tokens: int, width: int = 128, dtype: torch.dtype = torch.
         (H100, {"keys": 1}, 1),
     ],
 )
-def test_the_backend_is_the_one_that_torch_takes(truth: Truth, asked: dict[str, Any], backend: int) -> None:
+def test_the_backend_is_torchs(truth: Truth, asked: dict[str, Any], backend: int) -> None:
     """For one query and grouped heads; 0 math, 1 flash, 2 memory-efficient, 3 cuDNN (torch.nn.attention.SDPBackend)."""
     tokens, masked = asked.get("keys", 40), asked.get("masked", False)
     shape = {name: value for name, value in asked.items() if name in ("width", "dtype")}
@@ -69,7 +69,7 @@ def test_the_kernel_is_the_same_without_gradients(within: Any) -> None:
 
 
 def test_cudnn_plans_each_shape_once() -> None:
-    """By lengths and batch; a mask, strides and the causal flag make others."""
+    """Plans differ by lengths, batch, mask, strides and the causal flag."""
     with simulated(H100.but(plan_s=PLAN_S)) as world, torch.inference_mode():
 
         def plans(*operands: torch.Tensor, **options: Any) -> int:
@@ -86,7 +86,7 @@ def test_cudnn_plans_each_shape_once() -> None:
 
 
 def decode(world: World, model: Any) -> list[float]:
-    """Seconds of the host for each of eight steps on a growing cache, after a prefill."""
+    """Return the host's seconds for each of eight steps on a growing cache, after a prefill."""
     with torch.inference_mode():
         token = torch.zeros(1, 1, dtype=torch.long, device="cuda")
         cache = model(torch.zeros(1, 16, dtype=torch.long, device="cuda"), use_cache=True).past_key_values
@@ -99,8 +99,8 @@ def decode(world: World, model: Any) -> list[float]:
 
 
 @pytest.mark.parametrize(("truth", "planned"), [(H100, 1), (A100, 0)], ids=["H100", "A100"])
-def test_a_decode_loop_pays_for_each_length_that_it_meets(truth: Truth, planned: int) -> None:
-    """Once for all layers, and only the first time."""
+def test_a_decode_loop_pays_for_each_new_length(truth: Truth, planned: int) -> None:
+    """It pays once for all layers, and only the first time."""
     config = LlamaConfig(
         hidden_size=256, intermediate_size=256, num_hidden_layers=3, num_attention_heads=2, vocab_size=64
     )
@@ -113,8 +113,8 @@ def test_a_decode_loop_pays_for_each_length_that_it_meets(truth: Truth, planned:
 
 
 @pytest.mark.slow
-def test_plans_are_no_time_of_a_step(tmp_path: Path) -> None:
-    """A server meets each length once, and then never plans again."""
+def test_plans_are_not_part_of_a_steps_time(tmp_path: Path) -> None:
+    """A server has each length once, and then never plans again."""
     truth = H100.but(plan_s=PLAN_S)
     scenario = Scenario("mistral-7b-v0.3", 2, prompt_lens=[128, 512], batch_sizes=[1, 4])
     run, _ = said(scenario, [truth], tmp_path)
@@ -126,7 +126,7 @@ def test_plans_are_no_time_of_a_step(tmp_path: Path) -> None:
 
 
 class Moments(list[Any]):
-    """A card's log that keeps what is allocated when each kernel is launched."""
+    """A card's log that also records the allocated bytes at each launch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class Moments(list[Any]):
 
 
 def attend(world: World, new: int, held: int) -> tuple[Moments, int]:
-    """Kernels of attention with grouped heads on a card, the second time, and the bytes allocated before."""
+    """Return the kernels of the second call of attention with grouped heads, and the bytes allocated before."""
     with torch.inference_mode():
         query, keys = heads(32, new), heads(8, held)
         scaled_dot_product_attention(query, keys, keys, is_causal=new > 1, enable_gqa=True)
@@ -149,10 +149,13 @@ def attend(world: World, new: int, held: int) -> tuple[Moments, int]:
     return log, before
 
 
-def test_the_math_path_holds_nine_bytes_a_score_and_copies_in_float32() -> None:
-    """aten/src/ATen/native/transformers/attention.cpp (2.13): scores, their softmax and a mask of what is -inf at once
-    (`_safe_softmax`; since PR #139613, in 2.6, `where` reuses the softmax's memory), beside two copies of the queries,
-    one and a repeated one of keys and of values, and the causal mask, all in float32."""
+def test_the_math_path_needs_nine_bytes_per_score_and_copies_in_float32() -> None:
+    """Scores, their softmax and a mask of what is -inf exist at once, next to two copies of the queries, one copy and a
+    repeated one of keys and of values, and the causal mask, all in float32.
+
+    Source: aten/src/ATen/native/transformers/attention.cpp (2.13), `_safe_softmax`; since PR #139613, in 2.6, `where`
+    reuses the softmax's memory.
+    """
     tokens, groups = 1024, 4
     with simulated(T4) as world:
         log, before = attend(world, tokens, tokens)
@@ -166,8 +169,11 @@ def test_the_math_path_holds_nine_bytes_a_score_and_copies_in_float32() -> None:
 
 
 def test_the_math_path_moves_a_cache_often() -> None:
-    """One query, g query heads a key, in units of the cache's 16-bit bytes: read, written as float32 and read again
-    (1 + 2 + 2), repeated (2g), the keys scaled (g + g), and read by two products (2g)."""
+    """For one query and g query heads per key, in units of the cache's 16-bit bytes.
+
+    Keys and values are read, written as float32 and read again (1 + 2 + 2), repeated (2g), the keys scaled (g + g), and
+    read by two products (2g).
+    """
     tokens, groups = 4096, 4
     with simulated(T4) as world:
         log, _ = attend(world, 1, tokens)
@@ -181,8 +187,8 @@ LONG = Scenario("mistral-7b-v0.3", 2, prompt_lens=[2048], batch_sizes=[4])
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("phase", "least_share"), [("prefill", 0.7), ("decode", 0.9)])
-def test_what_the_math_path_copies_is_named_first(phase: str, least_share: float, tmp_path: Path) -> None:
-    """All kernels of this card reach their roof: most of what attention loses is what a fused kernel would not do."""
+def test_the_copies_of_the_math_path_are_named_first(phase: str, least_share: float, tmp_path: Path) -> None:
+    """All kernels of this card reach their roof: most of attention's loss is work that a fused kernel would not do."""
     run, _ = said(LONG, [T4], tmp_path)
     [row] = [row for row in run.cells.to_dict("records") if row["phase"] == phase]
     [item] = [item for item in run.document.evidence if item.phase == phase]

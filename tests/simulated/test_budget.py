@@ -1,4 +1,4 @@
-"""A run on a simulated card ends with its budget, and what it did not reach is forecast."""
+"""A run on a simulated card ends with its budget; cells that it did not reach are forecast."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BUDGET_S = 20.0
 
 
 def profiled(folder: Path, out: Path, **options: object) -> tuple[int, Run, float]:
-    """(exit code, run, simulated seconds without loading) of a run of the scenario."""
+    """Return (exit code, run, simulated seconds without loading) of a run of the scenario."""
     arguments = {
         "dtype": SCENARIO.dtype,
         "prompt_lens": ",".join(map(str, SCENARIO.prompt_lens)),
@@ -58,7 +58,7 @@ def test_it_ends_with_its_budget_and_has_the_corners_twice(short: tuple[int, Run
 
 
 def test_the_forecast_times_are_those_that_the_cells_take(short: tuple[int, Run, float], tmp_path: Path) -> None:
-    """By plain calls on a card of its own."""
+    """Times by plain calls on a separate card."""
     _, run, _ = short
     truth_s = {
         (phase.phase, phase.batch_size, phase.prompt_len): phase.latency_s for phase in so(SCENARIO, T4, tmp_path)
@@ -95,7 +95,7 @@ def test_a_resume_measures_what_was_forecast(
     assert all(isinstance(fact, ForecastTime) for fact in read_gathered(run.folder, run.document).forecasts.values())
 
 
-def test_a_budget_that_is_gone_before_the_first_visit_still_measures_one_cell(
+def test_a_budget_that_ends_before_the_first_visit_still_measures_one_cell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_effort(monkeypatch, whole_grid=False)

@@ -1,7 +1,7 @@
-"""What a failed capture leaves behind, release by release, and the ways to tidy up after it.
+"""The state after a failed capture, release by release, and ways to restore it.
 
 After aten/src/ATen/cuda/CUDAGraph.cpp and c10/cuda/CUDACachingAllocator.cpp: PR #176752 (2.12) gives each capture its
-own state of the generator, PR #180395 (2.13) ends the allocation to the pool on errors too, PR #190348 (2.14) releases
+own state of the generator, PR #180395 (2.13) ends the allocation to the pool on errors, too, PR #190348 (2.14) releases
 the pool.
 """
 
@@ -44,7 +44,7 @@ def of(*version: int) -> Truth:
 
 
 def lose_capture(nbytes: int = 0, pool: tuple[int, int] | None = None) -> Any:
-    """The graph of a capture that fails, after it has taken so many bytes."""
+    """Return the graph of a capture that fails after allocating some bytes."""
     before, graph = torch.cuda.current_stream(), torch.cuda.CUDAGraph()
     x = torch.zeros(16, device="cuda")
 
@@ -60,7 +60,7 @@ def lose_capture(nbytes: int = 0, pool: tuple[int, int] | None = None) -> Any:
 
 
 def capture() -> Any:
-    """A capture that succeeds."""
+    """Make a capture that succeeds."""
     graph, x = torch.cuda.CUDAGraph(), torch.zeros(16, device="cuda")
     with torch.cuda.graph(graph, stream=torch.cuda.Stream()):
         x.add_(1)
@@ -68,7 +68,7 @@ def capture() -> Any:
 
 
 def tidy(pool: Any) -> None:
-    """What makes good a failed capture into this torch.cuda.MemPool, whatever the version."""
+    """Restore torch after a failed capture into this torch.cuda.MemPool, on every version."""
     with contextlib.suppress(RuntimeError):
         torch._C._cuda_endAllocateToPool(0, pool.id)
     while pool.use_count() > 1:
@@ -77,7 +77,7 @@ def tidy(pool: Any) -> None:
 
 
 def reserved_after_release(nbytes: int = 256 * MIB) -> int:
-    """Bytes that torch reserves once so many have been taken, freed and given back."""
+    """Return the bytes that torch reserves after some bytes were allocated, freed and released."""
     torch.empty(nbytes, dtype=torch.uint8, device="cuda")
     torch.cuda.empty_cache()
     return torch.cuda.memory_reserved()
@@ -99,7 +99,7 @@ def test_random_numbers_are_refused_until_a_capture_succeeds(world: World) -> No
     torch.rand(4, device="cuda")
 
 
-def test_what_a_capture_draws_is_its_own(world: World) -> None:
+def test_a_captures_random_numbers_are_its_own(world: World) -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=torch.cuda.Stream()):
         torch.rand(4, device="cuda")
@@ -127,7 +127,7 @@ def test_a_failed_capture_is_ended_by_the_name_that_torch_2_7_has() -> None:
         torch.rand(1, device="cuda")
 
 
-def test_an_allocator_that_believes_in_a_capture_releases_nothing(world: World) -> None:
+def test_an_allocator_in_a_capture_state_releases_nothing(world: World) -> None:
     handle = torch.cuda.graph_pool_handle()
     lose_capture(pool=handle)
     believes = world.card.truth.torch_version <= (2, 12)
@@ -141,8 +141,8 @@ def test_an_allocator_that_believes_in_a_capture_releases_nothing(world: World) 
 
 
 @pytest.mark.parametrize(("version", "fits"), [((2, 12), False), ((2, 13), True)])
-def test_memory_that_is_cached_is_no_room_while_a_capture_is_believed_in(version: tuple[int, int], fits: bool) -> None:
-    """50 GB free with torch in blocks of 25: for one of 60 GB they have to go back to the driver first."""
+def test_cached_memory_is_no_room_in_a_capture_state(version: tuple[int, int], fits: bool) -> None:
+    """torch has 50 GB free in blocks of 25: for one of 60 GB they must first return to the driver."""
     with simulated(H100.but(torch_version=version)):
         lose_capture()
         blocks = [torch.empty(25 * GIB, dtype=torch.uint8, device="cuda") for _ in range(2)]
@@ -153,7 +153,7 @@ def test_memory_that_is_cached_is_no_room_while_a_capture_is_believed_in(version
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_pool_of_a_failed_capture_is_given_up(version: tuple[int, int]) -> None:
+def test_the_pool_of_a_failed_capture_is_released(version: tuple[int, int]) -> None:
     """By `_cuda_releasePool` up to 2.13, by the graph itself from 2.14 on."""
     with simulated(H100.but(torch_version=version)):
         handle = torch.cuda.graph_pool_handle()
@@ -170,8 +170,8 @@ def test_the_pool_of_a_failed_capture_is_given_up(version: tuple[int, int]) -> N
         assert torch.cuda.memory_reserved() < GIB
 
 
-def test_a_pool_that_is_given_up_twice_ends_the_process() -> None:
-    """From 2.14 on the graph's destructor gives it up once more: an assertion of C++ that nobody can catch."""
+def test_a_pool_that_is_released_twice_ends_the_process() -> None:
+    """From 2.14 on the graph's destructor releases it again: a C++ assertion that nothing can catch."""
 
     def give_up_twice() -> None:
         with simulated(of(2, 14)):
@@ -186,8 +186,8 @@ def test_a_pool_that_is_given_up_twice_ends_the_process() -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_one_way_to_tidy_up_serves_every_release(version: tuple[int, int]) -> None:
-    """A MemPool counts its users: whoever is left beside it has failed."""
+def test_one_way_to_recover_works_on_every_release(version: tuple[int, int]) -> None:
+    """A MemPool counts its users: any other user has failed."""
     with simulated(H100.but(torch_version=version)):
         pool = torch.cuda.MemPool()
         graph = lose_capture(GIB, pool=pool.id)
@@ -200,8 +200,8 @@ def test_one_way_to_tidy_up_serves_every_release(version: tuple[int, int]) -> No
         assert reserved_after_release() < 256 * MIB
 
 
-def test_a_pool_that_dies_while_a_capture_is_believed_in_ends_the_process() -> None:
-    """MemPool's destructor empties its memory, which asserts that no capture is under way (PR #180395)."""
+def test_a_pool_that_is_destroyed_in_a_capture_state_ends_the_process() -> None:
+    """MemPool's destructor empties its memory, which asserts that there is no capture (PR #180395)."""
 
     def forget() -> None:
         with simulated(of(2, 12)):
@@ -216,7 +216,7 @@ def test_a_pool_that_dies_while_a_capture_is_believed_in_ends_the_process() -> N
 
 
 def test_graphs_share_a_pool(world: World) -> None:
-    """And its memory lives as long as one of them."""
+    """The memory exists as long as one of them."""
     x = torch.zeros(16, device="cuda")
     handle, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
 
@@ -237,14 +237,14 @@ def test_graphs_share_a_pool(world: World) -> None:
         assert (torch.cuda.memory_reserved() >= GIB) == bool(left)
 
 
-def test_a_capture_goes_to_the_stream_that_it_is_given(world: World) -> None:
+def test_a_capture_goes_to_the_given_stream(world: World) -> None:
     stream, x = torch.cuda.Stream(), torch.zeros(16, device="cuda")
     with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream):
         assert torch.cuda.current_stream() is stream
         x.add_(1)
 
 
-def test_calls_that_wait_are_errors_where_that_is_asked_for() -> None:
+def test_calls_that_wait_are_errors_in_the_debug_mode() -> None:
     with simulated(H100):
         x, pageable, pinned = torch.ones(4, device="cuda"), torch.ones(4), torch.ones(4).pin_memory()
         event = torch.cuda.Event()
@@ -277,7 +277,7 @@ def test_calls_that_wait_are_errors_where_that_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_machine_tidies_up_after_a_failed_capture(version: tuple[int, int]) -> None:
+def test_a_machine_recovers_after_a_failed_capture(version: tuple[int, int]) -> None:
     def waits() -> None:
         torch.empty(GIB, dtype=torch.uint8, device="cuda")
         x.sum().item()
@@ -325,7 +325,7 @@ def test_a_run_ends_on_every_release(scenario: Scenario, card: Truth, version: t
     ],
 )
 def test_a_step_that_reads_its_card_is_known_to_wait(engine: str, phase: Phase, expected: bool, tmp_path: Path) -> None:
-    """A new static cache copies its length to the card; a prefill into a reset one reads it, unless it is captured
-    (transformers' `is_tracing` then keeps it from looking): a capture of it succeeds, and proves nothing."""
+    """A new static cache copies its length to the card. A prefill into a reset cache reads it, unless it is
+    captured: transformers' `is_tracing` then skips the read. So a successful capture of it proves nothing."""
     run, _ = said(Scenario("mistral-7b-v0.3", 1, engine=engine, prompt_lens=[64], batch_sizes=[1]), [H100], tmp_path)
     assert read_gathered(run.folder, run.document).dispatch[engine, phase, 1].waits == expected

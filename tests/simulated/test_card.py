@@ -1,4 +1,4 @@
-"""The simulated card keeps CUDA's rules, and the machine's door to it keeps its own promises."""
+"""The simulated card follows CUDA's rules, and the machine's access to it does what it promises."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_kernel_takes_its_roof_and_the_host_runs_ahead(world: World) -> None:
 
 
 def test_the_launch_queue_fills(world: World) -> None:
-    """The host is 1,024 launches ahead at most."""
+    """The host is at most 1,024 launches ahead."""
     x = torch.zeros(300 * MIB, dtype=torch.uint8, device="cuda")
     torch.cuda.synchronize()
     began, kernel_s = world.host.now_s, 2 * 300 * MIB / H100.bytes_per_s
@@ -74,7 +74,7 @@ def test_reading_a_value_waits(world: World) -> None:
 
 
 def test_generate_ends_with_its_last_token(machine: Machine) -> None:
-    """Whether all sequences have ended is read off the card at each step."""
+    """generate reads from the card at each step whether all sequences have ended."""
     config = LlamaConfig(
         hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, vocab_size=64
     )
@@ -87,7 +87,7 @@ def test_generate_ends_with_its_last_token(machine: Machine) -> None:
 
 
 def test_reserved_is_not_allocated(world: World, machine: Machine) -> None:
-    """What a freed tensor leaves with torch is ours to allocate again, and nobody's use of the card."""
+    """Memory of a freed tensor that torch reserves is free to this process, and not used by another."""
     free, used = machine.available_bytes(), machine.used_bytes()
     held = torch.empty(30 << 30, dtype=torch.uint8, device="cuda")
     assert machine.available_bytes() == free - (30 << 30)
@@ -100,8 +100,9 @@ def test_reserved_is_not_allocated(world: World, machine: Machine) -> None:
     assert torch.cuda.mem_get_info()[0] == free
 
 
-def test_nothing_holds_a_storage_that_was_handed_over(world: World) -> None:
-    """Calls are remembered by how their arguments lie; who kept those would keep every weight that was ever copied."""
+def test_nothing_references_a_storage_that_was_handed_over(world: World) -> None:
+    """Calls are remembered by the layout of their arguments. References to the arguments would keep every copied
+    weight."""
     weight = torch.empty(300 * MIB, dtype=torch.uint8, device="cuda")
     same = torch.empty(0, dtype=torch.uint8, device="cuda").set_(weight.untyped_storage(), 0, (300 * MIB,), (1,))
     assert torch.cuda.memory_allocated() >= 300 * MIB
@@ -118,7 +119,7 @@ def test_memory_ends(world: World) -> None:
 
 
 def test_a_short_kernel_takes_as_long_as_the_shortest() -> None:
-    """However few bytes it moves, launched alone or replayed."""
+    """With any number of bytes, launched separately or replayed."""
     with simulated(H100) as world:
         x = torch.zeros(16, device="cuda")
         replay = machine_for(CARD).capture(lambda: x.add_(1))
@@ -141,8 +142,9 @@ def test_a_cache_serves_what_was_just_touched() -> None:
 
 
 @pytest.mark.parametrize(("reads", "writes_back", "delayed"), [(False, True, 1), (True, True, 0), (False, False, 0)])
-def test_what_a_flush_writes_delays_the_kernel_after_it(reads: bool, writes_back: bool, delayed: int) -> None:
-    """By a whole cache over the memory's bandwidth; a flush that reads leaves nothing to write back."""
+def test_the_writes_of_a_flush_delay_the_next_kernel(reads: bool, writes_back: bool, delayed: int) -> None:
+    """The delay is a whole cache over the memory's bandwidth; after a flush that reads there is nothing to write
+    back."""
     with simulated(H100.but(l2_writes_back=writes_back)) as world:
         flushed = torch.zeros(2 * H100.l2_bytes, dtype=torch.uint8, device="cuda")
         weight = torch.empty(400 * MIB, dtype=torch.uint8, device="cuda")
@@ -157,8 +159,8 @@ def test_what_a_flush_writes_delays_the_kernel_after_it(reads: bool, writes_back
     assert first - second == pytest.approx(delayed * H100.l2_bytes / H100.bytes_per_s, rel=1e-3)
 
 
-def test_what_is_written_is_written_to_memory_once() -> None:
-    """Now or later: in a row of large writes each waits for what the one before it has left."""
+def test_writes_reach_memory_once() -> None:
+    """Now or later: in a sequence of large writes each waits for the rest of the one before."""
     with simulated(H100) as world:
         buffers = [torch.empty(200 * MIB, dtype=torch.uint8, device="cuda") for _ in range(5)]
         small = torch.empty(MIB, dtype=torch.uint8, device="cuda")
@@ -174,7 +176,7 @@ def test_what_is_written_is_written_to_memory_once() -> None:
 
 
 def test_arithmetic_lowers_the_clock_of_a_card_at_its_power_cap() -> None:
-    """8192^3 products for a tenth of a second, and the clock falls; as much of other work, and it is back."""
+    """After 8192^3 products for a tenth of a second the clock falls; after as much other work it is back."""
     with simulated(H100.but(power_cap=PowerCap(after_computing_s=0.1, share=0.8))) as world:
         a = torch.empty(8192, 8192, dtype=torch.bfloat16, device="cuda")
         stream = torch.empty(300 * MIB, dtype=torch.uint8, device="cuda")
@@ -182,7 +184,7 @@ def test_arithmetic_lowers_the_clock_of_a_card_at_its_power_cap() -> None:
         product_s = 2 * 8192**3 / H100.flops_per_s["bfloat16"]
 
         def seconds(work: Callable[[], object], total_s: float) -> float:
-            """Of one more call, after so many of them."""
+            """Return the seconds of one more call, after some of them."""
             start_s = world.host.now_s
             while world.host.now_s - start_s < total_s:
                 work()
@@ -224,7 +226,7 @@ def test_a_replay_is_one_launch_of_all_kernels(world: World, machine: Machine) -
 
 
 def test_a_capture_that_waits_fails_and_leaves_the_stream_as_it_was(world: World, machine: Machine) -> None:
-    """torch.cuda.graph itself stays on its capture stream then (torch/cuda/graphs.py, `__exit__`)."""
+    """torch.cuda.graph then stays on its capture stream (torch/cuda/graphs.py, `__exit__`)."""
     x = torch.zeros(16, device="cuda")
     before = torch.cuda.current_stream()
     with pytest.raises(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph()):
@@ -250,7 +252,7 @@ def test_a_name_that_is_not_answered_is_an_error(world: World) -> None:
 
 
 def test_streams_and_graphs_are_those_of_the_machines_card() -> None:
-    """Without `set_device` they would be card 0's, and a capture would hold nothing."""
+    """Without `set_device` they would be card 0's, and a capture would record nothing."""
     with simulated(H100, T4) as world:
         machine = machine_for(torch.device("cuda", 1))
         x = torch.zeros(1 << 20, device="cuda:1")
@@ -263,8 +265,8 @@ def test_streams_and_graphs_are_those_of_the_machines_card() -> None:
 
 
 def test_a_capture_without_a_stream_goes_to_the_card_of_the_first_one() -> None:
-    """torch.cuda.graph keeps one capture stream a process (`default_capture_stream`): the second card's work runs at
-    once beside it, and the graph is empty."""
+    """torch.cuda.graph has one capture stream per process (`default_capture_stream`). The second card's work runs
+    immediately on another stream, and the graph is empty."""
     with simulated(H100, H100) as world:
         tensors = [torch.zeros(1 << 20, device=f"cuda:{index}") for index in range(2)]
 
@@ -288,8 +290,8 @@ def test_a_watch_reads_by_the_simulated_clock(world: World, machine: Machine) ->
     assert all(reading.clock_hz == H100.clock_hz for reading in watch.readings)
 
 
-def test_what_is_known_of_a_call_is_what_was_worked_out(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model's second step finds each call known, and does the same by it, where it takes its memory from the same."""
+def test_a_known_call_has_the_computed_effect(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call of a model's second step is known and has the same effect, if it allocates the same memory."""
     config = LlamaConfig(
         hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, vocab_size=64
     )
@@ -316,8 +318,8 @@ def test_what_is_known_of_a_call_is_what_was_worked_out(world: World, monkeypatc
     assert len(asked) < 10, "all but what is never remembered"
 
 
-def test_a_number_is_part_of_what_a_call_is_known_by(world: World) -> None:
-    """Python's numbers come as tensors of the host; an int leaves integers what they are, a float does not."""
+def test_a_number_is_part_of_a_calls_key(world: World) -> None:
+    """Python's numbers are tensors of the host; an int leaves integers unchanged, a float does not."""
     x = torch.zeros(4, dtype=torch.int64, device="cuda")
     assert [(x + number).dtype for number in (1, 2, 1.5, 1, True)] == [torch.int64] * 2 + [torch.float32] + [
         torch.int64
@@ -325,8 +327,7 @@ def test_a_number_is_part_of_what_a_call_is_known_by(world: World) -> None:
     assert [x.clamp(max=number).dtype for number in (1, 1.5, 1)] == [torch.int64, torch.float32, torch.int64]
 
 
-def test_a_value_of_the_card_is_never_passed_for_one() -> None:
-    """Outside of the simulation there is no card again."""
+def test_there_is_no_card_outside_the_simulation() -> None:
     with contextlib.suppress(RuntimeError), simulated(H100):
         pass
     assert not torch.cuda.is_available()
@@ -334,7 +335,7 @@ def test_a_value_of_the_card_is_never_passed_for_one() -> None:
 
 @pytest.mark.timing
 def test_an_operator_costs_less_than_a_fifth_of_torchs_fake_mode() -> None:
-    """With its price, its memory and its place on the card's clock; 0.01 of it where this was written."""
+    """Including its price, its memory and its place on the card's clock; it was measured as 0.01 of it."""
 
     def least_s(device: str) -> float:
         x = torch.empty(64, 64, device=device)

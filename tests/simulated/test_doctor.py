@@ -1,4 +1,4 @@
-"""`roofscope doctor` on a card: what it finds is what the card is."""
+"""`roofscope doctor` on a card: it reports the card's real properties."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_t4() -> None:
 
 
 def test_a_card_on_which_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A torch without kernels for an old card, a neighbour that holds it, no NVML: each is a line."""
+    """A torch without kernels for an old card, another process with its memory, no NVML: each is a line."""
     error = torch.AcceleratorError("CUDA error: no kernel image is available for execution on the device")
     monkeypatch.setattr("profiler.loading.source.card_names", lambda: ("gpt2",))
     dead = mock.patch.object(Card, "launch", side_effect=error)
@@ -69,7 +69,7 @@ def test_a_card_on_which_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def one_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which models fit is not looked at here."""
+    """Skip the list of models that fit."""
     monkeypatch.setattr("profiler.loading.source.card_names", lambda: ("gpt2",))
 
 
@@ -77,7 +77,7 @@ Fault = Callable[[World], contextlib.AbstractContextManager[object]]
 
 
 def on(truth: Truth, fault: Fault = lambda _: contextlib.nullcontext()) -> dict[str, CheckResult]:
-    """What only a card is asked, by its name, on a card with a fault."""
+    """Return the checks that only a card gets, by name, on a card with a fault."""
     with simulated(truth) as world, fault(world):
         found = {item.name: item for item in examine().findings}
     assert [name for name in found if name in ON_A_CARD] == ON_A_CARD
@@ -85,7 +85,7 @@ def on(truth: Truth, fault: Fault = lambda _: contextlib.nullcontext()) -> dict[
 
 
 def bad(found: dict[str, CheckResult]) -> list[str]:
-    """The names of what does not work, or is slow."""
+    """Return the names of the checks that fail or are slow."""
     return [item.name for item in found.values() if item.works is False or item.slow]
 
 
@@ -179,7 +179,7 @@ def test_grouped_products_without_a_kernel_wait_for_the_card() -> None:
 
 @pytest.mark.usefixtures("one_model")
 @pytest.mark.parametrize(("plan_s", "said"), [(22e-3, "22.0 ms"), (440e-3, "440 ms"), (50e-6, None)])
-def test_what_a_new_kv_length_costs(plan_s: float, said: str | None) -> None:
+def test_the_cost_of_a_new_kv_length(plan_s: float, said: str | None) -> None:
     """cuDNN's plans, as reported: 22 ms on a GB10, 440 ms on a B200; 50 us are less than ten calls."""
     found = on(H100.but(plan_s=plan_s))
     assert found["attention"].says == "cudnn"
@@ -191,7 +191,7 @@ def test_what_a_new_kv_length_costs(plan_s: float, said: str | None) -> None:
 
 @contextlib.contextmanager
 def after_a_failed_capture(*faults: contextlib.AbstractContextManager[object]) -> Iterator[None]:
-    """From the first capture that fails on, torch has these faults."""
+    """Give torch these faults from the first failed capture on."""
     real = CudaMachine.capture
 
     def capture(machine: CudaMachine, work: Callable[[], object]) -> Callable[[], object]:
@@ -207,7 +207,7 @@ def after_a_failed_capture(*faults: contextlib.AbstractContextManager[object]) -
 
 
 POISONED = RuntimeError("Offset increment outside graph capture encountered unexpectedly.")
-"""What torch up to 2.11 says of the next random number (aten/src/ATen/cuda/CUDAGeneratorImpl.cpp)."""
+"""The error of torch up to 2.11 for the next random number (aten/src/ATen/cuda/CUDAGeneratorImpl.cpp)."""
 
 
 @contextlib.contextmanager
@@ -226,7 +226,7 @@ def on_another_stream() -> Iterator[None]:
     ],
     ids=["generator", "allocator", "stream"],
 )
-def test_what_a_failed_capture_leaves_behind(
+def test_the_state_after_a_failed_capture(
     fault: Callable[[], contextlib.AbstractContextManager[object]], says: str
 ) -> None:
     found = on(H100, lambda _: after_a_failed_capture(fault()))
@@ -236,7 +236,7 @@ def test_what_a_failed_capture_leaves_behind(
 
 
 def plain_capture(machine: CudaMachine, work: Callable[[], object]) -> Callable[[], object]:
-    """As torch's documentation shows it: nothing is done about what a capture that failed leaves behind."""
+    """Capture as in torch's documentation, which restores nothing after a failed capture."""
     graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
     try:
         with torch.cuda.graph(graph, stream=torch.cuda.Stream()):
@@ -268,7 +268,7 @@ def test_a_capture_that_cannot_fail() -> None:
 
 @contextlib.contextmanager
 def asked_bytes(spills: bool) -> Iterator[list[int]]:
-    """Every allocation of a gibibyte or more, which no card refuses where it `spills`."""
+    """Return every allocation of a gibibyte or more, which no card refuses if it `spills`."""
     real, asked = torch.empty, []
 
     def empty(*size: Any, **kwargs: Any) -> torch.Tensor:
@@ -292,7 +292,7 @@ def test_memory_that_spills() -> None:
 
 
 @pytest.mark.usefixtures("one_model")
-def test_more_than_is_free_is_asked_for_once() -> None:
+def test_more_than_the_free_memory_is_requested_once() -> None:
     asked: list[list[int]] = []
 
     @contextlib.contextmanager
@@ -315,7 +315,7 @@ def test_more_than_is_free_is_asked_for_once() -> None:
         (T4, False, "not tried: NVML does not say which processes use this card"),
     ],
 )
-def test_nothing_is_asked_for_where_others_may_feel_it(truth: Truth, nvml: bool, says: str) -> None:
+def test_no_memory_is_requested_if_others_use_the_card(truth: Truth, nvml: bool, says: str) -> None:
     asked: list[list[int]] = []
 
     @contextlib.contextmanager
@@ -330,7 +330,7 @@ def test_nothing_is_asked_for_where_others_may_feel_it(truth: Truth, nvml: bool,
 
 
 @pytest.mark.usefixtures("one_model")
-def test_under_wsl_nothing_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_under_wsl_no_memory_is_requested(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     kernel = tmp_path / "version"
     kernel.write_text("Linux version 6.6.87.2-microsoft-standard-WSL2 (root@439a258ad544) (gcc 11.2.0)\n")
     monkeypatch.setattr("profiler.device.device.KERNEL_FILE", kernel)

@@ -1,4 +1,4 @@
-"""The door for doubters prints what is so beside what is said, as one JSON document."""
+"""`python -m tests.simulated` prints the truth next to the profiler's figures, as one JSON document."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ASKED = (
 )
 
 
-def test_the_door_for_doubters(
+def test_the_command_prints_truth_and_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "measured"))

@@ -29,8 +29,10 @@ LAYERS = 2
 
 
 def test_a_run_and_a_profile_forecast_a_card_of_known_truth(tmp_path: Path) -> None:
-    """Two layers of Mistral-7B: each cell from the others, the extremes from the rest, and all of them from a profile
-    of the card alone, on which this model never ran."""
+    """Two layers of Mistral-7B: each cell from the others, the extremes from the rest, and all from a card's profile.
+
+    This model never ran on the profiled card.
+    """
     with simulated(A100), quiet_libraries():
         machine = machine_for(torch.device("cuda", 0))
         ceilings = measure(machine, ["float16"], model_dtype="float16", stage_budget_s=0.2)

@@ -1,4 +1,4 @@
-"""Hosts of known pace beside an H100: who waits for whom, engine by engine, and what is said of it."""
+"""Hosts of known speed with an H100: which of them waits, engine by engine, and the verdict."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ HOSTS = {"slow": 40e-6, "middling": 7e-6, "fast": 2e-6}
 
 
 def by_arithmetic(phase: Phase, launch_s: float) -> set[str]:
-    """What a step's launches make of it beside what its kernels take.
+    """Return the label that launches and kernels give by arithmetic.
 
-    A host that takes twice as long as its card idles it for half of the step; one that takes less than the card shows
-    nowhere. Between them a graph gains something, and never a half; near a tie it may be either.
+    A host that takes twice as long as its card idles it for half of the step; one that takes less than the card has no
+    effect. Between them a graph gains something, but never a half; near a tie it may be either.
     """
     host_s = phase.launches * launch_s
     by_card = {"prefill": "compute-bound", "decode": "memory-bound"}[phase.phase]
@@ -62,7 +62,7 @@ def test_the_verdict_follows_the_host(engine: str, host: str, tmp_path: Path) ->
 
 
 def test_what_is_compiled_is_compiled_once_a_shape(tmp_path: Path) -> None:
-    """Its one compilation is no step's time, though torch waits for it; neither is the recording of the graph."""
+    """The compilation is no step's time, though torch waits for it; neither is the recording of the graph."""
     truth = H100.but(launch_s=20e-6)
     scenario = Scenario("mistral-7b-v0.1", 2, engine="compile", prompt_lens=[64], batch_sizes=[1])
     run, _ = said(scenario, [truth], tmp_path)
@@ -74,7 +74,7 @@ def test_what_is_compiled_is_compiled_once_a_shape(tmp_path: Path) -> None:
 
 
 def test_a_window_that_moves_is_not_recorded_again_at_each_step(tmp_path: Path) -> None:
-    """The host counts its tokens: as a graph, each position would be another one, and half a second."""
+    """The host counts its tokens. In a graph each position would be another graph, and half a second."""
     window = {"sliding_window": 32}
     scenario = Scenario("mistral-7b-v0.1", 1, engine="compile", prompt_lens=[64], batch_sizes=[1], changes=window)
     run, _ = said(scenario, [H100], tmp_path)
@@ -83,7 +83,7 @@ def test_a_window_that_moves_is_not_recorded_again_at_each_step(tmp_path: Path) 
 
 
 def test_a_graph_is_recorded_once_a_shape(tmp_path: Path) -> None:
-    """A sweep comes back to each cell, and finds what it has recorded; how often it does so shows in its visits."""
+    """A sweep visits each cell again and finds its graph; the number of visits shows how often."""
     scenario = Scenario("mistral-7b-v0.3", 2, engine="graph", prompt_lens=[64, 128], batch_sizes=[1, 4])
     recorded: list[tuple[int, int]] = []
     record = GraphEngine._record
@@ -102,9 +102,10 @@ def test_a_graph_is_recorded_once_a_shape(tmp_path: Path) -> None:
 
 
 def test_llm_int8_waits_in_every_linear(tmp_path: Path) -> None:
-    """bitsandbytes asks its card in every linear whether a column holds an outlier, and no graph can hold such a step.
+    """bitsandbytes reads from its card in every linear whether a column has an outlier, so no graph can contain such a
+    step.
 
-    Its kernels are run alone without the question: what they take is the card's, and what is left the host's.
+    Its kernels are replayed without that read: their time is the card's, and the rest the host's.
     """
     scenario = Scenario("mistral-7b-v0.3", 2, quant="int8", engine="eager,graph", prompt_lens=[128], batch_sizes=[1, 4])
     run, _ = said(scenario, [H100], tmp_path)
@@ -117,12 +118,12 @@ def test_llm_int8_waits_in_every_linear(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("event_s", "disturbs"), [(0.1e-6, False), (10e-6, True)])
-def test_hooks_that_set_the_pace_explain_nothing(event_s: float, disturbs: bool, tmp_path: Path) -> None:
-    """An activation is a hundred times slower than its bytes, which no count knows: hooks find where that is, in a step
-    whose small kernels no graph holds.
+def test_hooks_that_slow_the_step_explain_nothing(event_s: float, disturbs: bool, tmp_path: Path) -> None:
+    """An activation is a hundred times slower than its bytes, which no count knows: hooks find its place in a step
+    whose small kernels no graph contains.
 
-    They mark the entry and the exit of every module. Where a mark costs the host so much that the card waits for it,
-    what lies between two of them is no module's own time, and none is blamed.
+    Hooks mark the entry and the exit of every module. If a mark takes the host so long that the card waits, the time
+    between two marks is no module's own, and none is blamed.
     """
     truth = H100.but(launch_s=HOSTS["fast"], event_s=event_s, kernel_share={"aten.silu": 0.01})
     scenario = Scenario("mistral-7b-v0.1", 2, prompt_lens=[128], batch_sizes=[1])

@@ -1,4 +1,4 @@
-"""A card that is lost in the middle of a run: what was measured is kept, the folder says so, and a resume ends it."""
+"""A card that is lost during a run: measured cells stay, the folder says so, and a resume finishes it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LOST = "CUDA error: unspecified launch failure"
 
 
 def test_a_card_that_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the fourth of six cells the context is broken for good, as an Xid leaves it: every call gives the same error.
+    """At the fourth of six cells the context is broken for good, as after an Xid: every call gives the same error.
 
     https://docs.nvidia.com/cuda/cuda-runtime-api, cudaErrorLaunchFailure: the process must be ended.
     """
@@ -78,8 +78,8 @@ def test_a_card_that_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_an_error_that_is_raised_once_is_no_lost_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error that ends the context is raised by every later call; another one, such as that of a launch with wrong
-    arguments, by the first synchronisation alone (cudaGetLastError clears it)."""
+    """Every later call raises an error that ends the context. Only the first synchronisation raises another one,
+    such as that of a launch with wrong arguments (cudaGetLastError clears it)."""
     with simulated(T4):
         machine = machine_for(torch.device("cuda", 0))
         real, calls = torch.cuda.synchronize, []

@@ -1,4 +1,4 @@
-"""What a card's memory holds, through the command line: weights that spill, batches up to its end, room in pieces."""
+"""Memory of a card, through the command line: weights that spill, batches up to the limit, fragmented memory."""
 
 from __future__ import annotations
 
@@ -28,8 +28,11 @@ MIB = 1 << 20
 
 
 def test_a_whole_model_spills_on_a_t4(tmp_path: Path) -> None:
-    """README's model in float16, 14.48 GB, is more than a T4 holds beside what a run needs: its last layers wait on the
-    host, and cross pageable memory at each step, before the card reads them as it does all others."""
+    """README's model in float16, 14.48 GB, does not fit a T4 with what a run needs.
+
+    Its last layers stay on the host, and cross pageable memory at each step, before the card reads them like all
+    others.
+    """
     scenario = Scenario("mistral-7b-v0.1", prompt_lens=[64], batch_sizes=[1], new_tokens=4)
     run, world = said(scenario, [T4], tmp_path, budget=2)
     weights = 2 * 7_241_732_096  # https://huggingface.co/mistralai/Mistral-7B-v0.1
@@ -38,9 +41,9 @@ def test_a_whole_model_spills_on_a_t4(tmp_path: Path) -> None:
     assert weights - waiting < world.card.memory.total_bytes < weights + 2e9
     assert set((run.document.model.placement or {}).values()) == {"cuda:0", "cpu"}
     crossing_s = waiting / (T4.link_bytes_per_s * T4.pageable_share)
-    reading_s = (weights - 2 * 32_000 * 4096) / T4.bytes_per_s  # of the embedding a step reads a row
+    reading_s = (weights - 2 * 32_000 * 4096) / T4.bytes_per_s  # a step reads one row of the embedding
     for row in run.cells.to_dict("records"):
-        # Attention in plain products, as a T4 has it, takes its time on top.
+        # Attention in plain products, as on a T4, adds its time.
         assert row["latency_s"] - row["avoidable_s"] == pytest.approx(crossing_s + reading_s, rel=REST)
         assert row["link_s"] == pytest.approx(crossing_s, rel=REST)
         assert row["regime"] == "link-bound"
@@ -48,8 +51,10 @@ def test_a_whole_model_spills_on_a_t4(tmp_path: Path) -> None:
 
 
 def test_memory_of_graphs_and_of_other_streams_is_not_available() -> None:
-    """2 GiB freed on the default stream are available to its next tensors; 4 GiB of a live graph and 1 GiB of the
-    stream on which it warmed up are not, though torch holds them unused as well."""
+    """2 GiB freed on the default stream are available to its next tensors.
+
+    4 GiB of a live graph and 1 GiB of its warm-up stream are not, though torch reserves them unused as well.
+    """
     with simulated(A100) as world:
         machine = machine_for(torch.device("cuda", 0))
         replay = machine.capture(lambda: torch.empty(4 << 30, dtype=torch.uint8, device="cuda"))
@@ -63,8 +68,8 @@ def test_memory_of_graphs_and_of_other_streams_is_not_available() -> None:
 
 
 def test_a_batch_test_ends_where_memory_does(tmp_path: Path) -> None:
-    """Two layers of Mistral-7B on an A100: 512 sequences take 35 of 42 GB at their peak, which go in where they find
-    them in one piece; 1,024 take 68 and are not tried."""
+    """Two layers of Mistral-7B on an A100: 512 sequences take 35 of 42 GB at their peak, which fit in one piece;
+    1,024 take 68 and are not tried."""
     scenario = Scenario("mistral-7b-v0.3", 2, prompt_lens=[512], batch_sizes=[256], new_tokens=4)
     with simulated(A100):
         folder, out = str(scenario.folder(tmp_path)), tmp_path / "run"
@@ -73,7 +78,7 @@ def test_a_batch_test_ends_where_memory_does(tmp_path: Path) -> None:
     status = run.cells.groupby("batch_size")["status"].first().to_dict()
     fitting = dict.fromkeys((1, 2, 4, 8, 16, 32, 64, 128, 256), "ok")
     assert status in ({**fitting, 512: "ok"}, {**fitting, 512: "oom"})
-    # There may be no room to replay the kernels of the largest batch, which the run names then.
+    # There may be no room to replay the kernels of the largest batch; the run then reports it.
     assert code == (0 if status[512] == "ok" and not run.document.missing else EXIT_INCOMPLETE)
     assert all("in pieces" in gap.reason for gap in read_gathered(run.folder, run.document).gaps.values())
     for phase, row in pairs(so(scenario, A100, tmp_path), run.cells):
@@ -81,8 +86,8 @@ def test_a_batch_test_ends_where_memory_does(tmp_path: Path) -> None:
         assert row["latency_s"] == pytest.approx(phase.latency_s, rel=REST)
 
 
-def test_room_in_pieces_is_called_so(tmp_path: Path) -> None:
-    """Somebody's tensors of 64 MiB lie in eight segments of 1 GiB each: 7.5 GiB are free, none of them in one piece.
+def test_fragmented_memory_is_reported(tmp_path: Path) -> None:
+    """Other tensors of 64 MiB are in eight segments of 1 GiB each: 7.5 GiB are free, none of them in one piece.
 
     A prefill of 65,536 tokens needs three tensors of 1.9 GB at once.
     """

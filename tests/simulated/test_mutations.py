@@ -1,4 +1,4 @@
-"""The suite can fail: two of the planted faults of `mutations` turn their scenarios red."""
+"""The tests can fail: two of the planted faults of `mutations` fail their scenarios."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("name", ["capture on the first card", "read before synchronising"])
-def test_a_planted_fault_is_noticed(name: str) -> None:
+def test_a_planted_fault_is_detected(name: str) -> None:
     from .mutations import MUTATIONS, noticed
 
     [mutation] = [mutation for mutation in MUTATIONS if mutation.name == name]

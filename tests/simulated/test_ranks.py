@@ -1,4 +1,4 @@
-"""Two cards of known truth: which is ill, and what a link between them does to a step."""
+"""Two cards of known truth: which of them is too slow, and the effect of a link between them on a step."""
 
 from __future__ import annotations
 
@@ -36,9 +36,12 @@ pytestmark = [
 LAYERS, HIDDEN = 1, 4096
 
 
-def test_the_ill_card_is_named_and_a_link_binds_where_it_must(tmp_path: Path) -> None:
-    """A layer of Mistral-7B, weights-bound at 1.4 TB/s: a card of 70 % of that memory is ill, and of no less
-    arithmetic. Split over two, a layer sends two sums; behind NVLink they are small, behind a slow link they decide."""
+def test_the_slow_card_is_named_and_a_slow_link_binds(tmp_path: Path) -> None:
+    """A layer of Mistral-7B, weights-bound at 1.4 TB/s: a card with 70 % of that memory bandwidth is slow; one with
+    less arithmetic is not.
+
+    Split over two, a layer sends two sums. Over NVLink they are small; over a slow link they decide.
+    """
     scenario = Scenario("mistral-7b-v0.1", LAYERS, prompt_lens=[128], batch_sizes=[8])
     folder = scenario.folder(tmp_path)
     devices = ["cuda:0", "cuda:1"]
@@ -69,7 +72,9 @@ def test_a_link_of_known_truth_is_measured_and_found_in_every_step(
     link: LinkTruth, binds: bool, tmp_path: Path
 ) -> None:
     """A layer of Mistral-7B and its head shared by two A100: a rank reads 349 MB at 1.4 TB/s, 250 us of a decode step.
-    Four messages cost 48 us and their bytes over NVLink, 480 us and theirs over PCIe: more than half of a step."""
+
+    Four messages take 48 us plus their bytes over NVLink, 480 us plus theirs over PCIe: more than half of a step.
+    """
     batch, prompt = 8, 128
     folder = Scenario("mistral-7b-v0.1", LAYERS).folder(tmp_path)
     with simulated(A100, A100) as world, linked(world.card, link, 2) as group:
@@ -99,8 +104,11 @@ WHOLE = {2 * HIDDEN * outs for outs in (HIDDEN, 1024, 14336, 32000)}
 
 
 def test_narrower_kernels_of_known_truth_are_replayed_and_found_in_the_step_of_two(tmp_path: Path) -> None:
-    """Kernels of any other width take 1.5 times as long here: the forecast from one card knows what two really take,
-    and one that keeps the share of the whole kernels' roof does not."""
+    """Kernels of any other width take 1.5 times as long here.
+
+    The forecast from one card with replays knows the time on two cards; one that assumes the share of the whole
+    kernels' roof does not.
+    """
     link = LinkTruth(12e-6, 250e9)
     folder = Scenario("mistral-7b-v0.1", LAYERS).folder(tmp_path)
 
@@ -141,8 +149,8 @@ def test_narrower_kernels_of_known_truth_are_replayed_and_found_in_the_step_of_t
     assert off[1]["prefill"] < -0.15
 
 
-def test_layers_that_a_device_map_spreads_run_card_after_card_and_are_called_so() -> None:
-    """Two of four layers a card: together the cards work as long as one does alone, and never at once."""
+def test_layers_spread_by_a_device_map_run_card_after_card_and_are_reported() -> None:
+    """Two of four layers per card: together the cards work as long as a single one, and never at once."""
     alone, (first, second) = _step([]), _step(["model.layers.2", "model.layers.3", "model.norm", "lm_head"])
     assert alone[1] == []
     assert max(end_s for _, end_s in first) <= min(start_s for start_s, _ in second)
@@ -150,7 +158,7 @@ def test_layers_that_a_device_map_spreads_run_card_after_card_and_are_called_so(
 
 
 def _step(on_second: list[str]) -> list[list[tuple[float, float]]]:
-    """When each kernel of a step began and ended, by card."""
+    """Return the start and the end of each kernel of a step, by card."""
     from accelerate import dispatch_model
 
     config = LlamaConfig(
@@ -183,8 +191,11 @@ def _worked_s(kernels: list[tuple[float, float]]) -> float:
 
 
 def _links(folder: Path, asked: Grid) -> None:
-    """Theory: 2 sums a layer, one after the embedding, the logits gathered, each alpha + S x factor / bandwidth; the
-    rest of a decode step is at least half of the weights read at the card's bandwidth."""
+    """Check the theory: 2 sums per layer, one after the embedding, the logits gathered, each alpha + S x factor /
+    bandwidth.
+
+    The rest of a decode step is at least half of the weights at the card's bandwidth.
+    """
     batch = max(asked.batch_sizes)
     messages = 2 * LAYERS + 2
     for text, binds in (("10,250", False), ("2000,20", True)):

@@ -1,4 +1,4 @@
-"""Roofs on cards of known truth: each is what is so, or is named with the reason why it could not be measured."""
+"""Roofs on cards of known truth: each is the true one, or is listed with the reason why it was not measured."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 CARD = torch.device("cuda", 0)
 MIB = 1 << 20
 TRUE = 0.03
-# As fast as a B200's memory (8 TB/s), behind a host that takes 15 us for a launch: 32 MiB are read in 4.
+# As fast as a B200's memory (8 TB/s), with a host that takes 15 us per launch: 32 MiB are read in 4.
 FAST = H100.but(bytes_per_s=8e12, l2_bytes_per_s=20e12, launch_s=15e-6)
 NO_ROWS = "CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasLtMatmulAlgoGetHeuristic`"
 POISONED = "Offset increment outside graph capture encountered unexpectedly."
@@ -65,14 +65,14 @@ def test_a_matrix_vector_product_is_the_memorys_and_not_the_hosts(fast: Machine)
 
 
 def test_without_a_graph_its_launches_would_be_timed(fast: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """32 MiB a launch of 15 us are 2.2 TB/s on a card of 8: what a host submits one by one is no roof."""
+    """32 MiB per launch of 15 us are 2.2 TB/s on a card of 8: single launches measure the host, not the memory."""
     monkeypatch.setattr(CudaMachine, "captures", False)
     roof = measure_gemv(fast, "bfloat16", 512 * MIB, 0.1)
     assert roof.per_s == pytest.approx(32 * MIB / FAST.launch_s, rel=TRUE)
 
 
 def test_the_curve_of_a_fast_card_shows_its_cache(fast: Machine) -> None:
-    """50 MiB of L2 hold 32 and not 64; a MiB takes the shortest kernel's time, whatever the cache could do."""
+    """50 MiB of L2 contain 32 and not 64; a MiB takes the shortest kernel's time, however fast the cache is."""
     found = measure_streams(fast, 1.0)
     per_s = {point.nbytes // MIB: point.bytes_per_s for point in found.curve}
     assert per_s[1] == pytest.approx(MIB / FAST.smallest_kernel_s, rel=TRUE)
@@ -91,8 +91,8 @@ def test_the_witness_is_the_memorys_and_not_the_hosts(fast: Machine) -> None:
     assert found.stream.per_s == pytest.approx(FAST.bytes_per_s, rel=TRUE)
 
 
-def test_what_cannot_be_captured_is_named_and_no_bandwidth(fast: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stream is long enough for any host: its roof stands."""
+def test_a_failed_capture_is_listed_and_gives_no_bandwidth(fast: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stream is long enough for any host, so its roof is right."""
     monkeypatch.setattr(CudaMachine, "capture", raising(RequestError("this cannot be captured as a CUDA graph: no.")))
     found = measure(fast, ["bfloat16"], model_dtype="bfloat16")
     assert set(found.missing) == {"reads of some sizes", "launches", "gemv bfloat16"}
@@ -104,7 +104,7 @@ def test_what_cannot_be_captured_is_named_and_no_bandwidth(fast: Machine, monkey
 
 
 def test_a_card_that_is_slower_than_its_host_needs_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A T4 reads 32 MiB in 124 us, and is sent them in 10."""
+    """A T4 reads 32 MiB in 124 us, and the launch takes 10."""
     with simulated(T4):
         machine = machine_for(CARD)
         monkeypatch.setattr(CudaMachine, "capture", raising(AssertionError("not needed")))
@@ -138,7 +138,7 @@ def test_float8_has_one_scale_a_tensor_where_rows_do_not_work(monkeypatch: pytes
         ("_int_mm", "int8", torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 256.00 MiB.")),
     ],
 )
-def test_a_dtype_that_fails_is_named_and_the_others_stand(
+def test_a_dtype_that_fails_is_listed_and_the_others_are_measured(
     product: str, dtype: str, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """NVIDIA's datasheet of the H100 SXM: 1,979 TFLOP/s in fp8 and TOP/s in int8, dense."""
@@ -190,7 +190,7 @@ def test_each_roof_fails_by_itself(place: str, missing: set[str], monkeypatch: p
     assert POISONED.rstrip(".") in next(iter(found.missing.values()))
     filled = found.only(["bfloat16"], "bfloat16", sheet)
     assert filled.judges
-    # What was measured stands; the datasheet's 3.35 TB/s and 989 TFLOP/s stand only where nothing did.
+    # Measured roofs are used; the datasheet's 3.35 TB/s and 989 TFLOP/s only replace missing ones.
     measured = filled.memory["read"].measured if "read" in filled.memory else True
     assert filled.memory_bytes_per_s == pytest.approx(3.0e12 if measured else 3.35e12, rel=TRUE)
     measured = filled.compute["bfloat16"].measured
@@ -218,8 +218,8 @@ def test_a_host_that_cannot_be_paced_costs_no_roof(monkeypatch: pytest.MonkeyPat
     assert found.compute["bfloat16"].measured
 
 
-def test_a_full_card_has_no_drift_probe_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a card filled by placement its 256 MiB may be what has no room."""
+def test_a_full_card_has_no_drift_probe_and_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a card filled with layers its 256 MiB may be what does not fit."""
 
     def full(_machine: Machine, *_: object) -> Any:
         return torch.empty(H100.memory_bytes, dtype=torch.uint8, device=CARD)
@@ -239,9 +239,11 @@ def test_no_roof_of_a_card_that_reports_its_clock_is_without_it() -> None:
     assert {name: roof.clock_hz for name, roof in roofs.items()} == dict.fromkeys(roofs, H100.clock_hz)
 
 
-def test_a_product_is_measured_under_load_at_the_clock_that_it_names() -> None:
-    """A card under its power cap lowers its clock to 0.8 after 0.4 s of products, as it does in a long prefill: both
-    the roof and the clock next to it are those that it keeps then."""
+def test_a_product_is_measured_under_load_at_its_reported_clock() -> None:
+    """A card under its power cap lowers its clock to 0.8 after 0.4 s of products, as in a long prefill.
+
+    Both the roof and the clock next to it are those after the fall.
+    """
     with simulated(H100.but(throttle=Throttle(after_busy_s=0.4, share=0.8)), hurried=False):
         machine = machine_for(CARD)
         roof = clocked(lambda: measure_gemm(machine, "bfloat16", STAGE_BUDGET_S), machine)
@@ -250,8 +252,10 @@ def test_a_product_is_measured_under_load_at_the_clock_that_it_names() -> None:
 
 
 def run_without_roofs(truth: Truth, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """A run on a card that gives no random numbers, as torch 2.7 to 2.11 leave it after a capture that failed: no roof
-    is measured, and no operator is run alone."""
+    """Return a run on a card without random numbers, as after a failed capture with torch 2.7 to 2.11.
+
+    No roof is measured, and no operator is replayed.
+    """
 
     def poisoned(real: Callable[..., Any]) -> Callable[..., Any]:
         def draw(*size: Any, **named: Any) -> Any:
@@ -295,7 +299,7 @@ def test_without_any_roof_cells_have_times_and_counts_and_no_regime(
 
 
 @pytest.mark.slow
-def test_a_datasheet_stands_for_roofs_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_datasheet_replaces_roofs_and_is_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """NVIDIA's datasheet of the H100 SXM: 3.35 TB/s, and 989 TFLOP/s in 16 bits, dense."""
     run = run_without_roofs(H100, tmp_path, monkeypatch)
     assert run.document.ceilings.memory_bytes_per_s == pytest.approx(3.35e12)
@@ -323,8 +327,8 @@ def test_ceilings_names_what_it_could_not_measure(
 
 
 @pytest.mark.slow
-def test_weights_that_wait_behind_an_unknown_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A card too small for the model, with a link that cannot be measured: what crosses it stays unexplained."""
+def test_weights_over_an_unknown_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A card too small for the model, with a link that cannot be measured: the transfers stay unexplained."""
     monkeypatch.setattr("profiler.roofs.links.random_bytes", raising(RuntimeError("no room for 256 MiB")))
     scenario = Scenario("mistral-7b-v0.3", 8, prompt_lens=[64], batch_sizes=[1], new_tokens=4)
     run, _ = said(scenario, [T4.but(memory_bytes=4_500_000_000)], tmp_path)

@@ -1,4 +1,4 @@
-"""The whole profiler on cards of known truth: what it says is held against what is so."""
+"""The whole profiler on cards of known truth: its figures are compared with the truth."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ pytestmark = [
 ]
 
 
-def test_a_run_is_the_same_again(tmp_path: Path) -> None:
-    """Time is the simulated host's: nothing of this machine's own pace enters a figure."""
+def test_a_repeated_run_is_the_same(tmp_path: Path) -> None:
+    """Time is the simulated host's: the speed of this machine has no effect on a figure."""
     scenario = Scenario("smollm2-135m", 1, prompt_lens=[64], batch_sizes=[1])
     (first, before), (second, after) = (
         said(scenario, [A100], tmp_path, budget=1, out=tmp_path / name) for name in ("first", "second")
@@ -42,8 +42,8 @@ def test_a_run_is_the_same_again(tmp_path: Path) -> None:
     assert before.host.now_s == after.host.now_s
 
 
-def test_what_fails_beside_the_sweep_costs_no_figure(tmp_path: Path) -> None:
-    """An engine that cannot be captured, replays that run out of memory, a trace without CUPTI: eager's cells stand."""
+def test_failures_outside_the_sweep_change_no_figure(tmp_path: Path) -> None:
+    """An engine that cannot be captured, replays without memory, a trace without CUPTI: eager's cells do not change."""
     scenario = Scenario("mistral-7b-v0.3", 1, engine="eager,graph", prompt_lens=[64], batch_sizes=[1])
     refused = mock.patch.object(GraphEngine, "_advance", side_effect=RuntimeError(CAPTURING))
     full = mock.patch("profiler.run.measure.replay_kernels", side_effect=torch.OutOfMemoryError("CUDA out of memory."))
@@ -68,9 +68,9 @@ def test_what_fails_beside_the_sweep_costs_no_figure(tmp_path: Path) -> None:
 
 
 def test_a_prefill_that_cannot_be_captured_is_not_called_slow_kernels(tmp_path: Path) -> None:
-    """A windowed layer of transformers' dynamic cache copies a number to the card: a wait, which no graph holds.
+    """A windowed layer of transformers' dynamic cache copies a number to the card: a wait, which no graph can contain.
 
-    The small kernels of such a step are not known then: they stay unexplained, and nothing is blamed for them.
+    The time of that step's small kernels is then not known: it stays unexplained, and nothing is blamed for it.
     """
     scenario = Scenario("mistral-7b-v0.1", 2, prompt_lens=[128], batch_sizes=[1])
     run, _ = said(scenario, [H100], tmp_path)
@@ -80,7 +80,7 @@ def test_a_prefill_that_cannot_be_captured_is_not_called_slow_kernels(tmp_path: 
 
 
 def test_batches_double_to_the_limit_of_memory(tmp_path: Path) -> None:
-    """What fits is run, what does not has a reason, and memory comes back after running out of it."""
+    """Batches that fit are run, the others have a reason, and memory is freed after it ran out."""
     scenario = Scenario("mistral-7b-v0.3", 2, prompt_lens=[512], batch_sizes=[64, 128, 256, 512, 1024], new_tokens=4)
     run, world = said(scenario, [A100], tmp_path)
     prefills = run.cells[run.cells["phase"] == "prefill"].set_index("batch_size")
@@ -101,12 +101,12 @@ def test_batches_double_to_the_limit_of_memory(tmp_path: Path) -> None:
                 said_bytes = prefills.loc[phase.batch_size, "peak_memory_bytes"]
                 assert said_bytes == pytest.approx(phase.peak_bytes, rel=REST)
     gc.collect()
-    # The model takes 1 GB, the smallest cell that did not fit tens; the workspaces of three streams stay, 8 MiB each.
+    # The model takes 1 GB, the smallest cell that did not fit tens; the workspaces of three streams remain, 8 MiB each.
     assert world.card.memory.allocated < 32e6, "nothing of any cell is held, nor of the model"
 
 
 def test_a_small_card_spills_to_the_host(tmp_path: Path) -> None:
-    """8 of Mistral-7B's layers, 3.7 GB, on a T4 with 4.5: the link binds, and nothing lands on the card beside it."""
+    """8 of Mistral-7B's layers, 3.7 GB, on a T4 with 4.5: the link binds, and the card gets nothing else."""
     truth = T4.but(memory_bytes=4_500_000_000)
     scenario = Scenario("mistral-7b-v0.3", 8, prompt_lens=[64], batch_sizes=[1], new_tokens=4)
     run, world = said(scenario, [truth, truth], tmp_path)
@@ -121,7 +121,7 @@ def test_a_small_card_spills_to_the_host(tmp_path: Path) -> None:
     assert decode["latency_s"] > waiting / truth.link_bytes_per_s
 
 
-def test_the_second_card_is_measured_when_it_is_asked_for(tmp_path: Path) -> None:
+def test_the_second_card_is_measured_on_request(tmp_path: Path) -> None:
     """Everything runs on `cuda:1`: a stream or a graph of card 0 would time nothing."""
     scenario = Scenario("mistral-7b-v0.3", 2, engine="graph", prompt_lens=[128], batch_sizes=[1])
     slow = T4.but(bytes_per_s=T4.bytes_per_s / 2)
@@ -133,7 +133,7 @@ def test_the_second_card_is_measured_when_it_is_asked_for(tmp_path: Path) -> Non
 
 
 def test_two_cards_one_after_the_other_in_one_process(tmp_path: Path) -> None:
-    """The second one's graphs hold its own work: its steps take what its memory, half as fast, takes."""
+    """The second card's graphs contain its own work: its memory is half as fast, and its steps show it."""
     scenario = Scenario("mistral-7b-v0.3", 2, engine="graph", prompt_lens=[64], batch_sizes=[1])
     truths = A100, A100.but(bytes_per_s=A100.bytes_per_s / 2)
     folder = str(scenario.folder(tmp_path))
@@ -154,7 +154,7 @@ def test_two_cards_one_after_the_other_in_one_process(tmp_path: Path) -> None:
 def test_weights_in_4_bits_on_an_old_card(tmp_path: Path) -> None:
     """bitsandbytes' own table says which linears a T4 unpacks first: at one row none, at 128 all but the widest.
 
-    The kernel that unpacks within the product reaches a quarter of its roofs here, and is to blame for most of a step.
+    The kernel that unpacks within the product reaches a quarter of its roofs here, and causes most of a step.
     """
     truth = T4.but(kernel_share={"gemm_4bit": 0.25})
     scenario = Scenario("mistral-7b-v0.3", 2, quant="nf4", prompt_lens=[128], batch_sizes=[1], new_tokens=4)
@@ -168,7 +168,8 @@ def test_weights_in_4_bits_on_an_old_card(tmp_path: Path) -> None:
 
 
 def test_attention_in_plain_products_on_an_old_card(tmp_path: Path) -> None:
-    """A T4 has no flash kernel, and grouped heads no memory-efficient one: keys are repeated, scores written out."""
+    """A T4 has no flash kernel, and no memory-efficient one for grouped heads: keys are repeated, scores are written
+    out."""
     scenario = Scenario("mistral-7b-v0.3", 2, prompt_lens=[512], batch_sizes=[4])
     run, _ = said(scenario, [T4], tmp_path)
     for phase, row in held(scenario, T4, run, tmp_path):
@@ -191,15 +192,15 @@ def test_float32_on_an_old_card_knows_the_16_bit_dtype_that_it_multiplies(tmp_pa
 def test_a_small_model_on_a_large_cache(tmp_path: Path) -> None:
     """All layers of one of SmolLM2's linears fit into a 4090's L2, those of a step do not.
 
-    The host is so fast that the card's own time shows: a kernel that is run alone from the cache would be too fast, and
-    what it lacks would be called dispatch.
+    The host is so fast that the card's own time is visible. A kernel replayed from the cache would be too fast, and the
+    difference would be called dispatch.
     """
     truth = RTX_4090.but(launch_s=0.5e-6, graph_launch_s=0.5e-6, smallest_kernel_s=0.3e-6)
     scenario = Scenario("smollm2-135m", 12, prompt_lens=[128], batch_sizes=[1])
     run, _ = said(scenario, [truth], tmp_path)
     levers = {}
     for phase, row in held(scenario, truth, run, tmp_path):
-        # 128 rows lie 1.2 times below this card's ridge, and a step's kernels take hardly longer than their launches.
+        # 128 rows are 1.2 times below this card's ridge, and a step's kernels take hardly longer than their launches.
         assert {phase.regime, row["regime"]} <= {"memory-bound", "mixed"}
         levers[phase.phase] = first_lever(run, row)
     assert levers == {"prefill": "CUDA graphs", "decode": "4-bit weights"}
@@ -208,7 +209,7 @@ def test_a_small_model_on_a_large_cache(tmp_path: Path) -> None:
 def test_a_model_that_a_cache_holds(tmp_path: Path) -> None:
     """Six layers of SmolLM2 with a vocabulary of 8,192 are 52 MB, and stay in a 4090's L2 of 72 MiB: it is their roof.
 
-    No host is so fast: beside one of today all else would hide behind its launches.
+    No real host is so fast: with one, launches would hide everything else.
     """
     truth = RTX_4090.but(launch_s=0.05e-6, graph_launch_s=0.05e-6, smallest_kernel_s=0.03e-6)
     scenario = Scenario("smollm2-135m", 6, prompt_lens=[128], batch_sizes=[1], changes={"vocab_size": 8192})
@@ -219,15 +220,19 @@ def test_a_model_that_a_cache_holds(tmp_path: Path) -> None:
     assert roof == pytest.approx(truth.l2_bytes_per_s, rel=ROOFS)
     for phase, row in held(scenario, truth, run, tmp_path):
         assert phase.cache_resident
-        # 128 rows are 128 FLOPs a weight byte: above this card's ridge over its L2 (35), below that over memory (152).
+        # 128 rows are 128 FLOPs per weight byte: above this card's ridge over its L2 (35), below that over memory
+        # (152).
         assert row["regime"] == phase.regime == {"prefill": "compute-bound", "decode": "memory-bound"}[phase.phase]
     assert all(Flag.CACHE_RESIDENT in item.flags for item in run.document.evidence)
     assert first_lever(run, row) == "4-bit weights"
 
 
-def test_a_model_that_a_cache_holds_for_some_steps_alone(tmp_path: Path) -> None:
-    """With a vocabulary of 24,000 it is 67 MiB, between two sizes of the curve: the cache of 72 MiB holds 64, and
-    not 128. A decode step finds its weights there; a prefill's activations push them out."""
+def test_a_model_that_fits_a_cache_only_in_some_steps(tmp_path: Path) -> None:
+    """With a vocabulary of 24,000 it is 67 MiB, between two sizes of the curve: the cache of 72 MiB contains 64, and
+    not 128.
+
+    A decode step finds its weights there; a prefill's activations evict them.
+    """
     truth = RTX_4090.but(launch_s=0.05e-6, graph_launch_s=0.05e-6, smallest_kernel_s=0.03e-6)
     scenario = Scenario("smollm2-135m", 6, prompt_lens=[128], batch_sizes=[1], changes={"vocab_size": 24_000})
     run, _ = said(scenario, [truth], tmp_path, budget=0.2)
@@ -239,14 +244,14 @@ def test_a_model_that_a_cache_holds_for_some_steps_alone(tmp_path: Path) -> None
         assert row["regime"] == phase.regime == "memory-bound"
         assert row["latency_s"] == pytest.approx(phase.latency_s, rel=REST)
         assert abs(row["weights_s"] - phase.weights_s) < REST * phase.latency_s
-        # A prefill's kernels were run alone out of the cache: what they lose lies with what is unexplained.
+        # A prefill's kernels were replayed from the cache: their loss is a part of the unexplained time.
         beside_s = row["kernel_s"] + row["avoidable_s"] + row["unexplained_s"]
         assert abs(beside_s + row["dispatch_s"] - phase.beside_s - phase.exposed_dispatch_s) < REST * phase.latency_s
     assert not any(Flag.ABOVE_ROOF in item.flags for item in run.document.evidence)
 
 
-def test_a_throttled_card_is_called_so(tmp_path: Path) -> None:
-    """The roofs are measured at full clock, in 2.5 busy seconds; then the card falls to half of it."""
+def test_a_throttled_card_is_reported(tmp_path: Path) -> None:
+    """The roofs are measured at full clock, in 2.5 busy seconds; then the clock falls to half of it."""
     truth = H100.but(throttle=Throttle(after_busy_s=3.5, share=0.5))
     scenario = Scenario("mistral-7b-v0.3", 4, prompt_lens=[2048], batch_sizes=[64])
     run, world = said(scenario, [truth], tmp_path)
@@ -260,7 +265,7 @@ def test_a_throttled_card_is_called_so(tmp_path: Path) -> None:
 
 
 def test_a_card_that_is_always_under_its_power_cap_is_quiet(tmp_path: Path) -> None:
-    """A T4 of 70 W: its roofs are those of the clock that it has there, and so are its cells."""
+    """A T4 of 70 W: its roofs are those of its clock there, and so are its cells."""
     truth = T4.but(throttle=Throttle(after_busy_s=0.01, share=0.8))
     scenario = Scenario("mistral-7b-v0.3", 2, prompt_lens=[512], batch_sizes=[4])
     run, _ = said(scenario, [truth], tmp_path)
@@ -272,7 +277,7 @@ def test_a_card_that_is_always_under_its_power_cap_is_quiet(tmp_path: Path) -> N
 
 
 def test_a_card_that_only_arithmetic_brings_to_its_power_cap(tmp_path: Path) -> None:
-    """Products run at 0.8 of the clock, streams at all of it; each roof is that of its own clock, as a prefill is."""
+    """Products run at 0.8 of the clock, streams at all of it; each roof has its own clock, like a prefill."""
     truth = H100.but(power_cap=PowerCap(after_computing_s=0.05, share=0.8))
     scenario = Scenario("mistral-7b-v0.3", 4, prompt_lens=[2048], batch_sizes=[64])
     run, _ = said(scenario, [truth], tmp_path)
@@ -301,7 +306,8 @@ def test_a_neighbour_on_the_card_is_named(tmp_path: Path) -> None:
 
 
 def test_the_command_line_on_a_card_of_8_gb(roofscope: Callable[..., Any], tmp_path: Path) -> None:
-    """What fits is run, the rest is skipped with what it needs; a cell without a number is exit code 3."""
+    """Cells that fit are run, the rest is skipped with the memory that it needs; a cell without a number is exit
+    code 3."""
     truth = A100.but(memory_bytes=8 << 30)
     folder = Scenario("mistral-7b-v0.3", 4).folder(tmp_path)
     with simulated(truth):
@@ -320,8 +326,8 @@ def test_the_command_line_on_a_card_of_8_gb(roofscope: Callable[..., Any], tmp_p
 
 
 def test_a_prefill_into_a_reset_cache_takes_what_one_into_a_new_cache_takes(tmp_path: Path) -> None:
-    """A graph's cache is reset and knows its length on the device only. transformers reads it, which is one wait, and
-    then skips the mask as it does for a new cache (masking_utils.py, `_ignore_causal_mask_sdpa`): the same kernels."""
+    """A graph's cache is reset, and only the device has its length. transformers reads it, which is one wait. Then
+    it skips the mask as for a new cache (masking_utils.py, `_ignore_causal_mask_sdpa`), so the kernels are the same."""
     scenario = Scenario("qwen2.5-0.5b", 4, engine="static,graph", prompt_lens=[512], batch_sizes=[16])
     run, _ = said(scenario, [T4], tmp_path)
     prefill_s = {
@@ -330,8 +336,9 @@ def test_a_prefill_into_a_reset_cache_takes_what_one_into_a_new_cache_takes(tmp_
     assert prefill_s["graph"] == pytest.approx(prefill_s["static"], rel=REST)
 
 
-def test_experts_of_a_kept_cache_get_the_whole_prompt(tmp_path: Path) -> None:
-    """What is run alone are the experts of 512 tokens, 4,096 choices, and not of the few that made the cache ready."""
+def test_experts_of_a_reused_cache_get_the_whole_prompt(tmp_path: Path) -> None:
+    """The replayed experts are those of 512 tokens, 4,096 choices, and not of the few tokens that prepared the
+    cache."""
     scenario = Scenario("qwen3-30b-a3b", 1, dtype="bfloat16", engine="graph", prompt_lens=[128], batch_sizes=[4])
     run, _ = said(scenario, [H100], tmp_path)
     assert len(list(held(scenario, H100, run, tmp_path))) == 2
@@ -349,10 +356,11 @@ def test_experts_of_a_kept_cache_get_the_whole_prompt(tmp_path: Path) -> None:
     ],
 )
 def test_experts(model: str, layers: int, host: str, tmp_path: Path) -> None:
-    """The few experts that a token reaches, nearly all of them for a prompt; the verdict where no other is near.
+    """A token reaches few experts, a prompt nearly all; the verdict is clear.
 
-    Experts lie in banks, which neither bitsandbytes nor torchao packs: 4-bit weights would leave most of the bytes as
-    they are (`count mixtral-8x7b --quant nf4`: 23.6 of 25.5 GB a step), and a card with a faster memory saves more.
+    Experts are stored in banks, which neither bitsandbytes nor torchao packs: 4-bit weights would leave most of the
+    bytes unchanged (`count mixtral-8x7b --quant nf4`: 23.6 of 25.5 GB per step), and a card with a faster memory saves
+    more.
     """
     truth = H100.but(launch_s={"slow": 40e-6, "fast": 2e-6}[host])
     scenario = Scenario(model, layers, dtype="bfloat16", prompt_lens=[128], batch_sizes=[1])

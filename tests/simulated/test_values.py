@@ -1,4 +1,4 @@
-"""The few values that a simulated card knows, and the branches that transformers takes by them."""
+"""The few values that a simulated card knows, and the branches of transformers that depend on them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
 SLOTS = 24
 ATTENTION = ("attention", "bmm")
-"""What the kernels of attention have in their names: fused ones, and the products of the math path."""
+"""Parts of the names of attention kernels: fused ones, and the products of the math path."""
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def world() -> Iterator[World]:
 
 
 def llama() -> Any:
-    """One layer with grouped heads, in float16."""
+    """Return a Llama of one layer with grouped heads, in float16."""
     config = LlamaConfig(
         hidden_size=256,
         intermediate_size=256,
@@ -48,7 +48,7 @@ def prefill(model: Any, cache: StaticCache | None) -> None:
 
 
 def attention(world: World, model: Any, cache: StaticCache | None) -> list[tuple[str, float]]:
-    """Name and FLOPs of each kernel of attention that a prefill runs."""
+    """Return the name and FLOPs of each attention kernel of a prefill."""
     world.card.log = log = []
     prefill(model, cache)
     world.card.log = None
@@ -58,7 +58,7 @@ def attention(world: World, model: Any, cache: StaticCache | None) -> list[tuple
 
 
 def test_a_mask_is_skipped_for_a_reset_cache_on_a_cpu() -> None:
-    """With real tensors, which is what the simulated card has to agree with."""
+    """With real tensors; the simulated card has to agree with them."""
     model = llama().float()
     cache = StaticCache(config=model.config, max_cache_len=SLOTS)
     prefill(model, cache)
@@ -99,7 +99,7 @@ def test_a_length_on_the_card_is_read_by_waiting(world: World) -> None:
 
 
 def test_a_value_is_known_until_a_kernel_writes_it(world: World) -> None:
-    """In place, through a view, by a replay; a capture runs nothing."""
+    """A kernel writes in place, through a view, or by a replay; a capture runs nothing."""
     length = torch.tensor(3).to("cuda")
     length.add_(4)
     assert int(length) == 7

@@ -1,4 +1,4 @@
-"""A loop of a user's own that reads every token: the line is named, with what it costs on a card of known truth."""
+"""A user's loop that reads every token: its line is named, with its cost on a card of known truth."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LONG, PADDING = 8184, 8
 
 
 def loop(model: Any, *, reads: bool) -> None:
-    """Decode as people write it; a read a token decides nothing here."""
+    """Decode in a usual loop; the read of each token has no effect here."""
     ids = torch.zeros(1, 16, dtype=torch.long, device="cuda")
     with torch.inference_mode():
         found = model(ids, use_cache=True)
@@ -48,12 +48,12 @@ def seconds(world: World, run: Callable[..., None], model: Any, **how: Any) -> f
 
 
 def without_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A card without noise needs none."""
+    """Use no repetitions, since the card has no noise."""
     with_effort(monkeypatch, script_floor=False, script_repeats=1, script_calls=4)
 
 
 def padded(model: Any, *, padding: int) -> None:
-    """One long prompt with so many tokens of padding before it; its mask lies on the host, where values are known."""
+    """Return one long prompt after some tokens of padding; its mask is on the host, where values are known."""
     ids = torch.zeros(1, LONG + padding, dtype=torch.long, device="cuda")
     mask = torch.ones(1, LONG + padding, dtype=torch.long)
     mask[:, :padding] = 0
@@ -62,7 +62,7 @@ def padded(model: Any, *, padding: int) -> None:
 
 
 def attention_s(world: World, model: Any, *, padding: int) -> tuple[str, float]:
-    """Which kernel attention takes, and for how long."""
+    """Return attention's kernel and its seconds."""
     world.card.log = log = []
     padded(model, padding=padding)
     world.card.log = None
@@ -73,7 +73,7 @@ def attention_s(world: World, model: Any, *, padding: int) -> tuple[str, float]:
 def test_a_mask_that_keeps_sdpa_from_its_flash_kernel_is_in_the_seconds_of_padding(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Eight tokens of padding before 8,184: what they cost is the kernel that takes a mask, over the whole square."""
+    """Eight tokens of padding before 8,184 cost the kernel that takes a mask, over the whole square."""
     without_repeats(monkeypatch)
     config = LlamaConfig(
         hidden_size=1024, intermediate_size=4096, num_hidden_layers=1, num_attention_heads=16, vocab_size=8192
@@ -85,7 +85,7 @@ def test_a_mask_that_keeps_sdpa_from_its_flash_kernel_is_in_the_seconds_of_paddi
         assert taken[PADDING][0] == "memory-efficient attention float16"
         saves_s = seconds(world, padded, model, padding=PADDING) - seconds(world, padded, model, padding=0)
         assert taken[PADDING][1] - taken[0][1] > 0.5 * saves_s, "most of it is the kernel's"
-        # Outside of this mode torch itself chooses the kernel, and knows of no card.
+        # Outside this mode torch itself chooses the kernel, and knows of no card.
         with torch.inference_mode(), profiler.why() as watching:
             padded(model, padding=PADDING)
     assert watching.found is not None

@@ -1,4 +1,4 @@
-"""What looks at a card from outside, in simulation: torch's profiler, Nsight Compute, a neighbour, hidden packages."""
+"""Outside observers of a card, simulated: torch's profiler, Nsight Compute, another process, hidden packages."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _KERNELS = {
     "flash attention": "void pytorch_flash::flash_fwd_kernel<simulated>",
     "memory-efficient attention": "fmha_cutlassF_f16_aligned_64x64_rf_sm75(simulated)",
 }
-"""Attention kernels as they are named on cards."""
+"""Names of attention kernels on real cards."""
 _COLUMNS = ("ID", "Kernel Name", "Stream", "Metric Name", "Metric Unit", "Metric Value")
 
 
 class _ListenedLog(list[Kernel]):
-    """A card's log that also tells somebody of each kernel as it is sent."""
+    """A card's log that also reports each kernel when it is sent."""
 
     def __init__(self, tell: Callable[[Kernel], None]) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class _ListenedLog(list[Kernel]):
 
 @contextlib.contextmanager
 def listening(card: Card, tell: Callable[[Kernel], None]) -> Iterator[None]:
-    """Within, `tell` is called with every kernel of a card."""
+    """Call `tell` with every kernel of a card, within the context."""
     card.log = _ListenedLog(tell)
     try:
         yield
@@ -50,7 +50,7 @@ def listening(card: Card, tell: Callable[[Kernel], None]) -> Iterator[None]:
 
 @dataclass
 class Event:
-    """What the script asks of torch.autograd.profiler_util.FunctionEvent; durations in microseconds."""
+    """The attributes of torch.autograd.profiler_util.FunctionEvent that the script uses; durations in microseconds."""
 
     name: str
     device_type: Any = torch.autograd.DeviceType.CPU
@@ -59,7 +59,7 @@ class Event:
 
 
 def kineto(world: World) -> Callable[..., contextlib.AbstractContextManager[Any]]:
-    """`profiler.device.torch_profiler.recorded` on a simulated card: a kernel belongs to the mark that launched it."""
+    """Replace `profiler.device.torch_profiler.recorded`: a kernel belongs to the mark that launched it."""
 
     @contextlib.contextmanager
     def recorded(*, cuda: bool) -> Iterator[Any]:
@@ -92,7 +92,8 @@ def kineto(world: World) -> Callable[..., contextlib.AbstractContextManager[Any]
 
 
 def ncu(world: World, target: Callable[[str], None]) -> Callable[..., Any]:
-    """`subprocess.run` of Nsight Compute, whose target runs in this process: bytes of memory, kernel by kernel."""
+    """Replace `subprocess.run` of Nsight Compute; its target runs in this process. It prints bytes of memory per
+    kernel."""
 
     def run(command: Sequence[str], **_: Any) -> Any:
         card, rows, on = world.card, [",".join(f'"{name}"' for name in _COLUMNS)], []
@@ -132,7 +133,7 @@ class Neighbour:
 
 @contextlib.contextmanager
 def without_packages(packages: Sequence[str]) -> Iterator[None]:
-    """Within, these packages are not installed: neither their modules nor their metadata are found."""
+    """Hide packages within the context: neither their modules nor their metadata are found."""
     found = importlib.metadata.distribution
 
     def distribution(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""What is true of a simulated card and its host."""
+"""The truth of a simulated card and its host."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Throttle:
-    """From so many busy seconds on, the clock falls to a share of itself; `reason` is a bit of NVML's."""
+    """After some busy seconds the clock falls to a share of itself; `reason` is a bit of NVML's."""
 
     after_busy_s: float
     share: float
@@ -20,8 +20,11 @@ class Throttle:
 
 @dataclass(frozen=True)
 class PowerCap:
-    """After so many seconds of arithmetic the clock falls to a share of itself, until as many of other work or of rest:
-    products draw all the power that the card may take, streams do not."""
+    """After some seconds of arithmetic the clock falls to a share of itself, until as many seconds of other work or
+    rest.
+
+    Products draw all the power of the card, streams do not.
+    """
 
     after_computing_s: float
     share: float
@@ -29,56 +32,56 @@ class PowerCap:
 
 @dataclass(frozen=True)
 class Truth:
-    """A card as it is. Speeds are attained ones, not a datasheet's."""
+    """The truth of a card. Speeds are attained ones, not a datasheet's."""
 
     name: str
     capability: tuple[int, int]
     processors: int
-    """Streaming multiprocessors."""
+    """Number of streaming multiprocessors."""
     memory_bytes: int
     bytes_per_s: float
     flops_per_s: Mapping[str, float]
-    """By the dtype of a product's operands; `tfloat32` where float32 may be rounded."""
+    """FLOP/s by the dtype of a product's operands; `tfloat32` if float32 may be rounded."""
     l2_bytes: int
     l2_bytes_per_s: float
     l2_writes_back: bool = False
-    """Whether a write larger than it leaves its end there, until other data needs the place and waits for it."""
+    """Whether a write larger than the L2 leaves its end there; other data that needs the place then waits for it."""
     launch_s: float = 7e-6
-    """What a kernel costs the host, Python and all."""
+    """Seconds of the host per kernel, with Python."""
     host_operator_s: float = 1e-6
-    """What an operator on the host's own small tensors costs it."""
+    """Seconds of the host per operator on its own small tensors."""
     event_s: float = 1e-6
-    """What recording an event costs the host."""
+    """Seconds of the host to record an event."""
     graph_launch_s: float = 10e-6
-    """What replaying a graph costs the host."""
+    """Seconds of the host to replay a graph."""
     plan_s: float = 0.0
-    """What planning attention of a shape that cuDNN has not met costs the host, on cards of capability 9.x and 10.x."""
+    """Seconds of the host to plan attention of a shape that is new to cuDNN, on cards of capability 9.x and 10.x."""
     smallest_kernel_s: float = 2e-6
     link_bytes_per_s: float = 25e9
-    """From pinned host memory over PCIe."""
+    """Bytes/s from pinned host memory over PCIe."""
     pageable_share: float = 0.5
-    """What ordinary host memory reaches of that."""
+    """Share of that for ordinary host memory."""
     peer_bytes_per_s: float = 20e9
-    """From another card."""
+    """Bytes/s from another card."""
     clock_hz: float = 1.5e9
     power_w: float = 300.0
     throttle: Throttle | None = None
     power_cap: PowerCap | None = None
     other_processes: int = 0
     taken_bytes: int = 300 << 20
-    """Memory that the driver's context and others take."""
+    """Bytes that the driver's context and other processes take."""
     kernel_share: Mapping[str, float] = field(default_factory=dict)
-    """What a kernel reaches of its roof, by a part of its operator's name; others reach all of it."""
+    """Share of its roof that a kernel reaches, by a part of its operator's name; others reach all of it."""
     torch_version: tuple[int, int] = (2, 13)
-    """Which release's state a failed capture leaves behind (`graph`): 2.11 or older, 2.12, 2.13, 2.14."""
+    """The torch release whose state a failed capture leaves behind (`graph`): 2.11 or older, 2.12, 2.13, 2.14."""
 
     def but(self, **changes: Any) -> Truth:
-        """The same card in all but this."""
+        """Return the card with some changes."""
         return replace(self, **changes)
 
 
-# Dense peaks and bandwidths of NVIDIA's datasheets, each at 0.85 (products) and 0.9 (streams) of it, about what such
-# cards attain; L2 sizes are those that their drivers report.
+# Dense peaks and bandwidths of NVIDIA's datasheets, times 0.85 (products) and 0.9 (streams), about what such cards
+# attain. L2 sizes are those that their drivers report.
 H100 = Truth(
     "NVIDIA H100 80GB HBM3",
     (9, 0),

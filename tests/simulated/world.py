@@ -1,4 +1,4 @@
-"""The simulated world: cards, a host and its clock, in the place of torch.cuda and of the profiler's sense of time."""
+"""The simulated world: cards, a host and its clock, in place of torch.cuda and of the profiler's clock."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TIMED = (
     "profiler.roofs.measure",
     "profiler.device.contention",
 )
-"""The modules of the profiler that read a clock."""
+"""Modules of the profiler that read a clock."""
 
 
 ENOUGH = {
@@ -51,12 +51,12 @@ ENOUGH = {
     "profiler.checks.selftest.LEAST_KERNEL_ROUNDS": 2,
     "profiler.checks.known_kernels.KERNEL_LOOK_S": 1e-3,
 }
-"""A card without noise needs no hundred samples, and its clock has to be looked at while there are so few."""
+"""Sample counts: a card without noise needs no hundred samples, and its clock must be read with so few samples."""
 
 
 @dataclass(frozen=True)
 class World:
-    """Cards in a host, for as long as they are simulated."""
+    """Cards in a host during a simulation."""
 
     host: Host
     cards: tuple[Card, ...]
@@ -69,7 +69,7 @@ class World:
 
 @contextlib.contextmanager
 def simulated(*truths: Truth, hurried: bool = True) -> Iterator[World]:
-    """Within, this process has these cards and no other clock than their host's; `hurried` takes fewer samples."""
+    """Give this process these cards and the clock of their host, within the context; `hurried` takes fewer samples."""
     with contextlib.suppress(ImportError):
         import bitsandbytes  # noqa: F401  looks for the libraries of the cards that it finds when it is imported
     host = Host()
@@ -78,7 +78,8 @@ def simulated(*truths: Truth, hurried: bool = True) -> Iterator[World]:
     driver = Driver(cards, mode.known)
     world = World(host, cards, driver)
     with contextlib.ExitStack() as stack:
-        # Python's own moments to collect, and with them what a card's memory holds, hang on all that ran before.
+        # Python's automatic garbage collections, and the card memory that they free, depend on everything that ran
+        # before.
         stack.enter_context(no_gc())
         for name, value in strict(driver.names()).items():
             stack.enter_context(mock.patch.object(torch.cuda, name, value))
@@ -89,7 +90,7 @@ def simulated(*truths: Truth, hurried: bool = True) -> Iterator[World]:
         stack.enter_context(mock.patch.object(torch.cuda.nvtx, "range_pop"))
         stack.enter_context(mock.patch.object(torch.version, "cuda", "13.0"))
         stack.enter_context(mock.patch.object(torch, "compile", compiler(host)))
-        # The simulated host has no other processes, whatever runs next to this test.
+        # The simulated host has no other processes, whatever runs on this machine during the test.
         stack.enter_context(mock.patch.object(Neighbours, "look", return_value=Contention(0.0, 1)))
         stack.enter_context(standing_in("pynvml", nvml.answers(cards)))
         if four_bit.table() is not None:
@@ -113,7 +114,7 @@ def simulated(*truths: Truth, hurried: bool = True) -> Iterator[World]:
         stack.enter_context(
             mock.patch.object(sys.modules["profiler.device.telemetry"], "threading", SimulatedThreading(host))
         )
-        # `torch.tensor(data, device="cuda")` then makes a tensor of the host and moves it, as under torch's fake mode.
+        # `torch.tensor(data, device="cuda")` then makes a tensor on the host and moves it, as under torch's fake mode.
         stack.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
         torch._C._set_only_lift_cpu_tensors(True)
         native().begin(mode.known)
@@ -125,7 +126,7 @@ def simulated(*truths: Truth, hurried: bool = True) -> Iterator[World]:
 
 
 def _to(whole: Any) -> Any:
-    """`tensor.to(0)`: torch asks its own build for the accelerator that the number belongs to."""
+    """Handle `tensor.to(0)`: torch looks up the accelerator of its own build for the number."""
 
     def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         if args and type(args[0]) is int:
@@ -136,7 +137,7 @@ def _to(whole: Any) -> Any:
 
 
 def _deepcopy(whole: Any) -> Any:
-    """`copy.deepcopy(tensor)` of a card: torch copies its storage, which only a build for CUDA can allocate."""
+    """Handle `copy.deepcopy(tensor)` of a card: torch copies its storage, which only a build for CUDA can allocate."""
 
     def deepcopy(tensor: torch.Tensor, memo: dict[int, Any]) -> Any:
         if tensor.device.type != "cuda" or id(tensor) in memo:
@@ -149,7 +150,7 @@ def _deepcopy(whole: Any) -> Any:
 
 @contextlib.contextmanager
 def standing_in(name: str, module: Any) -> Iterator[None]:
-    """Within, `import name` gives this; what is imported meanwhile stays imported."""
+    """Let `import name` return a module within the context; other modules imported meanwhile stay imported."""
     before = sys.modules.get(name)
     sys.modules[name] = module
     try:

@@ -1,1 +1,1 @@
-"""The groups of checks of `acceptance.py`, one a file: each says in `attempts` what it tries, in which order."""
+"""The groups of checks of `acceptance.py`, one per file: `attempts` lists what each tries, in order."""

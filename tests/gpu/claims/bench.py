@@ -1,4 +1,4 @@
-"""What all groups share: a check, an attempt at some checks, and the bench that they run on."""
+"""Shared by all groups: a check, an attempt at some checks, and the bench that they run on."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ Made = TypeVar("Made")
 
 _SAMPLES = 12
 LARGE_CARD_BYTES = 22e9
-"""Memory from which a card holds Mistral-7B in 16 bits (14.5 GB) and what its runs need."""
+"""Memory from which a card fits Mistral-7B in 16 bits (14.5 GB) and its runs."""
 _RUN_S = 60.0
 _CPU_RUN_S = 15.0
 _RUN_SHARE = 0.3
-"""Of the time that is left, which one run may take at most."""
+"""Share of the remaining time that one run may take at most."""
 KEPT_BYTES = 128 << 20
-"""What a run may leave with torch: cuBLAS's workspaces of the streams that it used first, 32 MiB each on Hopper."""
+"""Bytes that a run may leave reserved by torch: cuBLAS's workspaces of new streams, 32 MiB each on Hopper."""
 
 
 class NotRunError(Exception):
-    """A check cannot be made here; the text says why."""
+    """A check cannot be made here; the text has the reason."""
 
 
 @dataclass
@@ -49,41 +49,41 @@ class Check:
 
     name: str
     passed: bool | None
-    """None: not run or not judged, and `why` says for what reason."""
+    """None: not run or not judged; `why` has the reason."""
     value: Any = None
     threshold: str = ""
     why: str = ""
 
     def __post_init__(self) -> None:
-        # numpy's own truths are neither True nor False to `is`, by which checks are counted.
+        # numpy's booleans are neither True nor False to `is`, which counts checks.
         self.passed = None if self.passed is None else bool(self.passed)
 
 
 def red(name: str, error: Exception) -> Check:
-    """A red check with one line."""
+    """Return a failed check with one line."""
     return Check(name, False, why=f"{type(error).__name__}: {first_line(error)}"[:500])
 
 
 def within(name: str, ratio: float, tolerance: float, value: Any = None) -> Check:
-    """A check that a ratio is 1, give or take a share."""
+    """Return a check that a ratio is 1, within a share."""
     return Check(name, abs(ratio - 1) < tolerance, ratio if value is None else value, f"within {tolerance:.0%}")
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """Some checks that are made together: what raises is a red check, and the next attempt goes on."""
+    """Some checks that are made together. If it raises, it is a failed check, and the next attempt follows."""
 
     name: str
     run: Callable[[Bench], Iterable[Check]]
     least_s: float = 10.0
-    """The attempt is not begun with less time left."""
+    """The attempt is not started with less time left."""
     cuda: bool = True
     """Whether it needs a CUDA card."""
     package: str = ""
     """An optional library that it needs."""
 
     def why_not(self, bench: Bench) -> str:
-        """Why it cannot be begun; empty where it can."""
+        """Return why it cannot start; empty if it can."""
         if self.cuda and not bench.cuda:
             return "needs a CUDA card"
         if self.package and find_spec(self.package) is None:
@@ -101,11 +101,11 @@ class Bench:
     model: str
     """The model of the main checks."""
     small: str
-    """A model that is quick to load."""
+    """A model that loads quickly."""
     folder: Path
     minutes: float
     imports_s: float = 0.0
-    """Seconds that passed before this bench was made."""
+    """Seconds before this bench was made."""
     memory: list[dict[str, Any]] = field(default_factory=list)
     """Bytes before and after each run."""
     _made: dict[Callable[[Bench], Any], tuple[Any, Exception | None]] = field(default_factory=dict)
@@ -136,7 +136,7 @@ class Bench:
         return torch.float16 if old else torch.bfloat16
 
     def once(self, make: Callable[[Bench], Made]) -> Made:
-        """What `make` gives for this bench, made the first time; where that failed the same error is raised again."""
+        """Return the result of `make` for this bench, made once; after a failure the same error is raised again."""
         if make not in self._made:
             try:
                 self._made[make] = make(self), None
@@ -149,17 +149,17 @@ class Bench:
         return made
 
     def forget(self) -> None:
-        """Let go of what was made once, except runs, and give its memory back."""
+        """Forget the results of `once`, except runs, and free their memory."""
         self._made = {make: made for make, made in self._made.items() if made[1] or isinstance(made[0], Run)}
         free()
 
     def load(self, model: str, dtype: torch.dtype | None = None, quant: Any = "none") -> Any:
-        """A model with random weights on the device."""
+        """Return a model with random weights on the device."""
         source = resolve(model)
         return load(ModelRequest(source, self.device, dtype or self.dtype, quant), load_config(source)).module
 
     def made_model(self, base: str, name: str, architecture: str, **changes: Any) -> str:
-        """A folder with a model's config, changed, and no weights."""
+        """Return a folder with a model's changed config and no weights."""
         config = load_config(resolve(base))
         for key, value in {"architectures": [architecture], **changes}.items():
             setattr(config, key, value)
@@ -167,7 +167,7 @@ class Bench:
         return str(self.folder / name)
 
     def run(self, name: str, model: str | None = None, **options: Any) -> Run:
-        """A run of the main model (or another) into a folder of that name."""
+        """Return a run of the main model (or another) in a folder of that name."""
         asked: dict[str, Any] = {
             "budget_s": _RUN_S if self.cuda else _CPU_RUN_S,
             "new_tokens": 32 if self.cuda else 8,
@@ -181,14 +181,15 @@ class Bench:
 
     @contextmanager
     def watched(self, name: str) -> Iterator[None]:
-        """Note the card's memory before and after a run."""
+        """Record the card's memory before and after a run."""
         row: dict[str, Any] = {"run": name, "before": self.bytes_now(), "after": None}
         self.memory.append(row)
         yield
         row["after"] = self.bytes_now()
 
     def bytes_now(self) -> dict[str, int | None]:
-        """Bytes of the card: held by tensors, kept by torch, used by everyone as NVML says, free to this process."""
+        """Return bytes of the card: in tensors, reserved by torch, used by everyone according to NVML, free to this
+        process."""
         if not self.cuda:
             return {}
         free()
@@ -200,14 +201,14 @@ class Bench:
         }
 
     def memory_checks(self, since: int) -> Iterator[Check]:
-        """Whether each run from this number on gave its memory back, and all but the first together did."""
-        ended = [row for row in self.memory if row["after"]]  # a run that failed has none, nor has a CPU
+        """Return checks that each run from this number on freed its memory, and that all but the first together did."""
+        ended = [row for row in self.memory if row["after"]]  # neither a failed run nor a CPU has any
         for row in (row for row in self.memory[since:] if row in ended):
             before_it = ended[1 : ended.index(row) + 1]
             value = {name: row["after"][name] - row["before"][name] for name in ("allocated", "reserved")}
             value["reserved_by_all_but_the_first"] = sum(_grown(each) for each in before_it)
             passed = max(value.values()) < KEPT_BYTES
-            # The driver loads kernels as they are first used, so that what it has free falls: not judged.
+            # The driver loads kernels at their first use, so its free memory falls: not judged.
             value["available"] = row["after"]["available"] - row["before"]["available"]
             name = f"memory is given back after the run {row['run']}"
             yield Check(name, passed, value, f"tensors' and torch's grow by less than {KEPT_BYTES >> 20} MiB")
@@ -218,24 +219,24 @@ def _grown(row: dict[str, Any]) -> int:
 
 
 def facts_of(run: Run) -> Facts:
-    """What was measured in a run."""
+    """Return the facts of a run."""
     return read_facts(run.folder, run.document, read_gathered(run.folder, run.document))
 
 
 def all_end(run: Run) -> bool:
-    """Whether every cell of a run was measured, or forecast where the run's budget did not reach it."""
+    """Return whether every cell of a run was measured, or forecast if the run's budget did not reach it."""
     statuses = set(run.cells["status"])
     return "ok" in statuses and statuses <= {"ok", "forecast"}
 
 
 def main_run(bench: Bench) -> Run:
-    """The run of the main model that several groups look at."""
+    """Return the run of the main model, which several groups use."""
     lengths, batches = ([64, 512], [1, 4, 16]) if bench.cuda else ([16], [1, 2])
     return bench.run("main", prompt_lens=lengths, batch_sizes=batches)
 
 
 def small_run(bench: Bench) -> Run:
-    """The run of the small model in 16 bits, whose decode steps wait for the host on fast cards."""
+    """Return the run of the small model in 16 bits, whose decode steps wait for the host on fast cards."""
     return bench.run("small", bench.small, prompt_lens=[32], batch_sizes=SMALL_BATCHES[bench.cuda], **BRIEF[bench.cuda])
 
 
@@ -244,17 +245,17 @@ BRIEF: dict[bool, dict[str, Any]] = {
     True: {"budget_s": 20.0, "new_tokens": 16},
     False: {"dtype": "bfloat16", "no_levers": True},
 }
-"""Options of runs on a card, and on a CPU, that differ by the format of their weights: no long sweep is needed."""
+"""Options of runs on a card and on a CPU that differ by the format of their weights: they need no long sweep."""
 
 
 def flushes(bench: Bench) -> tuple[Callable[[], object], Callable[[], object]]:
-    """What pushes everything else out of the L2: by reading a buffer of twice its size, and by writing it."""
+    """Return functions that flush the L2: one reads a buffer of twice its size, one writes it."""
     buffer = torch.zeros(2 * bench.machine.info.last_level_cache_bytes // 4, device=bench.device)
     return buffer.sum, partial(buffer.fill_, 1.0)
 
 
 def replayed_s(bench: Bench, calls: Sequence[Callable[[], object]], flush: Callable[[], object]) -> float:
-    """Seconds of a call, all of them in one graph behind a flush of the L2."""
+    """Return the seconds of calls in one graph, each after a flush of the L2."""
     machine, clock = bench.machine, bench.machine.clock
 
     def every() -> None:
@@ -277,7 +278,7 @@ def replayed_s(bench: Bench, calls: Sequence[Callable[[], object]], flush: Calla
 
 
 def free() -> None:
-    """Give back what nobody uses."""
+    """Free unused memory."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -19,9 +19,10 @@ def attempts(bench: Bench) -> Iterator[Attempt]:
 
 
 def _flops(bench: Bench) -> Iterator[Check]:
-    """In plain attention: torch 2.11's counter refuses grouped heads in SDPA (PR #177188 came later).
+    """Return the counter's FLOPs in plain attention: torch 2.11's counter refuses grouped heads in SDPA (PR #177188
+    came later).
 
-    Linears are `mm` and `addmm`. Attention is `bmm`, and so is the rotary embedding where transformers computes it as a
+    Linears are `mm` and `addmm`. Attention is `bmm`, and so is the rotary embedding if transformers computes it as a
     product (5.17, modeling_llama.py: inv_freq [width / 2, 1] by positions [1, S], for each sequence).
     """
     from torch.utils.flop_counter import FlopCounterMode

@@ -1,4 +1,4 @@
-"""Two cards in one process: what is captured for the second one runs there."""
+"""Two cards in one process: work captured for the second one runs there."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _two(bench: Bench) -> Iterator[Check]:
             yield Check(f"card {index}: every cell ends", all_end(run), list(run.answer))
             found[run.document.device.name, index] = float(decode["latency_s"].loc["graph"])
     finally:
-        machine_for(bench.device)  # torch's current card again
+        machine_for(bench.device)  # restore torch's current card
     (one, _), (other, _) = found
     if one != other:
         raise NotRunError(f"the cards differ: {one}, {other}")

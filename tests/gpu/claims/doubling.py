@@ -1,4 +1,4 @@
-"""Doubling the batch goes on to a limit that it names, and predicted peaks hold; last, a card that is all but full."""
+"""Doubling the batch ends at a named limit, and predicted peaks are right; last, a nearly full card."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from profiler.run.pipeline import execute
 from .bench import KEPT_BYTES, Attempt, Bench, Check, NotRunError, all_end, free
 
 _FREE_BYTES = 6e9
-"""What a nearly full card has: the small model with one sequence of 512 tokens fits, 256 of them do not."""
+"""Free bytes of a nearly full card: the small model with one sequence of 512 tokens fits, 256 of them do not."""
 
 
 def attempts(bench: Bench) -> Iterator[Attempt]:
@@ -62,8 +62,8 @@ def _doubling(bench: Bench) -> Iterator[Check]:
 
 
 def _out_of_memory(bench: Bench) -> Iterator[Check]:
-    """The cell that finds no room is a row, and its memory comes back."""
-    free()  # what torch keeps of the run before is free to its next tensors, and the driver calls it used
+    """A cell that does not fit is a row, and its memory is freed."""
+    free()  # memory that torch reserved in the run before is free to its next tensors, but the driver calls it used
     available, _total = torch.cuda.mem_get_info(bench.device)
     if available < _FREE_BYTES:
         raise NotRunError(f"{available / 1e9:.1f} GB are free, {_FREE_BYTES / 1e9:.0f} are needed")

@@ -26,7 +26,7 @@ _METRICS = ("dram__bytes_read.sum", "dram__bytes_write.sum")
 _STREAM_BYTES = 1 << 30
 _PROMPT, _SLOTS = 512, 520
 _PARTS = ("stream", "decode", "prefill")
-"""Each runs on a stream of its own; Nsight Compute's rows name the stream, in the order of launches."""
+"""Each runs on a separate stream; Nsight Compute's rows name the stream, in the order of launches."""
 
 
 def attempts(bench: Bench) -> Iterator[Attempt]:
@@ -77,13 +77,13 @@ def _next_to(phase: str, counted: Any, total: float) -> Check:
     }
     if phase == "decode":
         return Check("decode bytes: executed / memory controller", abs(share - 1) < 0.05, value, "within 5 %")
-    # A prefill's activations stay in the L2 between two kernels where they fit.
+    # A prefill's activations stay in the L2 between two kernels if they fit.
     passed = weights <= 1.05 * total and share > 0.95
     return Check("prefill bytes: weights <= memory controller <= executed", passed, value, "within 5 %")
 
 
 def ncu_target(bench: Bench) -> None:
-    """The parts between the profiler's marks, in the process that Nsight Compute looks at."""
+    """Run the parts between the profiler's marks, in the process that Nsight Compute profiles."""
     device, machine = bench.device, machine_for(bench.device)
     model = bench.load(bench.model)
     engine, data = EagerEngine(model, machine), random_bytes(_STREAM_BYTES, device)
@@ -92,7 +92,7 @@ def ncu_target(bench: Bench) -> None:
         state = engine.prefill(ids, _SLOTS)
         parts = (data.sum, lambda: engine.decode(state), lambda: engine.prefill(ids, _SLOTS))
         streams = [torch.cuda.Stream(device) for _ in parts]
-        for counted in (False, True):  # what is made at a first use, such as workspaces of cuBLAS, is not counted
+        for counted in (False, True):  # objects made at their first use, such as workspaces of cuBLAS, are not counted
             torch.cuda.synchronize(device)
             if counted:
                 torch.cuda.profiler.start()

@@ -1,4 +1,4 @@
-"""Every precision apart: bytes as stored, what dequantising takes, which kernel ran; then a mixture of experts."""
+"""Every precision separately: bytes as stored, time of dequantising, the kernel that ran; then a mixture of experts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .bench import (
 )
 
 SHARES = {"int8": 0.51, "nf4": 0.28, "fp4": 0.28, "int8wo": 0.51, "fp8": 0.51}
-"""Of 16 bits, which a format's linears keep; scales included (nf4: 4 bits and a float32 each 64 weights)."""
+"""Share of 16 bits that a format's linears need, with scales (nf4: 4 bits and a float32 per 64 weights)."""
 _PACKAGES = {"int8wo": "torchao", "fp8": "torchao"}
 _MIXTRAL = {
     "num_hidden_layers": 4, "hidden_size": 1024, "intermediate_size": 3584, "num_attention_heads": 16,
@@ -51,7 +51,7 @@ def attempts(bench: Bench) -> Iterator[Attempt]:
 
 
 def formats(bench: Bench) -> list[str]:
-    """Those that this device multiplies."""
+    """Return the formats that this device multiplies."""
     old = bench.cuda and torch.cuda.get_device_capability(bench.device) < (8, 9)
     return [quant for quant in SHARES if not (quant == "fp8" and old)]
 
@@ -92,7 +92,7 @@ def _format_run(bench: Bench, quant: str) -> Iterator[Check]:
     run = _short_run(bench, f"precision-{quant}", model=bench.small, quant=quant)
     yield _cells_end(quant, run)
     if bench.cuda:
-        drawn = torch.randn(8, device=bench.device)  # captures fail in this format's steps, which must leave no trace
+        drawn = torch.randn(8, device=bench.device)  # captures fail in this format's steps, without a later effect
         bench.machine.clock.synchronize()
         yield Check(f"{quant}: random numbers are drawn after the run", drawn.shape == (8,), None, "nothing is raised")
     if quant in ("nf4", "int8wo"):
@@ -103,7 +103,7 @@ def _format_run(bench: Bench, quant: str) -> Iterator[Check]:
 
 
 def _dequantisation(bench: Bench, model: Any, term_s: float, rows: int, quant: str) -> Check:
-    """The term of the split next to replays of the same kernels, at every linear of the model."""
+    """Compare the term of the breakdown with replays of the same kernels, at every linear of the model."""
     name = f"{quant}: the dequantisation term / replays of its own"
     found = [conversion_calls(modules, rows, bench.dtype) for modules in linear_modules(model).values()]
     if not any(found):
@@ -115,7 +115,7 @@ def _dequantisation(bench: Bench, model: Any, term_s: float, rows: int, quant: s
 
 
 def _kernel_that_ran(model: Any) -> Check:
-    """One row through a 4-bit layer: the fused kernel, or dequantisation first, as the count predicts."""
+    """Check one row through a 4-bit layer: the fused kernel, or dequantisation first, as the count predicts."""
     layer = model.model.layers[0].mlp.up_proj
     weight = stored(layer)
     x = torch.randn(1, layer.in_features, device=model.device, dtype=weight.compute_dtype)
@@ -135,7 +135,7 @@ def _other_dtype(bench: Bench) -> Iterator[Check]:
 
 
 def _experts(bench: Bench) -> Iterator[Check]:
-    """Where torch's product by experts asks the card for its offsets, captures of such a step fail."""
+    """If torch's product by experts reads its offsets from the card, captures of such a step fail."""
     folder = bench.made_model("mixtral-8x7b", "small-mixtral", "MixtralForCausalLM", **_MIXTRAL)
     run = _short_run(bench, "experts", model=folder, dtype=dtype_name(bench.dtype))
     yield _cells_end("a Mixtral of four layers", run)

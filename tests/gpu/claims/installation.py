@@ -1,4 +1,4 @@
-"""What works of this installation, as `roofscope doctor` finds it."""
+"""The parts of this installation that work, according to `roofscope doctor`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from profiler.checks.doctor import examine
 from .bench import Attempt, Bench, Check
 
 _NEEDED = ("driver", "torch", "card", "memory", "graphs", "fits")
-"""What `doctor` must find working; the rest is optional, or hidden on many rented cards."""
+"""Parts that must work; the rest is optional, or not available on many rented cards."""
 
 
 def attempts(bench: Bench) -> Iterator[Attempt]:

@@ -1,7 +1,7 @@
-"""After a capture that failed the process is as good as before: random numbers, memory, the current stream.
+"""A failed capture has no effect on the process: random numbers, memory, the current stream.
 
-torch up to 2.11 leaves the generator capturing (PyTorch PR #176752 came later), up to 2.12 it leaves the allocator
-giving nothing back (PR #180395), and later ones keep what the capture had allocated (issue #190308).
+torch up to 2.11 leaves the generator capturing (PyTorch PR #176752 came later). Up to 2.12 the allocator then frees
+nothing (PR #180395). Later versions leak the memory of the capture (issue #190308).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .bench import Attempt, Bench, Check, free
 
 _ALLOCATED_BYTES = 256 << 20
 _LEFT_BYTES = 96 << 20
-"""cuBLAS and the capture's stream may take a workspace each; less than what the capture allocated."""
+"""Bytes that cuBLAS and the capture's stream may take as workspaces; less than the capture allocated."""
 
 RANDOM_NUMBERS = "after a failed capture: random numbers are drawn"
 EMPTY_CACHE = "after a failed capture: empty_cache gives memory back"
@@ -31,7 +31,7 @@ def attempts(bench: Bench) -> Iterator[Attempt]:
 
 
 def _failing_capture(bench: Bench) -> Iterator[Check]:
-    """The step allocates, multiplies and then waits for a value, which no capture holds."""
+    """The step allocates, multiplies and then waits for a value, which no capture can record."""
     x = torch.ones(64, 64, device=bench.device)
 
     def waits() -> None:

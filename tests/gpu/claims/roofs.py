@@ -1,4 +1,4 @@
-"""Roofs next to the datasheet, to themselves and to a graph of the same work; labels of known kernels; the clock."""
+"""Roofs compared with the datasheet, a repetition and a graph of the same work; labels of known kernels; the clock."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def attempts(bench: Bench) -> Iterator[Attempt]:
 
 
 def first_roofs(bench: Bench) -> Ceilings:
-    """The roofs, after some seconds of products: a card that is cold would be faster the first time."""
+    """Return the roofs, after some seconds of products: a cold card would be faster the first time."""
     if bench.cuda:
         _load(bench, _HEATING_S)
     dtype = dtype_name(bench.dtype) if bench.cuda else "float32"
@@ -92,7 +92,7 @@ def _product_roof(bench: Bench, dtype: str) -> Iterator[Check]:
 
 
 def _roof_with_clocks(bench: Bench, probe: Callable[[], Roof]) -> tuple[Roof, dict[str, float | None]]:
-    """A roof once more, with the card's clock as it began, while it ran (median), and as it ended."""
+    """Return a second measurement of a roof, with the card's clock at its start, during it (median), and at its end."""
     source = bench.machine.source
     start_hz = source.read().clock_hz
     with Watch(source, interval_s=_LOOKS_S) as watch:
@@ -103,7 +103,8 @@ def _roof_with_clocks(bench: Bench, probe: Callable[[], Roof]) -> tuple[Roof, di
 
 
 def _twice(bench: Bench, name: str, first: Roof, second: Roof, clocks: dict[str, float | None]) -> Check:
-    """Raw or at one clock: looks at a clock are few and a card at its power cap changes it between them."""
+    """Compare them raw or at one clock: readings of the clock are few, and a card at its power cap changes it
+    between them."""
     raw = second.per_s / first.per_s
     now_hz = clocks["middle"] or clocks["end"]
     level = raw * first.clock_hz / now_hz if first.clock_hz and now_hz else raw
@@ -120,7 +121,7 @@ def _twice(bench: Bench, name: str, first: Roof, second: Roof, clocks: dict[str,
 
 
 def _in_a_graph(bench: Bench, name: str) -> Iterator[Check]:
-    """The same work without the host: a roof that is lower was timed by its launches."""
+    """Compare with the same work in a graph, without the host: a lower roof was timed by its launches."""
     roofs, machine, dtype = bench.once(first_roofs), bench.machine, dtype_name(bench.dtype)
     kind = DTYPES[dtype]
     if name == READ:
@@ -154,7 +155,8 @@ def _in_a_graph(bench: Bench, name: str) -> Iterator[Check]:
 
 
 def _energy(bench: Bench) -> Iterator[Check]:
-    """The energy counter over some seconds of products, next to NVML's power (a mean of a second on newer cards)."""
+    """Compare the energy counter over some seconds of products with NVML's power (a mean over a second on newer
+    cards)."""
     source, name = bench.machine.source, "energy counter / power readings"
     _load(bench, 1.0)
     start_s, before_j = now_s(), source.energy_j()

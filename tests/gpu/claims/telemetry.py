@@ -1,4 +1,4 @@
-"""What the device says of itself while it works, what asking costs, and that a second process is noticed."""
+"""The device's telemetry under load, the cost of reading it, and the detection of a second process."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _readings(bench: Bench) -> Iterator[Check]:
     needed = {"clock_hz", "power_w", "temperature_c", "memory_used_bytes"} if bench.cuda else {"memory_used_bytes"}
     yield Check("telemetry", needed <= seen, sorted(seen), f"has {sorted(needed)}")
     share = watch.cost_s / _SECONDS
-    # The thread of the looks also waits for Python's lock, which this loop holds: that is no cost.
+    # The reading thread also waits for Python's lock, which this loop has: that is no cost.
     judged, why = (share < 0.05, "") if bench.cuda else (None, "judged on cards only")
     yield Check("cost of telemetry", judged, share, "< 5 % at ten looks a second", why)
 

@@ -1,4 +1,4 @@
-"""A plain loop next to ours in this process; a shape twice in a row; the split; the host's share; the instrument."""
+"""A plain loop compared with ours in this process; a shape twice; the breakdown; the host's share; the overhead."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from profiler.measure.visit import seeded_prompts, visit_safely, warm_up
 from .bench import Attempt, Bench, Check, NotRunError, facts_of, main_run, small_run, within
 
 _INTERLEAVED = 10
-"""Turns of a plain loop and of ours."""
+"""Rounds of a plain loop and of ours."""
 _PROMPT, _NEW_TOKENS = 64, 24
 _FRESH_PROMPTS = (96, 160)
-"""Lengths that nothing else here uses: kernels, plans and memory of these shapes are new."""
+"""Lengths that no other check uses: kernels, plans and memory of these shapes are new."""
 _HOST_BOUND = 0.9
-"""Share of the twin's step that a step's time is at least, where the host sets the pace."""
+"""The least ratio of a step's time to the twin's step, if the host sets the pace."""
 
 
 def attempts(bench: Bench) -> Iterator[Attempt]:
@@ -62,12 +62,12 @@ def _visit(bench: Bench, cell: Cell, turn: int) -> Visit:
 
 
 def _loop(bench: Bench, model: Any, ids: torch.Tensor) -> tuple[list[float], list[float]]:
-    """Seconds of three prefills and of the decode steps behind the last, with nothing of ours but the marks."""
+    """Return the seconds of three prefills and of the decode steps after the last, with only our marks."""
     clock = bench.machine.clock
     prefills_s: list[float] = []
     with torch.inference_mode():
         for _ in range(3):
-            # Each on its own, as ours: in a row the last kernels of one would hide behind the next one's launches.
+            # Each is timed separately, like ours: otherwise the next one's launches would hide the last kernels.
             clock.synchronize()
             marks = [clock.mark()]
             output = model(input_ids=ids, use_cache=True, logits_to_keep=1)
@@ -118,7 +118,7 @@ def _split(bench: Bench) -> Iterator[Check]:
 
 
 def _host_time(bench: Bench) -> Iterator[Check]:
-    """What the host takes to issue a decode step of the small model, next to the hollow twin's whole step."""
+    """Compare the host's time to submit a decode step of the small model with the hollow twin's whole step."""
     facts = facts_of(bench.once(small_run))
     cell, twin = facts.grid.cells[0], facts.dispatch.get(("eager", "decode", 1))
     visits = [visit for visit in facts.visits.get(cell, ()) if visit.issue_s]

@@ -1,4 +1,4 @@
-"""The same greedy tokens from every engine; their times side by side; the best next to the memory roof."""
+"""Equal greedy tokens from every engine; their times; the best compared with the memory roof."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from profiler.judge.breakdown import TERMS
 from .bench import Attempt, Bench, Check
 
 _LARGE_BYTES = 5e9
-"""Weights from which small kernels do not count next to them at batch 1."""
+"""Bytes of weights from which small kernels are negligible at batch 1."""
 _COMPILED_S = 120.0
-"""What torch.compile may take for one model on a machine with few cores."""
+"""Seconds that torch.compile may take for one model on a machine with few cores."""
 
 
 def attempts(bench: Bench) -> Iterator[Attempt]:
-    alike = [name for name in ENGINES if not ENGINES[name].pads]  # of one length, so that there is nothing to pad
+    alike = [name for name in ENGINES if not ENGINES[name].pads]  # of one length, so nothing is padded
     quick = [name for name in alike if name not in ("eager", "compile") and (bench.cuda or name != "graph")]
     for name in quick:
         yield Attempt(f"tokens: {name} = eager", partial(_tokens, name=name), cuda=name != "static")
@@ -31,7 +31,7 @@ def attempts(bench: Bench) -> Iterator[Attempt]:
 
 
 def _exact(bench: Bench) -> tuple[Any, list[list[int]]]:
-    """The small model in float32, which leaves no near ties, and its eager tokens."""
+    """Return the small model in float32, which has no near ties, and its eager tokens."""
     model = bench.load(bench.small, torch.float32)
     return model, _of(bench, model, "eager")
 
@@ -55,7 +55,7 @@ def _engines(bench: Bench, names: list[str]) -> Iterator[Check]:
     best = float(decode["bytes_per_s"].max()) / run.document.ceilings.memory_bytes_per_s
     large = run.document.model.storage_bytes > _LARGE_BYTES
     fastest = decode.sort_values("latency_s").iloc[0]
-    # A thousand small kernels of 2 us each take a fifth of such a step, whose replay runs them one after the other.
+    # A thousand small kernels of 2 us each take a fifth of such a step; its replay runs them one after the other.
     kept = 1 - float(fastest["kernel_s"]) / float(fastest["latency_s"])
     missing = {term: float(fastest[term]) for term in TERMS if term not in ("weights_s", "kv_s")}
     value = {
@@ -70,7 +70,7 @@ def _engines(bench: Bench, names: list[str]) -> Iterator[Check]:
     yield Check("best engine / measured bandwidth, batch 1", best / kept >= 0.85 if large else None, value, limit, why)
     host = 1 - times["graph"] / times["eager"]
     eager = decode[decode["engine"] == "eager"].iloc[0]
-    # A replay keeps the gaps between its kernels: near one half it agrees with either verdict.
+    # A replay has gaps between its kernels: near one half it agrees with either verdict.
     either = abs(host - 0.5) < 0.1 or eager["regime"] in ("mixed", "inconclusive")
     agree = either or (eager["regime"] == "overhead-bound") == (host >= 0.5)
     yield Check("overhead verdict agrees with graph replay", agree, {"saved": host, "regime": eager["regime"]})

@@ -1,4 +1,4 @@
-"""A step under torch's profiler next to what was predicted of it: kernels by name, launches, their times in replays."""
+"""A step under torch's profiler compared with predictions: kernels by name, launches, their times in replays."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _FUSED = {"cudnn": ("cudnn",), "flash": ("flash_fwd",), "memory-efficient": ("fm
 """Parts of kernels' names: cudnn_generated_fort_native_sdpa_..., pytorch_flash::flash_fwd_..., fmha_cutlassF_..."""
 _SHARE = 0.05
 _LEAST_KERNEL_S = 10e-6
-"""Operators are judged that take this share of a step, with kernels this long: shorter ones are gaps in large part."""
+"""The least share of the step and the least kernel time of a judged operator: shorter kernels are mostly gaps."""
 _CELL = Cell(1, 512, 32)
 
 _ATTENTION, _REPLAYS, _LAUNCHES = (
@@ -41,7 +41,7 @@ _ATTENTION, _REPLAYS, _LAUNCHES = (
 )  # fmt: skip
 
 Kernel = tuple[str, float]
-"""Its name and seconds."""
+"""Name and seconds of a kernel."""
 
 
 def attempts(bench: Bench) -> Iterator[Attempt]:
@@ -57,9 +57,9 @@ def attempts(bench: Bench) -> Iterator[Attempt]:
 class _Trace:
     kernels: list[Kernel]
     parts: Mapping[str, list[Kernel]]
-    """By operator."""
+    """Kernels by operator."""
     launching: int
-    """Operators of torch that launch something: cuBLAS and attention may launch one kernel more for a large shape."""
+    """Operators of torch that launch a kernel: cuBLAS and attention may launch one more for a large shape."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class _Model:
     module: Any
     names: Mapping[nn.Module, str]
     cores: Mapping[nn.Module, str]
-    """Those of attention."""
+    """Operators of attention."""
 
 
 def _with_names(module: Any) -> _Model:
@@ -111,7 +111,7 @@ def _step(bench: Bench, model: _Model, phase: str, cell: Cell) -> Callable[[], o
 
 def _trace(bench: Bench, model: _Model, step: Callable[[], object]) -> _Trace:
     with torch.inference_mode():
-        step()  # kernels are chosen and loaded as they are first used
+        step()  # kernels are chosen and loaded at their first use
         bench.machine.clock.synchronize()
         with _marks(model), recorded(cuda=True) as profile:
             step()
@@ -136,7 +136,7 @@ _TRACES = {phase: partial(_phase_trace, phase=phase) for phase in PHASES}
 
 
 def _own_kernels(event: Any) -> list[Kernel]:
-    """Kernels that an event of the host launched itself; a mark's own span on the card is not one of them."""
+    """Return the kernels that an event of the host launched itself; the span of a mark on the card is not a kernel."""
     return [(each.name, each.duration * 1e-6) for each in event.kernels if not each.name.startswith(_MARK)]
 
 
@@ -148,7 +148,7 @@ def _all_kernels(event: Any) -> Iterator[Kernel]:
 
 @contextmanager
 def _marks(model: _Model) -> Iterator[None]:
-    """Within, torch's profiler sees the operator that each kernel belongs to."""
+    """Let torch's profiler see the operator of each kernel, within the context."""
     from transformers import AttentionInterface
 
     running: list[Any] = []
@@ -182,7 +182,7 @@ def _marks(model: _Model) -> Iterator[None]:
 
 
 def _attention(model: _Model, trace: _Trace) -> list[str]:
-    """Names of the kernels of attention, each once."""
+    """Return the names of attention kernels, each once."""
     parts = (trace.parts.get(name, []) for name in set(model.cores.values()))
     return sorted({name[:100] for kernels in parts for name, _ in kernels})
 
@@ -210,7 +210,7 @@ def _launches(bench: Bench, phase: str) -> Iterator[Check]:
 
 
 def _replays(bench: Bench, phase: str) -> Iterator[Check]:
-    """Kernels in the step next to the replays of the run."""
+    """Compare the kernels in the step with the replays of the run."""
     facts, trace = facts_of(bench.once(main_run)), bench.once(_TRACES[phase])
     key = _key(facts, phase)
     counts = {item.operator: item.count for item in facts.operators[key]}
@@ -232,13 +232,14 @@ def _replays(bench: Bench, phase: str) -> Iterator[Check]:
 
 
 def _key(facts: Facts, phase: str) -> CellKey:
-    """The traced step among those of the main run."""
+    """Return the key of the traced step in the main run."""
     asked = phase, _CELL.batch_size, _CELL.prompt_len
     return next(key for key in facts.grid.keys if (key.phase, key.cell.batch_size, key.cell.prompt_len) == asked)
 
 
 def _two_flushes(bench: Bench) -> Iterator[Check]:
-    """Linears of one row behind a buffer that was read, and behind one that was written, next to the run's replays."""
+    """Compare linears of one row after a buffer that was read, and after one that was written, with the run's
+    replays."""
     model, facts = bench.once(_main_model), facts_of(bench.once(main_run))
     replays = facts.replays[_key(facts, "decode")]
     groups: dict[str, list[Any]] = {}
@@ -258,7 +259,7 @@ def _two_flushes(bench: Bench) -> Iterator[Check]:
 
 
 def _kept_caches(bench: Bench) -> Iterator[Check]:
-    """Both engines reset a cache that was filled before: neither may need a mask that the other does without."""
+    """Both engines reset a filled cache: neither may need a mask that the other does without."""
     model, found = bench.once(_small_model), {}
     ids = seeded_prompts(_CELL, model.module.config.vocab_size).to(bench.device)
     for kind in (StaticEngine, GraphEngine):
