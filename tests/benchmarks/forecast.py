@@ -53,8 +53,8 @@ def main() -> None:
         chosen = crossed(known)
         rest = np.setdiff1d(np.arange(len(measured)), chosen)
         if len(rest) >= 3 * len(chosen):
-            told = fit(as_run(measured, chosen), known.trained.fitted.device).forecast(measured.demanded.at(rest))
-            off = told.latency_s / measured.latency_s[rest] - 1
+            predicted = fit(as_run(measured, chosen), known.trained.fitted.device).forecast(measured.demanded.at(rest))
+            off = predicted.latency_s / measured.latency_s[rest] - 1
             say(f"  trained on {len(chosen)}, forecast {len(rest)}", off)
             verdict(off, visited_again(known))
         say("  each from the others", known.trained.within.errors)
@@ -130,8 +130,8 @@ def verdict(off: Array, again: Array) -> None:
 def on_card(known: RunFacts, profile: CardProfile) -> None:
     measured = known.trained.measured
     layers = sum(column.count for column in measured.demanded.columns if column.heads is not None)
-    told = fitted_on(profile, known.facts.model.dtype, layers).forecast(measured.demanded)
-    off = told.latency_s / measured.latency_s - 1
+    predicted = fitted_on(profile, known.facts.model.dtype, layers).forecast(measured.demanded)
+    off = predicted.latency_s / measured.latency_s - 1
     for phase in (True, False):
         chosen = measured.demanded.steps.prefill == phase
         if chosen.any():

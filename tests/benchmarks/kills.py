@@ -60,7 +60,7 @@ def ended(child: int) -> bool:
     then."""
     number, status = os.waitpid(child, os.WNOHANG)
     if number == child and os.waitstatus_to_exitcode(status) not in (0, 3):
-        raise RuntimeError("the command fails where nobody kills it")
+        raise RuntimeError("the command fails without a kill")
     return number == child
 
 

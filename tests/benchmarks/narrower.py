@@ -52,7 +52,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         profiler.profile(
             options.model, dtype=options.dtype, prompt_lens=options.prompts, batch_sizes=options.batch_sizes,
-            new_tokens=16, weights="random", budget_s=options.budget, no_levers=True, device="cpu", out=Path(folder) / "run",
+            new_tokens=16, weights="random", budget_s=options.budget, no_levers=True, device="cpu",
+            out=Path(folder) / "run",
         )  # fmt: skip
         replayed, assumed = forecasts(Path(folder) / "run", options.tp)
         cells = [key.cell for key in read_run(Path(folder) / "run").document.asked.keys]

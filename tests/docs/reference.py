@@ -114,8 +114,8 @@ def _text(text: str | None) -> str:
 
 def columns_page() -> str:
     """Return the page of the columns of cells.csv and operators.csv, from the docstrings of their fields."""
-    told = attribute_docs(CellResult)
-    cells = [(f"`{item.name}`", told.get(item.name, "")) for item in fields(CellResult)]
+    docs = attribute_docs(CellResult)
+    cells = [(f"`{item.name}`", docs.get(item.name, "")) for item in fields(CellResult)]
     operators = [(f"`{name}`", meaning) for name, meaning in OPERATOR_COLUMN_MEANINGS.items()]
     return (
         "# Columns\n\nUnits stand in the names: `_s` seconds, `_bytes` bytes, `_flops` a count, `_per_s` a rate."
@@ -146,11 +146,11 @@ def attribute_docs(kind: type) -> dict[str, str]:
 def exit_codes_page() -> str:
     """Return the page of the exit codes, general ones and those of each command."""
     constants = {name: value for name, value in vars(shared).items() if name.startswith("EXIT_")}
-    told = attribute_docs_of_module(shared)
+    docs = attribute_docs_of_module(shared)
     assert RoofscopeError.exit_code == shared.EXIT_WRONG
     rows = [
         ("`0`", "Done."),
-        *((f"`{value}`", told.get(name, "")) for name, value in sorted(constants.items(), key=_code)),
+        *((f"`{value}`", docs.get(name, "")) for name, value in sorted(constants.items(), key=_code)),
     ]
     gate = [(outcome, f"`{code}`") for outcome, code in compare._GATE_EXITS.items()]
     return (
@@ -283,12 +283,12 @@ def _shown(kind: Any) -> tuple[str, Any, str]:
 
 def _of_type(kind: Any, before: str, depth: int) -> list[Key]:
     """Return the keys of a dataclass as `asdict` writes it, or of a pydantic model."""
-    told, hints = attribute_docs(kind), _hints(kind)
+    docs, hints = attribute_docs(kind), _hints(kind)
     names = [item.name for item in fields(kind)] if is_dataclass(kind) else list(kind.model_fields)
     found = []
     for name in names:
         word, within, between = _shown(hints.get(name))
-        found.append(Key(before + name, word, told.get(name, "")))
+        found.append(Key(before + name, word, docs.get(name, "")))
         if within is not None and depth < _DEEPEST:
             found += _of_type(within, f"{before}{name}{between}.", depth + 1)
     return found

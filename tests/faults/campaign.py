@@ -88,7 +88,7 @@ def main() -> None:
     parser.add_argument("--scenarios", default=",".join(SCENARIOS), help="of " + ", ".join(SCENARIOS))
     parser.add_argument("--only", default="", help="faults whose line holds this")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
-    parser.add_argument("--out", type=Path, help="append each fault and what came of it, as JSON; go on behind them")
+    parser.add_argument("--out", type=Path, help="append each fault and its outcome as JSON, and continue after them")
     options = parser.parse_args()
     replayed = None if options.replay is None else Injection.parse(options.replay)
     names = [replayed.scenario] if replayed else options.scenarios.split(",")

@@ -83,6 +83,6 @@ class _Telling(ast.NodeTransformer):
     def visit_ExceptHandler(self, node: ast.ExceptHandler) -> ast.ExceptHandler:
         self.generic_visit(node)
         name = ast.copy_location(ast.Name(_HOOK, ast.Load()), node.body[0])
-        told = ast.Call(name, [ast.Constant(f"{self._file}:{node.lineno}")], [])
-        node.body.insert(0, ast.copy_location(ast.Expr(told), node.body[0]))
+        record = ast.Call(name, [ast.Constant(f"{self._file}:{node.lineno}")], [])
+        node.body.insert(0, ast.copy_location(ast.Expr(record), node.body[0]))
         return node

@@ -32,7 +32,7 @@ def test_every_finding_is_explained() -> None:
     found = Counter(
         (Path(item["filename"]).relative_to(ROOT).as_posix(), item["code"]) for item in json.loads(done.stdout)
     )
-    told = {
+    explained = {
         (name, code): int(count) for name, code, count in _EXPLAINED.findall((ROOT / "docs/hostile.md").read_text())
     }
-    assert dict(found) == told
+    assert dict(found) == explained

@@ -74,8 +74,8 @@ def written(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Writ
         cwd=work, env=environment, capture_output=True, text=True, timeout=550, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
-    told = json.loads(done.stdout.splitlines()[-1])
-    return Written(work / "runs", told["asked"], told["codes"], isolated)
+    printed = json.loads(done.stdout.splitlines()[-1])
+    return Written(work / "runs", printed["asked"], printed["codes"], isolated)
 
 
 def contents(file: Path) -> bytes:
@@ -130,5 +130,5 @@ def test_no_network_was_used(written: Written) -> None:
 def test_it_works_without_a_network(written: Written) -> None:
     """The network namespace has no route, not even to this machine itself."""
     if not written.isolated:
-        pytest.skip("this system lets nobody make a network namespace (unshare -rn)")
+        pytest.skip("this system allows no network namespace (unshare -rn)")
     assert set(written.codes.values()) <= {0, 3}, "3: a gate that cannot tell"

@@ -154,8 +154,8 @@ def test_a_warning_names_its_precisions_unless_all_have_it(pair: list[Run], caps
     shared, own = "other processes kept 1.2 cores busy", "the roofs moved"
     runs = [with_document(pair[0], warnings=(shared,)), with_document(pair[1], warnings=(shared, own))]
     print_comparison(runs, screen())
-    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("!")]
-    assert told == [f"! {shared}", f"! nf4: {own}"]
+    warnings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("!")]
+    assert warnings == [f"! {shared}", f"! nf4: {own}"]
 
 
 def test_the_screen_has_room(capsys: pytest.CaptureFixture[str]) -> None:

@@ -123,8 +123,8 @@ def test_several_engines_are_a_table(run: Run) -> None:
 
 def test_a_common_noise_is_reported_once(run: Run) -> None:
     drift = "the machine itself drifted by 23 %"
-    told = tuple(evidence(result.key, noise_reasons=(drift,)) for result in run.measured)
-    assert Page(html_report(with_document(run, evidence=told))).words.count(drift) == 1
+    items = tuple(evidence(result.key, noise_reasons=(drift,)) for result in run.measured)
+    assert Page(html_report(with_document(run, evidence=items))).words.count(drift) == 1
 
 
 def test_ten_thousand_cells(run: Run) -> None:

@@ -47,12 +47,12 @@ def test_no_meaning_is_only_in_colours(run: Run) -> None:
     for bar in printed_bars(run):
         assert f"{bar.name:<15} {letters(bar).plain}" in bare.getvalue()
     # An eager run on one device has neither a link nor an engine term.
-    told = bar_legend(printed_bars(run)).split(", ")
-    assert told == [
+    legend = bar_legend(printed_bars(run)).split(", ")
+    assert legend == [
         "w weights", "v KV cache", "a arithmetic", "k kernels below the roof", "x avoidable work", "d dispatch",
         "? unexplained",
     ]  # fmt: skip
-    assert f"where the time goes: {', '.join(told)}" in " ".join(bare.getvalue().split())
+    assert f"where the time goes: {', '.join(legend)}" in " ".join(bare.getvalue().split())
 
 
 def test_a_bar_has_the_shares_of_its_cell() -> None:
@@ -83,8 +83,8 @@ def test_only_a_cells_own_noise_marks_it(capsys: pytest.CaptureFixture[str]) -> 
     keys = [key("prefill"), key("decode", 1), key("decode", 2)]
     drift = "the machine itself drifted by 23 %"
     reasons = [(drift,), (drift,), (drift, "interval of +-4.0 %")]
-    told = tuple(evidence(of, noise_reasons=why) for of, why in zip(keys, reasons, strict=True))
-    run = replace(with_document(old_run(), evidence=told), results=tuple(result(of, noise="noisy") for of in keys))
+    items = tuple(evidence(of, noise_reasons=why) for of, why in zip(keys, reasons, strict=True))
+    run = replace(with_document(old_run(), evidence=items), results=tuple(result(of, noise="noisy") for of in keys))
     print_run(run, screen())
     out = capsys.readouterr().out
     assert out.count("~") == 1
