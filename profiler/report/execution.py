@@ -49,7 +49,11 @@ def ran_rows(run: Run) -> list[tuple[str, str, str]]:
     ]
     if model.experts is not None:
         rows.append(("experts", model.experts, _instead(first, *_EXPERTS)))
-    rows += [("cache", text, _instead(first, "a static cache", COMPILED)) for text in _caches(run)]
+    rows += [
+        ("cache", _CACHE_WORDS[path.cache], _instead(first, "a static cache", COMPILED))
+        for name, path in run.document.counting.paths.items()
+        if name.endswith("decode") and _of_first_engine(run, name)
+    ]
     rows += [(name, _owned(item), "") for name, item in run.document.engine.owned.items()]
     threads = run.document.device.threads
     if run.document.device.kind == "cpu":
@@ -101,12 +105,6 @@ def _attention(run: Run) -> Iterator[tuple[str, str]]:
             yield f"{phase} attention", f"sdpa, {path.kernel} kernel{masked}"
         else:
             yield f"{phase} attention", path.attention
-
-
-def _caches(run: Run) -> Iterator[str]:
-    for name, path in run.document.counting.paths.items():
-        if name.endswith("decode") and _of_first_engine(run, name):
-            yield _CACHE_WORDS[path.cache]
 
 
 def _of_first_engine(run: Run, name: str) -> bool:

@@ -66,30 +66,21 @@ def _both(run: Run, column: str, show: Callable[[float], str]) -> str | None:
     return "; ".join(part for part in parts if part) or None
 
 
-def _of_sheet(column: str) -> Callable[[Run], str | None]:
-    def figures(run: Run) -> str | None:
-        device = run.document.device
-        without = None if device.datasheet else f"none, there is no datasheet of {device.name}"
-        return _both(run, column, percent) or without
-
-    return figures
+def _of_sheet(run: Run, column: str) -> str | None:
+    device = run.document.device
+    without = None if device.datasheet else f"none, there is no datasheet of {device.name}"
+    return _both(run, column, percent) or without
 
 
-def _counted(regime: Regime) -> Callable[[Run], str | None]:
-    def figures(run: Run) -> str | None:
-        measured = run.measured
-        return f"{sum(result.regime == regime for result in measured)} of {len(measured)} cells" if measured else None
-
-    return figures
+def _counted(run: Run, regime: Regime) -> str | None:
+    measured = run.measured
+    return f"{sum(result.regime == regime for result in measured)} of {len(measured)} cells" if measured else None
 
 
-def _share(column: str) -> Callable[[Run], str | None]:
-    def figures(run: Run) -> str | None:
-        ratios = (getattr(result, column) / result.latency_s for result in run.measured)
-        shares = [share for share in ratios if not math.isnan(share)]
-        return f"{percent(min(shares))} to {percent(max(shares))} of the time" if shares else None
-
-    return figures
+def _share(run: Run, column: str) -> str | None:
+    ratios = (getattr(result, column) / result.latency_s for result in run.measured)
+    shares = [share for share in ratios if not math.isnan(share)]
+    return f"{percent(min(shares))} to {percent(max(shares))} of the time" if shares else None
 
 
 def _roofs(run: Run) -> tuple[float, float] | None:
@@ -153,10 +144,10 @@ GLOSSARY: dict[str, Term] = {
         _roofline,
     ),
     "ridge point": Term("the intensity at which the memory roof meets the compute roof.", _ridge),
-    "MFU": Term("model FLOP/s over the datasheet's dense peak (arXiv:2204.02311).", _of_sheet("mfu")),
+    "MFU": Term("model FLOP/s over the datasheet's dense peak (arXiv:2204.02311).", lambda run: _of_sheet(run, "mfu")),
     "MBU": Term(
         "model bytes/s over the datasheet's bandwidth; weights as stored, live KV once.",
-        _of_sheet("mbu"),
+        lambda run: _of_sheet(run, "mbu"),
     ),
     "attained": Term(
         "the share of the measured roofline: the time that the work needs at the measured roofs over the time it took.",
@@ -164,69 +155,70 @@ GLOSSARY: dict[str, Term] = {
     ),
     "memory-bound": Term(
         "moving bytes explains most of the device's time; fewer bytes help, faster arithmetic does not.",
-        _counted("memory-bound"),
+        lambda run: _counted(run, "memory-bound"),
     ),
     "compute-bound": Term(
         "arithmetic explains most of the device's time; a faster dtype helps, fewer bytes do not.",
-        _counted("compute-bound"),
+        lambda run: _counted(run, "compute-bound"),
     ),
     "overhead-bound": Term(
         "the host's dispatch sets the pace; graphs, compiling or larger batches help, a faster device does not.",
-        _counted("overhead-bound"),
+        lambda run: _counted(run, "overhead-bound"),
     ),
     "mixed": Term(
         "two causes contribute and neither dominates, or the engine (vLLM) does not show where its time goes.",
-        _counted("mixed"),
+        lambda run: _counted(run, "mixed"),
     ),
     "kernel-bound": Term(
         "replayed in isolation, the kernels stay far below every roof at these shapes; other kernels or formats help.",
-        _counted("kernel-bound"),
+        lambda run: _counted(run, "kernel-bound"),
     ),
     "link-bound": Term(
         "weights outside the GPU, or results that GPUs exchange, set the pace; a faster device does not help.",
-        _counted("link-bound"),
+        lambda run: _counted(run, "link-bound"),
     ),
     "inconclusive": Term(
-        "the evidence is missing, too noisy or contradicts itself; no label would be honest.", _counted("inconclusive")
+        "the evidence is missing, too noisy or contradicts itself; no label would be honest.",
+        lambda run: _counted(run, "inconclusive"),
     ),
     "dispatch": Term(
         "the time of Python, transformers and torch to start a step's operators; measured on the hollow twin.",
-        _share("dispatch_s"),
+        lambda run: _share(run, "dispatch_s"),
     ),
     "generate tax": Term(
         "the extra time of a step in transformers' own generate over the same step of our loop, measured in turns.",
-        _share("generate_s"),
+        lambda run: _share(run, "generate_s"),
     ),
     "engine": Term(
         "time added by an engine that owns its model (vLLM): scheduler, sampler, launches, losses of hidden kernels.",
-        _share("engine_s"),
+        lambda run: _share(run, "engine_s"),
     ),
     "padding": Term(
         "positions without a token in a batch of unequal prompts: computed in a prefill, read again by every step.",
-        _share("padding_s"),
+        lambda run: _share(run, "padding_s"),
     ),
     "hollow twin": Term(
         "the same architecture with next to no width: it dispatches the same operators and computes almost nothing.",
-        _share("dispatch_s"),
+        lambda run: _share(run, "dispatch_s"),
     ),
     "kernels": Term(
         "the time of the library's kernels above their own roofs at these shapes, measured by replaying each of them.",
-        _share("kernel_s"),
+        lambda run: _share(run, "kernel_s"),
     ),
     "avoidable work": Term(
         "the library's work beyond the algorithm's minimum: copies, conversions, newly allocated memory.",
-        _share("avoidable_s"),
+        lambda run: _share(run, "avoidable_s"),
     ),
     "dequantisation": Term(
         "converting between formats inside a matmul (dense copies of packed weights, scaled int32), timed separately.",
-        _share("dequantise_s"),
+        lambda run: _share(run, "dequantise_s"),
     ),
     "lever": Term(
         "a change and the time it saves in one cell: tried on this device, or computed from the cell's breakdown."
     ),
     "unexplained": Term(
         "the measured time less all terms of the breakdown; negative if a roof or a count is too low.",
-        _share("unexplained_s"),
+        lambda run: _share(run, "unexplained_s"),
     ),
     "model work": Term("the minimum of FLOPs and bytes that the algorithm needs; rates, MFU and MBU use it."),
     "executed work": Term("the FLOPs and bytes that the library executes; the part above model work is avoidable."),

@@ -84,19 +84,17 @@ class BarListener(QuietListener):
         self._bars.stop()
 
     def stage(self, text: str) -> None:
-        self._bars.update(self._task, description=text, total=None, detail="")
-        self._bars.refresh()
+        self._bars.update(self._task, description=text, detail="", refresh=True)
 
     def progress(self, progress: SweepProgress, total_cells: int) -> None:
-        whole_s = progress.elapsed_s + progress.left_s
         self._bars.update(
             self._task,
             description=_visit(progress),
             completed=progress.elapsed_s,
-            total=whole_s or 1.0,
+            total=progress.elapsed_s + progress.left_s or 1.0,
             detail=_left(progress),
+            refresh=True,
         )
-        self._bars.refresh()
 
 
 def make_listener(*, quiet: bool, plain: bool = False) -> QuietListener:

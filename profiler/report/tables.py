@@ -112,14 +112,15 @@ def _on_card(card: str, result: CellResult, evidence: CellEvidence | None) -> st
 def engine_rows(run: Run) -> list[TableRow]:
     """Return cell, engine, time saved against the first engine, its interval and terms, for each claim."""
     return [
-        [_on(item.key, item.against).name, item.engine, saving(item), interval(item), ", ".join(where_it_lies(item))]
+        [
+            replace(item.key, cell=replace(item.key.cell, engine=item.against)).name,
+            item.engine,
+            saving(item),
+            interval(item),
+            ", ".join(where_it_lies(item)),
+        ]
         for item in engine_claims(run)
     ]
-
-
-def _on(key: CellKey, engine: str) -> CellKey:
-    """Return the key of the same cell with another engine."""
-    return replace(key, cell=replace(key.cell, engine=engine))
 
 
 def roof_rows(run: Run) -> list[TableRow]:
