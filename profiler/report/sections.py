@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from datetime import UTC, datetime
 
@@ -104,7 +105,8 @@ def _roofline(run: Run) -> Section | None:
     note = "points: measured time, counted work; hover or tab to a point for its cell"
     note += f"; {len(drawn)} of {measured} cells are drawn" if len(drawn) < measured else ""
     alt = "Achieved FLOP/s against arithmetic intensity, both logarithmic"
-    return Section("Roofline", [Picture("roofline", alt, (run,), tooltips)], note, DOCUMENTS)
+    sliders = ShellCommand("With sliders", f"roofscope explore {shlex.quote(run.model.id)} --run RUN")
+    return Section("Roofline", [Picture("roofline", alt, (run,), tooltips), sliders], note, DOCUMENTS)
 
 
 def _cells(run: Run) -> Section:

@@ -185,11 +185,8 @@ def _pairs_with_own_calls(candidate: Candidate, budget_s: float) -> tuple[tuple[
     changed_s: list[float] = []
     # One more run than pairs, as the first has the one-time costs and is dropped.
     while len(changed_s) <= LEAST_ROUNDS and (not changed_s or now_s() - start_s + changed_s[-1] < budget_s):
-        before_s = now_s()
         with candidate.within():
-            candidate.changed()
-            _synchronize()
-        changed_s.append(now_s() - before_s)
+            changed_s.append(_seconds(candidate.changed))
         if len(changed_s) > FEW_ROUNDS and all(1 - after / candidate.seconds > DECISIVE for after in changed_s):
             break
     own = sorted(candidate.own_s)

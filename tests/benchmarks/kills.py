@@ -175,7 +175,6 @@ def main() -> int:
 
     import profiler.report.write
     import profiler.run.pipeline
-    import profiler.why_slow.command
     from profiler.measure import card_profile as card
     from profiler.roofs import gemm as products
     from profiler.roofs import host_dispatch as host
@@ -184,7 +183,7 @@ def main() -> int:
     from profiler.run import batch_test
     from profiler.run import card_profile as profiling
 
-    hurry(pytest.MonkeyPatch())
+    hurry(pytest.MonkeyPatch(), script_least_s=2.0)
     measure.measure.__kwdefaults__["stage_budget_s"] = 0.1
     # A profile of one small product, one attention and two layers' dispatch is written like a whole one.
     streams._STREAM_LEAST_BYTES, streams._STREAM_CACHE_MULTIPLE = 4 << 20, 0
@@ -198,7 +197,6 @@ def main() -> int:
     links.measure_links = lambda *_: ({}, {})
     host.measure_host_pace = lambda _machine: None
     batch_test.MOST_SEQUENCES = 32
-    profiler.why_slow.command._LEAST_TRIALS_S = 2.0
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
     LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=128, max_position_embeddings=256)).save_pretrained(model)
     done = base / "done"
