@@ -11,6 +11,7 @@ finished, and no cell of it may be lost or duplicated. Exit code 1: a fault was 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import math
 import os
@@ -174,7 +175,6 @@ def main() -> int:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     import profiler.report.write
-    import profiler.run.pipeline
     from profiler.measure import card_profile as card
     from profiler.roofs import gemm as products
     from profiler.roofs import host_dispatch as host
@@ -183,6 +183,8 @@ def main() -> int:
     from profiler.run import batch_test
     from profiler.run import card_profile as profiling
 
+    for name in ("profiler.run.pipeline", "profiler.why_slow.command"):
+        importlib.import_module(name)  # here, so that no forked process imports it
     hurry(pytest.MonkeyPatch(), script_least_s=2.0)
     measure.measure.__kwdefaults__["stage_budget_s"] = 0.1
     # A profile of one small product, one attention and two layers' dispatch is written like a whole one.
