@@ -174,7 +174,6 @@ def main() -> int:
     torch.set_num_threads(1)
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    import profiler.report.write
     from profiler.measure import card_profile as card
     from profiler.roofs import gemm as products
     from profiler.roofs import host_dispatch as host
@@ -183,7 +182,7 @@ def main() -> int:
     from profiler.run import batch_test
     from profiler.run import card_profile as profiling
 
-    for name in ("profiler.run.pipeline", "profiler.why_slow.command"):
+    for name in ("profiler.report.write", "profiler.run.pipeline", "profiler.why_slow.command"):
         importlib.import_module(name)  # here, so that no forked process imports it
     hurry(pytest.MonkeyPatch(), script_least_s=2.0)
     measure.measure.__kwdefaults__["stage_budget_s"] = 0.1
