@@ -60,7 +60,7 @@ class Setting:
     four_bit_dense_from_rows: int | None = None
     """Rows from which a 4-bit kernel first writes a dense 16-bit copy on this device; None if it never does."""
     sixteen_bit_flops_per_s: float | None = None
-    """The highest measured compute roof of a 16-bit dtype; None if the model already runs in 16 bits."""
+    """The highest measured 16-bit compute roof, for a float32 model; None for others, or if none was measured."""
     cards: tuple[Datasheet, ...] = ()
     """Other GPUs to compare with."""
     busy: bool = False

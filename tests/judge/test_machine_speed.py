@@ -97,7 +97,7 @@ def test_a_shared_swing_is_divided_out(facts: Facts) -> None:
 
 @pytest.mark.parametrize("pace", [swinging, next_to_a_neighbour, with_a_falling_clock])
 def test_labels_do_not_change_if_the_probe_measures_the_swing(facts: Facts, pace: Pace) -> None:
-    """Labels on an unsteady machine are those of the steady one, and at most one in ten becomes inconclusive."""
+    """Labels on an unsteady machine are those of a steady one, or mixed; at most one in ten is inconclusive."""
     calm, swung = judge_run(on_machine(facts, steady, steady)), judge_run(on_machine(facts, pace, pace))
     labels = {cell.key: cell.regime for cell in calm.cells}
     found = [(cell.regime, labels[cell.key]) for cell in swung.cells]
