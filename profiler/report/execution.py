@@ -33,20 +33,14 @@ def ran_rows(run: Run) -> list[tuple[str, str, str]]:
     model, first = run.model, _first_tried(run)
     rows = [("arithmetic", _arithmetic(run), _instead(first, *_DTYPES))]
     # The modules of an engine that owns its model cannot be read.
-    readable = first_engine(run) not in run.document.engine.owned
-    formats = [item.name for item in tried_formats()]
-    rows += [
-        (
-            f"{count} linear{'' if count == 1 else 's'}",
-            kind,
-            _instead(first, *formats, *_DENSE) if not number else "",
-        )
-        for number, (kind, count) in enumerate(model.linears.items() if readable else ())
-    ]
-    rows += [
-        (name, text, _instead(first, *_KERNELS, *_MASKED) if name == "decode attention" else "")
-        for name, text in (_attention(run) if readable else ())
-    ]
+    if first_engine(run) not in run.document.engine.owned:
+        formats = _instead(first, *(item.name for item in tried_formats()), *_DENSE)
+        rows += [
+            (f"{count} linear{'' if count == 1 else 's'}", kind, "" if number else formats)
+            for number, (kind, count) in enumerate(model.linears.items())
+        ]
+        kernels = _instead(first, *_KERNELS, *_MASKED)
+        rows += [(name, text, kernels if name == "decode attention" else "") for name, text in _attention(run)]
     if model.experts is not None:
         rows.append(("experts", model.experts, _instead(first, *_EXPERTS)))
     rows += [

@@ -99,7 +99,7 @@ def as_run(measured: MeasuredCells, chosen: Array) -> MeasuredCells:
 
 def visited_again(known: RunFacts) -> Array:
     """Return the relative differences between every two visits of one cell, for prefill and decode steps."""
-    found = [
+    differences = [
         abs(statistics.median(two) / statistics.median(one) - 1)
         for visits in known.facts.visits.values()
         for earlier, later in itertools.combinations(visits, 2)
@@ -108,7 +108,7 @@ def visited_again(known: RunFacts) -> Array:
             (earlier.decode_s, later.decode_s),
         )
     ]
-    return np.array(found)
+    return np.array(differences)
 
 
 def verdict(off: Array, again: Array) -> None:
@@ -146,9 +146,9 @@ def ranges() -> None:
         what = f"{family(point)} {point.phase}{several}"
         for key in ((point.kind, what), (point.kind, "in all"), ("all", "")):
             rows.setdefault(key, []).append(one)
-    for (kind, what), found in sorted(rows.items()):
-        share, width = statistics.mean(one.inside for one in found), statistics.median(one.width for one in found)
-        print(f"published {kind} {what}: {100 * share:.0f} % of {len(found)} inside, upper/lower {width:.2f}")
+    for (kind, what), figures in sorted(rows.items()):
+        share, width = statistics.mean(one.inside for one in figures), statistics.median(one.width for one in figures)
+        print(f"published {kind} {what}: {100 * share:.0f} % of {len(figures)} inside, upper/lower {width:.2f}")
     differ = as_published_again()
     print(
         f"the same card, model and format published again: {len(differ)} figures, nine in ten within a range of"

@@ -54,11 +54,11 @@ def pool_of(run: Path, others: Sequence[Path]) -> Pool:
             for key in cell.keys:
                 samples = phase_samples(key.phase, visits)
                 if len(visits) > 1:
-                    found = np.array(list(deviations(phase_medians(key.phase, visits)).values()))
-                    apart[key.phase].append(found * math.sqrt(found.size / (found.size - 1)))
+                    shares = np.array(list(deviations(phase_medians(key.phase, visits)).values()))
+                    apart[key.phase].append(shares * math.sqrt(shares.size / (shares.size - 1)))
                 if folder == run:
                     cells[CellId(key.phase, cell.batch_size, cell.prompt_len, cell.context_len, cell.engine)] = samples
-    return Pool(cells, {phase: np.concatenate(found) for phase, found in apart.items()})
+    return Pool(cells, {phase: np.concatenate(shares) for phase, shares in apart.items()})
 
 
 def drawn(pool: Pool, visits: int, random: np.random.Generator) -> Side:
@@ -108,7 +108,7 @@ def drawn_pairs(pool: Pool, pairs: int, visits: int, seed: int = 0) -> list[tupl
 def outcomes(pairs: Sequence[tuple[Side, Side]], planted: str = "all cells") -> dict[float, Counter[str]]:
     """Return the gate's outcomes for some pairs, by planted slowdown: of all cells, of decode, or of one cell at a
     time."""
-    found: dict[float, Counter[str]] = {by: Counter() for by in SLOWDOWNS}
+    counts_by_slowdown: dict[float, Counter[str]] = {by: Counter() for by in SLOWDOWNS}
     for number, (before, after) in enumerate(pairs):
         cells = list(after.cells)
         if planted == "one cell":
@@ -117,8 +117,8 @@ def outcomes(pairs: Sequence[tuple[Side, Side]], planted: str = "all cells") -> 
             cells = [key for key in cells if key.phase == "decode"]
         for by in SLOWDOWNS:
             comparison = compare_sides(before, slower(after, by, cells))
-            found[by][gate(comparison, dict.fromkeys(PHASES, THRESHOLD)).outcome] += 1
-    return found
+            counts_by_slowdown[by][gate(comparison, dict.fromkeys(PHASES, THRESHOLD)).outcome] += 1
+    return counts_by_slowdown
 
 
 def reference_pools() -> dict[str, Pool]:
@@ -128,7 +128,7 @@ def reference_pools() -> dict[str, Pool]:
     return {str(folder.relative_to(RUNS)): pool_of(folder, folders) for folder in folders}
 
 
-def _draw(found: Mapping[str, Mapping[float, Counter[str]]], path: Path) -> None:
+def _draw(outcomes_by_title: Mapping[str, Mapping[float, Counter[str]]], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -141,7 +141,7 @@ def _draw(found: Mapping[str, Mapping[float, Counter[str]]], path: Path) -> None
         "inconclusive": ("cannot tell (exit 3)", "#888888"),
         "pass": ("pass (exit 0)", "#009e73"),
     }
-    for axis, (title, counts) in zip(axes.flat, found.items(), strict=True):
+    for axis, (title, counts) in zip(axes.flat, outcomes_by_title.items(), strict=True):
         for outcome, (label, color) in lines.items():
             shares = [100 * counts[by][outcome] / counts[by].total() for by in SLOWDOWNS]
             axis.plot([100 * by for by in SLOWDOWNS], shares, "o-", color=color, label=label)
@@ -168,14 +168,14 @@ def main() -> None:
     for visits in VISITS:
         pairs = drawn_pairs(pool, options.pairs, visits)
         for planted in PLANTED:
-            found = outcomes(pairs, planted)
+            by_slowdown = outcomes(pairs, planted)
             title = f"{visits} visits, {planted}"
-            for by, counts in found.items():
+            for by, counts in by_slowdown.items():
                 shares = ", ".join(
                     f"{name} {100 * count / options.pairs:.1f} %" for name, count in sorted(counts.items())
                 )
                 print(f"{title:22} planted {100 * by:4.0f} %: {shares}", flush=True)
-            shown[title] = found
+            shown[title] = by_slowdown
     if options.picture:
         _draw(shown, options.picture)
 

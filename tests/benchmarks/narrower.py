@@ -102,7 +102,7 @@ def shares(options: Any, cells: list[Any]) -> dict[tuple[str, int, int], tuple[f
         [EagerEngine(module, machine) for module in (whole, share)],
         VisitContext(machine, config.vocab_size),
     )
-    found: dict[tuple[str, int, int], tuple[float, float]] = {}
+    seconds: dict[tuple[str, int, int], tuple[float, float]] = {}
     for cell in cells:
         taken: list[list[tuple[float, float]]] = [[], []]
         for turn in range(options.turns):
@@ -113,8 +113,8 @@ def shares(options: Any, cells: list[Any]) -> dict[tuple[str, int, int], tuple[f
         # The minimum: delays from other work are no part of a step.
         of_whole, of_share = (tuple(min(times) for times in zip(*each, strict=True)) for each in taken)
         for index, phase in enumerate(("prefill", "decode")):
-            found[phase, cell.batch_size, cell.prompt_len] = of_whole[index], of_share[index]
-    return found
+            seconds[phase, cell.batch_size, cell.prompt_len] = of_whole[index], of_share[index]
+    return seconds
 
 
 def drawn(config: Any, dtype: torch.dtype) -> Any:

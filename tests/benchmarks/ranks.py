@@ -67,13 +67,13 @@ def main() -> None:
     with quiet_libraries():
         held = Ranks(prepared, group, machine)
     engine = EagerEngine(held.share.joined, machine)
-    found = [
+    rows = [
         row
         for alpha_us, gb_per_s in SLOWED
         for row in _under(held, engine, prepared.grid.cells, (alpha_us * 1e-6, gb_per_s * 1e9), arguments.turns)
     ]
     if group.rank == 0:
-        _print(found)
+        _print(rows)
     group.close()
 
 

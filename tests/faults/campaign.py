@@ -52,11 +52,11 @@ def recorded(played: Played, parent: Path) -> Recorded:
     return Recorded(played, model, base)
 
 
-def injections(found: Iterable[Recorded]) -> list[Injection]:
+def injections(recordings: Iterable[Recorded]) -> list[Injection]:
     """Return each site in each stage at its first, middle and last call, in the first scenario that has it."""
     planned: list[Injection] = []
     seen: set[tuple[Site, str]] = set()
-    for each in found:
+    for each in recordings:
         numbers: dict[tuple[Site, str], list[int]] = {}
         for call in each.base.calls:
             numbers.setdefault((call.site, call.stage), []).append(call.number)
@@ -93,29 +93,29 @@ def main() -> None:
     replayed = None if options.replay is None else Injection.parse(options.replay)
     names = [replayed.scenario] if replayed else options.scenarios.split(",")
     with tempfile.TemporaryDirectory(prefix="roofscope-faults-") as folder:
-        found = {name: recorded(SCENARIOS[name], Path(folder)) for name in names}
+        recordings = {name: recorded(SCENARIOS[name], Path(folder)) for name in names}
         if replayed:
-            trial = found[replayed.scenario].tried(replayed)
+            trial = recordings[replayed.scenario].tried(replayed)
             print(trial.said)
             print(*(trial.failures or ("all holds",)), sep="\n")
             sys.exit(1 if trial.failures else 0)
-        planned = [each for each in injections(found.values()) if options.only in str(each)]
+        planned = [each for each in injections(recordings.values()) if options.only in str(each)]
         if options.sample:
             planned = random.Random(options.seed).sample(planned, min(options.sample, len(planned)))
-        sites = {call.site for each in found.values() for call in each.base.calls}
+        sites = {call.site for each in recordings.values() for call in each.base.calls}
         print(f"{len(sites)} sites, {len(planned)} faults", flush=True)
-        trials = _trials(found, planned, options.jobs, options.out)
+        trials = _trials(recordings, planned, options.jobs, options.out)
     print(*tables(trials, sites, clauses.reached), sep="\n")
     sys.exit(1 if any(trial.failures for trial in trials) else 0)
 
 
-def _trials(found: dict[str, Recorded], planned: Sequence[Injection], jobs: int, out: Path | None) -> list[Trial]:
+def _trials(recordings: dict[str, Recorded], planned: Sequence[Injection], jobs: int, out: Path | None) -> list[Trial]:
     trials = _kept(out, planned)
     known = {trial.injection for trial in trials}
     planned = [each for each in planned if each not in known]
     gc.collect()
     gc.freeze()  # existing objects are then not collected again in each process
-    calls = [partial(found[each.scenario].tried, each) for each in planned]
+    calls = [partial(recordings[each.scenario].tried, each) for each in planned]
     started_s = time.monotonic()
     with contextlib.suppress(KeyboardInterrupt):
         for number, answer in forked(calls, jobs=jobs, limit_s=_LONGEST_S):

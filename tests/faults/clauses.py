@@ -24,12 +24,12 @@ reached: set[str] = set()
 
 def clauses(root: Path) -> list[str]:
     """Return every `except` clause of a package, in order."""
-    found = []
+    names = []
     for path in sorted(root.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ExceptHandler):
-                found.append(f"{path.relative_to(root)}:{node.lineno}")
-    return sorted(found)
+                names.append(f"{path.relative_to(root)}:{node.lineno}")
+    return sorted(names)
 
 
 def faces_device(clause: str) -> bool:

@@ -230,10 +230,10 @@ def _moved(base: Row, row: Row) -> Iterator[str]:
             yield f"{name} {base[name]} -> {row[name]}"
 
 
-def _same_time(base: str, found: str, share: float) -> bool:
-    if "" in (base, found):
-        return base == found
-    return abs(float(base) - float(found)) <= 2.02 * _TICK_S + share * float(base)
+def _same_time(base: str, other: str, share: float) -> bool:
+    if "" in (base, other):
+        return base == other
+    return abs(float(base) - float(other)) <= 2.02 * _TICK_S + share * float(base)
 
 
 def _cell_of(row: Row) -> str:
@@ -256,11 +256,11 @@ def _is_never_sure_of_a_lie(case: Case) -> Iterator[str]:
                     yield f"{'/'.join(key)} is sure of {name} {row[name]}, which is {base[name]}"
 
 
-def _differs(base: str, found: str) -> bool:
+def _differs(base: str, other: str) -> bool:
     try:
-        return abs(float(found) - float(base)) > _FALSE * abs(float(base))
+        return abs(float(other) - float(base)) > _FALSE * abs(float(base))
     except ValueError:
-        return base != found
+        return base != other
 
 
 def _gives_memory_back(case: Case) -> Iterator[str]:
@@ -273,9 +273,9 @@ def _ends_in_time(case: Case) -> Iterator[str]:
         yield f"{case.first.simulated_s:.0f} simulated seconds instead of {case.base.simulated_s:.0f}"
 
 
-def lost(base: Folder, found: Folder) -> list[str]:
+def lost(base: Folder, other: Folder) -> list[str]:
     """Return the facts of the run without a fault that the other run lacks."""
-    return sorted(base.facts - found.facts)
+    return sorted(base.facts - other.facts)
 
 
 def _loses_nothing_in_silence(case: Case) -> Iterator[str]:

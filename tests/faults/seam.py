@@ -189,8 +189,8 @@ class Seam:
             yield nvml, name, self._wrap(f"pynvml.{name}", getattr(nvml, name))
         for module, names in _BITSANDBYTES.items():
             for name in (each for each in names if module in sys.modules):
-                found = sys.modules[module]
-                yield found, name, self._wrap(f"{module}.{name}", getattr(found, name))
+                library = sys.modules[module]
+                yield library, name, self._wrap(f"{module}.{name}", getattr(library, name))
         if torchao := sys.modules.get("torchao.quantization"):
             yield torchao, "quantize_", self._wrap("torchao.quantization.quantize_", torchao.quantize_)  # type: ignore[attr-defined]
         metadata = importlib.import_module("importlib.metadata")

@@ -66,11 +66,11 @@ class Injection:
     @classmethod
     def parse(cls, line: str) -> Injection:
         """Parse the line of an injection. Raises ValueError for another line."""
-        found = _LINE.fullmatch(line.strip())
-        if found is None:
+        parts = _LINE.fullmatch(line.strip())
+        if parts is None:
             raise ValueError(f"{line!r} names no fault; write 'API@file:line#n kind once|on scenario'.")
-        site = Site(found["api"], found["place"])
-        return cls(site, int(found["number"]), found["kind"], found["mode"], found["scenario"])
+        site = Site(parts["api"], parts["place"])
+        return cls(site, int(parts["number"]), parts["kind"], parts["mode"], parts["scenario"])
 
     def hits(self, site: Site, number: int) -> bool:
         return site == self.site and (number == self.number if self.mode == "once" else number >= self.number)

@@ -63,12 +63,12 @@ def tried(injection: Injection, played: Played, model: Path, base: Ran) -> Trial
             resumed = None
             if first.code != 0 and first.folder is not None:
                 resumed = ran(played, model, folder, resume=True)
-    found = failures(Case(injection, base, first, resumed))
+    failed = failures(Case(injection, base, first, resumed))
     if not first.fired:
-        found.append("fires: the call was not reached")
+        failed.append("fires: the call was not reached")
     said = first.err + first.escaped
     stage = first.fired[0].stage if first.fired else ""
-    return Trial(injection, first.code, stage, first.way, tuple(found), tuple(clauses.reached), said)
+    return Trial(injection, first.code, stage, first.way, tuple(failed), tuple(clauses.reached), said)
 
 
 def ran(played: Played, model: Path, folder: Path, injection: Injection | None = None, *, resume: bool = False) -> Ran:
@@ -129,10 +129,10 @@ def _traced() -> Iterator[list[str]]:
 
 
 def _reported(folder: Path, code: int | None) -> Folder | None:
-    found = read(folder)
-    return (
-        found if found is None or code != EXIT_INCOMPLETE else replace(found, report=markdown_report(read_run(folder)))
-    )
+    state = read(folder)
+    if state is None or code != EXIT_INCOMPLETE:
+        return state
+    return replace(state, report=markdown_report(read_run(folder)))
 
 
 def _ended() -> tuple[int | None, str]:

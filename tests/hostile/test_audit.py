@@ -29,10 +29,10 @@ def test_every_finding_is_explained() -> None:
         "profiler",
     ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-    found = Counter(
+    findings = Counter(
         (Path(item["filename"]).relative_to(ROOT).as_posix(), item["code"]) for item in json.loads(done.stdout)
     )
     explained = {
         (name, code): int(count) for name, code, count in _EXPLAINED.findall((ROOT / "docs/hostile.md").read_text())
     }
-    assert dict(found) == explained
+    assert dict(findings) == explained

@@ -90,14 +90,14 @@ def contents(file: Path) -> bytes:
 
 def _png_texts(content: bytes) -> list[bytes]:
     """https://www.w3.org/TR/png-3/#11textinfo: zTXt and iTXt chunks hold zlib streams behind their keyword."""
-    found, at = [], 8
+    texts, at = [], 8
     while at < len(content):
         length, kind = int.from_bytes(content[at : at + 4]), content[at + 4 : at + 8]
         chunk = content[at + 8 : at + 8 + length]
         if kind == b"zTXt":
-            found.append(zlib.decompress(chunk[chunk.index(b"\0") + 2 :]))
+            texts.append(zlib.decompress(chunk[chunk.index(b"\0") + 2 :]))
         at += 12 + length
-    return found
+    return texts
 
 
 @pytest.mark.slow

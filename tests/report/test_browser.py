@@ -128,9 +128,9 @@ def test_findings_are_whole_in_a_window_of_900(tmp_path: Path) -> None:
         "call model.eval(), and generate under torch.inference_mode()",
         "tried: 5 pairs of 1 x 64 + 32 in turn, on that very model, saved 61 to 70 %",
     )  # fmt: skip
-    found = Why(Observations("summarise_reports.py", 9.0, (), (), 0.0, "", 0.01), (finding,), None, ())
-    assert finding.basis in html_why(found)
-    assert dumped(html_why(found), SCROLLED, tmp_path / "why.html", "--window-size=900,900") == "0"
+    why = Why(Observations("summarise_reports.py", 9.0, (), (), 0.0, "", 0.01), (finding,), None, ())
+    assert finding.basis in html_why(why)
+    assert dumped(html_why(why), SCROLLED, tmp_path / "why.html", "--window-size=900,900") == "0"
 
 
 @pytest.mark.slow
@@ -144,9 +144,9 @@ def test_a_page_of_ten_thousand_cells_is_usable(tmp_path: Path) -> None:
     def took_ms(cells: int) -> dict[str, float]:
         rows = (replace(decode, batch_size=1 + row // 2, phase=PHASES[row % 2]) for row in range(cells))
         page = html_report(replace(run, results=tuple(rows)))
-        found: dict[str, float] = json.loads(dumped(page, STOPWATCH, tmp_path / f"{cells}.html"))
-        assert found["clicks"] > 5
-        return found
+        times: dict[str, float] = json.loads(dumped(page, STOPWATCH, tmp_path / f"{cells}.html"))
+        assert times["clicks"] > 5
+        return times
 
     few, many = took_ms(200), took_ms(20_000)
     for name in ("opened_ms", "sorted_ms"):

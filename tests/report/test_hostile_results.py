@@ -149,17 +149,17 @@ def test_a_terminal_gets_text(roofscope, folder: Path, tmp_path: Path) -> None: 
         ("compare", str(folder), str(WHOLE), "--anyway"),
         ("report", "nowhere\x1b[31m"),
     ):
-        found = roofscope(*arguments)
-        assert not acting(found.out + found.err), arguments
-        assert "internal error" not in found.err
+        outcome = roofscope(*arguments)
+        assert not acting(outcome.out + outcome.err), arguments
+        assert "internal error" not in outcome.err
     foreign = tmp_path / "foreign.csv"
     with foreign.open("w", encoding="utf-8", errors="replace", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["batch_size", "prompt_len", "new_tokens", "tokens_per_s", "model"])
         writer.writerow([1, 64, 8, 50, ALL.replace("\x00", "")])
-    found = roofscope("place", str(foreign), "--model", "smollm2-135m", "--gpu", "T4")
-    assert found.code == 0, found.err
-    assert not acting(found.out)
+    outcome = roofscope("place", str(foreign), "--model", "smollm2-135m", "--gpu", "T4")
+    assert outcome.code == 0, outcome.err
+    assert not acting(outcome.out)
 
 
 def test_the_screen_reads_no_styles(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
@@ -217,8 +217,8 @@ def test_pictures_and_reports_are_written_and_links_are_not_followed(roofscope, 
     for name in names:
         (copied / name).unlink(missing_ok=True)
         (copied / name).symlink_to(mine)
-    found = roofscope("report", str(copied))
-    assert found.code == 0, found.err
+    outcome = roofscope("report", str(copied))
+    assert outcome.code == 0, outcome.err
     assert mine.read_text() == "mine"
     assert (copied / "roofline.png").read_bytes().startswith(b"\x89PNG")
     assert not (copied / "report.html").is_symlink()

@@ -116,8 +116,8 @@ def test_an_empty_run_and_a_partly_failed_one(run: Run, tmp_path: Path) -> None:
 
 def test_several_engines_are_a_table(run: Run) -> None:
     columns = {**columns_of(run.measured[-1].key), "engine": "static"}
-    found = EngineDifference(**columns, against="eager", saves_s=3e-3, low_s=2e-3, high_s=4e-3)
-    words = Page(html_report(with_document(run, engine=replace(run.document.engine, differences=(found,))))).words
+    difference = EngineDifference(**columns, against="eager", saves_s=3e-3, low_s=2e-3, high_s=4e-3)
+    words = Page(html_report(with_document(run, engine=replace(run.document.engine, differences=(difference,))))).words
     assert f"{run.measured[-1].key.name} static saves 3.00 ms 2.00 ms to 4.00 ms" in words
 
 
@@ -140,7 +140,7 @@ def test_ten_thousand_cells(run: Run) -> None:
 
 def test_report_command(roofscope, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     folder = shutil.copytree(OLD, tmp_path / "run")
-    found = roofscope("report", str(folder))
-    assert found.code == 0, found.err
+    outcome = roofscope("report", str(folder))
+    assert outcome.code == 0, outcome.err
     assert (folder / "report.html").stat().st_size > 5000
     assert (folder / "split.png").exists()

@@ -75,9 +75,11 @@ def test_a_waterfall_of_engines_falls_from_one_time_to_the_other() -> None:
     """A step of 20 ms takes 14 without dispatch (-8) and copies (-1), with an engine term (+3)."""
     eager, vllm = key(), key(engine="vllm")
     terms = {"dispatch_s": -8e-3, "avoidable_s": -1e-3, "engine_s": 3e-3}
-    found = EngineDifference(**columns_of(vllm), against="eager", saves_s=6e-3, low_s=5e-3, high_s=7e-3, terms=terms)
+    difference = EngineDifference(
+        **columns_of(vllm), against="eager", saves_s=6e-3, low_s=5e-3, high_s=7e-3, terms=terms
+    )
     run = replace(whole_run(), results=(result(eager, 20e-3), result(vllm, 14e-3)))
-    run = with_document(run, engine=replace(run.document.engine, names=("eager", "vllm"), differences=(found,)))
+    run = with_document(run, engine=replace(run.document.engine, names=("eager", "vllm"), differences=(difference,)))
     [axes] = draw([run], "engines").axes
     assert [label.get_text() for label in axes.get_xticklabels()] == [
         "eager", "avoidable work", "dispatch", "engine", "vllm",
@@ -92,16 +94,16 @@ def test_a_waterfall_of_engines_falls_from_one_time_to_the_other() -> None:
 def test_a_waterfall_of_engines_draws_only_claims_and_says_where_its_axis_is_cut() -> None:
     """For a gain of 0.2 ms beyond noise the axis shows the top; a gain of -0.1 to 0.5 ms is not drawn."""
     eager, static = key(), key(engine="static")
-    found = EngineDifference(
+    difference = EngineDifference(
         **columns_of(static), against="eager", saves_s=2e-4, low_s=1e-4, high_s=3e-4, terms={"dispatch_s": -2e-4}
     )
     run = replace(whole_run(), results=(result(eager, 20e-3), result(static, 19.8e-3)))
     record = replace(run.document.engine, names=("eager", "static"))
-    [axes] = draw([with_document(run, engine=replace(record, differences=(found,)))], "engines").axes
+    [axes] = draw([with_document(run, engine=replace(record, differences=(difference,)))], "engines").axes
     least_ms = axes.get_ylim()[0]
     assert 18 < least_ms < 19.8
     assert "axis cut at 19" in axes.get_title(loc="left")
-    noise = replace(found, low_s=-1e-4, high_s=5e-4)
+    noise = replace(difference, low_s=-1e-4, high_s=5e-4)
     with pytest.raises(RequestError, match="in 1 cell engines differ by no more than noise"):
         draw([with_document(run, engine=replace(record, differences=(noise,)))], "engines")
 
@@ -132,8 +134,8 @@ def test_a_wrong_name_is_one_line(tmp_path: Path) -> None:
 
 
 def test_plot_command(roofscope, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    found = roofscope("plot", str(WHOLE), "map", "--out", str(tmp_path / "map.svg"))
-    assert found.code == 0, found.err
+    outcome = roofscope("plot", str(WHOLE), "map", "--out", str(tmp_path / "map.svg"))
+    assert outcome.code == 0, outcome.err
     assert (tmp_path / "map.svg").stat().st_size > 1000
     assert roofscope("plot", str(WHOLE), "map", "--out", str(tmp_path / "map.bmp")).code == 2
 
