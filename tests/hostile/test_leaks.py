@@ -89,7 +89,7 @@ def contents(file: Path) -> bytes:
 
 
 def _png_texts(content: bytes) -> list[bytes]:
-    """https://www.w3.org/TR/png-3/#11textinfo: zTXt and iTXt chunks hold zlib streams behind their keyword."""
+    """Return the texts of zTXt chunks: a zlib stream after the keyword (https://www.w3.org/TR/png-3/#11textinfo)."""
     texts, at = [], 8
     while at < len(content):
         length, kind = int.from_bytes(content[at : at + 4]), content[at + 4 : at + 8]
