@@ -65,7 +65,7 @@ def count_command(
         }
         if options := [name for name, is_given in single.items() if is_given]:
             raise RequestError(
-                f"{', '.join(options)}: of one step; a grid has --batch-sizes, --prompt-lens and --context-lens."
+                f"{', '.join(options)}: for one step; a grid has --batch-sizes, --prompt-lens and --context-lens."
             )
         sizes, precision, picture = (batch_sizes, prompt_lens, context_lens), (dtype, quant), (plot, run, out)
         _count_grid(
@@ -97,7 +97,7 @@ def count_command(
             trust_remote_code=trust_remote_code,
         )
     except OverflowError:
-        raise RequestError(f"a {phase} of --batch {batch} is more work than whole numbers of 64 bits hold.") from None
+        raise RequestError(f"a {phase} of --batch {batch} is more work than 64-bit integers can count.") from None
     depth = prompt if context is None else context
     numbers = model_numbers(counted.whole, max(1, depth), tuple(gpus)) if counted.whole else None
     if output_format == "json":
@@ -147,7 +147,7 @@ def _count_grid(
         gpus=gpus,
     )
     if plot:
-        print(_drawn(grid, plot, run, out or Path(f"{Path(source.name).name}-{plot}.png")))
+        print(_draw(grid, plot, run, out or Path(f"{Path(source.name).name}-{plot}.png")))
         return
     numbers = model_numbers(counted, max(context_lens), tuple(gpus))
     if output_format == "json":
@@ -158,8 +158,8 @@ def _count_grid(
         print_blocks([*number_blocks(numbers), *grid_blocks(grid)], screen(plain=plain))
 
 
-def _drawn(grid: GridCount, plot: str, run: Path | None, out: Path) -> Path:
-    """Draw the grid, and return the file. Raises RequestError where the picture needs a GPU, or takes no run."""
+def _draw(grid: GridCount, plot: str, run: Path | None, out: Path) -> Path:
+    """Draw the grid, and return the file. Raises RequestError if the picture needs a GPU or cannot show a run."""
     from profiler.report.plots import save_figure
     from profiler.report.plots.style import styled
     from profiler.report.plots.theory import NEED_GPU, THEORY_PLOTS, theory_roofline

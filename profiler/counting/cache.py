@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from importlib import metadata
@@ -12,7 +13,7 @@ from profiler.loading.source import ModelSource
 from profiler.user_cache import cache_path, write_cache
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-# Whose modules, formats and layouts the walk goes over.
+# The walk depends on their modules, formats and layouts.
 _LIBRARIES = ("torch", "transformers", "accelerate", "bitsandbytes", "torchao", "compressed-tensors", "gguf")
 
 
@@ -24,22 +25,22 @@ def counted_model(
     rented: bool = False,
     trust_remote_code: bool = False,
 ) -> CountedModel:
-    """A model, counted: a card's count comes with the package, that of a file is kept once it was walked.
+    """Return the counts of a model, from the presets of the package, the user cache or a walk, which is cached.
 
-    `rented`: in 16 bits where no dtype is asked for and its own is wider. torch and transformers are loaded only where
-    it is neither shipped nor kept. Raises RequestError or ModelError.
+    `dtype` `auto` is the model's own; with `rented`, 16 bits if its own is wider. Only a walk imports torch and
+    transformers. Raises RequestError or ModelError.
     """
-    shipped = preset_counts(source.name, quant) if source.kind == "card" and dtype == "auto" else None
-    if shipped is not None and not (rented and shipped.dtype == "float32"):
-        return shipped
+    preset = preset_counts(source.name, quant) if source.kind == "card" and dtype == "auto" else None
+    if preset is not None and not (rented and preset.dtype == "float32"):
+        return preset
     config = _config(source)
     if config is None:
         return walked_model(source, dtype, quant, rented, trust_remote_code)
     path = cache_path(
         "walks", {"config": config, "asked": [dtype, quant, rented], "rules": rules_digest(), **library_versions()}
     )
-    if (kept := _read(path)) is not None:
-        return kept
+    if (cached := _read(path)) is not None:
+        return cached
     model = walked_model(source, dtype, quant, rented, trust_remote_code)
     write_cache(path, json.dumps(counts_json(model)).encode())
     return model
@@ -54,29 +55,28 @@ def walked_model(
 
 
 def _config(source: ModelSource) -> str | None:
-    """What decides a model's config; None for that of a hub, which only the hub can tell."""
+    """Return a text that identifies a model's config, or None for a model on a hub."""
     if source.kind == "card" and source.card is not None:
         return json.dumps(source.card.config)
     if source.kind == "folder" and source.path is not None:
         return (source.path / "config.json").read_text(encoding="utf-8")
-    if source.kind == "gguf" and source.path is not None:  # gigabytes: told by what a build tool goes by
-        told = source.path.stat()
-        return f"{source.path.resolve()} {told.st_size} {told.st_mtime_ns}"
+    if source.kind == "gguf" and source.path is not None:  # gigabytes, so by size and time like a build tool
+        stat = source.path.stat()
+        return f"{source.path.resolve()} {stat.st_size} {stat.st_mtime_ns}"
     return None
 
 
 def library_versions() -> dict[str, str]:
-    found = {}
+    """Return the versions of the installed libraries on which counts depend."""
+    versions = {}
     for library in _LIBRARIES:
-        try:
-            found[library] = metadata.version(library)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[library] = metadata.version(library)
+    return versions
 
 
 def rules_digest() -> str:
-    """A digest of this package's own text: whichever rule changes, nothing is kept by the old one."""
+    """Return a digest of this package's source, so that a changed rule invalidates the cache."""
     digest = hashlib.sha256()
     for file in sorted(_PACKAGE.rglob("*.py")):
         digest.update(file.read_bytes())

@@ -1,4 +1,4 @@
-"""Count a model without its weights: FLOPs, bytes and memory of one step, on the meta device."""
+"""Count the FLOPs, bytes and memory of one step on the meta device, without weights."""
 
 from __future__ import annotations
 
@@ -37,30 +37,30 @@ from profiler.quant.registry import Quant, known_quant
 
 @dataclass(frozen=True)
 class Exchange:
-    """The collectives behind one operator of a step."""
+    """The collectives after one operator of a step."""
 
     name: str
     kind: str
     count: int
     bytes: int
-    """Of one: S of nccl-tests, the whole result."""
+    """Bytes of the whole result of one collective, S of nccl-tests."""
 
 
 @dataclass(frozen=True)
 class RankShare:
-    """What one rank of a tensor parallel group holds and sends."""
+    """The weights, KV cache and messages of one rank of a tensor parallel group."""
 
     ranks: int
     weight_bytes: int
     """All parameters and buffers of the rank that has most."""
     cache_bytes: int
-    """Of its KV cache, at the end of the step."""
+    """Bytes of its KV cache at the end of the step."""
     replicated_kv_heads: int
-    """KV heads that several ranks hold a copy of, since there are fewer than ranks; 0: none."""
+    """KV heads with a copy on several ranks, as there are more ranks than heads; 0 if there are none."""
     link_bytes: int
-    """Of all messages of a step."""
+    """Bytes of all messages of a step."""
     bus_bytes: int
-    """What a rank's link carries for them, by nccl-tests' factors."""
+    """Bytes that a rank's link carries for them, by nccl-tests' factors."""
     collectives: tuple[Exchange, ...]
 
 
@@ -73,11 +73,11 @@ class StepCount:
     dtype: str
     quant: Quant
     published: str | None
-    """The packed form that the weights are counted in, as published; None: dense, or quantised on request."""
+    """The packed format of the published checkpoint, in which weights are counted; None: dense, or as requested."""
     gguf: Gguf | None
-    """How the file holds the weights, where it is a GGUF file: they are counted dense, as transformers loads them."""
+    """The formats in a GGUF file; its weights are counted dense, as transformers loads them."""
     note: str
-    """What the model's card has to say."""
+    """The note of the model's preset."""
     phase: Phase
     step: Step
     work: Work
@@ -89,13 +89,13 @@ class StepCount:
     gpus: tuple[CardFloor, ...] = ()
     crosscheck: Crosscheck | None = None
     share: RankShare | None = None
-    """Of tensor parallelism: all figures are then one rank's; None: the whole model is on one device."""
+    """Under tensor parallelism, one rank's share; all other figures are then of that rank. Else None."""
     whole: CountedModel | None = None
     """The counted model, for figures of other steps; None for one rank of several."""
 
 
 def model_work(model: str, dtype: str = "auto", quant: str = "none", *, trust_remote_code: bool = False) -> ModelWork:
-    """The operators of a model from its config alone, to be evaluated over any grid of steps.
+    """Return the operators of a model from its config, to evaluate over any grid of steps.
 
     Raises RequestError or ModelError.
     """
@@ -118,37 +118,37 @@ def count(
     tp: int = 1,
     trust_remote_code: bool = False,
 ) -> StepCount:
-    """Count one step of `model` on the meta device: no weights, no bytes, no device.
+    """Count one step of `model` on the meta device, without weights or a device.
 
-    A prefill runs `prompt` new tokens after `context` cached ones (0); a decode step runs one after `context`
-    (`prompt`). Executed work is that of transformers' `generate` with `attn` (`auto`: what it runs unless told); for
-    `sdpa` torch is asked which kernel it picks on the device of this machine. With `tp` above 1 the figures are those
-    of one rank, the one that holds most. Raises RequestError or ModelError.
+    A prefill runs `prompt` new tokens after `context` cached ones (by default 0). A decode step runs one token after
+    `context` (by default `prompt`). Executed work is that of transformers' `generate` with `attn` (`auto`: its
+    default); for `sdpa`, torch names the kernel that it chooses on the device of this machine. With `tp` above 1 the
+    figures are those of the rank that has most. Raises RequestError or ModelError.
     """
     step = _step(phase, batch, prompt, context)
     stored_as = known_quant(quant)
     if attn not in ("auto", "sdpa", "eager"):
         raise RequestError(f"--attn {attn!r} is unknown here; use auto, sdpa or eager.")
-    wanted_gpus = [gpu_called(name.strip()) for name in gpu_names.split(",") if name.strip()]
+    gpus = [gpu_called(name.strip()) for name in gpu_names.split(",") if name.strip()]
     source = resolve(model)
     if tp != 1:
         check_cut(tp, source, stored_as)
         if second_opinion:
-            raise RequestError(f"--crosscheck counts the whole model; leave --tp {tp} out.")
+            raise RequestError(f"--crosscheck counts the whole model; omit --tp {tp}.")
     config = requested_form(load_config(source, trust_remote_code), dtype != "auto")
     kind = model_dtype(dtype, config)
-    keys = int(np.max(step.query)) + int(np.max(step.context))
+    query = int(np.max(step.query))
+    keys = query + int(np.max(step.context))
     module = build_on_meta(config, kind, stored_as)
     check_positions(most_positions(config), keys, "a shorter --prompt or --context")
     attention = own_attention(module)
     if attn == "sdpa" != attention:
-        raise RequestError(f"--attn sdpa: transformers refuses it for {source.name}; use {attention}.")
-    copied = replicated_kv_heads(module, tp)
+        raise RequestError(f"--attn sdpa: transformers does not support it for {source.name}; use {attention}.")
+    replicated = replicated_kv_heads(module, tp)
     work = walk(module) if tp == 1 else walk_rank(module, tp)
     cores = [operator for operator in work.operators if isinstance(operator, AttentionCore)]
-    here = resolve_device("auto")
     path = attention_path(
-        attention if attn == "auto" else attn, cores, here, kind, query=int(np.max(step.query)), keys=keys
+        attention if attn == "auto" else attn, cores, resolve_device("auto"), kind, query=query, keys=keys
     )
     path = replace(path, upcasts_logits=True)
     parts = tuple((operator, operator.work(step, path)) for operator in work.operators)
@@ -170,9 +170,9 @@ def count(
         coverage=work.coverage,
         unknown=work.unknown,
         gemms=work.gemm_census(step) if census else (),
-        gpus=tuple(floor_on(gpu, operators, dtype_name(kind), needs_bytes) for gpu in wanted_gpus),
+        gpus=tuple(floor_on(gpu, operators, dtype_name(kind), needs_bytes) for gpu in gpus),
         crosscheck=_second_opinion(config, kind, stored_as, step) if second_opinion else None,
-        share=None if tp == 1 else _share(work, module, tp, copied, step, path),
+        share=None if tp == 1 else _share(work, module, tp, replicated, step, path),
         whole=_whole(work, module, config, kind, attention) if tp == 1 else None,
     )
 
@@ -183,26 +183,28 @@ def _whole(work: ModelWork, module: nn.Module, config: Any, dtype: torch.dtype, 
 
 
 def check_cut(ranks: int, source: ModelSource, quant: Quant) -> None:
-    """Refuse what tensor parallelism cannot do with a model, before its config is read. Raises RequestError."""
+    """Raises RequestError for GGUF files and quantised weights, which tensor parallelism does not support."""
     if source.kind == "gguf":
         raise RequestError(
-            f"--tp {ranks}: transformers cuts no GGUF file; give the model as a hub id or a folder of safetensors."
+            f"--tp {ranks}: transformers cannot split a GGUF file; use a hub id or a folder of safetensors."
         )
     if quant != "none":
-        raise RequestError(f"--tp {ranks}: weights in {quant} are packed and cannot be cut; use --quant none.")
+        raise RequestError(f"--tp {ranks}: weights in {quant} are packed and cannot be split; use --quant none.")
 
 
-def _share(work: ModelWork, module: nn.Module, ranks: int, copied: int, step: Step, path: ExecutionPath) -> RankShare:
-    sent = [operator for operator in work.operators if isinstance(operator, Collective)]
-    one = {operator: int(operator.each(step, path).link_bytes) for operator in sent}
+def _share(
+    work: ModelWork, module: nn.Module, ranks: int, replicated: int, step: Step, path: ExecutionPath
+) -> RankShare:
+    collectives = [operator for operator in work.operators if isinstance(operator, Collective)]
+    sizes = {operator: int(operator.each(step, path).link_bytes) for operator in collectives}
     return RankShare(
         ranks=ranks,
         weight_bytes=planned_weight_bytes(module),
         cache_bytes=int(cache_bytes(work, step.batch, step.context + step.query)),
-        replicated_kv_heads=copied,
-        link_bytes=sum(operator.count * one[operator] for operator in sent),
-        bus_bytes=round(sum(op.count * one[op] * bus_share(op.kind, ranks) for op in sent)),
-        collectives=tuple(Exchange(op.name, op.kind, op.count, one[op]) for op in sent),
+        replicated_kv_heads=replicated,
+        link_bytes=sum(op.count * sizes[op] for op in collectives),
+        bus_bytes=round(sum(op.count * sizes[op] * bus_share(op.kind, ranks) for op in collectives)),
+        collectives=tuple(Exchange(op.name, op.kind, op.count, sizes[op]) for op in collectives),
     )
 
 
@@ -211,7 +213,7 @@ def _step(phase: str, batch: int, prompt: int, context: int | None) -> Step:
         raise RequestError(f"--phase {phase!r} is unknown; use prefill or decode.")
     for value, least, option in ((batch, 1, "--batch"), (prompt, 1, "--prompt"), (context or 0, 0, "--context")):
         if not least <= value <= MOST:
-            raise RequestError(f"{option}: {value} is not possible; give {least} to {MOST}.")
+            raise RequestError(f"{option}: {value} is not possible; use {least} to {MOST}.")
     if phase == "prefill":
         return Step(batch, prompt, context or 0)
     return Step(batch, 1, prompt if context is None else context)
@@ -219,7 +221,7 @@ def _step(phase: str, batch: int, prompt: int, context: int | None) -> Step:
 
 def _second_opinion(config: Any, dtype: torch.dtype, quant: Quant, step: Step) -> Crosscheck:
     if quant != "none":
-        raise RequestError("--crosscheck: torch's counter does not see quantised products; use --quant none.")
+        raise RequestError("--crosscheck: torch's counter does not see quantised matmuls; use --quant none.")
     try:
         return crosscheck(build_on_meta(as_dense_config(config), dtype, attn="eager"), step)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""The JSON document and the CSV table of `count`; whole numbers stay whole."""
+"""The JSON document and the CSV table of `count`. Integers stay integers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class OperatorRow:
     name: str
     group: str
     count: int
-    """Equal ones in the model; the figures are of all of them."""
+    """Equal operators in the model; the figures are their sum."""
     dtype: str
     model_flops: Number
     executed_flops: Number
@@ -52,7 +52,7 @@ class OperatorRow:
 
 @dataclass(frozen=True)
 class ExecutedBytes:
-    """Bytes beyond the model's own."""
+    """Executed bytes beyond model bytes."""
 
     activations: Number
     avoidable: Mapping[str, Number]
@@ -62,12 +62,12 @@ class ExecutedBytes:
 
 @dataclass(frozen=True)
 class GgufRow:
-    """How a GGUF file holds the weights."""
+    """The formats of the weights in a GGUF file."""
 
     types: Sequence[str]
-    """ggml's names of its quantised types, the most frequent by weights first."""
+    """ggml's names of its quantised types, the type of most weights first."""
     kept_by_kernels: bool
-    """Whether transformers keeps this architecture's blocks on a device that has a kernel for them."""
+    """Whether transformers loads this architecture packed on a device that has a kernel for it."""
     name: str
 
 
@@ -77,32 +77,32 @@ class GpuRow:
 
     gpu: str
     dtype: str
-    """The model's, or the one of as many bits that this GPU has units for."""
+    """The model's dtype, or one with as many bits that this GPU has units for."""
     ridge_flops_per_byte: float | None
-    """Of that dtype; null where the datasheet has no rate for it."""
+    """The ridge point of that dtype; null if the datasheet has no rate for it."""
     floor_s: float | None
-    """Sum over operators of max(FLOPs / peak, bytes / bandwidth); null where the model does not fit or has no rate."""
+    """Sum over operators of max(FLOPs / peak, bytes / bandwidth); null if the model does not fit or has no rate."""
     bound: Literal["compute", "memory"] | None
-    """The side on which the larger part of the floor lies."""
+    """The roof that limits the larger part of the floor."""
     needs_bytes: float
     """Predicted peak memory of the step."""
     memory_bytes: int
     refusal: str | None
-    """Why there is no floor, in a line; null where there is one."""
+    """The reason why there is no floor, in one line; null if there is one."""
 
 
 @dataclass(frozen=True)
 class CrosscheckRow:
-    """What torch's own counter says of the same step."""
+    """The FLOPs of the same step by torch's own counter."""
 
     counter: str
     flops: int
     walk_flops: int
-    """Of roofscope's walk over the modules."""
+    """FLOPs of roofscope's walk over the modules."""
     equal: bool
     differences: Sequence[CounterDifference]
     left_out: Sequence[CounterDifference]
-    """Modules whose products are no model work."""
+    """Modules whose matmuls are not model work."""
 
 
 @dataclass(frozen=True)
@@ -114,11 +114,11 @@ class CountDocument(Document):
     dtype: str
     quant: str
     published: str | None
-    """The packed form that the weights are counted in, as published; null: dense, or quantised on request."""
+    """The packed format of the published checkpoint, in which weights are counted; null: dense, or as requested."""
     gguf: GgufRow | None
-    """How the file holds the weights, where it is a GGUF file: they are counted dense, as transformers loads them."""
+    """The formats in a GGUF file; its weights are counted dense, as transformers loads them."""
     note: str
-    """What the model's preset has to say."""
+    """The note of the model's preset."""
     phase: str
     batch: Number
     query_tokens: Number
@@ -139,7 +139,7 @@ class CountDocument(Document):
     path: ExecutionPath
     operators: Sequence[OperatorRow]
     tp: RankShare | None = None
-    """Only with `--tp`: what one rank holds and sends."""
+    """Only with `--tp`: the share of one rank."""
     gemms: Sequence[GemmShape] | None = None
     """Only with `--gemm-census`."""
     gpus: Sequence[GpuRow] | None = None

@@ -1,4 +1,4 @@
-"""The theory of a grid: FLOPs, bytes and memory of every cell, and what each GPU's roofs allow."""
+"""Count a grid without measuring: FLOPs, bytes and memory of every cell, and its floor on each GPU."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class GpuFloors:
     roofs: RoofSet
     compute_s: _Floats
     memory_s: _Floats
-    """Seconds [n] of the operators that compute binds, and of those that memory binds. They add up to the floor."""
+    """Seconds [n] of the operators that compute and memory limit, respectively. They add up to the floor."""
     fits: NDArray[np.bool_]
-    """Whether the weights and the cache fit the GPU's memory [n]; true where its memory is not known."""
+    """Whether the weights and the cache fit the GPU's memory [n]; true if its memory is unknown."""
 
     @property
     def floor_s(self) -> _Floats:
@@ -40,7 +40,7 @@ class GpuFloors:
 
     @property
     def bound(self) -> NDArray[np.str_]:
-        """`compute` or `memory` [n]: the side on which the larger part of the floor lies."""
+        """`compute` or `memory` [n]: the roof that limits the larger part of the floor."""
         return np.where(self.compute_s > self.memory_s, "compute", "memory")
 
 
@@ -62,7 +62,7 @@ class GridCount:
     model_flops: _Floats
     model_bytes: _Floats
     cache_bytes: _Floats
-    """Of the KV cache at the end of the step [n]."""
+    """Bytes of the KV cache at the end of the step [n]."""
     gpus: tuple[GpuFloors, ...]
 
     def __len__(self) -> int:
@@ -101,15 +101,15 @@ def count_grid(
 ) -> GridCount:
     """Count the prefill of every prompt length and the decode step after every context, at every batch size.
 
-    Raises RequestError for more than MOST_GRID_POINTS points, and for a length beyond the model's.
+    Raises RequestError for more than MOST_GRID_POINTS points, and for a length beyond the model's limit.
     """
     number = len(batch_sizes) * (len(prompt_lens) + len(context_lens))
     if number > MOST_GRID_POINTS:
-        raise RequestError(f"this grid has {number:,} points; give at most {MOST_GRID_POINTS:,}.")
+        raise RequestError(f"this grid has {number:,} points; use at most {MOST_GRID_POINTS:,}.")
     longest = max((*prompt_lens, *(context + 1 for context in context_lens)), default=0)
     if counted.max_positions is not None and longest > counted.max_positions:
         raise RequestError(
-            f"{model} was made for {counted.max_positions} tokens, not {longest}; give shorter --prompt-lens or"
+            f"{model} supports {counted.max_positions} tokens, not {longest}; use shorter --prompt-lens or"
             " --context-lens."
         )
     prefills = [(batch, prompt, 0) for batch in batch_sizes for prompt in prompt_lens]
@@ -139,7 +139,7 @@ def count_grid(
 
 def gpu_floors(roofs: RoofSet, work: ModelWork, dtype: str, step: Step, needs_bytes: _Floats) -> GpuFloors:
     """Return the floors of steps [n] of a model of `dtype` under a GPU's roofs, and whether they fit its memory."""
-    nothing: Any = np.zeros_like(needs_bytes)
-    compute_s, memory_s = roof_times(work, step, roofs, dtype, nothing, nothing)
-    room = np.inf if roofs.memory_bytes is None else roofs.memory_bytes
-    return GpuFloors(roofs, compute_s, memory_s, needs_bytes <= room)
+    unknown: Any = np.zeros_like(needs_bytes)
+    compute_s, memory_s = roof_times(work, step, roofs, dtype, width=unknown, kv=unknown)
+    memory_bytes = np.inf if roofs.memory_bytes is None else roofs.memory_bytes
+    return GpuFloors(roofs, compute_s, memory_s, needs_bytes <= memory_bytes)

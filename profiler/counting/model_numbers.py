@@ -15,12 +15,12 @@ from profiler.counting.preset_counts import CountedModel
 from profiler.facts.step import ExecutionPath, Step
 
 _MOST = 1 << 24
-"""A bound beyond which no context and no batch is looked for."""
+"""The longest context and the largest batch that a search covers."""
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """The widths of a model, as far as its operators show them; 0 for what it does not have."""
+    """The sizes of a model, from its operators; 0 for parts that it does not have."""
 
     layers: int
     """Layers with attention."""
@@ -35,17 +35,17 @@ class Architecture:
 
 @dataclass(frozen=True)
 class GpuNumbers:
-    """What a GPU allows a model, by its roofs and its memory."""
+    """Limits of a model on one GPU, by its roofs and its memory."""
 
     gpu: str
     tokens_per_s_at_most: float | None
-    """Of one sequence: 1 / floor of a decode step. None where the model does not fit."""
+    """Tokens per second of one sequence: 1 / floor of a decode step. None if the model does not fit."""
     linears_compute_bound_from_batch: int | None
-    """The smallest batch at which compute binds the products with weights in a decode step."""
+    """The smallest batch at which compute limits the matmuls with weights in a decode step."""
     compute_bound_from_batch: int | None
-    """The smallest batch whose whole decode step is compute-bound; None where its KV cache keeps it memory-bound."""
+    """The smallest batch whose whole decode step is compute-bound; None if the KV cache keeps it memory-bound."""
     largest_batch: int
-    """Sequences whose KV cache fits next to the weights; 0 where the model does not fit."""
+    """Sequences whose KV cache fits next to the weights; 0 if the model does not fit."""
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,13 @@ class ModelNumbers:
     params_by_group: Mapping[str, int]
     context_len: int
     kv_bytes_per_token: int
-    """Of one sequence, in all layers, as long as no window is full."""
+    """Bytes per token of one sequence in all layers, while no window is full."""
     kv_bytes_per_sequence: int
-    """At `context_len`."""
+    """Bytes of one sequence's KV cache at `context_len`."""
     kv_equals_weights_at: int | None
-    """Tokens of one sequence whose KV cache is as large as the weights; None where windows or a state cap it."""
+    """Tokens of one sequence whose KV cache is as large as the weights; None if windows or a state cap it."""
     attention_is_half_at: int | None
-    """Cached tokens at which attention is half of a decode step's FLOPs; None where windows or a state cap it."""
+    """Cached tokens at which attention is half of a decode step's FLOPs; None if windows or a state cap it."""
     gpus: tuple[GpuNumbers, ...]
 
 
@@ -82,11 +82,11 @@ def model_numbers(counted: CountedModel, context_len: int, gpus: tuple[RoofSet, 
 
 
 def _on_gpu(counted: CountedModel, context_len: int, roofs: RoofSet) -> GpuNumbers:
-    work, nothing = counted.work, np.zeros(1)
+    work, unknown = counted.work, np.zeros(1)
 
     def times_s(part: ModelWork, batch: int) -> tuple[float, float]:
         step = Step(np.array([batch]), 1, context_len)
-        compute_s, memory_s = roof_times(part, step, roofs, counted.dtype, nothing, nothing)
+        compute_s, memory_s = roof_times(part, step, roofs, counted.dtype, width=unknown, kv=unknown)
         return float(compute_s[0]), float(memory_s[0])
 
     def compute_bound_from(part: ModelWork) -> int | None:
@@ -97,10 +97,10 @@ def _on_gpu(counted: CountedModel, context_len: int, roofs: RoofSet) -> GpuNumbe
         return _least(compute_bound)
 
     linears = replace(work, operators=tuple(item for item in work.operators if _weights(item)))
-
-    each = int(cache_bytes(work, 1, context_len + 1))
-    room = _MOST * max(1, each) if roofs.memory_bytes is None else roofs.memory_bytes - counted.weight_bytes
-    largest = _MOST if each == 0 and room >= 0 else max(0, room // max(1, each))
+    sequence_bytes = int(cache_bytes(work, 1, context_len + 1))
+    unlimited_bytes = _MOST * max(1, sequence_bytes)
+    free_bytes = unlimited_bytes if roofs.memory_bytes is None else roofs.memory_bytes - counted.weight_bytes
+    largest = _MOST if sequence_bytes == 0 and free_bytes >= 0 else max(0, free_bytes // max(1, sequence_bytes))
     return GpuNumbers(
         gpu=roofs.name,
         tokens_per_s_at_most=1 / sum(times_s(work, 1)) if largest else None,
@@ -110,19 +110,19 @@ def _on_gpu(counted: CountedModel, context_len: int, roofs: RoofSet) -> GpuNumbe
     )
 
 
-def _least(reached: Callable[[int], bool]) -> int | None:
-    """Return the least number from 1 on at which a condition holds that holds for all larger ones; None up to _MOST."""
-    if not reached(_MOST):
+def _least(condition: Callable[[int], bool]) -> int | None:
+    """Return the least number from 1 to _MOST that meets a monotone condition, or None."""
+    if not condition(_MOST):
         return None
     low, high = 0, _MOST
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if reached(middle) else (middle, high)
+        low, high = (low, middle) if condition(middle) else (middle, high)
     return high
 
 
 def _attention_share(work: ModelWork, context_len: int) -> float:
-    """Share of attention (Q K^T and P V) in the model FLOPs of a decode step."""
+    """Return the share of attention (Q K^T and P V) in the model FLOPs of a decode step."""
     step, path = Step(1, 1, context_len), ExecutionPath()
     flops = [(operator, float(operator.work(step, path).model_flops)) for operator in work.operators]
     attention = sum(value for operator, value in flops if isinstance(operator, AttentionCore))
@@ -149,11 +149,11 @@ def _architecture(work: ModelWork) -> Architecture:
 
 def _params_by_group(work: ModelWork) -> dict[str, int]:
     """Return the weights of matrices by group; norms, biases, and an embedding apart from the LM head are `other`."""
-    found: dict[str, int] = {}
+    params: dict[str, int] = {}
     for operator in work.operators:
         if weights := _weights(operator):
-            found[operator.group] = found.get(operator.group, 0) + operator.count * weights
-    return {**found, "other": work.params - sum(found.values())}
+            params[operator.group] = params.get(operator.group, 0) + operator.count * weights
+    return {**params, "other": work.params - sum(params.values())}
 
 
 def _weights(operator: Operator) -> int:

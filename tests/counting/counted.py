@@ -1,4 +1,4 @@
-"""The cards, counted, as JSON. `python tests/counting/counted.py` writes the file that the package keeps anew."""
+"""Counts of the presets as JSON. `python tests/counting/counted.py` writes the bundled file again."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from profiler.quant.registry import FORMATS, Quant
 
 
 def documents(card: str, quants: Sequence[Quant] = FORMATS) -> dict[str, dict[str, Any]]:
-    """A card in those formats that it can be had in, by the format; the walk understands all of it."""
-    found = {}
+    """Return the counts of a preset by format, for every format that it supports."""
+    documents = {}
     for quant in quants:
         try:
-            found[quant] = counts_json(counted_on_meta(resolve(card), "auto", quant))
+            documents[quant] = counts_json(counted_on_meta(resolve(card), "auto", quant))
         except RequestError:  # no group of int4 divides every layer
             continue
-        assert found[quant]["understood_params"] == found[quant]["params"]
-    return found
+        assert documents[quant]["understood_params"] == documents[quant]["params"]
+    return documents
 
 
 def lines(name: str, formats: dict[str, dict[str, Any]]) -> str:
-    """An operator a line, so that a change shows what it changed; one that is as published by its number there."""
+    """Return the JSON text with one operator per line, for readable diffs; an unchanged operator is its number."""
     plain = formats["none"]["operators"]
     model = {key: value for key, value in formats["none"].items() if key not in _OF_A_FORMAT}
     parts = []

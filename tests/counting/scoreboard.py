@@ -1,4 +1,4 @@
-"""The walk against torch's counter, for every causal-LM type of the installed transformers.
+"""Compare the walk with torch's counter, for every causal-LM type of the installed transformers.
 
 `python tests/counting/scoreboard.py` measures all of them and writes the committed table anew.
 """
@@ -35,7 +35,7 @@ def types() -> list[str]:
 
 
 def score(model_type: str) -> tuple[str, str]:
-    """(`equal` | `differs` | `not run`, which parts or why), at two prefills and two decode steps."""
+    """Return (`equal` | `differs` | `not run`, the parts or the reason), from two prefills and two decode steps."""
     try:
         with quiet_libraries(), warnings.catch_warnings(), _time_limit():
             warnings.simplefilter("ignore")
@@ -76,7 +76,7 @@ def _time_limit() -> Iterator[None]:
     def stop(*_: object) -> None:
         raise TimeoutError(f"more than {_SECONDS_A_TYPE} s")
 
-    # Seconds of this process: a clock on the wall runs on while others have the cores.
+    # CPU time of this process: wall time includes that of other processes on the cores.
     old = signal.signal(signal.SIGPROF, stop)
     signal.setitimer(signal.ITIMER_PROF, _SECONDS_A_TYPE)
     try:

@@ -42,7 +42,7 @@ BATCH, PROMPT = 2, 5
 
 @dataclass(frozen=True)
 class Sharded:
-    """What one rank of transformers' own sharding holds and sends; what a step needs is None where none runs."""
+    """The weights and messages of one rank under transformers' sharding; figures of a step are None if none runs."""
 
     weight_bytes: int
     sent: tuple[tuple[str, int], ...] | None
@@ -61,13 +61,13 @@ def group(ranks: int, rank: int = 0) -> Iterator[Any]:
 
 
 def tiny(model_type: str) -> Any:
-    """The shrunken config of a type; raises whatever its library raises."""
+    """Return the small config of a type; raises whatever its library raises."""
     with quiet_libraries():
         return shrink(AutoConfig.for_model(model_type))
 
 
 def sharded(config: Any, mesh: Any) -> Sharded:
-    """Cut a model of `config` as transformers cuts it, and run one prefill of it."""
+    """Split a model of `config` as transformers does, and run one prefill."""
     ranks = mesh.size()
     with quiet_libraries(), warnings.catch_warnings(), torch.inference_mode():
         warnings.simplefilter("ignore")
@@ -92,7 +92,7 @@ def sharded(config: Any, mesh: Any) -> Sharded:
 
 
 class _Heard(TorchDispatchMode):
-    """Hears every collective: torch.distributed's own and DTensor's functional ones."""
+    """Records every collective: torch.distributed's own and DTensor's functional ones."""
 
     def __init__(self, ranks: int) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ def _local(tensor: Any) -> torch.Tensor:
 
 
 def counted(config: Any, ranks: int, rank: int = 0) -> Sharded:
-    """The same figures by the walk, from the plan alone."""
+    """Return the same figures by the walk, from the plan."""
     with quiet_libraries():
         model: Any = build_on_meta(config, torch.bfloat16)
     work = walk_rank(model, ranks, rank)
@@ -136,19 +136,19 @@ def counted(config: Any, ranks: int, rank: int = 0) -> Sharded:
 
 
 def difference(mine: Sharded, theirs: Sharded) -> str:
-    """What is not equal, in words; weights alone where transformers' own does not run here."""
-    found = []
+    """Describe the differences; only of weights if transformers' model does not run here."""
+    differences = []
     if mine.weight_bytes != theirs.weight_bytes:
-        found.append(f"weights {mine.weight_bytes}, transformers {theirs.weight_bytes}")
+        differences.append(f"weights {mine.weight_bytes}, transformers {theirs.weight_bytes}")
     if theirs.sent is not None and mine.sent != theirs.sent:
-        found.append("collectives")
+        differences.append("collectives")
     if theirs.cache_bytes is not None and mine.cache_bytes != theirs.cache_bytes:
-        found.append(f"cache {mine.cache_bytes}, transformers {theirs.cache_bytes}")
-    return "; ".join(found)
+        differences.append(f"cache {mine.cache_bytes}, transformers {theirs.cache_bytes}")
+    return "; ".join(differences)
 
 
 def score(model_type: str, mesh: Any) -> tuple[str, str]:
-    """(`equal` | `weights equal` | `differs` | `no plan` | `not built`, which parts or why)."""
+    """Return (`equal` | `weights equal` | `differs` | `no plan` | `not built`, the parts or the reason)."""
     try:
         config = tiny(model_type)
         with quiet_libraries():

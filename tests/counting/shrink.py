@@ -1,4 +1,4 @@
-"""Small configs of every causal-LM type, for the second counter: one generic shrinking, and a few special cases."""
+"""Small configs of every causal-LM type for the second counter: a generic rule, and a few special cases."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_toke
 
 
 def shrink(config: Any) -> Any:
-    """A copy with small widths and few layers; what does not exist in a config is not added."""
+    """Return a copy with small widths and few layers, without new keys."""
     small = copy.deepcopy(config)
     text = small.get_text_config()
     for part in {id(small): small, id(text): text}.values():
@@ -63,7 +63,7 @@ def _shrink(config: Any) -> None:
     for name, value in (("head_dim", HEAD_DIM), ("num_key_value_heads", HEADS)):
         if name in vars(config) and _get(config, name) is None and _get(config, "num_attention_heads"):
             _set(config, name, value)
-    if _get(config, "kv_lora_rank"):  # a latent serves every head, and rotates only a part of each
+    if _get(config, "kv_lora_rank"):  # all heads share a latent, and only a part of each is rotated
         _set(config, "num_key_value_heads", HEADS)
         _set(config, "head_dim", SIZES["qk_rope_head_dim"])
     if "is_decoder" in vars(config):
@@ -76,7 +76,7 @@ def _shrink(config: Any) -> None:
 
 
 def _fewer_layers(config: Any) -> None:
-    """The first layers, and at least one of each kind."""
+    """Return the first layers, and at least one of each kind."""
     types = _get(config, "layer_types")
     layers = _get(config, "num_hidden_layers")
     if types and "layer_types" in vars(config):
@@ -93,7 +93,7 @@ def _fewer_layers(config: Any) -> None:
 
 
 def _get(config: Any, name: str) -> Any:
-    """The value, or None where there is none or every layer has its own."""
+    """Return the value, or None if there is none or every layer has its own."""
     try:
         return getattr(config, name, None)
     except Exception:
@@ -101,6 +101,6 @@ def _get(config: Any, name: str) -> Any:
 
 
 def _set(config: Any, name: str, value: Any) -> None:
-    """Set what can be set; some configs derive an attribute and refuse it."""
+    """Set an attribute, unless the config derives it and refuses a value."""
     with contextlib.suppress(Exception):
         setattr(config, config.attribute_map.get(name, name), value)

@@ -1,4 +1,4 @@
-"""`roofscope count`: its contract, and a second opinion on models of full size."""
+"""`roofscope count`: its output, and a cross-check of models of full size."""
 
 from __future__ import annotations
 
@@ -52,16 +52,18 @@ def test_prefill_executes_the_full_square_in_eager_attention(roofscope) -> None:
     assert counted["executed_flops"] == 7_284_526_678_016
 
 
-def test_what_transformers_runs_unless_told_is_counted(roofscope) -> None:  # type: ignore[no-untyped-def]
-    """gpt-oss has sinks, for which transformers takes its eager attention: 24 layers of 64 heads write 8192 x 8192
-    scores of 2 bytes out, and read and write them in float32."""
-    asked = ("gpt-oss-20b", "--phase", "prefill", "--prompt", "8192")
-    counted = document(roofscope, *asked)
+def test_the_default_attention_of_transformers_is_counted(roofscope) -> None:  # type: ignore[no-untyped-def]
+    """gpt-oss has sinks, for which transformers uses eager attention.
+
+    24 layers of 64 heads write 8192 x 8192 scores of 2 bytes, and read and write them in float32.
+    """
+    arguments = ("gpt-oss-20b", "--phase", "prefill", "--prompt", "8192")
+    counted = document(roofscope, *arguments)
     assert counted["path"]["attention"] == "eager"
     matrix = counted["executed_bytes"]["avoidable"]["attention matrix"]
     assert matrix == 24 * 64 * 8192**2 * (4 * 2 + 2 * 4)
     assert document(roofscope, "smollm2-135m")["path"]["attention"] == "sdpa"
-    refused = roofscope("count", *asked, "--attn", "sdpa")
+    refused = roofscope("count", *arguments, "--attn", "sdpa")
     assert (refused.code, refused.err.count("\n")) == (2, 1)
     assert "use eager" in refused.err
 
@@ -71,7 +73,7 @@ def test_census_is_all_of_the_linear_work(roofscope) -> None:  # type: ignore[no
     products = sum(2 * g["m"] * g["n"] * g["k"] * g["count"] for g in counted["gemms"])
     linears = sum(item["model_flops"] for item in counted["operators"] if item["group"] != "attention")
     assert products == linears
-    # 7 linears a layer, of 3 shapes: 4096 x 4096, 4096 x 11008 and back; and the head on one row.
+    # 7 linears per layer, of 3 shapes: 4096 x 4096, 4096 x 11008 and back; and the head on one row.
     shapes = {(g["m"], g["k"], g["n"]): g["count"] for g in counted["gemms"]}
     assert shapes == {
         (128, 4096, 4096): 4 * 32,
@@ -81,7 +83,7 @@ def test_census_is_all_of_the_linear_work(roofscope) -> None:  # type: ignore[no
     }
 
 
-def test_gpus_beside_it(roofscope) -> None:  # type: ignore[no-untyped-def]
+def test_floors_on_gpus(roofscope) -> None:  # type: ignore[no-untyped-def]
     """Mistral-7B on an H100: 14,288,632,320 bytes over 3.35 TB/s is 4.27 ms; 512 tokens of prefill 7.29 ms."""
     decode = document(roofscope, "mistral-7b-v0.1", "--gpu", "H100 SXM,T4", "--dtype", "float16")
     assert decode["gpus"][0]["floor_s"] == pytest.approx(4.27e-3, rel=0.005)
@@ -91,7 +93,7 @@ def test_gpus_beside_it(roofscope) -> None:  # type: ignore[no-untyped-def]
     assert prefill["gpus"][0]["bound"] == "compute"
 
 
-def test_a_card_without_bfloat16_units_is_held_against_in_float16(roofscope) -> None:  # type: ignore[no-untyped-def]
+def test_a_card_without_bfloat16_units_runs_in_float16(roofscope) -> None:  # type: ignore[no-untyped-def]
     """7.216 TFLOP of prefill over a T4's 65 TFLOP/s in float16: 111 ms; over its 8.1 in float32 it would be 891."""
     arguments = ("mistral-7b-v0.1", "--phase", "prefill", "--gpu", "Tesla T4")
     (card,) = document(roofscope, *arguments)["gpus"]
@@ -130,7 +132,7 @@ def test_a_card_without_a_rate_for_the_dtype_says_so(roofscope) -> None:  # type
     assert "the datasheet table has no float32 rate" in roofscope("count", *arguments).out
 
 
-def test_a_model_is_counted_in_the_form_that_it_is_published_in(roofscope) -> None:  # type: ignore[no-untyped-def]
+def test_a_model_is_counted_in_its_published_format(roofscope) -> None:  # type: ignore[no-untyped-def]
     """gpt-oss-20b: 4 of 32 experts a layer at 4.25 bits, all else in bfloat16.
 
     Attention 24 x (2880 x 9216 weights + 8000 biases + 64 sinks), the head 2880 x 201088, routers 24 x (2880 + 1) x 32,
@@ -143,25 +145,25 @@ def test_a_model_is_counted_in_the_form_that_it_is_published_in(roofscope) -> No
     assert counted["bytes"]["weights"] == 2 * dense + experts
     assert counted["bytes"]["total"] / 1e9 == pytest.approx(3.72, abs=0.005)
     assert counted["params"] == 20_914_757_184
-    assert counted["gpus"][0]["needs_bytes"] / 1e9 == pytest.approx(13.8, abs=0.05)  # 13.76 GB are published
+    assert counted["gpus"][0]["needs_bytes"] / 1e9 == pytest.approx(13.8, abs=0.05)  # the published size is 13.76 GB
     assert counted["gpus"][0]["floor_s"] == pytest.approx(3.72e9 / 1008e9, rel=2e-3)
     out = roofscope("count", "gpt-oss-20b").out
     assert "experts as published: MXFP4" in out
     assert "--dtype bfloat16 counts them in 16 bits" in out
 
 
-@pytest.mark.parametrize("asked", [("--dtype", "bfloat16"), ("--quant", "int8")])
-def test_what_is_asked_for_goes_before_the_published_form(roofscope, asked: tuple[str, str]) -> None:  # type: ignore[no-untyped-def]
-    counted = document(roofscope, "gpt-oss-20b", *asked)
+@pytest.mark.parametrize("option", [("--dtype", "bfloat16"), ("--quant", "int8")])
+def test_an_option_overrides_the_published_format(roofscope, option: tuple[str, str]) -> None:  # type: ignore[no-untyped-def]
+    counted = document(roofscope, "gpt-oss-20b", *option)
     assert counted["published"] is None
     [experts] = [item for item in counted["operators"] if item["name"].endswith(".experts")]
     assert experts["weight_bytes"] == 24 * 4 * (3 * 2880 * 2880 + 8640) * 2
-    assert "as published" not in roofscope("count", "gpt-oss-20b", *asked).out
+    assert "as published" not in roofscope("count", "gpt-oss-20b", *option).out
 
 
 @pytest.mark.slow
 def test_a_gguf_file_is_counted_as_transformers_loads_it(roofscope, gguf_file: Path) -> None:  # type: ignore[no-untyped-def]
-    """All 134,515,008 parameters are read in 16 bits: the table of tokens is the tied head."""
+    """All 134,515,008 parameters are read in 16 bits: the embedding table is the tied head."""
     counted = document(roofscope, str(gguf_file))
     assert counted["gguf"] == {"types": ["Q4_1", "Q8_0"], "kept_by_kernels": False, "name": "GGUF (Q4_1, Q8_0)"}
     assert counted["bytes"]["weights"] == 2 * 134_515_008
@@ -197,7 +199,7 @@ _ATTENTION, _NORMS, _TABLES = 4 * 1024**2, 2 * 1024, 2 * 32_000 * 1024 + 1024
     ids=["1000 layers", "500 experts"],
 )
 def test_a_hundred_times_the_model(roofscope, tmp_path: Path, config: dict[str, object], params: int) -> None:  # type: ignore[no-untyped-def]
-    """By the shapes of its matrices; equal layers are one operator, so that what is counted does not grow with them."""
+    """Parameters by the shapes of the matrices; equal layers are one operator, so the time does not grow with them."""
     (tmp_path / "config.json").write_text(json.dumps(_WIDE | config))
     counted = document(roofscope, str(tmp_path))
     assert (counted["params"], counted["coverage"]) == (params, 1.0)

@@ -1,4 +1,4 @@
-"""What is kept of the cards is what the walk counts today."""
+"""The bundled counts of the presets are equal to a walk."""
 
 from __future__ import annotations
 
@@ -16,43 +16,43 @@ from profiler.loading.source import card_names
 from profiler.quant.registry import FORMATS
 
 # One of each kind: Conv1D, MXFP4 experts, banks of experts, a latent cache, plain linears. Planning torchao's int8 and
-# fp8 takes half a second a card.
+# fp8 takes half a second per preset.
 EVERY_FORMAT = ("gpt2", "gpt-oss-20b", "mixtral-8x7b", "deepseek-v2-lite", "smollm2-135m")
 STEPS = (Step(4, 512, 0), Step(8, 1, 1024))
 
 
 @pytest.mark.parametrize("card", card_names())
-def test_what_is_kept_is_what_is_counted(card: str) -> None:
-    """Where this fails after a change that is meant, `python tests/counting/counted.py` writes the file anew."""
+def test_bundled_counts_are_up_to_date(card: str) -> None:
+    """If this fails after an intended change, run `python tests/counting/counted.py` to write the file again."""
     quants = FORMATS if card in EVERY_FORMAT else ("none", "nf4", "int4wo")
     for quant, document in documents(card, quants).items():
-        kept = preset_counts(card, quant)
-        assert kept is not None
-        assert counts_json(kept) == document
+        bundled = preset_counts(card, quant)
+        assert bundled is not None
+        assert counts_json(bundled) == document
 
 
 @pytest.mark.parametrize("quant", ["none", "nf4", "int8", "int4wo"])
-def test_what_is_kept_counts_as_what_was_walked(quant: str) -> None:
-    kept, walked = preset_counts("smollm2-135m", quant), model_work("smollm2-135m", quant=quant)
-    assert kept is not None
-    assert [kept.work.work(step) for step in STEPS] == [walked.work(step) for step in STEPS]
+def test_bundled_and_walked_operators_have_equal_work(quant: str) -> None:
+    bundled, walked = preset_counts("smollm2-135m", quant), model_work("smollm2-135m", quant=quant)
+    assert bundled is not None
+    assert [bundled.work.work(step) for step in STEPS] == [walked.work(step) for step in STEPS]
 
 
-def test_what_is_not_kept_is_none() -> None:
+def test_other_models_and_formats_are_none() -> None:
     assert preset_counts("a model that has no card") is None
     assert preset_counts("gpt2", "int4wo") is None  # no group divides its layers
-    assert preset_counts("gpt2", "model") is None  # the file's own word is no format
+    assert preset_counts("gpt2", "model") is None  # a key of the file, not a format
 
 
 def test_a_format_has_its_own_bytes() -> None:
-    """Llama-2-7B's 6.476 billion weights but for table and head, in 4 bits and a float32 scale for 64 of them."""
-    kept = preset_counts("llama-2-7b", "nf4")
-    assert kept is not None
+    """Llama-2-7B's 6.476 billion weights without table and head, in 4 bits with a float32 scale per 64 weights."""
+    bundled = preset_counts("llama-2-7b", "nf4")
+    assert bundled is not None
     head_and_norms = 2 * (32_000 * 4096 + 65 * 4096)
     expected = 32 * (4 * 4096**2 + 3 * 4096 * 11_008) * (4 / 8 + 4 / 64) + head_and_norms
-    assert kept.work.work(Step(1, 1, 0)).weight_bytes == pytest.approx(expected, rel=1e-4)
-    # Beside them lie the table, of which a step reads a row, and 64 frequencies of positions twice, in float32.
-    assert kept.weight_bytes == pytest.approx(expected + 2 * 32_000 * 4096 + 2 * 64 * 4, rel=1e-9)
+    assert bundled.work.work(Step(1, 1, 0)).weight_bytes == pytest.approx(expected, rel=1e-4)
+    # In addition: the table, of which a step reads a row, and 64 rotary frequencies twice, in float32.
+    assert bundled.weight_bytes == pytest.approx(expected + 2 * 32_000 * 4096 + 2 * 64 * 4, rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_a_format_has_its_own_bytes() -> None:
     ],
 )
 def test_operators_that_no_card_has(operator: Operator, document: dict[str, object]) -> None:
-    """And what the walk did not understand comes back with them."""
+    """The modules that the walk does not understand are restored too."""
     work = ModelWork((operator,), 100, 90, ("mixer.odd",), ("tower",))
     written = json.loads(json.dumps(counts_json(CountedModel(work, 200))))
     assert written["operators"][0].items() >= document.items()

@@ -1,4 +1,4 @@
-"""The second opinion holds in other versions of torch and transformers, too."""
+"""The cross-check also works with other versions of torch and transformers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def tiny_llama() -> Any:
 
 
 def by_hand(batch: int, query: int, context: int) -> int:
-    """FLOPs of a step in eager attention: every layer's matrices and its whole square, and the head on one position."""
+    """Return a step's FLOPs in eager attention: each layer's matrices and full square, and the head on one position."""
     hidden = HEADS * WIDTH
     linears = hidden * (2 * HEADS + 2 * KV_HEADS) * WIDTH + 3 * hidden * 96
     square = 2 * HEADS * query * (query + context) * WIDTH
@@ -48,7 +48,7 @@ def test_a_model_in_sdpa_is_counted_in_eager_attention(batch: int, query: int, c
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_a_counter_that_asserts_equal_heads_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_counter_that_asserts_equal_heads_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch 2.11, torch/utils/flop_counter.py, `sdpa_flop_count`: `assert b == _b2 == _b3 and h == _h2 == _h3`."""
 
     def equal_heads(query_shape: Any, key_shape: Any, *_: Any, **__: Any) -> int:
@@ -62,8 +62,8 @@ def test_a_counter_that_asserts_equal_heads_is_not_asked(monkeypatch: pytest.Mon
     assert crosscheck(tiny_llama(), Step(2, 8, 0)).equal
 
 
-def test_rotary_angles_that_are_a_matrix_product_are_named_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As transformers 5.17 computes them (models/llama/modeling_llama.py, `LlamaRotaryEmbedding`)."""
+def test_rotary_angles_that_are_a_matrix_product_are_named_and_excluded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers 5.17 computes them so (models/llama/modeling_llama.py, `LlamaRotaryEmbedding`)."""
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
     def forward(self: Any, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Stored bytes: planned on meta and real, to the byte."""
+"""Stored bytes: those planned on meta are exactly those of the loaded model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from profiler.quant.storage import first_dense_row, is_linear, model_storage_byt
 pytestmark = pytest.mark.cpu
 
 CPU = torch.device("cpu")
-# Of the 4-bit formats both layouts that a CPU may have: as quantised, and repacked for its fused kernel.
+# For the 4-bit formats both layouts of a CPU: as quantised, and repacked for its fused kernel.
 BOTH_LAYOUTS = [("none", False), ("nf4", False), ("nf4", True), ("fp4", False), ("fp4", True), ("int8", False)]
 
 
@@ -51,7 +51,7 @@ def test_planned_bytes_equal_loaded_bytes(
 
 
 @pytest.mark.parametrize(("quant", "fused"), BOTH_LAYOUTS)
-def test_weights_of_a_step_are_the_storages_but_for_the_table(
+def test_weights_of_a_step_are_the_storages_without_the_table(
     tiny_folder: Path, answer_cpu_probe: Callable[[bool], None], quant: Quant, fused: bool
 ) -> None:
     """All storages of the model = weights that a step reads + the embedding table + rotary buffers."""
@@ -64,8 +64,8 @@ def test_weights_of_a_step_are_the_storages_but_for_the_table(
     assert streamed == model_storage_bytes(loaded.module) - table - buffers
 
 
-def test_bits_a_weight() -> None:
-    """bitsandbytes: 4 + 32/64 bits with float32 absmax a block of 64; 8 + 32/in for a row-scaled int8."""
+def test_bits_per_weight() -> None:
+    """bitsandbytes: 4 + 32/64 bits with a float32 absmax per block of 64; 8 + 32/in for row-scaled int8."""
     model = build_on_meta(load_config(resolve("mistral-7b-v0.1")), torch.bfloat16, "nf4")
     assert stored(model.model.layers[0].mlp.up_proj).bits_per_weight == pytest.approx(4.5, abs=1e-4)
     model = build_on_meta(load_config(resolve("mistral-7b-v0.1")), torch.bfloat16, "int8")
@@ -74,17 +74,17 @@ def test_bits_a_weight() -> None:
 
 
 @pytest.mark.parametrize(("fused", "double"), [(False, False), (True, False), (True, True)])
-def test_a_cpu_with_a_fused_kernel_keeps_shorter_scales(
+def test_a_cpu_with_a_fused_kernel_has_smaller_scales(
     monkeypatch: pytest.MonkeyPatch, fused: bool, double: bool
 ) -> None:
-    """4 bits a weight, a float32 absmax a block of 64, or a bfloat16 one that is no longer nested; a book of 16."""
+    """4 bits per weight, a float32 absmax per block of 64 or a bfloat16 one without nesting, and 16 codes."""
     monkeypatch.setattr("bitsandbytes.nn.modules.has_avx512bf16", lambda: fused)
     config = load_config(resolve("smollm2-135m"))
     model = build_on_meta(config, torch.bfloat16, "nf4", options=QuantOptions(double=double), device=CPU)
     weights = 30 * (2 * 576 * 576 + 2 * 576 * 192 + 3 * 576 * 1536)
     matrices, norms = 30 * 7, 61 * 576 * 2
     expected = weights // 2 + weights // 64 * (2 if fused else 4) + matrices * 16 * 4 + 49152 * 576 * 2 + norms
-    expected += matrices * 4 if double else 0  # of the second level the float32 offset stays behind
+    expected += matrices * 4 if double else 0  # the float32 offset of the second level remains
     assert walk(model).work(Step(1, 1, 8)).weight_bytes == expected
     if not double:
         assert expected == (113_108_736 if fused else 116_426_496)
@@ -98,7 +98,7 @@ def test_a_cpu_with_a_fused_kernel_keeps_shorter_scales(
 
 
 def test_quantised_linears_against_fp16(gguf_file: Path) -> None:
-    """SmolLM2-135M's linears: about 0.28 (4.5 of 16 bits) and 0.51 (8 bits and a scale a row) of float16."""
+    """SmolLM2-135M's linears: about 0.28 (4.5 of 16 bits) and 0.51 (8 bits and a scale per row) of float16."""
     config = load_config(resolve("smollm2-135m"))
 
     def linear_bytes(quant: Quant) -> int:
@@ -138,7 +138,7 @@ def test_norms_are_streamed_as_well() -> None:
 
 
 def test_float8_in_blocks_of_128() -> None:
-    """8 bits a weight and a float32 scale a block of 128 x 128: 8.002 bits."""
+    """8 bits per weight and a float32 scale per block of 128 x 128: 8.002 bits."""
     linear = torch.nn.Linear(1024, 512, bias=False)
     linear.weight = torch.nn.Parameter(linear.weight.to(torch.float8_e4m3fn), requires_grad=False)
     linear.weight_scale_inv = torch.nn.Parameter(torch.ones(4, 8))
@@ -146,7 +146,7 @@ def test_float8_in_blocks_of_128() -> None:
 
 
 def test_double_quantisation_is_4_127_bits() -> None:
-    """4 + 8/64 + 32/(64 x 256) bits, and about a kilobyte of code book a matrix."""
+    """4 + 8/64 + 32/(64 x 256) bits, and about a kilobyte of code book per matrix."""
     from bitsandbytes.nn import Params4bit
 
     weights = torch.randn(1024, 2048)
@@ -170,13 +170,13 @@ def test_a_format_without_a_rule_lowers_coverage(tiny_folder: Path) -> None:
     assert "up_proj" in counted.unknown[0]
 
 
-def test_checkpoints_that_come_quantised_are_planned_in_their_format() -> None:
+def test_quantised_checkpoints_are_planned_in_their_format() -> None:
     config = load_config(resolve("qwen3-8b"))
     config.quantization_config = {"quant_method": "fp8", "weight_block_size": [128, 128]}
     model = build_on_meta(config, torch.bfloat16)
     weight = stored(model.model.layers[0].mlp.up_proj)
     assert weight.bits_per_weight == pytest.approx(8.002, abs=1e-3)
-    assert walk(model).params == 8_190_735_360  # a scale is none
+    assert walk(model).params == 8_190_735_360  # scales are not parameters
     config = load_config(resolve("qwen3-8b"))
     config.quantization_config = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
     assert stored(build_on_meta(config, torch.bfloat16).model.layers[0].mlp.up_proj).format == "nf4"
@@ -190,7 +190,7 @@ def test_an_unknown_quantisation_is_a_named_error() -> None:
 
 
 def test_cache_and_peak() -> None:
-    """Llama-2-7B: 524,288 bytes a token, 2 GiB at 4096; Mistral v0.1 holds no more than its window of 4096."""
+    """Llama-2-7B: 524,288 bytes per token, 2 GiB at 4096; Mistral v0.1 caches at most its window of 4096."""
     llama = walk(build_on_meta(load_config(resolve("llama-2-7b")), torch.float16))
     assert cache_bytes(llama, 1, 4096) == 2 * 2**30
     mistral = walk(build_on_meta(load_config(resolve("mistral-7b-v0.1")), torch.float16))
@@ -198,7 +198,7 @@ def test_cache_and_peak() -> None:
     weights = 13_476_831_232
     peak = predicted_peak_bytes(llama, weights, 8, 2048, 32, ExecutionPath())
     cache = 8 * 2080 * 524_288
-    # Beside weights and cache: one layer's new cache; in the MLP gate, up and their product, and three hidden states.
+    # Besides weights and cache: one layer's new cache; in the MLP gate, up and their product, and three hidden states.
     widest = 8 * 2048 * (3 * 11008 + 3 * 4096) * 2
     assert peak == pytest.approx(weights + cache * 33 / 32 + widest, rel=0.01)
     # Llama-3.1's logits for all of 8 x 2048 positions are 4.2 GB of bfloat16, more than its widest layer.
@@ -210,14 +210,14 @@ def test_cache_and_peak() -> None:
     assert every > one
 
 
-def test_from_which_row_on_a_kernel_is_no_longer_fused() -> None:
+def test_the_first_row_without_a_fused_kernel() -> None:
     assert first_dense_row(lambda rows: rows <= 16, 1536) == 17
     assert first_dense_row(lambda rows: True, 1536) == 1537
     assert first_dense_row(lambda rows: False, 1536) == 1
 
 
 def test_the_round_trip_of_a_4_bit_matrix() -> None:
-    """A dense copy is written and read: 2 x 2 bytes a weight, from the row on where the fused kernel ends."""
+    """A dense copy is written and read: 2 x 2 bytes per weight, from the first row without the fused kernel."""
     model = build_on_meta(load_config(resolve("mistral-7b-v0.1")), torch.bfloat16, "nf4")
     weight = stored(model.model.layers[0].mlp.up_proj)
     assert weight.dense_from_rows is not None

@@ -1,4 +1,4 @@
-"""The theory of a grid: equal to the count of each step, and to arithmetic from published widths."""
+"""The count of a grid is equal to the count of each step, and to arithmetic from published widths."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_each_point_is_the_count_of_its_step(model: str) -> None:
 
 
 def test_mistral_7b_under_a_t4() -> None:
-    """14.5 GB of weights at 320 GB/s (datasheet) are 45 ms; 16 GiB hold them with the cache of 16 x 512 tokens."""
+    """14.5 GB of weights at 320 GB/s (datasheet) take 45 ms; they fit in 16 GiB with the cache of 16 x 512 tokens."""
     grid = grid_of("mistral-7b-v0.1", gpus="T4", batch_sizes=[1, 16], prompt_lens=[512], context_lens=[512, 2048])
     [t4] = grid.gpus
     decode = grid.phases.index("decode")
@@ -47,7 +47,7 @@ def test_mistral_7b_under_a_t4() -> None:
         ("prefill", 16, 512): "compute",
         **{("decode", batch, depth): "memory" for batch in (1, 16) for depth in (512, 2048)},
     }
-    # KV: 2 x 32 layers x 8 heads x 128 x 2 bytes a token; 16 x 2049 tokens are 4.3 GB, and 14.5 + 4.3 > 17.2 GB.
+    # KV: 2 x 32 layers x 8 heads x 128 x 2 bytes per token; 16 x 2049 tokens are 4.3 GB, and 14.5 + 4.3 > 17.2 GB.
     assert grid.cache_bytes[-1] == 16 * 2049 * 2 * 32 * 8 * 128 * 2
     assert list(t4.fits) == [True, True, True, True, True, False]
 
@@ -78,7 +78,7 @@ def test_numbers_of_llama_2_7b(llama: ModelNumbers) -> None:
     assert llama.kv_bytes_per_token == 2 * 32 * 4096 * 2
     assert llama.kv_bytes_per_sequence == 512 * llama.kv_bytes_per_token
     assert llama.kv_equals_weights_at == -(-2 * 6_738_415_616 // llama.kv_bytes_per_token)
-    # 2 FLOPs a weight, against 4 x width FLOPs a cached token and layer (the new token is one of them).
+    # 2 FLOPs per weight, and 4 x width FLOPs per cached token and layer (the new token is one of them).
     assert llama.attention_is_half_at == pytest.approx(2 * (projections + mlp + head) / (4 * 4096 * 32), abs=1)
 
 
@@ -98,9 +98,9 @@ def test_windows_cap_the_cache() -> None:
 
 
 def test_wrong_grids_are_refused_in_a_line() -> None:
-    with pytest.raises(RequestError, match="made for 8192 tokens, not 9001"):
+    with pytest.raises(RequestError, match="supports 8192 tokens, not 9001"):
         grid_of("smollm2-135m", prompt_lens=[9001])
-    with pytest.raises(RequestError, match="give at most"):
+    with pytest.raises(RequestError, match="use at most"):
         grid_of("smollm2-135m", batch_sizes=list(range(1, 1002)), prompt_lens=list(range(1, 1001)))
     with pytest.raises(RequestError, match="H1000"):
         roofs_called("H1000")

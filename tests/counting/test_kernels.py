@@ -1,4 +1,4 @@
-"""What transformers and torch really execute, against what the walk claims."""
+"""Compare what the walk says with what transformers and torch really execute."""
 
 from __future__ import annotations
 
@@ -54,16 +54,16 @@ def core_of(model: Any) -> AttentionCore:
     return next(op for op in walk(model).operators if isinstance(op, AttentionCore))
 
 
-def test_a_head_of_any_width_is_asked_about_in_little_memory() -> None:
+def test_a_query_for_a_head_of_any_width_takes_little_memory() -> None:
     """4 x 2048 keys of 10^9 bfloat16 numbers would be 16 TB."""
     core = replace(core_of(tiny_mistral(None)), query_heads=4, kv_heads=4)
     wide, wider = (replace(core, qk_dim=width, v_dim=width) for width in (1024, 10**9))
-    asked = {"query": 1, "keys": 2048, "masked": False}
-    assert sdpa_kernel(wider, CPU, torch.bfloat16, **asked) == sdpa_kernel(wide, CPU, torch.bfloat16, **asked)
+    call = {"query": 1, "keys": 2048, "masked": False}
+    assert sdpa_kernel(wider, CPU, torch.bfloat16, **call) == sdpa_kernel(wide, CPU, torch.bfloat16, **call)
 
 
 def seen_by_the_kernel(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, int, int]]:
-    """Whether each call of attention from here on has a mask, its heads of keys, and its keys."""
+    """Record, for each later call of attention, whether it has a mask, its KV heads, and its keys."""
     calls: list[tuple[bool, int, int]] = []
     real = F.scaled_dot_product_attention
 
@@ -86,35 +86,35 @@ def test_masks_and_repeated_heads_are_those_that_transformers_passes(
     greedy_tokens(EagerEngine(model, HOST), torch.arange(prompt)[None], 3)
     steps = (Step(1, prompt, 0), Step(1, 1, prompt), Step(1, 1, prompt + 1))
     for step, (masked, key_heads, _) in zip(steps, calls, strict=True):
-        path = asked(core, step)
+        path = path_on_cpu(core, step)
         assert core.masked(step, path) == masked
         repeated = core.each(step, path).avoidable_bytes["repeat_kv copies"] > 0
         assert repeated == (key_heads == core.query_heads)
 
 
-def asked(core: AttentionCore, step: Step, *, compiled: bool = False) -> ExecutionPath:
-    """How a CPU executes the step in float32, as torch and transformers say."""
+def path_on_cpu(core: AttentionCore, step: Step, *, compiled: bool = False) -> ExecutionPath:
+    """Return how a CPU executes the step in float32, by torch and transformers."""
     query, keys = int(step.query), int(step.query + step.context)
     return attention_path("sdpa", [core], CPU, torch.float32, query=query, keys=keys, compiled=compiled)
 
 
 def bytes_of_repeated(calls: list[tuple[bool, int, int]], core: AttentionCore) -> list[int]:
-    """Bytes of K and V that each call's `repeat_kv` wrote and the kernel read, by the heads that reached it."""
+    """Return the bytes of K and V that `repeat_kv` wrote and the kernel read in each call, from the kernel's heads."""
     width = core.qk_dim + core.v_dim
     return [2 * keys * heads * width * 4 if heads > core.kv_heads else 0 for _, heads, keys in calls]
 
 
 @pytest.mark.parametrize("window", [None, 24])
-def test_what_a_static_cache_has_repeated_is_what_transformers_repeats(
+def test_repeated_heads_of_a_static_cache_are_those_of_transformers(
     monkeypatch: pytest.MonkeyPatch, window: int | None
 ) -> None:
-    """Up to transformers 5.17 a decode step on a static cache repeats all its slots; since `pack_gqa` it does not."""
+    """Up to transformers 5.17 a decode step with a static cache repeats all its slots; since `pack_gqa` it does not."""
     model = tiny_mistral(window)
     core = core_of(model)
     calls = seen_by_the_kernel(monkeypatch)
     greedy_tokens(StaticEngine(model, HOST), torch.arange(40)[None], 3)
     steps = (Step(1, 40, 0), Step(1, 1, 40), Step(1, 1, 41))
-    paths = [replace(asked(core, step), cache="static", static_cache_len=43) for step in steps]
+    paths = [replace(path_on_cpu(core, step), cache="static", static_cache_len=43) for step in steps]
     counted = [core.each(step, path).avoidable_bytes for step, path in zip(steps, paths, strict=True)]
     assert [bytes_["repeat_kv copies"] for bytes_ in counted] == bytes_of_repeated(calls, core)
 
@@ -123,7 +123,7 @@ def test_what_a_static_cache_has_repeated_is_what_transformers_repeats(
 def test_a_prompt_into_an_emptied_static_cache_gets_no_mask(
     monkeypatch: pytest.MonkeyPatch, cache: type[ReusedCache]
 ) -> None:
-    """Filled before or not: transformers reads that the cache is empty."""
+    """Whether it was filled before or not: transformers sees that the cache is empty."""
     engine, prompt = cache(tiny_mistral(None), HOST), torch.arange(8)[None]
     calls = seen_by_the_kernel(monkeypatch)
     with torch.inference_mode():
@@ -135,28 +135,28 @@ def test_a_prompt_into_an_emptied_static_cache_gets_no_mask(
 
 
 def test_a_compiled_step_repeats_heads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`pack_gqa` is left out of compiled code (integrations/sdpa_attention.py, 5.23): read off the graph of dynamo."""
+    """Compiled code does not use `pack_gqa` (integrations/sdpa_attention.py, 5.23), as dynamo's graph shows."""
     model = tiny_mistral(None)
     core = core_of(model)
-    handed: list[tuple[bool, int, int]] = []
+    calls: list[tuple[bool, int, int]] = []
 
-    def graph_seen(module: torch.fx.GraphModule, _inputs: Any) -> Any:
+    def record_graph(module: torch.fx.GraphModule, _inputs: Any) -> Any:
         for node in module.graph.nodes:
             if node.target is F.scaled_dot_product_attention:
                 shape = node.args[1].meta["example_value"].shape
-                handed.append((node.kwargs["attn_mask"] is not None, int(shape[1]), int(shape[2])))
+                calls.append((node.kwargs["attn_mask"] is not None, int(shape[1]), int(shape[2])))
         return module.forward
 
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=graph_seen))
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=record_graph))
     greedy_tokens(CompileEngine(model, HOST), torch.arange(8)[None], 3)
     step = Step(1, 1, 9)
-    path = replace(asked(core, step, compiled=True), cache="static", static_cache_len=11)
+    path = replace(path_on_cpu(core, step, compiled=True), cache="static", static_cache_len=11)
     assert core.masked(step, path)
-    assert {core.each(step, path).avoidable_bytes["repeat_kv copies"]} == set(bytes_of_repeated(handed, core)) != {0}
+    assert {core.each(step, path).avoidable_bytes["repeat_kv copies"]} == set(bytes_of_repeated(calls, core)) != {0}
 
 
 class Recorder(TorchDispatchMode):
-    """Names of the operators that torch runs."""
+    """Records the names of the operators that torch runs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -196,7 +196,7 @@ def test_a_mask_makes_the_kernel_run_the_whole_rectangle() -> None:
     assert core.each(Step(1, 20, 0), ExecutionPath()).executed_flops == 210 * flops_per_pair
 
 
-def test_eager_attention_is_asked_of_nobody() -> None:
+def test_eager_attention_is_not_fused() -> None:
     path = attention_path("eager", [], CPU, torch.float32, query=1, keys=8)
     assert not path.fused
     assert not path.fused_masked
@@ -205,13 +205,13 @@ def test_eager_attention_is_asked_of_nobody() -> None:
 def test_int8_conversions_of_one_product() -> None:
     """10 rows of 64 in bfloat16 through 128 outputs: cast to float16, quantised, an int32 product written and read.
 
-    Reading 2 bytes, writing 2, reading 2 for the cast; int8 written and read; 10 x 128 x 4 bytes there and back.
+    The cast reads 2 bytes, writes 2 and reads 2; int8 is written and read; 10 x 128 x 4 bytes are written and read.
     """
     from bitsandbytes.nn import Linear8bitLt
 
     weight = stored(Linear8bitLt(64, 128, bias=False, has_fp16_weights=False))
-    found = weight.conversion_bytes(10, torch.bfloat16, 0)
-    assert found == {Cause.INT8_INPUTS: 10 * 64 * (2 + 2 + 2 + 1 + 1), Cause.INT32_PRODUCTS: 2 * 10 * 128 * 4}
+    conversions = weight.conversion_bytes(10, torch.bfloat16, 0)
+    assert conversions == {Cause.INT8_INPUTS: 10 * 64 * (2 + 2 + 2 + 1 + 1), Cause.INT32_PRODUCTS: 2 * 10 * 128 * 4}
     assert weight.conversion_bytes(10, torch.float16, 0)[Cause.INT8_INPUTS] == 10 * 64 * (1 + 1)
     assert Cause.OUTLIERS in weight.conversion_bytes(10, torch.float16, 3)
     assert weight.conversion_flops(10, 3) == {Cause.OUTLIERS: 2 * 10 * 3 * 128}
@@ -226,9 +226,9 @@ def test_outlier_columns_are_those_that_the_library_found(tiny_folder: Any) -> N
     with torch.no_grad():
         loaded.module.model.layers[0].input_layernorm.weight[[5, 9]] = 1000.0
     greedy_tokens(engine, torch.arange(16)[None], 1)
-    found = outlier_columns(loaded.module)
+    columns = outlier_columns(loaded.module)
     for name in ("q_proj", "k_proj", "v_proj"):
-        assert found[f"model.layers.*.self_attn.{name}"] == 1.0  # two columns in one of two layers
+        assert columns[f"model.layers.*.self_attn.{name}"] == 1.0  # two columns in one of two layers
 
 
 def test_generate_upcasts_the_last_logits() -> None:
@@ -242,10 +242,10 @@ def test_generate_upcasts_the_last_logits() -> None:
 
 @pytest.mark.parametrize("window", [None, 24])
 @pytest.mark.parametrize("prompt", [8, 22, 24, 40])
-def test_slots_of_a_static_cache_are_those_that_transformers_hands_over(
+def test_slots_of_a_static_cache_are_those_that_transformers_passes(
     monkeypatch: pytest.MonkeyPatch, window: int | None, prompt: int
 ) -> None:
-    """And what a full window rolls and copies back at every step, by the bytes that torch's operators hold."""
+    """A full window is also rolled and copied back in every step, by the bytes of torch's operators."""
     model = tiny_mistral(window)
     core = core_of(model)
     calls = seen_by_the_kernel(monkeypatch)
@@ -257,15 +257,15 @@ def test_slots_of_a_static_cache_are_those_that_transformers_hands_over(
         with torch.inference_mode(), Copies() as copies:
             state = engine.prefill(torch.arange(prompt)[None], slots) if state is None else engine.decode(state)
         copied.append(copies.bytes)
-    held = [keys for _, _, keys in calls]
-    # A prompt without a mask is attended to alone (sdpa_attention.py: an empty cache's slots are cut off).
-    assert held == [int(core._cache_keys(step, path)) if core.masked(step, path) else step.query for step in steps]
-    known = [step.query + min(step.context, (window or slots) - 1) for step in steps]
-    empty = [handed - tokens for handed, tokens in zip(held, known, strict=True)]
+    passed = [keys for _, _, keys in calls]
+    # For a prompt without a mask, transformers cuts off the empty slots of the cache (sdpa_attention.py).
+    assert passed == [int(core._cache_keys(step, path)) if core.masked(step, path) else step.query for step in steps]
+    live = [step.query + min(step.context, (window or slots) - 1) for step in steps]
+    empty = [keys - tokens for keys, tokens in zip(passed, live, strict=True)]
     unfilled = [core.each(step, path).avoidable_bytes[Cause.UNFILLED_SLOTS] for step in steps]
     assert unfilled == [max(0, slots) * 2 * 2 * 16 * 4 for slots in empty]
-    told = [float(core.each(step, path).avoidable_bytes.get(Cause.CACHE_COPIES, 0)) for step in steps]
-    assert told == copied
+    counted = [float(core.each(step, path).avoidable_bytes.get(Cause.CACHE_COPIES, 0)) for step in steps]
+    assert counted == copied
 
 
 class Copies(TorchDispatchMode):

@@ -1,6 +1,6 @@
-"""What torch's math kernel moves and holds, counted by hand and recorded from its own operators and allocations.
+"""Traffic and memory of torch's math kernel: by hand, and recorded from its operators and allocations.
 
-`_scaled_dot_product_attention_math` is one composite of plain operators, the same on a CPU and on a card.
+`_scaled_dot_product_attention_math` is one composite of plain operators, equal on a CPU and a GPU.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ def core_of(dtype: torch.dtype, kv_heads: int = KV_HEADS) -> AttentionCore:
 
 
 def math_path(core: AttentionCore, handed: Heads, static_slots: int = 0) -> ExecutionPath:
-    """A token is masked on a static cache; a prompt after a cache is masked on any."""
+    """Return the path of the math kernel. A token is masked with a static cache, a prompt after a cache with any."""
     heads = {core.qk_dim: handed}
     path = ExecutionPath(kernel="math", masked_kernel="math", heads=heads, masked_heads=heads)
     return replace(path, cache="static", static_cache_len=static_slots) if static_slots else path
 
 
 class Traffic(TorchDispatchMode):
-    """Bytes that each operator reads (every tensor once) and writes; views move nothing."""
+    """Counts the bytes that each operator reads (every tensor once) and writes; views move nothing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,21 +52,21 @@ class Traffic(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is _SAFE_SOFTMAX:  # a composite that torch does not take apart for a mode
+        if func is _SAFE_SOFTMAX:  # a composite that torch does not decompose for a mode
             with self:
                 return func._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
         out = func(*args, **kwargs)
         read = {(t.data_ptr(), t.shape): t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
         written = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
-        held = {t.untyped_storage().data_ptr() for t in read.values()}
-        is_view = not func._schema.is_mutable and all(t.untyped_storage().data_ptr() in held for t in written)
+        storages = {t.untyped_storage().data_ptr() for t in read.values()}
+        is_view = not func._schema.is_mutable and all(t.untyped_storage().data_ptr() in storages for t in written)
         if not is_view:
             self.bytes += sum(map(distinct_bytes, [*read.values(), *written]))
         return out
 
 
 def distinct_bytes(tensor: torch.Tensor) -> int:
-    """Bytes of a tensor whose expanded dimensions are stored once."""
+    """Return the bytes of a tensor; expanded dimensions count once."""
     count = tensor.itemsize
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         count *= size if stride else 1
@@ -76,7 +76,7 @@ def distinct_bytes(tensor: torch.Tensor) -> int:
 def attention(
     dtype: torch.dtype, query: int, keys: int, *, masked: bool, handed: Heads
 ) -> tuple[AttentionCore, Callable[[], torch.Tensor]]:
-    """A core, and the call of the kernel that transformers makes for it."""
+    """Return a core, and the call of the kernel that transformers makes for it."""
     core = core_of(dtype)
     groups = HEADS // KV_HEADS
     heads, kv_heads, rows = HEADS, KV_HEADS, query
@@ -128,9 +128,11 @@ def test_traffic_is_that_of_the_recorded_operators(
 
 
 def test_a_token_over_grouped_heads_is_counted_in_float32_copies() -> None:
-    """Float16, four query heads a KV head: K and V are copied to float32 (4 bytes written), repeated (4 read, 16
-    written), K is scaled (16 and 16), and the products read both (16): 72 bytes for a K and 40 for a V, beside 2 + 2 to
-    read the cache. A score takes 36 bytes, and none is masked."""
+    """Float16, four query heads per KV head: 72 bytes for a K and 40 for a V, besides 2 + 2 to read the cache.
+
+    K and V are copied to float32 (4 bytes written) and repeated (4 read, 16 written), K is scaled (16 and 16), and the
+    products read both (16). A score takes 36 bytes, and none is masked.
+    """
     core = core_of(torch.float16)
     work = core.each(Step(1, 1, 1023), math_path(core, "grouped"))
     numbers, scores = 1024 * KV_HEADS * WIDTH, 1024 * HEADS
@@ -141,15 +143,15 @@ def test_a_token_over_grouped_heads_is_counted_in_float32_copies() -> None:
 
 
 def most_allocated(call: Callable[[], object]) -> int:
-    """Most bytes that `call` held at once beyond what was there before, by torch's own allocator."""
+    """Return the peak memory of `call` above the memory before it, by torch's allocator."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         call()
     events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
-    held = most = 0
+    current = peak = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
-        held += event.nbytes()
-        most = max(most, held)
-    return most
+        current += event.nbytes()
+        peak = max(peak, current)
+    return peak
 
 
 @pytest.mark.parametrize("dtype", [*HALVES, torch.float32])

@@ -1,4 +1,4 @@
-"""Mistral-7B by hand: every figure is arithmetic on its published shape, not the counter's own output.
+"""Mistral-7B by hand: every figure is arithmetic on its published shape, not output of the counter.
 
 hidden 4096, intermediate 14336, 32 layers, 32 query heads, 8 KV heads of 128, vocabulary 32000, untied.
 """
@@ -71,7 +71,7 @@ def test_decode_in_nf4() -> None:
 
 
 def test_executed_traffic_of_an_eager_prefill_and_decode(mistral: ModelWork) -> None:
-    """Traced with every aten kernel reading its inputs and writing its outputs once (fake tensors, sdpa)."""
+    """By a trace in which every aten kernel reads its inputs and writes its outputs once (fake tensors, sdpa)."""
     assert mistral.work(Step(1, 512, 0)).executed_bytes == pytest.approx(27.15e9, rel=0.01)
     assert mistral.work(Step(1, 1, 512)).executed_bytes == pytest.approx(14.448e9, rel=0.001)
 
@@ -110,7 +110,7 @@ def test_window_caps_attention(mistral: ModelWork) -> None:
         ("deepseek-v2-lite", (512 + 64) * 27 * 2),
     ],
 )
-def test_kv_bytes_a_token(name: str, token_bytes: int) -> None:
+def test_kv_bytes_per_token(name: str, token_bytes: int) -> None:
     assert count(name).work(Step(1, 1, 100)).kv_write_bytes == token_bytes
 
 
@@ -119,7 +119,7 @@ def test_dense_decode_intensity_is_the_batch_size(batch: int) -> None:
     assert float(count("llama-2-7b").work(Step(batch, 1, 1)).intensity) == pytest.approx(batch, rel=0.02)
 
 
-def test_a_grid_of_100_000_cells_is_counted_at_once(mistral: ModelWork) -> None:
+def test_a_grid_of_100_000_cells_is_counted_quickly(mistral: ModelWork) -> None:
     rng = np.random.default_rng(0)
     cells = Step(rng.integers(1, 64, 100_000), np.ones(100_000, int), rng.integers(0, 30_000, 100_000))
     start_s = time.process_time()
@@ -130,7 +130,7 @@ def test_a_grid_of_100_000_cells_is_counted_at_once(mistral: ModelWork) -> None:
     assert mistral.work(first).model_flops == work.model_flops[0]
 
 
-def test_twenty_cells_are_counted_at_once(mistral: ModelWork) -> None:
+def test_twenty_cells_are_counted_quickly(mistral: ModelWork) -> None:
     start_s = time.process_time()
     for _ in range(20):
         mistral.work(Step(1, 1, 512))

@@ -1,4 +1,4 @@
-"""What the walk says of attention holds in an older transformers, which hands other heads to the kernel."""
+"""The walk's attention is also right for an older transformers, which passes other heads to the kernel."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-# 5.17: no `pack_gqa`, and rotary angles that are a matrix product. It wants an older hub library, and that one httpx.
+# 5.17: no `pack_gqa`, and rotary angles that are a matrix product. It needs an older hub library, which needs httpx.
 PACKAGES = ("transformers==5.17.0", "huggingface-hub<2", "httpx", "httpcore", "h11")
 TESTS = ("test_kernels.py", "test_crosscheck.py")
 
 
 @pytest.fixture(scope="module")
 def older(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with transformers 5.17, to be put first on the path."""
+    """A folder with transformers 5.17, to go first on the path."""
     folder = tmp_path_factory.mktemp("transformers-5.17")
     command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder), *PACKAGES]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -45,8 +45,10 @@ def test_counts_of_attention_hold_in_transformers_5_17(older: Path) -> None:
 
 @pytest.mark.slow
 def test_a_step_on_a_static_cache_repeats_its_heads_in_transformers_5_17(older: Path) -> None:
-    """TinyLlama, 4 KV heads of 64 and 32 query heads: 22 layers write and read K and V of all 544 slots once a query
-    head, 2 x 2 x 544 x 32 x 64 x 2 bytes each."""
+    """TinyLlama, 4 KV heads of 64 and 32 query heads: 22 layers repeat K and V of all 544 slots per query head.
+
+    They write and read 2 x 2 x 544 x 32 x 64 x 2 bytes each.
+    """
     script = """
 import torch
 from dataclasses import replace
@@ -64,10 +66,10 @@ path = attention_path("sdpa", cores, torch.device("cpu"), torch.float16, query=1
 path = replace(path, cache="static", static_cache_len=544)
 print(int(work.work(Step(1, 1, 512), path).avoidable_bytes["repeat_kv copies"]))
 """
-    found = {}
+    repeated_bytes = {}
     for name, folders in {"5.17": [str(older), str(HERE.parents[1])], "here": [str(HERE.parents[1])]}.items():
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
         assert done.returncode == 0, done.stderr
-        found[name] = int(done.stdout.split()[-1])
-    assert found == {"5.17": 22 * 2 * 2 * 544 * 32 * 64 * 2, "here": 0}
+        repeated_bytes[name] = int(done.stdout.split()[-1])
+    assert repeated_bytes == {"5.17": 22 * 2 * 2 * 544 * 32 * 64 * 2, "here": 0}

@@ -1,4 +1,4 @@
-"""Formats that other libraries write, made by those very libraries."""
+"""Formats of other libraries, in files that those libraries wrote."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def compressed_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     compressor = compressors.ModelCompressor.from_pretrained_model(model, quantization_format="pack-quantized")
     compressor.compress_model(model)
     weight = stored(model.model.layers[0].self_attn.q_proj)
-    # 4 bits a weight, a bfloat16 scale a group of 128, and the two int64 of its shape.
+    # 4 bits per weight, a bfloat16 scale per group of 128, and the two int64 of its shape.
     assert weight.weight_bytes == 256 * 256 // 2 + 256 * 2 * 2 + 2 * 8
     assert weight.format == "packed"
     folder = tmp_path_factory.mktemp("models") / "w4a16"
@@ -73,7 +73,7 @@ def compressed_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_compressed_tensors_are_counted_as_they_run(compressed_folder: Path) -> None:
-    """transformers unpacks them in the first forward pass: the decode step then reads 16 bits a weight, not 4."""
+    """transformers unpacks them in the first forward pass, so a decode step reads 16 bits per weight, not 4."""
     source = resolve(str(compressed_folder))
     config = load_config(source)
     planned = walk(build_on_meta(copy.deepcopy(config), torch.bfloat16)).work(Step(1, 1, 8)).weight_bytes
@@ -87,7 +87,7 @@ def test_compressed_tensors_are_counted_as_they_run(compressed_folder: Path) -> 
 
 @pytest.mark.parametrize(("config_name", "scale_bytes"), [("Int8WeightOnlyConfig", 5), ("Float8WeightOnlyConfig", 4)])
 def test_torchao_weight_only(config_name: str, scale_bytes: int) -> None:
-    """8 bits a weight and a float32 scale a row (int8: and a zero point of a byte), to the byte of its storages."""
+    """8 bits per weight and a float32 scale per row (int8: and a zero point of a byte), exactly as stored."""
     quantization = pytest.importorskip("torchao.quantization")
     linear = nn.Linear(128, 256, bias=False, dtype=torch.bfloat16)
     quantization.quantize_(nn.Sequential(linear), getattr(quantization, config_name)())
@@ -101,7 +101,7 @@ def test_torchao_weight_only(config_name: str, scale_bytes: int) -> None:
 
 
 def test_torchao_int4_weight_only() -> None:
-    """4 bits a weight, and a bfloat16 scale and zero point a group of 128: 4.25 bits in torchao's CPU layout."""
+    """4 bits per weight, and a bfloat16 scale and zero point per group of 128: 4.25 bits in torchao's CPU layout."""
     prototype = pytest.importorskip("torchao.prototype.quantization.int4")
     quantization = pytest.importorskip("torchao.quantization")
     linear = nn.Linear(256, 128, bias=False, dtype=torch.bfloat16)
@@ -116,7 +116,7 @@ def planned(card: str, **quantization: Any) -> Any:
 
 
 def stored_bytes(module: nn.Module) -> int:
-    """What a checkpoint holds: all but the rotary tables, which are computed."""
+    """Return the bytes in a checkpoint: everything except the rotary tables, which are computed."""
     return storage_bytes(
         [*module.parameters(), *(buffer for name, buffer in module.named_buffers() if "inv_freq" not in name)]
     )
@@ -126,15 +126,15 @@ def stored_bytes(module: nn.Module) -> int:
 def test_gptq_is_planned_to_the_size_of_the_published_files(group_size: int, file_gb: float) -> None:
     """TheBloke/Llama-2-7B-Chat-GPTQ lists 4.02 GB for 4 bits in groups of 64, and 4.28 GB in groups of 32."""
     module = planned("llama-2-7b", quant_method="gptq", bits=4, group_size=group_size, desc_act=True)
-    kept_dense = storage_bytes([module.lm_head.weight, module.model.embed_tokens.weight])
-    assert kept_dense == 2 * 32000 * 4096 * 2
+    dense_bytes = storage_bytes([module.lm_head.weight, module.model.embed_tokens.weight])
+    assert dense_bytes == 2 * 32000 * 4096 * 2
     assert stored_bytes(module) / 1e9 == pytest.approx(file_gb, rel=0.005)
     counted = walk(module)
     assert (counted.params, counted.coverage) == (6_738_415_616, 1.0)
 
 
-def test_awq_keeps_no_group_index() -> None:
-    """4 + 16/128 + 4/128 = 4.15625 bits a weight (arXiv:2306.00978, group size 128); GPTQ adds 32 bits an input."""
+def test_awq_has_no_group_index() -> None:
+    """4 + 16/128 + 4/128 = 4.15625 bits per weight (arXiv:2306.00978, group size 128); GPTQ adds 32 bits per input."""
     awq = planned("mistral-7b-v0.1", quant_method="awq", bits=4, group_size=128, zero_point=True, version="gemm")
     weight = stored(awq.model.layers[0].self_attn.k_proj)
     assert (weight.format, weight.bits_per_weight) == ("awq", 4.15625)
@@ -142,7 +142,7 @@ def test_awq_keeps_no_group_index() -> None:
     assert stored(gptq.model.layers[0].self_attn.k_proj).bits_per_weight == 4.15625 + 32 / 1024
 
 
-def test_what_a_packed_checkpoint_leaves_dense() -> None:
+def test_dense_weights_of_a_packed_checkpoint() -> None:
     module = planned("mixtral-8x7b", quant_method="awq", bits=4, group_size=128, modules_to_not_convert=["gate"])
     assert module.model.layers[0].mlp.gate.weight.dtype == torch.bfloat16
     assert stored(module.model.layers[0].self_attn.q_proj).format == "awq"
@@ -151,7 +151,7 @@ def test_what_a_packed_checkpoint_leaves_dense() -> None:
     )
     layer = only.model.layers[0]
     assert isinstance(layer.mlp.down_proj, nn.Linear)
-    # One group a column: a scale and a zero point an output, and the group index an input.
+    # One group per column: a scale and a zero point per output, and a group index per input.
     assert stored(layer.mlp.up_proj).weight_bytes == 4096 * 11008 // 2 + 11008 * 2 + 11008 // 2 + 4096 * 4
 
 
@@ -162,7 +162,7 @@ def test_a_packed_checkpoint_without_its_width_is_a_named_error(quantization: di
 
 
 def test_mxfp4_is_planned_to_the_size_of_the_published_checkpoint() -> None:
-    """12.8 GiB for gpt-oss-20b (gpt-oss model card, arXiv:2508.10925, table 1), at 4.25 bits an expert's weight."""
+    """12.8 GiB for gpt-oss-20b (gpt-oss model card, arXiv:2508.10925, table 1), at 4.25 bits per expert weight."""
     module = planned("gpt-oss-20b", quant_method="mxfp4")
     assert stored_bytes(module) / 2**30 == pytest.approx(12.8, abs=0.05)
     counted = walk(module)
@@ -174,8 +174,8 @@ def test_mxfp4_is_planned_to_the_size_of_the_published_checkpoint() -> None:
     assert (experts.expert_bytes - biases) * 8 / weights == 4.25
 
 
-def test_experts_in_tritons_hands_count_as_the_checkpoint_has_them() -> None:
-    """On a card with triton's kernels transformers takes the blocks out of the parameters once they are loaded."""
+def test_experts_in_tritons_layout_count_as_in_the_checkpoint() -> None:
+    """On a GPU with triton's kernels, transformers removes the blocks from the parameters after loading."""
     from transformers.integrations.mxfp4 import Mxfp4GptOssExperts
 
     as_published = build_on_meta(load_config(resolve("gpt-oss-20b")), torch.bfloat16)
@@ -186,15 +186,15 @@ def test_experts_in_tritons_hands_count_as_the_checkpoint_has_them() -> None:
         del experts._parameters["gate_up_proj"], experts._parameters["down_proj"]
         experts.gate_up_proj = experts.down_proj = object()
         loaded.set_submodule(name, experts)
-    found, expected = walk(loaded), walk(as_published)
-    assert (found.params, found.coverage) == (expected.params, 1.0) == (20_914_757_184, 1.0)
+    counted, expected = walk(loaded), walk(as_published)
+    assert (counted.params, counted.coverage) == (expected.params, 1.0) == (20_914_757_184, 1.0)
     step = Step(1, 1, 512)
-    assert found.work(step).model_bytes == expected.work(step).model_bytes
-    assert found.work(step).model_flops == expected.work(step).model_flops
+    assert counted.work(step).model_bytes == expected.work(step).model_bytes
+    assert counted.work(step).model_flops == expected.work(step).model_flops
 
 
-def test_fp8_experts_are_products_of_weights_and_not_of_scales() -> None:
-    """Qwen/Qwen3-30B-A3B-FP8: the FLOPs and parameters of its bf16 kin, 8 bits and a float32 a block of 128 x 128."""
+def test_fp8_experts_multiply_weights_and_not_scales() -> None:
+    """Qwen/Qwen3-30B-A3B-FP8: FLOPs and parameters as in bf16, 8 bits and a float32 per block of 128 x 128."""
     fp8 = walk(planned("qwen3-30b-a3b", quant_method="fp8", weight_block_size=[128, 128]))
     dense = walk(build_on_meta(load_config(resolve("qwen3-30b-a3b")), torch.bfloat16))
     step = Step(1, 1, 512)
@@ -205,8 +205,8 @@ def test_fp8_experts_are_products_of_weights_and_not_of_scales() -> None:
     assert experts.expert_bytes == (2048 * 1536 + 768 * 2048) + 4 * (16 * 12 + 6 * 16)
 
 
-def test_gguf_blocks_that_transformers_kept() -> None:
-    """Q8_0 is 34 bytes for 32 weights (ggml, `block_q8_0`), so 8.5 bits; a lookup reads its row's blocks alone."""
+def test_packed_gguf_blocks() -> None:
+    """Q8_0 is 34 bytes for 32 weights (ggml, `block_q8_0`), so 8.5 bits; a lookup reads only the blocks of its row."""
     from transformers.integrations.gguf.utils import GgufEmbedding, GgufLinear
 
     config = load_config(resolve("llama-2-7b"))
@@ -217,18 +217,18 @@ def test_gguf_blocks_that_transformers_kept() -> None:
         module.model.embed_tokens = GgufEmbedding(32000, 4096, q8_0)
         for name, linear in [pair for pair in module.named_modules() if isinstance(pair[1], nn.Linear)]:
             module.set_submodule(name, GgufLinear(linear.in_features, linear.out_features, q8_0))
-    found = walk(module)
-    assert (found.params, found.coverage) == (dense.params, 1.0) == (6_738_415_616, 1.0)
+    counted = walk(module)
+    assert (counted.params, counted.coverage) == (dense.params, 1.0) == (6_738_415_616, 1.0)
     weight = stored(module.lm_head)
     assert (weight.bits_per_weight, weight.dense_from_rows) == (8.5, 9)
     step = Step(1, 1, 0)
     norms = 65 * 4096 * 4
-    assert found.work(step).weight_bytes == (6_738_415_616 - 65 * 4096 - 32000 * 4096) * 34 // 32 + norms
-    assert found.work(step).embedding_bytes == 4096 * 34 // 32
+    assert counted.work(step).weight_bytes == (6_738_415_616 - 65 * 4096 - 32000 * 4096) * 34 // 32 + norms
+    assert counted.work(step).embedding_bytes == 4096 * 34 // 32
 
 
 def test_packed_integers_in_buffers_are_planned_as_memory() -> None:
-    """Llama-2-7B in GPTQ needs its 4.02 GB of integers and scales, not the 0.5 GB that stays dense."""
+    """Llama-2-7B in GPTQ needs 4.02 GB with its integers and scales, not only the 0.5 GB of dense weights."""
     module = planned("llama-2-7b", quant_method="gptq", bits=4, group_size=64)
     assert planned_weight_bytes(module) / 1e9 == pytest.approx(4.02, rel=0.005)
 
@@ -239,7 +239,7 @@ def test_mxfp4_for_a_model_without_such_experts_is_a_named_error() -> None:
 
 
 def saved(folder: Path, config: Any, tensors: dict[str, torch.Tensor], quantization: dict[str, Any]) -> Path:
-    """A checkpoint folder as a quantiser leaves it."""
+    """A checkpoint folder as a quantiser writes it."""
     folder.mkdir()
     (folder / "config.json").write_text(
         json.dumps({**config.to_dict(), "dtype": "bfloat16", "quantization_config": quantization})
@@ -250,7 +250,7 @@ def saved(folder: Path, config: Any, tensors: dict[str, torch.Tensor], quantizat
 
 @pytest.fixture(scope="module")
 def fp8_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """DeepSeek-V3's FP8: float8 weights with a float32 scale a block of 128 x 128."""
+    """DeepSeek-V3's FP8: float8 weights with a float32 scale per block of 128 x 128."""
     model = llama()
     tensors = dict(model.state_dict())
     for name in [name for name in tensors if name.endswith("_proj.weight")]:
@@ -293,7 +293,7 @@ def mxfp4_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_formats_without_kernels_here_are_planned_and_counted_as_they_run(
     fixture: str, method: str, request: pytest.FixtureRequest
 ) -> None:
-    """Without the kernels that these formats want, transformers unpacks them at loading: 16 bits a weight are read."""
+    """Without kernels for these formats, transformers unpacks them at loading, and a step reads 16 bits per weight."""
     if torch.cuda.is_available():
         pytest.skip("a card may have the kernels")
     source = resolve(str(request.getfixturevalue(fixture)))

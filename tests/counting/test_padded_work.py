@@ -1,4 +1,4 @@
-"""Padding counted by arithmetic: what each prompt needs alone is model work, the rest is avoidable."""
+"""Padding by arithmetic: the work of each prompt by itself is model work, the rest is avoidable."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LENS = (64, 128, 64, 128)
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 def test_half_as_long_is_half_of_the_work(phase: Phase) -> None:
-    """Two of four prompts half as long: model work is that of each alone, and what is executed stays the whole."""
+    """Two of four prompts half as long: model work is that of each by itself, executed work that of the batch."""
     config = LlamaConfig(
         hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, vocab_size=96
     )

@@ -1,4 +1,4 @@
-"""One rank's share, counted from the plan, against transformers' own sharding and against arithmetic."""
+"""One rank's share, counted from the plan, is equal to transformers' own sharding and to arithmetic."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ TYPES = (
 )  # fmt: skip
 
 ROTARY_BYTES = 2 * 64 * 4
-"""Buffers: the frequencies of a head of 128, as scaled and as they were."""
+"""Buffers: the frequencies of a head of 128, scaled and original."""
 
 
 @pytest.mark.slow
 def test_every_style_of_a_plan_as_transformers_cuts_it() -> None:
-    """Weights, KV cache and every message of a prefill, to the byte."""
+    """Weights, KV cache and every message of a prefill have exactly equal bytes."""
     with sharded.group(2) as mesh:
         wrong = {name: score for name in TYPES if (score := sharded.score(name, mesh)) != ("equal", "")}
     assert wrong == {}
 
 
-def test_all_types_were_held_against_it() -> None:
+def test_all_types_were_compared_with_it() -> None:
     table = sharded.read_table()
     assert set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) <= set(table), "a new type: run tests/counting/sharded.py"
     assert "differs" not in table.values()
@@ -40,7 +40,7 @@ def test_all_types_were_held_against_it() -> None:
 
 
 @pytest.mark.parametrize(("ranks", "rank"), [(3, 0), (3, 2), (4, 3)])
-def test_what_does_not_divide_is_cut_as_dtensors_are(ranks: int, rank: int) -> None:
+def test_uneven_lengths_are_cut_like_dtensors(ranks: int, rank: int) -> None:
     config = LlamaConfig(
         hidden_size=48, intermediate_size=70, num_attention_heads=12, num_key_value_heads=12, num_hidden_layers=2,
         vocab_size=101,
@@ -58,8 +58,8 @@ def test_pieces_are_those_of_torch_chunk(length: int, pieces: int) -> None:
     assert mine == theirs + [0] * (pieces - len(theirs))
 
 
-def test_llama_sends_two_sums_a_layer() -> None:
-    """Megatron-LM (arXiv:1909.08053, section 3): two all-reduces a layer in a forward pass, each [tokens, hidden]."""
+def test_llama_sends_two_sums_per_layer() -> None:
+    """Megatron-LM (arXiv:1909.08053, section 3): two all-reduces per layer in a forward pass, each [tokens, hidden]."""
     counted = count("llama-3.1-8b", batch=4, prompt=512, tp=2)
     assert counted.share is not None
     sums = {item.name: (item.count, item.bytes) for item in counted.share.collectives}
@@ -72,7 +72,7 @@ def test_llama_sends_two_sums_a_layer() -> None:
     assert 2 * counted.work.model_flops == whole.work.model_flops
 
 
-def test_kv_heads_are_copied_where_there_are_fewer_than_ranks() -> None:
+def test_fewer_kv_heads_than_ranks_are_copied() -> None:
     share = count("llama-3.1-8b", prompt=512, tp=16).share
     assert share is not None
     assert share.replicated_kv_heads == 8

@@ -1,4 +1,4 @@
-"""Properties that hold for any step."""
+"""Properties that are true for any step."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_flops_are_linear_in_batch_and_monotone_in_context(name: str, step: Step
 
 @given(st.integers(1, 300), st.integers(0, 300), st.one_of(st.none(), st.integers(1, 400)))
 def test_pairs_are_the_sum_over_queries(query: int, context: int, window: int | None) -> None:
-    """Each query i sees its past, itself and the cache, or a window of them: the definition, summed one by one."""
+    """By definition each query sees its past, itself and the cache, or a window of them; summed one by one."""
     expected = sum(min(context + i, window or context + i) for i in range(1, query + 1))
     assert causal_pairs(query, context, window) == expected
 
@@ -98,8 +98,10 @@ def test_one_head_written_out() -> None:
 
 
 def test_latent_attention_is_expanded_again_at_every_step() -> None:
-    """DeepSeek-V2-Lite caches 576 elements a token; transformers runs kv_b_proj (512 -> 16 x 256) over all of them, for
-    which its 16 heads meet keys of 192 and values of 128, and not the latents of 576 and of 512."""
+    """DeepSeek-V2-Lite caches 576 elements per token, and transformers runs kv_b_proj (512 -> 16 x 256) over all.
+
+    Its 16 heads then multiply keys of 192 and values of 128, instead of latents of 576 and 512.
+    """
     work = work_of("deepseek-v2-lite").work(Step(1, 1, 1000))
     assert work.kv_read_bytes == 1000 * 576 * 27 * 2
     expanding, spared = 2 * 512 * 16 * 256 * 1000, 2 * 16 * (576 + 512 - 192 - 128) * 1001
@@ -107,8 +109,10 @@ def test_latent_attention_is_expanded_again_at_every_step() -> None:
 
 
 def test_the_bytes_of_a_latent_go_with_the_products_over_it() -> None:
-    """2 x 16 x (576 + 512) FLOPs a position over its 1,152 bytes are 30 FLOP/byte in decode; with V3's 128 heads 242,
-    beyond an H200's 206. A prompt is expanded once: 2 x 16 x (192 + 128) a pair."""
+    """2 x 16 x (576 + 512) FLOPs per position over its 1,152 bytes are 30 FLOP/byte in decode.
+
+    With V3's 128 heads they are 242, beyond an H200's 206. A prompt is expanded once: 2 x 16 x (192 + 128) per pair.
+    """
     [core] = [op for op in work_of("deepseek-v2-lite").operators if isinstance(op, AttentionCore)]
     decode = core.each(Step(4, 1, 8192), ExecutionPath())
     assert decode.model_flops == 4 * 8193 * 2 * 16 * (576 + 512)
@@ -117,13 +121,13 @@ def test_the_bytes_of_a_latent_go_with_the_products_over_it() -> None:
     assert of_v3.model_flops / of_v3.kv_read_bytes == pytest.approx(242, abs=1)
     prefill = core.each(Step(2, 512, 0), ExecutionPath())
     assert prefill.model_flops == 2 * (512 * 513 // 2) * 2 * 16 * (192 + 128)
-    # 128 tokens after 4096: absorbed (24,576 FLOPs more a pair, beside 4.19 million to expand a token); 512: expanded.
+    # 128 tokens after 4096: absorbed (24,576 more FLOPs per pair, or 4.19 million to expand a token); 512: expanded.
     few, many = (core.each(Step(1, query, 4096), ExecutionPath()) for query in (128, 512))
     assert few.model_flops == (128 * 4096 + 128 * 129 // 2) * 2 * 16 * 1088
     assert many.model_flops == (512 * 4096 + 512 * 513 // 2) * 2 * 16 * 320 + 4096 * 2 * 512 * 16 * 256
     for work, pairs in ((decode, 4 * 8193), (few, 128 * 4096 + 128 * 129 // 2)):
         unmasked = work.executed_flops - work.avoidable_flops[Cause.MASKED_SCORES]
-        assert unmasked == pairs * 2 * 16 * 320, "what is executed stays what transformers runs"
+        assert unmasked == pairs * 2 * 16 * 320, "executed work is that of transformers"
 
 
 def test_a_linear_layer_of_4096() -> None:
@@ -136,13 +140,13 @@ def test_a_linear_layer_of_4096() -> None:
 
 
 def test_attention_in_one_kernel() -> None:
-    """Full square N/2, causal N/4 for as many KV heads; 1.6x of it with four query heads a KV head."""
+    """Full square N/2, causal N/4 for as many KV heads; 1.6x as much with four query heads per KV head."""
     full = fused_attention(2048, 0, 32, 32, 128, 2, causal=False)
     causal = fused_attention(2048, 0, 32, 32, 128, 2)
     assert full.intensity == pytest.approx(1024)
     assert causal.intensity == pytest.approx(512, rel=1e-3)
     assert fused_attention(2048, 0, 32, 8, 128, 2).intensity / causal.intensity == pytest.approx(1.6)
-    # One query against a long cache: as dense as query heads share a KV head.
+    # One query over a long cache: the intensity is the number of query heads per KV head.
     assert fused_attention(1, 100_000, 32, 32, 128, 2).intensity == pytest.approx(1.0, rel=1e-3)
     assert fused_attention(1, 100_000, 32, 8, 128, 2).intensity == pytest.approx(4.0, rel=1e-3)
 

@@ -1,4 +1,4 @@
-"""No type of the scoreboard gets worse, and at least 120 agree with torch's counter to the last FLOP."""
+"""No type of the scoreboard gets worse, and at least 120 agree exactly with torch's counter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was walked once is read again, and never where anything that it follows from has changed."""
+"""A walk is cached, and repeated when anything changes on which it depends."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ STEP = Step(2, 1, 100)
 
 @pytest.fixture
 def walked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[ModelSource, str, str]]:
-    """What was really walked, in an empty cache folder."""
+    """Records the walks that really happen, with an empty cache folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    found: list[tuple[ModelSource, str, str]] = []
+    calls: list[tuple[ModelSource, str, str]] = []
     walk = walks.walked_model
 
-    def noted(source: ModelSource, dtype: str, quant: str, *more: Any) -> CountedModel:
-        found.append((source, dtype, quant))
+    def record(source: ModelSource, dtype: str, quant: str, *more: Any) -> CountedModel:
+        calls.append((source, dtype, quant))
         return walk(source, dtype, quant, *more)
 
-    monkeypatch.setattr(walks, "walked_model", noted)
-    return found
+    monkeypatch.setattr(walks, "walked_model", record)
+    return calls
 
 
 @pytest.fixture
@@ -56,16 +56,16 @@ def test_a_folder_is_walked_once(folder: Path, walked: list[object]) -> None:
     assert first.work(STEP) == again.work(STEP) == work_of("smollm2-135m").work(STEP)
 
 
-def test_the_bytes_of_the_weights_are_kept_with_it(folder: Path, walked: list[object]) -> None:
-    """134,515,008 parameters of 2 bytes, and the 32 frequencies of its positions twice, in float32."""
+def test_the_bytes_of_the_weights_are_cached_with_it(folder: Path, walked: list[object]) -> None:
+    """134,515,008 parameters of 2 bytes, and 32 rotary frequencies twice, in float32."""
     first, again = (walks.counted_model(resolve(str(folder))) for _ in range(2))
     assert first.weight_bytes == again.weight_bytes == 2 * 134_515_008 + 2 * 32 * 4
     assert len(walked) == 1
 
 
 def test_another_dtype_or_format_is_another_walk(folder: Path, walked: list[object]) -> None:
-    """float32 has twice the bytes of bfloat16, nf4 a little over a quarter but for the head."""
-    wide, plain, narrow = (work_of(folder, *asked) for asked in (("float32",), ("auto",), ("auto", "nf4")))
+    """float32 has twice the bytes of bfloat16, nf4 a little over a quarter without the head."""
+    wide, plain, narrow = (work_of(folder, *form) for form in (("float32",), ("auto",), ("auto", "nf4")))
     assert len(walked) == 3
     assert wide.work(STEP).weight_bytes == 2 * plain.work(STEP).weight_bytes
     assert narrow.work(STEP).weight_bytes < plain.work(STEP).weight_bytes / 2
@@ -94,17 +94,19 @@ def test_other_libraries_or_rules_walk_again(
 @pytest.mark.parametrize(
     "content", ["", "{", "[]", "null", '{"operators": [{"kind": "Os"}]}', '{"operators": 3}', '{"operators": []}']
 )
-def test_what_cannot_be_read_is_walked_again(folder: Path, walked: list[object], content: str, tmp_path: Path) -> None:
+def test_an_unreadable_cache_file_is_walked_again(
+    folder: Path, walked: list[object], content: str, tmp_path: Path
+) -> None:
     work_of(folder)
-    [kept] = (tmp_path / "cache" / "roofscope" / "walks").iterdir()
-    kept.write_text(content)
+    [cached] = (tmp_path / "cache" / "roofscope" / "walks").iterdir()
+    cached.write_text(content)
     work_of(folder)
     assert len(walked) == 2
     work_of(folder)
     assert len(walked) == 2
 
 
-def test_a_cache_that_cannot_be_written_is_none(
+def test_a_cache_that_cannot_be_written_is_ignored(
     folder: Path, walked: list[object], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
@@ -113,7 +115,7 @@ def test_a_cache_that_cannot_be_written_is_none(
     assert len(walked) == 2
 
 
-def test_a_refusal_is_not_kept(folder: Path, walked: list[object]) -> None:
+def test_a_refusal_is_not_cached(folder: Path, walked: list[object]) -> None:
     for _ in range(2):
         with pytest.raises(RequestError, match="--quant 'q4' is unknown"):
             work_of(folder, "auto", "q4")

@@ -23,7 +23,7 @@ def test_table_csv_and_json_have_the_same_figures(roofscope: Callable[..., Any])
     for row, entry in zip(rows, document["rows"], strict=True):
         assert float(row["floor_s"]) == pytest.approx(entry["floor_s"])
         assert row["bound"] == entry["bound"]
-    # 14.5 GB at the T4's 320 GB/s are 45 ms a step.
+    # 14.5 GB at the T4's 320 GB/s take 45 ms per step.
     [decode] = [row for row in rows if row["phase"] == "decode" and row["gpu"].startswith("T4")][:1]
     assert float(decode["tokens_per_s_at_most"]) == pytest.approx(22.4, rel=0.02)
     assert "decode       1     128  44.5 ms           22.5  memory" in table
@@ -51,12 +51,12 @@ def test_pictures_are_drawn(plot: str, roofscope: Callable[..., Any], tmp_path: 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--batch-sizes", "1", "--crosscheck"], "--crosscheck: of one step"),
-        (["--batch-sizes", "1", "--batch", "2"], "--batch: of one step"),
+        (["--batch-sizes", "1", "--crosscheck"], "--crosscheck: for one step"),
+        (["--batch-sizes", "1", "--batch", "2"], "--batch: for one step"),
         (["--plot", "map"], "needs a GPU"),
         (["--plot", "pie", "--gpu", "T4"], "--plot 'pie' is unknown"),
         (["--plot", "kv", "--run", str(REFERENCE)], "only --plot roofline shows measured cells"),
-        (["--prompt-lens", "9000"], "made for 8192 tokens"),
+        (["--prompt-lens", "9000"], "supports 8192 tokens"),
         (["--batch-sizes", "0", "--prompt-lens", "8"], "--batch-sizes"),
         (["--prompt-lens", "8", "--gpu", "H1000"], "no GPU is called 'H1000'"),
     ],
