@@ -1,4 +1,4 @@
-"""The command line's manners: fast help, one clear line for each mistake."""
+"""The command line: fast help, and one clear line for each mistake."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(roofscope, tmp_path: Path, monkey
     assert done.err.count("\n") == 1
     assert "Traceback" not in done.err
     assert done.out == ""
-    assert list(tmp_path.rglob("*.jsonl")) == [], "nothing is left behind"
+    assert list(tmp_path.rglob("*.jsonl")) == [], "nothing remains"
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_an_output_folder_that_cannot_be_written(roofscope, tmp_path: Path) -> N
 
 
 def test_an_ending_process_looks_for_no_cycles() -> None:
-    """What is frozen is not looked at: among torch's objects and a large file's that took 0.9 s of 4.9."""
+    """Frozen objects are not searched for cycles, which took 0.9 s of 4.9 with those of torch and a large file."""
     script = (
         "import atexit, gc, sys\n"
         "atexit.register(lambda: print(gc.get_freeze_count() > 10_000))\n"

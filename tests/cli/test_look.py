@@ -1,4 +1,4 @@
-"""The commands that look without running a model: what they print and the code they end with."""
+"""Commands that run no model: their output and exit codes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def known(monkeypatch: pytest.MonkeyPatch, labels: list[Regime], contention: Con
     (["compute-bound", "inconclusive"], 3),
     (["inconclusive", "compute-bound"], 1),
 ])  # fmt: skip
-def test_a_wrong_label_and_none_have_codes_of_their_own(
+def test_exit_codes_of_wrong_and_missing_labels(
     roofscope, monkeypatch: pytest.MonkeyPatch, labels: list[Regime], code: int
 ) -> None:  # type: ignore[no-untyped-def]
     known(monkeypatch, labels, QUIET)
@@ -49,5 +49,5 @@ def test_a_busy_machine_is_named_instead_of_kernels_without_a_label(roofscope, m
 def test_no_line_of_the_glossary_is_wider_than_the_screen(roofscope) -> None:  # type: ignore[no-untyped-def]
     words = " ".join(roofscope("explain").out.split()).split(", ")
     assert {"MFU", "memory-bound", "generate tax"} <= set(words)
-    for asked in ((), *((word,) for word in words)):
-        assert max(map(len, roofscope("explain", *asked).out.splitlines())) <= 100, asked
+    for arguments in ((), *((word,) for word in words)):
+        assert max(map(len, roofscope("explain", *arguments).out.splitlines())) <= 100, arguments

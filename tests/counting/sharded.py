@@ -2,7 +2,7 @@
 
 `python tests/counting/sharded.py` holds all causal-LM types against it and writes the committed table anew.
 
-torch's fake process group (torch.testing) stands for the other ranks: DTensors are cut and collectives are called as
+torch's fake process group (torch.testing) replaces the other ranks: DTensors are cut and collectives are called as
 in a group of that size, and nothing is sent.
 """
 

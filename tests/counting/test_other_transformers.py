@@ -30,11 +30,11 @@ def older(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_counts_of_attention_hold_in_transformers_5_17(older: Path) -> None:
     root = HERE.parents[1]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(older), str(root)])}
-    asked = subprocess.run(
+    version = subprocess.run(
         [sys.executable, "-c", "import transformers; print(transformers.__version__)"],
         capture_output=True, text=True, env=environment, check=True,
     )  # fmt: skip
-    assert asked.stdout.split()[-1] == "5.17.0"
+    assert version.stdout.split()[-1] == "5.17.0"
     tests = [str(HERE / name) for name in TESTS]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],

@@ -31,10 +31,10 @@ def test_half_as_long_is_half_of_the_work(phase: Phase) -> None:
     whole = model.work(Step.of(key), path)
     found = sum((padded_work(operator, key, ragged.requests, path) for operator in model.operators), Work())
 
-    def alone(length: int) -> Step:
+    def step_of(length: int) -> Step:
         return Step(1, length, 0) if phase == "prefill" else Step(1, 1, key.context_len - (128 - length))
 
-    each = [model.work(alone(length), path) for length in LENS]
+    each = [model.work(step_of(length), path) for length in LENS]
     assert found.model_flops == sum(work.model_flops for work in each)
     assert found.kv_read_bytes + found.kv_write_bytes == sum(work.kv_read_bytes + work.kv_write_bytes for work in each)
     assert found.weight_bytes == each[0].weight_bytes

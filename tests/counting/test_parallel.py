@@ -83,7 +83,7 @@ def test_fewer_kv_heads_than_ranks_are_copied() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
+    ("options", "words"),
     [
         ({"model": "llama-3.1-8b", "tp": 3}, "32 query heads and 8 KV heads do not divide by 3; use --tp 2, 4, 8"),
         ({"model": "gpt2", "tp": 2}, "no tensor parallel plan for 'gpt2'"),
@@ -93,9 +93,9 @@ def test_fewer_kv_heads_than_ranks_are_copied() -> None:
         ({"model": "llama-3.1-8b", "tp": 2, "second_opinion": True}, "counts the whole model"),
     ],
 )
-def test_what_cannot_be_cut_is_refused_in_one_line(asked: dict[str, Any], words: str) -> None:
+def test_models_that_cannot_be_split_are_refused_in_one_line(options: dict[str, Any], words: str) -> None:
     with pytest.raises(RequestError, match=words) as caught:
-        count(**asked)
+        count(**options)
     assert "\n" not in str(caught.value)
 
 
