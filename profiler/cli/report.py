@@ -88,8 +88,8 @@ def plot(
 ) -> None:
     """Draw a picture of one or several runs.
 
-    Pictures of a run: roofline, operators, split, map, intensity, throughput, depth, doubling, steps. Pictures of several:
-    precisions, devices, waterfall.
+    Pictures of a run: roofline, operators, split, map, intensity, throughput, depth, doubling, steps. Pictures of
+    several: precisions, devices, waterfall.
     """
     from profiler.comparison import waterfall  # noqa: F401 - it adds its picture
     from profiler.report.plots import save

@@ -16,8 +16,22 @@ from torch.profiler import ProfilerActivity
 def recorded(*, cuda: bool) -> Iterator[Any]:
     """Record what runs within as a `torch.profiler.profile`: on the host, and with `cuda` on the device too."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
-    with _silent(), torch.profiler.profile(activities=activities) as profile:
+    with _silent(), _stopped(), torch.profiler.profile(activities=activities) as profile:
         yield profile
+
+
+@contextmanager
+def _stopped() -> Iterator[None]:
+    """Stop a profiler that an error left on: its exit waits for the device before it stops.
+
+    torch 2.13, autograd/profiler.py, `profile.__exit__`. Everything that follows would be recorded, and slower.
+    """
+    was_on = torch.autograd._profiler_enabled()
+    try:
+        yield
+    finally:
+        if torch.autograd._profiler_enabled() and not was_on:
+            torch.autograd._disable_profiler()
 
 
 @contextmanager

@@ -48,7 +48,7 @@ class Contention(Fact, kind="contention"):
     @property
     def who(self) -> str:
         """The processes by name, or a word for those that cannot be seen."""
-        if sum(process.cores for process in self.processes) < _EXPLAINED * self.cores:
+        if not self.processes or sum(process.cores for process in self.processes) < _EXPLAINED * self.cores:
             return "other work (not visible from here)"
         *others, last = map(str, self.processes)
         return f"{', '.join(others)} and {last}" if others else last

@@ -72,7 +72,7 @@ class StepRoofs:
     compute_half_width: float = 0.0
     """Half widths of the two roofs' intervals, as shares of the roofs."""
     measured: bool = True
-    """Whether both were measured. A datasheet's peak is higher than a device reaches."""
+    """Whether both were measured beyond all caches. A datasheet's peak, or a cache, is faster than the memory."""
 
     @property
     def dispatch_s(self) -> float | None:

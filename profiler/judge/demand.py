@@ -199,7 +199,7 @@ def roofs_of(facts: Facts, key: CellKey) -> StepRoofs:
         copy_share=ceilings.copy_share,
         memory_half_width=ceilings.memory_half_width,
         compute_half_width=ceilings.compute_half_width(facts.model.dtype),
-        measured=ceilings.measured(facts.model.dtype),
+        measured=ceilings.measured(facts.model.dtype) and ceilings.beyond_cache,
         fetch_s=ceilings.fetch_s(facts.model.offloaded_bytes) + exchanged_s(facts, key),
         idle_share=idle_share(layers) if layers else 0.0,
         # Without a replay of the small kernels, the rest of the step may be their time instead of an idle device.

@@ -89,13 +89,16 @@ def contents(file: Path) -> bytes:
 
 
 def _png_texts(content: bytes) -> list[bytes]:
-    """Return the texts of zTXt chunks: a zlib stream after the keyword (https://www.w3.org/TR/png-3/#11textinfo)."""
+    """Return the texts of zTXt and compressed iTXt chunks (https://www.w3.org/TR/png-3/#11textinfo)."""
     texts, at = [], 8
     while at < len(content):
         length, kind = int.from_bytes(content[at : at + 4]), content[at + 4 : at + 8]
         chunk = content[at + 8 : at + 8 + length]
         if kind == b"zTXt":
             texts.append(zlib.decompress(chunk[chunk.index(b"\0") + 2 :]))
+        elif kind == b"iTXt" and chunk[chunk.index(b"\0") + 1]:
+            _language, _keyword, text = chunk[chunk.index(b"\0") + 3 :].split(b"\0", 2)
+            texts.append(zlib.decompress(text))
         at += 12 + length
     return texts
 

@@ -283,3 +283,11 @@ def test_later_roofs_in_a_run_folder_add_a_warning(tmp_path: Path) -> None:
     after = judge_folder(folder).document
     assert sum("the roofs moved" in warning for warning in after.warnings) == 1
     assert [item.regime for item in after.evidence] == [item.regime for item in before.evidence]
+
+
+def test_a_roof_that_a_cache_may_have_served_gives_no_high_confidence() -> None:
+    """Without room for buffers beyond the caches, the stream may have measured a cache."""
+    for beyond_cache in (True, False):
+        facts = replace(STEADY, ceilings=replace(STEADY.ceilings, beyond_cache=beyond_cache))
+        confident = {item.confidence for item in judge_run(facts).evidence}
+        assert ("high" in confident) == beyond_cache, confident
