@@ -219,7 +219,7 @@ def test_bad_requests_are_one_line(roofscope: Callable[..., Any], tmp_path: Path
     old = tmp_path / "old.json"
     old.write_text(json.dumps({"schema_version": 0}))
     cases = [
-        (("forecast", "smollm2-135m"), "no run folder"),
+        (("forecast", "smollm2-135m"), "is not a run folder"),
         (("forecast", "smollm2-135m", "--on", "L4O"), "L4"),
         (("forecast", "smollm2-135m", "--on", str(old)), "ceilings --out"),
         (("forecast", "smollm2-135m", "--on", str(tmp_path / "none.json")), "there is no card profile"),
