@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from profiler.device.memory import storage_bytes
+from profiler.errors import describe_error
 from profiler.facts.step import StoredWeight
 from profiler.quant.bitsandbytes import import_bitsandbytes
 
@@ -215,6 +216,22 @@ def four_bit_dense_from_rows(device: torch.device, dtype: torch.dtype, ins: int,
         )
     except (ImportError, AttributeError, RuntimeError):  # another version, or a GPU that does not respond
         return _BNB_FUSED_FLOOR + 1
+
+
+def four_bit_rule_error(device: torch.device) -> str:
+    """Return why bitsandbytes' table of 4-bit kernels cannot be read on a GPU; empty if it can, or has none.
+
+    `four_bit_dense_from_rows` then assumes the table's floor.
+    """
+    try:
+        version = import_module("bitsandbytes").__version__
+        if device.type == "cuda" and tuple(int(part) for part in version.split(".")[:2]) >= (0, 50):
+            from bitsandbytes.backends.cuda import ops
+
+            _ = ops._gemm_4bit_use_custom_fn, ops._gemm_4bit_custom_max_m
+    except Exception as error:  # another version, or a broken installation, which may raise anything
+        return describe_error(error)
+    return ""
 
 
 def first_dense_row(fused: Callable[[int], bool], most: int) -> int:

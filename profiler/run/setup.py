@@ -29,7 +29,8 @@ from profiler.loading.load import load
 from profiler.loading.request import LoadedModel, ModelRequest, dtype_name
 from profiler.measure.dispatch import measure_dispatch
 from profiler.measure.subject import Subject, execution_paths
-from profiler.quant.storage import model_storage_bytes
+from profiler.quant.registry import FORMATS
+from profiler.quant.storage import four_bit_rule_error, model_storage_bytes
 from profiler.roofs.host_dispatch import measure_host_pace
 from profiler.roofs.links import measure_links
 from profiler.roofs.measure import cached, measure
@@ -75,6 +76,8 @@ def set_up(
     }
     with stages.optional("the choice of kernels", "work is counted as if the fastest ran"):
         paths = execution_paths(loaded, work, engines, grid)
+    if FORMATS[request.quant].has_options and (why := four_bit_rule_error(machine.device)):
+        stages.miss("bitsandbytes' choice of 4-bit kernels", why, "dense copies are counted from 5 rows on")
     stages.begin("dispatch", "measuring dispatch on the hollow twin")
     subject = Subject(machine, loaded, work, engines, paths, grid, held_bytes)
     return subject, ceilings, dispatch_of_twin(prepared, subject, stages, budget, grid.batch_sizes, grid.engines)

@@ -211,7 +211,7 @@ TRIED = dict(re.findall(r"^    roofscope (.+?) +# (.*)$", "\n".join(map(Path.rea
 """The commands of both lists, each with its comment."""
 PLACES = {"runs/BEFORE": f"{RUNS}zen5-float32", "runs/AFTER": f"{RUNS}zen5-bfloat16"}
 LOOKING = ("compare", "gate", "place", "forecast", "rent", "count", "gpus", "models", "explain", "plot", "report")
-LOOKING += ("judge", "export")
+LOOKING += ("judge", "export", "explore")
 ELSEWHERE = {
     "run mistralai/Mistral-7B-v0.1": "tests/loading/test_catalog.py",
     "run ./model.Q4_K_M.gguf": "tests/loading/test_checkpoint.py",

@@ -170,3 +170,13 @@ def test_a_bitsandbytes_that_does_not_import_is_one_line(monkeypatch: pytest.Mon
     monkeypatch.setattr("profiler.quant.formats.import_bitsandbytes", broken)
     with pytest.raises(RequestError, match=r"nf4: bitsandbytes cannot be imported \(libcudart\.so\.13: cannot"):
         build_on_meta(load_config(resolve("smollm2-135m")), torch.bfloat16, "nf4")
+
+
+def test_why_the_table_of_4_bit_kernels_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run on a GPU names it among its missing parts; on a CPU there is no table."""
+    from profiler.quant.storage import four_bit_rule_error
+
+    assert four_bit_rule_error(torch.device("cuda")) == ""
+    monkeypatch.setitem(sys.modules, "bitsandbytes.backends.cuda", None)
+    assert "bitsandbytes.backends.cuda" in four_bit_rule_error(torch.device("cuda"))
+    assert four_bit_rule_error(torch.device("cpu")) == ""
