@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import reduce
@@ -237,6 +237,58 @@ def _shares(s: TimeBreakdown) -> _Shares:
     )
 
 
+@dataclass(frozen=True)
+class _Rule:
+    """A share of a step from which a cell has a regime: it decides the label, and gives the evidence."""
+
+    signal: str
+    vote: Vote
+    least: float
+    """Threshold of the share."""
+    share: Callable[[_Shares], Any]
+    text: str = ""
+    """What the threshold says, if it is not the name of the regime."""
+
+    def reached(self, shares: _Shares) -> Any:
+        """Whether the share is at least the threshold; an array of redraws gives an array."""
+        return self.share(shares) >= self.least
+
+    def evidence(self, shares: _Shares, *, votes: bool | None = None) -> Evidence:
+        """The signal of weight 2; it votes if the threshold is reached, or if `votes` says so."""
+        value = self.share(shares)
+        vote = self.vote if (self.reached(shares) if votes is None else votes) else ""
+        threshold = f">= {self.least} {self.text or self.vote.removesuffix('-bound')}"
+        return Evidence(self.signal, value, threshold, vote, 2.0)
+
+
+_DEVICE_TIME = "share of the device's time that"
+_MEMORY = _Rule(
+    f"{_DEVICE_TIME} bytes at the measured bandwidth need", "memory-bound", MEMORY_SHARE, lambda s: s.memory
+)
+_COMPUTE = _Rule(f"{_DEVICE_TIME} FLOPs at the measured rate need", "compute-bound", COMPUTE_SHARE, lambda s: s.compute)
+_OVERHEAD = _Rule(
+    "dispatch that the device does not hide (hollow twin) / step",
+    "overhead-bound",
+    OVERHEAD_SHARE,
+    lambda s: s.overhead,
+)
+_KERNELS = _Rule(
+    f"{_DEVICE_TIME} kernels run alone take beyond their roofs",
+    "kernel-bound",
+    KERNEL_SHARE,
+    lambda s: s.kernel,
+    "kernels",
+)
+_LINK = _Rule("link / step", "link-bound", LINK_SHARE, lambda s: s.link)
+_ENGINE = _Rule(
+    "what the engine adds / step: its host and its kernels, inseparable from outside",
+    "overhead-bound",
+    ENGINE_SHARE,
+    lambda s: s.engine,
+    "more than the work",
+)
+
+
 def _label_over_interval(m: Measurement) -> Regime:
     """The label at the median, or for a very noisy step the label at both ends of its interval.
 
@@ -259,7 +311,7 @@ def _labels(m: Measurement, s: TimeBreakdown) -> NDArray[np.str_]:
     """The label of a measurement with the breakdown `s`, or an array of labels if its terms are arrays of redraws."""
     shares = _shares(s)
     graph_share = _graph_share(m, s)
-    overhead = shares.overhead >= OVERHEAD_SHARE
+    overhead = _OVERHEAD.reached(shares)
     overdrawn = shares.overhead > OVERDRAWN
     if graph_share is not None:
         proved = graph_share >= GRAPH_PROVES
@@ -267,14 +319,14 @@ def _labels(m: Measurement, s: TimeBreakdown) -> NDArray[np.str_]:
     idles = m.roofs.overlaps & (shares.overhead >= IDLE_SHARE)
     by_memory = shares.memory > shares.compute
     larger, smaller = np.maximum(shares.memory, shares.compute), np.minimum(shares.memory, shares.compute)
-    reaches = np.where(by_memory, shares.memory >= MEMORY_SHARE, shares.compute >= COMPUTE_SHARE)
+    reaches = np.where(by_memory, _MEMORY.reached(shares), _COMPUTE.reached(shares))
     moved_s = s.weights_s + s.kv_s + s.avoidable_s
     moves = (moved_s / s.latency_s >= MEMORY_SHARE) & (s.compute_s < moved_s)
     every = (shares.memory, shares.compute, shares.kernel, shares.overhead, shares.link, shares.engine)
     parts = np.sort(np.stack(np.broadcast_arrays(*every)), axis=0)[::-1]
     two = (parts[0] + parts[1] >= MEMORY_SHARE) & (parts[1] * DOMINANCE >= MEMORY_SHARE / 2)
     rules: tuple[tuple[Any, Regime], ...] = (
-        (shares.link >= LINK_SHARE, "link-bound"),
+        (_LINK.reached(shares), "link-bound"),
         (overdrawn, "inconclusive"),
         (overhead, "overhead-bound"),
         (idles, "mixed"),
@@ -284,7 +336,7 @@ def _labels(m: Measurement, s: TimeBreakdown) -> NDArray[np.str_]:
         (reaches, "compute-bound"),
         (moves, "memory-bound"),
         (_engine_idles(m, shares), "overhead-bound"),
-        (shares.engine >= ENGINE_SHARE, "mixed"),
+        (_ENGINE.reached(shares), "mixed"),
         (two | _replays_explain(s), "mixed"),
     )
     return np.select([np.asarray(rule) for rule, _ in rules], [name for _, name in rules], default="inconclusive")
@@ -292,7 +344,7 @@ def _labels(m: Measurement, s: TimeBreakdown) -> NDArray[np.str_]:
 
 def _engine_idles(m: Measurement, shares: _Shares) -> NDArray[np.bool_]:
     """Whether the engine term is large and the device was mostly idle."""
-    return np.asarray((shares.engine >= ENGINE_SHARE) & (m.sm_active is not None and m.sm_active < SM_IDLE))
+    return np.asarray(_ENGINE.reached(shares) & (m.sm_active is not None and m.sm_active < SM_IDLE))
 
 
 def _kernels_bind(s: TimeBreakdown, shares: _Shares) -> NDArray[np.bool_]:
@@ -301,7 +353,7 @@ def _kernels_bind(s: TimeBreakdown, shares: _Shares) -> NDArray[np.bool_]:
     The prediction is that other kernels for the same operators recover at least half of the loss.
     """
     others = (shares.memory, shares.compute, shares.overhead, shares.link, shares.avoidable)
-    bind = (shares.kernel >= KERNEL_SHARE) & (shares.kernel_low >= KERNEL_SHARE_SURE)
+    bind = _KERNELS.reached(shares) & (shares.kernel_low >= KERNEL_SHARE_SURE)
     return np.asarray(bind & (shares.kernel >= DOMINANCE * reduce(np.maximum, others)) & _replays_explain(s))
 
 
@@ -311,39 +363,24 @@ def _replays_explain(s: TimeBreakdown) -> NDArray[np.bool_]:
     return np.asarray((s.replayed_share >= KERNEL_COVERAGE) & explained)
 
 
-def _share_evidence(signal: str, share: float, least: float, vote: Vote) -> Evidence:
-    """A signal of weight 2 that votes if a share reaches its threshold."""
-    return Evidence(signal, share, f">= {least} {vote.removesuffix('-bound')}", vote if share >= least else "", 2.0)
-
-
 def _evidence(m: Measurement) -> tuple[Evidence, ...]:
     shares = _shares(m.split)
     over_ridge = m.model_flops / m.model_bytes / (m.compute_flops_per_s / m.roofs.memory_bytes_per_s)
     vote: Vote = "compute-bound" if over_ridge >= RIDGE_BAND else "memory-bound" if over_ridge <= 1 / RIDGE_BAND else ""
     threshold = f">= {RIDGE_BAND} compute, <= {1 / RIDGE_BAND:.2f} memory"
-    device_time = "share of the device's time that"
     items = [
         Evidence("intensity / measured ridge", over_ridge, threshold, vote, 1.0),
-        _share_evidence(
-            f"{device_time} bytes at the measured bandwidth need", shares.memory, MEMORY_SHARE, "memory-bound"
-        ),
-        _share_evidence(
-            f"{device_time} FLOPs at the measured rate need", shares.compute, COMPUTE_SHARE, "compute-bound"
-        ),
+        _MEMORY.evidence(shares),
+        _COMPUTE.evidence(shares),
     ]
     if m.roofs.dispatch_s is not None:
-        signal = "dispatch that the device does not hide (hollow twin) / step"
-        items.append(_share_evidence(signal, shares.overhead, OVERHEAD_SHARE, "overhead-bound"))
+        items.append(_OVERHEAD.evidence(shares))
     if m.split.replayed_share >= KERNEL_COVERAGE:
-        vote = "kernel-bound" if _kernels_bind(m.split, shares) else ""
-        signal = f"{device_time} kernels run alone take beyond their roofs"
-        items.append(Evidence(signal, shares.kernel, f">= {KERNEL_SHARE} kernels", vote, 2.0))
+        items.append(_KERNELS.evidence(shares, votes=bool(_kernels_bind(m.split, shares))))
     if m.split.link_s:
-        items.append(_share_evidence("link / step", shares.link, LINK_SHARE, "link-bound"))
+        items.append(_LINK.evidence(shares))
     if m.split.engine_s:
-        vote = "overhead-bound" if _engine_idles(m, shares) else ""
-        signal = "what the engine adds / step: its host and its kernels, inseparable from outside"
-        items.append(Evidence(signal, shares.engine, f">= {ENGINE_SHARE} more than the work", vote, 2.0))
+        items.append(_ENGINE.evidence(shares, votes=bool(_engine_idles(m, shares))))
     return (*items, *_optional_evidence(m, shares))
 
 

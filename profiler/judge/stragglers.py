@@ -38,7 +38,7 @@ class RankStep(Keyed):
         return self.own_s.index(max(self.own_s))
 
     @property
-    def behind(self) -> float:
+    def lag(self) -> float:
         """The share by which the slowest rank takes longer than the fastest."""
         return max(self.own_s) / min(self.own_s) - 1
 
@@ -69,13 +69,13 @@ def rank_steps(facts: Facts, latencies_s: Mapping[CellKey, float]) -> tuple[Rank
 
 
 def straggler(steps: Sequence[RankStep]) -> tuple[int, float] | None:
-    """(rank, median of `RankStep.behind`) if one rank is the slowest of most steps by more than noise, else None."""
-    uneven = [step for step in steps if step.behind > STRAGGLES]
+    """(rank, median of `RankStep.lag`) if one rank is the slowest of most steps by more than noise, else None."""
+    uneven = [step for step in steps if step.lag > STRAGGLES]
     if not uneven:
         return None
     ranks = [step.slowest for step in uneven]
     slowest = max(set(ranks), key=ranks.count)
     if ranks.count(slowest) * 2 <= len(steps):
         return None
-    shares = sorted(step.behind for step in uneven if step.slowest == slowest)
+    shares = sorted(step.lag for step in uneven if step.slowest == slowest)
     return slowest, shares[len(shares) // 2]

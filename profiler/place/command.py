@@ -71,7 +71,7 @@ def place(
     """
     file = read_foreign(path)
     figures = _complete(_with_shapes(file.figures, shapes or Shapes()))
-    on_host = int(figures.told("on_host").sum()) if not here or _is_gpu_here() else 0
+    on_host = int(figures.filled("on_host").sum()) if not here or _is_gpu_here() else 0
     if on_host == len(figures):
         raise RequestError(
             f"{path}: no layer was on the GPU (n_gpu_layers 0), so its figures are the host's and cannot be compared"

@@ -100,7 +100,7 @@ def _notes(figures: Table[Row], attained: Array) -> list[str]:
     covers, file_notes = figures.column("covers"), figures.column("notes")
     notes = list(map("; ".join, file_notes))
     # Only rows with something to remark are visited in Python: a file may have 100,000 rows.
-    remarkable = figures.told("chunk_tokens") | figures.told("weight_bytes") | figures.told("samples_s")
+    remarkable = figures.filled("chunk_tokens") | figures.filled("weight_bytes") | figures.filled("samples_s")
     columns = [figures.column(name) for name in ("covers", "prompt_len", "chunk_tokens", "weight_bytes", "samples_s")]
     for index in np.flatnonzero(remarkable).tolist():
         notes[index] = "; ".join([*file_notes[index], *_remarks(*(column[index] for column in columns))])

@@ -44,7 +44,7 @@ class HeldOut:
         return float(np.quantile(self.errors, HELD_OUT_SHARE, method="higher")) if len(self.errors) else math.nan
 
     @property
-    def told(self) -> bool:
+    def is_enough(self) -> bool:
         """Whether there are enough cells, at least `LEAST_CELLS`, to report an error."""
         return len(self.errors) >= LEAST_CELLS
 
@@ -54,7 +54,7 @@ class HeldOut:
 
         Split conformal prediction: the ceil((n + 1) * 0.9)-th smallest of `widths` (Lei et al., JASA 113, 2018).
         """
-        if not self.told:
+        if not self.is_enough:
             return _UNSEEN_WIDTHS
         rank = math.ceil((len(self.widths) + 1) * HELD_OUT_SHARE)
         return float(np.sort(self.widths)[min(rank, len(self.widths)) - 1])

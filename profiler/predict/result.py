@@ -86,7 +86,7 @@ class Answer:
 
 def cross_validated_error(held: HeldOut, how: str) -> ForecastError:
     """The error of held-out cells, without figures if there are too few of them."""
-    if not held.told:
+    if not held.is_enough:
         return ForecastError(None, None, len(held.errors), how)
     return ForecastError(held.median, held.p90, len(held.errors), how)
 

@@ -41,7 +41,7 @@ class Table(Generic[Row]):
             return np.full(len(self), self._default(name) or 0, dtype=np.float64)
         return np.array([value or 0 for value in self.columns[name]], dtype=np.float64)
 
-    def told(self, name: str) -> NDArray[np.bool_]:
+    def filled(self, name: str) -> NDArray[np.bool_]:
         """bool[n]: the rows in which the field is neither empty, 0 nor None."""
         if name not in self.columns:
             return np.full(len(self), bool(self._default(name)))

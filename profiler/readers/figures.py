@@ -175,7 +175,7 @@ def refuse_impossible(figures: Figures) -> None:
     for name in _SIZES:
         doubtful |= figures.numbers(name) > _LARGEST
     for name in ("samples_s", "half_width_s"):
-        doubtful |= figures.told(name)
+        doubtful |= figures.filled(name)
     for index in np.flatnonzero(doubtful).tolist():
         try:
             _refuse_impossible(figures[index])

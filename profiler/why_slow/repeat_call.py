@@ -73,7 +73,7 @@ class CallGroup:
             by_shape.setdefault(call.words, (call, noted))
         return sorted(by_shape.values(), key=lambda pair: -pair[0].seconds)
 
-    def beside(self, first: Call) -> list[Call]:
+    def others(self, first: Call) -> list[Call]:
         """A first call, and the calls of its shape that began before it ended."""
         same_shape = (call for call in self.calls if call.words == first.words and call.began_s is not None)
         ended_s = (first.began_s or 0.0) + first.seconds

@@ -128,7 +128,7 @@ def once_warm(recorder: Recorder, seen: Observations, budget_s: float) -> Observ
                     repeated_s += sum(first.callbacks_s.values())
                     # Calls that overlap it in other threads had the same one-time costs.
                     share = min(1.0, repeated_s / first.seconds)
-                    warm_s |= {call.number: share * call.seconds for call in group.beside(first)}
+                    warm_s |= {call.number: share * call.seconds for call in group.others(first)}
     return replace(seen, calls=tuple(replace(call, warm_s=warm_s.get(call.number)) for call in seen.calls))
 
 

@@ -174,10 +174,10 @@ def test_out_of_memory_is_a_forecast() -> None:
 def test_a_run_too_small_says_that_its_error_cannot_be_told(tmp_path: Path, known: RunFacts) -> None:
     few = known.trained.measured.at(np.array([0, 1, 16, 17]))
     trained: Trained = train(few, known.trained.fitted.device)
-    assert not trained.within.told
+    assert not trained.within.is_enough
     assert trained.within.half_width >= 2
     empty = HeldOut(np.zeros(0), np.zeros(0), np.zeros(0, dtype=np.int64), np.zeros(0))
-    assert not empty.told
+    assert not empty.is_enough
 
 
 def test_another_form_is_forecast_only_where_it_was_tried() -> None:

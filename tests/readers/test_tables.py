@@ -34,7 +34,7 @@ def test_a_missing_column_has_the_default() -> None:
     assert table[0] == Fruit("apple", 150.0)
     assert table.column("tags") == [(), ()]
     assert np.array_equal(table.numbers("seeds"), [3.0, 3.0])
-    assert not table.told("tags").any()
+    assert not table.filled("tags").any()
     with pytest.raises(KeyError):
         Table(Fruit, {"name": ["apple"]}).column("weight_g")
 
@@ -42,4 +42,4 @@ def test_a_missing_column_has_the_default() -> None:
 def test_none_is_zero_and_absent() -> None:
     table = Table.of(Fruit, [APPLE, PEAR])
     assert np.array_equal(table.numbers("weight_g"), [150.0, 0.0])
-    assert table.told("tags").tolist() == [True, False]
+    assert table.filled("tags").tolist() == [True, False]

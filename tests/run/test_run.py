@@ -31,7 +31,7 @@ def gguf_run(gguf_file: Path, tmp_path_factory: pytest.TempPathFactory) -> profi
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("roofs")))
         patch.setattr("profiler.run.setup.measure", partial(measure, stage_budget_s=0.3))
         return profiler.profile(
-            str(gguf_file), prompt_lens=[64, 128], batch_sizes=[1, 2], new_tokens=16, budget_s=24, no_levers=True,
+            str(gguf_file), prompt_lens=[64, 128], batch_sizes=[1, 2], new_tokens=16, budget_s=36, no_levers=True,
             out=folder,
         )  # fmt: skip
 
