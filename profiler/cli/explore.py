@@ -17,7 +17,7 @@ def explore_command(
     run: Annotated[Path | None, typer.Option(metavar="RUN", help="Add the measured cells of a run.")] = None,
     out: Annotated[Path | None, typer.Option(help="The page (default: MODEL-explore.html).")] = None,
 ) -> None:
-    """Write an offline page with sliders: what the roofs of GPUs allow a model."""
+    """Write an offline page with sliders: the limits of a model on GPUs."""
     from profiler.explore.command import DEFAULT_GPUS, explore_document
     from profiler.explore.page import explore_page
     from profiler.store.writer import replace_file

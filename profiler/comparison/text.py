@@ -98,10 +98,11 @@ def machine_sentences(comparison: Comparison) -> list[str]:
             word = "slower" if shift.ratio > 1 else "faster"
             by = f"{100 * abs(shift.ratio - 1):.0f} % {word}"
             roof_ratio = shift.roof_ratio if shift.told_by == "sentinel" else None
-            roofs = f", and its roof by {signed(roof_ratio - 1)} of time" if roof_ratio else ""
+            source = "drift probe" if shift.told_by == "sentinel" else "roofs"
+            roofs = f"; by its roof {signed(roof_ratio - 1)} of time" if roof_ratio else ""
             divided = any(item.machine for item in comparison.changes)
             effect = "changes exclude this, times include it" if divided else "changes and times include it"
-            sentences.append(f"The machine itself was {by} at {shift.resource} (its {shift.told_by}{roofs}); {effect}.")
+            sentences.append(f"The machine itself was {by} at {shift.resource} (by its {source}{roofs}); {effect}.")
     return sentences
 
 

@@ -297,7 +297,9 @@ def forecast_on(model: str, on: str, request: ForecastRequest) -> Answer:
     held_out = held_out_kernels(profile, name)
     terms = forecast.terms
     kernel_share = (terms.total_s - terms.dispatch_s - terms.link_s) / terms.total_s
-    spread = np.exp(_NORMAL_90 * np.hypot(_OTHER_SHARE, kernel_share * (held_out.median if held_out.is_enough else 0.2)))
+    spread = np.exp(
+        _NORMAL_90 * np.hypot(_OTHER_SHARE, kernel_share * (held_out.median if held_out.is_enough else 0.2))
+    )
     return Answer(
         source=source.name,
         model=source.name,

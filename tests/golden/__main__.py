@@ -1,0 +1,13 @@
+"""Write every screen anew; review the difference before it is committed."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from .screens import COMMANDS, FOLDER, screen_of, working_folder
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder, working_folder(Path(folder)):
+        for name, command in COMMANDS.items():
+            (FOLDER / f"{name}.txt").write_text(f"$ roofscope {command}\n\n{screen_of(command)}", encoding="utf-8")

@@ -1,0 +1,60 @@
+"""The commands whose screens are kept, and how they are printed."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+ROOT = Path(__file__).parents[2]
+FOLDER = Path(__file__).parent
+_RUNS = "runs/reference/smollm2-135m"
+
+COMMANDS = {
+    "compare": f"compare {_RUNS}-zen5-float32 {_RUNS}-zen5-bfloat16 --plain",
+    "count": "count mistral-7b-v0.1 --gpu 'T4,H100 SXM' --plain",
+    "count-grid": "count mistral-7b-v0.1 --batch-sizes 1,8 --prompt-lens 128,2048 --gpu T4 --plain",
+    "explain": f"explain MBU --run {_RUNS}-xeon-minute",
+    "gate": f"gate {_RUNS}-xeon-float32 {_RUNS}-xeon-minute --plain",
+    "gpus-two": "gpus T4 'H100 SXM'",
+    "history": f"compare {_RUNS}-xeon {_RUNS}-xeon-float32 {_RUNS}-xeon-minute --anyway --plain",
+    "judge": f"judge {_RUNS}-xeon-minute --plain",
+    "models": "models",
+    "place": "place tests/data/foreign/llama-bench.csv --model smollm2-135m --gpu T4 --plain",
+}
+"""Their figures are arithmetic on committed files: the same on every machine."""
+
+
+@contextlib.contextmanager
+def working_folder(folder: Path) -> Iterator[None]:
+    """Work in `folder`, with copies of the committed runs and files."""
+    for name in ("runs/reference", "tests/data/foreign"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("*.html", "*.png"))
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+def screen_of(command: str) -> str:
+    """Return what a command prints on stdout and stderr, without the spaces that end a line."""
+    from profiler.cli.app import main
+
+    printed = io.StringIO()
+    with (
+        mock.patch.object(sys, "argv", ["roofscope", *shlex.split(command)]),
+        mock.patch.dict(os.environ, {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}),
+        contextlib.redirect_stdout(printed),
+        contextlib.redirect_stderr(printed),
+        contextlib.suppress(SystemExit),
+    ):
+        main()
+    return "\n".join(line.rstrip() for line in printed.getvalue().splitlines()).strip() + "\n"

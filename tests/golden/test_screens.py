@@ -1,0 +1,20 @@
+"""Screens are as they were last reviewed. A wanted difference: `python -m tests.golden`, then review the diff."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .screens import COMMANDS, FOLDER, screen_of, working_folder
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_screen_is_as_it_was_reviewed(name: str, tmp_path: Path) -> None:
+    with working_folder(tmp_path):
+        screen = screen_of(COMMANDS[name])
+    assert f"$ roofscope {COMMANDS[name]}\n\n{screen}" == (FOLDER / f"{name}.txt").read_text(encoding="utf-8")
+
+
+def test_no_screen_is_left_over() -> None:
+    assert {file.stem for file in FOLDER.glob("*.txt")} == set(COMMANDS)
