@@ -86,7 +86,7 @@ def test_offloaded_cells_are_marked_and_pay_for_the_link(
     assert run.document.model.placement["model.layers.1"] == "disk"
     assert not set(run.cells["regime"]) & {"memory-bound", "compute-bound", "kernel-bound"}
     assert all("offloaded" in item.flags for item in run.document.evidence)
-    assert any("come from the disk" in warning for warning in run.document.warnings)
+    assert any("disk" in warning and "weights" in warning for warning in run.document.warnings)
     link = run.document.ceilings.links["disk"].per_s
     assert run.cells["link_s"].to_numpy() == pytest.approx((LAYER_BYTES + HEAD_BYTES) / link)
 
