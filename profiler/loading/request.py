@@ -88,7 +88,8 @@ def model_dtype(name: str, config: object) -> torch.dtype:
         if name not in DTYPES:
             raise RequestError(f"--dtype {name!r} is unknown; use auto, {', '.join(DTYPES)}.")
         return DTYPES[name]
-    dtype = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None)
+    # The old name, `torch_dtype`, warns when it is read.
+    dtype = config.dtype if hasattr(config, "dtype") else getattr(config, "torch_dtype", None)
     dtype = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
     return dtype if isinstance(dtype, torch.dtype) else torch.bfloat16
 
