@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -13,6 +13,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from numpy.typing import NDArray
 
 from profiler.grid.cells import PHASES, Phase
 from profiler.report.plots.style import LINE_STYLES, PHASE_STYLE, REGIME_COLOR, Dashes, depth_label
@@ -92,7 +93,7 @@ def _distinct(rates: Mapping[str, float], own: str) -> dict[str, float]:
     return {dtype: rate for rate, dtype in found.items()}
 
 
-def _points(axes: Axes, grid: GridCount, achieved: Any, phase: Phase) -> None:
+def _points(axes: Axes, grid: GridCount, achieved: NDArray[np.float64], phase: Phase) -> None:
     mine = [number for number, other in enumerate(grid.phases) if other == phase]
     if not mine:
         return
@@ -206,7 +207,7 @@ def theory_latency(grid: GridCount) -> Figure:
     return figure
 
 
-def _lines(axes: Axes, grid: GridCount, phase: Phase, values: Any) -> None:
+def _lines(axes: Axes, grid: GridCount, phase: Phase, values: NDArray[np.float64]) -> None:
     mine = np.array([other == phase for other in grid.phases])
     for place, depth in enumerate(evenly(sorted({int(each) for each in grid.depth[mine]}), len(LINE_STYLES))):
         here = mine & (grid.depth == depth)
@@ -219,7 +220,7 @@ def _lines(axes: Axes, grid: GridCount, phase: Phase, values: Any) -> None:
     axes.legend(fontsize=8)
 
 
-def _size_ticks(axes: Axes, sizes: Any) -> None:
+def _size_ticks(axes: Axes, sizes: Sequence[int]) -> None:
     """Mark the counted sizes on the x axis."""
     shown = evenly(sorted({int(size) for size in sizes}), MOST_SIZES)
     axes.set_xticks(shown, [str(size) for size in shown])
