@@ -4,7 +4,7 @@ Which columns of cells.csv may differ from those of the run without a fault:
 
 | columns | may change with |
 |---|---|
-| COUNTS | nothing |
+| COUNTS | nothing; executed work, if run.json reports that a rule it is counted by could not be read |
 | TIMES | a fault in a visit of that cell; else two ticks of a CUDA event (0.5 us each, one per mark), since
   earlier work shifts the clock, and 1 % if the cell has another number of visits |
 | SAMPLES | the end of a sweep: it has fewer visits after a fault, and more after a resume |
@@ -27,6 +27,9 @@ from .sites import Call, Injection
 Row = dict[str, str]
 
 COUNTS = ("model_flops", "model_bytes", "executed_flops", "executed_bytes", "intensity")
+EXECUTED = ("executed_flops", "executed_bytes")
+_RULES_OF_COUNTING = {"the choice of kernels", "bitsandbytes' choice of 4-bit kernels"}
+"""Missing parts of a run by which executed work is counted."""
 TIMES = ("latency_s", "ttft_s", "first_step_s", "issue_s")
 SAMPLES = ("samples", "visits", "stopped", "latency_low_s", "latency_high_s", "p90_s", "p99_s")
 KEY = ("engine", "phase", "batch_size", "prompt_len", "context_len")
@@ -217,11 +220,13 @@ def _leaves_other_cells_alone(case: Case) -> Iterator[str]:
             ):
                 yield f"{'/'.join(key)} is {row['status']}, which the fault did not touch"
             continue
-        yield from (f"{'/'.join(key)} {text}" for text in _moved(base, row))
+        missing = {part["what"] for part in case.first.folder.document.get("missing", ())}
+        counted = [name for name in COUNTS if name not in EXECUTED or not missing & _RULES_OF_COUNTING]
+        yield from (f"{'/'.join(key)} {text}" for text in _moved(base, row, counted))
 
 
-def _moved(base: Row, row: Row) -> Iterator[str]:
-    for name in COUNTS:
+def _moved(base: Row, row: Row, counted: Sequence[str] = COUNTS) -> Iterator[str]:
+    for name in counted:
         if base[name] != row[name]:
             yield f"{name} {base[name]} -> {row[name]}"
     share = 0.0 if base["visits"] == row["visits"] else _OTHER_VISITS

@@ -62,6 +62,13 @@ def test_a_run_without_changes_has_no_failure() -> None:
     assert failures(case(BASE)) == []
 
 
+def test_executed_work_may_differ_if_its_rule_is_reported_missing() -> None:
+    missing = [{"what": "the choice of kernels", "why": WHY}]
+    for name, passes in (("executed_bytes", True), ("model_bytes", False)):
+        folder = with_rows({FIRST: {name: "21"}}, missing=missing)
+        assert (failures(case(replace(BASE, code=3, folder=folder))) == []) is passes
+
+
 @pytest.mark.parametrize(
     ("first", "oracle"),
     [
@@ -72,6 +79,7 @@ def test_a_run_without_changes_has_no_failure() -> None:
         (replace(BASE, code=2, err="roofscope: no"), "may_end"),
         (replace(BASE, folder=replace(WHOLE, rows={FIRST: ROWS[FIRST]})), "keeps_every_cell"),
         (replace(BASE, folder=with_rows({FIRST: {"model_flops": "11"}})), "leaves_other_cells_alone"),
+        (replace(BASE, folder=with_rows({FIRST: {"executed_bytes": "21"}})), "leaves_other_cells_alone"),
         (replace(BASE, folder=with_rows({FIRST: {"latency_s": "0.0010011"}})), "leaves_other_cells_alone"),
         (replace(BASE, folder=with_rows({FIRST: {"first_step_s": ""}})), "leaves_other_cells_alone"),
         (replace(BASE, folder=with_rows({FIRST: {"status": "failed"}})), "leaves_other_cells_alone"),
