@@ -245,7 +245,7 @@ def step_demand(facts: Facts, item: OperatorWork, replay: Replay | None) -> Dema
     )
 
 
-def held_up(facts: Facts) -> list[Cell]:
+def disturbed_cells(facts: Facts) -> list[Cell]:
     """Measured cells whose replays took clearly longer than the whole step, so another process disturbed them."""
     cells: dict[Cell, None] = {}
     for key in facts.measured:

@@ -46,14 +46,14 @@ class DeviceHealth:
 
     @property
     def words(self) -> str:
-        """A sentence such as `cuda:1 is ill: its steps take 18 % longer; its memory roof lies 21 % below the best.`"""
+        """A sentence such as `cuda:1 underperforms: its steps take 18 % longer; its memory roof is 21 % below the best.`"""
         causes = [
-            f"its {name} roof lies {percent(share)} below the best"
+            f"its {name} roof is {percent(share)} below the best"
             for name, share in (("memory", self.memory_behind), ("compute", self.compute_behind))
             if share > AGREE
         ]
-        why = " and ".join(causes) or "its roofs do not: look at its host, its slot and what else runs there"
-        return f"{self.device} is ill: its steps take {percent(self.behind)} longer; {why}."
+        why = " and ".join(causes) or "its roofs are as high: check its host, its slot and other processes on it"
+        return f"{self.device} underperforms: its steps take {percent(self.behind)} longer; {why}."
 
 
 def healths(measured: Sequence[DeviceRun]) -> tuple[DeviceHealth, ...]:

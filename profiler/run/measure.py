@@ -13,7 +13,7 @@ from profiler.facts.measurements import Readings, Replays
 from profiler.facts.roofs import swing
 from profiler.facts.visits import Gap, Visit
 from profiler.grid.cells import PHASES, Cell, CellKey
-from profiler.judge.demand import breakdown_of, held_up
+from profiler.judge.demand import breakdown_of, disturbed_cells
 from profiler.judge.judge_run import judge_run
 from profiler.loading.request import dtype_name
 from profiler.measure.batching import try_ways
@@ -222,7 +222,7 @@ def _replay(session: Session, measured: list[Cell]) -> None:
         for replays in _replayed(session, measured, 1.0):
             session.ledger.add(replays)
         for _ in range(_MOST_REPEATS):
-            if cells := [cell for cell in held_up(session.ledger.facts) if cell in measured]:
+            if cells := [cell for cell in disturbed_cells(session.ledger.facts) if cell in measured]:
                 _repeat_parts(session, cells)
         if session.ranks is None:
             _replay_between(session, measured)

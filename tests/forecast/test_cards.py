@@ -180,7 +180,7 @@ def test_a_slow_card_is_ill_and_a_noisy_one_is_not() -> None:
     found = healths([card("cuda:0", 1.0, 1.0), card("cuda:1", 1.2, 0.8)])
     assert [item.ill for item in found] == [False, True]
     assert health_lines(found) == [
-        "cuda:1 is ill: its steps take 20 % longer; its memory roof lies 20 % below the best."
+        "cuda:1 underperforms: its steps take 20 % longer; its memory roof is 20 % below the best."
     ]
     noisy = healths([card("cuda:0", 1.0, 1.0, 0.2), card("cuda:1", 1.1, 1.0, 0.2)])
     assert not any(item.ill for item in noisy)

@@ -57,7 +57,7 @@ def test_the_slow_card_is_named_and_a_slow_link_binds(tmp_path: Path) -> None:
     assert ill.memory_behind == pytest.approx(0.3, abs=0.05)
     assert ill.compute_behind < 0.05
     [line] = health_lines((well, ill))
-    assert line.startswith("cuda:1 is ill")
+    assert line.startswith("cuda:1 underperforms")
     assert "memory roof" in line
 
     _links(runs[0].folder, runs[0].document.asked)
