@@ -46,7 +46,7 @@ class DeviceHealth:
 
     @property
     def words(self) -> str:
-        """A sentence such as `cuda:1 underperforms: its steps take 18 % longer; its memory roof is 21 % below the best.`"""
+        """Such as `cuda:1 underperforms: its steps take 18 % longer; its memory roof is 21 % below the best.`"""
         causes = [
             f"its {name} roof is {percent(share)} below the best"
             for name, share in (("memory", self.memory_behind), ("compute", self.compute_behind))
