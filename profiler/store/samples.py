@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import json
+import pkgutil
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 
+from profiler import facts
 from profiler.errors import RunError
 from profiler.facts.fact import Fact
-from profiler.facts.merged import MergedFacts  # noqa: F401 - it imports every kind of fact
 from profiler.grid.cells import Cell
 from profiler.store.migrations import dispatch_within
 from profiler.units import visible_in
 
 SAMPLES_FILE = "samples.jsonl"
 
+# A class of Fact registers its kind when its module is imported, and a folder may hold every kind.
+for _module in pkgutil.iter_modules(facts.__path__, f"{facts.__name__}."):
+    import_module(_module.name)
 
 _CELL = tuple(item.name for item in fields(Cell))
 

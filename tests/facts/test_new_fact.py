@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
+import profiler.facts
 from profiler.facts.fact import Fact
 from profiler.facts.merged import MergedFacts
 from profiler.grid.cells import Cell, CellKey
@@ -39,3 +44,12 @@ def test_it_is_stored_read_and_merged() -> None:
 def test_an_unknown_kind_is_an_error() -> None:
     with pytest.raises(KeyError):
         fact_of({"kind": "coldness", "degrees": 1.0})
+
+
+def test_every_kind_is_known_to_a_process_that_only_reads_a_folder() -> None:
+    sources = [path.read_text() for path in Path(profiler.facts.__path__[0]).glob("*.py")]
+    classes = {name for source in sources for name in re.findall(r'^class \w+\(Fact, kind="(\w+)"\)', source, re.M)}
+    code = "from profiler.store.samples import Fact; print(*Fact.kinds)"
+    known = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert {"contention", "visit"} < classes
+    assert set(known) >= classes
