@@ -179,6 +179,19 @@ def estimate(visits: Sequence[Sequence[float]], spread: VisitSpread = NO_OTHERS)
     return Estimate(median, min(low, median * math.exp(-least)), max(high, median * (1 + least)), everything.size)
 
 
+def samples_for(percent: float) -> int:
+    """Return the fewest samples of which one lies beyond this percentile: 10 for p90, 100 for p99."""
+    return math.ceil(round(100 / (100 - percent), 6))
+
+
+def percentile(samples: Sequence[float], percent: float) -> float:
+    """Return a percentile, interpolated linearly between samples; NaN with fewer than `samples_for(percent)` samples.
+
+    With fewer, the figure would be about the largest sample, whatever the distribution.
+    """
+    return float(np.percentile(samples, percent)) if len(samples) >= samples_for(percent) else math.nan
+
+
 def narrow_enough(time_s: Estimate, visits: int, half_width: float = TARGET_HALF_WIDTH) -> bool:
     """Return whether a cell's interval after `visits` visits needs no further one."""
     return visits >= LEAST_VISITS and time_s.half_width <= half_width and time_s.samples >= LEAST_SAMPLES

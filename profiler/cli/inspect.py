@@ -131,7 +131,7 @@ def gpus_command(
     from profiler.report.terminal import rich_table
     from profiler.units import processors
 
-    console = Console(width=100, markup=False, emoji=False)
+    console = Console(width=118, markup=False, emoji=False)
     if names:
         console.print(rich_table(gpu_columns(sheets)))
         return

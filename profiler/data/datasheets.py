@@ -83,6 +83,7 @@ _PEAK_COLUMN = {
     "float16": "peak_fp16_flops_per_s",
     "bfloat16": "peak_bf16_flops_per_s",
     "float8_e4m3fn": "peak_fp8_flops_per_s",
+    "float4_e2m1fn_x2": "peak_fp4_flops_per_s",
     "int8": "peak_int8_ops_per_s",
 }
 

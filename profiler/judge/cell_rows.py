@@ -6,15 +6,14 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
-
-import numpy as np
+from itertools import chain
 
 from profiler.facts.run_facts import Facts
 from profiler.facts.visits import Status, Visit, phase_samples
 from profiler.grid.cells import CellKey
 from profiler.judge.cells import CellResult, counted_row
 from profiler.judge.padding import RaggedStep
-from profiler.stats import Estimate
+from profiler.stats import Estimate, percentile
 
 _ENERGY_TICK_S = 0.1
 """The longest update interval of NVML's energy counter (20 to 100 ms were seen on data-centre GPUs)."""
@@ -46,17 +45,19 @@ def _with_time(facts: Facts, key: CellKey, status: Status, latency_s: float, low
 
 def with_visits(row: CellResult, key: CellKey, visits: Sequence[Visit]) -> CellResult:
     """The row with percentiles, memory and energy of its visits; NaN if not measured or of the other phase."""
-    p90_s, p99_s = np.percentile(np.concatenate(phase_samples(key.phase, visits)), [90, 99])
+    samples = list(chain.from_iterable(phase_samples(key.phase, visits)))
     peaks = [visit.peak_memory_bytes for visit in visits if visit.peak_memory_bytes is not None]
     row = replace(
         row,
-        p90_s=float(p90_s),
-        p99_s=float(p99_s),
+        p90_s=percentile(samples, 90),
+        p99_s=percentile(samples, 99),
         peak_memory_bytes=max(peaks) if peaks else None,
         device_memory_bytes=or_nan(_median([visit.device_memory_bytes for visit in visits])),
     )
     if key.phase == "prefill":
-        return replace(row, ttft_s=or_nan(_median([visit.ttft_s for visit in visits])))
+        first_s = [visit.ttft_s for visit in visits if visit.ttft_s is not None]
+        p90_s, p99_s = (percentile(first_s, percent) for percent in (90, 99))
+        return replace(row, ttft_s=or_nan(_median(first_s)), ttft_p90_s=p90_s, ttft_p99_s=p99_s)
     generated = key.cell.batch_size * key.cell.new_tokens
     return replace(
         row,

@@ -94,13 +94,13 @@ class CellResult:
     engine: str = "eager"
     """The engine that ran the model."""
     ttft_s: float = _UNKNOWN
-    """Time to first token (prefill)."""
+    """Time to first token (prefill), the median over visits."""
     first_step_s: float = _UNKNOWN
     """Time of the first decode step, in which a cache first grows."""
     p90_s: float = _UNKNOWN
-    """90th percentile of the samples."""
+    """90th percentile of the samples; missing with fewer than 10. Of decode, that of the time per output token."""
     p99_s: float = _UNKNOWN
-    """99th percentile of the samples."""
+    """99th percentile of the samples; missing with fewer than 100."""
     issue_s: float = _UNKNOWN
     """Seconds until the host has submitted a decode step."""
     joules_per_token: float = _UNKNOWN
@@ -127,6 +127,10 @@ class CellResult:
     """Part of a decode step spent on ended sequences that wait for the last one of their batch."""
     visits: int | None = None
     """Number of visits. The interval of a single visit covers only the variation within it."""
+    ttft_p90_s: float = _UNKNOWN
+    """90th percentile of the time to first token, one per visit (prefill); missing with fewer than 10."""
+    ttft_p99_s: float = _UNKNOWN
+    """99th percentile of the time to first token (prefill); missing with fewer than 100 visits."""
 
     @property
     def filled(self) -> Literal["by a prompt", "directly"]:

@@ -27,10 +27,13 @@ _SHOWN = frozenset(
         "memory_bytes",
         "bandwidth_bytes_per_s",
         "tdp_w",
+        "peak_fp64_flops_per_s",
         "peak_fp32_flops_per_s",
+        "peak_tf32_flops_per_s",
         "peak_fp16_flops_per_s",
         "peak_bf16_flops_per_s",
         "peak_fp8_flops_per_s",
+        "peak_fp4_flops_per_s",
         "peak_int8_ops_per_s",
         "source",
     }
@@ -40,8 +43,11 @@ _SHOWN = frozenset(
 
 def gpus_table(gpus: Sequence[Datasheet]) -> TextTable:
     """Return a row per datasheet: memory, bandwidth, dense peaks, and the ridge point of 16-bit matmuls."""
-    headings = ("GPU", "year", "memory", "bandwidth", "fp32", "16 bit", "fp8", "int8", "ridge", "TDP")
-    caption = "dense peaks in TFLOP/s (int8: TOP/s); ridge in FLOP/byte; ?: sources differ on a figure shown here"
+    headings = ("GPU", "year", "GiB", "GB/s", "fp64", "fp32", "tf32", "16 bit", "fp8", "fp4", "int8", "ridge", "W")
+    caption = (
+        "dense peaks in TFLOP/s (int8: TOP/s); GB/s of memory; ridge: FLOP/byte in 16 bits; W: TDP;"
+        " ?: sources differ on a figure shown here"
+    )
     return text_table(headings, [_gpu(gpu) for gpu in gpus], caption=caption)
 
 
@@ -52,7 +58,17 @@ _PEAKS = {
     "fp16, TFLOP/s": "float16",
     "bf16, TFLOP/s": "bfloat16",
     "fp8, TFLOP/s": "float8_e4m3fn",
+    "fp4, TFLOP/s": "float4_e2m1fn_x2",
     "int8, TOP/s": "int8",
+}
+
+_RIDGES = {
+    "fp32": "float32",
+    "tf32": "tfloat32",
+    "fp16": "float16",
+    "fp8": "float8_e4m3fn",
+    "fp4": "float4_e2m1fn_x2",
+    "int8": "int8",
 }
 
 
@@ -64,10 +80,10 @@ def gpu_columns(gpus: Sequence[Datasheet]) -> TextTable:
         "L2, MiB": [gpu.l2_bytes / 2**20 for gpu in gpus],
         "SMs": [gpu.sm_count for gpu in gpus],
         **{name: [_in_tera(gpu.peak_flops_per_s(dtype)) for gpu in gpus] for name, dtype in _PEAKS.items()},
-        "fp4, TFLOP/s": [_in_tera(gpu.peak_fp4_flops_per_s) for gpu in gpus],
-        "ridge fp32, FLOP/byte": [gpu.ridge_flops_per_byte("float32") for gpu in gpus],
-        "ridge fp16, FLOP/byte": [gpu.ridge_flops_per_byte("float16") for gpu in gpus],
-        "ridge fp8, FLOP/byte": [gpu.ridge_flops_per_byte("float8_e4m3fn") for gpu in gpus],
+        **{
+            f"ridge {name}, FLOP/byte": [gpu.ridge_flops_per_byte(dtype) for gpu in gpus]
+            for name, dtype in _RIDGES.items()
+        },
         "link, GB/s": [gpu.link_bytes_per_s / 1e9 if gpu.link_bytes_per_s else None for gpu in gpus],
         "TDP, W": [gpu.tdp_w for gpu in gpus],
     }
@@ -89,15 +105,23 @@ def _in_tera(value: float | None) -> float | None:
 
 def _gpu(gpu: Datasheet) -> list[str]:
     best16 = gpu.peak_bf16_flops_per_s or gpu.peak_fp16_flops_per_s
-    peaks = (gpu.peak_fp32_flops_per_s, best16, gpu.peak_fp8_flops_per_s, gpu.peak_int8_ops_per_s)
+    peaks = (
+        gpu.peak_fp64_flops_per_s,
+        gpu.peak_fp32_flops_per_s,
+        gpu.peak_tf32_flops_per_s,
+        best16,
+        gpu.peak_fp8_flops_per_s,
+        gpu.peak_fp4_flops_per_s,
+        gpu.peak_int8_ops_per_s,
+    )
     return [
         gpu.gpu + (" ?" if _SHOWN.intersection(gpu.uncertain) else ""),
         str(gpu.year),
-        f"{gpu.memory_bytes / 2**30:.0f} GiB",
-        scaled(gpu.bandwidth_bytes_per_s, "B/s"),
+        f"{gpu.memory_bytes / 2**30:.0f}",
+        f"{gpu.bandwidth_bytes_per_s / 1e9:.0f}",
         *map(_tera, peaks),
         significant(best16 / gpu.bandwidth_bytes_per_s) if best16 else "-",
-        f"{gpu.tdp_w:.0f} W",
+        f"{gpu.tdp_w:.0f}",
     ]
 
 
@@ -243,9 +267,6 @@ def ceilings_document(
     )
 
 
-_RIDGE_DTYPES = ("float32", "tfloat32", "float16", "bfloat16", "float8_e4m3fn", "int8")
-
-
 @dataclass(frozen=True)
 class GpuEntry(Datasheet):
     """One datasheet: `roofscope gpus --format json` is a list of them."""
@@ -262,7 +283,7 @@ def gpu_rows(gpus: Sequence[Datasheet], profiles: Mapping[str, str]) -> list[Gpu
         GpuEntry(
             **vars(gpu),
             profile=profiles.get(gpu.gpu),
-            ridge_flops_per_byte={name: gpu.ridge_flops_per_byte(name) for name in _RIDGE_DTYPES},
+            ridge_flops_per_byte={name: gpu.ridge_flops_per_byte(name) for name in (*_RIDGES.values(), "bfloat16")},
         )
         for gpu in gpus
     ]

@@ -65,6 +65,8 @@ TOKENS_TABLE_COLUMNS = (
     "confidence",
     "engine",
     "ttft_s",
+    "ttft_p90_s",
+    "ttft_p99_s",
     "p90_s",
     "p99_s",
     "visits",

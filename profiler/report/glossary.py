@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from profiler.errors import RequestError, near_misses
 from profiler.grid.cells import PHASES, Phase
 from profiler.judge.regimes import Regime
 from profiler.report.selection import of_phase
+from profiler.stats import samples_for
 from profiler.store.folder import Run
 from profiler.units import duration, percent, scaled, significant
 
@@ -59,6 +60,17 @@ def _range(run: Run, column: str, show: Callable[[float], str], phase: Phase = "
         return None
     low, high = show(min(values)), show(max(values))
     return f"{low} in {phase}" if low == high else f"{low} to {high} in {phase}"
+
+
+def _percentiles(run: Run, columns: Mapping[int, str], phase: Phase) -> str | None:
+    """The range of each percentile, or the samples that it needs."""
+    if _range(run, columns[50], duration, phase) is None:
+        return None
+    ranges = {percent: _range(run, column, duration, phase) for percent, column in columns.items()}
+    return "; ".join(
+        f"p{percent} {shown}" if shown else f"p{percent} needs {samples_for(percent)} samples, no cell has so many"
+        for percent, shown in ranges.items()
+    )
 
 
 def _both(run: Run, column: str, show: Callable[[float], str]) -> str | None:
@@ -126,11 +138,11 @@ GLOSSARY: dict[str, Term] = {
     ),
     "TTFT": Term(
         "time to first token as a user sees it: the prompt to the device, the prefill, the token back on the host.",
-        lambda run: _range(run, "ttft_s", duration, "prefill"),
+        lambda run: _percentiles(run, {50: "ttft_s", 90: "ttft_p90_s", 99: "ttft_p99_s"}, "prefill"),
     ),
     "TPOT": Term(
         "time per output token: one decode step; its median is `latency_s`, its tail `p90_s` and `p99_s`.",
-        lambda run: _range(run, "p99_s", duration),
+        lambda run: _percentiles(run, {50: "latency_s", 90: "p90_s", 99: "p99_s"}, "decode"),
     ),
     "intensity": Term(
         "model FLOPs per model byte; the x-axis of the roofline.", lambda run: _both(run, "intensity", significant)

@@ -59,13 +59,16 @@ from profiler.report.tables import (
     lever_rows,
     module_time_rows,
     roof_rows,
+    waiting_rows,
 )
 from profiler.report.terminal import print_sections
+from profiler.stats import samples_for
 from profiler.store.folder import Run
 from profiler.store.forecasts import read_costs, read_forecast
 from profiler.units import processors, scaled, short_count
 
 _MOST_SERIES = 12
+_MOST_WAITING_ROWS = 8
 
 
 def _answer(run: Run) -> Section:
@@ -111,6 +114,18 @@ def _roofline(run: Run) -> Section | None:
 
 def _cells(run: Run) -> Section:
     return Section("Cells", [CellsTable(run)], "measured times; rates from counted work")
+
+
+def _waiting(run: Run) -> Section | None:
+    rows = waiting_rows(run)
+    shown = evenly(rows, _MOST_WAITING_ROWS)
+    needed = ", ".join(f"p{percent} needs {samples_for(percent)}" for percent in (90, 99))
+    cut = f"{len(shown)} of {len(rows)} cells, all are in cells.csv; " if len(shown) < len(rows) else ""
+    caption = f"{cut}-: not measured, or too few samples ({needed}); TTFT has one per visit, TPOT one per decode step"
+    kinds = [f"{name} p{percent}" for name in ("TTFT", "TPOT") for percent in (50, 90, 99)]
+    table = text_table(("cell", *kinds, "visits", "steps"), shown, caption=caption)
+    note = "time to first token and time per output token; each cell is batch x prompt"
+    return Section("What a user waits for", [table], note) if rows else None
 
 
 def _breakdown(run: Run) -> Section | None:
@@ -341,6 +356,7 @@ SECTIONS: list[Callable[[Run], Section | None]] = [
     _warnings,
     _roofline,
     _cells,
+    _waiting,
     _breakdown,
     _terms,
     _operators,

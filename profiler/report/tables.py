@@ -9,7 +9,7 @@ from typing import TypedDict
 
 from profiler.facts.roofs import Roof
 from profiler.facts.telemetry import ReadingRange
-from profiler.grid.cells import PHASES, CellKey
+from profiler.grid.cells import PHASES, Cell, CellKey, Phase
 from profiler.judge.answer import where_it_lies
 from profiler.judge.breakdown import TERM_NAMES
 from profiler.judge.cells import CellEvidence, CellResult
@@ -50,6 +50,27 @@ def _inside_row(item: GroupTime) -> TableRow:
             percent(item.roof_s / item.time_s),
         ]
     return [f"  {item.group.replace('_', ' ')}", duration(item.time_s), percent(item.share), *rates]
+
+
+def waiting_rows(run: Run) -> list[TableRow]:
+    """Return a row per measured cell: p50, p90 and p99 of the time to first token, and of the time per output token.
+
+    Tokens of one sequence are one decode step apart. A percentile that needs more samples than the cell has is `-`.
+    """
+    results: dict[Cell, dict[Phase, CellResult]] = {}
+    for result in run.measured:
+        results.setdefault(result.key.cell, {})[result.phase] = result
+    rows = []
+    for cell, phases in results.items():
+        first, step = phases.get("prefill"), phases.get("decode")
+        ttft_s = (first.ttft_s, first.ttft_p90_s, first.ttft_p99_s) if first else _NO_PERCENTILES
+        tpot_s = (step.latency_s, step.p90_s, step.p99_s) if step else _NO_PERCENTILES
+        samples = [str(each or 0) for each in (first.visits if first else 0, step.samples if step else 0)]
+        rows.append([cell.name, *map(duration, ttft_s), *map(duration, tpot_s), *samples])
+    return rows
+
+
+_NO_PERCENTILES = (math.nan,) * 3
 
 
 def breakdown_rows(run: Run) -> list[TableRow]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from profiler.errors import RunError
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 ADDED_COLUMNS = {
     "engine": "eager",
@@ -22,7 +22,7 @@ ADDED_COLUMNS = {
     **dict.fromkeys(
         (
             "ttft_s", "first_step_s", "p90_s", "p99_s", "issue_s", "joules_per_token", "device_memory_bytes", "stopped",
-            "visits", "padding", "mask_s", "waiting_s",
+            "visits", "padding", "mask_s", "waiting_s", "ttft_p90_s", "ttft_p99_s",
         ),
         "",
     ),
@@ -120,7 +120,12 @@ def _from_4(content: dict[str, Any]) -> dict[str, Any]:
     return content
 
 
-_MIGRATIONS = {1: _from_1, 2: _from_2, 3: _from_3, 4: _from_4}
+def _from_5(content: dict[str, Any]) -> dict[str, Any]:
+    """Schema 5 lacks the columns `ttft_p90_s` and `ttft_p99_s`; p90_s and p99_s were those of any number of samples."""
+    return content
+
+
+_MIGRATIONS = {1: _from_1, 2: _from_2, 3: _from_3, 4: _from_4, 5: _from_5}
 """By the schema that each migrates to the next."""
 
 

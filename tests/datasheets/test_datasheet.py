@@ -10,6 +10,7 @@ import pytest
 
 from profiler.data.datasheets import Datasheet, find, gpu_called, gpus
 from profiler.errors import RequestError
+from profiler.report.device import gpus_table
 
 GIB = 2**30
 MIB = 2**20
@@ -101,6 +102,15 @@ def test_four_bit_products_run_at_four_times_the_sixteen_bit_rate(gpu: Datasheet
 )
 def test_ridges(gpu: str, dtype: str, ridge: float) -> None:
     assert SHEETS[gpu].ridge_flops_per_byte(dtype) == pytest.approx(ridge, abs=0.1)
+
+
+def test_the_list_of_gpus_has_every_peak_and_the_memory() -> None:
+    """A V100's float64 (7.8) is its makers', and so are an H100's TF32 (494.7) and a B200's float4 (9,000)."""
+    table = gpus_table([SHEETS[name] for name in ("V100 SXM2 16GB", "H100 SXM", "B200 SXM")])
+    v100, h100, b200 = (dict(zip([column.heading for column in table.columns], row, strict=True)) for row in table.rows)
+    assert (v100["GiB"], v100["fp64"], v100["tf32"], v100["fp4"]) == ("16", "7.80", "-", "-")
+    assert (h100["GiB"], h100["tf32"], h100["ridge"]) == ("80", "495", "295")
+    assert (b200["GiB"], b200["fp4"]) == ("180", "9000")
 
 
 def test_known_traps() -> None:

@@ -31,7 +31,9 @@ EXECUTED = ("executed_flops", "executed_bytes")
 _RULES_OF_COUNTING = {"the choice of kernels", "bitsandbytes' choice of 4-bit kernels"}
 """Missing parts of a run by which executed work is counted."""
 TIMES = ("latency_s", "ttft_s", "first_step_s", "issue_s")
-SAMPLES = ("samples", "visits", "stopped", "latency_low_s", "latency_high_s", "p90_s", "p99_s")
+SAMPLES = (
+    "samples", "visits", "stopped", "latency_low_s", "latency_high_s", "p90_s", "p99_s", "ttft_p90_s", "ttft_p99_s",
+)  # fmt: skip
 KEY = ("engine", "phase", "batch_size", "prompt_len", "context_len")
 _TICK_S = 0.5e-6
 _OTHER_VISITS = 0.01

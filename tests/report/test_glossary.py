@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from made_runs import old_run, whole_run
+from made_runs import key, old_run, result, whole_run
 
 from profiler.errors import RequestError
 from profiler.report.glossary import GLOSSARY, explanation, footnotes
@@ -37,3 +39,10 @@ def test_without_a_datasheet_there_is_no_share_of_it(term: str) -> None:
     text = f"\nIn this run: none, there is no datasheet of {run.document.device.name}"
     assert explanation(term, run).endswith(text)
     assert not any(line.startswith(f"**{term}**") for line in footnotes(run))
+
+
+def test_a_tail_has_its_figures_or_the_samples_that_it_needs() -> None:
+    results = [result(key("decode", batch), seconds, p90_s=1.1 * seconds) for batch, seconds in ((1, 0.02), (2, 0.03))]
+    text = explanation("TPOT", replace(old_run(), results=tuple(results)))
+    assert "p50 20.0 ms to 30.0 ms in decode; p90 22.0 ms to 33.0 ms in decode" in text
+    assert text.endswith("p99 needs 100 samples, no cell has so many")

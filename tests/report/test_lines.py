@@ -21,7 +21,7 @@ from profiler.report.sentences import (
     stage_line,
     visited_once,
 )
-from profiler.report.tables import breakdown_rows, card_rows, engine_rows, health_rows, lever_rows
+from profiler.report.tables import breakdown_rows, card_rows, engine_rows, health_rows, lever_rows, waiting_rows
 from profiler.store.folder import Run
 
 DRIFT = "the machine itself drifted by 23 %"
@@ -189,3 +189,12 @@ def test_terms_have_their_half_widths(run: Run) -> None:
 def test_health_is_in_words() -> None:
     rows = dict(health_rows(old_run()))
     assert all(not text.startswith(("{", "Spread", "(")) for text in rows.values())
+
+
+def test_what_a_user_waits_for_is_one_row_per_cell() -> None:
+    """TTFT of the prefill and TPOT of the decode in one row; a percentile without enough samples is a dash."""
+    first = result(key("prefill", 2), 0.4, ttft_s=0.41, ttft_p90_s=0.5, visits=12)
+    step = result(key("decode", 2), 0.02, p90_s=0.021, p99_s=0.03, samples=372)
+    run = replace(old_run(), results=(first, step))
+    expected = ["2 x 64", "410 ms", "500 ms", "-", "20.0 ms", "21.0 ms", "30.0 ms", "12", "372"]
+    assert waiting_rows(run) == [expected]

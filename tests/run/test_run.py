@@ -193,8 +193,10 @@ def test_what_a_user_waits_for(gguf_run: profiler.Run) -> None:
     prefill = gguf_run.cells[gguf_run.cells["phase"] == "prefill"]
     assert 0.9 <= (prefill["ttft_s"] / prefill["latency_s"]).median() <= 1.3
     decode = gguf_run.cells[gguf_run.cells["phase"] == "decode"]
-    assert (decode["p90_s"] >= decode["latency_s"]).all()
-    assert (decode["p99_s"] >= decode["p90_s"]).all()
+    assert (decode["p90_s"].isna() == (decode["samples"] < 10)).all()
+    assert (decode["p99_s"].isna() == (decode["samples"] < 100)).all()
+    tails = decode[decode["samples"] >= 10]
+    assert (tails["p90_s"] >= tails["latency_s"]).all()
     assert decode["first_step_s"].notna().all()
     assert set(gguf_run.cells["stopped"]) <= {"interval", "budget"}
     assert gguf_run.document.engine.instrument_s_per_step < max(20e-6, 0.005 * decode["latency_s"].min())

@@ -19,6 +19,8 @@ from profiler.stats import (
     narrow_enough,
     noise_report,
     outliers,
+    percentile,
+    samples_for,
     spread_of,
     student_t,
     two_modes,
@@ -28,6 +30,17 @@ from profiler.stats import (
 def test_median_of_all_samples() -> None:
     assert estimate([[1.0, 3.0], [2.0]]).median_s == 2.0
     assert estimate([[1.0, 3.0], [2.0]]).samples == 3
+
+
+def test_a_percentile_needs_a_sample_beyond_it() -> None:
+    """Of 1 s to 101 s the 99th percentile is 100 s. One of ten samples is beyond the p90, one of a hundred beyond p99."""
+    seconds = [float(second) for second in range(1, 102)]
+    assert percentile(seconds, 99) == 100
+    assert percentile(seconds, 90) == 91
+    assert (samples_for(90), samples_for(99)) == (10, 100)
+    assert math.isnan(percentile(seconds[:99], 99))
+    assert percentile(seconds[:10], 90) == pytest.approx(9.1)
+    assert math.isnan(percentile(seconds[:9], 90))
 
 
 def test_tens_of_thousands_of_samples_of_a_cell() -> None:
