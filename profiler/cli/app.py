@@ -19,6 +19,7 @@ from profiler.cli import inspect as inspection
 from profiler.cli import report as folders
 from profiler.cli import why as script_why
 from profiler.cli.options import EXIT_INTERRUPTED, EXIT_REQUEST
+from profiler.cli.ranks import started_by_torchrun
 from profiler.errors import RoofscopeError, describe_error, first_line, is_of_device
 from profiler.units import visible
 
@@ -95,7 +96,7 @@ def main() -> None:
         if debug:
             raise
         code = complain_unexpected(error)
-    if code and run.started_by_torchrun():
+    if code and started_by_torchrun():
         _leave(code)
     sys.exit(code or 0)
 

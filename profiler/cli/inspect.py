@@ -10,19 +10,29 @@ from typing import Annotated
 import typer
 
 from profiler.cli.options import EXIT_INCOMPLETE, EXIT_WRONG, Format, Plain, one_of
+from profiler.cli.ranks import start_ranks
+from profiler.errors import RequestError
 
 
 def ceilings(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     out: Annotated[Path | None, typer.Option(help="Write a GPU profile: one more minute, three if busy.")] = None,
     out_dtypes: Annotated[str, typer.Option(help="--out: the dtypes of the profile.")] = "float32,bfloat16",
+    link_ranks: Annotated[
+        int, typer.Option("--link", help="Measure all-reduces between so many ranks instead, one per GPU.")
+    ] = 0,
+    plot: Annotated[Path | None, typer.Option(help="--link: draw it, as PNG or SVG.")] = None,
     output_format: Format = "table",
 ) -> None:
     """Measure the roofs of this device.
 
-    Measures matmuls in every dtype, memory bandwidth over sizes, links and launches.
+    Measures matmuls in every dtype, memory bandwidth over sizes, links and launches. With --link, measures latency and
+    bandwidth between ranks (NCCL on GPUs, gloo on a CPU); starts torchrun if needed.
     """
     one_of(output_format, "--format", ("table", "json"))
+    if link_ranks or plot:
+        _ceilings_of_link(device, link_ranks, plot, output_format, with_profile=out is not None)
+        return
     from dataclasses import replace
 
     from profiler.device.contention import ForeignLoad
@@ -80,6 +90,58 @@ def ceilings(
         console.print(f"from {name}: {scaled(link.per_s, 'B/s')}", highlight=False)
     if roofs.host:
         console.print(host_words(roofs.host), highlight=False)
+
+
+def _ceilings_of_link(device: str, ranks: int, plot: Path | None, output_format: str, *, with_profile: bool) -> None:
+    from profiler.device.device import resolve_device
+    from profiler.device.process_group import cards
+
+    if ranks < 2:
+        raise RequestError(f"--link {ranks}: a link has at least 2 ranks.")
+    if plot is not None and plot.suffix.lower() not in (".png", ".svg"):
+        raise RequestError(f"--plot {plot}: the name must end in .png or .svg.")
+    if with_profile:
+        raise RequestError("--link measures the link only; write the profile (--out) with a command of its own.")
+    kind = resolve_device(device).type
+    if kind == "cuda" and ranks > cards():
+        raise RequestError(f"--link {ranks}: this machine has {cards()} GPUs; use at most that many, or --device cpu.")
+    if start_ranks(ranks):
+        return
+    from profiler.device.machine import machine_for
+    from profiler.device.process_group import ProcessGroup
+    from profiler.roofs.links import measure_collective
+
+    group = ProcessGroup(kind)
+    if group.size != ranks:
+        raise RequestError(f"torchrun started {group.size} processes; use --link {group.size}.")
+    group.share_cores()
+    link = measure_collective(group, machine_for(group.device))
+    group.close()
+    if group.rank:
+        return
+    if plot is not None:
+        from profiler.report.plots import save_figure
+        from profiler.report.plots.link import link_figure
+        from profiler.report.plots.style import styled
+
+        with styled():
+            figure = link_figure(link)
+        save_figure(figure, plot)
+    from profiler.json_document import json_text
+    from profiler.report.link import link_document, link_lines, link_table
+
+    document = link_document(link)
+    if output_format == "json":
+        print(json_text(document))
+        return
+    from rich.console import Console
+
+    from profiler.report.terminal import rich_table
+
+    console = Console(width=100, markup=False, emoji=False)
+    console.print(rich_table(link_table(document)))
+    for line in link_lines(document):
+        console.print(line, highlight=False)
 
 
 def doctor(

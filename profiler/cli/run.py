@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from profiler.cli.options import EXIT_INCOMPLETE, EXIT_INTERRUPTED, Format, Plain, Quiet, asks, one_of
+from profiler.cli.ranks import start_ranks, started_by_torchrun
 from profiler.errors import RankError, RequestError
 from profiler.run.options import Options
 
@@ -88,32 +89,18 @@ def _refuse_gaps(runs: Sequence[Run]) -> None:
         raise typer.Exit(EXIT_INCOMPLETE)
 
 
-def started_by_torchrun() -> bool:
-    """Return whether torchrun started this process, without importing torch, which takes a second."""
-    if "torch" not in sys.modules and not sys.argv[0].endswith("__main__.py"):
-        return False
-    from profiler.device.process_group import under_torchrun
-
-    return under_torchrun()
-
-
 def _group_of(options: Options, resume: Path | None) -> ProcessGroup | None:
     """Return the process group that this process leads, or None if the run is finished.
 
     It is finished if this process started the ranks, or followed as one of them. Raises RequestError for options that
     do not work with tensor parallelism.
     """
-    import subprocess
-
     from profiler.device.machine import machine_for
-    from profiler.device.process_group import ProcessGroup, torchrun_command
+    from profiler.device.process_group import ProcessGroup
     from profiler.run.validate import prepare, prepare_resume
 
     prepared = prepare(options) if resume is None else prepare_resume(resume, options)
-    if not started_by_torchrun():
-        done = subprocess.run(torchrun_command(sys.executable, options.tp, sys.argv[1:]), check=False)
-        if done.returncode:
-            raise typer.Exit(EXIT_INCOMPLETE)
+    if start_ranks(options.tp):
         return None
     group = ProcessGroup(prepared.request.device.type)
     if group.size != options.tp:

@@ -62,6 +62,14 @@ class Link:
     points: tuple[MessageTime, ...] = ()
     """The measurements of the fit; empty for a link given as two numbers."""
 
+    def half_bytes(self, ranks: int) -> float:
+        """Return the bytes of an all-reduce that takes twice the latency.
+
+        Smaller messages wait for the latency, larger ones for the bandwidth. It is n_1/2 of R. W. Hockney, "The
+        communication challenge for MPP", Parallel Computing 20 (1994).
+        """
+        return self.alpha_s * self.bus_bytes_per_s / bus_share("all_reduce", ranks)
+
     def seconds(self, kind: CollectiveKind, nbytes: float, ranks: int) -> float:
         """Return the seconds of one collective whose whole result has `nbytes`.
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from profiler.counting.operators import ModelWork
 from profiler.counting.tensor_parallel import walk_rank
-from profiler.data.links import Link, fit_link
+from profiler.data.links import Link
 from profiler.device.machine import Machine
 from profiler.device.process_group import ProcessGroup, in_common_s, silent
 from profiler.engines.base import Engine
@@ -29,10 +29,10 @@ from profiler.loading.tensor_parallel import Share, load_share
 from profiler.measure.dispatch import measure_dispatch
 from profiler.measure.subject import Subject, execution_paths
 from profiler.measure.visit import VisitContext, follow
+from profiler.roofs.links import measure_collective
 from profiler.roofs.measure import measure
 from profiler.run.validate import Prepared
 
-_LINK_S = 4.0
 """Seconds for the sweep of all-reduces, as long as a stage of the roofs."""
 _OWN_STEPS = 6
 """Decode steps in each pass over a rank's share of a cell."""
@@ -168,9 +168,7 @@ class Ranks:
 
     def _roofs(self, dtypes: Sequence[str]) -> tuple[Ceilings, Link]:
         roofs = measure(self.machine, list(dtypes), model_dtype=dtype_name(self.share.alone.request.dtype))
-        points = self.group.measure_exchange(self.machine, _LINK_S)
-        name = "gloo" if self.group.device.type == "cpu" else "NCCL"
-        return roofs, fit_link(f"{name}, {self.group.size} ranks", points, "measured in this run")
+        return roofs, measure_collective(self.group, self.machine)
 
     def _share_timings(self, cell: Cell) -> list[RankTiming]:
         """This rank's passes over its share of a cell, without the one that warms up."""

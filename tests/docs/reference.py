@@ -214,6 +214,7 @@ def documents() -> dict[str, list[Key]]:
     from profiler.report.count_grid import GridDocument
     from profiler.report.device import CeilingsDocument, GpuEntry
     from profiler.report.forecast import ForecastDocument
+    from profiler.report.link import LinkDocument
     from profiler.why_slow.render import WhyDocument
 
     types = {
@@ -228,6 +229,7 @@ def documents() -> dict[str, list[Key]]:
         "count": CountDocument,
         "count over a grid": GridDocument,
         "ceilings": CeilingsDocument,
+        "ceilings --link": LinkDocument,
         "doctor": Examination,
         "gpus: a list of": GpuEntry,
         "selftest: a list of": SelftestRow,

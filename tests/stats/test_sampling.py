@@ -33,7 +33,7 @@ def test_median_of_all_samples() -> None:
 
 
 def test_a_percentile_needs_a_sample_beyond_it() -> None:
-    """Of 1 s to 101 s the 99th percentile is 100 s. One of ten samples is beyond the p90, one of a hundred beyond p99."""
+    """Of 1 s to 101 s the 99th percentile is 100 s. Ten samples have one beyond their p90."""
     seconds = [float(second) for second in range(1, 102)]
     assert percentile(seconds, 99) == 100
     assert percentile(seconds, 90) == 91

@@ -1,0 +1,110 @@
+"""A measured link: a planted latency and bandwidth come back in table, sentences and picture."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pytest
+
+from profiler.cli.ranks import started_by_torchrun
+from profiler.data.links import Link, MessageTime, fit_link, published_link
+from profiler.report.link import link_document, link_lines, link_table
+from profiler.report.plots.link import link_figure
+
+ALPHA_S, BUS_BYTES_PER_S, RANKS = 20e-6, 200e9, 4
+WAIT_S = 240
+
+
+def planted() -> Link:
+    """Return the fit to all-reduces of 4 ranks, which send 2 x 3/4 of their bytes."""
+    sizes = [1 << power for power in range(10, 27)]
+    points = [MessageTime(RANKS, size, ALPHA_S + 1.5 * size / BUS_BYTES_PER_S) for size in sizes]
+    return fit_link("planted", points, "arithmetic")
+
+
+def test_latency_and_transfer_are_equal_at_the_half_point() -> None:
+    """20 us x 200 GB/s / 1.5 = 2.67 MB."""
+    link = planted()
+    half_bytes = link.half_bytes(RANKS)
+    assert half_bytes == pytest.approx(20e-6 * 200e9 / 1.5, rel=1e-6)
+    assert link.seconds("all_reduce", half_bytes, RANKS) == pytest.approx(2 * ALPHA_S)
+
+
+def test_the_document_has_the_rates_of_nccl_tests() -> None:
+    document = link_document(planted())
+    assert document.ranks == RANKS
+    assert document.alpha_s == pytest.approx(ALPHA_S)
+    largest = document.points[-1]
+    assert largest.bus_bytes_per_s == pytest.approx(1.5 * largest.alg_bytes_per_s)
+    assert largest.fitted_s == pytest.approx(largest.seconds)
+    assert len(link_table(document).rows) == 17
+    text = " ".join(link_lines(document))
+    assert "20.0 us" in text
+    assert "below 2.54 MiB wait mostly for latency" in text
+    assert text.endswith("--tp 4 --link 20.0,200")
+
+
+def test_the_picture_names_the_limit_of_small_messages() -> None:
+    figure = link_figure(planted())
+    assert figure.get_suptitle() == "planted: messages below 2.54 MiB (shaded) wait for latency"
+    time_axes, rate_axes = figure.axes
+    assert len(time_axes.lines[0].get_xdata()) == 17
+    assert max(rate_axes.lines[0].get_ydata()) < BUS_BYTES_PER_S / 1e9
+    plt.close(figure)
+    with pytest.raises(ValueError, match="no measured messages"):
+        link_figure(Link("typed", 1e-6, 1e9, ""))
+
+
+def test_half_of_a_published_link() -> None:
+    """NVLink 4 within a node: some tens of microseconds and hundreds of GB/s, so messages of a megabyte or more."""
+    link = published_link("nvlink4", 8)
+    assert 1e6 < link.half_bytes(8) < 1e8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--link", "1"], "at least 2 ranks"),
+        (["--plot", "a.png"], "at least 2 ranks"),
+        (["--link", "2", "--plot", "a.txt"], ".png or .svg"),
+        (["--link", "2", "--out", "card.json"], "a command of its own"),
+    ],
+)
+def test_a_request_that_cannot_work(arguments: list[str], words: str, roofscope) -> None:  # type: ignore[no-untyped-def]
+    assert not started_by_torchrun()
+    done = roofscope("ceilings", "--device", "cpu", *arguments)
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert words in done.err
+
+
+@pytest.mark.slow
+def test_two_ranks_on_this_machine(tmp_path: Path) -> None:
+    """gloo between two processes: a larger message takes longer, and the picture is written."""
+    picture = tmp_path / "link.png"
+    command = [
+        "-m",
+        "profiler",
+        "ceilings",
+        "--device",
+        "cpu",
+        "--link",
+        "2",
+        "--plot",
+        str(picture),
+        "--format",
+        "json",
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, timeout=WAIT_S, env=environment, check=True
+    )
+    document = json.loads(done.stdout)
+    assert document["name"] == "gloo, 2 ranks"
+    assert [point["nbytes"] for point in document["points"]] == [1024 << power for power in range(17)]
+    assert document["points"][-1]["seconds"] > document["points"][0]["seconds"] > 0
+    assert picture.stat().st_size > 10_000
