@@ -43,10 +43,10 @@ _SHOWN = frozenset(
 
 def gpus_table(gpus: Sequence[Datasheet]) -> TextTable:
     """Return a row per datasheet: memory, bandwidth, dense peaks, and the ridge point of 16-bit matmuls."""
-    headings = ("GPU", "year", "GiB", "GB/s", "fp64", "fp32", "tf32", "16 bit", "fp8", "fp4", "int8", "ridge", "W")
+    headings = ("GPU", "GiB", "GB/s", "fp64", "fp32", "tf32", "fp16", "fp8", "fp4", "int8", "ridge", "W")
     caption = (
-        "dense peaks in TFLOP/s (int8: TOP/s); GB/s of memory; ridge: FLOP/byte in 16 bits; W: TDP;"
-        " ?: sources differ on a figure shown here"
+        "dense peaks in TFLOP/s (int8: TOP/s; fp16: or bfloat16); GB/s of memory; ridge: FLOP/byte in 16 bits;"
+        " W: TDP; ?: sources differ on a figure shown here"
     )
     return text_table(headings, [_gpu(gpu) for gpu in gpus], caption=caption)
 
@@ -116,7 +116,6 @@ def _gpu(gpu: Datasheet) -> list[str]:
     )
     return [
         gpu.gpu + (" ?" if _SHOWN.intersection(gpu.uncertain) else ""),
-        str(gpu.year),
         f"{gpu.memory_bytes / 2**30:.0f}",
         f"{gpu.bandwidth_bytes_per_s / 1e9:.0f}",
         *map(_tera, peaks),
