@@ -13,14 +13,16 @@ from profiler._version import __version__
 
 if TYPE_CHECKING:
     from profiler.comparison.command import compare
+    from profiler.report.plots import draw
     from profiler.run.pipeline import profile
     from profiler.store.folder import Run, read_run
     from profiler.why_slow.command import why
 
-__all__ = ["Run", "__version__", "compare", "profile", "read_run", "why"]
+__all__ = ["Run", "__version__", "compare", "draw", "profile", "read_run", "why"]
 
 _HOMES = {
     "compare": "profiler.comparison.command",
+    "draw": "profiler.report.plots",
     "profile": "profiler.run.pipeline",
     "Run": "profiler.store.folder",
     "read_run": "profiler.store.folder",

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 from profiler.counting.attention import SOFTMAX_FLOPS_PER_SCORE, causal_pairs
 from profiler.counting.floor import floor_s
+from profiler.errors import RequestError, near_misses
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """One kernel: its FLOPs, and its traffic with memory in bytes."""
+    """One kernel: its FLOPs, and its traffic with memory in bytes (its whole inputs and outputs, once each)."""
 
     name: str
     flops: float
@@ -30,22 +31,53 @@ class Kernel:
         return floor_s(self.flops, self.bytes, peak_flops_per_s, bytes_per_s)
 
 
-def matmul(m: int, n: int, k: int, itemsize: float) -> Kernel:
-    """Return the product [m, k] x [k, n], which reads both operands once and writes the result once."""
-    return Kernel(f"{m}x{k} @ {k}x{n}", 2 * m * n * k, (m * k + k * n + m * n) * itemsize)
+def bytes_per_element(dtype: str) -> float:
+    """Return the bytes of one element of a dtype, named as in torch, or of a 4-bit format.
+
+    `nf4` and `fp4` include bitsandbytes' float32 scale per 64 weights, `int4` no scale. Raises RequestError for another
+    name.
+    """
+    if dtype not in _BITS:
+        raise RequestError(f"the size of {dtype!r} is not known; use {', '.join(_BITS)}.{near_misses(dtype, _BITS)}")
+    return _BITS[dtype] / 8
 
 
-def elementwise(elements: int, flops_each: int, operands: int, itemsize: float) -> Kernel:
+_BITS = {
+    "float64": 64,
+    "float32": 32,
+    "tfloat32": 32,
+    "float16": 16,
+    "bfloat16": 16,
+    "float8_e4m3fn": 8,
+    "float8_e5m2": 8,
+    "int8": 8,
+    "int4": 4,
+    "nf4": 4.5,
+    "fp4": 4.5,
+}
+
+
+def matmul(m: int, n: int, k: int, dtype: str, weights: str = "") -> Kernel:
+    """Return the product [m, k] x [k, n] of a dtype: 2mnk FLOPs; both operands are read once, the result written once.
+
+    `weights` is another dtype of the second operand, such as `nf4`. Raises RequestError for an unknown dtype.
+    """
+    activations = (m * k + m * n) * bytes_per_element(dtype)
+    return Kernel(f"{m}x{k} @ {k}x{n}", 2 * m * n * k, activations + k * n * bytes_per_element(weights or dtype))
+
+
+def elementwise(elements: int, flops_each: int, operands: int, dtype: str) -> Kernel:
     """Return a kernel that reads or writes `operands` tensors of `elements`, with `flops_each` per element."""
-    return Kernel("element-wise", elements * flops_each, elements * operands * itemsize)
+    return Kernel("element-wise", elements * flops_each, elements * operands * bytes_per_element(dtype))
 
 
-def attention_steps(query: int, keys: int, head_dim: int, itemsize: float) -> tuple[Kernel, ...]:
+def attention_steps(query: int, keys: int, head_dim: int, dtype: str) -> tuple[Kernel, ...]:
     """Return the kernels of one head of unfused attention without a mask: S = QK^T, P = softmax(S), O = PV.
 
-    Each reads its operands from memory and writes its result to memory.
+    Q and O are [query, head_dim], K and V [keys, head_dim], S and P [query, keys]. Each kernel reads its operands from
+    memory and writes its result to memory.
     """
-    scores = query * keys
+    scores, itemsize = query * keys, bytes_per_element(dtype)
     return (
         Kernel("QK^T", 2 * scores * head_dim, ((query + keys) * head_dim + scores) * itemsize),
         Kernel("softmax", SOFTMAX_FLOPS_PER_SCORE * scores, 2 * scores * itemsize),
@@ -54,16 +86,26 @@ def attention_steps(query: int, keys: int, head_dim: int, itemsize: float) -> tu
 
 
 def fused_attention(
-    query: int, context: int, heads: int, kv_heads: int, head_dim: int, itemsize: float, *, causal: bool = True
+    query: int,
+    context: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    dtype: str,
+    *,
+    cache: str = "",
+    causal: bool = True,
 ) -> Kernel:
     """Return attention of one sequence as one kernel, which reads Q, K, V once, writes O once, and stores no scores.
 
-    FLOPs are those of the two matrix products, over the pairs of causal attention, or over all pairs without it.
+    Q and O are [query, heads, head_dim], K and V [context + query, kv_heads, head_dim]; `cache` is another dtype of K
+    and V. FLOPs are those of the two matrix products, over the pairs of causal attention, or over all pairs without it.
     """
     keys = context + query
     pairs = int(causal_pairs(query, context)) if causal else query * keys
-    vectors = 2 * query * heads + 2 * keys * kv_heads
-    return Kernel("fused attention", 4 * pairs * heads * head_dim, vectors * head_dim * itemsize)
+    of_queries = 2 * query * heads * head_dim * bytes_per_element(dtype)
+    of_keys = 2 * keys * kv_heads * head_dim * bytes_per_element(cache or dtype)
+    return Kernel("fused attention", 4 * pairs * heads * head_dim, of_queries + of_keys)
 
 
 def combined(name: str, *kernels: Kernel) -> Kernel:

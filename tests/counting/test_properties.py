@@ -91,7 +91,7 @@ def test_distinct_experts() -> None:
 
 def test_one_head_written_out() -> None:
     """d = 128, N = 4096, fp16: QK^T is 4,294,967,296 FLOPs over 35,651,584 bytes; all three steps 62.7 FLOP/byte."""
-    scores, softmax, output = attention_steps(4096, 4096, 128, 2)
+    scores, softmax, output = attention_steps(4096, 4096, 128, "float16")
     assert (scores.flops, scores.bytes) == (4_294_967_296, 35_651_584)
     steps = (scores, softmax, output)
     assert sum(s.flops for s in steps) / sum(s.bytes for s in steps) == pytest.approx(62.7, abs=0.05)
@@ -132,27 +132,27 @@ def test_the_bytes_of_a_latent_go_with_the_products_over_it() -> None:
 
 def test_a_linear_layer_of_4096() -> None:
     """I = BNK / (BK + BN + NK): 1.0 at one token, 409.6 at 512, 682.7 at 1024; never half of it."""
-    assert matmul(1, 4096, 4096, 2).intensity == pytest.approx(1.0, abs=1e-3)
-    assert matmul(512, 4096, 4096, 2).intensity == pytest.approx(409.6)
-    assert matmul(1024, 4096, 4096, 2).intensity == pytest.approx(682.67, abs=0.01)
+    assert matmul(1, 4096, 4096, "float16").intensity == pytest.approx(1.0, abs=1e-3)
+    assert matmul(512, 4096, 4096, "float16").intensity == pytest.approx(409.6)
+    assert matmul(1024, 4096, 4096, "float16").intensity == pytest.approx(682.67, abs=0.01)
     # The large product of Llama-2's ungated cousin, 2048 x 4096 into 16384: 8Pd^2 / s(Pd + 4d^2 + 4Pd).
-    assert matmul(2048, 16384, 4096, 2).intensity == pytest.approx(1260, abs=1)
+    assert matmul(2048, 16384, 4096, "float16").intensity == pytest.approx(1260, abs=1)
 
 
 def test_attention_in_one_kernel() -> None:
     """Full square N/2, causal N/4 for as many KV heads; 1.6x as much with four query heads per KV head."""
-    full = fused_attention(2048, 0, 32, 32, 128, 2, causal=False)
-    causal = fused_attention(2048, 0, 32, 32, 128, 2)
+    full = fused_attention(2048, 0, 32, 32, 128, "float16", causal=False)
+    causal = fused_attention(2048, 0, 32, 32, 128, "float16")
     assert full.intensity == pytest.approx(1024)
     assert causal.intensity == pytest.approx(512, rel=1e-3)
-    assert fused_attention(2048, 0, 32, 8, 128, 2).intensity / causal.intensity == pytest.approx(1.6)
+    assert fused_attention(2048, 0, 32, 8, 128, "float16").intensity / causal.intensity == pytest.approx(1.6)
     # One query over a long cache: the intensity is the number of query heads per KV head.
-    assert fused_attention(1, 100_000, 32, 32, 128, 2).intensity == pytest.approx(1.0, rel=1e-3)
-    assert fused_attention(1, 100_000, 32, 8, 128, 2).intensity == pytest.approx(4.0, rel=1e-3)
+    assert fused_attention(1, 100_000, 32, 32, 128, "float16").intensity == pytest.approx(1.0, rel=1e-3)
+    assert fused_attention(1, 100_000, 32, 8, 128, "float16").intensity == pytest.approx(4.0, rel=1e-3)
 
 
 def test_attention_written_out_stays_below_any_ridge() -> None:
     """(4d + 5) / (2 x 4) = 64.6 is the limit for d = 128 in 16 bits, however long the sequence."""
-    whole = combined("all", *attention_steps(65536, 65536, 128, 2))
+    whole = combined("all", *attention_steps(65536, 65536, 128, "float16"))
     assert whole.intensity == pytest.approx((4 * 128 + 5) / 8, rel=0.01)
     assert whole.attainable_flops_per_s(989.4e12, 3.35e12) < 0.25 * 989.4e12
