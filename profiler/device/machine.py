@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import time
 import warnings
@@ -181,9 +182,13 @@ class CudaMachine(Machine):
         return False
 
     def capture(self, work: Callable[[], object]) -> Callable[[], object]:
-        recorded, before = _Recorded(self._cuda.CUDAGraph(), self._cuda.MemPool()), self._cuda.current_stream()
+        recorded = _Recorded(self, self._cuda.CUDAGraph(), self._cuda.MemPool())
+        before = self._cuda.current_stream()
         try:
-            with self._cuda.graph(recorded.graph, pool=recorded.pool.id, stream=side_stream(self.device)):
+            with (
+                _own_workspaces(),
+                self._cuda.graph(recorded.graph, pool=recorded.pool.id, stream=side_stream(self.device)),
+            ):
                 work()
         except RuntimeError as error:
             # torch.cuda.graph leaves its stream only after it has ended the capture, which raises.
@@ -235,10 +240,29 @@ class CudaMachine(Machine):
             self._cuda.nvtx.range_pop()
 
 
+@contextlib.contextmanager
+def _own_workspaces() -> Iterator[None]:
+    """Context manager in which a capture allocates cuBLAS's workspaces in its own pool.
+
+    torch keeps one workspace per handle and stream (aten/src/ATen/cuda/CublasHandlePool.cpp). A graph that is captured
+    with the workspace of an earlier graph's pool writes to freed memory once that graph is gone.
+    """
+    import torch
+
+    # A build without CUDA has no such function.
+    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)
+    clear()
+    try:
+        yield
+    finally:
+        clear()
+
+
 @dataclass(frozen=True)
 class _Recorded:
     """A CUDA graph and its memory pool; a call replays the graph. The graph must be reset before the pool is freed."""
 
+    machine: CudaMachine
     graph: torch.cuda.CUDAGraph
     pool: torch.cuda.MemPool
 
@@ -246,7 +270,19 @@ class _Recorded:
         self.graph.replay()
 
     def __del__(self) -> None:
+        # After an error that ends the CUDA context, the pool's C++ destructor throws, which ends the process: keep it.
+        if self._lost():
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.pool))
         self.graph.reset()
+
+    def _lost(self) -> bool:
+        import torch
+
+        try:
+            capturing = torch.cuda.is_current_stream_capturing()
+        except RuntimeError:
+            return True
+        return not capturing and self.machine.trouble() != ""  # waiting for the device would end a capture
 
 
 @cache

@@ -132,10 +132,13 @@ _DEFAULT_STREAM = 0
 def unused_bytes(device: torch.device) -> int:
     """Return the unused bytes in torch's allocator for a CUDA device's default stream, outside private pools.
 
-    The keys are those of `torch.cuda.memory_snapshot` (torch/csrc/cuda/Module.cpp, `segmentInfoToDict`).
+    It is 0 for CUDA's own allocator (`PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync`), which has no snapshot. The
+    keys are those of `torch.cuda.memory_snapshot` (torch/csrc/cuda/Module.cpp, `segmentInfoToDict`).
     """
     import torch
 
+    if torch.cuda.get_allocator_backend() != "native":
+        return 0
     index = torch.cuda.current_device() if device.index is None else device.index
     return sum(
         int(segment["total_size"]) - int(segment["allocated_size"])

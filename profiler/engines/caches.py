@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -64,6 +65,28 @@ def deepen(cache: Any, context: int) -> None:
         layer.keys, layer.values = _random_like(keys, tokens), _random_like(values, tokens)
         if hasattr(layer, "cumulative_length"):
             layer.cumulative_length = context
+
+
+def rewind(cache: Any, context: int) -> Callable[[], None]:
+    """Return a function that sets a filled static cache back to `context` tokens; on others it does nothing.
+
+    The layers' lengths become elements of one tensor, so that the function is one kernel, which a graph can replay.
+    """
+    layers = [layer for layer in getattr(cache, "layers", ()) if getattr(layer, "max_cache_len", None)]
+    layers = [layer for layer in layers if _states(layer) is not None]
+    if not layers:
+        return lambda: None
+    lengths = torch.full((len(layers),), context, dtype=torch.long, device=layers[0].cumulative_length.device)
+    for layer, length in zip(layers, lengths.unbind(), strict=True):
+        layer.cumulative_length = length
+
+    def set_back() -> None:
+        lengths.fill_(context)
+        for layer in layers:
+            if hasattr(layer, "cumulative_length_int"):
+                layer.cumulative_length_int = context
+
+    return set_back
 
 
 def emptied(cache: Any) -> Any:

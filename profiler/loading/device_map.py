@@ -53,12 +53,12 @@ def plan_device_map(module: nn.Module, device: torch.device, *, quantised: bool)
     if weight_bytes <= free_bytes:
         return None
     from accelerate import infer_auto_device_map
-    from accelerate.utils import get_max_memory
 
     budget: dict[Any, Any] = {"cpu": free_bytes}
     if device.type == "cuda":
-        # Without other GPUs of the host: accelerate would run the parts that it places there on that GPU.
-        budget = {device.index: free_bytes, "cpu": get_max_memory()["cpu"]}
+        # Without other GPUs of the host: accelerate would run the parts that it places there on that GPU. Its own
+        # `get_max_memory` opens a context on each, and has no "cpu" where the GPU shares the host's memory.
+        budget = {device.index: free_bytes, "cpu": available_bytes(torch.device("cpu"))}
     no_split = list(getattr(module, "_no_split_modules", None) or [])
     inferred: dict[str, Any] = infer_auto_device_map(module, budget, no_split)
     device_map = {name: f"cuda:{where}" if isinstance(where, int) else where for name, where in inferred.items()}

@@ -15,7 +15,7 @@ from profiler.counting.operators import Experts, ModelWork, Operator
 from profiler.counting.walk import called_modules
 from profiler.device.machine import Machine
 from profiler.engines.base import DecodeState
-from profiler.engines.caches import emptied, static_cache, unwindowed
+from profiler.engines.caches import emptied, rewind, static_cache, unwindowed
 from profiler.engines.transformers import EagerEngine, StaticEngine
 from profiler.facts.step import Step
 from profiler.grid.cells import CellKey
@@ -228,7 +228,8 @@ def _ready_engine(subject: Subject, key: CellKey) -> type[EagerEngine]:
 def step_of(subject: Subject, key: CellKey) -> Callable[[], object]:
     """Return a function that runs one step of a cell with the modules' own Python, on its engine's kind of cache.
 
-    Raises RequestError if a cache of that depth cannot be filled without a prefill.
+    It may be called any number of times: a decode step on a static cache first sets back the cache, whose slots would
+    run out. Raises RequestError if a cache of that depth cannot be filled without a prefill.
     """
     cell, machine = key.cell, subject.machine
     engine = subject.engines[cell.engine]
@@ -242,4 +243,10 @@ def step_of(subject: Subject, key: CellKey) -> Callable[[], object]:
         return lambda: engine.prefill(ids, cell.slots)
     with torch.inference_mode():
         state = engine.fill(cell.batch_size, key.context_len, cell.slots)
-    return lambda: engine.decode(state)
+        set_back = rewind(state.cache, key.context_len)
+
+    def decode() -> None:
+        set_back()
+        engine.decode(state)
+
+    return decode

@@ -110,12 +110,15 @@ def _experts(subject: Subject) -> Iterator[Variant]:
 def _attention(subject: Subject) -> Iterator[Variant]:
     """Attention kernels of `scaled_dot_product_attention` that this device has, without those of the run.
 
-    A padding mask is tried with and without them; CUDA's flash kernel accepts none.
+    On CUDA, flash and cuDNN need compute capability 8.0 and 16-bit tensors (aten/src/ATen/native/transformers/cuda/
+    sdp_utils.cpp). A padding mask is tried with and without them; CUDA's flash kernel accepts none.
     """
     config = subject.loaded.config.get_text_config()
     names = {"math": SDPBackend.MATH, "flash": SDPBackend.FLASH_ATTENTION}
     if subject.machine.is_cuda:
-        names |= {"memory-efficient": SDPBackend.EFFICIENT_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
+        names = {"math": SDPBackend.MATH, "memory-efficient": SDPBackend.EFFICIENT_ATTENTION}
+        if subject.machine.info.capability >= (8, 0) and subject.request.dtype.itemsize == 2:
+            names |= {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
     run_kernels = {path.kernel for path in subject.paths.values()}
     has_choice = getattr(config, "_attn_implementation", None) == "sdpa"
     kernels = {name: kernel for name, kernel in names.items() if has_choice and name not in run_kernels}

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from machines import HOST
 
 from profiler.device import memory
@@ -59,3 +60,15 @@ def test_a_container_without_a_limit_has_all_memory(tmp_path: Path, monkeypatch:
     (tmp_path / "memory.current").write_text(f"{1 << 50}\n")
     monkeypatch.setattr(memory, "CGROUP_FOLDER", tmp_path)
     assert HOST.available_bytes() > 1 << 26
+
+
+def test_the_asynchronous_allocator_has_no_unused_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `backend:cudaMallocAsync`, torch refuses a snapshot (c10/cuda/CUDAMallocAsyncAllocator.cpp)."""
+
+    def no_snapshot() -> None:
+        raise RuntimeError("cudaMallocAsync does not yet support snapshot")
+
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "cudaMallocAsync", raising=False)
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", no_snapshot)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (5 << 30, 16 << 30))
+    assert memory.available_bytes(torch.device("cuda", 0)) == 5 << 30

@@ -109,3 +109,20 @@ def test_quantised_weights_cannot_be_on_the_disk(
         profiler.profile(
             str(tiny_folder), quant="nf4", weights="random", prompt_lens=[8], batch_sizes=[1], out=tmp_path / "run"
         )
+
+
+def test_a_gpu_that_shares_the_memory_of_its_host_spills_to_it(
+    monkeypatch: pytest.MonkeyPatch, tiny_folder: Path
+) -> None:
+    """accelerate's `get_max_memory` has no entry for the host there, and opens a context on every GPU."""
+    import accelerate.utils
+    from transformers import LlamaForCausalLM
+
+    monkeypatch.setattr(accelerate.utils, "get_max_memory", dict)
+    spare_bytes = placement._RESERVE_BYTES + FREE_BYTES - LAYER_BYTES
+    monkeypatch.setattr(placement, "available_bytes", lambda device: spare_bytes if device.type == "cuda" else 1 << 30)
+    with torch.device("meta"):
+        module = LlamaForCausalLM(load_config(catalog.resolve(str(tiny_folder))))
+    found = placement.plan_device_map(module, torch.device("cuda", 0), quantised=False)
+    assert found is not None
+    assert set(found.as_text().values()) == {"cuda:0", "cpu"}

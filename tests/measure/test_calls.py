@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
+import recorded
 import torch
+from machines import HOST
+from subjects import subject_of
 from torch.utils.flop_counter import FlopCounterMode
 
 from profiler.counting.attention import AttentionCore
 from profiler.counting.operators import Experts
 from profiler.counting.walk import walk
+from profiler.engines.caches import rewind
+from profiler.engines.registry import ENGINES
 from profiler.facts.step import Step
-from profiler.measure.captured_calls import answered, callable_modules, caught_calls
+from profiler.measure.captured_calls import answered, callable_modules, caught_calls, step_of
 
 pytestmark = pytest.mark.cpu
 
@@ -125,3 +132,36 @@ def test_between_the_calls_no_product_is_left(make: Callable[[], Any]) -> None:
         assert whole.get_total_flops() > 100_000
         assert small.get_total_flops() <= router + 2 * 8 * 2 * 2
         assert run().logits.abs().sum() > 0
+
+
+@pytest.mark.parametrize("engine", ["static", "eager"])
+def test_a_decode_step_is_replayed_any_number_of_times(
+    engine: str, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A static cache of 6 + 4 tokens has 10 slots; each replay of the captured step writes to the same one.
+
+    Without setting the cache back, the fifth writes to slot 10: an error in `index_copy_` that ends a CUDA context.
+    """
+    machine = recorded.machine(monkeypatch)
+    subject, _ = subject_of(str(tiny_folder), prompt_lens=[6], batch_sizes=[2], new_tokens=4, engine=engine)
+    [cell] = subject.grid.cells
+    [key] = [key for key in cell.keys if key.phase == "decode"]
+    step = step_of(replace(subject, machine=machine), key)
+    with torch.inference_mode():
+        step()
+        replay = machine.capture(step)
+        for _ in range(64):
+            replay()
+
+
+def test_a_moving_window_is_set_back_on_the_host_too() -> None:
+    """A window of 8 within 24 slots, filled with 12 tokens: after each of 32 steps it has seen 13."""
+    model: Any = windowed()
+    engine = ENGINES["static"](model, HOST)
+    with torch.inference_mode():
+        state = engine.fill(2, 12, 24)
+        set_back = rewind(state.cache, 12)
+        for _ in range(32):
+            set_back()
+            engine.decode(state)
+            assert {layer.cumulative_length_int for layer in state.cache.layers} == {13}

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from machines import HOST
 from subjects import PLANTED, of_caches, subject_of
 
 from profiler.device.machine import Machine
@@ -105,6 +106,30 @@ def test_only_a_mixture_of_experts_is_tried_with_other_experts(tiny_folder: Path
     current = mixture.experts
     others = [form.experts for form in variants_of(mixture) if form.experts]
     assert sorted([current, *others]) == ["batched_mm", "eager", "grouped_mm"]
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "kernels"),
+    [
+        ("7.5", torch.float16, {"math", "memory-efficient"}),
+        ("8.0", torch.float32, {"math", "memory-efficient"}),
+        ("9.0", torch.bfloat16, {"math", "memory-efficient", "flash", "cudnn"}),
+    ],
+)
+def test_a_gpu_tries_the_attention_kernels_that_it_has(
+    capability: str, dtype: torch.dtype, kernels: set[str], tiny_folder: Path
+) -> None:
+    """torch's `check_sm_version` and `check_tensor_dtype` (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp)."""
+    subject, _ = subject_of(str(tiny_folder))
+    info = replace(HOST.info, kind="cuda", compute_capability=capability)
+    gpu: Any = SimpleNamespace(is_cuda=True, info=info)
+    request = replace(subject.request, dtype=dtype)
+    paths = {name: replace(path, kernel="fused") for name, path in subject.paths.items()}
+    on_gpu = replace(subject, machine=gpu, loaded=replace(subject.loaded, request=request), paths=paths)
+    tried = {
+        name.removesuffix(" attention") for name in (form.name for form in variants_of(on_gpu)) if " and " not in name
+    }
+    assert kernels == tried & {"math", "flash", "memory-efficient", "cudnn"}
 
 
 def test_attention_kernels_are_tried_with_and_without_a_mask(

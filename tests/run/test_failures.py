@@ -73,7 +73,15 @@ def test_a_cell_that_raises_is_a_gap_with_its_type_and_first_line(error: Excepti
     assert visited(error) == Gap(CELL, "failed", reason)
 
 
-@pytest.mark.parametrize("error", [no_memory(), MemoryError("std::bad_alloc"), torch.OutOfMemoryError("CUDA")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        no_memory(),
+        MemoryError("std::bad_alloc"),
+        torch.OutOfMemoryError("CUDA"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
+)
 def test_an_allocator_that_has_no_memory_is_out_of_memory(error: Exception) -> None:
     assert visited(error) == Gap(CELL, "oom", "out of memory")
 

@@ -60,6 +60,7 @@ class Driver:
             "memory_allocated": lambda device=None: self.card(device).memory.allocated,
             "memory_reserved": lambda device=None: self.card(device).memory.reserved,
             "max_memory_allocated": lambda device=None: self.card(device).memory.peak_allocated,
+            "get_allocator_backend": lambda: "native",
             "memory_snapshot": self._memory_snapshot,
             "reset_peak_memory_stats": self._reset_peak,
             "empty_cache": self._empty_cache,
