@@ -68,9 +68,9 @@ class Effort:
     """Seconds of its small kernels."""
     profile_twin_s: float = 1.5
     """Seconds of its twin's steps, per phase and batch size."""
-    script_least_s: float = 60.0
-    script_most_s: float = 120.0
-    """`why`: least and most seconds of trials."""
+    script_least_s: float = 30.0
+    script_most_s: float = 300.0
+    """`why`: least and most seconds after the script; between them as long as the script took."""
     script_repeats: int = 20
     """`why`: most repeats of a short call within one side of a pair."""
     script_calls: int = 8

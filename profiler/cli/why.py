@@ -19,7 +19,7 @@ from profiler.errors import RequestError
 if TYPE_CHECKING:
     from profiler.why_slow.command import Watched
 
-_WITH_VALUE = ("--out", "--format")
+_WITH_VALUE = ("--out", "--format", "--budget")
 
 
 class WhyCommand(TyperCommand):
@@ -46,6 +46,15 @@ def why_command(
     ] = None,
     module: Annotated[str, typer.Option("-m", metavar="MODULE", help="Run a module instead of a file.")] = "",
     out: Annotated[Path | None, typer.Option(help="Folder for why.json and why.html (default: under runs/).")] = None,
+    budget_s: Annotated[
+        float | None,
+        typer.Option(
+            "--budget",
+            min=0.0,
+            show_default=False,
+            help="Most seconds for the answer (default: as long as the script took, at least 30, at most 300).",
+        ),
+    ] = None,
     plain: Plain = False,
     output_format: Format = "table",
 ) -> None:
@@ -63,7 +72,8 @@ def why_command(
     path = None if module or script is None else Path(script)
     as_json = output_format == "json"
     print_answer = functools.partial(_print_answer, plain=plain, as_json=as_json)
-    raise typer.Exit(why_script(path, module, arguments, out, _script_streams(to_stderr=as_json), print_answer))
+    streams = _script_streams(to_stderr=as_json)
+    raise typer.Exit(why_script(path, module, arguments, out, streams, print_answer, budget_s))
 
 
 def _print_answer(watched: Watched, *, plain: bool, as_json: bool) -> None:

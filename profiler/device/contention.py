@@ -11,10 +11,23 @@ import psutil
 
 from profiler.device.clock import now_s
 from profiler.facts.contention import BusyProcess, Contention
+from profiler.stats import NANOSECOND_S
 
 # The kernel counts CPU time in ticks of 10 ms; over a shorter time, rounding would dominate.
 _LEAST_S = 0.3
 _MOST_NAMED, _LEAST_NAMED_CORES = 3, 0.1
+
+
+def waited_for_core_s() -> float:
+    """Seconds that this process's main thread was ready to run while its core ran others; 0 where it is not counted.
+
+    The second number of /proc/[pid]/schedstat, in nanoseconds (Linux, Documentation/scheduler/sched-stats.rst).
+    """
+    try:
+        with open("/proc/self/schedstat") as file:
+            return int(file.read().split()[1]) * NANOSECOND_S
+    except (OSError, IndexError, ValueError):
+        return 0.0
 
 
 class ForeignLoad:

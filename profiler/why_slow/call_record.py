@@ -47,6 +47,12 @@ class CallRecord:
     ended_s: float = 0.0
     """Like `began_s`, on the host's clock, without waiting for the device."""
     thread: int = 0
+    forward_s: float = 0.0
+    """Seconds in forward passes within `generate`, on the host's clock."""
+    prompt_s: float = 0.0
+    """Seconds in the first of them."""
+    sampling_s: float = 0.0
+    """Seconds in transformers' own logits processors."""
     failed: str = ""
     """Class and first line of the exception; empty if the call returned."""
 

@@ -26,7 +26,7 @@ from profiler.why_slow.loop_changes import (
 )
 from profiler.why_slow.observations import Call
 from profiler.why_slow.recorder import Recorder
-from profiler.why_slow.repeat_call import CallGroup, Candidate, RepeatedRun, repeat
+from profiler.why_slow.repeat_call import CallGroup, Candidate, RepeatedCall, RepeatedRun, repeat
 
 
 def candidates(group: CallGroup, recorder: Recorder) -> Iterator[Candidate]:
@@ -40,6 +40,7 @@ def candidates(group: CallGroup, recorder: Recorder) -> Iterator[Candidate]:
 
     def candidate(name: str, evidence: str, change: str, changed: RepeatedRun = unchanged, **more: Any) -> Candidate:
         where = more.pop("where", call.where)
+        more |= {"new_tokens": call.new_tokens, "prompt_s": call.steady_prompt_s}
         return Candidate(name, evidence, change, where, unchanged, changed, group.like(call), **more)
 
     if call.kind == "generate" and settings["cache"] == "off":
@@ -183,11 +184,7 @@ def _with_copies(
 ) -> Iterator[Candidate]:
     """Changes that need a copy of the model, if there is room for one."""
     for other in other_copies(group.model, call.settings["dtype"]):
-        make = functools.cache(other.make)
-
-        def changed(make: Callable[[], Any] = make) -> object:
-            return repeat(noted, call, make())()
-
+        changed = RepeatedCall(noted, call, functools.cache(other.make))
         yield candidate(other.id, other.evidence, other.change, changed, where=group.loaded_at)
 
 

@@ -24,7 +24,7 @@ from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.render import html_why, why_document
 from profiler.why_slow.script import run_module, run_script
 
-# Share of the trials' budget for repeating first calls.
+# Share of the budget for repeating first calls.
 _FIRST_CALLS_SHARE = 0.25
 
 
@@ -43,10 +43,12 @@ def why_script(
     out: Path | None,
     streams: contextlib.AbstractContextManager[object],
     report: Callable[[Watched], object],
+    budget_s: float | None = None,
 ) -> int:
     """Run a script or a module unmodified within `streams`, call `report` with the answer, and return the exit code.
 
-    Raises RequestError if the script cannot be read.
+    The answer takes at most about `budget_s` seconds after the script; see `explained`. Raises RequestError if the
+    script cannot be read.
     """
     recorder, name, process = Recorder(), module or Path(str(script)).name, os.getpid()
     foreign = ForeignLoad(children=True)
@@ -54,7 +56,7 @@ def why_script(
 
         def end(code: int) -> None:
             around.close()
-            found = explained(recorder, name, foreign, interrupted=code == 130)
+            found = explained(recorder, name, foreign, budget_s, interrupted=code == 130)
             folder = None
             if found is not None:
                 folder = out or Path("runs") / _folder_name(name)
@@ -94,11 +96,17 @@ def _before_immediate_exit(end: Callable[[int], None]) -> Iterator[None]:
 
 
 def explained(
-    recorder: Recorder, name: str, foreign: ForeignLoad | None = None, *, interrupted: bool = False
+    recorder: Recorder,
+    name: str,
+    foreign: ForeignLoad | None = None,
+    budget_s: float | None = None,
+    *,
+    interrupted: bool = False,
 ) -> Why | None:
     """The answer, after trials of the recorded calls; None if no model was called or loaded.
 
-    `foreign` has watched other processes while the script ran.
+    `foreign` has watched other processes while the script ran. By default `budget_s` is as long as the script took, at
+    least 30 s and at most 5 min.
     """
     seen = recorder.seen(name, interrupted=interrupted)
     if not seen.calls and not seen.loads and not seen.unnoted:
@@ -116,11 +124,13 @@ def explained(
     from profiler.why_slow.trials import once_warm, try_changes
 
     limits = effort.STANDARD
-    budget_s = min(limits.script_most_s, max(limits.script_least_s, 2 * seen.calls_s))
+    if budget_s is None:
+        budget_s = min(limits.script_most_s, max(limits.script_least_s, seen.wall_s))
     start_s = now_s()
     seen = once_warm(recorder, seen, _FIRST_CALLS_SHARE * budget_s)
-    trials, missed = try_changes(recorder, seen, budget_s - (now_s() - start_s))
-    return judge_calls(seen, trials, _floor(recorder, seen) if limits.script_floor else None, missed)
+    floor = _floor(recorder, seen) if limits.script_floor else None
+    trials, missed = try_changes(recorder, seen, budget_s, spent_s=now_s() - start_s)
+    return judge_calls(seen, trials, floor, missed)
 
 
 def _floor(recorder: Recorder, seen: Observations) -> CallFloor | None:
@@ -179,8 +189,11 @@ class Watching:
 
 
 @contextlib.contextmanager
-def why() -> Iterator[Watching]:
+def why(budget_s: float | None = None) -> Iterator[Watching]:
     """Record the calls of transformers' models within a block, and explain their time afterwards.
+
+    The explanation takes at most about `budget_s` seconds: by default as long as the block took, at least 30 s and at
+    most 5 min.
 
     with profiler.why() as watching:
         model.generate(...)
@@ -189,4 +202,4 @@ def why() -> Iterator[Watching]:
     recorder, watching, foreign = Recorder(), Watching(), ForeignLoad(children=True)
     with watched(recorder):
         yield watching
-    watching.found = explained(recorder, "this block", foreign)
+    watching.found = explained(recorder, "this block", foreign, budget_s)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 
 from profiler.counting.floor import RoofSet, roof_times
@@ -42,7 +43,7 @@ def floor_of_calls(calls: Sequence[tuple[Call, nn.Module | None]]) -> CallFloor:
     """
     alive = {call.model.split(" (")[0]: model for call, model in calls if model is not None}
     subjects: dict[str, _Subject] = {}
-    total_s = dispatch_s = 0.0
+    total_s = dispatch_s = needless_s = 0.0
     for before, call in itertools.pairwise([None, *(call for call, _ in calls)]):
         assert call is not None
         name = call.model.split(" (")[0]
@@ -55,8 +56,9 @@ def floor_of_calls(calls: Sequence[tuple[Call, nn.Module | None]]) -> CallFloor:
         )
         total_s += call_s
         dispatch_s += exposed_s
+        needless_s += max(0.0, _roof_s(_steps_made(call), subjects[name]) - (call_s - exposed_s))
     known = all(subject.dispatch_s is not None for subject in subjects.values())
-    return CallFloor(total_s, dispatch_s if known else None)
+    return CallFloor(total_s, dispatch_s if known else None, needless_s)
 
 
 def _subject(model: nn.Module) -> _Subject:
@@ -85,12 +87,31 @@ def _call_floor(call: Call, subject: _Subject, *, decodes: bool) -> tuple[float,
     else:
         queries = np.array([tokens, *[1] * (call.new_tokens - 1)])
         contexts = np.array([call.context_len, *range(tokens, tokens + call.new_tokens - 1)])
-    step = Step(np.full(len(queries), call.batch_size), queries, contexts)
-    none = np.zeros(len(queries))
-    device_s = np.add(*roof_times(subject.work, step, subject.under, subject.dtype, none, none))
+    device_s = _roof_times(Step(np.full(len(queries), call.batch_size), queries, contexts), subject)
     # Compiled code is dispatched as one call, so these times do not bound it.
     dispatched = call.settings.get("compiled") != "yes"
     prefill_s, decode_s = (subject.dispatch_s if dispatched else None) or (0.0, 0.0)
     host_s = np.where(queries > 1, prefill_s, decode_s)
     exposed_s = np.maximum(host_s - device_s, 0.0) if subject.overlaps else host_s
     return float(np.sum(device_s + exposed_s)), float(np.sum(exposed_s))
+
+
+def _steps_made(call: Call) -> Step:
+    """The steps of a call as the script made it: with its padding, and without a cache if it had none."""
+    further = np.arange(1, call.new_tokens)
+    if call.settings.get("cache") == "off":
+        queries, contexts = np.append(call.prompt_len, call.prompt_len + further), np.zeros(1 + len(further), dtype=int)
+    else:
+        queries = np.append(call.prompt_len, np.ones(len(further), dtype=int))
+        contexts = np.append(call.context_len, call.prompt_len + further - 1)
+    return Step(np.full(len(queries), call.batch_size), queries, contexts)
+
+
+def _roof_s(step: Step, subject: _Subject) -> float:
+    return float(np.sum(_roof_times(step, subject)))
+
+
+def _roof_times(step: Step, subject: _Subject) -> NDArray[np.float64]:
+    """The roofline time of each step."""
+    none = np.zeros(np.shape(step.query))
+    return np.add(*roof_times(subject.work, step, subject.under, subject.dtype, none, none))

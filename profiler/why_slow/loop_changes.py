@@ -7,6 +7,7 @@ import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from profiler.units import duration
 from profiler.why_slow.call_record import CallRecord
 from profiler.why_slow.call_settings import prompt_ids
 from profiler.why_slow.observations import Call, Read, most_at_once, steady_s
-from profiler.why_slow.repeat_call import CallGroup, Candidate, RepeatedRun, repeat
+from profiler.why_slow.repeat_call import CallGroup, Candidate, InTurn, RepeatedRun, Whole, repeat
 
 # At most so many prompts are tried as one batch, if there are at least so many calls.
 _MOST_IN_A_BATCH = 8
@@ -40,7 +41,7 @@ def padding_changes(
     if not bool(used.all()):
         yield Candidate(
             "padding", share, 'pad only to the longest text of a batch: padding="longest"', call.where, unchanged,
-            _on_parts(noted, call, model, [rows]), own_s,
+            _on_parts(noted, call, model, [rows]), own_s, new_tokens=call.new_tokens, prompt_s=call.steady_prompt_s,
         )  # fmt: skip
         return
     if len(rows) < 2:
@@ -52,6 +53,7 @@ def padding_changes(
     yield Candidate(
         "padding", share, "sort the texts by length, and pass texts of similar length together", call.where, unchanged,
         _on_parts(noted, call, model, [order[:cut], order[cut:]]), own_s,
+        new_tokens=call.new_tokens, prompt_s=call.steady_prompt_s,
     )  # fmt: skip
 
 
@@ -75,12 +77,7 @@ def _on_parts(noted: CallRecord, call: Call, model: Any, parts: Sequence[Sequenc
         )
         runs.append(repeat(cut, call, model))
 
-    return functools.partial(_run_all, runs)
-
-
-def _run_all(runs: Sequence[RepeatedRun]) -> None:
-    for run in runs:
-        run()
+    return InTurn(runs)
 
 
 def _repeatable(group: CallGroup) -> list[tuple[Call, CallRecord]]:
@@ -110,7 +107,6 @@ def batching_changes(group: CallGroup) -> Iterator[Candidate]:
     named = {name: value for name, value in (noted.arguments or ((), {}))[1].items() if name != "inputs"}
     whole.arguments = ((), {**named, "input_ids": batch, "attention_mask": mask})
     tokens = max(call.new_tokens for call, _ in chosen)
-    options = {"max_new_tokens": tokens, "min_new_tokens": tokens}
     at_once = most_at_once(group.calls)
 
     def in_threads() -> None:
@@ -124,10 +120,12 @@ def batching_changes(group: CallGroup) -> Iterator[Candidate]:
         f"{len(group.calls)} prompts are passed {how}",
         f"pass {len(chosen)} at a time, padded on the left",
         call.where,
-        functools.partial(_run_all, runs) if at_once == 1 else in_threads,
-        repeat(whole, call, group.model, options),
+        InTurn(runs) if at_once == 1 else Whole(in_threads),
+        repeat(whole, replace(call, new_tokens=tokens), group.model),
         (steady_s([call for call, _ in chosen]),),
         shape=f"{len(chosen)} of the prompts",
+        new_tokens=tokens,
+        prompt_s=sum(call.steady_prompt_s for call, _ in chosen),
     )
 
 
@@ -175,8 +173,8 @@ def loop_without_cache(group: CallGroup) -> Candidate | None:
         f"each of {len(calls)} forwards computes the whole prompt again, which grows by one token",
         "pass past_key_values and only the new token",
         first.where,
-        functools.partial(_run_all, runs),
-        changed,
+        InTurn(runs),
+        Whole(changed),
         (sum(call.steady_s for call, _ in pairs),),
         shape=f"{len(pairs)} forwards of {first.prompt_len} to {last.prompt_len} tokens",
     )
@@ -192,7 +190,8 @@ def without_reads(group: CallGroup, read: Read) -> Candidate:
 
     def in_a_row(reads: int) -> None:
         for run in runs:
-            value = run().logits[0, -1, 0]
+            found: Any = run()
+            value = found.logits[0, -1, 0]
             for _ in range(reads):
                 value.item()
         clock.synchronize()
@@ -202,8 +201,8 @@ def without_reads(group: CallGroup, read: Read) -> Candidate:
         f"the host reads {read.count} values, waits {duration(read.seconds)} for them, and cannot run ahead",
         "keep tokens on the device, and read them every few steps or at the end",
         read.where,
-        functools.partial(in_a_row, reads_each),
-        functools.partial(in_a_row, 0),
+        Whole(functools.partial(in_a_row, reads_each)),
+        Whole(functools.partial(in_a_row, 0)),
         (sum(call.steady_s for call, _ in chosen),),
         shape=f"{len(chosen)} forwards in a row",
     )

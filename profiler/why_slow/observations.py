@@ -46,6 +46,17 @@ class Call:
     """Seconds once warm, for the first call of a shape and calls that overlap it; None if not measured."""
     failed: str = ""
     """Class and first line of the exception; empty if the call returned."""
+    forward_s: float | None = None
+    """Seconds in forward passes within `generate`, on the host's clock; None for a forward and on a GPU."""
+    prompt_s: float = 0.0
+    """Seconds in the first of them."""
+    sampling_s: float = 0.0
+    """Seconds within `generate` in logits processors of transformers: temperature, top-k, top-p."""
+
+    @property
+    def steady_prompt_s(self) -> float:
+        """Seconds of the prompt within `generate`, without the one-time costs of a first call."""
+        return max(0.0, self.prompt_s - (self.seconds - self.steady_s))
 
     @property
     def steady_s(self) -> float:
@@ -145,6 +156,8 @@ class Observations:
     graph_breaks: tuple[GraphBreak, ...] = ()
     """The most frequent first."""
     unnoted: UnrecordedCall | None = None
+    waited_s: float = 0.0
+    """Seconds that the script's main thread waited for a core while other threads used it; 0 where it is unknown."""
     warnings: tuple[str, ...] = ()
     """Conditions of the machine that make these times doubtful."""
 
@@ -166,12 +179,6 @@ class Observations:
     def steady_s(self) -> float:
         """`watched_s` without one-time costs of first calls; the share of a finding refers to it."""
         return steady_s(self.calls) + self.loads_s + self.text_s
-
-    @property
-    def rest_s(self) -> float:
-        """Seconds outside of calls, loads, tokenizers, loops of forwards and the recording: imports and other code."""
-        named_s = self.watched_s + sum(item.seconds for item in self.between) + self.overhead_s
-        return max(0.0, self.wall_s - named_s)
 
 
 def covered_s(spans: Sequence[Call | Load]) -> float:

@@ -123,6 +123,17 @@ def _generation(module: ModuleType, recorder: Recorder) -> list[_Undo]:
     return [replace_attribute(base, "generate", generate)]
 
 
+def _logits_processors(module: ModuleType, recorder: Recorder) -> list[_Undo]:
+    base = module.LogitsProcessorList
+    original = base.__call__
+
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **named: Any) -> Any:
+        return recorder.sampling(functools.partial(original, self), args, named)
+
+    return [replace_attribute(base, "__call__", call)]
+
+
 def _tokenizers(module: ModuleType, recorder: Recorder) -> list[_Undo]:
     base = module.PreTrainedTokenizerBase
     undo: list[_Undo] = []
@@ -143,6 +154,7 @@ def _tokenizers(module: ModuleType, recorder: Recorder) -> list[_Undo]:
 _PATCHES: dict[str, Callable[[ModuleType, Recorder], list[_Undo]]] = {
     "transformers.modeling_utils": _models,
     "transformers.generation.utils": _generation,
+    "transformers.generation.logits_process": _logits_processors,
     "torch._dynamo.eval_frame": _compiled,
     "transformers.tokenization_utils_base": _tokenizers,
 }

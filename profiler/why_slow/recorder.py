@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from profiler.device.clock import OwnTime, clock_for, now_s
+from profiler.device.contention import waited_for_core_s
 from profiler.errors import describe_error
 from profiler.loading.cache_argument import without_cache
 from profiler.why_slow.call_record import CallRecord, RepeatableCall, Thread, replace_attribute, users_line
@@ -58,6 +59,7 @@ class Recorder:
     _numbers: weakref.WeakKeyDictionary[Any, int] = field(default_factory=weakref.WeakKeyDictionary)
     _settings: ModelSettings = field(default_factory=ModelSettings)
     _start_s: float = field(default_factory=now_s)
+    _waited_s: float = field(default_factory=waited_for_core_s)
     _compiling: Compiling = field(default_factory=Compiling)
 
     def __post_init__(self) -> None:
@@ -78,9 +80,10 @@ class Recorder:
         self.touched += 1
         if here.depth:
             noted = here.noted
-            if noted is not None and noted.model() is model:
-                noted.forwards += 1
-            return run(*args, **named)
+            if noted is None or here.depth > 1 or kind != "forward":
+                return run(*args, **named)
+            noted.forwards += noted.model() is model
+            return self._forward(noted, run, args, named)
         timer, noted = OwnTime(), None
         with self._errors_counted():
             here.noted = noted = self._note(kind, model, args, named, compiled)
@@ -98,6 +101,29 @@ class Recorder:
             here.depth, here.noted = 0, None
         self._record_end(noted, began_s, model, result)
         return result
+
+    def _forward(self, noted: CallRecord, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Run a forward pass within a call, and add its seconds to it."""
+        self._here.depth, start_s = 2, now_s()
+        try:
+            return run(*args, **named)
+        finally:
+            self._here.depth, spent_s = 1, now_s() - start_s
+            noted.forward_s += spent_s
+            noted.prompt_s = noted.prompt_s or spent_s
+
+    def sampling(self, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Run transformers' logits processors within `generate`, and add their seconds, without the script's own."""
+        self.touched += 1
+        noted = self._here.noted
+        if noted is None:
+            return run(*args, **named)
+        callbacks_s, start_s = sum(noted.callbacks.values()), now_s()
+        try:
+            return run(*args, **named)
+        finally:
+            spent_s = now_s() - start_s
+            noted.sampling_s += max(0.0, spent_s - (sum(noted.callbacks.values()) - callbacks_s))
 
     def _record_end(
         self,
@@ -238,6 +264,7 @@ class Recorder:
             self.reads.by_line(),
             tuple(self._compiling.graph_breaks()),
             self.unnoted,
+            waited_s=max(0.0, waited_for_core_s() - self._waited_s),
         )  # fmt: skip
 
     def _between(self) -> Iterator[Between]:
@@ -270,6 +297,9 @@ class Recorder:
             callbacks_s=dict(noted.callbacks),
             began_s=first.began_s - self._start_s + noted.clock.seconds([first.start, noted.start])[0],
             failed=noted.failed,
+            forward_s=None if noted.kind == "forward" or noted.clock.ahead else noted.forward_s,
+            prompt_s=noted.prompt_s,
+            sampling_s=noted.sampling_s,
         )
 
     def _note(

@@ -11,7 +11,8 @@ from profiler.json_document import Document
 from profiler.report.blocks import HTML, Lines, Section, Sentences, text_table
 from profiler.report.terminal import print_sections
 from profiler.units import duration, several
-from profiler.why_slow.findings import FEW_ROUNDS, LEAST_SHARE, CallFloor, Finding, FirstCall, Why
+from profiler.why_slow.breakdown import TimePart, time_parts
+from profiler.why_slow.findings import LEAST_SHARE, CallFloor, Finding, FirstCall, Why
 from profiler.why_slow.observations import (
     Call,
     GraphBreak,
@@ -27,8 +28,8 @@ CALL_COLUMNS = ("where", "calls", "what", "time", "a call", "ran with")
 _MOST_ROWS = 30
 _NEAR = 0.7
 """Floor / time of the calls, from which on a script is near what the machine can do."""
-_WORTH_A_LINE = 0.1
-"""Share of the script's run time above which unattributed time is reported."""
+_WORTH_A_ROW = 0.01
+"""Share of the script's run time from which on a part of it has its own row."""
 # (setting, its usual value, the word for another one)
 _UNUSUAL = (
     ("gradients", "off", "gradients"),
@@ -61,8 +62,8 @@ def why_sentences(why: Why) -> list[str]:
         lines.append("Each saving is that of one change; together they save less than their sum.")
     for trial in why.undecided:
         lines.append(
-            f"Unclear: {trial.evidence} ({trial.where}); without it a call takes {_percent(trial.saving)} less"
-            f" {_uncertainty(len(trial.rounds))}."
+            f"Unclear: {trial.evidence} ({trial.where}); without it a call takes {_percent(trial.saving)} less by the"
+            f" median of {len(trial.rounds)} pairs, but the pairs disagree. Try again when nothing else runs."
         )
     if why.too_close:
         names = ", ".join(f"{trial.id} ({trial.where}, {_percent(why.share_of(trial))})" for trial in why.too_close)
@@ -70,26 +71,10 @@ def why_sentences(why: Why) -> list[str]:
     has_advice = why.findings or why.undecided or why.too_close
     if not has_advice and not seen.interrupted and (seen.calls or not seen.unnoted):
         lines.append(_nothing(why))
-    if seen.loads:
+    if why.findings and (seen.loads or seen.steady_s < (1 - LEAST_SHARE) * seen.watched_s):
         warm = "warm calls" if seen.steady_s < seen.watched_s else "calls"
-        base = f" Percentages refer to {duration(seen.steady_s)}: {warm}, loads and tokenizers."
-        loads = f"{several(len(seen.loads), 'load', 'loads')} took {duration(seen.loads_s)}."
-        lines.append(f"{loads}{base if why.findings else ''}")
-    elif why.findings and seen.steady_s < (1 - LEAST_SHARE) * seen.watched_s:
-        lines.append(f"Percentages refer to {duration(seen.steady_s)}: warm calls and tokenizers.")
-    if seen.watched_s and seen.text_s > LEAST_SHARE * seen.watched_s:
-        lines.append(f"Tokenizers took {duration(seen.text_s)}, part of which is needed, from {seen.text_where} on.")
-    for item in seen.between:
-        if item.seconds > LEAST_SHARE * seen.watched_s:
-            lines.append(
-                f"Between its {item.count + 1} forwards at {item.where} the script took {duration(item.seconds)}, to"
-                " choose, read and print tokens."
-            )
-    if not seen.unnoted and seen.rest_s > _WORTH_A_LINE * seen.wall_s:
-        lines.append(
-            f"The other {duration(seen.rest_s)} of its {duration(seen.wall_s)}"
-            f" ({_percent(seen.rest_s / seen.wall_s)}) were imports and the script's own work."
-        )
+        loads = ", loads" if seen.loads else ""
+        lines.append(f"Percentages refer to {duration(seen.steady_s)}: {warm}{loads} and tokenizers.")
     return [*lines, *map(_first_call, why.first_calls)]
 
 
@@ -129,12 +114,6 @@ def _unnoted_words(unnoted: UnrecordedCall) -> str:
     return f"recording failed {times}; what it missed is in none of these figures ({unnoted.reason})"
 
 
-def _uncertainty(pairs: int) -> str:
-    if pairs < FEW_ROUNDS:
-        return f"in {several(pairs, 'pair, which is', 'pairs, which are')} too few: no time was left"
-    return f"by the median of {pairs} pairs, but the pairs disagree. Try again when nothing else runs"
-
-
 def _nothing(why: Why) -> str:
     """A sentence for an answer without findings: what was tried, and how near the script is to its floor."""
     calls_s = steady_s(why.seen.calls)
@@ -142,15 +121,22 @@ def _nothing(why: Why) -> str:
     near = f": {_percent(share)} of what this machine can do with this model" if share and share >= _NEAR else ""
     if why.not_tried:
         trials = several(len(why.tried), "trial", "trials")
-        start = f"Nothing was found in {trials}, and" if why.tried else "Nothing could be tried:"
-        return f"{start} {len(why.not_tried)} could not be made (listed below){near}."
+        start = (
+            f"Nothing was found in {trials}, and others could not be made" if why.tried else "Nothing could be tried"
+        )
+        return f"{start} (listed below){near}.{'' if near else _largest_rest(why)}"
     tried = f" of {len(why.tried)} tried" if why.tried else ""
     if share is None or near:
         return f"Nothing to change{tried}{near}."
-    return (
-        f"Nothing to change{tried}, and the floor is {_percent(share)} of its time: the rest is in the library."
-        " roofscope run --engine generate breaks it down."
-    )
+    return f"Nothing to change{tried}, and the floor is {_percent(share)} of its time.{_largest_rest(why)}"
+
+
+def _largest_rest(why: Why) -> str:
+    """A sentence about the largest part of the script's time beyond the floor of its calls."""
+    beyond = [part for part in time_parts(why) if part.beyond_floor]
+    if not beyond or why.floor is None:
+        return ""
+    return f" The largest part of the rest is {beyond[0].what}: {duration(beyond[0].seconds)}."
 
 
 def _floor_words(floor: CallFloor) -> str:
@@ -274,6 +260,8 @@ class WhyDocument(Document):
     """Seconds that the same tokens need on this machine; null if unknown."""
     floor_dispatch_s: float | None
     """The part of `floor_s` that is dispatch; null if unknown."""
+    time: Sequence[TimePart]
+    """Where `wall_s` went, the largest part first; the parts add up to it."""
     graph_breaks: Sequence[GraphBreak]
     warnings: Sequence[str]
     interrupted: bool
@@ -298,6 +286,7 @@ def why_document(why: Why) -> WhyDocument:
         overhead_s=seen.overhead_s,
         floor_s=why.floor.seconds if why.floor else None,
         floor_dispatch_s=why.floor.dispatch_s if why.floor else None,
+        time=time_parts(why),
         graph_breaks=seen.graph_breaks,
         warnings=seen.warnings,
         interrupted=seen.interrupted,
@@ -308,6 +297,16 @@ def why_document(why: Why) -> WhyDocument:
     )
 
 
+def time_rows(why: Why) -> list[list[str]]:
+    """Where the time went, in the order of TIME_COLUMNS; parts of less than 1 % share the last row."""
+    wall_s, parts = max(why.seen.wall_s, 1e-9), time_parts(why)
+    shown = [part for part in parts if part.seconds >= _WORTH_A_ROW * wall_s]
+    rest_s = sum(part.seconds for part in parts) - sum(part.seconds for part in shown)
+    shown += [TimePart("all else", rest_s)] if rest_s > 0 and len(shown) < len(parts) else []
+    return [[part.what, duration(part.seconds), _percent(part.seconds / wall_s)] for part in shown]
+
+
+TIME_COLUMNS = ("part", "time", "share")
 FINDING_COLUMNS = ("finding", "saves", "share", "line", "evidence", "change")
 TRIAL_COLUMNS = ("tried", "line", "what", "rounds", "saving")
 
@@ -324,10 +323,13 @@ def why_sections(why: Why) -> list[Section]:
     calls = text_table(CALL_COLUMNS, call_rows(why), texts=("what",), wrapped=("ran with",))
     finding_table = text_table(FINDING_COLUMNS, findings, texts=("line",), wrapped=("evidence", "change"))
     largest_first = "the largest saving first; seconds of this script, with their basis in the notes"
+    whole = f"all {duration(why.seen.wall_s)} of the script"
+    seen_any = bool(why.seen.calls or why.seen.loads)
     in_turn = "the same call, unchanged and changed in turn, on the script's model"
     return [
         Section("", [Sentences(why_sentences(why))]),
         Section("What to change", [finding_table] if findings else [], largest_first, HTML),
+        Section("Where the time went", [text_table(TIME_COLUMNS, time_rows(why))] if seen_any else [], whole),
         Section("Calls", [calls], "measured as the script ran"),
         Section("Trials", [text_table(TRIAL_COLUMNS, trials, texts=("line", "what"))] if trials else [], in_turn, HTML),
         Section("Notes", [Lines(why.seen.warnings, "warning"), Lines(note_lines(why), "dim")]),

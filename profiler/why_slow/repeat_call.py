@@ -5,21 +5,63 @@ from __future__ import annotations
 import contextlib
 import functools
 import statistics
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 
 from profiler.loading.cache_argument import argument_name, cache_of
 from profiler.why_slow.call_record import CallRecord
+from profiler.why_slow.call_settings import prompt_ids
 from profiler.why_slow.observations import Call, steady_s
 
 # Not repeated: objects of the script with side effects, and limits of the length, which a trial takes from the call.
 _DROPPED_ARGUMENTS = ("streamer", "stopping_criteria", "max_length", "min_length", "max_time", "stop_strings")
 
-RepeatedRun = Callable[[], Any]
-Mode = Callable[[], contextlib.AbstractContextManager[object]]
+
+class RepeatedRun(Protocol):
+    """A run that a trial repeats."""
+
+    def __call__(self) -> object: ...
+
+    def shortened(self, tokens: int) -> tuple[WeightedRun, ...]:
+        """Parts that stand for the run, with at most `tokens` new tokens; empty if it cannot be shortened."""
+
+
+@dataclass(frozen=True)
+class WeightedRun:
+    """A run whose seconds count `weight` times."""
+
+    weight: float
+    run: Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A run that cannot be shortened."""
+
+    run: Callable[[], object]
+
+    def __call__(self) -> object:
+        return self.run()
+
+    def shortened(self, _tokens: int) -> tuple[WeightedRun, ...]:
+        return ()
+
+
+@dataclass(frozen=True)
+class InTurn:
+    """Some runs, one after the other."""
+
+    runs: Sequence[RepeatedRun]
+
+    def __call__(self) -> object:
+        return [run() for run in self.runs]
+
+    def shortened(self, tokens: int) -> tuple[WeightedRun, ...]:
+        parts = [run.shortened(tokens) for run in self.runs]
+        return tuple(part for each in parts for part in each) if all(parts) else ()
 
 
 @dataclass(frozen=True)
@@ -37,6 +79,10 @@ class Candidate:
     within: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
     """The context in which `changed` runs; entering and leaving it is not timed."""
     shape: str = ""
+    new_tokens: int = 0
+    """New tokens of the call, or of the longest one; 0 if it is no `generate`."""
+    prompt_s: float = 0.0
+    """Seconds of the prompt in `seconds`."""
     alone: bool = False
     """Whether only `changed` can be run, because objects of the script must not be called again."""
 
@@ -84,6 +130,89 @@ class CallGroup:
         return tuple(other.steady_s for other in self.calls if other.words == call.words)
 
 
+@dataclass(frozen=True)
+class RepeatedCall:
+    """A recorded call, repeated at the same length with `options` in place of its arguments."""
+
+    noted: CallRecord
+    call: Call
+    model: Callable[[], Any]
+    options: Mapping[str, object] = field(default_factory=dict)
+    inference: bool = False
+    """Whether it runs under torch.inference_mode(), else with the gradient mode of the call."""
+    _filled: list[Any] = field(default_factory=list)
+    """The cache of a forward with a context, once it is filled."""
+
+    def __call__(self) -> object:
+        return self._run(self.call.new_tokens)
+
+    def shortened(self, tokens: int) -> tuple[WeightedRun, ...]:
+        """A long `generate` as its prompt and one token, and a step from the middle of its answer per further token.
+
+        Steps grow with the context, so those in the middle are the average. Their time is that of `tokens` tokens
+        without the time of the first of them.
+        """
+        new = self.call.new_tokens
+        if self.call.kind != "generate" or tokens < 2:
+            return ()
+        if new <= tokens:
+            return (WeightedRun(1.0, self),)
+        middle, times = (new - tokens) // 2, (new - 1) / (tokens - 1)
+        return (
+            WeightedRun(1.0, functools.partial(self._run, 1)),
+            WeightedRun(times, functools.partial(self._run, tokens, middle)),
+            WeightedRun(-times, functools.partial(self._run, 1, middle)),
+        )
+
+    def _run(self, new_tokens: int, further: int = 0) -> object:
+        """Run the call with `new_tokens`, after a prompt that is `further` tokens longer."""
+        model = self.model()
+        args, named = self.noted.arguments or ((), {})
+        named = {name: value for name, value in named.items() if name not in _DROPPED_ARGUMENTS}
+        if self.call.kind == "generate":
+            named |= {"max_new_tokens": new_tokens, "min_new_tokens": new_tokens}
+            args, named = _longer_prompt(model, args, named, further)
+        named |= self.options
+        if named.get("assistant_model", True) is None:
+            del named["assistant_model"]
+        # The advice is inference_mode(), which saves more than no_grad().
+        with torch.inference_mode() if self.inference else torch.set_grad_enabled(self._records_gradients):
+            if self.call.context_len:
+                named[argument_name(model)] = self._cache(model)
+            return (model.generate if self.call.kind == "generate" else model)(*args, **named)
+
+    @property
+    def _records_gradients(self) -> bool:
+        return self.call.settings["gradients"] == "on"
+
+    def _cache(self, model: Any) -> Any:
+        """A cache that holds the call's context: filled at the first run, and cropped to it before every later one."""
+        if self._filled:
+            self._filled[0].crop(-self.call.prompt_len)
+        else:
+            ids = torch.zeros(self.call.batch_size, self.call.context_len, dtype=torch.long, device=model.device)
+            self._filled.append(cache_of(model(ids, use_cache=True)))
+        return self._filled[0]
+
+
+def _longer_prompt(
+    model: Any, args: tuple[Any, ...], named: dict[str, Any], further: int
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with `further` copies of the last column of the prompt, and of its mask and inputs of its shape.
+
+    Those of an encoder-decoder, whose answer does not continue the prompt, and of embeddings are not changed.
+    """
+    ids = prompt_ids(args, named)
+    if ids is None or not further or model.config.is_encoder_decoder:
+        return args, named
+
+    def longer(value: Any) -> Any:
+        fits = isinstance(value, torch.Tensor) and value.shape == ids.shape
+        return torch.cat([value, value[:, -1:].expand(-1, further)], 1) if fits else value
+
+    return tuple(map(longer, args)), {name: longer(value) for name, value in named.items()}
+
+
 def repeat(
     noted: CallRecord,
     call: Call,
@@ -91,44 +220,6 @@ def repeat(
     options: Mapping[str, object] | None = None,
     *,
     inference: bool = False,
-) -> RepeatedRun:
-    """A function that repeats a call at the same length, with `options` in place of its arguments.
-
-    With `inference`, it runs under torch.inference_mode(), else with the gradient mode of the call.
-    """
-    args, named = noted.arguments or ((), {})
-    named = {name: value for name, value in named.items() if name not in _DROPPED_ARGUMENTS}
-    if call.kind == "generate":
-        named |= {"max_new_tokens": call.new_tokens, "min_new_tokens": call.new_tokens}
-    named |= options or {}
-    if named.get("assistant_model", True) is None:
-        del named["assistant_model"]
-    # The advice is inference_mode(), which saves more than no_grad().
-    grad_mode = functools.partial(torch.set_grad_enabled, call.settings["gradients"] == "on")
-    mode: Mode = torch.inference_mode if inference else grad_mode
-    entry = model.generate if call.kind == "generate" else model
-    if call.context_len:
-        return _after_context(model, call, args, named, mode)
-
-    def run() -> object:
-        with mode():
-            return entry(*args, **named)
-
-    return run
-
-
-def _after_context(model: Any, call: Call, args: tuple[Any, ...], named: dict[str, Any], mode: Mode) -> RepeatedRun:
-    """A forward with a cache, which is filled at the first run and cropped to its context before every later one."""
-    filled: list[Any] = []
-    name = argument_name(model)
-
-    def run() -> object:
-        with mode():
-            if not filled:
-                ids = torch.zeros(call.batch_size, call.context_len, dtype=torch.long, device=model.device)
-                filled.append(cache_of(model(ids, use_cache=True)))
-            else:
-                filled[0].crop(-call.prompt_len)
-            return model(*args, **named, **{name: filled[0]})
-
-    return run
+) -> RepeatedCall:
+    """A recorded call of a model, to be repeated; see RepeatedCall."""
+    return RepeatedCall(noted, call, lambda: model, options or {}, inference)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -12,10 +14,10 @@ from profiler.device.clock import Clock, now_s
 from profiler.errors import describe_error, first_line
 from profiler.loading.meta_model import quiet_libraries
 from profiler.why_slow.changes import candidates
-from profiler.why_slow.findings import DECISIVE, FEW_ROUNDS, LEAST_ROUNDS, LEAST_SHARE, ChangeTrial
+from profiler.why_slow.findings import DECISIVE, FEW_ROUNDS, LEAST_ROUNDS, LEAST_SHARE, ChangeTrial, is_settled
 from profiler.why_slow.observations import Observations, steady_s
 from profiler.why_slow.recorder import Recorder
-from profiler.why_slow.repeat_call import CallGroup, Candidate, RepeatedRun, repeat
+from profiler.why_slow.repeat_call import CallGroup, Candidate, WeightedRun, repeat
 
 # Shorter calls are repeated within a round.
 _SHORT_S = 0.2
@@ -25,44 +27,159 @@ _HOPELESS = 2.0
 _MOST_FIRSTS = 8
 
 
-def try_changes(recorder: Recorder, seen: Observations, budget_s: float) -> tuple[list[ChangeTrial], list[str]]:
+@dataclass
+class Missed:
+    """Changes that were not tried."""
+
+    by_reason: dict[str, list[str]] = field(default_factory=dict)
+    """Their names and lines, by the reason."""
+    without_time: dict[str, float] = field(default_factory=dict)
+    """Seconds that three pairs of them would take, by their names and lines."""
+
+    def add(self, name: str, reason: str) -> None:
+        names = self.by_reason.setdefault(reason, [])
+        if name not in names:
+            names.append(name)
+
+    def lines(self, budget_s: float) -> list[str]:
+        """One line per reason; the last says which budget would be enough, given that `budget_s` was not."""
+        lines = [f"{', '.join(names)}: {reason}" for reason, names in self.by_reason.items()]
+        if self.without_time:
+            enough_s = _ROUND_S * math.ceil((budget_s + sum(self.without_time.values())) / _ROUND_S)
+            lines.append(
+                f"{', '.join(self.without_time)}: no time was left for {FEW_ROUNDS} pairs;"
+                f" --budget {enough_s} would try {'them' if len(self.without_time) > 1 else 'it'}"
+            )
+        return lines
+
+
+def try_changes(
+    recorder: Recorder, seen: Observations, budget_s: float, spent_s: float = 0.0
+) -> tuple[list[ChangeTrial], list[str]]:
     """(trials, reasons why other changes were not tried), the most expensive calls first.
 
-    Trials end after `budget_s` seconds or at an interrupt; those made until then are returned.
+    Each change may take a share of the time that is left, by the seconds of its calls. A change that cannot be tried in
+    at least three pairs waits until the others are done, for the time that they leave. Trials end `budget_s` seconds
+    after the start, of which `spent_s` have passed, or at an interrupt; those made until then are returned.
     """
-    deadline_s = now_s() + budget_s
+    deadline_s = now_s() + budget_s - spent_s
     trials: list[ChangeTrial] = []
-    missed: list[str] = []
+    missed = Missed()
     with quiet_libraries(), torch.random.fork_rng(devices=[]):
         try:
-            for group in _groups(recorder, seen, missed, LEAST_SHARE * seen.steady_s):
-                for candidate in candidates(group, recorder):
-                    trial = _tried(candidate, group, budget_s, deadline_s)
-                    if isinstance(trial, str):
-                        missed.append(trial)
+            pending = _candidates(recorder, _groups(recorder, seen, missed, LEAST_SHARE * seen.steady_s), missed)
+            waiting: list[_Pending] = []
+            while pending:
+                weights = [each.group.seconds for each in pending]
+                candidate, group = (taken := pending.pop(0)).candidate, taken.group
+                left_s = deadline_s - now_s()
+                share = 1.0 if taken.waited else weights[0] / max(sum(weights), 1e-9)
+                name = f"{candidate.id} ({candidate.where})"
+                plan = plan_trial(candidate, share * left_s)
+                if isinstance(plan, float):
+                    if not taken.waited:
+                        waiting.append(replace(taken, waited=True))
                     else:
-                        trials.append(trial)
+                        missed.without_time[name] = plan
+                else:
+                    try:
+                        trials.append(_tried(candidate, group, plan, now_s() + left_s))
+                    except NoTimeLeftError:
+                        missed.without_time[name] = plan.least_s
+                    except Exception as error:
+                        missed.add(name, first_line(error))
+                if not pending:
+                    pending, waiting = waiting, []
         except KeyboardInterrupt:
-            missed.append("all other changes: interrupted")
+            missed.add("all other changes", "interrupted")
         except Exception as error:  # a user's model may fail in any way, and the answer is useful without more trials
-            missed.append(f"all other changes: {describe_error(error)}")
-    return trials, missed
+            missed.add("all other changes", describe_error(error))
+    return trials, missed.lines(budget_s)
 
 
-def _tried(candidate: Candidate, group: CallGroup, budget_s: float, deadline_s: float) -> ChangeTrial | str:
-    """The trial of one change, or the reason why it could not be tried."""
-    left_s = deadline_s - now_s()
-    name = f"{candidate.id} at {candidate.where}"
-    if left_s <= 0:
-        return f"{name}: no time was left"
-    allowed_s = min(left_s, budget_s / 2)
-    only_changed = candidate.alone or 2 * FEW_ROUNDS * candidate.seconds > allowed_s
-    try:
-        rounds = (_pairs_with_own_calls if only_changed else _interleaved_pairs)(candidate, allowed_s)
-    except Exception as error:
-        return f"{name}: {first_line(error)}"
-    if not rounds:
-        return f"{name}: there was only time for a single run"
+@dataclass(frozen=True)
+class _Pending:
+    """A change that is still to be tried."""
+
+    candidate: Candidate
+    group: CallGroup
+    waited: bool = False
+    """Whether it gets what the others left, because its share of the time was not enough."""
+
+
+def _candidates(recorder: Recorder, groups: Sequence[CallGroup], missed: Missed) -> list[_Pending]:
+    pending = []
+    for group in groups:
+        try:
+            pending += [_Pending(candidate, group) for candidate in candidates(group, recorder)]
+        except Exception as error:
+            missed.add(f"changes to the calls at {group.calls[0].where}", describe_error(error))
+    return pending
+
+
+class NoTimeLeftError(Exception):
+    """A trial has used its time before its third pair, on a machine that has become slower."""
+
+
+@dataclass(frozen=True)
+class TrialPlan:
+    """How a change is tried in the time allowed."""
+
+    allowed_s: float
+    least_s: float
+    """Seconds of the fewest pairs."""
+    tokens: int = 0
+    """New tokens that stand for all of a `generate`; 0: it is repeated whole."""
+
+
+# A short `generate` has at least so many new tokens, and fewer only if nothing else fits.
+_GOOD_TOKENS, _LEAST_TOKENS = 12, 4
+_ROUND_S = 10
+
+
+def plan_trial(candidate: Candidate, allowed_s: float) -> TrialPlan | float:
+    """The plan that fits into `allowed_s`, or the seconds that the fewest pairs would take.
+
+    In order of preference: five whole pairs, five shortened ones, three whole ones, three shortened ones.
+    """
+    # A short call gets a run before those that are timed.
+    side_s = candidate.seconds * (_repeats(candidate) + (candidate.seconds < _SHORT_S))
+    if candidate.alone:
+        least_s = (FEW_ROUNDS + 1) * side_s
+        return TrialPlan(allowed_s, least_s) if least_s <= allowed_s else least_s
+    least_s = _runs(FEW_ROUNDS) * side_s
+    if _runs(LEAST_ROUNDS) * side_s <= allowed_s:
+        return TrialPlan(allowed_s, least_s)
+    # Each side is a prompt, and twice a longer one, of which one has the short answer.
+    step_s = max(candidate.seconds - candidate.prompt_s, 1e-6) / max(1, candidate.new_tokens - 1)
+
+    def tokens(rounds: int) -> int:
+        fits = int((allowed_s / (_runs(rounds) + 1) - 3 * candidate.prompt_s) / step_s)
+        return min(fits, candidate.new_tokens - 1) if candidate.as_is.shortened(2) else 0
+
+    if (most := tokens(LEAST_ROUNDS)) >= _GOOD_TOKENS:
+        return TrialPlan(allowed_s, least_s, most)
+    if least_s <= allowed_s:
+        return TrialPlan(allowed_s, least_s)
+    short_s = (_runs(FEW_ROUNDS) + 1) * (3 * candidate.prompt_s + _LEAST_TOKENS * step_s)
+    if (most := tokens(FEW_ROUNDS)) >= _LEAST_TOKENS:
+        return TrialPlan(allowed_s, short_s, most)
+    return min(least_s, short_s) if candidate.as_is.shortened(2) else least_s
+
+
+def _runs(rounds: int) -> int:
+    """Runs of so many pairs, and of the changed call once before them."""
+    return 2 * rounds + 1
+
+
+def _tried(candidate: Candidate, group: CallGroup, plan: TrialPlan, deadline_s: float) -> ChangeTrial:
+    """The trial of one change. Raises NoTimeLeftError before the third pair."""
+    shape = candidate.shape or group.middle[0].words
+    if candidate.alone:
+        rounds = _pairs_with_own_calls(candidate, deadline_s)
+    else:
+        rounds = _interleaved_pairs(candidate, plan, deadline_s)
+        shape += f", as {plan.tokens} of its tokens" if plan.tokens else ""
     return ChangeTrial(
         candidate.id,
         tuple(call.number for call in group.calls),
@@ -70,12 +187,12 @@ def _tried(candidate: Candidate, group: CallGroup, budget_s: float, deadline_s: 
         candidate.where,
         candidate.evidence,
         candidate.change,
-        candidate.shape or group.middle[0].words,
-        against_its_own=only_changed,
+        shape,
+        against_its_own=candidate.alone,
     )
 
 
-def _groups(recorder: Recorder, seen: Observations, missed: list[str], least_s: float = 0.0) -> list[CallGroup]:
+def _groups(recorder: Recorder, seen: Observations, missed: Missed, least_s: float = 0.0) -> list[CallGroup]:
     """Groups of calls that take at least `least_s` seconds, the most expensive first.
 
     Calls whose model no longer exists are repeated on another model of the same class. Reasons why calls cannot be
@@ -101,7 +218,7 @@ def _groups(recorder: Recorder, seen: Observations, missed: list[str], least_s: 
             continue
         if model is None or all(noted.arguments is None for noted in notes):
             reason = f"they failed ({calls[0].failed})" if calls[0].failed else "their model no longer exists"
-            missed.append(f"the calls at {calls[0].where}: {reason}")
+            missed.add(f"the calls at {calls[0].where}", reason)
             continue
         groups.append(CallGroup(calls, notes, model, loaded_at or calls[0].where))
     return sorted(groups, key=lambda group: -group.seconds)
@@ -116,23 +233,28 @@ def once_warm(recorder: Recorder, seen: Observations, budget_s: float) -> Observ
     deadline_s = now_s() + budget_s
     warm_s: dict[int, float] = {}
     with quiet_libraries(), torch.random.fork_rng(devices=[]), contextlib.suppress(KeyboardInterrupt):
-        for group in _groups(recorder, seen, []):
+        for group in _groups(recorder, seen, Missed()):
             for first, noted in group.firsts[:_MOST_FIRSTS]:
-                if noted.arguments is None or now_s() + first.seconds > deadline_s:
+                whole = now_s() + first.seconds <= deadline_s
+                if noted.arguments is None or not (
+                    whole or (first.prompt_s and now_s() + first.prompt_s <= deadline_s)
+                ):
                     continue
                 with contextlib.suppress(Exception):  # a call that cannot be repeated counts in full
-                    run = repeat(noted, first, group.model)
+                    # The one-time costs of a long `generate` are those of its prompt.
+                    part = first if whole else replace(first, new_tokens=1)
+                    run = repeat(noted, part, group.model)
                     repeated_s = _once_s(run, noted.clock)
                     if now_s() + repeated_s < deadline_s:  # the first repeat also fills a cache and allocates memory
                         repeated_s = min(repeated_s, _once_s(run, noted.clock))
-                    repeated_s += sum(first.callbacks_s.values())
+                    repeated_s += sum(first.callbacks_s.values()) if whole else first.seconds - first.prompt_s
                     # Calls that overlap it in other threads had the same one-time costs.
                     share = min(1.0, repeated_s / first.seconds)
                     warm_s |= {call.number: share * call.seconds for call in group.others(first)}
     return replace(seen, calls=tuple(replace(call, warm_s=warm_s.get(call.number)) for call in seen.calls))
 
 
-def _once_s(run: RepeatedRun, clock: Clock) -> float:
+def _once_s(run: Callable[[], object], clock: Clock) -> float:
     """Seconds of one run, by the clock that timed the script's own call."""
     start = clock.mark()
     run()
@@ -141,62 +263,84 @@ def _once_s(run: RepeatedRun, clock: Clock) -> float:
     return clock.seconds([start, end])[0]
 
 
-def _interleaved_pairs(candidate: Candidate, budget_s: float) -> tuple[tuple[float, float], ...]:
+def _interleaved_pairs(candidate: Candidate, plan: TrialPlan, deadline_s: float) -> tuple[tuple[float, float], ...]:
     """Pairs of (seconds unchanged, seconds changed), warmed up, in alternating order.
 
-    They end early at the first pair without a saving, or if three pairs save 30 % each.
+    They end early if three pairs save 30 % each, or two pairs save nothing. Raises NoTimeLeftError if `deadline_s`
+    comes before the third.
     """
     start_s = now_s()
-    repeats = max(1, min(effort.STANDARD.script_repeats, round(_SHORT_S / max(candidate.seconds, 1e-3))))
+    repeats = _repeats(candidate)
+    as_is = candidate.as_is.shortened(plan.tokens) or (WeightedRun(1.0, candidate.as_is),)
+    changed = candidate.changed.shortened(plan.tokens) or (WeightedRun(1.0, candidate.changed),)
 
-    def timed(run: RepeatedRun) -> float:
+    def timed(parts: Sequence[WeightedRun]) -> float:
         # The other run has filled memory and caches, so a short call gets a run before it, as in the script.
         if candidate.seconds < _SHORT_S:
-            run()
+            parts[0].run()
         _synchronize()
-        return _seconds(run, repeats)
+        return _total_s(parts, repeats)
 
     # The script has warmed up the unchanged call; the changed one has its one-time costs in its first run.
+    if plan.tokens:
+        _total_s(as_is)
     with candidate.within():
-        candidate.changed()
-        _synchronize()
-        quickest_s = min(_seconds(candidate.changed) for _ in range(2))
+        quickest_s = _total_s(changed)
+        if quickest_s > _HOPELESS * candidate.seconds:
+            quickest_s = _total_s(changed)
     if quickest_s > _HOPELESS * candidate.seconds:
         return ((candidate.seconds, quickest_s),)
+    first_s = now_s()
     rounds: list[tuple[float, float]] = []
-    while len(rounds) < LEAST_ROUNDS and (not rounds or (now_s() - start_s) * (1 + 1 / len(rounds)) < budget_s):
+    while not is_settled(rounds) and _fits(rounds, first_s, min(deadline_s, start_s + plan.allowed_s), deadline_s):
         if len(rounds) % 2:
-            as_is_s = timed(candidate.as_is)
+            as_is_s = timed(as_is)
         with candidate.within():
-            changed_s = timed(candidate.changed)
+            changed_s = timed(changed)
         if not len(rounds) % 2:
-            as_is_s = timed(candidate.as_is)
+            as_is_s = timed(as_is)
         rounds.append((as_is_s, changed_s))
-        if changed_s >= as_is_s:
-            break
-        if len(rounds) == FEW_ROUNDS and all(1 - after / before > DECISIVE for before, after in rounds):
-            break
+    if len(rounds) < FEW_ROUNDS and not is_settled(rounds):
+        raise NoTimeLeftError
     return tuple(rounds)
 
 
-def _pairs_with_own_calls(candidate: Candidate, budget_s: float) -> tuple[tuple[float, float], ...]:
-    """Pairs of (seconds of a call of the script, seconds changed), used if there is no time to run both."""
-    start_s = now_s()
+def _repeats(candidate: Candidate) -> int:
+    """How often each side of a pair runs: more than once if the call is short."""
+    return max(1, min(effort.STANDARD.script_repeats, round(_SHORT_S / max(candidate.seconds, 1e-3))))
+
+
+def _fits(rounds: Sequence[object], first_s: float, allowed_until_s: float, deadline_s: float) -> bool:
+    """Whether there is time for one more pair; the fewest pairs may take what others left, but no more than all."""
+    until_s = deadline_s if len(rounds) < FEW_ROUNDS else allowed_until_s
+    spent_s = now_s() - first_s
+    return now_s() + spent_s / max(1, len(rounds)) <= until_s
+
+
+def _pairs_with_own_calls(candidate: Candidate, deadline_s: float) -> tuple[tuple[float, float], ...]:
+    """Pairs of (seconds of a call of the script, seconds changed), for calls that must not be repeated unchanged.
+
+    Raises NoTimeLeftError if `deadline_s` comes before the third.
+    """
     changed_s: list[float] = []
     # One more run than pairs, as the first has the one-time costs and is dropped.
-    while len(changed_s) <= LEAST_ROUNDS and (not changed_s or now_s() - start_s + changed_s[-1] < budget_s):
+    while len(changed_s) <= LEAST_ROUNDS and (not changed_s or now_s() + changed_s[-1] < deadline_s):
         with candidate.within():
             changed_s.append(_seconds(candidate.changed))
         if len(changed_s) > FEW_ROUNDS and all(1 - after / candidate.seconds > DECISIVE for after in changed_s):
             break
+    if len(changed_s) <= FEW_ROUNDS:
+        raise NoTimeLeftError
     own = sorted(candidate.own_s)
-    if len(own) < FEW_ROUNDS and not candidate.alone and now_s() - start_s + candidate.seconds < budget_s:
-        # One or two calls may have been disturbed, and the first has one-time costs.
-        own = [_seconds(candidate.as_is)]
     return tuple((own[index * len(own) // len(changed_s)], after) for index, after in enumerate(changed_s[1:]))
 
 
-def _seconds(run: RepeatedRun, repeats: int = 1) -> float:
+def _total_s(parts: Sequence[WeightedRun], repeats: int = 1) -> float:
+    """Seconds that some parts stand for."""
+    return sum(part.weight * _seconds(part.run, repeats) for part in parts)
+
+
+def _seconds(run: Callable[[], object], repeats: int = 1) -> float:
     """Seconds per run, on the host's clock and until the device is done."""
     before_s = now_s()
     for _ in range(repeats):

@@ -56,7 +56,7 @@ def without_options(model: Any) -> None:
 )
 def test_a_change_is_tried(script: Callable[[Any], None], change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The trial is made, and the number of threads is restored; the saving depends on the machine."""
-    with_effort(monkeypatch, script_floor=False, script_least_s=1.0)
+    with_effort(monkeypatch, script_floor=False, script_least_s=60.0, script_repeats=1)
     cores = torch.get_num_threads() + (change == "threads")
     monkeypatch.setattr("os.sched_getaffinity", lambda _process: set(range(cores)), raising=False)
     model = tiny_llama().to(torch.bfloat16)

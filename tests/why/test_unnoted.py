@@ -115,7 +115,7 @@ def test_a_failure_while_looking_for_changes_is_reported(monkeypatch: pytest.Mon
         model(IDS)
     assert trials.try_changes(recorder, recorder.seen("s.py"), 1.0) == (
         [],
-        ["all other changes: KeyError: 'unforeseen'"],
+        ["changes to the calls at test_unnoted.py:115: KeyError: 'unforeseen'"],
     )
 
 

@@ -19,7 +19,7 @@ from profiler.device.contention import ForeignLoad
 from profiler.why_slow.call_settings import ModelSettings
 from profiler.why_slow.command import explained
 from profiler.why_slow.findings import CallFloor, ChangeTrial, judge_calls
-from profiler.why_slow.observations import Between, Call, Load, Observations
+from profiler.why_slow.observations import Call, Load, Observations
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.render import call_rows, html_why, note_lines, why_document, why_sentences
 from profiler.why_slow.script import run_script
@@ -212,7 +212,7 @@ def test_a_static_cache_is_advised_for_compiled_code(monkeypatch: pytest.MonkeyP
     from torch._dynamo import reset
 
     with_effort(monkeypatch, script_floor=False)
-    monkeypatch.setattr("profiler.why_slow.trials.try_changes", lambda *_: ([], []))
+    monkeypatch.setattr("profiler.why_slow.trials.try_changes", lambda *_, **__: ([], []))
     reset()
     model = tiny_llama()
     model.forward = torch.compile(model.forward, backend="eager", dynamic=False)
@@ -309,8 +309,6 @@ def test_a_large_saving_on_which_pairs_disagree_is_unclear() -> None:
     assert "Unclear" in sentences
     assert "50 % less by the median of 5 pairs" in sentences
     assert "Nothing to change" not in sentences
-    one_pair = " ".join(why_sentences(judge_calls(seen(call(0, 2.0), call(1, 6.0)), [trial((1.0, 0.5))])))
-    assert "50 % less in 1 pair, which is too few: no time was left." in one_pair
 
 
 def test_a_small_saving_on_which_pairs_disagree_is_listed() -> None:
@@ -344,7 +342,7 @@ def test_without_trials_the_answer_does_not_say_nothing_to_change() -> None:
     assert "Nothing to change" not in " ".join(why_sentences(found))
     one = trial((1.0, 1.5), calls=(0,))
     partly = why_sentences(judge_calls(seen(call(0, 1.0)), [one], CallFloor(0.1, 0.0), ["padding: no time was left"]))
-    assert partly[1] == "Nothing was found in 1 trial, and 1 could not be made (listed below)."
+    assert partly[1].startswith("Nothing was found in 1 trial, and others could not be made (listed below).")
 
 
 def test_repeated_loads_of_a_model_are_a_finding() -> None:
@@ -384,15 +382,3 @@ def test_busy_cores_are_a_warning(device: str, busy: float, warned: bool) -> Non
     assert found is not None
     assert ["1.5 of 2 cores busy" in text for text in why_document(found).warnings] == [True] * warned
     assert ("1.5 of 2 cores busy" in html_why(found)) == warned
-
-
-@pytest.mark.parametrize(("wall_s", "reported"), [(10.0, True), (4.2, False)])
-def test_unattributed_time_of_more_than_a_tenth_is_reported(wall_s: float, reported: bool) -> None:
-    """2 s in calls, 1 s in a load, 0.5 s each in tokenizers and between forwards: 4 s are attributed."""
-    found = Observations(
-        "s.py", wall_s, (call(0, 2.0),), (Load("a", 1.0, "s.py:1"),), 0.5, "s.py:2", 0.0,
-        between=(Between("s.py:4", 8, 0.5),),
-    )  # fmt: skip
-    lines = why_sentences(judge_calls(found, []))
-    assert ("The other 6.00 s of its 10.0 s (60 %) were imports and the script's own work." in lines) == reported
-    assert any("the script's own work" in line for line in lines) == reported

@@ -1,0 +1,83 @@
+"""Where the time of a script went: every second of it has one name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from profiler.why_slow.findings import CallFloor, Why
+from profiler.why_slow.observations import Observations, steady_s
+
+
+@dataclass(frozen=True)
+class TimePart:
+    """A part of a script's time."""
+
+    what: str
+    seconds: float
+    beyond_floor: bool = False
+    """Whether it is part of warm calls, but not of their floor."""
+
+
+def time_parts(why: Why) -> list[TimePart]:
+    """The parts of the script's run time, which add up to it, the largest first."""
+    seen = why.seen
+    parts = [*_within_calls(seen, why.floor), *_outside(seen)]
+    other = TimePart("imports and the script's other code", max(0.0, seen.wall_s - sum(part.seconds for part in parts)))
+    return sorted((part for part in [*parts, other] if part.seconds > 0), key=lambda part: -part.seconds)
+
+
+def _outside(seen: Observations) -> Iterator[TimePart]:
+    yield TimePart("loading models", seen.loads_s)
+    yield TimePart(f"tokenizers ({seen.text_where})", seen.text_s)
+    for item in seen.between:
+        yield TimePart(f"the script's code between its forwards ({item.where})", item.seconds)
+    yield TimePart("recording these calls", seen.overhead_s)
+
+
+def _within_calls(seen: Observations, floor: CallFloor | None) -> Iterator[TimePart]:
+    """The time of all calls. Those of several threads overlap, so each part gets its share of the covered time."""
+    total_s = sum(call.seconds for call in seen.calls)
+    if not total_s:
+        return
+    scale = seen.calls_s / total_s
+    yield TimePart("one-time costs of first calls", seen.calls_s - steady_s(seen.calls))
+    done = [call for call in seen.calls if not call.failed]
+    yield TimePart("calls that failed", scale * sum(call.seconds for call in seen.calls if call.failed))
+    generates = [call for call in done if call.forward_s is not None]
+    around_s = dict.fromkeys(("sampling", "callbacks", "own"), 0.0)
+    names: dict[str, None] = {}
+    for call in generates:
+        callbacks_s = sum(call.callbacks_s.values())
+        names |= dict.fromkeys(call.callbacks_s)
+        around_s["sampling"] += call.sampling_s
+        around_s["callbacks"] += callbacks_s
+        around_s["own"] += max(0.0, call.seconds - (call.forward_s or 0.0) - call.sampling_s - callbacks_s)
+    yield TimePart("sampling: temperature, top-k, top-p", scale * around_s["sampling"], beyond_floor=True)
+    yield TimePart(f"your {' and '.join(names)}", scale * around_s["callbacks"], beyond_floor=True)
+    yield TimePart(
+        "generate's own work: choosing tokens, masks, checks for the end", scale * around_s["own"], beyond_floor=True
+    )
+    forwards_s = max(0.0, scale * (sum(call.steady_s for call in done) - sum(around_s.values())))
+    yield from _forwards(forwards_s, seen, floor)
+
+
+def _forwards(seconds: float, seen: Observations, floor: CallFloor | None) -> Iterator[TimePart]:
+    """The time of warm forward passes: its floor, and what is beyond that."""
+    if floor is None:
+        yield TimePart("forward passes", seconds)
+        return
+    left_s = seconds
+    waited_s = seen.waited_s * seen.calls_s / seen.wall_s if seen.wall_s else 0.0
+    needless = "work that the tokens do not need: padding, prompts computed again"
+    named = (
+        ("kernels at the roofs of this machine: the least time", floor.seconds - (floor.dispatch_s or 0.0), False),
+        ("dispatch of kernels by Python and torch, at least", floor.dispatch_s or 0.0, False),
+        (needless, floor.needless_s, True),
+        ("waiting for a core that other processes used", waited_s, True),
+    )
+    for what, part_s, beyond in named:
+        part_s = min(left_s, part_s)
+        left_s -= part_s
+        yield TimePart(what, part_s, beyond)
+    yield TimePart("kernels slower than the roofs, and dispatch beyond the least", left_s, beyond_floor=True)

@@ -1,0 +1,103 @@
+"""Where the time of a script went: the parts have names and add up to its run time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hurry import with_effort
+from planted_faults import tiny_llama
+
+import profiler
+from profiler.why_slow.breakdown import time_parts
+from profiler.why_slow.findings import CallFloor, judge_calls
+from profiler.why_slow.observations import Between, Call, Load, Observations
+from profiler.why_slow.render import time_rows, why_sentences
+
+SETTINGS = {"device": "cpu", "threads": "1"}
+
+
+def generate(number: int, seconds: float, **more: Any) -> Call:
+    return Call(number, "generate", "Llama", 1, 8, 0, 4, 4, seconds, "s.py:4", SETTINGS, **more)
+
+
+def parts_of(seen: Observations, floor: CallFloor | None = None) -> dict[str, float]:
+    return {part.what.partition(":")[0]: part.seconds for part in time_parts(judge_calls(seen, [], floor))}
+
+
+def test_each_second_of_a_script_has_one_name() -> None:
+    """Two calls of 10 and 8 s, of which the first has 2 s of one-time costs; 5 s of 16 are not in forward passes."""
+    calls = (
+        generate(0, 10.0, warm_s=8.0, forward_s=7.5, sampling_s=1.5, callbacks_s={"Stops": 0.5}),
+        generate(1, 8.0, forward_s=5.5, sampling_s=1.5, callbacks_s={"Stops": 0.5}),
+    )
+    seen = Observations(
+        "s.py", 40.0, calls, (Load("a", 6.0, "s.py:1"),), 2.0, "s.py:2", 0.5,
+        between=(Between("s.py:9", 3, 1.0),), waited_s=2.0,
+    )  # fmt: skip
+    parts = parts_of(seen, CallFloor(7.0, 2.0, needless_s=1.0))
+    assert parts == pytest.approx(
+        {
+            "kernels at the roofs of this machine": 5.0,
+            "dispatch of kernels by Python and torch, at least": 2.0,
+            "work that the tokens do not need": 1.0,
+            "waiting for a core that other processes used": 2.0 * 18 / 40,
+            "kernels slower than the roofs, and dispatch beyond the least": 16 - 5 - 8 - 2.0 * 18 / 40 + 0.0,
+            "sampling": 3.0,
+            "your Stops": 1.0,
+            "generate's own work": 1.0,
+            "one-time costs of first calls": 2.0,
+            "loading models": 6.0,
+            "tokenizers (s.py": 2.0,
+            "the script's code between its forwards (s.py": 1.0,
+            "recording these calls": 0.5,
+            "imports and the script's other code": 40 - 18 - 9.5,
+        }
+    )
+    assert sum(parts.values()) == pytest.approx(40.0)
+
+
+def test_no_part_is_longer_than_what_is_left() -> None:
+    """A floor of 5 s and dispatch of 3 s, by a measurement that is off, in 6 s of forward passes."""
+    parts = parts_of(
+        Observations("s.py", 6.0, (generate(0, 6.0, forward_s=6.0),), (), 0.0, "", 0.0), CallFloor(8.0, 3.0)
+    )
+    assert parts == {
+        "kernels at the roofs of this machine": 5.0, "dispatch of kernels by Python and torch, at least": 1.0,
+    }  # fmt: skip
+
+
+def test_overlapping_calls_count_once() -> None:
+    """Four calls of 2 s at the same time, half of them in forward passes: 1 s and 1 s."""
+    calls = tuple(generate(number, 2.0, forward_s=1.0, began_s=0.0) for number in range(4))
+    assert parts_of(Observations("s.py", 2.0, calls, (), 0.0, "", 0.0)) == pytest.approx(
+        {"generate's own work": 1.0, "forward passes": 1.0}
+    )
+
+
+def test_a_script_without_a_fault_gets_an_explanation() -> None:
+    seen = Observations("s.py", 10.0, (generate(0, 9.0, forward_s=3.0, sampling_s=4.0),), (), 0.0, "", 0.0)
+    found = judge_calls(seen, [], CallFloor(2.0, 0.0))
+    assert why_sentences(found)[1] == (
+        "Nothing to change, and the floor is 22 % of its time. The largest part of the rest is sampling: temperature,"
+        " top-k, top-p: 4.00 s."
+    )
+    assert time_rows(found)[0] == ["sampling: temperature, top-k, top-p", "4.00 s", "40 %"]
+
+
+def test_forward_passes_and_sampling_are_timed_within_generate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The forward passes of 6 tokens, and the logits processors of sampling, which a greedy call does not have."""
+    with_effort(monkeypatch, script_floor=False, script_least_s=0.0, script_most_s=0.0)
+    model, ids = tiny_llama(), torch.ones(1, 8, dtype=torch.long)
+    with profiler.why() as watching:
+        model.generate(ids, max_new_tokens=6, do_sample=False)
+        model.generate(ids, max_new_tokens=6, do_sample=True, top_k=5, top_p=0.9, temperature=0.7)
+    assert watching.found is not None
+    greedy, sampled = watching.found.seen.calls
+    for call in (greedy, sampled):
+        assert call.forwards == 6
+        assert call.forward_s is not None
+        assert 0 < call.prompt_s < call.forward_s < call.seconds
+    assert sampled.sampling_s > greedy.sampling_s
+    assert sum(part.seconds for part in time_parts(watching.found)) == pytest.approx(watching.found.seen.wall_s)

@@ -1,0 +1,139 @@
+"""A trial fits into its time: it is made whole, shortened, or not begun."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hurry import with_effort
+from planted_faults import tiny_llama
+
+import profiler
+from profiler.why_slow.findings import is_settled, pairs_agree
+from profiler.why_slow.observations import Call
+from profiler.why_slow.patches import watched
+from profiler.why_slow.recorder import Recorder
+from profiler.why_slow.repeat_call import Candidate, RepeatedCall, WeightedRun, Whole, repeat
+from profiler.why_slow.trials import Missed, TrialPlan, plan_trial
+
+SETTINGS = {"gradients": "off"}
+
+
+def generate(new_tokens: int) -> RepeatedCall:
+    call = Call(0, "generate", "Llama", 1, 8, 0, new_tokens, new_tokens, 1.0, "s.py:4", SETTINGS)
+    noted: Any = None
+    return RepeatedCall(noted, call, tiny_llama)
+
+
+def candidate(seconds: float, new_tokens: int = 0, prompt_s: float = 0.0, **more: Any) -> Candidate:
+    run = generate(new_tokens) if new_tokens else Whole(lambda: None)
+    return Candidate(
+        "beams", "four beams", "one", "s.py:4", run, run, (seconds,), new_tokens=new_tokens, prompt_s=prompt_s, **more
+    )
+
+
+def test_a_call_is_repeated_whole_if_five_pairs_fit() -> None:
+    """Ten runs, and one before them: 11 s for a call of 1 s."""
+    assert plan_trial(candidate(1.0), 11.0) == TrialPlan(11.0, 7.0)
+    assert plan_trial(candidate(1.0, new_tokens=100), 11.0) == TrialPlan(11.0, 7.0)
+
+
+def test_a_long_generate_is_shortened() -> None:
+    """1 s of prompt and 99 steps of 0.1 s; 72 s are 6 s for each of 12 runs: three prompts, and 30 steps."""
+    assert plan_trial(candidate(10.9, 100, prompt_s=1.0), 72.0) == TrialPlan(72.0, 76.3, 30)
+
+
+def test_three_pairs_are_the_fewest() -> None:
+    """A forward of 1 s needs 7 s. 8 runs of a `generate` with 10 ms steps and no prompt need 0.32 s for 4 tokens."""
+    assert plan_trial(candidate(1.0), 7.0) == TrialPlan(7.0, 7.0)
+    assert plan_trial(candidate(1.0), 6.9) == 7.0
+    assert plan_trial(candidate(0.99, 100), 0.33) == TrialPlan(0.33, 0.32, 4)
+    assert plan_trial(candidate(0.99, 100), 0.31) == pytest.approx(0.32)
+    assert plan_trial(candidate(1.0, alone=True), 3.9) == 4.0, "one run before three"
+
+
+def test_a_shortened_call_stands_for_all_of_its_tokens() -> None:
+    """With a prompt of 3 s and steps of 0.5 s plus 1 ms per token of context, 9 of 101 tokens give the whole time."""
+    seconds = {}
+
+    def run(_call: object, new_tokens: int, further: int = 0) -> float:
+        steps = range(further + 1, further + new_tokens)
+        return 3.0 + 0.02 * further + sum(0.5 + 0.001 * step for step in steps)
+
+    parts = generate(101).shortened(9)
+    for part in parts:
+        seconds[part] = part.weight * run(None, *part.run.args)  # type: ignore[attr-defined]
+    assert sum(seconds.values()) == pytest.approx(run(None, 101), rel=1e-3)
+
+
+def test_what_cannot_be_shortened() -> None:
+    assert Whole(lambda: None).shortened(8) == ()
+    assert generate(100).shortened(0) == generate(100).shortened(1) == ()
+    short = generate(8)
+    assert short.shortened(8) == (WeightedRun(1.0, short),)
+
+
+def test_a_shortened_call_runs_with_a_longer_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 21 tokens, 5 are made: after the prompt of 8 tokens, and after 8 further tokens."""
+    model, recorder = tiny_llama(), Recorder()
+    ids = torch.arange(8)[None]
+    with watched(recorder):
+        model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=21, do_sample=False)
+    [call], [noted] = recorder.seen("s.py").calls, recorder.notes
+    lengths: list[tuple[int, int, int]] = []
+    generate = model.generate
+
+    def recorded(ids: Any, attention_mask: Any, **options: Any) -> Any:
+        lengths.append((ids.shape[1], attention_mask.shape[1], options["max_new_tokens"]))
+        return generate(ids, attention_mask=attention_mask, **options)
+
+    monkeypatch.setattr(model, "generate", recorded)
+    parts = repeat(noted, call, model).shortened(5)
+    for part in parts:
+        part.run()
+    assert [part.weight for part in parts] == [1.0, 5.0, -5.0]
+    assert lengths == [(8, 8, 1), (16, 16, 5), (16, 16, 1)]
+
+
+def test_what_was_not_tried_is_listed_once_with_the_budget_that_would_try_it() -> None:
+    missed = Missed()
+    for where in ("s.py:4", "s.py:9", "s.py:4"):
+        missed.add(f"slow-format ({where})", "there is no room for a copy")
+    missed.without_time = {"beams (s.py:4)": 41.0, "threads (s.py:9)": 12.0}
+    assert missed.lines(30.0) == [
+        "slow-format (s.py:4), slow-format (s.py:9): there is no room for a copy",
+        "beams (s.py:4), threads (s.py:9): no time was left for 3 pairs; --budget 90 would try them",
+    ]
+
+
+def test_without_a_budget_no_trial_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_effort(monkeypatch, script_floor=False)
+    model = tiny_llama()
+    with profiler.why(budget_s=0.0) as watching:
+        model.generate(torch.ones(1, 8, dtype=torch.long), max_new_tokens=8, num_beams=2, do_sample=False)
+    assert watching.found is not None
+    assert watching.found.tried == ()
+    [line] = watching.found.not_tried
+    assert "beams (test_trial_plan.py" in line
+    assert "--budget 10 would try" in line
+
+
+@pytest.mark.parametrize(
+    ("savings", "settled", "agreed"),
+    [
+        ((0.4, 0.5), False, False),
+        ((0.4, 0.5, 0.4), True, True),
+        ((0.4, 0.5, 0.2), False, True),
+        ((0.1,) * 4, False, False),
+        ((0.1,) * 5, True, True),
+        ((-0.1, 0.1, -0.1), True, False),
+        ((0.1,) * 4 + (-0.1,), False, False),
+        ((0.1,) * 7 + (-0.1,), True, True),
+        ((0.1,) * 6 + (-0.1, -0.1), True, False),
+    ],
+)
+def test_how_many_pairs_are_enough(savings: tuple[float, ...], settled: bool, agreed: bool) -> None:
+    """Three of 30 %, five that agree, or seven of eight, which chance alone gives in 3 % and 4 % of cases."""
+    rounds = [(1.0, 1 - saving) for saving in savings]
+    assert (is_settled(rounds), pairs_agree(rounds)) == (settled, agreed)
