@@ -20,9 +20,11 @@ def explore_command(
     """Write an offline page with sliders: the limits of a model on GPUs."""
     from profiler.explore.command import DEFAULT_GPUS, explore_document
     from profiler.explore.page import explore_page
+    from profiler.store.folder import read_run
     from profiler.store.writer import replace_file
 
-    document = explore_document(model, _names(gpu) or DEFAULT_GPUS, _names(quant), run)
+    measured = None if run is None else read_run(run)
+    document = explore_document(model, _names(gpu) or DEFAULT_GPUS, _names(quant), measured)
     path = out or Path(f"{Path(document.model).name}-explore.html")
     replace_file(path, explore_page(document))
     print(path)

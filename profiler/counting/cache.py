@@ -23,35 +23,37 @@ def counted_model(
     quant: str = "none",
     *,
     rented: bool = False,
+    ranks: int = 1,
     trust_remote_code: bool = False,
 ) -> CountedModel:
     """Return the counts of a model, from the presets of the package, the user cache or a walk, which is cached.
 
-    `dtype` `auto` is the model's own; with `rented`, 16 bits if its own is wider. Only a walk imports torch and
-    transformers. Raises RequestError or ModelError.
+    `dtype` `auto` is the model's own; with `rented`, 16 bits if its own is wider. With `ranks` above 1, the counts are
+    those of the tensor-parallel rank that has most. Only a walk imports torch and transformers. Raises RequestError or
+    ModelError.
     """
-    preset = preset_counts(source.name, quant) if source.kind == "card" and dtype == "auto" else None
+    is_preset = source.kind == "card" and dtype == "auto" and ranks == 1
+    preset = preset_counts(source.name, quant) if is_preset else None
     if preset is not None and not (rented and preset.dtype == "float32"):
         return preset
     config = _config(source)
     if config is None:
-        return walked_model(source, dtype, quant, rented, trust_remote_code)
-    path = cache_path(
-        "walks", {"config": config, "asked": [dtype, quant, rented], "rules": rules_digest(), **library_versions()}
-    )
+        return walked_model(source, dtype, quant, rented, ranks, trust_remote_code)
+    asked = [dtype, quant, rented, ranks]
+    path = cache_path("walks", {"config": config, "asked": asked, "rules": rules_digest(), **library_versions()})
     if (cached := _read(path)) is not None:
         return cached
-    model = walked_model(source, dtype, quant, rented, trust_remote_code)
+    model = walked_model(source, dtype, quant, rented, ranks, trust_remote_code)
     write_cache(path, json.dumps(counts_json(model)).encode())
     return model
 
 
 def walked_model(
-    source: ModelSource, dtype: str, quant: str, rented: bool, trust_remote_code: bool = False
+    source: ModelSource, dtype: str, quant: str, rented: bool, ranks: int = 1, trust_remote_code: bool = False
 ) -> CountedModel:
     from profiler.counting.meta import counted_on_meta
 
-    return counted_on_meta(source, dtype, quant, rented=rented, trust_remote_code=trust_remote_code)
+    return counted_on_meta(source, dtype, quant, rented=rented, ranks=ranks, trust_remote_code=trust_remote_code)
 
 
 def _config(source: ModelSource) -> str | None:

@@ -17,7 +17,7 @@ from profiler.counting.meta import counted_on_meta, own_attention
 from profiler.counting.operators import Collective, GemmShape, ModelWork, Operator, operator_work
 from profiler.counting.peak_memory import cache_bytes
 from profiler.counting.preset_counts import CountedModel
-from profiler.counting.tensor_parallel import replicated_kv_heads, walk_rank
+from profiler.counting.tensor_parallel import check_cut, replicated_kv_heads, walk_rank
 from profiler.counting.walk import walk
 from profiler.data.datasheets import gpu_called
 from profiler.data.links import bus_share
@@ -30,7 +30,7 @@ from profiler.loading.config import load_config
 from profiler.loading.device_map import planned_weight_bytes
 from profiler.loading.meta_model import build_on_meta
 from profiler.loading.request import dtype_name, model_dtype, most_positions
-from profiler.loading.source import ModelSource, resolve
+from profiler.loading.source import resolve
 from profiler.quant.checkpoints import Gguf, as_dense_config, gguf_format, published_format, requested_form
 from profiler.quant.registry import Quant, known_quant
 
@@ -180,16 +180,6 @@ def count(
 def _whole(work: ModelWork, module: nn.Module, config: Any, dtype: torch.dtype, attention: Attention) -> CountedModel:
     nbytes, published = planned_weight_bytes(module), published_format(config)
     return CountedModel(work, nbytes, dtype_name(dtype), published, attention, most_positions(config))
-
-
-def check_cut(ranks: int, source: ModelSource, quant: Quant) -> None:
-    """Raises RequestError for GGUF files and quantised weights, which tensor parallelism does not support."""
-    if source.kind == "gguf":
-        raise RequestError(
-            f"--tp {ranks}: transformers cannot split a GGUF file; use a hub id or a folder of safetensors."
-        )
-    if quant != "none":
-        raise RequestError(f"--tp {ranks}: weights in {quant} are packed and cannot be split; use --quant none.")
 
 
 def _share(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from profiler.counting.preset_counts import CountedModel
+from profiler.counting.tensor_parallel import check_cut, walk_rank
 from profiler.counting.walk import walk
 from profiler.facts.step import Attention
 from profiler.loading.config import load_config
@@ -17,20 +18,29 @@ from profiler.quant.registry import known_quant
 
 
 def counted_on_meta(
-    source: ModelSource, dtype: str, quant: str, *, rented: bool = False, trust_remote_code: bool = False
+    source: ModelSource,
+    dtype: str,
+    quant: str,
+    *,
+    rented: bool = False,
+    ranks: int = 1,
+    trust_remote_code: bool = False,
 ) -> CountedModel:
-    """Count a model from its config. Raises RequestError or ModelError.
+    """Count a model, or the share of the tensor-parallel rank that has most, from its config.
 
-    `dtype` `auto` is the model's own; with `rented`, 16 bits if its own is wider.
+    `dtype` `auto` is the model's own; with `rented`, 16 bits if its own is wider. Raises RequestError or ModelError.
     """
     known = known_quant(quant)
+    if ranks > 1:
+        check_cut(ranks, source, known)
     config = requested_form(load_config(source, trust_remote_code), dtype != "auto")
     compute_dtype = model_dtype(dtype, config)
     if rented and dtype == "auto":
         compute_dtype = in_16_bits(compute_dtype)
     module = build_on_meta(config, compute_dtype, known)
+    work = walk(module) if ranks == 1 else walk_rank(module, ranks)
     return CountedModel(
-        walk(module),
+        work,
         planned_weight_bytes(module),
         dtype_name(compute_dtype),
         published_format(config) if known == "none" else None,

@@ -12,6 +12,7 @@ from typing import Any
 
 from profiler.counting.attention import AttentionCore
 from profiler.counting.operators import (
+    Collective,
     Convolution,
     Elementwise,
     Embedding,
@@ -27,7 +28,7 @@ FILE = Path(__file__).with_name("preset_counts.json")
 
 _KINDS: Mapping[str, type[Operator]] = {
     kind.__name__: kind
-    for kind in (AttentionCore, Convolution, Elementwise, Embedding, Experts, Linear, RecurrentState)
+    for kind in (AttentionCore, Collective, Convolution, Elementwise, Embedding, Experts, Linear, RecurrentState)
 }
 
 
@@ -82,14 +83,14 @@ def preset_counts(card: str, quant: str = "none") -> CountedModel | None:
 def from_json(document: Mapping[str, Any]) -> CountedModel:
     """Return the model of a document of `counts_json`."""
     values = _values({name: value for name, value in document.items() if name not in _MODEL_FIELDS})
-    operators = tuple(_KINDS[item["kind"]](**_values(item)) for item in document["operators"])
+    operators = tuple(_operator(item) for item in document["operators"])
     work = ModelWork(**{**values, "operators": operators})
     return CountedModel(work, **{name: document[name] for name in _MODEL_FIELDS})
 
 
 def counts_json(model: CountedModel) -> dict[str, Any]:
     """Return a counted model as a JSON document of its fields, those of its `ModelWork`, and its operators."""
-    operators = [{"kind": type(operator).__name__, **_plain_fields(operator)} for operator in model.work.operators]
+    operators = [_plain_operator(operator) for operator in model.work.operators]
     model_fields = {name: getattr(model, name) for name in _MODEL_FIELDS}
     return {**_plain_fields(model.work), **model_fields, "operators": operators}
 
@@ -97,16 +98,24 @@ def counts_json(model: CountedModel) -> dict[str, Any]:
 _MODEL_FIELDS = tuple(item.name for item in fields(CountedModel) if item.name != "work")
 
 
+def _operator(document: Mapping[str, Any]) -> Operator:
+    return _KINDS[document["operator"]](**_values(document))
+
+
+def _plain_operator(operator: Operator) -> dict[str, Any]:
+    return {"operator": type(operator).__name__, **_plain_fields(operator)}
+
+
 def _values(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a dataclass: names of dtypes as dtypes, lists as tuples."""
-    return {name: _value(name, value) for name, value in document.items() if name != "kind"}
+    return {name: _value(name, value) for name, value in document.items() if name != "operator"}
 
 
 def _value(name: str, value: Any) -> Any:
     if name.endswith("dtype"):
         return _Dtype(value)
     if isinstance(value, dict):
-        return StoredWeight(**_values(value))
+        return _operator(value) if "operator" in value else StoredWeight(**_values(value))
     return (
         tuple(tuple(item) if isinstance(item, list) else item for item in value) if isinstance(value, list) else value
     )
@@ -121,4 +130,6 @@ def _plain_fields(value: Any) -> dict[str, Any]:
 def _plain(name: str, value: Any) -> Any:
     if name.endswith("dtype"):
         return str(value).removeprefix("torch.")
+    if isinstance(value, Operator):
+        return _plain_operator(value)
     return _plain_fields(value) if is_dataclass(value) else value

@@ -15,6 +15,8 @@ from profiler.counting.operators import Collective, Experts, Linear, ModelWork
 from profiler.counting.walk import collapse_numbers, walk
 from profiler.data.links import CollectiveKind
 from profiler.errors import RequestError
+from profiler.loading.source import ModelSource
+from profiler.quant.registry import Quant
 
 # The dimension of a matrix [..., out, in] that each style of a plan cuts (transformers 5.23,
 # distributed/tensor_parallel.py).
@@ -58,6 +60,16 @@ def walk_rank(model: Any, ranks: int, rank: int = 0) -> ModelWork:
     collectives = tuple(replace(collective, count=count) for collective, count in counts.items())
     understood = round(work.coverage * params)
     return replace(work, operators=work.operators + collectives, params=params, understood_params=understood)
+
+
+def check_cut(ranks: int, source: ModelSource, quant: Quant) -> None:
+    """Raises RequestError for GGUF files and quantised weights, which tensor parallelism does not support."""
+    if source.kind == "gguf":
+        raise RequestError(
+            f"--tp {ranks}: transformers cannot split a GGUF file; use a hub id or a folder of safetensors."
+        )
+    if quant != "none":
+        raise RequestError(f"--tp {ranks}: weights in {quant} are packed and cannot be split; use --quant none.")
 
 
 def check_ranks(model: Any, ranks: int) -> None:

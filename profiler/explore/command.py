@@ -2,55 +2,89 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext, suppress
 
 from profiler.counting.cache import counted_model
-from profiler.errors import tolerate_errors
-from profiler.explore.document import ExploreDocument, PrecisionEntry, gpu_option, measured_points, precision_entry
+from profiler.counting.preset_counts import CountedModel
+from profiler.errors import ModelError, RequestError
+from profiler.explore.document import (
+    ExploreDocument,
+    ModelEntry,
+    gpu_option,
+    link_options,
+    measured_run,
+    model_entry,
+    run_roofs,
+)
 from profiler.loading.source import ModelSource, resolve
 from profiler.predict.gpu_roofs import roofs_called
+from profiler.predict.result import ForecastCell
 from profiler.quant.registry import FORMATS, known_quant
-from profiler.store.folder import read_run
+from profiler.store.folder import Run
 
 DEFAULT_GPUS = ("T4", "L4", "RTX 4090", "A100 80GB SXM", "H100 SXM")
-_MOST_POSITIONS = 131_072
-"""The longest context of the sliders, where a config names none or a longer one."""
+RANKS = (2, 4, 8)
+_UNKNOWN_POSITIONS = 131_072
+"""The longest context where a config names none."""
+_MOST_BATCH, _MOST_LENGTH = 1024, 131_072
+"""The ends of the sliders."""
 
 
 def explore_document(
-    model: str, gpus: Sequence[str] = DEFAULT_GPUS, quants: Sequence[str] = (), run: Path | None = None
+    model: str,
+    gpus: Sequence[str] = DEFAULT_GPUS,
+    quants: Sequence[str] = (),
+    run: Run | None = None,
+    forecasts: Sequence[ForecastCell] = (),
 ) -> ExploreDocument:
-    """Return a model as expressions in some precisions, with the roofs of some GPUs and the measured cells of a run.
+    """Return a model as expressions in some precisions, with the roofs of some GPUs.
 
-    Without `quants`, every format that counts this model is offered. The dtype is the run's, else the model's. Raises
-    RequestError or ModelError.
+    Without `quants`, every format that counts this model is offered. Unquantised weights are also offered split over
+    2, 4 and 8 ranks, where they can be. With a run, its dtype, its roofs, its cells and some forecasts of others are
+    added. Raises RequestError or ModelError.
     """
     source = resolve(model)
-    measured = read_run(run) if run is not None else None
-    dtype = measured.model.dtype if measured else "auto"
-    first = counted_model(source, dtype)
-    named = [known_quant(quant) for quant in quants]
-    precisions = [precision_entry(first, "none")] if not named or "none" in named else []
-    for quant in named or [name for name in FORMATS if name != "none"]:
-        if quant != "none":
-            precisions += _precision(source, dtype, quant, is_named=bool(named))
+    dtype = run.model.dtype if run else "auto"
+    whole = counted_model(source, dtype)
+    if run is not None and whole.work.params != run.model.params:
+        raise RequestError(
+            f"--run {run.folder} is a run of {run.model.id} ({run.model.params:,} parameters), not of {source.name}"
+            f" ({whole.work.params:,}); name that model."
+        )
+    positions = whole.max_positions or _UNKNOWN_POSITIONS
+    measured = measured_run(run, forecasts) if run else None
+    cells = measured.cells if measured else []
     return ExploreDocument(
         model=source.name,
-        params=first.work.params,
-        max_positions=min(first.max_positions or _MOST_POSITIONS, _MOST_POSITIONS),
-        precisions=precisions,
-        gpus=[gpu_option(roofs_called(name)) for name in gpus],
-        measured=measured_points(measured) if measured else [],
-        run=f"{measured.model.id}, {measured.model.precision}, {measured.document.device.name}" if measured else "",
+        max_positions=positions,
+        batches=slider_values(1, _MOST_BATCH, [cell.batch for cell in cells]),
+        lengths=slider_values(16, min(positions, _MOST_LENGTH), [cell.length for cell in cells]),
+        entries=list(_entries(source, dtype, whole, [known_quant(quant) for quant in quants])),
+        gpus=[gpu_option(roofs) for roofs in [*([run_roofs(run)] if run else []), *map(roofs_called, gpus)]],
+        links=link_options(RANKS),
+        run=measured,
     )
 
 
-def _precision(source: ModelSource, dtype: str, quant: str, *, is_named: bool) -> list[PrecisionEntry]:
-    """A format that does not count this model is left out, unless it was named."""
-    if is_named:
-        return [precision_entry(counted_model(source, dtype, quant), quant)]
-    found: list[PrecisionEntry] = []
-    with tolerate_errors():
-        found.append(precision_entry(counted_model(source, dtype, quant), quant))
-    return found
+def slider_values(least: int, most: int, further: Sequence[int] = ()) -> list[int]:
+    """Return powers of two and one and a half times each, from `least` to `most`, with some further values."""
+    powers = [1 << bit for bit in range(most.bit_length())]
+    values = {*powers, *(power + power // 2 for power in powers if power > 2), most, *further}
+    return sorted(value for value in values if least <= value <= most or value in further)
+
+
+def _entries(source: ModelSource, dtype: str, whole: CountedModel, named: Sequence[str]) -> Iterator[ModelEntry]:
+    """A format that does not count this model, or a number of ranks that does not divide it, is left out.
+
+    A format that was named is not: it raises.
+    """
+    if not named or "none" in named:
+        yield model_entry(whole, "none")
+        for ranks in RANKS:
+            with suppress(RequestError, ModelError):
+                yield model_entry(counted_model(source, dtype, ranks=ranks), "none", ranks)
+    for quant in named or FORMATS:
+        if quant != "none":
+            with suppress(RequestError, ModelError) if not named else nullcontext():
+                yield model_entry(counted_model(source, dtype, quant), quant)

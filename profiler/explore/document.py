@@ -1,4 +1,4 @@
-"""What the page evaluates: a model's operators as expressions, and the roofs and memory of GPUs."""
+"""What the page evaluates: a model's operators as expressions, and the roofs, links and memory of GPUs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from dataclasses import dataclass
 
 from profiler.counting.attention import AttentionCore
 from profiler.counting.floor import RoofSet
-from profiler.counting.operators import Operator
+from profiler.counting.operators import Collective, Operator
+from profiler.counting.peak_memory import cache_bytes
 from profiler.counting.preset_counts import CountedModel
-from profiler.explore.expressions import Tree, symbolic_step, tree_of
+from profiler.data.links import bus_share, published_link, published_links
+from profiler.explore.expressions import Expression, Tree, symbolic_step, tree_of
 from profiler.facts.step import ExecutionPath
+from profiler.predict.result import BETWEEN_CELLS, ForecastCell
 from profiler.store.folder import Run
 
 
@@ -30,22 +33,31 @@ class OperatorExpressions:
 
 
 @dataclass(frozen=True)
-class CacheLayer:
-    """Layers that cache alike: bytes per token and sequence, and the window that caps them (0: none)."""
+class CollectiveExpressions:
+    """Equal collectives of a step under tensor parallelism."""
 
-    bytes_per_token: int
-    window: int
+    count: int
+    """Collectives per step, one after the other."""
+    bus_share: float
+    """Bytes that cross each rank's link per byte of the result."""
+    link_bytes: Tree
+    """Bytes of all results, as an expression of `batch`, `query` and `context`."""
 
 
 @dataclass(frozen=True)
-class PrecisionEntry:
-    """A model in one precision."""
+class ModelEntry:
+    """A model in one precision; on several ranks, the share of the rank that has most."""
 
     quant: str
     dtype: str
+    ranks: int
     weight_bytes: int
+    kv_bits: int
+    """Bits of one element of the KV cache."""
+    cache_bytes: Tree
+    """The KV cache, as an expression of `batch` and `tokens`."""
     operators: Sequence[OperatorExpressions]
-    cache: Sequence[CacheLayer]
+    collectives: Sequence[CollectiveExpressions]
 
 
 @dataclass(frozen=True)
@@ -53,22 +65,59 @@ class GpuOption:
     """The roofs of one GPU."""
 
     name: str
+    source: str
+    """`datasheet` or `measured`."""
     bytes_per_s: float
     flops_per_s: dict[str, float]
     memory_bytes: int | None
 
 
 @dataclass(frozen=True)
+class LinkOption:
+    """The published link between some ranks."""
+
+    name: str
+    ranks: int
+    alpha_s: float
+    bus_bytes_per_s: float
+
+
+@dataclass(frozen=True)
 class MeasuredCell:
-    """A measured cell of a run."""
+    """A measured cell of a run. A prefill has `length` prompt tokens, a decode `length` cached ones."""
 
     phase: str
     batch: int
-    query: int
-    context: int
+    length: int
     seconds: float
     flops: float
+    """FLOP/s of its model work."""
     intensity: float
+
+
+@dataclass(frozen=True)
+class ForecastStep:
+    """A forecast between or beyond the measured cells of a run, with its 90 % interval."""
+
+    phase: str
+    batch: int
+    length: int
+    seconds: float
+    low_s: float
+    high_s: float
+    between: bool
+    """Whether measured cells surround it."""
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """A run: its model entry and its GPU on the page, its measured cells and the forecasts between them."""
+
+    name: str
+    quant: str
+    gpu: str
+    cells: Sequence[MeasuredCell]
+    forecasts: Sequence[ForecastStep]
 
 
 @dataclass(frozen=True)
@@ -76,28 +125,39 @@ class ExploreDocument:
     """All that the page knows."""
 
     model: str
-    params: int
     max_positions: int
-    precisions: Sequence[PrecisionEntry]
+    """The longest sequence, in tokens."""
+    batches: Sequence[int]
+    lengths: Sequence[int]
+    """The settings of the sliders."""
+    entries: Sequence[ModelEntry]
     gpus: Sequence[GpuOption]
-    measured: Sequence[MeasuredCell]
-    run: str
-    """The model, precision and device of the run; empty without one."""
+    links: Sequence[LinkOption]
+    run: MeasuredRun | None
 
 
-def precision_entry(counted: CountedModel, quant: str) -> PrecisionEntry:
-    """Return a counted model as expressions."""
-    cores = [operator for operator in counted.work.operators if isinstance(operator, AttentionCore)]
-    return PrecisionEntry(
+def model_entry(counted: CountedModel, quant: str, ranks: int = 1) -> ModelEntry:
+    """Return a counted model, or the share of one of several ranks, as expressions."""
+    operators = counted.work.operators
+    widths = [operator.itemsize for operator in operators if isinstance(operator, AttentionCore)]
+    return ModelEntry(
         quant=quant,
         dtype=counted.dtype,
+        ranks=ranks,
         weight_bytes=counted.weight_bytes,
-        operators=[expressions_of(operator) for operator in counted.work.operators],
-        cache=[CacheLayer(core.count * core.cached_elements * core.itemsize, core.window or 0) for core in cores],
+        kv_bits=8 * max(widths, default=2),
+        cache_bytes=tree_of(cache_bytes(counted.work, _symbol("batch"), _symbol("tokens"))),
+        operators=[_operator(operator) for operator in operators if not isinstance(operator, Collective)],
+        collectives=[_collective(operator) for operator in operators if isinstance(operator, Collective)],
     )
 
 
-def expressions_of(operator: Operator) -> OperatorExpressions:
+def _symbol(name: str) -> int:
+    symbol: object = Expression(name)
+    return symbol  # type: ignore[return-value]
+
+
+def _operator(operator: Operator) -> OperatorExpressions:
     """Trace the formula of an operator on symbols."""
     work = operator.work(symbolic_step(), ExecutionPath())
     return OperatorExpressions(
@@ -111,23 +171,60 @@ def expressions_of(operator: Operator) -> OperatorExpressions:
     )
 
 
+def _collective(operator: Collective) -> CollectiveExpressions:
+    work = operator.work(symbolic_step(), ExecutionPath())
+    return CollectiveExpressions(operator.count, bus_share(operator.kind, operator.ranks), tree_of(work.link_bytes))
+
+
 def gpu_option(roofs: RoofSet) -> GpuOption:
     """Return the roofs of a GPU as the page shows them."""
-    name = roofs.device if roofs.name.endswith(", datasheet") else roofs.name
-    return GpuOption(name, roofs.bytes_per_s, dict(roofs.flops_per_s), roofs.memory_bytes)
+    source = roofs.name.rpartition(", ")[2]
+    return GpuOption(roofs.device, source, roofs.bytes_per_s, dict(roofs.flops_per_s), roofs.memory_bytes)
 
 
-def measured_points(run: Run) -> list[MeasuredCell]:
-    """Return the measured cells of a run."""
-    return [
-        MeasuredCell(
-            cell.phase,
-            cell.batch_size,
-            cell.key.query_tokens,
-            cell.context_len,
-            cell.latency_s,
-            cell.flops_per_s,
-            cell.intensity,
-        )
-        for cell in run.measured
-    ]
+def link_options(ranks: Sequence[int]) -> list[LinkOption]:
+    """Return every published link for each number of ranks."""
+    links = [(name, count, published_link(name, count)) for name in published_links() for count in ranks if count > 1]
+    return [LinkOption(name, count, link.alpha_s, link.bus_bytes_per_s) for name, count, link in links]
+
+
+def run_roofs(run: Run) -> RoofSet:
+    """Return the roofs that a run measured."""
+    ceilings, device = run.document.ceilings.ceilings, run.document.device
+    rates = {dtype: roof.per_s for dtype, roof in ceilings.compute.items()}
+    return RoofSet(f"{device.name}, measured", ceilings.memory_bytes_per_s, rates, device.memory_bytes)
+
+
+def measured_run(run: Run, forecasts: Sequence[ForecastCell]) -> MeasuredRun:
+    """Return the measured cells of a run's first engine, and forecasts of cells that it did not measure."""
+    engine = run.document.engine.names[0]
+    cells = [cell for cell in run.measured if cell.engine == engine]
+    return MeasuredRun(
+        name=f"{run.model.id}, {run.model.precision}, {run.document.device.name}",
+        quant=run.model.quant,
+        gpu=run.document.device.name,
+        cells=[
+            MeasuredCell(
+                cell.phase,
+                cell.batch_size,
+                cell.key.query_tokens if cell.phase == "prefill" else cell.context_len,
+                cell.latency_s,
+                cell.flops_per_s,
+                cell.intensity,
+            )
+            for cell in cells
+        ],
+        forecasts=[
+            ForecastStep(
+                cell.phase,
+                cell.batch_size,
+                cell.prompt_len if cell.phase == "prefill" else cell.context_len,
+                cell.latency_s,
+                cell.low_s,
+                cell.high_s,
+                cell.basis == BETWEEN_CELLS,
+            )
+            for cell in forecasts
+            if cell.fits
+        ],
+    )

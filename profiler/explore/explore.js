@@ -1,84 +1,174 @@
-"use strict";
+// The page: controls, tables and pictures of what theory.js computes.
 const data = JSON.parse(document.querySelector("#data").textContent);
-const OPERATIONS = {
-  "+": (a, b) => a + b, "-": (a, b) => a - b, "*": (a, b) => a * b, "/": (a, b) => a / b,
-  "//": (a, b) => Math.floor(a / b), "**": (a, b) => a ** b, min: Math.min, max: Math.max,
-  ">": (a, b) => a > b, ">=": (a, b) => a >= b, "<": (a, b) => a < b, "<=": (a, b) => a <= b, "==": (a, b) => a === b,
-  or: (a, b) => a || b, and: (a, b) => a && b, not: a => !a, where: (condition, a, b) => condition ? a : b,
-};
 const GROUP_COLORS = {
   attention: "var(--pink)", attention_proj: "var(--blue)", mlp: "var(--vermilion)", experts: "var(--wine)",
-  lm_head: "var(--green)", state: "var(--amber)", embedding: "var(--sky)",
+  lm_head: "var(--green)", state: "var(--amber)", embedding: "var(--sky)", collective: "var(--ink)",
 };
 const SVG = "http://www.w3.org/2000/svg";
+const BLOCK_TOKENS = 16;
 const select = selector => document.querySelector(selector);
-
-function evaluate(tree, symbols) {
-  if (typeof tree === "string") return symbols[tree];
-  if (!Array.isArray(tree)) return tree;
-  return OPERATIONS[tree[0]](...tree.slice(1).map(argument => evaluate(argument, symbols)));
-}
-
-function peak(gpu, dtype, own) {
-  for (const name of [dtype, own, "float32"]) if (gpu.flops_per_s[name]) return gpu.flops_per_s[name];
-  return Math.max(...Object.values(gpu.flops_per_s));
-}
-
-/** The work of a step: FLOPs, bytes and least seconds, in all and by group of operators. */
-function count(precision, gpu, symbols, kvShare) {
-  const groups = {};
-  const sum = { flops: 0, bytes: 0, compute_s: 0, memory_s: 0 };
-  for (const operator of precision.operators) {
-    const flops = evaluate(operator.flops, symbols);
-    const bytes = evaluate(operator.weight_bytes, symbols) + kvShare * evaluate(operator.kv_bytes, symbols)
-      + evaluate(operator.other_bytes, symbols);
-    const compute_s = flops / peak(gpu, operator.dtype, precision.dtype), memory_s = bytes / gpu.bytes_per_s;
-    const group = groups[operator.group] ??= { flops: 0, bytes: 0, seconds: 0 };
-    group.flops += flops; group.bytes += bytes; group.seconds += Math.max(compute_s, memory_s);
-    sum.flops += flops; sum.bytes += bytes;
-    if (compute_s > memory_s) sum.compute_s += compute_s; else sum.memory_s += memory_s;
-  }
-  const floor_s = sum.compute_s + sum.memory_s;
-  return { ...sum, floor_s, groups, bound: sum.compute_s > sum.memory_s ? "compute" : "memory" };
-}
-
-function cacheBytes(precision, batch, tokens, kvShare) {
-  return kvShare * batch * precision.cache.reduce(
-    (sum, layer) => sum + layer.bytes_per_token * (layer.window ? Math.min(tokens, layer.window) : tokens), 0);
-}
-
-function largestBatch(precision, gpu, tokens, kvShare) {
-  const room = (gpu.memory_bytes ?? Infinity) - precision.weight_bytes, each = cacheBytes(precision, 1, tokens, kvShare);
-  return room < 0 ? 0 : each ? Math.floor(room / each) : Infinity;
-}
-
-function sizes(least, most) {
-  const values = [];
-  for (let value = least; value < most; value *= 2) values.push(value, ...(value > 2 && value * 1.5 < most ? [value * 1.5] : []));
-  return [...values, most];
-}
-const BATCHES = sizes(1, 1024), LENGTHS = sizes(16, data.max_positions);
+const contexts = [...new Set(data.lengths.map(length => Math.min(length, data.max_positions - 1)))];
 
 function scaled(value, unit) {
   if (!Number.isFinite(value)) return "-";
   const prefixes = [[1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"], [1, ""], [1e-3, "m"], [1e-6, "u"], [1e-9, "n"]];
   const [size, prefix] = prefixes.find(([size]) => Math.abs(value) >= size) ?? [1, ""];
-  return `${(value / size).toPrecision(3).replace(/e\+\d+$/, "")} ${prefix}${unit}`;
+  return `${plain(value / size)} ${prefix}${unit}`;
 }
 const plain = value => value >= 100 ? Math.round(value).toString() : value.toPrecision(3);
-const rate = value => `${plain(value)} tok/s`;
 const percent = share => `${Math.round(100 * share)} %`;
-
-// State: the controls, which the address remembers.
-const DEFAULTS = { b: "1", p: "512", c: "512", q: data.precisions[0].quant, kv: "1", g: data.gpus[0].name };
-function state() {
-  const given = new URLSearchParams(location.hash.slice(1));
-  return Object.fromEntries(Object.entries(DEFAULTS).map(([name, value]) => [name, given.get(name) ?? value]));
-}
+const words = group => group.replace("_", " ");
 const nearest = (values, wanted) => values.reduce((best, value, place) =>
   Math.abs(Math.log(value / wanted)) < Math.abs(Math.log(values[best] / wanted)) ? place : best, 0);
 
-function element(parent, tag, attributes, text) {
+// The address remembers the settings, so that a link shows the same view.
+const first = data.entries[0];
+const DEFAULTS = {
+  b: 1, p: Math.min(512, data.max_positions), c: Math.min(512, data.max_positions - 1), q: first.quant,
+  kv: first.kv_bits, t: 1, g: data.gpus[0].name, l: data.links[0]?.name ?? "",
+};
+if (data.run) {
+  const cell = data.run.cells.find(cell => cell.phase === "decode") ?? data.run.cells[0];
+  if (cell) Object.assign(DEFAULTS, { b: cell.batch, c: cell.phase === "decode" ? cell.length : DEFAULTS.c });
+  DEFAULTS.p = data.run.cells.find(cell => cell.phase === "prefill")?.length ?? DEFAULTS.p;
+  if (data.entries.some(entry => entry.quant === data.run.quant)) DEFAULTS.q = data.run.quant;
+}
+
+/** What the address asks for, and the settings that are possible. */
+function settings() {
+  const given = { ...DEFAULTS, ...Object.fromEntries(new URLSearchParams(location.hash.slice(1))) }, notes = [];
+  const number = (name, what, least, most) => {
+    const value = Math.round(Number(given[name]));
+    if (value >= least && value <= most) return value;
+    const used = Number.isNaN(value) ? DEFAULTS[name] : Math.min(Math.max(value, least), most);
+    notes.push(`${what} ${given[name]} is not possible: it is ${least} to ${most.toLocaleString("en")}. Shown: ${used.toLocaleString("en")}.`);
+    return used;
+  };
+  const named = (items, key, value, what) => {
+    const found = items.find(item => String(item[key]) === String(value));
+    if (!found && items.length) notes.push(`${what} ${value} is not on this page. Shown: ${items[0][key]}.`);
+    return found ?? items[0];
+  };
+  const batch = number("b", "batch", 1, 2 ** 20), prompt = number("p", "prompt", 1, data.max_positions);
+  const context = number("c", "context", 0, data.max_positions - 1);
+  const whole = named(data.entries, "quant", given.q, "precision"), gpu = named(data.gpus, "name", given.g, "GPU");
+  const shares = data.entries.filter(entry => entry.quant === whole.quant);
+  const entry = named(shares, "ranks", given.t, `${whole.quant === "none" ? whole.dtype : whole.quant} weights: tensor parallel`);
+  const link = named(data.links.filter(link => link.ranks === entry.ranks), "name", given.l, "link");
+  const bits = number("kv", "KV cache bits", 1, entry.kv_bits);
+  return { batch, prompt, context, entry, gpu, link, bits, notes };
+}
+
+/** The settings as the figures of both steps. */
+function figures(now) {
+  const { batch, prompt, context, entry, gpu, link, bits } = now, whole = BigInt(batch);
+  const work = {
+    prefill: stepWork(entry, { batch: whole, query: BigInt(prompt), context: 0n }, bits),
+    decode: stepWork(entry, { batch: whole, query: 1n, context: BigInt(context) }, bits),
+  };
+  const floors = gpu => Object.fromEntries(Object.entries(work).map(([phase, step]) => [phase, floorOf(step, entry, gpu, link)]));
+  const live = cacheBytes(entry, batch, context + 1, bits);
+  const allocated = cacheBytes(entry, batch, BLOCK_TOKENS * Math.ceil((context + 1) / BLOCK_TOKENS), bits);
+  return {
+    work, floors, live, allocated, needs: entry.weight_bytes + live, tokens: { prefill: batch * prompt, decode: batch },
+    fits: fits(entry, gpu, batch, context + 1, bits), most: largestBatch(entry, gpu, context + 1, bits),
+    prefillFits: fits(entry, gpu, batch, prompt, bits), prefillMost: largestBatch(entry, gpu, prompt, bits),
+  };
+}
+
+const several = (entry, gpu) => entry.ranks > 1 ? `${entry.ranks} x ${gpu.name}` : gpu.name;
+const isRun = now => data.run && now.gpu.name === data.run.gpu && now.entry.quant === data.run.quant
+  && now.entry.ranks === 1 && now.bits === now.entry.kv_bits;
+const ofRun = (cells, phase, now) => cells.find(cell => cell.phase === phase && cell.batch === now.batch
+  && cell.length === (phase === "prefill" ? now.prompt : now.context));
+
+/** One line on what would fit, in the order of the least change. */
+function advice(now, shown) {
+  if (shown.fits) return "";
+  const { batch, context, entry, gpu, bits } = now, tokens = context + 1, ways = [];
+  const fit = (other, card, width) => fits(other, card, batch, tokens, width);
+  const name = other => other.quant === "none" ? other.dtype : other.quant;
+  if (shown.most) ways.push(`batch ${shown.most}`);
+  for (const width of [8, 4]) if (width < bits && fit(entry, gpu, width)) { ways.push(`a KV cache of ${width} bits`); break; }
+  const packed = data.entries.find(other => other.ranks === entry.ranks && fit(other, gpu, Math.min(bits, other.kv_bits)));
+  if (packed) ways.push(`${name(packed)} weights`);
+  const share = data.entries.find(other => other.quant === entry.quant && other.ranks > entry.ranks && fit(other, gpu, bits));
+  if (share) ways.push(several(share, gpu));
+  const card = data.gpus.find(card => fit(entry, card, bits));
+  if (card) ways.push(several(entry, card));
+  const needs = `This needs ${scaled(shown.needs, "B")}; ${gpu.name} has ${scaled(gpu.memory_bytes, "B")}.`;
+  if (ways.length) return `${needs} What fits: ${ways.join(", or ")}.`;
+  return `${needs} Nothing on this page fits it; use a shorter context, a smaller batch or a larger GPU (--gpu).`;
+}
+
+function html(tag, properties = {}, ...children) {
+  const made = Object.assign(document.createElement(tag), properties);
+  made.append(...children);
+  return made;
+}
+
+/** A row of a table; [text, value] is a figure with its unrounded value. */
+function row(entries) {
+  return html("tr", {}, ...entries.map(entry => {
+    if (!Array.isArray(entry)) return html("td", {}, entry);
+    const cell = html("td", { className: "n", title: String(entry[1]) }, entry[0]);
+    cell.dataset.value = entry[1];
+    return cell;
+  }));
+}
+const fillTable = (selector, rows) => select(`${selector} tbody`).replaceChildren(...rows.map(row));
+const mark = text => html("span", { className: `mark ${text}` }, text);
+const rate = (tokens, seconds) => [`${plain(tokens / seconds)} tok/s`, tokens / seconds];
+
+function drawTables(now, shown) {
+  const { batch, context, entry, gpu, bits } = now, floors = shown.floors(gpu);
+  const room = { prefill: [shown.prefillFits, shown.prefillMost], decode: [shown.fits, shown.most] };
+  fillTable("#figures", Object.entries(shown.work).map(([phase, work]) => [
+    phase, [scaled(Number(work.flops), "FLOP"), work.flops], [scaled(Number(work.bytes), "B"), work.bytes],
+    [plain(Number(work.flops) / Number(work.bytes)), Number(work.flops) / Number(work.bytes)],
+    [scaled(floors[phase].total, "s"), floors[phase].total],
+    room[phase][0] ? rate(shown.tokens[phase], floors[phase].total) : [`batch ${room[phase][1]}`, NaN],
+    room[phase][0] ? floors[phase].bound : "no room",
+  ]));
+  select("#counted").textContent = entry.ranks > 1 ? `counted, one of ${entry.ranks} ranks` : "counted";
+  select("#bounded").replaceChildren("bound by ", mark(gpu.source), ...(entry.ranks > 1 ? [" and ", mark("published"), " link"] : []));
+  const figure = value => [scaled(value, "B"), value];
+  fillTable("#memory", [
+    [entry.ranks > 1 ? "weights of one rank" : "weights", figure(entry.weight_bytes), mark("counted")],
+    ["KV cache, logical (live tokens)", figure(shown.live), mark("counted")],
+    [`KV cache, allocated (blocks of ${BLOCK_TOKENS} tokens)`, figure(shown.allocated), mark("counted")],
+    ["weights and logical KV cache", figure(shown.needs), mark("counted")],
+    [`memory of ${gpu.name}`, gpu.memory_bytes ? figure(gpu.memory_bytes) : ["-", NaN], mark(gpu.source)],
+    [`largest batch at ${context + 1} tokens`, [Number.isFinite(shown.most) ? shown.most : "-", shown.most], mark("counted")],
+  ]);
+  fillTable("#gpus", data.gpus.map(card => {
+    const { prefill, decode } = shown.floors(card), most = largestBatch(entry, card, context + 1, bits);
+    return [html("span", {}, several(entry, card), " ", mark(card.source)), [scaled(prefill.total, "s"), prefill.total], [scaled(decode.total, "s"), decode.total],
+      fits(entry, card, batch, context + 1, bits) ? rate(batch, decode.total) : ["no room", NaN],
+      [Number.isFinite(most) ? most : "-", most], decode.bound];
+  }));
+  select("#advice").textContent = advice(now, shown);
+  select("#notes").replaceChildren(...now.notes.map(note => html("li", {}, note)));
+  if (data.run) drawRun(now, shown, floors);
+}
+
+function drawRun(now, shown, floors) {
+  const rows = [];
+  for (const phase of isRun(now) ? Object.keys(floors) : []) {
+    const cell = ofRun(data.run.cells, phase, now), step = ofRun(data.run.forecasts, phase, now);
+    const line = (name, seconds, interval) => rows.push([phase, mark(name), [scaled(seconds, "s"), seconds], interval,
+      rate(shown.tokens[phase], seconds), [plain(seconds / floors[phase].total), seconds / floors[phase].total]]);
+    if (cell) line("measured", cell.seconds, "");
+    else if (step) line("forecast", step.seconds,
+      `${scaled(step.low_s, "s")} to ${scaled(step.high_s, "s")}${step.between ? "" : ", beyond the measured cells"}`);
+    else rows.push([phase, "not measured, and too far from what was for a forecast"]);
+  }
+  if (!rows.length) rows.push([`choose ${data.run.gpu}, ${data.run.quant === "none" ? "unquantised" : data.run.quant} weights and the model's KV cache on one device`]);
+  fillTable("#run", rows);
+  for (const line of select("#run tbody").rows) if (line.cells.length < 6) line.lastChild.colSpan = 7 - line.cells.length;
+}
+
+function shape(parent, tag, attributes, text) {
   const made = document.createElementNS(SVG, tag);
   for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
   if (text !== undefined) made.textContent = text;
@@ -86,179 +176,166 @@ function element(parent, tag, attributes, text) {
   return made;
 }
 
-function drawRoofline(gpu, precision, steps, measured) {
-  const svg = select("#roofline"), [width, height, left, bottom] = [640, 400, 56, 40];
+let chartWidth = 640;
+function drawRoofline(now, shown) {
+  const { gpu, entry } = now, floors = shown.floors(gpu);
+  const svg = select("#roofline"), [width, height, left, bottom, top] = [chartWidth, 400, 52, 40, 10];
   svg.replaceChildren();
-  const own = peak(gpu, precision.dtype, precision.dtype), ridge = own / gpu.bytes_per_s;
-  const xs = [0.3, 3e4], top = 4 * Math.max(...Object.values(gpu.flops_per_s)), ys = [gpu.bytes_per_s * xs[0] / 20, top];
-  const x = value => left + (width - left - 10) * Math.log(value / xs[0]) / Math.log(xs[1] / xs[0]);
-  const y = value => height - bottom - (height - bottom - 10) * Math.log(value / ys[0]) / Math.log(ys[1] / ys[0]);
-  const inside = value => Math.min(Math.max(value, xs[0]), xs[1]);
-  element(svg, "rect", { x: left, y: 10, width: x(ridge) - left, height: height - bottom - 10, class: "memory" });
-  element(svg, "rect", { x: x(ridge), y: 10, width: width - 10 - x(ridge), height: height - bottom - 10, class: "compute" });
-  element(svg, "text", { x: left + 6, y: 26 }, "memory-bound");
-  element(svg, "text", { x: width - 16, y: 26, "text-anchor": "end" }, "compute-bound");
+  svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+  const own = peak(gpu, entry.dtype, entry.dtype), ridge = own / gpu.bytes_per_s;
+  const xs = [0.3, 3e4], ys = [gpu.bytes_per_s * xs[0] / 20, 4 * Math.max(...Object.values(gpu.flops_per_s))];
+  const inside = (value, [low, high]) => Math.min(Math.max(value, low), high);
+  const x = value => left + (width - left - 10) * Math.log(inside(value, xs) / xs[0]) / Math.log(xs[1] / xs[0]);
+  const y = value => height - bottom - (height - bottom - top) * Math.log(inside(value, ys) / ys[0]) / Math.log(ys[1] / ys[0]);
+  shape(svg, "rect", { x: left, y: top, width: x(ridge) - left, height: height - bottom - top, class: "memory" });
+  shape(svg, "rect", { x: x(ridge), y: top, width: width - 10 - x(ridge), height: height - bottom - top, class: "compute" });
+  shape(svg, "text", { x: left + 6, y: 26 }, "memory-bound");
+  shape(svg, "text", { x: width - 16, y: 26, "text-anchor": "end" }, "compute-bound");
   for (let value = 1; value <= 1e4; value *= 10)
-    element(svg, "text", { x: x(value), y: height - bottom + 16, "text-anchor": "middle" }, value);
-  for (let value = 10 ** Math.ceil(Math.log10(ys[0])); value < ys[1]; value *= 10)
-    element(svg, "text", { x: left - 6, y: y(value) + 4, "text-anchor": "end" }, scaled(value, "").replace(".00", ""));
-  element(svg, "text", { x: (left + width) / 2, y: height - 6, "text-anchor": "middle" }, "model FLOPs per model byte");
-  const rates = [...new Set(Object.values(gpu.flops_per_s))];
-  for (const rate of rates) {
-    const bend = inside(rate / gpu.bytes_per_s);
-    const path = `M ${x(xs[0])} ${y(xs[0] * gpu.bytes_per_s)} L ${x(bend)} ${y(rate)} L ${x(xs[1])} ${y(rate)}`;
+    shape(svg, "text", { x: x(value), y: height - bottom + 16, "text-anchor": "middle" }, value);
+  for (let power = Math.ceil(Math.log10(ys[0])); 10 ** power < ys[1]; power++)
+    shape(svg, "text", { x: left - 6, y: y(10 ** power) + 4, "text-anchor": "end" }, `${10 ** (power - 3 * Math.floor(power / 3))} ${["", "k", "M", "G", "T", "P"][Math.floor(power / 3)]}`);
+  shape(svg, "text", { x: (left + width) / 2, y: height - 6, "text-anchor": "middle" }, "model FLOPs per model byte");
+  shape(svg, "text", { x: 12, y: (height - bottom) / 2, "text-anchor": "middle", transform: `rotate(-90 12 ${(height - bottom) / 2})` }, "FLOP/s");
+  let above = Infinity;
+  for (const rate of [...new Set(Object.values(gpu.flops_per_s))].sort((a, b) => a - b)) {
     const names = Object.keys(gpu.flops_per_s).filter(name => gpu.flops_per_s[name] === rate).join(", ");
-    element(svg, "path", { d: path, class: rate === own ? "roof own" : "roof" });
-    element(svg, "text", { x: x(xs[1]) - 4, y: y(rate) - 5, "text-anchor": "end", class: "small" },
-      `${names}: ${scaled(rate, "FLOP/s")}`);
+    shape(svg, "path", {
+      d: `M ${x(xs[0])} ${y(xs[0] * gpu.bytes_per_s)} L ${x(rate / gpu.bytes_per_s)} ${y(rate)} L ${x(xs[1])} ${y(rate)}`,
+      class: rate === own ? "roof own" : "roof",
+    });
+    above = Math.min(y(rate) - 4, above - 11);
+    shape(svg, "text", { x: x(xs[1]) - 4, y: above, "text-anchor": "end", class: "small" }, `${names}: ${scaled(rate, "FLOP/s")}`);
   }
-  element(svg, "text", { x: x(ridge) + 4, y: height - bottom - 6, class: "small" }, `ridge ${ridge.toPrecision(3)}`);
-  for (const [phase, step] of Object.entries(steps)) {
-    for (const [name, group] of Object.entries(step.groups)) {
+  shape(svg, "text", { x: x(ridge) + 4, y: height - bottom - 6, class: "small" }, `ridge ${ridge.toPrecision(3)} FLOP/byte`);
+  for (const [phase, floor] of Object.entries(floors)) {
+    const work = shown.work[phase], intensity = Number(work.flops) / Number(work.bytes);
+    for (const [name, group] of Object.entries(floor.groups)) {
       if (!group.flops || !group.bytes) continue;
-      const at = { cx: x(inside(group.flops / group.bytes)), cy: y(group.flops / group.seconds) };
-      const dot = element(svg, "circle", { ...at, r: 2 + 14 * Math.sqrt(group.seconds / step.floor_s), class: "group" });
+      const share = group.seconds / floor.total;
+      const dot = shape(svg, "circle", { cx: x(group.flops / group.bytes), cy: y(group.flops / group.seconds), r: 2 + 14 * Math.sqrt(share), class: "group" });
       dot.style.fill = GROUP_COLORS[name] ?? "var(--grey)";
-      element(dot, "title", {}, `${phase}: ${name.replace("_", " ")}, ${percent(group.seconds / step.floor_s)} of the floor`);
+      shape(dot, "title", {}, `${phase}: ${words(name)}, ${percent(share)} of the floor`);
     }
-    const at = [x(inside(step.flops / step.bytes)), y(step.flops / step.floor_s)];
-    const mark = phase === "prefill" ? `M ${at[0]} ${at[1] - 7} l 7 12 h -14 z` : `M ${at[0] - 6} ${at[1]} a 6 6 0 1 0 12 0 a 6 6 0 1 0 -12 0`;
-    element(svg, "path", { d: mark, class: `step ${phase}` });
-    element(svg, "text", { x: at[0] + 10, y: at[1] + 14, class: `label ${phase}` }, phase);
+    const [across, up] = [x(intensity), y(Number(work.flops) / floor.total)];
+    shape(svg, "path", {
+      class: `step ${phase}`,
+      d: phase === "prefill" ? `M ${across} ${up - 7} l 7 12 h -14 z` : `M ${across - 6} ${up} a 6 6 0 1 0 12 0 a 6 6 0 1 0 -12 0`,
+    });
+    const isRight = across > width - 120;
+    shape(svg, "text", { x: across + (isRight ? -10 : 10), y: up + 16, "text-anchor": isRight ? "end" : "start", class: `label ${phase}` }, phase);
+    const step = isRun(now) && !ofRun(data.run.cells, phase, now) && ofRun(data.run.forecasts, phase, now);
+    if (step) {
+      const flops = Number(work.flops);
+      shape(svg, "path", { class: `forecast ${phase}`, d: `M ${across - 5} ${y(flops / step.low_s)} h 10 m -5 0 V ${y(flops / step.high_s)} m -5 0 h 10` });
+      shape(svg, "path", { class: `forecast ${phase}`, d: `M ${across} ${y(flops / step.seconds) - 5} l 5 5 l -5 5 l -5 -5 z` });
+    }
   }
-  for (const cell of measured) {
-    const mark = element(svg, "text", { x: x(inside(cell.intensity)), y: y(cell.flops) + 5, "text-anchor": "middle", class: `star ${cell.phase}` }, "★");
-    element(mark, "title", {}, `measured: ${cell.phase} ${cell.batch} x ${cell.phase === "prefill" ? cell.query : cell.context}, ${scaled(cell.seconds, "s")}`);
+  if (!data.run || gpu.name !== data.run.gpu) return;
+  for (const cell of data.run.cells) {
+    const star = shape(svg, "text", { x: x(cell.intensity), y: y(cell.flops) + 5, "text-anchor": "middle", class: `star ${cell.phase}` }, "★");
+    shape(star, "title", {}, `measured: ${cell.phase} ${cell.batch} x ${cell.length}, ${scaled(cell.seconds, "s")}`);
   }
 }
 
-function drawBars(steps) {
-  const box = select("#bars");
-  box.replaceChildren();
-  const groups = [...new Set(Object.values(steps).flatMap(step => Object.keys(step.groups)))];
-  select("#keys").replaceChildren(...groups.filter(group => Object.values(steps).some(step => step.groups[group].seconds > 0.005 * step.floor_s)).map(group => {
-    const item = document.createElement("li"), key = document.createElement("span");
-    key.className = "key"; key.style.background = GROUP_COLORS[group] ?? "var(--grey)";
-    item.append(key, ` ${group.replace("_", " ")}`);
-    return item;
+function drawBars(floors) {
+  const shares = Object.values(floors).flatMap(floor => Object.entries(floor.groups).map(([group, part]) => [group, part.seconds / floor.total]));
+  const groups = [...new Set(shares.filter(([, share]) => share > 0.005).map(([group]) => group))];
+  const color = group => GROUP_COLORS[group] ?? "var(--grey)";
+  select("#keys").replaceChildren(...groups.map(group => {
+    const key = html("span", { className: "key" });
+    key.style.background = color(group);
+    return html("li", {}, key, ` ${words(group)}`);
   }));
-  for (const [phase, step] of Object.entries(steps)) {
-    const name = document.createElement("div"), bar = document.createElement("div"), total = document.createElement("div");
-    name.textContent = phase; total.textContent = scaled(step.floor_s, "s");
-    bar.className = "bar"; bar.setAttribute("role", "img");
+  select("#bars").replaceChildren(...Object.entries(floors).flatMap(([phase, floor]) => {
+    const bar = html("div", { className: "bar", role: "img" }), parts = [];
     let left = 0;
-    const words = [];
-    for (const [group, part] of Object.entries(step.groups).sort((a, b) => b[1].seconds - a[1].seconds)) {
-      const share = part.seconds / step.floor_s, span = document.createElement("span");
-      words.push(`${group.replace("_", " ")} ${percent(share)}`);
-      span.style.cssText = `left: ${100 * left}%; width: ${100 * share}%; background: ${GROUP_COLORS[group] ?? "var(--grey)"}`;
-      span.title = words.at(-1);
-      bar.append(span);
+    for (const [group, part] of Object.entries(floor.groups).sort((a, b) => b[1].seconds - a[1].seconds)) {
+      const share = part.seconds / floor.total, piece = html("span", { title: `${words(group)} ${percent(share)}` });
+      piece.style.cssText = `left: ${100 * left}%; width: ${100 * share}%; background: ${color(group)}`;
+      parts.push(piece.title);
+      bar.append(piece);
       left += share;
     }
-    bar.setAttribute("aria-label", words.join(", "));
-    box.append(name, bar, total);
-  }
-}
-
-function drawMap(precision, gpu, batch, context, kvShare) {
-  const table = select("#map"), batches = BATCHES.filter(value => Number.isInteger(Math.log2(value))).reverse();
-  const lengths = LENGTHS.filter(value => Number.isInteger(Math.log2(value)) || value === data.max_positions);
-  const here = [batches[nearest(batches, batch)], lengths[nearest(lengths, context)]];
-  const body = document.createElement("tbody");
-  for (const rows of batches) {
-    const line = body.insertRow();
-    line.append(Object.assign(document.createElement("th"), { textContent: rows }));
-    for (const tokens of lengths) {
-      const cell = line.insertCell();
-      const fits = precision.weight_bytes + cacheBytes(precision, rows, tokens + 1, kvShare) <= (gpu.memory_bytes ?? Infinity);
-      const bound = fits ? count(precision, gpu, { batch: rows, query: 1, context: tokens }, kvShare).bound : "no room";
-      cell.className = `${bound.replace(" ", "-")}${rows === here[0] && tokens === here[1] ? " here" : ""}`;
-      cell.textContent = bound === "no room" ? "" : bound[0];
-      cell.title = `decode ${rows} x ${tokens}: ${bound}`;
-    }
-  }
-  const foot = body.insertRow();
-  foot.append(document.createElement("th"), ...lengths.map(tokens => Object.assign(document.createElement("th"), { textContent: tokens })));
-  table.replaceChildren(body);
-}
-
-function fillTable(selector, rows) {
-  const body = select(`${selector} tbody`);
-  body.replaceChildren(...rows.map(entries => {
-    const line = document.createElement("tr");
-    for (const [text, value] of entries) {
-      const cell = line.insertCell();
-      cell.textContent = text;
-      if (value !== undefined) { cell.className = "n"; cell.dataset.value = value; }
-    }
-    return line;
+    bar.ariaLabel = `${phase}: ${parts.join(", ")}`;
+    return [html("div", {}, phase), bar, html("div", {}, scaled(floor.total, "s"))];
   }));
+}
+
+const isPower = value => Number.isInteger(Math.log2(value));
+const mapBatches = data.batches.filter(isPower).reverse(), mapContexts = contexts.filter(value => isPower(value) || value === contexts.at(-1));
+let mapped = "";
+/** The map is drawn again when its model, GPU or link changes; the sliders move only its cursor. */
+function drawMap(now) {
+  const { entry, gpu, link, bits } = now, key = [data.entries.indexOf(entry), gpu.name, link?.name, bits].join();
+  const table = select("#map");
+  if (key !== mapped) {
+    mapped = key;
+    const rows = mapBatches.map(batch => html("tr", {}, html("th", { scope: "row" }, batch), ...mapContexts.map(context => {
+      const room = fits(entry, gpu, batch, context + 1, bits);
+      const bound = room ? floorOf(stepWork(entry, { batch, query: 1, context }, bits), entry, gpu, link).bound : "no room";
+      const cell = html("td", { className: bound.replace(" ", "-"), title: `decode ${batch} x ${context}: ${bound}` }, room ? bound[0] : "");
+      cell.addEventListener("click", () => change({ b: batch, c: context }));
+      return cell;
+    })));
+    rows.push(html("tr", {}, html("th", {}, ""), ...mapContexts.map(context => html("th", { scope: "col" }, context >= 1024 ? `${Math.round(context / 1024)}k` : context))));
+    table.replaceChildren(html("tbody", {}, ...rows));
+  }
+  table.querySelector(".here")?.classList.remove("here");
+  table.rows[nearest(mapBatches, now.batch)].cells[1 + nearest(mapContexts, now.context || 1)].classList.add("here");
+}
+
+function drawControls(now) {
+  for (const [id, values, value] of [["batch", data.batches, now.batch], ["prompt", data.lengths, now.prompt], ["context", contexts, now.context]]) {
+    select(`#${id}`).value = nearest(values, value || 1);
+    select(`#${id}`).setAttribute("aria-valuetext", value);
+    select(`#${id}-is`).textContent = value.toLocaleString("en");
+  }
+  const { entry, gpu, link, bits } = now;
+  select("#precision").value = entry.quant; select("#gpu").value = gpu.name; select("#kv").value = bits;
+  select("#ranks").value = entry.ranks;
+  for (const option of select("#ranks").options)
+    option.disabled = !data.entries.some(other => other.quant === entry.quant && other.ranks === Number(option.value));
+  select("#link").value = link?.name ?? ""; select("#link").disabled = entry.ranks === 1;
 }
 
 function update() {
-  const now = state();
-  const precision = data.precisions.find(item => item.quant === now.q) ?? data.precisions[0];
-  const gpu = data.gpus.find(item => item.name === now.g) ?? data.gpus[0];
-  const [batch, prompt, context] = [Number(now.b), Number(now.p), Number(now.c)], kvShare = Number(now.kv);
-  const of = card => ({
-    prefill: count(precision, card, { batch, query: prompt, context: 0 }, kvShare),
-    decode: count(precision, card, { batch, query: 1, context }, kvShare),
-  });
-  const steps = of(gpu), tokens = { prefill: batch * prompt, decode: batch };
-  select("#batch").value = nearest(BATCHES, batch); select("#batch-is").textContent = batch;
-  select("#prompt").value = nearest(LENGTHS, prompt); select("#prompt-is").textContent = prompt;
-  select("#context").value = nearest(LENGTHS, context); select("#context-is").textContent = context;
-  select("#precision").value = precision.quant; select("#gpu").value = gpu.name; select("#kv").value = now.kv;
-  const live = cacheBytes(precision, batch, context + 1, kvShare);
-  const blocks = cacheBytes(precision, batch, 16 * Math.ceil((context + 1) / 16), kvShare);
-  const needs = precision.weight_bytes + live, room = gpu.memory_bytes ?? Infinity, fits = needs <= room;
-  const most = largestBatch(precision, gpu, context + 1, kvShare);
-  fillTable("#figures", Object.entries(steps).map(([phase, step]) => [
-    [phase], [scaled(step.flops, "FLOP"), step.flops], [scaled(step.bytes, "B"), step.bytes],
-    [plain(step.flops / step.bytes), step.flops / step.bytes], [scaled(step.floor_s, "s"), step.floor_s],
-    fits ? [rate(tokens[phase] / step.floor_s), tokens[phase] / step.floor_s] : [`no room; at most batch ${most}`, NaN],
-    [step.bound],
-  ]));
-  fillTable("#memory", [
-    [["weights"], [scaled(precision.weight_bytes, "B"), precision.weight_bytes]],
-    [["KV cache, live tokens"], [scaled(live, "B"), live]],
-    [["KV cache, in blocks of 16 tokens"], [scaled(blocks, "B"), blocks]],
-    [["together"], [scaled(needs, "B"), needs]],
-    [[`memory of ${gpu.name}`], [gpu.memory_bytes ? scaled(gpu.memory_bytes, "B") : "-", gpu.memory_bytes ?? NaN]],
-    [["largest batch at this context"], [Number.isFinite(most) ? most : "-", most]],
-  ]);
-  fillTable("#gpus", data.gpus.map(card => {
-    const { prefill, decode } = of(card), cardMost = largestBatch(precision, card, context + 1, kvShare);
-    const cardFits = needs <= (card.memory_bytes ?? Infinity);
-    return [[card.name], [scaled(prefill.floor_s, "s"), prefill.floor_s], [scaled(decode.floor_s, "s"), decode.floor_s],
-      cardFits ? [rate(batch / decode.floor_s), batch / decode.floor_s] : ["no room", NaN],
-      [Number.isFinite(cardMost) ? cardMost : "-", cardMost], [decode.bound]];
-  }));
-  drawRoofline(gpu, precision, steps, data.measured);
-  drawBars(steps);
-  drawMap(precision, gpu, batch, context, kvShare);
+  const now = settings(), shown = figures(now);
+  drawControls(now);
+  drawTables(now, shown);
+  drawRoofline(now, shown);
+  drawBars(shown.floors(now.gpu));
+  drawMap(now);
 }
 
-function change(name, value) {
-  const now = { ...state(), [name]: value };
-  history.replaceState(null, "", `#${new URLSearchParams(now)}`);
+function change(changed) {
+  const given = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
+  history.replaceState(null, "", `#${new URLSearchParams({ ...DEFAULTS, ...given, ...changed })}`);
   update();
 }
 
-for (const [id, name, values] of [["batch", "b", BATCHES], ["prompt", "p", LENGTHS], ["context", "c", LENGTHS]]) {
+for (const [id, name, values] of [["batch", "b", data.batches], ["prompt", "p", data.lengths], ["context", "c", contexts]]) {
   const slider = select(`#${id}`);
   slider.max = values.length - 1;
-  slider.addEventListener("input", () => change(name, values[slider.value]));
+  slider.addEventListener("input", () => change({ [name]: values[slider.value] }));
 }
+const unique = values => [...new Set(values)];
 for (const [id, name, options] of [
-  ["precision", "q", data.precisions.map(item => [item.quant, item.quant === "none" ? item.dtype : item.quant])],
-  ["gpu", "g", data.gpus.map(item => [item.name, item.name])],
-  ["kv", "kv", [["1", "as the model"], ["0.5", "half the bytes"], ["0.25", "a quarter of the bytes"]]],
+  ["precision", "q", unique(data.entries.map(entry => entry.quant)).map(quant => [quant, quant === "none" ? first.dtype : quant])],
+  ["gpu", "g", data.gpus.map(gpu => [gpu.name, `${gpu.name} (${gpu.source})`])],
+  ["kv", "kv", [first.kv_bits, 8, 4].filter((bits, place) => !place || bits < first.kv_bits).map((bits, place) => [bits, `${bits} bits${place ? "" : ", as the model"}`])],
+  ["ranks", "t", unique(data.entries.map(entry => entry.ranks)).map(ranks => [ranks, ranks === 1 ? "1 GPU" : `${ranks} GPUs`])],
+  ["link", "l", unique(data.links.map(link => link.name)).map(link => [link, link])],
 ]) {
   const choice = select(`#${id}`);
   choice.append(...options.map(([value, text]) => new Option(text, value)));
-  choice.addEventListener("change", () => change(name, choice.value));
+  choice.addEventListener("change", () => change(name === "q" ? { q: choice.value, t: data.entries.some(entry => entry.quant === choice.value && entry.ranks === settings().entry.ranks) ? settings().entry.ranks : 1 } : { [name]: choice.value }));
 }
 addEventListener("hashchange", update);
+function resized() {
+  const width = Math.min(640, Math.max(360, select("#roofline").clientWidth));
+  if (width !== chartWidth) { chartWidth = width; update(); }
+}
+addEventListener("resize", resized);
 update();
+resized();

@@ -26,7 +26,7 @@ def _environment() -> Environment:
 
 def explore_page(document: ExploreDocument) -> str:
     """Return the page of a model. Its policy allows its own style and script, and no connection."""
-    script = (_FOLDER / "explore.js").read_text(encoding="utf-8")
+    script = "\n".join((_FOLDER / name).read_text(encoding="utf-8") for name in ("theory.js", "explore.js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     content = json.dumps(asdict(document), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     return (

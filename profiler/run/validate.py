@@ -13,8 +13,7 @@ from typing import Any, get_args
 import torch
 
 from profiler import effort
-from profiler.counting.count import check_cut
-from profiler.counting.tensor_parallel import check_ranks, replicated_kv_heads
+from profiler.counting.tensor_parallel import check_cut, check_ranks, replicated_kv_heads
 from profiler.device.device import resolve_device
 from profiler.device.process_group import cards
 from profiler.effort import Effort

@@ -9,7 +9,7 @@ import torch
 from counted import documents
 
 from profiler.counting.count import model_work
-from profiler.counting.operators import Convolution, ModelWork, Operator, RecurrentState
+from profiler.counting.operators import Collective, Convolution, Embedding, ModelWork, Operator, RecurrentState
 from profiler.counting.preset_counts import CountedModel, counts_json, from_json, preset_counts
 from profiler.facts.step import Step
 from profiler.loading.source import card_names
@@ -55,11 +55,24 @@ def test_a_format_has_its_own_bytes() -> None:
     assert bundled.weight_bytes == pytest.approx(expected + 2 * 32_000 * 4096 + 2 * 64 * 4, rel=1e-9)
 
 
+_EMBEDDING = Embedding("embed", "embedding", 1, torch.bfloat16, 8, 2)
+
+
 @pytest.mark.parametrize(
     ("operator", "document"),
     [
-        (RecurrentState("mixer", "state", 2, torch.float32, 64, 4), {"kind": "RecurrentState", "state_elements": 64}),
-        (Convolution("conv", "state", 1, torch.bfloat16, 8, 1, 4, 64, 2), {"kind": "Convolution", "kernel_size": 4}),
+        (
+            RecurrentState("mixer", "state", 2, torch.float32, 64, 4),
+            {"operator": "RecurrentState", "state_elements": 64},
+        ),
+        (
+            Convolution("conv", "state", 1, torch.bfloat16, 8, 1, 4, 64, 2),
+            {"operator": "Convolution", "kernel_size": 4},
+        ),
+        (
+            Collective("all", "collective", 3, torch.bfloat16, "all_reduce", 2, _EMBEDDING, 8, 2),
+            {"operator": "Collective", "kind": "all_reduce", "ranks": 2},
+        ),
     ],
 )
 def test_operators_that_no_card_has(operator: Operator, document: dict[str, object]) -> None:

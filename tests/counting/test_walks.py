@@ -92,7 +92,7 @@ def test_other_libraries_or_rules_walk_again(
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{", "[]", "null", '{"operators": [{"kind": "Os"}]}', '{"operators": 3}', '{"operators": []}']
+    "content", ["", "{", "[]", "null", '{"operators": [{"operator": "Os"}]}', '{"operators": 3}', '{"operators": []}']
 )
 def test_an_unreadable_cache_file_is_walked_again(
     folder: Path, walked: list[object], content: str, tmp_path: Path

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from profiler.counting.cache import counted_model
-from profiler.explore.document import precision_entry
+from profiler.explore.document import model_entry
 from profiler.explore.expressions import Expression, evaluate
 from profiler.facts.step import ExecutionPath, Step
 from profiler.loading.source import card_names, resolve
@@ -25,7 +25,7 @@ def test_expressions_equal_the_count(model: str) -> None:
     for quant in quants:
         counted = counted_model(source, quant=quant)
         # Through JSON, as the page gets it.
-        operators = [json.loads(json.dumps(vars(item))) for item in precision_entry(counted, quant).operators]
+        operators = [json.loads(json.dumps(vars(item))) for item in model_entry(counted, quant).operators]
         assert len(operators) == len(counted.work.operators)
         for _ in range(SETTINGS // len(card_names()) + 1):
             symbols = {

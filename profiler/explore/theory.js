@@ -1,0 +1,98 @@
+"use strict";
+// The theory of the page: expressions, work, floors and room, without the document. Whole numbers are BigInt where the
+// symbols are, so that FLOPs and bytes are exact; symbols that are plain numbers are faster.
+
+/** Operands of two kinds become plain numbers, as NumPy's integers become floats. */
+const alike = operation => (a, b) => typeof a === typeof b ? operation(a, b) : operation(Number(a), Number(b));
+const OPERATIONS = {
+  "+": alike((a, b) => a + b), "-": alike((a, b) => a - b), "*": alike((a, b) => a * b),
+  "/": (a, b) => Number(a) / Number(b), "**": alike((a, b) => a ** b),
+  "//": alike((a, b) => typeof a === "bigint" ? a / b : Math.floor(a / b)),
+  min: (a, b) => a < b ? a : b, max: (a, b) => a > b ? a : b,
+  ">": (a, b) => a > b, ">=": (a, b) => a >= b, "<": (a, b) => a < b, "<=": (a, b) => a <= b, "==": (a, b) => a == b,
+  or: (a, b) => a || b, and: (a, b) => a && b, not: a => !a, where: (condition, a, b) => condition ? a : b,
+};
+const add = OPERATIONS["+"];
+
+/** A function of the symbols; an `exact` one takes and gives BigInt. */
+function compiled(tree, exact) {
+  if (typeof tree === "string") return symbols => symbols[tree];
+  if (!Array.isArray(tree)) {
+    const value = exact && Number.isInteger(tree) ? BigInt(tree) : tree;
+    return () => value;
+  }
+  const operation = OPERATIONS[tree[0]], [a, b, c] = tree.slice(1).map(argument => compiled(argument, exact));
+  if (c) return symbols => operation(a(symbols), b(symbols), c(symbols));
+  if (b) return symbols => operation(a(symbols), b(symbols));
+  return symbols => operation(a(symbols));
+}
+
+const FUNCTIONS = new WeakMap();
+/** The value of an expression; an expression is compiled once. */
+function evaluate(owner, name, symbols) {
+  const exact = typeof symbols.batch === "bigint", key = exact ? `${name} exact` : name;
+  let functions = FUNCTIONS.get(owner);
+  if (!functions) FUNCTIONS.set(owner, functions = {});
+  return (functions[key] ??= compiled(owner[name], exact))(symbols);
+}
+
+/** Bytes of the KV cache with `bits` per element in place of the model's own. */
+const narrowed = (bytes, entry, bits) => bits === entry.kv_bits ? bytes
+  : typeof bytes === "bigint" ? bytes * BigInt(bits) / BigInt(entry.kv_bits) : bytes * bits / entry.kv_bits;
+
+/** The work of a step by operator, and in all. */
+function stepWork(entry, symbols, bits) {
+  const zero = typeof symbols.batch === "bigint" ? 0n : 0;
+  let flops = zero, bytes = zero;
+  const operators = entry.operators.map(operator => {
+    const own = {
+      group: operator.group, dtype: operator.dtype, flops: evaluate(operator, "flops", symbols),
+      bytes: add(add(evaluate(operator, "weight_bytes", symbols),
+        narrowed(evaluate(operator, "kv_bytes", symbols), entry, bits)), evaluate(operator, "other_bytes", symbols)),
+    };
+    flops = add(flops, own.flops); bytes = add(bytes, own.bytes);
+    return own;
+  });
+  const collectives = entry.collectives.map(item => (
+    { count: item.count, busBytes: item.bus_share * Number(evaluate(item, "link_bytes", symbols)) }));
+  return { flops, bytes, operators, collectives };
+}
+
+function peak(gpu, dtype, own) {
+  for (const name of [dtype, own, "float32"]) if (gpu.flops_per_s[name]) return gpu.flops_per_s[name];
+  return Math.max(...Object.values(gpu.flops_per_s));
+}
+
+/** The least seconds of a step: by roof, by group of operators, and in all. No collective overlaps an operator. */
+function floorOf(work, entry, gpu, link) {
+  const seconds = { compute: 0, memory: 0, link: 0 }, groups = {};
+  for (const operator of work.operators) {
+    const flops = Number(operator.flops), bytes = Number(operator.bytes);
+    const compute = flops / peak(gpu, operator.dtype, entry.dtype), memory = bytes / gpu.bytes_per_s;
+    seconds[compute > memory ? "compute" : "memory"] += Math.max(compute, memory);
+    const group = groups[operator.group] ??= { flops: 0, bytes: 0, seconds: 0 };
+    group.flops += flops; group.bytes += bytes; group.seconds += Math.max(compute, memory);
+  }
+  for (const item of work.collectives) seconds.link += item.count * link.alpha_s + item.busBytes / link.bus_bytes_per_s;
+  if (seconds.link) groups.collective = { flops: 0, bytes: 0, seconds: seconds.link };
+  const bound = Object.keys(seconds).reduce((best, roof) => seconds[roof] > seconds[best] ? roof : best, "memory");
+  return { ...seconds, total: seconds.compute + seconds.memory + seconds.link, groups, bound };
+}
+
+/** Bytes of the KV cache of `batch` sequences of `tokens` each. */
+const cacheBytes = (entry, batch, tokens, bits) => narrowed(evaluate(entry, "cache_bytes", { batch, tokens }), entry, bits);
+
+const fits = (entry, gpu, batch, tokens, bits) =>
+  entry.weight_bytes + cacheBytes(entry, batch, tokens, bits) <= (gpu.memory_bytes ?? Infinity);
+
+const MOST_BATCH = 2 ** 24;
+/** The largest batch whose cache fits next to the weights; 0 if the weights do not fit, Infinity without a limit. */
+function largestBatch(entry, gpu, tokens, bits) {
+  if (fits(entry, gpu, MOST_BATCH, tokens, bits)) return Infinity;
+  let [low, high] = [0, MOST_BATCH];
+  while (high - low > 1) {
+    const middle = Math.floor((low + high) / 2);
+    if (fits(entry, gpu, middle, tokens, bits)) low = middle; else high = middle;
+  }
+  return low;
+}

@@ -1,0 +1,130 @@
+"""A real Chromium (QtWebEngine) that opens a page, runs scripts in it and reports what it printed and requested.
+
+`python -m tests.explore.chromium PAGE OUT` writes screenshots of a page at two widths, light and dark.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
+os.environ.setdefault("QTWEBENGINE_CHROMIUM_FLAGS", "--no-sandbox --disable-gpu --log-level=3")
+
+from PySide6.QtCore import QEventLoop, Qt, QTimer, QUrl
+from PySide6.QtTest import QTest
+from PySide6.QtWebEngineCore import QWebEnginePage, QWebEngineUrlRequestInterceptor
+from PySide6.QtWebEngineWidgets import QWebEngineView
+from PySide6.QtWidgets import QApplication
+
+_DEADLINE_MS = 120_000
+
+
+class _Page(QWebEnginePage):
+    def __init__(self, console: list[str]) -> None:
+        super().__init__()
+        self._console = console
+
+    def javaScriptConsoleMessage(self, _level: Any, message: str, line: int, _source: str) -> None:  # noqa: N802
+        self._console.append(f"line {line}: {message}")
+
+
+class _Requests(QWebEngineUrlRequestInterceptor):
+    def __init__(self, requested: list[str]) -> None:
+        super().__init__()
+        self._requested = requested
+
+    def interceptRequest(self, info: Any) -> None:  # noqa: N802
+        self._requested.append(info.requestUrl().toString())
+
+
+@dataclass
+class Chromium:
+    """One window."""
+
+    width: int = 1200
+    height: int = 1400
+    dark: bool = False
+    console: list[str] = field(default_factory=list)
+    """What pages printed to the console, errors included."""
+    requested: list[str] = field(default_factory=list)
+    """Every address that was requested, the pages themselves included."""
+
+    def __post_init__(self) -> None:
+        self._app = QApplication.instance() or QApplication(sys.argv[:1])
+        scheme = Qt.ColorScheme.Dark if self.dark else Qt.ColorScheme.Light
+        self._app.styleHints().setColorScheme(scheme)  # type: ignore[union-attr]
+        self._view, self._page = QWebEngineView(), _Page(self.console)
+        self._requests = _Requests(self.requested)
+        self._page.setUrlRequestInterceptor(self._requests)
+        self._view.setPage(self._page)
+        self._view.resize(self.width, self.height)
+        self._view.show()
+
+    def open(self, address: str) -> None:
+        """Open an address, and wait until it is loaded."""
+        self._wait(lambda done: self._page.loadFinished.connect(done), lambda: self._page.load(QUrl(address)))
+
+    def run(self, script: str) -> Any:
+        """Return the value of a script; a value that is not text or a number must be JSON text."""
+        values: list[Any] = []
+
+        def start(done: Any) -> None:
+            self._page.runJavaScript(script, 0, lambda value: (values.append(value), done()))
+
+        self._wait(start)
+        return values[0]
+
+    def press(self, key: Qt.Key) -> None:
+        """Press a key in the element with the focus."""
+        QTest.keyClick(self._view.focusProxy(), key)
+        self.pause(100)
+
+    def pause(self, milliseconds: int) -> None:
+        """Let the page work."""
+        loop = QEventLoop()
+        QTimer.singleShot(milliseconds, loop.quit)
+        loop.exec()
+
+    def picture(self, file: Path) -> None:
+        """Save what the window shows."""
+        self.pause(500)
+        self._view.grab().save(str(file))
+
+    def close(self) -> None:
+        self._view.close()
+        self._view.deleteLater()
+        self._page.deleteLater()
+        self.pause(50)
+
+    def _wait(self, start: Any, then: Any = None) -> None:
+        loop = QEventLoop()
+        late: list[bool] = []
+        timer = QTimer(singleShot=True)
+        timer.timeout.connect(lambda: (late.append(True), loop.quit()))
+        timer.start(_DEADLINE_MS)
+        start(lambda *_: loop.quit())
+        if then:
+            then()
+        loop.exec()
+        if late:
+            raise TimeoutError("the page did not answer")
+
+
+def main() -> None:
+    page, out = sys.argv[1:]
+    address = page if page.startswith("file:") else Path(page).resolve().as_uri()
+    for width in (1200, 420):
+        for dark in (False, True):
+            window = Chromium(width, 1500 if width > 800 else 2700, dark=dark)
+            window.open(address)
+            window.picture(Path(out) / f"{width}-{'dark' if dark else 'light'}.png")
+            print(width, dark, window.console, window.requested, window.run("document.documentElement.scrollWidth"))
+            window.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""The page computes what `count` computes, at 1,000 random settings for each kind of model."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from profiler.counting.cache import counted_model
+from profiler.counting.grid_count import gpu_floors
+from profiler.counting.model_numbers import model_numbers
+from profiler.counting.peak_memory import cache_bytes
+from profiler.explore.document import LinkOption, gpu_option, model_entry
+from profiler.facts.step import Step
+from profiler.loading.source import resolve
+from profiler.predict.gpu_roofs import roofs_called
+from tests.explore.theory import Theory
+
+SETTINGS = 1000
+KINDS = {
+    "dense": ("gpt2", "none"),
+    "grouped heads": ("llama-3.1-70b", "nf4"),
+    "sliding window": ("mistral-7b-v0.1", "none"),
+    "windowed and full layers": ("gemma-2-9b", "int8"),
+    "latent attention": ("deepseek-v2-lite", "none"),
+    "mixture of experts": ("mixtral-8x7b", "fp8"),
+}
+
+
+def settings(seed: str) -> list[tuple[int, int, int]]:
+    """Random (batch, query, context), whose FLOPs int64 can count."""
+    rng = random.Random(seed)
+    found = []
+    for _ in range(SETTINGS):
+        query = rng.choice([1, int(2 ** rng.uniform(0, 13))])
+        batch = int(2 ** rng.uniform(0, 20 - np.log2(query) if query > 1 else 12))
+        found.append((batch, query, rng.choice([0, int(2 ** rng.uniform(0, 17))])))
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_equal_to_the_last_flop_and_byte(kind: str) -> None:
+    model, quant = KINDS[kind]
+    counted, roofs = counted_model(resolve(model), quant=quant), roofs_called("H100 SXM")
+    steps = settings(kind)
+    batch, query, context = np.array(steps, dtype=np.int64).T
+    step = Step(batch, query, context)
+    work, cache = counted.work.work(step), cache_bytes(counted.work, batch, query + context)
+    floors = gpu_floors(roofs, counted.work, counted.dtype, step, counted.weight_bytes + cache)
+    shown = Theory().ask(model_entry(counted, quant), gpu_option(roofs), steps)
+    assert len(shown) == len(steps) == SETTINGS
+    for index, page in enumerate(shown):
+        assert int(page["flops"]) == work.model_flops[index], steps[index]
+        # Expected numbers of experts are not whole, so such bytes are compared after rounding.
+        whole = np.issubdtype(np.asarray(work.model_bytes).dtype, np.integer)
+        page_bytes = int(page["bytes"]) if whole else round(float(page["bytes"]))
+        assert abs(page_bytes - round(work.model_bytes[index])) <= (0 if whole else 1), steps[index]
+        assert int(page["cache_bytes"]) == cache[index]
+        assert page["fast_flops"] == pytest.approx(float(work.model_flops[index]), rel=1e-13)
+        assert page["fast_bytes"] == pytest.approx(float(work.model_bytes[index]), rel=1e-13)
+        assert page["floor_s"] == pytest.approx(floors.floor_s[index], rel=1e-12)
+        assert page["bound"] == floors.bound[index]
+        assert page["fits"] == floors.fits[index]
+
+
+@pytest.mark.parametrize(("gpu", "context"), [("T4", 512), ("H100 SXM", 8191), ("RTX 4090", 4096)])
+def test_largest_batch(gpu: str, context: int) -> None:
+    counted, roofs = counted_model(resolve("mistral-7b-v0.1")), roofs_called(gpu)
+    [page] = Theory().ask(model_entry(counted, "none"), gpu_option(roofs), [(1, 1, context)])
+    [numbers] = model_numbers(counted, context, (roofs,)).gpus
+    assert page["largest_batch"] == numbers.largest_batch > 0
+
+
+def test_a_model_that_fits_nowhere() -> None:
+    """Llama-3.1-70B in bfloat16: 2 x 70.6e9 bytes of weights, more than a T4's 16 GiB."""
+    counted = counted_model(resolve("llama-3.1-70b"))
+    [page] = Theory().ask(model_entry(counted, "none"), gpu_option(roofs_called("T4")), [(1, 1, 512)])
+    assert page["largest_batch"] == 0
+    assert not page["fits"]
+
+
+def test_a_narrower_kv_cache() -> None:
+    """Mistral-7B: 2 x 32 layers x 8 heads x 128 = 65,536 elements per token; bits scale only the cache."""
+    entry = model_entry(counted_model(resolve("mistral-7b-v0.1")), "none")
+    gpu, theory, step = gpu_option(roofs_called("T4")), Theory(), (3, 1, 999)
+    full, half = (theory.ask(entry, gpu, [step], bits=bits)[0] for bits in (16, 8))
+    assert int(full["cache_bytes"]) == 3 * 1000 * 65_536 * 2
+    assert int(half["cache_bytes"]) == 3 * 1000 * 65_536
+    assert int(full["bytes"]) - int(half["bytes"]) == 3 * 1000 * 65_536
+    assert full["flops"] == half["flops"]
+
+
+def test_ranks() -> None:
+    """Two ranks of Mistral-7B: half of the linears, and two all-reduces of the hidden states per layer.
+
+    A decode of 4 sequences sends 4 x 4096 x 2 bytes in each of 64 all-reduces, and as much for the embedding if it is
+    split. Over a ring of two each rank carries 2 x (2 - 1) / 2 = 1 times that.
+    """
+    counted = counted_model(resolve("mistral-7b-v0.1"), ranks=2)
+    entry, gpu = model_entry(counted, "none", 2), gpu_option(roofs_called("A100 80GB SXM"))
+    reduces = sum(item.count for item in entry.collectives)
+    assert reduces >= 64
+    slow, fast = (LinkOption("test", 2, alpha, rate) for alpha, rate in ((1e-5, 1e9), (0.0, 1e30)))
+    [page], [free] = (Theory().ask(entry, gpu, [(4, 1, 500)], link) for link in (slow, fast))
+    blocks = 32 * 2 * (1e-5 + 4 * 4096 * 2 / 1e9)
+    assert blocks <= page["link_s"] <= 1.2 * blocks
+    assert page["floor_s"] == pytest.approx(free["floor_s"] + page["link_s"])
+    whole = counted_model(resolve("mistral-7b-v0.1"))
+    assert 0.49 < entry.weight_bytes / whole.weight_bytes < 0.53
+    assert int(page["flops"]) == counted.work.work(Step(4, 1, 500)).model_flops

@@ -1,0 +1,52 @@
+"""The page's theory.js in V8, without a browser."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from py_mini_racer import MiniRacer
+
+import profiler.explore
+from profiler.explore.document import GpuOption, LinkOption, ModelEntry
+
+_THEORY = Path(profiler.explore.__file__).with_name("theory.js")
+_ASK = """
+function ask(entry, gpu, link, bits, steps) {
+  return JSON.stringify(steps.map(([batch, query, context]) => {
+    const work = stepWork(entry, { batch: BigInt(batch), query: BigInt(query), context: BigInt(context) }, bits);
+    const fast = stepWork(entry, { batch, query, context }, bits);
+    const floor = floorOf(work, entry, gpu, link), tokens = query + context;
+    return {
+      flops: String(work.flops), bytes: String(work.bytes), fast_flops: fast.flops, fast_bytes: fast.bytes,
+      cache_bytes: String(cacheBytes(entry, BigInt(batch), BigInt(tokens), bits)), floor_s: floor.total,
+      compute_s: floor.compute, memory_s: floor.memory, link_s: floor.link, bound: floor.bound,
+      fits: fits(entry, gpu, batch, tokens, bits), largest_batch: largestBatch(entry, gpu, tokens, bits),
+    };
+  }));
+}
+"""
+
+
+class Theory:
+    """theory.js with one entry of a page."""
+
+    def __init__(self) -> None:
+        self._engine = MiniRacer()
+        self._engine.eval(_THEORY.read_text(encoding="utf-8") + _ASK)
+
+    def ask(
+        self,
+        entry: ModelEntry,
+        gpu: GpuOption,
+        steps: Sequence[tuple[int, int, int]],
+        link: LinkOption | None = None,
+        bits: int | None = None,
+    ) -> list[dict[str, Any]]:
+        """Return the page's figures of each step (batch, query, context)."""
+        given = [asdict(entry), asdict(gpu), link and asdict(link), bits or entry.kv_bits, steps]
+        found: list[dict[str, Any]] = json.loads(self._engine.eval(f"ask({', '.join(map(json.dumps, given))})"))
+        return found
