@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,10 +27,17 @@ FIGURES = {
     "05_attention_vs_ffn": ["1080.00", "206.12", "0.44", "0.61", "128256"],
     "06_what_should_i_rent": ["100.663296", "7.0 ms", "14.5 GB", "cannot tell"],
     "07_why_is_my_script_slow": ["generate 4 x 512 + 8", "91 % padding", "cache-off", "1 call of generate"],
+    # 2048 tokens of 4096 elements in 16 bits, 3,350 GB/s over the link, and 24.5 / (1 - 0.33).
+    "08_more_than_one_gpu": ["16777.2", "12.7", "36.6", "66.0"],
 }
 
+PUBLIC = {"profiler", "profiler.theory"}
+"""What a reader may rely on: the only modules of this package that notebooks import."""
+PRIVATE = {path.stem for path in NOTEBOOKS[:7]}
+"""These import the modules of their commands."""
 
-def test_there_are_seven() -> None:
+
+def test_each_has_figures() -> None:
     assert [path.stem for path in NOTEBOOKS] == list(FIGURES)
 
 
@@ -86,7 +94,28 @@ def test_what_it_imports_is_there(path: Path) -> None:
     plain = "\n".join(line for source in code for line in source.splitlines() if not line.startswith("%"))
     imports = [node for node in ast.walk(ast.parse(plain)) if isinstance(node, ast.ImportFrom)]
     names = [(node.module, name.name) for node in imports if node.module for name in node.names]
-    assert [pair for pair in names if not hasattr(importlib.import_module(pair[0]), pair[1])] == []
+    assert [pair for pair in names if not _is_there(*pair)] == []
+
+
+def _is_there(module: str, name: str) -> bool:
+    return hasattr(importlib.import_module(module), name) or importlib.util.find_spec(f"{module}.{name}") is not None
+
+
+@pytest.mark.parametrize("path", [path for path in NOTEBOOKS if path.stem not in PRIVATE], ids=lambda path: path.stem)
+def test_it_uses_public_names_only(path: Path) -> None:
+    code = "\n".join(cell.source for cell in nbformat.read(path, 4).cells if cell.cell_type == "code")
+    imported = set(re.findall(r"^\s*(?:from|import) (profiler[\w.]*)", code, re.MULTILINE))
+    assert imported <= PUBLIC
+
+
+@pytest.mark.parametrize("path", [path for path in NOTEBOOKS if path.stem not in PRIVATE], ids=lambda path: path.stem)
+def test_it_ends_with_exercises_and_references(path: Path) -> None:
+    text = "\n".join(cell.source for cell in nbformat.read(path, 4).cells if cell.cell_type == "markdown")
+    exercises, references = text.index("## Exercises"), text.index("## References")
+    numbered = len(re.findall(r"^\d+\. \*", text[exercises:references], re.MULTILINE))
+    solutions = text[exercises:references].count("<details><summary>Solution</summary>")
+    assert numbered == solutions >= 3
+    assert text[references:].count("\n- ") >= 3
 
 
 @pytest.fixture(scope="module")
