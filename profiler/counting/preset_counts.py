@@ -122,9 +122,9 @@ def _value(name: str, value: Any) -> Any:
 
 
 def _plain_fields(value: Any) -> dict[str, Any]:
-    return {
-        item.name: _plain(item.name, getattr(value, item.name)) for item in fields(value) if item.name != "operators"
-    }
+    values = {item.name: getattr(value, item.name) for item in fields(value) if item.name != "operators"}
+    # Almost no weight has this field, and each preset would name it hundreds of times.
+    return {name: _plain(name, each) for name, each in values.items() if name != "fused_rows" or each}
 
 
 def _plain(name: str, value: Any) -> Any:

@@ -46,7 +46,7 @@ class ModelFacts:
     cache_itemsize: int = 2
     """Bytes per element of the KV cache."""
     four_bit_dense_from_rows: int | None = None
-    """Rows from which a 4-bit kernel first writes a dense 16-bit copy on this device; None: never or unknown."""
+    """Rows from which every 4-bit kernel first writes a dense 16-bit copy on this device; None: never or unknown."""
     linears: Mapping[str, int] = field(default_factory=dict)
     """Number of linears by class, format and first action of their kernel; empty in older runs."""
     experts: str | None = None

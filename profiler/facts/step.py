@@ -191,6 +191,8 @@ class StoredWeight:
     """The dtype of the product."""
     dense_from_rows: int | None = None
     """Rows (tokens) from which the kernel first writes a dequantised copy and then multiplies; None: never."""
+    fused_rows: tuple[tuple[int, int], ...] = ()
+    """Ranges of more rows, (first, last), for which the kernel unpacks the weight while it multiplies nevertheless."""
     transposed: bool = False
     """Whether its shape is inputs x outputs (GPT-2's Conv1D)."""
 
@@ -198,10 +200,19 @@ class StoredWeight:
     def bits_per_weight(self) -> float:
         return 8 * self.weight_bytes / (self.in_features * self.out_features)
 
+    def writes_dense_copy(self, rows: Count) -> NDArray[np.bool_] | bool:
+        """Return whether the kernel first writes a dequantised copy, for each number of rows."""
+        if self.dense_from_rows is None:
+            return False
+        dense = np.asarray(rows) >= self.dense_from_rows
+        for first, last in self.fused_rows:
+            dense = dense & ((np.asarray(rows) < first) | (np.asarray(rows) > last))
+        return dense
+
     def conversion_bytes(self, rows: Count, activations: torch.dtype, outlier_columns: float) -> dict[Cause, Count]:
         """Return the bytes that the kernel moves only to convert between formats, for `rows` tokens, by cause.
 
-        A dense copy of a 4-bit weight is written and read back (`dense_from_rows`). LLM.int8() casts its input to
+        A dense copy of a 4-bit weight is written and read back (`writes_dense_copy`). LLM.int8() casts its input to
         float16, quantises it, and writes its product in int32 before scaling. Columns with outliers are extracted
         from the input and the weight (in int8, float32 and 16 bits), and their product is added to the output.
         Source: bitsandbytes 0.50, autograd/_functions.py, `MatMul8bitLt`; backends/default/ops.py,
@@ -209,7 +220,7 @@ class StoredWeight:
         """
         if self.dense_from_rows is not None:
             dense = self.in_features * self.out_features * self.compute_dtype.itemsize
-            return {Cause.DEQUANTISATION: np.where(np.asarray(rows) >= self.dense_from_rows, 2 * dense, 0)}
+            return {Cause.DEQUANTISATION: np.where(self.writes_dense_copy(rows), 2 * dense, 0)}
         if self.format != "int8":
             return {}
         cast = 0 if str(activations) == "torch.float16" else activations.itemsize + 2 * _FLOAT16_BYTES

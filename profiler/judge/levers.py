@@ -58,7 +58,7 @@ class Setting:
     cache_bits: float = 16.0
     """Bits per element of the KV cache."""
     four_bit_dense_from_rows: int | None = None
-    """Rows from which a 4-bit kernel first writes a dense 16-bit copy on this device; None if it never does."""
+    """Rows from which every 4-bit kernel first writes a dense 16-bit copy on this device; None if it never does."""
     sixteen_bit_flops_per_s: float | None = None
     """The highest measured 16-bit compute roof, for a float32 model; None for others, or if none was measured."""
     cards: tuple[Datasheet, ...] = ()

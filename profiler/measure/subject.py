@@ -26,7 +26,7 @@ from profiler.loading.request import LoadedModel, ModelRequest, dtype_name
 from profiler.measure.visit import seeded_prompts
 from profiler.quant.bitsandbytes import four_bit_fuses_on_cpu
 from profiler.quant.registry import FORMATS
-from profiler.quant.storage import four_bit_dense_from_rows, model_storage_bytes, stored
+from profiler.quant.storage import four_bit_rows, model_storage_bytes, stored
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class Subject:
         )
 
     def _four_bit_dense_from_rows(self, linears: Sequence[Linear]) -> int | None:
-        """Number of rows from which bitsandbytes' 4-bit kernels would first write a dense copy.
+        """Number of rows from which all of bitsandbytes' 4-bit kernels would first write a dense copy.
 
         None if never, if bitsandbytes does not import, or if the weights are already narrow in another format.
         """
@@ -154,8 +154,8 @@ class Subject:
             for weight in weights
             if FORMATS.get(weight.format, FORMATS["none"]).has_options or weight.bits_per_weight >= 16
         }
-        from_rows = [four_bit_dense_from_rows(request.device, compute_dtype, *shape) for shape in shapes]
-        return min((rows for rows in from_rows if rows is not None), default=None)
+        found = [four_bit_rows(request.device, compute_dtype, *shape) for shape in shapes]
+        return max((rows.always_from for rows in found if rows is not None), default=None)
 
 
 def _kinds_of_linears(model: nn.Module) -> dict[str, int]:
@@ -164,10 +164,11 @@ def _kinds_of_linears(model: nn.Module) -> dict[str, int]:
     for module in (module for modules in linear_modules(model).values() for module in modules):
         weight = stored(module)
         words = [type(module).__name__, weight.format]
-        if weight.dense_from_rows == 1:
+        if weight.dense_from_rows == 1 and not weight.fused_rows:
             words.append(f"a dense {dtype_name(weight.compute_dtype)} copy is written first (a fallback)")
         elif weight.dense_from_rows is not None:
-            words.append(f"a dense copy is written first from {weight.dense_from_rows} rows on")
+            fused = "".join(f", but not for {first} to {last}" for first, last in weight.fused_rows)
+            words.append(f"a dense copy is written first from {weight.dense_from_rows} rows on{fused}")
         name = ", ".join(words)
         counts[name] = counts.get(name, 0) + 1
     return counts

@@ -26,7 +26,7 @@ def conversion_calls(modules: Sequence[nn.Module], rows: int, activations: torch
     weights = [stored(module) for module in modules]
     if all(weight.format == "int8" for weight in weights):
         return _llm_int8(modules, weights[0], rows, activations)
-    if any(weight.dense_from_rows is None or rows < weight.dense_from_rows for weight in weights):
+    if not all(weight.writes_dense_copy(rows) for weight in weights):
         return []
     copy = FORMATS[weights[0].format].dense_copy
     if copy is None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -153,6 +155,7 @@ def _bnb_4bit(module: Any) -> StoredWeight:
         weight_bytes = (_repacked_4bit_bytes if fused else _quantised_4bit_bytes)(elements, nested)
         default_dtype = torch.float32
     compute_dtype = torch.bfloat16 if fused else module.compute_dtype or default_dtype
+    rows = None if fused else four_bit_rows(device, compute_dtype, module.in_features, module.out_features)
     return StoredWeight(
         format=weight.quant_type,
         in_features=module.in_features,
@@ -160,9 +163,8 @@ def _bnb_4bit(module: Any) -> StoredWeight:
         weight_bytes=weight_bytes,
         bias_bytes=_bias_bytes(module),
         compute_dtype=compute_dtype,
-        dense_from_rows=None
-        if fused
-        else four_bit_dense_from_rows(device, compute_dtype, module.in_features, module.out_features),
+        dense_from_rows=rows.dense_from if rows else None,
+        fused_rows=rows.fused if rows else (),
     )
 
 
@@ -185,9 +187,24 @@ def _repacked_4bit_bytes(elements: int, nested: bool) -> int:
     return packed + elements // _BNB_BLOCK * _BFLOAT16_BYTES + (_FLOAT32_BYTES if nested else 0)
 
 
+@dataclass(frozen=True)
+class FourBitRows:
+    """Numbers of rows of input for which bitsandbytes dequantises a 4-bit weight before the product."""
+
+    dense_from: int
+    """The fewest of them."""
+    fused: tuple[tuple[int, int], ...] = ()
+    """Ranges of more rows, (first, last), without a dense copy."""
+
+    @property
+    def always_from(self) -> int:
+        """The number of rows from which every product has a dense copy."""
+        return self.fused[-1][1] + 1 if self.fused else self.dense_from
+
+
 @cache
-def four_bit_dense_from_rows(device: torch.device, dtype: torch.dtype, ins: int, outs: int) -> int | None:
-    """The fewest rows of input for which bitsandbytes dequantises the weight first; None if it cannot be imported.
+def four_bit_rows(device: torch.device, dtype: torch.dtype, ins: int, outs: int) -> FourBitRows | None:
+    """Return the rows of input for which bitsandbytes dequantises the weight first; None if it cannot be imported.
 
     CPU without AVX512-BF16: always (backends/default/ops.py, `_gemm_4bit_default_impl`). CUDA: 0.49 and older fuse
     one row only (autograd/_functions.py, `A.numel() == A.shape[-1]`). From 0.50 on, the library's table by
@@ -195,33 +212,33 @@ def four_bit_dense_from_rows(device: torch.device, dtype: torch.dtype, ins: int,
     4 rows are always fused (`_GEMM_4BIT_CUSTOM_FLOOR_M`).
     """
     if device.type == "cpu":
-        return 1
+        return FourBitRows(1)
     try:
         import_bitsandbytes()
     except Exception:  # missing, or a broken installation, which may raise anything
         return None
     version: str = import_module("bitsandbytes").__version__
     if tuple(int(part) for part in version.split(".")[:2]) < (0, 50):
-        return 2
+        return FourBitRows(2)
     if ins % _BNB_BLOCK:
-        return 1
+        return FourBitRows(1)
     if device.type != "cuda":
-        return _BNB_FUSED_FLOOR + 1
+        return FourBitRows(_BNB_FUSED_FLOOR + 1)
     try:
         from bitsandbytes.backends.cuda import ops
 
         index = device.index or 0
-        return first_dense_row(
+        return dense_rows(
             lambda rows: ops._gemm_4bit_use_custom_fn(index, dtype, rows, outs, ins), ops._gemm_4bit_custom_max_m
         )
     except (ImportError, AttributeError, RuntimeError):  # another version, or a GPU that does not respond
-        return _BNB_FUSED_FLOOR + 1
+        return FourBitRows(_BNB_FUSED_FLOOR + 1)
 
 
 def four_bit_rule_error(device: torch.device) -> str:
     """Return why bitsandbytes' table of 4-bit kernels cannot be read on a GPU; empty if it can, or has none.
 
-    `four_bit_dense_from_rows` then assumes the table's floor.
+    `four_bit_rows` then assumes the table's floor.
     """
     try:
         version = import_module("bitsandbytes").__version__
@@ -234,9 +251,16 @@ def four_bit_rule_error(device: torch.device) -> str:
     return ""
 
 
-def first_dense_row(fused: Callable[[int], bool], most: int) -> int:
-    """The fewest rows for which `fused(rows)` is false; above `most` rows it always is."""
-    return next((rows for rows in range(1, most + 1) if not fused(rows)), most + 1)
+def dense_rows(fused: Callable[[int], bool], most: int) -> FourBitRows:
+    """Return the rows for which `fused(rows)` is false; above `most` rows it always is."""
+    ranges = []
+    for is_fused, group in groupby(range(1, most + 1), lambda rows: bool(fused(rows))):
+        numbers = list(group)
+        if is_fused:
+            ranges.append((numbers[0], numbers[-1]))
+    if ranges and ranges[0][0] == 1:
+        return FourBitRows(ranges[0][1] + 1, tuple(ranges[1:]))
+    return FourBitRows(1, tuple(ranges))
 
 
 def _bnb_int8(module: Any) -> StoredWeight:

@@ -59,7 +59,8 @@ def model_warnings(subject: Subject, ceilings: Ceilings) -> list[str]:
             )
     warnings += health_warnings(info, ceilings)
     quant = subject.request.quant
-    linears = [op.weight for op in work.operators if isinstance(op, Linear) and op.weight.dense_from_rows == 1]
+    weights = [op.weight for op in work.operators if isinstance(op, Linear)]
+    linears = [weight for weight in weights if weight.dense_from_rows == 1 and not weight.fused_rows]
     if quant != "none" and linears:
         warnings.append(
             f"{quant} is emulated here: every product first writes a dense copy of its weights in"

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from machines import HOST
+from simulated import four_bit
 
 from profiler.counting.operators import Elementwise, Linear
 from profiler.counting.peak_memory import cache_bytes, predicted_peak_bytes
@@ -17,7 +19,7 @@ from profiler.engines.base import greedy_tokens
 from profiler.engines.transformers import EagerEngine
 from profiler.errors import ModelError
 from profiler.facts.operators import Cause
-from profiler.facts.step import ExecutionPath, Step
+from profiler.facts.step import ExecutionPath, Step, StoredWeight
 from profiler.loading.config import load_config
 from profiler.loading.load import load
 from profiler.loading.meta_model import build_on_meta
@@ -25,7 +27,7 @@ from profiler.loading.request import ModelRequest
 from profiler.loading.source import resolve
 from profiler.quant.formats import QuantOptions
 from profiler.quant.registry import Quant
-from profiler.quant.storage import first_dense_row, is_linear, model_storage_bytes, stored
+from profiler.quant.storage import FourBitRows, dense_rows, is_linear, model_storage_bytes, stored
 
 pytestmark = pytest.mark.cpu
 
@@ -210,10 +212,51 @@ def test_cache_and_peak() -> None:
     assert every > one
 
 
-def test_the_first_row_without_a_fused_kernel() -> None:
-    assert first_dense_row(lambda rows: rows <= 16, 1536) == 17
-    assert first_dense_row(lambda rows: True, 1536) == 1537
-    assert first_dense_row(lambda rows: False, 1536) == 1
+def test_the_rows_without_a_fused_kernel() -> None:
+    assert dense_rows(lambda rows: rows <= 16, 1536) == FourBitRows(17)
+    assert dense_rows(lambda rows: True, 1536) == FourBitRows(1537)
+    assert dense_rows(lambda rows: False, 1536) == FourBitRows(1)
+    assert dense_rows(lambda rows: rows < 6 or 8 <= rows <= 16, 1536) == FourBitRows(6, ((8, 16),))
+    assert FourBitRows(6, ((8, 16),)).always_from == 17
+
+
+def test_a_kernel_that_is_fused_again_from_some_rows_on() -> None:
+    """bitsandbytes 0.50 on an A100, 11008 inputs and 4096 outputs: dense for 6 and 7 rows and from 17 on."""
+    weight = StoredWeight("nf4", 11008, 4096, 1, 0, torch.bfloat16, dense_from_rows=6, fused_rows=((8, 16),))
+    rows = [5, 6, 7, 8, 16, 17, 1537]
+    copied = weight.conversion_bytes(np.array(rows), torch.bfloat16, 0)[Cause.DEQUANTISATION]
+    copy = 2 * 2 * 11008 * 4096
+    assert copied.tolist() == [0, copy, copy, 0, 0, copy, copy]
+    assert [bool(weight.writes_dense_copy(each)) for each in rows] == [bool(each) for each in copied]
+
+
+@pytest.mark.parametrize(
+    ("properties", "dtype", "shape", "dense", "always_from"),
+    [
+        ((108, 8, 0), torch.bfloat16, (11008, 4096), {6, 7}, 17),
+        ((40, 7, 5), torch.float16, (1536, 1536), {5, 6, 7, 8}, 65),
+    ],
+)
+def test_bitsandbytes_own_table_is_not_monotone(
+    properties: tuple[int, int, int],
+    dtype: torch.dtype,
+    shape: tuple[int, int],
+    dense: set[int],
+    always_from: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Read off `_gemm_4bit_use_custom_cuda` (bitsandbytes 0.50, backends/cuda/ops.py) for an A100 and a T4."""
+    table = four_bit.table()
+    if table is None:
+        pytest.skip("bitsandbytes 0.50 is not installed")
+    monkeypatch.setattr(table, "_gpu_dispatch_props", lambda _index: properties)
+    table._gemm_4bit_use_custom_fn.cache_clear()
+    ins, outs = shape
+    rows = dense_rows(lambda rows: table._gemm_4bit_use_custom_fn(0, dtype, rows, outs, ins), 1536)
+    table._gemm_4bit_use_custom_fn.cache_clear()
+    weight = StoredWeight("nf4", ins, outs, 1, 0, dtype, dense_from_rows=rows.dense_from, fused_rows=rows.fused)
+    assert {each for each in range(1, always_from) if weight.writes_dense_copy(each)} == dense
+    assert rows.always_from == always_from
 
 
 def test_the_round_trip_of_a_4_bit_matrix() -> None:

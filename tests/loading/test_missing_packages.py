@@ -149,11 +149,11 @@ def test_a_run_on_a_gpu_does_not_need_bitsandbytes(
     """A 16-bit run does not query the library for 4 bits."""
     from simulated import four_bit
 
-    from profiler.quant.storage import four_bit_dense_from_rows
+    from profiler.quant.storage import four_bit_rows
 
     hide(monkeypatch, "bitsandbytes")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # a simulated roof must not be cached
-    for cached in (four_bit.table, four_bit_dense_from_rows):
+    for cached in (four_bit.table, four_bit_rows):
         cached.cache_clear()
         request.addfinalizer(cached.cache_clear)
     run, _ = said(Scenario("smollm2-135m", 1, prompt_lens=[64], batch_sizes=[1]), [H100], tmp_path)

@@ -123,7 +123,7 @@ def _kernel_that_ran(model: Any) -> Check:
         layer(x)
     names = [event.key for event in trace.key_averages()]
     dequantised = any("dequant" in name.lower() for name in names)
-    predicted = weight.dense_from_rows is not None and weight.dense_from_rows <= 1
+    predicted = bool(weight.writes_dense_copy(1))
     value = {"dequantised": dequantised, "names": names[:12]}
     return Check("nf4 at one row: predicted path = traced", dequantised == predicted, value, str(predicted))
 

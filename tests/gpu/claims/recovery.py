@@ -21,6 +21,7 @@ _LEFT_BYTES = 96 << 20
 RANDOM_NUMBERS = "after a failed capture: random numbers are drawn"
 EMPTY_CACHE = "after a failed capture: empty_cache gives memory back"
 NEXT_CAPTURE = "after a failed capture: another one replays"
+OWN_WORKSPACE = "a graph replays after the end of another one"
 
 
 def attempts(bench: Bench) -> Iterator[Attempt]:
@@ -28,6 +29,7 @@ def attempts(bench: Bench) -> Iterator[Attempt]:
     yield Attempt(RANDOM_NUMBERS, _random_numbers)
     yield Attempt(EMPTY_CACHE, _memory)
     yield Attempt(NEXT_CAPTURE, _next_capture)
+    yield Attempt(OWN_WORKSPACE, _own_workspace)
 
 
 def _failing_capture(bench: Bench) -> Iterator[Check]:
@@ -79,3 +81,29 @@ def _next_capture(bench: Bench) -> Iterator[Check]:
     x.zero_()
     bench.machine.capture(lambda: x.add_(1))()
     yield Check(NEXT_CAPTURE, x.item() == 1.0, x.item(), "1 added to 0")
+
+
+def _own_workspace(bench: Bench) -> Iterator[Check]:
+    """Two graphs of products that split their inner dimension use cuBLAS's workspace; the first outlives the second.
+
+    If they shared a workspace, the first would write to memory that the second's end gave to `other`.
+    """
+    shape = {"dtype": bench.dtype, "device": bench.device}
+    left, right = torch.ones(16, 1 << 16, **shape) / 256, torch.ones(1 << 16, 16, **shape) / 256
+    product = torch.empty(16, 16, **shape)
+
+    def multiply() -> None:
+        torch.mm(left, right, out=product)
+
+    with bench.machine.on_side_stream():
+        multiply()
+    second = bench.machine.capture(multiply)
+    first = bench.machine.capture(multiply)
+    second()
+    del second
+    free()
+    other = torch.full((_LEFT_BYTES,), 1, dtype=torch.uint8, device=bench.device)
+    product.zero_()
+    first()
+    value = {"products": product.float().mean().item(), "other": other.float().mean().item()}
+    yield Check(OWN_WORKSPACE, value == {"products": 1.0, "other": 1.0}, value, "1 everywhere")
