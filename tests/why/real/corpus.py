@@ -1,0 +1,103 @@
+"""Thirty real scripts, what is expected of `roofscope why` for each, and the comparison of its answer with that."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Cure:
+    """A true cause of a script's slowness, and the edits that remove it."""
+
+    finding: str
+    because: str
+    edits: tuple[tuple[str, str], ...]
+    before_s: float
+    after_s: float
+
+    @property
+    def saves_s(self) -> float:
+        """Seconds that the cure saved when it was applied by hand."""
+        return self.before_s - self.after_s
+
+
+@dataclass(frozen=True)
+class Script:
+    """A script, its models and its true causes, the largest saving first."""
+
+    name: str
+    kind: str
+    source: str
+    arguments: tuple[str, ...]
+    cures: tuple[Cure, ...]
+
+    @property
+    def path(self) -> Path:
+        return HERE / "scripts" / f"{self.name}.py"
+
+    def cured(self, cure: Cure) -> str:
+        """The source of the script with one cure. Raises ValueError if an edit does not fit."""
+        source = self.path.read_text()
+        for old, new in cure.edits:
+            if source.count(old) != 1:
+                raise ValueError(f"{self.name}: {old!r} occurs {source.count(old)} times")
+            source = source.replace(old, new)
+        return source
+
+
+def scripts(names: Sequence[str] = ()) -> list[Script]:
+    """The scripts with these names; all without names."""
+    expected = tomllib.loads((HERE / "expected.toml").read_text())
+    return [_script(name, expected[name]) for name in names or expected]
+
+
+def _script(name: str, entry: Mapping[str, Any]) -> Script:
+    cures = tuple(
+        Cure(
+            cure["finding"],
+            cure["because"],
+            tuple((old, new) for old, new in cure["edits"]),
+            cure.get("before_s", float("nan")),
+            cure.get("after_s", float("nan")),
+        )
+        for cure in entry.get("cures", ())
+    )
+    return Script(name, entry["kind"], entry["source"], tuple(entry["arguments"]), cures)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What `roofscope why` answered for one script."""
+
+    findings: tuple[tuple[str, float], ...]
+    """Names and seconds, in the order of the answer."""
+    script_s: float
+    why_s: float
+    """Seconds of the command beyond those of the script."""
+    budget_s: float
+
+    def verdict(self, script: Script) -> Verdict:
+        """The answer compared with what is expected."""
+        names, true = [name for name, _ in self.findings], [cure.finding for cure in script.cures]
+        return Verdict(
+            first=names[:1] == true[:1],
+            named=set(true[:1]) <= set(names),
+            false=tuple(name for name in names if name not in true),
+            in_time=self.why_s <= self.budget_s,
+        )
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether the cause is the first finding, is among the findings, and which findings are false."""
+
+    first: bool
+    named: bool
+    false: tuple[str, ...]
+    in_time: bool
