@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 
 import pytest
 from real.corpus import Script, scripts
@@ -21,6 +22,6 @@ def test_the_expectation_names_its_source_and_its_cures_fit(script: Script) -> N
     assert script.source.startswith("https://")
     for cure in script.cures:
         ast.parse(script.cured(cure))
-        assert cure.saves_s > 0.02 * cure.before_s, "not worth a finding"
-    savings = [cure.saves_s for cure in script.cures]
+    savings = [cure.saves_s for cure in script.cures if not math.isnan(cure.saves_s)]
     assert savings == sorted(savings, reverse=True)
+    assert all(saving > 0.1 for saving in savings), "too little to be a cause"

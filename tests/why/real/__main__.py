@@ -60,7 +60,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("measure", "why", "table"))
     parser.add_argument("names", nargs="*")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--answers", type=Path, default=CACHE / "answers.json")
     options = parser.parse_intermixed_args()
     if options.what == "measure":
