@@ -107,9 +107,11 @@ def called(name: str) -> list[Datasheet]:
 def gpu_called(name: str) -> Datasheet:
     """Return the only row with this name, this driver's name, or these words in its name, in any case.
 
-    A word may be abbreviated, but not within a number: T5 does not mean T5000. A memory size is not a name. Raises
-    RequestError for no match or several.
+    The name of a computer that has one kind of GPU, such as DGX Spark, is that GPU's. A word may be abbreviated, but
+    not within a number: T5 does not mean T5000. A memory size is not a name. Raises RequestError for no match or
+    several.
     """
+    name = _products().get(name.lower().removeprefix("nvidia "), name)
     rows = (
         [gpu for gpu in gpus() if gpu.gpu.lower() == name.lower()]
         or called(name)
@@ -124,6 +126,13 @@ def gpu_called(name: str) -> Datasheet:
         raise RequestError(f"{name!r} may mean several GPUs. Which one: {names}{more}?")
     near = near_misses(name, [gpu.gpu.lower() for gpu in gpus()])
     raise RequestError(f"no GPU is called {name!r}.{near} `roofscope gpus` lists them all.")
+
+
+@cache
+def _products() -> dict[str, str]:
+    """The GPU in each computer that is sold under another name, by that name in lower case."""
+    with _TABLE.with_name("product_names.csv").open(encoding="utf-8", newline="") as file:
+        return {row["product"].lower(): row["gpu"] for row in csv.DictReader(file)}
 
 
 def find(name: str, memory_bytes: int, sm_count: int | None = None) -> Datasheet | None:

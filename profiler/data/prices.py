@@ -16,8 +16,7 @@ STALE_DAYS = 30
 """An older price is marked and left out of rankings."""
 
 PriceClass = Literal["hyperscaler", "GPU cloud", "marketplace", "community"]
-"""Who rents a GPU out. hyperscaler: AWS, Azure, GCP and OCI; GPU cloud: data centres that mostly rent GPUs; marketplace:
-hosts of many owners (Akash, Vast.ai); community: private hosts of a GPU cloud (RunPod Community Cloud)."""
+"""Who rents a GPU out. hyperscaler: AWS, Azure, GCP and OCI; GPU cloud: data centres that mostly rent GPUs; marketplace: hosts of many owners (Akash, Vast.ai); community: private hosts of a GPU cloud (RunPod Community Cloud)."""
 PRICE_CLASSES: tuple[PriceClass, ...] = get_args(PriceClass)
 
 
@@ -127,7 +126,7 @@ def mark(price: Price, same_gpu: Iterable[Price], today: datetime.date) -> str:
 
 
 _OUTLYING = 3.0
-"""Factor between a price and the median of its class beyond which it is not believed; of other classes, `_OUTLYING_ANY`.
+"""Factor between a price and the median of its class beyond which it is not believed; `_OUTLYING_ANY` of other classes.
 
 A host without its GPU costs a quarter of the whole machine. Within a class, believable prices differ less than this."""
 _OUTLYING_ANY = 5.0

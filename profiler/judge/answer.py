@@ -9,7 +9,7 @@ from dataclasses import replace
 from profiler.judge.breakdown import TERM_NAMES, TimeBreakdown
 from profiler.judge.cells import EngineDifference, JudgedCell, Lever
 from profiler.judge.levers import Setting, levers
-from profiler.judge.regimes import Flag
+from profiler.judge.regimes import PACED_SHARE, Flag
 from profiler.judge.scaling import best_of
 from profiler.units import duration, percent, scaled, signed_duration, significant
 
@@ -139,7 +139,10 @@ def _because(cell: JudgedCell, setting: Setting) -> str:
     where = (
         ", far from every roof" if regime == "inconclusive" and Flag.INEFFICIENT_KERNELS in cell.verdict.flags else ""
     )
-    return f"{regime}{where}: of {duration(s.latency_s)}, {_largest_terms(s)}"
+    paced = ""
+    if regime == "mixed" and cell.host_pace_s >= PACED_SHARE * s.latency_s:
+        paced = f"; its host takes {duration(cell.host_pace_s)} to dispatch it, so that both set its pace"
+    return f"{regime}{where}: of {duration(s.latency_s)}, {_largest_terms(s)}{paced}"
 
 
 def _overhead(cell: JudgedCell) -> str:

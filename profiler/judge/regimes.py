@@ -39,6 +39,10 @@ IDLE_SHARE = 0.20
 
 A faster device then saves nothing, so a label of the device would be wrong. Up to OVERHEAD_SHARE the step is mixed: a
 faster host saves at most this share, and then the device is the limit."""
+PACED_SHARE = 0.95
+"""Dispatch over step time, hidden or not, from which a host takes as long as the device that overlaps it.
+
+Neither fewer bytes nor less dispatch saves anything then, unless both shrink: the step is mixed."""
 OVERHEAD_AGAINST = 0.25
 """Exposed dispatch over step time, from which a flat doubling does not indicate memory."""
 LINK_SHARE = 0.50
@@ -316,7 +320,8 @@ def _labels(m: Measurement, s: TimeBreakdown) -> NDArray[np.str_]:
     if graph_share is not None:
         proved = graph_share >= GRAPH_PROVES
         overhead, overdrawn = overhead | proved, overdrawn & ~np.asarray(proved)
-    idles = m.roofs.overlaps & (shares.overhead >= IDLE_SHARE)
+    paced = (m.roofs.dispatch_s or 0.0) / s.latency_s >= PACED_SHARE
+    idles = m.roofs.overlaps & ((shares.overhead >= IDLE_SHARE) | paced)
     by_memory = shares.memory > shares.compute
     larger, smaller = np.maximum(shares.memory, shares.compute), np.minimum(shares.memory, shares.compute)
     reaches = np.where(by_memory, _MEMORY.reached(shares), _COMPUTE.reached(shares))
@@ -393,6 +398,9 @@ def _optional_evidence(m: Measurement, shares: _Shares) -> list[Evidence]:
         # A high share proves nothing: once the launch queue is full, the host waits for the device.
         vote: Vote = device_side if share < ISSUE_AGAINST else ""
         items.append(Evidence("host issue time / step", share, f"< {ISSUE_AGAINST} not overhead", vote, 1.0))
+    if m.roofs.overlaps and m.roofs.dispatch_s:
+        share = m.roofs.dispatch_s / m.split.latency_s
+        items.append(Evidence("all dispatch, hidden or not / step", share, f">= {PACED_SHARE} mixed", "", 0.0))
     if (graph := _graph_share(m, m.split)) is not None:
         saved = float(graph)
         vote = "overhead-bound" if saved >= GRAPH_SAVES else device_side if saved < GRAPH_SAVES / 4 else ""

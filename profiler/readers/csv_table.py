@@ -1,5 +1,7 @@
 """Read CSV tables with batch_size, prompt_len, new_tokens, tokens_per_s; optional phase, context_len, latency_s.
 
+Optional, too: `samples_s`, the seconds of each repetition, separated by semicolons, and `bits_per_weight` as stored.
+
 A table may have a hundred thousand rows, so it is read column by column.
 """
 
@@ -51,6 +53,8 @@ def read_csv_table(records: Sequence[Record]) -> ForeignFile | None:
         raise RequestError(f"row {rows[empty]}: a {covers[empty]} of 0 tokens has no time.")
     latencies, rates = column("latency_s"), column("tokens_per_s")
     seconds = _seconds(latencies, rates, tokens)
+    samples = column("samples_s").lists()
+    bits = column("bits_per_weight").optional_positive()
     columns: dict[str, Sequence[Any]] = {
         "covers": covers,
         "seconds": seconds,
@@ -60,7 +64,12 @@ def read_csv_table(records: Sequence[Record]) -> ForeignFile | None:
         # With a prompt, the context follows from it.
         "context_len": column("context_len").where([not prompt for prompt in prompts]).optional_integers(0),
         "new_tokens": news,
-        "repeats": [repeats or 0 for repeats in column("repeats").optional_integers(1)],
+        "samples_s": samples,
+        "repeats": [
+            len(seen) or repeats or 0
+            for seen, repeats in zip(samples, column("repeats").optional_integers(1), strict=True)
+        ],
+        "weight_bytes": [width and width / 8 for width in bits],
         "notes": [() if phase or not new else _NO_PHASE for phase, new in zip(phases, news, strict=True)],
     }
     return ForeignFile("", "table", Table(Figure, columns))
@@ -102,6 +111,23 @@ class _Column:
 
     def positive(self) -> list[float]:
         return self._numbers(float, math.ulp(0.0), lambda cell: number_of(cell, self.name))
+
+    def optional_positive(self) -> list[float | None]:
+        """The positive numbers of the column, with None for an empty cell."""
+        present = [bool(cell) for cell in self.cells]
+        numbers = iter(self.only(present).positive())
+        return [next(numbers) if has else None for has in present]
+
+    def lists(self) -> list[tuple[float, ...]]:
+        """The positive numbers in each cell, separated by semicolons; empty for an empty cell."""
+        found: list[tuple[float, ...]] = []
+        for row, cell in zip(self.rows, self.cells, strict=True):
+            try:
+                texts = str(cell).split(";") if cell else []
+                found.append(tuple(number_of(text.strip(), self.name) for text in texts))
+            except RequestError as error:
+                raise RequestError(f"row {row}: {error}") from None
+        return found
 
     def integers(self, least: int) -> list[int]:
         return self._numbers(int, least, lambda cell: whole_of(cell, self.name, least))

@@ -178,7 +178,8 @@ GLOSSARY: dict[str, Term] = {
         lambda run: _counted(run, "overhead-bound"),
     ),
     "mixed": Term(
-        "two causes contribute and neither dominates, or the engine (vLLM) does not show where its time goes.",
+        "two causes contribute and neither dominates (a GPU and its host that take equally long, too), or vLLM"
+        " hides its causes.",
         lambda run: _counted(run, "mixed"),
     ),
     "kernel-bound": Term(

@@ -108,6 +108,8 @@ def test_a_card_without_bfloat16_units_runs_in_float16(roofscope) -> None:  # ty
         ("NVIDIA H100 80GB HBM3", "H100 SXM"),
         ("b300", "B300 SXM"),
         ("GB10", "GB10"),
+        ("DGX Spark", "GB10"),
+        ("NVIDIA DGX H100", "H100 SXM"),
         ("AMD Instinct MI300X", "MI300X"),
         ("5090", "RTX 5090"),
         ("a10", "A10"),

@@ -12,6 +12,7 @@ from profiler.data.datasheets import Datasheet, find, gpu_called, gpus
 from profiler.errors import RequestError
 from profiler.report.device import gpus_table
 
+ROOT = Path(__file__).parents[2]
 GIB = 2**30
 MIB = 2**20
 SHEETS = {gpu.gpu: gpu for gpu in gpus()}
@@ -199,3 +200,9 @@ def test_a_part_of_a_number_or_a_memory_size_is_not_a_name(name: str, near: str)
     """T5 is more likely a mistyped T4 than a T5000, and other cards have 96 GB, too."""
     with pytest.raises(RequestError, match=f"no GPU is called '{name}'.*{near}"):
         gpu_called(name)
+
+
+def test_each_product_has_a_gpu_of_the_table() -> None:
+    with (ROOT / "profiler" / "data" / "product_names.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            assert gpu_called(row["product"]).gpu == row["gpu"]

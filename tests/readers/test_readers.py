@@ -367,7 +367,18 @@ def test_a_table_may_have_times_rates_and_empty_cells(tmp_path: Path) -> None:
         Figure("prefill", 0.5, 1, 128, None, None, rounding_s=0.05),
         Figure("decode", 0.25, 4, None, 256, 16, rounding_s=0.005, notes=(note,)),
     ]
+    names, rows = (
+        names.strip() + ",samples_s,bits_per_weight\n",
+        [*rows[:1], "ok,decode,1,64,,32,0.02,,,0.019; 0.02;0.022,4.5"],
+    )
+    path.write_text(names + "\n".join(rows))
+    assert list(read_foreign(path).figures)[1] == Figure(
+        "decode", 0.02, 1, 64, None, 32, (0.019, 0.02, 0.022), rounding_s=0.005, repeats=3, weight_bytes=4.5 / 8
+    )
+    rows *= 2
     for broken, message in (
+        ("ok,decode,2,64,,32,0.02,,,0.01;-1,", "row 5: samples_s is not a positive number: -1"),
+        ("ok,decode,2,64,,32,0.02,,,,0", "row 5: bits_per_weight is not a positive number: 0"),
         ("ok,decode,2,64,,32,nan,,", "row 5: latency_s is not a positive number: nan"),
         ("ok,decode,2,6.5,,32,1,,", "row 5: prompt_len is not an integer of at least 0: 6.5"),
         ("ok,decode,,64,,32,1,,", "row 5: batch_size is not a number: "),
