@@ -16,7 +16,9 @@ STALE_DAYS = 30
 """An older price is marked and left out of rankings."""
 
 PriceClass = Literal["hyperscaler", "GPU cloud", "marketplace", "community"]
-"""Who rents a GPU out. hyperscaler: AWS, Azure, GCP and OCI; GPU cloud: data centres that mostly rent GPUs; marketplace: hosts of many owners (Akash, Vast.ai); community: private hosts of a GPU cloud (RunPod Community Cloud)."""
+"""Who rents a GPU out. hyperscaler: AWS, Azure, GCP and OCI; GPU cloud: data centres that mostly rent GPUs;
+marketplace: hosts of many owners (Akash, Vast.ai); community: private hosts of a GPU cloud (RunPod Community
+Cloud)."""
 PRICE_CLASSES: tuple[PriceClass, ...] = get_args(PriceClass)
 
 
