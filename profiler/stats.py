@@ -197,15 +197,15 @@ def narrow_enough(time_s: Estimate, visits: int, half_width: float = TARGET_HALF
     return visits >= LEAST_VISITS and time_s.half_width <= half_width and time_s.samples >= LEAST_SAMPLES
 
 
-def student_t(freedom: float) -> float:
-    """Return the 97.5 % quantile of Student's t for `freedom` degrees of freedom.
+def student_t(freedom: float, share: float = 0.95) -> float:
+    """Return the half width that contains `share` of Student's t with `freedom` degrees of freedom.
 
     The series is Abramowitz & Stegun 26.7.5, which is 3 % too low at two degrees. With one degree the distribution is
     Cauchy's, whose quantile is a tangent.
     """
     if freedom == 1:
-        return math.tan(0.475 * math.pi)
-    z = _Z95
+        return math.tan(share / 2 * math.pi)
+    z = statistics.NormalDist().inv_cdf((1 + share) / 2)
     terms = (
         (z**3 + z) / 4,
         (5 * z**5 + 16 * z**3 + 3 * z) / 96,

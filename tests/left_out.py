@@ -1,19 +1,21 @@
-"""Leave-one-out test of the published figures: each compared with a range made without its GPU, or its model."""
+"""Published figures, each compared with a range made without a figure of its publisher."""
 
 from __future__ import annotations
 
+import csv
 import math
 import statistics
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cache
 
+from profiler.data.published_coverage import COVERAGE_FILE, Coverage
 from profiler.data.published_results import Published, published
 from profiler.predict.published_efficiency import attained_by, family_of, steps_of, strays
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A figure, compared with the range for its step that only the other figures give."""
+    """A figure, compared with the range for its step that only the figures of other publishers give."""
 
     point: Published
     inside: bool
@@ -27,22 +29,50 @@ def family(point: Published) -> str:
 
 @cache
 def left_out() -> tuple[LeftOut, ...]:
-    """Every published figure twice: compared with the range without its GPU, and with the one without its model."""
+    """Every figure once, if another publisher has figures of its engine kind, format and phase.
+
+    Nothing of the left-out publisher is used: the shares are fitted without it, and so are the deviations that make the
+    range.
+    """
     results: list[LeftOut] = []
-    for name in ("gpu", "model"):
-        for value in sorted({getattr(point, name) for point in published()}):
-            held_out = [point for point in published() if getattr(point, name) == value]
-            others = [point for point in published() if getattr(point, name) != value]
-            for kind in sorted({point.kind for point in held_out} & {point.kind for point in others}):
-                spread = strays(others, kind)
-                for family_name in sorted({family(point) for point in held_out if point.kind == kind}):
-                    efficiency = attained_by(others, kind, family_name, spread)
-                    for point in held_out:
-                        if point.kind == kind and family(point) == family_name:
-                            span = efficiency.range_s(steps_of([point]), point.phase)
-                            low, high = float(span.low_s[0]), float(span.high_s[0])
-                            results.append(LeftOut(point, 0.999 * low <= point.latency_s <= 1.001 * high, high / low))
+    for publisher in sorted({point.publisher for point in published()}):
+        held_out = [point for point in published() if point.publisher == publisher]
+        others = [point for point in published() if point.publisher != publisher]
+        covered = {(point.kind, point.format, point.phase) for point in others}
+        for kind in sorted({point.kind for point in held_out}):
+            spread = strays(others, kind)
+            chosen = [
+                point for point in held_out if point.kind == kind and (kind, point.format, point.phase) in covered
+            ]
+            for name in sorted({family(point) for point in chosen}):
+                efficiency = attained_by(others, kind, name, spread)
+                for point in (each for each in chosen if family(each) == name):
+                    span = efficiency.range_s(steps_of([point]), point.phase)
+                    low, high = float(span.low_s[0]), float(span.high_s[0])
+                    results.append(LeftOut(point, 0.999 * low <= point.latency_s <= 1.001 * high, high / low))
     return tuple(results)
+
+
+def coverages_again() -> tuple[Coverage, ...]:
+    """The rows of published_coverage.csv, computed from published.csv."""
+    rows = []
+    for kind, format_, phase in sorted({(point.kind, point.format, point.phase) for point in published()}):
+        figures = [point for point in published() if (point.kind, point.format, point.phase) == (kind, format_, phase)]
+        checked = [one for one in left_out() if one.point in figures]
+        width = statistics.median(one.width for one in checked) if checked else 0.0
+        rows.append(
+            Coverage(
+                kind,
+                format_,
+                phase,
+                len(figures),
+                len({point.publisher for point in figures}),
+                len(checked),
+                sum(one.inside for one in checked),
+                round(width, 2),
+            )
+        )
+    return tuple(rows)
 
 
 def as_published_again() -> list[float]:
@@ -76,3 +106,15 @@ def _cell(point: Published) -> tuple[str, str, str, int]:
 
 def _bytes(point: Published) -> float:
     return point.weight_bytes + point.kv_bytes
+
+
+def main() -> None:
+    """Write published_coverage.csv: `python tests/left_out.py`."""
+    with COVERAGE_FILE.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, [field.name for field in fields(Coverage)], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(asdict(row) for row in coverages_again())
+
+
+if __name__ == "__main__":
+    main()

@@ -25,7 +25,9 @@ def forecast_command(
     new_tokens: Annotated[int, typer.Option(help="Tokens after each prompt (0: those of the run).")] = 0,
     dtype: Annotated[str, typer.Option(help="Another dtype; with RUN, one that it tried.")] = "auto",
     quant: Annotated[str, typer.Option(help=f"{quant_help()}; with RUN, one that it tried.")] = "none",
-    engine: Annotated[str, typer.Option(help="With RUN: one of its engines, or static if it tried that.")] = "",
+    engine: Annotated[
+        str, typer.Option(help="With RUN: one of its engines, or static if it tried that. --on: eager or compiled.")
+    ] = "",
     threads: Annotated[int, typer.Option(help="With a RUN on a CPU: half its threads, if it tried that.")] = 0,
     tp: Annotated[str, typer.Option("--tp", help="Tensor parallelism over so many GPUs: 2,4,8.")] = "",
     link: Annotated[

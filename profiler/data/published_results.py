@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -12,8 +13,8 @@ _TABLE = Path(__file__).with_name("published.csv")
 _MODELS = Path(__file__).with_name("published_models.csv")
 
 EngineKind = Literal["eager", "compiled", "llama.cpp"]
-"""eager: transformers without changes; compiled: engines that compile, capture or fuse (vLLM, gpt-fast, torchao,
-TensorRT-LLM, TurboMind, ExLlamaV2, MLC, pegainfer)."""
+"""eager: transformers without changes; compiled: engines that compile, capture or fuse (vLLM, SGLang, gpt-fast,
+torchao, TensorRT-LLM, TurboMind, ExLlamaV2, MLC, pegainfer)."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,15 @@ class Published:
     date: str
     source: str
 
+    @property
+    def publisher(self) -> str:
+        """Who published it: the owner of the repository, or the host of the page; else the source itself.
+
+        Figures of one publisher share hosts, versions and ways of measuring.
+        """
+        owner = re.match(r"github:([^/]+)|https://(?:huggingface\.co/datasets/)?([^/]+)", self.source)
+        return (owner[1] or owner[2]) if owner else self.source
+
 
 @cache
 def published() -> tuple[Published, ...]:
@@ -51,6 +61,11 @@ def published() -> tuple[Published, ...]:
         models = {row["model"]: row for row in csv.DictReader(file)}
     with _TABLE.open(encoding="utf-8", newline="") as file:
         return tuple(_parse(row, models[row["model"]]) for row in csv.DictReader(file))
+
+
+def formats_of(kind: EngineKind) -> tuple[str, ...]:
+    """The formats of which an engine kind has published figures, in the order of the table."""
+    return tuple(dict.fromkeys(point.format for point in published() if point.kind == kind))
 
 
 _CACHE_BYTES = 2

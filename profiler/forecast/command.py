@@ -17,6 +17,7 @@ from profiler.counting.tensor_parallel import walk_rank
 from profiler.counting.walk import walk
 from profiler.data.datasheets import gpu_called
 from profiler.data.links import Link
+from profiler.data.published_results import EngineKind
 from profiler.errors import RequestError, RunError
 from profiler.facts.card_profile import CardProfile
 from profiler.facts.run_facts import Facts
@@ -122,6 +123,7 @@ class ForecastRequest:
     dtype: str = "auto"
     quant: str = "none"
     engine: str = ""
+    """With a run: one of its engines. On a GPU by its datasheet: `eager` or `compiled`."""
     threads: int = 0
     ranks: int = 1
     """Ranks of a tensor-parallel group; 1 is a single device."""
@@ -284,7 +286,7 @@ def forecast_on(model: str, on: str, request: ForecastRequest) -> Answer:
     precision = name if form is None else f"{name}, {form}"
     if profile is None:
         unmeasured = UnmeasuredModel(source.name, precision, name, kind, work, weight_bytes, own_attention(module))
-        return in_range(unmeasured, gpu_called(on), steps, request.link)
+        return in_range(unmeasured, gpu_called(on), steps, request.link, _engine_kind(request.engine))
     needed = operator_arrays(work, steps, dict.fromkeys(PHASES, ExecutionPath()), weight_bytes, request.link)
     layers = sum(op.count for op in work.operators if isinstance(op, AttentionCore))
     if name not in profile.dtypes:
@@ -316,6 +318,15 @@ def forecast_on(model: str, on: str, request: ForecastRequest) -> Answer:
             forecast.fits(profile.memory_bytes),
         ),
     )
+
+
+def _engine_kind(engine: str) -> EngineKind:
+    """The engine kind that `--engine` names for a GPU without a profile. Raises RequestError for an unknown one."""
+    if engine in ("", "eager"):
+        return "eager"
+    if engine == "compiled":
+        return "compiled"
+    raise RequestError(f"--engine {engine!r}: by its datasheet a GPU has ranges of eager and compiled engines only.")
 
 
 def profile_of(on: str) -> CardProfile | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +12,8 @@ from profiler.counting.attention import AttentionCore
 from profiler.counting.operators import Experts, ModelWork
 from profiler.data.datasheets import Datasheet
 from profiler.data.links import Link
+from profiler.data.published_coverage import ENGINE_WORDS, coverage_sentences
+from profiler.data.published_results import EngineKind
 from profiler.errors import RequestError
 from profiler.facts.step import Attention
 from profiler.grid.cells import PHASES, Phase
@@ -24,10 +28,11 @@ from profiler.predict.published_efficiency import (
     executed,
     family_of,
     host_index_of,
+    no_basis,
     peak_of,
 )
-from profiler.predict.result import Answer, ForecastError, forecast_cells
-from profiler.quant.registry import Quant
+from profiler.predict.result import Answer, ForecastCell, ForecastError, forecast_cells
+from profiler.quant.registry import Quant, published_as
 
 
 @dataclass(frozen=True)
@@ -45,18 +50,16 @@ class UnmeasuredModel:
     """The attention of plain transformers."""
 
 
-def in_range(model: UnmeasuredModel, sheet: Datasheet, steps: StepArrays, link: Link | None) -> Answer:
-    """The range of each step on a GPU; `link` connects the ranks of a shared model.
+def in_range(
+    model: UnmeasuredModel, sheet: Datasheet, steps: StepArrays, link: Link | None, engine: EngineKind = "eager"
+) -> Answer:
+    """The range of each step on a GPU in an engine kind; `link` connects the ranks of a shared model.
 
-    Raises RequestError if there is no published figure of the format, or no peak of the dtype on the GPU.
+    Raises RequestError if no figure of the format and engine kind is published, or the GPU has no peak of the dtype.
     """
-    format_ = "dense" if model.quant == "none" else model.quant
-    engine = basis_for(format_, "eager")
-    if engine is None:
-        raise RequestError(
-            f"--quant {model.quant}: there are no published figures of it, so {sheet.gpu} gets no range; use another"
-            " format, or forecast from a run."
-        )
+    format_ = published_as(model.quant)
+    if basis_for(format_, engine) is None:
+        raise RequestError(f"{sheet.gpu} has {no_basis(model.quant, engine)}")
     paths = dict.fromkeys(PHASES, path_of(engine, model.attention))
     needed = operator_arrays(model.work, steps, paths, model.weight_bytes, link)
     layers = sum(op.count for op in model.work.operators if isinstance(op, AttentionCore))
@@ -83,25 +86,47 @@ def in_range(model: UnmeasuredModel, sheet: Datasheet, steps: StepArrays, link: 
         dispatch_s=np.maximum(0.0, typical_s - floor_s - needed.exchanged_s),
     )  # fmt: skip
     forecast = Forecast(needed, terms, typical_s, zeros)
+    cells = forecast_cells(
+        forecast, typical_s, (low_s, high_s), ["published figures of other cards"] * len(steps),
+        forecast.fits(sheet.memory_bytes),
+    )  # fmt: skip
     return Answer(
         source=model.name,
         model=model.name,
         precision=model.precision,
         on=f"{sheet.gpu}, by its datasheet",
-        how=f"a range, by the efficiency of {engine} engines on other cards (published figures)",
+        how=f"a range for {ENGINE_WORDS[engine]}, by published figures",
         error=ForecastError(None, None, 0, "no run and no profile of this card"),
         beyond=None,
-        cells=forecast_cells(
-            forecast, typical_s, (low_s, high_s), ["published figures of other cards"] * len(steps),
-            forecast.fits(sheet.memory_bytes),
-        ),
-        notes=_notes(model),
-    )  # fmt: skip
+        cells=cells,
+        notes=(*coverage_sentences(engine, format_), *_too_wide(cells), *_notes(model)),
+    )
+
+
+DECIDING_WIDTH = 2.0
+"""The upper end of a range over its lower end, up to which it tells one GPU from another.
+
+Bandwidth grows by 1.6 to 2.3 from a generation of GPUs to the next (V100, A100, H100, B200: gpus.csv)."""
+
+
+def _too_wide(cells: Sequence[ForecastCell]) -> list[str]:
+    """A sentence if the ranges of a phase are mostly too wide to decide by."""
+    wide = []
+    for phase in PHASES:
+        widths = [cell.high_s / cell.low_s for cell in cells if cell.phase == phase]
+        if widths and (width := statistics.median(widths)) > DECIDING_WIDTH:
+            wide.append(f"{width:.1f} times for {phase}")
+    if not wide:
+        return []
+    return [
+        f"The upper end of the range is {' and '.join(wide)} the lower: too wide to choose between GPUs that differ by"
+        " less. A run on the GPU, or its profile, narrows it."
+    ]
 
 
 def _notes(model: UnmeasuredModel) -> tuple[str, ...]:
     """Caveats of the ranges, as sentences."""
-    notes = ["The ranges cover nine in ten published figures that were left out of the fit; a profile narrows them."]
+    notes = []
     if model.dtype == "float32":
         notes.append("No published figure is in float32: its share of the peak is assumed to be that of 16 bits.")
     if any(isinstance(operator, Experts) for operator in model.work.operators):

@@ -12,12 +12,14 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from profiler.data.datasheets import Datasheet, gpus
-from profiler.data.published_results import EngineKind, Published, published
+from profiler.data.published_coverage import ENGINE_WORDS
+from profiler.data.published_results import EngineKind, Published, formats_of, published
 from profiler.errors import RequestError
 from profiler.facts.operators import OF_CONTEXT
 from profiler.grid.cells import Phase
 from profiler.predict.operator_arrays import Array, OperatorArrays
-from profiler.quant.registry import published_as
+from profiler.predict.source_spread import NO_SOURCES
+from profiler.quant.registry import FORMATS, published_as
 
 RANGE_SHARE = 0.9
 """Coverage of a range."""
@@ -95,9 +97,6 @@ class Attained:
     shares: Shares
     spread: dict[StepKind, tuple[float, float]]
     """(low, high) factors of the typical time, by kind of step."""
-    points: int
-    cards: int
-    models: int
 
     def range_s(self, work: CardSteps, phase: Phase) -> Range:
         """The range of each step of a phase, at least the datasheet's lower bound.
@@ -187,9 +186,6 @@ _GRIDS = {
 }
 _FINER = np.geomspace(0.87, 1.15, 13)
 """Factors of a grid's best value for a second, finer grid; they span more than a step of the first."""
-_LEAST_POINTS = 12
-_LEAST_CARDS = 4
-"""With fewer points or GPUs, the spread is that of both kinds of decode, or of all formats of the engine."""
 _PULL = 0.6
 """Weight of the prior: a share that is off by a factor of e costs as much as one GPU's points off by e**0.6."""
 _PRIOR = {
@@ -254,28 +250,25 @@ def residuals(points: Sequence[Published], shares: Shares) -> Array:
 
 @dataclass(frozen=True)
 class Stray:
-    """A published figure's deviation from a fit that left out its GPU, or its model."""
+    """A published figure's deviation from a fit to the figures of other publishers."""
 
     point: Published
     log_ratio: float
     """log(published / typical time)."""
-    without: Literal["gpu", "model"]
 
 
 def strays(points: Sequence[Published], kind: EngineKind) -> list[Stray]:
-    """Two deviations of every point of an engine kind: from a fit without its GPU, and from one without its model."""
+    """The deviation of every point of an engine kind from a fit that left out its publisher."""
     deviations: list[Stray] = []
     kind_points = [point for point in points if point.kind == kind]
-    axes: tuple[Literal["gpu", "model"], ...] = ("gpu", "model")
-    for name in axes:
-        for value in sorted({getattr(point, name) for point in kind_points}):
-            left_out = [point for point in kind_points if getattr(point, name) == value]
-            others = [point for point in kind_points if getattr(point, name) != value]
-            dense = dense_shares(others, kind)
-            for family in sorted({_family(point) for point in left_out}):
-                chosen = [point for point in left_out if _family(point) == family]
-                log_ratios = residuals(chosen, shares_of(others, kind, family, dense)).tolist()
-                deviations += [Stray(*pair, name) for pair in zip(chosen, log_ratios, strict=True)]
+    for publisher in sorted({point.publisher for point in kind_points}):
+        left_out = [point for point in kind_points if point.publisher == publisher]
+        others = [point for point in kind_points if point.publisher != publisher]
+        dense = dense_shares(others, kind)
+        for family in sorted({_family(point) for point in left_out}):
+            chosen = [point for point in left_out if _family(point) == family]
+            log_ratios = residuals(chosen, shares_of(others, kind, family, dense)).tolist()
+            deviations += [Stray(*pair) for pair in zip(chosen, log_ratios, strict=True)]
     return deviations
 
 
@@ -284,17 +277,12 @@ def attained_by(
 ) -> Attained:
     """The efficiency of an engine kind with a format family, from `points` and their deviations `left_out`."""
     kind_strays = strays(points, kind) if left_out is None else left_out
-    family_strays = [stray for stray in kind_strays if _family(stray.point) == family]
     step_kinds: tuple[StepKind, ...] = get_args(StepKind)
-    family_points = {stray.point for stray in family_strays}
     return Attained(
         kind,
         family,
         shares_of(points, kind, family, dense_shares(points, kind)),
-        {step_kind: _spread(family_strays, kind_strays, step_kind) for step_kind in step_kinds},
-        len(family_points),
-        len({point.gpu for point in family_points}),
-        len({point.model for point in family_points}),
+        {step_kind: _spread(kind_strays, family, step_kind) for step_kind in step_kinds},
     )
 
 
@@ -304,48 +292,20 @@ def _step_kind(point: Published) -> StepKind:
     return "one sequence" if point.batch == 1 else "several sequences"
 
 
-def _spread(family: Sequence[Stray], engine: Sequence[Stray], kind: StepKind) -> tuple[float, float]:
-    """Factors (low, high) that cover nine in ten figures of a GPU, or a model, that was left out.
+def _spread(engine: Sequence[Stray], family: str, kind: StepKind) -> tuple[float, float]:
+    """Factors (low, high) of the typical time that cover nine in ten figures of publishers not seen.
 
-    They are symmetric in the logarithm, since there are too few GPUs to estimate each tail. Figures of one GPU are not
-    independent. So the range is wider than that of the left-out figures, as Student's t distribution for the number of
-    GPUs (or models) is wider than the normal distribution.
+    The spread of the engine's phase is narrowed to the family, then to the kind of step.
     """
     phase: Phase = "prefill" if kind == "prefill" else "decode"
-    chosen = [stray for stray in engine if stray.point.phase == phase]
-    narrower = (
-        [stray for stray in family if _step_kind(stray.point) == kind],
-        [stray for stray in family if stray.point.phase == phase],
-    )
-    for candidates in narrower:
-        if len(candidates) >= _LEAST_POINTS and len({stray.point.gpu for stray in candidates}) >= _LEAST_CARDS:
-            chosen = candidates
-            break
-    if len({stray.point.gpu for stray in chosen}) < _LEAST_KIND_CARDS:
-        return _UNKNOWN
-    spread = _LEAST_SPREAD
-    for name in ("gpu", "model"):
-        left_out = [stray for stray in chosen if stray.without == name]
-        if not left_out:
-            continue
-        log_errors = np.abs([stray.log_ratio for stray in left_out])
-        factor = _student(len({getattr(stray.point, name) for stray in left_out}))
-        spread = max(spread, factor * float(np.quantile(log_errors, RANGE_SHARE)))
-    return math.exp(-spread), math.exp(spread)
-
-
-_LEAST_KIND_CARDS = 3
-_UNKNOWN = (0.5, 2.0)
-"""The factors with fewer GPUs than `_LEAST_KIND_CARDS`: the usual error of calculators."""
-_LEAST_SPREAD = math.log(1.05)
-_STUDENT = {2: 6.31, 3: 2.92, 4: 2.35, 5: 2.13, 6: 2.02, 7: 1.94, 8: 1.89, 9: 1.86, 10: 1.83}
-_NORMAL = 1.645
-_MOST_WIDER = 1.8
-
-
-def _student(groups: int) -> float:
-    """95th percentile of Student's t for a number of groups, over that of the normal distribution; at most 1.8."""
-    return min(_MOST_WIDER, _STUDENT.get(groups, 1.8 if groups > 10 else 6.31) / _NORMAL)
+    of_phase = [stray for stray in engine if stray.point.phase == phase]
+    of_family = [stray for stray in of_phase if _family(stray.point) == family]
+    of_kind = [stray for stray in of_family if _step_kind(stray.point) == kind]
+    spread = NO_SOURCES
+    for group in (of_phase, of_family, of_kind):
+        spread = spread.narrowed((stray.point.publisher, stray.log_ratio) for stray in group)
+    low, high = spread.interval(RANGE_SHARE)
+    return math.exp(min(low, 0.0)), math.exp(max(high, 0.0))
 
 
 @cache
@@ -395,9 +355,19 @@ NO_MIXTURE = "No published figure of a mixture of experts is in these ranges, so
 
 
 def basis_for(format_: str, engine: EngineKind) -> EngineKind | None:
-    """The engine kind whose published figures cover a format: `engine`, else `compiled`; None if neither does."""
-    kinds = {point.kind for point in published() if point.format == format_}
-    return engine if engine in kinds else "compiled" if "compiled" in kinds else None
+    """`engine` if it has published figures of a format; else None, since other engines have other kernels."""
+    return engine if format_ in formats_of(engine) else None
+
+
+def no_basis(quant: str, engine: EngineKind) -> str:
+    """Why a format of `--quant` has no range in an engine kind, and what has one, as the end of a sentence."""
+    kinds: tuple[EngineKind, ...] = ("eager", "compiled")
+    instead = [f"--engine {kind}" for kind in kinds if kind != engine and basis_for(published_as(quant), kind)]
+    instead.append("--quant " + ", ".join(name for name in FORMATS if basis_for(published_as(name), engine)))
+    return (
+        f"no basis: no figure of {quant} in {ENGINE_WORDS[engine]} is published, and other engines have other kernels;"
+        f" use {' or '.join(instead)}."
+    )
 
 
 def card_steps(

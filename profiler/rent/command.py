@@ -16,6 +16,7 @@ from profiler.counting.operators import Experts
 from profiler.counting.peak_memory import cache_bytes
 from profiler.data.datasheets import gpu_called, gpus
 from profiler.data.prices import Price, cheapest
+from profiler.data.published_coverage import coverage_sentences
 from profiler.data.published_results import EngineKind
 from profiler.errors import RequestError
 from profiler.grid.cells import PHASES, Phase
@@ -23,7 +24,7 @@ from profiler.grid.ranges import MOST, check_positions
 from profiler.loading.source import resolve
 from profiler.predict.costs import Curve, price_crossover
 from profiler.predict.operator_arrays import Array, StepArrays, operator_arrays, path_of
-from profiler.predict.published_efficiency import NO_MIXTURE, WorkAt, basis_for, executed
+from profiler.predict.published_efficiency import NO_MIXTURE, WorkAt, basis_for, executed, no_basis
 from profiler.quant.registry import published_as
 from profiler.rent.offers import Limits, Offer, Planned, Rented, curve, offer, ranked
 from profiler.units import duration, scaled
@@ -74,12 +75,8 @@ def rent(model: str, request: RentRequest, today: date) -> Rented:
     for plan in plans:
         engine = basis_for(plan.format, request.engine)
         if engine is None:
-            raise RequestError(
-                f"--quant {plan.precision}: there are no published figures of it on several GPUs; use none, nf4,"
-                " int8wo, int4wo or fp8, or forecast from a run of it."
-            )
-        if engine != request.engine:
-            notes.append(f"{plan.precision} runs as in {engine} engines: no {request.engine} figure is published.")
+            raise RequestError(f"{model} has {no_basis(plan.precision, request.engine)}")
+        notes += [line for line in coverage_sentences(engine, plan.format) if line not in notes]
         for name, price in prices.items():
             if price is None:
                 continue
@@ -215,8 +212,8 @@ def _refuse(model: str, limits: Limits, offers: list[Offer]) -> None:
         largest = max((sheets[each.card] for each in offers), key=lambda sheet: sheet.memory_bytes)
         raise RequestError(
             f"{model} fits no card that has a price: in {_words(least.precision)} it {least.why.split(';')[0]}; the"
-            f" largest, {largest.gpu}, has {scaled(largest.memory_bytes, 'B')}. Try --quant nf4,int4wo or a smaller"
-            " --batch."
+            f" largest, {largest.gpu}, has {scaled(largest.memory_bytes, 'B')}. Try --quant nf4, --engine"
+            " compiled --quant int4wo, or a smaller --batch."
         )
     if all(each.meets == "no" for each in fitting):
         fastest = min(
@@ -231,7 +228,7 @@ def _refuse(model: str, limits: Limits, offers: list[Offer]) -> None:
         raise RequestError(
             f"no card meets the limits: the fastest, {fastest.card} in {_words(fastest.precision)}, typically takes"
             f" {duration(fastest.ttft_s.typical)} to the first token and {duration(fastest.tpot_s.typical)} per token"
-            f" at batch {fastest.batch}. Relax the limits, or try --engine compiled or --quant int4wo."
+            f" at batch {fastest.batch}. Relax the limits, or try --engine compiled --quant int4wo."
         )
 
 

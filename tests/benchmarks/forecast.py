@@ -6,7 +6,7 @@ opposite corners of the grid and a crossed middle. No forecast can be closer to 
 same cell, so the difference between two visits of a cell is printed next to the errors.
 
 With a card's profile: the run's model is forecast on it, as if it had never run there. Published figures are compared
-with ranges that were fitted without their card, or without their model.
+with ranges that were made without any figure of their source.
 """
 
 from __future__ import annotations

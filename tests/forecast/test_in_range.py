@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import date
 
 import pytest
@@ -76,3 +77,26 @@ def test_no_sequence_is_longer_than_the_model_knows() -> None:
     with pytest.raises(RequestError, match=r"1025 tokens, but this model's limit is 1024"):
         forecast_on("gpt2", "L4", ForecastRequest("1000", "1", new_tokens=25))
     assert forecast_on("gpt2", "L4", ForecastRequest("1000", "1", new_tokens=24)).cells
+
+
+def test_a_format_without_figures_in_plain_transformers_has_no_basis() -> None:
+    """H20, fp8: plain transformers take 136 ms for a token of Qwen3-32B, SGLang 22 ms (Qwen's speed benchmark)."""
+    fp8 = ForecastRequest("1", "1", new_tokens=2048, quant="fp8")
+    with pytest.raises(
+        RequestError, match=r"H20 has no basis: no figure of fp8 in plain transformers .* --engine comp"
+    ):
+        forecast_on("qwen3-8b", "H20", fp8)
+    answer = forecast_on("qwen3-8b", "H20", replace(fp8, engine="compiled"))
+    decode = cell(answer, "decode")
+    assert decode.low_s < 1 / 150.25 < decode.high_s  # tokens/s of SGLang there
+    assert "compiled engines" in answer.how
+    with pytest.raises(RequestError, match="--engine 'vllm'"):
+        forecast_on("qwen3-8b", "H20", replace(fp8, engine="vllm"))
+
+
+def test_a_range_comes_with_its_counts_and_says_if_it_is_too_wide() -> None:
+    notes = forecast_on("llama-3.1-8b", CARD, ForecastRequest("512", "1", engine="compiled")).notes
+    assert "82 published figures of compiled engines in 16 bits, 11 sources; 76 of them (93 %)" in notes[0]
+    wide = forecast_on("llama-3.1-8b", "T4", ForecastRequest("512", "1", quant="nf4")).notes
+    assert any("5 published figures" in note and "no other source has any" in note for note in wide)
+    assert any("too wide to choose between GPUs" in note for note in wide)

@@ -93,6 +93,12 @@ def test_students_t(freedom: float, end: float) -> None:
     assert student_t(freedom) == pytest.approx(end, rel=0.035 if freedom == 2 else 0.01)
 
 
+@pytest.mark.parametrize(("freedom", "end"), [(1, 6.314), (4, 2.132), (8, 1.860), (30, 1.697)])
+def test_students_t_of_nine_in_ten(freedom: float, end: float) -> None:
+    """Against the printed table (0.95 quantiles)."""
+    assert student_t(freedom, 0.9) == pytest.approx(end, rel=0.01)
+
+
 def test_deviations_are_shares_of_the_mean() -> None:
     assert deviations({0: 0.9, 3: 1.1}) == pytest.approx({0: -0.1, 3: 0.1})
 
