@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -50,6 +51,8 @@ def measure_dispatch(
     on_failure: Callable[[Exception], object] = lambda error: None,
 ) -> list[DispatchSamples]:
     """Return the dispatch time of a prefill and a decode step with each engine; `budget_s` is for each of them.
+
+    Batch sizes that are not begun within the time of all are left out, except the first.
 
     It is measured on the hollow twin. Decode steps of a compiling engine are left out: the twin's compiled code would
     differ from the model's, and take as long to compile. An engine that fails is left out after a call of `on_failure`,
@@ -156,7 +159,8 @@ def _among_weights(
 ) -> list[DispatchSamples]:
     """The twin's steps among the model's weights: one prefill for all batch sizes, and a decode step for each.
 
-    They take turns, so that a disturbance affects all of them. Each has at least one turn.
+    They take turns, so that a disturbance affects all of them. The prefill and the first batch size have at least one
+    turn each. After the time is over, no further batch size begins: on a busy machine, a turn may take half a minute.
     """
     real = dict(bench.loaded.module.named_modules())
     pairs = [(hollow, real[name]) for name, hollow in bench.twin.module.named_modules() if is_linear(hollow)]
@@ -165,10 +169,12 @@ def _among_weights(
     decodes = [_Among(bench, pairs, Step(batch, 1, _TWIN_PROMPT)) for batch in decode_sizes]
     all_steps = [prefill, *decodes]
     deadline_s = bench.machine.now_s() + bench.budget_s * len(all_steps)
-    while not prefill.steps or (len(prefill.steps) < TWIN_STEPS and bench.machine.now_s() < deadline_s):
-        for among in all_steps:
-            among.turn(deadline_s)
-    prefills, *steps = (among.samples(alone_s) for among in all_steps)
+    for among in itertools.cycle(all_steps):
+        is_late = bench.machine.now_s() >= deadline_s and all(each.steps for each in all_steps[:2])
+        if is_late or len(among.steps) >= TWIN_STEPS:
+            break
+        among.turn(deadline_s)
+    prefills, *steps = (among.samples(alone_s) for among in all_steps if among.steps)
     return [*(replace(prefills, batch_size=batch) for batch in batch_sizes), *steps]
 
 

@@ -218,6 +218,8 @@ def _steppable(session: Session) -> list[Cell]:
 
 def _replay(session: Session, measured: list[Cell]) -> None:
     session.stages.begin("replays", "replaying each cell's kernels in isolation")
+    if session.ranks is None:
+        _complete_dispatch(session, measured)
     with session.stages.optional(_REPLAYS, _NO_REPLAYS):
         for replays in _replayed(session, measured, 1.0):
             session.ledger.add(replays)
@@ -226,6 +228,21 @@ def _replay(session: Session, measured: list[Cell]) -> None:
                 _repeat_parts(session, cells)
         if session.ranks is None:
             _replay_between(session, measured)
+
+
+def _complete_dispatch(session: Session, measured: list[Cell]) -> None:
+    """Measure dispatch at batch sizes of measured cells for which no time was left before the sweep."""
+    known = session.ledger.gathered.dispatch
+    missing: dict[str, set[int]] = {}
+    for cell in measured:
+        begun = any((engine, phase) == (cell.engine, "decode") for engine, phase, _ in known)
+        if begun and (cell.engine, "decode", cell.batch_size) not in known:
+            missing.setdefault(cell.engine, set()).add(cell.batch_size)
+    for engine, sizes in missing.items():
+        for dispatch in dispatch_of_twin(
+            session.prepared, session.subject, session.stages, session.budget, sorted(sizes), [engine]
+        ):
+            session.ledger.add(dispatch)
 
 
 def _replay_between(session: Session, measured: list[Cell]) -> None:

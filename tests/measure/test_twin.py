@@ -37,6 +37,17 @@ def test_an_engine_that_fails_leaves_the_others_their_samples(
     }
 
 
+@pytest.mark.parametrize(("budget_s", "sizes"), [(0.0, {1}), (60.0, {1, 2, 4})])
+def test_without_time_only_the_first_batch_size_has_a_turn(budget_s: float, sizes: set[int], tiny_folder: Path) -> None:
+    """A prefill has one sequence at each batch size."""
+    source = resolve(str(tiny_folder))
+    config = load_config(source)
+    loaded = load(ModelRequest(source, CPU, torch.float32), config)
+    found = dispatch.measure_dispatch(loaded, config, machine_for(CPU), [1, 2, 4], ["eager"], budget_s)
+    assert {item.batch_size for item in found if item.phase == "decode"} == sizes
+    assert {item.batch_size for item in found if item.phase == "prefill"} == {1, 2, 4}
+
+
 @pytest.mark.timing
 @pytest.mark.slow
 def test_weights_that_stream_by_are_taken_off_step_by_step(tiny_folder: Path) -> None:

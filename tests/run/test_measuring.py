@@ -25,8 +25,8 @@ def test_dispatch_that_was_held_up_is_measured_again(
     measured, seen = foundation.measure_dispatch, iter([HELD_UP_S, UNDISTURBED_S])
 
     def at_first_held_up(*arguments: Any) -> list[DispatchSamples]:
-        step_s = (next(seen),) * 8
-        return [DispatchSamples(item.engine, item.phase, item.batch_size, step_s) for item in measured(*arguments)]
+        step_s, in_time = (next(seen),) * 8, measured(*arguments[:5], 60.0, *arguments[6:])
+        return [DispatchSamples(item.engine, item.phase, item.batch_size, step_s) for item in in_time]
 
     monkeypatch.setattr(foundation, "measure_dispatch", at_first_held_up)
     out = tmp_path / "run"
@@ -39,6 +39,25 @@ def test_dispatch_that_was_held_up_is_measured_again(
     assert run.document.ceilings.dispatch_s == {
         "eager": {phase: {1: UNDISTURBED_S, 2: UNDISTURBED_S} for phase in ("prefill", "decode")}
     }
+
+
+def test_dispatch_is_completed_for_the_cells_that_were_measured(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine no time is left for the second batch size before the cells are timed."""
+    measured, budgets_s = foundation.measure_dispatch, iter([0.0, 60.0])
+
+    def at_first_late(*arguments: Any) -> list[DispatchSamples]:
+        return measured(*arguments[:5], next(budgets_s), *arguments[6:])
+
+    monkeypatch.setattr(foundation, "measure_dispatch", at_first_late)
+    run = profiler.profile(
+        str(tiny_folder), prompt_lens=[8], batch_sizes=[1, 2], new_tokens=8, no_levers=True, out=tmp_path / "run"
+    )
+    records = [record for record in read_records(run.folder) if record["kind"] == "dispatch"]
+    decodes = [item["batch_size"] for item in records if item["phase"] == "decode"]
+    assert decodes[:2] == [1, 2]
+    assert (run.cells["dispatch_s"] > 0).all()
 
 
 def test_linears_are_replayed_at_rows_between_those_of_the_cells(
