@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,17 +10,15 @@ from profiler.facts.roofs import RESIDENT_GAIN, CurvePoint, Roof
 from profiler.grid.cells import CellKey
 from profiler.judge.cells import CellResult
 from profiler.judge.roof_range import weight_read_share
-from profiler.report.selection import evenly, first_engine, of_first_engine, of_phase
+from profiler.report.selection import evenly
 from profiler.store.document import CeilingsRecord
 from profiler.store.folder import Run
 from profiler.units import duration, percent, scaled, significant
 
-RoofKind = Literal["measured", "other", "datasheet", "link", "cache", "dispatch"]
+RoofKind = Literal["measured", "other", "datasheet", "link", "cache"]
 
 MOST_POINTS = 400
 """Points in one picture; more would hide each other."""
-# The dispatch roof extends by this factor beyond the intensities of its cells.
-_BEYOND = 3.0
 
 
 @dataclass(frozen=True)
@@ -68,7 +65,7 @@ class CellPoint:
 
 
 def roof_lines(run: Run) -> list[RoofLine]:
-    """Return the roofs of a run: measured, datasheet, links, a disagreeing weight-read bandwidth, caches and dispatch.
+    """Return the roofs of a run: measured, datasheet, links, a disagreeing weight-read bandwidth and caches.
 
     Empty without a memory roof and a compute roof.
     """
@@ -97,7 +94,7 @@ def roof_lines(run: Run) -> list[RoofLine]:
     for level in cache_levels(ceilings):
         label = f"a cache, at {level.nbytes >> 20} MiB: {scaled(level.bytes_per_s, 'B/s')}"
         lines.append(_slope("cache", label, level.bytes_per_s, peak))
-    return [*lines, *_dispatch_line(run, peak)]
+    return lines
 
 
 def _slope(kind: RoofKind, label: str, bytes_per_s: float, flops_per_s: float) -> RoofLine:
@@ -119,26 +116,6 @@ def cache_levels(ceilings: CeilingsRecord) -> list[CurvePoint]:
         return []
     fastest, largest = max(cached, key=lambda point: point.bytes_per_s), cached[-1]
     return [fastest] if fastest == largest else [fastest, largest]
-
-
-def _dispatch_line(run: Run, peak: float) -> Iterator[RoofLine]:
-    """Yield the dispatch roof of the first engine's decode at its smallest batch, if dispatch was measured.
-
-    A step cannot be shorter than its dispatch. A step of F FLOPs and B bytes in D seconds achieves at most
-    F / D = I x B / D. That is a line of slope B / D for all steps that move about B bytes, as decode does at any batch.
-    """
-    by_batch: Mapping[int, float] = run.document.ceilings.dispatch_s.get(first_engine(run), {}).get("decode", {})
-    decodes = of_phase(of_first_engine(run), "decode")
-    smallest = min(decodes, key=lambda cell: (cell.batch_size, cell.context_len), default=None)
-    step_s = by_batch.get(smallest.batch_size, 0.0) if smallest else 0.0
-    # In folders of earlier versions dispatch is a difference of two times, which a busy machine can make negative.
-    if smallest is None or step_s <= 0:
-        return
-    slope = smallest.model_bytes / step_s
-    intensities = [cell.intensity for cell in decodes]
-    low, high = min(intensities) / _BEYOND, min(max(intensities) * _BEYOND, peak / slope)
-    if low < high:
-        yield RoofLine("dispatch", f"dispatch of a decode step: {duration(step_s)}", slope, peak, low, high)
 
 
 def cell_points(run: Run) -> list[CellPoint]:

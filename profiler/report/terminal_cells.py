@@ -22,7 +22,8 @@ from profiler.units import duration, percent, significant
 _BAR_WIDTH = 48
 _UNBOUNDED = 1000
 _MOST_BARS_A_PHASE = 8
-# A letter per term, since the screen may have no colours.
+_BLOCK = "█"
+# A letter and a colour per term: a screen without colours has the letters, others a block of the colour.
 _BAR_STYLE = {
     "weights_s": ("w", "blue"),
     "kv_s": ("v", "cyan"),
@@ -51,10 +52,12 @@ def _(block: CellsTable, console: Console) -> None:
 def _(block: BreakdownChart, console: Console) -> None:
     if not (bars := printed_bars(block.run)):
         return
-    console.print(Text(f"where the time goes: {bar_legend(bars)}"))
+    coloured = bool(console.color_system) and not console.no_color and console.encoding.startswith("utf")
+    console.print(Text("where the time goes: ").append(bar_legend(bars, coloured=coloured)))
     widest = max(len(bar.name) for bar in bars)
     for bar in bars:
-        console.print(Text(f"{bar.name:<{widest}} ").append(letters(bar)).append(f" {bar.below_zero}"))
+        drawn = bar_text(bar, coloured=coloured)
+        console.print(Text(f"{bar.name:<{widest}} ").append(drawn).append(f" {bar.below_zero}"))
 
 
 # The columns that a narrow terminal omits first: the others imply them.
@@ -153,18 +156,26 @@ def printed_bars(run: Run) -> list[BreakdownBar]:
     return breakdown_bars(of_first_engine(run), _MOST_BARS_A_PHASE)
 
 
-def bar_legend(bars: Sequence[BreakdownBar]) -> str:
-    """Return the letters of these bars with their meanings."""
-    return ", ".join(f"{_BAR_STYLE[term][0]} {TERM_NAMES[term]}" for term in terms_of(bars))
+def bar_legend(bars: Sequence[BreakdownBar], *, coloured: bool) -> Text:
+    """Return the letters, or the coloured blocks, of these bars with their meanings."""
+    legend = Text()
+    for term in terms_of(bars):
+        letter, color = _BAR_STYLE[term]
+        legend.append(", " if legend else "").append(_BLOCK if coloured else letter, style=color)
+        legend.append(f" {TERM_NAMES[term]}")
+    return legend
 
 
-def letters(bar: BreakdownBar) -> Text:
-    """Return a bar of letters, as many per term as its share of the positive terms. Rounded edges keep it full."""
+def bar_text(bar: BreakdownBar, *, coloured: bool) -> Text:
+    """Return a bar of coloured blocks or of letters, as many per term as its share of the positive terms.
+
+    Rounded edges keep the bar full.
+    """
     whole = max((segment.end for segment in bar.segments if segment.share > 0), default=1.0)
     text = Text()
     for segment in bar.segments:
-        letter, color = _BAR_STYLE[segment.term]
         if segment.share > 0:
             start, end = (round(_BAR_WIDTH * at / whole) for at in (segment.start, segment.end))
-            text.append(letter * (end - start), style=color)
+            letter, color = _BAR_STYLE[segment.term]
+            text.append((_BLOCK if coloured else letter) * (end - start), style=color)
     return text

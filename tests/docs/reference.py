@@ -17,11 +17,13 @@ from typing import Any
 import torch
 import typer
 
+import profiler
 from profiler.cli import compare
 from profiler.cli import options as shared
 from profiler.cli.app import app
 from profiler.errors import RoofscopeError
 from profiler.judge.cells import CellResult
+from profiler.report.glossary import GLOSSARY
 from profiler.store.document import RunDocument
 from profiler.store.operators_csv import OPERATOR_COLUMN_MEANINGS
 
@@ -38,6 +40,8 @@ def pages() -> dict[str, str]:
         "columns.md": columns_page(),
         "json.md": json_page(),
         "exit-codes.md": exit_codes_page(),
+        "glossary.md": glossary_page(),
+        "python.md": python_page(),
     }
     return {name: _MADE + text for name, text in rendered.items()}
 
@@ -174,6 +178,44 @@ def attribute_docs_of_module(module: types.ModuleType) -> dict[str, str]:
         if isinstance(item, ast.Assign) and isinstance(item.targets[0], ast.Name)
         if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) and isinstance(after.value.value, str)
     }
+
+
+# Glossary
+
+
+def glossary_page() -> str:
+    """Return the page of all terms of `explain`, in alphabetical order, each with an anchor."""
+    terms = sorted(GLOSSARY.items(), key=lambda item: item[0].lower())
+    entries = [f"\n## {name}\n\n{term.meaning[0].upper()}{term.meaning[1:]}\n" for name, term in terms]
+    return (
+        "# Glossary\n\n`roofscope explain TERM` prints the same; with `--run RUN` it adds that run's figures.\n"
+        + "".join(entries)
+    )
+
+
+# Python
+
+
+def python_page() -> str:
+    """Return the page of the public functions and classes, whose docstrings mkdocstrings adds to the built pages."""
+    public = [(name, getattr(profiler, name)) for name in profiler.__all__ if name != "__version__"]
+    rows = [
+        (f"`profiler.{name}`", _text(inspect.getdoc(thing)).split(". ")[0].rstrip(".") + ".") for name, thing in public
+    ]
+    details = [f"\n::: profiler.{name}\n" for name, _ in public]
+    return (
+        "# Python API\n\nThe distribution is called `roofscope`, the package `profiler`. These names are public; all"
+        " others may change in any release.\n\n"
+        + table(("name", "what it is"), rows)
+        + "\n```python\nimport profiler\n\n"
+        'run = profiler.profile("smollm2-135m", prompt_lens=[64], batch_sizes=[1, 2])\n'
+        "run.answer  # the answer, a list of sentences\n"
+        "run.cells  # a pandas DataFrame: one row per phase and cell\n"
+        "again = profiler.read_run(run.folder)\n"
+        "profiler.compare(run.folder, again.folder)  # a DataFrame: the change of each cell\n\n"
+        "with profiler.why() as watching:  # what `roofscope why` does, around a part of your own program\n"
+        "    model.generate(**prompt)\n```\n" + "".join(details)
+    )
 
 
 # JSON

@@ -1,4 +1,4 @@
-"""docs/hostile.md agrees with the tests: every named test exists, and every count is the number of its cases."""
+"""tests/hostile/README.md: every named test exists, and every count is the number of its cases."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "hostile.md").read_text()
+PAGE = (ROOT / "tests" / "hostile" / "README.md").read_text()
 _NAMED = re.compile(r"`(tests/[\w/]+\.py)?(?:::(\w+))?`")
 _NUMBER = re.compile(r"(?<![\w.])\d+(?![\w.^])")
 

@@ -45,7 +45,7 @@ def test_the_roofline_says_which_line_is_which() -> None:
     shown = [words for words in figure.text if words.strip()]
     for line in roof_lines(run):
         assert shown.count(line.label) == 2, "in the legend, and on the line itself"
-    assert "achieved FLOP/s" in shown
+    assert "achieved speed" in shown
     assert "arithmetic intensity, model FLOPs per model byte" in shown
     assert {"prefill", "decode"} <= set(shown)
 

@@ -74,26 +74,6 @@ def test_a_cache_and_a_link_are_only_slopes(run: Run) -> None:
     assert cache.corners(5.0, 1000.0) == []
 
 
-def test_dispatch_is_the_bytes_of_a_step_over_its_time(run: Run) -> None:
-    """10^8 bytes in a millisecond; drawn from a third to three times the intensity of the only decode."""
-    line = only(run, "dispatch")
-    assert line.bytes_per_s == pytest.approx(1e11)
-    assert (line.from_intensity, line.to_intensity) == (pytest.approx(1 / 3), pytest.approx(3.0))
-    assert line.label == "dispatch of a decode step: 1.00 ms"
-
-
-@pytest.mark.parametrize("step_s", [0.0, -0.003])
-def test_a_dispatch_that_cannot_be_is_not_drawn(run: Run, step_s: float) -> None:
-    """Folders of earlier versions may have negative dispatch: on a busy machine it was a difference of two times."""
-    ceilings = replace(run.document.ceilings, dispatch_s={"eager": {"decode": {1: step_s}}})
-    assert "dispatch" not in {line.kind for line in roof_lines(with_document(run, ceilings=ceilings))}
-
-
-def test_a_run_without_a_decode_has_no_dispatch_roof(run: Run) -> None:
-    prefill = result(key("prefill"), intensity=100.0)
-    assert "dispatch" not in {line.kind for line in roof_lines(replace(run, results=(prefill,)))}
-
-
 def test_points_have_their_cells_tooltips(run: Run) -> None:
     [point] = cell_points(run)
     assert point.tooltip.startswith("decode 1 x 64: 2.00 ms, 500 tokens/s, 1.00 FLOP/byte, 50.0 GFLOP/s, 50 %")

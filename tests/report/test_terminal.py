@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,7 @@ from profiler.judge.module_times import GroupTime
 from profiler.report.breakdown_bars import breakdown_bars
 from profiler.report.console import screen
 from profiler.report.sections import print_run
-from profiler.report.terminal_cells import bar_legend, letters, printed_bars
+from profiler.report.terminal_cells import bar_legend, bar_text, printed_bars
 from profiler.store.folder import Run
 
 
@@ -38,16 +39,17 @@ def test_plain_is_ascii(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_no_meaning_is_only_in_colours(run: Run) -> None:
-    """Without colours the bars still show their terms, by a letter each."""
+    """With colours a bar is of blocks; without, of a letter per term."""
     coloured, bare = io.StringIO(), io.StringIO()
     print_run(run, Console(file=coloured, force_terminal=True, color_system="truecolor", width=100))
     print_run(run, Console(file=bare, force_terminal=True, color_system="truecolor", width=100, no_color=True))
     assert "\x1b[34m" in coloured.getvalue()
     assert "\x1b[34m" not in bare.getvalue()
+    assert "█ weights" in re.sub(r"\x1b\[[\d;]*m", "", coloured.getvalue())
     for bar in printed_bars(run):
-        assert f"{bar.name:<15} {letters(bar).plain}" in bare.getvalue()
+        assert f"{bar.name:<15} {bar_text(bar, coloured=False).plain}" in bare.getvalue()
     # An eager run on one device has neither a link nor an engine term.
-    legend = bar_legend(printed_bars(run)).split(", ")
+    legend = bar_legend(printed_bars(run), coloured=False).plain.split(", ")
     assert legend == [
         "w weights", "v KV cache", "a arithmetic", "k kernels below the roof", "x avoidable work", "d dispatch",
         "? unexplained",
@@ -59,10 +61,10 @@ def test_a_bar_has_the_shares_of_its_cell() -> None:
     """Half weights, a quarter dispatch, a quarter arithmetic; negative terms take no place."""
     cell = result(key(), 1.0, weights_s=0.5, dispatch_s=0.25, compute_s=0.25)
     [bar] = breakdown_bars([cell], 8)
-    plain = letters(bar).plain
+    plain = bar_text(bar, coloured=False).plain
     assert (plain.count("w"), plain.count("a"), plain.count("d"), len(plain)) == (24, 12, 12, 48)
     [bar] = breakdown_bars([replace(cell, unexplained_s=-0.08)], 8)
-    assert letters(bar).plain == plain
+    assert bar_text(bar, coloured=False).plain == plain
     assert bar.below_zero == "unexplained -8 %"
 
 

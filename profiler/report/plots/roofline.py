@@ -35,7 +35,6 @@ _STROKES: dict[RoofKind, _Stroke] = {
     "datasheet": _Stroke(_SHEET_COLOR, ("--",), 2.0),
     "link": _Stroke("#CC79A7", ("-.", (0, (8, 2, 1, 2))), 2.0),
     "cache": _Stroke("#009E73", ((0, (1, 2)), (0, (4, 2, 1, 2))), 1.2),
-    "dispatch": _Stroke("#E69F00", ((0, (6, 1.5)),), 1.6),
 }
 
 
@@ -71,9 +70,9 @@ def _frame(axes: Axes, lines: Sequence[RoofLine], points: Sequence[CellPoint]) -
     limits = _Limits((min(xs) / _MARGIN, max(xs) * _MARGIN), (min(ys) / _MARGIN, max(ys) * _MARGIN))
     axes.set(xscale="log", yscale="log", xlim=limits.x, ylim=limits.y)
     axes.set_xlabel("arithmetic intensity, model FLOPs per model byte")
-    axes.set_ylabel("achieved FLOP/s")
+    axes.set_ylabel("achieved speed")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: significant(value, 1)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: scaled(value, "", 1)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: scaled(value, "FLOP/s", 1)))
     return limits
 
 
