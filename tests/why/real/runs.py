@@ -27,7 +27,7 @@ torch.set_num_threads(1)
 rounds, *versions = json.loads(sys.argv[1])
 given = sys.argv[2:]
 taken = []
-for _ in range(rounds):
+for _ in range(1 + rounds):
     for version in versions:
         sys.argv = [version, *given]
         start = time.process_time()
@@ -53,7 +53,7 @@ def environment() -> dict[str, str]:
 
 
 def measure(script: Script, cure: Cure, rounds: int) -> tuple[float, float]:
-    """Median seconds of the script before and after a cure, without imports.
+    """Median seconds of the script before and after a cure, without imports and after a round of warm-up.
 
     Raises RuntimeError if a version fails.
     """
@@ -67,7 +67,7 @@ def measure(script: Script, cure: Cure, rounds: int) -> tuple[float, float]:
     if ended.returncode:
         raise RuntimeError(f"{script.name}: {ended.stderr[-1500:]}")
     taken = json.loads(ended.stderr.rpartition("seconds ")[2].splitlines()[0])
-    return statistics.median(taken[::2]), statistics.median(taken[1::2])
+    return statistics.median(taken[2::2]), statistics.median(taken[3::2])
 
 
 def run_why(script: Script) -> Found:
