@@ -13,7 +13,16 @@ from typing import Any
 
 import torch
 
+from profiler.device.clock import now_s
 from profiler.device.memory import available_bytes
+from profiler.measure.dense_twins import (
+    dense_twins,
+    kernel_of,
+    packed_linears,
+    paying_batches,
+    replaced,
+    times_by_batch,
+)
 from profiler.units import several
 from profiler.why_slow.call_record import CallRecord
 from profiler.why_slow.call_settings import pipelined_devices
@@ -26,7 +35,7 @@ from profiler.why_slow.loop_changes import (
 )
 from profiler.why_slow.observations import Call
 from profiler.why_slow.recorder import Recorder
-from profiler.why_slow.repeat_call import CallGroup, Candidate, RepeatedCall, RepeatedRun, repeat
+from profiler.why_slow.repeat_call import CallGroup, Candidate, RepeatedCall, RepeatedRun, repeat, synchronize
 
 
 def candidates(group: CallGroup, recorder: Recorder) -> Iterator[Candidate]:
@@ -94,6 +103,7 @@ def candidates(group: CallGroup, recorder: Recorder) -> Iterator[Candidate]:
         yield candidate(
             "assistant", "an assistant model drafts", "leave out assistant_model", with_options(assistant_model=None)
         )
+    yield from _dense_weights(group, call, candidate)
     yield from _with_copies(group, call, noted, candidate)
     if call.kind == "generate":
         yield from batching_changes(group)
@@ -179,6 +189,33 @@ def _threads(call: Call, candidate: Callable[..., Candidate]) -> Iterator[Candid
     )  # fmt: skip
 
 
+def _dense_weights(group: CallGroup, call: Call, candidate: Callable[..., Candidate]) -> Iterator[Candidate]:
+    """A change to dense weights, on dense linears of random values in place of the packed ones."""
+    model = group.model
+    linears = packed_linears(model)
+    if not linears or _is_spread(model):
+        return
+    dtype = model.dtype if model.dtype.itemsize > 1 else torch.bfloat16
+    twins = functools.cache(lambda: dense_twins(linears, dtype, _MEMORY_SHARE * available_bytes(model.device)))
+    formats = " and ".join(dict.fromkeys(each.format for each in linears))
+
+    def explain() -> str:
+        first, twin = linears[0].module, twins()[0]
+        x = torch.randn(call.batch_size, 1, first.in_features, dtype=dtype, device=twin.weight.device)
+        times = times_by_batch(linears, twins(), synchronize, now_s() + _BATCHES_S)
+        return f", their kernel is {kernel_of(first, x)}, and in a decode step {paying_batches(times)}"
+
+    yield candidate(
+        "slow-format", f"weights are packed ({formats})",
+        "leave out the quantisation if the model fits without it", within=lambda: replaced(linears, twins()),
+        where=group.loaded_at, explain=explain,
+    )  # fmt: skip
+
+
+# Seconds to time packed and dense linears at further batches.
+_BATCHES_S = 5.0
+
+
 def _with_copies(
     group: CallGroup, call: Call, noted: CallRecord, candidate: Callable[..., Candidate]
 ) -> Iterator[Candidate]:
@@ -220,14 +257,7 @@ def other_copies(model: Any, dtype: str) -> Iterator[Copy]:
                 lambda: _gathered(model),
             )
         return
-    if getattr(model, "hf_quantizer", None) is not None:
-        if weights * _dense_ratio(model) * 2 <= room_bytes:
-            yield Copy(
-                "slow-format",
-                "weights are unpacked, or their products scaled, at every step",
-                "leave out the quantisation if the model fits without it: this kernel costs more than its bytes save",
-                lambda: copy.deepcopy(model).dequantize(),
-            )
+    if packed_linears(model):
         return
     name = _faster_dtype(model.device, dtype)
     if name and weights * getattr(torch, name).itemsize <= room_bytes:
@@ -262,11 +292,6 @@ def _has_units(dtype: str) -> bool:
 def _is_spread(model: Any) -> bool:
     places = {str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()}
     return len(places) > 1 or bool(places & {"disk"})
-
-
-def _dense_ratio(model: Any) -> float:
-    """Weights per stored element, at most: two 4-bit weights in a byte."""
-    return 2.0 if any(parameter.dtype == torch.uint8 for parameter in model.parameters()) else 1.0
 
 
 def _gathered(model: Any) -> Any:

@@ -83,6 +83,8 @@ class Candidate:
     """New tokens of the call, or of the longest one; 0 if it is no `generate`."""
     prompt_s: float = 0.0
     """Seconds of the prompt in `seconds`."""
+    explain: Callable[[], str] | None = None
+    """Measures more evidence, in words, once the trial has shown a saving."""
     alone: bool = False
     """Whether only `changed` can be run, because objects of the script must not be called again."""
 
@@ -223,3 +225,9 @@ def repeat(
 ) -> RepeatedCall:
     """A recorded call of a model, to be repeated; see RepeatedCall."""
     return RepeatedCall(noted, call, lambda: model, options or {}, inference)
+
+
+def synchronize() -> None:
+    """Wait for the device, if there is one besides the CPU."""
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,12 +11,10 @@ import torch
 from hurry import with_effort
 from planted_faults import tiny_llama
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 import profiler
 from profiler.device.clock import OwnTime
 from profiler.why_slow.call_settings import pipelined_devices
-from profiler.why_slow.changes import other_copies
 from profiler.why_slow.findings import judge_calls
 from profiler.why_slow.observations import Call, Observations
 from profiler.why_slow.render import why_sentences
@@ -66,20 +63,6 @@ def test_a_change_is_tried(script: Callable[[Any], None], change: str, monkeypat
     assert change in {trial.id for trial in watching.found.tried}
     assert watching.found.not_tried == ()
     assert torch.get_num_threads() + (change == "threads") == cores
-
-
-def test_a_format_is_tried_against_a_dense_copy(tiny_folder: Path) -> None:
-    pytest.importorskip("bitsandbytes")
-    model = AutoModelForCausalLM.from_pretrained(
-        tiny_folder, dtype=torch.bfloat16, quantization_config=BitsAndBytesConfig(load_in_4bit=True)
-    )
-    [dense_copy] = other_copies(model, "bfloat16")
-    assert dense_copy.id == "slow-format"
-    dense = dense_copy.make()
-    weight = dense.model.layers[0].mlp.up_proj.weight
-    assert weight.shape == (model.config.intermediate_size, model.config.hidden_size)
-    assert weight.is_floating_point()
-    assert model.model.layers[0].mlp.up_proj.weight.dtype == torch.uint8, "the script's own model is unchanged"
 
 
 def test_layers_on_several_gpus_work_one_after_the_other() -> None:

@@ -1,0 +1,193 @@
+"""Dense linears in place of a model's packed ones: what the packed format saves or costs, and up to which batch."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from profiler.device.clock import now_s
+from profiler.quant.storage import is_linear, stored
+
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+"""Batches of a decode step at which both are timed."""
+_MOST_BYTES = 2 << 30
+"""Bytes of dense weights at most. Layers share weights beyond that, and no cache of a CPU or GPU holds so many."""
+_SPREAD = 0.02
+"""Standard deviation of their random values, small enough that no activation overflows."""
+_MOST_OF_A_SHAPE = 4
+_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class PackedLinear:
+    """A linear of packed weights, and its place in a model."""
+
+    parent: nn.Module
+    name: str
+    module: Any
+
+    @property
+    def shape(self) -> tuple[int, int, bool]:
+        """(inputs, outputs, whether it has a bias)."""
+        return self.module.in_features, self.module.out_features, getattr(self.module, "bias", None) is not None
+
+    @property
+    def format(self) -> str:
+        """The format as `stored` names it, or the module's class."""
+        try:
+            name = stored(self.module).format
+        except (ValueError, AttributeError):
+            name = "packed"
+        return type(self.module).__name__ if name == "packed" else name
+
+
+def packed_linears(model: nn.Module) -> list[PackedLinear]:
+    """The linears of a model whose weights are not a plain matrix of floats of 16 or more bits."""
+    return [
+        PackedLinear(parent, name, child)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if is_linear(child) and type(child).__name__ != "Conv1D" and not _is_dense(child)
+    ]
+
+
+def _is_dense(module: Any) -> bool:
+    weight = getattr(module, "weight", None)
+    if weight is None or type(weight) not in (torch.Tensor, nn.Parameter):
+        return False
+    wide = weight.is_floating_point() and weight.itemsize > 1
+    return bool(wide and tuple(weight.shape) == (module.out_features, module.in_features))
+
+
+def dense_twins(linears: Sequence[PackedLinear], dtype: torch.dtype, room_bytes: float) -> list[nn.Linear]:
+    """A dense linear of random weights for each packed one, in at most about `room_bytes`.
+
+    If that is not enough for all, linears of a shape share weights in turn, as few as needed.
+    """
+    whole_bytes = sum(ins * outs for ins, outs, _ in (each.shape for each in linears)) * dtype.itemsize
+    share = min(1.0, min(room_bytes, _MOST_BYTES) / max(1, whole_bytes))
+    made: dict[tuple[int, int, bool], list[nn.Linear]] = {}
+    twins = []
+    for number, each in enumerate(linears):
+        of_shape = made.setdefault(each.shape, [])
+        count = sum(other.shape == each.shape for other in linears)
+        if len(of_shape) < math.ceil(share * count):
+            of_shape.append(_random_linear(*each.shape, dtype, _device_of(each.module)))
+            twins.append(of_shape[-1])
+        else:
+            twins.append(of_shape[number % len(of_shape)])
+    return twins
+
+
+def _random_linear(ins: int, outs: int, bias: bool, dtype: torch.dtype, device: torch.device) -> nn.Linear:
+    linear = nn.Linear(ins, outs, bias=bias, dtype=dtype, device="meta").to_empty(device=device)
+    with torch.no_grad():
+        for parameter in linear.parameters():
+            parameter.normal_(std=_SPREAD)
+    return linear.requires_grad_(False)
+
+
+def _device_of(module: nn.Module) -> torch.device:
+    tensors = (*module.parameters(recurse=False), *module.buffers(recurse=False))
+    return tensors[0].device if tensors else torch.device("cpu")
+
+
+@contextlib.contextmanager
+def replaced(linears: Sequence[PackedLinear], twins: Sequence[nn.Linear]) -> Iterator[None]:
+    """A context in which the model computes with `twins` in place of its packed linears."""
+    try:
+        for each, twin in zip(linears, twins, strict=True):
+            setattr(each.parent, each.name, twin)
+        yield
+    finally:
+        for each in linears:
+            setattr(each.parent, each.name, each.module)
+
+
+@dataclass(frozen=True)
+class BatchTimes:
+    """Seconds of a model's linears in one decode step, packed and dense."""
+
+    batch: int
+    packed_s: float
+    dense_s: float
+
+
+def times_by_batch(
+    linears: Sequence[PackedLinear], twins: Sequence[nn.Linear], synchronize: Callable[[], object], until_s: float
+) -> list[BatchTimes]:
+    """The seconds at each of BATCHES, until the clock is at `until_s`. Four linears of a shape stand for all of it."""
+    pairs: dict[tuple[int, int, bool], list[tuple[Any, nn.Linear]]] = {}
+    counts: dict[tuple[int, int, bool], int] = {}
+    for each, twin in zip(linears, twins, strict=True):
+        counts[each.shape] = counts.get(each.shape, 0) + 1
+        chosen = pairs.setdefault(each.shape, [])
+        if len(chosen) < _MOST_OF_A_SHAPE:
+            chosen.append((each.module, twin))
+    times = []
+    with torch.inference_mode():
+        for batch in BATCHES:
+            if now_s() >= until_s:
+                break
+            packed_s = dense_s = 0.0
+            for shape, chosen in pairs.items():
+                weight = chosen[0][1].weight
+                x = torch.randn(batch, 1, shape[0], dtype=weight.dtype, device=weight.device)
+                sides = ([packed for packed, _ in chosen], [dense for _, dense in chosen])
+                both = _quickest(sides, x, synchronize)
+                packed_s += both[0] * counts[shape] / len(chosen)
+                dense_s += both[1] * counts[shape] / len(chosen)
+            times.append(BatchTimes(batch, packed_s, dense_s))
+    return times
+
+
+def _quickest(
+    sides: Sequence[Sequence[Callable[..., object]]], x: torch.Tensor, synchronize: Callable[[], object]
+) -> list[float]:
+    """The least seconds of each side in rounds that take turns, after one round to warm up."""
+    least_s = [math.inf] * len(sides)
+    for turn in range(_ROUNDS + 1):
+        for number, modules in enumerate(sides):
+            synchronize()
+            start_s = now_s()
+            for module in modules:
+                module(x)
+            synchronize()
+            if turn:
+                least_s[number] = min(least_s[number], now_s() - start_s)
+    return least_s
+
+
+def paying_batches(times: Sequence[BatchTimes]) -> str:
+    """Where the packed format pays, in words: up to a batch, from a batch on, everywhere or nowhere."""
+    if not times:
+        return ""
+    pays = [item.packed_s < item.dense_s for item in times]
+    first, last = times[0].batch, times[-1].batch
+    if all(pays):
+        return f"packed weights are faster at batches {first} to {last}"
+    if not any(pays):
+        return f"dense weights are faster at batches {first} to {last}"
+    change = pays.index(not pays[0])
+    if pays[0] and not any(pays[change:]):
+        return f"packed weights are faster up to batch {times[change - 1].batch}"
+    if not pays[0] and all(pays[change:]):
+        return f"packed weights are faster from batch {times[change].batch} on"
+    faster = ", ".join(str(item.batch) for item, pay in zip(times, pays, strict=True) if pay)
+    return f"packed weights are faster only at batches {faster}"
+
+
+def kernel_of(module: Any, x: torch.Tensor) -> str:
+    """The operator that takes the longest in one call of a linear, such as `bitsandbytes::gemv_4bit`."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with torch.inference_mode(), profile(activities=[ProfilerActivity.CPU]) as seen:
+        module(x)
+    events = [event for event in seen.key_averages() if "::" in event.key]
+    return str(max(events, key=lambda event: event.self_cpu_time_total).key) if events else ""

@@ -1,0 +1,147 @@
+"""Packed weights compared with dense ones: no format needs to unpack itself, and the model is left as it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hurry import with_effort
+from planted_faults import tiny_llama
+from torch import nn
+
+import profiler
+from profiler.measure.dense_twins import (
+    BATCHES,
+    BatchTimes,
+    dense_twins,
+    packed_linears,
+    paying_batches,
+    replaced,
+    times_by_batch,
+)
+
+IDS = torch.ones(2, 8, dtype=torch.long)
+LINEARS_OF_A_LAYER = 7
+
+
+class WordLinear(nn.Module):
+    """A linear of 4-bit integers in words of 32 bits, as GPTQ stores them, which unpacks them in every call."""
+
+    def __init__(self, linear: nn.Linear, times: int = 1) -> None:
+        super().__init__()
+        self.in_features, self.out_features, self.times = linear.in_features, linear.out_features, times
+        self.register_buffer("qweight", torch.zeros(linear.in_features // 8, linear.out_features, dtype=torch.int32))
+        self.bias = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(self.times):
+            parts = [(self.qweight >> (4 * place)) & 15 for place in range(8)]
+            weight = torch.cat(parts, 0).to(x.dtype)
+        return x @ weight
+
+
+def with_words(model: Any, times: int = 1) -> Any:
+    for layer in model.model.layers:
+        for block in (layer.self_attn, layer.mlp):
+            for name, child in list(block.named_children()):
+                if isinstance(child, nn.Linear):
+                    setattr(block, name, WordLinear(child, times))
+    return model
+
+
+def with_bitsandbytes(name: str) -> Any:
+    library = pytest.importorskip("bitsandbytes")
+    model = tiny_llama(hidden_size=64, intermediate_size=128)
+    for layer in model.model.layers:
+        for block in (layer.self_attn, layer.mlp):
+            for child, linear in list(block.named_children()):
+                if isinstance(linear, nn.Linear):
+                    packed = getattr(library.nn, name)(linear.in_features, linear.out_features, bias=False)
+                    packed.load_state_dict(linear.state_dict())
+                    setattr(block, child, packed.to("cpu"))
+    return model
+
+
+def with_torchao() -> Any:
+    quantization = pytest.importorskip("torchao.quantization")
+    model = tiny_llama(hidden_size=64, intermediate_size=128).to(torch.bfloat16)
+    quantization.quantize_(model.model.layers, quantization.Int8WeightOnlyConfig())
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: with_words(tiny_llama()), "WordLinear"),
+        (lambda: with_bitsandbytes("Linear4bit"), "fp4"),
+        (lambda: with_bitsandbytes("Linear8bitLt"), "int8"),
+        (with_torchao, "int8wo"),
+    ],
+)
+def test_dense_linears_take_the_place_of_packed_ones(make: Any, name: str) -> None:
+    model = make()
+    linears = packed_linears(model)
+    assert [each.format for each in linears] == [name] * LINEARS_OF_A_LAYER
+    before = [each.module for each in linears]
+    twins = dense_twins(linears, model.dtype, 1e9)
+    with torch.no_grad(), replaced(linears, twins):
+        assert packed_linears(model) == []
+        assert model(IDS).logits.isfinite().all()
+        assert type(model.model.layers[0].mlp.up_proj) is nn.Linear
+        assert model.model.layers[0].mlp.up_proj.weight.shape == (
+            model.config.intermediate_size, model.config.hidden_size,
+        )  # fmt: skip
+    assert [each.module for each in packed_linears(model)] == before
+
+
+def test_a_dense_model_has_no_packed_linears() -> None:
+    assert packed_linears(tiny_llama()) == []
+    assert packed_linears(tiny_llama().to(torch.bfloat16)) == []
+
+
+def test_layers_share_dense_weights_where_memory_is_short() -> None:
+    """Four layers in float32, with room for half of their weights: two of each shape of a layer."""
+    linears = packed_linears(with_words(tiny_llama(num_hidden_layers=4)))
+    weights = sum(each.module.in_features * each.module.out_features for each in linears)
+    twins = dense_twins(linears, torch.float32, 4 * weights / 2)
+    assert len(twins) == len(linears) == 4 * LINEARS_OF_A_LAYER
+    assert sum(twin.weight.numel() for twin in set(twins)) == weights / 2
+    assert len(set(dense_twins(linears, torch.float32, 1.0))) == len({each.shape for each in linears})
+
+
+@pytest.mark.parametrize(
+    ("pays", "words"),
+    [
+        ((True, True, True), "packed weights are faster at batches 1 to 4"),
+        ((False, False, False), "dense weights are faster at batches 1 to 4"),
+        ((True, True, False), "packed weights are faster up to batch 2"),
+        ((False, True, True), "packed weights are faster from batch 2 on"),
+        ((True, False, True), "packed weights are faster only at batches 1, 4"),
+    ],
+)
+def test_the_break_even_batch(pays: tuple[bool, ...], words: str) -> None:
+    times = [BatchTimes(2**number, 1.0, 2.0 if pay else 0.5) for number, pay in enumerate(pays)]
+    assert paying_batches(times) == words
+    assert paying_batches([]) == ""
+
+
+def test_both_kinds_of_linears_are_timed_at_every_batch() -> None:
+    """Four layers, of which all linears count; unpacking 200 times costs more than a product of any batch."""
+    linears = packed_linears(with_words(tiny_llama(num_hidden_layers=4), times=200))
+    times = times_by_batch(linears, dense_twins(linears, torch.float32, 1e9), lambda: None, float("inf"))
+    assert tuple(item.batch for item in times) == BATCHES
+    assert paying_batches(times) == "dense weights are faster at batches 1 to 256"
+
+
+def test_a_slow_format_is_found_with_its_kernel_and_its_break_even_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_effort(monkeypatch, script_floor=False, script_least_s=60.0, script_repeats=1)
+    model = with_words(tiny_llama(num_hidden_layers=2), times=50)
+    with profiler.why() as watching:
+        model.generate(IDS, max_new_tokens=4, do_sample=False)
+    assert watching.found is not None
+    first = watching.found.findings[0]
+    assert first.id == "slow-format"
+    assert "weights are packed (WordLinear), their kernel is aten::" in first.evidence
+    assert "and in a decode step dense weights are faster at batches 1 to " in first.evidence
+    assert isinstance(model.model.layers[0].mlp.up_proj, WordLinear), "the script's model is as it was"
