@@ -50,6 +50,7 @@ def candidates(group: CallGroup, recorder: Recorder) -> Iterator[Candidate]:
     def candidate(name: str, evidence: str, change: str, changed: RepeatedRun = unchanged, **more: Any) -> Candidate:
         where = more.pop("where", call.where)
         more |= {"new_tokens": call.new_tokens, "prompt_s": call.steady_prompt_s}
+        more["prompts"] = 3 if settings["cache"] == "off" else 2
         return Candidate(name, evidence, change, where, unchanged, changed, group.like(call), **more)
 
     if call.kind == "generate" and settings["cache"] == "off":
@@ -105,7 +106,7 @@ def candidates(group: CallGroup, recorder: Recorder) -> Iterator[Candidate]:
         )
     yield from _dense_weights(group, call, candidate)
     yield from _with_copies(group, call, noted, candidate)
-    if call.kind == "generate":
+    if call.kind == "generate" or not (grows_by_a_token(group.calls) or recorder.used_cache):
         yield from batching_changes(group)
     # Last, since threads that wait for each other may take very long on a busy machine.
     yield from _threads(call, candidate)

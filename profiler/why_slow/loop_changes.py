@@ -18,7 +18,7 @@ from profiler.units import duration
 from profiler.why_slow.call_record import CallRecord
 from profiler.why_slow.call_settings import prompt_ids
 from profiler.why_slow.observations import Call, Read, most_at_once, steady_s
-from profiler.why_slow.repeat_call import CallGroup, Candidate, InTurn, RepeatedRun, Whole, repeat
+from profiler.why_slow.repeat_call import CallGroup, Candidate, EvenlyInTurn, InTurn, RepeatedRun, Steps, Whole, repeat
 
 # At most so many prompts are tried as one batch, if there are at least so many calls.
 _MOST_IN_A_BATCH = 8
@@ -86,25 +86,31 @@ def _repeatable(group: CallGroup) -> list[tuple[Call, CallRecord]]:
 
 
 def batching_changes(group: CallGroup) -> Iterator[Candidate]:
-    """A change that passes prompts as one batch instead of one by one; not for prompts that continue a chat."""
+    """A change that passes prompts or texts as one batch instead of one by one; not those that continue a chat."""
     pairs = _repeatable(group)
     prompts = [prompt_ids(*(noted.arguments or ((), {}))) for _, noted in pairs]
     if len(pairs) < _FEWEST_ONE_BY_ONE or any(prompt is None or len(prompt) != 1 for prompt in prompts):
         return
     if _continue_each_other(prompts):
         return
+    generates = pairs[0][0].kind == "generate"
     size = min(_MOST_IN_A_BATCH, len(pairs))
     indices = [len(pairs) * index // size for index in range(size)]
     chosen, ids = [pairs[index] for index in indices], [prompts[index][0] for index in indices]
     longest = max(map(len, ids))
     batch, mask = (
-        torch.stack([torch.cat([row.new_zeros(longest - len(row)), row]) for row in rows])
+        torch.stack([_padded(row, longest, left=generates) for row in rows])
         for rows in (ids, [torch.ones_like(row) for row in ids])
     )
     runs = [repeat(noted, call, group.model) for call, noted in chosen]
     call, noted = chosen[0]
     whole = copy.copy(noted)
-    named = {name: value for name, value in (noted.arguments or ((), {}))[1].items() if name != "inputs"}
+    # What has a value per token is left out: labels, types and positions do not decide how long a call takes.
+    named = {
+        name: value
+        for name, value in (noted.arguments or ((), {}))[1].items()
+        if name != "inputs" and not (isinstance(value, torch.Tensor) and value.shape[:2] == (1, call.prompt_len))
+    }
     whole.arguments = ((), {**named, "input_ids": batch, "attention_mask": mask})
     tokens = max(call.new_tokens for call, _ in chosen)
     at_once = most_at_once(group.calls)
@@ -117,16 +123,21 @@ def batching_changes(group: CallGroup) -> Iterator[Candidate]:
     how = "one by one" if at_once == 1 else f"one per call, up to {at_once} calls at once in threads"
     yield Candidate(
         "one-by-one",
-        f"{len(group.calls)} prompts are passed {how}",
-        f"pass {len(chosen)} at a time, padded on the left",
+        f"{len(group.calls)} {'prompts' if generates else 'texts'} are passed {how}",
+        f"pass {len(chosen)} at a time, padded{' on the left' if generates else ' with an attention mask'}",
         call.where,
         InTurn(runs) if at_once == 1 else Whole(in_threads),
         repeat(whole, replace(call, new_tokens=tokens), group.model),
         (steady_s([call for call, _ in chosen]),),
-        shape=f"{len(chosen)} of the prompts",
+        shape=f"{len(chosen)} of the {'prompts' if generates else 'texts'}",
         new_tokens=tokens,
         prompt_s=sum(call.steady_prompt_s for call, _ in chosen),
     )
+
+
+def _padded(row: torch.Tensor, length: int, *, left: bool) -> torch.Tensor:
+    zeros = row.new_zeros(length - len(row))
+    return torch.cat([zeros, row] if left else [row, zeros])
 
 
 def _continue_each_other(prompts: Sequence[Any]) -> bool:
@@ -160,12 +171,12 @@ def loop_without_cache(group: CallGroup) -> Candidate | None:
     runs = [repeat(noted, call, model) for call, noted in pairs]
     gradients = first.settings["gradients"] == "on"
 
-    def changed() -> None:
+    def changed(steps: int) -> None:
         with torch.set_grad_enabled(gradients):
             ids = torch.zeros(first.batch_size, first.prompt_len, dtype=torch.long, device=model.device)
             cache = cache_of(model(ids, use_cache=True))
             name = argument_name(model)
-            for _ in range(len(pairs) - 1):
+            for _ in range(steps):
                 cache = cache_of(model(ids[:, :1], use_cache=True, **{name: cache}))
 
     return Candidate(
@@ -173,10 +184,11 @@ def loop_without_cache(group: CallGroup) -> Candidate | None:
         f"each of {len(calls)} forwards computes the whole prompt again, which grows by one token",
         "pass past_key_values and only the new token",
         first.where,
-        InTurn(runs),
-        Whole(changed),
+        EvenlyInTurn(runs),
+        Steps(changed, len(pairs) - 1),
         (sum(call.steady_s for call, _ in pairs),),
         shape=f"{len(pairs)} forwards of {first.prompt_len} to {last.prompt_len} tokens",
+        new_tokens=len(pairs),
     )
 
 

@@ -267,6 +267,11 @@ class Recorder:
             waited_s=max(0.0, waited_for_core_s() - self._waited_s),
         )  # fmt: skip
 
+    @property
+    def used_cache(self) -> bool:
+        """Whether a forward had a cache, as in a decode loop."""
+        return any(noted.shape[2] for noted in self.notes)
+
     def _between(self) -> Iterator[Between]:
         """The script's own time between consecutive forwards of one line and thread, as in a decode loop."""
         gaps_by_line: dict[str, list[float]] = {}

@@ -65,6 +65,37 @@ class InTurn:
 
 
 @dataclass(frozen=True)
+class EvenlyInTurn(InTurn):
+    """Runs whose time changes evenly from the first to the last; shortened, some of them stand for all."""
+
+    def shortened(self, tokens: int) -> tuple[WeightedRun, ...]:
+        count = len(self.runs)
+        some = min(max(tokens, 0), count)
+        chosen = [self.runs[(2 * number + 1) * count // (2 * some)] for number in range(some)]
+        return tuple(WeightedRun(count / some, run) for run in chosen)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A first run, and `count` steps after it."""
+
+    run: Callable[[int], object]
+    """Runs the first and so many steps."""
+    count: int
+
+    def __call__(self) -> object:
+        return self.run(self.count)
+
+    def shortened(self, tokens: int) -> tuple[WeightedRun, ...]:
+        steps = tokens - 1
+        if steps < 1 or steps >= self.count:
+            return ()
+        times = self.count / steps
+        first, some = functools.partial(self.run, 0), functools.partial(self.run, steps)
+        return (WeightedRun(1.0 - times, first), WeightedRun(times, some))
+
+
+@dataclass(frozen=True)
 class Candidate:
     """One change to try on some calls."""
 
@@ -83,6 +114,8 @@ class Candidate:
     """New tokens of the call, or of the longest one; 0 if it is no `generate`."""
     prompt_s: float = 0.0
     """Seconds of the prompt in `seconds`."""
+    prompts: int = 2
+    """How often a shortened run computes the prompt."""
     explain: Callable[[], str] | None = None
     """Measures more evidence, in words, once the trial has shown a saving."""
     alone: bool = False
@@ -149,19 +182,22 @@ class RepeatedCall:
         return self._run(self.call.new_tokens)
 
     def shortened(self, tokens: int) -> tuple[WeightedRun, ...]:
-        """A long `generate` as its prompt and one token, and a step from the middle of its answer per further token.
+        """A long `generate` as its prompt and one token, and an average step per further token.
 
-        Steps grow with the context, so those in the middle are the average. Their time is that of `tokens` tokens
-        without the time of the first of them.
+        The time of a step is that of `tokens` tokens without the first. Without a cache, steps grow with the context,
+        so those in the middle of the answer are the average.
         """
         new = self.call.new_tokens
         if self.call.kind != "generate" or tokens < 2:
             return ()
         if new <= tokens:
             return (WeightedRun(1.0, self),)
-        middle, times = (new - tokens) // 2, (new - 1) / (tokens - 1)
+        prompt, times = functools.partial(self._run, 1), (new - 1) / (tokens - 1)
+        if self.call.settings["cache"] == "on":
+            return (WeightedRun(1.0 - times, prompt), WeightedRun(times, functools.partial(self._run, tokens)))
+        middle = (new - tokens) // 2
         return (
-            WeightedRun(1.0, functools.partial(self._run, 1)),
+            WeightedRun(1.0, prompt),
             WeightedRun(times, functools.partial(self._run, tokens, middle)),
             WeightedRun(-times, functools.partial(self._run, 1, middle)),
         )

@@ -75,7 +75,7 @@ def try_changes(
     missed = Missed()
     with quiet_libraries(), torch.random.fork_rng(devices=[]):
         try:
-            pending = _candidates(recorder, _groups(recorder, seen, missed, LEAST_SHARE * seen.steady_s), missed)
+            pending = _candidates(recorder, call_groups(recorder, seen, missed, LEAST_SHARE * seen.steady_s), missed)
             waiting: list[_Pending] = []
             while pending:
                 weights = [each.usual_s for each in pending]
@@ -117,7 +117,7 @@ class _Pending:
     @property
     def usual_s(self) -> float:
         """Seconds that a change of this kind usually saves on such calls."""
-        return self.group.seconds * _USUAL_SAVING.get(self.candidate.id, _OTHER_SAVING)
+        return self.group.seconds * usual_saving(self.candidate)
 
 
 # Share of a call that a change usually saves where it applies, in scripts with one planted fault (tests/why/scripts).
@@ -158,36 +158,41 @@ _ROUND_S = 10
 def plan_trial(candidate: Candidate, allowed_s: float) -> TrialPlan | float:
     """The plan that fits into `allowed_s`, or the seconds that the fewest pairs would take.
 
-    In order of preference: five whole pairs, five shortened ones, three whole ones, three shortened ones.
+    In order of preference: five whole pairs, five shortened ones, three whole ones, three shortened ones. The changed
+    side is expected to save what such a change usually saves.
     """
     # A short call gets a run before those that are timed.
     side_s = candidate.seconds * (_repeats(candidate) + (candidate.seconds < _SHORT_S))
     if candidate.alone:
         least_s = (FEW_ROUNDS + 1) * side_s
         return TrialPlan(allowed_s, least_s) if least_s <= allowed_s else least_s
-    least_s = _runs(FEW_ROUNDS) * side_s
-    if _runs(LEAST_ROUNDS) * side_s <= allowed_s:
+    changed_share = 1 - usual_saving(candidate)
+    few, most = (rounds + (rounds + 1) * changed_share for rounds in (FEW_ROUNDS, LEAST_ROUNDS))
+    least_s = few * side_s
+    if most * side_s <= allowed_s:
         return TrialPlan(allowed_s, least_s)
-    # Each side is a prompt, and twice a longer one, of which one has the short answer.
+    if not candidate.as_is.shortened(_LEAST_TOKENS):
+        return TrialPlan(allowed_s, least_s) if least_s <= allowed_s else least_s
+    # Each shortened side is a prompt or more, one of them with a short answer; it is run once before the pairs.
     step_s = max(candidate.seconds - candidate.prompt_s, 1e-6) / max(1, candidate.new_tokens - 1)
+    prompts_s = candidate.prompts * candidate.prompt_s
 
-    def tokens(rounds: int) -> int:
-        fits = int((allowed_s / (_runs(rounds) + 1) - 3 * candidate.prompt_s) / step_s)
-        return min(fits, candidate.new_tokens - 1) if candidate.as_is.shortened(2) else 0
+    def tokens(sides: float) -> int:
+        return min(int((allowed_s / (sides + 1) - prompts_s) / step_s), candidate.new_tokens - 1)
 
-    if (most := tokens(LEAST_ROUNDS)) >= _GOOD_TOKENS:
-        return TrialPlan(allowed_s, least_s, most)
+    if tokens(most) >= _GOOD_TOKENS:
+        return TrialPlan(allowed_s, least_s, tokens(most))
     if least_s <= allowed_s:
         return TrialPlan(allowed_s, least_s)
-    short_s = (_runs(FEW_ROUNDS) + 1) * (3 * candidate.prompt_s + _LEAST_TOKENS * step_s)
-    if (most := tokens(FEW_ROUNDS)) >= _LEAST_TOKENS:
-        return TrialPlan(allowed_s, short_s, most)
-    return min(least_s, short_s) if candidate.as_is.shortened(2) else least_s
+    short_s = (few + 1) * (prompts_s + _LEAST_TOKENS * step_s)
+    if tokens(few) >= _LEAST_TOKENS:
+        return TrialPlan(allowed_s, short_s, tokens(few))
+    return min(least_s, short_s)
 
 
-def _runs(rounds: int) -> int:
-    """Runs of so many pairs, and of the changed call once before them."""
-    return 2 * rounds + 1
+def usual_saving(candidate: Candidate) -> float:
+    """Share of a call that a change of this kind usually saves."""
+    return _USUAL_SAVING.get(candidate.id, _OTHER_SAVING)
 
 
 def _tried(candidate: Candidate, group: CallGroup, plan: TrialPlan, deadline_s: float) -> ChangeTrial:
@@ -214,7 +219,7 @@ def _tried(candidate: Candidate, group: CallGroup, plan: TrialPlan, deadline_s: 
     )
 
 
-def _groups(recorder: Recorder, seen: Observations, missed: Missed, least_s: float = 0.0) -> list[CallGroup]:
+def call_groups(recorder: Recorder, seen: Observations, missed: Missed, least_s: float = 0.0) -> list[CallGroup]:
     """Groups of calls that take at least `least_s` seconds, the most expensive first.
 
     Calls whose model no longer exists are repeated on another model of the same class. Reasons why calls cannot be
@@ -255,7 +260,7 @@ def once_warm(recorder: Recorder, seen: Observations, budget_s: float) -> Observ
     deadline_s = now_s() + budget_s
     warm_s: dict[int, float] = {}
     with quiet_libraries(), torch.random.fork_rng(devices=[]), contextlib.suppress(KeyboardInterrupt):
-        for group in _groups(recorder, seen, Missed()):
+        for group in call_groups(recorder, seen, Missed()):
             for first, noted in group.firsts[:_MOST_FIRSTS]:
                 whole = now_s() + first.seconds <= deadline_s
                 if noted.arguments is None or not (

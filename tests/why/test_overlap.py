@@ -103,7 +103,7 @@ def test_calls_from_threads_are_repeated_in_threads(monkeypatch: pytest.MonkeyPa
     seen = recorder.seen("s.py")
     assert most_at_once(seen.calls) == THREADS
     assert sum(item.seconds for item in seen.calls) > seen.wall_s > seen.calls_s > 0.4
-    [group] = trials._groups(recorder, seen, [])
+    [group] = trials.call_groups(recorder, seen, trials.Missed())
     [candidate] = batching_changes(group)
     assert "up to 4 calls at once in threads" in candidate.evidence
     slow.most = 0

@@ -1,0 +1,57 @@
+"""Forwards of one text each are tried as one batch, if they do not depend on each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from planted_faults import tiny_llama
+
+from profiler.why_slow.changes import candidates
+from profiler.why_slow.patches import watched
+from profiler.why_slow.recorder import Recorder
+from profiler.why_slow.trials import Missed, call_groups
+
+
+def changes_to(run: Any) -> dict[str, Any]:
+    recorder = Recorder()
+    with watched(recorder), torch.no_grad():
+        run()
+    groups = call_groups(recorder, recorder.seen("s.py"), Missed())
+    return {candidate.id: candidate for group in groups for candidate in candidates(group, recorder)}
+
+
+def test_texts_are_tried_as_one_batch() -> None:
+    """Six texts of 3 to 8 tokens, each with a mask and labels, become a batch of 6 x 8 padded on the right."""
+    model = tiny_llama()
+
+    def run() -> None:
+        for length in (8, 3, 6, 4, 7, 5):
+            ids = torch.arange(length)[None]
+            model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids)
+
+    batched = changes_to(run)["one-by-one"]
+    assert batched.evidence == "6 texts are passed one by one"
+    assert "with an attention mask" in batched.change
+    named = batched.changed.noted.arguments[1]
+    assert set(named) == {"input_ids", "attention_mask"}
+    assert named["attention_mask"].sum(1).tolist() == [8, 3, 6, 4, 7, 5]
+    assert named["attention_mask"][1].tolist() == [1, 1, 1, 0, 0, 0, 0, 0]
+    assert batched.changed().logits.shape[:2] == (6, 8)
+
+
+def test_forwards_of_a_loop_are_not_batched() -> None:
+    """Each forward of a loop needs the token of the one before: without a cache, and with one."""
+    model = tiny_llama()
+
+    def without_cache() -> None:
+        for length in range(3, 12):
+            model(torch.ones(1, length, dtype=torch.long))
+
+    def with_cache() -> None:
+        for _ in range(4):
+            cache = model(torch.ones(1, 4, dtype=torch.long), use_cache=True).past_key_values
+            model(torch.ones(1, 1, dtype=torch.long), past_key_values=cache, use_cache=True)
+
+    assert "one-by-one" not in changes_to(without_cache)
+    assert "one-by-one" not in changes_to(with_cache)
