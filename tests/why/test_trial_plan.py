@@ -59,7 +59,7 @@ def test_three_pairs_are_the_fewest() -> None:
 
 
 def test_a_shortened_call_stands_for_all_of_its_tokens() -> None:
-    """Without a cache: a prompt of 3 s, and steps of 0.5 s plus 1 ms per token of context; 9 of 101 tokens are enough."""
+    """Without a cache: a prompt of 3 s, and steps of 0.5 s plus 1 ms per token of context; 9 of 101 tokens do."""
     seconds = {}
 
     def run(_call: object, new_tokens: int, further: int = 0) -> float:
