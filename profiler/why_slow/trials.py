@@ -13,6 +13,7 @@ from profiler import effort
 from profiler.device.clock import Clock, now_s
 from profiler.errors import describe_error, first_line
 from profiler.loading.meta_model import quiet_libraries
+from profiler.why_slow.call_record import CallRecord
 from profiler.why_slow.changes import candidates
 from profiler.why_slow.findings import (
     DECISIVE,
@@ -23,7 +24,8 @@ from profiler.why_slow.findings import (
     is_settled,
     pairs_agree,
 )
-from profiler.why_slow.observations import Observations, steady_s
+from profiler.why_slow.loop_changes import grows_by_a_token
+from profiler.why_slow.observations import Call, Observations, steady_s
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.repeat_call import CallGroup, Candidate, WeightedRun, repeat, synchronize
 
@@ -261,7 +263,7 @@ def once_warm(recorder: Recorder, seen: Observations, budget_s: float) -> Observ
     warm_s: dict[int, float] = {}
     with quiet_libraries(), torch.random.fork_rng(devices=[]), contextlib.suppress(KeyboardInterrupt):
         for group in call_groups(recorder, seen, Missed()):
-            for first, noted in group.firsts[:_MOST_FIRSTS]:
+            for first, noted in _cold_calls(group):
                 whole = now_s() + first.seconds <= deadline_s
                 if noted.arguments is None or not (
                     whole or (first.prompt_s and now_s() + first.prompt_s <= deadline_s)
@@ -279,6 +281,13 @@ def once_warm(recorder: Recorder, seen: Observations, budget_s: float) -> Observ
                     share = min(1.0, repeated_s / first.seconds)
                     warm_s |= {call.number: share * call.seconds for call in group.others(first)}
     return replace(seen, calls=tuple(replace(call, warm_s=warm_s.get(call.number)) for call in seen.calls))
+
+
+def _cold_calls(group: CallGroup) -> list[tuple[Call, CallRecord]]:
+    """The first calls of each shape; of a loop without a cache, whose every call has its own shape, only the first."""
+    if grows_by_a_token(group.calls):
+        return [min(group.firsts, key=lambda pair: pair[0].number)]
+    return group.firsts[:_MOST_FIRSTS]
 
 
 def _once_s(run: Callable[[], object], clock: Clock) -> float:

@@ -71,3 +71,14 @@ def test_first_calls_are_repeated() -> None:
     assert first.seconds >= COLD_S > 2 * first.steady_s
     assert second.warm_s is None
     assert once_warm(recorder, seen, 0.0) == seen, "there was no time"
+
+
+def test_only_the_first_forward_of_a_loop_is_repeated() -> None:
+    """Each forward of a loop without a cache has its own shape, and only the first one has one-time costs."""
+    model, recorder = tiny_llama(), Recorder()
+    with watched(recorder), torch.no_grad():
+        for length in range(4, 12):
+            model(torch.ones(1, length, dtype=torch.long))
+    first, *others = once_warm(recorder, recorder.seen("s.py"), 10.0).calls
+    assert first.warm_s is not None
+    assert {call.warm_s for call in others} == {None}
