@@ -7,9 +7,11 @@ import gc
 import os
 import signal
 import sys
-from typing import Annotated, NoReturn
+from collections.abc import Callable
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from profiler._version import __version__
 from profiler.cli import compare, forecast, run
@@ -24,11 +26,34 @@ from profiler.errors import RoofscopeError, describe_error, first_line, is_of_de
 from profiler.units import visible
 
 _DEBUG = "--debug"
+_SUMMARY = 66
+"""Columns of a summary in the list of commands, which is 80 wide."""
+
+GROUPS = {
+    "Measure": ("run", "batch-test", "ceilings", "selftest", "doctor"),
+    "Explain": ("why", "explain", "judge", "report", "plot", "export"),
+    "Compare": ("compare", "gate", "place"),
+    "Predict": ("count", "explore", "forecast", "rent"),
+    "List": ("gpus", "models"),
+}
+"""The commands of each heading of `roofscope --help`."""
+
+
+class GroupedCommands(TyperGroup):
+    """The commands in groups, in place of one long list."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the name and the summary of each command under the heading of its group."""
+        for heading, names in GROUPS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name, self.commands[name].get_short_help_str(_SUMMARY)) for name in names])
+
 
 app = typer.Typer(
     name="roofscope",
+    cls=GroupedCommands,
+    invoke_without_command=True,
     help="Measure how fast a model runs on this device, what limits it, and what would make it faster.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -44,36 +69,39 @@ def _version(is_given: bool) -> None:
 
 @app.callback()
 def _root(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
     debug: Annotated[bool, typer.Option(_DEBUG, help="Show tracebacks; allowed anywhere on the line.")] = False,
 ) -> None:
-    pass
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
 
-for command in (
-    inspection.doctor,
-    run.run,
-    run.batch_test,
-    counting.count_command,
-    exploring.explore_command,
-    inspection.ceilings,
-    inspection.gpus_command,
-    inspection.selftest,
-    compare.compare_command,
-    compare.gate_command,
-    compare.place_command,
-    forecast.forecast_command,
-    forecast.rent_command,
-    folders.judge_command,
-    folders.export,
-    folders.report,
-    folders.plot,
-    folders.explain_command,
-    inspection.models,
-):
-    app.command(command.__name__.removesuffix("_command").replace("_", "-"))(command)
+_COMMANDS: dict[str, Callable[..., Any]] = {
+    "doctor": inspection.doctor,
+    "run": run.run,
+    "batch-test": run.batch_test,
+    "count": counting.count_command,
+    "explore": exploring.explore_command,
+    "ceilings": inspection.ceilings,
+    "gpus": inspection.gpus_command,
+    "selftest": inspection.selftest,
+    "compare": compare.compare_command,
+    "gate": compare.gate_command,
+    "place": compare.place_command,
+    "forecast": forecast.forecast_command,
+    "rent": forecast.rent_command,
+    "judge": folders.judge_command,
+    "export": folders.export,
+    "report": folders.report,
+    "plot": folders.plot,
+    "explain": folders.explain_command,
+    "models": inspection.models,
+}
+for _name, _command in _COMMANDS.items():
+    app.command(_name)(_command)
 app.command("why", cls=script_why.WhyCommand, context_settings=script_why.SETTINGS)(script_why.why_command)
 
 

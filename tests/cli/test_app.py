@@ -9,8 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
+import typer
 
 from profiler import __version__
+from profiler.cli.app import GROUPS, app
 
 RUN = Path(__file__).parents[2] / "runs" / "reference" / "smollm2-135m-zen4"
 HUGE = str(10**30)
@@ -23,6 +25,22 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.timing
+def test_without_a_command_the_help_is_printed(roofscope) -> None:  # type: ignore[no-untyped-def]
+    bare = roofscope()
+    assert (bare.code, bare.err) == (0, "")
+    assert bare.out == roofscope("--help").out
+
+
+def test_every_command_has_one_group_and_a_summary_of_one_line(roofscope) -> None:  # type: ignore[no-untyped-def]
+    group = typer.main.get_command(app)
+    assert sorted(name for names in GROUPS.values() for name in names) == sorted(group.commands)  # type: ignore[attr-defined]
+    lines = roofscope().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    for name, command in group.commands.items():  # type: ignore[attr-defined]
+        [line] = [line for line in lines if line.startswith(f"  {name} ")]
+        assert line.split(maxsplit=1)[1] == command.help.split("\n\n")[0].replace("\n", " "), "not cut"
+
+
 @pytest.mark.parametrize("argument", ["--help", "--version"])
 def test_help_and_version_answer_at_once(argument: str) -> None:
     fastest = 1e9
