@@ -212,6 +212,13 @@ def test_its_links_have_targets_and_its_commands_exist(page: Path) -> None:
     assert named <= set(command_names()), named
 
 
+@pytest.mark.parametrize("report", sorted(ROOT.glob("runs/reference/**/report.md")), ids=lambda file: file.parent.name)
+def test_a_committed_report_has_its_pictures(report: Path) -> None:
+    pictures = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", report.read_text())
+    assert pictures
+    assert [name for name in pictures if not (report.parent / name).is_file()] == []
+
+
 def _anchor(head: str) -> str:
     """Return a heading's anchor as GitHub makes it."""
     return re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-")
