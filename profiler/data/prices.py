@@ -124,6 +124,8 @@ def mark(price: Price, same_gpu: Iterable[Price], today: datetime.date) -> str:
     age_days = price.age_days(today)
     if age_days is None:
         return "no date"
+    if age_days < 0:
+        return f"dated {price.read_on}, after today"
     return f"{age_days} days old" if age_days > STALE_DAYS else ""
 
 

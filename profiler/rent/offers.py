@@ -3,171 +3,121 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import numpy as np
-
 from profiler.data.datasheets import Datasheet
+from profiler.data.prices import PriceClass
 from profiler.data.published_results import EngineKind, published
-from profiler.grid.cells import Phase
-from profiler.predict.costs import Cost, CostOverLoad, Curve, Span, cost_at, cost_line, span_at
-from profiler.predict.operator_arrays import Array
-from profiler.predict.predict import USABLE_MEMORY_SHARE
-from profiler.predict.published_efficiency import (
-    CONTEXT_BYTES,
-    Range,
-    WorkAt,
-    attained,
-    card_steps,
-    family_of,
-    host_index_of,
-    peak_of,
-)
+from profiler.predict.costs import Span
+from profiler.predict.published_efficiency import CONTEXT_BYTES
 from profiler.quant.registry import FORMATS
+from profiler.rent.plan import Planned, Times
+from profiler.rent.serving import Fleet, Operation, crossover_rate, replicas_for
+from profiler.rent.workload import Limits, Workload
 from profiler.units import scaled
 
-LOADS = (1.0, 0.5, 0.1)
+UTILISATIONS = (1.0, 0.5, 0.1)
 _HOUR_S = 3600.0
-
-
-@dataclass(frozen=True)
-class Planned:
-    """A model in one precision, with its work and memory at every batch size from 1; arrays are [batches]."""
-
-    precision: str
-    """A format of `--quant` (`none`: 16 bits), or the packed format in which the weights are published (`mxfp4`)."""
-    format: str
-    """The format's name in published figures."""
-    layers: int
-    prompt_len: int
-    new_tokens: int
-    weight_bytes: float
-    """Bytes of the weights in memory."""
-    cache_bytes: float
-    """Bytes of the KV cache of one sequence at its full length."""
-    peak_bytes: Array
-    work: dict[Phase, WorkAt]
-    mixture: bool = False
-    """Whether it is a mixture of experts."""
-
-    @property
-    def batches(self) -> Array:
-        return np.arange(1, len(self.peak_bytes) + 1)
-
+_MILLION = 1e6
 
 Meets = Literal["yes", "no", "cannot tell"]
+Verdict = Literal[
+    "cheapest", "typically cheapest", "cannot tell", "dearer", "too slow", "not ranked", "does not fit", "no basis"
+]
 
 
 @dataclass(frozen=True)
-class Limits:
-    """The user's latency limits; None: no limit."""
+class Cost:
+    """USD per million prompt and output tokens at a utilisation, shared by the time that each takes."""
 
-    ttft_s: float | None = None
-    tpot_s: float | None = None
+    utilisation: float
+    input: Span
+    output: Span
 
 
 @dataclass(frozen=True)
 class Offer:
-    """A model on one GPU in one precision."""
+    """A model on one kind of GPU, in one precision, with one kind of engine, at one price."""
 
     card: str
+    """The row of gpus.csv."""
+    gpus: int
+    """GPUs of one replica; several if tensor parallelism splits the model."""
     precision: str
     engine: EngineKind
     usd_per_h: float
+    """Of one GPU, the lowest of its class."""
+    median_usd_per_h: float
+    """Median over the providers of the class."""
     provider: str
-    price_source: str
-    price_age_days: int | None
-    price_without: str
-    """Parts of the machine that are billed separately; empty if there are none."""
+    price_class: PriceClass
     spot: bool
+    region: str
+    price_date: str
+    """ISO date of the price; empty if the source has none."""
+    price_age_days: int | None
+    price_source: str
+    price_mark: str
+    """Why the price is left out of the ranking; empty if it is ranked."""
+    machine_cards: int
+    """GPUs of the machine that must be rented whole."""
     vcpus: float | None
+    """Per GPU."""
     fits: bool
     why: str
     """The memory that the model needs, or the reason why it does not fit or run."""
+    verdict: Verdict
     largest_batch: int = 0
+    """The most sequences in flight that fit."""
     batch: int = 0
+    """Sequences in flight at the requested rate; at full utilisation without one."""
+    replicas: int = 1
+    """Copies of the model that the requested rate needs."""
+    rented_gpus: int = 1
+    """GPUs of all replicas, in whole machines."""
+    utilisation: Span | None = None
+    """The requested rate as a share of what the replicas serve within the limits; 1 without a rate."""
+    capacity_per_s: Span | None = None
+    """Requests per second of one replica, with as many sequences in flight as the limits allow."""
     ttft_s: Span | None = None
     tpot_s: Span | None = None
+    """Seconds per output token, with the interruptions by other prompts."""
+    step_s: Span | None = None
+    """Seconds of a decode step without them."""
     tokens_per_s: Span | None = None
-    costs: tuple[Cost, ...] = ()
+    """Output tokens per second of all replicas."""
     request_usd: Span | None = None
-    """USD per request at full load: its prompt and its new tokens."""
+    """USD per request at the requested rate, idle time included; at full utilisation without a rate."""
+    costs: tuple[Cost, ...] = ()
+    idle_usd_per_day: float = 0.0
+    """What the rented GPUs cost in a day without a request."""
     meets: Meets = "yes"
     joules_per_token_at_most: float | None = None
-    """Upper bound of the energy per output token, at the datasheet's full power."""
-    crossover_batch: int | None = None
-    """The batch from which it costs less per token than `crossover_from`; None if it never does."""
-    machine_cards: int = 1
-    """GPUs of the machine with which it is rented."""
+    """Upper bound of the energy per output token, at the datasheet's full power and full utilisation."""
+    crossover_per_s: float | None = None
+    """The requests per second above which it first costs less than `crossover_from`; None if it never does."""
     crossover_from: str = ""
-    """The next cheaper GPU per hour in the same precision."""
-    verdict: str = ""
+    """The next cheaper GPU per hour in the same precision and engine."""
     basis: str = ""
 
-
-_MOST_LINES = 5
-
-
-@dataclass(frozen=True)
-class Rented:
-    """The ranked offers of a model, with their curves."""
-
-    model: str
-    prompt_len: int
-    new_tokens: int
-    limits: Limits
-    offers: tuple[Offer, ...]
-    curves: Mapping[tuple[str, str], Curve]
-    """By (card, precision), for offers that fit."""
-    notes: tuple[str, ...] = ()
+    @property
+    def name(self) -> str:
+        """Such as `L4` or `2 x H100 SXM`."""
+        return self.card if self.gpus == 1 else f"{self.gpus} x {self.card}"
 
     @property
-    def over_load(self) -> CostOverLoad:
-        """The cost over the load of the first five offers that fit."""
-        chosen = [offer for offer in self.offers if offer.fits][:_MOST_LINES]
-        drawn = {(offer.card, offer.precision) for offer in chosen}
-        lines = (
-            cost_line(
-                self.curves[offer.card, offer.precision],
-                offer.precision,
-                offer.usd_per_h,
-                offer.crossover_batch if (offer.crossover_from, offer.precision) in drawn else None,
-            )
-            for offer in chosen
-        )
-        return CostOverLoad(self.model, self.prompt_len, self.new_tokens, tuple(lines))
+    def fleets(self) -> tuple[Fleet, Fleet, Fleet]:
+        """The replicas as they are planned with the fastest, the typical and the slowest times of the range."""
+        assert self.capacity_per_s is not None
+        slow, typical, fast = self.capacity_per_s.ends
+        return tuple(Fleet(each, self.gpus, self.machine_cards, self.usd_per_h) for each in (fast, typical, slow))  # type: ignore[return-value]
 
-
-def curve(plan: Planned, sheet: Datasheet, usd_per_h: float, engine: EngineKind, host_index: float | None) -> Curve:
-    """The ranges of TTFT and time per token on a GPU, at every batch size that fits."""
-    usable_bytes = USABLE_MEMORY_SHARE * sheet.memory_bytes - CONTEXT_BYTES
-    largest = int(np.searchsorted(plan.peak_bytes, usable_bytes, side="right"))
-    host = host_index_of(sheet.gpu) if host_index is None else host_index
-    return Curve(
-        sheet.gpu,
-        usd_per_h / _HOUR_S,
-        _range(plan, "prefill", sheet, engine, largest, host),
-        _range(plan, "decode", sheet, engine, largest, host),
-        largest,
-    )
-
-
-def _range(plan: Planned, phase: Phase, sheet: Datasheet, engine: EngineKind, largest: int, host: float) -> Range:
-    work = plan.work[phase]
-    query = plan.prompt_len if phase == "prefill" else 1
-    low_s, typical_s, high_s = (np.zeros(largest) for _ in range(3))
-    families = np.array([family_of(plan.format, int(batch), query) for batch in plan.batches[:largest]], dtype=object)
-    for family in set(families):
-        chosen = np.flatnonzero(families == family)
-        steps = card_steps(
-            sheet, work.at(chosen), plan.batches[chosen], peak=peak_of(sheet, plan.format), layers=plan.layers,
-            host_index=host,
-        )  # fmt: skip
-        part = attained(engine, str(family)).range_s(steps, phase)
-        low_s[chosen], typical_s[chosen], high_s[chosen] = part.low_s, part.typical_s, part.high_s
-    return Range(low_s, typical_s, high_s)
+    @property
+    def planned(self) -> Fleet:
+        """The replicas that meet the limits over the whole range of times if that is possible, else typically."""
+        return self.fleets[2 if self.meets == "yes" else 1]
 
 
 def unsupported(sheet: Datasheet, format_: str) -> str | None:
@@ -182,50 +132,99 @@ def unsupported(sheet: Datasheet, format_: str) -> str | None:
     return f"{format_} needs compute capability {needs}, it has {has}" if has < needs else None
 
 
-def offer(plan: Planned, sheet: Datasheet, priced: Offer, gpu_curve: Curve, batch: int | None, limits: Limits) -> Offer:
-    """The offer `priced`, which has only a price, with its times and costs.
+def served(
+    priced: Offer, plan: Planned, times: Times, sheet: Datasheet, load: Workload, batch: int | None = None
+) -> Offer:
+    """The offer `priced`, which has only a price, with its times and costs under a load.
 
-    They are those at `batch`, by default the largest that typically meets the limits.
+    As many sequences are in flight as the limits allow over the whole range of times; if even one is too many, as the
+    typical times allow. `batch` fixes their number instead, without a rate.
     """
-    if reason := unsupported(sheet, plan.format):
-        return replace(priced, fits=False, why=reason)
-    largest = gpu_curve.largest
-    if largest < (batch or 1):
-        return replace(priced, fits=False, why=_shortage(plan, sheet, batch or 1), largest_batch=largest)
-    chosen = batch or _best_batch(gpu_curve, limits)
-    ttft, tpot = span_at(gpu_curve.ttft, chosen), span_at(gpu_curve.tpot, chosen)
-    costs = tuple(cost_at(gpu_curve, load, chosen, plan.prompt_len) for load in LOADS)
-    request = Span(*(
-        gpu_curve.usd_per_s * (first + (plan.new_tokens - 1) * step) / chosen  # the prefill gives the first token
-        for first, step in zip(ttft.ends, tpot.ends, strict=True)
-    ))  # fmt: skip
+    most, meets = (batch, _meets_at(times, batch, load.limits)) if batch else _most_in_flight(times, load.limits)
+    full = [end.with_in_flight(most) for end in times.ends]
+    fast, typical, slow = (each.rate_per_s for each in full)
+    priced = replace(priced, meets=meets, capacity_per_s=Span(slow, typical, fast), largest_batch=len(times.low.step_s))
+    fleet = priced.planned
+    rate = load.rate_per_s
+    if rate is None:
+        replicas, rented, operations = 1, priced.gpus, full
+        request = Span(*(priced.gpus * priced.usd_per_h / _HOUR_S / each.rate_per_s for each in full))
+        utilisation = Span(1.0, 1.0, 1.0)
+    else:
+        replicas = replicas_for(rate, fleet.capacity_per_s)
+        rented = fleet.rented_gpus(rate)
+        operations = [end.at_rate(rate / replicas) for end in times.ends]
+        usd = fleet.usd_per_request(rate)
+        request = Span(usd, usd, usd)
+        utilisation = Span(*(rate / replicas / each for each in (fast, typical, slow)))
+    answers_per_s = [each.rate_per_s * replicas for each in operations]
     return replace(
         priced,
-        why=f"weights {scaled(plan.weight_bytes, 'B')}, KV cache {scaled(plan.cache_bytes, 'B')} per sequence",
-        largest_batch=largest,
-        batch=chosen,
-        ttft_s=ttft,
-        tpot_s=tpot,
-        tokens_per_s=Span(chosen / tpot.high, chosen / tpot.typical, chosen / tpot.low),
-        costs=costs,
+        why=f"weights {scaled(plan.weight_bytes, 'B')}, KV cache {scaled(plan.cache_bytes, 'B')} per sequence"
+        + (", on each GPU" if plan.gpus > 1 else ""),
+        batch=operations[1].in_flight,
+        replicas=replicas,
+        rented_gpus=rented,
+        utilisation=utilisation,
+        ttft_s=_span(operations, "ttft_s"),
+        tpot_s=_span(operations, "tpot_s"),
+        step_s=_span(operations, "step_s"),
+        tokens_per_s=Span(*(plan.new_tokens * each for each in reversed(answers_per_s))),
         request_usd=request,
-        meets=_meets(ttft, tpot, limits),
-        joules_per_token_at_most=sheet.tdp_w * tpot.typical / chosen,
-        basis=priced.basis + _extrapolation(plan, priced.engine, chosen),
+        costs=tuple(_cost(priced, plan, times, full, share) for share in UTILISATIONS),
+        idle_usd_per_day=24 * priced.usd_per_h * max(rented, priced.machine_cards),
+        joules_per_token_at_most=sheet.tdp_w * priced.gpus / typical / plan.new_tokens,
+        basis=priced.basis + _extrapolation(plan, most),
     )
 
 
-def _extrapolation(plan: Planned, engine: EngineKind, batch: int) -> str:
+def _span(operations: Sequence[Operation], name: str) -> Span:
+    return Span(*(getattr(each, name) for each in operations))
+
+
+def _most_in_flight(times: Times, limits: Limits) -> tuple[int, Meets]:
+    """(the most sequences in flight within the limits, whether they are met)."""
+    if certain := times.high.largest_within(limits):
+        return certain, "yes"
+    if typical := times.typical.largest_within(limits):
+        return typical, "cannot tell"
+    return 1, "no"
+
+
+def _meets_at(times: Times, batch: int, limits: Limits) -> Meets:
+    """Whether `batch` sequences, always in flight, meet the limits."""
+
+    def within(end: Operation) -> bool:
+        return end.ttft_s <= (limits.ttft_s or math.inf) and end.tpot_s <= (limits.tpot_s or math.inf)
+
+    if within(times.high.with_in_flight(batch)):
+        return "yes"
+    return "cannot tell" if within(times.typical.with_in_flight(batch)) else "no"
+
+
+def _cost(priced: Offer, plan: Planned, times: Times, full: Sequence[Operation], utilisation: float) -> Cost:
+    """The cost of tokens at a share of the full rate; prompts and steps share it by the time that they take."""
+    inputs, outputs = [], []
+    for end, operation in zip(times.ends, full, strict=True):
+        usd = priced.gpus * priced.usd_per_h / _HOUR_S / (operation.rate_per_s * utilisation)
+        prompt_share = operation.rate_per_s * end.prompt_s
+        inputs.append(_MILLION * usd * prompt_share / plan.prompt_len)
+        outputs.append(_MILLION * usd * (1 - prompt_share) / plan.new_tokens)
+    return Cost(utilisation, Span(*inputs), Span(*outputs))
+
+
+def _extrapolation(plan: Planned, batch: int) -> str:
     """The assumption of a range at a larger batch than any published one; empty at other batches."""
     most = max(
-        (point.batch for point in published() if point.kind == engine and point.format == plan.format), default=0
+        (point.batch for point in published() if point.kind == plan.engine and point.format == plan.format), default=0
     )
     if batch <= most:
         return ""
-    return f"; published up to batch {most}, beyond which the efficiency is assumed to be the same"
+    return f" Published up to batch {most}, beyond which the efficiency is assumed to be the same."
 
 
-def _shortage(plan: Planned, sheet: Datasheet, batch: int) -> str:
+def shortage(plan: Planned, sheet: Datasheet, batch: int) -> str:
+    """The memory that `batch` sequences need, by part, and what the GPU has."""
     peak_bytes = float(plan.peak_bytes[min(batch, len(plan.peak_bytes)) - 1])
     cache_bytes = batch * plan.cache_bytes
     workspace_bytes = max(0.0, peak_bytes - plan.weight_bytes - cache_bytes) + CONTEXT_BYTES
@@ -235,46 +234,61 @@ def _shortage(plan: Planned, sheet: Datasheet, batch: int) -> str:
     )
 
 
-def _best_batch(gpu_curve: Curve, limits: Limits) -> int:
-    """The largest batch that typically meets the limits; 1 if none does."""
-    meets = np.ones(gpu_curve.largest, dtype=bool)
-    if limits.ttft_s is not None:
-        meets &= gpu_curve.ttft.typical_s <= limits.ttft_s
-    if limits.tpot_s is not None:
-        meets &= gpu_curve.tpot.typical_s <= limits.tpot_s
-    indices = np.flatnonzero(meets)
-    return int(indices[-1]) + 1 if len(indices) else 1
-
-
-def _meets(ttft: Span, tpot: Span, limits: Limits) -> Meets:
-    pairs = [(span, limit) for span, limit in ((ttft, limits.ttft_s), (tpot, limits.tpot_s)) if limit is not None]
-    if all(span.high <= limit for span, limit in pairs):
-        return "yes"
-    return "no" if any(span.low > limit or span.typical > limit for span, limit in pairs) else "cannot tell"
+_ORDER: dict[Meets, int] = {"yes": 0, "cannot tell": 1, "no": 2}
 
 
 def ranked(offers: Sequence[Offer]) -> tuple[Offer, ...]:
     """Offers that meet the limits first, by typical cost per request, each with its verdict.
 
-    An offer whose range overlaps that of the cheapest gets the verdict `cannot tell`.
+    An offer whose range of costs overlaps that of the cheapest, or that may miss the limits and costs less, gets the
+    verdict `cannot tell`. Offers with a marked price follow, not ranked; then those that do not fit or have no basis.
     """
-    order = {"yes": 0, "cannot tell": 1, "no": 2}
-    fitting = sorted(
-        (each for each in offers if each.fits and each.request_usd is not None),
-        key=lambda each: (order[each.meets], each.request_usd.typical if each.request_usd else math.inf),
-    )
-    best = fitting[0].request_usd if fitting else None
+
+    def order(each: Offer) -> tuple[int, float]:
+        return _ORDER[each.meets], each.request_usd.typical if each.request_usd else math.inf
+
+    serving = sorted((each for each in offers if each.request_usd is not None), key=order)
+    rankable = [each for each in serving if not each.price_mark]
     rows = []
-    for number, each in enumerate(fitting):
-        if each.meets == "no":
-            verdict = "too slow"
-        elif number == 0:
-            verdict = "cheapest"
-        elif best is not None and each.request_usd is not None and each.request_usd.overlaps(best):
-            verdict = "cannot tell"
-        else:
-            verdict = "dearer"
-        rows.append(replace(each, verdict=verdict))
-    if len(rows) > 1 and any(each.verdict == "cannot tell" for each in rows):
+    for number, each in enumerate(rankable):
+        rows.append(replace(each, verdict=_verdict(each, rankable[0], number)))
+    if len(rows) > 1 and any(each.verdict == "cannot tell" for each in rows) and rows[0].verdict == "cheapest":
         rows[0] = replace(rows[0], verdict="typically cheapest")
-    return (*rows, *(replace(each, verdict="does not fit") for each in offers if not each.fits))
+    marked = [
+        replace(each, verdict="too slow" if each.meets == "no" else "not ranked") for each in serving if each.price_mark
+    ]
+    return (*_with_crossovers(rows), *marked, *(each for each in offers if each.request_usd is None))
+
+
+def _verdict(each: Offer, best: Offer, number: int) -> Verdict:
+    assert each.request_usd is not None
+    assert best.request_usd is not None
+    if each.meets == "no":
+        return "too slow"
+    if number == 0:
+        return "cheapest" if each.meets == "yes" else "typically cheapest"
+    if each.meets == "cannot tell" and best.meets == "yes":
+        return "cannot tell" if each.request_usd.low < best.request_usd.high else "dearer"
+    if each.request_usd == best.request_usd:  # at the same rate, the same GPUs cost the same in every precision
+        return "cheapest"
+    return "cannot tell" if each.request_usd.overlaps(best.request_usd) else "dearer"
+
+
+def _with_crossovers(offers: Sequence[Offer]) -> list[Offer]:
+    """The offers, each with the rate above which it undercuts the next cheaper per hour of its kind."""
+    found = []
+    for each in offers:
+        cheaper = [
+            other
+            for other in offers
+            if (other.precision, other.engine) == (each.precision, each.engine)
+            and other.meets != "no"
+            and other.planned.usd_per_h(0.0) < each.planned.usd_per_h(0.0)
+        ]
+        if each.meets == "no" or not cheaper:
+            found.append(each)
+            continue
+        nearest = max(cheaper, key=lambda other: other.planned.usd_per_h(0.0))
+        rate = crossover_rate(each.planned, nearest.planned)
+        found.append(replace(each, crossover_per_s=rate, crossover_from=nearest.name))
+    return found

@@ -8,7 +8,8 @@ import pytest
 
 from profiler.data import prices
 from profiler.data.prices import PRICE_CLASSES, STALE_DAYS, Price, PriceClass, cheapest, impossible, mark, quote
-from profiler.rent.command import RentRequest, rent
+from profiler.rent.command import rent, rent_request
+from profiler.rent.workload import WORKLOADS
 
 TODAY = datetime.date(2026, 11, 1)
 
@@ -63,14 +64,15 @@ def test_a_price_without_its_host_is_in_the_table_as_such() -> None:
         assert not chosen.without
 
 
-def test_rankings_do_not_change_from_day_to_day() -> None:
-    """A price of more than 90 days was once replaced by another, and rankings changed by themselves."""
-    cards = "L4,L40S,A100 80GB SXM,H100 SXM"
-    answers = [
-        rent("mistral-7b-v0.1", RentRequest(cards=cards), TODAY + datetime.timedelta(days)) for days in (0, 40, 400)
-    ]
-    orders = {tuple((offer.card, offer.usd_per_h, offer.verdict) for offer in each.offers) for each in answers}
-    assert len(orders) == 1
+def test_rankings_change_only_when_a_price_becomes_stale() -> None:
+    """AWS's prices are of 2026-07-20 and GCP's of 2026-08-03, so both are unmarked until 30 days after the first."""
+    request = rent_request(WORKLOADS["batch"], cards="L4,L40S,A100 80GB SXM,H100 SXM")
+    first = datetime.date(2026, 8, 3)
+    answers = [rent("mistral-7b-v0.1", request, first + datetime.timedelta(days)) for days in (0, 10, 400)]
+    orders = [[(offer.card, offer.usd_per_h, offer.verdict) for offer in each.offers] for each in answers]
+    assert orders[0] == orders[1]
+    assert {verdict for *_, verdict in orders[0]} <= {"cheapest", "typically cheapest", "cannot tell", "dearer"}
+    assert {verdict for *_, verdict in orders[2]} == {"not ranked"}
     ages = [[offer.price_age_days for offer in each.offers] for each in answers]
     assert ages[0] != ages[1]
 
@@ -119,6 +121,7 @@ def test_a_planted_failure_is_never_quoted(
         (price(0.5, age_days=STALE_DAYS + 1), "31 days old"),
         (price(0.5, without="vCPU and RAM"), "without vCPU and RAM"),
         (price(0.5, age_days=STALE_DAYS), ""),
+        (price(0.5, age_days=-1), "dated 2026-11-02, after today"),
     ],
 )
 def test_undated_stale_and_partial_prices_are_marked(marked: Price, words: str) -> None:

@@ -1,0 +1,236 @@
+"""A model in one precision and one engine, split over some GPUs: its work, its memory, and its times on a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from profiler.counting.attention import AttentionCore
+from profiler.counting.cache import counted_model
+from profiler.counting.operators import Experts
+from profiler.counting.peak_memory import cache_bytes
+from profiler.counting.preset_counts import CountedModel
+from profiler.data.datasheets import Datasheet
+from profiler.data.links import Link, published_link
+from profiler.data.published_results import EngineKind
+from profiler.errors import RequestError
+from profiler.grid.cells import PHASES, Phase
+from profiler.grid.ranges import check_positions
+from profiler.loading.source import resolve
+from profiler.predict.operator_arrays import Array, StepArrays, operator_arrays, path_of
+from profiler.predict.predict import USABLE_MEMORY_SHARE
+from profiler.predict.published_efficiency import (
+    CONTEXT_BYTES,
+    Range,
+    WorkAt,
+    attained,
+    card_steps,
+    executed,
+    family_of,
+    host_index_of,
+    peak_of,
+)
+from profiler.quant.registry import published_as
+from profiler.rent.serving import StepTimes
+from profiler.rent.workload import Workload
+
+MOST_BATCH = 4096
+MOST_GPUS = (2, 4, 8)
+"""Numbers of GPUs over which a model is split if one does not hold it."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One GPU's share of a model at every batch size from 1; arrays are [batches]."""
+
+    precision: str
+    """A format of `--quant` (`none`: 16 bits), or the packed format in which the weights are published (`mxfp4`)."""
+    format: str
+    """The format's name in published figures."""
+    engine: EngineKind
+    gpus: int
+    """GPUs over which tensor parallelism splits the model."""
+    layers: int
+    prompt_len: int
+    new_tokens: int
+    parameters: int
+    """Of the whole model."""
+    weight_bytes: float
+    """Bytes of the weights in memory."""
+    cache_bytes: float
+    """Bytes of the KV cache of one sequence at its full length."""
+    peak_bytes: Array
+    work: dict[Phase, WorkAt]
+    exchanged_s: dict[Phase, Array]
+    """Seconds of the collectives between the GPUs."""
+    mixture: bool = False
+    """Whether it is a mixture of experts."""
+
+    @property
+    def batches(self) -> Array:
+        return np.arange(1, len(self.peak_bytes) + 1)
+
+    def largest_batch_on(self, sheet: Datasheet) -> int:
+        """The most sequences that fit; 0 if not even one does."""
+        usable_bytes = USABLE_MEMORY_SHARE * sheet.memory_bytes - CONTEXT_BYTES
+        return int(np.searchsorted(self.peak_bytes, usable_bytes, side="right"))
+
+
+@dataclass
+class Planner:
+    """Plans of one model for one load; each share of the model is counted once."""
+
+    model: str
+    load: Workload
+    _counted: dict[tuple[str, int], CountedModel] = field(default_factory=dict)
+    _plans: dict[tuple[str, EngineKind, int, str], Planned] = field(default_factory=dict)
+
+    def plan(self, quant: str, engine: EngineKind, gpus: int = 1, link: Link | None = None) -> Planned:
+        """The work and memory of each GPU's share at every batch size, counted from the model's config.
+
+        Raises RequestError for an unknown model, one that cannot be split so, or more tokens than it has positions.
+        """
+        key = (quant, engine, gpus, link.name if link else "")
+        if key not in self._plans:
+            counted = self._count(quant, gpus)
+            tokens = self.load.prompt_len + self.load.new_tokens
+            check_positions(counted.max_positions, tokens, "a shorter --prompt or fewer --new")
+            self._plans[key] = _planned(counted, quant, engine, self.load, gpus, link)
+        return self._plans[key]
+
+    def plan_on(self, sheet: Datasheet, quant: str, engine: EngineKind, batch: int) -> Planned:
+        """The plan with the fewest GPUs that hold the weights and `batch` sequences; that of one GPU if none does.
+
+        A model in 16 bits may be split over 2, 4 or 8 GPUs with a published link.
+        """
+        single = self.plan(quant, engine)
+        if quant != "none" or single.largest_batch_on(sheet) >= batch:
+            return single
+        for gpus in MOST_GPUS:
+            link = link_of(sheet, gpus)
+            if link is None or single.weight_bytes / gpus > sheet.memory_bytes:
+                continue
+            try:
+                split = self.plan(quant, engine, gpus, link)
+            except RequestError:
+                continue
+            if split.largest_batch_on(sheet) >= batch:
+                return split
+        return single
+
+    def _count(self, quant: str, gpus: int) -> CountedModel:
+        if (quant, gpus) not in self._counted:
+            source = resolve(self.model)
+            counted = counted_model(source, quant=quant, rented=True, ranks=gpus)
+            self._counted[quant, gpus] = counted
+        return self._counted[quant, gpus]
+
+
+def _planned(
+    counted: CountedModel, quant: str, engine: EngineKind, load: Workload, gpus: int, link: Link | None
+) -> Planned:
+    work, weights = counted.work, counted.weight_bytes
+    path = path_of(engine, counted.attention)
+    batches = np.arange(1, MOST_BATCH + 1, dtype=np.int64)
+    cores = [op for op in work.operators if isinstance(op, AttentionCore)]
+    phase_work: dict[Phase, WorkAt] = {}
+    exchanged_s: dict[Phase, Array] = {}
+    peak_bytes: Array = np.zeros(0)
+    for phase in PHASES:
+        prefill = phase == "prefill"
+        steps = StepArrays(
+            prefill=np.full(len(batches), prefill),
+            batch=batches,
+            prompt_len=np.full(len(batches), load.prompt_len),
+            context=np.full(len(batches), 0 if prefill else load.prompt_len + load.new_tokens // 2),
+            new_tokens=np.full(len(batches), load.new_tokens),
+        )
+        needed = operator_arrays(work, steps, dict.fromkeys(PHASES, path), weights, link)
+        phase_work[phase] = executed(needed, engine)
+        exchanged_s[phase] = np.broadcast_to(needed.exchanged_s, len(batches))
+        peak_bytes = needed.peak_bytes
+    return Planned(
+        precision=counted.published or quant,
+        format=published_as(quant),
+        engine=engine,
+        gpus=gpus,
+        layers=sum(core.count for core in cores) or max(op.count for op in work.operators),
+        prompt_len=load.prompt_len,
+        new_tokens=load.new_tokens,
+        parameters=work.params,
+        weight_bytes=float(weights),
+        cache_bytes=float(cache_bytes(work, 1, load.prompt_len + load.new_tokens)),
+        peak_bytes=peak_bytes,
+        work=phase_work,
+        exchanged_s=exchanged_s,
+        mixture=any(isinstance(op, Experts) for op in work.operators),
+    )
+
+
+@dataclass(frozen=True)
+class Times:
+    """The step times of a plan on a GPU: the ends of the 90 % range, and the typical ones."""
+
+    low: StepTimes
+    typical: StepTimes
+    high: StepTimes
+
+    @property
+    def ends(self) -> tuple[StepTimes, StepTimes, StepTimes]:
+        return self.low, self.typical, self.high
+
+
+def times_on(plan: Planned, sheet: Datasheet, largest: int, host_index: float | None) -> Times:
+    """The times of one prompt, and of decode steps of 1 to `largest` sequences, on one GPU or its group.
+
+    `host_index` is the host's dispatch time relative to the reference; None: that with which the GPU is mostly rented.
+    """
+    host = host_index_of(sheet.gpu) if host_index is None else host_index
+    prompt = _range(plan, "prefill", sheet, 1, host)
+    step = _range(plan, "decode", sheet, largest, host)
+    return Times(*(
+        StepTimes(float(prompt_s[0]), step_s, plan.new_tokens)
+        for prompt_s, step_s in zip(_ends(prompt), _ends(step), strict=True)
+    ))  # fmt: skip
+
+
+def _ends(seconds: Range) -> tuple[Array, Array, Array]:
+    return seconds.low_s, seconds.typical_s, seconds.high_s
+
+
+def _range(plan: Planned, phase: Phase, sheet: Datasheet, largest: int, host: float) -> Range:
+    work = plan.work[phase]
+    query = plan.prompt_len if phase == "prefill" else 1
+    low_s, typical_s, high_s = (np.zeros(largest) for _ in range(3))
+    families = np.array([family_of(plan.format, int(batch), query) for batch in plan.batches[:largest]], dtype=object)
+    for family in set(families):
+        chosen = np.flatnonzero(families == family)
+        steps = card_steps(
+            sheet, work.at(chosen), plan.batches[chosen], peak=peak_of(sheet, plan.format), layers=plan.layers,
+            host_index=host,
+        )  # fmt: skip
+        part = attained(plan.engine, str(family)).range_s(steps, phase)
+        exchanged_s = plan.exchanged_s[phase][chosen]
+        for whole, seconds in zip((low_s, typical_s, high_s), _ends(part), strict=True):
+            whole[chosen] = seconds + exchanged_s
+    return Range(low_s, typical_s, high_s)
+
+
+_LINKS = {
+    "NVL3": "nvlink3",
+    "NVL4": "nvlink4",
+    "NVL5": "nvlink5",
+    "PCIe4": "pcie4x16",
+    "PCIe5": "pcie5x16",
+    "xGMI": "xgmi",
+}
+
+
+def link_of(sheet: Datasheet, gpus: int) -> Link | None:
+    """The published link between GPUs of a machine; None if no figure of it is published.
+
+    It is the first that the datasheet names, so that PCIe cards are assumed to have no bridge.
+    """
+    name = _LINKS.get(sheet.link.split(" ")[0])
+    return None if name is None else published_link(name, gpus)

@@ -1,0 +1,140 @@
+"""Requests per second that a GPU serves, by Little's law over its step times.
+
+A prompt takes `prompt_s`, and a decode step of n sequences takes `step_s[n]`. Sequences join and leave between steps
+(continuous batching), and while a prompt is processed no sequence advances. With N tokens per answer, n sequences in
+flight need n prompts and N - 1 shared steps. So they complete n / ((N - 1) step_s[n] + n prompt_s) requests per second,
+which is Little's law (1961): sequences in flight = rate x time in flight.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from profiler.predict.operator_arrays import Array
+from profiler.rent.workload import Limits
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A GPU that serves `rate_per_s` requests per second."""
+
+    in_flight: int
+    """Sequences in each decode step."""
+    rate_per_s: float
+    ttft_s: float
+    tpot_s: float
+    """Seconds per output token, with the interruptions by other prompts."""
+    step_s: float
+    """Seconds of a decode step without them."""
+    sustained: bool = True
+    """Whether the requested rate is possible; if not, `rate_per_s` is the largest that is."""
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """The times of one GPU, or of one group of GPUs, and the tokens per answer."""
+
+    prompt_s: float
+    step_s: Array
+    """[largest batch]"""
+    new_tokens: int
+
+    @property
+    def rates_per_s(self) -> Array:
+        """Requests per second with 1 to n sequences in flight [largest batch]."""
+        in_flight = np.arange(1, len(self.step_s) + 1)
+        return np.asarray(in_flight / ((self.new_tokens - 1) * self.step_s + in_flight * self.prompt_s))
+
+    def ttft_s(self, rate_per_s: Array | float, step_s: Array | float) -> Array:
+        """Mean seconds to the first token at these rates: other prompts, the running step, and the own prompt.
+
+        Prompts arrive at random and take equal times, so they wait as in an M/D/1 queue (Pollaczek-Khinchine).
+        """
+        busy = rate_per_s * self.prompt_s
+        return np.asarray(self.prompt_s * (1 + busy / (2 * (1 - busy))) + step_s)
+
+    def tpot_s(self, rate_per_s: Array | float, step_s: Array | float) -> Array:
+        """Seconds per output token at these rates: the share of time that prompts leave to decode steps."""
+        return np.asarray(step_s / (1 - rate_per_s * self.prompt_s))
+
+    def with_in_flight(self, batch: int) -> Operation:
+        """The GPU with `batch` sequences always in flight."""
+        return self._operation(batch, float(self.rates_per_s[batch - 1]))
+
+    def at_rate(self, rate_per_s: float) -> Operation:
+        """The GPU at this rate, with the fewest sequences in flight that sustain it."""
+        rates = np.maximum.accumulate(self.rates_per_s)
+        batch = int(np.searchsorted(rates, rate_per_s)) + 1
+        if batch > len(rates):
+            return self._operation(len(rates), float(self.rates_per_s[-1]), sustained=False)
+        return self._operation(batch, rate_per_s)
+
+    def _operation(self, batch: int, rate_per_s: float, *, sustained: bool = True) -> Operation:
+        step_s = float(self.step_s[batch - 1])
+        ttft_s, tpot_s = float(self.ttft_s(rate_per_s, step_s)), float(self.tpot_s(rate_per_s, step_s))
+        return Operation(batch, rate_per_s, ttft_s, tpot_s, step_s, sustained)
+
+    def largest_within(self, limits: Limits) -> int:
+        """The most sequences in flight within the limits; 0 if even one exceeds them."""
+        rates = self.rates_per_s
+        meets = np.ones(len(rates), dtype=bool)
+        if limits.ttft_s is not None:
+            meets &= self.ttft_s(rates, self.step_s) <= limits.ttft_s
+        if limits.tpot_s is not None:
+            meets &= self.tpot_s(rates, self.step_s) <= limits.tpot_s
+        within = np.flatnonzero(meets)
+        return int(within[-1]) + 1 if len(within) else 0
+
+
+def replicas_for(rate_per_s: float, capacity_per_s: float) -> int:
+    """The replicas that serve a rate, at least 1."""
+    return max(1, math.ceil(rate_per_s / capacity_per_s - 1e-9))
+
+
+def machines_full(gpus: int, machine_gpus: int) -> int:
+    """The GPUs that are rented for `gpus`, in whole machines of `machine_gpus`."""
+    return math.ceil(gpus / machine_gpus) * machine_gpus
+
+
+_MOST_REPLICAS = 64
+
+
+def crossover_rate(dearer: Fleet, cheaper: Fleet) -> float | None:
+    """The requests per second above which the dearer GPU first costs less; None if that needs more than 64 replicas.
+
+    Costs change only where another replica is needed, so only the rates above full replicas of `cheaper` are tried.
+    """
+    for replicas in range(1, _MOST_REPLICAS + 1):
+        rate = replicas * cheaper.capacity_per_s
+        above = math.nextafter(rate, math.inf) * (1 + 1e-6)
+        if dearer.usd_per_h(above) < cheaper.usd_per_h(above):
+            return rate
+    return None
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """As many replicas of one offer as a rate needs."""
+
+    capacity_per_s: float
+    """Requests per second of one replica."""
+    gpus: int
+    """GPUs of one replica."""
+    machine_gpus: int
+    """GPUs of the machine that must be rented whole."""
+    usd_per_gpu_h: float
+
+    def rented_gpus(self, rate_per_s: float) -> int:
+        """The GPUs that are rented for a rate."""
+        return machines_full(replicas_for(rate_per_s, self.capacity_per_s) * self.gpus, self.machine_gpus)
+
+    def usd_per_h(self, rate_per_s: float) -> float:
+        """USD per hour of all rented GPUs, busy or idle."""
+        return self.rented_gpus(rate_per_s) * self.usd_per_gpu_h
+
+    def usd_per_request(self, rate_per_s: float) -> float:
+        """USD per request, with the idle time of the GPUs."""
+        return self.usd_per_h(rate_per_s) / 3600 / rate_per_s

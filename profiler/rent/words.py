@@ -1,0 +1,55 @@
+"""Words for what `rent` assumes, as they stand on screens, in pictures and in notes."""
+
+from __future__ import annotations
+
+from profiler.data.prices import PriceClass
+from profiler.data.published_results import EngineKind
+from profiler.rent.command import Rented
+from profiler.units import duration, significant
+
+ENGINES: dict[EngineKind, str] = {
+    "compiled": "compiled engines (vLLM, TensorRT-LLM)",
+    "eager": "plain transformers (eager)",
+}
+CLASSES: dict[PriceClass, str] = {
+    "hyperscaler": "hyperscalers",
+    "GPU cloud": "GPU clouds",
+    "marketplace": "marketplaces",
+    "community": "community hosts",
+}
+
+
+def precision_words(precision: str) -> str:
+    """Such as `16 bits` or `nf4`."""
+    return "16 bits" if precision == "none" else precision
+
+
+def assumptions(rented: Rented) -> str:
+    """Model, engine, precision, lengths, load, limits and class of prices, as one sentence."""
+    request, load = rented.request, rented.request.load
+    engines = " and ".join(ENGINES[engine] for engine in request.engines)
+    precisions = " and ".join(dict.fromkeys(precision_words(offer.precision) for offer in rented.offers))
+    if request.batch is not None:
+        rate = f"always {request.batch} in flight"
+    elif load.rate_per_s is None:
+        rate = "a queue that is never empty"
+    else:
+        rate = rate_words(load.rate_per_s)
+    limits = [
+        f"{name} at most {duration(limit)}"
+        for name, limit in (("TTFT", load.limits.ttft_s), ("TPOT", load.limits.tpot_s))
+        if limit is not None
+    ]
+    term = "spot" if request.spot else "on demand"
+    return (
+        f"{rented.model} with {engines} in {precisions}; {load.use}: {load.prompt_len} tokens in,"
+        f" {load.new_tokens} out, {rate}, {', '.join(limits) or 'no latency limit'}; prices of"
+        f" {request.provider or CLASSES[request.price_class]}, {term}."
+    )
+
+
+def rate_words(rate_per_s: float) -> str:
+    """Such as `0.5 requests/s`, or `36 requests/h` for a small rate."""
+    rate, unit = (rate_per_s, "s") if rate_per_s >= 0.1 else (3600 * rate_per_s, "h")
+    number = f"{float(significant(rate, 2)):g}"
+    return f"{number} {'request' if number == '1' else 'requests'}/{unit}"
