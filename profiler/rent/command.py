@@ -15,7 +15,7 @@ from profiler.data.published_coverage import coverage_sentences
 from profiler.data.published_results import EngineKind, published
 from profiler.errors import RequestError
 from profiler.predict.published_efficiency import NO_MIXTURE, basis_for, no_basis
-from profiler.rent.offers import Offer, ranked, served, shortage, unsupported
+from profiler.rent.offers import Offer, ranked, shortage, under_load, unsupported
 from profiler.rent.plan import MOST_BATCH, Planned, Planner, Times, times_on
 from profiler.rent.workload import WORKLOADS, Workload
 from profiler.units import duration, scaled, short_count
@@ -207,7 +207,7 @@ def _priced_offers(
             continue
         offer = _offer(each, found, kind, today)
         if each.times is not None:
-            offer = served(offer, each.plan, each.times, each.sheet, request.load, request.batch)
+            offer = under_load(offer, each.plan, each.times, each.sheet, request.load, request.batch)
         offers.append(offer)
     return offers
 

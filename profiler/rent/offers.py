@@ -23,7 +23,7 @@ _HOUR_S = 3600.0
 _MILLION = 1e6
 
 Meets = Literal["yes", "no", "cannot tell"]
-Verdict = Literal[
+Ranking = Literal[
     "cheapest", "typically cheapest", "cannot tell", "dearer", "too slow", "not ranked", "does not fit", "no basis"
 ]
 
@@ -68,7 +68,7 @@ class Offer:
     fits: bool
     why: str
     """The memory that the model needs, or the reason why it does not fit or run."""
-    verdict: Verdict
+    verdict: Ranking
     largest_batch: int = 0
     """The most sequences in flight that fit."""
     batch: int = 0
@@ -132,7 +132,7 @@ def unsupported(sheet: Datasheet, format_: str) -> str | None:
     return f"{format_} needs compute capability {needs}, it has {has}" if has < needs else None
 
 
-def served(
+def under_load(
     priced: Offer, plan: Planned, times: Times, sheet: Datasheet, load: Workload, batch: int | None = None
 ) -> Offer:
     """The offer `priced`, which has only a price, with its times and costs under a load.
@@ -260,7 +260,7 @@ def ranked(offers: Sequence[Offer]) -> tuple[Offer, ...]:
     return (*_with_crossovers(rows), *marked, *(each for each in offers if each.request_usd is None))
 
 
-def _verdict(each: Offer, best: Offer, number: int) -> Verdict:
+def _verdict(each: Offer, best: Offer, number: int) -> Ranking:
     assert each.request_usd is not None
     assert best.request_usd is not None
     if each.meets == "no":

@@ -11,7 +11,7 @@ from profiler.data.prices import STALE_DAYS
 from profiler.json_document import Document
 from profiler.predict.costs import Span
 from profiler.rent.command import Rented
-from profiler.rent.offers import UTILISATIONS, Offer, Verdict
+from profiler.rent.offers import UTILISATIONS, Offer, Ranking
 from profiler.rent.words import CLASSES, assumptions, precision_words, rate_words
 from profiler.rent.workload import Limits, Workload
 from profiler.report.blocks import Lines, Sentences, TextTable, text_table
@@ -20,7 +20,7 @@ from profiler.units import duration, percent, several, significant
 
 RENT_COLUMNS = ("GPUs", "as", "engine", "USD/h", "GPUs x load", "TTFT", "ms per token", "USD per 1000", "idle/day")
 LOAD_COLUMNS = ("GPUs", "as", "engine", *(percent(share) for share in UTILISATIONS), "J/token", "cheaper above")
-_MARKS: dict[Verdict, str] = {
+_MARKS: dict[Ranking, str] = {
     "cheapest": "> ", "typically cheapest": "> ", "cannot tell": "? ", "too slow": "! ", "not ranked": "- "
 }  # fmt: skip
 _MOST_ROWS = 16

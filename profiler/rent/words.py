@@ -7,7 +7,7 @@ from profiler.data.published_results import EngineKind
 from profiler.rent.command import Rented
 from profiler.units import duration, significant
 
-ENGINES: dict[EngineKind, str] = {
+_ENGINES: dict[EngineKind, str] = {
     "compiled": "compiled engines (vLLM, TensorRT-LLM)",
     "eager": "plain transformers (eager)",
 }
@@ -27,7 +27,7 @@ def precision_words(precision: str) -> str:
 def assumptions(rented: Rented) -> str:
     """Model, engine, precision, lengths, load, limits and class of prices, as one sentence."""
     request, load = rented.request, rented.request.load
-    engines = " and ".join(ENGINES[engine] for engine in request.engines)
+    engines = " and ".join(_ENGINES[engine] for engine in request.engines)
     precisions = " and ".join(dict.fromkeys(precision_words(offer.precision) for offer in rented.offers))
     if request.batch is not None:
         rate = f"always {request.batch} in flight"
