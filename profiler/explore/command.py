@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 
 from profiler.counting.cache import counted_model
 from profiler.counting.preset_counts import CountedModel
@@ -29,6 +30,9 @@ _UNKNOWN_POSITIONS = 131_072
 """The longest context where a config names none."""
 _MOST_BATCH, _MOST_LENGTH = 1024, 131_072
 """The ends of the sliders."""
+_BEYOND = 4
+FORECAST_NEW_TOKENS = 4
+"""The new tokens of a forecast cell, at whose middle its decode step is."""
 
 
 def explore_document(
@@ -36,13 +40,12 @@ def explore_document(
     gpus: Sequence[str] = DEFAULT_GPUS,
     quants: Sequence[str] = (),
     run: Run | None = None,
-    forecasts: Sequence[ForecastCell] = (),
 ) -> ExploreDocument:
     """Return a model as expressions in some precisions, with the roofs of some GPUs.
 
     Without `quants`, every format that counts this model is offered. Unquantised weights are also offered split over
-    2, 4 and 8 ranks, where they can be. With a run, its dtype, its roofs, its cells and some forecasts of others are
-    added. Raises RequestError or ModelError.
+    2, 4 and 8 ranks, where they can be. With a run, the dtype is the run's, and its roofs
+    and cells are added. Raises RequestError or ModelError.
     """
     source = resolve(model)
     dtype = run.model.dtype if run else "auto"
@@ -53,7 +56,7 @@ def explore_document(
             f" ({whole.work.params:,}); name that model."
         )
     positions = whole.max_positions or _UNKNOWN_POSITIONS
-    measured = measured_run(run, forecasts) if run else None
+    measured = measured_run(run) if run else None
     cells = measured.cells if measured else []
     return ExploreDocument(
         model=source.name,
@@ -65,6 +68,27 @@ def explore_document(
         links=link_options(RANKS),
         run=measured,
     )
+
+
+def forecast_sizes(document: ExploreDocument) -> tuple[list[int], list[int], list[int]]:
+    """Return the batch sizes, prompts and cache fills to forecast for a page with a run.
+
+    They are the sliders' settings up to _BEYOND times the largest measured batch and length. A decode step has half of
+    the new tokens more in its cache than the cache was filled with.
+    """
+    cells = document.run.cells if document.run else []
+    most_batch = _BEYOND * max((cell.batch for cell in cells), default=1)
+    most_length = min(
+        _BEYOND * max((cell.length for cell in cells), default=16), document.max_positions - FORECAST_NEW_TOKENS
+    )
+    lengths = [length for length in document.lengths if length <= most_length]
+    fills = [length - FORECAST_NEW_TOKENS // 2 for length in lengths]
+    return [batch for batch in document.batches if batch <= most_batch], lengths, fills
+
+
+def with_forecasts(document: ExploreDocument, run: Run, forecasts: Sequence[ForecastCell]) -> ExploreDocument:
+    """Return the page of a run with forecasts of cells that it did not measure."""
+    return replace(document, run=measured_run(run, forecasts))
 
 
 def slider_values(least: int, most: int, further: Sequence[int] = ()) -> list[int]:

@@ -195,7 +195,7 @@ def run_roofs(run: Run) -> RoofSet:
     return RoofSet(f"{device.name}, measured", ceilings.memory_bytes_per_s, rates, device.memory_bytes)
 
 
-def measured_run(run: Run, forecasts: Sequence[ForecastCell]) -> MeasuredRun:
+def measured_run(run: Run, forecasts: Sequence[ForecastCell] = ()) -> MeasuredRun:
     """Return the measured cells of a run's first engine, and forecasts of cells that it did not measure."""
     engine = run.document.engine.names[0]
     cells = [cell for cell in run.measured if cell.engine == engine]

@@ -179,7 +179,7 @@ function shape(parent, tag, attributes, text) {
 let chartWidth = 640;
 function drawRoofline(now, shown) {
   const { gpu, entry } = now, floors = shown.floors(gpu);
-  const svg = select("#roofline"), [width, height, left, bottom, top] = [chartWidth, 400, 52, 40, 10];
+  const svg = select("#roofline"), [width, height, left, bottom, top] = [chartWidth, 400, 60, 40, 10];
   svg.replaceChildren();
   svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
   const own = peak(gpu, entry.dtype, entry.dtype), ridge = own / gpu.bytes_per_s;
@@ -196,7 +196,7 @@ function drawRoofline(now, shown) {
   for (let power = Math.ceil(Math.log10(ys[0])); 10 ** power < ys[1]; power++)
     shape(svg, "text", { x: left - 6, y: y(10 ** power) + 4, "text-anchor": "end" }, `${10 ** (power - 3 * Math.floor(power / 3))} ${["", "k", "M", "G", "T", "P"][Math.floor(power / 3)]}`);
   shape(svg, "text", { x: (left + width) / 2, y: height - 6, "text-anchor": "middle" }, "model FLOPs per model byte");
-  shape(svg, "text", { x: 12, y: (height - bottom) / 2, "text-anchor": "middle", transform: `rotate(-90 12 ${(height - bottom) / 2})` }, "FLOP/s");
+  shape(svg, "text", { x: 11, y: (height - bottom) / 2, "text-anchor": "middle", transform: `rotate(-90 11 ${(height - bottom) / 2})` }, "FLOP/s");
   let above = Infinity;
   for (const rate of [...new Set(Object.values(gpu.flops_per_s))].sort((a, b) => a - b)) {
     const names = Object.keys(gpu.flops_per_s).filter(name => gpu.flops_per_s[name] === rate).join(", ");

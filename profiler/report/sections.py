@@ -63,7 +63,7 @@ from profiler.report.tables import (
 )
 from profiler.report.terminal import print_sections
 from profiler.stats import samples_for
-from profiler.store.folder import Run
+from profiler.store.folder import EXPLORE_FILE, Run
 from profiler.store.forecasts import read_costs, read_forecast
 from profiler.units import processors, scaled, short_count
 
@@ -147,6 +147,16 @@ def _operators(run: Run) -> Section | None:
     alt = "Operator groups under the measured roof; the area of a point is its share of the step"
     note = "replayed kernels, counted work; the smallest and the largest cell of each phase"
     return Section("Operators under the roof", [Picture("operators", alt, (run,))], note, HTML)
+
+
+def _explore(run: Run) -> Section | None:
+    if not run.measured:
+        return None
+    if (run.folder / EXPLORE_FILE).exists():
+        text = "This model's floors, memory and forecasts at any batch, prompt and context, with the measured cells."
+        return Section("Explore with sliders", [Lines([text], "paragraph")], media=HTML, link=EXPLORE_FILE)
+    command = f"roofscope explore {shlex.quote(run.model.id)} --run ."
+    return Section("Explore with sliders", [ShellCommand("In this folder", command)], media=HTML)
 
 
 def _ran(run: Run) -> Section | None:
@@ -360,6 +370,7 @@ SECTIONS: list[Callable[[Run], Section | None]] = [
     _waiting,
     _roofline,
     _operators,
+    _explore,
     _ran,
     _levers,
     _other_gpus,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ import pytest
 from profiler.explore.command import explore_document
 from profiler.explore.document import ExploreDocument
 from profiler.explore.page import explore_page
+from profiler.report.write import html_report
+from profiler.store.folder import read_run
 
 REFERENCE = Path(__file__).parents[2] / "runs" / "reference" / "smollm2-135m-xeon-float32"
 
@@ -40,6 +43,36 @@ def test_names_are_escaped(tmp_path: Path) -> None:
     page = explore_page(type(document)(**{**vars(document), "model": "</script><b>x"}))
     assert "</script><b>" not in page
     assert json.loads(re.findall(r'id="data">(.*?)</script>', page)[0])["model"] == "</script><b>x"
+
+
+def content(page: str) -> Any:
+    return json.loads(re.findall(r'id="data">(.*?)</script>', page, re.S)[0])
+
+
+def test_a_run_has_its_cells_and_forecasts_between_them(roofscope: Callable[..., Any], tmp_path: Path) -> None:
+    """The page lies in the run's folder, whose report links to it; forecasts surround what was measured."""
+    folder = tmp_path / "run"
+    shutil.copytree(REFERENCE, folder)
+    assert 'href="explore.html"' not in html_report(read_run(folder))
+    found = roofscope("explore", "smollm2-135m", "--gpu", "T4", "--run", str(folder))
+    assert found.code == 0, found.err
+    assert 'href="explore.html"' in (folder / "report.html").read_text(encoding="utf-8")
+    page = content((folder / "explore.html").read_text(encoding="utf-8"))
+    assert [gpu["source"] for gpu in page["gpus"]] == ["measured", "datasheet"]
+    cells, forecasts = page["run"]["cells"], page["run"]["forecasts"]
+    measured = read_run(folder).measured
+    assert [cell["seconds"] for cell in cells] == [result.latency_s for result in measured]
+    assert {cell["length"] for cell in cells} <= set(page["lengths"])
+    assert all(step["low_s"] <= step["seconds"] <= step["high_s"] for step in forecasts)
+    assert any(step["between"] for step in forecasts)
+    # At a measured setting the forecast, which was fitted to it, contains or nearly contains what was measured.
+    by_key = {(step["phase"], step["batch"], step["length"]): step for step in forecasts}
+    for cell in cells:
+        step = by_key[cell["phase"], cell["batch"], cell["length"]]
+        assert 0.7 * step["low_s"] < cell["seconds"] < 1.3 * step["high_s"]
+    refused = roofscope("explore", "gpt2", "--run", str(folder))
+    assert refused.code == 2
+    assert "is a run of smollm2-135m" in refused.err
 
 
 def test_the_command(roofscope: Callable[..., Any], tmp_path: Path) -> None:

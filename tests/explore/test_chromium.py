@@ -1,0 +1,197 @@
+"""The page in a real Chromium: sliders, keys, figures, width and smoothness. `.ci/browser` runs it."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("PySide6.QtWebEngineWidgets", reason="needs the extra `browser`")
+
+from PySide6.QtCore import Qt
+
+from profiler.counting.cache import counted_model
+from profiler.counting.preset_counts import CountedModel
+from profiler.explore.command import explore_document
+from profiler.explore.page import explore_page
+from profiler.facts.step import Step
+from profiler.loading.source import resolve
+from tests.explore.chromium import Chromium
+
+MODEL = "mistral-7b-v0.1"
+FIGURES = """
+JSON.stringify(Object.fromEntries([...document.querySelectorAll("#figures tbody tr")].map(row =>
+  [row.cells[0].textContent, [...row.cells].slice(1).map(cell => cell.dataset.value ?? cell.textContent)])))
+"""
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("explore") / "page.html"
+    file.write_text(explore_page(explore_document(MODEL, ["T4", "H100 SXM"])), encoding="utf-8")
+    return file
+
+
+@pytest.fixture(scope="module")
+def counted() -> CountedModel:
+    return counted_model(resolve(MODEL))
+
+
+@pytest.fixture
+def window(page: Path) -> Iterator[Chromium]:
+    opened = Chromium()
+    opened.open(page.as_uri())
+    yield opened
+    assert opened.console == []
+    assert {address.partition("#")[0] for address in opened.requested} == {page.as_uri()}
+    opened.close()
+
+
+def figures(window: Chromium) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = json.loads(window.run(FIGURES))
+    return found
+
+
+def settings(window: Chromium) -> dict[str, str]:
+    found: dict[str, str] = json.loads(
+        window.run("JSON.stringify(Object.fromEntries(new URLSearchParams(location.hash.slice(1))))")
+    )
+    return found
+
+
+def slide(window: Chromium, slider: str, place: int) -> int:
+    """Move a slider as a user's drag does, and return the number that it now shows."""
+    shown = window.run(
+        f"(() => {{ const it = document.querySelector('#{slider}'); it.value = {place};"
+        " it.dispatchEvent(new Event('input', {bubbles: true}));"
+        f" return document.querySelector('#{slider}-is').textContent; }})()"
+    )
+    return int(shown.replace(",", ""))
+
+
+@pytest.mark.parametrize("places", [(0, 5, 5), (6, 2, 12), (12, 14, 20)])
+def test_sliders_show_what_count_says(window: Chromium, counted: CountedModel, places: tuple[int, int, int]) -> None:
+    batch, prompt, context = (
+        slide(window, name, place) for name, place in zip(("batch", "prompt", "context"), places, strict=True)
+    )
+    shown = figures(window)
+    for phase, step in (("prefill", Step(batch, prompt, 0)), ("decode", Step(batch, 1, context))):
+        work = counted.work.work(step)
+        assert int(shown[phase][0]) == work.model_flops
+        assert int(shown[phase][1]) == work.model_bytes
+    kept = settings(window)
+    assert (kept["b"], kept["p"], kept["c"]) == (str(batch), str(prompt), str(context))
+
+
+def test_the_keyboard_moves_a_slider(window: Chromium) -> None:
+    before = figures(window)["decode"]
+    window.run("document.querySelector('#batch').focus()")
+    window.press(Qt.Key.Key_Right)
+    assert settings(window)["b"] == "2"
+    assert figures(window)["decode"][0] == str(2 * int(before[0]))
+    for expected in ("prompt", "context", "precision", "kv", "gpu", "ranks"):
+        window.press(Qt.Key.Key_Tab)
+        assert window.run("document.activeElement.id") == expected
+
+
+def test_an_address_shows_its_settings(page: Path, counted: CountedModel) -> None:
+    window = Chromium()
+    window.open(f"{page.as_uri()}#b=3&p=777&c=4095&q=none&kv=8&t=2&g=H100+SXM&l=nvlink4")
+    assert window.run("document.querySelector('#gpu').value") == "H100 SXM"
+    assert window.run("document.querySelector('#notes').textContent") == ""
+    rank = counted_model(resolve(MODEL), ranks=2)
+    assert int(figures(window)["prefill"][0]) == rank.work.work(Step(3, 777, 0)).model_flops
+    memory = json.loads(
+        window.run("JSON.stringify([...document.querySelectorAll('#memory [data-value]')].map(c => c.dataset.value))")
+    )
+    # Each of 2 ranks has 4 of 8 heads of 128, keys and values, in 32 layers, a byte each; 4,096 tokens fill 256 blocks.
+    assert [float(memory[1]), float(memory[2])] == [3 * 4096 * 2 * 4 * 128 * 32] * 2
+    assert window.console == []
+    window.close()
+
+
+def test_what_does_not_fit(page: Path) -> None:
+    """A full window of 4,096 tokens is 537 MB; a T4 has 16 GiB, so 5 sequences fit next to the weights, not 512."""
+    window = Chromium()
+    window.open(f"{page.as_uri()}#b=512&c=31999&g=T4")
+    decode = figures(window)["decode"]
+    assert decode[4] == "NaN"
+    assert decode[5] == "no room"
+    most = (16 * 2**30 - 14_483_464_192) // (4096 * 131_072)
+    assert most == 5
+    words = window.run("document.querySelector('#advice').textContent")
+    assert "What fits: batch 5, or H100 SXM" in words or "What fits: batch 5" in words
+    assert window.run("document.querySelector('#figures tbody tr:last-child td:nth-child(6)').textContent") == (
+        f"batch {most}"
+    )
+    window.close()
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("b=-4", "batch -4 is not possible"),
+        ("b=many", "batch many is not possible"),
+        ("c=1e99", "context 1e99 is not possible"),
+        ("c=40000", "it is 0 to 32,767"),
+        ("g=H1000", "GPU H1000 is not on this page"),
+        ("q=int3", "precision int3 is not on this page"),
+        ("q=nf4&t=8", "nf4 weights: tensor parallel 8 is not on this page"),
+        ("kv=<b>", "KV cache bits <b> is not possible"),
+    ],
+)
+def test_an_impossible_address(page: Path, address: str, words: str) -> None:
+    window = Chromium()
+    window.open(f"{page.as_uri()}#{address}")
+    assert words in window.run("document.querySelector('#notes').textContent")
+    assert float(figures(window)["decode"][0]) > 0
+    assert window.console == []
+    window.close()
+
+
+@pytest.mark.parametrize("width", [420, 1200])
+def test_nothing_is_wider_than_the_window(page: Path, width: int) -> None:
+    window = Chromium(width)
+    window.open(page.as_uri())
+    assert window.run("document.documentElement.scrollWidth") <= width
+    window.close()
+
+
+_MOVES = """
+const times = [];
+let place = 0, last = 0;
+function frame(now) {
+  if (last) times.push(now - last);
+  last = now;
+  const slider = document.querySelector("#batch");
+  slider.value = place++ % 12;
+  slider.dispatchEvent(new Event("input", {bubbles: true}));
+  if (place < 120) requestAnimationFrame(frame); else document.title = JSON.stringify(times);
+}
+requestAnimationFrame(frame);
+"""
+
+
+@pytest.mark.timing
+def test_the_page_is_as_smooth_as_an_empty_one(page: Path, tmp_path: Path) -> None:
+    """A slider that moves in every frame: a page that needs less than a frame keeps the pace of an empty page."""
+    empty = tmp_path / "empty.html"
+    empty.write_text("<!doctype html><title>empty</title><input type=range id=batch max=12>", encoding="utf-8")
+
+    def frame_ms(file: Path) -> float:
+        window = Chromium()
+        window.open(file.as_uri())
+        window.run(_MOVES)
+        for _ in range(300):
+            window.pause(100)
+            if (title := window.run("document.title")).startswith("["):
+                window.close()
+                return statistics.median(json.loads(title))
+        raise TimeoutError("no 120 frames in 30 s")
+
+    ratios = [frame_ms(page) / frame_ms(empty) for _ in range(3)]
+    print(f"frame time with the page / with an empty page: {ratios}")
+    assert min(ratios) < 1.3
