@@ -28,7 +28,7 @@ def explore_command(
 
     With --run, the page is written into the run's folder, and its report.html links to it.
     """
-    from profiler.explore.command import DEFAULT_GPUS, explore_document, with_forecasts
+    from profiler.explore.command import DEFAULT_GPUS, explore_document, page_with_forecasts
     from profiler.explore.page import explore_page
     from profiler.report.write import html_report
     from profiler.store.folder import EXPLORE_FILE, read_run
@@ -37,7 +37,7 @@ def explore_command(
     measured = None if run is None else read_run(run)
     document = explore_document(model, _names(gpu) or DEFAULT_GPUS, _names(quant), measured)
     if measured is not None:
-        document = with_forecasts(document, measured, _forecasts(measured, document))
+        document = page_with_forecasts(document, measured, _forecasts(measured, document))
     path = out or (run / EXPLORE_FILE if run else Path(f"{Path(document.model).name}-explore.html"))
     replace_file(path, explore_page(document))
     if measured is not None and path == measured.folder / EXPLORE_FILE:

@@ -86,7 +86,7 @@ def forecast_sizes(document: ExploreDocument) -> tuple[list[int], list[int], lis
     return [batch for batch in document.batches if batch <= most_batch], lengths, fills
 
 
-def with_forecasts(document: ExploreDocument, run: Run, forecasts: Sequence[ForecastCell]) -> ExploreDocument:
+def page_with_forecasts(document: ExploreDocument, run: Run, forecasts: Sequence[ForecastCell]) -> ExploreDocument:
     """Return the page of a run with forecasts of cells that it did not measure."""
     return replace(document, run=measured_run(run, forecasts))
 
