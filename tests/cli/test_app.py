@@ -24,7 +24,6 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.timing
 def test_without_a_command_the_help_is_printed(roofscope) -> None:  # type: ignore[no-untyped-def]
     bare = roofscope()
     assert (bare.code, bare.err) == (0, "")
@@ -41,16 +40,21 @@ def test_every_command_has_one_group_and_a_summary_of_one_line(roofscope) -> Non
         assert line.split(maxsplit=1)[1] == command.help.split("\n\n")[0].replace("\n", " "), "not cut"
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("argument", ["--help", "--version"])
 def test_help_and_version_answer_at_once(argument: str) -> None:
-    fastest = 1e9
-    for _ in range(3):
-        start = time.perf_counter()
-        done = run(argument)
-        fastest = min(fastest, time.perf_counter() - start)
-        assert done.returncode == 0
-    assert fastest < 0.3
-    assert __version__ in done.stdout or "Usage" in done.stdout
+    """At most twice the time of the imports of a command line; torch alone takes ten times as long as these."""
+
+    def fastest_s(*command: str) -> float:
+        times_s = []
+        for _ in range(5):
+            start_s = time.perf_counter()
+            done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=True)
+            times_s.append(time.perf_counter() - start_s)
+        assert "-c" in command or __version__ in done.stdout or "Usage" in done.stdout
+        return min(times_s)
+
+    assert fastest_s("-m", "profiler", argument) < 2 * fastest_s("-c", "import typer, typer.core, rich.console")
 
 
 @pytest.mark.parametrize(
