@@ -252,7 +252,7 @@ def theory_kv(grid: GridCount) -> Figure:
         _memory_line(axes, gpu.roofs)
     axes.set(xscale="log", yscale="log", xlabel="tokens per sequence", ylabel="weights and KV cache")
     _size_ticks(axes, grid.depth[mine])
-    _log_ticks(axes.yaxis, lambda value: scaled(value, "B", 2))
+    _log_ticks(axes.yaxis, lambda value: scaled(value, "B", 3))
     axes.legend(fontsize=8, loc="upper left")
     axes.set_title(_title(grid), fontsize=12)
     return figure
