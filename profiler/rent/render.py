@@ -135,7 +135,7 @@ def rent_table(offers: Sequence[Offer]) -> TextTable:
                 significant(offer.idle_usd_per_day, 2),
             )
         )
-    return text_table(RENT_COLUMNS, rows, wrapped=("GPUs", "as"))
+    return _table(RENT_COLUMNS, rows, wrapped=("GPUs", "as"))
 
 
 def load_table(offers: Sequence[Offer]) -> TextTable:
@@ -159,7 +159,20 @@ def load_table(offers: Sequence[Offer]) -> TextTable:
                 crossing,
             )
         )
-    return text_table(LOAD_COLUMNS, rows, wrapped=("GPUs", "as", "cheaper above"))
+    return _table(LOAD_COLUMNS, rows, wrapped=("GPUs", "as", "cheaper above"))
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], wrapped: Sequence[str]) -> TextTable:
+    """A table without the precision or engine that all rows share: the first sentence names it."""
+    shown = [
+        place
+        for place, name in enumerate(headings)
+        if name not in ("as", "engine") or len({row[place] for row in rows}) > 1
+    ]
+    names = [headings[place] for place in shown]
+    return text_table(
+        names, [[row[place] for place in shown] for row in rows], wrapped=[name for name in wrapped if name in names]
+    )
 
 
 def _price(offer: Offer) -> str:
