@@ -14,7 +14,7 @@ from profiler.checks import installation as checks
 from profiler.checks.installation import CheckResult, quietly, run_check
 from profiler.errors import RoofscopeError, describe_error
 from profiler.quant.registry import FORMATS
-from profiler.run.options import DEFAULT_MODEL
+from profiler.run.options import DEFAULT_MODEL, Options
 from profiler.units import scaled
 
 if TYPE_CHECKING:
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 _WELL_KNOWN = "mistral-7b-v0.1"
 """The model of the first command on a GPU, if it fits."""
-_FIRST_GRID = "--prompt-lens 512 --batch-sizes 1,8"
+_FIRST_PROMPT_LEN = 512
+_FIRST_GRID = f"--prompt-lens {_FIRST_PROMPT_LEN} --batch-sizes 1,8"
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,10 @@ class PresetFit:
     model: str
     precision: str
     """A dtype, or a format of `--quant`."""
-    weight_bytes: int
+    needs_bytes: int
+    """Weights, KV cache and workspace of the smallest cell of the first command: batch 1, prompt 512."""
     fits: bool
-    """Whether the weights leave enough memory for a small run, by the rule of `plan_device_map`."""
+    """Whether the device has room for them (`data.room`)."""
 
 
 @dataclass(frozen=True)
@@ -142,8 +144,12 @@ def _fits(machine: Machine, *, packs: bool) -> list[PresetFit]:
     """
     import torch
 
+    from profiler.counting.memory_need import memory_need
+    from profiler.counting.meta import path_here
+    from profiler.counting.walk import walk
+    from profiler.facts.step import Step
     from profiler.loading.config import load_config
-    from profiler.loading.device_map import planned_weight_bytes, room_bytes
+    from profiler.loading.device_map import planned_weight_bytes, room_here_bytes
     from profiler.loading.meta_model import build_on_meta
     from profiler.loading.request import dtype_name
     from profiler.loading.source import card_names, resolve
@@ -155,16 +161,20 @@ def _fits(machine: Machine, *, packs: bool) -> list[PresetFit]:
     precisions: list[tuple[str, torch.dtype, Quant]] = [(dtype_name(dtype), dtype, "none") for dtype in dtypes]
     if packs:
         precisions += [(quant, half, quant) for quant, item in FORMATS.items() if item.in_doctor]
-    free_bytes = room_bytes(device)
+    room = room_here_bytes(device)
+    new_tokens = Options(model=DEFAULT_MODEL).new_tokens
     fits = []
     for name in card_names():
         for label, dtype, quant in precisions:
             config = as_dense_config(load_config(resolve(name)))
             try:
-                nbytes = planned_weight_bytes(build_on_meta(config, dtype, quant, device=device))
+                module = build_on_meta(config, dtype, quant, device=device)
             except RoofscopeError:
                 continue  # this device's kernel of the format does not support a layer of this model
-            fits.append(PresetFit(name, label, nbytes, nbytes <= free_bytes))
+            work = walk(module)
+            path = path_here(module, work, device, dtype, _FIRST_PROMPT_LEN)
+            need = memory_need(work, planned_weight_bytes(module), Step(1, _FIRST_PROMPT_LEN, 0), new_tokens, path)
+            fits.append(PresetFit(name, label, int(need.total_bytes), bool(need.total_bytes <= room)))
     return fits
 
 
@@ -175,13 +185,13 @@ def fit_words(fits: Sequence[PresetFit]) -> str:
     """
     groups: dict[str, list[str]] = {fit.precision: [] for fit in fits}
     large = []
-    for model in dict.fromkeys(fit.model for fit in sorted(fits, key=lambda fit: fit.weight_bytes)):
+    for model in dict.fromkeys(fit.model for fit in sorted(fits, key=lambda fit: fit.needs_bytes)):
         fits_of_model = [fit for fit in fits if fit.model == model]
         widest = next((fit for fit in fits_of_model if fit.fits), None)
         if widest is not None:
             groups[widest.precision].append(model)
         else:
-            large.append(f"{model} ({scaled(min(fit.weight_bytes for fit in fits_of_model), 'B')} at least)")
+            large.append(f"{model} ({scaled(min(fit.needs_bytes for fit in fits_of_model), 'B')} at least)")
     words = [f"{precision}: {', '.join(models)}" for precision, models in groups.items() if models]
     return "; ".join([*words, *([f"too large: {', '.join(large)}"] if large else [])])
 
@@ -194,6 +204,6 @@ def first_command(fits: Sequence[PresetFit], *, on_card: bool) -> str:
     # LLM.int8() waits for the GPU in every matmul, so it is the last choice.
     well_known = sorted((fit for fit in fitting if fit.model == _WELL_KNOWN), key=lambda fit: fit.precision == "int8")
     dense = [fit for fit in fitting if fit.precision not in FORMATS]
-    choice = well_known[0] if well_known else max(dense or fitting, key=lambda fit: fit.weight_bytes)
+    choice = well_known[0] if well_known else max(dense or fitting, key=lambda fit: fit.needs_bytes)
     quant = f" --quant {choice.precision}" if choice.precision in FORMATS else ""
     return f"{_command()} run {choice.model}{quant} {_FIRST_GRID}"

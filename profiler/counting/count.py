@@ -13,13 +13,13 @@ from profiler.counting.attention import AttentionCore
 from profiler.counting.attention_kernel import attention_path
 from profiler.counting.crosscheck import Crosscheck, crosscheck
 from profiler.counting.floor import CardFloor, floor_on
+from profiler.counting.memory_need import cache_bytes, memory_need, path_on
 from profiler.counting.meta import counted_on_meta, own_attention
 from profiler.counting.operators import Collective, GemmShape, ModelWork, Operator, operator_work
-from profiler.counting.peak_memory import cache_bytes
 from profiler.counting.preset_counts import CountedModel
 from profiler.counting.tensor_parallel import check_cut, replicated_kv_heads, walk_rank
 from profiler.counting.walk import walk
-from profiler.data.datasheets import gpu_called
+from profiler.data.datasheets import Datasheet, gpu_called
 from profiler.data.links import bus_share
 from profiler.device.device import resolve_device
 from profiler.errors import ModelError, RequestError, first_line
@@ -153,7 +153,15 @@ def count(
     path = replace(path, upcasts_logits=True)
     parts = tuple((operator, operator.work(step, path)) for operator in work.operators)
     operators = [operator_work(operator, operator.name, step, path) for operator in work.operators]
-    needs_bytes = planned_weight_bytes(module) + int(cache_bytes(work, batch, keys))
+    # A decode step needs the memory of the prefill that filled its cache.
+    first = prompt if phase == "prefill" else max(1, keys - 1)
+    weight_bytes = planned_weight_bytes(module)
+
+    def on_gpu(gpu: Datasheet) -> CardFloor:
+        there = path_on(work, path.attention, fuses_grouped_heads=gpu.fuses_grouped_heads)
+        need = memory_need(work, weight_bytes, Step(batch, first, 0), keys - first, there)
+        return floor_on(gpu, operators, dtype_name(kind), float(need.total_bytes))
+
     return StepCount(
         model=source.name,
         params=work.params,
@@ -170,7 +178,7 @@ def count(
         coverage=work.coverage,
         unknown=work.unknown,
         gemms=work.gemm_census(step) if census else (),
-        gpus=tuple(floor_on(gpu, operators, dtype_name(kind), needs_bytes) for gpu in gpus),
+        gpus=tuple(on_gpu(gpu) for gpu in gpus),
         crosscheck=_second_opinion(config, kind, stored_as, step) if second_opinion else None,
         share=None if tp == 1 else _share(work, module, tp, replicated, step, path),
         whole=_whole(work, module, config, kind, attention) if tp == 1 else None,

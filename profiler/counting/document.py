@@ -85,8 +85,9 @@ class GpuRow:
     bound: Literal["compute", "memory"] | None
     """The roof that limits the larger part of the floor."""
     needs_bytes: float
-    """Predicted peak memory of the step."""
-    memory_bytes: int
+    """Weights, KV cache and workspace."""
+    room_bytes: int
+    """What a model may take of the GPU's memory."""
     refusal: str | None
     """The reason why there is no floor, in one line; null if there is one."""
 

@@ -84,8 +84,9 @@ class CardFloor:
     bound: Literal["compute", "memory"] | None
     """The roof that limits the larger part of the floor."""
     needs_bytes: float
-    """Predicted peak memory of the step."""
-    memory_bytes: int
+    """What the step needs of the GPU's memory at its peak (`memory_need`)."""
+    room_bytes: int
+    """What a model may take of it (`Datasheet.room_bytes`)."""
 
     @property
     def refusal(self) -> str | None:
@@ -95,8 +96,8 @@ class CardFloor:
         if self.ridge_flops_per_byte is None:
             return f"{self.gpu}: the datasheet table has no {self.dtype} rate"
         return (
-            f"{self.gpu}: does not fit; the step needs {scaled(self.needs_bytes, 'B')}, the card has"
-            f" {scaled(self.memory_bytes, 'B')}"
+            f"{self.gpu}: does not fit; the step needs {scaled(self.needs_bytes, 'B')}, the GPU has room for"
+            f" {scaled(self.room_bytes, 'B')}"
         )
 
 
@@ -110,7 +111,7 @@ def floor_on(card: Datasheet, operators: Sequence[OperatorWork], dtype: str, nee
         dtype = "float16"
     model_peak = card.peak_flops_per_s(dtype)
     floor = None
-    if model_peak is not None and needs_bytes <= card.memory_bytes:
+    if model_peak is not None and needs_bytes <= card.room_bytes:
         floor = step_floor(
             ((item.flops, item.model_bytes, card.peak_flops_per_s(item.dtype) or model_peak) for item in operators),
             card.bandwidth_bytes_per_s,
@@ -122,7 +123,7 @@ def floor_on(card: Datasheet, operators: Sequence[OperatorWork], dtype: str, nee
         floor_s=floor.total_s if floor else None,
         bound=floor.bound if floor else None,
         needs_bytes=needs_bytes,
-        memory_bytes=card.memory_bytes,
+        room_bytes=card.room_bytes,
     )
 
 
@@ -134,7 +135,10 @@ class RoofSet:
     bytes_per_s: float
     flops_per_s: Mapping[str, float]
     """By dtype."""
-    memory_bytes: int | None = None
+    room_bytes: int | None = None
+    """Bytes that a model may take of the device's memory (`data.room`); None if unknown."""
+    fuses_grouped_heads: bool = True
+    """Whether it has a fused attention kernel for grouped heads in 16 bits."""
 
     @property
     def device(self) -> str:

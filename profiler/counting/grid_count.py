@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profiler.counting.floor import RoofSet, roof_times
+from profiler.counting.memory_need import MemoryNeed, memory_need, path_on
 from profiler.counting.operators import ModelWork
-from profiler.counting.peak_memory import cache_bytes
 from profiler.counting.preset_counts import CountedModel
 from profiler.errors import RequestError
 from profiler.facts.step import Step
@@ -30,8 +30,13 @@ class GpuFloors:
     compute_s: _Floats
     memory_s: _Floats
     """Seconds [n] of the operators that compute and memory limit, respectively. They add up to the floor."""
-    fits: NDArray[np.bool_]
-    """Whether the weights and the cache fit the GPU's memory [n]; true if its memory is unknown."""
+    needs_bytes: _Floats
+    """What each point needs of this GPU's memory [n], by the attention that it has."""
+
+    @property
+    def fits(self) -> NDArray[np.bool_]:
+        """Whether each point fits the GPU [n]; true if its memory is unknown."""
+        return self.needs_bytes <= (np.inf if self.roofs.room_bytes is None else self.roofs.room_bytes)
 
     @property
     def floor_s(self) -> _Floats:
@@ -63,6 +68,8 @@ class GridCount:
     model_bytes: _Floats
     cache_bytes: _Floats
     """Bytes of the KV cache at the end of the step [n]."""
+    needs_bytes: _Floats
+    """Weights, KV cache and workspace with fused attention [n]; that of a decode step includes its prefill's."""
     gpus: tuple[GpuFloors, ...]
 
     def __len__(self) -> int:
@@ -72,11 +79,6 @@ class GridCount:
     def intensity(self) -> _Floats:
         """Model FLOPs per model byte [n]."""
         return self.model_flops / self.model_bytes
-
-    @property
-    def needs_bytes(self) -> _Floats:
-        """Weights and KV cache [n]."""
-        return self.weight_bytes + self.cache_bytes
 
     @property
     def tokens(self) -> _Integers:
@@ -118,8 +120,14 @@ def count_grid(
     step = Step(batch, np.maximum(prompt, 1), context)
     work = counted.work.work(step)
     ones = np.ones(len(batch))
-    cache = ones * cache_bytes(counted.work, batch, step.context + step.query)
-    needs = counted.weight_bytes + cache
+    # A decode step needs the memory of the prefill that filled its cache.
+    first = np.where(prompt > 0, prompt, np.maximum(context, 1))
+
+    def needs(*, fuses: bool) -> MemoryNeed:
+        path = path_on(counted.work, counted.attention, fuses_grouped_heads=fuses)
+        return memory_need(counted.work, counted.weight_bytes, Step(batch, first, 0), prompt == 0, path)
+
+    fused = needs(fuses=True)
     return GridCount(
         model=model,
         params=counted.work.params,
@@ -132,14 +140,22 @@ def count_grid(
         context_len=context,
         model_flops=ones * work.model_flops,
         model_bytes=ones * work.model_bytes,
-        cache_bytes=cache,
-        gpus=tuple(gpu_floors(roofs, counted.work, counted.dtype, step, needs) for roofs in gpus),
+        cache_bytes=ones * fused.cache_bytes,
+        needs_bytes=ones * fused.total_bytes,
+        gpus=tuple(
+            gpu_floors(
+                roofs, counted.work, counted.dtype, step, ones * needs(fuses=roofs.fuses_grouped_heads).total_bytes
+            )
+            for roofs in gpus
+        ),
     )
 
 
 def gpu_floors(roofs: RoofSet, work: ModelWork, dtype: str, step: Step, needs_bytes: _Floats) -> GpuFloors:
-    """Return the floors of steps [n] of a model of `dtype` under a GPU's roofs, and whether they fit its memory."""
+    """Return the floors of steps [n] of a model of `dtype` under a GPU's roofs.
+
+    `needs_bytes` [n] is what they need of its memory.
+    """
     unknown: Any = np.zeros_like(needs_bytes)
     compute_s, memory_s = roof_times(work, step, roofs, dtype, width=unknown, kv=unknown)
-    memory_bytes = np.inf if roofs.memory_bytes is None else roofs.memory_bytes
-    return GpuFloors(roofs, compute_s, memory_s, needs_bytes <= memory_bytes)
+    return GpuFloors(roofs, compute_s, memory_s, needs_bytes)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
+from profiler.counting.attention import AttentionCore
+from profiler.counting.attention_kernel import attention_path
+from profiler.counting.operators import ModelWork
 from profiler.counting.preset_counts import CountedModel
 from profiler.counting.tensor_parallel import check_cut, walk_rank
 from profiler.counting.walk import walk
-from profiler.facts.step import Attention
+from profiler.facts.step import Attention, ExecutionPath
 from profiler.loading.config import load_config
 from profiler.loading.device_map import planned_weight_bytes
 from profiler.loading.meta_model import build_on_meta
@@ -47,6 +51,15 @@ def counted_on_meta(
         own_attention(module),
         most_positions(config),
     )
+
+
+def path_here(
+    module: nn.Module, work: ModelWork, device: torch.device, dtype: torch.dtype, query: int
+) -> ExecutionPath:
+    """Return how a prefill of `query` tokens of a model on meta will run on a device of this machine."""
+    attention = getattr(module.config.get_text_config(), "_attn_implementation", None) or "sdpa"
+    cores = [operator for operator in work.operators if isinstance(operator, AttentionCore)]
+    return attention_path(attention, cores, device, dtype, query=query, keys=query)
 
 
 def own_attention(module: nn.Module) -> Attention:

@@ -9,8 +9,8 @@ import numpy as np
 
 from profiler.counting.attention import AttentionCore
 from profiler.counting.floor import RoofSet, roof_times
+from profiler.counting.memory_need import cache_bytes, memory_need, path_on
 from profiler.counting.operators import Embedding, Experts, Linear, ModelWork, Operator
-from profiler.counting.peak_memory import cache_bytes
 from profiler.counting.preset_counts import CountedModel
 from profiler.facts.step import ExecutionPath, Step
 
@@ -45,7 +45,7 @@ class GpuNumbers:
     compute_bound_from_batch: int | None
     """The smallest batch whose whole decode step is compute-bound; None if the KV cache keeps it memory-bound."""
     largest_batch: int
-    """Sequences whose KV cache fits next to the weights; 0 if the model does not fit."""
+    """Sequences that fit with their prefill; 0 if the model does not fit."""
 
 
 @dataclass(frozen=True)
@@ -97,16 +97,19 @@ def _on_gpu(counted: CountedModel, context_len: int, roofs: RoofSet) -> GpuNumbe
         return _least(compute_bound)
 
     linears = replace(work, operators=tuple(item for item in work.operators if _weights(item)))
-    sequence_bytes = int(cache_bytes(work, 1, context_len + 1))
-    unlimited_bytes = _MOST * max(1, sequence_bytes)
-    free_bytes = unlimited_bytes if roofs.memory_bytes is None else roofs.memory_bytes - counted.weight_bytes
-    largest = _MOST if sequence_bytes == 0 and free_bytes >= 0 else max(0, free_bytes // max(1, sequence_bytes))
+    path = path_on(work, counted.attention, fuses_grouped_heads=roofs.fuses_grouped_heads)
+
+    def exceeds_room(batch: int) -> bool:
+        need = memory_need(work, counted.weight_bytes, Step(float(batch), max(1, context_len), 0), 1, path)
+        return roofs.room_bytes is not None and float(need.total_bytes) > roofs.room_bytes
+
+    largest = (_least(exceeds_room) or _MOST + 1) - 1
     return GpuNumbers(
         gpu=roofs.name,
         tokens_per_s_at_most=1 / sum(times_s(work, 1)) if largest else None,
         linears_compute_bound_from_batch=compute_bound_from(linears),
         compute_bound_from_batch=compute_bound_from(work),
-        largest_batch=int(largest),
+        largest_batch=largest,
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 
+from profiler.data.room import idle_room_bytes
 from profiler.errors import RequestError, near_misses
 
 _TABLE = Path(__file__).with_name("gpus.csv")
@@ -33,6 +34,9 @@ class Datasheet:
     rated_clock_hz: float
     fp16_flops_per_clock_per_sm: int
     memory_bytes: int
+    """Memory by its maker's datasheet."""
+    usable_bytes: int
+    """Memory that the driver reports to a program (deviceQuery, or torch), less than the datasheet's."""
     bandwidth_bytes_per_s: float
     l2_bytes: int
     tdp_w: float
@@ -56,6 +60,8 @@ class Datasheet:
     nvml_name: str
     """The driver's names for the card, separated by |."""
     source: str
+    usable_source: str
+    """Source of `usable_bytes`. nvidia-smi also counts memory that the driver keeps, about 500 MiB."""
     uncertain: tuple[str, ...]
     """Columns on which sources disagree, or that were derived from other figures."""
     note: str
@@ -64,6 +70,19 @@ class Datasheet:
         """Return the dense peak for the name of a torch dtype; None if this card has no unit for it."""
         column = _PEAK_COLUMN.get(dtype)
         return getattr(self, column) if column else None
+
+    @property
+    def room_bytes(self) -> int:
+        """The bytes that a model, its KV cache and its workspace may take of this GPU (`data.room`)."""
+        return idle_room_bytes("cuda", self.usable_bytes)
+
+    @property
+    def fuses_grouped_heads(self) -> bool:
+        """Whether torch has a fused attention kernel for grouped heads in 16 bits: from compute capability 8.0 on.
+
+        Older GPUs have the memory-efficient kernel only, which refuses grouped heads (torch 2.13, sdp_utils.cpp).
+        """
+        return self.vendor != "NVIDIA" or float(self.compute_capability) >= 8.0
 
     @property
     def healthy_dtype(self) -> str:

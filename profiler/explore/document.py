@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from profiler.counting.attention import AttentionCore
 from profiler.counting.floor import RoofSet
+from profiler.counting.memory_need import cache_bytes, memory_need, path_on
 from profiler.counting.operators import Collective, Operator
-from profiler.counting.peak_memory import cache_bytes
 from profiler.counting.preset_counts import CountedModel
 from profiler.data.links import bus_share, published_link, published_links
-from profiler.explore.expressions import Expression, Tree, symbolic_step, tree_of
+from profiler.explore.expressions import Expression, Tree, symbolic_prefill, symbolic_step, tree_of
 from profiler.facts.step import ExecutionPath
 from profiler.predict.result import BETWEEN_CELLS, ForecastCell
 from profiler.store.folder import Run
@@ -56,6 +56,10 @@ class ModelEntry:
     """Bits of one element of the KV cache."""
     cache_bytes: Tree
     """The KV cache, as an expression of `batch` and `tokens`."""
+    workspace_bytes: Tree
+    """What a prefill of `query` tokens into a cache of `tokens` needs besides, with fused attention."""
+    unfused_workspace_bytes: Tree
+    """The same on a GPU without a fused attention kernel for grouped heads."""
     operators: Sequence[OperatorExpressions]
     collectives: Sequence[CollectiveExpressions]
 
@@ -69,7 +73,9 @@ class GpuOption:
     """`datasheet` or `measured`."""
     bytes_per_s: float
     flops_per_s: dict[str, float]
-    memory_bytes: int | None
+    room_bytes: int | None
+    """Bytes that a model may take of its memory; null if unknown."""
+    fuses_grouped_heads: bool
 
 
 @dataclass(frozen=True)
@@ -147,6 +153,8 @@ def model_entry(counted: CountedModel, quant: str, ranks: int = 1) -> ModelEntry
         weight_bytes=counted.weight_bytes,
         kv_bits=8 * max(widths, default=2),
         cache_bytes=tree_of(cache_bytes(counted.work, _symbol("batch"), _symbol("tokens"))),
+        workspace_bytes=_workspace(counted, fuses_grouped_heads=True),
+        unfused_workspace_bytes=_workspace(counted, fuses_grouped_heads=False),
         operators=[_operator(operator) for operator in operators if not isinstance(operator, Collective)],
         collectives=[_collective(operator) for operator in operators if isinstance(operator, Collective)],
     )
@@ -155,6 +163,12 @@ def model_entry(counted: CountedModel, quant: str, ranks: int = 1) -> ModelEntry
 def _symbol(name: str) -> int:
     symbol: object = Expression(name)
     return symbol  # type: ignore[return-value]
+
+
+def _workspace(counted: CountedModel, *, fuses_grouped_heads: bool) -> Tree:
+    path = path_on(counted.work, counted.attention, fuses_grouped_heads=fuses_grouped_heads)
+    new_tokens = _symbol("tokens") - _symbol("query")
+    return tree_of(memory_need(counted.work, 0, symbolic_prefill(), new_tokens, path).workspace_bytes)
 
 
 def _operator(operator: Operator) -> OperatorExpressions:
@@ -179,7 +193,9 @@ def _collective(operator: Collective) -> CollectiveExpressions:
 def gpu_option(roofs: RoofSet) -> GpuOption:
     """Return the roofs of a GPU as the page shows them."""
     source = roofs.name.rpartition(", ")[2]
-    return GpuOption(roofs.device, source, roofs.bytes_per_s, dict(roofs.flops_per_s), roofs.memory_bytes)
+    return GpuOption(
+        roofs.device, source, roofs.bytes_per_s, dict(roofs.flops_per_s), roofs.room_bytes, roofs.fuses_grouped_heads
+    )
 
 
 def link_options(ranks: Sequence[int]) -> list[LinkOption]:
@@ -192,7 +208,7 @@ def run_roofs(run: Run) -> RoofSet:
     """Return the roofs that a run measured."""
     ceilings, device = run.document.ceilings.ceilings, run.document.device
     rates = {dtype: roof.per_s for dtype, roof in ceilings.compute.items()}
-    return RoofSet(f"{device.name}, measured", ceilings.memory_bytes_per_s, rates, device.memory_bytes)
+    return RoofSet(f"{device.name}, measured", ceilings.memory_bytes_per_s, rates, device.room_bytes)
 
 
 def measured_run(run: Run, forecasts: Sequence[ForecastCell] = ()) -> MeasuredRun:

@@ -70,9 +70,9 @@ function figures(now) {
   const live = cacheBytes(entry, batch, context + 1, bits);
   const allocated = cacheBytes(entry, batch, BLOCK_TOKENS * Math.ceil((context + 1) / BLOCK_TOKENS), bits);
   return {
-    work, floors, live, allocated, needs: entry.weight_bytes + live, tokens: { prefill: batch * prompt, decode: batch },
-    fits: fits(entry, gpu, batch, context + 1, bits), most: largestBatch(entry, gpu, context + 1, bits),
-    prefillFits: fits(entry, gpu, batch, prompt, bits), prefillMost: largestBatch(entry, gpu, prompt, bits),
+    work, floors, live, allocated, needs: neededBytes(entry, gpu, batch, context, context + 1, bits), tokens: { prefill: batch * prompt, decode: batch },
+    fits: fits(entry, gpu, batch, context, context + 1, bits), most: largestBatch(entry, gpu, context, context + 1, bits),
+    prefillFits: fits(entry, gpu, batch, prompt, prompt, bits), prefillMost: largestBatch(entry, gpu, prompt, prompt, bits),
   };
 }
 
@@ -86,7 +86,7 @@ const ofRun = (cells, phase, now) => cells.find(cell => cell.phase === phase && 
 function advice(now, shown) {
   if (shown.fits) return "";
   const { batch, context, entry, gpu, bits } = now, tokens = context + 1, ways = [];
-  const fit = (other, card, width) => fits(other, card, batch, tokens, width);
+  const fit = (other, card, width) => fits(other, card, batch, tokens - 1, tokens, width);
   const name = other => other.quant === "none" ? other.dtype : other.quant;
   if (shown.most) ways.push(`batch ${shown.most}`);
   for (const width of [8, 4]) if (width < bits && fit(entry, gpu, width)) { ways.push(`a KV cache of ${width} bits`); break; }
@@ -96,7 +96,7 @@ function advice(now, shown) {
   if (share) ways.push(several(share, gpu));
   const card = data.gpus.find(card => fit(entry, card, bits));
   if (card) ways.push(several(entry, card));
-  const needs = `This needs ${scaled(shown.needs, "B")}; ${gpu.name} has ${scaled(gpu.memory_bytes, "B")}.`;
+  const needs = `This needs ${scaled(shown.needs, "B")}; ${gpu.name} has room for ${scaled(gpu.room_bytes, "B")}.`;
   if (ways.length) return `${needs} What fits: ${ways.join(", or ")}.`;
   return `${needs} Nothing on this page fits it; use a shorter context, a smaller batch or a larger GPU (--gpu).`;
 }
@@ -137,14 +137,14 @@ function drawTables(now, shown) {
     [entry.ranks > 1 ? "weights of one rank" : "weights", figure(entry.weight_bytes), mark("counted")],
     ["KV cache, logical (live tokens)", figure(shown.live), mark("counted")],
     [`KV cache, allocated (blocks of ${BLOCK_TOKENS} tokens)`, figure(shown.allocated), mark("counted")],
-    ["weights and logical KV cache", figure(shown.needs), mark("counted")],
-    [`memory of ${gpu.name}`, gpu.memory_bytes ? figure(gpu.memory_bytes) : ["-", NaN], mark(gpu.source)],
+    ["weights, logical KV cache and workspace", figure(shown.needs), mark("counted")],
+    [`room on ${gpu.name}`, gpu.room_bytes ? figure(gpu.room_bytes) : ["-", NaN], mark(gpu.source)],
     [`largest batch at ${context + 1} tokens`, [Number.isFinite(shown.most) ? shown.most : "-", shown.most], mark("counted")],
   ]);
   fillTable("#gpus", data.gpus.map(card => {
-    const { prefill, decode } = shown.floors(card), most = largestBatch(entry, card, context + 1, bits);
+    const { prefill, decode } = shown.floors(card), most = largestBatch(entry, card, context, context + 1, bits);
     return [html("span", {}, several(entry, card), " ", mark(card.source)), [scaled(prefill.total, "s"), prefill.total], [scaled(decode.total, "s"), decode.total],
-      fits(entry, card, batch, context + 1, bits) ? rate(batch, decode.total) : ["no room", NaN],
+      fits(entry, card, batch, context, context + 1, bits) ? rate(batch, decode.total) : ["no room", NaN],
       [Number.isFinite(most) ? most : "-", most], decode.bound];
   }));
   select("#advice").textContent = advice(now, shown);
@@ -272,7 +272,7 @@ function drawMap(now) {
   if (key !== mapped) {
     mapped = key;
     const rows = mapBatches.map(batch => html("tr", {}, html("th", { scope: "row" }, batch), ...mapContexts.map(context => {
-      const room = fits(entry, gpu, batch, context + 1, bits);
+      const room = fits(entry, gpu, batch, context, context + 1, bits);
       const bound = room ? floorOf(stepWork(entry, { batch, query: 1, context }, bits), entry, gpu, link).bound : "no room";
       const cell = html("td", { className: bound.replace(" ", "-"), title: `decode ${batch} x ${context}: ${bound}` }, room ? bound[0] : "");
       cell.addEventListener("click", () => change({ b: batch, c: context }));

@@ -181,6 +181,13 @@ def symbolic_step() -> Step:
     return step
 
 
+def symbolic_prefill() -> Step:
+    """Return a prefill of the symbols `batch` and `query`."""
+    step = symbolic_step()
+    object.__setattr__(step, "context", 0)
+    return step
+
+
 def evaluate(tree: Tree, symbols: Mapping[str, float]) -> Any:
     """Return the value of a tree; `symbols` are numbers by name."""
     if isinstance(tree, str):

@@ -82,17 +82,21 @@ function floorOf(work, entry, gpu, link) {
 /** Bytes of the KV cache of `batch` sequences of `tokens` each. */
 const cacheBytes = (entry, batch, tokens, bits) => narrowed(evaluate(entry, "cache_bytes", { batch, tokens }), entry, bits);
 
-const fits = (entry, gpu, batch, tokens, bits) =>
-  entry.weight_bytes + cacheBytes(entry, batch, tokens, bits) <= (gpu.memory_bytes ?? Infinity);
+/** Weights, a KV cache of `tokens`, and the workspace of the prefill of `query` of them. */
+const neededBytes = (entry, gpu, batch, query, tokens, bits) => entry.weight_bytes + cacheBytes(entry, batch, tokens, bits)
+  + evaluate(entry, gpu.fuses_grouped_heads ? "workspace_bytes" : "unfused_workspace_bytes", { batch, query, tokens });
+
+const fits = (entry, gpu, batch, query, tokens, bits) =>
+  neededBytes(entry, gpu, batch, query, tokens, bits) <= (gpu.room_bytes ?? Infinity);
 
 const MOST_BATCH = 2 ** 24;
-/** The largest batch whose cache fits next to the weights; 0 if the weights do not fit, Infinity without a limit. */
-function largestBatch(entry, gpu, tokens, bits) {
-  if (fits(entry, gpu, MOST_BATCH, tokens, bits)) return Infinity;
+/** The largest batch that fits; 0 if none does, Infinity without a limit. */
+function largestBatch(entry, gpu, query, tokens, bits) {
+  if (fits(entry, gpu, MOST_BATCH, query, tokens, bits)) return Infinity;
   let [low, high] = [0, MOST_BATCH];
   while (high - low > 1) {
     const middle = Math.floor((low + high) / 2);
-    if (fits(entry, gpu, middle, tokens, bits)) low = middle; else high = middle;
+    if (fits(entry, gpu, middle, query, tokens, bits)) low = middle; else high = middle;
   }
   return low;
 }

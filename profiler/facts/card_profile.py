@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TypeVar
 
+from profiler.data.room import idle_room_bytes
 from profiler.facts.roofs import Ceilings
 from profiler.grid.cells import Phase
 
@@ -86,6 +87,11 @@ class CardProfile:
     smalls: tuple[SmallPoint, ...] = ()
     """Only for a CPU; on a GPU, small kernels take the shortest kernel time each."""
     datasheet: str | None = None
+
+    @property
+    def room_bytes(self) -> int:
+        """The bytes that a model may take of its memory if nothing else runs there (`data.room`)."""
+        return idle_room_bytes(self.kind, self.memory_bytes)
 
     @property
     def overlaps(self) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from profiler.data.room import idle_room_bytes
 from profiler.facts.merged import MergedFacts
 from profiler.facts.operators import OperatorWork
 from profiler.facts.roofs import Ceilings
@@ -76,6 +77,11 @@ class DeviceFacts:
     """The row of the table of datasheets."""
     datasheet_flops_per_s: float | None = None
     datasheet_bytes_per_s: float | None = None
+
+    @property
+    def room_bytes(self) -> int:
+        """The bytes that a model may take of its memory if nothing else runs there (`data.room`)."""
+        return idle_room_bytes(self.kind, self.memory_bytes)
 
     @property
     def overlaps_dispatch(self) -> bool:

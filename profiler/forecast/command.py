@@ -315,7 +315,7 @@ def forecast_on(model: str, on: str, request: ForecastRequest) -> Answer:
             forecast.latency_s,
             (forecast.latency_s / spread, forecast.latency_s * spread),
             ["the card's profile: the model never ran there"] * len(steps),
-            forecast.fits(profile.memory_bytes),
+            forecast.fits(profile.room_bytes),
         ),
     )
 

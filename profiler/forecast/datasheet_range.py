@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from profiler.counting.attention import AttentionCore
+from profiler.counting.memory_need import path_on
 from profiler.counting.operators import Experts, ModelWork
 from profiler.data.datasheets import Datasheet
 from profiler.data.links import Link
@@ -18,7 +19,7 @@ from profiler.errors import RequestError
 from profiler.facts.step import Attention
 from profiler.grid.cells import PHASES, Phase
 from profiler.judge.breakdown import StepTerms
-from profiler.predict.operator_arrays import StepArrays, operator_arrays, path_of
+from profiler.predict.operator_arrays import StepArrays, needed_bytes, operator_arrays, path_of
 from profiler.predict.predict import Forecast
 from profiler.predict.published_efficiency import (
     NO_MIXTURE,
@@ -62,6 +63,9 @@ def in_range(
         raise RequestError(f"{sheet.gpu} has {no_basis(model.quant, engine)}")
     paths = dict.fromkeys(PHASES, path_of(engine, model.attention))
     needed = operator_arrays(model.work, steps, paths, model.weight_bytes, link)
+    if engine == "eager":
+        there = path_on(model.work, model.attention, fuses_grouped_heads=sheet.fuses_grouped_heads)
+        needed = replace(needed, peak_bytes=needed_bytes(model.work, steps, there, model.weight_bytes))
     layers = sum(op.count for op in model.work.operators if isinstance(op, AttentionCore))
     work, peak = executed(needed, engine), peak_of(sheet, format_, model.dtype)
     host_index = host_index_of(sheet.gpu)
@@ -88,7 +92,7 @@ def in_range(
     forecast = Forecast(needed, terms, typical_s, zeros)
     cells = forecast_cells(
         forecast, typical_s, (low_s, high_s), ["published figures of other cards"] * len(steps),
-        forecast.fits(sheet.memory_bytes),
+        forecast.fits(sheet.room_bytes),
     )  # fmt: skip
     return Answer(
         source=model.name,

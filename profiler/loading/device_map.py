@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from profiler.data.room import room_bytes
 from profiler.device.memory import available_bytes, storage_bytes
 from profiler.errors import ModelError
-
-# A full device cannot run a step. accelerate's own maps reserve about as much.
-_FILL_LIMIT = 0.9
-_RESERVE_BYTES = 1_500_000_000
-"""Memory of a CUDA device that weights may not take: it is for the roofs' buffers and a small cell."""
 
 
 @dataclass(frozen=True)
@@ -42,23 +39,34 @@ class DeviceMap:
         return {name: str(device) for name, device in self.device_map.items()}
 
 
-def plan_device_map(module: nn.Module, device: torch.device, *, quantised: bool) -> DeviceMap | None:
-    """Return accelerate's automatic placement of `module` (on meta), or None if its weights fit on `device`.
+Beside = Callable[[nn.Module], int]
+"""Returns the bytes that a step of a model on meta needs besides its weights."""
 
-    A CUDA device spills to host memory and then to disk; a CPU spills to disk. Raises ModelError if the disk is too
-    small, or if bitsandbytes weights would go there, which is not supported.
+
+def nothing_beside(module: nn.Module) -> int:
+    return 0
+
+
+def plan_device_map(
+    module: nn.Module, device: torch.device, *, quantised: bool, beside_bytes: int = 0
+) -> DeviceMap | None:
+    """Return accelerate's automatic placement of `module` (on meta), or None if it fits on `device`.
+
+    It fits if its weights and the `beside_bytes` that a step needs take at most the device's room. A CUDA device spills
+    to host memory and then to disk; a CPU spills to disk. Raises ModelError if the disk is too small, or if
+    bitsandbytes weights would go there, which is not supported.
     """
     weight_bytes = planned_weight_bytes(module)
-    free_bytes = room_bytes(device)
-    if weight_bytes <= free_bytes:
+    for_weights_bytes = max(0, room_here_bytes(device) - beside_bytes)
+    if weight_bytes <= for_weights_bytes:
         return None
     from accelerate import infer_auto_device_map
 
-    budget: dict[Any, Any] = {"cpu": free_bytes}
+    budget: dict[Any, Any] = {"cpu": for_weights_bytes}
     if device.type == "cuda":
         # Without other GPUs of the host: accelerate would run the parts that it places there on that GPU. Its own
         # `get_max_memory` opens a context on each, and has no "cpu" where the GPU shares the host's memory.
-        budget = {device.index: free_bytes, "cpu": available_bytes(torch.device("cpu"))}
+        budget = {device.index: for_weights_bytes, "cpu": available_bytes(torch.device("cpu"))}
     no_split = list(getattr(module, "_no_split_modules", None) or [])
     inferred: dict[str, Any] = infer_auto_device_map(module, budget, no_split)
     device_map = {name: f"cuda:{where}" if isinstance(where, int) else where for name, where in inferred.items()}
@@ -66,7 +74,7 @@ def plan_device_map(module: nn.Module, device: torch.device, *, quantised: bool)
         return DeviceMap(device_map, None)
     folder = tempfile.TemporaryDirectory(prefix="roofscope-offload-", ignore_cleanup_errors=True)
     disk_bytes = shutil.disk_usage(folder.name).free
-    if quantised or weight_bytes > disk_bytes + free_bytes:
+    if quantised or weight_bytes > disk_bytes + for_weights_bytes:
         folder.cleanup()
         reason = (
             "bitsandbytes weights cannot be offloaded to disk"
@@ -74,17 +82,15 @@ def plan_device_map(module: nn.Module, device: torch.device, *, quantised: bool)
             else f"the disk has room for {disk_bytes / 1e9:.1f} GB"
         )
         raise ModelError(
-            f"the weights need {weight_bytes / 1e9:.1f} GB, but {free_bytes / 1e9:.1f} GB of memory is free, and"
-            f" {reason}; use a 16-bit --dtype, --quant nf4, or a smaller model."
+            f"the weights need {weight_bytes / 1e9:.1f} GB, but there is room for {for_weights_bytes / 1e9:.1f} GB in"
+            f" memory, and {reason}; use a 16-bit --dtype, --quant nf4, or a smaller model."
         )
     return DeviceMap(device_map, folder)
 
 
-def room_bytes(device: torch.device) -> int:
-    """Return how many bytes of `device` the weights may take."""
-    free_bytes = available_bytes(device)
-    limit_bytes = int(free_bytes * _FILL_LIMIT)
-    return limit_bytes if device.type == "cpu" else max(0, min(limit_bytes, free_bytes - _RESERVE_BYTES))
+def room_here_bytes(device: torch.device) -> int:
+    """Return the bytes that a model, its KV cache and its workspace may take now on `device` (`data.room`)."""
+    return room_bytes(device.type, available_bytes(device))
 
 
 def planned_weight_bytes(module: nn.Module) -> int:

@@ -10,13 +10,15 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from profiler.loading.device_map import DeviceMap, dispatch, plan_device_map, read_back, written
+from profiler.loading.device_map import Beside, DeviceMap, dispatch, nothing_beside, plan_device_map, read_back, written
 from profiler.loading.meta_model import from_config
 from profiler.loading.request import ModelRequest
 from profiler.quant.formats import quantise_modules
 
 
-def build_random(request: ModelRequest, config: Any) -> tuple[nn.Module, DeviceMap | None]:
+def build_random(
+    request: ModelRequest, config: Any, beside: Beside = nothing_beside
+) -> tuple[nn.Module, DeviceMap | None]:
     """Return the model of `request` with random weights, and accelerate's placement if the model does not fit."""
     from accelerate import init_empty_weights
 
@@ -25,7 +27,7 @@ def build_random(request: ModelRequest, config: Any) -> tuple[nn.Module, DeviceM
         module = from_config(config, request.dtype, request.attn)
     module = quantise_modules(module, request.quant, request.dtype, request.quant_options, request.device)
     module.tie_weights()
-    placement = plan_device_map(module, request.device, quantised=request.quant != "none")
+    placement = plan_device_map(module, request.device, quantised=request.quant != "none", beside_bytes=beside(module))
     torch.manual_seed(0)
     on_disk = _materialise(module, request.device, placement)
     module.tie_weights()

@@ -12,9 +12,10 @@ from torch import nn
 
 from profiler.counting.attention import AttentionCore
 from profiler.counting.attention_kernel import attention_path, outlier_columns
+from profiler.counting.memory_need import memory_need
 from profiler.counting.operators import Experts, Linear, ModelWork, Operator, as_value, padded_work
-from profiler.counting.peak_memory import predicted_peak_bytes
 from profiler.counting.walk import linear_modules
+from profiler.data.room import room_bytes
 from profiler.device.machine import Machine, machine_for
 from profiler.engines.base import Engine
 from profiler.engines.transformers import EagerEngine
@@ -95,16 +96,16 @@ class Subject:
 
     def predicted_peak(self, cell: Cell) -> int:
         """Return the bytes of memory that a cell needs at most, weights included."""
-        weights = self.model_bytes
-        path = self.paths[cell.engine, "prefill"]
-        return int(predicted_peak_bytes(self.work, weights, cell.batch_size, cell.depth, cell.new_tokens, path))
+        prefill, path = Step(cell.batch_size, cell.depth, 0), self.paths[cell.engine, "prefill"]
+        return int(memory_need(self.work, self.model_bytes, prefill, cell.new_tokens, path).total_bytes)
 
     def no_room(self, cell: Cell) -> str | None:
         """Return why a cell cannot fit into memory, or None. The weights are already loaded."""
         needed_bytes = self.predicted_peak(cell) - self.model_bytes
-        free_bytes = self.machine.available_bytes()
-        if needed_bytes > free_bytes * _MEMORY_MARGIN:
-            return f"needs {needed_bytes / 1e9:.1f} GB besides the weights, {free_bytes / 1e9:.1f} GB is free"
+        loaded_bytes = self.model_bytes - sum(self.loaded.offloaded_bytes.values())
+        room = room_bytes(self.machine.device.type, self.machine.available_bytes() + loaded_bytes) - loaded_bytes
+        if needed_bytes > room:
+            return f"needs {needed_bytes / 1e9:.1f} GB besides the weights, and {max(0, room) / 1e9:.1f} GB is left"
         return None
 
     def model_facts(self, grid: Grid) -> ModelFacts:
@@ -172,10 +173,6 @@ def _kinds_of_linears(model: nn.Module) -> dict[str, int]:
         name = ", ".join(words)
         counts[name] = counts.get(name, 0) + 1
     return counts
-
-
-# A cell is not tried if its predicted peak exceeds this share of the free memory.
-_MEMORY_MARGIN = 0.95
 
 
 def execution_paths(

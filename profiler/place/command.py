@@ -25,8 +25,6 @@ from profiler.units import scaled, several, short_count, significant
 
 # Tools differ in whether they count buffers and tied weights. Another model differs by far more.
 _SAME_PARAMS = 0.05
-# Datasheets round the memory of a GPU, so weights of up to 5 % more than it may still fit.
-_FITS = 1.05
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -154,7 +152,7 @@ def _datasheet_roofs(gpu: str, devices: Sequence[str]) -> RoofSet:
             raise RequestError(f"which GPU's roofs? Give --gpu NAME, or --here for this device's own.{ran_on}")
         sheet = sheets[0]
     peaks = {name: peak for name in _DTYPES if (peak := sheet.peak_flops_per_s(name))}
-    return RoofSet(f"{sheet.gpu}, datasheet", sheet.bandwidth_bytes_per_s, peaks, sheet.memory_bytes)
+    return RoofSet(f"{sheet.gpu}, datasheet", sheet.bandwidth_bytes_per_s, peaks, sheet.room_bytes)
 
 
 # torch is loaded only for --here, hence the imports in these two functions.
@@ -200,11 +198,11 @@ def _no_room(work: ModelWork, figures: Figures, under: RoofSet) -> list[str]:
         if bytes_per_weight
         else sum(float(operator.work(step, ExecutionPath()).weight_bytes) for operator in work.operators)
     )
-    if under.memory_bytes is None or needed_bytes <= _FITS * under.memory_bytes:
+    if under.room_bytes is None or needed_bytes <= under.room_bytes:
         return []
     return [
-        f"the weights need {scaled(needed_bytes, 'B')}, but {under.device} has {scaled(under.memory_bytes, 'B')}:"
-        " the file must come from several GPUs, another GPU or another precision."
+        f"the weights need {scaled(needed_bytes, 'B')}, but {under.device} has room for"
+        f" {scaled(under.room_bytes, 'B')}: the file must come from several GPUs, another GPU or another precision."
     ]
 
 

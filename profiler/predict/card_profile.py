@@ -209,7 +209,7 @@ def fitted_on(profile: CardProfile, dtype: str, layers: int) -> Fitted:
         if point.dtype == profiled_dtype:
             step = Dispatch(layers * point.layer_s, layers * point.in_kernels_s)
             dispatch[point.phase][point.batch_size] = step
-    device = DeviceRates(profile.ceilings, dtype, dispatch, profile.overlaps, profile.memory_bytes)
+    device = DeviceRates(profile.ceilings, dtype, dispatch, profile.overlaps, profile.room_bytes)
     return Fitted(device, kernels_of(profile, dtype, layers), {})
 
 

@@ -44,7 +44,7 @@ def forecast_missing(
         return ()
     forecast = trained.fitted.forecast(count(missing))
     low_s, high_s = trained.bounds(forecast)
-    fits = forecast.fits(facts.device.memory_bytes)
+    fits = forecast.fits(facts.device.room_bytes)
     return tuple(
         ForecastTime(key, float(forecast.latency_s[index]), float(low_s[index]), float(high_s[index]))
         for index, key in enumerate(missing)
@@ -71,7 +71,7 @@ def _device_rates(facts: Facts, engine: str) -> DeviceRates:
         facts.model.dtype,
         dispatch,
         facts.device.overlaps_dispatch,
-        facts.device.memory_bytes,
+        facts.device.room_bytes,
         facts.ceilings.fetch_s(facts.model.offloaded_bytes),
     )
 

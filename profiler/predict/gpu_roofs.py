@@ -19,7 +19,7 @@ def roofs_called(name: str) -> RoofSet:
     if name in profiles() or Path(name).suffix == ".json":
         profile = profile_called(name)
         peaks = {dtype: roof.per_s for dtype, roof in profile.ceilings.compute.items()}
-        return RoofSet(f"{profile.name}, measured", profile.ceilings.memory_bytes_per_s, peaks, profile.memory_bytes)
+        return RoofSet(f"{profile.name}, measured", profile.ceilings.memory_bytes_per_s, peaks, profile.room_bytes)
     return datasheet_roofs(gpu_called(name))
 
 
@@ -31,4 +31,6 @@ def datasheet_roofs(sheet: Datasheet) -> RoofSet:
     peaks = {dtype: peak for dtype in _DTYPES if (peak := sheet.peak_flops_per_s(dtype))}
     if "float16" in peaks:
         peaks.setdefault("bfloat16", peaks["float16"])
-    return RoofSet(f"{sheet.gpu}, datasheet", sheet.bandwidth_bytes_per_s, peaks, sheet.memory_bytes)
+    return RoofSet(
+        f"{sheet.gpu}, datasheet", sheet.bandwidth_bytes_per_s, peaks, sheet.room_bytes, sheet.fuses_grouped_heads
+    )

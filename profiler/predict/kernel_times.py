@@ -213,7 +213,8 @@ class DeviceRates:
     dispatch: Mapping[Phase, Mapping[int, Dispatch]]
     """Dispatch of a step by phase and batch size; empty if it was not measured."""
     overlaps: bool
-    memory_bytes: int
+    room_bytes: int
+    """The bytes that a model may take of its memory."""
     fetch_s: float = 0.0
 
     def memory_bytes_per_s(self, working_set_bytes: Array) -> Array:

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profiler.counting.attention import AttentionCore
+from profiler.counting.memory_need import memory_need
 from profiler.counting.operators import Collective, Embedding, Linear, ModelWork, Operator
-from profiler.counting.peak_memory import predicted_peak_bytes
 from profiler.data.links import Link, bus_share
 from profiler.data.published_results import EngineKind
 from profiler.facts.operators import Cause
@@ -194,18 +194,19 @@ def operator_arrays(
     parts = [(chosen, *_step(steps.at(chosen), paths[phase])) for phase, chosen in phases if len(chosen)]
     names = {op: name for op, name in work.names.items() if not isinstance(op, Collective)}
     columns = tuple(_column(operator, name, parts, count) for operator, name in names.items())
-    peaks = np.zeros(count, dtype=np.float64)
-    depth = np.where(steps.prompt_len > 0, steps.prompt_len, steps.context - steps.new_tokens // 2)
-    for phase, chosen in phases:
-        if len(chosen):
-            peaks[chosen] = predicted_peak_bytes(
-                work, weight_bytes, steps.batch[chosen], depth[chosen], steps.new_tokens[chosen], paths[phase]
-            )
     handed_bytes = next(
         (column.activation_bytes for column, op in zip(columns, names, strict=True) if isinstance(op, Embedding)), None
     )
     collective_s = None if link is None else _collective_s(work, parts, link, count)
-    return OperatorArrays(steps, columns, peaks, collective_s, handed_bytes)
+    peak_bytes = needed_bytes(work, steps, paths["prefill"], weight_bytes)
+    return OperatorArrays(steps, columns, peak_bytes, collective_s, handed_bytes)
+
+
+def needed_bytes(work: ModelWork, steps: StepArrays, path: ExecutionPath, weight_bytes: int) -> Floats:
+    """What the cell of each step needs of a device's memory [n]; `path` is that of its prefill."""
+    depth = np.where(steps.prompt_len > 0, steps.prompt_len, steps.context - steps.new_tokens // 2)
+    need = memory_need(work, weight_bytes, Step(steps.batch, np.maximum(1, depth), 0), steps.new_tokens, path)
+    return np.asarray(need.total_bytes, dtype=np.float64)
 
 
 def _collective_s(work: ModelWork, parts: list[tuple[Array, Step, ExecutionPath]], link: Link, count: int) -> Array:

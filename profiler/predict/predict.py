@@ -30,8 +30,6 @@ from profiler.predict.operator_arrays import (
 )
 
 PAGE_BYTES = 4096
-USABLE_MEMORY_SHARE = 0.95
-"""The most of a device's memory that a step may use; the driver, the allocator and fragmentation take the rest."""
 NORMAL_95 = 1.96
 # The share of a step from which a term determines its regime.
 _BINDS = 0.5
@@ -137,9 +135,9 @@ class Forecast:
     sigma: Array
     """Standard deviation of log(latency)."""
 
-    def fits(self, memory_bytes: int) -> Array:
-        """bool[n]: whether a step fits into a device's memory."""
-        return np.asarray(self.demanded.peak_bytes <= USABLE_MEMORY_SHARE * memory_bytes)
+    def fits(self, room_bytes: int) -> Array:
+        """bool[n]: whether a step fits into the bytes that a model may take of a device (`data.room`)."""
+        return np.asarray(self.demanded.peak_bytes <= room_bytes)
 
     @property
     def tokens_per_s(self) -> Array:

@@ -349,8 +349,6 @@ def executed(needed: OperatorArrays, engine: EngineKind) -> WorkAt:
     return WorkAt(flops, weight_bytes, kv_bytes)
 
 
-CONTEXT_BYTES = 600_000_000
-"""Memory of CUDA, its modules and cuBLAS's workspace besides the model (0.5 to 0.8 GB on recent GPUs)."""
 NO_MIXTURE = "No published figure of a mixture of experts is in these ranges, so their coverage of one is unknown."
 
 

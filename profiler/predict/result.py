@@ -102,7 +102,7 @@ def cells_of(
         latency_s = latency_s * factor
         low_s, high_s = latency_s / spread, latency_s * spread
     basis = ["; ".join(sentences) or BETWEEN_CELLS for sentences in trained.assumptions(forecast)]
-    fits = forecast.fits(trained.fitted.device.memory_bytes)
+    fits = forecast.fits(trained.fitted.device.room_bytes)
     return forecast_cells(forecast, latency_s, (low_s, high_s), basis, fits)
 
 

@@ -284,10 +284,10 @@ def _refuse(model: str, request: RentRequest, serving: Sequence[Serving], offers
     if not fitting:
         unfit = [each for each in serving if not each.no_basis and each.sheet.gpu in {offer.card for offer in offers}]
         least = min(unfit, key=lambda each: each.plan.weight_bytes)
-        largest = max((each.sheet for each in unfit), key=lambda sheet: sheet.memory_bytes)
+        largest = max((each.sheet for each in unfit), key=lambda sheet: sheet.room_bytes)
         raise RequestError(
             f"{model} fits no GPU that has a price: in {_words(least.plan.precision)} it"
-            f" {least.why_not.split(';')[0]}; the largest, {largest.gpu}, has {scaled(largest.memory_bytes, 'B')}. Try"
+            f" {least.why_not.split(';')[0]}; the largest, {largest.gpu}, has room for {scaled(largest.room_bytes, 'B')}. Try"
             " --quant int4wo, --engine eager --quant nf4, or a smaller --batch."
         )
     if all(each.meets == "no" for each in fitting):

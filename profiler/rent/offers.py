@@ -11,7 +11,6 @@ from profiler.data.datasheets import Datasheet
 from profiler.data.prices import PriceClass
 from profiler.data.published_results import EngineKind, published
 from profiler.predict.costs import Span
-from profiler.predict.published_efficiency import CONTEXT_BYTES
 from profiler.quant.registry import FORMATS
 from profiler.rent.plan import Planned, Times
 from profiler.rent.serving import Fleet, Operation, crossover_rate, replicas_for
@@ -225,12 +224,13 @@ def _extrapolation(plan: Planned, batch: int) -> str:
 
 def shortage(plan: Planned, sheet: Datasheet, batch: int) -> str:
     """The memory that `batch` sequences need, by part, and what the GPU has."""
-    peak_bytes = float(plan.peak_bytes[min(batch, len(plan.peak_bytes)) - 1])
+    needed_bytes = float(plan.needed_bytes_on(sheet)[min(batch, len(plan.batches)) - 1])
     cache_bytes = batch * plan.cache_bytes
-    workspace_bytes = max(0.0, peak_bytes - plan.weight_bytes - cache_bytes) + CONTEXT_BYTES
+    workspace_bytes = max(0.0, needed_bytes - plan.weight_bytes - cache_bytes)
     return (
-        f"needs {scaled(peak_bytes + CONTEXT_BYTES, 'B')}: weights {scaled(plan.weight_bytes, 'B')}, KV cache"
-        f" {scaled(cache_bytes, 'B')}, workspace {scaled(workspace_bytes, 'B')}; has {scaled(sheet.memory_bytes, 'B')}"
+        f"needs {scaled(needed_bytes, 'B')}: weights {scaled(plan.weight_bytes, 'B')}, KV cache"
+        f" {scaled(cache_bytes, 'B')}, workspace {scaled(workspace_bytes, 'B')}; has room for"
+        f" {scaled(sheet.room_bytes, 'B')}"
     )
 
 

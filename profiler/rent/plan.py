@@ -8,8 +8,8 @@ import numpy as np
 
 from profiler.counting.attention import AttentionCore
 from profiler.counting.cache import counted_model
+from profiler.counting.memory_need import cache_bytes, path_on
 from profiler.counting.operators import Experts
-from profiler.counting.peak_memory import cache_bytes
 from profiler.counting.preset_counts import CountedModel
 from profiler.data.datasheets import Datasheet
 from profiler.data.links import Link, published_link
@@ -18,10 +18,8 @@ from profiler.errors import RequestError
 from profiler.grid.cells import PHASES, Phase
 from profiler.grid.ranges import check_positions
 from profiler.loading.source import resolve
-from profiler.predict.operator_arrays import Array, StepArrays, operator_arrays, path_of
-from profiler.predict.predict import USABLE_MEMORY_SHARE
+from profiler.predict.operator_arrays import Array, StepArrays, needed_bytes, operator_arrays, path_of
 from profiler.predict.published_efficiency import (
-    CONTEXT_BYTES,
     Range,
     WorkAt,
     attained,
@@ -60,7 +58,10 @@ class Planned:
     """Bytes of the weights in memory."""
     cache_bytes: float
     """Bytes of the KV cache of one sequence at its full length."""
-    peak_bytes: Array
+    needed_bytes: Array
+    """What each batch needs of a GPU's memory."""
+    unfused_needed_bytes: Array
+    """The same on a GPU without a fused attention kernel for grouped heads."""
     work: dict[Phase, WorkAt]
     exchanged_s: dict[Phase, Array]
     """Seconds of the collectives between the GPUs."""
@@ -69,12 +70,15 @@ class Planned:
 
     @property
     def batches(self) -> Array:
-        return np.arange(1, len(self.peak_bytes) + 1)
+        return np.arange(1, len(self.needed_bytes) + 1)
+
+    def needed_bytes_on(self, sheet: Datasheet) -> Array:
+        """What each batch needs of this GPU's memory."""
+        return self.needed_bytes if sheet.fuses_grouped_heads else self.unfused_needed_bytes
 
     def largest_batch_on(self, sheet: Datasheet) -> int:
         """The most sequences that fit; 0 if not even one does."""
-        usable_bytes = USABLE_MEMORY_SHARE * sheet.memory_bytes - CONTEXT_BYTES
-        return int(np.searchsorted(self.peak_bytes, usable_bytes, side="right"))
+        return int(np.searchsorted(self.needed_bytes_on(sheet), sheet.room_bytes, side="right"))
 
 
 @dataclass
@@ -109,7 +113,7 @@ class Planner:
             return single
         for gpus in MOST_GPUS:
             link = link_of(sheet, gpus)
-            if link is None or single.weight_bytes / gpus > sheet.memory_bytes:
+            if link is None or single.weight_bytes / gpus > sheet.room_bytes:
                 continue
             try:
                 split = self.plan(quant, engine, gpus, link)
@@ -136,20 +140,24 @@ def _planned(
     cores = [op for op in work.operators if isinstance(op, AttentionCore)]
     phase_work: dict[Phase, WorkAt] = {}
     exchanged_s: dict[Phase, Array] = {}
-    peak_bytes: Array = np.zeros(0)
+    steps: dict[Phase, StepArrays] = {}
     for phase in PHASES:
         prefill = phase == "prefill"
-        steps = StepArrays(
+        steps[phase] = StepArrays(
             prefill=np.full(len(batches), prefill),
             batch=batches,
             prompt_len=np.full(len(batches), load.prompt_len),
             context=np.full(len(batches), 0 if prefill else load.prompt_len + load.new_tokens // 2),
             new_tokens=np.full(len(batches), load.new_tokens),
         )
-        needed = operator_arrays(work, steps, dict.fromkeys(PHASES, path), weights, link)
+        needed = operator_arrays(work, steps[phase], dict.fromkeys(PHASES, path), weights, link)
         phase_work[phase] = executed(needed, engine)
         exchanged_s[phase] = np.broadcast_to(needed.exchanged_s, len(batches))
-        peak_bytes = needed.peak_bytes
+
+    def needed_with(*, fuses_grouped_heads: bool) -> Array:
+        there = path if engine != "eager" else path_on(work, counted.attention, fuses_grouped_heads=fuses_grouped_heads)
+        return needed_bytes(work, steps["prefill"], there, weights)
+
     return Planned(
         precision=counted.published or quant,
         format=published_as(quant),
@@ -161,7 +169,8 @@ def _planned(
         parameters=work.params,
         weight_bytes=float(weights),
         cache_bytes=float(cache_bytes(work, 1, load.prompt_len + load.new_tokens)),
-        peak_bytes=peak_bytes,
+        needed_bytes=needed_with(fuses_grouped_heads=True),
+        unfused_needed_bytes=needed_with(fuses_grouped_heads=False),
         work=phase_work,
         exchanged_s=exchanged_s,
         mixture=any(isinstance(op, Experts) for op in work.operators),

@@ -126,11 +126,19 @@ def _gemms(gemms: Sequence[GemmShape]) -> TextTable:
 def _gpus(gpus: Sequence[CardFloor]) -> list[Block]:
     """Return a table of the GPUs that the step fits."""
     rows = [
-        [gpu.gpu, significant(gpu.ridge_flops_per_byte), duration(gpu.floor_s), gpu.bound or "-"]
+        [
+            gpu.gpu,
+            significant(gpu.ridge_flops_per_byte),
+            duration(gpu.floor_s),
+            gpu.bound or "-",
+            scaled(gpu.needs_bytes, "B"),
+            scaled(gpu.room_bytes, "B"),
+        ]
         for gpu in gpus
         if gpu.floor_s is not None and gpu.ridge_flops_per_byte is not None
     ]
-    return [text_table(("GPU", "ridge FLOP/byte", "floor", "bound by"), rows)] if rows else []
+    headings = ("GPU", "ridge FLOP/byte", "floor", "bound by", "needs", "has room for")
+    return [text_table(headings, rows, texts=("bound by",))] if rows else []
 
 
 def _gpu_notes(gpus: Sequence[CardFloor], dtype: str) -> list[str]:

@@ -75,6 +75,7 @@ def grid_frame(grid: GridCount) -> pd.DataFrame:
     frames = [
         points.assign(
             gpu=gpu.roofs.name,
+            needs_bytes=gpu.needs_bytes,
             fits=gpu.fits,
             floor_s=np.where(gpu.fits, gpu.floor_s, np.nan),
             tokens_per_s_at_most=np.where(gpu.fits, grid.tokens / gpu.floor_s, np.nan),
@@ -102,10 +103,10 @@ class GridRow:
     kv_bytes: float
     """Of the KV cache at the end of the step."""
     needs_bytes: float
-    """Weights and KV cache."""
+    """Weights, KV cache and workspace."""
     gpu: str
     fits: bool
-    """Whether `needs_bytes` are at most the GPU's memory."""
+    """Whether `needs_bytes` are at most what a model may take of the GPU's memory."""
     floor_s: float | None
     """Sum over operators of max(FLOPs / peak, bytes / bandwidth); null where it does not fit."""
     tokens_per_s_at_most: float | None

@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 
 from profiler.counting.floor import RoofSet
 from profiler.counting.operators import ModelWork
+from profiler.data.room import idle_room_bytes
 from profiler.device.machine import Machine
 from profiler.errors import NoRoomError, RequestError
 from profiler.facts.roofs import AGREE, COPY, GEMV, READ, TRIAD, Ceilings, Roof, RoofsRemeasured
@@ -173,4 +174,5 @@ def here_roofs(work: ModelWork, dtype: str) -> RoofSet:
         why = next(iter(measured.missing.values()))
         raise RequestError(f"--here: the roofs of this device could not be measured ({why}); give --gpu CARD.")
     rates = {name: ceilings.compute_flops_per_s(name) for name in dtypes}
-    return RoofSet(f"{machine.info.name}, measured", ceilings.memory_bytes_per_s, rates, machine.info.memory_bytes)
+    room_bytes = idle_room_bytes(machine.info.kind, machine.info.memory_bytes)
+    return RoofSet(f"{machine.info.name}, measured", ceilings.memory_bytes_per_s, rates, room_bytes)

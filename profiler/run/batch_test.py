@@ -7,15 +7,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from profiler.counting.memory_need import memory_need
+from profiler.counting.meta import path_here
 from profiler.counting.operators import ModelWork
-from profiler.counting.peak_memory import predicted_peak_bytes
 from profiler.counting.walk import walk
 from profiler.device.machine import machine_for
 from profiler.errors import RequestError
-from profiler.facts.step import ExecutionPath, Step
+from profiler.facts.step import Step
 from profiler.grid.cells import Cell, CellKey
 from profiler.judge.scaling import crossover
-from profiler.loading.device_map import planned_weight_bytes
+from profiler.loading.device_map import planned_weight_bytes, room_here_bytes
 from profiler.loading.meta_model import plan, quiet_libraries
 from profiler.loading.request import dtype_name
 from profiler.measure.sweep import USUAL_ATTAINED
@@ -27,7 +28,6 @@ from profiler.run.validate import Prepared, prepare
 MOST_SEQUENCES = 4096
 # The test continues for two doublings past the predicted knee, so that the slope shows.
 _PAST_THE_KNEE = 4
-_MEMORY_SHARE = 0.9
 # A slope needs two batches.
 _LEAST_BATCHES = 2
 
@@ -64,10 +64,11 @@ def prepare_batch_test(options: Options, phase: str) -> Prepared:
     cells = first.grid.cells
     knee = _predicted_knee(work, CellKey("prefill" if phase == "prefill" else "decode", cells[0]), roofs)
     most = MOST_SEQUENCES if knee is None else min(MOST_SEQUENCES, max(8, int(_PAST_THE_KNEE * knee)))
-    room = weights + _MEMORY_SHARE * (machine.available_bytes() - weights)
+    room = room_here_bytes(machine.device)
+    path = path_here(module, work, machine.device, request.dtype, depths[0])
     batches = [1]
     while (batch := 2 * batches[-1]) <= most:
-        if predicted_peak_bytes(work, weights, batch, depths[0], options.new_tokens, ExecutionPath()) > room:
+        if memory_need(work, weights, Step(batch, depths[0], 0), options.new_tokens, path).total_bytes > room:
             break
         batches.append(batch)
     expected_s = [

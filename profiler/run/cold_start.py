@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from profiler.data.room import idle_room_bytes
 from profiler.device.clock import now_s
 from profiler.device.machine import Machine, machine_for
 from profiler.engines.registry import ENGINES
@@ -34,8 +35,6 @@ FROM_FILES = ("disk", "page cache")
 _TIMEOUT_S = 900.0
 _EXCLUSIVE = "CUDA-capable device(s) is/are busy or unavailable"
 """cudaErrorDevicesUnavailable: a second process gets it on a GPU in the mode EXCLUSIVE_PROCESS."""
-_CONTEXT_BYTES = 1_000_000_000
-"""A CUDA context with its libraries and cuBLAS workspaces: 0.3 to 0.9 GB, by GPU and torch version."""
 
 _CHILD = "import sys; from profiler.run.cold_start import child; child(sys.argv[1])"
 
@@ -62,11 +61,11 @@ def _check_room_for_two(machine: Machine, model_bytes: int) -> None:
     if not machine.is_cuda:
         return
     machine.release()  # memory that torch caches here is not free for the other process
-    free_bytes = machine.available_bytes()
-    if free_bytes < model_bytes + _CONTEXT_BYTES:
+    room = idle_room_bytes("cuda", machine.available_bytes())  # the other process makes a context of its own
+    if room < model_bytes:
         raise RequestError(
-            f"--cold loads the model in a second process, and {scaled(free_bytes, 'B')} are free next to this one's:"
-            f" {scaled(model_bytes + _CONTEXT_BYTES, 'B')} are needed. Use a smaller model or --quant nf4."
+            f"--cold loads the model in a second process, and there is room for {scaled(room, 'B')} next to this"
+            f" one's: its weights need {scaled(model_bytes, 'B')}. Use a smaller model or --quant nf4."
         )
 
 

@@ -7,8 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
+from torch import nn
 
 from profiler.counting.attention import AttentionCore
+from profiler.counting.memory_need import memory_need
+from profiler.counting.meta import path_here
 from profiler.counting.operators import ModelWork
 from profiler.counting.walk import walk
 from profiler.device.device import sixteen_bit_dtype, software
@@ -21,7 +24,7 @@ from profiler.engines.vllm import VllmRequirements
 from profiler.errors import ModelError, RoofscopeError, describe_error, first_line
 from profiler.facts.dispatch import DispatchSamples
 from profiler.facts.roofs import Ceilings
-from profiler.facts.step import ExecutionPath
+from profiler.facts.step import ExecutionPath, Step
 from profiler.grid.cells import PHASES, Grid, Phase
 from profiler.grid.ragged import PADDED_ENGINE
 from profiler.loading.config import pretrained_location
@@ -87,7 +90,7 @@ def _load(prepared: Prepared) -> LoadedModel:
     """The model on its device. Raises ModelError, whatever the reason."""
     request = prepared.request
     try:
-        return load(request, prepared.config)
+        return load(request, prepared.config, lambda module: beside_weights_bytes(module, request, prepared.grid))
     except RoofscopeError:
         raise
     except torch.OutOfMemoryError as error:
@@ -99,6 +102,13 @@ def _load(prepared: Prepared) -> LoadedModel:
         raise ModelError(
             f"{request.source.name} does not load on {request.device}: {describe_error(error)}."
         ) from error
+
+
+def beside_weights_bytes(module: nn.Module, request: ModelRequest, grid: Grid) -> int:
+    """Return what the cell that needs least memory needs besides the weights of a model on meta."""
+    work, cell = walk(module), min(grid.cells, key=lambda cell: cell.batch_size * cell.slots)
+    path = path_here(module, work, request.device, request.dtype, cell.depth)
+    return int(memory_need(work, 0, Step(cell.batch_size, cell.depth, 0), cell.new_tokens, path).total_bytes)
 
 
 def dispatch_of_twin(

@@ -28,8 +28,8 @@ from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 from transformers.initialization import no_tie_weights
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from profiler.counting.memory_need import cache_bytes
 from profiler.counting.operators import Collective
-from profiler.counting.peak_memory import cache_bytes
 from profiler.counting.tensor_parallel import walk_rank
 from profiler.facts.step import ExecutionPath, Step
 from profiler.loading.meta_model import build_on_meta, quiet_libraries

@@ -120,12 +120,12 @@ def test_a_card_by_its_name_or_its_drivers(roofscope, name: str, row: str) -> No
 
 
 def test_a_model_that_does_not_fit_has_no_floor(roofscope) -> None:  # type: ignore[no-untyped-def]
-    """70.6 billion parameters of 2 bytes do not fit in 16 GiB."""
+    """70.6 billion parameters of 2 bytes do not fit a T4, where 14.56 GiB are usable."""
     arguments = ("llama-3.1-70b", "--gpu", "T4")
     (card,) = document(roofscope, *arguments)["gpus"]
     assert (card["floor_s"], card["bound"]) == (None, None)
     assert card["needs_bytes"] > 141e9
-    assert "T4: does not fit; the step needs 141 GB, the card has 17.2 GB" in roofscope("count", *arguments).out
+    assert "T4: does not fit; the step needs 142 GB, the GPU has room for 14.9 GB" in roofscope("count", *arguments).out
 
 
 def test_a_card_without_a_rate_for_the_dtype_says_so(roofscope) -> None:  # type: ignore[no-untyped-def]
@@ -147,7 +147,9 @@ def test_a_model_is_counted_in_its_published_format(roofscope) -> None:  # type:
     assert counted["bytes"]["weights"] == 2 * dense + experts
     assert counted["bytes"]["total"] / 1e9 == pytest.approx(3.72, abs=0.005)
     assert counted["params"] == 20_914_757_184
-    assert counted["gpus"][0]["needs_bytes"] / 1e9 == pytest.approx(13.8, abs=0.05)  # the published size is 13.76 GB
+    # Published: 13.76 GB. Eager attention over 512 tokens has 64 heads' scores: once in 16 bits, twice in 32.
+    needs = 13.76e9 + 512 * 512 * 64 * 10
+    assert counted["gpus"][0]["needs_bytes"] == pytest.approx(needs, rel=0.01)
     assert counted["gpus"][0]["floor_s"] == pytest.approx(3.72e9 / 1008e9, rel=2e-3)
     out = roofscope("count", "gpt-oss-20b").out
     assert "experts as published: MXFP4" in out

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from profiler.counting.attention import AttentionCore
-from profiler.counting.peak_memory import predicted_peak_bytes
+from profiler.counting.memory_need import memory_need
 from profiler.counting.walk import walk
 from profiler.engines.transformers import EagerEngine
 from profiler.facts.operators import Cause
@@ -195,5 +195,5 @@ def test_the_peak_of_a_prefill_is_what_the_allocator_gave(kernel: str, dtype: to
         engine.prefill(ids, prompt)
         given = most_allocated(lambda: engine.prefill(ids, prompt))
     path = ExecutionPath(attention="eager") if kernel == "eager" else ExecutionPath(kernel=kernel, masked_kernel=kernel)
-    predicted = predicted_peak_bytes(work, model_storage_bytes(model), 2, prompt, 0, path) - model_storage_bytes(model)
-    assert float(predicted) == pytest.approx(given, rel=0.1)
+    need = memory_need(work, model_storage_bytes(model), Step(2, prompt, 0), 0, path)
+    assert float(need.cache_bytes + need.workspace_bytes) == pytest.approx(given, rel=0.1)

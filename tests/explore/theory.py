@@ -24,7 +24,8 @@ function ask(entry, gpu, link, bits, steps) {
       flops: String(work.flops), bytes: String(work.bytes), fast_flops: fast.flops, fast_bytes: fast.bytes,
       cache_bytes: String(cacheBytes(entry, BigInt(batch), BigInt(tokens), bits)), floor_s: floor.total,
       compute_s: floor.compute, memory_s: floor.memory, link_s: floor.link, bound: floor.bound,
-      fits: fits(entry, gpu, batch, tokens, bits), largest_batch: largestBatch(entry, gpu, tokens, bits),
+      fits: fits(entry, gpu, batch, context || query, tokens, bits),
+      largest_batch: largestBatch(entry, gpu, context || query, tokens, bits),
     };
   }));
 }

@@ -13,8 +13,9 @@ import numpy as np
 
 from profiler.counting.floor import RoofSet
 from profiler.counting.grid_count import gpu_floors
-from profiler.counting.peak_memory import cache_bytes
+from profiler.counting.memory_need import memory_need, path_on
 from profiler.counting.preset_counts import CountedModel, preset_counts
+from profiler.data.datasheets import gpu_called
 from profiler.facts.step import Step
 from profiler.loading.source import card_names
 from profiler.quant.registry import FORMATS
@@ -23,7 +24,7 @@ FILE = Path(__file__).with_name("vectors.json")
 STEPS = ((1, 512, 0), (1, 1, 512), (32, 1, 4000))
 """(batch, query, context): the prefill of a prompt, a decode step after it, and a batch of decodes past a window."""
 _PEAKS = {"float32": 8.1e12, "float16": 65e12, "bfloat16": 65e12, "int8": 130e12}
-ROOFS = RoofSet("T4, datasheet", 320e9, _PEAKS, 16 << 30)
+ROOFS = RoofSet("T4, datasheet", 320e9, _PEAKS, gpu_called("T4").room_bytes, fuses_grouped_heads=False)
 """Nvidia's datasheet of the T4; bfloat16 runs in float16, which has as many bytes."""
 
 
@@ -32,13 +33,15 @@ def figures(counted: CountedModel) -> list[dict[str, Any]]:
     found = []
     for batch, query, context in STEPS:
         step = Step(np.array([batch]), query, context)
-        work, cache = counted.work.work(step), cache_bytes(counted.work, batch, query + context)
-        floors = gpu_floors(ROOFS, counted.work, counted.dtype, step, np.array([counted.weight_bytes + cache]))
+        work, path = counted.work.work(step), path_on(counted.work, counted.attention, fuses_grouped_heads=False)
+        first = context or query  # a decode step needs the memory of the prefill before it
+        need = memory_need(counted.work, counted.weight_bytes, Step(batch, first, 0), query + context - first, path)
+        floors = gpu_floors(ROOFS, counted.work, counted.dtype, step, np.array([need.total_bytes]))
         found.append(
             {
                 "flops": int(np.asarray(work.model_flops).item()),
                 "bytes": round(np.asarray(work.model_bytes).item()),
-                "cache_bytes": int(cache),
+                "cache_bytes": int(need.cache_bytes),
                 "floor_s": float(f"{floors.floor_s[0]:.12g}"),
                 "bound": str(floors.bound[0]),
                 "fits": bool(floors.fits[0]),

@@ -250,7 +250,7 @@ def theory_kv(grid: GridCount) -> Figure:
     axes.annotate("weights", (1.0, grid.weight_bytes), xycoords=("axes fraction", "data"), ha="right", va="bottom")
     for gpu in grid.gpus:
         _memory_line(axes, gpu.roofs)
-    axes.set(xscale="log", yscale="log", xlabel="tokens per sequence", ylabel="weights and KV cache")
+    axes.set(xscale="log", yscale="log", xlabel="tokens per sequence", ylabel="weights, KV cache and workspace")
     _size_ticks(axes, grid.depth[mine])
     _log_ticks(axes.yaxis, lambda value: scaled(value, "B", 3))
     axes.legend(fontsize=8, loc="upper left")
@@ -259,11 +259,11 @@ def theory_kv(grid: GridCount) -> Figure:
 
 
 def _memory_line(axes: Axes, roofs: RoofSet) -> None:
-    if roofs.memory_bytes is None:
+    if roofs.room_bytes is None:
         return
-    axes.axhline(roofs.memory_bytes, color="#D55E00", lw=1, ls="--")
-    place = (1.0, roofs.memory_bytes)
-    text = f"memory of {roofs.device}"
+    axes.axhline(roofs.room_bytes, color="#D55E00", lw=1, ls="--")
+    place = (1.0, roofs.room_bytes)
+    text = f"room on {roofs.device}"
     axes.annotate(text, place, xycoords=("axes fraction", "data"), ha="right", va="bottom", color="#D55E00")
 
 

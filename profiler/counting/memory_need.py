@@ -1,0 +1,98 @@
+"""What a cell needs of a device's memory at its peak: weights, KV cache, and the workspace of its prefill.
+
+`data.room` says how much of a device it may take.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from profiler.counting.attention import AttentionCore
+from profiler.counting.operators import Linear, ModelWork
+from profiler.facts.step import UNFUSED_KERNEL, Attention, Count, ExecutionPath, Step
+
+_FLOAT32_BYTES = 4
+# Tensors of the hidden size during each matrix product: the residual stream, its normalised copy and the new sum.
+_LIVE_HIDDEN = 3
+# Tensors of the hidden size during attention: the residual stream and its normalised copy.
+_LIVE_HIDDEN_OF_ATTENTION = 2
+
+
+def cache_bytes(work: ModelWork, batch_size: Count, tokens: Count) -> Any:
+    """Return the bytes of the KV cache of `batch_size` sequences of `tokens` each; windows cap their layers.
+
+    Arguments are integers, or int64 arrays that broadcast.
+    """
+    total: Any = 0
+    for operator in work.operators:
+        if isinstance(operator, AttentionCore):
+            cached = tokens if operator.window is None else np.minimum(tokens, operator.window)
+            total = total + operator.count * batch_size * cached * operator.cached_elements * operator.itemsize
+    return total
+
+
+@dataclass(frozen=True)
+class MemoryNeed:
+    """Bytes that a cell needs at its peak; numbers, or arrays with one per cell."""
+
+    weight_bytes: Any
+    """The weights as stored; tied ones count once."""
+    cache_bytes: Any
+    """The KV cache at its full length, as allocated."""
+    workspace_bytes: Any
+    """The rest: hidden states, scores of an unfused attention, or logits, and a copy of one layer's cache."""
+
+    @property
+    def total_bytes(self) -> Any:
+        return self.weight_bytes + self.cache_bytes + self.workspace_bytes
+
+
+def memory_need(
+    work: ModelWork, weight_bytes: int, prefill: Step, new_tokens: Count, path: ExecutionPath
+) -> MemoryNeed:
+    """Return what a cell needs: its weights, its cache at full length, and the workspace of its `prefill`.
+
+    All sequences are prefilled in one step. Its peak is in a matrix product, in attention, or at the logits. A dynamic
+    cache writes a layer's new cache before it frees the old one. `prefill` and `new_tokens` have integers, or int64
+    arrays that broadcast.
+    """
+    tokens, query = prefill.tokens, prefill.query
+    linears = [op for op in work.operators if isinstance(op, Linear) and op.rows == "tokens"]
+    cores = [op for op in work.operators if isinstance(op, AttentionCore)]
+    itemsize = max((op.activation_dtype.itemsize for op in linears), default=_FLOAT32_BYTES)
+    widest = max(
+        (op.weight.in_features + 2 * max(op.weight.out_features, op.weight.in_features) for op in linears), default=0
+    )
+    hidden = min((op.weight.in_features for op in linears), default=0)
+    # Eager attention returns its scores, which exist until the layer ends.
+    scores = tokens * query * max((core.query_heads for core in cores), default=0)
+    scores_bytes = scores * itemsize if path.attention == "eager" else 0
+    peaks_bytes = [tokens * (widest + _LIVE_HIDDEN * hidden) * itemsize + scores_bytes]
+    for core in cores:
+        states = core.query_heads * core.qk_dim + core.kv_heads * (core.qk_dim + core.v_dim)
+        states_bytes = tokens * (_LIVE_HIDDEN_OF_ATTENTION * hidden + states) * itemsize
+        peaks_bytes.append(states_bytes + core.scratch_bytes(prefill, path))
+    lm_heads = [op for op in work.operators if isinstance(op, Linear) and op.rows == "last"]
+    rows = tokens if path.all_logits else prefill.batch
+    peaks_bytes.append(sum(rows * op.weight.out_features * op.activation_dtype.itemsize for op in lm_heads))
+    kv_bytes = cache_bytes(work, prefill.batch, query + new_tokens)
+    layer_kv_bytes = kv_bytes // max(1, sum(core.count for core in cores))
+    return MemoryNeed(weight_bytes, kv_bytes, layer_kv_bytes + reduce(np.maximum, peaks_bytes))
+
+
+def path_on(work: ModelWork, attention: Attention, *, fuses_grouped_heads: bool) -> ExecutionPath:
+    """Return the path of plain transformers on a GPU that is not here, as far as it decides the workspace.
+
+    Without a mask transformers hands grouped heads to torch's `sdpa`, which needs a fused kernel for them
+    (`Datasheet.fuses_grouped_heads`) and 16 bits; else it runs the math kernel, with scores in memory.
+    """
+    cores = [op for op in work.operators if isinstance(op, AttentionCore)]
+    unfused = any(
+        core.query_heads > core.kv_heads and not (fuses_grouped_heads and core.itemsize < _FLOAT32_BYTES)
+        for core in cores
+    )
+    return ExecutionPath(attention=attention, kernel=UNFUSED_KERNEL if unfused else "fused")
