@@ -117,9 +117,9 @@ class AttentionCore(Operator):
         """
         keys = self._cache_keys(step, path)
         window = np.inf if self.window is None else self.window
-        several = np.asarray(step.query) > 1
-        past = (several & (np.asarray(step.context) > 0)) | (~several & (path.cache == "static"))
-        return (np.asarray(keys) >= window) | past | path.masks
+        several = np.greater(step.query, 1)
+        past = (several & np.greater(step.context, 0)) | (~several & (path.cache == "static"))
+        return np.greater_equal(keys, window) | past | path.masks
 
     def _executed_pairs(self, step: Step, path: ExecutionPath) -> Any:
         full = step.query * self._kernel_keys(step, path)
@@ -130,7 +130,7 @@ class AttentionCore(Operator):
     def _passes_as(self, heads: Heads, step: Step, path: ExecutionPath) -> Any:
         """Return whether transformers passes grouped heads to the kernel of `sdpa` in the form `heads`."""
         masked = path.masked_heads.get(self.qk_dim)
-        several = np.asarray(step.query) > 1
+        several = np.greater(step.query, 1)
         with_mask = np.where(several, heads == "repeated", heads == "packed") if masked is None else masked == heads
         without = path.heads.get(self.qk_dim, "grouped") == heads
         return np.where(self.masked(step, path), with_mask, without) & (self.query_heads > self.kv_heads)
@@ -158,7 +158,7 @@ class AttentionCore(Operator):
             outputs=queries * self.v_dim,
             scores=queries * keys,
             mask=step.tokens * keys,
-            masked=self.masked(step, path) | (np.asarray(step.query) > 1),
+            masked=self.masked(step, path) | np.greater(step.query, 1),
         )
 
     def _avoidable_bytes(self, step: Step, path: ExecutionPath, live: Count) -> dict[Cause, Count]:
