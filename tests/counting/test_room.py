@@ -33,7 +33,7 @@ def test_usable_memory_is_below_the_datasheets(gpu: Any) -> None:
     assert gpu.usable_source
 
 
-@pytest.mark.parametrize(("gpu", "batch", "fits"), [("L4", 4, True), ("L4", 64, False), ("T4", 4, False)])
+@pytest.mark.parametrize(("gpu", "batch", "fits"), [("L4", 4, True), ("L4", 128, False), ("T4", 4, False)])
 def test_every_command_gives_the_same_answer(roofscope: Any, gpu: str, batch: int, fits: bool) -> None:
     need = WEIGHTS + batch * (CACHE * 33 / 32 + STATES)
     size = ("--batch-sizes", str(batch), "--prompt-lens", "512")

@@ -331,7 +331,7 @@ def test_weights_over_an_unknown_link(tmp_path: Path, monkeypatch: pytest.Monkey
     """A card too small for the model, with a link that cannot be measured: the transfers stay unexplained."""
     monkeypatch.setattr("profiler.roofs.links.random_bytes", raising(RuntimeError("no room for 256 MiB")))
     scenario = Scenario("mistral-7b-v0.3", 8, prompt_lens=[64], batch_sizes=[1], new_tokens=4)
-    run, _ = said(scenario, [T4.but(memory_bytes=4_500_000_000)], tmp_path)
+    run, _ = said(scenario, [T4.but(memory_bytes=3_900_000_000)], tmp_path)
     assert (run.cells["status"] == "ok").all()
     named = {part.what: part.why for part in run.document.missing}
     assert named["measuring the link from host"] == "RuntimeError: no room for 256 MiB"
