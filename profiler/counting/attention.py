@@ -116,10 +116,10 @@ class AttentionCore(Operator):
         the batch is padded.
         """
         keys = self._cache_keys(step, path)
-        window = np.inf if self.window is None else self.window
         several = np.greater(step.query, 1)
         past = (several & np.greater(step.context, 0)) | (~several & (path.cache == "static"))
-        return np.greater_equal(keys, window) | past | path.masks
+        unwindowed = past | path.masks
+        return unwindowed if self.window is None else np.greater_equal(keys, self.window) | unwindowed
 
     def _executed_pairs(self, step: Step, path: ExecutionPath) -> Any:
         full = step.query * self._kernel_keys(step, path)

@@ -1,4 +1,4 @@
-"""What a cell needs of a device's memory at its peak: weights, KV cache, and the workspace of its prefill.
+"""What a cell needs of a device's memory at its peak: weights, KV cache, workspace, and fragmentation.
 
 `data.room` says how much of a device it may take.
 """
@@ -16,10 +16,17 @@ from profiler.counting.operators import Linear, ModelWork
 from profiler.facts.step import UNFUSED_KERNEL, Attention, Count, ExecutionPath, Step
 
 _FLOAT32_BYTES = 4
-# Tensors of the hidden size during each matrix product: the residual stream, its normalised copy and the new sum.
-_LIVE_HIDDEN = 3
-# Tensors of the hidden size during attention: the residual stream and its normalised copy.
-_LIVE_HIDDEN_OF_ATTENTION = 2
+# Tensors of the hidden size during a matrix product: the embeddings, the layer's input, its sum and the normalised sum.
+_LIVE_HIDDEN = 4
+# Tensors of the hidden size during attention: the embeddings, the layer's input and its normalised copy.
+_LIVE_HIDDEN_OF_ATTENTION = 3
+_LOST_OUTPUTS = 2.5
+"""Free memory at the peak that is not in one piece, in outputs of the widest matrix product.
+
+torch's allocator takes a segment per large tensor. Tensors that live longer, such as a layer's sum and its cache, are
+put into free segments, which then hold no second tensor of the first size and do not return to the driver
+(CUDACachingAllocator.cpp, `get_free_block` and `release_cached_blocks`). On simulated GPUs with that allocator, cells
+of Mistral-7B end out of memory with up to 2 such outputs free, and run with 2.5."""
 
 
 def cache_bytes(work: ModelWork, batch_size: Count, tokens: Count) -> Any:
@@ -44,11 +51,19 @@ class MemoryNeed:
     cache_bytes: Any
     """The KV cache at its full length, as allocated."""
     workspace_bytes: Any
-    """The rest: hidden states, scores of an unfused attention, or logits, and a copy of one layer's cache."""
+    """The rest: hidden states, scores of an unfused attention, logits, or a copy of one layer's cache."""
+    fragmentation_bytes: Any
+    """Free memory in pieces that its large tensors cannot use."""
+
+    @property
+    def peak_bytes(self) -> Any:
+        """The bytes of all tensors at the peak."""
+        return self.weight_bytes + self.cache_bytes + self.workspace_bytes
 
     @property
     def total_bytes(self) -> Any:
-        return self.weight_bytes + self.cache_bytes + self.workspace_bytes
+        """The bytes that a device must have room for (`data.room`)."""
+        return self.peak_bytes + self.fragmentation_bytes
 
 
 def memory_need(
@@ -56,9 +71,9 @@ def memory_need(
 ) -> MemoryNeed:
     """Return what a cell needs: its weights, its cache at full length, and the workspace of its `prefill`.
 
-    All sequences are prefilled in one step. Its peak is in a matrix product, in attention, or at the logits. A dynamic
-    cache writes a layer's new cache before it frees the old one. `prefill` and `new_tokens` have integers, or int64
-    arrays that broadcast.
+    All sequences are prefilled in one step. The peak is in its matrix products, its attention or its logits, or in the
+    last decode step: a dynamic cache writes a layer's new cache before it frees the old one. `prefill` and `new_tokens`
+    have integers, or int64 arrays that broadcast.
     """
     tokens, query = prefill.tokens, prefill.query
     linears = [op for op in work.operators if isinstance(op, Linear) and op.rows == "tokens"]
@@ -73,15 +88,17 @@ def memory_need(
     scores_bytes = scores * itemsize if path.attention == "eager" else 0
     peaks_bytes = [tokens * (widest + _LIVE_HIDDEN * hidden) * itemsize + scores_bytes]
     for core in cores:
-        states = core.query_heads * core.qk_dim + core.kv_heads * (core.qk_dim + core.v_dim)
-        states_bytes = tokens * (_LIVE_HIDDEN_OF_ATTENTION * hidden + states) * itemsize
-        peaks_bytes.append(states_bytes + core.scratch_bytes(prefill, path))
+        queries, keys = core.query_heads * core.qk_dim, core.kv_heads * (core.qk_dim + core.v_dim)
+        states_bytes = tokens * (_LIVE_HIDDEN_OF_ATTENTION * hidden + queries) * itemsize
+        # The keys and values are freed once they are in the cache.
+        peaks_bytes.append(states_bytes + np.maximum(tokens * keys * itemsize, core.scratch_bytes(prefill, path)))
     lm_heads = [op for op in work.operators if isinstance(op, Linear) and op.rows == "last"]
     rows = tokens if path.all_logits else prefill.batch
     peaks_bytes.append(sum(rows * op.weight.out_features * op.activation_dtype.itemsize for op in lm_heads))
     kv_bytes = cache_bytes(work, prefill.batch, query + new_tokens)
-    layer_kv_bytes = kv_bytes // max(1, sum(core.count for core in cores))
-    return MemoryNeed(weight_bytes, kv_bytes, layer_kv_bytes + reduce(np.maximum, peaks_bytes))
+    peaks_bytes.append(kv_bytes // max(1, sum(core.count for core in cores)))
+    lost_bytes = _LOST_OUTPUTS * tokens * max((op.weight.out_features for op in linears), default=0) * itemsize
+    return MemoryNeed(weight_bytes, kv_bytes, reduce(np.maximum, peaks_bytes), lost_bytes)
 
 
 def path_on(work: ModelWork, attention: Attention, *, fuses_grouped_heads: bool) -> ExecutionPath:

@@ -168,7 +168,8 @@ def _symbol(name: str) -> int:
 def _workspace(counted: CountedModel, *, fuses_grouped_heads: bool) -> Tree:
     path = path_on(counted.work, counted.attention, fuses_grouped_heads=fuses_grouped_heads)
     new_tokens = _symbol("tokens") - _symbol("query")
-    return tree_of(memory_need(counted.work, 0, symbolic_prefill(), new_tokens, path).workspace_bytes)
+    need = memory_need(counted.work, 0, symbolic_prefill(), new_tokens, path)
+    return tree_of(need.workspace_bytes + need.fragmentation_bytes)
 
 
 def _operator(operator: Operator) -> OperatorExpressions:

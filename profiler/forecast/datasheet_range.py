@@ -65,7 +65,7 @@ def in_range(
     needed = operator_arrays(model.work, steps, paths, model.weight_bytes, link)
     if engine == "eager":
         there = path_on(model.work, model.attention, fuses_grouped_heads=sheet.fuses_grouped_heads)
-        needed = replace(needed, peak_bytes=needed_bytes(model.work, steps, there, model.weight_bytes))
+        needed = replace(needed, needed_bytes=needed_bytes(model.work, steps, there, model.weight_bytes))
     layers = sum(op.count for op in model.work.operators if isinstance(op, AttentionCore))
     work, peak = executed(needed, engine), peak_of(sheet, format_, model.dtype)
     host_index = host_index_of(sheet.gpu)

@@ -12,7 +12,7 @@ from torch import nn
 
 from profiler.counting.attention import AttentionCore
 from profiler.counting.attention_kernel import attention_path, outlier_columns
-from profiler.counting.memory_need import memory_need
+from profiler.counting.memory_need import MemoryNeed, memory_need
 from profiler.counting.operators import Experts, Linear, ModelWork, Operator, as_value, padded_work
 from profiler.counting.walk import linear_modules
 from profiler.data.room import room_bytes
@@ -95,13 +95,16 @@ class Subject:
         return float(work.kv_read_bytes + work.avoidable_bytes.get(Cause.CACHE_COPIES, 0) / 2)
 
     def predicted_peak(self, cell: Cell) -> int:
-        """Return the bytes of memory that a cell needs at most, weights included."""
+        """Return the bytes of all tensors of a cell at its peak, weights included."""
+        return int(self._need(cell).peak_bytes)
+
+    def _need(self, cell: Cell) -> MemoryNeed:
         prefill, path = Step(cell.batch_size, cell.depth, 0), self.paths[cell.engine, "prefill"]
-        return int(memory_need(self.work, self.model_bytes, prefill, cell.new_tokens, path).total_bytes)
+        return memory_need(self.work, self.model_bytes, prefill, cell.new_tokens, path)
 
     def no_room(self, cell: Cell) -> str | None:
         """Return why a cell cannot fit into memory, or None. The weights are already loaded."""
-        needed_bytes = self.predicted_peak(cell) - self.model_bytes
+        needed_bytes = int(self._need(cell).total_bytes) - self.model_bytes
         loaded_bytes = self.model_bytes - sum(self.loaded.offloaded_bytes.values())
         room = room_bytes(self.machine.device.type, self.machine.available_bytes() + loaded_bytes) - loaded_bytes
         if needed_bytes > room:

@@ -132,7 +132,8 @@ class OperatorArrays:
 
     steps: StepArrays
     columns: tuple[OperatorColumn, ...]
-    peak_bytes: Array
+    needed_bytes: Array
+    """What the cell of each step needs of a device's memory."""
     collective_s: Array | None = None
     """Seconds of the collectives of a tensor-parallel group; None on a single device."""
     handed_bytes: Array | None = None
@@ -161,7 +162,7 @@ class OperatorArrays:
         columns = tuple(column.at(chosen) for column in self.columns)
         collective_s = None if self.collective_s is None else self.collective_s[chosen]
         handed_bytes = None if self.handed_bytes is None else self.handed_bytes[chosen]
-        return OperatorArrays(self.steps.at(chosen), columns, self.peak_bytes[chosen], collective_s, handed_bytes)
+        return OperatorArrays(self.steps.at(chosen), columns, self.needed_bytes[chosen], collective_s, handed_bytes)
 
 
 def by_phase(steps: StepArrays) -> list[tuple[Phase, Array]]:
@@ -198,8 +199,8 @@ def operator_arrays(
         (column.activation_bytes for column, op in zip(columns, names, strict=True) if isinstance(op, Embedding)), None
     )
     collective_s = None if link is None else _collective_s(work, parts, link, count)
-    peak_bytes = needed_bytes(work, steps, paths["prefill"], weight_bytes)
-    return OperatorArrays(steps, columns, peak_bytes, collective_s, handed_bytes)
+    room_bytes = needed_bytes(work, steps, paths["prefill"], weight_bytes)
+    return OperatorArrays(steps, columns, room_bytes, collective_s, handed_bytes)
 
 
 def needed_bytes(work: ModelWork, steps: StepArrays, path: ExecutionPath, weight_bytes: int) -> Floats:

@@ -137,7 +137,7 @@ class Forecast:
 
     def fits(self, room_bytes: int) -> Array:
         """bool[n]: whether a step fits into the bytes that a model may take of a device (`data.room`)."""
-        return np.asarray(self.demanded.peak_bytes <= room_bytes)
+        return np.asarray(self.demanded.needed_bytes <= room_bytes)
 
     @property
     def tokens_per_s(self) -> Array:

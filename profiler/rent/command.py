@@ -287,8 +287,8 @@ def _refuse(model: str, request: RentRequest, serving: Sequence[Serving], offers
         largest = max((each.sheet for each in unfit), key=lambda sheet: sheet.room_bytes)
         raise RequestError(
             f"{model} fits no GPU that has a price: in {_words(least.plan.precision)} it"
-            f" {least.why_not.split(';')[0]}; the largest, {largest.gpu}, has room for {scaled(largest.room_bytes, 'B')}. Try"
-            " --quant int4wo, --engine eager --quant nf4, or a smaller --batch."
+            f" {least.why_not.split(';')[0]}; the largest, {largest.gpu}, has room for"
+            f" {scaled(largest.room_bytes, 'B')}. Try --quant int4wo, --engine eager --quant nf4, or a smaller --batch."
         )
     if all(each.meets == "no" for each in fitting):
         raise RequestError(_misses(fitting, request))

@@ -14,8 +14,10 @@ GIB = 1 << 30
 WEIGHTS = 2 * 7_241_732_096  # https://huggingface.co/mistralai/Mistral-7B-v0.1
 CACHE = 640 * 2 * 32 * 8 * 128 * 2
 """Bytes per sequence: keys and values of 32 layers with 8 heads of 128, in 16 bits."""
-STATES = 512 * (3 * 14336 + 3 * 4096) * 2
-"""Bytes per sequence in the MLP: gate, up and their product, and three hidden states."""
+STATES = 512 * (3 * 14336 + 4 * 4096) * 2
+"""Bytes per sequence in the MLP: gate, up and their product, and four hidden states."""
+LOST = 2.5 * 512 * 14336 * 2
+"""Bytes per sequence that are free in pieces: 2.5 outputs of the widest matmul."""
 
 
 def test_the_room_of_a_t4() -> None:
@@ -35,7 +37,7 @@ def test_usable_memory_is_below_the_datasheets(gpu: Any) -> None:
 
 @pytest.mark.parametrize(("gpu", "batch", "fits"), [("L4", 4, True), ("L4", 128, False), ("T4", 4, False)])
 def test_every_command_gives_the_same_answer(roofscope: Any, gpu: str, batch: int, fits: bool) -> None:
-    need = WEIGHTS + batch * (CACHE * 33 / 32 + STATES)
+    need = WEIGHTS + batch * (CACHE + STATES + LOST)
     size = ("--batch-sizes", str(batch), "--prompt-lens", "512")
     forecast = json.loads(
         roofscope("forecast", "mistral-7b-v0.1", "--on", gpu, *size, "--new-tokens", "128", "--format", "json").out
@@ -46,7 +48,7 @@ def test_every_command_gives_the_same_answer(roofscope: Any, gpu: str, batch: in
     assert (counted["floor_s"] is not None) == fits
     assert counted["room_bytes"] == gpu_called(gpu).room_bytes
     if gpu == "L4":  # a T4 adds the scores of its attention
-        without_new = batch * 128 * CACHE / 640 * 33 / 32
+        without_new = batch * 128 * CACHE / 640
         assert counted["needs_bytes"] == pytest.approx(need - without_new, rel=0.002)
     grid = json.loads(roofscope("count", "mistral-7b-v0.1", *size, "--gpu", gpu, "--format", "json").out)
     assert {row["fits"] for row in grid["rows"]} == {fits}
