@@ -37,7 +37,7 @@ class PresetFit:
     precision: str
     """A dtype, or a format of `--quant`."""
     needs_bytes: int
-    """Weights, KV cache and workspace of the smallest cell of the first command: batch 1, prompt 512."""
+    """Weights, KV cache, workspace and fragmentation of the smallest cell of the first command: batch 1, prompt 512."""
     fits: bool
     """Whether the device has room for them (`data.room`)."""
 

@@ -85,7 +85,7 @@ class GpuRow:
     bound: Literal["compute", "memory"] | None
     """The roof that limits the larger part of the floor."""
     needs_bytes: float
-    """Weights, KV cache and workspace."""
+    """Weights, KV cache, workspace and fragmentation."""
     room_bytes: int
     """What a model may take of the GPU's memory."""
     refusal: str | None

@@ -69,7 +69,7 @@ class GridCount:
     cache_bytes: _Floats
     """Bytes of the KV cache at the end of the step [n]."""
     needs_bytes: _Floats
-    """Weights, KV cache and workspace with fused attention [n]; that of a decode step includes its prefill's."""
+    """Weights, KV cache, workspace and fragmentation with fused attention [n]; a decode step has its prefill's."""
     gpus: tuple[GpuFloors, ...]
 
     def __len__(self) -> int:

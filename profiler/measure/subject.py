@@ -104,9 +104,11 @@ class Subject:
 
     def no_room(self, cell: Cell) -> str | None:
         """Return why a cell cannot fit into memory, or None. The weights are already loaded."""
-        needed_bytes = int(self._need(cell).total_bytes) - self.model_bytes
+        need = self._need(cell)
+        needed_bytes = need.peak_bytes - self.model_bytes
         loaded_bytes = self.model_bytes - sum(self.loaded.offloaded_bytes.values())
         room = room_bytes(self.machine.device.type, self.machine.available_bytes() + loaded_bytes) - loaded_bytes
+        room -= int(need.fragmentation_bytes)
         if needed_bytes > room:
             return f"needs {needed_bytes / 1e9:.1f} GB besides the weights, and {max(0, room) / 1e9:.1f} GB is left"
         return None

@@ -103,7 +103,7 @@ class GridRow:
     kv_bytes: float
     """Of the KV cache at the end of the step."""
     needs_bytes: float
-    """Weights, KV cache and workspace."""
+    """Weights, KV cache, workspace and fragmentation."""
     gpu: str
     fits: bool
     """Whether `needs_bytes` are at most what a model may take of the GPU's memory."""

@@ -96,7 +96,8 @@ def test_batches_double_to_the_limit_of_memory(tmp_path: Path) -> None:
                 assert status in ("oom", "skipped"), phase
                 beside_gb = float(needs[phase.batch_size].split()[1])
                 assert beside_gb == pytest.approx((phase.peak_bytes - run.document.model.storage_bytes) / 1e9, rel=REST)
-            elif phase.peak_bytes < 0.9 * room:
+            # Fragmentation takes up to 2.5 outputs of the widest matmul.
+            elif phase.peak_bytes + 2.5 * phase.batch_size * 512 * 14336 * 2 < 0.9 * room:
                 assert status == "ok", phase
                 said_bytes = prefills.loc[phase.batch_size, "peak_memory_bytes"]
                 assert said_bytes == pytest.approx(phase.peak_bytes, rel=REST)
