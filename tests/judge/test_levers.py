@@ -203,9 +203,9 @@ def test_another_card_by_its_roofs() -> None:
     memory is too small has no floor.
     """
     twice = replace(
-        SHEET, gpu="twice", memory_bytes=int(80e9), bandwidth_bytes_per_s=2e12, peak_fp16_flops_per_s=400e12
+        SHEET, gpu="twice", usable_bytes=int(80e9), bandwidth_bytes_per_s=2e12, peak_fp16_flops_per_s=400e12
     )
-    small = replace(twice, gpu="small", memory_bytes=int(16e9), bandwidth_bytes_per_s=9e12)
+    small = replace(twice, gpu="small", usable_bytes=int(16e9), bandwidth_bytes_per_s=9e12)
     operators = (
         OperatorWork(
             "linears", "mlp", 1, "float16", flops=int(0.1e12), weight_bytes=int(12e9), kv_bytes=0, activation_bytes=0
