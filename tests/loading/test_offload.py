@@ -119,7 +119,7 @@ def test_a_gpu_that_shares_the_memory_of_its_host_spills_to_it(
     from transformers import LlamaForCausalLM
 
     monkeypatch.setattr(accelerate.utils, "get_max_memory", dict)
-    spare_bytes = placement._RESERVE_BYTES + FREE_BYTES - LAYER_BYTES
+    spare_bytes = FREE_BYTES - LAYER_BYTES
     monkeypatch.setattr(placement, "available_bytes", lambda device: spare_bytes if device.type == "cuda" else 1 << 30)
     with torch.device("meta"):
         module = LlamaForCausalLM(load_config(catalog.resolve(str(tiny_folder))))

@@ -28,7 +28,7 @@ ON_A_CARD += ["out of memory", "recovery"]
 
 @pytest.mark.slow
 def test_a_t4() -> None:
-    """16 bits of a 7B model do not fit, 4 bits do."""
+    """One sequence of a 7B model fits in 16 bits: weights of 14.5 GB and 0.3 GB more, in 15.5 GB of room."""
     with simulated(T4, T4):
         found = examine()
     says = {item.name: item.says for item in found.findings}
@@ -40,12 +40,13 @@ def test_a_t4() -> None:
     assert works["CUPTI"] is False, "a CPU build of torch has no kernels to see"
     fits = {(fit.model, fit.precision): fit.fits for fit in found.fits}
     assert {precision for _, precision in fits} == {"float16", "int8", "nf4"}
-    assert not fits["mistral-7b-v0.1", "float16"]
+    assert fits["mistral-7b-v0.1", "float16"]
+    assert not fits["llama-3.1-8b", "float16"], "16.1 GB"
     assert fits["mistral-7b-v0.1", "nf4"]
     assert fits["smollm2-1.7b", "float16"]
     assert fits["llama-2-7b", "float16"], "13.5 GB of some 14"
     assert not any(fits["mixtral-8x7b", precision] for precision in ("float16", "nf4"))
-    assert found.first == "roofscope run mistral-7b-v0.1 --quant nf4 --prompt-lens 512 --batch-sizes 1,8"
+    assert found.first == "roofscope run mistral-7b-v0.1 --prompt-lens 512 --batch-sizes 1,8"
 
 
 def test_a_card_on_which_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,38 +68,37 @@ def test_memory_of_graphs_and_of_other_streams_is_not_available() -> None:
 
 
 def test_a_batch_test_ends_where_memory_does(tmp_path: Path) -> None:
-    """Two layers of Mistral-7B on an A100: 512 sequences take 35 of 42 GB at their peak, which fit in one piece;
-    1,024 take 68 and are not tried."""
+    """Two layers of Mistral-7B on an A100: 256 sequences take 18 GB at their peak and up to 9 in pieces.
+
+    512 take 35 and up to 19, more than 42, and are not tried."""
     scenario = Scenario("mistral-7b-v0.3", 2, prompt_lens=[512], batch_sizes=[256], new_tokens=4)
     with simulated(A100):
         folder, out = str(scenario.folder(tmp_path)), tmp_path / "run"
         code = command_line("batch-test", folder, prompt=512, new_tokens=4, dtype="float16", budget=20, out=out)
     run = read_run(out)
     status = run.cells.groupby("batch_size")["status"].first().to_dict()
-    fitting = dict.fromkeys((1, 2, 4, 8, 16, 32, 64, 128, 256), "ok")
-    assert status in ({**fitting, 512: "ok"}, {**fitting, 512: "oom"})
+    assert status == dict.fromkeys((1, 2, 4, 8, 16, 32, 64, 128, 256), "ok")
     # There may be no room to replay the kernels of the largest batch; the run then reports it.
-    assert code == (0 if status[512] == "ok" and not run.document.missing else EXIT_INCOMPLETE)
-    assert all("in pieces" in gap.reason for gap in read_gathered(run.folder, run.document).gaps.values())
+    assert code == (EXIT_INCOMPLETE if run.document.missing else 0)
     for phase, row in pairs(so(scenario, A100, tmp_path), run.cells):
         assert row["peak_memory_bytes"] == pytest.approx(phase.peak_bytes, rel=REST)
         assert row["latency_s"] == pytest.approx(phase.latency_s, rel=REST)
 
 
 def test_fragmented_memory_is_reported(tmp_path: Path) -> None:
-    """Other tensors of 64 MiB are in eight segments of 1 GiB each: 7.5 GiB are free, none of them in one piece.
+    """Other tensors of 64 MiB are in 18 segments of 1 GiB each: 16.9 GiB are free, none of them in one piece.
 
     A prefill of 65,536 tokens needs three tensors of 1.9 GB at once.
     """
-    truth = A100.but(memory_bytes=12 << 30)
+    truth = A100.but(memory_bytes=22 << 30)
     folder, out = Scenario("mistral-7b-v0.3", 2).folder(tmp_path), tmp_path / "run"
     with simulated(truth) as world:
         kept, holes = [], []
-        for _ in range(8):
+        for _ in range(18):
             torch.empty(1024 * MIB, dtype=torch.uint8, device="cuda")
             kept.append(torch.empty(64 * MIB, dtype=torch.uint8, device="cuda"))
             holes.append(torch.empty(960 * MIB, dtype=torch.uint8, device="cuda"))
-        assert world.card.memory.reserved == 8 << 30
+        assert world.card.memory.reserved == 18 << 30
         holes.clear()
         code = command_line(
             "run", str(folder), prompt_lens=512, batch_sizes="1,128", new_tokens=4, dtype="float16", no_levers=True,
