@@ -12,7 +12,7 @@ from profiler.device.machine import Machine
 from profiler.effort import STANDARD, Effort
 from profiler.facts.roofs import DriftReading
 
-_BUFFER_BYTES = 256 << 20
+PROBE_BYTES = 256 << 20
 _SIDE = 1024
 _AGREE = 0.02
 # Limit in seconds for each kind of work in one reading; only a busy machine reaches it.
@@ -31,7 +31,7 @@ class DriftProbe:
     def __init__(self, machine: Machine, effort: Effort = STANDARD) -> None:
         self._machine = machine
         self._calls, self._most_bursts = effort.drift_calls, effort.drift_bursts
-        self._buffer = torch.rand(_BUFFER_BYTES // 4, device=machine.device)
+        self._buffer = torch.rand(PROBE_BYTES // 4, device=machine.device)
         self._left, self._right = (torch.rand(_SIDE, _SIDE, device=machine.device) for _ in range(2))
 
     def look(self) -> DriftReading:

@@ -34,6 +34,7 @@ from profiler.measure.dispatch import measure_dispatch
 from profiler.measure.subject import Subject, execution_paths
 from profiler.quant.registry import FORMATS
 from profiler.quant.storage import four_bit_rule_error, model_storage_bytes
+from profiler.roofs.drift_probe import PROBE_BYTES
 from profiler.roofs.host_dispatch import measure_host_pace
 from profiler.roofs.links import measure_links
 from profiler.roofs.measure import cached, measure
@@ -105,10 +106,11 @@ def _load(prepared: Prepared) -> LoadedModel:
 
 
 def beside_weights_bytes(module: nn.Module, request: ModelRequest, grid: Grid) -> int:
-    """Return what the cell that needs least memory needs besides the weights of a model on meta."""
+    """Return what the cell that needs least memory and the drift probe need besides the weights of a model on meta."""
     work, cell = walk(module), min(grid.cells, key=lambda cell: cell.batch_size * cell.slots)
     path = path_here(module, work, request.device, request.dtype, cell.depth)
-    return int(memory_need(work, 0, Step(cell.batch_size, cell.depth, 0), cell.new_tokens, path).total_bytes)
+    need = memory_need(work, 0, Step(cell.batch_size, cell.depth, 0), cell.new_tokens, path)
+    return int(need.total_bytes) + PROBE_BYTES
 
 
 def dispatch_of_twin(
