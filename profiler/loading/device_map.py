@@ -39,25 +39,25 @@ class DeviceMap:
         return {name: str(device) for name, device in self.device_map.items()}
 
 
-Beside = Callable[[nn.Module], int]
+OtherBytesOf = Callable[[nn.Module], int]
 """Returns the bytes that a step of a model on meta needs besides its weights."""
 
 
-def nothing_beside(module: nn.Module) -> int:
+def no_other_bytes(module: nn.Module) -> int:
     return 0
 
 
 def plan_device_map(
-    module: nn.Module, device: torch.device, *, quantised: bool, beside_bytes: int = 0
+    module: nn.Module, device: torch.device, *, quantised: bool, other_bytes: int = 0
 ) -> DeviceMap | None:
     """Return accelerate's automatic placement of `module` (on meta), or None if it fits on `device`.
 
-    It fits if its weights and the `beside_bytes` that a step needs take at most the device's room. A CUDA device spills
+    It fits if its weights and the `other_bytes` that a step needs take at most the device's room. A CUDA device spills
     to host memory and then to disk; a CPU spills to disk. Raises ModelError if the disk is too small, or if
     bitsandbytes weights would go there, which is not supported.
     """
     weight_bytes = planned_weight_bytes(module)
-    for_weights_bytes = max(0, room_here_bytes(device) - beside_bytes)
+    for_weights_bytes = max(0, room_here_bytes(device) - other_bytes)
     if weight_bytes <= for_weights_bytes:
         return None
     from accelerate import infer_auto_device_map

@@ -13,7 +13,7 @@ from torch import nn
 from profiler.device.clock import clock_for, now_s
 from profiler.errors import ModelError, RequestError, first_line
 from profiler.loading.config import pretrained_location
-from profiler.loading.device_map import Beside, DeviceMap, nothing_beside, offloaded_bytes, plan_device_map
+from profiler.loading.device_map import DeviceMap, OtherBytesOf, no_other_bytes, offloaded_bytes, plan_device_map
 from profiler.loading.gguf_header import names_mapped_once
 from profiler.loading.meta_model import plan, quiet_libraries
 from profiler.loading.random_weights import build_random
@@ -23,10 +23,10 @@ from profiler.quant.checkpoints import gguf_format, published_format
 from profiler.quant.formats import quantization_config
 
 
-def load(request: ModelRequest, config: Any, beside: Beside = nothing_beside) -> LoadedModel:
+def load(request: ModelRequest, config: Any, other_bytes_of: OtherBytesOf = no_other_bytes) -> LoadedModel:
     """Load the model of `request` on its device, in evaluation mode. accelerate places a model that does not fit.
 
-    It fits if the device has room for its weights and for what `beside` returns for the model on meta, in bytes.
+    It fits if the device has room for its weights and for what `other_bytes_of` returns for the model on meta, in bytes.
     Random weights are made tensor by tensor in their final dtype and format, so no full-precision copy of the model
     ever exists. Raises ModelError if the checkpoint or the combination does not load, RequestError if a package is
     missing.
@@ -36,9 +36,9 @@ def load(request: ModelRequest, config: Any, beside: Beside = nothing_beside) ->
     with quiet_libraries():
         try:
             if request.weights == "random":
-                (module, placement), fit = build_random(request, config, beside), CheckpointFit()
+                (module, placement), fit = build_random(request, config, other_bytes_of), CheckpointFit()
             else:
-                module, placement, fit = _load_checkpoint(request, config, beside)
+                module, placement, fit = _load_checkpoint(request, config, other_bytes_of)
         except (RequestError, torch.OutOfMemoryError):
             raise
         except OSError as error:
@@ -111,7 +111,7 @@ def _missing_checkpoint(request: ModelRequest, error: OSError) -> ModelError:
 
 
 def _load_checkpoint(
-    request: ModelRequest, config: Any, beside: Beside
+    request: ModelRequest, config: Any, other_bytes_of: OtherBytesOf
 ) -> tuple[nn.Module, DeviceMap | None, CheckpointFit]:
     from transformers import AutoModelForCausalLM
 
@@ -124,7 +124,7 @@ def _load_checkpoint(
             request.quant, request.dtype, request.quant_options, planned=planned, device=request.device
         )
     placement = plan_device_map(
-        planned, request.device, quantised=request.quant != "none", beside_bytes=beside(planned)
+        planned, request.device, quantised=request.quant != "none", other_bytes=other_bytes_of(planned)
     )
     del planned
     if placement is not None and placement.folder is not None:

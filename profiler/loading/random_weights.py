@@ -10,14 +10,22 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from profiler.loading.device_map import Beside, DeviceMap, dispatch, nothing_beside, plan_device_map, read_back, written
+from profiler.loading.device_map import (
+    DeviceMap,
+    OtherBytesOf,
+    dispatch,
+    no_other_bytes,
+    plan_device_map,
+    read_back,
+    written,
+)
 from profiler.loading.meta_model import from_config
 from profiler.loading.request import ModelRequest
 from profiler.quant.formats import quantise_modules
 
 
 def build_random(
-    request: ModelRequest, config: Any, beside: Beside = nothing_beside
+    request: ModelRequest, config: Any, other_bytes_of: OtherBytesOf = no_other_bytes
 ) -> tuple[nn.Module, DeviceMap | None]:
     """Return the model of `request` with random weights, and accelerate's placement if the model does not fit."""
     from accelerate import init_empty_weights
@@ -27,7 +35,9 @@ def build_random(
         module = from_config(config, request.dtype, request.attn)
     module = quantise_modules(module, request.quant, request.dtype, request.quant_options, request.device)
     module.tie_weights()
-    placement = plan_device_map(module, request.device, quantised=request.quant != "none", beside_bytes=beside(module))
+    placement = plan_device_map(
+        module, request.device, quantised=request.quant != "none", other_bytes=other_bytes_of(module)
+    )
     torch.manual_seed(0)
     on_disk = _materialise(module, request.device, placement)
     module.tie_weights()

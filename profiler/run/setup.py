@@ -91,7 +91,7 @@ def _load(prepared: Prepared) -> LoadedModel:
     """The model on its device. Raises ModelError, whatever the reason."""
     request = prepared.request
     try:
-        return load(request, prepared.config, lambda module: beside_weights_bytes(module, request, prepared.grid))
+        return load(request, prepared.config, lambda module: bytes_without_weights(module, request, prepared.grid))
     except RoofscopeError:
         raise
     except torch.OutOfMemoryError as error:
@@ -105,7 +105,7 @@ def _load(prepared: Prepared) -> LoadedModel:
         ) from error
 
 
-def beside_weights_bytes(module: nn.Module, request: ModelRequest, grid: Grid) -> int:
+def bytes_without_weights(module: nn.Module, request: ModelRequest, grid: Grid) -> int:
     """Return what the cell that needs least memory and the drift probe need besides the weights of a model on meta."""
     work, cell = walk(module), min(grid.cells, key=lambda cell: cell.batch_size * cell.slots)
     path = path_here(module, work, request.device, request.dtype, cell.depth)

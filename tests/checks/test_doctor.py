@@ -57,10 +57,11 @@ def test_on_a_cpu(roofscope, no_network: None, monkeypatch: pytest.MonkeyPatch) 
     works = {item["name"]: item["works"] for item in document["findings"]}
     assert [works[name] for name in ("torch", "packages", "memory", "NVML", "graphs")] == [True, True, True, None, None]
     assert not any(item["slow"] for item in document["findings"])
-    sizes = {(fit["model"], fit["precision"]): fit["weight_bytes"] for fit in document["fits"]}
+    sizes = {(fit["model"], fit["precision"]): fit["needs_bytes"] for fit in document["fits"]}
     # huggingface.co/mistralai/Mistral-7B-v0.1: 7,241,732,096 parameters; the rotary table adds 64 floats.
-    assert sizes["mistral-7b-v0.1", "bfloat16"] == 2 * 7_241_732_096 + 2 * 4 * 64
-    assert sizes["llama-2-7b", "float32"] == 2 * sizes["llama-2-7b", "bfloat16"] - 2 * 4 * 64
+    # Next to the weights, a run of one sequence needs its cache and workspace.
+    assert 1 < sizes["mistral-7b-v0.1", "bfloat16"] / (2 * 7_241_732_096 + 2 * 4 * 64) < 1.05
+    assert sizes["llama-2-7b", "float32"] == pytest.approx(2 * sizes["llama-2-7b", "bfloat16"], rel=0.01)
     assert {fit["precision"] for fit in document["fits"] if fit["model"] == "gpt2"} == {
         "float32", "bfloat16", "int8", "nf4",
     }  # fmt: skip

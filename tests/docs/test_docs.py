@@ -175,6 +175,7 @@ def test_readmes_answer_is_that_of_the_recorded_run_by_todays_rules(
 
 
 @pytest.mark.slow
+@pytest.mark.timing
 def test_readmes_answer_of_why_is_a_real_one(tmp_path: Path) -> None:
     """Its first two findings, of a smaller model. Whether 16 bits are faster depends on the machine."""
     source = (ROOT / "examples/answers.py").read_text()

@@ -105,12 +105,12 @@ def test_weights_come_from_the_disk_only_where_the_cache_has_let_them_go(
 
 
 def test_a_card_without_room_for_the_model_twice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """13.5 GB of weights and a context of 1 GB do not fit into the 1.5 GB that a 15 GB GPU has left."""
+    """13.5 GB of weights do not fit into what a 15 GB GPU has left, 1.5 GB less a context of 0.45 and 2 %."""
     card = small()
     monkeypatch.setattr(type(card), "is_cuda", True)
     monkeypatch.setattr(card, "available_bytes", lambda: 1_500_000_000)
     request = SimpleNamespace(weights="random", source=SimpleNamespace(path=None))
-    with pytest.raises(RequestError, match=r"1\.50 GB are free next to this one's: 14\.5 GB are needed"):
+    with pytest.raises(RequestError, match=r"room for 1\.03 GB next to this one's: its weights need 13\.5 GB"):
         next(cold.fresh_starts(SimpleNamespace(request=request), card, 13_500_000_000))  # type: ignore[arg-type]
 
 
