@@ -122,11 +122,11 @@ def columns_page() -> str:
     cells = [(f"`{item.name}`", docs.get(item.name, "")) for item in fields(CellResult)]
     operators = [(f"`{name}`", meaning) for name, meaning in OPERATOR_COLUMN_MEANINGS.items()]
     return (
-        "# Columns\n\nUnits stand in the names: `_s` seconds, `_bytes` bytes, `_flops` a count, `_per_s` a rate."
+        "# Columns\n\nThe names end in the unit: `_s` seconds, `_bytes` bytes, `_flops` a count, `_per_s` a rate."
         " An empty field is not known.\n\n"
-        "## cells.csv\n\nOne row a phase and cell. The terms of the split add up to `latency_s`.\n\n"
+        "## cells.csv\n\nOne row per phase and cell. The terms of the split add up to `latency_s`.\n\n"
         + table(("column", "what it is"), cells)
-        + "\n## operators.csv\n\nOne row an operator and cell.\n\n"
+        + "\n## operators.csv\n\nOne row per operator and cell.\n\n"
         + table(("column", "what it is"), operators)
     )
 
