@@ -26,7 +26,7 @@ from profiler.quant.formats import quantization_config
 def load(request: ModelRequest, config: Any, other_bytes_of: OtherBytesOf = no_other_bytes) -> LoadedModel:
     """Load the model of `request` on its device, in evaluation mode. accelerate places a model that does not fit.
 
-    It fits if the device has room for its weights and for what `other_bytes_of` returns for the model on meta, in bytes.
+    It fits if the device has room for its weights and for the bytes that `other_bytes_of` returns for it on meta.
     Random weights are made tensor by tensor in their final dtype and format, so no full-precision copy of the model
     ever exists. Raises ModelError if the checkpoint or the combination does not load, RequestError if a package is
     missing.
