@@ -23,8 +23,9 @@ def counted() -> StepCount:
 def test_a_gpu_without_room_gets_a_line_and_no_floor(counted: StepCount, capsys: pytest.CaptureFixture[str]) -> None:
     print_count(counted, None, screen())
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
-    # 70,553,706,496 parameters of 2 bytes, and 80 layers x 8 heads x 128 x 2 x 2 bytes x 513 tokens of cache.
-    assert "T4: does not fit; the step needs 141 GB, the card has 17.2 GB" in lines
+    # 70,553,706,496 parameters of 2 bytes, 80 layers x 8 heads x 128 x 2 x 2 bytes x 513 tokens of cache, and workspace;
+    # the driver reports 15.6 GB, of which a context takes 0.45 GB, and 2 % are lost between blocks.
+    assert "T4: does not fit; the step needs 142 GB, the GPU has room for 14.9 GB" in lines
     assert sum("T4" in line for line in lines) == 1
     # 139 GB used once at 4.8 TB/s; 989.4 TFLOP/s over 4.8 TB/s.
     [h200] = [line.split() for line in lines if line.startswith("H200")]
