@@ -83,7 +83,7 @@ def cheapest(card: str) -> Price | None:
 def quote(
     card: str, kind: PriceClass, today: datetime.date, *, spot: bool = False, provider: str = "", gpus: int = 1
 ) -> Quote | None:
-    """The lowest price of a GPU in a class, on demand or spot, of one provider if named; None if there is none.
+    """Return the lowest price of a GPU in a class, on demand or spot, from any provider or one; None without a match.
 
     Unmarked prices come before marked ones, and machines with `gpus` GPUs before smaller and larger ones. An
     impossible price (`impossible`) is never quoted.
@@ -113,7 +113,7 @@ def quote(
 
 
 def mark(price: Price, same_gpu: Iterable[Price], today: datetime.date) -> str:
-    """The reason why a price is left out of rankings: impossible, in part, undated or stale; empty if there is none.
+    """Return why a price is not ranked: it is impossible, partial, undated or stale. Empty for a ranked price.
 
     `same_gpu` are all prices of its GPU.
     """
@@ -140,7 +140,7 @@ _LEAST_PEERS = 2
 
 
 def impossible(price: Price, same_gpu: Sequence[Price]) -> str:
-    """The reason why a price cannot be that of a machine with this GPU; empty if there is none.
+    """Return why a price cannot be that of a machine with this GPU. Empty for a believable price.
 
     A price of 0, an outlier among other providers, a spot price above the on-demand rate, or a GPU cloud's price that
     is its community price. `same_gpu` are all prices of the GPU.

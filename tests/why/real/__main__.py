@@ -25,11 +25,10 @@ def table(answers: dict[str, Found]) -> str:
     ]
     verdicts = [answers[script.name].verdict(script) for script in scripts() if script.name in answers]
     sums = (
-        f"`why` was run on {len(verdicts)} of the {len(scripts())} scripts. The cause, or that there is none, is its "
-        f"first finding in {sum(each.first for each in verdicts)} and among its findings in "
-        f"{sum(each.named for each in verdicts)}. "
-        f"{sum(bool(each.false) for each in verdicts)} have false findings. "
-        f"{sum(each.in_time for each in verdicts)} end within the budget."
+        f"`why` ran on {len(verdicts)} of the {len(scripts())} scripts. Its first finding is right in "
+        f"{sum(each.first for each in verdicts)}: it names the cause, or reports nothing where nothing is wrong. Some "
+        f"finding is right in {sum(each.named for each in verdicts)}. A finding is false in "
+        f"{sum(bool(each.false) for each in verdicts)}. {sum(each.in_time for each in verdicts)} end within the budget."
     )
     return "\n".join([*rows, "", sums])
 
