@@ -9,6 +9,7 @@ from typing import get_args
 
 import pandas as pd
 import pytest
+from hurry import with_effort
 
 import profiler
 from profiler.judge.breakdown import TERMS
@@ -30,10 +31,10 @@ def gguf_run(gguf_file: Path, tmp_path_factory: pytest.TempPathFactory) -> profi
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("roofs")))
         patch.setattr("profiler.run.setup.measure", partial(measure, stage_budget_s=0.3))
+        with_effort(patch, rounds=3)
         return profiler.profile(
-            str(gguf_file), prompt_lens=[64, 128], batch_sizes=[1, 2], new_tokens=16, budget_s=36, no_levers=True,
-            out=folder,
-        )  # fmt: skip
+            str(gguf_file), prompt_lens=[64, 128], batch_sizes=[1, 2], new_tokens=16, no_levers=True, out=folder
+        )
 
 
 def row(run: profiler.Run, phase: str, batch: int, prompt: int) -> pd.Series:

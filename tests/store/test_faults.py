@@ -310,7 +310,7 @@ def test_a_busy_neighbour_is_noticed(short_folder: Path, tmp_path: Path) -> None
     """Another process takes one core: the run finishes, and its cells are marked as noisy."""
     with busy_neighbour():
         run = profiler.profile(
-            str(short_folder), prompt_lens=[32], batch_sizes=[1], new_tokens=16, budget_s=6, out=tmp_path / "run"
+            str(short_folder), prompt_lens=[32], batch_sizes=[1], new_tokens=64, budget_s=6, out=tmp_path / "run"
         )
     assert run.document.finished
     assert (run.cells["noise"] != "quiet").all()
