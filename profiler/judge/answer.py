@@ -136,6 +136,12 @@ def _because(cell: JudgedCell, setting: Setting) -> str:
         )
     if regime == "link-bound":
         return f"link-bound: of {duration(s.latency_s)}, weights take {duration(s.link_s)} to cross to the device"
+    if -s.unexplained_s > s.latency_s:
+        parts_s = s.latency_s - s.unexplained_s
+        return (
+            f"{regime}: its parts took {duration(parts_s)} when each was measured by itself, and the whole step only"
+            f" {duration(s.latency_s)}; the machine's speed changed in between"
+        )
     where = (
         ", far from every roof" if regime == "inconclusive" and Flag.INEFFICIENT_KERNELS in cell.verdict.flags else ""
     )

@@ -52,8 +52,12 @@ class BreakdownBar:
 
 
 def breakdown_bars(results: Sequence[CellResult], most_a_phase: int) -> list[BreakdownBar]:
-    """Return a bar per measured cell, at most `most_a_phase` per phase, evenly picked from the first to the last."""
-    return [BreakdownBar(result, tuple(_segments(result))) for result in spanning(results, most_a_phase)]
+    """Return a bar per measured cell, at most `most_a_phase` per phase, evenly picked from the first to the last.
+
+    Cells whose terms add up to more than twice their time get none: the machine changed between the measurements.
+    """
+    drawable = [result for result in results if not result.unexplained_s < -result.latency_s]
+    return [BreakdownBar(result, tuple(_segments(result))) for result in spanning(drawable, most_a_phase)]
 
 
 def terms_of(bars: Sequence[BreakdownBar]) -> list[str]:

@@ -60,6 +60,18 @@ def test_only_a_step_near_its_roof_has_nothing_to_gain(attained: float, unexplai
     assert change.startswith(words)
 
 
+def test_parts_that_took_longer_than_the_step_are_named_as_such() -> None:
+    """127 ms of decoding, whose kernels lost 318 ms when they were measured later, next to other work."""
+    rest = ("kv_s", "compute_s", "dequantise_s", "avoidable_s")
+    parts = TimeBreakdown(
+        latency_s=0.127, device_s=0.013, floor_s=0.013, weights_s=0.013, kernel_s=0.318, dispatch_s=0.025,
+        unexplained_s=-0.229, **dict.fromkeys(rest, 0.0),
+    )  # fmt: skip
+    cell = JudgedCell(KEY, 100.0, 1e9, 4e9, 43e9, 187e9, parts, Verdict("inconclusive", "low", (), ()))
+    [first, *_] = answer([cell], SETTING)
+    assert "parts took 356 ms when each was measured by itself, and the whole step only 127 ms" in first
+
+
 def test_a_share_is_of_the_roof_that_judged() -> None:
     """A gigabyte per step at 2 TB/s, where caches reach 2.5 TB/s and memory 1: 80 %, not 200 %."""
     read = OperatorWork("linears", "mlp", 1, "float16", 1e9, 1_000_000_000, 0, 0)

@@ -37,3 +37,9 @@ def test_every_measured_step_is_split_whole() -> None:
     assert len(bars) == 32
     for bar in bars:
         assert sum(item.share for item in bar.segments) == pytest.approx(1.0)
+
+
+def test_parts_of_more_than_twice_the_time_are_not_drawn() -> None:
+    """357 ms whose kernels took 3.8 s when they were measured later, next to other work."""
+    cell = result(key(), 0.357, kernel_s=3.8, unexplained_s=0.357 - 3.8)
+    assert breakdown_bars([cell], 8) == []
