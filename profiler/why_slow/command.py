@@ -17,7 +17,7 @@ from profiler.device.contention import ForeignLoad
 from profiler.errors import RequestError, describe_error
 from profiler.json_document import json_text
 from profiler.store.writer import replace_file
-from profiler.why_slow.findings import CallFloor, Why, judge_calls
+from profiler.why_slow.findings import CallFloor, Finding, Why, judge_calls
 from profiler.why_slow.observations import Observations
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
@@ -26,6 +26,8 @@ from profiler.why_slow.script import run_module, run_script
 
 # Share of the budget for repeating first calls.
 _FIRST_CALLS_SHARE = 0.25
+# Share of the budget by whose end slower code was measured.
+_FALLBACKS_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,8 @@ def explained(
     if interrupted or not seen.calls:
         return judge_calls(seen, [])
     # The script has loaded torch, so this import costs little.
-    from profiler.why_slow.trials import once_warm, try_changes
+    from profiler.why_slow.fallback_costs import fallback_findings
+    from profiler.why_slow.trials import Missed, call_groups, once_warm, try_changes
 
     limits = effort.STANDARD
     if budget_s is None:
@@ -129,8 +132,15 @@ def explained(
     start_s = now_s()
     seen = once_warm(recorder, seen, _FIRST_CALLS_SHARE * budget_s)
     floor = _floor(recorder, seen) if limits.script_floor else None
+    bounded: list[Finding] = []
+    unknown: list[str] = []
+    if seen.fallbacks:
+        until_s = start_s + _FALLBACKS_SHARE * budget_s
+        bounded, unknown = fallback_findings(
+            seen.fallbacks, call_groups(recorder, seen, Missed()), seen.steady_s, lambda s: now_s() + s <= until_s
+        )
     trials, missed = try_changes(recorder, seen, budget_s, spent_s=now_s() - start_s)
-    return judge_calls(seen, trials, floor, missed)
+    return judge_calls(seen, trials, floor, [*missed, *unknown], bounded)
 
 
 def _floor(recorder: Recorder, seen: Observations) -> CallFloor | None:

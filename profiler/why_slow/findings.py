@@ -86,7 +86,12 @@ class Finding:
     evidence: str
     change: str
     basis: str
-    """How the seconds were determined: tried or measured."""
+    """How the seconds were determined: tried, measured, or at most (a bound)."""
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether it saves at most `saves_s`."""
+        return self.basis.startswith("at most")
 
 
 @dataclass(frozen=True)
@@ -157,10 +162,14 @@ class Why:
 
 
 def judge_calls(
-    seen: Observations, trials: Sequence[ChangeTrial], floor: CallFloor | None = None, not_tried: Sequence[str] = ()
+    seen: Observations,
+    trials: Sequence[ChangeTrial],
+    floor: CallFloor | None = None,
+    not_tried: Sequence[str] = (),
+    bounded: Sequence[Finding] = (),
 ) -> Why:
-    """The answer, with the largest saving first; savings of less than 2 % of the watched time are left out."""
-    findings = [_of_trial(trial, seen) for trial in trials if trial.is_claim]
+    """The answer, the largest saving first and bounds last; less than 2 % of the watched time is left out."""
+    findings = [*bounded, *(_of_trial(trial, seen) for trial in trials if trial.is_claim)]
     findings += [*_reloads(seen), *_recompilations(seen), *_callbacks(seen), *_texts_again(seen)]
     merged = _merged([finding for finding in findings if finding.share >= LEAST_SHARE])
     return Why(seen, tuple(merged), floor, tuple(trials), tuple(not_tried))
@@ -188,7 +197,7 @@ def _merged(findings: Sequence[Finding]) -> list[Finding]:
             merged[item.id, item.where] = replace(
                 first, saves_s=first.saves_s + item.saves_s, share=first.share + item.share
             )
-    return sorted(merged.values(), key=lambda item: -item.saves_s)
+    return sorted(merged.values(), key=lambda item: (item.is_bound, -item.saves_s))
 
 
 def _callbacks(seen: Observations) -> list[Finding]:

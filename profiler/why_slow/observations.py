@@ -135,6 +135,21 @@ class UnrecordedCall:
 
 
 @dataclass(frozen=True)
+class Fallback:
+    """A library's warning that it runs slower code than it could."""
+
+    library: str
+    text: str
+    """The warning itself."""
+    module: str
+    """The class of the module that runs the slower code; empty if it is unknown."""
+    packages: tuple[str, ...]
+    """Distributions that would provide the faster code."""
+    change: str = ""
+    """What to do where no package is missing."""
+
+
+@dataclass(frozen=True)
 class Observations:
     """All that was recorded of a script."""
 
@@ -156,6 +171,7 @@ class Observations:
     graph_breaks: tuple[GraphBreak, ...] = ()
     """The most frequent first."""
     unnoted: UnrecordedCall | None = None
+    fallbacks: tuple[Fallback, ...] = ()
     waited_s: float = 0.0
     """Seconds that the script's main thread waited for a core while other threads used it; 0 where it is unknown."""
     warnings: tuple[str, ...] = ()

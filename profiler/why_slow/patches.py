@@ -7,7 +7,9 @@ import functools
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import logging
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
@@ -30,12 +32,49 @@ def watched(recorder: Recorder) -> Iterator[None]:
     for name, patch in _PATCHES.items():
         if name in sys.modules:
             undo += patch(sys.modules[name], recorder)
+    undo += _warnings(recorder)
     try:
         yield
     finally:
         sys.meta_path.remove(finder)
         for restore in reversed([*undo, *recorder.undo]):
             restore()
+
+
+def _warnings(recorder: Recorder) -> list[_Undo]:
+    """Patch what libraries warn with. A warning is recorded even if its logger is silent, and printed as before."""
+    log, show = logging.Logger.warning, warnings.showwarning
+
+    @functools.wraps(log)
+    def logged(self: logging.Logger, msg: object, *args: Any, **named: Any) -> None:
+        recorder.warning(self.name.partition(".")[0], str(msg) % args if args else str(msg))
+        log(self, msg, *args, **{**named, "stacklevel": named.get("stacklevel", 1) + 1})
+
+    @functools.wraps(show)
+    def shown(message: Any, category: Any, filename: str, *args: Any, **named: Any) -> None:
+        _, _, inside = filename.rpartition("site-packages/")
+        recorder.warning(inside.partition("/")[0], str(message))
+        show(message, category, filename, *args, **named)
+
+    warnings.showwarning = shown
+
+    def restore() -> None:
+        if warnings.showwarning is shown:
+            warnings.showwarning = show
+
+    return [replace_attribute(logging.Logger, "warning", logged), restore]
+
+
+def _repeated_warnings(module: ModuleType, recorder: Recorder) -> list[_Undo]:
+    """Patch transformers' `warning_once`, which prints only the first time in a process."""
+    once = logging.Logger.warning_once  # type: ignore[attr-defined]
+
+    @functools.wraps(once)
+    def logged(self: logging.Logger, msg: str, *args: Any, **named: Any) -> None:
+        recorder.warning(self.name.partition(".")[0], str(msg))
+        once(self, msg, *args, **named)
+
+    return [replace_attribute(logging.Logger, "warning_once", logged)]
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -152,6 +191,7 @@ def _tokenizers(module: ModuleType, recorder: Recorder) -> list[_Undo]:
 
 
 _PATCHES: dict[str, Callable[[ModuleType, Recorder], list[_Undo]]] = {
+    "transformers.utils.logging": _repeated_warnings,
     "transformers.modeling_utils": _models,
     "transformers.generation.utils": _generation,
     "transformers.generation.logits_process": _logits_processors,

@@ -18,8 +18,18 @@ from profiler.errors import describe_error
 from profiler.loading.cache_argument import without_cache
 from profiler.why_slow.call_record import CallRecord, RepeatableCall, Thread, replace_attribute, users_line
 from profiler.why_slow.call_settings import ModelSettings, context_len, nbytes_of, new_tokens, times_computed, tokens_of
+from profiler.why_slow.fallbacks import fallback_of
 from profiler.why_slow.host_counters import Compiling, Reads
-from profiler.why_slow.observations import Between, Call, CallKind, Load, Observations, RepeatedText, UnrecordedCall
+from profiler.why_slow.observations import (
+    Between,
+    Call,
+    CallKind,
+    Fallback,
+    Load,
+    Observations,
+    RepeatedText,
+    UnrecordedCall,
+)
 
 # Arguments are stored for trials, at most of so many calls and bytes.
 _MOST_STORED_CALLS = 256
@@ -49,12 +59,14 @@ class Recorder:
     noting_s: float = 0.0
     kept_bytes: int = 0
     unnoted: UnrecordedCall | None = None
+    fallbacks: list[Fallback] = field(default_factory=list)
     reads: Reads = field(init=False)
     _here: Thread = field(default_factory=Thread)
     _sources: dict[str, str] = field(default_factory=dict)
     _last: Any = None
     """The model of the latest call, which a trial needs; it lives at least until the next load."""
     _texts: set[int] = field(default_factory=set)
+    _warnings: set[str] = field(default_factory=set)
     _timed: set[type] = field(default_factory=set)
     _numbers: weakref.WeakKeyDictionary[Any, int] = field(default_factory=weakref.WeakKeyDictionary)
     _settings: ModelSettings = field(default_factory=ModelSettings)
@@ -221,6 +233,15 @@ class Recorder:
             self.again.setdefault(users_line(), RepeatableCall()).add(spent_s)
         self._texts.add(key)
 
+    def warning(self, library: str, text: str) -> None:
+        """Record a warning of a library, if it reports that slower code runs."""
+        if text in self._warnings:
+            return
+        self._warnings.add(text)
+        with self._errors_counted():
+            if (fallback := fallback_of(library, text)) is not None:
+                self.fallbacks.append(fallback)
+
     def _time_callbacks(self, named: Mapping[str, Any]) -> None:
         """From now on, time the objects that `generate` calls at every token."""
         for name, method in _CALLBACKS.items():
@@ -264,6 +285,7 @@ class Recorder:
             self.reads.by_line(),
             tuple(self._compiling.graph_breaks()),
             self.unnoted,
+            tuple(self.fallbacks),
             waited_s=max(0.0, waited_for_core_s() - self._waited_s),
         )  # fmt: skip
 

@@ -150,9 +150,14 @@ def finding_sentence(number: int, item: Finding) -> str:
     """`1. use_cache=False ...: 22.1 s (53 %). Remove it (script.py:31). [tried]`."""
     where = f" ({item.where})" if item.where else ""
     return (
-        f"{number}. {_capital(item.evidence)}: {duration(item.saves_s)} ({_percent(item.share)})."
+        f"{number}. {_capital(item.evidence)}: {saved_words(item)} ({_percent(item.share)})."
         f" {_capital(item.change)}{where}. [{item.basis.split(':')[0]}]"
     )
+
+
+def saved_words(item: Finding) -> str:
+    """`1.20 s`, or `at most 1.20 s` for a bound."""
+    return f"{'at most ' if item.is_bound else ''}{duration(item.saves_s)}"
 
 
 def _capital(text: str) -> str:
@@ -314,7 +319,7 @@ TRIAL_COLUMNS = ("tried", "line", "what", "rounds", "saving")
 def why_sections(why: Why) -> list[Section]:
     """The sections of a report: the answer, findings, calls, trials and notes."""
     findings = [
-        [item.id, duration(item.saves_s), _percent(item.share), item.where, item.evidence, item.change]
+        [item.id, saved_words(item), _percent(item.share), item.where, item.evidence, item.change]
         for item in why.findings
     ]
     trials = [

@@ -246,11 +246,18 @@ def call_groups(recorder: Recorder, seen: Observations, missed: Missed, least_s:
         if steady_s(calls) < least_s:
             continue
         if model is None or all(noted.arguments is None for noted in notes):
-            reason = f"they failed ({calls[0].failed})" if calls[0].failed else "their model no longer exists"
-            missed.add(f"the calls at {calls[0].where}", reason)
+            missed.add(f"the calls at {calls[0].where}", _why_not_repeated(calls[0]))
             continue
         groups.append(CallGroup(calls, notes, model, loaded_at or calls[0].where))
     return sorted(groups, key=lambda group: -group.seconds)
+
+
+def _why_not_repeated(call: Call) -> str:
+    if call.failed:
+        return f"they failed ({call.failed})"
+    if call.settings.get("compiled") == "yes":
+        return "compiled code is not repeated with changes, which would compile it again"
+    return "their model no longer exists"
 
 
 def once_warm(recorder: Recorder, seen: Observations, budget_s: float) -> Observations:

@@ -1,0 +1,175 @@
+"""Slower code that a library falls back to is named by the library's own warning, with a package and a bound."""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hurry import with_effort
+from transformers import MambaConfig, MambaForCausalLM
+from transformers.models.mamba.modeling_mamba import MambaMixer
+from transformers.utils import logging as transformers_logging
+
+import profiler
+from profiler.why_slow.fallback_costs import fallback_findings
+from profiler.why_slow.fallbacks import fallback_of
+from profiler.why_slow.observations import Fallback
+from profiler.why_slow.patches import watched
+from profiler.why_slow.recorder import Recorder
+from profiler.why_slow.render import note_lines, why_sentences
+
+IDS = torch.ones(1, 6, dtype=torch.long)
+
+# As the libraries print them; the sources are named in fallbacks.py.
+MAMBA_5 = (
+    "`selective_scan_fn` is falling back to its reference PyTorch implementation because `mamba_ssm` is not installed. "
+    "This is correct but much slower; install `mamba_ssm` for the optimized kernel."
+)
+MAMBA_4 = (
+    "The fast path is not available because on of `(selective_state_update, selective_scan_fn, causal_conv1d_fn, "
+    "causal_conv1d_update, mamba_inner_fn)` is None. Falling back to the naive implementation. To install follow "
+    "https://github.com/state-spaces/mamba/#installation and https://github.com/Dao-AILab/causal-conv1d"
+)
+QWEN_4 = (
+    "The fast path is not available because one of the required library is not installed. Falling back to torch "
+    "implementation. To install follow https://github.com/fla-org/flash-linear-attention#installation and "
+    "https://github.com/Dao-AILab/causal-conv1d"
+)
+BITSANDBYTES = (
+    "Failed to load CPU gemm_4bit_forward from kernels-community: No module named 'kernels'. Please make sure you "
+    "already `pip install kernels` and the kernels >= 0.11.1"
+)
+MXFP4 = "MXFP4 quantization requires the `kernels` package: Please install a compatible version (0.12 <= version)"
+
+
+@pytest.fixture
+def mamba() -> Any:
+    config = MambaConfig(hidden_size=16, num_hidden_layers=2, vocab_size=64, state_size=4, eos_token_id=None)
+    return MambaForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize(
+    ("text", "packages"),
+    [
+        (MAMBA_5, ("mamba-ssm",)),
+        (MAMBA_4, ("mamba-ssm", "causal-conv1d")),
+        (QWEN_4, ("flash-linear-attention", "causal-conv1d")),
+        ("CUDA extension not installed.", ("gptqmodel",)),
+        (BITSANDBYTES, ("kernels",)),
+        (MXFP4, ("kernels",)),
+    ],
+)
+def test_a_warning_names_its_packages(text: str, packages: tuple[str, ...]) -> None:
+    found = fallback_of("library", text)
+    assert found is not None
+    assert found.packages == packages
+    assert text.startswith(found.text)
+
+
+def test_a_warning_with_a_traceback_is_quoted_by_its_line() -> None:
+    error = "torch._inductor.exc.InductorError: InvalidCxxCompiler: No working C++ compiler found in cpp.cxx: ('g++',)"
+    found = fallback_of("torch", f"WON'T CONVERT forward llama.py line 61\ndue to:\nTraceback:\n{error}\n\nSet X=1.")
+    assert found is not None
+    assert found.text == error
+    assert found.change == "install a C++ compiler: torch.compile needs one"
+
+
+def test_other_warnings_are_no_fallback() -> None:
+    for text in (
+        "Setting `pad_token_id` to `eos_token_id`:2 for open-end generation.",
+        "`sdpa` attention does not support `output_attentions=True`.",
+        "Warning: Detected no triton, on systems without Triton certain kernels will not work",
+    ):
+        assert fallback_of("library", text) is None
+
+
+def test_mamba_without_its_kernels(mamba: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_effort(monkeypatch, script_floor=False)
+    with profiler.why() as watching:
+        mamba.generate(IDS, max_new_tokens=3, do_sample=False)
+    found = watching.found
+    assert found is not None
+    [finding] = [item for item in found.findings if item.id == "fallback"]
+    assert 0 < finding.saves_s <= found.seen.calls_s
+    assert 'transformers warns "`selective_scan_fn` is falling back' in finding.evidence
+    assert finding.change == "run it on a GPU after `pip install causal-conv1d mamba-ssm`: their kernels need one"
+    [sentence] = [line for line in why_sentences(found) if "MambaMixer runs slower code" in line]
+    assert ": at most " in sentence
+    assert any("without its linears" in line for line in note_lines(found))
+
+
+def test_a_warning_is_printed_and_one_that_the_script_mutes_is_recorded(mamba: Any) -> None:
+    printed: list[str] = []
+    logger = logging.getLogger("transformers")
+    handler = logging.Handler()
+    handler.emit = lambda record: printed.append(record.getMessage())  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    level = transformers_logging.get_verbosity()
+    counts = []
+    try:
+        for verbosity in (transformers_logging.WARNING, transformers_logging.ERROR):
+            transformers_logging.set_verbosity(verbosity)
+            logging.Logger.warning_once.cache_clear()  # type: ignore[attr-defined]
+            recorder = Recorder()
+            with watched(recorder):
+                mamba(IDS)
+            assert {each.module for each in recorder.fallbacks} == {"MambaMixer"}
+            counts.append(len(printed))
+    finally:
+        transformers_logging.set_verbosity(level)
+        logger.removeHandler(handler)
+    assert counts[0] >= 2
+    assert counts[1] == counts[0]
+
+
+def test_pythons_warnings_are_recorded_and_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder()
+    text = "int8_linear_matmul has no usable (hip|cu)blasLt algo for shape; falling back to fp32 matmul."
+    shown: list[str] = []
+    monkeypatch.setattr(warnings, "showwarning", lambda message, *_: shown.append(str(message)))
+    before = warnings.showwarning
+    with watched(recorder):
+        warnings.showwarning(RuntimeWarning(text), RuntimeWarning, "/lib/site-packages/bitsandbytes/ops.py", 1)
+    assert warnings.showwarning is before
+    assert shown == [text]
+    [found] = recorder.fallbacks
+    assert found.library == "bitsandbytes"
+    assert found.packages == ()
+    assert "use another format" in found.change
+
+
+SLEEP_S = 0.02
+
+
+def test_the_bound_is_the_time_in_the_modules_without_their_linears(
+    mamba: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both layers sleep in the mixer and once more in a linear of it, which is needed in any case."""
+    forward, linear = MambaMixer.forward, mamba.backbone.layers[0].mixer.in_proj
+
+    def slow(self: Any, *args: Any, **named: Any) -> Any:
+        time.sleep(SLEEP_S)
+        return forward(self, *args, **named)
+
+    monkeypatch.setattr(MambaMixer, "forward", slow)
+    linear.register_forward_hook(lambda *_: time.sleep(20 * SLEEP_S))
+    recorder = Recorder()
+    with watched(recorder), torch.inference_mode():
+        mamba(IDS)
+    seen = recorder.seen("script")
+    group = SimpleNamespace(
+        middle=(seen.calls[0], recorder.notes[0]), model=mamba, seconds=seen.calls_s, calls=seen.calls
+    )
+    fallback = Fallback("transformers", "slow", "MambaMixer", ("mamba-ssm",))
+    [finding], lines = fallback_findings([fallback], [group], seen.steady_s, lambda _: True)  # type: ignore[list-item]
+    assert not lines
+    assert 2 * SLEEP_S * 0.9 <= finding.saves_s <= seen.calls_s - 20 * SLEEP_S * 0.9
+    unknown = Fallback("torch", "slow", "NoSuchModule", (), "install a C++ compiler")
+    nothing, [line] = fallback_findings([unknown], [group], seen.steady_s, lambda _: True)  # type: ignore[list-item]
+    assert not nothing
+    assert line == 'install a C++ compiler: its seconds are unknown (torch warns "slow")'
