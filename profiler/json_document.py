@@ -1,4 +1,4 @@
-"""JSON documents: a frozen dataclass per command, whose fields are the keys (docs/reference/json.md lists them)."""
+"""JSON documents: a frozen dataclass per command, whose fields are the keys (schemas: docs/reference/schemas)."""
 
 from __future__ import annotations
 

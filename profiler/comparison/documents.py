@@ -26,8 +26,11 @@ class ChangeRow:
     """One cell on both sides."""
 
     phase: Phase
+    """`prefill` or `decode`."""
     batch_size: int
+    """Sequences per batch."""
     prompt_len: int
+    """Prompt tokens per sequence."""
     context_len: int
     """Cached tokens before the step; 0 if a prompt was prefilled."""
     engine: str
@@ -35,14 +38,17 @@ class ChangeRow:
     settings: Sequence[tuple[str, str]]
     """(name, value) of settings that differ between cells of one side, such as a sweep of threads in a file."""
     before_s: float
+    """Median time on the first side."""
     after_s: float
-    """`before_s` and `after_s` are medians."""
+    """Median time on the second side."""
     change: float
     """after / before - 1 with the machine's own change divided out; 0.07 is 7 % slower."""
     low: float
+    """Lower end of the 95 % interval of the change."""
     high: float
-    """95 % interval of the change."""
+    """Upper end of the same interval."""
     verdict: ChangeVerdict
+    """Whether the change is certain, and in which direction."""
     because: str
     """Why a verdict is inconclusive; empty otherwise."""
     moved: str | None
@@ -52,8 +58,9 @@ class ChangeRow:
     machine: float
     """The part that was divided out: 0.04 if the machine itself was 4 % slower."""
     before_visits: int
-    after_visits: int
     """Visits of the cell; 0 if another tool's file gives no number of repetitions."""
+    after_visits: int
+    """The same of the second side."""
 
 
 def change_row(change: Change) -> ChangeRow:
@@ -101,17 +108,23 @@ class ComparisonDocument(Document):
     """`roofscope compare A B --format json`."""
 
     comparable: bool
+    """Whether model, device and settings allow a verdict."""
     before: str
+    """Name of the first side."""
     after: str
-    """Names of the sides."""
+    """Name of the second side."""
     differences: Sequence[SettingDifference]
+    """Settings in which the sides differ."""
     machine: Sequence[ShiftRow]
     """How the machine itself shifted between the sides."""
     answer: Sequence[str]
+    """The sentences of the answer."""
     only_before: int
+    """Number of cells that only the first side has."""
     only_after: int
-    """Number of cells that only one side contains."""
+    """Number of cells that only the second side has."""
     cells: Sequence[ChangeRow]
+    """All cells that both sides have."""
 
 
 def comparison_document(comparison: Comparison) -> ComparisonDocument:
@@ -248,12 +261,15 @@ class GateDocument(ComparisonDocument):
     """`roofscope gate --format json`: that of `compare`, with the outcome and decisions added."""
 
     outcome: Outcome
+    """The decision about all cells together."""
     line: str
     """The outcome in one line."""
     more_s: float | None
     """Seconds of further visits, per run, that would decide all open cells; null if no budget would."""
     phases: Sequence[GatePhase]
+    """The decision about each phase."""
     cells: Sequence[GateRow]
+    """All cells that both sides have, each with its decision."""
 
 
 def gate_document(gate: Gate) -> GateDocument:

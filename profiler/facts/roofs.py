@@ -40,10 +40,13 @@ class Roof:
     per_s: float
     """The median of the samples."""
     low_per_s: float
+    """Lower quartile of the samples."""
     high_per_s: float
-    """Quartiles of the samples."""
+    """Upper quartile of the samples."""
     samples: int
+    """Number of samples; 0 for a datasheet's peak."""
     method: str
+    """How it was measured."""
     clock_hz: float | None = None
     """The device's median clock during the measurement; None if the device does not report it."""
     seconds: tuple[float, ...] = ()

@@ -167,11 +167,17 @@ class Keyed:
     """The columns that identify a record."""
 
     phase: Phase
+    """`prefill` or `decode`."""
     batch_size: int
+    """Sequences per batch."""
     prompt_len: int
+    """Prompt tokens per sequence; 0 if the cache was filled directly."""
     context_len: int
+    """Cached tokens at the step; 0 in a prefill."""
     new_tokens: int
+    """Tokens decoded after the prompt."""
     engine: str
+    """The engine that ran the model."""
 
     @property
     def key(self) -> CellKey:
@@ -234,9 +240,11 @@ class Lever:
     """A change, and the time that it saves on one cell."""
 
     change: str
+    """The change in words."""
     saves_s: float
-    """Negative if the change costs time."""
+    """Seconds per step that it saves; negative if it costs time."""
     because: str
+    """The reason, with its figures."""
     basis: Basis = "computed"
     """Tried on this device at this shape, measured in this run, or computed from the cell's time breakdown."""
     half_width_s: float = 0.0
@@ -261,16 +269,23 @@ class CellEvidence(Keyed):
     """The evidence of a verdict, and the levers of its cell."""
 
     regime: Regime
+    """The limit of the cell."""
     confidence: Confidence
+    """Confidence in the regime."""
     flags: tuple[Flag, ...]
+    """Properties of the cell besides its regime, such as `kv-bound`."""
     signals: tuple[Evidence, ...]
+    """What votes for or against each regime."""
     conflicts: tuple[str, ...]
     """Signals that vote against the label."""
     split_half_widths_s: Mapping[str, float]
     """Half width of the interval of each term of the time breakdown."""
     noise_reasons: tuple[str, ...]
+    """Why the measurement is noisy; empty if it is not."""
     predicted_peak_memory_bytes: int
+    """Peak memory by the memory model."""
     levers: tuple[Lever, ...] = ()
+    """Changes that would save time, the largest saving first."""
     at_least_s_on: Mapping[str, float | None] = field(default_factory=dict)
     """Lower bound on other GPUs by their datasheets; None for a GPU whose memory is too small."""
     unexplained_in_s: Mapping[str, float] = field(default_factory=dict)

@@ -23,15 +23,23 @@ class ForecastCell:
     """The forecast of one cell."""
 
     phase: Phase
+    """`prefill` or `decode`."""
     batch_size: int
+    """Sequences per batch."""
     prompt_len: int
+    """Prompt tokens per sequence."""
     context_len: int
+    """Cached tokens before the step; 0 for a prefill."""
     latency_s: float
+    """Forecast time of the whole prompt, or of one decode step."""
     low_s: float
+    """Lower end of the 90 % interval."""
     high_s: float
-    """`low_s` and `high_s` are the ends of the 90 % interval."""
+    """Upper end of the same interval."""
     tokens_per_s: float
+    """Tokens of all sequences over the time."""
     regime: str
+    """The limit of the cell."""
     basis: str
     """`between measured cells`, `measured`, or the assumptions of a forecast beyond them."""
     fits: bool = True

@@ -45,19 +45,27 @@ class Offer:
     gpus: int
     """GPUs of one replica; several if tensor parallelism splits the model."""
     precision: str
+    """A dtype, or a format of `--quant`."""
     engine: EngineKind
+    """The kind of engine whose published results the forecast uses."""
     usd_per_h: float
     """Of one GPU, the lowest of its class."""
     median_usd_per_h: float
     """Median over the providers of the class."""
     provider: str
+    """Who rents it at that price."""
     price_class: PriceClass
+    """The kind of provider; prices are compared within one class."""
     spot: bool
+    """Whether the GPU can be taken away at any time."""
     region: str
+    """Where the price holds; empty if the source does not say."""
     price_date: str
     """ISO date of the price; empty if the source has none."""
     price_age_days: int | None
+    """Days since that date; null without a date."""
     price_source: str
+    """The file or page of the price."""
     price_mark: str
     """Why the price is left out of the ranking; empty if it is ranked."""
     machine_cards: int
@@ -65,9 +73,11 @@ class Offer:
     vcpus: float | None
     """Per GPU."""
     fits: bool
+    """Whether model and cache fit the memory."""
     why: str
     """The memory that the model needs, or the reason why it does not fit or run."""
     verdict: Ranking
+    """Its place in the ranking by cost."""
     largest_batch: int = 0
     """The most sequences in flight that fit."""
     batch: int = 0
@@ -81,6 +91,7 @@ class Offer:
     capacity_per_s: Span | None = None
     """Requests per second of one replica, with as many sequences in flight as the limits allow."""
     ttft_s: Span | None = None
+    """Seconds to the first token."""
     tpot_s: Span | None = None
     """Seconds per output token, with the interruptions by other prompts."""
     step_s: Span | None = None
@@ -90,9 +101,11 @@ class Offer:
     request_usd: Span | None = None
     """USD per request at the requested rate, idle time included; at full utilisation without a rate."""
     costs: tuple[Cost, ...] = ()
+    """USD per million tokens at several utilisations."""
     idle_usd_per_day: float = 0.0
     """What the rented GPUs cost in a day without a request."""
     meets: Meets = "yes"
+    """Whether it stays within the requested latencies."""
     joules_per_token_at_most: float | None = None
     """Upper bound of the energy per output token, at the datasheet's full power and full utilisation."""
     crossover_per_s: float | None = None
@@ -100,6 +113,7 @@ class Offer:
     crossover_from: str = ""
     """The next cheaper GPU per hour in the same precision and engine."""
     basis: str = ""
+    """The published results on which the forecast rests."""
 
     @property
     def name(self) -> str:

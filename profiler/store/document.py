@@ -160,16 +160,27 @@ class RunDocument:
     """The content of run.json: facts other than samples, then verdicts."""
 
     schema_version: int
+    """The version of this document; a newer one has a larger number."""
     roofscope: str
+    """The version of roofscope that wrote the run."""
     created: str
+    """When the run started, in UTC, as ISO 8601."""
     command: str
+    """The command line of the run."""
     model: ModelFacts
+    """The model as it was loaded: parameters, dtype, format, placement."""
     device: DeviceFacts
+    """The device, with its datasheet if it has one."""
     software: Mapping[str, str]
+    """Versions of Python, torch, transformers and others, by name."""
     ceilings: CeilingsRecord
+    """The measured roofs."""
     grid: GridRecord
+    """The requested lengths and batch sizes."""
     engine: EngineRecord
+    """The engines, and how they differ."""
     counting: CountingRecord
+    """How complete the count of operators is, and how each engine executes the model."""
     ranks: int = 1
     """Processes that share the model, one per GPU; operators and memory are those of one rank."""
     rank_steps: tuple[RankStep, ...] = ()
@@ -185,20 +196,33 @@ class RunDocument:
     missing: tuple[Missing, ...] = ()
     """Parts of the run that failed; the step times do not depend on them."""
     finished: bool = False
+    """Whether the run ended by itself."""
     ended_by: str = ""
     """The reason for an early end, other than the user or a kill."""
     health: HealthRecord = HealthRecord()
+    """Telemetry of the device, and its settings."""
     evidence: tuple[CellEvidence, ...] = ()
+    """The verdict of each cell, with its signals and levers."""
     scaling: tuple[DoublingTest, ...] = ()
+    """How the time grows with each doubling of batch, prompt or context."""
     breakdown: tuple[GroupTime, ...] = ()
+    """Times by group of modules, where they were measured."""
     activity: tuple[ActivityRecord, ...] = ()
+    """GPU activity during traced steps."""
     quality: Quality | None = None
+    """How much the answers of a quantised model differ; null unless it was requested."""
     generate: tuple[GenerateOverhead, ...] = ()
+    """The overhead of transformers' `generate`, by cell."""
     ragged: tuple[RaggedStep, ...] = ()
+    """Padding and waiting of unequal prompts, by cell."""
     fresh_starts: tuple[FreshStart, ...] = ()
+    """Fresh processes, from their start to their answers."""
     after_silence: tuple[AfterIdle, ...] = ()
+    """The first steps after the device was idle."""
     answer: tuple[str, ...] = ()
+    """The sentences of the answer."""
     warnings: tuple[str, ...] = ()
+    """What may be wrong with the figures, in sentences."""
 
     @property
     def asked(self) -> Grid:

@@ -79,12 +79,17 @@ class Finding:
     """A change to the script, with the seconds that it saves."""
 
     id: str
+    """The name of the fault, such as `cache-off`."""
     saves_s: float
+    """Seconds of the script that the change saves."""
     share: float
     """Share of the watched time without one-time costs of first calls."""
     where: str
+    """The line of the script, as `script.py:31`."""
     evidence: str
+    """What was observed, in words."""
     change: str
+    """What to change, in words."""
     basis: str
     """How the seconds were determined: tried, measured, or at most (a bound)."""
 

@@ -10,6 +10,7 @@ from itertools import islice
 import pytest
 import torch
 import torch.nn.functional as F
+from docs.schemas import assert_follows
 from machines import HOST
 
 from profiler.checks.selftest import run_selftest
@@ -47,6 +48,7 @@ def test_every_known_kernel_gets_its_label_or_none(
     monkeypatch.setattr("profiler.roofs.measure.measure", lambda *_, **__: roofs)
     done = roofscope("selftest", "--format", "json")
     kernels = json.loads(done.out)
+    assert_follows("selftest", kernels)
     assert {(item["expected"], item["expected_cause"]) for item in kernels} == LABELS
     for item in kernels:
         assert item["regime"] in (item["expected"], "inconclusive"), item
@@ -100,6 +102,7 @@ def test_ceilings_command(roofscope, monkeypatch: pytest.MonkeyPatch) -> None:  
     monkeypatch.setattr(module, "STAGE_BUDGET_S", 0.05)
     monkeypatch.setattr(module.measure, "__kwdefaults__", {**module.measure.__kwdefaults__, "stage_budget_s": 0.1})
     document = json.loads(roofscope("ceilings", "--format", "json").out)
+    assert_follows("ceilings", document)
     assert {"float32", "bfloat16", "float16", "int8"} <= set(document["compute"])
     assert {"read", "copy", "triad", "gemv"} <= set(document["memory"])
     assert 1e-8 < document["launch"]["submit_s"] < 1e-3

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import inspect
-import itertools
-import textwrap
-import types
-import typing
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import torch
 import typer
 
 import profiler
@@ -24,12 +19,14 @@ from profiler.cli.app import app
 from profiler.errors import RoofscopeError
 from profiler.judge.cells import CellResult
 from profiler.report.glossary import GLOSSARY
-from profiler.store.document import RunDocument
 from profiler.store.operators_csv import OPERATOR_COLUMN_MEANINGS
 
+from .docstrings import attribute_docs, constant_docs, one_line
+from .schemas import TITLES, schema_text, schemas
+
 FOLDER = Path(__file__).parents[2] / "docs" / "reference"
+SCHEMAS = FOLDER / "schemas"
 _MADE = "<!-- Rendered from the code by `python -m tests.docs.reference`; do not edit. -->\n\n"
-_DEEPEST = 4
 
 
 @functools.cache
@@ -60,12 +57,12 @@ def commands_page() -> str:
     root: Any = typer.main.get_command(app)
     context = root.make_context("roofscope", [], resilient_parsing=True)
     parts = ["# Commands\n\n`roofscope COMMAND --help` shows the same.\n\n"]
-    parts.append(table(("command", "what it does"), [(f"[`{n}`](#{n})", _text(c.help)) for n, c in _commands(root)]))
+    parts.append(table(("command", "what it does"), [(f"[`{n}`](#{n})", one_line(c.help)) for n, c in _commands(root)]))
     parts.append("\nBefore any command:\n\n" + _options(root, context))
     for name, command in _commands(root):
         here = command.make_context(name, [], parent=context, resilient_parsing=True)
         usage = " ".join(["[OPTIONS]", *_arguments(command, here)])
-        parts.append(f"\n## {name}\n\n{_text(command.help)}\n\n```text\nroofscope {name} {usage}\n```\n\n")
+        parts.append(f"\n## {name}\n\n{one_line(command.help)}\n\n```text\nroofscope {name} {usage}\n```\n\n")
         parts.append(_options(command, here))
     return "".join(parts)
 
@@ -84,10 +81,10 @@ def _options(command: Any, context: Any) -> str:
     rows = []
     for parameter in command.get_params(context):
         if parameter.param_type_name == "argument":
-            rows.append((f"`{parameter.metavar or parameter.name.upper()}`", "", _text(parameter.help)))
+            rows.append((f"`{parameter.metavar or parameter.name.upper()}`", "", one_line(parameter.help)))
         elif parameter.name != "help":
             names = ", ".join(f"`{name}`" for name in parameter.opts)
-            rows.append((names, _default(parameter), _text(parameter.help)))
+            rows.append((names, _default(parameter), one_line(parameter.help)))
     return table(("option", "default", "what it says"), rows)
 
 
@@ -109,10 +106,6 @@ def _default(parameter: Any) -> str:
     return "" if value is None or value is False or value == "" or callable(value) else f"`{value}`"
 
 
-def _text(text: str | None) -> str:
-    return " ".join((text or "").split())
-
-
 # Columns
 
 
@@ -131,26 +124,13 @@ def columns_page() -> str:
     )
 
 
-def attribute_docs(kind: type) -> dict[str, str]:
-    """Return the text below each attribute of a class and its bases."""
-    found: dict[str, str] = {}
-    for base in reversed(kind.__mro__):
-        if not base.__module__.startswith("profiler"):
-            continue
-        body = _tree(base).body
-        for item, after in itertools.pairwise(body):
-            if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name) and isinstance(after, ast.Expr):
-                found[item.target.id] = _text(ast.literal_eval(after.value))
-    return found
-
-
 # Exit codes
 
 
 def exit_codes_page() -> str:
     """Return the page of the exit codes, general ones and those of each command."""
     constants = {name: value for name, value in vars(shared).items() if name.startswith("EXIT_")}
-    docs = attribute_docs_of_module(shared)
+    docs = constant_docs(shared)
     assert RoofscopeError.exit_code == shared.EXIT_WRONG
     rows = [
         ("`0`", "Done."),
@@ -167,17 +147,6 @@ def exit_codes_page() -> str:
 
 def _code(item: tuple[str, int]) -> int:
     return item[1]
-
-
-def attribute_docs_of_module(module: types.ModuleType) -> dict[str, str]:
-    """Return the text below each constant of a module."""
-    body = ast.parse(inspect.getsource(module)).body
-    return {
-        item.targets[0].id: _text(after.value.value)
-        for item, after in itertools.pairwise(body)
-        if isinstance(item, ast.Assign) and isinstance(item.targets[0], ast.Name)
-        if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) and isinstance(after.value.value, str)
-    }
 
 
 # Glossary
@@ -200,7 +169,8 @@ def python_page() -> str:
     """Return the page of the public functions and classes, whose docstrings mkdocstrings adds to the built pages."""
     public = [(name, getattr(profiler, name)) for name in profiler.__all__ if name != "__version__"]
     rows = [
-        (f"`profiler.{name}`", _text(inspect.getdoc(thing)).split(". ")[0].rstrip(".") + ".") for name, thing in public
+        (f"`profiler.{name}`", one_line(inspect.getdoc(thing)).split(". ")[0].rstrip(".") + ".")
+        for name, thing in public
     ]
     details = [f"\n::: profiler.{name}\n" for name, _ in public]
     return (
@@ -221,128 +191,85 @@ def python_page() -> str:
 # JSON
 
 
-@dataclass(frozen=True)
-class Key:
-    """One key of a document: `cells[].latency_s`."""
-
-    path: str
-    kind: str
-    meaning: str
+TEN = {
+    "RunDocument": "A run",
+    "CellResult": "A cell of a run",
+    "CellEvidence": "The evidence of a cell",
+    "Lever": "A lever: a change, and what it saves",
+    "Roof": "A roof",
+    "ChangeRow": "A cell of two runs",
+    "GateDocument": "A gate",
+    "ForecastCell": "A cell of a forecast",
+    "Offer": "A GPU to rent",
+    "Finding": "A finding of why",
+}
+"""The objects that people use most, by their type: the headings of their page."""
 
 
 def json_page() -> str:
-    """Return the page of the keys of every document, from its types."""
+    """Return the page of the documents' schemas, and of the keys of ten objects."""
     parts = [
-        "# JSON documents\n\n`--format json` prints one document on stdout; progress goes to stderr. `[]` is a list,"
-        " `{}` an object by name. What is not known is `null`.\n"
+        "# JSON documents\n\n`--format json` prints one document on stdout; progress goes to stderr."
+        " What is not known is `null`. A key that has a default in the schema may be left out.\n\n## Schemas\n\n"
+        "Each document has a [JSON Schema](https://json-schema.org), with the meaning of each key.\n\n",
+        table(
+            ("document", "schema"), [(title, f"[{name}.json](schemas/{name}.json)") for name, title in TITLES.items()]
+        ),
+        "\nThe tables below describe the ten objects that people use most.\n",
     ]
-    for title, keys in documents().items():
-        rows = [(f"`{key.path}`", key.kind, key.meaning) for key in {key.path: key for key in keys}.values()]
-        parts.append(f"\n## {title}\n\n" + table(("key", "type", "what it is"), rows))
+    types = object_schemas()
+    for name, heading in TEN.items():
+        about = types[name]
+        rows = [
+            (f"`{key}`", _kind(item, types), item.get("description", "")) for key, item in about["properties"].items()
+        ]
+        parts.append(f"\n## {heading}\n\n{about['description']}\n\n{table(('key', 'type', 'what it is'), rows)}")
     return "".join(parts)
 
 
-@functools.cache
-def documents() -> dict[str, list[Key]]:
-    """Return the keys of every document by its title."""
-    from profiler.checks.doctor import Examination
-    from profiler.checks.render import SelftestRow
-    from profiler.comparison.documents import ComparisonDocument, GateDocument, HistoryDocument
-    from profiler.counting.document import CountDocument
-    from profiler.forecast.render import RanksDocument
-    from profiler.loading.source import Card
-    from profiler.place.render import PlaceDocument
-    from profiler.rent.render import RentDocument
-    from profiler.report.count_grid import GridDocument
-    from profiler.report.device import CeilingsDocument, GpuEntry
-    from profiler.report.forecast import ForecastDocument
-    from profiler.report.link import LinkDocument
-    from profiler.why_slow.render import WhyDocument
-
-    types = {
-        "compare A B": ComparisonDocument,
-        "compare A B C ...": HistoryDocument,
-        "gate": GateDocument,
-        "place": PlaceDocument,
-        "forecast": ForecastDocument,
-        "forecast --tp": RanksDocument,
-        "rent": RentDocument,
-        "why, and why.json": WhyDocument,
-        "count": CountDocument,
-        "count over a grid": GridDocument,
-        "ceilings": CeilingsDocument,
-        "ceilings --link": LinkDocument,
-        "doctor": Examination,
-        "gpus: a list of": GpuEntry,
-        "selftest: a list of": SelftestRow,
-        "models: by the preset's name": Card,
-    }
-    return {
-        "run.json": [key for key in _of_type(RunDocument, "", 0) if not key.path.endswith(".seconds")],
-        "run, batch-test, judge": [
-            Key("...", "", "everything of run.json, and"),
-            Key("folder", "text", "The run folder."),
-            Key("cells", "list", "The rows of cells.csv."),
-            *_of_type(CellResult, "cells[].", 0),
-        ],
-        **{title: _of_type(kind, "", 0) for title, kind in types.items()},
-    }
-
-
-def _tree(thing: Any) -> Any:
-    return ast.parse(textwrap.dedent(inspect.getsource(thing))).body[0]
-
-
-def _hints(thing: Any) -> dict[str, Any]:
-    try:
-        return typing.get_type_hints(thing, localns={"torch": torch})  # some import it only for types
-    except (NameError, TypeError):
-        return {}
-
-
-def _shown(kind: Any) -> tuple[str, Any, str]:
-    """Return a type's name in JSON, the dataclass within, and the text between the two paths."""
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        kinds = [item for item in inner if item is not type(None)]
-        word, within, between = _shown(kinds[0])
-        others = [_shown(item)[0] for item in kinds[1:]]
-        both = " or ".join(dict.fromkeys(text for text in [word, *others] if text))
-        return both + (" or null" if type(None) in inner else ""), within, between
-    if origin is typing.Literal:
-        return " or ".join(f"`{value}`" if value else "empty" for value in inner), None, ""
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        _, within, between = _shown(inner[1])
-        return "object by name", within, "{}" + between
-    if isinstance(origin, type) and issubclass(origin, Sequence):
-        _, within, between = _shown(inner[0])
-        return "list", within, "[]" + between
-    if is_dataclass(kind):
-        return "object", kind, ""
-    words = {str: "text", bool: "true or false", int: "integer", float: "number", Path: "text"}
-    if isinstance(kind, type) and issubclass(kind, str):
-        return "text", None, ""
-    return words.get(kind, ""), None, ""
-
-
-def _of_type(kind: Any, before: str, depth: int) -> list[Key]:
-    """Return the keys of a dataclass as `asdict` writes it, or of a pydantic model."""
-    docs, hints = attribute_docs(kind), _hints(kind)
-    names = [item.name for item in fields(kind)] if is_dataclass(kind) else list(kind.model_fields)
-    found = []
-    for name in names:
-        word, within, between = _shown(hints.get(name))
-        found.append(Key(before + name, word, docs.get(name, "")))
-        if within is not None and depth < _DEEPEST:
-            found += _of_type(within, f"{before}{name}{between}.", depth + 1)
+def object_schemas() -> dict[str, dict[str, Any]]:
+    """Return the schema of every type of object, by the type's name."""
+    found: dict[str, dict[str, Any]] = {}
+    for schema in schemas().values():
+        found |= schema.get("$defs", {})
+        if schema.get("type") == "object" and "title" in schema:
+            found[schema["title"]] = schema
     return found
+
+
+def _kind(item: Mapping[str, Any], types: Mapping[str, Any]) -> str:
+    """Return a JSON type in words; types of the ten link to their tables."""
+    if "$ref" in item:
+        name = item["$ref"].rpartition("/")[2]
+        return f"[object](#{anchor(TEN[name])})" if name in TEN else "object"
+    if "anyOf" in item:
+        return " or ".join(dict.fromkeys(_kind(one, types) for one in item["anyOf"]))
+    if "enum" in item:
+        return " or ".join(f"`{value}`" if value else "empty" for value in item["enum"])
+    if item.get("type") == "array":
+        inner = item.get("items") or {}
+        return f"list of {_kind(inner, types)}" if inner else "list"
+    if item.get("type") == "object":
+        inner = item.get("additionalProperties")
+        return f"{_kind(inner, types)} by name" if isinstance(inner, dict) else "object"
+    words = {"string": "text", "boolean": "true or false"}
+    return words.get(item.get("type", ""), item.get("type", ""))
+
+
+def anchor(head: str) -> str:
+    """Return a heading's anchor as GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-")
 
 
 def main() -> None:
     """Write the pages."""
-    FOLDER.mkdir(parents=True, exist_ok=True)
+    SCHEMAS.mkdir(parents=True, exist_ok=True)
     for name, text in pages().items():
         (FOLDER / name).write_text(text, encoding="utf-8")
+    for old in SCHEMAS.glob("*.json"):
+        old.unlink()
+    for name in schemas():
+        (SCHEMAS / f"{name}.json").write_text(schema_text(name), encoding="utf-8")
 
 
 if __name__ == "__main__":

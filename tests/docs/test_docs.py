@@ -9,7 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from inspect import signature
 from pathlib import Path
@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
 import profiler
 from profiler.errors import RequestError
@@ -24,7 +25,8 @@ from profiler.report.console import screen
 from profiler.report.sections import print_run
 from profiler.run.judge_folder import judge_folder
 
-from .reference import FOLDER, Key, columns_page, command_names, documents, pages
+from .reference import FOLDER, SCHEMAS, TEN, anchor, columns_page, command_names, object_schemas, pages
+from .schemas import assert_follows, schema_text, schemas
 
 ROOT = Path(__file__).parents[2]
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
@@ -45,48 +47,57 @@ def test_every_column_has_a_description() -> None:
     assert all(rows)
 
 
-def _unknown(value: Any, keys: dict[str, Key], at: str = "") -> Iterator[str]:
-    """Yield the paths of a real document that its page does not name."""
-    if isinstance(value, list):
-        for item in value:
-            yield from _unknown(item, keys, f"{at}[]")
-    elif isinstance(value, dict):
-        by_name = at in keys and keys[at].kind.startswith("object by name")
-        if by_name and not any(path.startswith(at + "{}") for path in keys):
-            return  # plain values by name
-        for name, item in value.items():
-            path = at + "{}" if by_name else f"{at}.{name}".lstrip(".")
-            if not by_name and path not in keys:
-                yield path
-            else:
-                yield from _unknown(item, keys, path)
-
-
 RUNS = "runs/reference/smollm2-135m-"
 REAL = {
-    "compare A B": f"compare {RUNS}zen5-float32 {RUNS}zen5-bfloat16",
-    "compare A B C ...": f"compare {RUNS}2-cores {RUNS}2-cores {RUNS}2-cores",
+    "compare": f"compare {RUNS}zen5-float32 {RUNS}zen5-bfloat16",
+    "history": f"compare {RUNS}2-cores {RUNS}2-cores {RUNS}2-cores",
     "gate": f"gate {RUNS}zen4 {RUNS}zen4",
-    "run, batch-test, judge": f"judge {RUNS}zen4",
+    "run": f"judge {RUNS}zen4",
     "place": "place tests/data/foreign/llama-bench.json --model smollm2-135m --gpu T4",
     "forecast": f"forecast {RUNS}zen4 --batch-sizes 8",
+    "forecast-tp": f"forecast {RUNS}zen4 --tp 3 --link pcie4x16",
     "rent": "rent smollm2-135m --cards T4",
     "count": "count smollm2-135m --gpu T4 --gemm-census",
-    "count over a grid": "count smollm2-135m --batch-sizes 1,2 --prompt-lens 8 --gpu T4",
-    "gpus: a list of": "gpus",
+    "count-grid": "count smollm2-135m --batch-sizes 1,2 --prompt-lens 8 --gpu T4",
+    "gpus": "gpus",
+    "models": "models",
+    "doctor": "doctor",
 }
 
 
-@pytest.mark.parametrize("title", REAL)
-def test_a_real_document_has_no_key_that_its_page_does_not_name(
-    title: str, roofscope: Callable[..., Any], folder: Path
-) -> None:
-    document = json.loads(roofscope(*shlex.split(REAL[title]), "--format", "json").out)
-    known = documents()
-    keys = {key.path: key for key in [*known[title], *(known["run.json"] if "judge" in title else ())]}
-    for item in document if isinstance(document, list) else [document]:
-        assert item
-        assert not set(_unknown(item, keys))
+@pytest.mark.parametrize("name", REAL)
+def test_a_real_document_follows_its_schema(name: str, roofscope: Callable[..., Any], folder: Path) -> None:
+    document = json.loads(roofscope(*shlex.split(REAL[name]), "--format", "json").out)
+    assert document
+    assert_follows(name, document)
+
+
+def test_a_new_run_follows_its_schema(folder: Path) -> None:
+    """`judge` writes run.json by the current schema."""
+    run = judge_folder(folder / f"{RUNS}zen4")
+    assert_follows("run-folder", json.loads((run.folder / "run.json").read_text()))
+
+
+@pytest.mark.parametrize("name", schemas())
+def test_a_schema_is_one_and_follows_from_the_types(name: str) -> None:
+    Draft202012Validator.check_schema(json.loads(schema_text(name)))
+    assert (SCHEMAS / f"{name}.json").read_text() == schema_text(name), "run `python -m tests.docs.reference`"
+
+
+def test_a_schema_finds_a_wrong_document(roofscope: Callable[..., Any]) -> None:
+    [row, *_] = json.loads(roofscope("gpus", "--format", "json").out)
+    validator = Draft202012Validator(schemas()["gpus"])
+    assert validator.is_valid([row])
+    assert not validator.is_valid([{**row, "unknown": 1}])
+    assert not validator.is_valid([{**row, "year": "2022"}])
+    assert not validator.is_valid([{key: row[key] for key in row if key != "gpu"}])
+
+
+def test_every_key_of_the_ten_objects_has_a_description() -> None:
+    types = object_schemas()
+    assert len(TEN) == 10
+    keys = {(name, key): item for name in TEN for key, item in types[name]["properties"].items()}
+    assert [key for key, item in keys.items() if not item.get("description")] == []
 
 
 @pytest.fixture
@@ -201,14 +212,14 @@ def test_its_links_have_targets_and_its_commands_exist(page: Path) -> None:
     text = page.read_text()
     links = [first or second for first, second in _LINK.findall(re.sub(r"`[^`\n]*`", "", text))]
     for link in links:
-        target, _, anchor = link.partition("#")
+        target, _, place = link.partition("#")
         if "://" in target:
             continue
         file = (page.parent / target) if target else page
         assert file.exists(), f"{page.name}: {link}"
-        if anchor:
-            heads = {_anchor(head) for head in re.findall(r"^#+ (.*)$", file.read_text(), re.MULTILINE)}
-            assert anchor in heads, f"{page.name}: {link}"
+        if place:
+            heads = {anchor(head) for head in re.findall(r"^#+ (.*)$", file.read_text(), re.MULTILINE)}
+            assert place in heads, f"{page.name}: {link}"
     named = {name for code in _CODE.findall(text) for name in _COMMAND.findall(code)}
     assert named <= set(command_names()), named
 
@@ -218,11 +229,6 @@ def test_a_committed_report_has_its_pictures(report: Path) -> None:
     pictures = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", report.read_text())
     assert pictures
     assert [name for name in pictures if not (report.parent / name).is_file()] == []
-
-
-def _anchor(head: str) -> str:
-    """Return a heading's anchor as GitHub makes it."""
-    return re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-")
 
 
 def test_every_page_is_reached_from_the_index() -> None:

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pytest
+from docs.schemas import assert_follows
 
 from profiler.cli.ranks import started_by_torchrun
 from profiler.data.links import Link, MessageTime, fit_link, published_link
+from profiler.json_document import json_text
 from profiler.report.link import link_document, link_lines, link_table
 from profiler.report.plots.link import link_figure
 
@@ -37,6 +39,7 @@ def test_latency_and_transfer_are_equal_at_the_half_point() -> None:
 
 def test_the_document_has_the_rates_of_nccl_tests() -> None:
     document = link_document(planted())
+    assert_follows("ceilings-link", json.loads(json_text(document)))
     assert document.ranks == RANKS
     assert document.alpha_s == pytest.approx(ALPHA_S)
     largest = document.points[-1]

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from docs.schemas import assert_follows
 
 from profiler.errors import RequestError
 from profiler.facts.roofs import READ, Ceilings, Roof
@@ -46,6 +47,7 @@ def test_a_filled_cache_needs_no_prefill(roofscope, tiny_folder: Path, tmp_path:
     found = roofscope("batch-test", str(tiny_folder), *options, "--out", str(tmp_path / "run"))
     assert found.code == 0, found.err
     document = json.loads(found.out)
+    assert_follows("run", document)
     assert {cell["phase"] for cell in document["cells"]} == {"decode"}
     assert document["grid"]["context_lens"] == [64]
 

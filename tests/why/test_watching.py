@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from docs.schemas import assert_follows
 from hurry import with_effort
 from planted_faults import tiny_llama
 
@@ -130,6 +131,7 @@ def test_an_interrupted_script_is_explained(tiny_folder: Path, tmp_path: Path) -
     assert done.stdout == "1\n1\n"
     assert "Interrupted: up to here" in done.stderr
     document = json.loads((tmp_path / "why" / "why.json").read_text())
+    assert_follows("why", document)
     assert document["interrupted"]
     assert [call["where"] for call in document["calls"]] == ["own.py:5", "own.py:5"]
     assert {call["new_tokens"] for call in document["calls"]} == {4}

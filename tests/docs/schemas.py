@@ -1,0 +1,117 @@
+"""JSON Schemas of all JSON documents, from their types: `python -m tests.docs.reference` writes them."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import math
+from typing import Any
+
+from jsonschema import Draft202012Validator
+from pydantic import TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import PydanticOmit
+
+from profiler.checks.doctor import Examination
+from profiler.checks.render import SelftestRow
+from profiler.comparison.documents import ComparisonDocument, GateDocument, HistoryDocument
+from profiler.counting.document import CountDocument
+from profiler.forecast.render import RanksDocument
+from profiler.judge.cells import CellResult
+from profiler.loading.source import Card
+from profiler.place.render import PlaceDocument
+from profiler.readers.columns import Table
+from profiler.rent.render import RentDocument
+from profiler.report.count_grid import GridDocument
+from profiler.report.device import CeilingsDocument, GpuEntry
+from profiler.report.forecast import ForecastDocument
+from profiler.report.link import LinkDocument
+from profiler.store.document import RunDocument
+from profiler.why_slow.render import WhyDocument
+
+from .docstrings import attribute_docs, one_line
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+TYPES: dict[str, tuple[str, Any]] = {
+    "run-folder": ("`run.json` in a run's folder", RunDocument),
+    "compare": ("`compare A B`", ComparisonDocument),
+    "history": ("`compare A B C ...`", HistoryDocument),
+    "gate": ("`gate`", GateDocument),
+    "place": ("`place`", PlaceDocument),
+    "forecast": ("`forecast`", ForecastDocument),
+    "forecast-tp": ("`forecast --tp`", RanksDocument),
+    "rent": ("`rent`", RentDocument),
+    "why": ("`why`, and `why.json`", WhyDocument),
+    "count": ("`count`", CountDocument),
+    "count-grid": ("`count` over a grid", GridDocument),
+    "ceilings": ("`ceilings`", CeilingsDocument),
+    "ceilings-link": ("`ceilings --link`", LinkDocument),
+    "doctor": ("`doctor`", Examination),
+    "gpus": ("`gpus`", list[GpuEntry]),
+    "selftest": ("`selftest`", list[SelftestRow]),
+    "models": ("`models`", dict[str, Card]),
+}
+TITLES = {"run": "`run`, `batch-test`, `judge`", **{name: title for name, (title, _) in TYPES.items()}}
+"""What each document comes from, by the name of its schema."""
+
+
+class _Documented(GenerateJsonSchema):
+    """Adds the docstrings of classes and fields, and allows no other key."""
+
+    def dataclass_schema(self, schema: Any) -> dict[str, Any]:
+        kind = schema["cls"]
+        if kind is Table or Table in kind.__mro__:
+            raise PydanticOmit  # it is written as the list of its rows
+        made = super().dataclass_schema(schema)
+        made["description"] = one_line(inspect.getdoc(kind))
+        made["additionalProperties"] = False
+        for name, text in attribute_docs(kind).items():
+            if name in made["properties"]:
+                made["properties"][name]["description"] = text
+        for item in made["properties"].values():
+            item.pop("title", None)
+            if isinstance(item.get("default"), float) and math.isnan(item["default"]):
+                del item["default"]  # JSON has no NaN: unknown values are null
+                item["anyOf"] = [{"type": item.pop("type")}, {"type": "null"}]
+        return made
+
+
+@functools.cache
+def schemas() -> dict[str, dict[str, Any]]:
+    """Return the JSON Schema of every document by its name."""
+    made = {name: _schema(kind) for name, (_, kind) in TYPES.items()}
+    return {"run": _printed_run(made["run-folder"]), **made}
+
+
+def schema_text(name: str) -> str:
+    """Return a schema as the file has it."""
+    head = {"$schema": DIALECT, "title": TITLES[name].replace("`", "")}
+    return (
+        json.dumps({**head, **{key: value for key, value in schemas()[name].items() if key != "title"}}, indent=1)
+        + "\n"
+    )
+
+
+def assert_follows(name: str, document: object) -> None:
+    """Raises jsonschema's ValidationError if a parsed document does not follow its schema."""
+    Draft202012Validator(schemas()[name]).validate(document)
+
+
+def _schema(kind: Any) -> dict[str, Any]:
+    return TypeAdapter(kind).json_schema(mode="serialization", schema_generator=_Documented)
+
+
+def _printed_run(run: dict[str, Any]) -> dict[str, Any]:
+    """The document that `run` prints: run.json, its folder, and the rows of cells.csv."""
+    cell = _schema(CellResult)
+    more = {
+        "folder": {"type": "string", "description": "The run's folder."},
+        "cells": {"type": "array", "items": {"$ref": "#/$defs/CellResult"}, "description": "The rows of cells.csv."},
+    }
+    return {
+        **run,
+        "$defs": {**run["$defs"], **cell.pop("$defs", {}), "CellResult": cell},
+        "properties": {**run["properties"], **more},
+        "required": [*run["required"], *more],
+    }
