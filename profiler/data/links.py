@@ -6,7 +6,7 @@ import csv
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -19,6 +19,11 @@ _MOST_BYTES = 64 << 20
 """Messages of a step are at most this large; the bandwidth for larger ones is not relevant to it."""
 _LARGE_BYTES = 1 << 20
 
+_NCCL = "NCCL's own model of a ring (github:NVIDIA/nccl@5067397 src/graph/tuning.cc)"
+_LAUNCH_S = 6.6e-6
+_HOP_S = {"nvlink": 0.6e-6, "pcie": 1.0e-6}
+"""Seconds per hop of a small message over a kind of link, in NCCL's model. Other kinds have only published figures."""
+
 CollectiveKind = Literal["all_reduce", "all_gather"]
 
 
@@ -29,6 +34,18 @@ def bus_share(kind: CollectiveKind, ranks: int) -> float:
     all-gather, whose size is that of the gathered whole.
     """
     return (2 if kind == "all_reduce" else 1) * (ranks - 1) / ranks
+
+
+def nccl_latency_s(name: str, ranks: int) -> float | None:
+    """Return the seconds of NCCL's smallest all-reduce between `ranks` GPUs of one machine; None for an unknown link.
+
+    It is what NCCL itself assumes (`ncclTopoTuneModel`, algorithms Ring and Tree, protocol LL): 6.6 us, and for each of
+    the 2(n-1) hops of a ring 0.6 us over NVLink or 1 us over PCIe. Published figures of nccl-tests with one process per
+    GPU lie at 0.84 to 1.2 times this latency. The hops are those of R. Thakur, R. Rabenseifner, W. Gropp, "Optimization
+    of Collective Communication Operations in MPICH", 2005, section 4.5.
+    """
+    hop_s = next((seconds for kind, seconds in _HOP_S.items() if name.startswith(kind)), None)
+    return None if hop_s is None else _LAUNCH_S + 2 * (ranks - 1) * hop_s
 
 
 @dataclass(frozen=True)
@@ -56,7 +73,7 @@ class Link:
 
     name: str
     alpha_s: float
-    """Latency: seconds of an empty collective."""
+    """Latency: seconds of an empty all-reduce between the ranks of this link. It grows with their number."""
     bus_bytes_per_s: float
     source: str
     points: tuple[MessageTime, ...] = ()
@@ -129,21 +146,26 @@ def published_links() -> tuple[str, ...]:
 
 
 def published_link(name: str, ranks: int) -> Link:
-    """Return a link of the table for `ranks`, or for the nearest number with figures. Raises RequestError."""
+    """Return a link of the table for `ranks` GPUs of one machine. Raises RequestError for an unknown name.
+
+    The bandwidth is fitted to the published all-reduces of this number of GPUs, or of the nearest with figures. The
+    latency is that of `nccl_latency_s`, because published ones rarely have the same number of GPUs, and often include
+    the host's launches. Without NCCL's figure it is fitted, too.
+    """
     rows = [row for row in _table() if row.name == name]
     if not rows:
         names = ", ".join(published_links())
         raise RequestError(f"--link {name!r} is unknown; use {names}, or alpha_us,GB/s, such as 8,20.")
-    counts = {row.point.ranks for row in rows}
+    counts = {row.point.ranks for row in rows if row.point.nbytes >= _LARGE_BYTES}
     nearest = min(counts, key=lambda count: abs(math.log(count / ranks)))
-    chosen = [row for row in rows if row.point.ranks == nearest]
-    sizes = [row.point.nbytes for row in chosen]
-    if not min(sizes) < _LARGE_BYTES <= max(sizes):  # latency and bandwidth come from different measurements
-        chosen = rows
-    within = [row for row in chosen if row.point.nbytes <= _MOST_BYTES]
-    gpus = ", ".join(dict.fromkeys(f"{row.gpu} x {row.point.ranks}" for row in within))
-    sources = ", ".join(dict.fromkeys(row.source for row in within))
-    return fit_link(name, [row.point for row in within], f"published: {gpus} ({sources})")
+    chosen = [row for row in rows if row.point.ranks == nearest and row.point.nbytes <= _MOST_BYTES]
+    gpus = ", ".join(dict.fromkeys(f"{row.gpu} x {row.point.ranks}" for row in chosen))
+    published = f"{gpus} ({', '.join(dict.fromkeys(row.source for row in chosen))})"
+    fitted = fit_link(name, [row.point for row in chosen], f"published: {published}")
+    alpha_s = nccl_latency_s(name, ranks)
+    if alpha_s is None:
+        return fitted
+    return replace(fitted, alpha_s=alpha_s, source=f"latency by {_NCCL}, bandwidth published: {published}")
 
 
 def link_called(text: str, ranks: int) -> Link:
