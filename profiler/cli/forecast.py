@@ -33,7 +33,9 @@ def forecast_command(
     link: Annotated[
         str, typer.Option(help="--tp: nvlink3, nvlink4, nvlink5, pcie4x16, pcie5x16, xgmi, or alpha_us,GB/s.")
     ] = "",
-    price: Annotated[float | None, typer.Option(help="--tp: USD per hour of one GPU.")] = None,
+    price: Annotated[
+        float | None, typer.Option(help="--tp: USD per hour of one GPU; costs are GPU seconds without it.")
+    ] = None,
     check: Annotated[bool, typer.Option("--check", help="Then measure the cells, and print the error.")] = False,
     model: Annotated[str, typer.Option(help="--check: the path of the run's model if it was local.")] = "",
     budget_s: Annotated[float, typer.Option("--budget", help="--check: seconds from the start to the answer.")] = 60.0,
@@ -93,8 +95,6 @@ def forecast_command(
 def _print_ranks(
     source: str, on: str, request: ForecastRequest, options: RankOptions, output_format: str, plain: bool
 ) -> None:
-    from datetime import UTC, datetime
-
     from profiler.forecast.render import print_ranks, ranks_document
     from profiler.forecast.tensor_parallel import forecast_ranks
     from profiler.json_document import json_text
@@ -102,7 +102,7 @@ def _print_ranks(
     from profiler.report.progress import make_listener
 
     with make_listener(quiet=False, plain=plain) as listener:
-        answer, card = forecast_ranks(source, on, request, options, datetime.now(UTC).date(), listener)
+        answer, card = forecast_ranks(source, on, request, options, listener)
     if output_format == "json":
         print(json_text(ranks_document(answer, card)))
     else:

@@ -67,19 +67,6 @@ def prices() -> tuple[Price, ...]:
         return tuple(price for row in csv.DictReader(file) for price in _parse(row))
 
 
-def cheapest(card: str) -> Price | None:
-    """Return the preferred price of a card; None if it has none.
-
-    On-demand prices come before spot, whole prices before those with extras, single cards before machines with
-    several, dated before undated, then the lowest. The age does not count: the choice must not change from day to day.
-    """
-
-    def rank(price: Price) -> tuple[bool, bool, bool, bool, float]:
-        return price.spot, bool(price.without), price.cards > 1, price.read_on is None, price.usd_per_h
-
-    return min((price for price in prices() if price.card == card), key=rank, default=None)
-
-
 def quote(
     card: str, kind: PriceClass, today: datetime.date, *, spot: bool = False, provider: str = "", gpus: int = 1
 ) -> Quote | None:
@@ -177,11 +164,6 @@ def _lowest_by_provider(prices: Iterable[Price]) -> dict[str, float]:
         if price.usd_per_h > 0:
             lowest[price.provider] = min(price.usd_per_h, lowest.get(price.provider, price.usd_per_h))
     return lowest
-
-
-def age_words(age_days: int | None) -> str:
-    """Return such as `14 days old`, with `!` above STALE_DAYS."""
-    return "date unknown" if age_days is None else f"{age_days} days old" + ("!" if age_days > STALE_DAYS else "")
 
 
 def _parse(row: dict[str, str]) -> list[Price]:

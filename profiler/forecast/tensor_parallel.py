@@ -6,13 +6,11 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import date
 from pathlib import Path
 
 from profiler.counting.tensor_parallel import check_ranks
 from profiler.data.datasheets import gpu_called
 from profiler.data.links import Link, link_called, published_links
-from profiler.data.prices import age_words, cheapest
 from profiler.device.contention import ForeignLoad
 from profiler.errors import RequestError
 from profiler.forecast.command import (
@@ -37,7 +35,11 @@ _MOST_RANKS = 64
 
 @dataclass(frozen=True)
 class RankOptions:
-    """The numbers of GPUs, their link, and the price of one, as on the command line."""
+    """The numbers of GPUs, their link, and the price of one, as on the command line.
+
+    Without a price, costs are GPU seconds. Rental prices depend on the class of the provider and on the machine that
+    must be rented whole: `roofscope rent` compares them.
+    """
 
     tp: str
     link: str
@@ -45,7 +47,7 @@ class RankOptions:
 
 
 def forecast_ranks(
-    source: str, on: str, request: ForecastRequest, options: RankOptions, today: date, listener: QuietListener
+    source: str, on: str, request: ForecastRequest, options: RankOptions, listener: QuietListener
 ) -> tuple[RanksAnswer, str]:
     """(the requested cells on one GPU and on each number of GPUs, the GPU's name).
 
@@ -72,14 +74,7 @@ def forecast_ranks(
         kernels, kernel_notes = _replayed_kernels(basis, [requests[count] for count in ranks], listener)
         answers = {count: forecast_from_facts(basis, each, kernels.get(count)) for count, each in requests.items()}
     single = answers[1]
-    card, sheet = _card(source, on)
-    usd_per_h, price = options.usd_per_h, ""
-    if usd_per_h is not None:
-        price = f"USD {usd_per_h:g} per hour and card."
-    elif sheet is not None and (offer := cheapest(sheet)) is not None:
-        usd_per_h = offer.usd_per_h
-        age = age_words(offer.age_days(today))
-        price = f"{sheet}: USD {usd_per_h:g} per hour and card, {offer.provider}, {age}, {offer.source}."
+    card = _card(source, on)
     return RanksAnswer(
         source=single.source,
         model=single.model,
@@ -88,9 +83,9 @@ def forecast_ranks(
         how=single.how,
         links=_link_lines(links),
         link=next(iter(links.values())).name,
-        price=price,
+        price="" if options.usd_per_h is None else f"USD {options.usd_per_h:g} per hour and card.",
         error=single.error,
-        cells=across([(count, answer.cells) for count, answer in answers.items()], usd_per_h),
+        cells=across([(count, answer.cells) for count, answer in answers.items()], options.usd_per_h),
         notes=(*kernel_notes, *_notes(single)),
     ), card
 
@@ -120,18 +115,16 @@ def _check_splittable(basis: RunFacts, ranks: Sequence[int]) -> None:
         check_ranks(meta_model, count)
 
 
-def _card(source: str, on: str) -> tuple[str, str | None]:
-    """(the name of the GPUs, the name of their datasheet or None)."""
+def _card(source: str, on: str) -> str:
+    """The name of the GPUs."""
     if not on:
-        device = read_document(Path(source)).device
-        return device.name, device.datasheet
+        return read_document(Path(source)).device.name
     if on.endswith(".json"):
-        return "such cards", None
+        return "such cards"
     try:
-        sheet = gpu_called(on).gpu
+        return gpu_called(on).gpu
     except RequestError:
-        return on, None
-    return sheet, sheet
+        return on
 
 
 def _link_lines(links: dict[int, Link]) -> tuple[str, ...]:

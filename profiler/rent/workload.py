@@ -36,9 +36,11 @@ WORKLOADS = {
     "batch": Workload("batch", 2048, 128, None, Limits()),
     "agents": Workload("agents", 8192, 192, 0.2, Limits(ttft_s=2.0, tpot_s=0.05)),
 }
-"""Lengths of chat: about the medians of Azure's conversation trace, 1020 tokens in and 129 out (Splitwise, Patel et
-al., arXiv:2311.18677). Lengths of agents: about the means of Kimi's tool and agent trace, 8596 in and 182 out
-(Mooncake, Qin et al., arXiv:2407.00079). Batch: documents of a few pages, each summarised."""
+"""Lengths of chat: about the medians of Azure's conversation trace of November 2023, 1020 tokens in and 129 out over
+19,366 requests (github:Azure/AzurePublicDataset@b469a11 data/AzureLLMInferenceTrace_conv.csv; P. Patel et al.,
+"Splitwise", arXiv:2311.18677). Lengths of agents: about the means of Kimi's tool and agent trace, 8596 in and 182 out
+over 23,608 requests (github:kvcache-ai/Mooncake@3b5a594 FAST25-release/README.md; R. Qin et al., "Mooncake", FAST
+2025). Batch: documents of a few pages, each summarised."""
 
 _RATE = re.compile(r"^\s*([0-9.eE+-]+)\s*(?:/\s*(s|min|h))?\s*$")
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}

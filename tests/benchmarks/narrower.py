@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
-from datetime import date
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -83,9 +82,9 @@ def forecasts(run: Path, ranks: int) -> tuple[RanksAnswer, RanksAnswer]:
         prompt_lens=",".join(map(str, sizes.prompt_lens)), batch_sizes=",".join(map(str, sizes.batch_sizes))
     )
     free = RankOptions(str(ranks), "0,1e9")
-    replayed, _ = forecast_ranks(str(run), "", request, free, date.today(), QuietListener())
+    replayed, _ = forecast_ranks(str(run), "", request, free, QuietListener())
     with mock.patch.object(cards, "machine_of", return_value="left out"):
-        assumed, _ = forecast_ranks(str(run), "", request, free, date.today(), QuietListener())
+        assumed, _ = forecast_ranks(str(run), "", request, free, QuietListener())
     return replayed, assumed
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import date
 from functools import cache
 from pathlib import Path
 
@@ -23,7 +22,6 @@ from profiler.store.folder import read_document, read_run
 
 EPYC = Path(__file__).parents[2] / "runs" / "reference" / "smollm2-135m-epyc"
 NF4 = Path(__file__).parents[1] / "data" / "forecast" / "smollm2-135m-zen4-nf4"
-TODAY = date(2026, 11, 1)
 MESSAGES = 2 * 30 + 2
 """Of SmolLM2-135M: two sums a layer, one after the embedding, the logits gathered."""
 
@@ -39,7 +37,7 @@ def _read_once() -> Iterator[None]:
 
 def cell_of(link: str, batch: int = 1) -> RankCell:
     wanted = ForecastRequest(batch_sizes=str(batch), prompt_lens="128")
-    answer, _ = forecast_ranks(str(EPYC), "", wanted, RankOptions("3", link), TODAY, QuietListener())
+    answer, _ = forecast_ranks(str(EPYC), "", wanted, RankOptions("3", link), QuietListener())
     return next(cell for cell in answer.cells if cell.phase == "decode")
 
 
@@ -72,7 +70,7 @@ def test_the_crossover_is_where_messages_cost_what_narrower_kernels_save() -> No
 def test_two_h100_by_their_datasheet_have_a_sentence_and_a_cost() -> None:
     wanted = ForecastRequest(batch_sizes="1,64", prompt_lens="512")
     answer, card = forecast_ranks(
-        "llama-3.1-8b", "H100 SXM", wanted, RankOptions("2", "pcie5x16", 2.0), TODAY, QuietListener()
+        "llama-3.1-8b", "H100 SXM", wanted, RankOptions("2", "pcie5x16", 2.0), QuietListener()
     )
     sentence = answer.sentence(card)
     assert sentence.startswith("Two H100 SXM over pcie5x16 give ")
@@ -94,15 +92,13 @@ def test_two_h100_by_their_datasheet_have_a_sentence_and_a_cost() -> None:
 )
 def test_a_note_names_the_basis_of_a_ranks_kernels(source: str, on: str, words: str) -> None:
     wanted = ForecastRequest(batch_sizes="1", prompt_lens="64")
-    answer, _ = forecast_ranks(source, on, wanted, RankOptions("3", "8,20"), TODAY, QuietListener())
+    answer, _ = forecast_ranks(source, on, wanted, RankOptions("3", "8,20"), QuietListener())
     assert words in answer.notes[0]
 
 
 def test_a_model_that_needs_two_cards_is_compared_from_there() -> None:
     wanted = ForecastRequest(batch_sizes="1", prompt_lens="512", dtype="bfloat16")
-    answer, card = forecast_ranks(
-        "llama-3.1-70b", "H100 SXM", wanted, RankOptions("2,4", "nvlink4"), TODAY, QuietListener()
-    )
+    answer, card = forecast_ranks("llama-3.1-70b", "H100 SXM", wanted, RankOptions("2,4", "nvlink4"), QuietListener())
     decode = next(cell for cell in answer.cells if cell.phase == "decode")
     assert [time.fits for time in decode.times] == [False, True, True]  # 141 GB of weights, 80 GB a card
     assert decode.base is decode.times[1]
@@ -122,7 +118,7 @@ def test_a_model_that_needs_two_cards_is_compared_from_there() -> None:
 )
 def test_impossible_options_are_refused(options: RankOptions, words: str) -> None:
     with pytest.raises(RequestError, match=words):
-        forecast_ranks(str(EPYC), "", ForecastRequest(), options, TODAY, QuietListener())
+        forecast_ranks(str(EPYC), "", ForecastRequest(), options, QuietListener())
     assert parse_ranks("8,2,2") == (2, 8)
 
 
@@ -135,18 +131,18 @@ def test_heads_that_do_not_divide_are_refused_before_anything_is_replayed(monkey
     monkeypatch.setattr("profiler.forecast.tensor_parallel.replay_shards", replayed)
     monkeypatch.setattr("profiler.forecast.tensor_parallel.machine_of", lambda _: HOST)
     with pytest.raises(RequestError, match="do not divide by 2"):
-        forecast_ranks(str(EPYC), "", ForecastRequest(), RankOptions("2,3", "8,20"), TODAY, QuietListener())
+        forecast_ranks(str(EPYC), "", ForecastRequest(), RankOptions("2,3", "8,20"), QuietListener())
 
 
 def test_a_run_of_packed_weights_or_of_several_ranks_is_no_basis(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(RequestError, match=r"are packed \(nf4\) and cannot be split; use a run of the unquantised"):
-        forecast_ranks(str(NF4), "", ForecastRequest(), RankOptions("3", "8,20"), TODAY, QuietListener())
+        forecast_ranks(str(NF4), "", ForecastRequest(), RankOptions("3", "8,20"), QuietListener())
     document = replace(read_document(EPYC), ranks=2)
     monkeypatch.setattr("profiler.forecast.command.read_document", lambda _: document)
     with pytest.raises(RunError, match="is a run of 2 ranks; use a run on one card"):
-        forecast_ranks(str(tmp_path), "", ForecastRequest(), RankOptions("3", "8,20"), TODAY, QuietListener())
+        forecast_ranks(str(tmp_path), "", ForecastRequest(), RankOptions("3", "8,20"), QuietListener())
 
 
 def test_worse_from_compares_only_numbers_that_fit() -> None:

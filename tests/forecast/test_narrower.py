@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ from profiler.report.progress import QuietListener
 from profiler.store.folder import read_document
 
 EPYC = Path(__file__).parents[2] / "runs" / "reference" / "smollm2-135m-epyc"
-TODAY = date(2026, 11, 1)
 GATE, HEAD = "model.layers.*.mlp.gate_proj", "lm_head"
 LAYERS = 30
 
@@ -134,7 +132,7 @@ def test_planted_times_of_linears_of_half_the_width_are_in_the_forecast(
     )  # fmt: skip
     listener = StageListener()
     wanted, free = ForecastRequest(prompt_lens="8", batch_sizes="1"), RankOptions("2", "0,1e9")
-    answer, _ = forecast_ranks(str(tmp_path / "run"), "", wanted, free, TODAY, listener)
+    answer, _ = forecast_ranks(str(tmp_path / "run"), "", wanted, free, listener)
     [stage] = listener.stages
     assert "one of 2 ranks" in stage
     assert answer.notes[0].startswith("A rank's linears were replayed here")

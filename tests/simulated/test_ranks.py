@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -126,16 +125,12 @@ def test_narrower_kernels_of_known_truth_are_replayed_and_found_in_the_step_of_t
         execute(prepare(Options(out=tmp_path / "one", **asked)), QuietListener())
         typed = RankOptions("2", f"{1e6 * link.alpha_s:g},{1e-9 * link.bus_bytes_per_s:g}")
         answers = [
-            forecast_ranks(
-                str(tmp_path / "one"), "", ForecastRequest(batch_sizes="8"), typed, date.today(), QuietListener()
-            )[0]
+            forecast_ranks(str(tmp_path / "one"), "", ForecastRequest(batch_sizes="8"), typed, QuietListener())[0]
         ]
         with linked(world.card, link, 2) as group:
             two = execute(prepare(Options(out=tmp_path / "two", tp=2, **asked)), QuietListener(), group=group)
     answers.append(
-        forecast_ranks(
-            str(tmp_path / "one"), "", ForecastRequest(batch_sizes="8"), typed, date.today(), QuietListener()
-        )[0]
+        forecast_ranks(str(tmp_path / "one"), "", ForecastRequest(batch_sizes="8"), typed, QuietListener())[0]
     )
     assert "replayed here" in answers[0].notes[0]
     assert "they were not replayed" in answers[1].notes[0], "the card is gone"
@@ -205,7 +200,6 @@ def _links(folder: Path, asked: Grid) -> None:
             "",
             ForecastRequest(batch_sizes=str(batch)),
             RankOptions("2", text),
-            date.today(),
             QuietListener(),
         )
         cell = next(cell for cell in answer.cells if cell.phase == "decode")
