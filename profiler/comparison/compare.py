@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Literal
 
 from profiler.comparison.side import (
-    CellId,
+    MatchKey,
     MachineState,
     SettingDifference,
     Side,
@@ -59,7 +59,7 @@ class Shift:
 class Change:
     """One cell on both sides of a comparison."""
 
-    asked: CellId
+    asked: MatchKey
     before: Timed
     after: Timed
     change: float
@@ -146,7 +146,7 @@ class _Pair:
     roof_factors: Mapping[str, float]
     is_cpu: bool
 
-    def change(self, key: CellId, before: Timed, after: Timed) -> Change:
+    def change(self, key: MatchKey, before: Timed, after: Timed) -> Change:
         change = _change(key, before, after, *_machine_part(before, self.corrections, self.is_cpu))
         if not self.comparable:
             change = replace(change, verdict="inconclusive")
@@ -180,7 +180,7 @@ def compare_sides(before: Side, after: Side) -> Comparison:
     )
 
 
-def _change(key: CellId, before: Timed, after: Timed, machine: float, machine_half_width: float) -> Change:
+def _change(key: MatchKey, before: Timed, after: Timed, machine: float, machine_half_width: float) -> Change:
     """The change of a cell. A change is a ratio, so independent errors add in quadrature in its logarithm."""
     middle = math.log(after.median_s / before.median_s) - machine
     down = math.hypot(math.log(after.median_s / after.low_s), math.log(before.high_s / before.median_s))
@@ -325,7 +325,7 @@ class ChangePoint:
 class CellHistory:
     """One cell over several runs."""
 
-    asked: CellId
+    asked: MatchKey
     times: tuple[Timed | None, ...]
     """One time per run; None if the run has no such cell."""
     steps: tuple[ChangePoint, ...]
@@ -356,18 +356,18 @@ def history(sides: Sequence[Side]) -> History:
         return pairs[first, second]
 
     rows = []
-    for cell_id in in_order(list(dict.fromkeys(key for side in cells for key in side))):
+    for match_key in in_order(list(dict.fromkeys(key for side in cells for key in side))):
         level: int | None = None
         steps = []
         for number, side in enumerate(cells):
-            if cell_id not in side:
+            if match_key not in side:
                 continue
             if level is None:
                 level = number
                 continue
-            change = pair(level, number).change(cell_id, cells[level][cell_id], side[cell_id])
+            change = pair(level, number).change(match_key, cells[level][match_key], side[match_key])
             if change.verdict in ("slower", "faster"):
                 steps.append(ChangePoint(number, change))
                 level = number
-        rows.append(CellHistory(cell_id, tuple(side.get(cell_id) for side in cells), tuple(steps)))
+        rows.append(CellHistory(match_key, tuple(side.get(match_key) for side in cells), tuple(steps)))
     return History(tuple(ordered), ((), *(differences(*neighbours) for neighbours in pairwise(ordered))), tuple(rows))

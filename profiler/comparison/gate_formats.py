@@ -137,12 +137,12 @@ def gate_junit(gate: Gate) -> str:
 
 
 def _junit_case(suite: ElementTree.Element, cell: Gated) -> None:
-    cell_id = cell.change.asked
+    match_key = cell.change.asked
     case = ElementTree.SubElement(
         suite,
         "testcase",
-        classname=f"roofscope.{cell_id.phase}",
-        name=cell_id.name,
+        classname=f"roofscope.{match_key.phase}",
+        name=match_key.name,
         time=f"{cell.change.after.median_s:.6g}",
     )
     if cell.decision == "slower":

@@ -10,7 +10,7 @@ from pathlib import Path
 from profiler.comparison.command import gated, thresholds
 from profiler.comparison.compare import compare_sides
 from profiler.comparison.gate import Gate, gate
-from profiler.comparison.side import PROCESSOR, CellId, Side, cell_id, differences, read_side, timed_cells
+from profiler.comparison.side import PROCESSOR, MatchKey, Side, match_key, differences, read_side, timed_cells
 from profiler.device.machine import Machine, machine_for
 from profiler.engines.base import Engine
 from profiler.errors import RequestError
@@ -97,7 +97,7 @@ def visits_of_open(
 
 def open_cells(before: Side, limits: Mapping[Phase, float], visits: Mapping[Cell, list[Visit]]) -> list[Cell]:
     """The cells that a gate against `before` leaves open after these visits."""
-    cells: dict[CellId, Cell] = {cell_id(key): key.cell for cell in visits for key in cell.keys}
+    cells: dict[MatchKey, Cell] = {match_key(key): key.cell for cell in visits for key in cell.keys}
     after = replace(before, cells=timed_cells(visits), witness=None)
     ids = [item.change.asked for item in gate(compare_sides(before, after), limits).cells if item.decision == "open"]
     return list(dict.fromkeys(cells[key] for key in ids if key in cells))

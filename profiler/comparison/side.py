@@ -34,8 +34,11 @@ _CONTEXT = ("memory", "budget")
 _CLOCK_TOLERANCE = 0.02
 
 
-class CellId(NamedTuple):
-    """The requested phase and sizes of a cell, without columns that depend on the number of new tokens."""
+class MatchKey(NamedTuple):
+    """What cells of two sides must share to be compared: phase, sizes, and engine where both sides name one.
+
+    The number of new tokens is not part of it, since other tools' files lack it.
+    """
 
     phase: Phase
     batch_size: int
@@ -104,7 +107,7 @@ class Side:
     tool: str
     settings: Mapping[str, str]
     """Settings that two sides may differ in, by name, the most important first."""
-    cells: Mapping[CellId, Timed]
+    cells: Mapping[MatchKey, Timed]
     clock_hz: float | None = None
     witness: MachineState | None = None
     is_cpu: bool = True
@@ -151,7 +154,7 @@ def _difference(name: str, before: str, after: str) -> SettingDifference:
     return SettingDifference(name, before, after, weight)
 
 
-def aligned(sides: Sequence[Side]) -> list[Mapping[CellId, Timed]]:
+def aligned(sides: Sequence[Side]) -> list[Mapping[MatchKey, Timed]]:
     """The cells of each side under keys that are comparable between sides.
 
     Without a common engine, as for two tools, each side contributes its first engine. Other tools do not distinguish a
@@ -164,7 +167,7 @@ def aligned(sides: Sequence[Side]) -> list[Mapping[CellId, Timed]]:
     return [dict(_keyed(side, bool(common), by_depth, swept)) for side in sides]
 
 
-def _keyed(side: Side, by_engine: bool, by_depth: bool, swept: Sequence[str]) -> Iterator[tuple[CellId, Timed]]:
+def _keyed(side: Side, by_engine: bool, by_depth: bool, swept: Sequence[str]) -> Iterator[tuple[MatchKey, Timed]]:
     engines = side.engines if by_engine else side.engines[:1]
     for cell, timed in side.cells.items():
         if cell.engine not in engines:
@@ -179,7 +182,7 @@ def _keyed(side: Side, by_engine: bool, by_depth: bool, swept: Sequence[str]) ->
         yield cell if by_engine else cell._replace(engine=""), timed
 
 
-def in_order(keys: Sequence[CellId]) -> list[CellId]:
+def in_order(keys: Sequence[MatchKey]) -> list[MatchKey]:
     """Sort cells as in the rows of a table: by phase, engine, batch size, depth and settings."""
     return sorted(keys, key=lambda key: (PHASES.index(key.phase), key.engine, key.batch_size, key.depth, key.settings))
 
@@ -204,7 +207,7 @@ def side_of_run(run: Run) -> Side:
     busy = readings.busy_cores_elsewhere.median if readings and readings.busy_cores_elsewhere else 0.0
     cells = timed_cells(gathered.visits, gathered.looks, busy)
     for row in run.measured:
-        if (key := cell_id(row.key)) in cells:
+        if (key := match_key(row.key)) in cells:
             cells[key] = _with_split(cells[key], row, half_widths.get(row.key, {}))
     ceilings = document.ceilings.ceilings
     return Side(
@@ -230,15 +233,15 @@ def _witness(ceilings: Ceilings, dtype: str, looks: Sequence[DriftReading]) -> M
     )
 
 
-def cell_id(key: CellKey) -> CellId:
-    """The requested phase and sizes of a run's cell."""
+def match_key(key: CellKey) -> MatchKey:
+    """Return what a cell of another side must share with this one to be compared with it."""
     cell = key.cell
-    return CellId(key.phase, cell.batch_size, cell.prompt_len, cell.context_len, cell.engine)
+    return MatchKey(key.phase, cell.batch_size, cell.prompt_len, cell.context_len, cell.engine)
 
 
 def timed_cells(
     visits: Mapping[Cell, Sequence[Visit]], looks: Sequence[DriftReading] = (), busy_elsewhere: float = 0.0
-) -> dict[CellId, Timed]:
+) -> dict[MatchKey, Timed]:
     """The time of every cell, estimated from its visits, without a time breakdown.
 
     `busy_elsewhere` is the number of cores that other processes kept busy over the whole run. It is used for visits
@@ -252,7 +255,7 @@ def timed_cells(
         for phase in PHASES
     }
     return {
-        cell_id(key): _timed(visits[key.cell], cell_samples, spreads[key.phase], busy_elsewhere)
+        match_key(key): _timed(visits[key.cell], cell_samples, spreads[key.phase], busy_elsewhere)
         for key, cell_samples in samples.items()
         if any(cell_samples)
     }
@@ -324,7 +327,7 @@ def side_of_file(file: ForeignFile) -> Side:
 
     Raises RequestError if two figures have one shape and no setting distinguishes them.
     """
-    cells: dict[CellId, Timed] = {}
+    cells: dict[MatchKey, Timed] = {}
     for figure in file.figures:
         if not figure.has_step:
             continue
@@ -338,11 +341,11 @@ def side_of_file(file: ForeignFile) -> Side:
     return Side(file.name, file.created, file.tool, dict(file.settings), cells)
 
 
-def _figure_id(figure: Figure) -> CellId:
+def _figure_id(figure: Figure) -> MatchKey:
     # For a server the requested batch is its concurrency limit, however many sequences ran.
     batch_size = figure.cap or figure.batch_size or 1
     prompt_len, context_len = figure.prompt_len or 0, figure.context_len or 0
-    return CellId(figure.step_phase, batch_size, prompt_len, context_len, "", figure.settings)
+    return MatchKey(figure.step_phase, batch_size, prompt_len, context_len, "", figure.settings)
 
 
 def _foreign(figure: Figure) -> Timed:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from profiler.comparison.compare import compare_sides
 from profiler.comparison.gate import gate
-from profiler.comparison.side import CellId, Side, Timed
+from profiler.comparison.side import MatchKey, Side, Timed
 from profiler.facts.visits import phase_medians, phase_samples
 from profiler.grid.cells import PHASES, Phase
 from profiler.stats import LEAST_VISITS, deviations, estimate, spread_of
@@ -39,7 +39,7 @@ PLANTED = ("all cells", "decode", "one cell")
 class Pool:
     """The real visits that pairs are drawn from."""
 
-    visits: Mapping[CellId, Sequence[Sequence[float]]]
+    visits: Mapping[MatchKey, Sequence[Sequence[float]]]
     deviations: Mapping[Phase, NDArray[np.float64]]
     """Relative deviations of single visits from the mean of their cell, over all runs."""
 
@@ -47,7 +47,7 @@ class Pool:
 def pool_of(run: Path, others: Sequence[Path]) -> Pool:
     """Return the cells of one run, with the deviations of all runs."""
     apart: dict[Phase, list[NDArray[np.float64]]] = {phase: [] for phase in PHASES}
-    cells: dict[CellId, Sequence[Sequence[float]]] = {}
+    cells: dict[MatchKey, Sequence[Sequence[float]]] = {}
     for folder in others:
         gathered = read_gathered(folder, read_document(folder))
         for cell, visits in gathered.visits.items():
@@ -57,13 +57,13 @@ def pool_of(run: Path, others: Sequence[Path]) -> Pool:
                     shares = np.array(list(deviations(phase_medians(key.phase, visits)).values()))
                     apart[key.phase].append(shares * math.sqrt(shares.size / (shares.size - 1)))
                 if folder == run:
-                    cells[CellId(key.phase, cell.batch_size, cell.prompt_len, cell.context_len, cell.engine)] = samples
+                    cells[MatchKey(key.phase, cell.batch_size, cell.prompt_len, cell.context_len, cell.engine)] = samples
     return Pool(cells, {phase: np.concatenate(shares) for phase, shares in apart.items()})
 
 
 def drawn(pool: Pool, visits: int, random: np.random.Generator) -> Side:
     """Return a run drawn from the pool, with `visits` visits of each cell."""
-    taken: dict[CellId, list[NDArray[np.float64]]] = {}
+    taken: dict[MatchKey, list[NDArray[np.float64]]] = {}
     for key, known in pool.visits.items():
         level = np.median(np.concatenate([np.asarray(visit) for visit in known]))
         taken[key] = []
@@ -87,7 +87,7 @@ def drawn(pool: Pool, visits: int, random: np.random.Generator) -> Side:
     return Side("drawn", "", "roofscope", {}, cells)
 
 
-def slower(side: Side, by: float, cells: Sequence[CellId]) -> Side:
+def slower(side: Side, by: float, cells: Sequence[MatchKey]) -> Side:
     """Return the side with some cells slower."""
     changed = {
         key: replace(

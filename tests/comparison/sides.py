@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from profiler.comparison.side import CellId, MachineState, Side, Timed
+from profiler.comparison.side import MatchKey, MachineState, Side, Timed
 from profiler.facts.roofs import DriftReading
 from profiler.grid.cells import Phase
 from profiler.judge.breakdown import TERMS
@@ -13,8 +13,8 @@ from profiler.judge.breakdown import TERMS
 SETTINGS = {"model": "m", "device": "card", "precision": "bfloat16", "threads": "2", "transformers": "5.22.0"}
 
 
-def asked(batch_size: int = 1, prompt_len: int = 512, phase: Phase = "decode", engine: str = "eager") -> CellId:
-    return CellId(phase, batch_size, prompt_len, 0, engine)
+def asked(batch_size: int = 1, prompt_len: int = 512, phase: Phase = "decode", engine: str = "eager") -> MatchKey:
+    return MatchKey(phase, batch_size, prompt_len, 0, engine)
 
 
 def timed(median_s: float, half_width: float = 0.005, visits: int = 4, **terms: float) -> Timed:
@@ -31,7 +31,7 @@ def witness(memory: float = 1.0, compute: float = 1.0, *, spread: float = 0.001,
     return MachineState(100e9 / memory, 0.01, 1e12 / compute, 0.01, at, looks)
 
 
-def side(cells: dict[CellId, Timed], **changes: Any) -> Side:
+def side(cells: dict[MatchKey, Timed], **changes: Any) -> Side:
     settings = {**SETTINGS, **changes.pop("settings", {})}
     made = Side("side", "2026-01-01", "roofscope", settings, cells, witness=witness())
     return replace(made, **changes)

@@ -15,7 +15,7 @@ from profiler.comparison.command import compare as compare_folders
 from profiler.comparison.command import compared
 from profiler.comparison.compare import compare_sides, history
 from profiler.comparison.render import print_history
-from profiler.comparison.side import NOT_TOLD, CellId, Side, differences, read_side, side_of_file
+from profiler.comparison.side import NOT_TOLD, MatchKey, Side, differences, read_side, side_of_file
 from profiler.comparison.text import change_words, difference_lines, history_sentences
 from profiler.errors import RequestError
 from profiler.readers.detect import read_foreign
@@ -235,7 +235,7 @@ def test_two_cells_of_one_depth_are_not_merged_when_compared_with_another_tool()
     """Ours after a prompt of 128 (29 ms) and after a context of 128 (31 ms): the file's 128 matches the first. The
     second, in either order, is a cell of only one side."""
     file = side_of_file(read_foreign(ROOT / "tests" / "data" / "foreign" / "llama-bench-depth.md"))
-    cells = {asked(prompt_len=128): timed(0.029), CellId("decode", 1, 0, 128, "eager"): timed(0.031)}
+    cells = {asked(prompt_len=128): timed(0.029), MatchKey("decode", 1, 0, 128, "eager"): timed(0.031)}
     for ordered in (cells, dict(reversed(cells.items()))):
         found = compare_sides(side(ordered), file)
         assert [item.before.median_s for item in found.changes if item.asked.phase == "decode"] == [0.029]
