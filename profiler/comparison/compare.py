@@ -10,8 +10,8 @@ from itertools import pairwise
 from typing import Literal
 
 from profiler.comparison.side import (
-    MatchKey,
     MachineState,
+    MatchKey,
     SettingDifference,
     Side,
     Timed,

@@ -10,7 +10,7 @@ from pathlib import Path
 from profiler.comparison.command import gated, thresholds
 from profiler.comparison.compare import compare_sides
 from profiler.comparison.gate import Gate, gate
-from profiler.comparison.side import PROCESSOR, MatchKey, Side, match_key, differences, read_side, timed_cells
+from profiler.comparison.side import PROCESSOR, MatchKey, Side, differences, match_key, read_side, timed_cells
 from profiler.device.machine import Machine, machine_for
 from profiler.engines.base import Engine
 from profiler.errors import RequestError

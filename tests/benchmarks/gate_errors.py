@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from profiler.comparison.compare import compare_sides
 from profiler.comparison.gate import gate
-from profiler.comparison.side import MatchKey, Side, Timed
+from profiler.comparison.side import MatchKey, Side, Timed, match_key
 from profiler.facts.visits import phase_medians, phase_samples
 from profiler.grid.cells import PHASES, Phase
 from profiler.stats import LEAST_VISITS, deviations, estimate, spread_of
@@ -57,7 +57,7 @@ def pool_of(run: Path, others: Sequence[Path]) -> Pool:
                     shares = np.array(list(deviations(phase_medians(key.phase, visits)).values()))
                     apart[key.phase].append(shares * math.sqrt(shares.size / (shares.size - 1)))
                 if folder == run:
-                    cells[MatchKey(key.phase, cell.batch_size, cell.prompt_len, cell.context_len, cell.engine)] = samples
+                    cells[match_key(key)] = samples
     return Pool(cells, {phase: np.concatenate(shares) for phase, shares in apart.items()})
 
 

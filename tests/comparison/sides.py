@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from profiler.comparison.side import MatchKey, MachineState, Side, Timed
+from profiler.comparison.side import MachineState, MatchKey, Side, Timed
 from profiler.facts.roofs import DriftReading
 from profiler.grid.cells import Phase
 from profiler.judge.breakdown import TERMS
