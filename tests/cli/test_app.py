@@ -43,7 +43,7 @@ def test_every_command_has_one_group_and_a_summary_of_one_line(roofscope) -> Non
 @pytest.mark.timing
 @pytest.mark.parametrize("argument", ["--help", "--version"])
 def test_help_and_version_answer_at_once(argument: str) -> None:
-    """At most twice the time of the imports of a command line; torch alone takes ten times as long as these."""
+    """At most three times the imports of a command line (1.0 to 1.4 at rest); torch alone takes ten times as long."""
 
     def fastest_s(*command: str) -> float:
         times_s = []
@@ -54,7 +54,7 @@ def test_help_and_version_answer_at_once(argument: str) -> None:
         assert "-c" in command or __version__ in done.stdout or "Usage" in done.stdout
         return min(times_s)
 
-    assert fastest_s("-m", "profiler", argument) < 2 * fastest_s("-c", "import typer, typer.core, rich.console")
+    assert fastest_s("-m", "profiler", argument) < 3 * fastest_s("-c", "import typer, typer.core, rich.console")
 
 
 @pytest.mark.parametrize(

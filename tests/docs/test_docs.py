@@ -196,6 +196,8 @@ def test_readmes_answer_of_why_is_a_real_one(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     outcome = subprocess.run(program, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     printed = _without_figures(outcome.stderr)  # the script's own output goes to stdout
+    if "other processes keep" in printed:
+        pytest.skip("this machine was too busy for every trial")
     answer, *findings = re.split(r" (?=\d\. )", " ".join(_sample("why")))
     assert len(findings) == 3
     for part in (answer, *findings[:2]):

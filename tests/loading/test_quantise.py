@@ -248,6 +248,8 @@ def test_a_quantised_run_fills_every_column(
     decode = run.cells[run.cells["phase"] == "decode"].iloc[0]
     # Three quarters of nf4's conversions are work; nearly all of LLM.int8()'s are calls, which count as dispatch.
     least = 0.4 if quant == "nf4" else 0.0
+    if any("others kept" in reason for item in run.document.evidence for reason in item.noise_reasons):
+        pytest.skip("this machine was too busy for times to be compared")
     loop_s = sorted((before_s, conversions_s(short_folder, quant)))  # a shared machine changes from minute to minute
     assert least * loop_s[0] <= decode["dequantise_s"] < 1.3 * loop_s[1]
     assert 0 < run.document.quality.mean_kl_nats < 0.5
