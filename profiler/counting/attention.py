@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from profiler.counting.operators import Operator
+from profiler.facts.cache_format import CacheFormat
 from profiler.facts.operators import Cause
 from profiler.facts.step import Count, ExecutionPath, Heads, Step, Work
 
@@ -44,14 +45,13 @@ class AttentionCore(Operator):
         pairs = step.batch * causal_pairs(step.query, step.context, self.window)
         executed_pairs = step.batch * self._executed_pairs(step, path)
         live = step.context if self.window is None else np.minimum(step.context, self.window - 1)
-        token_bytes = self.cached_elements * self.itemsize
         by_heads = pairs * flops_per_pair
         needed = self._needed_flops(by_heads, pairs, step.batch * live)
         return Work(
             model_flops=needed,
             vector_flops=SOFTMAX_FLOPS_PER_SCORE * self.query_heads * pairs,
-            kv_read_bytes=step.batch * live * token_bytes,
-            kv_write_bytes=step.tokens * token_bytes,
+            kv_read_bytes=step.batch * self._stored_bytes(live, path),
+            kv_write_bytes=step.batch * self._written_bytes(step, path),
             activation_bytes=step.tokens * self.query_heads * (self.qk_dim + self.v_dim) * self.itemsize,
             avoidable_flops={
                 Cause.MASKED_SCORES: (executed_pairs - pairs) * flops_per_pair,
@@ -59,6 +59,22 @@ class AttentionCore(Operator):
             },
             avoidable_bytes=self._avoidable_bytes(step, path, live),
         )
+
+    def _stored_bytes(self, tokens: Any, path: ExecutionPath) -> Any:
+        """Return the bytes of a sequence's `tokens` in the cache: the newest in the model's dtype, others as stored."""
+        if path.cache_format is None:
+            return tokens * self.cached_elements * self.itemsize
+        packed = tokens - path.residual_tokens
+        packed_bytes = packed * path.cache_format.element_bytes(self.itemsize)
+        return self.cached_elements * (packed_bytes + path.residual_tokens * self.itemsize)
+
+    def _written_bytes(self, step: Step, path: ExecutionPath) -> Any:
+        """Return the bytes of a sequence's new tokens as cached; after a prompt, some caches keep them as they are."""
+        elements, stored = step.query * self.cached_elements, path.cache_format
+        if stored is None:
+            return elements * self.itemsize
+        kept = np.greater(step.context, 0) & (stored.residual_tokens > 0)
+        return np.where(kept, elements * self.itemsize, elements * stored.element_bytes(self.itemsize))
 
     def _needed_flops(self, by_heads: Any, pairs: Any, cached_tokens: Any) -> Any:
         """Return the FLOPs of the algorithm; for a cache of latents, those of the cheaper method.
@@ -178,6 +194,8 @@ class AttentionCore(Operator):
             bytes_[Cause.UNFILLED_SLOTS] = np.where(read, empty, 0) * token_bytes
         if path.cache == "dynamic" or (path.cache == "static" and self.window is not None):
             bytes_[Cause.CACHE_COPIES] = 2 * self._copied_slots(step, path) * token_bytes
+        if path.cache_format is not None:
+            bytes_ |= self._conversions(step, path, path.cache_format)
         repeated_bytes = 2 * self._repeated_bytes(step, path)
         unfused, math = self._runs_math(step, path), self._math_kernel(step, path)
         if self.expanded_dim is not None:
@@ -192,6 +210,25 @@ class AttentionCore(Operator):
         else:
             bytes_[Cause.ATTENTION_MATRIX] = np.where(unfused, math.traffic_bytes, 0)
         return bytes_
+
+    def _conversions(self, step: Step, path: ExecutionPath, stored: CacheFormat) -> dict[Cause, Count]:
+        """Return the traffic of a quantised cache in a step after a prompt, by cause (cache_utils.py, 5.23).
+
+        A cache in groups converts what is packed, concatenates it with the newest tokens, and these with the new one
+        (`QuantizedLayer.update`). fp8 concatenates what is stored and converts all of it (`Fp8QuantizedLayer.update`).
+        The attention kernel then reads all tokens in the model's dtype.
+        """
+        wide, element_bytes = self.itemsize, stored.element_bytes(self.itemsize)
+        newest = path.residual_tokens + step.query
+        tokens = step.context + step.query
+        packed = tokens - newest if stored.residual_tokens else tokens
+        copied_bytes = tokens * wide + 3 * newest * wide if stored.residual_tokens else 2 * tokens * element_bytes
+        later = step.batch * self.cached_elements * np.greater(step.context, 0)
+        return {
+            Cause.CACHE_COPIES: later * copied_bytes,
+            Cause.CACHE_CONVERSION: later * packed * (element_bytes + stored.conversion_bytes(wide)),
+            Cause.CONVERTED_READS: later * packed * (wide - element_bytes),
+        }
 
     def _repeated_bytes(self, step: Step, path: ExecutionPath) -> Any:
         """Return the bytes of K and V repeated per query head."""

@@ -13,6 +13,7 @@ import numpy as np
 
 from profiler.counting.attention import AttentionCore
 from profiler.counting.operators import Linear, ModelWork
+from profiler.facts.cache_format import CacheFormat
 from profiler.facts.step import UNFUSED_KERNEL, Attention, Count, ExecutionPath, Step
 
 _FLOAT32_BYTES = 4
@@ -29,16 +30,24 @@ put into free segments, which then hold no second tensor of the first size and d
 of Mistral-7B end out of memory with up to 2 such outputs free, and run with 2.5."""
 
 
-def cache_bytes(work: ModelWork, batch_size: Count, tokens: Count) -> Any:
+def cache_bytes(
+    work: ModelWork, batch_size: Count, tokens: Count, stored: CacheFormat | None = None, newest: Count = 0
+) -> Any:
     """Return the bytes of the KV cache of `batch_size` sequences of `tokens` each; windows cap their layers.
 
-    Arguments are integers, or int64 arrays that broadcast.
+    In a quantised cache, all but the `newest` tokens are as `stored`. Arguments are integers, or int64 arrays that
+    broadcast.
     """
     total: Any = 0
     for operator in work.operators:
         if isinstance(operator, AttentionCore):
             cached = tokens if operator.window is None else np.minimum(tokens, operator.window)
-            total = total + operator.count * batch_size * cached * operator.cached_elements * operator.itemsize
+            if stored is None:
+                token_bytes = cached * operator.itemsize
+            else:
+                packed = (cached - newest) * stored.element_bytes(operator.itemsize)
+                token_bytes = packed + newest * operator.itemsize
+            total = total + operator.count * batch_size * operator.cached_elements * token_bytes
     return total
 
 
@@ -72,8 +81,8 @@ def memory_need(
     """Return what a cell needs: its weights, its cache at full length, and the workspace of its `prefill`.
 
     All sequences are prefilled in one step. The peak is in its matrix products, its attention or its logits, or in the
-    last decode step: a dynamic cache writes a layer's new cache before it frees the old one. `prefill` and `new_tokens`
-    have integers, or int64 arrays that broadcast.
+    last decode step: a dynamic cache writes a layer's new cache before it frees the old one, and a quantised one
+    converts a layer. `prefill` and `new_tokens` have integers, or int64 arrays that broadcast.
     """
     tokens, query = prefill.tokens, prefill.query
     linears = [op for op in work.operators if isinstance(op, Linear) and op.rows == "tokens"]
@@ -95,8 +104,14 @@ def memory_need(
     lm_heads = [op for op in work.operators if isinstance(op, Linear) and op.rows == "last"]
     rows = tokens if path.all_logits else prefill.batch
     peaks_bytes.append(sum(rows * op.weight.out_features * op.activation_dtype.itemsize for op in lm_heads))
-    kv_bytes = cache_bytes(work, prefill.batch, query + new_tokens)
-    peaks_bytes.append(kv_bytes // max(1, sum(core.count for core in cores)))
+    stored = path.cache_format
+    newest = np.minimum(new_tokens, stored.residual_tokens) if stored is not None else 0
+    kv_bytes = cache_bytes(work, prefill.batch, query + new_tokens, stored, newest)
+    if stored is None:
+        peaks_bytes.append(kv_bytes // max(1, sum(core.count for core in cores)))
+    else:
+        cached = prefill.batch * (query + new_tokens)
+        peaks_bytes += [cached * core.cached_elements * stored.workspace_bytes(core.itemsize) for core in cores]
     lost_bytes = _LOST_OUTPUTS * tokens * max((op.weight.out_features for op in linears), default=0) * itemsize
     return MemoryNeed(weight_bytes, kv_bytes, reduce(np.maximum, peaks_bytes), lost_bytes)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 
+from profiler.facts.cache_format import CacheFormat
 from profiler.facts.scheduler import OwnedModel, Scheduled
+from profiler.facts.step import CacheKind
 from profiler.grid.cells import Cell, Phase
 
 
@@ -24,7 +26,9 @@ class Engine(Protocol):
     """One way to run a causal LM. `slots` is the final number of tokens in the cache."""
 
     name: ClassVar[str]
-    cache: ClassVar[Literal["dynamic", "static", "paged"]]
+    cache: ClassVar[CacheKind]
+    cache_format: ClassVar[CacheFormat | None]
+    """How a quantised cache stores keys and values; None for other caches."""
     hookable: ClassVar[bool]
     """Whether a step runs the Python code of the modules, so that hooks on them work without other effects."""
     eager_phases: ClassVar[tuple[Phase, ...]]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from profiler.errors import RequestError, first_line
+from profiler.facts.cache_format import CacheFormat
 
 
 def static_cache(model: Any, slots: int) -> Any:
@@ -18,6 +19,24 @@ def static_cache(model: Any, slots: int) -> Any:
         return StaticCache(config=model.config, max_cache_len=slots)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise RequestError(f"this model has no static cache in transformers: {first_line(error)}.") from error
+
+
+def quantized_cache(config: Any, stored: CacheFormat) -> Any:
+    """Return an empty QuantizedCache of transformers for a model's `config`.
+
+    Raises RequestError if the backend is not installed, or if a layer of the model is no full attention.
+    """
+    from transformers import QuantizedCache
+
+    feature = f"--cache {stored.backend}"
+    try:
+        return QuantizedCache(stored.backend, config)
+    except ImportError as error:
+        raise RequestError(f"{feature} needs {stored.package}: pip install {stored.package}.") from error
+    except ValueError as error:
+        if "Unknown quantization backend" in str(error):
+            raise RequestError(f"{feature} needs transformers 5.22: pip install 'transformers>=5.22'.") from error
+        raise RequestError(f"{feature}: transformers quantises only the caches of full attention layers.") from error
 
 
 def unwindowed(cache: Any, slots: int) -> Any:
@@ -48,6 +67,9 @@ def deepen(cache: Any, context: int) -> None:
     if not hasattr(cache, "layers"):
         raise RequestError("this model's cache cannot be filled directly; use --prompt-lens instead of --context-lens.")
     for layer in cache.layers:
+        if hasattr(layer, "_quantized_keys"):
+            _deepen_quantized(layer, context)
+            continue
         states = _states(layer)
         if states is None:
             continue
@@ -65,6 +87,15 @@ def deepen(cache: Any, context: int) -> None:
         layer.keys, layer.values = _random_like(keys, tokens), _random_like(values, tokens)
         if hasattr(layer, "cumulative_length"):
             layer.cumulative_length = context
+
+
+def _deepen_quantized(layer: Any, context: int) -> None:
+    """Fill a quantised layer of one token as a prompt of `context` tokens would."""
+    for name in ("key", "value"):
+        axis = {"axis": getattr(layer, f"axis_{name}")} if hasattr(layer, f"axis_{name}") else {}
+        one = layer._dequantize(getattr(layer, f"_quantized_{name}s"))
+        setattr(layer, f"_quantized_{name}s", layer._quantize(_random_like(one, context), **axis))
+    layer.cumulative_length = context
 
 
 def rewind(cache: Any, context: int) -> Callable[[], None]:

@@ -5,16 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from profiler.engines.caches import quantized_cache
 from profiler.engines.padded import PaddedEngine
-from profiler.engines.transformers import CompileEngine, EagerEngine, GenerateEngine, GraphEngine, StaticEngine
+from profiler.engines.transformers import (
+    CompileEngine,
+    EagerEngine,
+    Fp8CacheEngine,
+    GenerateEngine,
+    GraphEngine,
+    HqqCacheEngine,
+    QuantoCacheEngine,
+    StaticEngine,
+)
 from profiler.engines.vllm import VllmEngine
 from profiler.errors import RequestError
+from profiler.facts.cache_format import CACHE_FORMATS
 from profiler.grid.cells import DEFAULT_ENGINE
 
 ENGINES: dict[str, type[EagerEngine]] = {
     engine.name: engine
-    for engine in (EagerEngine, StaticEngine, CompileEngine, GraphEngine, GenerateEngine, PaddedEngine)
-}
+    for engine in (
+        EagerEngine, StaticEngine, CompileEngine, GraphEngine, GenerateEngine, PaddedEngine,
+        Fp8CacheEngine, QuantoCacheEngine, HqqCacheEngine,
+    )
+}  # fmt: skip
 
 OWNING: dict[str, type[VllmEngine]] = {VllmEngine.name: VllmEngine}
 """Engines that load the model themselves and own its cache."""
@@ -23,6 +37,42 @@ OWNING: dict[str, type[VllmEngine]] = {VllmEngine.name: VllmEngine}
 def engine_names() -> tuple[str, ...]:
     """Return the engines for `--engine`; the padded one is used implicitly for prompts of unequal lengths."""
     return (*(name for name, engine in ENGINES.items() if not engine.pads), *OWNING)
+
+
+def quantized_engines() -> dict[str, str]:
+    """Return the engines that step eagerly on a quantised cache, by the backend of that cache."""
+    return {item.cache_format.backend: name for name, item in ENGINES.items() if item.cache_format is not None}
+
+
+def engines_of_caches(engines: Sequence[str], caches: Sequence[str], config: Any) -> list[str]:
+    """Return the engines that `--cache` requests in place of eager steps; `quantized` is the first that works here.
+
+    Raises RequestError for an unknown cache, next to another engine, or if no backend works.
+    """
+    if not caches:
+        return list(engines)
+    by_cache = {"dynamic": DEFAULT_ENGINE, "static": StaticEngine.name, **quantized_engines()}
+    if list(engines) != [DEFAULT_ENGINE]:
+        raise RequestError(f"--cache works only with --engine {DEFAULT_ENGINE}, not {','.join(engines)}.")
+    if unknown := [name for name in caches if name not in by_cache and name != _ANY_QUANTIZED]:
+        raise RequestError(f"--cache {unknown[0]!r} is unknown; use {_ANY_QUANTIZED}, {', '.join(by_cache)}.")
+    return [by_cache[_installed_backend(config) if name == _ANY_QUANTIZED else name] for name in caches]
+
+
+_ANY_QUANTIZED = "quantized"
+
+
+def _installed_backend(config: Any) -> str:
+    """The first backend of a quantised cache that is installed and fits the model. Raises RequestError without one."""
+    errors: list[RequestError] = []
+    for backend, stored in CACHE_FORMATS.items():
+        try:
+            quantized_cache(config, stored)
+        except RequestError as error:
+            errors.append(error)
+        else:
+            return backend
+    raise errors[0]
 
 
 def with_own_loop(names: Sequence[str]) -> list[str]:
@@ -46,6 +96,8 @@ def check_engine(
         raise RequestError(f"--engine {name} steps prompts of unequal lengths: use --prompt-lens ragged:32..512.")
     if ENGINES[name].whole_calls and deepened:
         raise RequestError(f"--engine {name} times whole calls, which begin with a prompt: use --prompt-lens.")
+    if (stored := ENGINES[name].cache_format) is not None:
+        quantized_cache(config, stored)
     if not ENGINES[name].replays_as_graph:
         return
     others = [other for other in engine_names() if other in ENGINES and not ENGINES[other].replays_as_graph]

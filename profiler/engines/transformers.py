@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 
@@ -15,8 +15,10 @@ from profiler.device.memory import storage_bytes
 from profiler.device.process_group import ProcessGroup
 from profiler.device.torch_profiler import recorded
 from profiler.engines.base import DecodeState
-from profiler.engines.caches import deepen, greedy_token, moving_window, static_cache, unwindowed
+from profiler.engines.caches import deepen, greedy_token, moving_window, quantized_cache, static_cache, unwindowed
+from profiler.facts.cache_format import CACHE_FORMATS, CacheFormat
 from profiler.facts.scheduler import OwnedModel, Scheduled
+from profiler.facts.step import CacheKind
 from profiler.grid.cells import PHASES, Cell, Phase
 from profiler.loading.cache_argument import argument_name, cache_of
 
@@ -37,7 +39,8 @@ class EagerEngine:
     """transformers without changes: eager dispatch and the model's default cache (DynamicCache)."""
 
     name: ClassVar[str] = "eager"
-    cache: ClassVar[Literal["dynamic", "static", "paged"]] = "dynamic"
+    cache: ClassVar[CacheKind] = "dynamic"
+    cache_format: ClassVar[CacheFormat | None] = None
     hookable: ClassVar[bool] = True
     eager_phases: ClassVar[tuple[Phase, ...]] = PHASES
     replays_as_graph: ClassVar[bool] = False
@@ -113,6 +116,37 @@ class StaticEngine(EagerEngine):
     def _slots(self, batch: int, slots: int) -> Any:
         """Return an empty cache for this shape."""
         return static_cache(self._model, slots)
+
+
+class QuantizedEngine(EagerEngine):
+    """Eager dispatch on transformers' QuantizedCache, which converts the whole cache in every step."""
+
+    cache = "quantized"
+    cache_format: ClassVar[CacheFormat]
+
+    def prefill(self, ids_BS: torch.Tensor, slots: int) -> DecodeState:  # noqa: N803
+        return self._prefill(ids_BS, quantized_cache(self._model.config, self.cache_format))
+
+
+class Fp8CacheEngine(QuantizedEngine):
+    """Keys and values in 8-bit floats, with one scale per tensor."""
+
+    name = "fp8-cache"
+    cache_format = CACHE_FORMATS["fp8"]
+
+
+class QuantoCacheEngine(QuantizedEngine):
+    """Keys and values in optimum-quanto's 4 bits, in groups of 64; the newest tokens stay in the model's dtype."""
+
+    name = "quanto-cache"
+    cache_format = CACHE_FORMATS["quanto"]
+
+
+class HqqCacheEngine(QuantizedEngine):
+    """Keys and values in HQQ's 4 bits, in groups of 64; the newest tokens stay in the model's dtype."""
+
+    name = "hqq-cache"
+    cache_format = CACHE_FORMATS["hqq"]
 
 
 class CompileEngine(StaticEngine):

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 
@@ -27,7 +27,9 @@ from profiler.device.machine import Machine
 from profiler.device.memory import storage_bytes
 from profiler.engines.base import DecodeState
 from profiler.errors import NoRoomError, RequestError, first_line
+from profiler.facts.cache_format import CacheFormat
 from profiler.facts.scheduler import OwnedModel, Scheduled, in_rows, scheduled_of, trouble
+from profiler.facts.step import CacheKind
 from profiler.grid.cells import Cell, Phase
 
 _LEAST = (0, 32)
@@ -63,7 +65,8 @@ class VllmEngine:
     """vLLM's offline engine in this process."""
 
     name: ClassVar[str] = "vllm"
-    cache: ClassVar[Literal["dynamic", "static", "paged"]] = "paged"
+    cache: ClassVar[CacheKind] = "paged"
+    cache_format: ClassVar[CacheFormat | None] = None
     hookable: ClassVar[bool] = False
     eager_phases: ClassVar[tuple[Phase, ...]] = ()
     replays_as_graph: ClassVar[bool] = False

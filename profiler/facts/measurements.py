@@ -120,6 +120,10 @@ class Stepped:
 
 COMPILED = "torch.compile"
 """The name of the trial whose steps are compiled, on a static cache."""
+EIGHT_BIT_CACHE = "an 8-bit KV cache"
+"""The name of the trial whose steps run on transformers' fp8 cache."""
+DYNAMIC_CACHE = "a dynamic cache"
+"""The name of the trial of a quantised cache's run whose steps run on transformers' default cache."""
 UNQUANTISED = "unquantised "
 """Prefix of the names of trials without the run's quantisation."""
 PADDING_MASK = "a padding mask"

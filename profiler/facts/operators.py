@@ -62,6 +62,10 @@ class Cause(StrEnum):
 
     MASKED_SCORES = "masked scores"
     CACHE_COPIES = "cache copies"
+    CACHE_CONVERSION = "cache conversion"
+    """A quantised cache is converted to the model's dtype in every step."""
+    CONVERTED_READS = "converted cache read"
+    """The attention kernel reads the converted cache, which is wider than the stored one."""
     PADDING = "padding"
     """Positions that hold no token of any prompt."""
     UNFILLED_SLOTS = "unfilled cache slots"
@@ -84,9 +88,9 @@ class Cause(StrEnum):
 OF_CONTEXT = frozenset(
     {
         Cause.MASKED_SCORES, Cause.CACHE_COPIES, Cause.UNFILLED_SLOTS, Cause.REPEATED_HEADS, Cause.ATTENTION_MATRIX,
-        Cause.LATENT_EXPANDED,
+        Cause.LATENT_EXPANDED, Cause.CACHE_CONVERSION, Cause.CONVERTED_READS,
     }
 )  # fmt: skip
 """Causes whose work grows with the cache; rates attained at short contexts do not apply to it."""
-OUTSIDE = frozenset({Cause.CACHE_COPIES, Cause.LATENT_EXPANDED, Cause.UPCAST_LOGITS})
+OUTSIDE = frozenset({Cause.CACHE_COPIES, Cause.CACHE_CONVERSION, Cause.LATENT_EXPANDED, Cause.UPCAST_LOGITS})
 """Causes of traffic before or after an operator's call, which a replay of the call does not include."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from profiler.facts.cache_format import CacheFormat
 from profiler.facts.operators import Cause
 from profiler.grid.cells import CellKey
 
@@ -63,6 +64,7 @@ UNFUSED_KERNEL = "math"
 Heads = Literal["grouped", "packed", "repeated"]
 """How transformers passes grouped heads to the kernel of `sdpa`: K and V as cached (`grouped`), as cached with the
 queries of a group as rows of one head (`packed`), or with K and V written out per query head (`repeated`)."""
+CacheKind = Literal["dynamic", "static", "paged", "quantized"]
 Attention = Literal["sdpa", "eager", "flash_attention_2", "flex_attention"]
 
 
@@ -81,9 +83,13 @@ class ExecutionPath:
     """How `sdpa` gets grouped heads with a mask, by head width; by default `packed` for one query, else `repeated`."""
     masks: bool = False
     """True if a mask is passed at every shape, as for a padded batch."""
-    cache: Literal["dynamic", "static", "paged"] = "dynamic"
+    cache: CacheKind = "dynamic"
     static_cache_len: int = 0
     """Slots of a static cache; attention reads all of them, filled or not."""
+    cache_format: CacheFormat | None = None
+    """How a quantised cache stores keys and values; None for other caches."""
+    residual_tokens: int = 0
+    """The newest tokens of a quantised cache that are still in the model's dtype."""
     all_logits: bool = False
     """True if the LM head runs on every position, though only the last one is needed."""
     upcasts_logits: bool = False

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from profiler.judge.breakdown import TERM_NAMES, TimeBreakdown
 from profiler.judge.cells import EngineDifference, JudgedCell, Lever
-from profiler.judge.levers import Setting, levers
+from profiler.judge.levers import Setting, best_lever
 from profiler.judge.regimes import PACED_SHARE, Flag
 from profiler.judge.scaling import best_of
 from profiler.units import duration, percent, scaled, signed_duration, significant
@@ -63,10 +63,10 @@ def answer(
 
 def _prefill_change(prefills: Sequence[JudgedCell], setting: Setting) -> list[str]:
     """The best change of the largest prefill, if it saves at least a tenth."""
-    ranked = levers(prefills[-1], replace(setting, cards=())) if prefills else []
-    if not ranked or ranked[0].saves_s < _LEAST_PREFILL_SAVING * prefills[-1].split.latency_s:
+    best = best_lever(prefills[-1], replace(setting, cards=())) if prefills else None
+    if best is None or best.saves_s < _LEAST_PREFILL_SAVING * prefills[-1].split.latency_s:
         return []
-    best, cell = ranked[0], prefills[-1]
+    cell = prefills[-1]
     return [
         f"In a prefill of {cell.key.cell.name} {_saving(best)} of {duration(cell.split.latency_s)}"
         f" ({best.basis}: {best.because})."
@@ -248,9 +248,8 @@ def _change_sentence(decodes: Sequence[JudgedCell], setting: Setting) -> str:
                 f"batch {best.key.cell.batch_size} gives {significant(gain, 2)}x the tokens/s"
                 f" for {significant(cost, 2)}x the step"
             )
-    ranked = levers(first, replace(setting, cards=()))
-    if ranked and ranked[0].saves_s >= 0.05 * first.split.latency_s:
-        lever = ranked[0]
+    lever = best_lever(first, replace(setting, cards=()))
+    if lever is not None and lever.saves_s >= 0.05 * first.split.latency_s:
         parts.append(f"{_saving(lever)} of the {duration(first.split.latency_s)} step ({lever.basis}: {lever.because})")
     if not parts and Flag.ABOVE_ROOF in first.verdict.flags:
         return "No change can be weighed: the step is faster than a measured roof allows, so that a figure is wrong."

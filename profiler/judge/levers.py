@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from profiler.counting.floor import floor_on, step_floor
 from profiler.data.datasheets import Datasheet
-from profiler.facts.measurements import COMPILED, PADDING_MASK
+from profiler.facts.measurements import COMPILED, DYNAMIC_CACHE, EIGHT_BIT_CACHE, PADDING_MASK
 from profiler.facts.operators import COLLECTIVE, Cause
-from profiler.judge.cells import JudgedCell, Lever
+from profiler.judge.cells import JudgedCell, Lever, TrialResult
 from profiler.judge.regimes import Flag
 from profiler.quant.registry import FORMATS
 from profiler.units import duration, scaled
@@ -21,6 +21,10 @@ _PACKED_KERNEL = "a kernel that multiplies the packed weights (int4wo, int8wo), 
 _OTHER_KERNELS = "other kernels for these shapes (another dtype, format or library)"
 _GRAPHS = "CUDA graphs"
 _COMPILE = "torch.compile (fuses small operators)"
+_NOT_TRIED_CACHE = (
+    "not tried here, only if attention reads it as stored; measured ones were slower (transformers #34096,"
+    " sglang #30815, vLLM #50416)"
+)
 _FOUR_BITS = 4.5
 """Bits per weight of bitsandbytes' 4-bit weights, with a float32 scale per block of 64."""
 _SIXTEEN_BITS = 16.0
@@ -30,7 +34,9 @@ _REPLACED_BY: Mapping[str, frozenset[str]] = {
     "bfloat16": _IN_16_BITS,
     "float16": _IN_16_BITS,
     _STATIC_CACHE: frozenset({_STATIC_CACHE}),
+    EIGHT_BIT_CACHE: frozenset({EIGHT_BIT_CACHE}),
     _GRAPHS: frozenset({_GRAPHS}),
+    DYNAMIC_CACHE: frozenset({DYNAMIC_CACHE}),
     COMPILED: frozenset({_COMPILE}),
 }
 """By tried variant other than a format: the computed changes that it replaces."""
@@ -111,6 +117,15 @@ def levers(cell: JudgedCell, setting: Setting, others: Sequence[JudgedCell] = ()
     return sorted((lever for lever in changes if lever.is_claim), key=lambda lever: -lever.saves_s)
 
 
+def best_lever(cell: JudgedCell, setting: Setting) -> Lever | None:
+    """Return the change to advise for a cell: the first of `levers`, but no 8-bit KV cache that was not tried.
+
+    Bytes promise a saving there, and the measurements that its reason cites found a loss.
+    """
+    ranked = levers(cell, setting)
+    return next((item for item in ranked if item.basis == "tried" or item.change != EIGHT_BIT_CACHE), None)
+
+
 def _tried(cell: JudgedCell) -> list[Lever]:
     """The variants tried at this shape, applied to this step. A mask only ever costs time."""
     latency_s = cell.split.latency_s
@@ -118,14 +133,21 @@ def _tried(cell: JudgedCell) -> list[Lever]:
         Lever(
             item.form,
             latency_s * (1 - item.ratio),
-            f"{'' if item.layers == item.of_layers else f'on {item.layers} of {item.of_layers} layers; '}"
-            f"the step takes {duration(latency_s * item.ratio)} then{_caution(item.form)}",
+            f"{_effect(item, latency_s)}{_caution(item.form)}",
             basis="tried",
             half_width_s=latency_s * item.half_width_at(latency_s),
         )
         for item in cell.tried
         if not (item.form.startswith(PADDING_MASK) and item.ratio < 1)
     ]
+
+
+def _effect(item: TrialResult, latency_s: float) -> str:
+    """How long the step takes with a tried variant, and from how many layers that is known."""
+    takes = f"the step takes {duration(latency_s * item.ratio)}"
+    if item.layers == item.of_layers:
+        return f"{takes} then"
+    return f"{item.layers} of {item.of_layers} layers were timed; extrapolated, {takes}"
 
 
 def _caution(variant: str) -> str:
@@ -184,12 +206,17 @@ def _in_linears(cell: JudgedCell, setting: Setting) -> float:
 
 
 def _cache(cell: JudgedCell, setting: Setting) -> list[Lever]:
+    """A cache that is not copied, and one of 8 bits; for a quantised cache one that is not converted."""
+    quantized_s = cell.avoidable_s.get(Cause.CACHE_CONVERSION, 0.0)
+    if quantized_s:
+        more_s = quantized_s + cell.avoidable_s.get(Cause.CONVERTED_READS, 0.0)
+        return [_bound(DYNAMIC_CACHE, more_s, "which is not converted at every step")]
     static = Cause.UNFILLED_SLOTS in cell.avoidable_s  # a static cache copies too, when it rolls its windows
     copies_s = 0.0 if static else cell.avoidable_s.get(Cause.CACHE_COPIES, 0.0)
     share = max(0.0, 1 - _EIGHT_BITS / setting.cache_bits)
     return [
         _bound(_STATIC_CACHE, copies_s, "which is not copied at every step"),
-        _bound("an 8-bit KV cache", cell.split.kv_s * share, "if attention reads it as stored"),
+        _bound(EIGHT_BIT_CACHE, cell.split.kv_s * share, _NOT_TRIED_CACHE),
     ]
 
 

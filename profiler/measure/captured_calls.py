@@ -16,6 +16,7 @@ from profiler.counting.walk import called_modules
 from profiler.device.machine import Machine
 from profiler.engines.base import DecodeState
 from profiler.engines.caches import emptied, rewind, static_cache, unwindowed
+from profiler.engines.registry import ENGINES
 from profiler.engines.transformers import EagerEngine, StaticEngine
 from profiler.facts.step import Step
 from profiler.grid.cells import CellKey
@@ -220,6 +221,8 @@ class EmptiedCache(EagerEngine):
 
 def _ready_engine(subject: Subject, key: CellKey) -> type[EagerEngine]:
     """The engine class for a cell's steps: the cell's kind of cache, without waiting for the device."""
+    if subject.engines[key.cell.engine].cache_format is not None:
+        return ENGINES[key.cell.engine]
     if subject.path_of(key).cache != "static":
         return EmptiedCache
     return UsedCache if subject.engines[key.cell.engine].keeps_cache else CapturableCache

@@ -70,8 +70,11 @@ class Subject:
         return getattr(self.loaded.config.get_text_config(), "_experts_implementation", None)
 
     def path_of(self, key: CellKey) -> ExecutionPath:
-        """Return how a cell's step is executed; a static cache is as long as the cell needs."""
+        """Return how a cell's step is executed; it decides the slots of a static cache and the newest tokens of a
+        quantised one."""
         path = self.paths[key.cell.engine, key.phase]
+        if path.cache_format is not None and key.phase == "decode":
+            return replace(path, residual_tokens=path.cache_format.residual(key.context_len - key.cell.depth))
         return replace(path, static_cache_len=key.cell.slots) if path.cache == "static" else path
 
     def operators_of(self, key: CellKey) -> tuple[OperatorWork, ...]:
@@ -203,6 +206,7 @@ def execution_paths(
             paths[name, phase] = replace(
                 path_of_phase(phase, phase not in engine.eager_phases),
                 cache=engine.cache,
+                cache_format=engine.cache_format,
                 masks=engine.pads,
                 all_logits=not engine.keeps_last_logits,
                 outlier_columns=outliers.get(phase, {}),

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
 from torch.nn.attention import SDPBackend
 
 from profiler.device.machine import Machine
-from profiler.engines.registry import ENGINES
-from profiler.facts.measurements import COMPILED, PADDING_MASK, UNQUANTISED
-from profiler.grid.cells import CellKey
+from profiler.engines.caches import quantized_cache
+from profiler.engines.registry import ENGINES, quantized_engines
+from profiler.errors import RequestError
+from profiler.facts.cache_format import CACHE_FORMATS
+from profiler.facts.measurements import COMPILED, DYNAMIC_CACHE, EIGHT_BIT_CACHE, PADDING_MASK, UNQUANTISED
+from profiler.grid.cells import DEFAULT_ENGINE, CellKey
 from profiler.loading.request import DTYPES, resolve_dtype
 from profiler.measure.subject import Subject
 from profiler.quant.formats import can_quantise
@@ -95,8 +99,14 @@ def _quants(subject: Subject) -> list[Variant]:
 
 
 def _engines(subject: Subject) -> Iterator[Variant]:
-    if next(iter(subject.engines)) == "eager":
+    first = next(iter(subject.engines))
+    if subject.engines[first].cache_format is not None:
+        yield Variant(DYNAMIC_CACHE, engine=DEFAULT_ENGINE)
+    if first == DEFAULT_ENGINE:
         yield Variant("a static cache", engine="static")
+        with suppress(RequestError):  # an older transformers, or a model with windows
+            quantized_cache(subject.loaded.config, CACHE_FORMATS["fp8"])
+            yield Variant(EIGHT_BIT_CACHE, engine=quantized_engines()["fp8"])
         if "compile" not in subject.engines and not subject.machine.is_cuda:
             yield Variant(COMPILED, engine="compile")
 

@@ -223,11 +223,12 @@ def _collective_s(work: ModelWork, parts: list[tuple[Array, Step, ExecutionPath]
 
 
 def _step(steps: StepArrays, path: ExecutionPath) -> tuple[Step, ExecutionPath]:
-    """The steps of one phase in the form that operators count; a static cache is as long as each step needs."""
+    """The steps of one phase in the form that operators count; a cache is as long as each step needs."""
+    filled: Any = np.where(steps.prompt_len > 0, steps.prompt_len, steps.context - steps.new_tokens // 2)
     if path.cache == "static":
-        filled = np.where(steps.prompt_len > 0, steps.prompt_len, steps.context - steps.new_tokens // 2)
-        slots: Any = filled + steps.new_tokens
-        path = replace(path, static_cache_len=slots)
+        path = replace(path, static_cache_len=filled + steps.new_tokens)
+    if path.cache_format is not None:
+        path = replace(path, residual_tokens=path.cache_format.residual(np.maximum(steps.context - filled, 0)))
     return Step(steps.batch, steps.query, steps.context), path
 
 

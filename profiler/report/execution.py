@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from profiler.facts.measurements import COMPILED, PADDING_MASK, UNQUANTISED
+from profiler.facts.measurements import COMPILED, DYNAMIC_CACHE, EIGHT_BIT_CACHE, PADDING_MASK, UNQUANTISED
 from profiler.facts.scheduler import OwnedModel
+from profiler.facts.step import ExecutionPath
 from profiler.judge.cells import CellEvidence
 from profiler.quant.registry import tried_formats
 from profiler.report.selection import evidence_of, first_engine
@@ -18,7 +19,9 @@ _CACHE_WORDS = {
     "dynamic": "dynamic, copied at every step",
     "static": "static, read to its last slot",
     "paged": "paged, written in place",
+    "quantized": "quantised, converted at every step",
 }
+_CACHES = (DYNAMIC_CACHE, "a static cache", EIGHT_BIT_CACHE)
 _DTYPES = ("float32", "bfloat16", "float16")
 _DENSE = tuple(UNQUANTISED + dtype for dtype in _DTYPES)
 _EXPERTS = ("grouped_mm experts", "batched_mm experts", "eager experts")
@@ -44,7 +47,7 @@ def ran_rows(run: Run) -> list[tuple[str, str, str]]:
     if model.experts is not None:
         rows.append(("experts", model.experts, _instead(first, *_EXPERTS)))
     rows += [
-        ("cache", _CACHE_WORDS[path.cache], _instead(first, "a static cache", COMPILED))
+        ("cache", _cache(path), _instead(first, *_CACHES, COMPILED))
         for name, path in run.document.counting.paths.items()
         if name.endswith("decode") and _of_first_engine(run, name)
     ]
@@ -55,6 +58,11 @@ def ran_rows(run: Run) -> list[tuple[str, str, str]]:
     elif "MIG" in run.document.device.name:
         rows.append(("card", f"a slice of one: {run.document.device.name}", ""))
     return rows
+
+
+def _cache(path: ExecutionPath) -> str:
+    stored = path.cache_format
+    return _CACHE_WORDS[path.cache] + (f": {stored.name}" if stored is not None else "")
 
 
 def _owned(item: OwnedModel) -> str:

@@ -47,6 +47,11 @@ class Options:
         DEFAULT_ENGINE,
         "How the model is stepped: eager, static, compile, graph, generate, vllm; or several: eager,vllm.",
     )
+    cache: str = _option(
+        "",
+        "KV cache of eager steps: quantized (the first that works of fp8, quanto, hqq); or several: dynamic,fp8.",
+        shown="dynamic",
+    )
     attn: str | None = _option(None, "Attention implementation, such as sdpa or eager.")
     tp: int = _option(1, "Ranks to split the model over (tensor parallelism), one per GPU; starts torchrun if needed.")
     device: str = _option("auto", "auto, cpu, cuda or cuda:N; or several, one after the other: cuda:0,cuda:1.")

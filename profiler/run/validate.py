@@ -17,7 +17,7 @@ from profiler.counting.tensor_parallel import check_cut, check_ranks, replicated
 from profiler.device.device import resolve_device
 from profiler.device.process_group import cards
 from profiler.effort import Effort
-from profiler.engines.registry import OWNING, check_engine, with_own_loop
+from profiler.engines.registry import OWNING, check_engine, engines_of_caches, with_own_loop
 from profiler.engines.vllm import check_vllm
 from profiler.errors import RequestError, RunError
 from profiler.facts.step import Attention
@@ -75,8 +75,9 @@ def prepare(options: Options, compared: bool = False) -> Prepared:
     Without a named grid it is the default grid, or its corners if runs are to be `compared`, or engines.
     """
     quant = options.quant
-    engines = with_own_loop([name.strip() for name in options.engine.split(",") if name.strip()]) or [DEFAULT_ENGINE]
-    compared = compared or len(engines) > 1
+    engines = with_own_loop(_listed(options.engine)) or [DEFAULT_ENGINE]
+    caches = _listed(options.cache)
+    compared = compared or len(engines) > 1 or len(caches) > 1
     prompts, batches = options.prompt_lens, options.batch_sizes
     if prompts is None and not options.context_lens:
         prompts = _COMPARED_PROMPT_LENS if compared else _PROMPT_LENS
@@ -85,7 +86,6 @@ def prepare(options: Options, compared: bool = False) -> Prepared:
     grid_named = bool(options.prompt_lens or options.batch_sizes or options.context_lens)
     if options.budget_s is None and not grid_named:
         options = replace(options, budget_s=DEFAULT_BUDGET_S)  # the command that repeats this run names its grid
-    grid = make_grid(prompts or (), batches, options.new_tokens, options.context_lens, engines)
     model = DEFAULT_MODEL if options.model is None else options.model
     known_quant(quant)
     if options.attn is not None and options.attn not in get_args(Attention):
@@ -97,6 +97,8 @@ def prepare(options: Options, compared: bool = False) -> Prepared:
     source = resolve(model)
     device = resolve_device(options.device)
     config = load_config(source, options.trust_remote_code)
+    engines = engines_of_caches(engines, caches, config)
+    grid = make_grid(prompts or (), batches, options.new_tokens, options.context_lens, engines)
     dtype = resolve_dtype(options.dtype, quant, device, config)
     quant_options = QuantOptions(options.double_quant, DTYPES.get(options.compute_dtype))
     check_quant(quant, quant_options, dtype, device)
@@ -153,6 +155,10 @@ def prepare(options: Options, compared: bool = False) -> Prepared:
         budget_s=DEFAULT_BUDGET_S if options.budget_s is None else options.budget_s,
         whole=effort.STANDARD.whole_grid or (options.budget_s is None and grid_named),
     )
+
+
+def _listed(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _check_ranks(
@@ -231,7 +237,7 @@ def _options_of(folder: Path, document: RunDocument, options: Options) -> Option
 
 _RESOLVED_OPTIONS = (
     "model", "prompt_lens", "context_lens", "batch_sizes", "new_tokens", "dtype", "quant", "double_quant",
-    "compute_dtype", "weights", "engine", "attn", "device", "out",
+    "compute_dtype", "weights", "engine", "cache", "attn", "device", "out",
 )  # fmt: skip
 """Options that the command writes with their resolved values; `out` differs the next time."""
 

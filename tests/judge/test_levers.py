@@ -12,7 +12,7 @@ from profiler.facts.operators import Cause, OperatorWork
 from profiler.grid.cells import Cell, CellKey
 from profiler.judge.breakdown import TimeBreakdown
 from profiler.judge.cells import JudgedCell, Lever, TrialResult
-from profiler.judge.levers import Setting, floors_on, levers
+from profiler.judge.levers import Setting, best_lever, floors_on, levers
 from profiler.judge.regimes import Flag, Verdict
 
 SETTING = Setting("card", 1e12, 100e12, weight_bits=16.0, can_graph=True, weights=7e9)
@@ -168,6 +168,29 @@ def test_the_device_saves_no_more_than_the_hosts_pace_leaves() -> None:
 def test_an_8_bit_cache_halves_a_16_bit_one() -> None:
     assert saved(levers(cell(kv_s=8e-3), SETTING), "an 8-bit KV cache") == pytest.approx(4e-3)
     assert saved(levers(cell(kv_s=8e-3), replace(SETTING, cache_bits=32.0)), "an 8-bit KV cache") == pytest.approx(6e-3)
+
+
+def test_an_8_bit_cache_that_was_not_tried_is_a_bound_with_its_doubt_and_no_advice() -> None:
+    """Threads of 2024 to 2026 measured a loss; nothing else to advise is better than a promise from bytes."""
+    step = cell(kv_s=8e-3)
+    [lever] = [item for item in levers(step, SETTING) if item.change == "an 8-bit KV cache"]
+    assert lever.at_most
+    assert "measured ones were slower (transformers #34096, sglang #30815, vLLM #50416)" in lever.because
+    best = best_lever(step, SETTING)
+    assert best is None or best.change != "an 8-bit KV cache"
+    tried = replace(step, tried=(TrialResult("an 8-bit KV cache", 0.8, 0.01, 30, 30),))
+    best = best_lever(tried, SETTING)
+    assert best is not None
+    assert (best.change, best.basis) == ("an 8-bit KV cache", "tried")
+
+
+def test_a_quantised_cache_saves_at_most_its_conversion() -> None:
+    step = replace(
+        cell(weights_s=9e-3, kv_s=2e-3), avoidable_s={Cause.CACHE_CONVERSION: 3e-3, Cause.CONVERTED_READS: 1e-3}
+    )
+    found = levers(step, SETTING)
+    assert saved(found, "a dynamic cache") == pytest.approx(4e-3)
+    assert not [item for item in found if item.change in ("an 8-bit KV cache", "a static cache")]
 
 
 def test_graphs_save_the_hosts_share() -> None:

@@ -262,7 +262,7 @@ def test_steps_that_no_hook_sees_are_not_cut_at_their_layers(tiny_folder: Path) 
     """Variants are compared with the run's first engine: one that replays recorded work calls no layer's Python."""
     subject, config = subject_of(str(tiny_folder))
     [cell] = subject.grid.cells
-    engine: Any = SimpleNamespace(hookable=False, eager_phases=PHASES)
+    engine: Any = SimpleNamespace(hookable=False, eager_phases=PHASES, cache_format=None)
     recorded = replace(subject, engines={"eager": engine})
     assert not list(try_variants(recorded, config, of_caches(4 << 20), dict.fromkeys(cell.keys, 1e-4), 60.0))
 

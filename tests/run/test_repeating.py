@@ -19,7 +19,8 @@ from profiler.run.validate import repeating
 OTHER_THAN_DEFAULT = {
     "model": "smollm2-135m", "prompt_lens": "32,64", "context_lens": "128", "batch_sizes": "3", "new_tokens": 9,
     "dtype": "bfloat16", "quant": "nf4", "double_quant": True, "compute_dtype": "float16", "weights": "random",
-    "engine": "static", "attn": "eager", "tp": 2, "device": "cuda:1", "out": "runs/mine", "budget_s": 7.5,
+    "engine": "static", "cache": "fp8", "attn": "eager", "tp": 2, "device": "cuda:1", "out": "runs/mine",
+    "budget_s": 7.5,
     "fresh": True, "no_levers": True, "breakdown": True, "trace": True, "cold": True, "check_quality": True,
     "trust_remote_code": True, "allow_pickle": True,
 }  # fmt: skip
@@ -27,7 +28,7 @@ OTHER_THAN_DEFAULT = {
 
 
 def test_every_option_is_in_the_command(roofscope, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
-    """Except the folder, which differs the next time."""
+    """Except the folder, which differs the next time, and the cache, which the engine names."""
     defaults = {item.name: item.default for item in fields(Options)}
     assert OTHER_THAN_DEFAULT.keys() == defaults.keys(), "a new option is to be repeated, too"
     assert [name for name, value in OTHER_THAN_DEFAULT.items() if value == defaults[name]] == []
@@ -50,4 +51,4 @@ def test_every_option_is_in_the_command(roofscope, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("profiler.run.validate.prepare", prepare)
     _, *arguments = shlex.split(repeating(request, make_grid("32,64", "3", 9, "128", ["static"]), options))
     assert "only read" in roofscope(*arguments).err
-    assert read == [replace(options, out=None)]
+    assert read == [replace(options, out=None, cache="")]

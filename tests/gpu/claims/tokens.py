@@ -21,7 +21,8 @@ _COMPILED_S = 120.0
 
 
 def attempts(bench: Bench) -> Iterator[Attempt]:
-    alike = [name for name in ENGINES if not ENGINES[name].pads]  # of one length, so nothing is padded
+    # Prompts of one length need no padding; a quantised cache gives other tokens.
+    alike = [name for name, engine in ENGINES.items() if not engine.pads and engine.cache_format is None]
     quick = [name for name in alike if name not in ("eager", "compile") and (bench.cuda or name != "graph")]
     for name in quick:
         yield Attempt(f"tokens: {name} = eager", partial(_tokens, name=name), cuda=name != "static")

@@ -1,0 +1,144 @@
+"""Quantised KV caches: what is counted as stored and moved is what transformers' own caches store and move."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import LlamaConfig
+
+from profiler.counting.attention import AttentionCore
+from profiler.counting.memory_need import cache_bytes
+from profiler.counting.operators import ModelWork
+from profiler.engines.caches import quantized_cache
+from profiler.errors import RequestError
+from profiler.facts.cache_format import CACHE_FORMATS
+from profiler.facts.operators import Cause
+from profiler.facts.step import ExecutionPath, Step
+
+pytestmark = pytest.mark.cpu
+
+BATCH, HEADS, WIDTH, PROMPT = 2, 3, 64, 256
+CONFIG = LlamaConfig(num_hidden_layers=1, hidden_size=HEADS * WIDTH, num_attention_heads=HEADS)
+
+
+def cache_of(backend: str) -> Any:
+    """An empty cache of transformers, or a skip where its package is not installed."""
+    try:
+        return quantized_cache(CONFIG, CACHE_FORMATS[backend])
+    except RequestError as error:
+        pytest.skip(str(error))
+
+
+def core_in(dtype: torch.dtype) -> AttentionCore:
+    return AttentionCore("core", "attention", 1, dtype, HEADS, HEADS, WIDTH, WIDTH, dtype.itemsize)
+
+
+def path_of(backend: str, residual_tokens: int = 0) -> ExecutionPath:
+    return ExecutionPath(cache="quantized", cache_format=CACHE_FORMATS[backend], residual_tokens=residual_tokens)
+
+
+def states(tokens: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(BATCH, HEADS, tokens, WIDTH, dtype=dtype)
+
+
+def tensors(value: Any) -> Iterator[torch.Tensor]:
+    """The plain tensors of a stored state: a tensor, a tuple with a dict of scales, or a subclass made of others."""
+    if isinstance(value, torch.Tensor):
+        parts = value.__tensor_flatten__()[0] if hasattr(value, "__tensor_flatten__") else []
+        yield from (each for name in parts for each in tensors(getattr(value, name))) if parts else iter([value])
+    elif isinstance(value, (tuple, list, dict)):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from tensors(each)
+
+
+class Traffic(TorchDispatchMode):
+    """Bytes that torch's operators read and write of tensors of at least a token's size; views move none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        read, written = (
+            [item for item in tree_leaves(each) if isinstance(item, torch.Tensor)] for each in (args, made)
+        )
+        name = func.__name__
+        if "empty" in name or func.is_view or name in ("view.default", "_unsafe_view.default", "detach.default"):
+            return made
+        if name == "copy_.default":
+            read = read[1:]  # its first argument is only written
+        self.bytes += sum(item.nbytes for item in (*read, *written))
+        return made
+
+
+@pytest.mark.parametrize("backend", CACHE_FORMATS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_step_moves_the_counted_bytes(backend: str, dtype: torch.dtype) -> None:
+    """The third token after a prompt. The attention kernel is not part of the cache's own traffic."""
+    layer = cache_of(backend).layers[0]
+    for tokens in (PROMPT, 1, 1):
+        layer.update(states(tokens, dtype), states(tokens, dtype))
+    new = states(1, dtype)
+    with Traffic() as traffic:
+        keys, values = layer.update(new, new)
+    work = core_in(dtype).each(Step(BATCH, 1, PROMPT + 2), path_of(backend, CACHE_FORMATS[backend].residual(2)))
+    cached = (Cause.CACHE_COPIES, Cause.CACHE_CONVERSION, Cause.CONVERTED_READS)
+    counted = work.kv_read_bytes + work.kv_write_bytes + sum(work.avoidable_bytes[cause] for cause in cached)
+    assert counted - keys.nbytes - values.nbytes == pytest.approx(traffic.bytes, rel=0.02)
+
+
+@pytest.mark.parametrize("backend", CACHE_FORMATS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_it_stores_the_counted_bytes(backend: str, dtype: torch.dtype) -> None:
+    layer = cache_of(backend).layers[0]
+    decoded = 5
+    for tokens in (PROMPT, *[1] * decoded):
+        layer.update(states(tokens, dtype), states(tokens, dtype))
+    held = [layer._quantized_keys, layer._quantized_values, layer.keys, layer.values]
+    stored = CACHE_FORMATS[backend]
+    work = ModelWork((core_in(dtype),), 0, 0, ())
+    counted = cache_bytes(work, BATCH, PROMPT + decoded, stored, stored.residual(decoded))
+    assert counted == pytest.approx(sum(item.nbytes for each in held for item in tensors(each)), rel=0.001)
+
+
+@pytest.mark.parametrize(("backend", "bits"), [("fp8", 8.0), ("quanto", 4.5), ("hqq", 4.5)])
+def test_bits_per_element_by_arithmetic(backend: str, bits: float) -> None:
+    """Groups of 64 share a 16-bit scale and a 16-bit zero point: 4 + 32 / 64 bits."""
+    assert 8 * CACHE_FORMATS[backend].element_bytes(2) == bits
+
+
+def test_the_newest_tokens_are_packed_once_they_are_128() -> None:
+    assert [CACHE_FORMATS["quanto"].residual(decoded) for decoded in (0, 1, 127, 128, 129)] == [0, 1, 127, 0, 1]
+    assert CACHE_FORMATS["fp8"].residual(127) == 0
+
+
+def test_a_decode_step_reads_less_and_moves_more_than_with_a_growing_cache() -> None:
+    """A step after 4096 tokens in bfloat16: 8 bits halve what is read, but executed traffic grows nearly fourfold."""
+    step, core = Step(1, 1, 4096), core_in(torch.bfloat16)
+    packed, plain = core.each(step, path_of("fp8")), core.each(step, ExecutionPath())
+    assert packed.kv_read_bytes == plain.kv_read_bytes / 2
+    # Per element 2 + 1 + 2 + 12 + 6 bytes in the cache's kernels and 2 in attention, against 4 and 2.
+    ratio = packed.executed_bytes / plain.executed_bytes
+    assert ratio == pytest.approx((2 + 1 + 12 + 6 + 2) / 6, rel=0.01)
+
+
+@pytest.mark.parametrize("backend", ["quanto", "hqq"])
+def test_a_missing_package_is_one_line_with_its_command(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = {"quanto": "is_optimum_quanto_available", "hqq": "is_hqq_available"}[backend]
+    monkeypatch.setattr(f"transformers.cache_utils.{name}", lambda: False)
+    package = CACHE_FORMATS[backend].package
+    with pytest.raises(RequestError, match=f"^--cache {backend} needs {package}: pip install {package}.$"):
+        quantized_cache(CONFIG, CACHE_FORMATS[backend])
+
+
+def test_a_window_is_refused() -> None:
+    from transformers import MistralConfig
+
+    with pytest.raises(RequestError, match="only the caches of full attention layers"):
+        quantized_cache(MistralConfig(sliding_window=16), CACHE_FORMATS["fp8"])
