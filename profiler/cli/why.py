@@ -84,7 +84,7 @@ def _print_answer(watched: Watched, *, plain: bool, as_json: bool) -> None:
 
     if watched.why is None:
         print(
-            "roofscope: the script's own process called and loaded no transformers model, so there is nothing to"
+            "roofscope: the script's own process called and loaded no language model, so there is nothing to"
             " explain; other processes are not watched.",
             file=sys.stderr,
         )

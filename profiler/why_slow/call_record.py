@@ -14,6 +14,7 @@ from typing import Any
 
 from profiler.device.clock import Clock
 from profiler.why_slow.observations import CallKind
+from profiler.why_slow.plain_models import SeenAttention
 
 _LIBRARY_PREFIXES = (
     *(str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
@@ -55,6 +56,10 @@ class CallRecord:
     """Seconds in transformers' own logits processors."""
     failed: str = ""
     """Class and first line of the exception; empty if the call returned."""
+    plain: bool = False
+    """Whether its model is no model of transformers."""
+    attention: SeenAttention | None = None
+    """The attention of a plain model's forward; None if none was seen."""
 
 
 @dataclass

@@ -9,6 +9,7 @@ from typing import Any
 
 from profiler.loading.cache_argument import given_cache
 from profiler.why_slow.observations import CallKind
+from profiler.why_slow.plain_models import is_plain, plain_settings
 
 _EXTRAS = ("output_hidden_states", "output_attentions", "output_scores", "output_logits")
 _CONFIG_ATTRIBUTES = (
@@ -33,6 +34,8 @@ class ModelSettings:
 
         Those of a forward are cached: to read them from a config takes as long as a small model's forward.
         """
+        if is_plain(model):
+            return plain_settings(model, _kernel())
         if kind == "generate":
             return _settings(kind, model, named), model.device
         first, by_key = self._cache.get(model, (lambda: None, {}))

@@ -34,6 +34,7 @@ from profiler.why_slow.loop_changes import (
     without_reads,
 )
 from profiler.why_slow.observations import Call
+from profiler.why_slow.plain_models import is_plain
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.repeat_call import CallGroup, Candidate, RepeatedCall, RepeatedRun, repeat, synchronize
 
@@ -147,7 +148,7 @@ def _frozen_head(model: Any) -> torch.Tensor | None:
     If the weight requires a gradient, torch folds the last positions of a batch into one matmul. Otherwise it makes a
     batched matmul from copies of the weight (should_fold in torch's aten/src/ATen/native/LinearAlgebra.cpp).
     """
-    head = model.get_output_embeddings()
+    head: Any = None if is_plain(model) else model.get_output_embeddings()
     if type(head) is not torch.nn.Linear or head.weight.requires_grad:
         return None
     return head.weight if head.weight.is_floating_point() and not head.weight.is_inference() else None
@@ -196,8 +197,10 @@ def _dense_weights(group: CallGroup, call: Call, candidate: Callable[..., Candid
     linears = packed_linears(model)
     if not linears or _is_spread(model):
         return
-    dtype = model.dtype if model.dtype.itemsize > 1 else torch.bfloat16
-    twins = functools.cache(lambda: dense_twins(linears, dtype, _MEMORY_SHARE * available_bytes(model.device)))
+    own = torch.bfloat16 if is_plain(model) else model.dtype
+    dtype = own if own.itemsize > 1 else torch.bfloat16
+    device = torch.device(call.settings["device"])
+    twins = functools.cache(lambda: dense_twins(linears, dtype, _MEMORY_SHARE * available_bytes(device)))
     formats = " and ".join(dict.fromkeys(each.format for each in linears))
 
     def explain() -> str:
@@ -245,7 +248,8 @@ class Copy:
 def other_copies(model: Any, dtype: str) -> Iterator[Copy]:
     """The copies that are worth a trial and fit into memory. `dtype` is that of the script's calls."""
     weights = sum(parameter.numel() for parameter in model.parameters())
-    room_bytes = _MEMORY_SHARE * available_bytes(model.device)
+    device = next(model.parameters()).device if is_plain(model) else model.device
+    room_bytes = _MEMORY_SHARE * available_bytes(device)
     if _is_spread(model):
         if weights * model.dtype.itemsize <= room_bytes:
             places = sorted({str(place) for place in model.hf_device_map.values()})
@@ -260,7 +264,7 @@ def other_copies(model: Any, dtype: str) -> Iterator[Copy]:
         return
     if packed_linears(model):
         return
-    name = _faster_dtype(model.device, dtype)
+    name = _faster_dtype(device, dtype)
     if name and weights * getattr(torch, name).itemsize <= room_bytes:
         wide = dtype in _WIDE
         auto = ' or dtype="auto" for the checkpoint\'s own' if wide else ""

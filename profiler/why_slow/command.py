@@ -32,7 +32,7 @@ _FALLBACKS_SHARE = 0.5
 
 @dataclass(frozen=True)
 class Watched:
-    """A finished script: the answer, or None if no model of transformers ran, and the folder with its files."""
+    """A finished script: the answer, or None if no model ran, and the folder with its files."""
 
     why: Why | None
     folder: Path | None = None
@@ -151,7 +151,8 @@ def _floor(recorder: Recorder, seen: Observations) -> CallFloor | None:
         pairs = [
             (call, noted.model()) for call, noted in zip(seen.calls, recorder.notes, strict=True) if not call.failed
         ]
-        return floor_of_calls(pairs) if pairs else None
+        attention = {noted.name.split(" (")[0]: noted.attention for noted in recorder.notes if noted.attention}
+        return floor_of_calls(pairs, attention) if pairs else None
     except Exception:  # a user's model may fail in any way, and the answer is useful without a floor
         return None
 
@@ -188,19 +189,19 @@ class Watching:
         from profiler.why_slow.render import why_sentences
 
         if self.found is None:
-            return "No model of transformers was called."
+            return "No language model was called."
         return "\n".join([*why_sentences(self.found), *self.found.seen.warnings])
 
     def save(self, folder: Path) -> None:
         """Write why.json and why.html. Raises RequestError without an answer, or if the folder cannot be written."""
         if self.found is None:
-            raise RequestError("no model of transformers was called: there is nothing to save.")
+            raise RequestError("no language model was called: there is nothing to save.")
         write(self.found, folder)
 
 
 @contextlib.contextmanager
 def why(budget_s: float | None = None) -> Iterator[Watching]:
-    """Record the calls of transformers' models within a block, and explain their time afterwards.
+    """Record the calls of language models within a block, and explain their time afterwards.
 
     The explanation takes at most about `budget_s` seconds: by default as long as the block took, at least 30 s and at
     most 5 min.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +21,7 @@ from profiler.measure.dispatch import least_dispatch_s
 from profiler.roofs.measure import here_roofs
 from profiler.why_slow.findings import CallFloor
 from profiler.why_slow.observations import Call
+from profiler.why_slow.plain_models import SeenAttention, is_plain, plain_work
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,14 @@ class _Subject:
     overlaps: bool
 
 
-def floor_of_calls(calls: Sequence[tuple[Call, nn.Module | None]]) -> CallFloor:
+def floor_of_calls(
+    calls: Sequence[tuple[Call, nn.Module | None]], attention: Mapping[str, SeenAttention] | None = None
+) -> CallFloor:
     """The least total time of all calls: the roofline time of their operators, and the dispatch of a hollow twin's
     steps.
 
-    A call whose model no longer exists is counted on another model of the same class. Raises RequestError without one.
+    A call whose model no longer exists is counted on another model of the same class. `attention` is that of plain
+    models, by class. Raises RequestError without a model.
     """
     alive = {call.model.split(" (")[0]: model for call, model in calls if model is not None}
     subjects: dict[str, _Subject] = {}
@@ -50,7 +54,7 @@ def floor_of_calls(calls: Sequence[tuple[Call, nn.Module | None]]) -> CallFloor:
         if name not in alive:
             raise RequestError(f"{name} no longer exists, so its calls cannot be counted.")
         if name not in subjects:
-            subjects[name] = _subject(alive[name])
+            subjects[name] = _subject(alive[name], (attention or {}).get(name))
         call_s, exposed_s = _call_floor(
             call, subjects[name], decodes=before is not None and _adds_a_token(before, call)
         )
@@ -61,8 +65,9 @@ def floor_of_calls(calls: Sequence[tuple[Call, nn.Module | None]]) -> CallFloor:
     return CallFloor(total_s, dispatch_s if known else None, needless_s)
 
 
-def _subject(model: nn.Module) -> _Subject:
-    work, parameter = walk(model), next(model.parameters())
+def _subject(model: nn.Module, attention: SeenAttention | None) -> _Subject:
+    work = plain_work(model, attention) if is_plain(model) else walk(model)
+    parameter = next(model.parameters())
     dtype, machine = dtype_name(parameter.dtype), machine_for(parameter.device)
     try:
         dispatch_s = least_dispatch_s(model, machine)

@@ -18,6 +18,7 @@ from profiler.units import duration
 from profiler.why_slow.call_record import CallRecord
 from profiler.why_slow.call_settings import prompt_ids
 from profiler.why_slow.observations import Call, Read, most_at_once, steady_s
+from profiler.why_slow.plain_models import is_plain, token_ids, with_ids
 from profiler.why_slow.repeat_call import CallGroup, Candidate, EvenlyInTurn, InTurn, RepeatedRun, Steps, Whole, repeat
 
 # At most so many prompts are tried as one batch, if there are at least so many calls.
@@ -87,6 +88,8 @@ def _repeatable(group: CallGroup) -> list[tuple[Call, CallRecord]]:
 
 def batching_changes(group: CallGroup) -> Iterator[Candidate]:
     """A change that passes prompts or texts as one batch instead of one by one; not those that continue a chat."""
+    if is_plain(group.model):  # it may have no mask for padding
+        return
     pairs = _repeatable(group)
     prompts = [prompt_ids(*(noted.arguments or ((), {}))) for _, noted in pairs]
     if len(pairs) < _FEWEST_ONE_BY_ONE or any(prompt is None or len(prompt) != 1 for prompt in prompts):
@@ -173,6 +176,9 @@ def loop_without_cache(group: CallGroup) -> Candidate | None:
 
     def changed(steps: int) -> None:
         with torch.set_grad_enabled(gradients):
+            if is_plain(model):
+                _plain_steps(model, pairs[0][1], steps)
+                return
             ids = torch.zeros(first.batch_size, first.prompt_len, dtype=torch.long, device=model.device)
             cache = cache_of(model(ids, use_cache=True))
             name = argument_name(model)
@@ -182,14 +188,26 @@ def loop_without_cache(group: CallGroup) -> Candidate | None:
     return Candidate(
         "cache-off",
         f"each of {len(calls)} forwards computes the whole prompt again, which grows by one token",
-        "pass past_key_values and only the new token",
+        "keep the keys and values of earlier tokens, and pass only the new token"
+        if is_plain(model)
+        else "pass past_key_values and only the new token",
         first.where,
         EvenlyInTurn(runs),
         Steps(changed, len(pairs) - 1),
         (sum(call.steady_s for call, _ in pairs),),
-        shape=f"{len(pairs)} forwards of {first.prompt_len} to {last.prompt_len} tokens",
+        shape=f"{len(pairs)} forwards of {first.prompt_len} to {last.prompt_len} tokens"
+        + (", changed: of one token without attention to earlier ones" if is_plain(model) else ""),
         new_tokens=len(pairs),
     )
+
+
+def _plain_steps(model: Any, noted: CallRecord, steps: int) -> None:
+    """Run a plain model on its prompt, then on single tokens: it has no cache that a trial could pass."""
+    args, named = noted.arguments or ((), {})
+    model(*args, **named)
+    args, named = with_ids(args, named, token_ids(args, named)[:, :1])
+    for _ in range(steps):
+        model(*args, **named)
 
 
 def without_reads(group: CallGroup, read: Read) -> Candidate:
@@ -203,7 +221,8 @@ def without_reads(group: CallGroup, read: Read) -> Candidate:
     def in_a_row(reads: int) -> None:
         for run in runs:
             found: Any = run()
-            value = found.logits[0, -1, 0]
+            logits = getattr(found, "logits", found)
+            value = logits[(0,) * logits.dim()]
             for _ in range(reads):
                 value.item()
         clock.synchronize()

@@ -114,13 +114,6 @@ def _models(module: ModuleType, recorder: Recorder) -> list[_Undo]:
             return inherited(self, *args, **named)
         return recorder.call("forward", self, functools.partial(inherited, self), args, named)
 
-    backward = torch.Tensor.backward
-
-    @functools.wraps(backward)
-    def noted_backward(self: Any, *args: Any, **named: Any) -> Any:
-        recorder.trained = True
-        return backward(self, *args, **named)
-
     from_pretrained = base.__dict__["from_pretrained"]
 
     @functools.wraps(from_pretrained.__func__)
@@ -130,9 +123,62 @@ def _models(module: ModuleType, recorder: Recorder) -> list[_Undo]:
 
     return [
         replace_attribute(base, "__call__", call),
-        replace_attribute(torch.Tensor, "backward", noted_backward),
         replace_attribute(base, "from_pretrained", classmethod(load)),
     ]
+
+
+# Packages whose modules are no language models in plain PyTorch, so that calls of theirs are not slowed down.
+_LIBRARIES = ("torch", "torchvision", "torchaudio", "torchao", "transformers", "accelerate", "bitsandbytes", "peft")
+
+
+def _plain_modules(module: ModuleType, recorder: Recorder) -> list[_Undo]:
+    """Patch calls of the script's own modules, of which the recorder records language models in plain PyTorch."""
+    base = module.Module
+    original = base.__call__
+    undo: list[_Undo] = []
+
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **named: Any) -> Any:
+        # Compiled code must not contain the wrapper.
+        if sys.modules["torch"].compiler.is_compiling():
+            return original(self, *args, **named)
+        return recorder.plain_call(self, original, args, named)
+
+    def watch(owner: type) -> None:
+        is_own = owner.__module__.partition(".")[0] not in _LIBRARIES
+        if is_own and owner.__call__ is original:
+            undo.append(replace_attribute(owner, "__call__", call))
+
+    def watch_new(cls: Any, /, **named: Any) -> None:
+        super(base, cls).__init_subclass__(**named)
+        watch(cls)
+
+    for owner in _subclasses(base):
+        watch(owner)
+    undo.append(replace_attribute(base, "__init_subclass__", classmethod(watch_new)))
+
+    def restore() -> None:
+        for each in reversed(undo):
+            each()
+
+    return [restore]
+
+
+def _subclasses(base: Any) -> Iterator[Any]:
+    for owner in base.__subclasses__():
+        yield owner
+        yield from _subclasses(owner)
+
+
+def _tensors(module: ModuleType, recorder: Recorder) -> list[_Undo]:
+    backward = module.Tensor.backward
+
+    @functools.wraps(backward)
+    def noted_backward(self: Any, *args: Any, **named: Any) -> Any:
+        recorder.trained = True
+        return backward(self, *args, **named)
+
+    return [replace_attribute(module.Tensor, "backward", noted_backward)]
 
 
 def _compiled(module: ModuleType, recorder: Recorder) -> list[_Undo]:
@@ -144,7 +190,8 @@ def _compiled(module: ModuleType, recorder: Recorder) -> list[_Undo]:
     def call(self: Any, *args: Any, **named: Any) -> Any:
         models = sys.modules.get("transformers.modeling_utils")
         run = functools.partial(original, self)
-        if models is None or not isinstance(self._orig_mod, models.PreTrainedModel):
+        of_transformers = models is not None and isinstance(self._orig_mod, models.PreTrainedModel)
+        if not of_transformers and not recorder.is_plain_call(self._orig_mod, args, named):
             return run(*args, **named)
         return recorder.call("forward", self._orig_mod, run, args, named, compiled=True)
 
@@ -192,7 +239,9 @@ def _tokenizers(module: ModuleType, recorder: Recorder) -> list[_Undo]:
 
 _PATCHES: dict[str, Callable[[ModuleType, Recorder], list[_Undo]]] = {
     "transformers.utils.logging": _repeated_warnings,
+    "torch._tensor": _tensors,
     "transformers.modeling_utils": _models,
+    "torch.nn.modules.module": _plain_modules,
     "transformers.generation.utils": _generation,
     "transformers.generation.logits_process": _logits_processors,
     "torch._dynamo.eval_frame": _compiled,

@@ -30,6 +30,7 @@ from profiler.why_slow.observations import (
     RepeatedText,
     UnrecordedCall,
 )
+from profiler.why_slow.plain_models import PlainModels, attention_of, is_plain, is_repeatable, token_ids
 
 # Arguments are stored for trials, at most of so many calls and bytes.
 _MOST_STORED_CALLS = 256
@@ -70,6 +71,8 @@ class Recorder:
     _timed: set[type] = field(default_factory=set)
     _numbers: weakref.WeakKeyDictionary[Any, int] = field(default_factory=weakref.WeakKeyDictionary)
     _settings: ModelSettings = field(default_factory=ModelSettings)
+    _plain: PlainModels = field(default_factory=PlainModels)
+    _watches_attention: bool = False
     _start_s: float = field(default_factory=now_s)
     _waited_s: float = field(default_factory=waited_for_core_s)
     _compiling: Compiling = field(default_factory=Compiling)
@@ -113,6 +116,16 @@ class Recorder:
             here.depth, here.noted = 0, None
         self._record_end(noted, began_s, model, result)
         return result
+
+    def plain_call(self, module: Any, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Run a module of torch, and record it if it is a language model and part of no other call."""
+        if not self.is_plain_call(module, args, named):
+            return run(module, *args, **named)
+        return self.call("forward", module, functools.partial(run, module), args, named)
+
+    def is_plain_call(self, module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> bool:
+        """Whether a call is that of a language model in plain PyTorch, and part of no other call."""
+        return not self._here.depth and self._plain.has(module, args, named)
 
     def _forward(self, noted: CallRecord, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Run a forward pass within a call, and add its seconds to it."""
@@ -307,6 +320,7 @@ class Recorder:
     def _call(self, number: int, noted: CallRecord, first: CallRecord) -> Call:
         """A record as values. Its start is read from the clock of its device, relative to the `first` call there."""
         batch, tokens, context = noted.shape
+        context = noted.attention.context_len if noted.attention else context
         padding = 0.0 if noted.mask is None else 1 - float(noted.mask.bool().float().mean())
         return Call(
             number=number,
@@ -334,12 +348,13 @@ class Recorder:
     ) -> CallRecord:
         import torch
 
-        ids = tokens_of(args, named)
+        plain = is_plain(model)
+        ids = token_ids(args, named) if plain else tokens_of(args, named)
         mask = named.get("attention_mask")
         number = self._numbers.setdefault(model, len(self._numbers))
         settings, device = self._settings.of(kind, model, named)
         rows, tokens = (int(ids.shape[0]), int(ids.shape[1])) if ids is not None else (1, 1)
-        shape = (rows * times_computed(settings), tokens, context_len(named) if ids is not None else 0)
+        shape = (rows * times_computed(settings), tokens, 0 if plain or ids is None else context_len(named))
         noted = CallRecord(
             kind=kind,
             model=weakref.ref(model),
@@ -351,18 +366,40 @@ class Recorder:
             mask=mask if isinstance(mask, torch.Tensor) and mask.dim() == 2 else None,
             thread=threading.get_ident(),
             name=type(model).__name__ + (f" ({number + 1})" if number else ""),
+            plain=plain,
         )
         nbytes = sum(nbytes_of(value) for value in (*args, *named.values()))
         # Compiled code is specialised to its arguments, so no change to it is tried.
         has_room = len(self.notes) < _MOST_STORED_CALLS and self.kept_bytes + nbytes <= _MOST_STORED_BYTES
-        if not compiled and has_room:
+        if not compiled and has_room and (not plain or is_repeatable(args, named)):
             self.kept_bytes += nbytes
-            stored = {name: value for name, value in without_cache(named).items() if name != "streamer"}
+            kept = named if plain else without_cache(named)
+            stored = {name: value for name, value in kept.items() if name != "streamer"}
             noted.arguments = (args, stored)
+        if plain and not self._watches_attention:
+            self._watch_attention()
         if noted.clock.ahead and not self.reads.watched:
             self.reads.watch()
         noted.start = noted.clock.mark()
         return noted
+
+    def _watch_attention(self) -> None:
+        """From now on, record the shapes of attention within calls of plain models."""
+        from torch.nn import functional
+
+        self._watches_attention = True
+        original, here = functional.scaled_dot_product_attention, self._here
+
+        @functools.wraps(original)
+        def attention(query: Any, key: Any, value: Any, *args: Any, **named: Any) -> Any:
+            noted = here.noted
+            if noted is not None and noted.plain:
+                seen = noted.attention
+                noted.attention = replace(seen, layers=seen.layers + 1) if seen else attention_of(query, key, value)
+            return original(query, key, value, *args, **named)
+
+        functional.scaled_dot_product_attention = attention
+        self.undo.append(lambda: setattr(functional, "scaled_dot_product_attention", original))
 
 
 def _wrapper_s() -> float:

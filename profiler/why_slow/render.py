@@ -207,7 +207,7 @@ def _row(calls: Sequence[Call]) -> list[str]:
 def _ran_with(call: Call, padding: float) -> list[str]:
     """Settings that decide how fast a call can be, in words; usual values are left out."""
     settings = call.settings
-    words = [settings["dtype"], settings["attention"]]
+    words = [settings[name] for name in ("dtype", "attention") if settings[name] != "-"]
     if settings["cache"] == "off":
         words.append("no cache")
     if padding:

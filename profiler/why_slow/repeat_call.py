@@ -215,7 +215,7 @@ class RepeatedCall:
             del named["assistant_model"]
         # The advice is inference_mode(), which saves more than no_grad().
         with torch.inference_mode() if self.inference else torch.set_grad_enabled(self._records_gradients):
-            if self.call.context_len:
+            if self.call.context_len and not self.noted.plain:
                 named[argument_name(model)] = self._cache(model)
             return (model.generate if self.call.kind == "generate" else model)(*args, **named)
 

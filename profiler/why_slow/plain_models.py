@@ -1,0 +1,169 @@
+"""Language models in plain PyTorch: how they are recognised, their calls' settings, and the work that they count."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+_FEWEST_LINEARS = 2
+
+
+@dataclass
+class PlainModels:
+    """Knows which modules are language models without a class of transformers."""
+
+    _known: weakref.WeakKeyDictionary[Any, bool] = field(default_factory=weakref.WeakKeyDictionary)
+
+    def has(self, module: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> bool:
+        """Whether this call is that of a plain language model: token ids [batch, tokens] go in.
+
+        It has a table of embeddings and some linears. A wrapper around a model of transformers is none.
+        """
+        known = self._known.get(module)
+        if known is None:
+            known = self._known[module] = _is_language_model(module)
+        return known and token_ids(args, named) is not None
+
+
+def _is_language_model(module: Any) -> bool:
+    from torch import nn
+
+    transformers = sys.modules.get("transformers.modeling_utils")
+    parts = list(module.modules())
+    if transformers is not None and any(isinstance(part, transformers.PreTrainedModel) for part in parts):
+        return False
+    has_table = any(isinstance(part, nn.Embedding) for part in parts)
+    return has_table and sum(isinstance(part, nn.Linear) for part in parts) >= _FEWEST_LINEARS
+
+
+def is_plain(model: Any) -> bool:
+    """Whether a recorded model is no model of transformers."""
+    return not hasattr(model, "get_output_embeddings")
+
+
+def token_ids(args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+    """The first argument that is a tensor of whole numbers [batch, tokens]; None if there is none."""
+    import torch
+
+    for value in (*args, *named.values()):
+        if isinstance(value, torch.Tensor) and value.dim() == 2 and value.dtype in (torch.long, torch.int):
+            return value
+    return None
+
+
+def is_repeatable(args: tuple[Any, ...], named: Mapping[str, Any]) -> bool:
+    """Whether a call can be repeated with these arguments: a cache or another object may have changed since."""
+    import torch
+
+    return all(isinstance(value, torch.Tensor | int | float | str | None) for value in (*args, *named.values()))
+
+
+def with_ids(args: tuple[Any, ...], named: Mapping[str, Any], ids: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with other token ids."""
+    old = token_ids(args, named)
+    return (
+        tuple(ids if value is old else value for value in args),
+        {name: ids if value is old else value for name, value in named.items()},
+    )
+
+
+def plain_settings(model: Any, kernel: str) -> tuple[dict[str, str], Any]:
+    """(settings, device) of a call, as `call_settings` reads them from a model of transformers."""
+    import torch
+
+    weight = next(model.parameters())
+    return {
+        "dtype": str(weight.dtype).removeprefix("torch."),
+        "device": str(weight.device),
+        "placement": "-",
+        "attention": "-",
+        "kernel": kernel,
+        "experts": "-",
+        "cache": "-",
+        "cache_class": "-",
+        "gradients": "on" if torch.is_grad_enabled() else "off",
+        "mode": "train" if model.training else "eval",
+        "outputs": "-",
+        "beams": "-",
+        "answers": "-",
+        "assistant": "no",
+        "threads": str(torch.get_num_threads()),
+    }, weight.device
+
+
+@dataclass(frozen=True)
+class SeenAttention:
+    """Calls of scaled_dot_product_attention within one forward of a plain model."""
+
+    layers: int
+    query_heads: int
+    kv_heads: int
+    qk_dim: int
+    v_dim: int
+    context_len: int
+    """Keys of the first call that are not those of its own queries."""
+
+
+def attention_of(query: Any, key: Any, value: Any) -> SeenAttention:
+    """The attention of one call, whose arguments are [batch, heads, tokens, width]."""
+    return SeenAttention(
+        1, query.shape[-3], key.shape[-3], query.shape[-1], value.shape[-1], max(0, key.shape[-2] - query.shape[-2])
+    )
+
+
+def plain_work(model: Any, attention: SeenAttention | None) -> Any:
+    """The ModelWork of a plain model: its linears, tables and other parameters, and the attention that was seen.
+
+    The last linear whose width is the vocabulary's is the LM head, and computes one position per sequence.
+    """
+    from profiler.counting.operators import ModelWork
+
+    operators = tuple(_operators(model, attention))
+    params = sum(parameter.numel() for parameter in model.parameters())
+    return ModelWork(operators, params, params, ())
+
+
+def _operators(model: Any, attention: SeenAttention | None) -> Iterator[Any]:
+    from torch import nn
+
+    from profiler.counting.attention import AttentionCore
+    from profiler.counting.operators import Elementwise, Embedding, Linear
+    from profiler.quant.storage import stored
+
+    dtype = next(model.parameters()).dtype
+    tables = [part for part in model.modules() if isinstance(part, nn.Embedding)]
+    linears = [(name, part) for name, part in model.named_modules() if isinstance(part, nn.Linear)]
+    vocabulary = max(table.num_embeddings for table in tables)
+    heads = [name for name, part in linears if part.out_features == vocabulary]
+    for table in tables:
+        yield Embedding("table", "embedding", 1, table.weight.dtype, table.embedding_dim, table.weight.itemsize)
+    for name, part in linears:
+        head = name == (heads or [""])[-1]
+        yield Linear(
+            name=name,
+            group="lm_head" if head else "mlp",
+            count=1,
+            dtype=part.weight.dtype,
+            weight=stored(part),
+            rows="last" if head else "tokens",
+            activation_dtype=dtype,
+        )
+    if attention:
+        yield AttentionCore(
+            name="attention",
+            group="attention",
+            count=attention.layers,
+            dtype=dtype,
+            query_heads=attention.query_heads,
+            kv_heads=attention.kv_heads,
+            qk_dim=attention.qk_dim,
+            v_dim=attention.v_dim,
+            itemsize=dtype.itemsize,
+        )
+    counted = {id(p) for part in (*tables, *(part for _, part in linears)) for p in part.parameters(recurse=False)}
+    rest = sum(p.numel() * p.element_size() for p in model.parameters() if id(p) not in counted)
+    if rest:
+        yield Elementwise("other parameters", "other", 1, dtype, 0, 0, weight_bytes=rest)
