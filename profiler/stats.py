@@ -28,7 +28,7 @@ BLOCK_STEPS = 8
 LEAST_SAMPLES = 6
 """Least samples with a distribution-free 95 % interval of the median (order statistics: 2 x 0.5^6 = 3 %)."""
 
-VISITED_ONCE = "visited once, so that its interval is within the visit"
+VISITED_ONCE = "visited once, so its interval covers only that visit"
 """The reason for noise if differences between visits are unknown."""
 
 RESAMPLES = 1000

@@ -45,7 +45,7 @@ def attention(machine: Machine) -> CheckResult:
     if plain[1] == UNFUSED_KERNEL != masked[1]:
         words += ": --engine static decodes with a mask and avoids it"
     elif UNFUSED_KERNEL in masked:
-        words += ": a newer torch may have a kernel for this card"
+        words += ": a newer torch may have a kernel for this GPU"
     return CheckResult("attention", True, words, slow=True)
 
 

@@ -53,7 +53,7 @@ class Examination:
 
 
 _DEVICE_CHECKS = ("memory", "NVML", "CUPTI", "bitsandbytes", "compile", "graphs")
-_NEEDED_FIRST = ("driver", "torch", "packages", "card")
+_NEEDED_FIRST = ("driver", "torch", "packages", "device")
 """If one of these fails, the first command is to fix it."""
 
 
@@ -69,7 +69,7 @@ def examine(device: str = "auto") -> Examination:
     ]
     machine, error = _machine(device)
     if machine is None:
-        findings.append(CheckResult("card", False, error))
+        findings.append(CheckResult("device", False, error))
         findings += [CheckResult(name, None, "not tried") for name in _DEVICE_CHECKS]
     else:
         findings += [*_device_checks(machine), *(_gpu_checks(machine) if machine.is_cuda else ())]
@@ -93,7 +93,7 @@ def examine(device: str = "auto") -> Examination:
 
 
 def _device_checks(machine: Machine) -> Iterator[CheckResult]:
-    yield run_check("card", lambda: checks.card(machine))
+    yield run_check("device", lambda: checks.card(machine))
     yield run_check("memory", lambda: checks.free_memory(machine))
     yield run_check("NVML", lambda: checks.nvml(machine))
     yield run_check("CUPTI", lambda: checks.cupti(machine))

@@ -110,8 +110,8 @@ PRODUCTS = (
         _grouped,
         (8, 0),
         "mixtures of experts run all experts in one call",
-        "mixtures of experts run one expert after the other, and wait for the card in every layer",
-        "not on this card: mixtures of experts run one expert after the other, and wait for the card in every layer",
+        "mixtures of experts run one expert after the other, and wait for the GPU in every layer",
+        "not on this GPU: mixtures of experts run one expert after the other, and wait for the GPU in every layer",
     ),
 )
 
@@ -128,7 +128,7 @@ def product(machine: Machine, kind: OptionalProduct) -> CheckResult:
     if wrong:
         return CheckResult(kind.name, False, f"gives wrong values: {kind.fails}")
     if machine.waits(call):  # without a kernel for the GPU, `_grouped_mm` reads the groups' ends (GroupedMMUtils.h)
-        return CheckResult(kind.name, True, "works, but waits for the card in every call: no --engine graph", slow=True)
+        return CheckResult(kind.name, True, "works, but waits for the GPU in every call: no --engine graph", slow=True)
     return CheckResult(kind.name, True, kind.works)
 
 
@@ -144,24 +144,24 @@ def out_of_memory(machine: Machine) -> CheckResult:
     if under_wsl():
         return CheckResult(name, False, f"not tried under WSL: {MAY_SPILL}; {NO_FALLBACK}")
     if getattr(torch.cuda.get_device_properties(machine.device), "is_integrated", False):
-        return CheckResult(name, None, "not tried: this card shares the host's memory")
+        return CheckResult(name, None, "not tried: this GPU shares the host's memory")
     processes = machine.source.read().other_processes
     if processes is None:
-        return CheckResult(name, None, "not tried: NVML does not say which processes use this card")
+        return CheckResult(name, None, "not tried: NVML does not say which processes use this GPU")
     if processes:
         return CheckResult(
-            name, None, f"not tried: {several(processes, 'other process uses', 'other processes use')} this card"
+            name, None, f"not tried: {several(processes, 'other process uses', 'other processes use')} this GPU"
         )
     machine.release()
     try:
         torch.empty(machine.available_bytes() + _EXCESS_BYTES, dtype=torch.uint8, device=machine.device)
     except torch.OutOfMemoryError:
-        return CheckResult(name, True, "allocations beyond the card's memory fail: a run sees the end of memory")
+        return CheckResult(name, True, "allocations beyond the GPU's memory fail: a run sees the end of memory")
     machine.release()
     return CheckResult(
         name,
         False,
-        "allocations beyond the card's memory spill to system memory: batch-test cannot see the end of memory;"
+        "allocations beyond the GPU's memory spill to system memory: batch-test cannot see the end of memory;"
         f" {NO_FALLBACK}",
     )
 
@@ -187,7 +187,7 @@ def recovery(machine: Machine) -> CheckResult:
     except RequestError:
         pass
     else:
-        return CheckResult("recovery", False, "a capture that waits for the card did not fail: captures hold no work")
+        return CheckResult("recovery", False, "a capture that waits for the GPU did not fail: captures hold no work")
     faults = []
     if torch.cuda.current_stream(device) != torch.cuda.default_stream(device):
         faults.append("work goes to another stream: times are wrong")

@@ -174,10 +174,10 @@ def torch_build() -> CheckResult:
         return CheckResult("torch", False, f"{versions}, but {reason}: {remedy}")
     try:
         torch.cuda.init()
-        reason = f"torch counts {torch.cuda.device_count()} cards"
+        reason = f"torch counts {torch.cuda.device_count()} GPUs"
     except Exception as error:
         reason = first_line(error)
-    return CheckResult("torch", False, f"{versions}, but torch finds no card: {reason}")
+    return CheckResult("torch", False, f"{versions}, but torch finds no GPU: {reason}")
 
 
 def card(machine: Machine) -> CheckResult:
@@ -187,7 +187,7 @@ def card(machine: Machine) -> CheckResult:
     info = machine.info
     if not machine.is_cuda:
         return CheckResult(
-            "card", None, f"the CPU: {info.name}, {processors(info.threads, info.kind)}, {info.compute_capability}"
+            "device", None, f"the CPU: {info.name}, {processors(info.threads, info.kind)}, {info.compute_capability}"
         )
     words = f"{info.name}, {info.threads} SMs, compute capability {info.compute_capability}"
     if len(machine.links) > 1:
@@ -195,9 +195,9 @@ def card(machine: Machine) -> CheckResult:
     try:
         torch.zeros(1, device=machine.device).add_(1).item()
     except RuntimeError as error:
-        return CheckResult("card", False, f"{words}; cannot run a kernel: {first_line(error)}")
+        return CheckResult("device", False, f"{words}; cannot run a kernel: {first_line(error)}")
     sheet = info.datasheet
-    return CheckResult("card", True, f"{words}; {'no datasheet' if sheet is None else _datasheet_words(sheet)}")
+    return CheckResult("device", True, f"{words}; {'no datasheet' if sheet is None else _datasheet_words(sheet)}")
 
 
 def _datasheet_words(sheet: Datasheet) -> str:
@@ -221,7 +221,7 @@ def free_memory(machine: Machine) -> CheckResult:
 def nvml(machine: Machine) -> CheckResult:
     """Check that the GPU reports its clock, power and throttling."""
     if not machine.is_cuda:
-        return CheckResult("NVML", None, "no card")
+        return CheckResult("NVML", None, "no GPU")
     from profiler.device.telemetry import nvml_source
 
     try:
@@ -242,7 +242,7 @@ def nvml(machine: Machine) -> CheckResult:
 def cupti(machine: Machine) -> CheckResult:
     """Check that torch's profiler sees the GPU's kernels."""
     if not machine.is_cuda:
-        return CheckResult("CUPTI", None, "no card")
+        return CheckResult("CUPTI", None, "no GPU")
     import torch
 
     from profiler.device.torch_profiler import recorded
@@ -253,7 +253,7 @@ def cupti(machine: Machine) -> CheckResult:
         machine.clock.synchronize()
     if not any(event.device_type == torch.autograd.DeviceType.CUDA for event in profile.events()):
         return CheckResult("CUPTI", False, "sees no kernel: --breakdown and --trace show only modules")
-    return CheckResult("CUPTI", True, "sees the card's kernels")
+    return CheckResult("CUPTI", True, "sees the GPU's kernels")
 
 
 def bitsandbytes(device: torch.device) -> CheckResult:
@@ -286,12 +286,12 @@ def compiling(device: torch.device) -> CheckResult:
         return replace(compiler, says=f"{compiler.says}; torch.compile was not tried")
     if util.find_spec("triton") is None:
         return CheckResult(
-            "compile", False, "Triton is missing, needed for --engine compile on a card: pip install triton"
+            "compile", False, "Triton is missing, needed for --engine compile on a GPU: pip install triton"
         )
     import torch
 
     torch.compile(lambda x: torch.relu(x) * 2 + 1)(torch.ones(64, device=device))[0].item()
-    return CheckResult("compile", True, f"torch.compile runs on the card; {compiler.says}")
+    return CheckResult("compile", True, f"torch.compile runs on the GPU; {compiler.says}")
 
 
 def _compiler() -> CheckResult:
@@ -317,7 +317,7 @@ def _compiler() -> CheckResult:
 def graphs(machine: Machine) -> CheckResult:
     """Check that a CUDA graph can be captured and replayed."""
     if not machine.captures:
-        return CheckResult("graphs", None, "only on a CUDA card: no --engine graph here")
+        return CheckResult("graphs", None, "only on a CUDA GPU: no --engine graph here")
     import torch
 
     x = torch.zeros(1, device=machine.device)

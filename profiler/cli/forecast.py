@@ -58,7 +58,7 @@ def forecast_command(
 
     request = ForecastRequest(prompt_lens, batch_sizes, context_lens, new_tokens, dtype, quant, engine, threads)
     if not on and not Path(source).is_dir():
-        raise RequestError(f"{source!r} is not a run folder; pass one, or a model with --on CARD.")
+        raise RequestError(f"{source!r} is not a run folder; pass one, or a model with --on GPU.")
     if check and on:
         raise RequestError("--check runs on this device; omit --on, or forecast a run of this device.")
     if tp or link or price is not None:

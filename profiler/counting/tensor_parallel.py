@@ -83,7 +83,7 @@ def check_ranks(model: Any, ranks: int) -> None:
             " checkpoint that it was quantised from."
         )
     if not _plan(model):
-        raise RequestError(f"--tp {ranks}: transformers has no tensor parallel plan for {kind!r}; run it on one card.")
+        raise RequestError(f"--tp {ranks}: transformers has no tensor parallel plan for {kind!r}; run it on one GPU.")
     for module in _split_attentions(model):
         query, kv, _ = attention_heads(module, model.config.get_text_config())
         latent = hasattr(module, "kv_b_proj")
@@ -92,7 +92,7 @@ def check_ranks(model: Any, ranks: int) -> None:
         if query % ranks == 0 and (latent or kv % ranks == 0 or can_copy):
             continue
         fits = [n for n in range(2, query + 1) if query % n == 0 and (latent or kv % n == 0)]
-        advice = f"use --tp {', '.join(map(str, fits))}" if fits else "run it on one card"
+        advice = f"use --tp {', '.join(map(str, fits))}" if fits else "run it on one GPU"
         raise RequestError(f"--tp {ranks}: {query} query heads and {kv} KV heads do not divide by {ranks}; {advice}.")
 
 

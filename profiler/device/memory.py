@@ -218,5 +218,5 @@ def inner_tensors(tensor: Any) -> list[torch.Tensor]:
 
 NO_FALLBACK = "set 'CUDA - Sysmem Fallback Policy' to 'Prefer No Sysmem Fallback' in Windows' NVIDIA Control Panel"
 """NVIDIA's wording: nvidia.custhelp.com, answer 5490."""
-MAY_SPILL = "allocations beyond the card's memory may spill to system memory without an error, and steps get slow"
+MAY_SPILL = "allocations beyond the GPU's memory may spill to system memory without an error, and steps get slow"
 """Under WSL, whatever that setting says (github.com/microsoft/WSL, issue 11050)."""

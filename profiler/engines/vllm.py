@@ -217,7 +217,7 @@ def check_vllm(
     if cold:
         raise RequestError("--cold works only with transformers' engines; leave out --cold or vllm.")
     if device.type == "cuda" and device.index:
-        raise RequestError("--engine vllm uses the first visible card; set CUDA_VISIBLE_DEVICES and use --device cuda.")
+        raise RequestError("--engine vllm uses the first visible GPU; set CUDA_VISIBLE_DEVICES and use --device cuda.")
     if importlib.util.find_spec("vllm") is None:
         raise RequestError(f"--engine vllm: vLLM is not installed; {_INSTALL}.")
     installed = version()

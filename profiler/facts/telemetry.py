@@ -141,7 +141,7 @@ def complaints(readings: Sequence[Reading], *, of_cores: bool = True) -> list[st
     """Return a sentence per disturbance in the readings, each with its figure; busy cores only if `of_cores`."""
     sentences = []
     if shared := max((r.other_processes or 0 for r in readings), default=0):
-        sentences.append(f"{shared} other processes computed on this card: times may be too long.")
+        sentences.append(f"{shared} other processes computed on this GPU: times may be too long.")
     elsewhere = _spread([r.busy_cores_elsewhere for r in readings])
     if of_cores and elsewhere and elsewhere.median > _BUSY_NEIGHBOUR_CORES:
         sentences.append(f"other processes kept {elsewhere.median:.1f} cores busy: times may be too long.")
@@ -149,7 +149,7 @@ def complaints(readings: Sequence[Reading], *, of_cores: bool = True) -> list[st
     for reason in THROTTLE_BITS.values():
         share = sum(reason in reasons for reasons in throttles) / len(throttles) if throttles else 0.0
         if share > 0:
-            sentences.append(f"the card was throttled ({reason}) in {100 * share:.0f} % of the readings.")
+            sentences.append(f"the GPU was throttled ({reason}) in {100 * share:.0f} % of the readings.")
     clocks = [r.clock_hz for r in readings if r.clock_hz]
     if len(clocks) >= 4 and clocks[-1] < (1 - _CLOCK_DROP) * clocks[0]:
         sentences.append(f"the clock fell from {clocks[0] / 1e6:.0f} to {clocks[-1] / 1e6:.0f} MHz during the run.")

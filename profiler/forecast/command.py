@@ -76,7 +76,7 @@ def run_facts(folder: Path, engine: str = "") -> RunFacts:
     document = read_document(folder)
     if document.ranks > 1:
         raise RunError(
-            f"{folder} is a run of {document.ranks} ranks; use a run on one card, and forecast more with --tp."
+            f"{folder} is a run of {document.ranks} ranks; use a run on one GPU, and forecast more with --tp."
         )
     facts = read_facts(folder, document, read_gathered(folder, document))
     run = Run(folder, document, read_results(folder))
@@ -224,7 +224,7 @@ def _factors(basis: RunFacts, forms: Sequence[str], forecast: Forecast) -> tuple
             tried = f"it tried {', '.join(names)}" if names else "it tried no variant"
             raise RequestError(
                 f"{basis.run.folder} has no basis for {form} in every requested phase: {tried}. Run the model that way,"
-                " or forecast it --on a profile of this card (`roofscope ceilings --out card.json`)."
+                " or forecast it --on a profile of this GPU (`roofscope ceilings --out card.json`)."
             )
         factor = ratio[0] if factor is None else factor * ratio[0]
         half_width = ratio[1] if half_width is None else np.hypot(half_width, ratio[1])
@@ -293,7 +293,7 @@ def forecast_on(model: str, on: str, request: ForecastRequest) -> Answer:
         raise RequestError(f"{on} was profiled in {', '.join(profile.dtypes)} only; use one of these as --dtype.")
     if quant != "none" and not any(point.format == quant for point in profile.products):
         raise RequestError(
-            f"{on} has no kernels of {quant}; run the model on that card, or give the card's name to --on."
+            f"{on} has no kernels of {quant}; run the model on that GPU, or give the GPU's name to --on."
         )
     forecast = fitted_on(profile, name, layers).forecast(needed)
     held_out = held_out_kernels(profile, name)
@@ -307,14 +307,14 @@ def forecast_on(model: str, on: str, request: ForecastRequest) -> Answer:
         model=source.name,
         precision=precision,
         on=f"{profile.name}, {processors(profile.threads, profile.kind)} (profiled)",
-        how="from the card's profile: its kernels over rows and widths, its roofs and its dispatch per layer",
+        how="from the GPU's profile: its kernels over rows and widths, its roofs and its dispatch per layer",
         error=cross_validated_error(held_out, KERNELS_OUT),
         beyond=None,
         cells=forecast_cells(
             forecast,
             forecast.latency_s,
             (forecast.latency_s / spread, forecast.latency_s * spread),
-            ["the card's profile: the model never ran there"] * len(steps),
+            ["the GPU's profile: the model never ran there"] * len(steps),
             forecast.fits(profile.room_bytes),
         ),
     )

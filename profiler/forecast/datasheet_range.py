@@ -91,7 +91,7 @@ def in_range(
     )  # fmt: skip
     forecast = Forecast(needed, terms, typical_s, zeros)
     cells = forecast_cells(
-        forecast, typical_s, (low_s, high_s), ["published figures of other cards"] * len(steps),
+        forecast, typical_s, (low_s, high_s), ["published figures of other GPUs"] * len(steps),
         forecast.fits(sheet.room_bytes),
     )  # fmt: skip
     return Answer(
@@ -100,7 +100,7 @@ def in_range(
         precision=model.precision,
         on=f"{sheet.gpu}, by its datasheet",
         how=f"a range for {ENGINE_WORDS[engine]}, by published figures",
-        error=ForecastError(None, None, 0, "no run and no profile of this card"),
+        error=ForecastError(None, None, 0, "no run and no profile of this GPU"),
         beyond=None,
         cells=cells,
         notes=(*coverage_sentences(engine, format_), *_too_wide(cells), *_notes(model)),

@@ -16,7 +16,7 @@ from profiler.report.forecast import error_sentence
 from profiler.report.terminal import print_blocks
 from profiler.units import duration, percent, significant
 
-RANK_COLUMNS = ("cell", "cards", "time", "gain", "tokens/s", "a card", "link", "cost", "waits for")
+RANK_COLUMNS = ("cell", "GPUs", "time", "gain", "tokens/s", "a GPU", "link", "cost", "waits for")
 
 
 def print_ranks(answer: RanksAnswer, card: str, console: Console) -> None:
@@ -38,7 +38,7 @@ def print_ranks(answer: RanksAnswer, card: str, console: Console) -> None:
 
 
 def _columns(answer: RanksAnswer) -> tuple[str, ...]:
-    return tuple(("USD/M tok" if answer.price else "card-s/M tok") if name == "cost" else name for name in RANK_COLUMNS)
+    return tuple(("USD/M tok" if answer.price else "GPU-s/M tok") if name == "cost" else name for name in RANK_COLUMNS)
 
 
 def rank_rows(cells: Sequence[RankCell], *, priced: bool) -> list[tuple[str, ...]]:
@@ -72,8 +72,8 @@ def worse_lines(cells: Sequence[RankCell]) -> list[str]:
         if cell.worse_from is not None:
             cells_by_ranks.setdefault(cell.worse_from, []).append(cell.name)
     if not cells_by_ranks:
-        return ["Every cell gets faster with each larger number of cards."]
-    return [f"No faster from {ranks} cards on: {', '.join(names)}." for ranks, names in sorted(cells_by_ranks.items())]
+        return ["Every cell gets faster with each larger number of GPUs."]
+    return [f"No faster from {ranks} GPUs on: {', '.join(names)}." for ranks, names in sorted(cells_by_ranks.items())]
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,7 @@ def forecast_ranks(
         how=single.how,
         links=_link_lines(links),
         link=next(iter(links.values())).name,
-        price="" if options.usd_per_h is None else f"USD {options.usd_per_h:g} per hour and card.",
+        price="" if options.usd_per_h is None else f"USD {options.usd_per_h:g} per hour and GPU.",
         error=single.error,
         cells=across([(count, answer.cells) for count, answer in answers.items()], options.usd_per_h),
         notes=(*kernel_notes, *_notes(single)),
@@ -97,7 +97,7 @@ def parse_ranks(text: str) -> tuple[int, ...]:
     except ValueError:
         ranks = []
     if not ranks or ranks[0] < 2 or ranks[-1] > _MOST_RANKS:
-        raise RequestError(f"--tp {text!r} is not possible; give numbers of cards from 2 to {_MOST_RANKS}: 2,4,8.")
+        raise RequestError(f"--tp {text!r} is not possible; give numbers of GPUs from 2 to {_MOST_RANKS}: 2,4,8.")
     return tuple(ranks)
 
 
@@ -120,7 +120,7 @@ def _card(source: str, on: str) -> str:
     if not on:
         return read_document(Path(source)).device.name
     if on.endswith(".json"):
-        return "such cards"
+        return "such GPUs"
     try:
         return gpu_called(on).gpu
     except RequestError:
@@ -129,7 +129,7 @@ def _card(source: str, on: str) -> str:
 
 def _link_lines(links: dict[int, Link]) -> tuple[str, ...]:
     return tuple(
-        f"Link of {count} cards: {duration(link.alpha_s)} per message, {scaled(link.bus_bytes_per_s, 'B/s')};"
+        f"Link of {count} GPUs: {duration(link.alpha_s)} per message, {scaled(link.bus_bytes_per_s, 'B/s')};"
         f" {link.source}."
         for count, link in links.items()
     )
@@ -159,14 +159,14 @@ def _replayed_kernels(
 def _not_replayed_note(reason: str) -> str:
     return (
         "A rank's kernels are assumed to reach the same share of their roof as the whole ones, since they were not"
-        f" replayed ({reason}). A profile of the card has kernels by width: roofscope ceilings --out card.json, then"
+        f" replayed ({reason}). A profile of the GPU has kernels by width: roofscope ceilings --out card.json, then"
         " MODEL --on card.json --tp."
     )
 
 
 def _kernel_note_on(on: str) -> str:
     if profile_of(on) is not None:
-        return "A rank's kernels take the times that the card's profile has for their widths."
+        return "A rank's kernels take the times that the GPU's profile has for their widths."
     return "A rank is assumed to be as efficient as whole models in published figures."
 
 
@@ -175,7 +175,7 @@ def _notes(single: Answer) -> tuple[str, ...]:
     batches = {cell.batch_size for cell in single.cells}
     return (
         "Messages are assumed not to overlap computation.",
-        "Every rank has its own card (for CPUs, its own machine): ranks on one machine share its cores and memory.",
+        "Every rank has its own GPU (for CPUs, its own machine): ranks on one machine share its cores and memory.",
         f"Costs are per token at the cell's own batch ({significant(min(batches))} to {significant(max(batches))}).",
         *single.notes,
     )
@@ -272,7 +272,7 @@ class RanksAnswer:
         # The smallest and the largest batch that fit, at the longest context, where more GPUs matter most.
         fitting = [cell for cell in cells if cell.base is not None]
         if not fitting:
-            return f"No {phase} fits these numbers of cards."
+            return f"No {phase} fits these numbers of GPUs."
         depth = max(cell.prompt_len or cell.context_len for cell in fitting)
         deepest = sorted(
             (cell for cell in fitting if (cell.prompt_len or cell.context_len) == depth),

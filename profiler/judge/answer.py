@@ -147,7 +147,7 @@ def _because(cell: JudgedCell, setting: Setting) -> str:
     )
     paced = ""
     if regime == "mixed" and cell.host_pace_s >= PACED_SHARE * s.latency_s:
-        paced = f"; its host takes {duration(cell.host_pace_s)} to dispatch it, so that both set its pace"
+        paced = f"; its host takes {duration(cell.host_pace_s)} to dispatch it, so both set its pace"
     return f"{regime}{where}: of {duration(s.latency_s)}, {_largest_terms(s)}{paced}"
 
 
@@ -252,7 +252,7 @@ def _change_sentence(decodes: Sequence[JudgedCell], setting: Setting) -> str:
     if lever is not None and lever.saves_s >= 0.05 * first.split.latency_s:
         parts.append(f"{_saving(lever)} of the {duration(first.split.latency_s)} step ({lever.basis}: {lever.because})")
     if not parts and Flag.ABOVE_ROOF in first.verdict.flags:
-        return "No change can be weighed: the step is faster than a measured roof allows, so that a figure is wrong."
+        return "No change can be weighed: the step is faster than a measured roof allows, so one of the two is wrong."
     if not parts:
         return _no_change(first.split)
     return f"What to change: {'; '.join(parts)}."

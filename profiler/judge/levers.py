@@ -170,7 +170,7 @@ def _batch(cell: JudgedCell, others: Sequence[JudgedCell]) -> list[Lever]:
         return []
     best = max(larger, key=lambda other: other.tokens_per_s)
     share_s = best.split.latency_s * cell.key.cell.batch_size / best.key.cell.batch_size
-    knee = f"; by the counts the knee lies at batch {cell.knee:.3g}" if cell.knee is not None else ""
+    knee = f"; by the counts the knee is at batch {cell.knee:.3g}" if cell.knee is not None else ""
     return [
         Lever(
             f"batch {best.key.cell.batch_size}",
@@ -263,7 +263,7 @@ def _link(cell: JudgedCell) -> Lever:
     """The lever for transfers over a link: results of other ranks, or offloaded weights."""
     link_s = cell.split.link_s
     if any(item.group == COLLECTIVE for item in cell.operators):
-        return _bound("a faster link, or fewer cards", link_s, "ranks would not wait for each other's results")
+        return _bound("a faster link, or fewer GPUs", link_s, "ranks would not wait for each other's results")
     return _bound("memory for all weights on the device", link_s, "none would cross the link at every step")
 
 
@@ -283,7 +283,7 @@ def _kernels(cell: JudgedCell) -> list[Lever]:
         _bound(
             _OTHER_KERNELS,
             min(cell.split.kernel_s, most_s) - _unfused_s(cell),
-            f"what these lose against their roofs when run alone{_largest_loss(cell)}",
+            f"what these lose against their roofs when run one by one{_largest_loss(cell)}",
             cell.split.half_widths_s.get("kernel_s", 0.0),
         ),
     ]
@@ -331,7 +331,7 @@ def _card(cell: JudgedCell, setting: Setting) -> list[Lever]:
         return []
     name = min(floors, key=lambda card: floors[card])
     saves_s = cell.split.device_s - floors[name]
-    return [_bound(f"another card ({name})", saves_s, f"at its datasheet's roofs for {setting.dtype}")]
+    return [_bound(f"another GPU ({name})", saves_s, f"at its datasheet's roofs for {setting.dtype}")]
 
 
 def floors_on(cell: JudgedCell, setting: Setting) -> dict[str, float | None]:

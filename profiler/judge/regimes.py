@@ -277,7 +277,7 @@ _OVERHEAD = _Rule(
     lambda s: s.overhead,
 )
 _KERNELS = _Rule(
-    f"{_DEVICE_TIME} kernels run alone take beyond their roofs",
+    f"{_DEVICE_TIME} kernels take beyond their roofs, run one by one",
     "kernel-bound",
     KERNEL_SHARE,
     lambda s: s.kernel,

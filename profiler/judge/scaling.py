@@ -233,7 +233,8 @@ def scaling_sentences(result: Scaling, what: str = "batch") -> list[str]:
         sentences.append(f"Time grows with the {what} from the first doubling on.")
     else:
         sentences.append(
-            f"The knee lies at {what} {knee}: up to it time grows clearly slower than the {what}, beyond it not."
+            f"The knee is at {what} {knee}: up to it, time grows clearly more slowly than the {what};"
+            " beyond it, time does not."
         )
     if result.knee_predicted is None:
         sentences.append(
@@ -245,7 +246,7 @@ def scaling_sentences(result: Scaling, what: str = "batch") -> list[str]:
     sentences.append(f"Most tokens/s: {what} {result.best} (largest measured: {result.largest}).")
     if result.rivals:
         sentences.append(
-            f"The machine drifted by {percent(result.drift)} meanwhile, so that most may as well be at {what}"
+            f"The machine drifted by {percent(result.drift)} meanwhile, so most may as well be at {what}"
             f" {', '.join(map(str, result.rivals))}."
         )
     return sentences

@@ -96,7 +96,7 @@ def _above_roof(judged: Sequence[JudgedCell]) -> list[str]:
     if not above:
         return []
     return [
-        f"{several(len(above), 'cell lies', 'cells lie')} above a measured roof (first: {above[0].key.name}): a roof or"
+        f"{several(len(above), 'cell is', 'cells are')} above a measured roof (first: {above[0].key.name}): a roof or"
         " a count is too low there, which proves nothing."
     ]
 

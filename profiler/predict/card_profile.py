@@ -260,21 +260,19 @@ def read_profile(path: Path) -> CardProfile:
     try:
         content = visible_in(json.loads(path.read_text(encoding="utf-8")))
     except OSError:
-        raise RequestError(
-            f"there is no card profile at {path}; make one: `roofscope ceilings --out {path}`."
-        ) from None
+        raise RequestError(f"there is no profile at {path}; make one: `roofscope ceilings --out {path}`.") from None
     except (ValueError, RecursionError):
-        raise RequestError(f"{path} is not a card profile: it is not JSON.") from None
+        raise RequestError(f"{path} is not a profile: it is not JSON.") from None
     version = content.get("schema_version") if isinstance(content, dict) else None
     if version != PROFILE_SCHEMA:
-        problem = f"has version {version}, not {PROFILE_SCHEMA}" if version else "is not a card profile"
-        raise RequestError(f"{path} {problem}; measure the card again: `roofscope ceilings --out {path}`.")
+        problem = f"has version {version}, not {PROFILE_SCHEMA}" if version else "is not a profile"
+        raise RequestError(f"{path} {problem}; measure the device again: `roofscope ceilings --out {path}`.")
     try:
         return _ADAPTER.validate_python(content)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
-        raise RequestError(f"{path} is a damaged card profile: {key}: {first['msg']}.") from None
+        raise RequestError(f"{path} is a damaged profile: {key}: {first['msg']}.") from None
 
 
 def profiles(folder: Path = FOLDER) -> dict[str, Path]:
@@ -291,6 +289,6 @@ def profile_called(name: str) -> CardProfile:
     if name in paths:
         return read_profile(paths[name])
     raise RequestError(
-        f"unknown card profile {name!r}.{near_misses(name, paths)} Known: {', '.join(paths) or 'none'}; measure yours"
+        f"unknown profile {name!r}.{near_misses(name, paths)} Known: {', '.join(paths) or 'none'}; measure yours"
         " with `roofscope ceilings --out card.json`."
     )

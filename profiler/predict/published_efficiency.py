@@ -173,7 +173,7 @@ def peak_of(sheet: Datasheet, format_: str, dtype: str = "float16") -> float:
     peak = sheet.peak_fp32_flops_per_s if dtype == "float32" else sheet.peak_fp16_flops_per_s
     if peak is None:
         raise RequestError(
-            f"{sheet.gpu}: the datasheet has no peak for products in {dtype}; use --dtype bfloat16 or another card."
+            f"{sheet.gpu}: the datasheet has no peak for products in {dtype}; use --dtype bfloat16 or another GPU."
         )
     return peak
 

@@ -174,7 +174,7 @@ def health_lines(devices: Sequence[DeviceHealth]) -> list[str]:
         return slow
     slowest = max(devices, key=lambda item: item.behind)
     return [
-        f"No card is slower than the others: {' and '.join(item.device for item in devices)} agree ({slowest.device} is"
+        f"No GPU is slower than the others: {' and '.join(item.device for item in devices)} agree ({slowest.device} is"
         f" {percent(slowest.behind)} slower at most, and by more than noise in {percent(slowest.surely)} of the cells)."
     ]
 

@@ -172,7 +172,7 @@ def here_roofs(work: ModelWork, dtype: str) -> RoofSet:
     ceilings = measured.only(dtypes, dtype, machine.info.datasheet)
     if not ceilings.judges:
         why = next(iter(measured.missing.values()))
-        raise RequestError(f"--here: the roofs of this device could not be measured ({why}); give --gpu CARD.")
+        raise RequestError(f"--here: the roofs of this device could not be measured ({why}); give --gpu GPU.")
     rates = {name: ceilings.compute_flops_per_s(name) for name in dtypes}
     room_bytes = idle_room_bytes(machine.info.kind, machine.info.memory_bytes)
     return RoofSet(f"{machine.info.name}, measured", ceilings.memory_bytes_per_s, rates, room_bytes)

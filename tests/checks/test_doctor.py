@@ -25,7 +25,7 @@ from profiler.device.machine import Machine
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
-NAMES = ["driver", "torch", "packages", "card", "memory", "NVML", "CUPTI", "bitsandbytes", "compile", "graphs"]
+NAMES = ["driver", "torch", "packages", "device", "memory", "NVML", "CUPTI", "bitsandbytes", "compile", "graphs"]
 NAMES += ["torchao", "compressed-tensors", "gguf", "vllm", "fits"]
 
 
@@ -101,7 +101,7 @@ def test_a_driver_older_than_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     result = checks.torch_build()
     assert result.works is False
-    assert "torch finds no card" in result.says, "the torch of this environment has no CUDA"
+    assert "torch finds no GPU" in result.says, "the torch of this environment has no CUDA"
 
 
 def test_a_cpu_build_next_to_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:

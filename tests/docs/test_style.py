@@ -1,24 +1,32 @@
-"""README, CONTRIBUTING and documentation follow CONTRIBUTING's style guide.
+"""Pages, screens, errors, the sentences of reports and the notebooks follow CONTRIBUTING's style guide.
 
 The help texts and the glossary are on generated pages of docs/reference.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import nbformat
 import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+MODULES = [file for file in sorted((ROOT / "profiler").rglob("*.py")) if file.name != "quality.py"]
+"""All modules with texts of their own; that of `--check-quality` has the prompts that it compares."""
+SCREENS = [*sorted((ROOT / "tests/golden").glob("*.txt")), *sorted((ROOT / "profiler").rglob("*.html*"))]
 WRITTEN = [page for page in PAGES if "Rendered from the code" not in page.read_text(encoding="utf-8")]
 """All pages but those that `python -m tests.docs.reference` renders."""
 BANNED = re.compile(
     r"\b(held against|hold against|mend|mends|dearest|foretells?|behind|beside|told|tells|alone)\b",
     re.IGNORECASE,
 )
+PRINTED = re.compile(BANNED.pattern + r"|(?<![\w-])cards?\b(?!\.json)|\b(lies|so that|foretold)\b", re.IGNORECASE)
+"""Also banned in what the program prints."""
 _CODE = re.compile(r"^ *```.*?^ *```|^ {4}.*?$|`[^`\n]*`|\$\$.*?\$\$", re.DOTALL | re.MULTILINE)
 _LONGEST = 30
 
@@ -26,6 +34,38 @@ _LONGEST = 30
 def prose(file: Path) -> str:
     """Return a file's text without code."""
     return _CODE.sub("CODE", file.read_text(encoding="utf-8"))
+
+
+def lesson(notebook: Path) -> str:
+    """Return the Markdown of a notebook without code and formulas."""
+    cells = [cell.source for cell in nbformat.read(notebook, 4).cells if cell.cell_type == "markdown"]
+    return re.sub(r"\$[^$\n]+\$", "CODE", _CODE.sub("CODE", "\n\n".join(cells)))
+
+
+def printed(module: Path) -> Iterator[str]:
+    """Yield the texts of a module that have several words: messages and sentences, but no docstrings."""
+    tree = ast.parse(module.read_text(encoding="utf-8"))
+    pieces = {piece for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for piece in node.values}
+    docstrings = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            text = "".join(str(piece.value) if isinstance(piece, ast.Constant) else "CODE" for piece in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in pieces | docstrings:
+            text = node.value
+        else:
+            continue
+        if " " in text.strip():
+            yield _CODE.sub("CODE", text)
+
+
+def found_in(text: str, banned: re.Pattern[str]) -> list[str]:
+    """Return each banned word of a text, with its neighbours."""
+    return [text[max(0, word.start() - 40) : word.end() + 20] for word in banned.finditer(text)]
+
+
+def long_sentences(text: str) -> list[str]:
+    """Return the sentences of a text that are too long."""
+    return [sentence for sentence in sentences(text) if len(sentence.split()) > _LONGEST]
 
 
 def sentences(text: str) -> Iterator[str]:
@@ -38,15 +78,34 @@ def sentences(text: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("file", PAGES, ids=lambda file: file.name)
 def test_it_has_no_banned_word(file: Path) -> None:
-    text = prose(file)
-    assert [text[max(0, found.start() - 40) : found.end() + 20] for found in BANNED.finditer(text)] == []
+    assert found_in(prose(file), BANNED) == []
 
 
 @pytest.mark.parametrize("file", WRITTEN, ids=lambda file: file.name)
 def test_its_sentences_are_short(file: Path) -> None:
-    assert [sentence for sentence in sentences(prose(file)) if len(sentence.split()) > _LONGEST] == []
+    assert long_sentences(prose(file)) == []
 
 
-def test_the_check_finds_what_it_should() -> None:
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda file: file.stem)
+def test_a_lesson_is_plain(notebook: Path) -> None:
+    text = lesson(notebook)
+    assert found_in(text, BANNED) + long_sentences(text) == []
+
+
+def test_messages_and_the_sentences_of_reports_are_plain() -> None:
+    texts = [(module.name, text) for module in MODULES for text in printed(module)]
+    assert len(texts) > 1000
+    assert [(name, words) for name, text in texts if (words := found_in(text, PRINTED) + long_sentences(text))] == []
+
+
+@pytest.mark.parametrize("screen", SCREENS, ids=lambda file: file.name)
+def test_a_screen_has_no_banned_word(screen: Path) -> None:
+    assert found_in(_CODE.sub("CODE", screen.read_text(encoding="utf-8")), BANNED) == []
+
+
+def test_the_check_finds_what_it_should(tmp_path: Path) -> None:
     assert BANNED.search("Two runs are held against each other.")
     assert [len(part.split()) for part in sentences("One two three. " + "word " * 31 + "end.")] == [3, 32]
+    module = tmp_path / "module.py"
+    module.write_text('"""Text behind it."""\nsay(f"The {x} lies there.", "card.json of a card", "alone")\n')
+    assert [found_in(text, PRINTED) for text in printed(module)] == [["The CODE lies there."], ["card.json of a card"]]

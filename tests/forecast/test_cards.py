@@ -64,7 +64,7 @@ def test_the_crossover_is_where_messages_cost_what_narrower_kernels_save() -> No
     below, above = 0.8e6 * saved_s / MESSAGES, 1.2e6 * saved_s / MESSAGES
     assert cell_of(f"{below},1e9").worse_from is None
     assert cell_of(f"{above},1e9").worse_from == 3
-    assert "from 3 cards on: decode 1 x 128" in worse_lines([cell_of(f"{above},1e9")])[0]
+    assert "from 3 GPUs on: decode 1 x 128" in worse_lines([cell_of(f"{above},1e9")])[0]
 
 
 def test_two_h100_by_their_datasheet_have_a_sentence_and_a_cost() -> None:
@@ -86,7 +86,7 @@ def test_two_h100_by_their_datasheet_have_a_sentence_and_a_cost() -> None:
     ("source", "on", "words"),
     [
         (str(EPYC), "", "not replayed (this is another one)"),
-        ("smollm2-135m", "epyc-zen4-2-threads", "the card's profile has for their widths"),
+        ("smollm2-135m", "epyc-zen4-2-threads", "the GPU's profile has for their widths"),
         ("smollm2-135m", "H100 SXM", "published figures"),
     ],
 )
@@ -109,8 +109,8 @@ def test_a_model_that_needs_two_cards_is_compared_from_there() -> None:
     ("options", "words"),
     [
         (RankOptions("3", ""), "needs --link"),
-        (RankOptions("two", "8,20"), "give numbers of cards"),
-        (RankOptions("1", "8,20"), "give numbers of cards"),
+        (RankOptions("two", "8,20"), "give numbers of GPUs"),
+        (RankOptions("1", "8,20"), "give numbers of GPUs"),
         (RankOptions("2", "8,20"), "9 query heads and 3 KV heads do not divide by 2; use --tp 3"),
         (RankOptions("3", "nvlink9"), "--link 'nvlink9' is unknown"),
         (RankOptions("3", "8,20", -1.0), "--price -1"),
@@ -141,7 +141,7 @@ def test_a_run_of_packed_weights_or_of_several_ranks_is_no_basis(
         forecast_ranks(str(NF4), "", ForecastRequest(), RankOptions("3", "8,20"), QuietListener())
     document = replace(read_document(EPYC), ranks=2)
     monkeypatch.setattr("profiler.forecast.command.read_document", lambda _: document)
-    with pytest.raises(RunError, match="is a run of 2 ranks; use a run on one card"):
+    with pytest.raises(RunError, match="is a run of 2 ranks; use a run on one GPU"):
         forecast_ranks(str(tmp_path), "", ForecastRequest(), RankOptions("3", "8,20"), QuietListener())
 
 
@@ -180,4 +180,4 @@ def test_a_slow_card_is_ill_and_a_noisy_one_is_not() -> None:
     ]
     noisy = healths([card("cuda:0", 1.0, 1.0, 0.2), card("cuda:1", 1.1, 1.0, 0.2)])
     assert not any(item.ill for item in noisy)
-    assert "No card is slower" in health_lines(noisy)[0]
+    assert "No GPU is slower" in health_lines(noisy)[0]

@@ -225,7 +225,7 @@ def test_bad_requests_are_one_line(roofscope: Callable[..., Any], tmp_path: Path
         (("forecast", "smollm2-135m"), "is not a run folder"),
         (("forecast", "smollm2-135m", "--on", "L4O"), "L4"),
         (("forecast", "smollm2-135m", "--on", str(old)), "ceilings --out"),
-        (("forecast", "smollm2-135m", "--on", str(tmp_path / "none.json")), "there is no card profile"),
+        (("forecast", "smollm2-135m", "--on", str(tmp_path / "none.json")), "there is no profile"),
         (("forecast", run, "--quant", "fp4"), "no basis for fp4"),
         (("forecast", run, "--check", "--on", "L4"), "--check"),
         (("forecast", str(REFERENCE / "smollm2-135m-2-cores")), "cannot be judged again"),

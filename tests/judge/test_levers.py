@@ -106,8 +106,8 @@ def test_a_saving_within_its_interval_is_no_lever() -> None:
 def test_a_cpu_has_no_lever_of_another_card() -> None:
     prefill = replace(cell(weights_s=1e-3), operators=(linears(1e9, 1e6),))
     of_gpu = replace(SETTING, cards=gpus())
-    assert any(item.change.startswith("another card") for item in levers(prefill, of_gpu))
-    assert not any(item.change.startswith("another card") for item in levers(prefill, replace(of_gpu, can_graph=False)))
+    assert any(item.change.startswith("another GPU") for item in levers(prefill, of_gpu))
+    assert not any(item.change.startswith("another GPU") for item in levers(prefill, replace(of_gpu, can_graph=False)))
 
 
 def test_each_copy_has_a_lever() -> None:
@@ -213,7 +213,7 @@ def test_a_larger_batch_saves_by_its_measured_time() -> None:
     assert saved(found, "batch 8") == pytest.approx(12e-3)
     assert saved(levers(eight, SETTING, [one, eight]), "batch") == 0.0
     [lever] = [item for item in levers(replace(one, knee=166.4), SETTING, [one, eight]) if item.change == "batch 8"]
-    assert lever.because.endswith("a step takes 16.0 ms; by the counts the knee lies at batch 166")
+    assert lever.because.endswith("a step takes 16.0 ms; by the counts the knee is at batch 166")
 
 
 SHEET = next(gpu for gpu in gpus() if gpu.gpu == "A100 80GB SXM")
@@ -241,8 +241,8 @@ def test_another_card_by_its_roofs() -> None:
     setting = replace(SETTING, cards=(twice, small))
     assert floors_on(here, setting) == {"twice": pytest.approx(6e-3 + 10e-3), "small": None}
     found = levers(here, setting)
-    assert saved(found, "another card (twice)") == pytest.approx(52e-3 - 16e-3)
-    assert saved(found, "another card (small)") == 0.0
+    assert saved(found, "another GPU (twice)") == pytest.approx(52e-3 - 16e-3)
+    assert saved(found, "another GPU (small)") == 0.0
 
 
 def test_the_limit_may_differ_on_another_gpu() -> None:

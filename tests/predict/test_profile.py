@@ -175,7 +175,7 @@ def test_a_profile_survives_its_file_and_bad_ones_are_refused(tmp_path: Path, ro
     assert back.products == planted().products
     content = json.loads(path.read_text())
     path.write_text(json.dumps({**content, "schema_version": PROFILE_SCHEMA + 1}))
-    with pytest.raises(RequestError, match=f"has version {PROFILE_SCHEMA + 1}.*measure the card again"):
+    with pytest.raises(RequestError, match=f"has version {PROFILE_SCHEMA + 1}.*measure the device again"):
         read_profile(path)
     path.write_text(json.dumps({**content, "products": 3}))
     with pytest.raises(RequestError, match="damaged"):
@@ -183,7 +183,7 @@ def test_a_profile_survives_its_file_and_bad_ones_are_refused(tmp_path: Path, ro
     path.write_text("{")
     with pytest.raises(RequestError, match="not JSON"):
         read_profile(path)
-    with pytest.raises(RequestError, match="unknown card profile"):
+    with pytest.raises(RequestError, match="unknown profile"):
         profile_called("nosuchcard")
 
 

@@ -34,9 +34,9 @@ def test_a_t4() -> None:
     says = {item.name: item.says for item in found.findings}
     works = {item.name: item.works for item in found.findings}
     assert says["driver"] == "NVIDIA 580.00, supports CUDA up to 13.0"
-    assert "Tesla T4, 40 SMs, compute capability 7.5, one of 2" in says["card"]
-    assert "datasheet T4: 320 GB/s, 65.0 TFLOP/s in float16, no bfloat16 units" in says["card"]
-    assert all(works[name] for name in ("torch", "card", "memory", "NVML", "bitsandbytes", "graphs", "fits"))
+    assert "Tesla T4, 40 SMs, compute capability 7.5, one of 2" in says["device"]
+    assert "datasheet T4: 320 GB/s, 65.0 TFLOP/s in float16, no bfloat16 units" in says["device"]
+    assert all(works[name] for name in ("torch", "device", "memory", "NVML", "bitsandbytes", "graphs", "fits"))
     assert works["CUPTI"] is False, "a CPU build of torch has no kernels to see"
     fits = {(fit.model, fit.precision): fit.fits for fit in found.fits}
     assert {precision for _, precision in fits} == {"float16", "int8", "nf4"}
@@ -57,9 +57,9 @@ def test_a_card_on_which_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     with simulated(T4.but(taken_bytes=12 << 30)), standing_in("pynvml", None), dead:
         seen = examine()
     found = {item.name: item for item in seen.findings}
-    assert seen.first == "fix card, then run `roofscope doctor` again"
-    assert found["card"].works is False
-    assert "no kernel image" in found["card"].says
+    assert seen.first == "fix device, then run `roofscope doctor` again"
+    assert found["device"].works is False
+    assert "no kernel image" in found["device"].says
     assert found["memory"].works is False
     assert "other processes hold 80 %" in found["memory"].says
     assert [found[name].works for name in ("NVML", "CUPTI", "bitsandbytes", "compile", "graphs")] == [False] * 5
@@ -107,7 +107,7 @@ def test_a_healthy_card(truth: Truth, attention: str, absent: list[str]) -> None
     assert [name for name, item in found.items() if item.works is None] == absent
     assert found["attention"].says == attention
     assert found["KV lengths"].says.startswith("a new KV length costs nothing extra")
-    assert found["out of memory"].says == "allocations beyond the card's memory fail: a run sees the end of memory"
+    assert found["out of memory"].says == "allocations beyond the GPU's memory fail: a run sees the end of memory"
     assert found["recovery"].says == "random numbers, memory and the stream work after a failed capture"
 
 
@@ -287,7 +287,7 @@ def test_memory_that_spills() -> None:
     found = on(RTX_4090, lambda _: asked_bytes(spills=True))
     assert bad(found) == ["out of memory"]
     assert found["out of memory"].says == (
-        "allocations beyond the card's memory spill to system memory: batch-test cannot see the end of memory; set"
+        "allocations beyond the GPU's memory spill to system memory: batch-test cannot see the end of memory; set"
         " 'CUDA - Sysmem Fallback Policy' to 'Prefer No Sysmem Fallback' in Windows' NVIDIA Control Panel"
     )
 
@@ -312,8 +312,8 @@ def test_more_than_the_free_memory_is_requested_once() -> None:
 @pytest.mark.parametrize(
     ("truth", "nvml", "says"),
     [
-        (T4.but(other_processes=1), True, "not tried: 1 other process uses this card"),
-        (T4, False, "not tried: NVML does not say which processes use this card"),
+        (T4.but(other_processes=1), True, "not tried: 1 other process uses this GPU"),
+        (T4, False, "not tried: NVML does not say which processes use this GPU"),
     ],
 )
 def test_no_memory_is_requested_if_others_use_the_card(truth: Truth, nvml: bool, says: str) -> None:
@@ -337,7 +337,7 @@ def test_under_wsl_no_memory_is_requested(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setattr("profiler.device.device.KERNEL_FILE", kernel)
     found = on(RTX_4090, lambda _: asked_bytes(spills=True))
     assert bad(found) == ["out of memory"]
-    assert found["out of memory"].says.startswith("not tried under WSL: allocations beyond the card's memory may spill")
+    assert found["out of memory"].says.startswith("not tried under WSL: allocations beyond the GPU's memory may spill")
 
 
 @pytest.mark.usefixtures("one_model")

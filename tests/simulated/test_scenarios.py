@@ -176,7 +176,7 @@ def test_attention_in_plain_products_on_an_old_card(tmp_path: Path) -> None:
     for phase, row in held(scenario, T4, run, tmp_path):
         assert row["regime"] == phase.regime == {"prefill": "compute-bound", "decode": "memory-bound"}[phase.phase]
         assert row["avoidable_s"] > (0.1 if phase.phase == "prefill" else 0.01) * row["latency_s"]
-        assert first_lever(run, row).startswith("another card"), "one with ten times the roofs saves more than the path"
+        assert first_lever(run, row).startswith("another GPU"), "one with ten times the roofs saves more than the path"
 
 
 def test_float32_on_an_old_card_knows_the_16_bit_dtype_that_it_multiplies(tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ def test_a_throttled_card_is_reported(tmp_path: Path) -> None:
     assert "throttled" in prefill.flags
     assert "throttled (power cap)" in prefill.noise_reasons
     assert prefill.regime == "compute-bound"
-    assert prefill.levers[0].change.startswith("another card"), "its clock is no change of the user's"
+    assert prefill.levers[0].change.startswith("another GPU"), "its clock is no change of the user's"
     assert any("power cap" in warning for warning in run.document.warnings)
 
 
@@ -303,7 +303,7 @@ def test_a_neighbour_on_the_card_is_named(tmp_path: Path) -> None:
     truth = A100.but(other_processes=1, taken_bytes=10 << 30)
     scenario = Scenario("mistral-7b-v0.3", 2, prompt_lens=[2048], batch_sizes=[32], new_tokens=32)
     run, _ = said(scenario, [truth], tmp_path)
-    assert any("other processes computed on this card" in warning for warning in run.document.warnings)
+    assert any("other processes computed on this GPU" in warning for warning in run.document.warnings)
 
 
 def test_the_command_line_on_a_card_of_8_gb(roofscope: Callable[..., Any], tmp_path: Path) -> None:
@@ -371,4 +371,4 @@ def test_experts(model: str, layers: int, host: str, tmp_path: Path) -> None:
         assert phase.regime == expected
         assert row["regime"] in (expected, "mixed")
         if host == "slow" or phase.phase == "decode":
-            assert first_lever(run, row).startswith({"slow": "CUDA graphs", "fast": "another card"}[host])
+            assert first_lever(run, row).startswith({"slow": "CUDA graphs", "fast": "another GPU"}[host])

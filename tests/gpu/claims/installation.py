@@ -8,7 +8,7 @@ from profiler.checks.doctor import examine
 
 from .bench import Attempt, Bench, Check
 
-_NEEDED = ("driver", "torch", "card", "memory", "graphs", "fits")
+_NEEDED = ("driver", "torch", "device", "memory", "graphs", "fits")
 """Parts that must work; the rest is optional, or not available on many rented cards."""
 
 
