@@ -88,7 +88,13 @@ class Driver:
         return {
             "_cuda_endAllocateToPool": lambda device, pool: self.card(device).memory.end_capture(pool),
             "_cuda_releasePool": lambda device, pool: self.card(device).memory.release_pool(pool),
+            "_cuda_clearCublasWorkspaces": self._clear_workspaces,
         }
+
+    def _clear_workspaces(self) -> None:
+        for card in self._cards:
+            for stream in card.streams:
+                stream.core.free_workspace(card.memory)
 
     def _set_sync_debug_mode(self, mode: int | str) -> None:
         names = ("default", "warn", "error")

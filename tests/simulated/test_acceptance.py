@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,20 @@ def a_plain_capture() -> Planted:
 def a_poisoned_generator() -> Planted:
     words = "Offset increment outside graph capture encountered unexpectedly."
     return mock.patch.object(torch, "rand", side_effect=RuntimeError(words))
+
+
+def one_workspace() -> Planted:
+    """cuBLAS's workspace is freed before the first capture and after the second: both graphs use the first one's."""
+    free, keep = torch._C._cuda_clearCublasWorkspaces, lambda: None
+    calls = iter((free, keep, keep, free))
+
+    @contextlib.contextmanager
+    def shared() -> Iterator[None]:
+        next(calls)()
+        yield
+        next(calls)()
+
+    return mock.patch("profiler.device.machine._own_workspaces", shared)
 
 
 def halved_roof() -> Planted:
@@ -225,6 +239,10 @@ FAULTS = {
     "an allocator that gives nothing back": Fault(
         "recovery", ["a capture that fails", "after a failed capture: empty_cache gives memory back"],
         "after a failed capture: empty_cache gives memory back", lambda: mock.patch.object(torch.cuda, "empty_cache"),
+    ),
+    "graphs that share a workspace": Fault(
+        "recovery", ["a graph replays after the end of another one"], "a graph replays after the end of another one",
+        one_workspace,
     ),
     "a roof halved": Fault("roofs", ["bfloat16 product"], "bfloat16 product measured twice", halved_roof),
     "a stream above the datasheet": Fault(

@@ -102,10 +102,7 @@ void perform(const Call& call, std::vector<at::Tensor>& tensors, std::vector<at:
   if (!call.price) return;
   Card& card = *call.card;
   const Price& price = *call.price;
-  if (price.workspace && !card.queue->workspace) {
-    card.memory->allocate(card.workspace_bytes, card.queue->pool);  // cuBLAS keeps it
-    card.queue->workspace = true;
-  }
+  auto workspace = price.workspace ? std::optional<Region>(card.workspace()) : std::nullopt;
   auto regions = [&](const std::vector<Place>& places) {
     std::vector<Region> found;
     found.reserve(places.size());
@@ -115,7 +112,7 @@ void perform(const Call& call, std::vector<at::Tensor>& tensors, std::vector<at:
     }
     return found;
   };
-  card.launch({price.name, regions(price.reads), regions(price.writes), price.flops, price.dtype, 0.0});
+  card.launch({price.name, regions(price.reads), regions(price.writes), price.flops, price.dtype, 0.0, workspace});
 }
 
 using Key = std::vector<int64_t>;

@@ -52,6 +52,7 @@ struct Work {
   double flops;
   Name dtype;     // of a product's operands
   double link_s;  // over a link, for a copy from elsewhere
+  std::optional<Region> workspace = std::nullopt;  // cuBLAS's, written if the product is split
 };
 
 // What lowers the clock: so many busy seconds for good, or so many seconds of arithmetic, which draw all the power that
@@ -213,7 +214,7 @@ struct Queue {  // of a stream
   Recording* capture = nullptr;
   std::deque<double> ends;
   std::shared_ptr<Pool> pool = std::make_shared<Pool>();
-  bool workspace = false;
+  Block* workspace = nullptr;  // cuBLAS's, one per stream
 
   // Send work that takes the host and the stream so long; gives its start.
   double submit(Host& host, double duration_s, double host_s) {
@@ -281,6 +282,13 @@ struct Card {
       submit(kernels, speeds.graph_launch_s);
   }
 
+  // cuBLAS's workspace of the current stream; a capture allocates it in its own pool (getCUDABlasLtWorkspace).
+  Region workspace() {
+    if (queue->workspace == nullptr)
+      queue->workspace = memory->allocate(workspace_bytes, queue->capture ? queue->capture->pool : queue->pool);
+    return {queue->workspace->address, workspace_bytes};
+  }
+
   // Share of the last seconds in which any kernel ran.
   double active_share(double window_s) const {
     double busy = 0.0;
@@ -302,6 +310,9 @@ struct Card {
       add(cache.write(region));
       values.forget(region);
     }
+    TORCH_CHECK(
+        !work.workspace || memory->mapped(work.workspace->first),
+        "CUDA error: an illegal memory access was encountered");
     double share = clock.share();
     kernel.duration_s = speeds.duration_s(
         *work.name, kernel.memory_bytes, kernel.l2_bytes, work.flops, *work.dtype, work.link_s, share);

@@ -47,6 +47,7 @@ struct Allocator {
   int64_t total_bytes, taken_bytes;
   int64_t allocated = 0, reserved = 0, peak_allocated = 0;
   int64_t next_address = int64_t(1) << 40;
+  std::map<int64_t, int64_t> unmapped;  // segments that the driver has back: address and bytes; none is used again
   std::map<Shelf, std::map<Region, Block*>> free_blocks;  // by bytes, then address
   py::object on_allocate = py::none();  // called with the bytes before each allocation; what it raises ends that
   std::map<PoolId, std::shared_ptr<Pool>> private_pools;
@@ -107,6 +108,11 @@ struct Allocator {
     give(block);
   }
 
+  bool mapped(int64_t address) const {
+    auto after = unmapped.upper_bound(address);
+    return after == unmapped.begin() || std::prev(after)->first + std::prev(after)->second <= address;
+  }
+
   // Hand segments that are wholly free to the driver (release_cached_blocks): those of a private pool once nobody uses
   // it, all others only while no capture is under way; with an id those of this pool only.
   void release(const std::optional<PoolId>& id = std::nullopt) {
@@ -119,6 +125,7 @@ struct Allocator {
         Block* block = each->second;
         if (block->before == nullptr && block->after == nullptr) {
           reserved -= block->nbytes;
+          unmapped[block->address] = block->nbytes;
           pool.segments -= 1;
           delete block;
           each = blocks.erase(each);

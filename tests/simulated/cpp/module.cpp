@@ -106,6 +106,10 @@ PYBIND11_MODULE(native, module) {
             for (const auto& [region, block] : blocks) found += region.first;
         return found;
       })
+      .def("free_workspace", [](Queue& queue, Allocator& memory) {
+        if (queue.workspace != nullptr) memory.free(queue.workspace);
+        queue.workspace = nullptr;
+      })
       .def_readwrite("capture", &Queue::capture);
 
   py::class_<Card>(module, "Card")
