@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import json
+import math
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
+from machines import CPU
+from safetensors import safe_open
+from subjects import subject_of
 
+from profiler.checks import doctor
+from profiler.counting.preset_counts import preset_counts
 from profiler.data.datasheets import gpu_called, gpus
 from profiler.data.room import idle_room_bytes, room_bytes
+from profiler.device.machine import machine_for
+from profiler.explore.document import model_entry
+from profiler.explore.expressions import evaluate
+from profiler.facts.roofs import READ, Ceilings, Roof
 from profiler.rent.plan import Planner
 from profiler.rent.workload import workload_of
+from profiler.run import batch_test
+from profiler.run.options import Options
 
 GIB = 1 << 30
 WEIGHTS = 2 * 7_241_732_096  # https://huggingface.co/mistralai/Mistral-7B-v0.1
@@ -56,3 +70,71 @@ def test_every_command_gives_the_same_answer(roofscope: Any, gpu: str, batch: in
     assert {row["fits"] for row in grid["rows"]} == {fits}
     planned = Planner("mistral-7b-v0.1", workload_of("batch", 512, 128)).plan("none", "eager")
     assert (planned.largest_batch_on(gpu_called(gpu)) >= batch) == fits
+
+
+def _tiny_need(folder: Path, batch: int, prompt: int, new: int) -> float:
+    """Bytes of the tiny Llama in 16 bits: 2 layers, hidden size 64, MLP of 128, and 2 KV heads of 16.
+
+    The MLP has gate, up and their product next to four hidden states; 2.5 outputs of 128 are lost in pieces.
+    """
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        weights = 2 * sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+    cache = (prompt + new) * 2 * 2 * 2 * 16 * 2
+    return weights + batch * (cache + prompt * (3 * 128 + 4 * 64 + 2.5 * 128) * 2)
+
+
+def _room(patch: pytest.MonkeyPatch, nbytes: float, loaded_bytes: int = 0) -> None:
+    """Let this CPU have room for `nbytes`, of which `loaded_bytes` are in use."""
+    for name in ("profiler.device.memory.available_bytes", "profiler.loading.device_map.available_bytes"):
+        patch.setattr(name, lambda _: int(nbytes / 0.9) + 1 - loaded_bytes)
+
+
+@pytest.fixture(scope="module")
+def wide_folder(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny Llama with 4096 positions."""
+    folder = tmp_path_factory.mktemp("wide") / "tiny"
+    shutil.copytree(tiny_folder, folder)
+    config = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": 4096}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_run_skips_exactly_what_does_not_fit(wide_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After loading, the weights' memory is no longer free."""
+    subject, _ = subject_of(str(wide_folder), dtype="bfloat16", prompt_lens=[2048], batch_sizes=[8], new_tokens=32)
+    [cell] = subject.grid.cells
+    need = _tiny_need(wide_folder, 8, 2048, 32)
+    for share, skipped in ((1.002, False), (0.998, True)):
+        _room(monkeypatch, share * need, subject.model_bytes)
+        assert (subject.no_room(cell) is not None) == skipped
+
+
+def test_a_batch_test_ends_at_the_last_batch_that_fits(wide_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    roof = Roof(1e12, 1e12, 1e12, 9, "given")
+    roofs = Ceilings({"bfloat16": roof}, {READ: roof}, 1, beyond_cache=True)
+    monkeypatch.setattr(batch_test, "measure_ceilings", lambda *_, **__: roofs)
+    monkeypatch.setattr(batch_test, "_predicted_knee", lambda *_: None)
+    options = Options(model=str(wide_folder), prompt_lens=[2048], new_tokens=32, dtype="bfloat16", device="cpu")
+    for share, last in ((1.002, 8), (0.998, 4)):
+        _room(monkeypatch, share * _tiny_need(wide_folder, 8, 2048, 32))
+        assert batch_test.prepare_batch_test(options, "prefill").grid.batch_sizes[-1] == last
+
+
+def test_doctor_prints_what_the_first_cell_needs(wide_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("profiler.loading.source.card_names", lambda: (str(wide_folder),))
+    need = _tiny_need(wide_folder, 1, 512, Options(model="").new_tokens)
+    for share, fits in ((1.002, True), (0.998, False)):
+        _room(monkeypatch, share * need)
+        found = next(fit for fit in doctor._fits(machine_for(CPU), packs=False) if fit.precision == "bfloat16")
+        assert found.needs_bytes == pytest.approx(need, rel=0.001)
+        assert found.fits == fits
+
+
+def test_explore_has_the_same_bytes() -> None:
+    """Mistral-7B on an L4: weights, cache and workspace of the page's expressions for 4 sequences of 512 + 128."""
+    counted = preset_counts("mistral-7b-v0.1", "none")
+    assert counted is not None
+    entry = model_entry(counted, "none")
+    symbols = {"batch": 4, "query": 512, "tokens": 640}
+    parts = [evaluate(tree, symbols) for tree in (entry.cache_bytes, entry.workspace_bytes)]
+    assert entry.weight_bytes + sum(parts) == pytest.approx(WEIGHTS + 4 * (CACHE + STATES + LOST), rel=0.002)
