@@ -8,10 +8,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from profiler.device.clock import now_s
+from profiler.device.machine import Machine
+from profiler.facts.packed_batches import BatchTimes, PackedBatches
+from profiler.loading.request import dtype_name
 from profiler.quant.storage import is_linear, stored
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -110,15 +115,6 @@ def replaced(linears: Sequence[PackedLinear], twins: Sequence[nn.Linear]) -> Ite
             setattr(each.parent, each.name, each.module)
 
 
-@dataclass(frozen=True)
-class BatchTimes:
-    """Seconds of a model's linears in one decode step, packed and dense."""
-
-    batch: int
-    packed_s: float
-    dense_s: float
-
-
 def times_by_batch(
     linears: Sequence[PackedLinear], twins: Sequence[nn.Linear], synchronize: Callable[[], object], until_s: float
 ) -> list[BatchTimes]:
@@ -135,23 +131,25 @@ def times_by_batch(
         for batch in BATCHES:
             if now_s() >= until_s:
                 break
-            packed_s = dense_s = 0.0
+            steps_s = np.zeros((2, _ROUNDS))
+            least_s = np.zeros(2)
             for shape, chosen in pairs.items():
                 weight = chosen[0][1].weight
                 x = torch.randn(batch, 1, shape[0], dtype=weight.dtype, device=weight.device)
                 sides = ([packed for packed, _ in chosen], [dense for _, dense in chosen])
-                both = _quickest(sides, x, synchronize)
-                packed_s += both[0] * counts[shape] / len(chosen)
-                dense_s += both[1] * counts[shape] / len(chosen)
-            times.append(BatchTimes(batch, packed_s, dense_s))
+                seconds = _rounds(sides, x, synchronize) * counts[shape] / len(chosen)
+                steps_s += seconds
+                least_s += seconds.min(axis=1)
+            packed_s, dense_s = least_s.tolist()
+            times.append(BatchTimes(batch, packed_s, dense_s, tuple((steps_s[0] / steps_s[1]).tolist())))
     return times
 
 
-def _quickest(
+def _rounds(
     sides: Sequence[Sequence[Callable[..., object]]], x: torch.Tensor, synchronize: Callable[[], object]
-) -> list[float]:
-    """The least seconds of each side in rounds that take turns, after one round to warm up."""
-    least_s = [math.inf] * len(sides)
+) -> NDArray[np.float64]:
+    """The seconds of each side in rounds that take turns, [side, round], after one round to warm up."""
+    seconds = np.empty((len(sides), _ROUNDS + 1))
     for turn in range(_ROUNDS + 1):
         for number, modules in enumerate(sides):
             synchronize()
@@ -159,28 +157,23 @@ def _quickest(
             for module in modules:
                 module(x)
             synchronize()
-            if turn:
-                least_s[number] = min(least_s[number], now_s() - start_s)
-    return least_s
+            seconds[number, turn] = now_s() - start_s
+    return seconds[:, 1:]
 
 
-def paying_batches(times: Sequence[BatchTimes]) -> str:
-    """Where the packed format pays, in words: up to a batch, from a batch on, everywhere or nowhere."""
-    if not times:
-        return ""
-    pays = [item.packed_s < item.dense_s for item in times]
-    first, last = times[0].batch, times[-1].batch
-    if all(pays):
-        return f"packed weights are faster at batches {first} to {last}"
-    if not any(pays):
-        return f"dense weights are faster at batches {first} to {last}"
-    change = pays.index(not pays[0])
-    if pays[0] and not any(pays[change:]):
-        return f"packed weights are faster up to batch {times[change - 1].batch}"
-    if not pays[0] and all(pays[change:]):
-        return f"packed weights are faster from batch {times[change].batch} on"
-    faster = ", ".join(str(item.batch) for item, pay in zip(times, pays, strict=True) if pay)
-    return f"packed weights are faster only at batches {faster}"
+def packed_batches(
+    linears: Sequence[PackedLinear], dtype: torch.dtype, room_bytes: float, machine: Machine, budget_s: float
+) -> PackedBatches | None:
+    """Time a model's packed linears against dense ones of `dtype`, in at most about `budget_s`; None without any."""
+    if not linears:
+        return None
+    until_s = now_s() + budget_s
+    twins = dense_twins(linears, dtype, room_bytes)
+    first, twin = linears[0].module, twins[0]
+    x = torch.randn(1, 1, first.in_features, dtype=dtype, device=twin.weight.device)
+    formats = " and ".join(dict.fromkeys(each.format for each in linears))
+    times = times_by_batch(linears, twins, machine.clock.synchronize, until_s)
+    return PackedBatches(formats, kernel_of(first, x), dtype_name(dtype), tuple(times))
 
 
 def kernel_of(module: Any, x: torch.Tensor) -> str:

@@ -43,6 +43,7 @@ from profiler.report.sentences import (
     instrument_line,
     no_claim_lines,
     noise_lines,
+    packed_line,
     precision_line,
     quality_line,
     rank_lines,
@@ -165,7 +166,9 @@ def _ran(run: Run) -> Section | None:
     cell = trial_cell(run)
     headings = (*RAN_COLUMNS[:2], f"{RAN_COLUMNS[2]} at {cell}" if cell else "")
     table = text_table(headings, ran_rows(run), wrapped=headings[1:])
-    return Section("What ran", [table], "reported by the libraries on this device")
+    packed = packed_line(run)
+    blocks: list[Block] = [table, Lines([packed])] if packed else [table]
+    return Section("What ran", blocks, "reported by the libraries on this device")
 
 
 def _levers(run: Run) -> Section | None:

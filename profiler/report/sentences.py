@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from profiler.data.links import Link
+from profiler.facts.packed_batches import paying_batches
 from profiler.facts.roofs import Roof, memory_roof
 from profiler.grid.cells import CellKey
 from profiler.judge.cells import CellEvidence, EngineDifference
@@ -212,6 +213,21 @@ def activity_lines(run: Run) -> list[str]:
             f" {command}"
         )
     return lines
+
+
+def packed_line(run: Run) -> str | None:
+    """Return up to which batch the packed format pays; None for dense models, or if it was not measured."""
+    packed = run.document.packed_batches
+    if packed is None or not packed.times:
+        return None
+    ends = dict.fromkeys((packed.times[0], packed.times[-1]))
+    seconds = " and ".join(
+        f"{duration(item.packed_s)} against {duration(item.dense_s)} at batch {item.batch}" for item in ends
+    )
+    return (
+        f"{packed.format} ({packed.kernel}) against dense {packed.dense_dtype}, all packed linears of a decode step:"
+        f" {paying_batches(packed.times)} ({seconds})"
+    )
 
 
 def quality_line(run: Run) -> str | None:

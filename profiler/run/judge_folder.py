@@ -8,6 +8,7 @@ from pathlib import Path
 
 from profiler.facts.dispatch import dispatch_seconds
 from profiler.facts.measurements import Activity, AfterIdle, FreshStart, Quality
+from profiler.facts.packed_batches import PackedBatches
 from profiler.facts.telemetry import health
 from profiler.facts.visits import Visit
 from profiler.grid.cells import Cell
@@ -53,6 +54,7 @@ def judge_folder(folder: Path, *, finished: bool = False) -> Run:
         breakdown=tuple(item for hooked in hooked_cells for item in group_times(facts, hooked)),
         activity=tuple(ActivityRecord.of(item) for item in gathered.latest_by(Activity, "key")),
         quality=gathered.latest(Quality),
+        packed_batches=gathered.latest(PackedBatches),
         rank_steps=rank_steps(facts, {result.key: result.latency_s for result in judgement.cells}),
         generate=judgement.generate,
         ragged=judgement.ragged,

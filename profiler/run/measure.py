@@ -10,6 +10,7 @@ from pathlib import Path
 from profiler.device.contention import Neighbours
 from profiler.device.telemetry import Watch
 from profiler.facts.measurements import Readings, Replays
+from profiler.facts.packed_batches import PackedBatches
 from profiler.facts.roofs import swing
 from profiler.facts.visits import Gap, Visit
 from profiler.grid.cells import PHASES, Cell, CellKey
@@ -17,6 +18,7 @@ from profiler.judge.demand import breakdown_of, disturbed_cells
 from profiler.judge.judge_run import judge_run
 from profiler.loading.request import dtype_name
 from profiler.measure.batching import try_ways
+from profiler.measure.dense_twins import packed_batches, packed_linears
 from profiler.measure.generate import time_generate
 from profiler.measure.idle import steps_after_idle
 from profiler.measure.kernels import keys_between, replay_between, replay_kernels
@@ -56,6 +58,9 @@ _ROOFS = 3
 _COMPILING_FROM_S = 40.0
 _COMPILING_MOST_S = 60.0
 _LEVERS_LEAST_S = 4.0
+# Shares of the trials' time, and of the free memory, for dense linears in place of packed ones.
+_DENSE_SHARE = 0.2
+_DENSE_MEMORY_SHARE = 0.3
 
 _CHECK_EVERY_S = 2.0
 """Time between checks of the machine, each of which takes a quarter of a second on a CPU."""
@@ -298,6 +303,9 @@ def _try_levers(session: Session) -> None:
     if session.prepared.options.no_levers or budget_s < _LEVERS_LEAST_S:
         return
     session.stages.begin("levers", "trying other dtypes, formats, caches and attention on a few layers")
+    start_s = session.subject.machine.now_s()
+    _compare_with_dense(session, _DENSE_SHARE * budget_s)
+    budget_s -= session.subject.machine.now_s() - start_s
     with session.stages.optional("trying changes", "changes that have no trial are computed only"):
         latencies_s, ceilings = _latencies_s(session.ledger), session.ledger.facts.ceilings
         trials = session.ledger.gathered.trials
@@ -305,6 +313,17 @@ def _try_levers(session: Session) -> None:
         config, failed = session.prepared.config, _failed_trial(session)
         for trial in try_variants(session.subject, config, ceilings, latencies_s, budget_s, compiling, failed, known):
             session.ledger.add(trial)
+
+
+def _compare_with_dense(session: Session, budget_s: float) -> None:
+    """Time the model's packed linears against dense ones at several batches, unless an earlier run did."""
+    subject, machine = session.subject, session.subject.machine
+    if subject.loaded.offloaded or session.ranks is not None or session.ledger.gathered.latest(PackedBatches):
+        return
+    with session.stages.optional("the comparison with dense linears", "the break-even batch is unknown"):
+        linears, room_bytes = packed_linears(subject.loaded.module), _DENSE_MEMORY_SHARE * machine.available_bytes()
+        if found := packed_batches(linears, subject.request.dtype, room_bytes, machine, budget_s):
+            session.ledger.add(found)
 
 
 def _failed_trial(session: Session) -> Callable[[str, Exception], None]:

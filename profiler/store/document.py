@@ -10,6 +10,7 @@ from pydantic import TypeAdapter
 
 from profiler.data.links import Link
 from profiler.facts.measurements import Activity, AfterIdle, FreshStart, Quality
+from profiler.facts.packed_batches import PackedBatches
 from profiler.facts.roofs import Ceilings, CurvePoint, HostPace, Roof, WeightReadRoof
 from profiler.facts.run_facts import DeviceFacts, ModelFacts
 from profiler.facts.scheduler import OwnedModel
@@ -211,6 +212,8 @@ class RunDocument:
     """GPU activity during traced steps."""
     quality: Quality | None = None
     """How much the answers of a quantised model differ; null unless it was requested."""
+    packed_batches: PackedBatches | None = None
+    """Packed linears against dense ones at several batches; null for dense models, or if it was not measured."""
     generate: tuple[GenerateOverhead, ...] = ()
     """The overhead of transformers' `generate`, by cell."""
     ragged: tuple[RaggedStep, ...] = ()

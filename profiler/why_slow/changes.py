@@ -15,11 +15,11 @@ import torch
 
 from profiler.device.clock import now_s
 from profiler.device.memory import available_bytes
+from profiler.facts.packed_batches import paying_batches
 from profiler.measure.dense_twins import (
     dense_twins,
     kernel_of,
     packed_linears,
-    paying_batches,
     replaced,
     times_by_batch,
 )

@@ -11,12 +11,11 @@ from planted_faults import tiny_llama
 from torch import nn
 
 import profiler
+from profiler.facts.packed_batches import BatchTimes, paying_batches
 from profiler.measure.dense_twins import (
     BATCHES,
-    BatchTimes,
     dense_twins,
     packed_linears,
-    paying_batches,
     replaced,
     times_by_batch,
 )
@@ -115,8 +114,8 @@ def test_layers_share_dense_weights_where_memory_is_short() -> None:
     [
         ((True, True, True), "packed weights are faster at batches 1 to 4"),
         ((False, False, False), "dense weights are faster at batches 1 to 4"),
-        ((True, True, False), "packed weights are faster up to batch 2"),
-        ((False, True, True), "packed weights are faster from batch 2 on"),
+        ((True, True, False), "packed weights are faster up to batch 2, dense ones from batch 4 on"),
+        ((False, True, True), "dense weights are faster up to batch 1, packed ones from batch 2 on"),
         ((True, False, True), "packed weights are faster only at batches 1, 4"),
     ],
 )
@@ -124,6 +123,14 @@ def test_the_break_even_batch(pays: tuple[bool, ...], words: str) -> None:
     times = [BatchTimes(2**number, 1.0, 2.0 if pay else 0.5) for number, pay in enumerate(pays)]
     assert paying_batches(times) == words
     assert paying_batches([]) == ""
+
+
+def test_the_break_even_batch_is_an_interval_where_rounds_disagree() -> None:
+    ratios = [(0.5, 0.6), (0.9, 1.1), (0.95, 1.05), (1.4, 1.5)]
+    times = [BatchTimes(2**number, 1.0, 1.0, pair) for number, pair in enumerate(ratios)]
+    assert paying_batches(times) == "packed weights are faster up to batch 1, dense ones from batch 8 on"
+    assert paying_batches(times[1:3]) == "packed and dense weights are equally fast at batches 2 to 4"
+    assert paying_batches(times[:3]) == "packed weights are faster at batch 1; at the others rounds disagree"
 
 
 def test_both_kinds_of_linears_are_timed_at_every_batch() -> None:
