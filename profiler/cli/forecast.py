@@ -146,7 +146,7 @@ def rent_command(
 
     from profiler.json_document import json_text
     from profiler.rent.command import rent, rent_request
-    from profiler.rent.cost_lines import cost_over_load
+    from profiler.rent.cost_lines import cost_over_load, cost_picture
     from profiler.rent.render import print_rented, rent_document
     from profiler.rent.workload import workload_of
     from profiler.report.console import screen
@@ -168,9 +168,8 @@ def rent_command(
     offers = rent(model, request, datetime.now(UTC).date())
     if out is not None:
         from profiler.report.plots import save_figure
-        from profiler.report.plots.costs import cost_figure
 
-        save_figure(cost_figure(cost_over_load(offers)), out)
+        save_figure(cost_picture(offers), out)
     if keep is not None:
         from profiler.report.write import write_reports
         from profiler.store.folder import read_run

@@ -32,8 +32,8 @@ def counted_model(
     those of the tensor-parallel rank that has most. Only a walk imports torch and transformers. Raises RequestError or
     ModelError.
     """
-    is_preset = source.kind == "card" and dtype == "auto" and ranks == 1
-    preset = preset_counts(source.name, quant) if is_preset else None
+    is_preset = source.kind == "card" and dtype == "auto"
+    preset = preset_counts(source.name, quant, ranks) if is_preset else None
     if preset is not None and not (rented and preset.dtype == "float32"):
         return preset
     config = _config(source)

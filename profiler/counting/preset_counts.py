@@ -1,4 +1,4 @@
-"""Counts of the presets in a bundled file, so that `rent` and `place` do not import torch."""
+"""Counts of the presets in a bundled file, so that `rent`, `place` and `explore` do not import torch."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from profiler.counting.operators import (
     Operator,
     RecurrentState,
 )
+from profiler.errors import RequestError
 from profiler.facts.step import Attention, StoredWeight
 
 FILE = Path(__file__).with_name("preset_counts.json")
@@ -68,16 +69,22 @@ class CountedModel:
 
 
 @cache
-def preset_counts(card: str, quant: str = "none") -> CountedModel | None:
-    """Return the counts of a preset in its own dtype, as published or quantised; None if the file has none."""
-    preset = json.loads(FILE.read_text(encoding="utf-8")).get(card, {"formats": {}})
-    formats = preset["formats"]
-    if quant not in formats:
+def preset_counts(card: str, quant: str = "none", ranks: int = 1) -> CountedModel | None:
+    """Return the counts of a preset in its own dtype, as published or quantised; None if the file has none.
+
+    With `ranks` above 1, they are those of the tensor-parallel rank that has most. Raises RequestError for a model that
+    cannot be split into so many.
+    """
+    preset = json.loads(FILE.read_text(encoding="utf-8")).get(card, {"formats": {}, "ranks": {}})
+    counts = preset["formats"].get(quant) if ranks == 1 else preset["ranks"].get(str(ranks))
+    if counts is None or (ranks > 1 and quant != "none"):
         return None
-    # A number refers to an operator as published, for operators that the format does not change.
-    published = formats["none"]["operators"]
-    operators = [published[item] if isinstance(item, int) else item for item in formats[quant]["operators"]]
-    return from_json({**preset["model"], **formats[quant], "operators": operators})
+    if isinstance(counts, str):
+        raise RequestError(counts)
+    # A number refers to an operator as published, for operators that the format or the split does not change.
+    published = preset["formats"]["none"]["operators"]
+    operators = [published[item] if isinstance(item, int) else item for item in counts["operators"]]
+    return from_json({**preset["model"], **counts, "operators": operators})
 
 
 def from_json(document: Mapping[str, Any]) -> CountedModel:

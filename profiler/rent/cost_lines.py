@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from profiler.predict.costs import CostLine, CostOverLoad, Span
 from profiler.rent.command import Rented
 from profiler.rent.offers import Offer
 from profiler.rent.words import assumptions, precision_words
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _MOST_LINES = 5
 _POINTS = 240
@@ -30,6 +35,16 @@ def cost_over_load(rented: Rented) -> CostOverLoad:
         for offer in drawn
     )
     return CostOverLoad(assumptions(rented), rented.request.load.rate_per_s, lines)
+
+
+def cost_picture(rented: Rented) -> Figure:
+    """Draw USD per thousand requests over the requests per second, a line per offer of `cost_over_load`.
+
+    Raises RequestError if no GPU fits with a price that is ranked.
+    """
+    from profiler.report.plots.costs import cost_figure  # matplotlib takes most of a second
+
+    return cost_figure(cost_over_load(rented))
 
 
 def _line(offer: Offer, bottom: float, top: float, with_engine: bool, crossover_per_s: float | None) -> CostLine:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from profiler import effort
 from profiler.device.clock import now_s
@@ -23,6 +24,9 @@ from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.render import html_why, why_document
 from profiler.why_slow.script import run_module, run_script
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # Share of the budget for repeating first calls.
 _FIRST_CALLS_SHARE = 0.25
@@ -191,6 +195,15 @@ class Watching:
         if self.found is None:
             return "No language model was called."
         return "\n".join([*why_sentences(self.found), *self.found.seen.warnings])
+
+    @property
+    def calls(self) -> pd.DataFrame:
+        """The calls by line, kind and settings, with their times in words, the slowest first."""
+        import pandas as pd
+
+        from profiler.why_slow.render import CALL_COLUMNS, call_rows
+
+        return pd.DataFrame(call_rows(self.found) if self.found else [], columns=list(CALL_COLUMNS))
 
     def save(self, folder: Path) -> None:
         """Write why.json and why.html. Raises RequestError without an answer, or if the folder cannot be written."""

@@ -25,31 +25,53 @@ def documents(card: str, quants: Sequence[Quant] = FORMATS) -> dict[str, dict[st
     return documents
 
 
-def lines(name: str, formats: dict[str, dict[str, Any]]) -> str:
+def rank_documents(card: str) -> dict[int, dict[str, Any] | str]:
+    """Return the counts of the rank that has most, by the number of ranks, or why the preset cannot be split so."""
+    documents: dict[int, dict[str, Any] | str] = {}
+    for ranks in SPLITS:
+        try:
+            documents[ranks] = counts_json(counted_on_meta(resolve(card), "auto", "none", ranks=ranks))
+        except RequestError as error:
+            documents[ranks] = str(error)
+    return documents
+
+
+def lines(name: str, formats: dict[str, dict[str, Any]], ranks: dict[int, dict[str, Any] | str]) -> str:
     """Return the JSON text with one operator per line, for readable diffs; an unchanged operator is its number."""
-    plain = formats["none"]["operators"]
-    model = {key: value for key, value in formats["none"].items() if key not in _OF_A_FORMAT}
-    parts = []
-    for quant, document in formats.items():
-        own = {key: document[key] for key in _OF_A_FORMAT}
-        assert document == {**model, **own}
-        if quant != "none":
-            own["operators"] = [plain.index(op) if op in plain else op for op in document["operators"]]
-        parts.append(_format(quant, **own))
-    listed = ",\n".join(parts)
-    return f'{json.dumps(name)}: {{\n "model": {json.dumps(model)}, "formats": {{\n{listed}\n}}}}'
+    plain = formats["none"]
+    model = {key: value for key, value in plain.items() if key not in _OF_A_FORMAT}
+    of_formats = [_counts(quant, document, _OF_A_FORMAT, model, plain) for quant, document in formats.items()]
+    of_ranks = [
+        f" {json.dumps(str(count))}: {json.dumps(document)}"
+        if isinstance(document, str)
+        else _counts(str(count), document, _OF_A_RANK, model, plain)
+        for count, document in ranks.items()
+    ]
+    listed, split = (",\n".join(parts) for parts in (of_formats, of_ranks))
+    parts = f' "model": {json.dumps(model)}, "formats": {{\n{listed}\n}}, "ranks": {{\n{split}\n}}'
+    return f"{json.dumps(name)}: {{\n{parts}}}"
 
 
+SPLITS = (2, 4, 8)
 _OF_A_FORMAT = ("weight_bytes", "published", "operators")
+_OF_A_RANK = (*_OF_A_FORMAT, "params", "understood_params")
 
 
-def _format(quant: str, weight_bytes: int, published: str | None, operators: list[Any]) -> str:
+def _counts(
+    name: str, document: dict[str, Any], keys: Sequence[str], model: dict[str, Any], plain: dict[str, Any]
+) -> str:
+    """Return what a format or a split changes of the model as published."""
+    own = {key: document[key] for key in keys}
+    assert document == {**model, **own}
+    operators = own.pop("operators")
+    if document is not plain:
+        operators = [plain["operators"].index(op) if op in plain["operators"] else op for op in operators]
     listed = ",\n".join(f"  {json.dumps(operator)}" for operator in operators)
-    own = f'"weight_bytes": {weight_bytes}, "published": {json.dumps(published)}'
-    return f' {json.dumps(quant)}: {{{own}, "operators": [\n{listed}\n ]}}'
+    return f' {json.dumps(name)}: {{{json.dumps(own)[1:-1]}, "operators": [\n{listed}\n ]}}'
 
 
 if __name__ == "__main__":
     FILE.write_text(
-        "{\n" + ",\n".join(lines(name, documents(name)) for name in card_names()) + "\n}\n", encoding="utf-8"
+        "{\n" + ",\n".join(lines(name, documents(name), rank_documents(name)) for name in card_names()) + "\n}\n",
+        encoding="utf-8",
     )

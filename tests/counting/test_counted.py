@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
-from counted import documents
+from counted import SPLITS, documents, rank_documents
 
 from profiler.counting.count import model_work
 from profiler.counting.operators import Collective, Convolution, Embedding, ModelWork, Operator, RecurrentState
-from profiler.counting.preset_counts import CountedModel, counts_json, from_json, preset_counts
+from profiler.counting.preset_counts import FILE, CountedModel, counts_json, from_json, preset_counts
+from profiler.errors import RequestError
+from profiler.explore.command import RANKS
 from profiler.facts.step import Step
 from profiler.loading.source import card_names
 from profiler.quant.registry import FORMATS
+from profiler.rent.plan import MOST_GPUS
 
 # One of each kind: Conv1D, MXFP4 experts, banks of experts, a latent cache, plain linears. Planning torchao's int8 and
 # fp8 takes half a second per preset.
@@ -31,6 +35,26 @@ def test_bundled_counts_are_up_to_date(card: str) -> None:
         assert counts_json(bundled) == document
 
 
+@pytest.mark.parametrize("card", ["deepseek-v2-lite", "gpt2", "llama-3.1-8b", "qwen2.5-7b", "qwen3-30b-a3b"])
+def test_bundled_ranks_are_up_to_date(card: str) -> None:
+    """A share of a latent cache, grouped heads and experts; gpt2 has no plan, and 28 heads do not divide by 8."""
+    for ranks, document in rank_documents(card).items():
+        if isinstance(document, str):
+            with pytest.raises(RequestError, match=re.escape(document)):
+                preset_counts(card, ranks=ranks)
+        else:
+            bundled = preset_counts(card, ranks=ranks)
+            assert bundled is not None
+            assert counts_json(bundled) == document
+
+
+def test_every_preset_has_its_ranks() -> None:
+    """`rent` and `explore` split a preset over 2, 4 or 8 GPUs, without importing torch."""
+    assert RANKS == MOST_GPUS == SPLITS
+    presets = json.loads(FILE.read_text(encoding="utf-8"))
+    assert {tuple(preset["ranks"]) for preset in presets.values()} == {tuple(map(str, SPLITS))}
+
+
 @pytest.mark.parametrize("quant", ["none", "nf4", "int8", "int4wo"])
 def test_bundled_and_walked_operators_have_equal_work(quant: str) -> None:
     bundled, walked = preset_counts("smollm2-135m", quant), model_work("smollm2-135m", quant=quant)
@@ -42,6 +66,8 @@ def test_other_models_and_formats_are_none() -> None:
     assert preset_counts("a model that has no card") is None
     assert preset_counts("gpt2", "int4wo") is None  # no group divides its layers
     assert preset_counts("gpt2", "model") is None  # a key of the file, not a format
+    assert preset_counts("llama-3.1-8b", ranks=3) is None
+    assert preset_counts("llama-3.1-8b", "nf4", ranks=2) is None
 
 
 def test_a_format_has_its_own_bytes() -> None:

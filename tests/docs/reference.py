@@ -13,6 +13,7 @@ from typing import Any
 import typer
 
 import profiler
+from profiler import rent, theory
 from profiler.cli import compare
 from profiler.cli import options as shared
 from profiler.cli.app import app
@@ -167,12 +168,14 @@ def glossary_page() -> str:
 
 def python_page() -> str:
     """Return the page of the public functions and classes, whose docstrings mkdocstrings adds to the built pages."""
-    public = [(name, getattr(profiler, name)) for name in profiler.__all__ if name != "__version__"]
-    rows = [
-        (f"`profiler.{name}`", one_line(inspect.getdoc(thing)).split(". ")[0].rstrip(".") + ".")
-        for name, thing in public
+    public = [
+        (f"{module.__name__}.{name}", getattr(module, name))
+        for module in (profiler, theory, rent)
+        for name in module.__all__
+        if name != "__version__"
     ]
-    details = [f"\n::: profiler.{name}\n" for name, _ in public]
+    rows = [(f"`{name}`", one_line(inspect.getdoc(thing)).split(". ")[0].rstrip(".") + ".") for name, thing in public]
+    details = [f"\n::: {name}\n" for name, _ in public]
     return (
         "# Python API\n\nThe distribution is called `roofscope`, the package `profiler`. These names are public; all"
         " others may change in any release.\n\n"
@@ -184,7 +187,9 @@ def python_page() -> str:
         "again = profiler.read_run(run.folder)\n"
         "profiler.compare(run.folder, again.folder)  # a DataFrame: the change of each cell\n\n"
         "with profiler.why() as watching:  # what `roofscope why` does, around a part of your own program\n"
-        "    model.generate(**prompt)\n```\n" + "".join(details)
+        "    model.generate(**prompt)\n"
+        "watching.answer  # what to change, with the time that it saves\n"
+        "watching.calls  # a DataFrame: one row per line, kind and settings of calls\n```\n" + "".join(details)
     )
 
 

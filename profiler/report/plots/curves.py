@@ -137,7 +137,7 @@ def _slopes(axes: Axes, doublings: Sequence[Doubling]) -> None:
     axes.plot(at, [item.flops_slope for item in doublings], "D:", color="#E69F00", label="if FLOPs set the time")
     axes.errorbar(at, slope, yerr=spread, fmt="o-", color="black", capsize=3, label="measured, with its interval")
     axes.set_xticks(at, [f"{item.smaller} to {item.larger}" for item in doublings])
-    axes.set(xlabel="batch", ylabel="slope of log time against log batch")
+    axes.set(xlabel="batch", ylabel="slope of time (0: batch is free, 1: no gain)")
     axes.set_ylim(min(-0.1, low.min() - 0.1), max(1.2, high.max() + 0.1))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -22,7 +22,6 @@ from profiler.store.folder import Run
 from profiler.units import duration, scaled, significant
 
 if TYPE_CHECKING:
-    from profiler.counting.floor import RoofSet
     from profiler.counting.grid_count import GpuFloors, GridCount
 
 _NO_ROOM = "#BBBBBB"
@@ -61,7 +60,7 @@ def _roofline_panel(axes: Axes, grid: GridCount, gpu: GpuFloors, run: Run | None
     x = np.geomspace(low, high, 200)
     for place, (dtype, rate) in enumerate(_distinct(roofs.flops_per_s, grid.dtype).items()):
         own = rate == peak
-        label = f"{dtype}: {scaled(rate, 'FLOP/s')}"
+        label = f"{dtype}: {scaled(rate, 'OP/s' if dtype.startswith('int') else 'FLOP/s')}"
         axes.plot(
             x,
             np.minimum(x * roofs.bytes_per_s, rate),
@@ -74,7 +73,7 @@ def _roofline_panel(axes: Axes, grid: GridCount, gpu: GpuFloors, run: Run | None
     text = f"ridge {ridge:.3g} FLOP/byte "
     axes.text(ridge / 1.03, bottom * 1.3, text, rotation=90, fontsize=9, ha="right", va="bottom")
     for phase in PHASES:
-        _points(axes, grid, achieved, phase)
+        _points(axes, grid, achieved, phase, ridge)
     if run is not None:
         _measured(axes, run)
     axes.set_xlabel("arithmetic intensity, model FLOPs per model byte")
@@ -93,7 +92,7 @@ def _distinct(rates: Mapping[str, float], own: str) -> dict[str, float]:
     return {dtype: rate for rate, dtype in found.items()}
 
 
-def _points(axes: Axes, grid: GridCount, achieved: NDArray[np.float64], phase: Phase) -> None:
+def _points(axes: Axes, grid: GridCount, achieved: NDArray[np.float64], phase: Phase, ridge: float) -> None:
     mine = [number for number, other in enumerate(grid.phases) if other == phase]
     if not mine:
         return
@@ -105,12 +104,13 @@ def _points(axes: Axes, grid: GridCount, achieved: NDArray[np.float64], phase: P
         if not labelled or grid.intensity[number] > _APART * grid.intensity[labelled[-1]]:
             labelled.append(number)
     for place, number in enumerate(labelled):
+        on_slope = phase == "decode" or grid.intensity[number] < ridge
         axes.annotate(
             f"{grid.batch_size[number]} x {grid.depth[number]}",
             (grid.intensity[number], achieved[number]),
-            xytext=(7, -9) if phase == "decode" else (0, 8 if place % 2 else -14),
+            xytext=(7, -9) if on_slope else (0, 8 if place % 2 else -14),
             textcoords="offset points",
-            ha="left" if phase == "decode" else "center",
+            ha="left" if on_slope else "center",
             fontsize=8,
             color=style.color,
         )
@@ -236,35 +236,42 @@ def _log_ticks(axis: Axis, show: Callable[[float], str]) -> None:
 
 
 def theory_kv(grid: GridCount) -> Figure:
-    """Weights and KV cache against the length, a line per batch size, under the memory of each GPU."""
-    figure, panels = _panels(1, 7.4, 5.2)
-    axes = panels[0]
+    """Weights, KV cache and workspace against the length: a line per batch size, a panel per GPU with its room."""
+    if not grid.gpus:
+        figure, [axes] = _panels(1, 7.4, 5.2)
+        _need_lines(axes, grid, grid.needs_bytes)
+    else:
+        figure, panels = _panels(len(grid.gpus), 7.4, 5.2)
+        for axes, gpu in zip(panels, grid.gpus, strict=True):
+            _need_lines(axes, grid, gpu.needs_bytes)
+            axes.set_title(gpu.roofs.device, fontsize=11)
+            if gpu.roofs.room_bytes is not None:
+                axes.axhline(gpu.roofs.room_bytes, color="#D55E00", lw=1, ls="--")
+                _line_name(axes, gpu.roofs.room_bytes, f"room on {gpu.roofs.device}", "#D55E00", va="bottom")
+    figure.suptitle(_title(grid), x=0.01, ha="left", fontsize=12)
+    return figure
+
+
+def _need_lines(axes: Axes, grid: GridCount, needs_bytes: NDArray[np.float64]) -> None:
     mine = np.array([phase == ("decode" if "decode" in grid.phases else "prefill") for phase in grid.phases])
     for place, batch in enumerate(evenly(sorted({int(each) for each in grid.batch_size[mine]}), len(LINE_STYLES))):
         here = mine & (grid.batch_size == batch)
         order = np.argsort(grid.depth[here])
         style = LINE_STYLES[place]
-        x, y = grid.depth[here][order], grid.needs_bytes[here][order]
+        x, y = grid.depth[here][order], needs_bytes[here][order]
         axes.plot(x, y, marker=style.marker, ls=style.dashes, label=f"batch {batch}")
     axes.axhline(grid.weight_bytes, color="#888888", lw=1)
-    axes.annotate("weights", (1.0, grid.weight_bytes), xycoords=("axes fraction", "data"), ha="right", va="bottom")
-    for gpu in grid.gpus:
-        _memory_line(axes, gpu.roofs)
+    _line_name(axes, grid.weight_bytes, "weights", "black", va="top")
     axes.set(xscale="log", yscale="log", xlabel="tokens per sequence", ylabel="weights, KV cache and workspace")
+    axes.set_ylim(bottom=0.9 * grid.weight_bytes)
     _size_ticks(axes, grid.depth[mine])
     _log_ticks(axes.yaxis, lambda value: scaled(value, "B", 3))
     axes.legend(fontsize=8, loc="upper left")
-    axes.set_title(_title(grid), fontsize=12)
-    return figure
 
 
-def _memory_line(axes: Axes, roofs: RoofSet) -> None:
-    if roofs.room_bytes is None:
-        return
-    axes.axhline(roofs.room_bytes, color="#D55E00", lw=1, ls="--")
-    place = (1.0, roofs.room_bytes)
-    text = f"room on {roofs.device}"
-    axes.annotate(text, place, xycoords=("axes fraction", "data"), ha="right", va="bottom", color="#D55E00")
+def _line_name(axes: Axes, nbytes: float, name: str, color: str, va: Literal["top", "bottom"]) -> None:
+    """Name a horizontal line at its right end, above or below it."""
+    axes.annotate(name, (1.0, nbytes), xycoords=("axes fraction", "data"), ha="right", va=va, color=color)
 
 
 def _panels(number: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
