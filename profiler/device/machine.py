@@ -182,12 +182,15 @@ class CudaMachine(Machine):
         return False
 
     def capture(self, work: Callable[[], object]) -> Callable[[], object]:
-        recorded = _Recorded(self, self._cuda.CUDAGraph(), self._cuda.MemPool())
+        # CUDA's own allocator (backend:cudaMallocAsync) has no MemPool; its graphs need an id only.
+        pool = self._cuda.MemPool() if self._cuda.get_allocator_backend() == "native" else None
+        pool_id = self._cuda.graph_pool_handle() if pool is None else pool.id
+        recorded = _Recorded(self, self._cuda.CUDAGraph(), pool, pool_id)
         before = self._cuda.current_stream()
         try:
             with (
                 _own_workspaces(),
-                self._cuda.graph(recorded.graph, pool=recorded.pool.id, stream=side_stream(self.device)),
+                self._cuda.graph(recorded.graph, pool=recorded.pool_id, stream=side_stream(self.device)),
             ):
                 work()
         except RuntimeError as error:
@@ -214,14 +217,20 @@ class CudaMachine(Machine):
         with contextlib.suppress(RuntimeError):  # the installed torch has left the capture
             # torch 2.7 has another name for it than 2.8 to 2.15.
             end = getattr(torch._C, "_cuda_endAllocateToPool", None) or torch._C._cuda_endAllocateCurrentStreamToPool
-            end(index, recorded.pool.id)
+            end(index, recorded.pool_id)
         with contextlib.suppress(RuntimeError):
-            while recorded.pool.use_count() > 1:
-                torch._C._cuda_releasePool(index, recorded.pool.id)
+            while recorded.pool is not None and recorded.pool.use_count() > 1:
+                torch._C._cuda_releasePool(index, recorded.pool_id)
         with contextlib.suppress(RuntimeError):
             number = torch.zeros(1, device=self.device)
             with self._cuda.graph(self._cuda.CUDAGraph(), stream=side_stream(self.device)):
                 number.add_(1)
+
+    @property
+    def is_capturing(self) -> bool:
+        """Whether the current stream is being captured. Raises RuntimeError if the device is lost."""
+        capturing: bool = self._cuda.is_current_stream_capturing()
+        return capturing
 
     @contextlib.contextmanager
     def on_side_stream(self) -> Iterator[None]:
@@ -264,7 +273,8 @@ class _Recorded:
 
     machine: CudaMachine
     graph: torch.cuda.CUDAGraph
-    pool: torch.cuda.MemPool
+    pool: torch.cuda.MemPool | None
+    pool_id: tuple[int, int]
 
     def __call__(self) -> None:
         self.graph.replay()
@@ -276,10 +286,8 @@ class _Recorded:
         self.graph.reset()
 
     def _lost(self) -> bool:
-        import torch
-
         try:
-            capturing = torch.cuda.is_current_stream_capturing()
+            capturing = self.machine.is_capturing
         except RuntimeError:
             return True
         return not capturing and self.machine.trouble() != ""  # waiting for the device would end a capture

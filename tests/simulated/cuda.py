@@ -124,18 +124,18 @@ class Driver:
         return memory.driver_free, memory.total_bytes
 
     def _memory_snapshot(self) -> list[dict[str, Any]]:
-        """Return the free memory of each card's default stream as one segment, with the keys of torch's
+        """Return the unused memory of each card by stream, and that of all graphs' pools, with the keys of torch's
         `segmentInfoToDict` (torch/csrc/cuda/Module.cpp, 2.13)."""
-        return [
-            {
-                "device": card.index,
-                "segment_pool_id": (0, 0),
-                "stream": 0,
-                "total_size": card.default_stream.core.unused_bytes(card.memory),
-                "allocated_size": 0,
-            }
-            for card in self._cards
-        ]
+        segments = []
+        for card in self._cards:
+            unused = {stream: stream.core.unused_bytes(card.memory) for stream in card.streams}
+            of_graphs = card.memory.reserved - card.memory.allocated - sum(unused.values())
+            pools = [((0, 0), 0 if stream is card.default_stream else id(stream), n) for stream, n in unused.items()]
+            segments += [
+                {"device": card.index, "segment_pool_id": pool, "stream": stream, "total_size": n, "allocated_size": 0}
+                for pool, stream, n in [*pools, ((0, 1), 0, of_graphs)]
+            ]
+        return segments
 
     def _reset_peak(self, device: Any = None) -> None:
         memory = self.card(device).memory

@@ -295,6 +295,23 @@ def test_a_machine_recovers_after_a_failed_capture(version: tuple[int, int]) -> 
         machine.capture(lambda: x.add_(1))()
 
 
+def test_cudas_own_allocator_captures_without_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `backend:cudaMallocAsync`, torch has no MemPool (c10/cuda/CUDACachingAllocator.h, `createOrIncrefPool`)."""
+
+    def no_pool() -> None:
+        raise RuntimeError("cudaMallocAsync does not yet support createOrIncrefPool.")
+
+    with simulated(H100):
+        monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "cudaMallocAsync")
+        monkeypatch.setattr(torch.cuda, "MemPool", no_pool)
+        machine, x = machine_for(CARD), torch.zeros(16, device="cuda")
+        machine.capture(lambda: x.add_(1))()
+        with pytest.raises(CaptureError, match="cannot be captured"):
+            machine.capture(lambda: x.sum().item())
+        torch.rand(4, device="cuda")
+        machine.capture(lambda: x.add_(1))()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("scenario", "card"),
