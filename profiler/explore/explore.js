@@ -205,7 +205,7 @@ function drawRoofline(now, shown) {
       class: rate === own ? "roof own" : "roof",
     });
     above = Math.min(y(rate) - 4, above - 11);
-    shape(svg, "text", { x: x(xs[1]) - 4, y: above, "text-anchor": "end", class: "small" }, `${names}: ${scaled(rate, "FLOP/s")}`);
+    shape(svg, "text", { x: x(xs[1]) - 4, y: above, "text-anchor": "end", class: "small" }, `${names}: ${scaled(rate, names.startsWith("int") ? "OP/s" : "FLOP/s")}`);
   }
   shape(svg, "text", { x: x(ridge) + 4, y: height - bottom - 6, class: "small" }, `ridge ${ridge.toPrecision(3)} FLOP/byte`);
   for (const [phase, floor] of Object.entries(floors)) {
