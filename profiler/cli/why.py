@@ -92,7 +92,7 @@ def _print_answer(watched: Watched, *, plain: bool, as_json: bool) -> None:
         print(json_text(why_document(watched.why)))
     else:
         print_why(watched.why, screen(plain=plain, stream=sys.stderr))
-        print(watched.folder, file=sys.stderr)
+        print(f"next: open {watched.folder}/why.html", file=sys.stderr)
 
 
 @contextlib.contextmanager

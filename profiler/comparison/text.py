@@ -138,11 +138,11 @@ def changes_table(comparison: Comparison, most: int | None = None) -> TextTable:
 def column_words(comparison: Comparison) -> str:
     """A legend for the rows: what `change` means, and what makes a verdict inconclusive."""
     divided = any(item.machine for item in comparison.changes)
-    drift = "taken off (times include it)" if divided else "not taken off"
-    words = f"change: after over before, the machine's own drift {drift}"
+    drift = "is taken off, times include it" if divided else "is not taken off"
+    words = f"change: how much longer it takes after than before; the machine's own drift {drift}"
     if not comparison.comparable or all(item.verdict != "inconclusive" for item in comparison.changes):
         return words
-    return f"{words}; inconclusive: its interval holds 0 and more than {percent(SAME)}, or as the last column says"
+    return f"{words}. inconclusive: its interval holds 0 and more than {percent(SAME)}, or see the last column"
 
 
 def selected_history(history: History) -> list[int]:

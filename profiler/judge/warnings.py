@@ -59,7 +59,7 @@ def _weight_read(ceilings: Ceilings) -> list[str]:
     change = f"{percent(abs(share - 1))} {'slower' if share < 1 else 'faster'}"
     return [
         f"the model's own weights are read at {scaled(per_s, 'B/s')}, {change} than a stream of their size"
-        f" ({scaled(per_s / share, 'B/s')}): cells are judged under both."
+        f" ({scaled(per_s / share, 'B/s')}): every cell is judged with both rates."
     ]
 
 

@@ -102,9 +102,13 @@ def _config_error(source: ModelSource, error: Exception, *, needs_code: bool) ->
             " use --trust-remote-code to run it if you trust its source."
         )
     if source.kind == "hub":
-        hint = " A preset of this model exists: `roofscope models` lists its name." if source.card else ""
+        advice = (
+            "use its preset, which `roofscope models` lists"
+            if source.card
+            else "check the name, run `hf auth login` for a gated model, or give a local folder or a preset"
+        )
         return ModelError(
             f"{source.name} is not in the local cache, and the hub does not provide it"
-            f" (offline, gated, or no such model).{hint}"
+            f" (offline, gated, or no such model); {advice}."
         )
     return ModelError(f"{source.name}: its configuration cannot be read: {first_line(error)}.")

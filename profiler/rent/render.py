@@ -205,7 +205,8 @@ def print_rented(rented: Rented, console: Console) -> None:
     too_large = [offer for offer in unfit if offer.verdict != "no basis"]
     notes += [f"{_named(offer)} with {offer.engine}: {offer.why}" for offer in too_large[:_MOST_UNFIT]]
     notes += [f"{len(too_large) - _MOST_UNFIT} more rows do not fit"] if len(too_large) > _MOST_UNFIT else []
-    notes += list(dict.fromkeys(offer.basis for offer in shown))
+    bases = sorted(dict.fromkeys(offer.basis for offer in shown), key=len, reverse=True)
+    notes += [basis for number, basis in enumerate(bases) if not any(basis in longer for longer in bases[:number])]
     blocks = [
         Sentences(rent_sentences(rented), plain_from=1),
         rent_table(shown),

@@ -342,7 +342,11 @@ def _cost_of_measuring(run: Run) -> Section:
 
 def _last_warnings(run: Run) -> Section:
     """At the end of a screen, where they are seen."""
-    return Section("", [Lines(run.document.warnings, "warning"), Lines([f"run: {run.folder}"], "dim")], media=TERMINAL)
+    end = [f"run: {run.folder}"]
+    page = run.folder / "report.html"
+    if page.exists():
+        end.append(f"next: open {page}; roofscope explain TERM explains a word of this screen")
+    return Section("", [Lines(run.document.warnings, "warning"), Lines(end, "dim")], media=TERMINAL)
 
 
 def _words(run: Run) -> Section | None:

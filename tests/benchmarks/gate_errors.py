@@ -145,14 +145,20 @@ def _draw(outcomes_by_title: Mapping[str, Mapping[float, Counter[str]]], path: P
         for outcome, (label, color) in lines.items():
             shares = [100 * counts[by][outcome] / counts[by].total() for by in SLOWDOWNS]
             axis.plot([100 * by for by in SLOWDOWNS], shares, "o-", color=color, label=label)
-        axis.axvline(100 * THRESHOLD, color="#cccccc", zorder=0)
-        axis.set_title(title)
+        axis.axvline(100 * THRESHOLD, color="#bbbbbb", linestyle="--", zorder=0)
+        axis.set_title(title, loc="left", fontsize=10)
         axis.spines[["top", "right"]].set_visible(False)
     for axis in axes[-1]:
-        axis.set_xlabel("planted slowdown, %")
+        axis.set_xlabel("true slowdown, %")
     for axis in axes[:, 0]:
-        axis.set_ylabel("gates, %")
-    axes[0][0].legend(frameon=False)
+        axis.set_ylabel("share of gates, %")
+    first = axes[0][0]
+    first.annotate(
+        f"limit {100 * THRESHOLD:.0f} %", (100 * THRESHOLD, 30), (-4, 0), ha="right", textcoords="offset points"
+    )
+    handles, labels = first.get_legend_handles_labels()
+    figure.legend(handles, labels, frameon=False, ncols=len(lines), loc="upper right")
+    figure.suptitle("More visits decide more gates; one slow cell among many stays hard to see", x=0.01, ha="left")
     figure.tight_layout()
     figure.savefig(path, dpi=150)
 
@@ -169,12 +175,12 @@ def main() -> None:
         pairs = drawn_pairs(pool, options.pairs, visits)
         for planted in PLANTED:
             by_slowdown = outcomes(pairs, planted)
-            title = f"{visits} visits, {planted}"
+            title = f"{visits} visits per cell, {planted} slower"
             for by, counts in by_slowdown.items():
                 shares = ", ".join(
                     f"{name} {100 * count / options.pairs:.1f} %" for name, count in sorted(counts.items())
                 )
-                print(f"{title:22} planted {100 * by:4.0f} %: {shares}", flush=True)
+                print(f"{title:37} planted {100 * by:4.0f} %: {shares}", flush=True)
             shown[title] = by_slowdown
     if options.picture:
         _draw(shown, options.picture)
