@@ -100,10 +100,11 @@ def main() -> None:
             print(*(trial.failures or ("all holds",)), sep="\n")
             sys.exit(1 if trial.failures else 0)
         planned = [each for each in injections(recordings.values()) if options.only in str(each)]
-        if options.sample:
-            planned = random.Random(options.seed).sample(planned, min(options.sample, len(planned)))
         sites = {call.site for each in recordings.values() for call in each.base.calls}
         print(f"{len(sites)} sites, {len(planned)} faults", flush=True)
+        if options.sample:
+            planned = random.Random(options.seed).sample(planned, min(options.sample, len(planned)))
+            print(f"{len(planned)} of them by seed {options.seed}", flush=True)
         trials = _trials(recordings, planned, options.jobs, options.out)
     print(*tables(trials, sites, clauses.reached), sep="\n")
     sys.exit(1 if any(trial.failures for trial in trials) else 0)
