@@ -17,6 +17,7 @@ from machines import HOST
 from subjects import PLANTED, of_caches, subject_of
 
 from profiler.device.machine import Machine
+from profiler.facts.cache_format import CACHE_FORMATS
 from profiler.facts.measurements import COMPILED, Stepped
 from profiler.facts.roofs import READ, Ceilings
 from profiler.facts.visits import Gap, Visit
@@ -28,6 +29,7 @@ from profiler.measure.subject import Subject
 from profiler.measure.sweep import Plan, sweep
 from profiler.measure.trials import _cut_like, copies_of, try_variants
 from profiler.measure.variants import Variant, variants_of
+from profiler.predict.operator_arrays import StepArrays, operator_arrays
 from profiler.quant.storage import model_storage_bytes
 from profiler.report.progress import QuietListener
 from profiler.run.options import Options
@@ -92,6 +94,39 @@ def test_the_layers_after_the_head_are_cold() -> None:
     assert [alike.cold(layers) for layers in (1, 2, 4, 15)] == [0, 1, 2, 2]
     assert Pattern(18, 0, 6).cold(12) == 6
     assert Pattern(4, 1, 1).cold(3) == 2, "the first layer is of a kind of its own"
+
+
+def test_an_8_bit_cache_is_tried_where_transformers_has_one(tiny_folder: Path, tmp_path: Path) -> None:
+    """Not for a window; a run on a quantised cache tries the default one."""
+    from transformers import MistralConfig, MistralForCausalLM
+
+    windowed = MistralConfig(**_SIZES, num_hidden_layers=2, head_dim=16, sliding_window=4)
+    MistralForCausalLM(windowed).save_pretrained(tmp_path / "windowed")
+    subjects = [
+        subject_of(str(tiny_folder))[0], subject_of(str(tmp_path / "windowed"))[0],
+        subject_of(str(tiny_folder), cache="fp8")[0],
+    ]  # fmt: skip
+    caches = ("a dynamic cache", "a static cache", "an 8-bit KV cache")
+    tried = [[form.name for form in variants_of(subject) if form.name in caches] for subject in subjects]
+    assert tried == [["a static cache", "an 8-bit KV cache"], ["a static cache"], ["a dynamic cache"]]
+
+
+def test_a_step_on_a_quantised_cache_knows_how_old_its_tokens_are(tiny_folder: Path) -> None:
+    """The middle of 300 steps is the 150th after the prompt: 22 tokens since 128 were packed."""
+    stored = CACHE_FORMATS["quanto"]
+    subject, _ = subject_of(str(tiny_folder), cache="fp8", prompt_lens=[16], new_tokens=200)
+    [cell] = subject.grid.cells
+    paths = {name: replace(path, cache_format=stored) for name, path in subject.paths.items()}
+    grouped = replace(subject, paths=paths)
+    longer = replace(cell, new_tokens=300)
+    ages = [grouped.path_of(CellKey(phase, longer)).residual_tokens for phase in PHASES]
+    assert ages == [0, 150 - 128]
+    key, by_phase = CellKey("decode", longer), {phase: grouped.paths[cell.engine, phase] for phase in PHASES}
+    columns = operator_arrays(grouped.work, StepArrays.of([key]), by_phase, 0).columns
+    counted = sum(work.kv_bytes for work in grouped.operators_of(key))
+    # 144 tokens of 64 elements in 5 bits, 22 and the new one in float32; two layers and two sequences.
+    assert counted == 2 * 2 * (144 * 64 * 5 / 8 + 23 * 64 * 4)
+    assert sum(column.kv_bytes[0] for column in columns) == counted
 
 
 def test_only_a_mixture_of_experts_is_tried_with_other_experts(tiny_folder: Path, tmp_path: Path) -> None:
