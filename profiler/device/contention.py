@@ -30,6 +30,11 @@ def waited_for_core_s() -> float:
         return 0.0
 
 
+def own_s() -> float:
+    """The host's monotonic clock in seconds, which stops while the main thread waits for a core."""
+    return now_s() - waited_for_core_s()
+
+
 class ForeignLoad:
     """CPU load by other processes, from construction on.
 
