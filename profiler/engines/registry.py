@@ -35,8 +35,8 @@ OWNING: dict[str, type[VllmEngine]] = {VllmEngine.name: VllmEngine}
 
 
 def engine_names() -> tuple[str, ...]:
-    """Return the engines for `--engine`; the padded one is used implicitly for prompts of unequal lengths."""
-    return (*(name for name, engine in ENGINES.items() if not engine.pads), *OWNING)
+    """Return the engines for `--engine`, without those that `--cache` and prompts of unequal lengths select."""
+    return (*(name for name, one in ENGINES.items() if not one.pads and one.cache_format is None), *OWNING)
 
 
 def quantized_engines() -> dict[str, str]:

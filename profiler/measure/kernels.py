@@ -20,7 +20,13 @@ from profiler.facts.roofs import Ceilings
 from profiler.facts.step import ExecutionPath, Step
 from profiler.grid.cells import Cell, CellKey
 from profiler.loading.request import ModelRequest
-from profiler.measure.captured_calls import answered, callable_modules, caught_calls, step_of
+from profiler.measure.captured_calls import (
+    answered,
+    callable_modules,
+    caught_calls,
+    masks_of_uncaptured_steps,
+    step_of,
+)
 from profiler.measure.replay import replay_calls, replay_linears
 from profiler.measure.subject import Subject
 from profiler.quant.conversions import conversion_calls
@@ -211,7 +217,8 @@ def replay_small(subject: Subject, key: CellKey, page_fault_s: float, budget_s: 
     machine, small = subject.machine, step_of(subject, key)
     if machine.captures:
         calls, cold_bytes = {REST: [small]}, cold_bytes_of(subject)
-        return replay_calls(calls, machine, budget_s=budget_s, cold_bytes=cold_bytes).get(REST, ())
+        with masks_of_uncaptured_steps():
+            return replay_calls(calls, machine, budget_s=budget_s, cold_bytes=cold_bytes).get(REST, ())
     one = step_of(subject, CellKey(key.phase, replace(key.cell, batch_size=1, prompt_len=1)))
     times = replay_calls({REST: [small], "one token": [one]}, machine, budget_s=budget_s, page_fault_s=page_fault_s)
     dispatch_s = timing_of(times["one token"]).median_s

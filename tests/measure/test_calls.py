@@ -21,7 +21,13 @@ from profiler.counting.walk import walk
 from profiler.engines.caches import rewind
 from profiler.engines.registry import ENGINES
 from profiler.facts.step import Step
-from profiler.measure.captured_calls import answered, callable_modules, caught_calls, step_of
+from profiler.measure.captured_calls import (
+    answered,
+    callable_modules,
+    caught_calls,
+    masks_of_uncaptured_steps,
+    step_of,
+)
 
 pytestmark = pytest.mark.cpu
 
@@ -165,3 +171,37 @@ def test_a_moving_window_is_set_back_on_the_host_too() -> None:
             set_back()
             engine.decode(state)
             assert {layer.cumulative_length_int for layer in state.cache.layers} == {13}
+
+
+@pytest.mark.parametrize(("kind", "phase"), [("dynamic", "prefill"), ("dynamic", "decode"), ("static", "prefill")])
+def test_a_capture_of_small_kernels_makes_no_mask_of_its_own(
+    kind: str, phase: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without padding, these three steps need no mask. transformers 5.17 makes one in a capture.
+
+    The length of a static cache is on the device, so that the host's 0 replaces it, as in `CapturableCache`.
+    """
+    from transformers import DynamicCache, LlamaConfig, StaticCache
+    from transformers.masking_utils import create_causal_mask
+
+    config = LlamaConfig(**_SHAPE, attn_implementation="sdpa")
+    cache: Any = StaticCache(config=config, max_cache_len=32) if kind == "static" else DynamicCache(config=config)
+    if phase == "decode":
+        for layer in range(3):
+            cache.update(torch.zeros(1, 2, 16, 16), torch.zeros(1, 2, 16, 16), layer)
+    elif kind == "static":
+        for name in ("get_seq_length", "get_query_offset"):
+            monkeypatch.setattr(cache, name, lambda *_, **__: 0, raising=False)
+    inputs = torch.zeros(1, 16 if phase == "prefill" else 1, 64)
+    asked: Any = {"config": config, "inputs_embeds": inputs, "attention_mask": None, "past_key_values": cache}
+    assert create_causal_mask(**asked) is None
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    if kind == "static":
+        length_on_device = StaticCache(config=config, max_cache_len=32)
+        length_on_device.update(torch.zeros(1, 2, 1, 16), torch.zeros(1, 2, 1, 16), 0)
+        length_on_device.reset()
+        assert create_causal_mask(**asked | {"past_key_values": length_on_device}) is not None, "a capture has a mask"
+        with masks_of_uncaptured_steps():
+            assert create_causal_mask(**asked | {"past_key_values": length_on_device}) is None
+    with masks_of_uncaptured_steps():
+        assert create_causal_mask(**asked) is None
