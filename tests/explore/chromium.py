@@ -1,6 +1,6 @@
 """A real Chromium (QtWebEngine) that opens a page, runs scripts in it and reports what it printed and requested.
 
-`python -m tests.explore.chromium PAGE OUT` writes screenshots of a page at two widths, light and dark.
+`python -m tests.explore.chromium PAGE OUT light|dark` writes screenshots of a page at two widths.
 """
 
 from __future__ import annotations
@@ -12,7 +12,12 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
-os.environ.setdefault("QTWEBENGINE_CHROMIUM_FLAGS", "--no-sandbox --disable-gpu --log-level=3")
+# Chromium reads its flags once per process, and without a desktop Qt's own colour scheme does not reach pages.
+os.environ.setdefault(
+    "QTWEBENGINE_CHROMIUM_FLAGS",
+    "--no-sandbox --disable-gpu --log-level=3"
+    + (" --blink-settings=preferredColorScheme=0" if sys.argv[-1] == "dark" else ""),
+)
 
 from PySide6.QtCore import QEventLoop, Qt, QTimer, QUrl
 from PySide6.QtTest import QTest
@@ -47,7 +52,6 @@ class Chromium:
 
     width: int = 1200
     height: int = 1400
-    dark: bool = False
     console: list[str] = field(default_factory=list)
     """What pages printed to the console, errors included."""
     requested: list[str] = field(default_factory=list)
@@ -55,8 +59,6 @@ class Chromium:
 
     def __post_init__(self) -> None:
         self._app = QApplication.instance() or QApplication(sys.argv[:1])
-        scheme = Qt.ColorScheme.Dark if self.dark else Qt.ColorScheme.Light
-        self._app.styleHints().setColorScheme(scheme)  # type: ignore[union-attr]
         self._view, self._page = QWebEngineView(), _Page(self.console)
         self._requests = _Requests(self.requested)
         self._page.setUrlRequestInterceptor(self._requests)
@@ -115,15 +117,14 @@ class Chromium:
 
 
 def main() -> None:
-    page, out = sys.argv[1:]
+    page, out, scheme = sys.argv[1:]
     address = page if page.startswith("file:") else Path(page).resolve().as_uri()
     for width in (1200, 420):
-        for dark in (False, True):
-            window = Chromium(width, 1500 if width > 800 else 2700, dark=dark)
-            window.open(address)
-            window.picture(Path(out) / f"{width}-{'dark' if dark else 'light'}.png")
-            print(width, dark, window.console, window.requested, window.run("document.documentElement.scrollWidth"))
-            window.close()
+        window = Chromium(width, 1500 if width > 800 else 2700)
+        window.open(address)
+        window.picture(Path(out) / f"{width}-{scheme}.png")
+        print(width, scheme, window.console, window.requested, window.run("document.documentElement.scrollWidth"))
+        window.close()
 
 
 if __name__ == "__main__":
