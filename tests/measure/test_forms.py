@@ -321,9 +321,8 @@ def test_torch_compile_is_tried_where_there_is_time(tiny_folder: Path, monkeypat
 
     compiled = shares(compiling=True)
     assert compiled.pop((COMPILED, "decode")) < 0.8
-    assert (
-        set(compiled) == set(shares(compiling=False)) == {("a static cache", phase) for phase in ("prefill", "decode")}
-    )
+    caches = {(name, phase) for name in ("a static cache", "an 8-bit KV cache") for phase in PHASES}
+    assert set(compiled) == set(shares(compiling=False)) == caches
 
 
 @pytest.mark.slow
