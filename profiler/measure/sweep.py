@@ -69,6 +69,13 @@ class _CellState:
 
     visits: list[Visit] = field(default_factory=list)
     gap: Gap | None = None
+    has_failed: bool = False
+
+    def fail(self, gap: Gap) -> None:
+        """Record a visit without a number. A failure after an earlier visit may pass: the cell is visited once more."""
+        if not self.visits or self.has_failed or gap.status != "failed":
+            self.gap = gap
+        self.has_failed = True
 
     def narrow(self, half_width: float, spreads: Mapping[Phase, VisitSpread]) -> bool:
         if len(self.visits) < LEAST_VISITS:
@@ -100,7 +107,7 @@ def sweep(
 
     A visit begins only if it is expected to end within the budget, and is given up when it exceeds it by `late_s`. The
     cheapest cell is visited in any case, with fewer steps if it is late. In a `whole` plan all cells first get two
-    visits, however long they take.
+    visits, however long they take. A cell that fails after an earlier visit is visited once more.
 
     `before_visits` is called before the visits of a cell, and returns how much the machine's own speed has varied so
     far. `fits` returns why a cell cannot fit, or None. `own_bytes` are held besides what each engine needs. `earlier`
@@ -153,7 +160,7 @@ def sweep(
                     return  # the time is up
                 any_visit |= isinstance(result, Visit)
                 if isinstance(result, Gap):
-                    state.gap = result
+                    state.fail(result)
                     no_memory += [cell] if result.status == "oom" else []
                 else:
                     state.visits.append(result)

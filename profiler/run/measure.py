@@ -157,6 +157,8 @@ def _sweep(session: Session, visits: Sweep) -> None:
             before_visits=check_machine,
             earlier=earlier,
         ):
+            if isinstance(outcome, Gap):
+                _report_lost_visits(session, outcome)
             ledger.add(outcome)
             if machine.is_cuda and isinstance(outcome, Visit) and outcome.wall_s < watch.interval_s:
                 watch.look(outcome.at_unix_s + outcome.wall_s / 2)
@@ -165,6 +167,13 @@ def _sweep(session: Session, visits: Sweep) -> None:
             with stages.optional("the table of cells during the sweep", "it is written at the end of the run"):
                 ledger.judge([outcome.cell])
         check_machine()
+
+
+def _report_lost_visits(session: Session, gap: Gap) -> None:
+    """Record that a cell with a number gets no further visits; after its first failure it gets one more."""
+    gathered = session.ledger.gathered
+    if gap.cell in gathered.visits and (gap.cell in gathered.gaps or gap.status != "failed"):
+        session.stages.miss("later visits of some cells", gap.reason, "their times are from earlier visits")
 
 
 def _check_neighbours(session: Session) -> None:

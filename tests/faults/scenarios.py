@@ -62,7 +62,7 @@ SCENARIOS: dict[str, Played] = {
         Played("int8", _small(prompts=(16,), quant="int8"), A100),
         Played("fp8", replace(_one("smollm2-135m"), quant="fp8"), H100, libraries=("torchao",)),
         Played("experts", replace(_one("mixtral-8x7b"), changes=_MIXTRAL), A100),
-        Played("engines", _small("static,compile,generate", (16,)), A100, {"budget": 20}),
+        Played("engines", _small("static,compile,generate", (16,)), A100, {"budget": 120}),
         Played(
             "inside", _one("smollm2-135m", layers=4), A100, {"trace": True, "no_levers": None}, libraries=("torchao",)
         ),

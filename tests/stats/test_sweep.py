@@ -167,6 +167,25 @@ def test_out_of_memory_is_a_row_and_larger_cells_are_skipped(error: type[Excepti
     assert sum(isinstance(outcome, Visit) for outcome in outcomes) == 4 * 3
 
 
+@pytest.mark.parametrize("failures", [1, 2])
+def test_a_later_visit_that_fails_is_repeated_once(failures: int) -> None:
+    """A passing fault, such as an event that is not ready, costs a visit; a lasting one ends the cell's visits."""
+
+    cell = Cell(2, 8, 6)
+
+    class Passing(FakeEngine):
+        visits = 0
+
+        def prepare(self, batch: int, slots: int) -> None:
+            if (batch, slots) == (cell.batch_size, cell.slots):
+                self.visits += 1
+                if 2 <= self.visits < 2 + failures:
+                    raise RuntimeError("device not ready")
+
+    found = [type(outcome) for outcome in run(Passing()) if outcome.cell == cell]
+    assert found == ([Visit, Gap, Visit, Visit, Visit] if failures == 1 else [Visit, Gap, Gap])
+
+
 def test_a_failing_cell_does_not_end_the_sweep() -> None:
     class Broken(FakeEngine):
         def prefill(self, ids: torch.Tensor, slots: int) -> DecodeState:
