@@ -48,6 +48,9 @@ class Capturing(Machine):
 class Recorded:
     """The mode of each compilation, and all inputs that are numbers instead of tensors."""
 
+    skips: int = 0
+    """Skipped CUDA graphs per compilation."""
+
     compilations: list[str] = field(default_factory=list)
     numbers: list[object] = field(default_factory=list)
 
@@ -61,6 +64,8 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
     def compile_(function: Callable[..., Any], mode: str | None = None, dynamic: bool | None = None) -> Any:
         def backend(module: Any, inputs: Any) -> Any:
             record.compilations.append(mode or "default")
+            # As inductor counts a piece that it runs without a CUDA graph (torch/_inductor/compile_fx.py).
+            torch._dynamo.utils.counters["inductor"]["cudagraph_skips"] += record.skips
             record.numbers += [each for each in inputs if not isinstance(each, torch.Tensor)]
             return module.forward
 
@@ -116,3 +121,13 @@ def test_a_moving_window_is_not_captured(recorded: Recorded) -> None:
     first = len(recorded.compilations)
     _visits(engine, prompt=12, slots=24, steps=8)
     assert len(recorded.compilations) == first
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("skips", [0, 1])
+def test_compiled_pieces_without_a_cuda_graph_are_counted(skips: int, recorded: Recorded) -> None:
+    recorded.skips = skips
+    engine = CompileEngine(_llama().eval(), Capturing(torch.device("cpu")))
+    for slots in (16, 24):
+        _visits(engine, prompt=6, slots=slots, visits=1)
+    assert engine.graph_skips == skips * len(recorded.compilations) == 2 * skips

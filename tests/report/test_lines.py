@@ -12,6 +12,7 @@ from profiler.facts.telemetry import ReadingRange, health
 from profiler.judge.cells import EngineDifference, Lever, columns_of
 from profiler.judge.regimes import Flag
 from profiler.report.sentences import (
+    activity_lines,
     common_noise_line,
     host_line,
     no_claim_lines,
@@ -198,3 +199,9 @@ def test_what_a_user_waits_for_is_one_row_per_cell() -> None:
     run = replace(old_run(), results=(first, step))
     expected = ["2 x 64", "410 ms", "500 ms", "-", "20.0 ms", "21.0 ms", "30.0 ms", "12", "372"]
     assert waiting_rows(run) == [expected]
+
+
+def test_compiled_pieces_without_a_graph_are_named(run: Run) -> None:
+    engine = replace(run.document.engine, graph_skips={"compile": 2, "static": 0})
+    lines = activity_lines(with_document(run, engine=engine))
+    assert [line for line in lines if "CUDA graph" in line] == ["compile: 2 compiled pieces run without a CUDA graph"]
