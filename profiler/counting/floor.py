@@ -70,6 +70,10 @@ def step_floor(parts: Iterable[tuple[float, float, float]], bytes_per_s: float) 
     return StepFloor(compute_s, memory_s)
 
 
+NEEDS_LESS = "fewer bits (--quant) need less, and `roofscope rent` names GPUs with room"
+"""What to do about a step that does not fit."""
+
+
 @dataclass(frozen=True)
 class CardFloor:
     """One step on one GPU, by its dense datasheet peaks."""
@@ -97,7 +101,7 @@ class CardFloor:
             return f"{self.gpu}: the datasheet table has no {self.dtype} rate"
         return (
             f"{self.gpu}: does not fit; the step needs {scaled(self.needs_bytes, 'B')}, the GPU has room for"
-            f" {scaled(self.room_bytes, 'B')}"
+            f" {scaled(self.room_bytes, 'B')}; {NEEDS_LESS}"
         )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from profiler.counting.floor import NEEDS_LESS
 from profiler.counting.model_numbers import GpuNumbers, ModelNumbers
 from profiler.json_document import Document
 from profiler.report.blocks import Block, Lines, TextTable, text_table
@@ -44,6 +45,10 @@ def grid_blocks(grid: GridCount) -> Iterator[Block]:
         rows = [[*heads[n], *_floor(grid, gpu, n)] for n in shown]
         yield Lines(["", f"{gpu.roofs.name}: {scaled(gpu.roofs.bytes_per_s, 'B/s')}"])
         yield text_table(_GPU_COLUMNS, rows, texts=("bound by",), total=len(grid), groups=groups)
+        if gpu.roofs.room_bytes is not None and not gpu.fits.all():
+            least, room = gpu.needs_bytes[~gpu.fits].min(), gpu.roofs.room_bytes
+            needs = f"no room: the GPU has {scaled(room, 'B')}, and the least of these needs {scaled(least, 'B')}"
+            yield Lines([f"{needs}; {NEEDS_LESS}"])
 
 
 def _floor(grid: GridCount, gpu: GpuFloors, n: int) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -125,7 +126,11 @@ def test_a_model_that_does_not_fit_has_no_floor(roofscope) -> None:  # type: ign
     (card,) = document(roofscope, *arguments)["gpus"]
     assert (card["floor_s"], card["bound"]) == (None, None)
     assert card["needs_bytes"] > 141e9
-    assert "T4: does not fit; the step needs 142 GB, the GPU has room for 14.9 GB" in roofscope("count", *arguments).out
+    printed = roofscope("count", *arguments).out
+    assert (
+        "T4: does not fit; the step needs 142 GB, the GPU has room for 14.9 GB; fewer bits (--quant) need less"
+        in printed
+    )
 
 
 def test_a_card_without_a_rate_for_the_dtype_says_so(roofscope) -> None:  # type: ignore[no-untyped-def]
@@ -243,3 +248,12 @@ def test_mistakes(roofscope, arguments, says: str) -> None:  # type: ignore[no-u
     done = roofscope("count", "smollm2-135m", *arguments)
     assert (done.code, done.err.count("\n")) == (2, 1)
     assert says in done.err
+
+
+def test_a_grid_without_room_says_what_needs_less(roofscope) -> None:  # type: ignore[no-untyped-def]
+    """141 GB of weights and 8000 tokens x 80 layers x 8 heads x 128 x 2 x 2 bytes of cache, 2.6 GB, at least."""
+    arguments = ("llama-3.1-70b", "--gpu", "T4", "--context-lens", "8000", "--batch-sizes", "1,2")
+    printed = " ".join(roofscope("count", *arguments).out.split())
+    needs = re.search(r"no room: the GPU has 14.9 GB, and the least of these needs (\d+) GB; fewer bits", printed)
+    assert needs
+    assert int(needs[1]) >= 144
