@@ -79,8 +79,8 @@ def test_sentences_say_what_the_arithmetic_gives() -> None:
     attention = 4 * (2048 * 2049 / 2) * 32 / ((2 * 32 + 2 * 8) * 2048 * 2)
     assert f"that attention has {attention:.0f} FLOP/byte" in _sentences(5)
     assert f"it would have {attention:.0f}" in _sentences(3)
-    # Over K and V alone, and a product over its two operands and its result.
-    assert f"{4 * (2048 * 2049 / 2) * 32 / (2 * 8 * 2048 * 2):.0f} is attention over K and V alone" in _sentences(5)
+    # Over only K and V, and a product over its two operands and its result.
+    assert f"{4 * (2048 * 2049 / 2) * 32 / (2 * 8 * 2048 * 2):.0f} is attention over only K and V" in _sentences(5)
     mlp = 2 * 2048 * 14336 * 4096 / (2 * (2048 * 4096 + 4096 * 14336 + 2048 * 14336))
     assert f"a matrix of that MLP {mlp:.0f}" in _sentences(5)
 

@@ -127,10 +127,7 @@ def test_a_model_that_does_not_fit_has_no_floor(roofscope) -> None:  # type: ign
     assert (card["floor_s"], card["bound"]) == (None, None)
     assert card["needs_bytes"] > 141e9
     printed = roofscope("count", *arguments).out
-    assert (
-        "T4: does not fit; the step needs 142 GB, the GPU has room for 14.9 GB; fewer bits (--quant) need less"
-        in printed
-    )
+    assert "T4: does not fit; the step needs 142 GB, the GPU has room for 14.9 GB; fewer bits (--quant) need" in printed
 
 
 def test_a_card_without_a_rate_for_the_dtype_says_so(roofscope) -> None:  # type: ignore[no-untyped-def]

@@ -169,8 +169,8 @@ def test_kernels_are_blamed_only_under_the_lowest_roofs_too() -> None:
     assert verdict(found, DECODE) == ("kernel-bound", "low", True)
     assert "kernel-bound under the roofs measured first, memory-bound under the lowest" in signals(found, DECODE)
     assert warnings[0] == (
-        "the model's own weights are read at 45.0 GB/s, 55 % slower than a stream of their size (100 GB/s): cells are"
-        " judged under both."
+        "the model's own weights are read at 45.0 GB/s, 55 % slower than a stream of their size (100 GB/s): every"
+        " cell is judged with both rates."
     )
 
 
