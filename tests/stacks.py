@@ -61,7 +61,8 @@ STACKS = {
     "python3.13": Stack("constraints.txt on Python 3.13", python="python3.13"),
 }
 
-GRID = ["--prompt-lens", "8", "--batch-sizes", "1,2", "--new-tokens", "4", "--budget", "15", "--plain", "--quiet"]
+CELL = ["--prompt-lens", "8", "--batch-sizes", "1", "--new-tokens", "4", "--budget", "15", "--plain", "--quiet"]
+"""One cell, which every budget measures."""
 QUICK = ["--no-levers"]
 FORMATS = {
     "none": "",
@@ -175,10 +176,10 @@ def steps(commands: Path, work: Path, without: Sequence[str]) -> Iterator[Step]:
         yield Step(words[0], [roofscope, *words])
     for quant in FORMATS:
         more = ["--trace"] if quant == "none" else QUICK
-        command = [roofscope, "run", str(tiny), *GRID, *more, "--quant", quant, "--out", quant]
+        command = [roofscope, "run", str(tiny), *CELL, *more, "--quant", quant, "--out", quant]
         yield Step(f"--quant {quant}", command, FORMATS[quant] if FORMATS[quant] in without else "")
-    yield Step("--engine static", [roofscope, "run", str(tiny), *GRID, *QUICK, "--engine", "static", "--out", "static"])
-    yield Step("run", [roofscope, "run", "smollm2-135m", *GRID, *QUICK, "--out", "one"])
+    yield Step("--engine static", [roofscope, "run", str(tiny), *CELL, *QUICK, "--engine", "static", "--out", "static"])
+    yield Step("run", [roofscope, "run", "smollm2-135m", *CELL, *QUICK, "--out", "one"])
     csv = ROOT / "tests" / "data" / "foreign" / "llama-bench.csv"
     for words in (
         ["compare", "none", second],
