@@ -116,7 +116,16 @@ function row(entries) {
     return cell;
   }));
 }
-const fillTable = (selector, rows) => select(`${selector} tbody`).replaceChildren(...rows.map(row));
+/** Fill a table; cells that do not change stay, since laying out and drawing new ones costs a frame. */
+function fillTable(selector, rows) {
+  const body = select(`${selector} tbody`);
+  rows.map(row).forEach((made, place) => {
+    const old = body.rows[place];
+    if (old?.cells.length !== made.cells.length) return old ? old.replaceWith(made) : body.append(made);
+    [...made.cells].forEach((cell, column) => old.cells[column].isEqualNode(cell) || old.cells[column].replaceWith(cell));
+  });
+  while (body.rows.length > rows.length) body.lastElementChild.remove();
+}
 const mark = text => html("span", { className: `mark ${text}` }, text);
 const rate = (tokens, seconds) => [`${plain(tokens / seconds)} tok/s`, tokens / seconds];
 

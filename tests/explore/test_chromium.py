@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
@@ -114,18 +115,28 @@ def test_an_address_shows_its_settings(page: Path, counted: CountedModel) -> Non
 
 
 def test_what_does_not_fit(page: Path) -> None:
-    """A full window of 4,096 tokens is 537 MB; a T4 has 16 GiB, so 5 sequences fit next to the weights, not 512."""
+    """14.48 GB of weights leave an H100 of 80 GB room for many full windows of 4,096 tokens (537 MB), but not for 512.
+
+    A T4 has room for 14.9 GB (its driver reports 15.6), so that not one window fits next to the weights.
+    """
     window = Chromium()
     window.open(f"{page.as_uri()}#b=512&c=31999&g=T4")
     decode = figures(window)["decode"]
     assert decode[4] == "NaN"
     assert decode[5] == "no room"
-    most = (16 * 2**30 - 14_483_464_192) // (4096 * 131_072)
-    assert most == 5
     words = window.run("document.querySelector('#advice').textContent")
-    assert "What fits: batch 5, or H100 SXM" in words or "What fits: batch 5" in words
+    assert words.startswith("This needs ")
+    assert "T4 has room for 14.9 GB. Nothing on this page fits it" in words
+    window.close()
+    window = Chromium()
+    window.open(f"{page.as_uri()}#b=512&c=31999&g=H100%20SXM")
+    words = window.run("document.querySelector('#advice').textContent")
+    most = re.search(r"What fits: batch (\d+)", words)
+    assert most
+    windows = (80e9 - 14_483_464_192) / (4096 * 131_072)
+    assert 0.5 * windows < int(most[1]) < 1.1 * windows
     assert window.run("document.querySelector('#figures tbody tr:last-child td:nth-child(6)').textContent") == (
-        f"batch {most}"
+        f"batch {most[1]}"
     )
     window.close()
 
@@ -161,27 +172,32 @@ def test_nothing_is_wider_than_the_window(page: Path, width: int) -> None:
 
 
 _MOVES = """
-const times = [];
+const frames = [], moves = [];
 let place = 0, last = 0;
 function frame(now) {
-  if (last) times.push(now - last);
+  if (last) frames.push(now - last);
   last = now;
-  const slider = document.querySelector("#batch");
+  const slider = document.querySelector("#batch"), start = performance.now();
   slider.value = place++ % 12;
   slider.dispatchEvent(new Event("input", {bubbles: true}));
-  if (place < 120) requestAnimationFrame(frame); else document.title = JSON.stringify(times);
+  document.body.offsetHeight;  // lays out what changed
+  moves.push(performance.now() - start);
+  if (place < 120) requestAnimationFrame(frame); else document.title = JSON.stringify([frames, moves]);
 }
 requestAnimationFrame(frame);
 """
 
 
 @pytest.mark.timing
-def test_the_page_is_as_smooth_as_an_empty_one(page: Path, tmp_path: Path) -> None:
-    """A slider that moves in every frame: a page that needs less than a frame keeps the pace of an empty page."""
+def test_a_move_of_a_slider_takes_less_than_a_frame(page: Path, tmp_path: Path) -> None:
+    """The page's script and layout after a move take at most 0.7 frames of an empty page, which has 16.7 ms for each.
+
+    Drawing is not part of it: without a GPU, Chromium rasters in software, on the same cores.
+    """
     empty = tmp_path / "empty.html"
     empty.write_text("<!doctype html><title>empty</title><input type=range id=batch max=12>", encoding="utf-8")
 
-    def frame_ms(file: Path) -> float:
+    def medians(file: Path) -> list[float]:
         window = Chromium()
         window.open(file.as_uri())
         window.run(_MOVES)
@@ -189,9 +205,9 @@ def test_the_page_is_as_smooth_as_an_empty_one(page: Path, tmp_path: Path) -> No
             window.pause(100)
             if (title := window.run("document.title")).startswith("["):
                 window.close()
-                return statistics.median(json.loads(title))
+                return [statistics.median(times) for times in json.loads(title)]
         raise TimeoutError("no 120 frames in 30 s")
 
-    ratios = [frame_ms(page) / frame_ms(empty) for _ in range(3)]
-    print(f"frame time with the page / with an empty page: {ratios}")
-    assert min(ratios) < 1.3
+    ratios = [medians(page)[1] / medians(empty)[0] for _ in range(3)]
+    print(f"a move with the page / a frame of an empty page: {ratios}")
+    assert min(ratios) < 0.7
