@@ -14,6 +14,7 @@ pytest.importorskip("PySide6.QtWebEngineWidgets", reason="needs the extra `brows
 
 from PySide6.QtCore import Qt
 
+from profiler import theory
 from profiler.counting.cache import counted_model
 from profiler.counting.preset_counts import CountedModel
 from profiler.explore.command import explore_document
@@ -115,7 +116,7 @@ def test_an_address_shows_its_settings(page: Path, counted: CountedModel) -> Non
 
 
 def test_what_does_not_fit(page: Path) -> None:
-    """14.48 GB of weights leave an H100 of 80 GB room for many full windows of 4,096 tokens (537 MB), but not for 512.
+    """14.48 GB of weights leave an H100 of 80 GB room for at most 122 full windows of 4,096 tokens (537 MB each).
 
     A T4 has room for 14.9 GB (its driver reports 15.6), so that not one window fits next to the weights.
     """
@@ -133,8 +134,8 @@ def test_what_does_not_fit(page: Path) -> None:
     words = window.run("document.querySelector('#advice').textContent")
     most = re.search(r"What fits: batch (\d+)", words)
     assert most
-    windows = (80e9 - 14_483_464_192) / (4096 * 131_072)
-    assert 0.5 * windows < int(most[1]) < 1.1 * windows
+    [h100] = theory.numbers("mistral-7b-v0.1", 31_999, gpus=["H100 SXM"], dtype="bfloat16").gpus
+    assert int(most[1]) == h100.largest_batch < (80e9 - 14_483_464_192) / (4096 * 131_072)
     assert window.run("document.querySelector('#figures tbody tr:last-child td:nth-child(6)').textContent") == (
         f"batch {most[1]}"
     )
