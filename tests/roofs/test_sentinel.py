@@ -22,10 +22,12 @@ def test_a_slower_second_half_is_drift_and_one_bad_look_is_not() -> None:
 
 @pytest.mark.timing
 def test_the_same_work_takes_about_the_same_time() -> None:
+    """The fastest of three readings, compared with the fastest of three others taken in turn."""
     sentinel = DriftProbe(HOST)
-    first, second = sentinel.look(), sentinel.look()
-    assert second.memory == pytest.approx(first.memory, rel=0.5)
-    assert second.compute == pytest.approx(first.compute, rel=0.5)
+    looks = [sentinel.look() for _ in range(6)]
+    for kind in ("memory", "compute"):
+        first_s, second_s = (min(getattr(look, kind) for look in looks[start::2]) for start in (0, 1))
+        assert second_s == pytest.approx(first_s, rel=0.5)
 
 
 class Settling:
