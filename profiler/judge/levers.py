@@ -22,8 +22,8 @@ _OTHER_KERNELS = "other kernels for these shapes (another dtype, format or libra
 _GRAPHS = "CUDA graphs"
 _COMPILE = "torch.compile (fuses small operators)"
 _NOT_TRIED_CACHE = (
-    "not tried here, only if attention reads it as stored; measured ones were slower (transformers #34096,"
-    " sglang #30815, vLLM #50416)"
+    "not tried here, only if attention reads it as stored; others measured slower ones (transformers #34096,"
+    " sglang #30815, vLLM #48786)"
 )
 _FOUR_BITS = 4.5
 """Bits per weight of bitsandbytes' 4-bit weights, with a float32 scale per block of 64."""

@@ -20,7 +20,7 @@ class PlainModels:
     def has(self, module: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> bool:
         """Whether this call is that of a plain language model: token ids [batch, tokens] go in.
 
-        It has a table of embeddings and some linears. A wrapper around a model of transformers is none.
+        It has a table of embeddings and some linears. A wrapper around a model of transformers is not one.
         """
         known = self._known.get(module)
         if known is None:

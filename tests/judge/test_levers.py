@@ -175,7 +175,7 @@ def test_an_8_bit_cache_that_was_not_tried_is_a_bound_with_its_doubt_and_no_advi
     step = cell(kv_s=8e-3)
     [lever] = [item for item in levers(step, SETTING) if item.change == "an 8-bit KV cache"]
     assert lever.at_most
-    assert "measured ones were slower (transformers #34096, sglang #30815, vLLM #50416)" in lever.because
+    assert "others measured slower ones (transformers #34096, sglang #30815, vLLM #48786)" in lever.because
     best = best_lever(step, SETTING)
     assert best is None or best.change != "an 8-bit KV cache"
     tried = replace(step, tried=(TrialResult("an 8-bit KV cache", 0.8, 0.01, 30, 30),))
