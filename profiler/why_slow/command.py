@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from profiler import effort
-from profiler.device.contention import ForeignLoad, own_s
+from profiler.device.clock import now_s
+from profiler.device.contention import ForeignLoad
 from profiler.errors import RequestError, describe_error
 from profiler.json_document import json_text
 from profiler.store.writer import replace_file
@@ -52,8 +53,8 @@ def why_script(
 ) -> int:
     """Run a script or a module unmodified within `streams`, call `report` with the answer, and return the exit code.
 
-    The answer takes at most about `budget_s` seconds after the script, without waits for a core; see `explained`.
-    Raises RequestError if the script cannot be read.
+    The answer takes at most about `budget_s` seconds after the script; see `explained`. Raises RequestError if the
+    script cannot be read.
     """
     recorder, name, process = Recorder(), module or Path(str(script)).name, os.getpid()
     foreign = ForeignLoad(children=True)
@@ -132,7 +133,7 @@ def explained(
     limits = effort.STANDARD
     if budget_s is None:
         budget_s = min(limits.script_most_s, max(limits.script_least_s, seen.wall_s))
-    start_s = own_s()
+    start_s = now_s()
     seen = once_warm(recorder, seen, _FIRST_CALLS_SHARE * budget_s)
     floor = _floor(recorder, seen) if limits.script_floor else None
     bounded: list[Finding] = []
@@ -140,9 +141,9 @@ def explained(
     if seen.fallbacks:
         until_s = start_s + _FALLBACKS_SHARE * budget_s
         bounded, unknown = fallback_findings(
-            seen.fallbacks, call_groups(recorder, seen, Missed()), seen.steady_s, lambda s: own_s() + s <= until_s
+            seen.fallbacks, call_groups(recorder, seen, Missed()), seen.steady_s, lambda s: now_s() + s <= until_s
         )
-    trials, missed = try_changes(recorder, seen, budget_s, spent_s=own_s() - start_s)
+    trials, missed = try_changes(recorder, seen, budget_s, spent_s=now_s() - start_s)
     return judge_calls(seen, trials, floor, [*missed, *unknown], bounded)
 
 

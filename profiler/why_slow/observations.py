@@ -183,11 +183,6 @@ class Observations:
         return covered_s(self.calls)
 
     @property
-    def own_share(self) -> float:
-        """Share of the run time in which the main thread did not wait for a core."""
-        return max(0.1, 1 - self.waited_s / self.wall_s) if self.wall_s else 1.0
-
-    @property
     def loads_s(self) -> float:
         return covered_s(self.loads)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from profiler import effort
-from profiler.device.clock import Clock
+from profiler.device.clock import Clock, now_s
 from profiler.device.contention import own_s
 from profiler.errors import describe_error, first_line
 from profiler.loading.meta_model import quiet_libraries
@@ -71,10 +71,10 @@ def try_changes(
 
     Each change may take a share of the time that is left, by the seconds of its calls. A change that cannot be tried in
     at least three pairs waits until the others are done, for the time that they leave. Trials end `budget_s` seconds
-    after the start, of which `spent_s` have passed, or at an interrupt; those made until then are returned. Seconds in
-    which this process waits for a core do not count, here and in the pairs.
+    after the start, of which `spent_s` have passed, or at an interrupt; those made until then are returned. The sides
+    of a pair leave out the seconds in which this process waits for a core.
     """
-    deadline_s = own_s() + budget_s - spent_s
+    deadline_s = now_s() + budget_s - spent_s
     trials: list[ChangeTrial] = []
     missed = Missed()
     with quiet_libraries(), torch.random.fork_rng(devices=[]):
@@ -84,10 +84,10 @@ def try_changes(
             while pending:
                 weights = [each.usual_s for each in pending]
                 candidate, group = (taken := pending.pop(0)).candidate, taken.group
-                left_s = deadline_s - own_s()
+                left_s = deadline_s - now_s()
                 share = 1.0 if taken.waited else weights[0] / max(sum(weights), 1e-9)
                 name = f"{candidate.id} ({candidate.where})"
-                plan = plan_trial(candidate, share * left_s, seen.own_share)
+                plan = plan_trial(candidate, share * left_s)
                 if isinstance(plan, float):
                     if not taken.waited:
                         waiting.append(replace(taken, waited=True))
@@ -95,7 +95,7 @@ def try_changes(
                         missed.without_time[name] = plan
                 else:
                     try:
-                        trials.append(_tried(candidate, group, plan, own_s() + left_s))
+                        trials.append(_tried(candidate, group, plan, now_s() + left_s))
                     except NoTimeLeftError:
                         missed.without_time[name] = plan.least_s
                     except Exception as error:
@@ -159,15 +159,14 @@ _GOOD_TOKENS, _LEAST_TOKENS = 12, 4
 _ROUND_S = 10
 
 
-def plan_trial(candidate: Candidate, allowed_s: float, own_share: float = 1.0) -> TrialPlan | float:
+def plan_trial(candidate: Candidate, allowed_s: float) -> TrialPlan | float:
     """The plan that fits into `allowed_s`, or the seconds that the fewest pairs would take.
 
     In order of preference: five whole pairs, five shortened ones, three whole ones, three shortened ones. The changed
-    side is expected to save what such a change usually saves. `own_share` of the script's seconds had a core.
+    side is expected to save what such a change usually saves.
     """
     # A short call gets a run before those that are timed.
-    whole_s, prompt_s = own_share * candidate.seconds, own_share * candidate.prompt_s
-    side_s = whole_s * (_repeats(candidate) + (candidate.seconds < _SHORT_S))
+    side_s = candidate.seconds * (_repeats(candidate) + (candidate.seconds < _SHORT_S))
     if candidate.alone:
         least_s = (FEW_ROUNDS + 1) * side_s
         return TrialPlan(allowed_s, least_s) if least_s <= allowed_s else least_s
@@ -179,8 +178,8 @@ def plan_trial(candidate: Candidate, allowed_s: float, own_share: float = 1.0) -
     if not candidate.as_is.shortened(_LEAST_TOKENS):
         return TrialPlan(allowed_s, least_s) if least_s <= allowed_s else least_s
     # Each shortened side is a prompt or more, one of them with a short answer; it is run once before the pairs.
-    step_s = max(whole_s - prompt_s, 1e-6) / max(1, candidate.new_tokens - 1)
-    prompts_s = candidate.prompts * prompt_s
+    step_s = max(candidate.seconds - candidate.prompt_s, 1e-6) / max(1, candidate.new_tokens - 1)
+    prompts_s = candidate.prompts * candidate.prompt_s
 
     def tokens(sides: float) -> int:
         return min(int((allowed_s / (sides + 1) - prompts_s) / step_s), candidate.new_tokens - 1)
@@ -269,14 +268,14 @@ def once_warm(recorder: Recorder, seen: Observations, budget_s: float) -> Observ
     Trials use warm calls, and no change saves the one-time costs of first calls (loading code, allocating memory). The
     repeats end after `budget_s` seconds or at an interrupt.
     """
-    deadline_s = own_s() + budget_s
+    deadline_s = now_s() + budget_s
     warm_s: dict[int, float] = {}
     with quiet_libraries(), torch.random.fork_rng(devices=[]), contextlib.suppress(KeyboardInterrupt):
         for group in call_groups(recorder, seen, Missed()):
             for first, noted in _cold_calls(group):
-                whole = own_s() + first.seconds <= deadline_s
+                whole = now_s() + first.seconds <= deadline_s
                 if noted.arguments is None or not (
-                    whole or (first.prompt_s and own_s() + first.prompt_s <= deadline_s)
+                    whole or (first.prompt_s and now_s() + first.prompt_s <= deadline_s)
                 ):
                     continue
                 with contextlib.suppress(Exception):  # a call that cannot be repeated counts in full
@@ -284,7 +283,7 @@ def once_warm(recorder: Recorder, seen: Observations, budget_s: float) -> Observ
                     part = first if whole else replace(first, new_tokens=1)
                     run = repeat(noted, part, group.model)
                     repeated_s = _once_s(run, noted.clock)
-                    if own_s() + repeated_s < deadline_s:  # the first repeat also fills a cache and allocates memory
+                    if now_s() + repeated_s < deadline_s:  # the first repeat also fills a cache and allocates memory
                         repeated_s = min(repeated_s, _once_s(run, noted.clock))
                     repeated_s += sum(first.callbacks_s.values()) if whole else first.seconds - first.prompt_s
                     # Calls that overlap it in other threads had the same one-time costs.
@@ -315,7 +314,7 @@ def _interleaved_pairs(candidate: Candidate, plan: TrialPlan, deadline_s: float)
     They end early if three pairs save 30 % each, or two pairs save nothing. Raises NoTimeLeftError if `deadline_s`
     comes before the third.
     """
-    start_s = own_s()
+    start_s = now_s()
     repeats = _repeats(candidate)
     as_is = candidate.as_is.shortened(plan.tokens) or (WeightedRun(1.0, candidate.as_is),)
     changed = candidate.changed.shortened(plan.tokens) or (WeightedRun(1.0, candidate.changed),)
@@ -336,7 +335,7 @@ def _interleaved_pairs(candidate: Candidate, plan: TrialPlan, deadline_s: float)
             quickest_s = _total_s(changed)
     if quickest_s > _HOPELESS * candidate.seconds:
         return ((candidate.seconds, quickest_s),)
-    first_s = own_s()
+    first_s = now_s()
     rounds: list[tuple[float, float]] = []
     while not is_settled(rounds) and _fits(rounds, first_s, min(deadline_s, start_s + plan.allowed_s), deadline_s):
         if len(rounds) % 2:
@@ -359,8 +358,8 @@ def _repeats(candidate: Candidate) -> int:
 def _fits(rounds: Sequence[object], first_s: float, allowed_until_s: float, deadline_s: float) -> bool:
     """Whether there is time for one more pair; the fewest pairs may take what others left, but no more than all."""
     until_s = deadline_s if len(rounds) < FEW_ROUNDS else allowed_until_s
-    spent_s = own_s() - first_s
-    return own_s() + spent_s / max(1, len(rounds)) <= until_s
+    spent_s = now_s() - first_s
+    return now_s() + spent_s / max(1, len(rounds)) <= until_s
 
 
 def _pairs_with_own_calls(candidate: Candidate, deadline_s: float) -> tuple[tuple[float, float], ...]:
@@ -370,9 +369,9 @@ def _pairs_with_own_calls(candidate: Candidate, deadline_s: float) -> tuple[tupl
     """
     changed_s: list[float] = []
     # One more run than pairs, as the first has the one-time costs and is dropped.
-    while len(changed_s) <= LEAST_ROUNDS and (not changed_s or own_s() + changed_s[-1] < deadline_s):
+    while len(changed_s) <= LEAST_ROUNDS and (not changed_s or now_s() + changed_s[-1] < deadline_s):
         with candidate.within():
-            changed_s.append(_seconds(candidate.changed))
+            changed_s.append(_seconds(candidate.changed, now=now_s))  # as the script's calls were timed
         if len(changed_s) > FEW_ROUNDS and all(1 - after / candidate.seconds > DECISIVE for after in changed_s):
             break
     if len(changed_s) <= FEW_ROUNDS:
@@ -382,14 +381,14 @@ def _pairs_with_own_calls(candidate: Candidate, deadline_s: float) -> tuple[tupl
 
 
 def _total_s(parts: Sequence[WeightedRun], repeats: int = 1) -> float:
-    """Seconds that some parts stand for."""
-    return sum(part.weight * _seconds(part.run, repeats) for part in parts)
+    """Seconds that some parts stand for, without waits for a core."""
+    return sum(part.weight * _seconds(part.run, repeats, now=own_s) for part in parts)
 
 
-def _seconds(run: Callable[[], object], repeats: int = 1) -> float:
-    """Seconds per run, on the host's clock and until the device is done, without waits for a core."""
-    before_s = own_s()
+def _seconds(run: Callable[[], object], repeats: int = 1, *, now: Callable[[], float]) -> float:
+    """Seconds per run by a clock of the host, until the device is done."""
+    before_s = now()
     for _ in range(repeats):
         run()
     synchronize()
-    return (own_s() - before_s) / repeats
+    return (now() - before_s) / repeats
