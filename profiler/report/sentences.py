@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from profiler.data.links import Link
-from profiler.facts.packed_batches import paying_batches
+from profiler.facts.packed_batches import BatchTimes
 from profiler.facts.roofs import Roof, memory_roof
 from profiler.grid.cells import CellKey
 from profiler.judge.cells import CellEvidence, EngineDifference
@@ -187,6 +187,31 @@ def unexplained_lines(run: Run) -> list[str]:
                 f" timed with hooks, most of it is in {' and '.join(most)}"
             )
     return lines
+
+
+def paying_batches(times: Sequence[BatchTimes]) -> str:
+    """Return in words where the packed format pays; empty without times.
+
+    The break-even batch is between the last batch of one side and the first of the other. Between them the rounds
+    disagree, or no batch was timed.
+    """
+    if not times:
+        return ""
+    first, last = times[0].batch, times[-1].batch
+    packed, dense = ([item.batch for item in times if item.pays is pays] for pays in (True, False))
+    if not packed and not dense:
+        return f"packed and dense weights are equally fast at batches {first} to {last}"
+    if packed and dense and max(packed) < min(dense):
+        return f"packed weights are faster up to batch {max(packed)}, dense ones from batch {min(dense)} on"
+    if packed and dense and max(dense) < min(packed):
+        return f"dense weights are faster up to batch {max(dense)}, packed ones from batch {min(packed)} on"
+    if packed and dense:
+        return f"packed weights are faster only at batches {', '.join(map(str, packed))}"
+    side, batches = ("packed", packed) if packed else ("dense", dense)
+    if len(batches) == len(times):
+        return f"{side} weights are faster at batches {first} to {last}"
+    of_batches = f"batch{'' if len(batches) == 1 else 'es'} {', '.join(map(str, batches))}"
+    return f"{side} weights are faster at {of_batches}; at the others rounds disagree"
 
 
 def activity_lines(run: Run) -> list[str]:

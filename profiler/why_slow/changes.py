@@ -15,7 +15,6 @@ import torch
 
 from profiler.device.clock import now_s
 from profiler.device.memory import available_bytes
-from profiler.facts.packed_batches import paying_batches
 from profiler.measure.dense_twins import (
     dense_twins,
     kernel_of,
@@ -23,6 +22,7 @@ from profiler.measure.dense_twins import (
     replaced,
     times_by_batch,
 )
+from profiler.report.sentences import paying_batches
 from profiler.units import several
 from profiler.why_slow.call_record import CallRecord
 from profiler.why_slow.call_settings import pipelined_devices

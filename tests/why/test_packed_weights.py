@@ -11,7 +11,7 @@ from planted_faults import tiny_llama
 from torch import nn
 
 import profiler
-from profiler.facts.packed_batches import BatchTimes, paying_batches
+from profiler.facts.packed_batches import BatchTimes
 from profiler.measure.dense_twins import (
     BATCHES,
     dense_twins,
@@ -19,6 +19,7 @@ from profiler.measure.dense_twins import (
     replaced,
     times_by_batch,
 )
+from profiler.report.sentences import paying_batches
 
 IDS = torch.ones(2, 8, dtype=torch.long)
 LINEARS_OF_A_LAYER = 7
