@@ -27,10 +27,11 @@ from profiler.units import several
 from profiler.why_slow.call_record import CallRecord
 from profiler.why_slow.call_settings import pipelined_devices
 from profiler.why_slow.loop_changes import (
-    batching_changes,
+    batching_change,
     grows_by_a_token,
     loop_without_cache,
     padding_changes,
+    prefix_change,
     without_reads,
 )
 from profiler.why_slow.observations import Call
@@ -107,8 +108,11 @@ def candidates(group: CallGroup, recorder: Recorder) -> Iterator[Candidate]:
         )
     yield from _dense_weights(group, call, candidate)
     yield from _with_copies(group, call, noted, candidate)
-    if call.kind == "generate" or not (grows_by_a_token(group.calls) or recorder.used_cache):
-        yield from batching_changes(group)
+    is_loop = call.kind == "forward" and (grows_by_a_token(group.calls) or recorder.used_cache)
+    if not is_loop and (batch := batching_change(group)):
+        yield batch
+    if prefix := prefix_change(group):
+        yield prefix
     # Last, since threads that wait for each other may take very long on a busy machine.
     yield from _threads(call, candidate)
 
@@ -203,11 +207,12 @@ def _dense_weights(group: CallGroup, call: Call, candidate: Callable[..., Candid
     twins = functools.cache(lambda: dense_twins(linears, dtype, _MEMORY_SHARE * available_bytes(device)))
     formats = " and ".join(dict.fromkeys(each.format for each in linears))
 
-    def explain() -> str:
+    def explain(until_s: float) -> str:
         first, twin = linears[0].module, twins()[0]
         x = torch.randn(call.batch_size, 1, first.in_features, dtype=dtype, device=twin.weight.device)
-        times = times_by_batch(linears, twins(), synchronize, now_s() + _BATCHES_S)
-        return f", their kernel is {kernel_of(first, x)}, and in a decode step {paying_batches(times)}"
+        times = times_by_batch(linears, twins(), synchronize, min(until_s, now_s() + _BATCHES_S))
+        batches = f", and in a decode step {paying_batches(times)}" if times else ""
+        return f", their kernel is {kernel_of(first, x)}{batches}"
 
     yield candidate(
         "slow-format", f"weights are packed ({formats})",

@@ -114,6 +114,7 @@ def explained(
     `foreign` has watched other processes while the script ran. By default `budget_s` is as long as the script took, at
     least 30 s and at most 5 min.
     """
+    start_s = now_s()
     seen = recorder.seen(name, interrupted=interrupted)
     if not seen.calls and not seen.loads and not seen.unnoted:
         return None
@@ -133,7 +134,6 @@ def explained(
     limits = effort.STANDARD
     if budget_s is None:
         budget_s = min(limits.script_most_s, max(limits.script_least_s, seen.wall_s))
-    start_s = now_s()
     seen = once_warm(recorder, seen, _FIRST_CALLS_SHARE * budget_s)
     floor = _floor(recorder, seen) if limits.script_floor else None
     bounded: list[Finding] = []

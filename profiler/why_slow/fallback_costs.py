@@ -69,7 +69,7 @@ def _change(fallbacks: Sequence[Fallback], *, on_gpu: bool) -> str:
 def _slow_s(group: CallGroup, module: str, affordable: Callable[[float], bool]) -> float | None:
     """Seconds of the group's calls in modules of this class, without their linears; None if they cannot be measured."""
     call, noted = group.middle
-    slow = list(_outermost(group.model, module))
+    slow = list(_outermost(group.model, module)) if module else []
     if not slow or noted.arguments is None:
         return None
     run = repeat(noted, call, group.model)

@@ -34,7 +34,7 @@ _CHANGES = (
 )
 
 # Modules that run slower code after a warning at import or load, when none of them exists yet.
-_MODULES = ((r"CUDA extension|Exllama", "QuantLinear"), (r"MXFP4", "Experts"))
+_MODULES = ((r"CUDA extension|Exllama", "QuantLinear"), (r"MXFP4", "Experts"), (r"gemm_4bit_forward", "Linear4bit"))
 _LONGEST_QUOTE = 240
 
 

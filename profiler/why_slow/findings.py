@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -58,20 +59,37 @@ Rounds = Sequence[tuple[float, float]]
 
 
 def pairs_agree(rounds: Rounds) -> bool:
-    """Whether the pairs are evidence for a saving: three of 30 %, five that all save, or all but one of eight."""
+    """Whether the pairs are evidence for a saving: a steady one, three of 30 %, five that all save, or all but one of
+    eight.
+    """
     savings = sorted(1 - changed / as_is for as_is, changed in rounds)
     if len(savings) < FEW_ROUNDS:
         return False
     if len(savings) >= MOST_ROUNDS:
         return savings[1] > 0
-    return savings[0] > 0 and (len(savings) >= LEAST_ROUNDS or statistics.median(savings) > DECISIVE)
+    many = len(savings) >= LEAST_ROUNDS or statistics.median(savings) > DECISIVE
+    return savings[0] > 0 and (many or _is_steady(savings))
 
 
 def is_settled(rounds: Rounds) -> bool:
-    """Whether more pairs would change nothing: three save 30 % each, five agree, or two save nothing."""
-    losses = sum(changed >= as_is for as_is, changed in rounds)
-    decisive = len(rounds) >= FEW_ROUNDS and all(1 - changed / as_is > DECISIVE for as_is, changed in rounds)
-    return decisive or losses > 1 or (len(rounds) >= LEAST_ROUNDS and not losses) or len(rounds) >= MOST_ROUNDS
+    """Whether more pairs would change nothing: a steady saving, three of 30 %, five that agree, or two without any."""
+    savings = sorted(1 - changed / as_is for as_is, changed in rounds)
+    losses = sum(saving <= 0 for saving in savings)
+    decisive = len(savings) >= FEW_ROUNDS and savings[0] > DECISIVE
+    enough = len(savings) >= MOST_ROUNDS or (len(savings) >= LEAST_ROUNDS and not losses)
+    return decisive or enough or losses > 1 or _is_steady(savings)
+
+
+_T_VALUES = {3: 6.96, 4: 4.54}
+"""Student's t of a one-sided test at 1 %, by the number of pairs (a table of the t-distribution: 2 and 3 degrees)."""
+
+
+def _is_steady(savings: Sequence[float]) -> bool:
+    """Whether three or four pairs differ so little that chance gives such a saving in at most 1 % of cases."""
+    if len(savings) not in _T_VALUES:
+        return False
+    error = statistics.stdev(savings) / math.sqrt(len(savings))
+    return statistics.mean(savings) > _T_VALUES[len(savings)] * error
 
 
 @dataclass(frozen=True)
@@ -175,7 +193,7 @@ def judge_calls(
 ) -> Why:
     """The answer, the largest saving first and bounds last; less than 2 % of the watched time is left out."""
     findings = [*bounded, *(_of_trial(trial, seen) for trial in trials if trial.is_claim)]
-    findings += [*_reloads(seen), *_recompilations(seen), *_callbacks(seen), *_texts_again(seen)]
+    findings += [*_conversions(seen), *_reloads(seen), *_recompilations(seen), *_callbacks(seen), *_texts_again(seen)]
     merged = _merged([finding for finding in findings if finding.share >= LEAST_SHARE])
     return Why(seen, tuple(merged), floor, tuple(trials), tuple(not_tried))
 
@@ -240,6 +258,24 @@ def _texts_again(seen: Observations) -> list[Finding]:
             basis="measured: the calls after the first",
         )
         for item in seen.texts_again
+    ]
+
+
+def _conversions(seen: Observations) -> list[Finding]:
+    """Time of the first load of each model whose weights are converted; later ones are reloads."""
+    firsts = {load.source: load for load in reversed(seen.loads)}
+    return [
+        Finding(
+            id="slow-load",
+            saves_s=load.seconds,
+            share=load.seconds / seen.steady_s,
+            where=load.where,
+            evidence=f"{load.conversion} at every start",
+            change="call save_pretrained once, and load that folder",
+            basis="at most: the time of this load",
+        )
+        for load in reversed(firsts.values())
+        if load.conversion
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -21,7 +21,7 @@ from profiler.why_slow.observations import Call, Read, most_at_once, steady_s
 from profiler.why_slow.plain_models import is_plain, token_ids, with_ids
 from profiler.why_slow.repeat_call import CallGroup, Candidate, EvenlyInTurn, InTurn, RepeatedRun, Steps, Whole, repeat
 
-# At most so many prompts are tried as one batch, if there are at least so many calls.
+# At most so many prompts are tried together, as one batch if there are at least so many calls.
 _MOST_IN_A_BATCH = 8
 _FEWEST_ONE_BY_ONE = 4
 
@@ -81,32 +81,42 @@ def _on_parts(noted: CallRecord, call: Call, model: Any, parts: Sequence[Sequenc
     return InTurn(runs)
 
 
+def _prompts(group: CallGroup) -> list[tuple[Call, CallRecord, torch.Tensor]]:
+    """The calls whose arguments are stored, their records and token ids [1, tokens].
+
+    Empty if a call has other inputs or several rows, or if the script loaded the model again between them.
+    """
+    found = [(call, noted, prompt_ids(*(noted.arguments or ((), {})))) for call, noted in _repeatable(group)]
+    single = all(ids is not None and len(ids) == 1 for _, _, ids in found)
+    return found if single and len({call.model for call, _, _ in found}) == 1 else []
+
+
 def _repeatable(group: CallGroup) -> list[tuple[Call, CallRecord]]:
     """The calls whose arguments are stored, with their records."""
     return [pair for pair in zip(group.calls, group.notes, strict=True) if pair[1].arguments is not None]
 
 
-def batching_changes(group: CallGroup) -> Iterator[Candidate]:
-    """A change that passes prompts or texts as one batch instead of one by one; not those that continue a chat."""
+def batching_change(group: CallGroup, most: int = _MOST_IN_A_BATCH) -> Candidate | None:
+    """A change that passes prompts or texts as one batch instead of one by one; not those that continue a chat.
+
+    At most `most` of them are tried.
+    """
     if is_plain(group.model):  # it may have no mask for padding
-        return
-    pairs = _repeatable(group)
-    prompts = [prompt_ids(*(noted.arguments or ((), {}))) for _, noted in pairs]
-    if len(pairs) < _FEWEST_ONE_BY_ONE or any(prompt is None or len(prompt) != 1 for prompt in prompts):
-        return
-    if _continue_each_other(prompts):
-        return
-    generates = pairs[0][0].kind == "generate"
-    size = min(_MOST_IN_A_BATCH, len(pairs))
-    indices = [len(pairs) * index // size for index in range(size)]
-    chosen, ids = [pairs[index] for index in indices], [prompts[index][0] for index in indices]
+        return None
+    found = _prompts(group)
+    if len(found) < _FEWEST_ONE_BY_ONE or _continue_each_other([ids for *_, ids in found]):
+        return None
+    generates = found[0][0].kind == "generate"
+    size = min(most, len(found))
+    chosen = [found[len(found) * index // size] for index in range(size)]
+    ids = [row[0] for *_, row in chosen]
     longest = max(map(len, ids))
     batch, mask = (
         torch.stack([_padded(row, longest, left=generates) for row in rows])
         for rows in (ids, [torch.ones_like(row) for row in ids])
     )
-    runs = [repeat(noted, call, group.model) for call, noted in chosen]
-    call, noted = chosen[0]
+    runs = [repeat(noted, call, group.model) for call, noted, _ in chosen]
+    call, noted, _ = chosen[0]
     whole = copy.copy(noted)
     # What has a value per token is left out: labels, types and positions do not decide how long a call takes.
     named = {
@@ -115,7 +125,7 @@ def batching_changes(group: CallGroup) -> Iterator[Candidate]:
         if name != "inputs" and not (isinstance(value, torch.Tensor) and value.shape[:2] == (1, call.prompt_len))
     }
     whole.arguments = ((), {**named, "input_ids": batch, "attention_mask": mask})
-    tokens = max(call.new_tokens for call, _ in chosen)
+    tokens = max(call.new_tokens for call, *_ in chosen)
     at_once = most_at_once(group.calls)
 
     def in_threads() -> None:
@@ -124,18 +134,31 @@ def batching_changes(group: CallGroup) -> Iterator[Candidate]:
                 done.result()
 
     how = "one by one" if at_once == 1 else f"one per call, up to {at_once} calls at once in threads"
-    yield Candidate(
+    evidence = f"{len(group.calls)} {'prompts' if generates else 'texts'} are passed {how}"
+    change = f"pass {len(chosen)} at a time, padded{' on the left' if generates else ' with an attention mask'}"
+    if generates and all(torch.equal(row, ids[0]) for row in ids):
+        evidence = f"the same prompt is passed {len(group.calls)} times, {how}"
+        change = f"pass it once, with num_return_sequences={len(chosen)}"
+    return Candidate(
         "one-by-one",
-        f"{len(group.calls)} {'prompts' if generates else 'texts'} are passed {how}",
-        f"pass {len(chosen)} at a time, padded{' on the left' if generates else ' with an attention mask'}",
+        evidence,
+        change,
         call.where,
         InTurn(runs) if at_once == 1 else Whole(in_threads),
         repeat(whole, replace(call, new_tokens=tokens), group.model),
-        (steady_s([call for call, _ in chosen]),),
+        (steady_s([call for call, *_ in chosen]),),
         shape=f"{len(chosen)} of the {'prompts' if generates else 'texts'}",
         new_tokens=tokens,
-        prompt_s=sum(call.steady_prompt_s for call, _ in chosen),
+        prompt_s=sum(call.steady_prompt_s for call, *_ in chosen),
+        fewer=_half(batching_change, group, size),
     )
+
+
+def _half(
+    change: Callable[[CallGroup, int], Candidate | None], group: CallGroup, count: int
+) -> Callable[[], Candidate | None] | None:
+    """A function that makes the change to half of `count` calls; None if that would be a single one."""
+    return functools.partial(change, group, count // 2) if count > 3 else None
 
 
 def _padded(row: torch.Tensor, length: int, *, left: bool) -> torch.Tensor:
@@ -151,6 +174,61 @@ def _continue_each_other(prompts: Sequence[Any]) -> bool:
         for before, after in pairs
     )
     return bool(continuations > len(pairs) / 2)
+
+
+# A prompt that repeats fewer tokens of the one before is not worth a trial.
+_LEAST_PREFIX = 64
+
+
+def prefix_change(group: CallGroup, most: int = _MOST_IN_A_BATCH) -> Candidate | None:
+    """A change that keeps the cache of what prompts share with the one before; None if most of them share little.
+
+    At most `most` of them are tried, from the middle of the script.
+    """
+    call, settings = group.calls[0], group.calls[0].settings
+    if call.kind != "generate" or group.model.config.is_encoder_decoder or call.context_len:
+        return None
+    if settings["cache"] == "off" or settings["assistant"] == "yes" or call.batch_size > 1:
+        return None
+    found = _prompts(group)
+    if any(noted.mask is not None and not bool(noted.mask.all()) for _, noted, _ in found):
+        return None  # equal tokens may be padding
+    prompts = [ids for *_, ids in found]
+    shared = [0, *(_shared_tokens(before, after) for before, after in itertools.pairwise(prompts))]
+    if sorted(shared)[len(shared) // 2] < _LEAST_PREFIX:
+        return None
+    start = max(0, len(found) - most) // 2
+    end = start + most
+    chosen = [each for each, _, _ in found[start:end]]
+    # One cache for all, as in the changed script: each run leaves at least the tokens that the next one keeps.
+    kept: list[Any] = []
+    changed = [
+        replace(repeat(noted, replace(each, context_len=tokens), group.model), filled=kept)
+        for (each, noted, _), tokens in zip(found[start:end], shared[start:end], strict=True)
+    ]
+    share = sum(shared) / sum(ids.shape[1] for ids in prompts)
+    return Candidate(
+        "shared-prefix",
+        f"{100 * share:.0f} % of the tokens of {len(found)} prompts are as in the prompt before: computed again",
+        "pass past_key_values with the next prompt"
+        if _continue_each_other(prompts)
+        else "compute them once, and pass copy.deepcopy of their past_key_values with each prompt",
+        call.where,
+        InTurn([repeat(noted, each, group.model) for each, noted, _ in found[start:end]]),
+        InTurn(changed),
+        (steady_s(chosen),),
+        shape=f"{len(chosen)} of the prompts",
+        new_tokens=max(each.new_tokens for each in chosen),
+        prompt_s=sum(each.steady_prompt_s for each in chosen),
+        fewer=_half(prefix_change, group, len(chosen)),
+    )
+
+
+def _shared_tokens(before: torch.Tensor, after: torch.Tensor) -> int:
+    """Tokens at the beginning of a prompt that are those of the one before, without its last token."""
+    length = min(before.shape[1], after.shape[1] - 1)
+    differ = (before[0, :length] != after[0, :length]).nonzero()
+    return int(differ[0, 0]) if len(differ) else length
 
 
 # So many increases by one token from forward to forward are a decode loop without a cache.

@@ -79,6 +79,8 @@ class Load:
     where: str
     began_s: float | None = None
     """Start time, on the clock of `Call.began_s`."""
+    conversion: str = ""
+    """What it did to the weights besides reading them, in words; empty if nothing."""
 
 
 @dataclass(frozen=True)

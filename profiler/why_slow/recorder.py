@@ -189,14 +189,16 @@ class Recorder:
             return run(*args, **named)
         self._last = None
         self._here.load_depth = 1
-        start_s = now_s()
+        start_s, model = now_s(), None
         try:
-            return run(*args, **named)
+            model = run(*args, **named)
+            return model
         finally:
             self._here.load_depth = 0
             with self._errors_counted():
                 seconds, name = now_s() - start_s, self.name_of_source(source)
-                self.loads.append(Load(name, seconds, users_line(), start_s - self._start_s))
+                began_s = start_s - self._start_s
+                self.loads.append(Load(name, seconds, users_line(), began_s, _conversion(model, named)))
 
     def name_of_source(self, source: str) -> str:
         """The name of a model's source in files: a hub id, or the last part of a path, as paths may name a user.
@@ -400,6 +402,17 @@ class Recorder:
 
         functional.scaled_dot_product_attention = attention
         self.undo.append(lambda: setattr(functional, "scaled_dot_product_attention", original))
+
+
+def _conversion(model: Any, named: Mapping[str, Any]) -> str:
+    """What a load did to the weights, in words: unpacked them from a GGUF file, or quantised those of a checkpoint."""
+    quantizer = getattr(model, "hf_quantizer", None)
+    if named.get("gguf_file") and not getattr(quantizer, "packed_modules", None):
+        return "GGUF weights are unpacked"
+    if quantizer is not None and not quantizer.pre_quantized:
+        method = quantizer.quantization_config.quant_method
+        return f"weights are quantised ({getattr(method, 'value', method)})"
+    return ""
 
 
 def _wrapper_s() -> float:

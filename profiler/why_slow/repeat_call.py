@@ -116,8 +116,10 @@ class Candidate:
     """Seconds of the prompt in `seconds`."""
     prompts: int = 2
     """How often a shortened run computes the prompt."""
-    explain: Callable[[], str] | None = None
-    """Measures more evidence, in words, once the trial has shown a saving."""
+    explain: Callable[[float], str] | None = None
+    """Measures more evidence, in words, until the clock is at a time, once the trial has shown a saving."""
+    fewer: Callable[[], Candidate | None] | None = None
+    """Makes the same change to fewer calls, if there is no time for all."""
     alone: bool = False
     """Whether only `changed` can be run, because objects of the script must not be called again."""
 
@@ -148,11 +150,11 @@ class CallGroup:
 
     @property
     def firsts(self) -> list[tuple[Call, CallRecord]]:
-        """The first call of each shape and its record, the slowest first."""
+        """The first call of each shape and its record, in the order of the script."""
         by_shape: dict[str, tuple[Call, CallRecord]] = {}
         for call, noted in sorted(zip(self.calls, self.notes, strict=True), key=lambda pair: pair[1].began_s):
             by_shape.setdefault(call.words, (call, noted))
-        return sorted(by_shape.values(), key=lambda pair: -pair[0].seconds)
+        return list(by_shape.values())
 
     def others(self, first: Call) -> list[Call]:
         """A first call, and the calls of its shape that began before it ended."""
@@ -175,8 +177,8 @@ class RepeatedCall:
     options: Mapping[str, object] = field(default_factory=dict)
     inference: bool = False
     """Whether it runs under torch.inference_mode(), else with the gradient mode of the call."""
-    _filled: list[Any] = field(default_factory=list)
-    """The cache of a forward with a context, once it is filled."""
+    filled: list[Any] = field(default_factory=list)
+    """The cache that holds the call's context, once it is filled."""
 
     def __call__(self) -> object:
         return self._run(self.call.new_tokens)
@@ -205,7 +207,7 @@ class RepeatedCall:
     def _run(self, new_tokens: int, further: int = 0) -> object:
         """Run the call with `new_tokens`, after a prompt that is `further` tokens longer."""
         model = self.model()
-        args, named = self.noted.arguments or ((), {})
+        args, named = _in_dtype_of(model, *(self.noted.arguments or ((), {})), self.call.settings["dtype"])
         named = {name: value for name, value in named.items() if name not in _DROPPED_ARGUMENTS}
         if self.call.kind == "generate":
             named |= {"max_new_tokens": new_tokens, "min_new_tokens": new_tokens}
@@ -225,12 +227,26 @@ class RepeatedCall:
 
     def _cache(self, model: Any) -> Any:
         """A cache that holds the call's context: filled at the first run, and cropped to it before every later one."""
-        if self._filled:
-            self._filled[0].crop(-self.call.prompt_len)
-        else:
+        beyond = self.filled[0].get_seq_length() - self.call.context_len if self.filled else -1
+        if beyond < 0:
             ids = torch.zeros(self.call.batch_size, self.call.context_len, dtype=torch.long, device=model.device)
-            self._filled.append(cache_of(model(ids, use_cache=True)))
-        return self._filled[0]
+            self.filled[:] = [cache_of(model(ids, use_cache=True))]
+        elif beyond > 0:
+            self.filled[0].crop(-beyond)
+        return self.filled[0]
+
+
+def _in_dtype_of(
+    model: Any, args: tuple[Any, ...], named: dict[str, Any], own: str
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments, with tensors of the script's dtype `own` (features of sounds or images) in the model's dtype."""
+    dtype = next(model.parameters()).dtype
+
+    def cast(value: Any) -> Any:
+        is_own = isinstance(value, torch.Tensor) and value.is_floating_point() and str(value.dtype) == f"torch.{own}"
+        return value.to(dtype) if is_own and dtype.is_floating_point else value
+
+    return tuple(map(cast, args)), {name: cast(value) for name, value in named.items()}
 
 
 def _longer_prompt(

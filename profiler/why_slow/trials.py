@@ -30,10 +30,15 @@ from profiler.why_slow.observations import Call, Observations, steady_s
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.repeat_call import CallGroup, Candidate, WeightedRun, repeat, synchronize
 
+_TRIALS_SHARE = 0.9
+"""Share of the budget after which trials end. The rest is for a pair that takes longer, and for the report."""
+
 # Shorter calls are repeated within a round.
 _SHORT_S = 0.2
 # A changed call that is warm and still takes this many times as long as the script's own gets no further rounds.
 _HOPELESS = 2.0
+# A first call of which a repeat takes this share had no one-time costs.
+_WARM = 0.8
 # At most so many first calls per group are repeated once warm.
 _MOST_FIRSTS = 8
 
@@ -56,7 +61,8 @@ class Missed:
         """One line per reason; the last says which budget would be enough, given that `budget_s` was not."""
         lines = [f"{', '.join(names)}: {reason}" for reason, names in self.by_reason.items()]
         if self.without_time:
-            enough_s = _ROUND_S * math.ceil((budget_s + sum(self.without_time.values())) / _ROUND_S)
+            more_s = sum(self.without_time.values()) / _TRIALS_SHARE
+            enough_s = _ROUND_S * math.ceil((budget_s + more_s) / _ROUND_S)
             lines.append(
                 f"{', '.join(self.without_time)}: no time was left for {FEW_ROUNDS} pairs;"
                 f" --budget {enough_s} would try {'them' if len(self.without_time) > 1 else 'it'}"
@@ -70,11 +76,11 @@ def try_changes(
     """(trials, reasons why other changes were not tried), the most expensive calls first.
 
     Each change may take a share of the time that is left, by the seconds of its calls. A change that cannot be tried in
-    at least three pairs waits until the others are done, for the time that they leave. Trials end `budget_s` seconds
-    after the start, of which `spent_s` have passed, or at an interrupt; those made until then are returned. The sides
+    at least three pairs waits until the others are done, for the time that they leave. Trials have _TRIALS_SHARE of
+    `budget_s`, of which `spent_s` have passed, and end at an interrupt; those made until then are returned. The sides
     of a pair leave out the seconds in which this process waits for a core.
     """
-    deadline_s = now_s() + budget_s - spent_s
+    deadline_s = now_s() + _TRIALS_SHARE * budget_s - spent_s
     trials: list[ChangeTrial] = []
     missed = Missed()
     with quiet_libraries(), torch.random.fork_rng(devices=[]):
@@ -88,6 +94,8 @@ def try_changes(
                 share = 1.0 if taken.waited else weights[0] / max(sum(weights), 1e-9)
                 name = f"{candidate.id} ({candidate.where})"
                 plan = plan_trial(candidate, share * left_s)
+                while isinstance(plan, float) and taken.waited and candidate.fewer and (fewer := candidate.fewer()):
+                    candidate, plan = fewer, plan_trial(fewer, left_s)
                 if isinstance(plan, float):
                     if not taken.waited:
                         waiting.append(replace(taken, waited=True))
@@ -125,7 +133,10 @@ class _Pending:
 
 
 # Share of a call that a change usually saves where it applies, in scripts with one planted fault (tests/why/scripts).
-_USUAL_SAVING = {"cache-off": 0.7, "one-by-one": 0.6, "padding": 0.6, "beams": 0.6, "offload": 0.6, "threads": 0.1}
+_USUAL_SAVING = {
+    "cache-off": 0.7, "one-by-one": 0.6, "padding": 0.6, "beams": 0.6, "offload": 0.6, "shared-prefix": 0.5,
+    "threads": 0.1,
+}  # fmt: skip
 _OTHER_SAVING = 0.3
 
 
@@ -210,7 +221,7 @@ def _tried(candidate: Candidate, group: CallGroup, plan: TrialPlan, deadline_s: 
     evidence = candidate.evidence
     if candidate.explain is not None and pairs_agree(rounds):
         with contextlib.suppress(Exception):  # the saving is known without it
-            evidence += candidate.explain()
+            evidence += candidate.explain(deadline_s)
     return ChangeTrial(
         candidate.id,
         tuple(call.number for call in group.calls),
@@ -265,14 +276,15 @@ def _why_not_repeated(call: Call) -> str:
 def once_warm(recorder: Recorder, seen: Observations, budget_s: float) -> Observations:
     """The observations with `warm_s` of first calls, which are repeated for that, the most expensive first.
 
-    Trials use warm calls, and no change saves the one-time costs of first calls (loading code, allocating memory). The
-    repeats end after `budget_s` seconds or at an interrupt.
+    A line's other shapes, the slowest first, are repeated until one has no one-time costs. Trials use warm calls, and
+    no change saves the one-time costs of first calls (loading code, allocating memory). The repeats end after
+    `budget_s` seconds or at an interrupt.
     """
     deadline_s = now_s() + budget_s
     warm_s: dict[int, float] = {}
     with quiet_libraries(), torch.random.fork_rng(devices=[]), contextlib.suppress(KeyboardInterrupt):
         for group in call_groups(recorder, seen, Missed()):
-            for first, noted in _cold_calls(group):
+            for number, (first, noted) in enumerate(_cold_calls(group)):
                 whole = now_s() + first.seconds <= deadline_s
                 if noted.arguments is None or not (
                     whole or (first.prompt_s and now_s() + first.prompt_s <= deadline_s)
@@ -289,14 +301,20 @@ def once_warm(recorder: Recorder, seen: Observations, budget_s: float) -> Observ
                     # Calls that overlap it in other threads had the same one-time costs.
                     share = min(1.0, repeated_s / first.seconds)
                     warm_s |= {call.number: share * call.seconds for call in group.others(first)}
+                    if number and share > _WARM:
+                        break
     return replace(seen, calls=tuple(replace(call, warm_s=warm_s.get(call.number)) for call in seen.calls))
 
 
 def _cold_calls(group: CallGroup) -> list[tuple[Call, CallRecord]]:
-    """The first calls of each shape; of a loop without a cache, whose every call has its own shape, only the first."""
+    """The first call of all, and the first ones of other shapes, the slowest first.
+
+    Of a loop without a cache, whose every call has its own shape, only the first of all.
+    """
+    first, *others = group.firsts
     if grows_by_a_token(group.calls):
-        return [min(group.firsts, key=lambda pair: pair[0].number)]
-    return group.firsts[:_MOST_FIRSTS]
+        return [first]
+    return [first, *sorted(others, key=lambda pair: -pair[0].seconds)][:_MOST_FIRSTS]
 
 
 def _once_s(run: Callable[[], object], clock: Clock) -> float:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from profiler import effort
 from profiler.device.clock import CoreClock
+from profiler.why_slow.changes import candidates
 from profiler.why_slow.observations import Observations
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
+from profiler.why_slow.repeat_call import Candidate
 from profiler.why_slow.script import run_script
+from profiler.why_slow.trials import Missed, call_groups
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -135,6 +138,15 @@ def run_watched(script: Path, model: Path) -> Recorder:
     ):
         assert run_script(script, [str(model)]) == 0
     return recorder
+
+
+def changes_to(run: Callable[[], object]) -> dict[str, Candidate]:
+    """The changes that apply to the calls of models in `run`, by name."""
+    recorder = Recorder()
+    with watched(recorder), torch.no_grad():
+        run()
+    groups = call_groups(recorder, recorder.seen("s.py"), Missed())
+    return {candidate.id: candidate for group in groups for candidate in candidates(group, recorder)}
 
 
 def taken_s(seen: Observations) -> float:

@@ -2,23 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+import copy
 
 import torch
-from planted_faults import tiny_llama
-
-from profiler.why_slow.changes import candidates
-from profiler.why_slow.patches import watched
-from profiler.why_slow.recorder import Recorder
-from profiler.why_slow.trials import Missed, call_groups
-
-
-def changes_to(run: Any) -> dict[str, Any]:
-    recorder = Recorder()
-    with watched(recorder), torch.no_grad():
-        run()
-    groups = call_groups(recorder, recorder.seen("s.py"), Missed())
-    return {candidate.id: candidate for group in groups for candidate in candidates(group, recorder)}
+from planted_faults import changes_to, tiny_llama
 
 
 def test_texts_are_tried_as_one_batch() -> None:
@@ -40,6 +27,14 @@ def test_texts_are_tried_as_one_batch() -> None:
     assert batched.changed().logits.shape[:2] == (6, 8)
 
 
+def test_answers_to_one_prompt_are_tried_as_one_batch() -> None:
+    model, ids = tiny_llama(), torch.ones(1, 8, dtype=torch.long)
+    mask = torch.ones_like(ids)
+    found = changes_to(lambda: [model.generate(ids, attention_mask=mask, max_new_tokens=2) for _ in range(4)])
+    assert found["one-by-one"].evidence == "the same prompt is passed 4 times, one by one"
+    assert found["one-by-one"].change == "pass it once, with num_return_sequences=4"
+
+
 def test_forwards_of_a_loop_are_not_batched() -> None:
     """Each forward of a loop needs the token of the one before: without a cache, and with one."""
     model = tiny_llama()
@@ -55,3 +50,17 @@ def test_forwards_of_a_loop_are_not_batched() -> None:
 
     assert "one-by-one" not in changes_to(without_cache)
     assert "one-by-one" not in changes_to(with_cache)
+
+
+def test_prompts_of_a_model_that_is_loaded_again_are_no_batch() -> None:
+    """A handler that loads the model for each request has no second prompt for it."""
+    models = [copy.deepcopy(tiny_llama()) for _ in range(4)]
+
+    def run() -> None:
+        for model in models:
+            model(torch.ones(1, 4, dtype=torch.long))
+
+    assert "one-by-one" not in changes_to(run)
+    del models[1:]
+    models *= 4
+    assert "one-by-one" in changes_to(run)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from hurry import with_effort
-from planted_faults import tiny_llama
+from planted_faults import changes_to, tiny_llama
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import profiler
@@ -63,6 +63,13 @@ def test_a_change_is_tried(script: Callable[[Any], None], change: str, monkeypat
     assert change in {trial.id for trial in watching.found.tried}
     assert watching.found.not_tried == ()
     assert torch.get_num_threads() + (change == "threads") == cores
+
+
+def test_a_copy_in_another_dtype_gets_features_in_it() -> None:
+    """The script passes sounds or images in the dtype of its model, and the copy is in bfloat16."""
+    model = tiny_llama()
+    found = changes_to(lambda: model(inputs_embeds=torch.randn(1, 4, 32)))["wide-dtype"]
+    assert found.changed().logits.dtype == torch.bfloat16  # type: ignore[attr-defined]
 
 
 def test_layers_on_several_gpus_work_one_after_the_other() -> None:

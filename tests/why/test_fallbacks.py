@@ -68,6 +68,7 @@ def test_a_warning_names_its_packages(text: str, packages: tuple[str, ...]) -> N
     found = fallback_of("library", text)
     assert found is not None
     assert found.packages == packages
+    assert found.module == {"Failed": "Linear4bit", "CUDA": "QuantLinear", "MXFP4": "Experts"}.get(text.split()[0], "")
     assert text.startswith(found.text)
 
 
@@ -169,7 +170,8 @@ def test_the_bound_is_the_time_in_the_modules_without_their_linears(
     [finding], lines = fallback_findings([fallback], [group], seen.steady_s, lambda _: True)  # type: ignore[list-item]
     assert not lines
     assert 2 * SLEEP_S * 0.9 <= finding.saves_s <= seen.calls_s - 20 * SLEEP_S * 0.9
-    unknown = Fallback("torch", "slow", "NoSuchModule", (), "install a C++ compiler")
-    nothing, [line] = fallback_findings([unknown], [group], seen.steady_s, lambda _: True)  # type: ignore[list-item]
-    assert not nothing
-    assert line == 'install a C++ compiler: its seconds are unknown (torch warns "slow")'
+    for module in ("NoSuchModule", ""):
+        unknown = Fallback("torch", "slow", module, (), "install a C++ compiler")
+        nothing, [line] = fallback_findings([unknown], [group], seen.steady_s, lambda _: True)  # type: ignore[list-item]
+        assert not nothing
+        assert line == 'install a C++ compiler: its seconds are unknown (torch warns "slow")'

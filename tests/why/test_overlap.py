@@ -16,7 +16,7 @@ import profiler
 from profiler.json_document import json_text
 from profiler.why_slow import trials
 from profiler.why_slow.findings import ChangeTrial, judge_calls
-from profiler.why_slow.loop_changes import batching_changes
+from profiler.why_slow.loop_changes import batching_change
 from profiler.why_slow.observations import Call, Load, Observations, covered_s, most_at_once
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
@@ -104,7 +104,8 @@ def test_calls_from_threads_are_repeated_in_threads(monkeypatch: pytest.MonkeyPa
     assert most_at_once(seen.calls) == THREADS
     assert sum(item.seconds for item in seen.calls) > seen.wall_s > seen.calls_s > 0.4
     [group] = trials.call_groups(recorder, seen, trials.Missed())
-    [candidate] = batching_changes(group)
+    candidate = batching_change(group)
+    assert candidate is not None
     assert "up to 4 calls at once in threads" in candidate.evidence
     slow.most = 0
     candidate.as_is()

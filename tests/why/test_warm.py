@@ -82,3 +82,15 @@ def test_only_the_first_forward_of_a_loop_is_repeated() -> None:
     first, *others = once_warm(recorder, recorder.seen("s.py"), 10.0).calls
     assert first.warm_s is not None
     assert {call.warm_s for call in others} == {None}
+
+
+def test_other_shapes_are_repeated_until_one_has_no_one_time_costs() -> None:
+    """Of five shapes the first and fourth are cold. The fourth is the slowest of the others, and the fifth is next."""
+    model, recorder = tiny_llama(), Recorder()
+    naps_s = [COLD_S, 0.02, 0.02, COLD_S, 0.03]
+    model.model.register_forward_pre_hook(lambda *_: time.sleep(naps_s.pop(0) if naps_s else 0.03))
+    with watched(recorder), torch.no_grad():
+        for length in (4, 9, 6, 8, 5):
+            model(torch.ones(1, length, dtype=torch.long))
+    calls = once_warm(recorder, recorder.seen("s.py"), 10.0).calls
+    assert [call.number for call in calls if call.warm_s is not None] == [0, 3, 4]

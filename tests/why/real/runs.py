@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -71,16 +72,21 @@ def measure(script: Script, cure: Cure, rounds: int) -> tuple[float, float]:
 
 
 def run_why(script: Script) -> Found:
-    """The answer of `roofscope why` for a script. Raises CalledProcessError if the script fails."""
+    """The answer of `roofscope why` for a script, kept in CACHE / "answers" with its screen.
+
+    Raises CalledProcessError if the script fails.
+    """
     given = arguments(script)
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "profiler", "why", "--plain", "--out", folder, str(script.path), *given]
-        start = time.monotonic()
-        ended = subprocess.run(command, check=True, capture_output=True, text=True, env=environment())
-        took_s = time.monotonic() - start
-        (CACHE / f"{script.name}.txt").write_text(ended.stdout + ended.stderr)
-        file = Path(folder) / "why.json"
-        answer = json.loads(file.read_text()) if file.exists() else {"findings": [], "wall_s": took_s}
+    folder = CACHE / "answers" / script.name
+    shutil.rmtree(folder, ignore_errors=True)
+    command = [sys.executable, "-m", "profiler", "why", "--plain", "--out", str(folder), str(script.path), *given]
+    start = time.monotonic()
+    ended = subprocess.run(command, check=True, capture_output=True, text=True, env=environment())
+    took_s = time.monotonic() - start
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "screen.txt").write_text(ended.stdout + ended.stderr)
+    file = folder / "why.json"
+    answer = json.loads(file.read_text()) if file.exists() else {"findings": [], "wall_s": took_s}
     script_s = answer["wall_s"]
     return Found(
         findings=tuple((item["id"], item["saves_s"]) for item in answer["findings"]),
