@@ -21,6 +21,7 @@ from profiler.why_slow.findings import (
     FEW_ROUNDS,
     LEAST_ROUNDS,
     LEAST_SHARE,
+    MOST_ROUNDS,
     ChangeTrial,
     is_settled,
     pairs_agree,
@@ -33,8 +34,10 @@ from profiler.why_slow.repeat_call import CallGroup, Candidate, WeightedRun, rep
 _TRIALS_SHARE = 0.9
 """Share of the budget after which trials end. The rest is for a pair that takes longer, and for the report."""
 
-# Shorter calls are repeated within a round.
+# A side of a pair takes so long at least: shorter calls are repeated.
 _SHORT_S = 0.2
+# It takes so long if eight such pairs fit into the time: single runs of a short call differ by several percent.
+_LONG_S = 0.6
 # A changed call that is warm and still takes this many times as long as the script's own gets no further rounds.
 _HOPELESS = 2.0
 # A first call of which a repeat takes this share had no one-time costs.
@@ -163,6 +166,8 @@ class TrialPlan:
     """Seconds of the fewest pairs."""
     tokens: int = 0
     """New tokens that stand for all of a `generate`; 0: it is repeated whole."""
+    repeats: int = 1
+    """How often each side of a pair runs."""
 
 
 # A short `generate` has at least so many new tokens, and fewer only if nothing else fits.
@@ -176,18 +181,21 @@ def plan_trial(candidate: Candidate, allowed_s: float) -> TrialPlan | float:
     In order of preference: five whole pairs, five shortened ones, three whole ones, three shortened ones. The changed
     side is expected to save what such a change usually saves.
     """
-    # A short call gets a run before those that are timed.
-    side_s = candidate.seconds * (_repeats(candidate) + (candidate.seconds < _SHORT_S))
     if candidate.alone:
-        least_s = (FEW_ROUNDS + 1) * side_s
+        least_s = (FEW_ROUNDS + 1) * candidate.seconds
         return TrialPlan(allowed_s, least_s) if least_s <= allowed_s else least_s
     changed_share = 1 - usual_saving(candidate)
-    few, most = (rounds + (rounds + 1) * changed_share for rounds in (FEW_ROUNDS, LEAST_ROUNDS))
+    few, enough, most = (n + (n + 1) * changed_share for n in (FEW_ROUNDS, LEAST_ROUNDS, MOST_ROUNDS))
+    # A short call gets a run before those that are timed.
+    before = candidate.seconds < _SHORT_S
+    affordable = int(allowed_s / (most * max(candidate.seconds, 1e-6))) - before
+    repeats = max(_repeats_for(_SHORT_S, candidate), min(_repeats_for(_LONG_S, candidate), affordable))
+    side_s = candidate.seconds * (repeats + before)
     least_s = few * side_s
-    if most * side_s <= allowed_s:
-        return TrialPlan(allowed_s, least_s)
+    if enough * side_s <= allowed_s:
+        return TrialPlan(allowed_s, least_s, repeats=repeats)
     if not candidate.as_is.shortened(_LEAST_TOKENS):
-        return TrialPlan(allowed_s, least_s) if least_s <= allowed_s else least_s
+        return TrialPlan(allowed_s, least_s, repeats=repeats) if least_s <= allowed_s else least_s
     # Each shortened side is a prompt or more, one of them with a short answer; it is run once before the pairs.
     step_s = max(candidate.seconds - candidate.prompt_s, 1e-6) / max(1, candidate.new_tokens - 1)
     prompts_s = candidate.prompts * candidate.prompt_s
@@ -195,14 +203,19 @@ def plan_trial(candidate: Candidate, allowed_s: float) -> TrialPlan | float:
     def tokens(sides: float) -> int:
         return min(int((allowed_s / (sides + 1) - prompts_s) / step_s), candidate.new_tokens - 1)
 
-    if tokens(most) >= _GOOD_TOKENS:
-        return TrialPlan(allowed_s, least_s, tokens(most))
+    if tokens(enough) >= _GOOD_TOKENS:
+        return TrialPlan(allowed_s, least_s, tokens(enough))
     if least_s <= allowed_s:
-        return TrialPlan(allowed_s, least_s)
+        return TrialPlan(allowed_s, least_s, repeats=repeats)
     short_s = (few + 1) * (prompts_s + _LEAST_TOKENS * step_s)
     if tokens(few) >= _LEAST_TOKENS:
         return TrialPlan(allowed_s, short_s, tokens(few))
     return min(least_s, short_s)
+
+
+def _repeats_for(seconds: float, candidate: Candidate) -> int:
+    """How many runs of a call take so long."""
+    return max(1, min(effort.STANDARD.script_repeats, round(seconds / max(candidate.seconds, 1e-3))))
 
 
 def usual_saving(candidate: Candidate) -> float:
@@ -333,7 +346,6 @@ def _interleaved_pairs(candidate: Candidate, plan: TrialPlan, deadline_s: float)
     comes before the third.
     """
     start_s = now_s()
-    repeats = _repeats(candidate)
     as_is = candidate.as_is.shortened(plan.tokens) or (WeightedRun(1.0, candidate.as_is),)
     changed = candidate.changed.shortened(plan.tokens) or (WeightedRun(1.0, candidate.changed),)
 
@@ -342,7 +354,7 @@ def _interleaved_pairs(candidate: Candidate, plan: TrialPlan, deadline_s: float)
         if candidate.seconds < _SHORT_S:
             parts[0].run()
         synchronize()
-        return _total_s(parts, repeats)
+        return _total_s(parts, plan.repeats)
 
     # The script has warmed up the unchanged call; the changed one has its one-time costs in its first run.
     if plan.tokens:
@@ -366,11 +378,6 @@ def _interleaved_pairs(candidate: Candidate, plan: TrialPlan, deadline_s: float)
     if len(rounds) < FEW_ROUNDS and not is_settled(rounds):
         raise NoTimeLeftError
     return tuple(rounds)
-
-
-def _repeats(candidate: Candidate) -> int:
-    """How often each side of a pair runs: more than once if the call is short."""
-    return max(1, min(effort.STANDARD.script_repeats, round(_SHORT_S / max(candidate.seconds, 1e-3))))
 
 
 def _fits(rounds: Sequence[object], first_s: float, allowed_until_s: float, deadline_s: float) -> bool:

@@ -40,6 +40,12 @@ def test_a_call_is_repeated_whole_if_five_pairs_fit() -> None:
     assert plan_trial(candidate(1.0, new_tokens=100), 7.41).tokens == 0  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize(("allowed_s", "repeats"), [(2.4, 2), (5.0, 3), (100.0, 6)])
+def test_a_short_call_is_repeated_within_a_side(allowed_s: float, repeats: int) -> None:
+    """A call of 0.1 s: for 0.2 s, and for up to 0.6 s if eight runs and nine of 40 % of it fit into the time."""
+    assert plan_trial(candidate(0.1), allowed_s).repeats == repeats  # type: ignore[union-attr]
+
+
 def test_a_long_generate_is_shortened() -> None:
     """1 s of prompt and 99 steps of 0.1 s. Of 50.4 s, each of 8.4 sides gets 6 s: two prompts and 40 steps."""
     plan = plan_trial(candidate(10.9, 100, prompt_s=1.0), 50.41)

@@ -293,7 +293,7 @@ def test_a_trial_saves_seconds_of_all_its_calls() -> None:
 def test_pairs_that_disagree_give_no_finding() -> None:
     observations = seen(call(0, 2.0), call(1, 6.0))
     for rounds in (
-        [(1.0, 0.9)] * 4,  # too few for so little
+        [(1.0, 0.99), (1.0, 0.7), (1.0, 0.98), (1.0, 0.8)],  # too few that differ so much
         [(1.0, 0.9)] * 4 + [(1.0, 1.1)],  # one contradicts
         [(1.0, 0.985)] * 5,  # under 2 % of the script
         [(1.0, 1.5)] * 5,  # it costs
