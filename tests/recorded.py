@@ -74,6 +74,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> CudaMachine:
     monkeypatch.setattr(torch.cuda, "graph", _capture)
     monkeypatch.setattr(torch.cuda, "MemPool", lambda: SimpleNamespace(id=(0, 1)))
     monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", list)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "Stream", _Stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _device=None: _Stream())
     monkeypatch.setattr(torch.cuda, "set_stream", lambda _stream: None)

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from profiler.device import clock, memory
 from profiler.device.clock import Clock
@@ -23,6 +23,17 @@ if TYPE_CHECKING:
 
 _SYNCHRONISES = "synchronizing CUDA operation"
 """The error of torch's synchronisation debug mode (c10/cuda/CUDAFunctions.cpp, `warn_or_error_on_sync`)."""
+
+
+class Recording(Protocol):
+    """Captured work."""
+
+    @property
+    def pool_bytes(self) -> int:
+        """Bytes of the device that only this work may use: its results, and the workspaces of libraries."""
+
+    def __call__(self) -> None:
+        """Replay the work."""
 
 
 class Machine:
@@ -113,7 +124,7 @@ class Machine:
         """
         return False
 
-    def capture(self, work: Callable[[], object]) -> Callable[[], object]:
+    def capture(self, work: Callable[[], object]) -> Recording:
         """Record `work`, which has run before, and return a callable that replays it.
 
         Raises CaptureError if `work` cannot be captured; streams, allocator and random generator stay as they were.
@@ -181,7 +192,7 @@ class CudaMachine(Machine):
             self._cuda.set_sync_debug_mode(before)
         return False
 
-    def capture(self, work: Callable[[], object]) -> Callable[[], object]:
+    def capture(self, work: Callable[[], object]) -> Recording:
         # CUDA's own allocator (backend:cudaMallocAsync) has no MemPool; its graphs need an id only.
         pool = self._cuda.MemPool() if self._cuda.get_allocator_backend() == "native" else None
         pool_id = self._cuda.graph_pool_handle() if pool is None else pool.id
@@ -275,6 +286,10 @@ class _Recorded:
     graph: torch.cuda.CUDAGraph
     pool: torch.cuda.MemPool | None
     pool_id: tuple[int, int]
+
+    @property
+    def pool_bytes(self) -> int:
+        return memory.pool_bytes(self.machine.device, self.pool_id)
 
     def __call__(self) -> None:
         self.graph.replay()

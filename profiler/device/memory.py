@@ -132,21 +132,38 @@ _DEFAULT_STREAM = 0
 def unused_bytes(device: torch.device) -> int:
     """Return the unused bytes in torch's allocator for a CUDA device's default stream, outside private pools.
 
-    It is 0 for CUDA's own allocator (`PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync`), which has no snapshot. The
-    keys are those of `torch.cuda.memory_snapshot` (torch/csrc/cuda/Module.cpp, `segmentInfoToDict`).
+    It is 0 for CUDA's own allocator (`PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync`), which has no snapshot.
+    """
+    return sum(
+        int(segment["total_size"]) - int(segment["allocated_size"])
+        for segment in _segments(device, _DEFAULT_POOL)
+        if segment["stream"] == _DEFAULT_STREAM
+    )
+
+
+def pool_bytes(device: torch.device, pool_id: tuple[int, int]) -> int:
+    """Return the bytes of a CUDA device that torch's allocator holds for one private pool, used or not.
+
+    It is 0 for CUDA's own allocator, which has neither a snapshot nor pools.
+    """
+    return sum(int(segment["total_size"]) for segment in _segments(device, pool_id))
+
+
+def _segments(device: torch.device, pool_id: tuple[int, int]) -> list[dict[str, Any]]:
+    """The segments of a pool of torch's allocator on a CUDA device.
+
+    The keys are those of `torch.cuda.memory_snapshot` (torch/csrc/cuda/Module.cpp, `segmentInfoToDict`).
     """
     import torch
 
     if torch.cuda.get_allocator_backend() != "native":
-        return 0
+        return []
     index = torch.cuda.current_device() if device.index is None else device.index
-    return sum(
-        int(segment["total_size"]) - int(segment["allocated_size"])
+    return [
+        segment
         for segment in torch.cuda.memory_snapshot()
-        if segment["device"] == index
-        and tuple(segment["segment_pool_id"]) == _DEFAULT_POOL
-        and segment["stream"] == _DEFAULT_STREAM
-    )
+        if segment["device"] == index and tuple(segment["segment_pool_id"]) == pool_id
+    ]
 
 
 def used_bytes(device: torch.device) -> int | None:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 
-from profiler.device.machine import Machine
+from profiler.device.machine import Machine, Recording
 from profiler.device.memory import storage_bytes
 from profiler.device.process_group import ProcessGroup
 from profiler.device.torch_profiler import recorded
@@ -249,13 +249,17 @@ class _Recorded:
 
     state: DecodeState
     """The memory that the graph reads and writes."""
-    replay: Callable[[], object]
+    replay: Recording
+
+    @property
+    def cache_bytes(self) -> int:
+        return _bytes_of(self.state.cache)
 
 
 class GraphEngine(StaticEngine):
     """The decode step captured as a CUDA graph: the host submits one launch per step instead of hundreds.
 
-    Graphs of other shapes are kept if their caches fit _KEPT_SHARE of the free memory, since a sweep returns to each.
+    Graphs of other shapes are kept if their memory fits _KEPT_SHARE of what is free, since a sweep returns to each.
     """
 
     name = "graph"
@@ -273,13 +277,14 @@ class GraphEngine(StaticEngine):
         shape = batch, slots
         if self._shape == shape:
             return
-        if self._shape and self._held_bytes() > _KEPT_SHARE * self._machine.available_bytes():
+        # A graph's pool has a workspace of cuBLAS: 8 MiB, 32 on Hopper (aten/src/ATen/cuda/CublasHandlePool.cpp).
+        held_bytes = sum(step.cache_bytes + step.replay.pool_bytes for step in self._recorded.values())
+        if self._shape and held_bytes > _KEPT_SHARE * self._machine.available_bytes():
             del self._recorded[self._shape]
-        self._shape, self.kept_bytes = None, self._held_bytes()
-        if shape in self._recorded:
-            self.kept_bytes -= _bytes_of(self._recorded[shape].state.cache)
-        else:
+        self._shape = None
+        if shape not in self._recorded:
             self._recorded[shape] = self._record(batch, slots)
+        self.kept_bytes = sum(step.cache_bytes for other, step in self._recorded.items() if other != shape)
         self._shape = shape
 
     def prefill(self, ids_BS: torch.Tensor, slots: int) -> DecodeState:  # noqa: N803
@@ -295,9 +300,6 @@ class GraphEngine(StaticEngine):
     def _current(self) -> _Recorded:
         assert self._shape is not None, "prepare() captures the step"
         return self._recorded[self._shape]
-
-    def _held_bytes(self) -> int:
-        return sum(_bytes_of(step.state.cache) for step in self._recorded.values())
 
     def _record(self, batch: int, slots: int) -> _Recorded:
         cache = unwindowed(static_cache(self._model, slots), slots)

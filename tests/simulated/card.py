@@ -62,6 +62,7 @@ class Card:
             (32 << 20) if truth.capability >= (9, 0) else (8 << 20),
             truth.l2_bytes,
             truth.l2_writes_back,
+            truth.l2_evicts_at_random,
             self.memory,
         )
         self.streams: list[Stream] = []

@@ -124,16 +124,20 @@ class Driver:
         return memory.driver_free, memory.total_bytes
 
     def _memory_snapshot(self) -> list[dict[str, Any]]:
-        """Return the unused memory of each card by stream, and that of all graphs' pools, with the keys of torch's
-        `segmentInfoToDict` (torch/csrc/cuda/Module.cpp, 2.13)."""
+        """Return the unused memory of each card by stream, and all memory of each private pool.
+
+        The keys are those of torch's `segmentInfoToDict` (torch/csrc/cuda/Module.cpp, 2.13).
+        """
         segments = []
         for card in self._cards:
-            unused = {stream: stream.core.unused_bytes(card.memory) for stream in card.streams}
-            of_graphs = card.memory.reserved - card.memory.allocated - sum(unused.values())
-            pools = [((0, 0), 0 if stream is card.default_stream else id(stream), n) for stream, n in unused.items()]
+            unused = {
+                ((0, 0), 0 if stream is card.default_stream else id(stream)): stream.core.unused_bytes(card.memory)
+                for stream in card.streams
+            }
+            private = {(pool, 0): nbytes for pool, nbytes in card.memory.reserved_by_pool().items()}
             segments += [
                 {"device": card.index, "segment_pool_id": pool, "stream": stream, "total_size": n, "allocated_size": 0}
-                for pool, stream, n in [*pools, ((0, 1), 0, of_graphs)]
+                for (pool, stream), n in {**unused, **private}.items()
             ]
         return segments
 

@@ -46,6 +46,8 @@ class Truth:
     l2_bytes_per_s: float
     l2_writes_back: bool = False
     """Whether a write larger than the L2 leaves its end there; other data that needs the place then waits for it."""
+    l2_evicts_at_random: bool = False
+    """Whether the L2 evicts any data, and not that which was used least recently."""
     launch_s: float = 7e-6
     """Seconds of the host per kernel, with Python."""
     host_operator_s: float = 1e-6

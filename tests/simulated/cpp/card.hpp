@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <random>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -123,10 +124,12 @@ struct Traffic {
 };
 
 // The L2: what was touched last, up to its size; whoever is larger than it streams through. Of one that writes back, a
-// write that is larger leaves its end there, until other data takes its place and waits for it.
+// write that is larger leaves its end there, until other data takes its place and waits for it. One that evicts at random
+// keeps a part of data that is read over and over, however large all of it is.
 struct Cache {
   int64_t nbytes, total = 0;
-  bool writes_back;
+  bool writes_back, evicts_at_random;
+  std::minstd_rand random;
   int64_t dirty = 0;  // bytes that have yet to be written to memory; they leave before all others
   std::list<Region> order;
   struct Hash {
@@ -134,7 +137,7 @@ struct Cache {
   };
   std::unordered_map<Region, std::list<Region>::iterator, Hash> held;
 
-  Cache(int64_t size, bool back) : nbytes(size), writes_back(back) {}
+  Cache(int64_t size, bool back, bool at_random) : nbytes(size), writes_back(back), evicts_at_random(at_random) {}
 
   Traffic read(const Region& region) {
     if (touch(region)) return {0, region.second};
@@ -171,9 +174,11 @@ struct Cache {
     dirty -= written_back;
     total -= written_back;
     while (total > nbytes) {
-      total -= order.front().second;
-      held.erase(order.front());
-      order.pop_front();
+      auto victim = order.begin();
+      if (evicts_at_random) std::advance(victim, random() % (order.size() - 1));
+      total -= victim->second;
+      held.erase(*victim);
+      order.erase(victim);
     }
     return written_back;
   }

@@ -31,7 +31,7 @@ using PoolId = std::pair<int64_t, int64_t>;  // as graphs and torch.cuda.MemPool
 
 struct Pool {
   bool is_private = false;  // of graphs and of MemPool
-  int64_t users = 0, segments = 0;
+  int64_t users = 0, segments = 0, reserved = 0;
 };
 
 using Shelf = std::pair<std::shared_ptr<Pool>, bool>;  // whose blocks, and whether small ones
@@ -125,6 +125,7 @@ struct Allocator {
         Block* block = each->second;
         if (block->before == nullptr && block->after == nullptr) {
           reserved -= block->nbytes;
+          pool.reserved -= block->nbytes;
           unmapped[block->address] = block->nbytes;
           pool.segments -= 1;
           delete block;
@@ -189,6 +190,7 @@ struct Allocator {
     int64_t nbytes = shelf.second ? SMALL_SEGMENT : size < LARGE ? LARGE_SEGMENT : rounded(size, ROUND);
     if (nbytes > driver_free()) return nullptr;
     reserved += nbytes;
+    shelf.first->reserved += nbytes;
     shelf.first->segments += 1;
     auto* block = new Block{next_address, nbytes, shelf};
     next_address += nbytes + ROUND;

@@ -79,7 +79,12 @@ PYBIND11_MODULE(native, module) {
       .def("begin_capture", &Allocator::begin_capture)
       .def("end_capture", &Allocator::end_capture)
       .def("release_pool", &Allocator::release_pool)
-      .def("users", &Allocator::users);
+      .def("users", &Allocator::users)
+      .def("reserved_by_pool", [](const Allocator& memory) {
+        std::map<PoolId, int64_t> found;
+        for (const auto& [id, pool] : memory.private_pools) found[id] = pool->reserved;
+        return found;
+      });
 
   py::class_<Speeds>(module, "Speeds")
       .def(py::init<double, double, double, double, double, double, std::map<std::string, double>,
@@ -114,9 +119,10 @@ PYBIND11_MODULE(native, module) {
 
   py::class_<Card>(module, "Card")
       .def(py::init([](int64_t index, Host& host, Speeds speeds, Clock clock,
-                       int64_t workspace_bytes, int64_t l2_bytes, bool writes_back, std::shared_ptr<Allocator> memory) {
+                       int64_t workspace_bytes, int64_t l2_bytes, bool writes_back, bool at_random,
+                       std::shared_ptr<Allocator> memory) {
              return new Card(
-                 index, host, std::move(speeds), std::move(clock), workspace_bytes, {l2_bytes, writes_back},
+                 index, host, std::move(speeds), std::move(clock), workspace_bytes, {l2_bytes, writes_back, at_random},
                  std::move(memory));
            }),
            py::keep_alive<1, 3>())
