@@ -257,6 +257,15 @@ def adds_up(parts: TimeBreakdown) -> bool:
     return parts.unexplained_s <= allowed_s and min(getattr(parts, term) for term in TERMS) >= -allowed_s
 
 
+EXCEEDS = 0.10
+"""Share of a step by which its parts, each measured by itself, may exceed it; kernels of one stream cannot overlap."""
+
+
+def exceeds_step(parts: TimeBreakdown) -> bool:
+    """Whether the parts of a step, each measured by itself, take clearly longer than the whole step."""
+    return -parts.unexplained_s > EXCEEDS * parts.latency_s
+
+
 def at_latency(parts: TimeBreakdown, latency_s: float) -> TimeBreakdown:
     """The breakdown if the step had taken `latency_s`: the residual takes the difference.
 

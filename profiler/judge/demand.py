@@ -20,15 +20,13 @@ from profiler.judge.breakdown import (
     StepRoofs,
     TimeBreakdown,
     break_down,
+    exceeds_step,
     idle_most,
     idle_share,
     with_engine,
     with_generate,
 )
 from profiler.stats import Estimate
-
-# Parts that take this much longer in isolation than their whole step were disturbed by another process.
-_DISTURBED_SHARE = 0.10
 
 
 def total_work(operators: Sequence[OperatorWork]) -> tuple[float, float]:
@@ -246,11 +244,11 @@ def step_demand(facts: Facts, item: OperatorWork, replay: Replay | None) -> Dema
 
 
 def disturbed_cells(facts: Facts) -> list[Cell]:
-    """Measured cells whose replays took clearly longer than the whole step, so another process disturbed them."""
+    """Measured cells whose replays took clearly longer than the whole step: another process may have disturbed them."""
     cells: dict[Cell, None] = {}
     for key in facts.measured:
         medians_s = phase_medians(key.phase, facts.visits[key.cell]).values()
         latency_s = statistics.median(medians_s) if medians_s else math.inf
-        if -breakdown_of(facts, key, latency_s)[0].unexplained_s > _DISTURBED_SHARE * latency_s:
+        if exceeds_step(breakdown_of(facts, key, latency_s)[0]):
             cells[key.cell] = None
     return list(cells)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from profiler.data.datasheets import gpus
-from profiler.facts.roofs import drift, swing
+from profiler.facts.roofs import AGREE, drift, swing
 from profiler.facts.run_facts import Facts
 from profiler.facts.telemetry import POWER_CAP, ActiveShares
 from profiler.facts.visits import phase_medians, phase_samples
@@ -229,6 +229,8 @@ def _judge(
     spans = [(visit.at_unix_s, visit.wall_s) for visit in visits]
     activity, slowed = facts.timeline.active(spans), facts.timeline.throttled(spans)
     clock_share = _clock_share(facts, activity)
+    if clock_share < 1.0 and _is_faster_than_clock(facts, key, time_s.median_s, clock_share):
+        clock_share = 1.0
     facts = as_served(_at_clock(facts, clock_share), key, time_s.median_s)
     half_width_s = (time_s.high_s - time_s.low_s) / 2
     faults, tax = faults_of(key.phase, visits), generate_overhead(facts, key, spread)
@@ -324,6 +326,12 @@ def _clock_share(facts: Facts, activity: ActiveShares) -> float:
     if facts.device.kind != "cuda" or not roof_hz or not activity.clock_hz:
         return 1.0
     return min(1.0, activity.clock_hz / roof_hz)
+
+
+def _is_faster_than_clock(facts: Facts, key: CellKey, latency_s: float, clock_share: float) -> bool:
+    """Whether a step is faster than this clock allows, but not than the whole clock: then the reading is wrong."""
+    slow, whole = (breakdown_of(_at_clock(facts, share), key, latency_s)[0].attained for share in (clock_share, 1.0))
+    return whole <= 1.0 + AGREE < slow
 
 
 def _noise(facts: Facts, key: CellKey, slowed: Sequence[str], clock_share: float, time_s: Estimate) -> NoiseReport:

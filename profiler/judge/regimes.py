@@ -11,7 +11,7 @@ from typing import Any, Literal, cast, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from profiler.judge.breakdown import StepRoofs, TimeBreakdown, at_latency
+from profiler.judge.breakdown import StepRoofs, TimeBreakdown, at_latency, exceeds_step
 
 Regime = Literal[
     "compute-bound", "memory-bound", "overhead-bound", "kernel-bound", "link-bound", "mixed", "inconclusive"
@@ -467,7 +467,8 @@ def _confidence(m: Measurement, regime: Regime, evidence: Sequence[Evidence], fl
         agreement = sum(item.weight for item in voting if item.vote == regime) / total if total else 0.0
     score = min((1 + agreement) / 2, _stability(m, regime))
     # A roof scaled to another clock is an estimate, and a driver may report a wrong clock.
-    if m.noise != "quiet" or m.roofs.dispatch_s is None or not m.roofs.measured or m.clock_share < THROTTLED:
+    estimated = m.roofs.dispatch_s is None or not m.roofs.measured or m.clock_share < THROTTLED
+    if m.noise != "quiet" or estimated or exceeds_step(m.split):
         score = min(score, _HIGH - 0.01)
     return "high" if score >= _HIGH else "medium" if score >= _MEDIUM else "low"
 

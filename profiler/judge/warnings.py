@@ -10,6 +10,7 @@ from profiler.facts.run_facts import Facts
 from profiler.facts.telemetry import complaints
 from profiler.facts.visits import Gap, Visit, steady
 from profiler.grid.cells import Cell
+from profiler.judge.breakdown import exceeds_step
 from profiler.judge.cells import JudgedCell
 from profiler.judge.machine_speed import busy_sentences, swing_words
 from profiler.judge.regimes import Flag
@@ -30,6 +31,7 @@ def run_warnings(facts: Facts, judged: Sequence[JudgedCell]) -> list[str]:
         *_moved(facts.ceilings, facts.roofs_again),
         *_unsteady(judged),
         *_above_roof(judged),
+        *_parts_exceed(judged),
         *_gaps(facts.gaps, facts.visits),
         *_two_clocks(facts.visits),
         *_in_chunks(facts.visits),
@@ -98,6 +100,23 @@ def _above_roof(judged: Sequence[JudgedCell]) -> list[str]:
     return [
         f"{several(len(above), 'cell is', 'cells are')} above a measured roof (first: {above[0].key.name}): a roof or"
         " a count is too low there, which proves nothing."
+    ]
+
+
+def _parts_exceed(judged: Sequence[JudgedCell]) -> list[str]:
+    """Cells below their roofs whose parts, each measured by itself, take longer than the whole step."""
+    shares = {
+        cell.key: -cell.split.unexplained_s / cell.split.latency_s
+        for cell in judged
+        if exceeds_step(cell.split) and Flag.ABOVE_ROOF not in cell.verdict.flags
+    }
+    if not shares:
+        return []
+    key = max(shares, key=lambda each: shares[each])
+    return [
+        f"in {several(len(shares), 'cell', 'cells')} the parts of a step, each measured by itself, take longer than the"
+        f" whole step (most: {percent(shares[key])} longer, {key.name}): a step finds in a cache what a replay reads"
+        " from memory, or the machine was slower in between. Kernels lose at most the printed time there."
     ]
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 
-import torch
 from torch import nn
 
 from profiler.counting.operators import Linear, ModelWork
@@ -37,15 +36,11 @@ from profiler.stats import timing_of
 _CALLS_SHARE = 0.3
 # Kernels that only convert are few, and also run inside the linears.
 _CONVERSIONS_SHARE = 0.3
-# Longer than the time over which a GPU averages its power before the cap lowers the clock.
-LOAD_S = 1.0
 # The shortest time of a replay, in steps, by whether it is captured. A graph of all layers runs five times. Otherwise
 # one layer's linears run twice; for the calls, the whole step runs once to capture them, and its small kernels run
 # twice.
 _LINEAR_STEPS = {True: 5.0, False: 0.3}
 _CALL_STEPS = {True: 5.0, False: 3.0}
-# At most this many prefills, whatever the host's clock says.
-_MOST_PREFILLS = 1000
 # Turns in which several subjects are replayed: a disturbance of seconds then affects only one turn.
 _TURNS = 3
 # KV caches that differ by less than this share of the weights' bytes evict about as much of the weights.
@@ -92,16 +87,16 @@ def replay_kernels(
 
     for users in (users for users in shapes.values() if has_time(users[0], _LINEAR_STEPS[machine.captures])):
         share_s = budget_s * (1 - _CALLS_SHARE) / len(shapes)
-        of_linears = partial(_replay_linears, subject, linears, users[0], ceilings, share_s, under_load=True)
-        yield Replays(tuple(users), _until_failure(of_linears, subject, on_failure))
+        of_linears = partial(_replay_linears, subject, linears, users[0], ceilings, share_s)
+        yield Replays(tuple(users), _until_failure(of_linears, on_failure))
     keys = [key for users in shapes.values() for key in users]
     for key in (key for key in keys if has_time(key, _CALL_STEPS[machine.captures])):
         of_calls = partial(replay_single_calls, subject, key, ceilings, budget_s * _CALLS_SHARE / len(keys))
-        yield Replays((key,), _until_failure(of_calls, subject, on_failure))
+        yield Replays((key,), _until_failure(of_calls, on_failure))
 
 
 def _until_failure(
-    measure: Callable[[], Iterator[Replay]], subject: Subject, on_failure: Callable[[Exception], object]
+    measure: Callable[[], Iterator[Replay]], on_failure: Callable[[Exception], object]
 ) -> tuple[Replay, ...]:
     """The replays that `measure` yields until it fails."""
     replays: list[Replay] = []
@@ -232,12 +227,10 @@ def cold_bytes_of(subject: Subject) -> int:
 
 
 def _replay_linears(
-    subject: Subject, linears: Linears, key: CellKey, ceilings: Ceilings, budget_s: float, *, under_load: bool = False
+    subject: Subject, linears: Linears, key: CellKey, ceilings: Ceilings, budget_s: float
 ) -> Iterator[Replay]:
-    """Every linear over the rows that a cell's step gives it; `under_load`, on a GPU after the cell's own prefills."""
+    """Every linear over the rows that a cell's step gives it."""
     machine, request = subject.machine, subject.request
-    if under_load and machine.captures and key.phase == "prefill":
-        _run_prefills(subject, key, min(LOAD_S, budget_s / 2))
     rows = rows_of(linears, Step.of(key), subject.path_of(key))
     last = key.cell.batch_size
     sliced = [name for name, op in linears.operators.items() if op.rows == "last" and rows[name] == last != key.tokens]
@@ -261,18 +254,6 @@ def _replay_linears(
     for name, seconds in times.items():
         operator = subject.names[linears.operators[name]]
         yield Replay(operator, seconds, converted.get(name, ()), without_faults=page_fault_s > 0)
-
-
-def _run_prefills(subject: Subject, key: CellKey, seconds: float) -> None:
-    """Run a cell's prefill for some time: a GPU at its power cap clocks lower under load than after a pause."""
-    machine, run = subject.machine, step_of(subject, key)
-    end_s = machine.now_s() + seconds
-    with torch.inference_mode():
-        for _ in range(_MOST_PREFILLS):
-            if machine.now_s() >= end_s:
-                break
-            run()
-            machine.clock.synchronize()
 
 
 def conversions(

@@ -174,6 +174,24 @@ def test_kernels_are_blamed_only_under_the_lowest_roofs_too() -> None:
     )
 
 
+def test_replays_that_take_longer_than_their_step_are_named() -> None:
+    """A step of 11 ms whose only operator takes 15.4 ms in isolation: the parts are 41 % longer with 0.1 ms of dispatch
+    on a CPU, 40 % on a GPU, which hides dispatch. At 11.9 ms they are less than a tenth longer."""
+    for kind, share in (("cpu", "41 %"), ("cuda", "40 %")):
+        found, warnings = judged(facts(decode_s=11e-3, replayed_s=15.4e-3, kind=kind))
+        [warning] = [text for text in warnings if "longer than the whole step" in text]
+        assert (
+            f"in 1 cell the parts of a step, each measured by itself, take longer than the whole step (most: {share}"
+            in warning
+        )
+        [decode] = [item for item in found.evidence if item.phase == "decode"]
+        assert (decode.regime, decode.confidence) == ("memory-bound", "medium")
+        found, warnings = judged(facts(decode_s=11e-3, replayed_s=11.9e-3, kind=kind))
+        [decode] = [item for item in found.evidence if item.phase == "decode"]
+        assert (decode.regime, decode.confidence) == ("memory-bound", "high")
+        assert not any("longer than the whole step" in text for text in warnings)
+
+
 def test_a_step_above_a_roof_proves_something_if_the_roof_rose() -> None:
     """8 ms for 10 ms of bytes. At the end memory reaches 150 GB/s, so the first measurement was disturbed."""
     above = facts(decode_s=8e-3)
@@ -224,6 +242,15 @@ def test_a_card_at_half_its_clock_is_compute_bound() -> None:
     assert any("throttled at 50 % of its clock" in sentence for sentence in found.answer)
     [decode] = [cell for cell in found.judged if cell.key == DECODE]
     assert decode.split.weights_s == pytest.approx(10e-3), "the memory has another clock"
+
+
+def test_a_step_that_is_faster_than_its_clock_allows_disproves_the_reading() -> None:
+    """At half the clock 0.1 TFLOP take 200 ms. The measured 125 ms are 80 % of the roof at the whole clock."""
+    misread = replace(facts(decode_s=12.5e-3, prefill_s=125e-3, kind="cuda"), readings=HALF_CLOCK)
+    [cell] = [cell for cell in judged(misread)[0].judged if cell.key == PREFILL]
+    assert (cell.verdict.regime, cell.clock_share) == ("compute-bound", 1.0)
+    assert not {Flag.ABOVE_ROOF, Flag.THROTTLED} & {*cell.verdict.flags}
+    assert cell.split.compute_s == pytest.approx(100e-3)
 
 
 @pytest.mark.parametrize(

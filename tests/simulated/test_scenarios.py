@@ -16,7 +16,7 @@ from profiler.engines.transformers import GraphEngine
 from profiler.facts.roofs import Ceilings
 from profiler.facts.telemetry import Timeline
 from profiler.judge.regimes import Flag
-from profiler.store.folder import read_gathered, read_run
+from profiler.store.folder import Run, read_gathered, read_run
 
 from .held import REST, ROOFS, first_lever, held
 from .native import why_not
@@ -251,6 +251,31 @@ def test_a_model_that_fits_a_cache_only_in_some_steps(tmp_path: Path) -> None:
     assert not any(Flag.ABOVE_ROOF in item.flags for item in run.document.evidence)
 
 
+def test_replays_that_read_from_memory_what_a_step_finds_in_the_cache(tmp_path: Path) -> None:
+    """The weights of this decode step are one and a half L2s. One that evicts at random keeps a part of them.
+
+    Its kernels reach half of their roofs, so the step is not above its roof, and only the replays show the difference.
+    """
+    truth = RTX_4090.but(
+        l2_evicts_at_random=True,
+        kernel_share={"mm": 0.5},
+        launch_s=0.05e-6,
+        graph_launch_s=0.05e-6,
+        smallest_kernel_s=0.03e-6,
+    )
+    scenario = Scenario("smollm2-135m", 14, prompt_lens=[128], batch_sizes=[1], changes={"vocab_size": 8192})
+    run, _ = said(scenario, [truth], tmp_path)
+    [(decode, row)] = [pair for pair in pairs(so(scenario, truth, tmp_path), run.cells) if pair[0].phase == "decode"]
+    assert row["latency_s"] == pytest.approx(decode.latency_s, rel=REST)
+    parts_s = row["latency_s"] - row["unexplained_s"]
+    assert parts_s > 1.1 * decode.device_s, "replayed from memory, the same kernels take longer"
+    [warning] = [text for text in run.document.warnings if "longer than the whole step" in text]
+    assert "decode" in warning
+    [evidence] = [item for item in run.document.evidence if item.phase == "decode"]
+    assert Flag.ABOVE_ROOF not in evidence.flags
+    assert evidence.confidence != "high"
+
+
 def test_a_throttled_card_is_reported(tmp_path: Path) -> None:
     """The roofs are measured at full clock, in 2.5 busy seconds; then the clock falls to half of it."""
     truth = H100.but(throttle=Throttle(after_busy_s=3.5, share=0.5))
@@ -297,6 +322,25 @@ def test_a_card_that_only_arithmetic_brings_to_its_power_cap(tmp_path: Path) -> 
     latency_s = {row["phase"]: row["latency_s"] for row in run.cells.to_dict("records")}
     assert 1.1 * at_full_clock["prefill"] < latency_s["prefill"] < at_full_clock["prefill"] / 0.8
     assert latency_s["decode"] == pytest.approx(at_full_clock["decode"], rel=REST)
+    _assert_explained(run)
+
+
+def test_replays_of_a_short_prefill_have_its_clock(tmp_path: Path) -> None:
+    """The card reaches its power cap after 0.2 s of arithmetic. Prefills of 5 ms end before, and so must their replays:
+    at the cap they would take a quarter longer than the step."""
+    truth = T4.but(power_cap=PowerCap(after_computing_s=0.2, share=0.8))
+    scenario = Scenario("mistral-7b-v0.3", 1, prompt_lens=[512], batch_sizes=[1])
+    run, _ = said(scenario, [truth], tmp_path)
+    at_full_clock = {phase.phase: phase.latency_s for phase in so(scenario, T4, tmp_path)}
+    for row in run.cells.to_dict("records"):
+        assert row["latency_s"] == pytest.approx(at_full_clock[row["phase"]], rel=REST)
+    _assert_explained(run)
+
+
+def _assert_explained(run: Run) -> None:
+    """Fail unless each step takes about as long as all its parts."""
+    for row in run.cells.to_dict("records"):
+        assert abs(row["unexplained_s"]) < REST * row["latency_s"], row
 
 
 def test_a_neighbour_on_the_card_is_named(tmp_path: Path) -> None:

@@ -43,7 +43,6 @@ ENOUGH = {
     "profiler.roofs.sampler.CLOCK_LOOKS_S": 2e-3,
     "profiler.measure.dispatch.TWIN_STEPS": 8,
     "profiler.measure.replay.ENOUGH_SAMPLES": 8,
-    "profiler.measure.kernels.LOAD_S": 5e-3,
     "profiler.measure.visit.MORE_PREFILLS": 1,
     "profiler.roofs.host_dispatch.HOST_PACE_STEPS": 4,
     "profiler.checks.known_kernels.CHAIN_LENGTH": 200,
