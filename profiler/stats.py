@@ -296,7 +296,7 @@ def noise_report(
     if len(visits) == 1:
         reasons.append(VISITED_ONCE)
     elif half_width > _QUIET_HALF_WIDTH:
-        reasons.append(f"interval of +-{100 * half_width:.1f} %")
+        reasons.append(f"time known to within {100 * half_width:.1f} %")
     if count < LEAST_SAMPLES:
         reasons.append("a single sample" if count == 1 else f"only {count} samples")
     medians = [statistics.median(visit) for visit in visits if len(visit)]

@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 _NOT_PLAIN = re.compile(r"[^\n -\[\]-~]")
+_UTC = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d):\d\d(?:\.\d+)?(?:\+00:00|Z)")
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -47,6 +48,12 @@ def clock_time(seconds: float) -> str:
     return f"{whole // 60}:{whole % 60:02d}"
 
 
+def utc_minute(created: str) -> str:
+    """Return `2026-11-23 13:39 UTC` for `2026-11-23T13:39:08+00:00`; any other text unchanged."""
+    found = _UTC.fullmatch(created)
+    return f"{found[1]} {found[2]} UTC" if found else created
+
+
 def several(number: int, one: str, many: str) -> str:
     """Return a number with singular or plural: `1, "cell is", "cells are"` -> `1 cell is`; `2` -> `2 cells are`."""
     return f"{number} {one if number == 1 else many}"
@@ -59,7 +66,7 @@ def processors(number: int, kind: str) -> str:
 
 def percent(share: float) -> str:
     """Return a share in percent: `0.923` -> `92 %`."""
-    return f"{100 * share:.0f} %"
+    return f"{100 * share:z.0f} %"
 
 
 def significant(value: float, digits: int = 3) -> str:

@@ -126,7 +126,7 @@ def _count_grid(
     from profiler.json_document import json_rows
     from profiler.loading.source import resolve
     from profiler.report.console import screen
-    from profiler.report.count_grid import grid_blocks, grid_document, grid_frame, number_blocks
+    from profiler.report.count_grid import grid_blocks, grid_document, grid_frame, grid_title, number_blocks
     from profiler.report.terminal import print_blocks
 
     (batches, prompts, contexts), (dtype, quant), (plot, run, out) = sizes, precision, picture
@@ -155,7 +155,7 @@ def _count_grid(
     elif output_format == "csv":
         print(grid_frame(grid).to_csv(index=False), end="")
     else:
-        print_blocks([*number_blocks(numbers), *grid_blocks(grid)], screen(plain=plain))
+        print_blocks([grid_title(grid), *number_blocks(numbers), *grid_blocks(grid)], screen(plain=plain))
 
 
 def _draw(grid: GridCount, plot: str, run: Path | None, out: Path) -> Path:

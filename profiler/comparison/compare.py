@@ -157,7 +157,7 @@ def _pair(before: Side, after: Side) -> _Pair:
     setting_differences = differences(before, after)
     comparable = not any(item.weight == "refuses" for item in setting_differences)
     roof_settings = {item.name for item in setting_differences if item.name in _SETTINGS_OF_ROOFS}
-    shifts = _shifts(before.witness, after.witness) if comparable else ()
+    shifts = _shifts(before.witness, after.witness, roof_settings) if comparable else ()
     roof_factors = _roof_factors(before.witness, after.witness, shifts, roof_settings) if comparable else {}
     corrections = tuple(shift for shift in shifts if shift.is_claim and not roof_settings)
     return _Pair(setting_differences, comparable, shifts, corrections, roof_factors, before.is_cpu)
@@ -213,13 +213,17 @@ def _because(before: Timed, after: Timed) -> str:
     return f"others kept {cores:.1f} cores busy" if cores > MOST_FOREIGN_CORES else ""
 
 
-def _shifts(before: MachineState | None, after: MachineState | None) -> tuple[Shift, ...]:
-    """How the machine itself shifted between two runs, by its drift probe and its roofs."""
+def _shifts(before: MachineState | None, after: MachineState | None, roof_settings: set[str]) -> tuple[Shift, ...]:
+    """How the machine itself shifted between two runs, by its drift probe and its roofs.
+
+    The compute roofs of two precisions are not the same roof, so they say nothing about the machine.
+    """
     if before is None or after is None:
         return ()
     shifts = []
-    new_roofs = before.roofs_at_unix_s != after.roofs_at_unix_s
     for resource in ("memory", "compute"):
+        same_roof = resource == "memory" or _PRECISION not in roof_settings
+        new_roofs = before.roofs_at_unix_s != after.roofs_at_unix_s and same_roof
         roof_ratio, roof_half_width = _roof_ratio(resource, before, after)
         if len(before.looks) > 1 and len(after.looks) > 1:
             looks = [tuple(getattr(look, resource) for look in side.looks) for side in (before, after)]

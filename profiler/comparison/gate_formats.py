@@ -9,9 +9,12 @@ from xml.etree import ElementTree
 from profiler.comparison.gate import Gate, Gated, PhaseGate
 from profiler.comparison.text import change_words, machine_sentences, signed
 from profiler.effort import STANDARD
-from profiler.units import clock_time, duration, several
+from profiler.units import duration, several
 
 GATE_COLUMNS = ("cell", "before", "after", "change", "with its phase", "gate")
+GATE_CAPTION = (
+    "with its phase: the change estimated from all cells of the phase, with its 95 % interval; open: not decided"
+)
 _WORDS = {"pass": "pass", "slower": "SLOWER", "open": "open"}
 
 
@@ -64,9 +67,9 @@ def budget_words(gate: Gate) -> str:
     at_threshold = len(open_cells) - len(budgets_s) - untimed - drifted
     parts = []
     if budgets_s:
-        budget = clock_time(sum(budgets_s) / STANDARD.visits_share)
+        budget_s = sum(budgets_s) / STANDARD.visits_share
         cells = several(len(budgets_s), "cell needs", "cells need")
-        parts.append(f"{cells} about {budget} min more of --budget in each of the two runs")
+        parts.append(f"{cells} about {budget_s:.0f} s more of --budget in each of the two runs")
     if untimed:
         parts.append(f"{several(untimed, 'cell needs', 'cells need')} more repetitions")
     if without_spread:

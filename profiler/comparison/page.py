@@ -12,6 +12,7 @@ from profiler.report.blocks import Lines, Picture, Section, Sentences
 from profiler.report.html import html_page, link_from
 from profiler.store.folder import Run
 from profiler.store.writer import replace_file
+from profiler.units import utc_minute
 
 CHANGES_FILE = "changes.html"
 
@@ -41,7 +42,7 @@ def html_changes(before: Run, after: Run, folder: Path) -> str:
     ]
     if drawable and has_gains:
         note = "the cells that changed most, from before to after by term; measured"
-        sections.append(Section("What moved", [Picture("waterfall", _WATERFALL, runs)], note))
+        sections.append(Section("Which terms changed", [Picture("waterfall", _WATERFALL, runs)], note))
     sections.append(Section("Every cell", [changes_table(comparison)], f"measured; {column_words(comparison)}"))
     if drawable:
         breakdowns = [Picture("split", _BREAKDOWNS, (run,)) for run in runs]
@@ -52,5 +53,5 @@ def html_changes(before: Run, after: Run, folder: Path) -> str:
 
 
 def _of_run(word: str, run: Run, folder: Path) -> Section:
-    line = f"{run.document.created} · {run.model.precision} · roofscope {run.document.roofscope}"
+    line = f"{utc_minute(run.document.created)} · {run.model.precision} · roofscope {run.document.roofscope}"
     return Section(f"{word}: {run.folder.name}", [Lines([line], "dim")], link=link_from(run, folder))

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from profiler.comparison.compare import Comparison, History
 from profiler.comparison.gate import Gate
-from profiler.comparison.gate_formats import GATE_COLUMNS, gate_line, gate_rows
+from profiler.comparison.gate_formats import GATE_CAPTION, GATE_COLUMNS, gate_line, gate_rows
 from profiler.comparison.text import (
     changes_table,
     column_words,
@@ -19,6 +19,7 @@ from profiler.comparison.text import (
 )
 from profiler.report.blocks import Lines, Sentences, text_table
 from profiler.report.terminal import MOST_ROWS, print_blocks
+from profiler.units import utc_minute
 
 
 def print_changes(comparison: Comparison, console: Console) -> None:
@@ -35,7 +36,7 @@ def print_changes(comparison: Comparison, console: Console) -> None:
 
 def _sides(comparison: Comparison) -> Lines:
     sides = (("before", comparison.before), ("after", comparison.after))
-    return Lines([f"{word}: {side.name} ({side.created or side.tool})" for word, side in sides], "dim")
+    return Lines([f"{word}: {side.name} ({utc_minute(side.created) or side.tool})" for word, side in sides], "dim")
 
 
 def print_history(history: History, console: Console) -> None:
@@ -47,7 +48,9 @@ def print_history(history: History, console: Console) -> None:
     blocks = [
         Sentences(history_sentences(history)),
         text_table(("cell", *(f"run {number}" for number in runs)), history_rows(history, runs)),
-        Lines([f"run {number}: {side.name} ({side.created or side.tool})" for number, side in sides], "dim"),
+        Lines(
+            [f"run {number}: {side.name} ({utc_minute(side.created) or side.tool})" for number, side in sides], "dim"
+        ),
         Lines([rest] if omitted else []),
     ]
     print_blocks(blocks, console)
@@ -56,5 +59,6 @@ def print_history(history: History, console: Console) -> None:
 def print_gate(gate: Gate, console: Console) -> None:
     """Print a gate: its outcome in one line, the settings that differ, and a table of cells."""
     lines = [*machine_sentences(gate.comparison), *difference_lines(gate.comparison)]
-    table = [text_table(GATE_COLUMNS, gate_rows(gate), texts=("gate",))] if gate.cells else []
+    rows = gate_rows(gate)
+    table = [text_table(GATE_COLUMNS, rows, texts=("gate",), caption=GATE_CAPTION)] if rows else []
     print_blocks([Sentences([gate_line(gate)]), Lines(lines), *table, _sides(gate.comparison)], console)

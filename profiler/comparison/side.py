@@ -310,7 +310,7 @@ def _settings(document: RunDocument) -> dict[str, str]:
         "new tokens": str(document.grid.new_tokens),
     }
     for phase, path in document.counting.paths.items():
-        settings |= {f"{phase}: {name}": str(value) for name, value in asdict(path).items()}
+        settings |= {f"{phase}, {name.replace('_', ' ')}": _words(value) for name, value in asdict(path).items()}
     settings |= {name: version for name, version in document.software.items() if name != "system"}
     settings["system"] = document.software.get("system", "-")
     settings |= {name: str(value) for name, value in document.health.settings.items() if name != PROCESSOR or value}
@@ -320,6 +320,13 @@ def _settings(document: RunDocument) -> dict[str, str]:
     settings["memory"] = scaled(device.memory_bytes, "B")
     settings["budget"] = "whole grid" if engine.budget_s is None else f"{engine.budget_s:g} s"
     return settings
+
+
+def _words(value: object) -> str:
+    """A value of an execution path, such as `64: grouped` for the heads by width."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}: {word}" for key, word in value.items()) or "default"
+    return "-" if value is None else str(value)
 
 
 def side_of_file(file: ForeignFile) -> Side:

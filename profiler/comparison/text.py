@@ -13,7 +13,7 @@ from profiler.report.blocks import TextTable, text_table
 from profiler.stats import SAME, ChangeVerdict
 from profiler.units import duration, percent, several, signed_duration
 
-CHANGE_COLUMNS = ("cell", "before", "after", "change", "interval", "verdict", "moved, or why not")
+CHANGE_COLUMNS = ("cell", "before", "after", "change", "interval", "verdict", "reason")
 # A smaller shift of the machine gets no sentence.
 _LEAST_SHIFT = 0.005
 _MOST_SENTENCES = 5
@@ -66,19 +66,18 @@ def comparison_sentences(comparison: Comparison) -> list[str]:
         return [f"Not comparable ({comparison.refusal}): side by side, without a verdict."]
     counts = Counter(item.verdict for item in comparison.changes)
     verdicts = [several(counts[name], f"is {word}", f"are {word}") for name, word in _VERDICT_WORDS if counts[name]]
-    cells = several(len(comparison.changes), "cell", "cells")
-    unmatched = ""
-    if comparison.only_before or comparison.only_after:
-        first = several(comparison.only_before, "cell is", "cells are")
-        unmatched = f"; {first} only in the first, {comparison.only_after} only in the second"
-    sentences = [f"Of {cells} {', '.join(verdicts)}{unmatched}.", *machine_sentences(comparison)]
+    cells = several(len(comparison.changes), "common cell", "common cells")
+    sentences = [f"Of {cells}, {', '.join(verdicts)}." if verdicts else "The two have no common cell."]
+    unmatched = (("first", comparison.only_before), ("second", comparison.only_after))
+    sentences += [f"{several(count, 'cell is', 'cells are')} only in the {side}." for side, count in unmatched if count]
+    sentences += machine_sentences(comparison)
     claims = [item for item in comparison.changes if item.verdict in ("slower", "faster")]
     claims.sort(key=lambda item: -abs(math.log1p(item.change)))
     sentences += [f"{item.asked.name} is {change_words(item)}." for item in claims[:_MOST_SENTENCES]]
     reasons = Counter(item.because for item in comparison.changes if item.because)
     if reasons:
         groups = [f"{several(count, 'cell', 'cells')} ({why})" for why, count in reasons.most_common(3)]
-        sentences.append(f"No verdict: {', '.join(groups)}.")
+        sentences.append(f"No verdict for {', '.join(groups)}.")
     return sentences
 
 
@@ -96,13 +95,13 @@ def machine_sentences(comparison: Comparison) -> list[str]:
     for shift in comparison.shifts:
         if shift.is_claim and abs(shift.ratio - 1) > _LEAST_SHIFT:
             word = "slower" if shift.ratio > 1 else "faster"
-            by = f"{100 * abs(shift.ratio - 1):.0f} % {word}"
+            by = f"{percent(abs(shift.ratio - 1))} {word}"
             roof_ratio = shift.roof_ratio if shift.told_by == "sentinel" else None
             source = "drift probe" if shift.told_by == "sentinel" else "roofs"
-            roofs = f"; by its roof {signed(roof_ratio - 1)} of time" if roof_ratio else ""
+            roofs = f" ({percent(abs(roof_ratio - 1))} by its roof)" if roof_ratio else ""
             divided = any(item.machine for item in comparison.changes)
             effect = "changes exclude this, times include it" if divided else "changes and times include it"
-            sentences.append(f"The machine itself was {by} at {shift.resource} (by its {source}{roofs}); {effect}.")
+            sentences.append(f"The machine itself was {by} at {shift.resource} by its {source}{roofs}; {effect}.")
     return sentences
 
 
@@ -113,7 +112,7 @@ def difference_lines(comparison: Comparison) -> list[str]:
     ]
     if all(side.settings.get(PROCESSOR) == NOT_TOLD for side in (comparison.before, comparison.after)):
         name = comparison.before.settings.get("device", "")
-        lines.append(f"neither run recorded its processor's family: several are named {name}")
+        lines.append(f"neither run recorded its processor's family; several are named {name}")
     return lines
 
 
@@ -139,10 +138,10 @@ def column_words(comparison: Comparison) -> str:
     """A legend for the rows: what `change` means, and what makes a verdict inconclusive."""
     divided = any(item.machine for item in comparison.changes)
     drift = "is taken off, times include it" if divided else "is not taken off"
-    words = f"change: how much longer it takes after than before; the machine's own drift {drift}"
+    words = f"change: how much longer the cell takes after than before; the machine's own drift {drift}"
     if not comparison.comparable or all(item.verdict != "inconclusive" for item in comparison.changes):
         return words
-    return f"{words}. inconclusive: its interval holds 0 and more than {percent(SAME)}, or see the last column"
+    return f"{words}. inconclusive: the interval contains 0 and more than {percent(SAME)}, or see its reason"
 
 
 def selected_history(history: History) -> list[int]:

@@ -88,11 +88,6 @@ class DeviceFacts:
         """Whether the host can run ahead of the device, which then hides dispatch."""
         return self.kind == "cuda"
 
-    @property
-    def short_name(self) -> str:
-        """Its name in a sentence: `CPU`, or the GPU's name without its maker."""
-        return "CPU" if self.kind == "cpu" else self.name.removeprefix("NVIDIA ")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Facts(MergedFacts):

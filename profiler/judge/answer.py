@@ -93,7 +93,7 @@ def where_it_lies(item: EngineDifference) -> list[str]:
 
 def _causes(item: EngineDifference) -> str:
     if not item.terms:
-        return "; the cause is unknown, because their splits do not add up"
+        return "; the cause is unknown, because their time breakdowns do not add up"
     words = where_it_lies(item)
     return f": {', '.join(words)}" if words else ""
 
@@ -116,14 +116,15 @@ def _because(cell: JudgedCell, setting: Setting) -> str:
         kv = " (mostly KV cache)" if Flag.KV_BOUND in cell.verdict.flags else ""
         cached = " from its caches" if Flag.CACHE_RESIDENT in cell.verdict.flags else ""
         return (
-            f"memory-bound{kv}: {percent(cell.bytes_per_s / cell.roof_bytes_per_s)} of the"
-            f" {scaled(cell.roof_bytes_per_s, 'B/s')} that this {setting.device_name} really has{cached},"
-            f" {duration(s.latency_s)} per step{_largest_other_term(s)}"
+            f"memory-bound{kv}: {duration(s.latency_s)} per step, at"
+            f" {percent(cell.bytes_per_s / cell.roof_bytes_per_s)} of the {scaled(cell.roof_bytes_per_s, 'B/s')}"
+            f" {_source(setting)}{cached}{_largest_other_term(s)}"
         )
     if regime == "compute-bound":
         return (
-            f"compute-bound{_throttled(cell)}: {percent(cell.flops_per_s / cell.roof_flops_per_s)} of the"
-            f" {scaled(cell.roof_flops_per_s, 'FLOP/s')} that this {setting.device_name} really has"
+            f"compute-bound{_throttled(cell)}: {duration(s.latency_s)} per step, at"
+            f" {percent(cell.flops_per_s / cell.roof_flops_per_s)} of the {scaled(cell.roof_flops_per_s, 'FLOP/s')}"
+            f" {_source(setting)}"
         )
     if regime == "overhead-bound":
         return f"overhead-bound: of {duration(s.latency_s)}, {_overhead(cell)}"
@@ -149,6 +150,11 @@ def _because(cell: JudgedCell, setting: Setting) -> str:
     if regime == "mixed" and cell.host_pace_s >= PACED_SHARE * s.latency_s:
         paced = f"; its host takes {duration(cell.host_pace_s)} to dispatch it, so both set its pace"
     return f"{regime}{where}: of {duration(s.latency_s)}, {_largest_terms(s)}{paced}"
+
+
+def _source(setting: Setting) -> str:
+    """Where the roofs come from, in words that follow a roof."""
+    return "measured here" if setting.measured else "expected"
 
 
 def _overhead(cell: JudgedCell) -> str:
@@ -182,7 +188,8 @@ def _largest_other_term(s: TimeBreakdown) -> str:
     term = max(terms, key=lambda name: getattr(s, name))
     if getattr(s, term) < _LEAST_STEP_SHARE * s.latency_s:
         return ""
-    return f", of which {'generate itself' if term == 'generate_s' else TERM_NAMES[term]} {duration(getattr(s, term))}"
+    name = "generate itself" if term == "generate_s" else TERM_NAMES[term]
+    return f", {duration(getattr(s, term))} of it {name}"
 
 
 def _largest_terms(s: TimeBreakdown) -> str:
@@ -215,7 +222,7 @@ def _prefill_sentence(prefills: Sequence[JudgedCell], setting: Setting) -> str:
         share = best.flops_per_s / best.roof_flops_per_s
         return (
             f"Prefill is compute-bound{_throttled(best)}{since}: up to {percent(share)}"
-            f" of the {scaled(best.roof_flops_per_s, 'FLOP/s')} {'measured here' if setting.measured else 'expected'},"
+            f" of the {scaled(best.roof_flops_per_s, 'FLOP/s')} {_source(setting)},"
             f" {significant(best.tokens_per_s)} tokens/s at batch {best.key.cell.name}."
         )
     return f"Prefill at batch {best.key.cell.name} is {_because(best, setting)}."
@@ -252,7 +259,10 @@ def _change_sentence(decodes: Sequence[JudgedCell], setting: Setting) -> str:
     if lever is not None and lever.saves_s >= 0.05 * first.split.latency_s:
         parts.append(f"{_saving(lever)} of the {duration(first.split.latency_s)} step ({lever.basis}: {lever.because})")
     if not parts and Flag.ABOVE_ROOF in first.verdict.flags:
-        return "No change can be weighed: the step is faster than a measured roof allows, so one of the two is wrong."
+        return (
+            "No advice: the step is faster than a measured roof allows, so the roof or the count is too low. Measure"
+            " again with --fresh."
+        )
     if not parts:
         return _no_change(first.split)
     return f"What to change: {'; '.join(parts)}."

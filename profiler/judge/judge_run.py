@@ -164,7 +164,6 @@ def setting_of(facts: Facts) -> Setting:
     model, device, ceilings = facts.model, facts.device, facts.ceilings
     sixteen_bit = [ceilings.compute[name].per_s for name in _SIXTEEN_BIT if name in ceilings.compute]
     return Setting(
-        device_name=device.short_name,
         memory_bytes_per_s=ceilings.memory_bytes_per_s,
         compute_flops_per_s=ceilings.compute_flops_per_s(model.dtype),
         weight_bits=8 * model.linear_bytes / model.linear_weights if model.linear_weights else 16.0,

@@ -50,7 +50,6 @@ _NAMED_LOSS_SHARE = 0.3
 class Setting:
     """The properties of the device and the model on which advice depends."""
 
-    device_name: str
     memory_bytes_per_s: float
     compute_flops_per_s: float
     weight_bits: float
@@ -175,7 +174,8 @@ def _batch(cell: JudgedCell, others: Sequence[JudgedCell]) -> list[Lever]:
         Lever(
             f"batch {best.key.cell.batch_size}",
             cell.split.latency_s - share_s,
-            f"as many tokens then cost {duration(share_s)}, though a step takes {duration(best.split.latency_s)}{knee}",
+            f"the same number of tokens costs {duration(share_s)} there, in steps of"
+            f" {duration(best.split.latency_s)}{knee}",
             basis="measured",
         )
     ]

@@ -120,7 +120,8 @@ def _phase_words(cells: Sequence[PrecisionDifference]) -> str:
     repeated = [item for item in cells if not item.visited_once]
     if not repeated:
         ratios = sorted(item.speed_up for item in cells)
-        return f"was visited once ({ratios[0]:.2g}x to {ratios[-1]:.2g}x as fast then): no claim"
+        speeds = " to ".join(dict.fromkeys(f"{ratio:.2g}x" for ratio in (ratios[0], ratios[-1])))
+        return f"was visited once ({speeds} as fast then): no claim"
     cells_words = f", as far as it was visited twice ({len(repeated)} of {len(cells)} cells)"
     return _claim_words(repeated) + (cells_words if len(repeated) < len(cells) else "")
 

@@ -85,9 +85,9 @@ def _unsteady(judged: Sequence[JudgedCell]) -> list[str]:
     if not unsteady:
         return []
     first = unsteady[0]
-    cells = several(len(unsteady), "cell changes its", "cells change their")
+    cells = several(len(unsteady), "cell would get", "cells would get")
     return [
-        f"{cells} label within the roofs that this run saw (first: {first.key.name},"
+        f"{cells} another label under the lowest or the highest roof of this run (first: {first.key.name},"
         f" {first.verdict.evidence[-1].signal})."
     ]
 
@@ -99,7 +99,7 @@ def _above_roof(judged: Sequence[JudgedCell]) -> list[str]:
         return []
     return [
         f"{several(len(above), 'cell is', 'cells are')} above a measured roof (first: {above[0].key.name}): a roof or"
-        " a count is too low there, which proves nothing."
+        " a count is too low there, so their labels have a low confidence."
     ]
 
 

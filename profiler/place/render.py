@@ -17,6 +17,7 @@ from profiler.report.terminal import MOST_ROWS, print_blocks
 from profiler.units import duration, significant
 
 PLACED_COLUMNS = ("what", "time", "tok/s", "floor", "by", "attained", "regime")
+_CAPTION = "floor: the least time that the work needs; by: what sets the floor; attained: floor / time"
 _MOST_NOTES = 10
 
 
@@ -47,7 +48,8 @@ def _name(row: Placed) -> str:
 
 def print_placed(title: str, rows: Table[Placed], doubts: Sequence[str], console: Console) -> None:
     """Print a title, the warnings, a table of the figures and their notes, each note once."""
-    table = text_table(PLACED_COLUMNS, placed_rows(rows.first(MOST_ROWS)), texts=("by", "regime"), total=len(rows))
+    shown = placed_rows(rows.first(MOST_ROWS))
+    table = text_table(PLACED_COLUMNS, shown, texts=("by", "regime"), caption=_CAPTION, total=len(rows))
     blocks = [Sentences([title]), Lines([f"warning: {doubt}" for doubt in doubts]), table, Lines(list(_notes(rows)))]
     print_blocks(blocks, console)
 

@@ -46,7 +46,8 @@ def doubling_table(run: Run, test: DoublingTest) -> TextTable:
     rows = [[*_size(by_batch[test.doublings[0].smaller]), *[""] * 6]]
     rows += [[*_size(by_batch[step.larger]), *_slope(step)] for step in steps]
     omitted = len(test.doublings) - len(steps)
-    caption = f"{omitted} more sizes: run.json has them all" if omitted else ""
+    caption = "slope: 0 if a larger batch takes no longer, 1 if time grows with it; by bytes, by FLOPs: as counted"
+    caption += f"; {omitted} more sizes are in run.json" if omitted else ""
     return text_table(DOUBLING_COLUMNS, rows, texts=("evidence for",), caption=caption)
 
 

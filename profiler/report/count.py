@@ -12,7 +12,7 @@ from profiler.facts.step import Work, bytes_by_kind, plain_number
 from profiler.report.blocks import Block, Lines, TextTable, text_table
 from profiler.report.count_grid import number_blocks
 from profiler.report.terminal import print_blocks
-from profiler.units import duration, scaled, short_count, significant
+from profiler.units import duration, scaled, several, short_count, significant
 
 if TYPE_CHECKING:
     from profiler.counting.count import RankShare, StepCount
@@ -46,18 +46,23 @@ def _totals(counted: StepCount) -> list[str]:
     work, step = counted.work, counted.step
     moved = bytes_by_kind(work)
     quant = "" if counted.quant == "none" else f" {counted.quant}"
-    parts = ", ".join(f"{name} {scaled(value, 'B')}" for name, value in moved.items() if value and name != "total")
+    parts = ", ".join(
+        f"{name.replace('_', ' ').replace('kv', 'KV')} {scaled(value, 'B')}"
+        for name, value in moved.items()
+        if value and name != "total"
+    )
     avoidable = ", ".join(
         f"{cause} {scaled(float(value), 'B')}" for cause, value in work.avoidable_bytes.items() if value
     )
     return [
         f"{counted.model}: {short_count(counted.params)} parameters, {counted.dtype}{quant};"
-        f" {counted.phase} of {step.batch} x {step.query} tokens after {step.context} cached",
+        f" {counted.phase} at batch {step.batch}: {several(step.query, 'token', 'tokens')} each"
+        + (f" after {step.context} cached" if step.context else ""),
         f"model work: {plain_number(work.model_flops):,} FLOPs over {moved['total']:,.0f} bytes,"
         f" intensity {significant(float(work.intensity), 4)} FLOP/byte",
         f"            {parts}",
         f"executed:   {plain_number(work.executed_flops):,} FLOPs over up to {scaled(float(work.executed_bytes), 'B')}"
-        + (f" ({avoidable})" if avoidable else ""),
+        + (f"; avoidable: {avoidable}" if avoidable else ""),
         *([f"stored:     {_as_published(counted.published)}"] if counted.published else []),
         *([f"stored:     {_dequantised(counted.gguf, counted.dtype)}"] if counted.gguf and counted.gguf.types else []),
         *([f"note:       {counted.note}"] if counted.note else []),
@@ -85,7 +90,7 @@ def _groups(operators: Sequence[tuple[Operator, Work]]) -> TextTable:
     starts = []
     for group, items in groups.items():
         starts.append(len(rows))
-        rows.append([group, "", *_figures([work for _, work in items], flops, moved)])
+        rows.append([group.replace("_", " "), "", *_figures([work for _, work in items], flops, moved)])
         rows += [
             [f"  {operator.name}", str(operator.count), *_figures([work], flops, moved)] for operator, work in items
         ]

@@ -141,6 +141,12 @@ def grid_document(grid: GridCount, numbers: ModelNumbers) -> GridDocument:
     return GridDocument(grid.model, grid.params, grid.dtype, grid.quant, grid.weight_bytes, numbers, records)
 
 
+def grid_title(grid: GridCount) -> Lines:
+    """Return the model, its size and its precision, as the first line."""
+    quant = "" if grid.quant == "none" else f" {grid.quant}"
+    return Lines([f"{grid.model}: {short_count(grid.params)} parameters, {grid.dtype}{quant}"])
+
+
 def number_blocks(numbers: ModelNumbers) -> Iterator[Block]:
     """Return the architecture, the parameters, the KV cache, and what each GPU allows."""
     widths = numbers.architecture
@@ -166,7 +172,7 @@ def number_blocks(numbers: ModelNumbers) -> Iterator[Block]:
 
 
 def _at(tokens: int | None, what: str) -> str:
-    return f"{what} at {tokens:,} tokens" if tokens else f"never {what} (its windows or its state cap it)"
+    return f"{what} at {tokens:,} tokens" if tokens else f"never {what}, since its windows or its state limit it"
 
 
 def _gpu_table(gpus: Sequence[GpuNumbers], context_len: int) -> TextTable:

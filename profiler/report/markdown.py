@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import singledispatch
 
 from profiler.report.blocks import (
@@ -19,8 +18,9 @@ from profiler.report.blocks import (
     TextTable,
     visible_sections,
 )
-from profiler.report.export import markdown_table, markdown_text, tokens_table
+from profiler.report.export import markdown_text
 from profiler.report.selection import MOST_ROWS_A_PHASE, spanning
+from profiler.report.tables import columns_with_values, entries
 
 
 def markdown_page(title: str, sections: Sequence[Section | None]) -> str:
@@ -55,14 +55,14 @@ def _(block: Lines) -> list[str]:
 
 @_render_block.register
 def _(block: TextTable) -> list[str]:
-    caption = [f"{markdown_text(block.caption)}:", ""] if block.caption else []
-    head = [column.heading for column in block.columns]
-    rule = ["---:" if column.number else "---" for column in block.columns]
-    return [*caption, *(_row([markdown_text(text) for text in row]) for row in (head, rule, *block.rows))]
+    caption = [markdown_text(block.caption), ""] if block.caption else []
+    return [*caption, *_table([(column.heading, column.number) for column in block.columns], block.rows)]
 
 
-def _row(texts: Sequence[str]) -> str:
-    return f"| {' | '.join(texts)} |"
+def _table(columns: Sequence[tuple[str, bool]], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return a table; `columns` has each heading, and whether its column has numbers."""
+    lines = [[heading for heading, _ in columns], ["---:" if number else "---" for _, number in columns], *rows]
+    return [f"| {' | '.join(map(markdown_text, line))} |" for line in lines]
 
 
 @_render_block.register
@@ -75,7 +75,11 @@ def _(block: CellsTable) -> list[str]:
     results = block.run.results
     shown = spanning(results, MOST_ROWS_A_PHASE)
     note = [f"{len(shown)} of {len(results)} rows; all are in cells.csv.", ""] if len(shown) < len(results) else []
-    return [*note, markdown_table(tokens_table(replace(block.run, results=tuple(shown)))).rstrip()]
+    columns = columns_with_values(results)
+    rows = [entries(result, columns) for result in shown]
+    numbers = [entry.number for entry in rows[0]] if rows else [False] * len(columns)
+    headings = [(column.heading, number) for column, number in zip(columns, numbers, strict=True)]
+    return [*note, *_table(headings, [[entry.text for entry in row] for row in rows])]
 
 
 @_render_block.register

@@ -28,7 +28,7 @@ from profiler.stats import CLAIM_VISITS
 from profiler.store.folder import Run
 from profiler.units import duration, scaled, significant
 
-PRECISION_COLUMNS = ("precision", "in", "memory", "saved", "decode", "dequantising", "tok/s", "regime")
+PRECISION_COLUMNS = ("precision", "dtype", "memory", "saved", "decode", "dequantising", "tok/s", "regime")
 AGAINST_COLUMNS = ("cell", "precision", "time", "speed-up", "interval")
 # Each visit begins with a warm-up prefill.
 _PREFILLS = 2
@@ -143,13 +143,19 @@ def comparison_sections(runs: Sequence[Run], links: Sequence[str]) -> list[Secti
         _picture(runs),
         Section(
             "Precisions",
-            [text_table(PRECISION_COLUMNS, precision_rows(runs), texts=("in", "regime"))],
-            "memory counted from the stored tensors; the smallest decode, measured",
+            [text_table(PRECISION_COLUMNS, precision_rows(runs), texts=("dtype", "regime"), caption=_caption(first))],
+            "memory counted from the stored tensors, times measured",
         ),
         *_differences(runs),
         *(_of_run(run, link) for run, link in zip(runs, links, strict=True)),
         Section("", list(_last_lines(runs)), media=TERMINAL),
     ]
+
+
+def _caption(run: Run) -> str:
+    """Name the cell of the columns from `decode` on."""
+    decodes = of_phase(run.measured, "decode")
+    return f"memory of the weights; times, tok/s and regime of {decodes[0].key.name}" if decodes else ""
 
 
 def _picture(runs: Sequence[Run]) -> Section | None:
@@ -166,17 +172,18 @@ def _differences(runs: Sequence[Run]) -> list[Section]:
     if not rows:
         return []
     end = [Lines([once], "dim")] if once else []
-    note = "measured; above 1x it is faster, with the 95 % interval of the ratio"
+    note = "measured"
     page = runs[0].folder.parent / "report.html"
     omitted = [f"the fastest and the slowest of each; all {len(rows)}: {page}"] if len(clear) < len(rows) else []
     return [
-        Section(f"Every cell compared with {runs[0].model.quant}", [_against_table(rows), *end], note, HTML),
-        Section("", [_against_table(clear), Lines(omitted), *end], media=TERMINAL),
+        Section(f"Every cell compared with {runs[0].model.quant}", [_against_table(runs[0], rows), *end], note, HTML),
+        Section("", [_against_table(runs[0], clear), Lines(omitted), *end], media=TERMINAL),
     ]
 
 
-def _against_table(rows: Sequence[Sequence[str]]) -> TextTable:
-    return text_table(AGAINST_COLUMNS, rows, texts=("precision",))
+def _against_table(first: Run, rows: Sequence[Sequence[str]]) -> TextTable:
+    caption = f"speed-up: above 1x it is faster than {first.model.quant}; with the 95 % interval of the ratio"
+    return text_table(AGAINST_COLUMNS, rows, texts=("precision",), caption=caption)
 
 
 def _of_run(run: Run, link: str) -> Section:
@@ -191,7 +198,9 @@ def _of_run(run: Run, link: str) -> Section:
 def _last_lines(runs: Sequence[Run]) -> Iterator[Block]:
     yield Lines([f"{run.model.quant} {quality}" for run in runs if (quality := quality_line(run))])
     yield Lines(warnings_of(runs), "warning")
-    yield Lines([f"run: {run.folder}" for run in runs], "dim")
+    end = [f"run: {run.folder}" for run in runs]
+    page = runs[0].folder.parent / "report.html"
+    yield Lines([*end, f"next: open {page}"] if page.exists() else end, "dim")
 
 
 def print_comparison(runs: Sequence[Run], console: Console) -> None:

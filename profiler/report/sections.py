@@ -109,8 +109,7 @@ def _roofline(run: Run) -> Section | None:
     note = "points: measured time, counted work; hover or tab to a point for its cell"
     note += f"; {len(drawn)} of {measured} cells are drawn" if len(drawn) < measured else ""
     alt = "Achieved FLOP/s against arithmetic intensity, both logarithmic"
-    sliders = ShellCommand("With sliders", f"roofscope explore {shlex.quote(run.model.id)} --run RUN")
-    return Section("Roofline", [Picture("roofline", alt, (run,), tooltips), sliders], note, DOCUMENTS)
+    return Section("Roofline", [Picture("roofline", alt, (run,), tooltips)], note, DOCUMENTS)
 
 
 def _cells(run: Run) -> Section:
@@ -121,11 +120,11 @@ def _waiting(run: Run) -> Section | None:
     rows = waiting_rows(run)
     shown = evenly(rows, _MOST_WAITING_ROWS)
     needed = ", ".join(f"p{percent} needs {samples_for(percent)}" for percent in (90, 99))
-    cut = f"{len(shown)} of {len(rows)} cells, all are in cells.csv; " if len(shown) < len(rows) else ""
+    cut = f"{len(shown)} of {len(rows)} cells; all are in cells.csv. " if len(shown) < len(rows) else ""
     caption = f"{cut}-: not measured, or too few samples ({needed}); TTFT has one per visit, TPOT one per decode step"
     kinds = [f"{name} p{percent}" for name in ("TTFT", "TPOT") for percent in (50, 90, 99)]
     table = text_table(("cell", *kinds, "visits", "steps"), shown, caption=caption)
-    note = "time to first token and time per output token; each cell is batch x prompt"
+    note = "TTFT: time to first token; TPOT: time per output token; each cell is batch x prompt"
     return Section("What a user waits for", [table], note) if rows else None
 
 
@@ -137,7 +136,7 @@ def _breakdown(run: Run) -> Section | None:
 
 def _terms(run: Run) -> Section | None:
     rows = breakdown_rows(run)
-    caption = "In figures: each term, and how far it may be off"
+    caption = "each term, with half of its 95 % interval"
     table = text_table(rows[0], rows[1:], caption=caption) if rows else None
     return Section("", [table], media=DOCUMENTS) if table else None
 
@@ -157,7 +156,7 @@ def _explore(run: Run) -> Section | None:
         text = "This model's floors, memory and forecasts at any batch, prompt and context, with the measured cells."
         return Section("Explore with sliders", [Lines([text], "paragraph")], media=HTML, link=EXPLORE_FILE)
     command = f"roofscope explore {shlex.quote(run.model.id)} --run ."
-    return Section("Explore with sliders", [ShellCommand("In this folder", command)], media=HTML)
+    return Section("Explore with sliders", [ShellCommand("In this folder", command)], media=DOCUMENTS)
 
 
 def _ran(run: Run) -> Section | None:
@@ -302,7 +301,7 @@ def _precision(run: Run) -> Section:
     text = (
         f"{model.dtype}{quant}: {scaled(model.storage_bytes, 'B')} of {model.weights} weights,"
         f" {8 * model.storage_bytes / model.params:.3g} bits per parameter{unpacked}; {model.attention} attention."
-        " `--quant none,nf4` measures several precisions on one grid."
+        " --quant none,nf4 measures several precisions on one grid."
     )
     note = "counted from the tensors as stored in memory; timing does not depend on their values"
     return Section("Precision", [Lines([text], "paragraph")], note, DOCUMENTS)
@@ -331,7 +330,7 @@ def _health(run: Run) -> Section:
     device = run.document.device
     rows = [["device", f"{device.name}, {processors(device.threads, device.kind)}"], *health_rows(run)]
     software = ", ".join(f"{name} {version}" for name, version in run.document.software.items())
-    table = text_table(("", ""), [*rows, ["software", software]])
+    table = text_table(("", ""), [*rows, ["software", software]], wrapped=("",))
     return Section("Device and software", [table], "measured during the run", DOCUMENTS)
 
 

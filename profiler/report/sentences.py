@@ -31,6 +31,8 @@ _NEEDLESS: Mapping[str, frozenset[Flag]] = {
     "compute-bound": frozenset({Flag.INEFFICIENT_KERNELS, Flag.WASTEFUL_PATH}),
     "kernel-bound": frozenset({Flag.INEFFICIENT_KERNELS}),
 }
+# A smaller share of a step, taken by the measurement itself, has no figure.
+_LEAST_OVERHEAD = 0.01
 # Shorter stages are omitted from the line on wall time.
 _SHORTEST_STAGE_S = 0.5
 
@@ -147,8 +149,8 @@ def no_claim_lines(run: Run) -> list[str]:
     if noise:
         lines.append(f"in {several(noise, 'cell', 'cells')} engines differ by no more than noise")
     if once:
-        cells = several(once, "cell", "cells")
-        lines.append(f"in {cells} an engine was visited once: no difference is claimed; --budget gives more")
+        cells = several(once, "cell has", "cells have")
+        lines.append(f"{cells} only one visit of an engine: no difference is claimed; a larger --budget gives more")
     return lines
 
 
@@ -169,7 +171,9 @@ def instrument_line(run: Run) -> str:
     fastest_s = min((result.latency_s for result in of_phase(run.measured, "decode")), default=None)
     if mark_s is None or fastest_s is None:
         return "measurement overhead: not known"
-    return f"measurement overhead: {duration(mark_s)} per step, {100 * mark_s / fastest_s:.2g} % of the fastest one"
+    share = mark_s / fastest_s
+    words = percent(share) if share >= _LEAST_OVERHEAD else f"less than {percent(_LEAST_OVERHEAD)}"
+    return f"measurement overhead: {duration(mark_s)} per step, {words} of the fastest one"
 
 
 def unexplained_lines(run: Run) -> list[str]:
@@ -329,7 +333,7 @@ def _noise_kinds(run: Run) -> dict[str, dict[CellKey, str]]:
 
 
 def _together(texts: Sequence[str]) -> str:
-    """Return `interval of +-2.6 to 9.1 %`: reasons of one kind as one text, with the range of each figure."""
+    """Return `time known to within 2.6 to 9.1 %`: reasons of one kind as one text, with the range of each figure."""
     figures = iter(zip(*(_NUMBER.findall(text) for text in texts), strict=True))
 
     def span(_: re.Match[str]) -> str:

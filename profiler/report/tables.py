@@ -171,41 +171,36 @@ def _roof_row(name: str, unit: str, roof: Roof, peak: float | None) -> TableRow:
     ]
 
 
-_NOT_SEEN = "not seen"
-
-
 def health_rows(run: Run) -> list[TableRow]:
-    """Return the device's telemetry during the run, and its settings."""
+    """Return the device's telemetry during the run and its settings; the last row names what is not available."""
     health = run.document.health
-    rows = []
+    known: dict[str, str | None] = {}
     if readings := health.readings:
-        rows = [
-            ["readings", str(readings.readings)],
-            ["clock", _spread(readings.clock_hz, "Hz")],
-            ["power", _spread(readings.power_w, "W")],
-            ["SMs active", _spread(readings.sm_active, "")],
-            ["memory active", _spread(readings.memory_active, "")],
-            ["temperature", _spread(readings.temperature_c, "°C")],
-            ["cores busy with other processes", _spread(readings.busy_cores_elsewhere, "")],
-            ["other processes on the device", _or_not_seen(readings.other_processes)],
-            [
-                "throttled by",
-                _or_not_seen(None if readings.throttle is None else ", ".join(readings.throttle) or "nothing"),
-            ],
-        ]
-    rows.append(["power at rest", _NOT_SEEN if health.idle_power_w is None else scaled(health.idle_power_w, "W")])
-    for name, value in health.settings.items():
-        rows.append([name.replace("_", " "), _or_not_seen(value)])
-    return [*rows, ["not available here", ", ".join(health.not_seen)]] if health.not_seen else rows
+        known = {
+            "readings": str(readings.readings),
+            "clock": _spread(readings.clock_hz, "Hz"),
+            "power": _spread(readings.power_w, "W"),
+            "SMs active": _spread(readings.sm_active, ""),
+            "memory active": _spread(readings.memory_active, ""),
+            "temperature": _spread(readings.temperature_c, "°C"),
+            "cores busy with other processes": _spread(readings.busy_cores_elsewhere, ""),
+            "other processes on the device": _text(readings.other_processes),
+            "throttled by": None if readings.throttle is None else ", ".join(readings.throttle) or "nothing",
+        }
+    known["power at rest"] = None if health.idle_power_w is None else scaled(health.idle_power_w, "W")
+    known |= {name.replace("_", " "): _text(value) for name, value in health.settings.items()}
+    missing = dict.fromkeys([*(name for name, text in known.items() if text is None), *health.not_seen])
+    rows = [[name, text] for name, text in known.items() if text is not None]
+    return [*rows, ["not available here", ", ".join(missing)]] if missing else rows
 
 
-def _or_not_seen(value: object) -> str:
-    return _NOT_SEEN if value is None else str(value)
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
 
 
-def _spread(spread: ReadingRange | None, unit: str) -> str:
+def _spread(spread: ReadingRange | None, unit: str) -> str | None:
     if spread is None:
-        return _NOT_SEEN
+        return None
     low, middle, high = (_plain(value, unit) for value in (spread.low, spread.median, spread.high))
     return middle if low == high else f"{middle} ({low} to {high})"
 

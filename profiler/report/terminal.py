@@ -106,5 +106,6 @@ def rich_table(table: TextTable) -> Table:
             built.add_section()
         built.add_row(*(Text(text, style=_COLORS.get(text, "")) for text in row))
     if omitted := max(table.total, len(table.rows)) - min(len(table.rows), MOST_ROWS):
-        built.caption = f"{omitted} more rows: --format json has them all"
+        rest = f"{omitted} more rows: --format json has them all"
+        built.caption = f"{table.caption}; {rest}" if table.caption else rest
     return built

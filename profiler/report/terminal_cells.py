@@ -11,7 +11,7 @@ from rich.text import Text
 from profiler.grid.cells import CellKey
 from profiler.judge.breakdown import TERM_NAMES
 from profiler.judge.cells import CellResult
-from profiler.report.blocks import BreakdownChart, CellsTable, TextTable, text_table
+from profiler.report.blocks import BreakdownChart, CellsTable, TextColumn, TextTable, text_table
 from profiler.report.breakdown_bars import BreakdownBar, breakdown_bars, terms_of
 from profiler.report.selection import evidence_of, half_width, of_first_engine
 from profiler.report.sentences import common_noise_line, own_noise, regime_names, visited_once
@@ -23,21 +23,21 @@ _BAR_WIDTH = 48
 _UNBOUNDED = 1000
 _MOST_BARS_A_PHASE = 8
 _BLOCK = "█"
-# A letter and a colour per term: a screen without colours has the letters, others a block of the colour.
-_BAR_STYLE = {
-    "weights_s": ("w", "blue"),
-    "kv_s": ("v", "cyan"),
-    "compute_s": ("a", "yellow"),
-    "dequantise_s": ("q", "green"),
-    "kernel_s": ("k", "red"),
-    "avoidable_s": ("x", "bright_yellow"),
-    "padding_s": ("p", "bright_red"),
-    "link_s": ("l", "default"),
-    "dispatch_s": ("d", "magenta"),
-    "generate_s": ("g", "bright_magenta"),
-    "engine_s": ("e", "bright_cyan"),
-    "unexplained_s": ("?", "bright_black"),
+_COLORS = {
+    "weights_s": "blue",
+    "kv_s": "cyan",
+    "compute_s": "yellow",
+    "dequantise_s": "green",
+    "kernel_s": "red",
+    "avoidable_s": "bright_yellow",
+    "padding_s": "bright_red",
+    "link_s": "default",
+    "dispatch_s": "magenta",
+    "generate_s": "bright_magenta",
+    "engine_s": "bright_cyan",
+    "unexplained_s": "bright_black",
 }
+_TITLE = "where the time goes"
 _SHORT_CONFIDENCE = {"high": "high", "medium": "med", "low": "low", None: ""}
 
 
@@ -52,12 +52,13 @@ def _(block: CellsTable, console: Console) -> None:
 def _(block: BreakdownChart, console: Console) -> None:
     if not (bars := printed_bars(block.run)):
         return
-    coloured = bool(console.color_system) and not console.no_color and console.encoding.startswith("utf")
-    console.print(Text("where the time goes: ").append(bar_legend(bars, coloured=coloured)))
+    if not console.color_system or console.no_color or not console.encoding.startswith("utf"):
+        console.print(rich_table(shares_table(bars)))
+        return
+    console.print(Text(f"{_TITLE}: ").append(bar_legend(bars)))
     widest = max(len(bar.name) for bar in bars)
     for bar in bars:
-        drawn = bar_text(bar, coloured=coloured)
-        console.print(Text(f"{bar.name:<{widest}} ").append(drawn).append(f" {bar.below_zero}"))
+        console.print(Text(f"{bar.name:<{widest}} ").append(bar_text(bar)).append(f" {bar.below_zero}"))
 
 
 # The columns that a narrow terminal omits first: the others imply them.
@@ -133,7 +134,7 @@ def _entries(result: CellResult, regime: str, mark: str) -> dict[str, str]:
 
 def _interval(result: CellResult, mark: str) -> str:
     width = half_width(result)
-    return "n=1" if math.isnan(width) else f"{mark}{100 * width:.1f}%"
+    return "n=1" if math.isnan(width) else f"{mark}{100 * width:.1f} %"
 
 
 def _share(value: float) -> str:
@@ -144,9 +145,9 @@ def _cell_notes(run: Run) -> list[str]:
     """Return the meanings of the marks in the table, and the noise that all cells share."""
     notes = []
     if any(result.status == "forecast" for result in run.results):
-        notes.append("(forecast): from the measured cells, since --budget did not reach it")
+        notes.append("(forecast): estimated from the measured cells, since --budget ended first")
     if visited_once(run):
-        notes.append("* visited once: ± is within the visit; --budget gives more")
+        notes.append("* visited once: ± is within that visit; a larger --budget gives more visits")
     common = common_noise_line(run)
     return [*notes, common] if common else notes
 
@@ -156,18 +157,26 @@ def printed_bars(run: Run) -> list[BreakdownBar]:
     return breakdown_bars(of_first_engine(run), _MOST_BARS_A_PHASE)
 
 
-def bar_legend(bars: Sequence[BreakdownBar], *, coloured: bool) -> Text:
-    """Return the letters, or the coloured blocks, of these bars with their meanings."""
+def shares_table(bars: Sequence[BreakdownBar]) -> TextTable:
+    """Return the share of each term in each cell's time: the bars of a screen without colours."""
+    terms = terms_of(bars)
+    shares = [{segment.term: segment.share for segment in bar.segments} for bar in bars]
+    rows = [[bar.name, *(percent(of_bar[term]) for term in terms)] for bar, of_bar in zip(bars, shares, strict=True)]
+    return TextTable(
+        (TextColumn(_TITLE), *(TextColumn(TERM_NAMES[term], number=True, wrap=True) for term in terms)), rows
+    )
+
+
+def bar_legend(bars: Sequence[BreakdownBar]) -> Text:
+    """Return the coloured blocks of these bars with their meanings."""
     legend = Text()
     for term in terms_of(bars):
-        letter, color = _BAR_STYLE[term]
-        legend.append(", " if legend else "").append(_BLOCK if coloured else letter, style=color)
-        legend.append(f" {TERM_NAMES[term]}")
+        legend.append(", " if legend else "").append(_BLOCK, style=_COLORS[term]).append(f" {TERM_NAMES[term]}")
     return legend
 
 
-def bar_text(bar: BreakdownBar, *, coloured: bool) -> Text:
-    """Return a bar of coloured blocks or of letters, as many per term as its share of the positive terms.
+def bar_text(bar: BreakdownBar) -> Text:
+    """Return a bar of coloured blocks, as many per term as its share of the positive terms.
 
     Rounded edges keep the bar full.
     """
@@ -176,6 +185,5 @@ def bar_text(bar: BreakdownBar, *, coloured: bool) -> Text:
     for segment in bar.segments:
         if segment.share > 0:
             start, end = (round(_BAR_WIDTH * at / whole) for at in (segment.start, segment.end))
-            letter, color = _BAR_STYLE[segment.term]
-            text.append((_BLOCK if coloured else letter) * (end - start), style=color)
+            text.append(_BLOCK * (end - start), style=_COLORS[segment.term])
     return text

@@ -17,6 +17,7 @@ from profiler.report.sections import run_sections
 from profiler.report.sentences import waterfalls
 from profiler.store.folder import Run
 from profiler.store.writer import replace_file
+from profiler.units import utc_minute
 
 Guard = Callable[[str], AbstractContextManager[None]]
 """Returns the context in which a named file is written; the context may tolerate failures."""
@@ -52,7 +53,7 @@ def html_report(run: Run, *, draw: bool = True) -> str:
         sections = [section and _without_pictures(section) for section in sections]
     document = run.document
     unfinished = " · interrupted" if not document.finished else ""
-    subtitle = f"{document.created} · roofscope {document.roofscope}{unfinished}"
+    subtitle = f"{utc_minute(document.created)} · roofscope {document.roofscope}{unfinished}"
     return html_page(f"{run.model.id} on {document.device.name}", subtitle, sections)
 
 
@@ -69,7 +70,7 @@ def html_comparison(runs: Sequence[Run], folder: Path) -> str:
     """Return a comparison of several runs of one model as an HTML document in `folder`, with links to their reports."""
     first = runs[0]
     names = ", ".join(run.model.quant for run in runs)
-    subtitle = f"{names} · {first.document.created} · roofscope {first.document.roofscope}"
+    subtitle = f"{names} · {utc_minute(first.document.created)} · roofscope {first.document.roofscope}"
     links = [link_from(run, folder) for run in runs]
     return html_page(f"{first.model.id} on {first.document.device.name}", subtitle, comparison_sections(runs, links))
 

@@ -24,7 +24,7 @@ from profiler.why_slow.observations import (
     steady_s,
 )
 
-CALL_COLUMNS = ("where", "calls", "what", "time", "a call", "ran with")
+CALL_COLUMNS = ("where", "calls", "what", "time", "per call", "ran with")
 _MOST_ROWS = 30
 _NEAR = 0.7
 """Floor / time of the calls, from which on a script is near what the machine can do."""

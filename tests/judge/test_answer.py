@@ -21,7 +21,7 @@ from profiler.judge.regimes import Flag, Verdict
 
 CELL = Cell(batch_size=1, prompt_len=0, new_tokens=8, context_len=64)
 KEY = CellKey("decode", CELL)
-SETTING = Setting("card", 1e12, 100e12, weight_bits=4.5, can_graph=True)
+SETTING = Setting(1e12, 100e12, weight_bits=4.5, can_graph=True)
 
 
 def visit(engine: str, decode_s: float) -> Visit:
@@ -79,7 +79,7 @@ def test_a_share_is_of_the_roof_that_judged() -> None:
     curve = tuple(CurvePoint(nbytes, per_s) for nbytes, per_s in ((2_000_000_000, 2.5e12), (1 << 34, 1e12)))
     of = replace(of, ceilings=replace(of.ceilings, curve=curve))
     [first, *_] = judge_run(measured(of, eager=0.5e-3)).answer
-    assert "memory-bound: 80 % of the 2.50 TB/s that this made really has from its caches" in first
+    assert "memory-bound: 500 us per step, at 80 % of the 2.50 TB/s measured here from its caches" in first
 
 
 def test_products_in_two_dtypes_have_a_roof_between_theirs() -> None:
@@ -88,7 +88,7 @@ def test_products_in_two_dtypes_have_a_roof_between_theirs() -> None:
     of = facts(products, flops_per_s=100e12, bytes_per_s=1e12)
     of = replace(of, ceilings=replace(of.ceilings, compute={"float16": roof(100e12), "int8": roof(50e12)}))
     [first, *_] = judge_run(measured(of, eager=3e-3)).answer
-    assert "compute-bound: 90 % of the 66.7 TFLOP/s" in first
+    assert "compute-bound: 3.00 ms per step, at 90 % of the 66.7 TFLOP/s" in first
 
 
 def test_a_graph_whose_cache_is_not_copied_proves_nothing_of_the_host() -> None:

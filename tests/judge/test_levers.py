@@ -15,7 +15,7 @@ from profiler.judge.cells import JudgedCell, Lever, TrialResult
 from profiler.judge.levers import Setting, best_lever, floors_on, levers
 from profiler.judge.regimes import Flag, Verdict
 
-SETTING = Setting("card", 1e12, 100e12, weight_bits=16.0, can_graph=True, weights=7e9)
+SETTING = Setting(1e12, 100e12, weight_bits=16.0, can_graph=True, weights=7e9)
 MEMORY_BOUND = Verdict("memory-bound", "high", (), ())
 KERNEL_BOUND = Verdict("kernel-bound", "high", (), ())
 
@@ -213,7 +213,7 @@ def test_a_larger_batch_saves_by_its_measured_time() -> None:
     assert saved(found, "batch 8") == pytest.approx(12e-3)
     assert saved(levers(eight, SETTING, [one, eight]), "batch") == 0.0
     [lever] = [item for item in levers(replace(one, knee=166.4), SETTING, [one, eight]) if item.change == "batch 8"]
-    assert lever.because.endswith("a step takes 16.0 ms; by the counts the knee is at batch 166")
+    assert lever.because.endswith("costs 2.00 ms there, in steps of 16.0 ms; by the counts the knee is at batch 166")
 
 
 SHEET = next(gpu for gpu in gpus() if gpu.gpu == "A100 80GB SXM")

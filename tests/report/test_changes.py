@@ -61,7 +61,7 @@ def test_the_screen_has_room(capsys: pytest.CaptureFixture[str]) -> None:
     print_changes(comparison, screen())
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines())) <= 100
-    assert "Of 8 cells" in printed
+    assert "Of 8 common cells" in printed
     assert "24 cells are only in the first" in printed
 
 
@@ -79,8 +79,8 @@ def test_the_screen_says_whether_drift_is_taken_off_and_why_nothing_is_claimed(
     print_changes(comparison, screen())
     head, rows = capsys.readouterr().out.split("cell  ", 1)
     assert "drift is taken off" in " ".join(head.split())
-    assert "inconclusive: its interval holds 0 and more than 3 %" in " ".join(head.split())
-    assert rows.split("\n")[0].rstrip().endswith("moved, or why not")
+    assert "inconclusive: the interval contains 0 and more than 3 %" in " ".join(head.split())
+    assert rows.split("\n")[0].rstrip().endswith("reason")
     assert all(re.search(r"\+[1-9].*%.*inconclusive +one visit", row) for row in rows.split("\n") if "4 x 128" in row)
     still = replace(comparison, changes=tuple(replace(item, machine=0.0) for item in comparison.changes))
     assert "drift is not taken off" in column_words(still)

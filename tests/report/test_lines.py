@@ -106,7 +106,7 @@ def difference(saves_s: float, low_s: float, high_s: float, visits: int = 2) -> 
         (difference(1e-3, -1e-3, 3e-3), None, "in 1 cell engines differ by no more than noise"),
         (
             difference(-107e-3, -118e-3, -97e-3, visits=1), None,
-            "in 1 cell an engine was visited once: no difference is claimed; --budget gives more",
+            "1 cell has only one visit of an engine: no difference is claimed; a larger --budget gives more",
         ),
     ],
 )  # fmt: skip
@@ -120,14 +120,14 @@ def test_engines(run: Run, item: EngineDifference, row: list[str] | None, line: 
 def test_reasons_of_one_kind_are_one_line_with_the_range_of_their_figures() -> None:
     keys = [key("decode", batch) for batch in (1, 2, 4, 8)]
     reasons = [
-        ("interval of +-9.5 %", DRIFT), ("interval of +-2.6 %", DRIFT),
-        ("interval of +-10.1 %", "only 4 samples", DRIFT), (DRIFT,),
+        ("time known to within 9.5 %", DRIFT), ("time known to within 2.6 %", DRIFT),
+        ("time known to within 10.1 %", "only 4 samples", DRIFT), (DRIFT,),
     ]  # fmt: skip
     items = tuple(evidence(of, noise_reasons=why) for of, why in zip(keys, reasons, strict=True))
     run = with_document(old_run(), evidence=items)
     assert noise_lines(run) == [
         f"all 4 cells: {DRIFT}",
-        "3 of 4 cells: interval of +-2.6 to 10.1 %",
+        "3 of 4 cells: time known to within 2.6 to 10.1 %",
         "decode 4 x 64: only 4 samples",
     ]
     assert set(own_noise(run)) == set(keys[:3])
@@ -135,9 +135,11 @@ def test_reasons_of_one_kind_are_one_line_with_the_range_of_their_figures() -> N
 
 def test_a_kind_that_all_cells_have_is_common_whatever_its_figures() -> None:
     keys = [key("decode", batch) for batch in (1, 2)]
-    items = tuple(evidence(of, noise_reasons=(f"interval of +-{n} %",)) for of, n in zip(keys, (3.1, 4.0), strict=True))
+    items = tuple(
+        evidence(of, noise_reasons=(f"time known to within {n} %",)) for of, n in zip(keys, (3.1, 4.0), strict=True)
+    )
     run = with_document(old_run(), evidence=items)
-    assert noise_lines(run) == ["all 2 cells: interval of +-3.1 to 4.0 %"]
+    assert noise_lines(run) == ["all 2 cells: time known to within 3.1 to 4.0 %"]
     assert own_noise(run) == {}
 
 

@@ -15,7 +15,7 @@ from profiler.judge.module_times import GroupTime
 from profiler.report.breakdown_bars import breakdown_bars
 from profiler.report.console import screen
 from profiler.report.sections import print_run
-from profiler.report.terminal_cells import bar_legend, bar_text, printed_bars
+from profiler.report.terminal_cells import bar_text, printed_bars, shares_table
 from profiler.store.folder import Run
 
 
@@ -39,32 +39,39 @@ def test_plain_is_ascii(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_no_meaning_is_only_in_colours(run: Run) -> None:
-    """With colours a bar is of blocks; without, of a letter per term."""
+    """With colours a bar is of blocks; without, a row has the share of each term."""
     coloured, bare = io.StringIO(), io.StringIO()
     print_run(run, Console(file=coloured, force_terminal=True, color_system="truecolor", width=100))
     print_run(run, Console(file=bare, force_terminal=True, color_system="truecolor", width=100, no_color=True))
     assert "\x1b[34m" in coloured.getvalue()
     assert "\x1b[34m" not in bare.getvalue()
     assert "█ weights" in re.sub(r"\x1b\[[\d;]*m", "", coloured.getvalue())
-    for bar in printed_bars(run):
-        assert f"{bar.name:<15} {bar_text(bar, coloured=False).plain}" in bare.getvalue()
+    table = shares_table(printed_bars(run))
     # An eager run on one device has neither a link nor an engine term.
-    legend = bar_legend(printed_bars(run), coloured=False).plain.split(", ")
-    assert legend == [
-        "w weights", "v KV cache", "a arithmetic", "k kernels below the roof", "x avoidable work", "d dispatch",
-        "? unexplained",
-    ]  # fmt: skip
-    assert f"where the time goes: {', '.join(legend)}" in " ".join(bare.getvalue().split())
+    names = ["weights", "KV cache", "arithmetic", "kernels below the roof", "avoidable work", "dispatch", "unexplained"]
+    assert [column.heading for column in table.columns] == ["where the time goes", *names]
+    printed = [" ".join(line.split()) for line in bare.getvalue().splitlines()]
+    assert all(" ".join(row) in printed for row in table.rows)
+
+
+def test_the_shares_of_a_row_add_up() -> None:
+    cell = result(key(), 1.0, weights_s=0.62, dispatch_s=0.5, unexplained_s=-0.12)
+    [row] = shares_table(breakdown_bars([cell], 8)).rows
+    assert row == ["decode 1 x 64", "62 %", "50 %", "-12 %"]
 
 
 def test_a_bar_has_the_shares_of_its_cell() -> None:
     """Half weights, a quarter dispatch, a quarter arithmetic; negative terms take no place."""
     cell = result(key(), 1.0, weights_s=0.5, dispatch_s=0.25, compute_s=0.25)
     [bar] = breakdown_bars([cell], 8)
-    plain = bar_text(bar, coloured=False).plain
-    assert (plain.count("w"), plain.count("a"), plain.count("d"), len(plain)) == (24, 12, 12, 48)
+    text = bar_text(bar)
+    assert [(span.style, span.end - span.start) for span in text.spans] == [
+        ("blue", 24),
+        ("yellow", 12),
+        ("magenta", 12),
+    ]
     [bar] = breakdown_bars([replace(cell, unexplained_s=-0.08)], 8)
-    assert bar_text(bar, coloured=False).plain == plain
+    assert bar_text(bar) == text
     assert bar.below_zero == "unexplained -8 %"
 
 
@@ -84,7 +91,7 @@ def test_only_a_cells_own_noise_marks_it(capsys: pytest.CaptureFixture[str]) -> 
     """A machine that drifted made all cells noisy, which is reported once; one cell has a reason of its own."""
     keys = [key("prefill"), key("decode", 1), key("decode", 2)]
     drift = "the machine itself drifted by 23 %"
-    reasons = [(drift,), (drift,), (drift, "interval of +-4.0 %")]
+    reasons = [(drift,), (drift,), (drift, "time known to within 4.0 %")]
     items = tuple(evidence(of, noise_reasons=why) for of, why in zip(keys, reasons, strict=True))
     run = replace(with_document(old_run(), evidence=items), results=tuple(result(of, noise="noisy") for of in keys))
     print_run(run, screen())

@@ -122,7 +122,12 @@ def _draw_points(axes: Axes, points: Sequence[CellPoint], phase: Phase, style: P
     for number, point in numbered:
         at = [point.intensity], [point.flops_per_s]
         axes.plot(*at, color=style.color, marker=style.marker, ms=6, mew=0.6, mec="white", ls="", gid=f"cell-{number}")
-    ranked = sorted((point for _, point in numbered), key=lambda point: point.flops_per_s)
+    _label_ends(axes, [point for _, point in numbered], style.color)
+
+
+def _label_ends(axes: Axes, points: Sequence[CellPoint], color: str) -> None:
+    """Write the names of the slowest and the fastest cell next to their points."""
+    ranked = sorted(points, key=lambda point: point.flops_per_s)
     # With a single cell both labels would be the same point, so a dict has only one.
     for point, above in {ranked[0]: -16, ranked[-1]: 9}.items():
         axes.annotate(
@@ -132,7 +137,7 @@ def _draw_points(axes: Axes, points: Sequence[CellPoint], phase: Phase, style: P
             textcoords="offset points",
             ha="center",
             fontsize=9,
-            color=style.color,
+            color=color,
         )
 
 
@@ -158,8 +163,10 @@ def devices(runs: Sequence[Run]) -> Figure:
             mine = [point for point in of_run if point.key.phase == phase]
             xs, ys = [point.intensity for point in mine], [point.flops_per_s for point in mine]
             axes.scatter(xs, ys, color=color, marker=shape.marker, s=30)
+            if mine:
+                _label_ends(axes, mine, color)
     for phase, shape in PHASE_STYLE.items():
         axes.plot([], [], color=_SHEET_COLOR, marker=shape.marker, ls="", label=phase)
     axes.set_title("measured roofs and the cells under them")
-    axes.legend(loc="lower right")
+    _legend(figure)
     return figure
