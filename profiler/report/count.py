@@ -56,7 +56,7 @@ def _totals(counted: StepCount) -> list[str]:
     )
     return [
         f"{counted.model}: {short_count(counted.params)} parameters, {counted.dtype}{quant};"
-        f" {counted.phase} at batch {step.batch}: {several(step.query, 'token', 'tokens')} each"
+        f" {counted.phase} at batch {step.batch}: {several(int(step.query), 'token', 'tokens')} each"
         + (f" after {step.context} cached" if step.context else ""),
         f"model work: {plain_number(work.model_flops):,} FLOPs over {moved['total']:,.0f} bytes,"
         f" intensity {significant(float(work.intensity), 4)} FLOP/byte",

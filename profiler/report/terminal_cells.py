@@ -134,7 +134,9 @@ def _entries(result: CellResult, regime: str, mark: str) -> dict[str, str]:
 
 def _interval(result: CellResult, mark: str) -> str:
     width = half_width(result)
-    return "n=1" if math.isnan(width) else f"{mark}{100 * width:.1f} %"
+    if math.isnan(width):
+        return "n=1"
+    return f"{mark}{100 * width:.1f} %" if width < 0.1 else f"{mark}{percent(width)}"
 
 
 def _share(value: float) -> str:
@@ -144,8 +146,9 @@ def _share(value: float) -> str:
 def _cell_notes(run: Run) -> list[str]:
     """Return the meanings of the marks in the table, and the noise that all cells share."""
     notes = []
-    if any(result.status == "forecast" for result in run.results):
-        notes.append("(forecast): estimated from the measured cells, since --budget ended first")
+    if forecasts := sum(result.status == "forecast" for result in run.results):
+        of_all = f"{forecasts} of {len(run.results)} rows"
+        notes.append(f"(forecast): {of_all} are estimated from the measured ones, since --budget ended first")
     if visited_once(run):
         notes.append("* visited once: ± is within that visit; a larger --budget gives more visits")
     common = common_noise_line(run)
