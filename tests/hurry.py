@@ -42,6 +42,21 @@ def with_effort(patch: pytest.MonkeyPatch, **settings: object) -> None:
     patch.setattr(effort, "STANDARD", replace(effort.STANDARD, **settings))
 
 
+def small_gpu_profile(patch: pytest.MonkeyPatch, model: str) -> None:
+    """Make `ceilings --out` measure a profile of a few products of `model`, which is written like a whole one."""
+    with_effort(
+        patch,
+        profile_rows=(1, 4),
+        profile_attentions=((1, 1, 64), (1, 64, 64)),
+        profile_small_s=0.1,
+        profile_twin_s=0.1,
+    )
+    patch.setattr("profiler.run.card_profile.PROFILE_BUDGET_S", 1.0)
+    patch.setattr("profiler.run.card_profile.installed_formats", tuple)
+    patch.setattr("profiler.measure.card_profile.STANDARD_MODEL", model)
+    patch.setattr("profiler.run.card_profile.STANDARD_MODEL", model)
+
+
 if __name__ == "__main__":
     from profiler.cli.app import main
 

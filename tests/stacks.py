@@ -22,8 +22,10 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -79,6 +81,8 @@ SIMULATED = {
     "H100, graph": "test_hosts.py::test_a_graph_is_recorded_once_a_shape",
     "4090, eager": "test_scenarios.py::test_a_small_model_on_a_large_cache",
 }
+_AT_A_TIME = 2
+"""Steps next to each other; each takes one core and a gigabyte."""
 _IMPORTS = """
 import importlib, pkgutil, profiler
 names = [found.name for found in pkgutil.walk_packages(profiler.__path__, "profiler.")]
@@ -104,6 +108,8 @@ class Step:
     lacks: str = ""
     """The missing package for which it must be refused: one line that names the package and `pip install`, exit code 2.
     Empty: it must succeed."""
+    reads_runs: bool = False
+    """Whether it reads what other steps write: it then waits for their end."""
 
 
 @dataclass(frozen=True)
@@ -170,6 +176,9 @@ def steps(commands: Path, work: Path, without: Sequence[str]) -> Iterator[Step]:
     tiny = _tiny_model(work)
     second = "static" if "bitsandbytes" in without else "nf4"
 
+    script = str(ROOT / "tests" / "gpu" / "acceptance.py")
+    yield Step("acceptance, dry", [python, script, "--dry-run", "--out", str(work / "acceptance")])
+    yield Step("run", [roofscope, "run", "smollm2-135m", *CELL, *QUICK, "--out", "one"])
     yield Step("pip check", [python, "-m", "pip", "check"])
     yield Step("imports", [python, "-c", _IMPORTS])
     for words in (["--version"], ["doctor"], ["models"], ["count", "gpt2", "--crosscheck"]):
@@ -179,7 +188,6 @@ def steps(commands: Path, work: Path, without: Sequence[str]) -> Iterator[Step]:
         command = [roofscope, "run", str(tiny), *CELL, *more, "--quant", quant, "--out", quant]
         yield Step(f"--quant {quant}", command, FORMATS[quant] if FORMATS[quant] in without else "")
     yield Step("--engine static", [roofscope, "run", str(tiny), *CELL, *QUICK, "--engine", "static", "--out", "static"])
-    yield Step("run", [roofscope, "run", "smollm2-135m", *CELL, *QUICK, "--out", "one"])
     csv = ROOT / "tests" / "data" / "foreign" / "llama-bench.csv"
     for words in (
         ["compare", "none", second],
@@ -189,12 +197,10 @@ def steps(commands: Path, work: Path, without: Sequence[str]) -> Iterator[Step]:
         ["export", "one", "--format", "parquet", "--out", "one.parquet"],
         ["place", str(csv), "--model", "smollm2-135m", "--gpu", "T4"],
     ):
-        yield Step(words[0], [roofscope, *words])
+        yield Step(words[0], [roofscope, *words], reads_runs=True)
     for name, test in SIMULATED.items():
         command = [python, "-m", "pytest", "-q", "-rs", "-n", "0", "-p", "no:cacheprovider", f"tests/simulated/{test}"]
         yield Step(f"simulated {name}", command)
-    script = str(ROOT / "tests" / "gpu" / "acceptance.py")
-    yield Step("acceptance, dry", [python, script, "--dry-run", "--out", str(work / "acceptance")])
 
 
 def _tiny_model(folder: Path) -> Path:
@@ -272,10 +278,15 @@ def tried(stack: str, folder: Path) -> bool:
         results.append(Result("install", "ok", "", time.monotonic() - began_s))
     _say(stack, results[0])
     if versions:
-        environment |= {"XDG_CACHE_HOME": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
-        for step in steps(commands, work, asked.without):
-            results.append(done(step, work, environment, asked.without))
-            _say(stack, results[-1])
+        # One thread each: steps run next to each other, and none makes a claim about time.
+        environment |= {"XDG_CACHE_HOME": str(folder / "cache"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+        planned = list(steps(commands, work, asked.without))
+        end = partial(done, work=work, environment=environment, without=asked.without)
+        for reads_runs in (False, True):
+            with ThreadPoolExecutor(_AT_A_TIME) as pool:
+                for result in pool.map(end, [step for step in planned if step.reads_runs == reads_runs]):
+                    results.append(result)
+                    _say(stack, result)
     kept = {
         "date": datetime.now(UTC).date().isoformat(),
         "purpose": asked.purpose,

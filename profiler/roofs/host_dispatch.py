@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from profiler import effort
 from profiler.device.clock import CoreClock, no_gc, time_calls
 from profiler.device.machine import Machine
-from profiler.effort import STANDARD
 from profiler.facts.roofs import HostPace
 from profiler.loading.cache_argument import argument_name, cache_of
 from profiler.stats import undisturbed
@@ -31,8 +31,10 @@ _TWIN = {
 }
 
 
-def measure_host_pace(machine: Machine, budget_s: float = STANDARD.host_pace_s) -> HostPace:
+def measure_host_pace(machine: Machine, budget_s: float | None = None) -> HostPace:
     """Return the seconds of a decode step of the standard twin: a Llama of 30 narrow layers, float32, eager, batch 1.
+
+    It takes `budget_s`, by default what a usual run takes.
 
     It runs on the CPU in one thread, whatever device and model are profiled. What is timed is Python, torch's
     dispatcher and the kernel calls, as CPU time of the thread. Each run of steps counts with its fastest quartile,
@@ -40,7 +42,7 @@ def measure_host_pace(machine: Machine, budget_s: float = STANDARD.host_pace_s) 
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    deadline_s = machine.now_s() + budget_s
+    deadline_s = machine.now_s() + (effort.STANDARD.host_pace_s if budget_s is None else budget_s)
     runs: list[float] = []
     with torch_threads(1), torch.inference_mode(), no_gc():
         model = LlamaForCausalLM(LlamaConfig(**_TWIN)).eval()

@@ -11,24 +11,27 @@ from functools import partial
 import numpy as np
 import torch
 
+from profiler import effort
 from profiler.data.links import Link, fit_link
 from profiler.device.machine import Machine
 from profiler.device.process_group import ProcessGroup
 from profiler.facts.roofs import PINNED, Roof
-from profiler.roofs.sampler import STAGE_BUDGET_S, attempt, random_bytes, roof_of, sample
+from profiler.roofs.sampler import attempt, random_bytes, roof_of, sample
 
 _LINK_BYTES = 256 << 20
 _COLLECTIVE_S = 4.0
 
 
 def measure_links(
-    names: Sequence[str], machine: Machine, budget_s: float = STAGE_BUDGET_S
+    names: Sequence[str], machine: Machine, budget_s: float | None = None
 ) -> tuple[dict[str, Roof], dict[str, str]]:
     """Measure the bytes/s at which weights reach the device from the `host`, the `disk` or another GPU (`cuda:N`).
 
-    Returns the links by name, and the reason for each link that could not be measured. For a GPU's `host` link it also
-    measures pinned memory, which accelerate's hooks do not use. Raises DeviceError.
+    `budget_s` is for each link, by default that of a roof. Returns the links by name, and the reason for each link that
+    could not be measured. For a GPU's `host` link it also measures pinned memory, which accelerate's hooks do not use.
+    Raises DeviceError.
     """
+    budget_s = effort.STANDARD.roof_s if budget_s is None else budget_s
     links: dict[str, Roof] = {}
     missing: dict[str, str] = {}
     for name in (*names, *((PINNED,) if "host" in names and machine.is_cuda else ())):

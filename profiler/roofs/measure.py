@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
+from profiler import effort
 from profiler.counting.floor import RoofSet
 from profiler.counting.operators import ModelWork
 from profiler.data.room import idle_room_bytes
@@ -18,7 +19,7 @@ from profiler.errors import NoRoomError, RequestError
 from profiler.facts.roofs import AGREE, COPY, GEMV, READ, TRIAD, Ceilings, Roof, RoofsRemeasured
 from profiler.roofs.gemm import measure_gemm, measure_gemv, square_product, square_size
 from profiler.roofs.memory_bandwidth import measure_page_fault_s, measure_read, measure_streams
-from profiler.roofs.sampler import STAGE_BUDGET_S, attempt, clocked, roof_of, sample
+from profiler.roofs.sampler import attempt, clocked, roof_of, sample
 from profiler.units import scaled
 from profiler.user_cache import cache_path, write_cache
 
@@ -31,14 +32,14 @@ def measure(
     dtypes: Sequence[str],
     *,
     model_dtype: str,
-    stage_budget_s: float = STAGE_BUDGET_S,
+    stage_budget_s: float | None = None,
     checks_known: bool = True,
     known: Ceilings | None = None,
 ) -> Ceilings:
     """Measure the roofs of a machine: GEMM for each of `dtypes`, streams, and a matrix-vector product of `model_dtype`.
 
-    A roof that cannot be measured is left out, and `missing` gives the reason. Raises DeviceError if the device is
-    lost.
+    `stage_budget_s` is for each roof, by default that of a usual run. A roof that cannot be measured is left out, and
+    `missing` gives the reason. Raises DeviceError if the device is lost.
 
     Roofs in `known` are reused and not measured again. They are discarded if a stream is missing, or if a short check
     shows that the device is now clearly faster. They were then measured while it was busy. The device reports its clock
@@ -48,6 +49,7 @@ def measure(
     "Strangely, Matrix Multiplications on GPUs Run Faster When Given 'Predictable' Data!", 2024).
     """
     start_s = machine.now_s()
+    stage_budget_s = effort.STANDARD.roof_s if stage_budget_s is None else stage_budget_s
     if known is not None and (not _is_whole(known) or (checks_known and _is_outdated(known, machine))):
         known = None
     roofs = known or measure_streams(machine, stage_budget_s)

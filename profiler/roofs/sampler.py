@@ -16,7 +16,6 @@ from profiler.device.telemetry import Watch
 from profiler.errors import RequestError, describe_error, first_line, tolerate_errors
 from profiler.facts.roofs import Roof
 
-STAGE_BUDGET_S = 1.5
 # Drawing random numbers takes far longer than copying them, and a repeated tile reads like random data.
 _TILE_BYTES = 16 << 20
 _LEAST_SAMPLES = 5

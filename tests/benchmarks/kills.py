@@ -169,35 +169,20 @@ def main() -> int:
     import torch
 
     sys.path.insert(0, str(Path(__file__).parents[1]))
-    from hurry import hurry
+    from hurry import hurry, small_gpu_profile
 
     torch.set_num_threads(1)
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from profiler.measure import card_profile as card
-    from profiler.roofs import gemm as products
-    from profiler.roofs import host_dispatch as host
-    from profiler.roofs import links, measure
-    from profiler.roofs import memory_bandwidth as streams
-    from profiler.run import batch_test
-    from profiler.run import card_profile as profiling
-
     for name in ("profiler.report.write", "profiler.run.pipeline", "profiler.why_slow.command"):
         importlib.import_module(name)  # here, so that no forked process imports it
-    hurry(pytest.MonkeyPatch(), script_least_s=2.0)
-    measure.measure.__kwdefaults__["stage_budget_s"] = 0.1
-    # A profile of one small product, one attention and two layers' dispatch is written like a whole one.
-    streams._STREAM_LEAST_BYTES, streams._STREAM_CACHE_MULTIPLE = 4 << 20, 0
-    card._ROWS, card._WIDTHS, card._TRANSPOSED_WIDTHS = (1, 8), ((64, 64),), ((64, 64),)
-    card._ATTENTIONS, card._HEADS, card._BATCHES = ((1, 1, 64),), ((4, 2, 16),), (1,)
-    card.STANDARD = profiling.STANDARD = str(model)
-    card._TWIN_S = card._SMALL_S = 0.1
-    profiling.PROFILE_BUDGET_S = 0.2
-    profiling.installed_formats = tuple
-    products.measurable_dtypes = lambda _device: ["float32"]
-    links.measure_links = lambda *_: ({}, {})
-    host.measure_host_pace = lambda _machine: None
-    batch_test.MOST_SEQUENCES = 32
+    patch = pytest.MonkeyPatch()
+    hurry(patch, script_least_s=2.0)
+    small_gpu_profile(patch, str(model))
+    patch.setattr("profiler.roofs.memory_bandwidth._STREAM_LEAST_BYTES", 4 << 20)
+    patch.setattr("profiler.roofs.memory_bandwidth._STREAM_CACHE_MULTIPLE", 0)
+    patch.setattr("profiler.roofs.gemm.measurable_dtypes", lambda _device: ["float32"])
+    patch.setattr("profiler.run.batch_test.MOST_SEQUENCES", 32)
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
     LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=128, max_position_embeddings=256)).save_pretrained(model)
     done = base / "done"

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from docs.schemas import assert_follows
+from hurry import with_effort
 from machines import HOST
 
 from profiler.checks.selftest import run_selftest
@@ -95,12 +96,7 @@ def test_roofs_and_curve(roofs: Ceilings) -> None:
 
 
 def test_ceilings_command(roofscope, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
-    import profiler.roofs.measure as module
-    from profiler.roofs.host_dispatch import measure_host_pace
-
-    monkeypatch.setattr(measure_host_pace, "__defaults__", (0.1,))
-    monkeypatch.setattr(module, "STAGE_BUDGET_S", 0.05)
-    monkeypatch.setattr(module.measure, "__kwdefaults__", {**module.measure.__kwdefaults__, "stage_budget_s": 0.1})
+    with_effort(monkeypatch, roof_s=0.1, host_pace_s=0.1)
     document = json.loads(roofscope("ceilings", "--format", "json").out)
     assert_follows("ceilings", document)
     assert {"float32", "bfloat16", "float16", "int8"} <= set(document["compute"])

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1]))
-from hurry import hurry
+from hurry import hurry, small_gpu_profile
 
 _SHORT = ["--prompt-lens", "8", "--batch-sizes", "1,2", "--new-tokens", "4", "--budget", "1", "--quiet"]
 
@@ -44,23 +44,9 @@ def commands(model: str, script: str, runs: Path) -> list[list[str]]:
 
 def hurried(model: str) -> None:
     """Shorten the measurements; their results do not matter here."""
-    from profiler.roofs import measure
-
     patch = pytest.MonkeyPatch()
-    hurry(
-        patch,
-        pictures=True,
-        script_least_s=1.0,
-        profile_small_s=0.1,
-        profile_rows=(1, 4),
-        profile_attentions=((1, 1, 64), (1, 64, 64)),
-        profile_twin_s=0.1,
-    )
-    patch.setitem(measure.measure.__kwdefaults__, "stage_budget_s", 0.1)
-    patch.setattr("profiler.run.card_profile.PROFILE_BUDGET_S", 1.0)
-    patch.setattr("profiler.run.card_profile.installed_formats", lambda: ())
-    patch.setattr("profiler.measure.card_profile.STANDARD_MODEL", model)
-    patch.setattr("profiler.run.card_profile.STANDARD_MODEL", model)
+    hurry(patch, pictures=True, script_least_s=1.0)
+    small_gpu_profile(patch, model)
 
 
 def main(model: str, script: str, runs: str) -> None:

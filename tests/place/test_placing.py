@@ -8,7 +8,6 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -176,10 +175,7 @@ def test_here_uses_the_roofs_of_this_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, roofscope: Callable[..., object]
 ) -> None:
     """They are measured, whatever device the file names: a decode step reads its bytes at that bandwidth."""
-    from profiler.roofs.measure import measure
-
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "roofs"))
-    monkeypatch.setattr("profiler.roofs.measure.measure", partial(measure, stage_budget_s=0.1))
     path = table(tmp_path / "t", ("decode", 1, 64, 32, 10.0))
     done = roofscope("place", str(path), "--model", "smollm2-135m", "--here", "--format", "json")
     found = json.loads(done.out)  # type: ignore[attr-defined]

@@ -14,6 +14,7 @@ from transformers import LlamaForCausalLM
 from profiler.cli.options import EXIT_INCOMPLETE
 from profiler.counting.walk import walk
 from profiler.device.machine import CudaMachine, Machine, machine_for
+from profiler.effort import Effort
 from profiler.errors import DeviceError, RequestError, RunError
 from profiler.facts.roofs import DATASHEET, PINNED, Ceilings
 from profiler.forecast.command import run_facts
@@ -25,7 +26,7 @@ from profiler.roofs.gemm import measurable_dtypes, measure_gemm, measure_gemv
 from profiler.roofs.links import measure_links
 from profiler.roofs.measure import measure
 from profiler.roofs.memory_bandwidth import measure_streams, measure_weights
-from profiler.roofs.sampler import STAGE_BUDGET_S, clocked
+from profiler.roofs.sampler import clocked
 from profiler.run.setup import measure_ceilings
 from profiler.run.warnings import roof_warnings
 from profiler.store.folder import Run, read_run
@@ -234,7 +235,7 @@ def test_a_full_card_has_no_drift_probe_and_continues(tmp_path: Path, monkeypatc
 
 def test_no_roof_of_a_card_that_reports_its_clock_is_without_it() -> None:
     with simulated(H100, hurried=False):
-        found = measure(machine_for(CARD), ["bfloat16"], model_dtype="bfloat16")
+        found = measure(machine_for(CARD), ["bfloat16"], model_dtype="bfloat16", stage_budget_s=Effort().roof_s)
     roofs = {**found.memory, **found.compute}
     assert {name: roof.clock_hz for name, roof in roofs.items()} == dict.fromkeys(roofs, H100.clock_hz)
 
@@ -246,7 +247,7 @@ def test_a_product_is_measured_under_load_at_its_reported_clock() -> None:
     """
     with simulated(H100.but(throttle=Throttle(after_busy_s=0.4, share=0.8)), hurried=False):
         machine = machine_for(CARD)
-        roof = clocked(lambda: measure_gemm(machine, "bfloat16", STAGE_BUDGET_S), machine)
+        roof = clocked(lambda: measure_gemm(machine, "bfloat16", Effort().roof_s), machine)
     assert roof.clock_hz == pytest.approx(0.8 * H100.clock_hz, rel=1e-3)
     assert roof.per_s == pytest.approx(0.8 * H100.flops_per_s["bfloat16"], rel=TRUE)
 

@@ -38,7 +38,6 @@ TIMED = (
 
 
 ENOUGH = {
-    "profiler.roofs.measure.measure.__kwdefaults__": {"stage_budget_s": 0.3, "known": None, "checks_known": True},
     "profiler.roofs.sampler.MOST_SAMPLES": 8,
     "profiler.roofs.sampler.CLOCK_LOOKS_S": 2e-3,
     "profiler.measure.dispatch.TWIN_STEPS": 8,
@@ -101,7 +100,7 @@ def simulated(*truths: Truth, hurried: bool = True) -> Iterator[World]:
         for name, count in ENOUGH.items() if hurried else ():
             stack.enter_context(mock.patch(name, count))
         if hurried:
-            brief = replace(effort.STANDARD, weight_read_s=0.0, host_pace_s=1e-3)
+            brief = replace(effort.STANDARD, roof_s=0.1, weight_read_s=0.0, host_pace_s=1e-3)
             stack.enter_context(mock.patch.object(effort, "STANDARD", brief))
         forget = sys.modules["profiler.device.machine"].side_stream.cache_clear
         forget()

@@ -13,12 +13,13 @@ import torch.nn.functional as F
 from profiler.checks.selftest import run_selftest
 from profiler.device.clock import now_s, time_calls
 from profiler.device.telemetry import Watch
+from profiler.effort import Effort
 from profiler.facts.roofs import GEMV, READ, Ceilings, Roof
 from profiler.loading.request import DTYPES, dtype_name
 from profiler.roofs.gemm import measurable_dtypes, measure_gemm, square_product, square_size
 from profiler.roofs.measure import measure
 from profiler.roofs.memory_bandwidth import measure_read
-from profiler.roofs.sampler import STAGE_BUDGET_S, random_bytes
+from profiler.roofs.sampler import random_bytes
 
 from .bench import Attempt, Bench, Check, NotRunError, within
 
@@ -50,7 +51,7 @@ def first_roofs(bench: Bench) -> Ceilings:
 
 
 def _stage_s(bench: Bench) -> float:
-    return STAGE_BUDGET_S if bench.cuda else 0.1
+    return Effort().roof_s if bench.cuda else 0.1
 
 
 def _load(bench: Bench, seconds: float) -> None:
