@@ -60,5 +60,5 @@ def small_gpu_profile(patch: pytest.MonkeyPatch, model: str) -> None:
 if __name__ == "__main__":
     from profiler.cli.app import main
 
-    hurry(pytest.MonkeyPatch())
+    hurry(pytest.MonkeyPatch(), script_least_s=2.0)
     main()

@@ -47,6 +47,7 @@ def test_every_known_kernel_gets_its_label_or_none(
 ) -> None:
     """On a shared machine a label may be missing, but it is never a wrong one."""
     monkeypatch.setattr("profiler.roofs.measure.measure", lambda *_, **__: roofs)
+    with_effort(monkeypatch, selftest_s=1.5)
     done = roofscope("selftest", "--format", "json")
     kernels = json.loads(done.out)
     assert_follows("selftest", kernels)

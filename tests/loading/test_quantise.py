@@ -237,6 +237,7 @@ def test_a_quantised_run_fills_every_column(
         batch_sizes=[1, 2],
         new_tokens=8,
         check_quality=True,
+        no_levers=True,
         out=tmp_path / quant,
     )
     from_a_device = {"mfu", "mbu", "joules_per_token", "device_memory_bytes", "issue_s"}

@@ -38,7 +38,7 @@ def test_the_page_has_the_table() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timing
-@pytest.mark.parametrize("name", ["embed_padded", "summaries", "chat"])
+@pytest.mark.parametrize("name", ["embed_padded", "embed_notes", "chat"])
 def test_the_cause_comes_first(name: str) -> None:
     try:
         arguments(SCRIPTS[name])
