@@ -25,7 +25,6 @@ from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.render import call_rows, html_why, note_lines, why_document, why_sentences
 from profiler.why_slow.script import run_script
 
-
 HURRIED = Path(__file__).parents[1] / "hurry.py"
 
 
