@@ -59,8 +59,9 @@ def test_every_known_kernel_gets_its_label_or_none(
     assert done.code == (0 if all(item["right"] for item in kernels) else 3)
 
 
-def test_wrong_roofs_move_the_verdict(roofs: Ceilings) -> None:
+def test_wrong_roofs_move_the_verdict(roofs: Ceilings, monkeypatch: pytest.MonkeyPatch) -> None:
     """With three times the memory roof and four times the compute roof, no kernel reaches a roof."""
+    with_effort(monkeypatch, selftest_s=1.5)
     faster = replace(
         roofs,
         memory={name: replace(roof, per_s=3 * roof.per_s) for name, roof in roofs.memory.items()},

@@ -227,7 +227,7 @@ def test_a_quantised_run_fills_every_column(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with_effort(monkeypatch, rounds=3)
+    with_effort(monkeypatch, rounds=3, more_prefills_s=0.2, twin_s=0.5)
     answer_cpu_probe(False)  # the fused kernel converts nothing
     before_s = conversions_s(short_folder, quant)
     run = profiler.profile(

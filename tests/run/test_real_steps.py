@@ -24,7 +24,7 @@ def profiled(short_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> It
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("roofs")))
         patch.setattr("profiler.run.setup.measure", partial(measure, stage_budget_s=0.3))
         patch.setattr("profiler.run.setup.measure_host_pace", lambda *_: None)
-        with_effort(patch, rounds=4)
+        with_effort(patch, rounds=4, more_prefills_s=0.2, twin_s=0.5)
         yield lambda: profiler.profile(
             str(short_folder),
             prompt_lens=[64, 128],
