@@ -8,13 +8,15 @@ from typing import Any
 
 _NOT_PLAIN = re.compile(r"[^\n -\[\]-~]")
 _UTC = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d):\d\d(?:\.\d+)?(?:\+00:00|Z)")
+_ROUNDS_UP = 0.9995
+"""From this share of a larger unit on, three digits of the smaller one would be 1000."""
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def scaled(value: float, unit: str, digits: int = 3) -> str:
     """Return a value with a decimal prefix, as in datasheets: `4.3e12, "B/s"` -> `4.3 TB/s`."""
     for size, prefix in _PREFIXES:
-        if abs(value) >= size:
+        if abs(value) >= _ROUNDS_UP * size:
             return f"{significant(value / size, digits)} {prefix}{unit}"
     return f"{significant(value, digits)} {unit}"
 
@@ -32,7 +34,7 @@ def duration(seconds: float) -> str:
     if math.isnan(seconds):
         return "-"
     for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
-        if abs(seconds) >= size:
+        if abs(seconds) >= _ROUNDS_UP * size:
             return f"{significant(seconds / size, 3)} {unit}"
     return f"{significant(seconds / 1e-9, 3)} ns" if seconds else "0 s"
 

@@ -39,6 +39,7 @@ def attention(machine: Machine) -> CheckResult:
         [_kernel(machine, query=query, masked=with_mask) for query in (_PROMPT, 1)] for with_mask in (False, True)
     )
     words = f"{_phases(plain)}; with a mask {_phases(masked)}" if plain != masked else _phases(plain)
+    words = f"kernel {words}"
     if UNFUSED_KERNEL not in (*plain, *masked):
         return CheckResult("attention", True, words)
     words += f"; {UNFUSED_KERNEL} copies K and V for every head and writes its scores to memory"

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 _WELL_KNOWN = "mistral-7b-v0.1"
 """The model of the first command on a GPU, if it fits."""
 _FIRST_PROMPT_LEN = 512
-_FIRST_GRID = f"--prompt-lens {_FIRST_PROMPT_LEN} --batch-sizes 1,8"
+_FIRST_BATCHES = (1, 8)
+_FIRST_GRID = f"--prompt-lens {_FIRST_PROMPT_LEN} --batch-sizes {','.join(map(str, _FIRST_BATCHES))}"
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class PresetFit:
     """Weights, KV cache, workspace and fragmentation of the smallest cell of the first command: batch 1, prompt 512."""
     fits: bool
     """Whether the device has room for them (`data.room`)."""
+    fits_first: bool = True
+    """Whether the device also has room for the largest cell of the first command: batch 8, prompt 512."""
 
 
 @dataclass(frozen=True)
@@ -173,8 +176,12 @@ def _fits(machine: Machine, *, packs: bool) -> list[PresetFit]:
                 continue  # this device's kernel of the format does not support a layer of this model
             work = walk(module)
             path = path_here(module, work, device, dtype, _FIRST_PROMPT_LEN)
-            need = memory_need(work, planned_weight_bytes(module), Step(1, _FIRST_PROMPT_LEN, 0), new_tokens, path)
-            fits.append(PresetFit(name, label, int(need.total_bytes), bool(need.total_bytes <= room)))
+            least, most = (
+                memory_need(work, planned_weight_bytes(module), Step(batch, _FIRST_PROMPT_LEN, 0), new_tokens, path)
+                for batch in _FIRST_BATCHES
+            )
+            fits_first = bool(most.total_bytes <= room)
+            fits.append(PresetFit(name, label, int(least.total_bytes), bool(least.total_bytes <= room), fits_first))
     return fits
 
 
@@ -202,7 +209,8 @@ def first_command(fits: Sequence[PresetFit], *, on_card: bool) -> str:
     if not on_card or not fitting:
         return f"{_command()} {'run' if any(fit.model == DEFAULT_MODEL for fit in fitting) else 'ceilings'}"
     # LLM.int8() waits for the GPU in every matmul, so it is the last choice.
-    well_known = sorted((fit for fit in fitting if fit.model == _WELL_KNOWN), key=lambda fit: fit.precision == "int8")
+    well_known = [fit for fit in fitting if fit.model == _WELL_KNOWN]
+    well_known.sort(key=lambda fit: (not fit.fits_first, fit.precision == "int8"))
     dense = [fit for fit in fitting if fit.precision not in FORMATS]
     choice = well_known[0] if well_known else max(dense or fitting, key=lambda fit: fit.needs_bytes)
     quant = f" --quant {choice.precision}" if choice.precision in FORMATS else ""

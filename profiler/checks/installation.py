@@ -235,7 +235,7 @@ def nvml(machine: Machine) -> CheckResult:
     source.read()
     source.facts()
     source.energy_j()
-    exceptions = f" but {', '.join(source.missing)}" if source.missing else ""
+    exceptions = f" but {', '.join(source.missing).replace('_', ' ')}" if source.missing else ""
     return CheckResult("NVML", True, f"reports every figure{exceptions}")
 
 

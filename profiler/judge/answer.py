@@ -127,7 +127,7 @@ def _because(cell: JudgedCell, setting: Setting) -> str:
             f" {_source(setting)}"
         )
     if regime == "overhead-bound":
-        return f"overhead-bound: of {duration(s.latency_s)}, {_overhead(cell)}"
+        return f"overhead-bound: of {duration(s.latency_s)}, {_overhead(cell, setting)}"
     if regime == "kernel-bound":
         lost_s = s.kernel_s + s.dequantise_s
         how = f", {duration(s.dequantise_s)} of it dequantising" if s.dequantise_s >= 0.1 * lost_s else ""
@@ -157,13 +157,15 @@ def _source(setting: Setting) -> str:
     return "measured here" if setting.measured else "expected"
 
 
-def _overhead(cell: JudgedCell) -> str:
+def _overhead(cell: JudgedCell, setting: Setting) -> str:
     s = cell.split
     graph_saves_s = s.latency_s - (cell.graph_step_s or s.latency_s)
     if graph_saves_s > s.dispatch_s:
         return f"the same work as one graph saves {duration(graph_saves_s)}"
     if s.engine_s > s.dispatch_s:
         return f"the engine takes {duration(s.engine_s)}, while the device idles"
+    if setting.can_graph:  # the rest of dispatch overlaps with the GPU's work
+        return f"the GPU waits {duration(s.dispatch_s)} for the host's dispatch"
     return f"dispatch takes {duration(s.dispatch_s)}"
 
 

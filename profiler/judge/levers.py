@@ -142,11 +142,9 @@ def _tried(cell: JudgedCell) -> list[Lever]:
 
 
 def _effect(item: TrialResult, latency_s: float) -> str:
-    """How long the step takes with a tried variant, and from how many layers that is known."""
-    takes = f"the step takes {duration(latency_s * item.ratio)}"
-    if item.layers == item.of_layers:
-        return f"{takes} then"
-    return f"{item.layers} of {item.of_layers} layers were timed; extrapolated, {takes}"
+    """How long the step takes with a tried variant, and whether that is extrapolated from a few layers."""
+    takes = f"the step takes {duration(latency_s * item.ratio)} then"
+    return takes if item.layers == item.of_layers else f"{takes}, extrapolated from a few layers"
 
 
 def _caution(variant: str) -> str:

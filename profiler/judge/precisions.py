@@ -105,7 +105,7 @@ def precision_sentences(runs: Sequence[PrecisionRun]) -> list[str]:
     for run in runs[1:]:
         model = run.model
         smaller = base.storage_bytes / model.storage_bytes
-        parts = [f"{model.quant} takes {smaller:.2g}x less memory than {base.quant} in {base.dtype}"]
+        parts = [f"{model.quant} takes {smaller:.2g}x less memory than {base.precision}"]
         cells = [item for item in compare_with_first(runs) if item.precision == model.quant]
         for phase in ("decode", "prefill"):
             of_phase = [item for item in cells if item.key.phase == phase]
@@ -137,7 +137,7 @@ def _claim_words(cells: Sequence[PrecisionDifference]) -> str:
         word, bound, end = ("faster", "up", best) if wins else ("slower", "down", worst)
         where, rest = "throughout", ""
         if len(claims) < len(cells):
-            where, rest = f"in {len(claims)} of {len(cells)} cells", ", the others cannot be distinguished"
+            where, rest = f"in {len(claims)} of {len(cells)} cells", ", the rest cannot be distinguished"
         return f"is {word} {where} ({bound} to {end.speed_up:.2g}x at batch {end.key.cell.name}){rest}"
     first = min(losses, key=lambda item: item.key.tokens)
     return (

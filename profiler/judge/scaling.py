@@ -226,8 +226,8 @@ def scaling_sentences(result: Scaling, what: str = "batch") -> list[str]:
         )
     elif knee is None:
         sentences.append(
-            f"Up to {what} {result.largest} time grows clearly slower than the {what}: not yet compute-bound, and more"
-            " tokens/s for little."
+            f"Up to {what} {result.largest}, time grows clearly more slowly than the {what}: it is not compute-bound"
+            f" yet, and a larger {what} costs little."
         )
     elif knee == first:
         sentences.append(f"Time grows with the {what} from the first doubling on.")
@@ -238,15 +238,15 @@ def scaling_sentences(result: Scaling, what: str = "batch") -> list[str]:
         )
     if result.knee_predicted is None:
         sentences.append(
-            f"By the counts no {what} is ever compute-bound here: the bytes that each step up adds take longer than its"
-            " FLOPs."
+            f"By the counts no {what} is ever compute-bound here: the bytes that a larger {what} adds take longer than"
+            " its FLOPs."
         )
     else:
         sentences.append(f"By the counts FLOPs overtake bytes at {what} {result.knee_predicted:.3g}.")
     sentences.append(f"Most tokens/s: {what} {result.best} (largest measured: {result.largest}).")
     if result.rivals:
         sentences.append(
-            f"The machine drifted by {percent(result.drift)} meanwhile, so most may as well be at {what}"
+            f"The machine drifted by {percent(result.drift)} meanwhile, so the most may also be at {what}"
             f" {', '.join(map(str, result.rivals))}."
         )
     return sentences

@@ -190,7 +190,8 @@ def print_rented(rented: Rented, console: Console) -> None:
     unfit = [offer for offer in rented.offers if offer.request_usd is None]
     shown = fitting[:_MOST_ROWS]
     marks = [
-        "USD/h: the lowest of the class (median). idle/day: USD per day without a request. Ranges hold nine in ten.",
+        "USD/h: the lowest of the class (median). GPUs x load: how many, and their utilisation. USD per 1000: requests."
+        " idle/day: USD per day without a request. Ranges hold nine in ten.",
         "> cheapest, ? may be cheaper (cannot tell), ! misses a limit, - not ranked: its price is marked below",
         "",
     ]
@@ -201,7 +202,10 @@ def print_rented(rented: Rented, console: Console) -> None:
         for other in rented.other_classes
     ]
     without = {(offer.precision, offer.engine): offer.why for offer in unfit if offer.verdict == "no basis"}
-    notes += [f"{precision_words(form)} with {engine}: no basis, {why}" for (form, engine), why in without.items()]
+    notes += [
+        f"{precision_words(form)} with {engine} engines has no row: {why}; another --engine may have one"
+        for (form, engine), why in without.items()
+    ]
     too_large = [offer for offer in unfit if offer.verdict != "no basis"]
     notes += [f"{_named(offer)} with {offer.engine}: {offer.why}" for offer in too_large[:_MOST_UNFIT]]
     notes += [f"{len(too_large) - _MOST_UNFIT} more rows do not fit"] if len(too_large) > _MOST_UNFIT else []

@@ -9,7 +9,7 @@ from profiler.judge.cells import CellResult
 from profiler.judge.scaling import Doubling, DoublingTest
 from profiler.report.blocks import Lines, Section, Sentences, TextTable, text_table
 from profiler.report.selection import MOST_SIZES, evenly
-from profiler.report.sentences import roofs_lines
+from profiler.report.sentences import end_lines, roofs_lines
 from profiler.report.terminal import print_sections
 from profiler.store.folder import Run
 from profiler.units import duration, significant
@@ -22,7 +22,7 @@ def print_doubling(run: Run, phase: Phase, console: Console) -> None:
     """Print a run's batch-doubling tests of one phase, with its warnings and its folder."""
     tests = [test for test in run.document.scaling if test.axis == "batch" and test.fixed["phase"] == phase]
     sections = [_series(run, test) for test in tests] or [Section("", [Sentences([_TOO_FEW])])]
-    end = [Lines(run.document.warnings, "warning"), Lines([f"run: {run.folder}"], "dim")]
+    end = [Lines(run.document.warnings, "warning"), Lines(end_lines(run), "dim")]
     print_sections([*sections, Section("", end)], console)
 
 

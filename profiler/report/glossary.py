@@ -92,7 +92,8 @@ def _counted(run: Run, regime: Regime) -> str | None:
 def _share(run: Run, column: str) -> str | None:
     ratios = (getattr(result, column) / result.latency_s for result in run.measured)
     shares = [share for share in ratios if not math.isnan(share)]
-    return f"{percent(min(shares))} to {percent(max(shares))} of the time" if shares else None
+    ends = dict.fromkeys(map(percent, (min(shares), max(shares)))) if shares else ()
+    return f"{' to '.join(ends)} of the time" if ends else None
 
 
 def _roofs(run: Run) -> tuple[float, float] | None:

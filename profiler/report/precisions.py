@@ -176,13 +176,13 @@ def _differences(runs: Sequence[Run]) -> list[Section]:
     page = runs[0].folder.parent / "report.html"
     omitted = [f"the fastest and the slowest of each; all {len(rows)}: {page}"] if len(clear) < len(rows) else []
     return [
-        Section(f"Every cell compared with {runs[0].model.quant}", [_against_table(runs[0], rows), *end], note, HTML),
+        Section(f"Every cell compared with {runs[0].model.precision}", [_against_table(runs[0], rows), *end], note, HTML),
         Section("", [_against_table(runs[0], clear), Lines(omitted), *end], media=TERMINAL),
     ]
 
 
 def _against_table(first: Run, rows: Sequence[Sequence[str]]) -> TextTable:
-    caption = f"speed-up: above 1x it is faster than {first.model.quant}; with the 95 % interval of the ratio"
+    caption = f"speed-up: above 1x it is faster than {first.model.precision}; with the 95 % interval of the ratio"
     return text_table(AGAINST_COLUMNS, rows, texts=("precision",), caption=caption)
 
 

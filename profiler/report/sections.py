@@ -39,6 +39,7 @@ from profiler.report.selection import MOST_SIZES, evenly, of_all
 from profiler.report.sentences import (
     NO_NUMBER,
     activity_lines,
+    end_lines,
     host_line,
     instrument_line,
     no_claim_lines,
@@ -106,7 +107,7 @@ def _roofline(run: Run) -> Section | None:
     }
     for number, point in enumerate(drawn):
         tooltips[f"cell-{number}"] = Tooltip(point.tooltip, f"point {point.key.phase}", reachable=True)
-    note = "points: measured time, counted work; hover or tab to a point for its cell"
+    note = "points: measured time, counted work; in report.html each point names its cell"
     note += f"; {len(drawn)} of {measured} cells are drawn" if len(drawn) < measured else ""
     alt = "Achieved FLOP/s against arithmetic intensity, both logarithmic"
     return Section("Roofline", [Picture("roofline", alt, (run,), tooltips)], note, DOCUMENTS)
@@ -341,11 +342,7 @@ def _cost_of_measuring(run: Run) -> Section:
 
 def _last_warnings(run: Run) -> Section:
     """At the end of a screen, where they are seen."""
-    end = [f"run: {run.folder}"]
-    page = run.folder / "report.html"
-    if page.exists():
-        end.append(f"next: open {page}; roofscope explain TERM explains a word of this screen")
-    return Section("", [Lines(run.document.warnings, "warning"), Lines(end, "dim")], media=TERMINAL)
+    return Section("", [Lines(run.document.warnings, "warning"), Lines(end_lines(run), "dim")], media=TERMINAL)
 
 
 def _words(run: Run) -> Section | None:

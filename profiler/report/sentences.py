@@ -281,6 +281,13 @@ def stage_line(run: Run) -> str | None:
     return f"wall time {clock_time(sum(stages.values()))}" + (f": {', '.join(parts)}" if parts else "")
 
 
+def end_lines(run: Run) -> list[str]:
+    """Return the run's folder and, if it has a report, the page to open next: the end of a screen."""
+    page = run.folder / "report.html"
+    next_line = f"next: open {page}; roofscope explain TERM explains a word of this screen"
+    return [f"run: {run.folder}", *([next_line] if page.exists() else [])]
+
+
 def common_noise(run: Run) -> dict[str, list[str]]:
     """Return the noise reasons that all cells of the run share, by kind."""
     evidence = run.document.evidence

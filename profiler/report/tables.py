@@ -188,10 +188,18 @@ def health_rows(run: Run) -> list[TableRow]:
             "throttled by": None if readings.throttle is None else ", ".join(readings.throttle) or "nothing",
         }
     known["power at rest"] = None if health.idle_power_w is None else scaled(health.idle_power_w, "W")
-    known |= {name.replace("_", " "): _text(value) for name, value in health.settings.items()}
-    missing = dict.fromkeys([*(name for name, text in known.items() if text is None), *health.not_seen])
+    known |= dict(_setting(name, value) for name, value in health.settings.items())
+    unseen = [*(name for name, text in known.items() if text is None), *health.not_seen]
+    missing = dict.fromkeys(name.replace("_", " ") for name in unseen)
     rows = [[name, text] for name, text in known.items() if text is not None]
     return [*rows, ["not available here", ", ".join(missing)]] if missing else rows
+
+
+def _setting(name: str, value: str | float | None) -> tuple[str, str | None]:
+    """Return a setting's name in words, and its value with the unit that the name ends with."""
+    if name.endswith("_w"):
+        return name.removesuffix("_w").replace("_", " "), None if value is None else f"{value} W"
+    return name.replace("_", " "), _text(value)
 
 
 def _text(value: object) -> str | None:

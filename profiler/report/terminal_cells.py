@@ -11,8 +11,8 @@ from rich.text import Text
 from profiler.grid.cells import CellKey
 from profiler.judge.breakdown import TERM_NAMES
 from profiler.judge.cells import CellResult
-from profiler.report.blocks import BreakdownChart, CellsTable, TextColumn, TextTable, text_table
-from profiler.report.breakdown_bars import BreakdownBar, breakdown_bars, terms_of
+from profiler.report.blocks import BreakdownChart, CellsTable, TextTable, text_table
+from profiler.report.breakdown_bars import WORTH_SHOWING, BreakdownBar, breakdown_bars, terms_of
 from profiler.report.selection import evidence_of, half_width, of_first_engine
 from profiler.report.sentences import common_noise_line, own_noise, regime_names, visited_once
 from profiler.report.terminal import print_block, rich_table
@@ -37,7 +37,7 @@ _COLORS = {
     "engine_s": "bright_cyan",
     "unexplained_s": "bright_black",
 }
-_TITLE = "where the time goes"
+_TITLE, _SHARES = "where the time goes", "share of the time"
 _SHORT_CONFIDENCE = {"high": "high", "medium": "med", "low": "low", None: ""}
 
 
@@ -161,13 +161,16 @@ def printed_bars(run: Run) -> list[BreakdownBar]:
 
 
 def shares_table(bars: Sequence[BreakdownBar]) -> TextTable:
-    """Return the share of each term in each cell's time: the bars of a screen without colours."""
-    terms = terms_of(bars)
-    shares = [{segment.term: segment.share for segment in bar.segments} for bar in bars]
-    rows = [[bar.name, *(percent(of_bar[term]) for term in terms)] for bar, of_bar in zip(bars, shares, strict=True)]
-    return TextTable(
-        (TextColumn(_TITLE), *(TextColumn(TERM_NAMES[term], number=True, wrap=True) for term in terms)), rows
-    )
+    """Return the terms of each cell with their shares, the largest first: the bars of a screen without colours."""
+    rows = []
+    for bar in bars:
+        shown = [segment for segment in bar.segments if abs(segment.share) >= WORTH_SHOWING]
+        ranked = sorted(shown, key=lambda segment: -abs(segment.share))
+        # A line has no room for "below the roof", which `explain kernels` says.
+        names = [segment.name.removesuffix(" below the roof") for segment in ranked]
+        words = [f"{name} {percent(segment.share)}" for name, segment in zip(names, ranked, strict=True)]
+        rows.append([bar.name, ", ".join(words)])
+    return text_table((_TITLE, _SHARES), rows, wrapped=(_SHARES,))
 
 
 def bar_legend(bars: Sequence[BreakdownBar]) -> Text:

@@ -295,7 +295,7 @@ def _reloads(seen: Observations) -> list[Finding]:
                     where=repeats[0].where,
                     evidence=f"the same model, {source}, was loaded {len(loads)} times",
                     change="load it once, before the loop",
-                    basis=f"measured: the {len(repeats)} loads after the first",
+                    basis=f"measured: the {'load' if len(repeats) == 1 else 'loads'} after the first",
                 )
             )
     return findings

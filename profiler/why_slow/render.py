@@ -166,9 +166,8 @@ def _capital(text: str) -> str:
 
 
 def note_lines(why: Why) -> list[str]:
-    """How the savings were determined, what could not be tried, and the cost of recording."""
+    """How the savings were determined, graph breaks, and the cost of recording."""
     lines = [f"{number}. {item.basis}" for number, item in enumerate(why.findings, 1)]
-    lines += [f"not tried: {text}" for text in why.not_tried]
     if breaks := why.seen.graph_breaks:
         count = sum(item.count for item in breaks)
         lines.append(
@@ -177,6 +176,11 @@ def note_lines(why: Why) -> list[str]:
         )
     share = 100 * why.seen.overhead_s / why.seen.wall_s if why.seen.wall_s else 0.0
     return [*lines, f"recording took {duration(why.seen.overhead_s)} of {duration(why.seen.wall_s)} ({share:.2g} %)"]
+
+
+def _incomplete(why: Why) -> list[str]:
+    """Warnings about what was seen, and the changes that were not tried."""
+    return [*why.seen.warnings, *(f"not tried: {text}" for text in why.not_tried)]
 
 
 def call_rows(why: Why) -> list[list[str]]:
@@ -325,7 +329,8 @@ def why_sections(why: Why) -> list[Section]:
     trials = [
         [trial.id, trial.where, trial.shape, str(len(trial.rounds)), _percent(trial.saving)] for trial in why.tried
     ]
-    calls = text_table(CALL_COLUMNS, call_rows(why), texts=("what",), wrapped=("ran with",))
+    legend = "what: batch x prompt tokens, + new tokens or @ cached tokens"
+    calls = text_table(CALL_COLUMNS, call_rows(why), texts=("what",), wrapped=("ran with",), caption=legend)
     finding_table = text_table(FINDING_COLUMNS, findings, texts=("line",), wrapped=("evidence", "change"))
     largest_first = "the largest saving first; seconds of this script, with their basis in the notes"
     whole = f"all {duration(why.seen.wall_s)} of the script"
@@ -337,7 +342,7 @@ def why_sections(why: Why) -> list[Section]:
         Section("Where the time went", [text_table(TIME_COLUMNS, time_rows(why))] if seen_any else [], whole),
         Section("Calls", [calls], "measured as the script ran"),
         Section("Trials", [text_table(TRIAL_COLUMNS, trials, texts=("line", "what"))] if trials else [], in_turn, HTML),
-        Section("Notes", [Lines(why.seen.warnings, "warning"), Lines(note_lines(why), "dim")]),
+        Section("Notes", [Lines(note_lines(why), "dim"), Lines(_incomplete(why), "warning")]),
     ]
 
 

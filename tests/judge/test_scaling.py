@@ -135,7 +135,7 @@ def test_drift_between_sizes_makes_best_and_knee_uncertain() -> None:
     assert drifted.rivals == (128, 512)
     text = " ".join(scaling_sentences(drifted))
     assert "knee is unknown" in text
-    assert "The machine drifted by 50 % meanwhile, so most may as well be at batch 128, 512." in text
+    assert "The machine drifted by 50 % meanwhile, so the most may also be at batch 128, 512." in text
 
 
 def decoded(prompt_len: int, context_len: int, latency_s: float) -> CellResult:

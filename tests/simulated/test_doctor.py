@@ -40,13 +40,13 @@ def test_a_t4() -> None:
     assert works["CUPTI"] is False, "a CPU build of torch has no kernels to see"
     fits = {(fit.model, fit.precision): fit.fits for fit in found.fits}
     assert {precision for _, precision in fits} == {"float16", "int8", "nf4"}
-    assert fits["mistral-7b-v0.1", "float16"]
+    assert fits["mistral-7b-v0.1", "float16"], "one sequence; the first command has eight, which fit in nf4"
     assert not fits["llama-3.1-8b", "float16"], "16.1 GB"
     assert fits["mistral-7b-v0.1", "nf4"]
     assert fits["smollm2-1.7b", "float16"]
     assert fits["llama-2-7b", "float16"], "13.5 GB of some 14"
     assert not any(fits["mixtral-8x7b", precision] for precision in ("float16", "nf4"))
-    assert found.first == "roofscope run mistral-7b-v0.1 --prompt-lens 512 --batch-sizes 1,8"
+    assert found.first == "roofscope run mistral-7b-v0.1 --quant nf4 --prompt-lens 512 --batch-sizes 1,8"
 
 
 def test_a_card_on_which_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,9 +95,9 @@ def bad(found: dict[str, CheckResult]) -> list[str]:
     ("truth", "attention", "absent"),
     [
         # NVIDIA: fp8 from compute capability 8.9 on (Ada, Hopper); int8 from 7.5 on.
-        (H100, "cudnn", []),
-        (RTX_4090, "flash; with a mask memory-efficient", []),
-        (A100, "flash; with a mask memory-efficient", ["fp8 by row", "fp8 by tensor"]),
+        (H100, "kernel cudnn", []),
+        (RTX_4090, "kernel flash; with a mask memory-efficient", []),
+        (A100, "kernel flash; with a mask memory-efficient", ["fp8 by row", "fp8 by tensor"]),
     ],
     ids=["H100", "RTX 4090", "A100"],
 )
@@ -117,7 +117,7 @@ def test_a_t4_has_no_fused_attention_for_grouped_heads() -> None:
     found = on(T4)
     assert bad(found) == ["attention"]
     assert found["attention"].slow
-    assert found["attention"].says.startswith("math; with a mask memory-efficient; math copies K and V")
+    assert found["attention"].says.startswith("kernel math; with a mask memory-efficient; math copies K and V")
     assert "--engine static decodes with a mask" in found["attention"].says
     assert found["fp8 by row"] == CheckResult("fp8 by row", None, "no fp8 units: --quant fp8 multiplies in 16 bits")
 
@@ -126,7 +126,7 @@ def test_a_t4_has_no_fused_attention_for_grouped_heads() -> None:
 def test_a_card_without_any_fused_attention() -> None:
     found = on(H100, lambda _: mock.patch.object(torch, "_fused_sdp_choice", return_value=0))
     assert bad(found) == ["attention"]
-    assert found["attention"].says.startswith("math; math copies K and V")
+    assert found["attention"].says.startswith("kernel math; math copies K and V")
     assert "a newer torch" in found["attention"].says
 
 
