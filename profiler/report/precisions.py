@@ -173,11 +173,12 @@ def _differences(runs: Sequence[Run]) -> list[Section]:
         return []
     end = [Lines([once], "dim")] if once else []
     note = "measured"
-    page = runs[0].folder.parent / "report.html"
+    first = runs[0]
+    page = first.folder.parent / "report.html"
     omitted = [f"the fastest and the slowest of each; all {len(rows)}: {page}"] if len(clear) < len(rows) else []
     return [
-        Section(f"Every cell compared with {runs[0].model.precision}", [_against_table(runs[0], rows), *end], note, HTML),
-        Section("", [_against_table(runs[0], clear), Lines(omitted), *end], media=TERMINAL),
+        Section(f"Every cell compared with {first.model.precision}", [_against_table(first, rows), *end], note, HTML),
+        Section("", [_against_table(first, clear), Lines(omitted), *end], media=TERMINAL),
     ]
 
 

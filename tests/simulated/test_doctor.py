@@ -183,7 +183,7 @@ def test_grouped_products_without_a_kernel_wait_for_the_card() -> None:
 def test_the_cost_of_a_new_kv_length(plan_s: float, said: str | None) -> None:
     """cuDNN's plans, as reported: 22 ms on a GB10, 440 ms on a B200; 50 us are less than ten calls."""
     found = on(H100.but(plan_s=plan_s))
-    assert found["attention"].says == "cudnn"
+    assert found["attention"].says == "kernel cudnn"
     assert bad(found) == ([] if said is None else ["KV lengths"])
     if said is not None:
         assert found["KV lengths"].says.startswith(f"each new KV length costs about {said} once")
