@@ -50,11 +50,11 @@ class RankError(RoofscopeError):
     exit_code = 3
 
 
-def near_misses(word: str, known: Iterable[str], limit: int = 3) -> str:
+def near_misses(word: str, known: Iterable[str]) -> str:
     """Return ` Did you mean a or b?` for a mistyped word, or an empty string without a similar name."""
     names = sorted(known)
     completions = [name for name in names if word and name.startswith(word.lower())]
-    close = (completions or difflib.get_close_matches(word.lower(), names, n=limit, cutoff=0.5))[:limit]
+    close = (completions or difflib.get_close_matches(word.lower(), names, n=3, cutoff=0.5))[:3]
     return f" Did you mean {' or '.join(close)}?" if close else ""
 
 

@@ -5,11 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from typing import Any
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
 
 
 class Document:
     """A document of a command. A field that still has its default is left out."""
+
+
+def view(kind: type[_T], source: object, **further: Any) -> _T:
+    """Return a `kind` with the fields `further`, and all others from the attributes of `source` with the same names."""
+    names = [item.name for item in _fields(kind) if item.name not in further]
+    return kind(**{name: getattr(source, name) for name in names}, **further)
 
 
 def json_text(document: object) -> str:

@@ -39,9 +39,11 @@ _RESAMPLES_OF_MANY = 100
 _AT_ONCE = 1 << 17
 _SEED = 0
 
-# The share of a normal distribution within one standard deviation, and the end of its middle 95 %.
+# The share of a normal distribution within one standard deviation, and the ends of its middle 90 % and 95 %.
 _ONE_SIGMA = 0.683
-_Z95 = 1.959964
+NORMAL_90, NORMAL_95 = 1.645, 1.96
+MAD_TO_SIGMA = 1.4826
+"""Standard deviation of a normal distribution / its median absolute deviation."""
 # Six visits with a standard deviation of 1 % (evenly spaced quantiles of a normal distribution). In six runs on two
 # cores of a shared Xeon, that of visits of a cell was 0.8 to 2.0 %, half of them below 1.2; other machines had up to 3.
 _USUAL_VISITS = 0.01 * np.array([-1.38, -0.67, -0.21, 0.21, 0.67, 1.38])
@@ -322,7 +324,7 @@ def noise_report(
 def outliers(samples: NDArray[np.float64]) -> int:
     """Return the number of samples with a modified z-score above 14.8 (hyperfine's threshold)."""
     deviations = np.abs(samples - np.median(samples))
-    sigma = 1.4826 * np.median(deviations)
+    sigma = MAD_TO_SIGMA * np.median(deviations)
     return int((deviations > _OUTLIER_Z * sigma).sum()) if sigma > 0 else 0
 
 

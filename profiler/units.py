@@ -39,6 +39,11 @@ def duration(seconds: float) -> str:
     return f"{significant(seconds / 1e-9, 3)} ns" if seconds else "0 s"
 
 
+def saving(seconds: float) -> str:
+    """Return `saves 3.2 ms`, or `costs 0.4 ms` for a negative saving."""
+    return f"{'saves' if seconds >= 0 else 'costs'} {duration(abs(seconds))}"
+
+
 def signed_duration(seconds: float) -> str:
     """Return a time with its sign and unit: `0.0021` -> `+2.10 ms`."""
     return f"{'-' if seconds < 0 else '+'}{duration(abs(seconds))}"

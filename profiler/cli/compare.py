@@ -47,7 +47,6 @@ def compare_command(
 
     Reports each change with its confidence interval, and the part of the time that changed.
     """
-    one_of(output_format, "--format", ("table", "json"))
     from profiler.comparison.command import compared, history_of
     from profiler.comparison.documents import comparison_document, history_document
     from profiler.comparison.render import print_changes, print_history
@@ -140,7 +139,6 @@ def place_command(
 
     Prints the floor of each result, the share of the roof that it attains, and doubts about it.
     """
-    one_of(output_format, "--format", ("table", "json"))
     if here and gpu:
         raise RequestError("--here and --gpu name two devices; use one of the two.")
     from profiler.json_document import json_rows

@@ -51,7 +51,8 @@ def count_command(
     one_of(output_format, "--format", ("table", "json", "csv"))
     from profiler.predict.gpu_roofs import roofs_called
 
-    gpus = [roofs_called(name.strip()) for name in gpu.split(",") if name.strip()]
+    gpu_names = [name.strip() for name in gpu.split(",") if name.strip()]
+    gpus = [roofs_called(name) for name in gpu_names]
     if batch_sizes or prompt_lens or context_lens or plot:
         single = {
             "--phase": phase != "decode",
@@ -75,11 +76,14 @@ def count_command(
     from profiler.counting.count import count
     from profiler.counting.document import count_csv, count_document
     from profiler.counting.model_numbers import model_numbers
+    from profiler.data.datasheets import gpu_called
     from profiler.json_document import json_text
     from profiler.report.console import screen
     from profiler.report.count import print_count
 
-    sheets = [name for name, roofs in zip(gpu.split(","), gpus, strict=False) if roofs.name.endswith("datasheet")]
+    datasheets = [
+        gpu_called(name) for name, roofs in zip(gpu_names, gpus, strict=True) if roofs.name.endswith("datasheet")
+    ]
     try:
         counted = count(
             model,
@@ -91,7 +95,7 @@ def count_command(
             quant=quant,
             attn=attn,
             census=gemm_census,
-            gpu_names=",".join(sheets),
+            gpus=datasheets,
             second_opinion=crosscheck,
             tp=tp,
             trust_remote_code=trust_remote_code,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from profiler.cli.options import Format, Plain, one_of
+from profiler.cli.options import Format, Plain
 from profiler.errors import RequestError
 from profiler.quant.registry import quant_help
 
@@ -48,7 +48,6 @@ def forecast_command(
 
     Prints the error of such forecasts too.
     """
-    one_of(output_format, "--format", ("table", "json"))
     from profiler.forecast.check import check_forecast
     from profiler.forecast.command import ForecastRequest, forecast_on, forecast_run
     from profiler.forecast.tensor_parallel import RankOptions
@@ -88,7 +87,7 @@ def forecast_command(
         print(json_text(forecast_document(answer, comparison)))
         return
     print_forecast(answer, screen(plain=plain))
-    if comparison:
+    if comparison is not None:
         print_check(comparison, screen(plain=plain))
 
 
@@ -141,7 +140,6 @@ def rent_command(
 
     States its assumptions, then the cheapest, the fastest, and the doubt.
     """
-    one_of(output_format, "--format", ("table", "json"))
     from datetime import UTC, datetime
 
     from profiler.json_document import json_text

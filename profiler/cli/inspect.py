@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from profiler.cli.options import EXIT_INCOMPLETE, EXIT_WRONG, Format, Plain, one_of
+from profiler.cli.options import EXIT_INCOMPLETE, EXIT_WRONG, Format, Plain
 from profiler.cli.ranks import start_ranks
 from profiler.errors import RequestError
+
+if TYPE_CHECKING:
+    from profiler.device.device import Device
+    from profiler.facts.roofs import Ceilings
 
 
 def ceilings(
@@ -29,7 +34,6 @@ def ceilings(
     Measures matmuls in every dtype, memory bandwidth over sizes, links and launches. With --link, measures latency and
     bandwidth between ranks (NCCL on GPUs, gloo on a CPU); starts torchrun if needed.
     """
-    one_of(output_format, "--format", ("table", "json"))
     if link_ranks or plot:
         _ceilings_of_link(device, link_ranks, plot, output_format, with_profile=out is not None)
         return
@@ -73,6 +77,12 @@ def ceilings(
     if output_format == "json":
         print(json_text(ceilings_document(info, roofs, sheet_per_s, warnings)))
         return
+    _print_ceilings(info, roofs, sheet_per_s, warnings)
+
+
+def _print_ceilings(
+    info: Device, roofs: Ceilings, sheet_per_s: Mapping[str, float | None], warnings: Sequence[str]
+) -> None:
     from rich.console import Console
 
     from profiler.report.device import ceilings_table, host_words
@@ -153,7 +163,6 @@ def doctor(
 
     Checks driver, torch, GPU, NVML and compilers, and lists the presets that fit.
     """
-    one_of(output_format, "--format", ("table", "json"))
     from profiler.checks.doctor import examine
     from profiler.json_document import json_text
 
@@ -175,7 +184,6 @@ def gpus_command(
     output_format: Format = "table",
 ) -> None:
     """List GPU datasheets: dense peaks, bandwidth and ridge points."""
-    one_of(output_format, "--format", ("table", "json"))
     from profiler.data.datasheets import gpu_called, gpus
     from profiler.json_document import json_text
     from profiler.predict.card_profile import profiles, read_profile
@@ -212,7 +220,6 @@ def selftest(
 
     Exit codes: 0 right, 1 a label is wrong, 3 a kernel is inconclusive.
     """
-    one_of(output_format, "--format", ("table", "json"))
     from profiler.checks.render import contention_line, selftest_row
     from profiler.checks.selftest import run_selftest
     from profiler.device.contention import Neighbours
@@ -249,7 +256,6 @@ def selftest(
 
 def models(output_format: Format = "table") -> None:
     """List the presets, the models that roofscope knows by name."""
-    one_of(output_format, "--format", ("table", "json"))
     from profiler.loading.source import card_names, load_card
 
     presets = {name: load_card(name) for name in card_names()}

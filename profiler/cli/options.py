@@ -22,8 +22,22 @@ EXIT_INCOMPLETE = 3
 EXIT_INTERRUPTED = 130
 """Interrupted: the measurements are saved, and `--resume` finishes the run."""
 
+
+def one_of(value: str, option: str, known: tuple[str, ...]) -> None:
+    """Raises RequestError with similar values if `value` is not in `known`."""
+    if value not in known:
+        raise RequestError(f"{option} {value!r} is unknown; use {', '.join(known)}.{near_misses(value, known)}")
+
+
+def _table_or_json(value: str) -> str:
+    one_of(value, "--format", ("table", "json"))
+    return value
+
+
 Plain = Annotated[bool, typer.Option("--plain", help="No colours and no box drawing.")]
-Format = Annotated[str, typer.Option("--format", help="table or json (one document on stdout).")]
+Format = Annotated[
+    str, typer.Option("--format", callback=_table_or_json, help="table or json (one document on stdout).")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 
 Command = TypeVar("Command", bound=Callable[..., None])
@@ -71,9 +85,3 @@ def _kind(item: Field[object], default: object) -> object:
     if default is not None:
         return type(default)
     return float | None if str(item.type).startswith("float") else str | None
-
-
-def one_of(value: str, option: str, known: tuple[str, ...]) -> None:
-    """Raises RequestError with similar values if `value` is not in `known`."""
-    if value not in known:
-        raise RequestError(f"{option} {value!r} is unknown; use {', '.join(known)}.{near_misses(value, known)}")

@@ -43,7 +43,6 @@ def judge_command(
 
     Reads the measurements in its folder, and writes its reports again.
     """
-    one_of(output_format, "--format", ("table", "json"))
     from profiler.report.write import write_reports
     from profiler.run.judge_folder import judge_folder
 
@@ -91,7 +90,7 @@ def plot(
     Pictures of a run: roofline, operators, split, map, intensity, throughput, depth, doubling, steps. Pictures of
     several: precisions, devices, waterfall.
     """
-    from profiler.comparison import waterfall  # noqa: F401 - it adds its picture
+    from profiler.comparison import page  # noqa: F401 - it adds its picture
     from profiler.report.plots import save
     from profiler.store.folder import read_run
 

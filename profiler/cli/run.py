@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from profiler.cli.options import EXIT_INCOMPLETE, EXIT_INTERRUPTED, Format, Plain, Quiet, asks, one_of
+from profiler.cli.options import EXIT_INCOMPLETE, EXIT_INTERRUPTED, Format, Plain, Quiet, asks
 from profiler.cli.ranks import start_ranks, started_by_torchrun
 from profiler.errors import RankError, RequestError
 from profiler.run.options import Options
@@ -37,7 +37,6 @@ def run(
     Measures the roofs of the device, and every combination of prompt length and batch size.
     """
     start_s = time.time()
-    one_of(output_format, "--format", ("table", "json"))
     options = Options(**run_options)
     from profiler.report.progress import make_listener
 
@@ -173,7 +172,6 @@ def batch_test(
 
     Compares the measured slopes with those that bytes and FLOPs predict.
     """
-    one_of(output_format, "--format", ("table", "json"))
     prompt_lens, context_lens = ([], [context]) if context else ([prompt], [])
     options = Options(prompt_lens=prompt_lens, context_lens=context_lens, **run_options)
     from profiler.report.progress import make_listener

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from profiler.cli.options import Format, Plain, one_of
+from profiler.cli.options import Format, Plain
 from profiler.errors import RequestError
 
 if TYPE_CHECKING:
@@ -62,7 +62,6 @@ def why_command(
 
     Names the lines to change, and the seconds that each change saves. The script is not modified.
     """
-    one_of(output_format, "--format", ("table", "json"))
     if not module and script is None:
         raise RequestError("why needs a script: roofscope why SCRIPT.py [its arguments], or roofscope why -m MODULE.")
     from profiler.why_slow.command import why_script

@@ -46,6 +46,7 @@ class Shift:
     roof_ratio: float | None
     """Time ratio from the measured roofs; None if both runs share one measurement of them."""
     told_by: Literal["sentinel", "roofs"] = "sentinel"
+    """What measured it: the drift probe (`sentinel`) or the roofs."""
 
     @property
     def is_claim(self) -> bool:

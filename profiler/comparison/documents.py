@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from profiler.comparison.compare import Change, Comparison, History, Resource, Shift
-from profiler.comparison.gate import Decision, Gate, Gated, Outcome, PhaseGate
+from profiler.comparison.compare import Change, Comparison, History, Shift
+from profiler.comparison.gate import Decision, Gate, Gated, Outcome
 from profiler.comparison.gate_formats import gate_line
 from profiler.comparison.side import SettingDifference
 from profiler.comparison.text import comparison_sentences, history_sentences
 from profiler.grid.cells import Phase
-from profiler.json_document import Document
+from profiler.json_document import Document, view
 from profiler.judge.breakdown import TERMS
 from profiler.stats import ChangeVerdict
 
@@ -65,42 +65,24 @@ class ChangeRow:
 
 def change_row(change: Change) -> ChangeRow:
     """Return one cell of a comparison as its JSON has it."""
-    return ChangeRow(
-        *change.asked,
-        before_s=change.before.median_s,
-        after_s=change.after.median_s,
-        change=change.change,
-        low=change.low,
-        high=change.high,
-        verdict=change.verdict,
-        because=change.because,
-        moved=change.moved,
-        terms=change.terms,
-        machine=change.machine,
-        before_visits=change.before.visits,
-        after_visits=change.after.visits,
+    before, after = change.before, change.after
+    return view(
+        ChangeRow,
+        change,
+        **change.asked._asdict(),
+        before_s=before.median_s,
+        after_s=after.median_s,
+        before_visits=before.visits,
+        after_visits=after.visits,
     )
 
 
 @dataclass(frozen=True)
-class ShiftRow:
+class ShiftRow(Shift):
     """How much longer the same memory-bound or compute-bound work took on the machine itself."""
 
-    resource: Resource
-    ratio: float
-    """Time after / time before."""
-    half_width: float
-    """Half width of the 95 % interval of the ratio's logarithm."""
-    roof_ratio: float | None
-    """Time ratio from the measured roofs; null if both runs share one measurement of them."""
-    told_by: str
-    """What measured it: the drift probe (`sentinel`) or the roofs."""
-    claimed: bool
+    claimed: bool = field(kw_only=True)
     """Whether it exceeds its interval, and roofs that were measured again moved in the same direction."""
-
-
-def _shift_row(shift: Shift) -> ShiftRow:
-    return ShiftRow(**vars(shift), claimed=shift.is_claim)
 
 
 @dataclass(frozen=True)
@@ -129,15 +111,13 @@ class ComparisonDocument(Document):
 
 def comparison_document(comparison: Comparison) -> ComparisonDocument:
     """Return the document of a comparison of two sides."""
-    return ComparisonDocument(
-        comparable=comparison.comparable,
+    return view(
+        ComparisonDocument,
+        comparison,
         before=comparison.before.name,
         after=comparison.after.name,
-        differences=comparison.differences,
-        machine=[_shift_row(shift) for shift in comparison.shifts],
+        machine=[ShiftRow(**vars(shift), claimed=shift.is_claim) for shift in comparison.shifts],
         answer=comparison_sentences(comparison),
-        only_before=comparison.only_before,
-        only_after=comparison.only_after,
         cells=[change_row(change) for change in comparison.changes],
     )
 
@@ -200,7 +180,7 @@ class HistoryDocument(Document):
 def history_document(history: History) -> HistoryDocument:
     """Return the document of a comparison of more than two sides."""
     return HistoryDocument(
-        runs=[HistoryRun(side.name, side.created, side.tool) for side in history.sides],
+        runs=[view(HistoryRun, side) for side in history.sides],
         differences=history.differences,
         answer=history_sentences(history),
         cells=[
@@ -274,20 +254,17 @@ class GateDocument(ComparisonDocument):
 
 def gate_document(gate: Gate) -> GateDocument:
     """Return the document of a gate."""
-    entries: dict[str, Any] = {
-        **vars(comparison_document(gate.comparison)),
-        "outcome": gate.outcome,
-        "line": gate_line(gate),
-        "more_s": _finite(gate.more_s),
-        "phases": [_gate_phase(phase) for phase in gate.phases],
-        "cells": [_gate_row(cell) for cell in gate.cells],
-    }
-    return GateDocument(**entries)
-
-
-def _gate_phase(phase: PhaseGate) -> GatePhase:
-    return GatePhase(
-        phase.phase, phase.threshold, _finite(phase.estimate), phase.low, _finite(phase.high), phase.decision
+    return view(
+        GateDocument,
+        comparison_document(gate.comparison),
+        outcome=gate.outcome,
+        line=gate_line(gate),
+        more_s=_finite(gate.more_s),
+        phases=[
+            GatePhase(item.phase, item.threshold, _finite(item.estimate), item.low, _finite(item.high), item.decision)
+            for item in gate.phases
+        ],
+        cells=[_gate_row(cell) for cell in gate.cells],
     )
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 from profiler.comparison.compare import Change, Comparison
 from profiler.grid.cells import PHASES, Phase
-from profiler.stats import CLAIM_VISITS, LEAST_VISITS
+from profiler.stats import CLAIM_VISITS, LEAST_VISITS, MAD_TO_SIGMA
 
 Decision = Literal["pass", "slower", "open"]
 Outcome = Literal["pass", "slower", "inconclusive", "not comparable"]
@@ -23,8 +23,6 @@ ALONE = 2.0
 _LEAST_POOLED = 4
 # Fewer cells do not show how far single cells scatter in these two runs.
 _LEAST_SCATTERED = 8
-# Standard deviation of a normal distribution / its median absolute deviation.
-_MAD_TO_SIGMA = 1.4826
 # A cell that needs more than a hundred times its visits is at the threshold itself.
 _MOST_VISITS = 100.0
 # exp(700) is near the largest float64.
@@ -192,7 +190,7 @@ def _scatter(changes: Sequence[Change]) -> float:
         return 1.0
     middle = median(math.log1p(item.change) for item in changes)
     distances = [abs(math.log1p(item.change) - middle) / math.sqrt(_own_variance(item)) for item in changes]
-    return min(1.0, _MAD_TO_SIGMA * median(distances) * count / (count - 0.8))
+    return min(1.0, MAD_TO_SIGMA * median(distances) * count / (count - 0.8))
 
 
 def _shared(change: Change) -> float:

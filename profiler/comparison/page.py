@@ -1,15 +1,21 @@
-"""The HTML page that compares two runs, with its pictures."""
+"""The HTML page that compares two runs, and its waterfall: the time that each term of the time breakdown gained."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from profiler.comparison import waterfall  # noqa: F401 - it adds its picture
-from profiler.comparison.compare import compare_sides
+from matplotlib.figure import Figure
+
+from profiler.comparison.compare import Change, compare_sides
 from profiler.comparison.side import side_of_run
 from profiler.comparison.text import changes_table, column_words, comparison_sentences, difference_lines
+from profiler.errors import RequestError
+from profiler.grid.cells import PHASES
 from profiler.report.blocks import Lines, Picture, Section, Sentences
 from profiler.report.html import html_page, link_from
+from profiler.report.plots import COMPARISONS
+from profiler.report.plots.waterfall import PANELS_A_PHASE, Panel, waterfall_figure
 from profiler.store.folder import Run
 from profiler.store.writer import replace_file
 from profiler.units import utc_minute
@@ -55,3 +61,34 @@ def html_changes(before: Run, after: Run, folder: Path) -> str:
 def _of_run(word: str, run: Run, folder: Path) -> Section:
     line = f"{utc_minute(run.document.created)} · {run.model.precision} · roofscope {run.document.roofscope}"
     return Section(f"{word}: {run.folder.name}", [Lines([line], "dim")], link=link_from(run, folder))
+
+
+def waterfall(runs: Sequence[Run]) -> Figure:
+    """Draw the cells of each phase that changed most between the first run and the last, with each term's gain.
+
+    Raises RequestError if the two are not comparable, or have no cell with a time breakdown in common.
+    """
+    comparison = compare_sides(side_of_run(runs[0]), side_of_run(runs[-1]))
+    if not comparison.comparable:
+        raise RequestError(f"not comparable: {comparison.refusal}. `devices` draws both under their own roofs.")
+    shown = [change for phase in reversed(PHASES) for change in _most_changed(comparison.changes, phase)]
+    if not shown:
+        raise RequestError(f"{runs[0].folder} and {runs[-1].folder} have no cell with a time breakdown in common.")
+    panels = [
+        Panel(
+            f"{change.asked.name}: {change.verdict}",
+            ("before", "after"),
+            (change.before.median_s, change.after.median_s),
+            change.terms,
+        )
+        for change in shown
+    ]
+    return waterfall_figure(panels, f"{runs[0].folder.name} to {runs[-1].folder.name}")
+
+
+def _most_changed(changes: Sequence[Change], phase: str) -> list[Change]:
+    changes = [change for change in changes if change.asked.phase == phase and change.terms]
+    return sorted(changes, key=lambda change: -abs(change.change))[:PANELS_A_PHASE]
+
+
+COMPARISONS["waterfall"] = waterfall

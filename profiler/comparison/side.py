@@ -11,13 +11,13 @@ from typing import Literal, NamedTuple
 
 from profiler.errors import RequestError
 from profiler.facts.roofs import Ceilings, DriftReading, swing
-from profiler.facts.visits import Visit, phase_medians, phase_samples
+from profiler.facts.visits import Visit, foreign_cores, phase_samples, visit_spreads
 from profiler.grid.cells import PHASES, Cell, CellKey, Phase
 from profiler.judge.breakdown import TERMS
 from profiler.judge.cells import CellResult
 from profiler.readers.detect import read_foreign
 from profiler.readers.figures import Figure, ForeignFile
-from profiler.stats import VisitSpread, estimate, spread_of, student_t
+from profiler.stats import VisitSpread, estimate, student_t
 from profiler.store.document import RunDocument
 from profiler.store.folder import Run, read_gathered, read_run
 from profiler.units import duration, scaled
@@ -248,12 +248,7 @@ def timed_cells(
     that were too short to measure that themselves.
     """
     samples = {key: phase_samples(key.phase, rows) for cell, rows in visits.items() if rows for key in cell.keys}
-    spreads: dict[Phase, VisitSpread] = {
-        phase: spread_of(
-            (phase_medians(phase, visits[key.cell]) for key in samples if key.phase == phase), swing(looks)
-        )
-        for phase in PHASES
-    }
+    spreads = visit_spreads(samples, visits, swing(looks))
     return {
         match_key(key): _timed(visits[key.cell], cell_samples, spreads[key.phase], busy_elsewhere)
         for key, cell_samples in samples.items()
@@ -265,8 +260,7 @@ def _timed(
     visits: Sequence[Visit], samples: Sequence[tuple[float, ...]], spread: VisitSpread, busy_elsewhere: float
 ) -> Timed:
     time_s = estimate(samples, spread)
-    busy = [(visit.foreign_cores, visit.wall_s) for visit in visits if visit.foreign_cores is not None]
-    watched_s = sum(wall_s for _, wall_s in busy)
+    busy_cores = foreign_cores(visits)
     return Timed(
         median_s=time_s.median_s,
         low_s=time_s.low_s,
@@ -274,7 +268,7 @@ def _timed(
         visits=len(samples),
         drift=spread.drift,
         visit_s=sum(visit.wall_s for visit in visits) / len(visits),
-        foreign_cores=sum(cores * wall_s for cores, wall_s in busy) / watched_s if watched_s else busy_elsewhere,
+        foreign_cores=busy_elsewhere if busy_cores is None else busy_cores,
     )
 
 

@@ -36,24 +36,18 @@ def counted_model(
     preset = preset_counts(source.name, quant, ranks) if is_preset else None
     if preset is not None and not (rented and preset.dtype == "float32"):
         return preset
-    config = _config(source)
-    if config is None:
-        return walked_model(source, dtype, quant, rented, ranks, trust_remote_code)
-    asked = [dtype, quant, rented, ranks]
-    path = cache_path("walks", {"config": config, "asked": asked, "rules": rules_digest(), **library_versions()})
-    if (cached := _read(path)) is not None:
-        return cached
-    model = walked_model(source, dtype, quant, rented, ranks, trust_remote_code)
-    write_cache(path, json.dumps(counts_json(model)).encode())
-    return model
-
-
-def walked_model(
-    source: ModelSource, dtype: str, quant: str, rented: bool, ranks: int = 1, trust_remote_code: bool = False
-) -> CountedModel:
+    config, path = _config(source), None
+    if config is not None:
+        asked = [dtype, quant, rented, ranks]
+        path = cache_path("walks", {"config": config, "asked": asked, "rules": rules_digest(), **library_versions()})
+        if (cached := _read(path)) is not None:
+            return cached
     from profiler.counting.meta import counted_on_meta
 
-    return counted_on_meta(source, dtype, quant, rented=rented, ranks=ranks, trust_remote_code=trust_remote_code)
+    model = counted_on_meta(source, dtype, quant, rented=rented, ranks=ranks, trust_remote_code=trust_remote_code)
+    if path is not None:
+        write_cache(path, json.dumps(counts_json(model)).encode())
+    return model
 
 
 def _config(source: ModelSource) -> str | None:

@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from profiler.counting.attention import AttentionCore
 from profiler.counting.attention_kernel import attention_path
 from profiler.counting.crosscheck import Crosscheck, crosscheck
 from profiler.counting.floor import CardFloor, floor_on
 from profiler.counting.memory_need import cache_bytes, memory_need, path_on
-from profiler.counting.meta import counted_on_meta, own_attention
+from profiler.counting.meta import counted_module, counted_on_meta
 from profiler.counting.operators import Collective, GemmShape, ModelWork, Operator, operator_work
 from profiler.counting.preset_counts import CountedModel
-from profiler.counting.tensor_parallel import check_cut, replicated_kv_heads, walk_rank
-from profiler.counting.walk import walk
-from profiler.data.datasheets import Datasheet, gpu_called
+from profiler.counting.tensor_parallel import check_cut, replicated_kv_heads
+from profiler.data.datasheets import Datasheet
 from profiler.data.links import bus_share
 from profiler.device.device import resolve_device
 from profiler.errors import ModelError, RequestError, first_line
-from profiler.facts.step import Attention, ExecutionPath, Step, Work
+from profiler.facts.step import ExecutionPath, Step, Work
 from profiler.grid.cells import Phase
 from profiler.grid.ranges import MOST, check_positions
 from profiler.loading.config import load_config
-from profiler.loading.device_map import planned_weight_bytes
 from profiler.loading.meta_model import build_on_meta
-from profiler.loading.request import dtype_name, model_dtype, most_positions
+from profiler.loading.request import model_dtype, most_positions
 from profiler.loading.source import resolve
-from profiler.quant.checkpoints import Gguf, as_dense_config, gguf_format, published_format, requested_form
+from profiler.quant.checkpoints import Gguf, as_dense_config, gguf_format, requested_form
 from profiler.quant.registry import Quant, known_quant
 
 
@@ -113,7 +111,7 @@ def count(
     quant: str = "none",
     attn: str = "auto",
     census: bool = False,
-    gpu_names: str = "",
+    gpus: Sequence[Datasheet] = (),
     second_opinion: bool = False,
     tp: int = 1,
     trust_remote_code: bool = False,
@@ -129,7 +127,6 @@ def count(
     stored_as = known_quant(quant)
     if attn not in ("auto", "sdpa", "eager"):
         raise RequestError(f"--attn {attn!r} is unknown here; use auto, sdpa or eager.")
-    gpus = [gpu_called(name.strip()) for name in gpu_names.split(",") if name.strip()]
     source = resolve(model)
     if tp != 1:
         check_cut(tp, source, stored_as)
@@ -141,12 +138,12 @@ def count(
     keys = query + int(np.max(step.context))
     module = build_on_meta(config, kind, stored_as)
     check_positions(most_positions(config), keys, "a shorter --prompt or --context")
-    attention = own_attention(module)
+    replicated = replicated_kv_heads(module, tp)
+    counted = counted_module(module, config, kind, stored_as, tp)
+    work, attention = counted.work, counted.attention
     if attn == "sdpa" != attention:
         raise RequestError(f"--attn sdpa: transformers does not support it for {source.name}; use {attention}.")
-    replicated = replicated_kv_heads(module, tp)
-    work = walk(module) if tp == 1 else walk_rank(module, tp)
-    cores = [operator for operator in work.operators if isinstance(operator, AttentionCore)]
+    cores = work.of_kind(AttentionCore)
     path = attention_path(
         attention if attn == "auto" else attn, cores, resolve_device("auto"), kind, query=query, keys=keys
     )
@@ -155,19 +152,18 @@ def count(
     operators = [operator_work(operator, operator.name, step, path) for operator in work.operators]
     # A decode step needs the memory of the prefill that filled its cache.
     first = prompt if phase == "prefill" else max(1, keys - 1)
-    weight_bytes = planned_weight_bytes(module)
 
     def on_gpu(gpu: Datasheet) -> CardFloor:
         there = path_on(work, path.attention, fuses_grouped_heads=gpu.fuses_grouped_heads)
-        need = memory_need(work, weight_bytes, Step(batch, first, 0), keys - first, there)
-        return floor_on(gpu, operators, dtype_name(kind), float(need.total_bytes))
+        need = memory_need(work, counted.weight_bytes, Step(batch, first, 0), keys - first, there)
+        return floor_on(gpu, operators, counted.dtype, float(need.total_bytes))
 
     return StepCount(
         model=source.name,
         params=work.params,
-        dtype=dtype_name(kind),
+        dtype=counted.dtype,
         quant=stored_as,
-        published=published_format(config) if stored_as == "none" else None,
+        published=counted.published,
         gguf=gguf_format(source.path) if source.kind == "gguf" and source.path else None,
         note=source.card.note if source.card else "",
         phase="prefill" if phase == "prefill" else "decode",
@@ -180,25 +176,18 @@ def count(
         gemms=work.gemm_census(step) if census else (),
         gpus=tuple(on_gpu(gpu) for gpu in gpus),
         crosscheck=_second_opinion(config, kind, stored_as, step) if second_opinion else None,
-        share=None if tp == 1 else _share(work, module, tp, replicated, step, path),
-        whole=_whole(work, module, config, kind, attention) if tp == 1 else None,
+        share=None if tp == 1 else _share(counted, tp, replicated, step, path),
+        whole=counted if tp == 1 else None,
     )
 
 
-def _whole(work: ModelWork, module: nn.Module, config: Any, dtype: torch.dtype, attention: Attention) -> CountedModel:
-    nbytes, published = planned_weight_bytes(module), published_format(config)
-    return CountedModel(work, nbytes, dtype_name(dtype), published, attention, most_positions(config))
-
-
-def _share(
-    work: ModelWork, module: nn.Module, ranks: int, replicated: int, step: Step, path: ExecutionPath
-) -> RankShare:
-    collectives = [operator for operator in work.operators if isinstance(operator, Collective)]
+def _share(counted: CountedModel, ranks: int, replicated: int, step: Step, path: ExecutionPath) -> RankShare:
+    collectives = counted.work.of_kind(Collective)
     sizes = {operator: int(operator.each(step, path).link_bytes) for operator in collectives}
     return RankShare(
         ranks=ranks,
-        weight_bytes=planned_weight_bytes(module),
-        cache_bytes=int(cache_bytes(work, step.batch, step.context + step.query)),
+        weight_bytes=counted.weight_bytes,
+        cache_bytes=int(cache_bytes(counted.work, step.batch, step.context + step.query)),
         replicated_kv_heads=replicated,
         link_bytes=sum(op.count * sizes[op] for op in collectives),
         bus_bytes=round(sum(op.count * sizes[op] * bus_share(op.kind, ranks) for op in collectives)),

@@ -5,16 +5,15 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from profiler.counting.count import RankShare, StepCount
-from profiler.counting.crosscheck import CounterDifference, Crosscheck
-from profiler.counting.floor import CardFloor
+from profiler.counting.crosscheck import CounterDifference
 from profiler.counting.model_numbers import ModelNumbers
 from profiler.counting.operators import GemmShape, Operator
 from profiler.facts.step import ExecutionPath, Work, bytes_by_kind, plain_number
-from profiler.json_document import Document
+from profiler.json_document import Document, view
 from profiler.units import escape_formula
 
 Number = int | float
@@ -154,15 +153,10 @@ class CountDocument(Document):
 def count_document(counted: StepCount, numbers: ModelNumbers | None = None) -> CountDocument:
     """Return the document of a counted step."""
     work, step = counted.work, counted.step
-    return CountDocument(
-        model=counted.model,
-        params=counted.params,
-        dtype=counted.dtype,
-        quant=counted.quant,
-        published=counted.published,
-        gguf=GgufRow(**vars(counted.gguf), name=counted.gguf.name) if counted.gguf else None,
-        note=counted.note,
-        phase=counted.phase,
+    return view(
+        CountDocument,
+        counted,
+        gguf=view(GgufRow, counted.gguf) if counted.gguf else None,
         batch=plain_number(step.batch),
         query_tokens=plain_number(step.query),
         context_tokens=plain_number(step.context),
@@ -177,42 +171,18 @@ def count_document(counted: StepCount, numbers: ModelNumbers | None = None) -> C
         ),
         avoidable_flops={cause: plain_number(value) for cause, value in work.avoidable_flops.items()},
         intensity=float(work.intensity),
-        coverage=counted.coverage,
-        unknown=counted.unknown,
-        path=counted.path,
         operators=[_operator_row(operator, part) for operator, part in counted.by_operator],
         tp=counted.share,
         gemms=counted.gemms or None,
-        gpus=[_gpu_row(gpu) for gpu in counted.gpus] or None,
-        crosscheck=_crosscheck_row(counted.crosscheck) if counted.crosscheck else None,
+        gpus=[view(GpuRow, gpu) for gpu in counted.gpus] or None,
+        crosscheck=view(CrosscheckRow, counted.crosscheck) if counted.crosscheck else None,
         numbers=numbers,
     )
 
 
 def _operator_row(operator: Operator, work: Work) -> OperatorRow:
-    return OperatorRow(
-        operator.name,
-        operator.group,
-        operator.count,
-        operator.dtype_name,
-        plain_number(work.model_flops),
-        plain_number(work.executed_flops),
-        plain_number(work.vector_flops),
-        plain_number(work.weight_bytes),
-        plain_number(work.kv_read_bytes),
-        plain_number(work.kv_write_bytes),
-        plain_number(work.model_bytes),
-        plain_number(work.executed_bytes),
-        plain_number(work.link_bytes),
-    )
-
-
-def _gpu_row(floor: CardFloor) -> GpuRow:
-    return GpuRow(**vars(floor), refusal=floor.refusal)
-
-
-def _crosscheck_row(check: Crosscheck) -> CrosscheckRow:
-    return CrosscheckRow(check.counter, check.flops, check.walk_flops, check.equal, check.differences, check.left_out)
+    amounts = (plain_number(getattr(work, item.name)) for item in fields(OperatorRow)[4:])
+    return OperatorRow(operator.name, operator.group, operator.count, operator.dtype_name, *amounts)
 
 
 def count_csv(counted: StepCount) -> str:

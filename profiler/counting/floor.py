@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from profiler.counting.operators import ModelWork, Operator
+from profiler.counting.operators import ModelWork
 from profiler.data.datasheets import Datasheet
 from profiler.facts.operators import OperatorWork
 from profiler.facts.step import ExecutionPath, Step
@@ -172,7 +172,8 @@ def roof_times(
     compute_s, memory_s = zeros.copy(), zeros.copy()
     for operator in work.operators:
         need = operator.work(step, ExecutionPath())
-        weights = need.weight_bytes * np.where(width > 0, width / _itemsize(operator), 1.0)
+        itemsize = max(1.0, float(operator.dtype.itemsize))  # some dtypes have less than a byte
+        weights = need.weight_bytes * np.where(width > 0, width / itemsize, 1.0)
         cache = (need.kv_read_bytes + need.kv_write_bytes) * np.where(kv > 0, kv / operator.dtype.itemsize, 1.0)
         nbytes = zeros + weights + cache + need.embedding_bytes + need.logits_bytes
         peak = under.peak(operator.dtype_name, dtype)
@@ -181,8 +182,3 @@ def roof_times(
         compute_s += where(by_compute, seconds)
         memory_s += where(~by_compute, seconds)
     return compute_s, memory_s
-
-
-def _itemsize(operator: Operator) -> float:
-    """Return the bytes of one weight in the count; 1 for dtypes with less than a byte."""
-    return max(1.0, float(operator.dtype.itemsize))

@@ -39,15 +39,14 @@ def cache_bytes(
     broadcast.
     """
     total: Any = 0
-    for operator in work.operators:
-        if isinstance(operator, AttentionCore):
-            cached = tokens if operator.window is None else np.minimum(tokens, operator.window)
-            if stored is None:
-                token_bytes = cached * operator.itemsize
-            else:
-                packed = (cached - newest) * stored.element_bytes(operator.itemsize)
-                token_bytes = packed + newest * operator.itemsize
-            total = total + operator.count * batch_size * operator.cached_elements * token_bytes
+    for core in work.of_kind(AttentionCore):
+        cached = tokens if core.window is None else np.minimum(tokens, core.window)
+        if stored is None:
+            token_bytes = cached * core.itemsize
+        else:
+            packed = (cached - newest) * stored.element_bytes(core.itemsize)
+            token_bytes = packed + newest * core.itemsize
+        total = total + core.count * batch_size * core.cached_elements * token_bytes
     return total
 
 
@@ -85,8 +84,8 @@ def memory_need(
     converts a layer. `prefill` and `new_tokens` have integers, or int64 arrays that broadcast.
     """
     tokens, query = prefill.tokens, prefill.query
-    linears = [op for op in work.operators if isinstance(op, Linear) and op.rows == "tokens"]
-    cores = [op for op in work.operators if isinstance(op, AttentionCore)]
+    linears = [op for op in work.of_kind(Linear) if op.rows == "tokens"]
+    cores = work.of_kind(AttentionCore)
     itemsize = max((op.activation_dtype.itemsize for op in linears), default=_FLOAT32_BYTES)
     widest = max(
         (op.weight.in_features + 2 * max(op.weight.out_features, op.weight.in_features) for op in linears), default=0
@@ -101,7 +100,7 @@ def memory_need(
         states_bytes = tokens * (_LIVE_HIDDEN_OF_ATTENTION * hidden + queries) * itemsize
         # The keys and values are freed once they are in the cache.
         peaks_bytes.append(states_bytes + np.maximum(tokens * keys * itemsize, core.scratch_bytes(prefill, path)))
-    lm_heads = [op for op in work.operators if isinstance(op, Linear) and op.rows == "last"]
+    lm_heads = [op for op in work.of_kind(Linear) if op.rows == "last"]
     rows = tokens if path.all_logits else prefill.batch
     peaks_bytes.append(sum(rows * op.weight.out_features * op.activation_dtype.itemsize for op in lm_heads))
     stored = path.cache_format
@@ -122,7 +121,7 @@ def path_on(work: ModelWork, attention: Attention, *, fuses_grouped_heads: bool)
     Without a mask transformers hands grouped heads to torch's `sdpa`, which needs a fused kernel for them
     (`Datasheet.fuses_grouped_heads`) and 16 bits; else it runs the math kernel, with scores in memory.
     """
-    cores = [op for op in work.operators if isinstance(op, AttentionCore)]
+    cores = work.of_kind(AttentionCore)
     unfused = any(
         core.query_heads > core.kv_heads and not (fuses_grouped_heads and core.itemsize < _FLOAT32_BYTES)
         for core in cores

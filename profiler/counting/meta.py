@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -18,7 +20,7 @@ from profiler.loading.meta_model import build_on_meta
 from profiler.loading.request import dtype_name, in_16_bits, model_dtype, most_positions
 from profiler.loading.source import ModelSource
 from profiler.quant.checkpoints import published_format, requested_form
-from profiler.quant.registry import known_quant
+from profiler.quant.registry import Quant, known_quant
 
 
 def counted_on_meta(
@@ -41,13 +43,19 @@ def counted_on_meta(
     compute_dtype = model_dtype(dtype, config)
     if rented and dtype == "auto":
         compute_dtype = in_16_bits(compute_dtype)
-    module = build_on_meta(config, compute_dtype, known)
-    work = walk(module) if ranks == 1 else walk_rank(module, ranks)
+    return counted_module(build_on_meta(config, compute_dtype, known), config, compute_dtype, known, ranks)
+
+
+def counted_module(module: nn.Module, config: Any, dtype: torch.dtype, quant: Quant, ranks: int = 1) -> CountedModel:
+    """Count a model on meta. With `ranks` above 1, `module` becomes the share of the rank that has most.
+
+    Raises RequestError for a model that cannot be split into `ranks`.
+    """
     return CountedModel(
-        work,
+        walk(module) if ranks == 1 else walk_rank(module, ranks),
         planned_weight_bytes(module),
-        dtype_name(compute_dtype),
-        published_format(config) if known == "none" else None,
+        dtype_name(dtype),
+        published_format(config) if quant == "none" else None,
         own_attention(module),
         most_positions(config),
     )
@@ -58,7 +66,7 @@ def path_here(
 ) -> ExecutionPath:
     """Return how a prefill of `query` tokens of a model on meta will run on a device of this machine."""
     attention = getattr(module.config.get_text_config(), "_attn_implementation", None) or "sdpa"
-    cores = [operator for operator in work.operators if isinstance(operator, AttentionCore)]
+    cores = work.of_kind(AttentionCore)
     return attention_path(attention, cores, device, dtype, query=query, keys=query)
 
 

@@ -133,10 +133,10 @@ def _attention_share(work: ModelWork, context_len: int) -> float:
 
 
 def _architecture(work: ModelWork) -> Architecture:
-    cores = [operator for operator in work.operators if isinstance(operator, AttentionCore)]
-    heads = [operator for operator in work.operators if isinstance(operator, Linear) and operator.group == "lm_head"]
-    experts = [operator for operator in work.operators if isinstance(operator, Experts)]
-    embeddings = [operator.width for operator in work.operators if isinstance(operator, Embedding)]
+    cores = work.of_kind(AttentionCore)
+    heads = [operator for operator in work.of_kind(Linear) if operator.group == "lm_head"]
+    experts = work.of_kind(Experts)
+    embeddings = [operator.width for operator in work.of_kind(Embedding)]
     hidden = heads[0].weight.in_features if heads else max(embeddings, default=0)
     return Architecture(
         layers=sum(core.count for core in cores),

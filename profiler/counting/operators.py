@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
@@ -258,6 +258,9 @@ class Collective(Operator):
         return step.tokens
 
 
+Kind = TypeVar("Kind", bound=Operator)
+
+
 @dataclass(frozen=True)
 class ModelWork:
     """All operators of a model, equal ones merged, and the modules that the walk does not understand."""
@@ -274,6 +277,10 @@ class ModelWork:
     def coverage(self) -> float:
         """Share of the parameters in the operators; below 1 if there are `unknown` modules."""
         return self.understood_params / self.params if self.params else 1.0
+
+    def of_kind(self, kind: type[Kind]) -> list[Kind]:
+        """Return the operators of a class."""
+        return [operator for operator in self.operators if isinstance(operator, kind)]
 
     def work(self, step: Step, path: ExecutionPath | None = None) -> Work:
         """Return the work of a whole step; arrays in `step` give arrays."""

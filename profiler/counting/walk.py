@@ -277,15 +277,7 @@ class _Visitor:
         )
 
     def _router(self, short: str, module: Any) -> Linear:
-        return Linear(
-            name=short,
-            group="experts",
-            count=1,
-            dtype=module.weight.dtype,
-            weight=formats.stored(module),
-            rows="tokens",
-            activation_dtype=self.activation,
-        )
+        return Linear(short, "experts", 1, module.weight.dtype, formats.stored(module), "tokens", self.activation)
 
     def _experts(self, short: str, module: Any) -> Experts:
         """Return experts stored as 3-D weights (transformers 5), a list of MLPs (transformers 4), or triton's MXFP4."""

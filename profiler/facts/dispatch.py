@@ -5,14 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from profiler.facts.fact import Fact
+from profiler.facts.fact import Fact, MergedFacts
 from profiler.grid.cells import Phase
 from profiler.stats import Undisturbed, timing_of, undisturbed
-
-if TYPE_CHECKING:
-    from profiler.facts.merged import MergedFacts
 
 
 @dataclass(frozen=True)

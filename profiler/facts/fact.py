@@ -1,11 +1,18 @@
-"""The base class of facts: each has a name on disk and a rule for merging it with earlier facts."""
+"""The base class of facts, which have a name on disk and a rule for merging; and all facts of a run, merged."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, TypeVar, cast
+
+from profiler.grid.cells import Cell, CellKey, Phase
 
 if TYPE_CHECKING:
-    from profiler.facts.merged import MergedFacts
+    from profiler.facts.dispatch import Dispatch
+    from profiler.facts.measurements import ForecastTime, GenerateSteps, Hooked, QueueTrial, RankSteps, Replay, Trial
+    from profiler.facts.roofs import DriftReading, RoofsRemeasured
+    from profiler.facts.telemetry import Reading
+    from profiler.facts.visits import Gap, Visit
 
 
 class Fact:
@@ -27,3 +34,48 @@ class Fact:
     def merge_into(self, merged: MergedFacts) -> None:
         """Add this fact to the earlier ones."""
         merged.others.setdefault(type(self), []).append(self)
+
+
+F = TypeVar("F", bound=Fact)
+
+
+@dataclass(frozen=True)
+class MergedFacts:
+    """All facts of a run so far, whether read from a folder or just measured."""
+
+    predicted_peak_bytes: dict[Cell, int] = field(default_factory=dict)
+    dispatch: dict[tuple[str, Phase, int], Dispatch] = field(default_factory=dict)
+    """By engine, phase and batch size; empty if not measured."""
+    generate_steps: dict[Cell, GenerateSteps] = field(default_factory=dict)
+    visits: dict[Cell, list[Visit]] = field(default_factory=dict)
+    gaps: dict[Cell, Gap] = field(default_factory=dict)
+    forecasts: dict[CellKey, ForecastTime] = field(default_factory=dict)
+    looks: list[DriftReading] = field(default_factory=list)
+    roofs_again: list[RoofsRemeasured] = field(default_factory=list)
+    """The roofs at the end of the run (of each part of a resumed one); empty in runs of older versions."""
+    readings: list[Reading] = field(default_factory=list)
+    replays: dict[CellKey, dict[str, Replay]] = field(default_factory=dict)
+    """By cell and operator."""
+    hooked: dict[CellKey, Hooked] = field(default_factory=dict)
+    trials: dict[CellKey, list[Trial]] = field(default_factory=dict)
+    queue_trials: dict[Cell, dict[str, QueueTrial]] = field(default_factory=dict)
+    """By cell and way."""
+    rank_steps: dict[Cell, RankSteps] = field(default_factory=dict)
+    others: dict[type[Fact], list[Fact]] = field(default_factory=dict)
+    """Facts whose class has no merge rule, in the order of measurement."""
+
+    def add(self, fact: Fact) -> None:
+        """Add a fact by the rule of its class."""
+        fact.merge_into(self)
+
+    def every(self, kind: type[F]) -> list[F]:
+        """Return all facts of a class without a merge rule, in the order of measurement."""
+        return cast(list[F], self.others.get(kind, []))
+
+    def latest_by(self, kind: type[F], name: str) -> tuple[F, ...]:
+        """Return the last fact of a class for each value of its field `name`, in order of first appearance."""
+        return tuple({getattr(fact, name): fact for fact in self.every(kind)}.values())
+
+    def latest(self, kind: type[F]) -> F | None:
+        """Return the last fact of a class; None without one."""
+        return next(reversed(self.every(kind)), None)

@@ -1,18 +1,14 @@
-"""Measurements outside the sweep: replays, hooks, traces, trials, cold starts, quality."""
+"""Measurements outside the sweep: replays, hooks, traces, trials, cold starts, quality, packed linears."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from profiler.facts.fact import Fact
+from profiler.facts.fact import Fact, MergedFacts
 from profiler.facts.telemetry import Reading
 from profiler.grid.cells import Cell, CellKey, Phase
 from profiler.stats import NOTHING, Timing, timing_of
-
-if TYPE_CHECKING:
-    from profiler.facts.merged import MergedFacts
 
 
 @dataclass(frozen=True)
@@ -226,6 +222,35 @@ class Quality(Fact, kind="quality"):
     top1_agreement: float
     """Share of positions where both models rank the same token first."""
     tokens: int
+
+
+@dataclass(frozen=True)
+class BatchTimes:
+    """Seconds of all packed linears of a model in one decode step, and of dense ones in their place."""
+
+    batch: int
+    packed_s: float
+    dense_s: float
+    ratios: tuple[float, ...] = ()
+    """Packed over dense seconds of each round, in which both took turns."""
+
+    @property
+    def pays(self) -> bool | None:
+        """Whether the packed linears are faster; None if the rounds disagree."""
+        faster = {ratio < 1 for ratio in self.ratios or (self.packed_s / self.dense_s,)}
+        return faster.pop() if len(faster) == 1 else None
+
+
+@dataclass(frozen=True)
+class PackedBatches(Fact, kind="packed_batches"):
+    """The packed linears of a model against dense ones of random values, at several batches."""
+
+    format: str
+    kernel: str
+    """The operator that takes the longest in one call of a packed linear."""
+    dense_dtype: str
+    times: tuple[BatchTimes, ...]
+    """One entry per batch, in ascending order."""
 
 
 @dataclass(frozen=True)

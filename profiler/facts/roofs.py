@@ -7,16 +7,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
-from typing import TYPE_CHECKING
 
 from profiler.data.datasheets import Datasheet
 from profiler.data.links import Link
-from profiler.facts.fact import Fact
+from profiler.facts.fact import Fact, MergedFacts
 from profiler.stats import NOTCH
-
-if TYPE_CHECKING:
-    from profiler.facts.merged import MergedFacts
-
 
 TFLOAT32 = "tfloat32"
 GEMV = "gemv"

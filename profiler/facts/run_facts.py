@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from profiler.data.room import idle_room_bytes
-from profiler.facts.merged import MergedFacts
+from profiler.facts.fact import MergedFacts
 from profiler.facts.operators import OperatorWork
 from profiler.facts.roofs import Ceilings
 from profiler.facts.telemetry import Timeline

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from profiler.facts.fact import Fact
+from profiler.facts.fact import Fact, MergedFacts
 from profiler.facts.scheduler import Scheduled, prefill_iterations
-from profiler.grid.cells import Cell, Phase
-
-if TYPE_CHECKING:
-    from profiler.facts.merged import MergedFacts
-
+from profiler.grid.cells import PHASES, Cell, CellKey, Phase
+from profiler.stats import VisitSpread, spread_of
 
 Status = Literal["ok", "oom", "skipped", "failed", "forecast"]
 
@@ -85,6 +82,23 @@ class Gap(Fact, kind="gap"):
 
     def merge_into(self, merged: MergedFacts) -> None:
         merged.gaps[self.cell] = self
+
+
+def foreign_cores(visits: Sequence[Visit]) -> float | None:
+    """Return the mean number of cores that others kept busy during the visits; None if no visit measured it."""
+    watched = [visit for visit in visits if visit.foreign_cores is not None]
+    total_s = sum(visit.wall_s for visit in watched)
+    return sum((visit.foreign_cores or 0.0) * visit.wall_s for visit in watched) / total_s if total_s else None
+
+
+def visit_spreads(
+    keys: Iterable[CellKey], visits: Mapping[Cell, Sequence[Visit]], swing: float
+) -> dict[Phase, VisitSpread]:
+    """Return the spread between visits of one cell, by phase, from the `keys`; `swing` is the drift probe's."""
+    medians: dict[Phase, list[dict[int, float]]] = {phase: [] for phase in PHASES}
+    for key in keys:
+        medians[key.phase].append(phase_medians(key.phase, visits[key.cell]))
+    return {phase: spread_of(of_cells, swing) for phase, of_cells in medians.items()}
 
 
 def steady(decode_s: tuple[float, ...]) -> tuple[float, ...]:

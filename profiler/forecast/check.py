@@ -17,43 +17,32 @@ from profiler.forecast.command import ForecastRequest
 from profiler.grid.cells import Cell
 from profiler.judge.cells import CellResult
 from profiler.measure.sweep import sweep
-from profiler.predict.result import Answer, Checked, CheckRow, ForecastCell
+from profiler.predict.result import Answer, CheckRow, ForecastCell
 from profiler.report.progress import QuietListener
 from profiler.run.measure import Sweep
 from profiler.run.options import Options
 from profiler.run.pipeline import execute
 from profiler.run.validate import prepare
+from profiler.store.document import RunDocument
 from profiler.store.folder import read_document
 
 _MOST_TOKENS = 65_536
 """Cells of more tokens are not run for a check."""
 
 
-def check_forecast(folder: Path, request: ForecastRequest, answer: Answer, budget_s: float, where: str = "") -> Checked:
+def check_forecast(
+    folder: Path, request: ForecastRequest, answer: Answer, budget_s: float, where: str = ""
+) -> tuple[CheckRow, ...]:
     """Run the forecast cells on this device, compare them, and log the errors; `where` is the path of a local model.
 
     Raises RequestError if no cell fits this device, or if the model cannot be loaded here.
     """
     document = read_document(folder)
-    cells = [cell for cell in answer.cells if cell.fits and _tokens(cell) <= _MOST_TOKENS]
+    cells = [cell for cell in answer.cells if cell.fits and cell.batch_size * cell.depth <= _MOST_TOKENS]
     if not cells:
         raise RequestError("--check: no forecast cell fits this device; use smaller --batch-sizes.")
-    model = document.model
     threads = torch.get_num_threads()
-    new_tokens = request.new_tokens or document.grid.new_tokens
-    options = Options(
-        model=_model(model, where),
-        prompt_lens=sorted({cell.prompt_len for cell in cells if cell.prompt_len}),
-        batch_sizes=sorted({cell.batch_size for cell in cells}),
-        context_lens=sorted({cell.context_len - new_tokens // 2 for cell in cells if not cell.prompt_len}),
-        new_tokens=new_tokens,
-        dtype=_dtype(request, model.dtype),
-        quant=request.quant if request.quant != "none" else model.quant,
-        weights=model.weights,
-        engine=request.engine or document.engine.names[0],
-        budget_s=budget_s,
-        no_levers=True,
-    )
+    options = replace(_options(document, request, cells), model=_model(document.model, where), budget_s=budget_s)
     with tempfile.TemporaryDirectory(prefix="roofscope-check-") as base:
         try:
             if request.threads:
@@ -71,7 +60,7 @@ def check_forecast(folder: Path, request: ForecastRequest, answer: Answer, budge
             CheckedCell(
                 device.name,
                 document.device.threads,
-                model.id,
+                document.model.id,
                 f"{row.forecast.phase} {row.forecast.batch_size} x {row.forecast.prompt_len}, {answer.precision}",
                 row.forecast.latency_s,
                 row.measured.latency_s,
@@ -81,7 +70,23 @@ def check_forecast(folder: Path, request: ForecastRequest, answer: Answer, budge
             for row in rows
         ]
     )
-    return Checked(rows)
+    return rows
+
+
+def _options(document: RunDocument, request: ForecastRequest, cells: Sequence[ForecastCell]) -> Options:
+    """The options of a run that measures these cells as they were forecast."""
+    model, new_tokens = document.model, request.new_tokens or document.grid.new_tokens
+    return Options(
+        prompt_lens=sorted({cell.prompt_len for cell in cells if cell.prompt_len}),
+        batch_sizes=sorted({cell.batch_size for cell in cells}),
+        context_lens=sorted({cell.context_len - new_tokens // 2 for cell in cells if not cell.prompt_len}),
+        new_tokens=new_tokens,
+        dtype=_dtype(request, model.dtype),
+        quant=request.quant if request.quant != "none" else model.quant,
+        weights=model.weights,
+        engine=request.engine or document.engine.names[0],
+        no_levers=True,
+    )
 
 
 def _model(model: ModelFacts, where: str) -> str:
@@ -98,11 +103,6 @@ def _dtype(request: ForecastRequest, run_dtype: str) -> str:
     if request.dtype != "auto":
         return request.dtype
     return "auto" if request.quant != "none" and run_dtype == "float32" else run_dtype
-
-
-def _tokens(cell: ForecastCell) -> int:
-    """Tokens of all sequences, in the prompt or in the cache."""
-    return cell.batch_size * (cell.prompt_len or cell.context_len)
 
 
 def _visits_of(cells: Sequence[ForecastCell]) -> Sweep:

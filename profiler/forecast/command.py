@@ -11,7 +11,7 @@ import numpy as np
 from torch import nn
 
 from profiler.counting.attention import AttentionCore
-from profiler.counting.meta import own_attention
+from profiler.counting.meta import counted_module
 from profiler.counting.operators import ModelWork
 from profiler.counting.tensor_parallel import walk_rank
 from profiler.counting.walk import walk
@@ -39,8 +39,9 @@ from profiler.predict.kernel_times import KernelTimes
 from profiler.predict.operator_arrays import Array, OperatorArrays, Paths, StepArrays, operator_arrays
 from profiler.predict.predict import Forecast, variant_factor
 from profiler.predict.result import Answer, cells_of, cross_validated_error, forecast_cells, points_of
-from profiler.quant.checkpoints import published_format, requested_form
+from profiler.quant.checkpoints import requested_form
 from profiler.quant.registry import FORMATS, Quant, known_quant
+from profiler.stats import NORMAL_90
 from profiler.store.document import RunDocument
 from profiler.store.folder import CONFIG_FILE, Run, read_document, read_facts, read_gathered, read_results
 from profiler.units import processors
@@ -211,12 +212,12 @@ def requested_grid(basis: RunFacts, request: ForecastRequest) -> Grid:
     return make_grid(prompts, batches, request.new_tokens or own.new_tokens, contexts, (basis.engine,))
 
 
-def _factors(basis: RunFacts, forms: Sequence[str], forecast: Forecast) -> tuple[Array | None, Array | None]:
-    """(the time of the variants over that of the run [n], the half width of its log [n]); None without variants.
+def _factors(basis: RunFacts, forms: Sequence[str], forecast: Forecast) -> tuple[Array, Array]:
+    """(the time of the variants over that of the run [n], the half width of its log [n]).
 
     Raises RequestError for a variant that the run did not try in every requested phase.
     """
-    factor, half_width = None, None
+    factor, half_width = np.ones(len(forecast.latency_s)), np.zeros(len(forecast.latency_s))
     for form in forms:
         ratio = variant_factor(forecast.demanded.steps, _ratios(basis, form))
         if ratio is None:
@@ -226,8 +227,7 @@ def _factors(basis: RunFacts, forms: Sequence[str], forecast: Forecast) -> tuple
                 f"{basis.run.folder} has no basis for {form} in every requested phase: {tried}. Run the model that way,"
                 " or forecast it --on a profile of this GPU (`roofscope ceilings --out card.json`)."
             )
-        factor = ratio[0] if factor is None else factor * ratio[0]
-        half_width = ratio[1] if half_width is None else np.hypot(half_width, ratio[1])
+        factor, half_width = factor * ratio[0], np.hypot(half_width, ratio[1])
     return factor, half_width
 
 
@@ -251,7 +251,6 @@ def _ratios(basis: RunFacts, form: str) -> list[tuple[Phase, int, int, int, floa
 KERNELS_OUT = "kernels of each width forecast from those of the others"
 _OTHER_SHARE = 0.05
 """Standard deviation of a forecast from a profile, besides its kernels: small kernels, overlap, growth of the cache."""
-_NORMAL_90 = 1.645
 
 
 def forecast_on(model: str, on: str, request: ForecastRequest) -> Answer:
@@ -259,53 +258,50 @@ def forecast_on(model: str, on: str, request: ForecastRequest) -> Answer:
 
     Raises RequestError for an unknown model, GPU or profile, or a dtype or format without a basis there.
     """
-    dtype, quant = request.dtype, request.quant
-    kind = known_quant(quant)
-    source = resolve(model)
-    config = requested_form(load_config(source), dtype != "auto")
-    profile = profile_of(on)
-    chosen = model_dtype(dtype, config)
-    if profile is None and kind != "none":  # the parts that a format leaves dense run in 16 bits
-        check_packed_dtype(dtype, kind)
-        chosen = in_16_bits(chosen)
-    if profile is not None and dtype == "auto" and dtype_name(chosen) not in profile.dtypes:
-        chosen = DTYPES[profile.dtypes[0]]
+    quant, source, profile = known_quant(request.quant), resolve(model), profile_of(on)
+    config = requested_form(load_config(source), request.dtype != "auto")
+    dtype = model_dtype(request.dtype, config)
+    if profile is None and quant != "none":  # the parts that a format leaves dense run in 16 bits
+        check_packed_dtype(request.dtype, quant)
+        dtype = in_16_bits(dtype)
+    if profile is not None and request.dtype == "auto" and dtype_name(dtype) not in profile.dtypes:
+        dtype = DTYPES[profile.dtypes[0]]
     with quiet_libraries():
-        module = build_on_meta(config, chosen, kind)
-    work = walk(module) if request.ranks == 1 else walk_rank(module, request.ranks)
-    weight_bytes = planned_weight_bytes(module)
+        module = build_on_meta(config, dtype, quant)
+    counted = counted_module(module, config, dtype, quant, request.ranks)
     grid = make_grid(
         request.prompt_lens or ("" if request.context_lens else "64,128,256,512"),
         request.batch_sizes or "1,2,4,8",
         request.new_tokens or 32,
         request.context_lens,
     )
-    check_positions(most_positions(config), grid.longest_context, SHORTER)
-    steps = StepArrays.of(grid.keys)
-    name, form = dtype_name(chosen), kind if kind != "none" else published_format(config)
-    precision = name if form is None else f"{name}, {form}"
+    check_positions(counted.max_positions, grid.longest_context, SHORTER)
+    unmeasured, steps = UnmeasuredModel(source.name, quant, counted), StepArrays.of(grid.keys)
     if profile is None:
-        unmeasured = UnmeasuredModel(source.name, precision, name, kind, work, weight_bytes, own_attention(module))
         return in_range(unmeasured, gpu_called(on), steps, request.link, _engine_kind(request.engine))
-    needed = operator_arrays(work, steps, dict.fromkeys(PHASES, ExecutionPath()), weight_bytes, request.link)
-    layers = sum(op.count for op in work.operators if isinstance(op, AttentionCore))
-    if name not in profile.dtypes:
+    if counted.dtype not in profile.dtypes:
         raise RequestError(f"{on} was profiled in {', '.join(profile.dtypes)} only; use one of these as --dtype.")
     if quant != "none" and not any(point.format == quant for point in profile.products):
         raise RequestError(
             f"{on} has no kernels of {quant}; run the model on that GPU, or give the GPU's name to --on."
         )
-    forecast = fitted_on(profile, name, layers).forecast(needed)
-    held_out = held_out_kernels(profile, name)
-    terms = forecast.terms
+    return _on_profile(unmeasured, profile, steps, request.link)
+
+
+def _on_profile(model: UnmeasuredModel, profile: CardProfile, steps: StepArrays, link: Link | None) -> Answer:
+    """Forecast each step on a profiled GPU; `link` connects the ranks of a shared model."""
+    counted = model.counted
+    paths = dict.fromkeys(PHASES, ExecutionPath())
+    needed = operator_arrays(counted.work, steps, paths, counted.weight_bytes, link)
+    layers = sum(core.count for core in counted.work.of_kind(AttentionCore))
+    forecast = fitted_on(profile, counted.dtype, layers).forecast(needed)
+    held_out, terms = held_out_kernels(profile, counted.dtype), forecast.terms
     kernel_share = (terms.total_s - terms.dispatch_s - terms.link_s) / terms.total_s
-    spread = np.exp(
-        _NORMAL_90 * np.hypot(_OTHER_SHARE, kernel_share * (held_out.median if held_out.is_enough else 0.2))
-    )
+    spread = np.exp(NORMAL_90 * np.hypot(_OTHER_SHARE, kernel_share * (held_out.median if held_out.is_enough else 0.2)))
     return Answer(
-        source=source.name,
-        model=source.name,
-        precision=precision,
+        source=model.name,
+        model=model.name,
+        precision=model.precision,
         on=f"{profile.name}, {processors(profile.threads, profile.kind)} (profiled)",
         how="from the GPU's profile: its kernels over rows and widths, its roofs and its dispatch per layer",
         error=cross_validated_error(held_out, KERNELS_OUT),

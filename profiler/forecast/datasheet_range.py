@@ -10,19 +10,20 @@ import numpy as np
 
 from profiler.counting.attention import AttentionCore
 from profiler.counting.memory_need import path_on
-from profiler.counting.operators import Experts, ModelWork
+from profiler.counting.operators import Experts
+from profiler.counting.preset_counts import CountedModel
 from profiler.data.datasheets import Datasheet
 from profiler.data.links import Link
 from profiler.data.published_coverage import ENGINE_WORDS, coverage_sentences
 from profiler.data.published_results import EngineKind
 from profiler.errors import RequestError
-from profiler.facts.step import Attention
-from profiler.grid.cells import PHASES, Phase
+from profiler.grid.cells import PHASES
 from profiler.judge.breakdown import StepTerms
-from profiler.predict.operator_arrays import StepArrays, needed_bytes, operator_arrays, path_of
-from profiler.predict.predict import Forecast
+from profiler.predict.operator_arrays import Array, StepArrays, needed_bytes, operator_arrays, path_of
+from profiler.predict.predict import Forecast, Terms
 from profiler.predict.published_efficiency import (
     NO_MIXTURE,
+    CardSteps,
     attained,
     basis_for,
     card_steps,
@@ -41,14 +42,14 @@ class UnmeasuredModel:
     """A model that never ran, counted from its config."""
 
     name: str
-    precision: str
-    """The dtype and the packed format of the weights, for the screen."""
-    dtype: str
     quant: Quant
-    work: ModelWork
-    weight_bytes: int
-    attention: Attention
-    """The attention of plain transformers."""
+    counted: CountedModel
+
+    @property
+    def precision(self) -> str:
+        """The dtype and the packed format of the weights, for the screen."""
+        form = self.quant if self.quant != "none" else self.counted.published
+        return self.counted.dtype if form is None else f"{self.counted.dtype}, {form}"
 
 
 def in_range(
@@ -61,39 +62,20 @@ def in_range(
     format_ = published_as(model.quant)
     if basis_for(format_, engine) is None:
         raise RequestError(f"{sheet.gpu} has {no_basis(model.quant, engine)}")
-    paths = dict.fromkeys(PHASES, path_of(engine, model.attention))
-    needed = operator_arrays(model.work, steps, paths, model.weight_bytes, link)
+    counted = model.counted
+    paths = dict.fromkeys(PHASES, path_of(engine, counted.attention))
+    needed = operator_arrays(counted.work, steps, paths, counted.weight_bytes, link)
     if engine == "eager":
-        there = path_on(model.work, model.attention, fuses_grouped_heads=sheet.fuses_grouped_heads)
-        needed = replace(needed, needed_bytes=needed_bytes(model.work, steps, there, model.weight_bytes))
-    layers = sum(op.count for op in model.work.operators if isinstance(op, AttentionCore))
-    work, peak = executed(needed, engine), peak_of(sheet, format_, model.dtype)
-    host_index = host_index_of(sheet.gpu)
+        there = path_on(counted.work, counted.attention, fuses_grouped_heads=sheet.fuses_grouped_heads)
+        needed = replace(needed, needed_bytes=needed_bytes(counted.work, steps, there, counted.weight_bytes))
+    layers = sum(core.count for core in counted.work.of_kind(AttentionCore))
+    peak, host_index = peak_of(sheet, format_, counted.dtype), host_index_of(sheet.gpu)
+    work = executed(needed, engine)
     gpu_steps = card_steps(sheet, work, steps.batch, peak=peak, layers=layers, host_index=host_index)
-    low_s, typical_s, high_s = (np.zeros(len(steps)) for _ in range(3))
-    for index in range(len(steps)):
-        phase: Phase = "prefill" if steps.prefill[index] else "decode"
-        at = np.array([index])
-        step = card_steps(sheet, work.at(at), steps.batch[at], peak=peak, layers=layers, host_index=host_index)
-        family = family_of(format_, int(steps.batch[index]), int(steps.query[index]))
-        step_range = attained(engine, family).range_s(step, phase)
-        low_s[index], typical_s[index], high_s[index] = (
-            float(values[0]) + needed.exchanged_s[index]
-            for values in (step_range.low_s, step_range.typical_s, step_range.high_s)
-        )
-    zeros, floor_s = np.zeros(len(steps)), gpu_steps.floor_s()
-    memory_s = (gpu_steps.weight_bytes + gpu_steps.kv_bytes) / gpu_steps.bandwidth
-    by_compute = gpu_steps.flops / gpu_steps.peak > memory_s
-    terms = StepTerms(
-        weights_s=np.where(by_compute, 0.0, floor_s), kv_s=zeros, compute_s=np.where(by_compute, floor_s, 0.0),
-        dequantise_s=zeros, kernel_s=zeros, avoidable_s=zeros, padding_s=zeros, link_s=needed.exchanged_s,
-        dispatch_s=np.maximum(0.0, typical_s - floor_s - needed.exchanged_s),
-    )  # fmt: skip
-    forecast = Forecast(needed, terms, typical_s, zeros)
-    cells = forecast_cells(
-        forecast, typical_s, (low_s, high_s), ["published figures of other GPUs"] * len(steps),
-        forecast.fits(sheet.room_bytes),
-    )  # fmt: skip
+    low_s, typical_s, high_s = (each + needed.exchanged_s for each in _ranges_s(gpu_steps, steps, format_, engine))
+    forecast = Forecast(needed, _terms(gpu_steps, typical_s, needed.exchanged_s), typical_s, np.zeros(len(steps)))
+    basis = ["published figures of other GPUs"] * len(steps)
+    cells = forecast_cells(forecast, typical_s, (low_s, high_s), basis, forecast.fits(sheet.room_bytes))
     return Answer(
         source=model.name,
         model=model.name,
@@ -105,6 +87,30 @@ def in_range(
         cells=cells,
         notes=(*coverage_sentences(engine, format_), *_too_wide(cells), *_notes(model)),
     )
+
+
+def _ranges_s(gpu_steps: CardSteps, steps: StepArrays, format_: str, engine: EngineKind) -> tuple[Array, Array, Array]:
+    """(low, typical, high) seconds [n] of each step on one GPU, without collectives."""
+    ranges = []
+    for index in range(len(steps)):
+        family = family_of(format_, int(steps.batch[index]), int(steps.query[index]))
+        ranges.append(attained(engine, family).range_s(gpu_steps.at(np.array([index])), steps.phase(index)))
+    low_s, typical_s, high_s = (
+        np.concatenate([getattr(each, name) for each in ranges]) for name in ("low_s", "typical_s", "high_s")
+    )
+    return low_s, typical_s, high_s
+
+
+def _terms(gpu_steps: CardSteps, typical_s: Array, link_s: Array) -> Terms:
+    """The time breakdown of each step: its floor by the datasheet, its collectives, and the rest as dispatch."""
+    zeros, floor_s = np.zeros(len(typical_s)), gpu_steps.floor_s()
+    memory_s = (gpu_steps.weight_bytes + gpu_steps.kv_bytes) / gpu_steps.bandwidth
+    by_compute = gpu_steps.flops / gpu_steps.peak > memory_s
+    return StepTerms(
+        weights_s=np.where(by_compute, 0.0, floor_s), kv_s=zeros, compute_s=np.where(by_compute, floor_s, 0.0),
+        dequantise_s=zeros, kernel_s=zeros, avoidable_s=zeros, padding_s=zeros, link_s=link_s,
+        dispatch_s=np.maximum(0.0, typical_s - floor_s - link_s),
+    )  # fmt: skip
 
 
 DECIDING_WIDTH = 2.0
@@ -131,8 +137,8 @@ def _too_wide(cells: Sequence[ForecastCell]) -> list[str]:
 def _notes(model: UnmeasuredModel) -> tuple[str, ...]:
     """Caveats of the ranges, as sentences."""
     notes = []
-    if model.dtype == "float32":
+    if model.counted.dtype == "float32":
         notes.append("No published figure is in float32: its share of the peak is assumed to be that of 16 bits.")
-    if any(isinstance(operator, Experts) for operator in model.work.operators):
+    if any(isinstance(operator, Experts) for operator in model.counted.work.operators):
         notes.append(NO_MIXTURE)
     return tuple(notes)

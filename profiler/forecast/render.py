@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from profiler.forecast.tensor_parallel import RankCell, RanksAnswer, RankTime
-from profiler.grid.cells import Phase
-from profiler.json_document import Document
-from profiler.predict.result import ForecastError
+from profiler.json_document import Document, view
+from profiler.predict.result import ForecastError, StepShape
 from profiler.report.blocks import Lines, Sentences, text_table
 from profiler.report.forecast import error_sentence
 from profiler.report.terminal import print_blocks
@@ -27,18 +26,16 @@ def print_ranks(answer: RanksAnswer, card: str, console: Console) -> None:
         *answer.links,
     ]
     rows = rank_rows(answer.cells, priced=bool(answer.price))
+    cost = "USD/M tok" if answer.price else "GPU-s/M tok"
+    headings = [cost if name == "cost" else name for name in RANK_COLUMNS]
     blocks = [
         Sentences([answer.sentence(card)]),
         Lines(setting),
-        text_table(_columns(answer), rows, wrapped=("cell", "waits for")),
+        text_table(headings, rows, wrapped=("cell", "waits for")),
         Lines(worse_lines(answer.cells)),
         Lines([note for note in (answer.price, *answer.notes) if note], "dim"),
     ]
     print_blocks(blocks, console)
-
-
-def _columns(answer: RanksAnswer) -> tuple[str, ...]:
-    return tuple(("USD/M tok" if answer.price else "GPU-s/M tok") if name == "cost" else name for name in RANK_COLUMNS)
 
 
 def rank_rows(cells: Sequence[RankCell], *, priced: bool) -> list[tuple[str, ...]]:
@@ -99,13 +96,9 @@ class RankTimeRow:
 
 
 @dataclass(frozen=True)
-class RankRow:
+class RankRow(StepShape):
     """One step by number of GPUs."""
 
-    phase: Phase
-    batch_size: int
-    prompt_len: int
-    context_len: int
     worse_from: int | None
     """The fewest GPUs on which the step is no faster than on the number before; null if it is always faster."""
     times: Sequence[RankTimeRow]
@@ -131,29 +124,10 @@ class RanksDocument(Document):
 
 def ranks_document(answer: RanksAnswer, card: str) -> RanksDocument:
     """Return the document of a forecast over the number of GPUs."""
-    return RanksDocument(
-        source=answer.source,
-        model=answer.model,
-        precision=answer.precision,
-        on=answer.on,
-        how=answer.how,
-        sentence=answer.sentence(card),
-        link=answer.link,
-        links=answer.links,
-        price=answer.price,
-        error=answer.error,
-        cells=[_rank_row(cell) for cell in answer.cells],
-        notes=answer.notes,
-    )
+    return view(RanksDocument, answer, sentence=answer.sentence(card), cells=[_rank_row(cell) for cell in answer.cells])
 
 
 def _rank_row(cell: RankCell) -> RankRow:
-    times = [
-        RankTimeRow(
-            **vars(time),
-            gain=cell.gain(time) if time.fits and cell.base else None,
-            card_s_per_million=time.card_s_per_million,
-        )
-        for time in cell.times
-    ]
-    return RankRow(cell.phase, cell.batch_size, cell.prompt_len, cell.context_len, cell.worse_from, times)
+    gains = [cell.gain(time) if time.fits and cell.base else None for time in cell.times]
+    times = [view(RankTimeRow, time, gain=gain) for time, gain in zip(cell.times, gains, strict=True)]
+    return view(RankRow, cell, times=times)

@@ -19,9 +19,8 @@ from profiler.errors import DeviceError
 from profiler.facts.measurements import Replays
 from profiler.facts.roofs import Ceilings
 from profiler.facts.run_facts import DeviceFacts
-from profiler.facts.step import ExecutionPath
 from profiler.forecast.command import ForecastRequest, RunFacts, meta_model_of, requested_grid
-from profiler.grid.cells import CellKey, Grid, Phase
+from profiler.grid.cells import CellKey, Phase
 from profiler.loading.random_weights import STD
 from profiler.loading.request import DTYPES, LoadedModel, ModelRequest
 from profiler.loading.source import ModelSource
@@ -139,33 +138,19 @@ def replay_shards(basis: RunFacts, request: ForecastRequest, machine: Machine) -
     grid = requested_grid(basis, request)
     model_request = ModelRequest(ModelSource("folder", model.id), machine.device, DTYPES[model.dtype])
     paths = {(basis.engine, phase): path for phase, path in basis.paths.items()}
-    subjects_of = ShardSubject(model_request, machine, paths, grid)
+
+    def subject(module: nn.Module) -> Subject:
+        work, loaded = walk(module), LoadedModel(_filled(module, machine.device), model_request, 0.0)
+        return Subject(machine, loaded, work, {}, paths, grid)
+
     try:
-        subjects = subjects_of.subject(whole), subjects_of.subject(share)
+        subjects = subject(whole), subject(share)
         in_turn = list(replay_between(subjects, grid.keys, ceilings, SET_S))
     except torch.OutOfMemoryError:
         return "the device has no memory for them next to the whole ones"
     finally:
         machine.release()
     return shard_times(basis.trained.fitted, basis.demanded(StepArrays.of(grid.keys)), grid.keys, in_turn)
-
-
-@dataclass(frozen=True)
-class ShardSubject:
-    """Makes replayable subjects of models of which only the linears have weights."""
-
-    request: ModelRequest
-    machine: Machine
-    paths: Mapping[tuple[str, Phase], ExecutionPath]
-    grid: Grid
-
-    def subject(self, module: nn.Module) -> Subject:
-        """`module` (on meta) with random weights in its linears. Raises OutOfMemoryError if they do not fit."""
-        work = walk(module)
-        return Subject(
-            self.machine, LoadedModel(_filled(module, self.machine.device), self.request, 0.0), work, {}, self.paths,
-            self.grid,
-        )  # fmt: skip
 
 
 def shorten(whole: Any, share: Any, ceilings: Ceilings) -> None:
@@ -195,7 +180,10 @@ def trained_alike(whole: nn.Module, share: nn.Module) -> None:
 
 
 def _filled(module: nn.Module, device: torch.device) -> nn.Module:
-    """`module` with random values in its linears, drawn once per set of equal linears and copied to the others."""
+    """`module` (on meta) with random values in its linears, drawn once per set of equal ones and copied to the others.
+
+    Raises OutOfMemoryError if they do not fit.
+    """
     for owners in linear_modules(module).values():
         drawn: dict[str, torch.Tensor] = {}
         for owner in owners:

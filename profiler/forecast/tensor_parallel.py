@@ -10,7 +10,7 @@ from pathlib import Path
 
 from profiler.counting.tensor_parallel import check_ranks
 from profiler.data.datasheets import gpu_called
-from profiler.data.links import Link, link_called, published_links
+from profiler.data.links import link_called, published_links
 from profiler.device.contention import ForeignLoad
 from profiler.errors import RequestError
 from profiler.forecast.command import (
@@ -23,8 +23,8 @@ from profiler.forecast.command import (
     run_facts,
 )
 from profiler.forecast.shards import SET_S, ShardTime, machine_of, replay_shards
-from profiler.grid.cells import Phase
-from profiler.predict.result import Answer, ForecastCell, ForecastError
+from profiler.json_document import view
+from profiler.predict.result import Answer, ForecastCell, ForecastError, StepShape
 from profiler.report.progress import QuietListener
 from profiler.run.warnings import busy_warnings
 from profiler.store.folder import read_document
@@ -81,7 +81,11 @@ def forecast_ranks(
         precision=single.precision,
         on=f"each of several {card}",
         how=single.how,
-        links=_link_lines(links),
+        links=tuple(
+            f"Link of {count} GPUs: {duration(link.alpha_s)} per message, {scaled(link.bus_bytes_per_s, 'B/s')};"
+            f" {link.source}."
+            for count, link in links.items()
+        ),
         link=next(iter(links.values())).name,
         price="" if options.usd_per_h is None else f"USD {options.usd_per_h:g} per hour and GPU.",
         error=single.error,
@@ -125,14 +129,6 @@ def _card(source: str, on: str) -> str:
         return gpu_called(on).gpu
     except RequestError:
         return on
-
-
-def _link_lines(links: dict[int, Link]) -> tuple[str, ...]:
-    return tuple(
-        f"Link of {count} GPUs: {duration(link.alpha_s)} per message, {scaled(link.bus_bytes_per_s, 'B/s')};"
-        f" {link.source}."
-        for count, link in links.items()
-    )
 
 
 def _replayed_kernels(
@@ -210,19 +206,10 @@ class RankTime:
 
 
 @dataclass(frozen=True)
-class RankCell:
+class RankCell(StepShape):
     """The forecasts of one step by number of GPUs, ascending from one."""
 
-    phase: Phase
-    batch_size: int
-    prompt_len: int
-    context_len: int
     times: tuple[RankTime, ...]
-
-    @property
-    def name(self) -> str:
-        """Such as `decode 1 x 64`."""
-        return f"{self.phase} {self.batch_size} x {self.prompt_len or self.context_len}"
 
     @property
     def base(self) -> RankTime | None:
@@ -273,11 +260,8 @@ class RanksAnswer:
         fitting = [cell for cell in cells if cell.base is not None]
         if not fitting:
             return f"No {phase} fits these numbers of GPUs."
-        depth = max(cell.prompt_len or cell.context_len for cell in fitting)
-        deepest = sorted(
-            (cell for cell in fitting if (cell.prompt_len or cell.context_len) == depth),
-            key=lambda cell: cell.batch_size,
-        )
+        depth = max(cell.depth for cell in fitting)
+        deepest = sorted((cell for cell in fitting if cell.depth == depth), key=lambda cell: cell.batch_size)
         first, last = deepest[0], deepest[-1]
         lines = []
         for position, time in enumerate(first.times):
@@ -309,11 +293,7 @@ def across(forecasts: Sequence[tuple[int, Sequence[ForecastCell]]], usd_per_h: f
         for ranks, forecast in forecasts:
             cell = forecast[index]
             usd = None if usd_per_h is None else 1e6 * ranks * usd_per_h / _S_PER_HOUR / cell.tokens_per_s
-            times.append(
-                RankTime(
-                    ranks, cell.latency_s, cell.low_s, cell.high_s, cell.terms.get("link_s", 0.0), cell.tokens_per_s,
-                    cell.regime, cell.fits, usd,
-                )
-            )  # fmt: skip
-        cells.append(RankCell(first.phase, first.batch_size, first.prompt_len, first.context_len, tuple(times)))
+            link_s = cell.terms.get("link_s", 0.0)
+            times.append(view(RankTime, cell, ranks=ranks, link_s=link_s, usd_per_million=usd))
+        cells.append(view(RankCell, first, times=tuple(times)))
     return tuple(cells)

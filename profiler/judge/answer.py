@@ -11,7 +11,7 @@ from profiler.judge.cells import EngineDifference, JudgedCell, Lever
 from profiler.judge.levers import Setting, best_lever
 from profiler.judge.regimes import PACED_SHARE, Flag
 from profiler.judge.scaling import best_of
-from profiler.units import duration, percent, scaled, signed_duration, significant
+from profiler.units import duration, percent, saving, scaled, signed_duration, significant
 
 # Terms below this share of the difference between two engines are not named.
 _LEAST_TERM_SHARE = 0.05
@@ -77,8 +77,8 @@ def _engine_sentences(first: JudgedCell, differences: Sequence[EngineDifference]
     """The saving of every other engine on the step of the first cell, if it is beyond noise."""
     engine, step_s = first.key.cell.engine, first.split.latency_s
     return [
-        f"The engine {item.engine} {'saves' if item.saves_s >= 0 else 'costs'} {duration(abs(item.saves_s))} of the"
-        f" {duration(step_s)} step against {engine}{_causes(item)}."
+        f"The engine {item.engine} {saving(item.saves_s)} of the {duration(step_s)} step against"
+        f" {engine}{_causes(item)}."
         for item in differences
         if item.is_claim and replace(item.key, cell=replace(item.key.cell, engine=engine)) == first.key
     ]

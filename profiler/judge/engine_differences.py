@@ -132,7 +132,11 @@ def generate_overheads(facts: Facts, spreads: Mapping[Phase, VisitSpread]) -> li
                 visits=min(len(own_visits), len(facts.visits[key.cell])),
                 parts_s=parts_of(steps, tax.median_s) if steps else {},
                 reads_a_token=steps.reads_a_token if steps else None,
-                streamer_s=_streamer_s(steps) if steps else None,
+                streamer_s=(
+                    max(0.0, statistics.median(steps.streamed_s) - statistics.median(steps.parts_s["read"]))
+                    if steps
+                    else None
+                ),
             )
         )
     return rows
@@ -147,7 +151,3 @@ def parts_of(steps: GenerateSteps, tax_s: float) -> dict[str, float]:
     # The forward includes the growth of the cache.
     parts["forward"] = generate_s["forward"] - own_s["forward"] - parts["cache"]
     return {**parts, "rest": tax_s - sum(parts.values())}
-
-
-def _streamer_s(steps: GenerateSteps) -> float:
-    return max(0.0, statistics.median(steps.streamed_s) - statistics.median(steps.parts_s["read"]))

@@ -12,8 +12,8 @@ from profiler.data.datasheets import gpus
 from profiler.facts.roofs import AGREE, drift, swing
 from profiler.facts.run_facts import Facts
 from profiler.facts.telemetry import POWER_CAP, ActiveShares
-from profiler.facts.visits import phase_medians, phase_samples
-from profiler.grid.cells import PHASES, Cell, CellKey, Phase
+from profiler.facts.visits import foreign_cores, phase_samples, visit_spreads
+from profiler.grid.cells import Cell, CellKey, Phase
 from profiler.judge import answer as advice
 from profiler.judge.breakdown import TERMS, TimeBreakdown
 from profiler.judge.cell_rows import median_issue_s, timed_row, with_ragged, with_visits
@@ -32,7 +32,7 @@ from profiler.judge.padding import RaggedStep, ragged_step
 from profiler.judge.regimes import THROTTLED, Measurement, judge_cell, within_roof_range
 from profiler.judge.roof_range import extreme_shares
 from profiler.judge.scaling import SIZE_OF, BoundSide, DoublingTest, Series, doubling_tests, series_of
-from profiler.stats import Estimate, NoiseReport, VisitSpread, estimate, narrow_enough, noise_report, spread_of
+from profiler.stats import Estimate, NoiseReport, VisitSpread, estimate, narrow_enough, noise_report
 
 # The GPUs that are rented most. `roofscope gpus` lists all others.
 _RENTED = ("T4", "L4", "A10G", "L40S", "A100 80GB SXM", "H100 SXM", "H200 SXM", "B200 SXM")
@@ -64,7 +64,7 @@ class Judgement:
 def judge_run(facts: Facts) -> Judgement:
     """Judge every cell of a run, and compare cells with each other."""
     facts, _ = at_median_speed(facts)
-    spreads = _spreads(facts)
+    spreads = visit_spreads(facts.measured, facts.visits, swing(facts.looks))
     times = {key: _estimate(facts, key, spreads) for key in facts.measured}
     rows = {key: timed_row(facts, key, times.get(key)) for key in facts.grid.keys}
     if not facts.ceilings.judges:
@@ -88,7 +88,11 @@ def judge_run(facts: Facts) -> Judgement:
                 item.evidence,
                 levers=tuple(levers(judged[key], setting, better[key])),
                 at_least_s_on=floors_on(judged[key], setting),
-                unexplained_in_s=_unexplained_in(facts, item.cell),
+                unexplained_in_s=(
+                    unexplained_by_group(_at_clock(facts, item.cell.clock_share), key, item.cell.split.latency_s)
+                    if _is_unexplained(item.cell)
+                    else {}
+                ),
             )
             for key, item in results.items()
         ),
@@ -103,7 +107,7 @@ def judge_run(facts: Facts) -> Judgement:
 
 def judge_cells(facts: Facts, cells: Iterable[Cell]) -> dict[CellKey, CellResult]:
     """Rows of some cells while a sweep runs, without the evidence from other cells."""
-    spreads = _spreads(facts)
+    spreads = visit_spreads(facts.measured, facts.visits, swing(facts.looks))
     rows = {}
     for key in (key for cell in cells for key in cell.keys):
         time_s = _estimate(facts, key, spreads) if facts.visits.get(key.cell) else None
@@ -186,12 +190,6 @@ def _is_unexplained(cell: JudgedCell) -> bool:
     return cell.split.unexplained_s > _UNEXPLAINED_SHARE * cell.split.latency_s
 
 
-def _unexplained_in(facts: Facts, cell: JudgedCell) -> Mapping[str, float]:
-    if not _is_unexplained(cell):
-        return {}
-    return unexplained_by_group(_at_clock(facts, cell.clock_share), cell.key, cell.split.latency_s)
-
-
 def _at_clock(facts: Facts, clock_share: float) -> Facts:
     """The facts with the compute roofs scaled to a share of the clock at which they were measured."""
     return facts if clock_share == 1.0 else replace(facts, ceilings=facts.ceilings.times(1.0, clock_share))
@@ -205,19 +203,21 @@ class _CellJudgement:
     ragged: RaggedStep | None
 
 
-def _spreads(facts: Facts) -> dict[Phase, VisitSpread]:
-    """The spread between visits of one cell in this run, by phase."""
-    return {
-        phase: spread_of(
-            (phase_medians(phase, facts.visits[key.cell]) for key in facts.measured if key.phase == phase),
-            swing(facts.looks),
-        )
-        for phase in PHASES
-    }
-
-
 def _estimate(facts: Facts, key: CellKey, spreads: Mapping[Phase, VisitSpread]) -> Estimate:
     return estimate(phase_samples(key.phase, facts.visits[key.cell]), spreads[key.phase])
+
+
+@dataclass(frozen=True, slots=True)
+class _Observed:
+    """What the visits of a cell show, whatever the roofs are."""
+
+    time_s: Estimate
+    noise: NoiseReport
+    activity: ActiveShares
+    power_capped: bool
+    clock_share: float
+    sides: Mapping[str, str]
+    """The roof that doubling each size indicates, by axis."""
 
 
 def _judge(
@@ -230,47 +230,20 @@ def _judge(
     clock_share = _clock_share(facts, activity)
     if clock_share < 1.0 and _is_faster_than_clock(facts, key, time_s.median_s, clock_share):
         clock_share = 1.0
+    noise = _noise(facts, key, slowed, clock_share, time_s)
+    observed = _Observed(time_s, noise, activity, POWER_CAP in slowed, clock_share, sides)
     facts = as_served(_at_clock(facts, clock_share), key, time_s.median_s)
     half_width_s = (time_s.high_s - time_s.low_s) / 2
     faults, tax = faults_of(key.phase, visits), generate_overhead(facts, key, spread)
     parts, avoidable_s = breakdown_of(facts, key, time_s.median_s, half_width_s, faults, tax)
-    ragged = ragged_step(facts, key, parts, spread)
-    noise = _noise(facts, key, slowed, clock_share, time_s)
-
-    flops, nbytes = total_work(facts.operators[key])
-
-    def measurement_of(scaled: Facts, split: TimeBreakdown) -> Measurement:
-        roofs = roofs_of(scaled, key)
-        runs_ahead = key.phase == "decode" and roofs.overlaps and not (roofs.dispatch and roofs.dispatch.waits)
-        return Measurement(
-            split=split,
-            model_flops=flops,
-            model_bytes=nbytes,
-            compute_flops_per_s=scaled.ceilings.compute_flops_per_s(facts.model.dtype),
-            roofs=roofs,
-            latency_low_s=time_s.low_s,
-            latency_high_s=time_s.high_s,
-            noise=noise.grade,
-            offloaded=facts.model.offloaded,
-            cache_resident=scaled.ceilings.cache_resident(nbytes),
-            issue_s=median_issue_s(visits) if runs_ahead else None,
-            graph_step_s=_graph_step_s(scaled, key, time_s.median_s),
-            batch_side=sides.get("batch", ""),
-            depth_side=sides.get("prompt" if key.phase == "prefill" else "context", ""),
-            sm_active=activity.sm,
-            memory_active=activity.memory,
-            power_capped=POWER_CAP in slowed,
-            clock_share=clock_share,
-        )
-
     extremes = {}
     for name, pair in shares.items():
         scaled = replace(facts, ceilings=facts.ceilings.times(*pair))
         split, _ = breakdown_of(scaled, key, time_s.median_s, half_width_s, faults, tax)
-        extremes[name] = judge_cell(measurement_of(scaled, split))
-    measurement = measurement_of(facts, parts)
+        extremes[name] = judge_cell(_measurement(scaled, key, split, observed))
+    measurement = _measurement(facts, key, parts, observed)
     verdict, roofs = within_roof_range(judge_cell(measurement), extremes), measurement.roofs
-    rated = _rated_row(facts, key, row, time_s, noise)
+    rated, ragged = _rated_row(facts, key, row, time_s, noise), ragged_step(facts, key, parts, spread)
     judged = JudgedCell(
         key=key,
         tokens_per_s=row.tokens_per_s,
@@ -298,18 +271,50 @@ def _judge(
         regime=verdict.regime,
         confidence=verdict.confidence,
     )
-    evidence = CellEvidence(
-        **columns_of(key),
+    return _CellJudgement(judged_row, _evidence(facts, judged, noise), judged, ragged)
+
+
+def _measurement(facts: Facts, key: CellKey, split: TimeBreakdown, observed: _Observed) -> Measurement:
+    """The input of a verdict, with the breakdown `split` under the roofs of `facts`."""
+    time_s, sides, roofs = observed.time_s, observed.sides, roofs_of(facts, key)
+    flops, nbytes = total_work(facts.operators[key])
+    runs_ahead = key.phase == "decode" and roofs.overlaps and not (roofs.dispatch and roofs.dispatch.waits)
+    return Measurement(
+        split=split,
+        model_flops=flops,
+        model_bytes=nbytes,
+        compute_flops_per_s=facts.ceilings.compute_flops_per_s(facts.model.dtype),
+        roofs=roofs,
+        latency_low_s=time_s.low_s,
+        latency_high_s=time_s.high_s,
+        noise=observed.noise.grade,
+        offloaded=facts.model.offloaded,
+        cache_resident=facts.ceilings.cache_resident(nbytes),
+        issue_s=median_issue_s(facts.visits[key.cell]) if runs_ahead else None,
+        graph_step_s=_graph_step_s(facts, key, time_s.median_s),
+        batch_side=sides.get("batch", ""),
+        depth_side=sides.get("prompt" if key.phase == "prefill" else "context", ""),
+        sm_active=observed.activity.sm,
+        memory_active=observed.activity.memory,
+        power_capped=observed.power_capped,
+        clock_share=observed.clock_share,
+    )
+
+
+def _evidence(facts: Facts, judged: JudgedCell, noise: NoiseReport) -> CellEvidence:
+    """The evidence of a cell's verdict, without what follows from other cells."""
+    verdict = judged.verdict
+    return CellEvidence(
+        **columns_of(judged.key),
         regime=verdict.regime,
         confidence=verdict.confidence,
         flags=verdict.flags,
         signals=verdict.evidence,
         conflicts=tuple(item.signal for item in verdict.conflicts),
-        split_half_widths_s=parts.half_widths_s,
+        split_half_widths_s=judged.split.half_widths_s,
         noise_reasons=noise.reasons,
-        predicted_peak_memory_bytes=facts.predicted_peak_bytes[key.cell],
+        predicted_peak_memory_bytes=facts.predicted_peak_bytes[judged.key.cell],
     )
-    return _CellJudgement(judged_row, evidence, judged, ragged)
 
 
 def _roof_flops_per_s(facts: Facts, key: CellKey) -> float:
@@ -340,12 +345,10 @@ def _noise(facts: Facts, key: CellKey, slowed: Sequence[str], clock_share: float
     clock differs from that of the roofs.
     """
     visits = facts.visits[key.cell]
-    busy = [(visit.foreign_cores, visit.wall_s) for visit in visits if visit.foreign_cores is not None]
-    foreign = sum(cores * wall_s for cores, wall_s in busy) / sum(wall_s for _, wall_s in busy) if busy else None
     return noise_report(
         phase_samples(key.phase, visits),
         time_s,
-        foreign_cores=foreign,
+        foreign_cores=foreign_cores(visits),
         throttled=[name for name in slowed if name != POWER_CAP or clock_share < THROTTLED],
         machine_drift=drift(facts.looks),
     )

@@ -55,6 +55,7 @@ def ragged_step(facts: Facts, key: CellKey, parts: TimeBreakdown, spread: VisitS
     waits = waiting(batch) if key.phase == "decode" else 0.0
     plain = facts.visits.get(replace(key.cell, engine=DEFAULT_ENGINE), ())
     operators = facts.operators[key]
+    refilled = (Lever(REFILLING, waits * parts.latency_s, "every sequence of a step would still write"),)
     return RaggedStep(
         **columns_of(key),
         prompt_lens=tuple(request.prompt_len for request in batch),
@@ -72,7 +73,7 @@ def ragged_step(facts: Facts, key: CellKey, parts: TimeBreakdown, spread: VisitS
         ways=(
             tuple(_ways(facts, key, parts))
             if key.phase == "prefill"
-            else (*_less_to_read(facts, key, parts), *_refilled(waits * parts.latency_s))
+            else (*_less_to_read(facts, key, parts), *(refilled if waits else ()))
         ),
     )
 
@@ -84,11 +85,6 @@ def _mask(facts: Facts, key: CellKey, spread: VisitSpread) -> Estimate | None:
         return None
     with_mask, without = (phase_samples(key.phase, visits) for visits in (facts.visits[key.cell], plain))
     return difference(with_mask, without, spread)
-
-
-def _refilled(waiting_s: float) -> tuple[Lever, ...]:
-    because = "every sequence of a step would still write"
-    return (Lever(REFILLING, waiting_s, because),) if waiting_s else ()
 
 
 def _less_to_read(facts: Facts, key: CellKey, parts: TimeBreakdown) -> Iterator[Lever]:

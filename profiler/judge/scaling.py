@@ -16,6 +16,9 @@ from profiler.units import percent
 Axis = Literal["batch", "prompt", "context"]
 BoundSide = Literal["memory", "compute", "neither", "undecided"]
 
+SizedWork = tuple[float, float, float]
+"""(size, FLOPs, bytes)"""
+
 # The least difference of two predicted slopes with which a measured slope can decide between them.
 _LEAST_DIFFERENCE = 0.25
 # Below this slope a doubling has not yet reached the knee.
@@ -85,11 +88,6 @@ class Scaling:
     rivals: tuple[int, ...] = ()
     """Sizes that may have more tokens/s than the best one, given the machine's drift between the visits of both."""
 
-    @property
-    def ever_compute_bound(self) -> bool:
-        """Whether any size could be compute-bound by the counts."""
-        return self.knee_predicted is not None
-
 
 def scaling(points: Sequence[ScalingPoint], flops_per_s: float, bytes_per_s: float, drift: float = 0.0) -> Scaling:
     """Slopes between neighbouring sizes, the best size, and the knee. Raises ValueError for fewer than two sizes.
@@ -102,7 +100,6 @@ def scaling(points: Sequence[ScalingPoint], flops_per_s: float, bytes_per_s: flo
         raise ValueError("a slope needs two sizes or more")
     doublings = tuple(_doubling(smaller, larger, drift) for smaller, larger in itertools.pairwise(ordered))
     first, last = ordered[0], ordered[-1]
-    span = last.size - first.size
     knee, between = _knee(doublings)
     best = ordered[best_of([point.tokens_per_s for point in ordered])]
     return Scaling(
@@ -112,13 +109,7 @@ def scaling(points: Sequence[ScalingPoint], flops_per_s: float, bytes_per_s: flo
         knee_measured=knee,
         knee_between=between,
         knee_predicted=crossover(
-            first.flops,
-            first.bytes,
-            (last.flops - first.flops) / span,
-            (last.bytes - first.bytes) / span,
-            flops_per_s,
-            bytes_per_s,
-            first.size,
+            (first.size, first.flops, first.bytes), (last.size, last.flops, last.bytes), flops_per_s, bytes_per_s
         ),
         drift=max(_mutual_drift(smaller, larger, drift) for smaller, larger in itertools.pairwise(ordered)),
         rivals=tuple(
@@ -153,22 +144,16 @@ def _knee(doublings: Sequence[Doubling]) -> tuple[int | None, tuple[int, int] | 
     return None, (doublings[flat + 1].smaller, knee or doublings[-1].larger)
 
 
-def crossover(
-    flops: float,
-    bytes_: float,
-    flops_per_size: float,
-    bytes_per_size: float,
-    flops_per_s: float,
-    bytes_per_s: float,
-    size: float = 0.0,
-) -> float | None:
+def crossover(smaller: SizedWork, larger: SizedWork, flops_per_s: float, bytes_per_s: float) -> float | None:
     """The size from which FLOPs take longer than bytes; None if they never do.
 
-    FLOPs and bytes are linear in the size, and given at `size`. With F(b) = F0 + f (b - b0), and B(b) with slope k, the
-    two times are equal at b0 + (B0 / W - F0 / P) / (f / P - k / W). It exists if f / k is above the ridge P / W.
+    FLOPs and bytes are linear in the size, and given at two sizes. With F(b) = F0 + f (b - b0), and B(b) with slope k,
+    the two times are equal at b0 + (B0 / W - F0 / P) / (f / P - k / W). It exists if f / k is above the ridge P / W.
     """
-    gained_s = flops_per_size / flops_per_s - bytes_per_size / bytes_per_s
-    lead_s = bytes_ / bytes_per_s - flops / flops_per_s
+    (size, flops, nbytes), (larger_size, larger_flops, larger_bytes) = smaller, larger
+    span = larger_size - size
+    gained_s = (larger_flops - flops) / span / flops_per_s - (larger_bytes - nbytes) / span / bytes_per_s
+    lead_s = nbytes / bytes_per_s - flops / flops_per_s
     if lead_s <= 0:
         return size
     return size + lead_s / gained_s if gained_s > 0 else None

@@ -43,10 +43,6 @@ OtherBytesOf = Callable[[nn.Module], int]
 """Returns the bytes that a step of a model on meta needs besides its weights."""
 
 
-def no_other_bytes(module: nn.Module) -> int:
-    return 0
-
-
 def plan_device_map(
     module: nn.Module, device: torch.device, *, quantised: bool, other_bytes: int = 0
 ) -> DeviceMap | None:

@@ -13,7 +13,7 @@ from torch import nn
 from profiler.device.clock import clock_for, now_s
 from profiler.errors import ModelError, RequestError, first_line
 from profiler.loading.config import pretrained_location
-from profiler.loading.device_map import DeviceMap, OtherBytesOf, no_other_bytes, offloaded_bytes, plan_device_map
+from profiler.loading.device_map import DeviceMap, OtherBytesOf, offloaded_bytes, plan_device_map
 from profiler.loading.gguf_header import names_mapped_once
 from profiler.loading.meta_model import plan, quiet_libraries
 from profiler.loading.random_weights import build_random
@@ -23,7 +23,7 @@ from profiler.quant.checkpoints import gguf_format, published_format
 from profiler.quant.formats import quantization_config
 
 
-def load(request: ModelRequest, config: Any, other_bytes_of: OtherBytesOf = no_other_bytes) -> LoadedModel:
+def load(request: ModelRequest, config: Any, other_bytes_of: OtherBytesOf = lambda _: 0) -> LoadedModel:
     """Load the model of `request` on its device, in evaluation mode. accelerate places a model that does not fit.
 
     It fits if the device has room for its weights and for the bytes that `other_bytes_of` returns for it on meta.

@@ -14,7 +14,6 @@ from profiler.loading.device_map import (
     DeviceMap,
     OtherBytesOf,
     dispatch,
-    no_other_bytes,
     plan_device_map,
     read_back,
     written,
@@ -25,7 +24,7 @@ from profiler.quant.formats import quantise_modules
 
 
 def build_random(
-    request: ModelRequest, config: Any, other_bytes_of: OtherBytesOf = no_other_bytes
+    request: ModelRequest, config: Any, other_bytes_of: OtherBytesOf
 ) -> tuple[nn.Module, DeviceMap | None]:
     """Return the model of `request` with random weights, and accelerate's placement if the model does not fit."""
     from accelerate import init_empty_weights

@@ -15,7 +15,7 @@ from torch import nn
 
 from profiler.device.clock import now_s
 from profiler.device.machine import Machine
-from profiler.facts.packed_batches import BatchTimes, PackedBatches
+from profiler.facts.measurements import BatchTimes, PackedBatches
 from profiler.loading.request import dtype_name
 from profiler.quant.storage import is_linear, stored
 

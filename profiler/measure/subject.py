@@ -119,8 +119,8 @@ class Subject:
     def model_facts(self, grid: Grid) -> ModelFacts:
         """Return the model's entry in run.json."""
         loaded, request = self.loaded, self.request
-        linears = [op for op in self.work.operators if isinstance(op, Linear) and op.rows != "last"]
-        cores = [op for op in self.work.operators if isinstance(op, AttentionCore)]
+        linears = [op for op in self.work.of_kind(Linear) if op.rows != "last"]
+        cores = self.work.of_kind(AttentionCore)
         return ModelFacts(
             id=request.source.name,
             kind=request.source.kind,
@@ -189,7 +189,7 @@ def execution_paths(
     """Return how this model runs on this device: its attention interface, the kernels that torch picks, outliers."""
     request = loaded.request
     attention = getattr(loaded.config.get_text_config(), "_attn_implementation", None) or "sdpa"
-    cores = [operator for operator in work.operators if isinstance(operator, AttentionCore)]
+    cores = work.of_kind(AttentionCore)
     longest = max((*grid.prompt_lens, *grid.context_lens))
     shapes: dict[Phase, tuple[int, int]] = {"prefill": (longest, longest), "decode": (1, longest + 1)}
 

@@ -83,7 +83,7 @@ def place(
     precision = file.settings.get("precision", "auto")
     work = counted_model(source, precision if precision in _DTYPES else "auto", quant, rented=True).work
     # The dtype of the cache is also the dtype in which quantised linears return their results.
-    cores = [operator for operator in work.operators if isinstance(operator, AttentionCore)]
+    cores = work.of_kind(AttentionCore)
     dtype = (cores or work.operators)[0].dtype_name
     under = datasheet_roofs or _roofs_here(work, dtype)
     rows = placed(figures, *_floors(work, figures, under, dtype))

@@ -11,7 +11,8 @@ import numpy as np
 from profiler.grid.cells import Phase
 from profiler.predict.kernel_times import DeviceRates, MeasuredCells
 from profiler.predict.operator_arrays import Array, OperatorArrays, StepArrays, by_phase
-from profiler.predict.predict import NORMAL_95, Fitted, Forecast, Terms, fit, predicted_regimes
+from profiler.predict.predict import Fitted, Forecast, Terms, fit, predicted_regimes
+from profiler.stats import NORMAL_95
 
 HELD_OUT_SHARE = 0.9
 """Coverage of an interval."""
@@ -145,7 +146,7 @@ class Trained:
         resident, all_resident = self._resident(forecast.demanded), self._resident(self.measured.demanded).all()
         assumptions: list[tuple[str, ...]] = []
         for index in range(len(steps)):
-            phase: Phase = "prefill" if steps.prefill[index] else "decode"
+            phase = steps.phase(index)
             sentences = []
             if batch[index]:
                 sentences.append("kernels keep the share of their roof that they had at the nearest batch measured")

@@ -46,6 +46,10 @@ class StepArrays:
             np.array([key.cell.new_tokens for key in keys], dtype=np.int64),
         )
 
+    def phase(self, index: int) -> Phase:
+        """The phase of one step."""
+        return "prefill" if self.prefill[index] else "decode"
+
     @property
     def query(self) -> Array:
         """New tokens per sequence and step."""
@@ -213,12 +217,11 @@ def needed_bytes(work: ModelWork, steps: StepArrays, path: ExecutionPath, weight
 def _collective_s(work: ModelWork, parts: list[tuple[Array, Step, ExecutionPath]], link: Link, count: int) -> Array:
     """Seconds [n] of all collectives. None overlaps another operator, since each uses the result of the one before."""
     total = np.zeros(count)
-    for operator in work.operators:
-        if isinstance(operator, Collective):
-            for chosen, step, path in parts:
-                nbytes = np.asarray(operator.each(step, path).link_bytes, dtype=np.float64)
-                carried_s = nbytes * bus_share(operator.kind, operator.ranks) / link.bus_bytes_per_s
-                total[chosen] += operator.count * (link.alpha_s + carried_s)
+    for operator in work.of_kind(Collective):
+        for chosen, step, path in parts:
+            nbytes = np.asarray(operator.each(step, path).link_bytes, dtype=np.float64)
+            carried_s = nbytes * bus_share(operator.kind, operator.ranks) / link.bus_bytes_per_s
+            total[chosen] += operator.count * (link.alpha_s + carried_s)
     return total
 
 

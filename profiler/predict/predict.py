@@ -28,9 +28,9 @@ from profiler.predict.operator_arrays import (
     by_phase,
     octaves,
 )
+from profiler.stats import NORMAL_95
 
 PAGE_BYTES = 4096
-NORMAL_95 = 1.96
 # The share of a step from which a term determines its regime.
 _BINDS = 0.5
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any, Literal, get_args
 
@@ -73,6 +73,10 @@ class CardSteps:
     host_index: Array
     """Dispatch time relative to the typical host of the published figures."""
     batch: Array
+
+    def at(self, chosen: Array) -> CardSteps:
+        """The steps that `chosen` (bool or int [n]) picks."""
+        return CardSteps(*(getattr(self, item.name)[chosen] for item in fields(self)))
 
     def floor_s(self) -> Array:
         """Lower bound of each step [n] by the datasheet."""
@@ -272,17 +276,14 @@ def strays(points: Sequence[Published], kind: EngineKind) -> list[Stray]:
     return deviations
 
 
-def attained_by(
-    points: Sequence[Published], kind: EngineKind, family: str, left_out: Sequence[Stray] | None = None
-) -> Attained:
+def attained_by(points: Sequence[Published], kind: EngineKind, family: str, left_out: Sequence[Stray]) -> Attained:
     """The efficiency of an engine kind with a format family, from `points` and their deviations `left_out`."""
-    kind_strays = strays(points, kind) if left_out is None else left_out
     step_kinds: tuple[StepKind, ...] = get_args(StepKind)
     return Attained(
         kind,
         family,
         shares_of(points, kind, family, dense_shares(points, kind)),
-        {step_kind: _spread(kind_strays, family, step_kind) for step_kind in step_kinds},
+        {step_kind: _spread(left_out, family, step_kind) for step_kind in step_kinds},
     )
 
 
@@ -327,10 +328,6 @@ class WorkAt:
     weight_bytes: Array
     kv_bytes: Array
     """Bytes of the cache that are read and written, including the copies of plain transformers."""
-
-    def at(self, chosen: Array) -> WorkAt:
-        """The steps that `chosen` (bool or int [n]) picks."""
-        return WorkAt(self.flops[chosen], self.weight_bytes[chosen], self.kv_bytes[chosen])
 
 
 def executed(needed: OperatorArrays, engine: EngineKind) -> WorkAt:

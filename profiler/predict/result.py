@@ -19,8 +19,8 @@ BETWEEN_CELLS = "between measured cells"
 
 
 @dataclass(frozen=True)
-class ForecastCell:
-    """The forecast of one cell."""
+class StepShape:
+    """The shape of a forecast step."""
 
     phase: Phase
     """`prefill` or `decode`."""
@@ -30,6 +30,22 @@ class ForecastCell:
     """Prompt tokens per sequence."""
     context_len: int
     """Cached tokens before the step; 0 for a prefill."""
+
+    @property
+    def depth(self) -> int:
+        """Tokens of the prompt, or of a cache that no prompt filled."""
+        return self.prompt_len or self.context_len
+
+    @property
+    def name(self) -> str:
+        """Such as `decode 1 x 64`."""
+        return f"{self.phase} {self.batch_size} x {self.depth}"
+
+
+@dataclass(frozen=True)
+class ForecastCell(StepShape):
+    """The forecast of one cell."""
+
     latency_s: float
     """Forecast time of the whole prompt, or of one decode step."""
     low_s: float
@@ -46,11 +62,6 @@ class ForecastCell:
     """Whether the cell fits the device's memory, by the memory model."""
     terms: Mapping[str, float] = field(default_factory=dict)
     """Seconds of each term of the time breakdown, including the unexplained rest."""
-
-    @property
-    def name(self) -> str:
-        """Such as `decode 1 x 64`."""
-        return f"{self.phase} {self.batch_size} x {self.prompt_len or self.context_len}"
 
 
 @dataclass(frozen=True)
@@ -99,19 +110,14 @@ def cross_validated_error(held: HeldOut, how: str) -> ForecastError:
     return ForecastError(held.median, held.p90, len(held.errors), how)
 
 
-def cells_of(
-    trained: Trained, forecast: Forecast, factor: Array | None = None, off: Array | None = None
-) -> tuple[ForecastCell, ...]:
+def cells_of(trained: Trained, forecast: Forecast, factor: Array, off: Array) -> tuple[ForecastCell, ...]:
     """Forecast cells; `factor` [n] scales the times for a variant, and `off` [n] is the half width of its log."""
-    low_s, high_s = trained.bounds(forecast)
-    latency_s = forecast.latency_s
-    if factor is not None and off is not None:
-        spread = np.exp(np.hypot(np.log(high_s / latency_s), off))
-        latency_s = latency_s * factor
-        low_s, high_s = latency_s / spread, latency_s * spread
+    _, high_s = trained.bounds(forecast)
+    spread = np.exp(np.hypot(np.log(high_s / forecast.latency_s), off))
+    latency_s = forecast.latency_s * factor
     basis = ["; ".join(sentences) or BETWEEN_CELLS for sentences in trained.assumptions(forecast)]
     fits = forecast.fits(trained.fitted.device.room_bytes)
-    return forecast_cells(forecast, latency_s, (low_s, high_s), basis, fits)
+    return forecast_cells(forecast, latency_s, (latency_s / spread, latency_s * spread), basis, fits)
 
 
 def _terms_at(terms: Terms, index: int, latency_s: float) -> dict[str, float]:
@@ -126,7 +132,7 @@ def forecast_cells(
     steps = forecast.demanded.steps
     return tuple(
         ForecastCell(
-            "prefill" if steps.prefill[index] else "decode",
+            steps.phase(index),
             int(steps.batch[index]),
             int(steps.prompt_len[index]),
             int(steps.context[index]),
@@ -150,7 +156,7 @@ def points_of(trained: Trained) -> tuple[MeasuredPoint, ...]:
     depth = np.where(steps.prompt_len > 0, steps.prompt_len, steps.context)
     return tuple(
         MeasuredPoint(
-            "prefill" if steps.prefill[index] else "decode",
+            steps.phase(index),
             int(steps.batch[index]),
             int(depth[index]),
             float(trained.measured.latency_s[index]),
@@ -185,10 +191,3 @@ class CheckRow:
             for name in TERMS
             if not math.isnan(getattr(self.measured, name))
         }
-
-
-@dataclass(frozen=True)
-class Checked:
-    """All cells of a forecast that was checked by a measurement."""
-
-    rows: tuple[CheckRow, ...]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from profiler.stats import student_t
+from profiler.stats import NORMAL_90, student_t
 
 PRIOR_SOURCES = 3.0
 """A wider group of figures counts as at most this many sources of a narrower one."""
@@ -57,5 +57,5 @@ class SourceSpread:
         return self.mean - half, self.mean + half
 
 
-NO_SOURCES = SourceSpread(0.0, (math.log(2) / 1.645) ** 2, 1.0)
+NO_SOURCES = SourceSpread(0.0, (math.log(2) / NORMAL_90) ** 2, 1.0)
 """The spread before any figure, as weak as one source: nine in ten within a factor of two, as calculators err."""

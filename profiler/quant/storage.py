@@ -156,13 +156,11 @@ def _bnb_4bit(module: Any) -> StoredWeight:
         default_dtype = torch.float32
     compute_dtype = torch.bfloat16 if fused else module.compute_dtype or default_dtype
     rows = None if fused else four_bit_rows(device, compute_dtype, module.in_features, module.out_features)
-    return StoredWeight(
-        format=weight.quant_type,
-        in_features=module.in_features,
-        out_features=module.out_features,
-        weight_bytes=weight_bytes,
-        bias_bytes=_bias_bytes(module),
-        compute_dtype=compute_dtype,
+    return _stored_as(
+        weight.quant_type,
+        module,
+        weight_bytes,
+        compute_dtype,
         dense_from_rows=rows.dense_from if rows else None,
         fused_rows=rows.fused if rows else (),
     )
@@ -272,14 +270,7 @@ def _bnb_int8(module: Any) -> StoredWeight:
     weight_bytes = module.in_features * module.out_features + module.out_features * _FLOAT32_BYTES
     if weight.device.type != "meta" and scales is not None:
         weight_bytes = storage_bytes([weight.data if integers is None else integers, scales])
-    return StoredWeight(
-        format="int8",
-        in_features=module.in_features,
-        out_features=module.out_features,
-        weight_bytes=weight_bytes,
-        bias_bytes=_bias_bytes(module),
-        compute_dtype=torch.int8,
-    )
+    return _stored_as("int8", module, weight_bytes, torch.int8)
 
 
 def _packed(module: Any) -> StoredWeight:
@@ -288,14 +279,8 @@ def _packed(module: Any) -> StoredWeight:
     tensors.pop("bias", None)
     floats = [tensor.dtype for tensor in tensors.values() if tensor.is_floating_point() and tensor.itemsize > 1]
     class_name = type(module).__name__.lower()
-    return StoredWeight(
-        format=next((method for method in ("gptq", "awq", "marlin", "exllama") if method in class_name), "packed"),
-        in_features=module.in_features,
-        out_features=module.out_features,
-        weight_bytes=storage_bytes(tensors.values()),
-        bias_bytes=_bias_bytes(module),
-        compute_dtype=floats[0] if floats else torch.float16,
-    )
+    method = next((method for method in ("gptq", "awq", "marlin", "exllama") if method in class_name), "packed")
+    return _stored_as(method, module, storage_bytes(tensors.values()), floats[0] if floats else torch.float16)
 
 
 def _gguf(module: Any) -> StoredWeight:
@@ -303,15 +288,8 @@ def _gguf(module: Any) -> StoredWeight:
 
     It multiplies up to 8 rows by the blocks directly, and more rows by a dense copy, one part at a time.
     """
-    return StoredWeight(
-        format="gguf",
-        in_features=module.in_features,
-        out_features=module.out_features,
-        weight_bytes=storage_bytes([module.weight]),
-        bias_bytes=_bias_bytes(module),
-        compute_dtype=torch.float32,
-        dense_from_rows=_GGUF_FUSED_ROWS + 1,
-    )
+    weight_bytes = storage_bytes([module.weight])
+    return _stored_as("gguf", module, weight_bytes, torch.float32, dense_from_rows=_GGUF_FUSED_ROWS + 1)
 
 
 _GGUF_FUSED_ROWS = 8
@@ -340,13 +318,11 @@ def _torchao(module: Any) -> StoredWeight:
     weight = module.weight
     name = type(weight).__name__
     quantised_inputs = getattr(weight, "act_quant_kwargs", None) is not None
-    return StoredWeight(
-        format=_TORCHAO_FORMATS.get(name, name),
-        in_features=module.in_features,
-        out_features=module.out_features,
-        weight_bytes=storage_bytes([weight]),
-        bias_bytes=_bias_bytes(module),
-        compute_dtype=weight.qdata.dtype if quantised_inputs else weight.dtype,
+    return _stored_as(
+        _TORCHAO_FORMATS.get(name, name),
+        module,
+        storage_bytes([weight]),
+        weight.qdata.dtype if quantised_inputs else weight.dtype,
         dense_from_rows=1 if name in _CAST_AT_EACH_CALL and not quantised_inputs else None,
     )
 
@@ -358,6 +334,13 @@ _TORCHAO_FORMATS = {
     "Int4OpaqueTensor": "int4wo",
     "Int4TilePackedTo4dTensor": "int4wo",
 }
+
+
+def _stored_as(
+    format_: str, module: Any, weight_bytes: int, compute_dtype: torch.dtype, **dense_rows: Any
+) -> StoredWeight:
+    sizes = module.in_features, module.out_features
+    return StoredWeight(format_, *sizes, weight_bytes, _bias_bytes(module), compute_dtype, **dense_rows)
 
 
 def _bias_bytes(module: Any) -> int:

@@ -23,7 +23,7 @@ _GENAI_PERF_KEYS = ("perf_analyzer", "formatted_model_name")
 
 def read_aiperf(records: Sequence[Record]) -> ForeignFile | None:
     """The figures of an export; None for another tool's file. Raises RequestError for a broken export."""
-    first = records[0] if records else {}
+    first = records[0]
     if not first.keys() >= _KEYS or not isinstance(first["request_latency"], Mapping):
         return None
     is_genai_perf = any(inner(first, "input_config", key) is not None for key in _GENAI_PERF_KEYS)

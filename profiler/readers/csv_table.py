@@ -29,7 +29,7 @@ _Number = TypeVar("_Number", bound=float)
 
 def read_csv_table(records: Sequence[Record]) -> ForeignFile | None:
     """The figures of a table; None if it lacks the columns. Raises RequestError naming the broken row."""
-    first = records[0] if records else {}
+    first = records[0]
     if not first.keys() >= _REQUIRED or not any(name in first for name in _TIMES):
         return None
     rows = [number for number, record in enumerate(records, 1) if record.get("status") in (None, "", "ok")]

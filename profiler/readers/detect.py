@@ -28,7 +28,10 @@ from profiler.units import plain, visible_in
 
 @dataclass(frozen=True)
 class Reader:
-    """A kind of result file: its name for messages, and its reader, which returns None for another kind."""
+    """A kind of result file: its name for messages, and its reader, which returns None for another kind.
+
+    A reader gets at least one record.
+    """
 
     tool: str
     read: Callable[[list[Record]], ForeignFile | None]

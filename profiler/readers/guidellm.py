@@ -10,7 +10,7 @@ from profiler.readers.serving import served
 
 def read_guidellm(records: Sequence[Record]) -> ForeignFile | None:
     """The figures of a file of GuideLLM; None for another tool's file. Raises RequestError for a broken file."""
-    first = records[0] if records else {}
+    first = records[0]
     benchmarks = first.get("benchmarks")
     if (
         not isinstance(benchmarks, list)

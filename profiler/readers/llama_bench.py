@@ -77,7 +77,7 @@ _COVERAGE = 2.0
 
 def read_llama_bench(records: Sequence[Record]) -> ForeignFile | None:
     """The figures of a file of llama-bench; None for another tool's file. Raises RequestError for a broken file."""
-    first = records[0] if records else {}
+    first = records[0]
     if {"model_type", "n_prompt", "n_gen", "avg_ns"} <= first.keys():
         return _file(records, _figure, created=str(first.get("test_time") or ""))
     if {"model", "test", "t/s"} <= first.keys():

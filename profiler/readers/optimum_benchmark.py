@@ -29,7 +29,7 @@ _TOOL = "optimum-benchmark"
 
 def read_optimum_benchmark(records: Sequence[Record]) -> ForeignFile | None:
     """The figures of a file of optimum-benchmark; None for another tool's file. Raises RequestError if it is broken."""
-    first = records[0] if records else {}
+    first = records[0]
     report, config = (first["report"], first.get("config") or {}) if "report" in first else (first, {})
     if not isinstance(report, Mapping) or not any(inner(report, name, "latency") for name in ("prefill", "decode")):
         return None

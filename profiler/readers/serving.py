@@ -20,7 +20,7 @@ _LOAD = ("request_rate", "burstiness", "max_concurrency")
 
 def read_vllm_serving(records: Sequence[Record]) -> ForeignFile | None:
     """The figures of a serving benchmark; None for another tool's file. Raises RequestError for a broken file."""
-    first = records[0] if records else {}
+    first = records[0]
     if not first.keys() >= _KEYS:
         return None
     is_sglang = "random_input_len" in first or "sharegpt_output_len" in first

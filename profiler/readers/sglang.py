@@ -20,7 +20,7 @@ _SERVED = {"latency", "input_throughput", "output_throughput"}
 
 def read_sglang(records: Sequence[Record]) -> ForeignFile | None:
     """The figures of a file of either; None for another tool's file. Raises RequestError for a broken file."""
-    keys = records[0].keys() if records else set()
+    keys = records[0].keys()
     if keys >= _SHAPE | _OFFLINE:
         name, figures = "SGLang bench_one_batch", _offline
     elif keys >= _SHAPE | _SERVED:

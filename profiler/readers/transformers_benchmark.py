@@ -38,7 +38,7 @@ def read_transformers_benchmark(records: Sequence[Record]) -> ForeignFile | None
 
     The file maps the hash of a configuration to a result with `metadata`, `config` and `measurements`.
     """
-    first_result = next(iter(records[0].values()), None) if records else None
+    first_result = next(iter(records[0].values()), None)
     if not isinstance(first_result, Mapping) or inner(first_result, "measurements", "e2e_latency") is None:
         return None
     results = [item for record in records for item in record.values()]

@@ -12,7 +12,7 @@ _THROUGHPUT = {"elapsed_time", "num_requests", "requests_per_second", "tokens_pe
 
 def read_vllm(records: Sequence[Record]) -> ForeignFile | None:
     """The figures of a file of `vllm bench`; None for another tool's file. Raises RequestError for a broken file."""
-    first = records[0] if records else {}
+    first = records[0]
     if first.keys() >= _LATENCY:
         return ForeignFile("", "vllm bench latency", figures_of(_latency(record) for record in records))
     if first.keys() >= _THROUGHPUT:

@@ -137,7 +137,7 @@ def _planned(
     work, weights = counted.work, counted.weight_bytes
     path = path_of(engine, counted.attention)
     batches = np.arange(1, MOST_BATCH + 1, dtype=np.int64)
-    cores = [op for op in work.operators if isinstance(op, AttentionCore)]
+    cores = work.of_kind(AttentionCore)
     phase_work: dict[Phase, WorkAt] = {}
     exchanged_s: dict[Phase, Array] = {}
     steps: dict[Phase, StepArrays] = {}
@@ -209,17 +209,14 @@ def _ends(seconds: Range) -> tuple[Array, Array, Array]:
 
 
 def _range(plan: Planned, phase: Phase, sheet: Datasheet, largest: int, host: float) -> Range:
-    work = plan.work[phase]
     query = plan.prompt_len if phase == "prefill" else 1
     low_s, typical_s, high_s = (np.zeros(largest) for _ in range(3))
     families = np.array([family_of(plan.format, int(batch), query) for batch in plan.batches[:largest]], dtype=object)
+    peak = peak_of(sheet, plan.format)
+    steps = card_steps(sheet, plan.work[phase], plan.batches, peak=peak, layers=plan.layers, host_index=host)
     for family in set(families):
         chosen = np.flatnonzero(families == family)
-        steps = card_steps(
-            sheet, work.at(chosen), plan.batches[chosen], peak=peak_of(sheet, plan.format), layers=plan.layers,
-            host_index=host,
-        )  # fmt: skip
-        part = attained(plan.engine, str(family)).range_s(steps, phase)
+        part = attained(plan.engine, str(family)).range_s(steps.at(chosen), phase)
         exchanged_s = plan.exchanged_s[phase][chosen]
         for whole, seconds in zip((low_s, typical_s, high_s), _ends(part), strict=True):
             whole[chosen] = seconds + exchanged_s

@@ -15,7 +15,6 @@ DOCUMENTS: frozenset[Medium] = frozenset({"html", "markdown"})
 TERMINAL: frozenset[Medium] = frozenset({"terminal"})
 HTML: frozenset[Medium] = frozenset({"html"})
 MARKDOWN: frozenset[Medium] = frozenset({"markdown"})
-SCREENS: frozenset[Medium] = frozenset({"terminal", "html"})
 TextStyle = Literal["plain", "dim", "warning", "paragraph"]
 
 

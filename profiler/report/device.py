@@ -118,7 +118,7 @@ def _gpu(gpu: Datasheet) -> list[str]:
         gpu.gpu + (" ?" if _SHOWN.intersection(gpu.uncertain) else ""),
         f"{gpu.memory_bytes / 2**30:.0f}",
         f"{gpu.bandwidth_bytes_per_s / 1e9:.0f}",
-        *map(_tera, peaks),
+        *(_shown(_in_tera(peak)) for peak in peaks),
         significant(best16 / gpu.bandwidth_bytes_per_s) if best16 else "-",
         f"{gpu.tdp_w:.0f}",
     ]
@@ -162,10 +162,6 @@ def _roof(name: str, unit: str, roof: Roof, sheet: float | None) -> list[str]:
         str(roof.samples),
         roof.method,
     ]
-
-
-def _tera(value: float | None) -> str:
-    return significant(value / 1e12) if value else "-"
 
 
 def health_lines(devices: Sequence[DeviceHealth]) -> list[str]:

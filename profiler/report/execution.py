@@ -11,7 +11,7 @@ from profiler.judge.cells import CellEvidence
 from profiler.quant.registry import tried_formats
 from profiler.report.selection import evidence_of, first_engine
 from profiler.store.folder import Run
-from profiler.units import duration, percent, scaled
+from profiler.units import duration, percent, saving, scaled
 
 RAN_COLUMNS = ("part", "what ran here", "tried in its place")
 
@@ -118,7 +118,7 @@ def _of_first_engine(run: Run, name: str) -> bool:
 def _instead(evidence: CellEvidence | None, *variants: str) -> str:
     """Return what each tried variant saves or costs; empty if none was tried."""
     return "; ".join(
-        f"{lever.change} {'saves' if lever.saves_s > 0 else 'costs'} {duration(abs(lever.saves_s))}"
+        f"{lever.change} {saving(lever.saves_s)}"
         for lever in (evidence.levers if evidence else ())
         if lever.basis == "tried" and lever.change in variants
     )

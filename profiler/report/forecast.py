@@ -9,16 +9,14 @@ from dataclasses import dataclass, replace
 
 from rich.console import Console
 
-from profiler.grid.cells import Phase
-from profiler.json_document import Document
+from profiler.json_document import Document, view
 from profiler.judge.breakdown import TERM_NAMES
-from profiler.predict.result import Answer, Checked, CheckRow, ForecastCell, ForecastError
+from profiler.predict.result import BETWEEN_CELLS, Answer, CheckRow, ForecastCell, ForecastError, StepShape
 from profiler.report.blocks import Lines, Sentences, TextTable, text_table
 from profiler.report.terminal import MOST_ROWS, print_blocks
 from profiler.units import duration, percent, significant
 
 FORECAST_COLUMNS = ("cell", "time", "nine in ten", "tokens/s", "waits for", "basis")
-_MEASURED = "between measured cells"
 
 
 def error_sentence(error: ForecastError) -> str:
@@ -54,7 +52,7 @@ def forecast_table(cells: Sequence[ForecastCell]) -> tuple[TextTable, list[str]]
     rows = []
     for cell in cells:
         marks = []
-        for text in [] if cell.basis == _MEASURED else cell.basis.split("; "):
+        for text in [] if cell.basis == BETWEEN_CELLS else cell.basis.split("; "):
             if text not in assumptions:
                 assumptions.append(text)
             marks.append(f"[{assumptions.index(text) + 1}]")
@@ -82,13 +80,13 @@ def print_forecast(answer: Answer, console: Console) -> None:
 CHECK_COLUMNS = ("cell", "forecast", "measured", "off", "inside", "largest error by term")
 
 
-def print_check(checked: Checked, console: Console) -> None:
+def print_check(checked: Sequence[CheckRow], console: Console) -> None:
     """Print forecast and measured times next to each other, with the term that has the largest error."""
-    off = statistics.median(abs(row.error) for row in checked.rows) if checked.rows else math.nan
-    inside = sum(row.inside for row in checked.rows)
-    head = f"Checked: median {_share(off)} off; {inside} of {len(checked.rows)} inside their intervals."
+    off = statistics.median(abs(row.error) for row in checked) if checked else math.nan
+    inside = sum(row.inside for row in checked)
+    head = f"Checked: median {_share(off)} off; {inside} of {len(checked)} inside their intervals."
     rows = []
-    for row in checked.rows:
+    for row in checked:
         term, seconds = max(row.terms.items(), key=lambda item: abs(item[1]), default=("", 0.0))
         rows.append(
             (
@@ -105,13 +103,9 @@ def print_check(checked: Checked, console: Console) -> None:
 
 
 @dataclass(frozen=True)
-class CheckedForecast:
+class CheckedForecast(StepShape):
     """A forecast cell next to its measurement."""
 
-    phase: Phase
-    batch_size: int
-    prompt_len: int
-    context_len: int
     forecast_s: float
     measured_s: float
     error: float
@@ -140,32 +134,11 @@ class ForecastDocument(Document):
     """Only with `--check`."""
 
 
-def forecast_document(answer: Answer, checked: Checked | None = None) -> ForecastDocument:
+def forecast_document(answer: Answer, checked: Sequence[CheckRow] | None) -> ForecastDocument:
     """Return the document of a forecast, with the check of its cells if there was one."""
-    return ForecastDocument(
-        source=answer.source,
-        model=answer.model,
-        precision=answer.precision,
-        on=answer.on,
-        how=answer.how,
-        error=answer.error,
-        beyond=answer.beyond,
-        cells=answer.cells,
-        notes=answer.notes,
-        check=None if checked is None else [_checked_cell(row) for row in checked.rows],
-    )
+    return view(ForecastDocument, answer, check=None if checked is None else [_checked_cell(row) for row in checked])
 
 
 def _checked_cell(row: CheckRow) -> CheckedForecast:
-    cell = row.forecast
-    return CheckedForecast(
-        cell.phase,
-        cell.batch_size,
-        cell.prompt_len,
-        cell.context_len,
-        forecast_s=cell.latency_s,
-        measured_s=row.measured.latency_s,
-        error=row.error,
-        inside=row.inside,
-        terms=row.terms,
-    )
+    seconds = {"forecast_s": row.forecast.latency_s, "measured_s": row.measured.latency_s}
+    return view(CheckedForecast, row.forecast, error=row.error, inside=row.inside, terms=row.terms, **seconds)

@@ -139,7 +139,7 @@ def _(block: BreakdownChart) -> Markup:
     measured = block.run.measured
     bars = breakdown_bars(measured, _MOST_BARS_A_PHASE)
     note = f"{len(bars)} of {len(measured)} cells; all are in cells.csv." if len(bars) < len(measured) else ""
-    terms = [(css_name(term), TERM_NAMES[term]) for term in terms_of(bars)]
+    terms = [(term.removesuffix("_s"), TERM_NAMES[term]) for term in terms_of(bars)]
     return _macro("bars", terms=terms, bars=_drawn_bars(bars), note=note)
 
 
@@ -156,6 +156,7 @@ def _(block: ShellCommand) -> Markup:
 @dataclass(frozen=True)
 class _Part:
     css: str
+    """The term's class in style.css."""
     left: float
     width: float
     """Position, in percent of the bar."""
@@ -173,11 +174,6 @@ class _Bar:
         return ", ".join(part.words for part in self.parts)
 
 
-def css_name(term: str) -> str:
-    """Return a term's class in style.css."""
-    return term.removesuffix("_s")
-
-
 def _drawn_bars(bars: Sequence[BreakdownBar]) -> list[_Bar]:
     """Time breakdowns of cells, all on one scale."""
     low = min((segment.start for bar in bars for segment in bar.segments), default=0.0)
@@ -189,7 +185,7 @@ def _drawn_bars(bars: Sequence[BreakdownBar]) -> list[_Bar]:
             duration(bar.result.latency_s),
             tuple(
                 _Part(
-                    css_name(segment.term),
+                    segment.term.removesuffix("_s"),
                     percent * (segment.start - low),
                     percent * abs(segment.share),
                     f"{segment.name} {100 * segment.share:.1f} %",

@@ -11,7 +11,7 @@ from profiler.judge.engine_differences import PART_NAMES, GenerateOverhead
 from profiler.judge.padding import RaggedStep
 from profiler.stats import CLAIM_VISITS
 from profiler.store.folder import Run
-from profiler.units import duration, percent, scaled, signed_duration
+from profiler.units import duration, percent, saving, scaled, signed_duration
 
 _LINKS = {
     "disk": "its weights from the disk",
@@ -78,8 +78,7 @@ def _saves_s(run: Run, engine: str) -> tuple[float, float]:
 
 def _break_even_line(start: FreshStart, first: str, name: str, shape: str, saves_s: tuple[float, float]) -> str:
     baseline, calls = start.engines[first], start.engines[name]
-    once_s = calls.preparation_s + calls.first_s - calls.second_s
-    saving_s = baseline.second_s - calls.second_s
+    once_s, saving_s = calls.once_s, baseline.second_s - calls.second_s
     if not all(saving_s * bound_s > 0 for bound_s in saves_s):
         return (
             f"{name} takes {duration(once_s)} once; after how many requests of {shape} it pays off is not known: its"
@@ -123,11 +122,7 @@ def _ragged_step_lines(step: RaggedStep, latency_s: float) -> Iterator[str]:
         yield f"{shape}: {percent(step.padding)} of the positions are padding; {lost}; {useful}; {_mask(step)}"
     else:
         yield f"{shape}: {lost}, which reads it again; {_mask(step)}; {_waiting(step)}"
-    ways = [
-        f"{lever.change} {'saves' if lever.saves_s >= 0 else 'costs'} {duration(abs(lever.saves_s))}"
-        f" ({lever.basis}: {lever.because})"
-        for lever in step.ways
-    ]
+    ways = [f"{lever.change} {saving(lever.saves_s)} ({lever.basis}: {lever.because})" for lever in step.ways]
     if ways:
         yield f"of {'a' if step.phase == 'prefill' else 'that'} {word}: {'; '.join(ways)}"
 

@@ -1,4 +1,4 @@
-"""Data of a roofline chart: roofs and points with their labels."""
+"""Data of a roofline chart: roofs, cells with their labels, and the operator groups of a step."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from profiler.facts.roofs import RESIDENT_GAIN, CurvePoint, Roof
 from profiler.grid.cells import CellKey
 from profiler.judge.cells import CellResult
 from profiler.judge.roof_range import weight_read_share
-from profiler.report.selection import evenly
+from profiler.report.selection import evenly, selected_cells
 from profiler.store.document import CeilingsRecord
 from profiler.store.folder import Run
+from profiler.store.operators_csv import OPERATORS_FILE, replayed_operators
 from profiler.units import duration, percent, scaled, significant
 
 RoofKind = Literal["measured", "other", "datasheet", "link", "cache"]
@@ -132,3 +133,43 @@ def _tooltip(result: CellResult) -> str:
         f"{result.key.name}: {duration(result.latency_s)}, {significant(result.tokens_per_s)} tokens/s,"
         f" {significant(result.intensity)} FLOP/byte, {scaled(result.flops_per_s, 'FLOP/s')}{judged}"
     )
+
+
+@dataclass(frozen=True)
+class GroupPoint:
+    """One group of operators in a step: its work, and the time of its kernels when they are replayed."""
+
+    group: str
+    flops: float
+    nbytes: float
+    seconds: float
+
+    @property
+    def intensity(self) -> float:
+        """Model FLOPs per model byte."""
+        return self.flops / self.nbytes
+
+    @property
+    def flops_per_s(self) -> float:
+        """Achieved by the replayed kernels."""
+        return self.flops / self.seconds
+
+
+def group_points(run: Run) -> dict[CellResult, list[GroupPoint]]:
+    """Return the groups with FLOPs and a replayed time, for the smallest and the largest cell of each phase.
+
+    Empty for an old run, which has no operators.csv. Raises RunError if that file is damaged.
+    """
+    if not (run.folder / OPERATORS_FILE).exists():
+        return {}
+    cells = {cell.key: cell for cell in selected_cells(run)}
+    sums: dict[CellKey, dict[str, list[float]]] = {}
+    for key, item, replayed_s in replayed_operators(run.folder):
+        if key in cells and item.flops:
+            amounts = sums.setdefault(key, {}).setdefault(item.group, [0.0, 0.0, 0.0])
+            amounts[0] += float(item.flops)
+            amounts[1] += float(item.model_bytes)
+            amounts[2] += replayed_s
+    return {
+        cells[key]: [GroupPoint(group, *amounts) for group, amounts in groups.items()] for key, groups in sums.items()
+    }

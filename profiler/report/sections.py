@@ -32,9 +32,8 @@ from profiler.report.blocks import (
 from profiler.report.execution import RAN_COLUMNS, ran_rows, trial_cell
 from profiler.report.forecast import answer_sentences, forecast_table
 from profiler.report.glossary import footnotes
-from profiler.report.operator_points import group_points
 from profiler.report.optional_sections import cold_lines, generate_lines, ragged_lines
-from profiler.report.roofline_data import cell_points, roof_lines
+from profiler.report.roofline_data import cell_points, group_points, roof_lines
 from profiler.report.selection import MOST_SIZES, evenly, of_all
 from profiler.report.sentences import (
     NO_NUMBER,

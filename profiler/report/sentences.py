@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from profiler.data.links import Link
-from profiler.facts.packed_batches import BatchTimes
+from profiler.facts.measurements import BatchTimes
 from profiler.facts.roofs import Roof, memory_roof
 from profiler.grid.cells import CellKey
 from profiler.judge.cells import CellEvidence, EngineDifference
@@ -152,11 +152,6 @@ def no_claim_lines(run: Run) -> list[str]:
         cells = several(once, "cell has", "cells have")
         lines.append(f"{cells} only one visit of an engine: no difference is claimed; a larger --budget gives more")
     return lines
-
-
-def saving(item: EngineDifference) -> str:
-    """Return `saves 3.2 ms` or `costs 0.4 ms`."""
-    return f"{'saves' if item.saves_s >= 0 else 'costs'} {duration(abs(item.saves_s))}"
 
 
 def interval(item: EngineDifference) -> str:

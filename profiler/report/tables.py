@@ -16,9 +16,9 @@ from profiler.judge.cells import CellEvidence, CellResult
 from profiler.judge.module_times import GroupTime
 from profiler.report.breakdown_bars import WORTH_SHOWING
 from profiler.report.selection import evidence_of, half_width, selected_cells
-from profiler.report.sentences import engine_claims, interval, saving
+from profiler.report.sentences import engine_claims, interval
 from profiler.store.folder import Run
-from profiler.units import duration, percent, scaled, significant
+from profiler.units import duration, percent, saving, scaled, significant
 
 TableRow = list[str]
 
@@ -136,7 +136,7 @@ def engine_rows(run: Run) -> list[TableRow]:
         [
             replace(item.key, cell=replace(item.key.cell, engine=item.against)).name,
             item.engine,
-            saving(item),
+            saving(item.saves_s),
             interval(item),
             ", ".join(where_it_lies(item)),
         ]

@@ -19,15 +19,11 @@ from profiler.store.folder import Run
 from profiler.store.writer import replace_file
 from profiler.units import utc_minute
 
-Guard = Callable[[str], AbstractContextManager[None]]
+Guard = Callable[[str], AbstractContextManager[object]]
 """Returns the context in which a named file is written; the context may tolerate failures."""
 
 
-def _unguarded(_name: str) -> AbstractContextManager[None]:
-    return nullcontext()
-
-
-def write_reports(runs: Sequence[Run], guard: Guard = _unguarded, pictures: Sequence[str] = STANDARD.pictures) -> None:
+def write_reports(runs: Sequence[Run], guard: Guard = nullcontext, pictures: Sequence[str] = STANDARD.pictures) -> None:
     """Write report.html and report.md into each run's folder, and the pictures where a cell has a number."""
     for run in runs:
         drawn = pictures if run.document.evidence else pictures[:1]
@@ -38,7 +34,7 @@ def write_reports(runs: Sequence[Run], guard: Guard = _unguarded, pictures: Sequ
         write_pages(run, guard, draw="roofline" in pictures)
 
 
-def write_pages(run: Run, guard: Guard = _unguarded, *, draw: bool = True) -> None:
+def write_pages(run: Run, guard: Guard = nullcontext, *, draw: bool = True) -> None:
     """Write report.html and report.md into a run's folder; without pictures in the page unless `draw`."""
     with guard("report.html"):
         replace_file(run.folder / "report.html", html_report(run, draw=draw))

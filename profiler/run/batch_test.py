@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from profiler.counting.floor import floor_s
 from profiler.counting.memory_need import memory_need
 from profiler.counting.meta import path_here
 from profiler.counting.operators import ModelWork
@@ -102,8 +103,8 @@ def _expected_visit_s(work: ModelWork, cell: Cell, roofs: _Roofs) -> float:
     seconds = 0.0
     for key in cell.keys:
         step = work.work(Step.of(key))
-        floor_s = max(float(step.model_flops) / roofs.flops_per_s, float(step.model_bytes) / roofs.bytes_per_s)
-        seconds += floor_s * (2 if key.phase == "prefill" else cell.decode_steps)
+        least_s = floor_s(float(step.model_flops), float(step.model_bytes), roofs.flops_per_s, roofs.bytes_per_s)
+        seconds += least_s * (2 if key.phase == "prefill" else cell.decode_steps)
     return seconds / USUAL_ATTAINED
 
 
@@ -111,12 +112,6 @@ def _predicted_knee(work: ModelWork, key: CellKey, roofs: _Roofs) -> float | Non
     """The batch from which such a step's FLOPs take longer than its bytes at these roofs; None if there is none."""
     step = Step.of(key)
     one, two = work.work(replace(step, batch=1)), work.work(replace(step, batch=2))
-    return crossover(
-        float(one.model_flops),
-        float(one.model_bytes),
-        float(two.model_flops - one.model_flops),
-        float(two.model_bytes - one.model_bytes),
-        roofs.flops_per_s,
-        roofs.bytes_per_s,
-        1.0,
-    )
+    smaller = (1.0, float(one.model_flops), float(one.model_bytes))
+    larger = (2.0, float(two.model_flops), float(two.model_bytes))
+    return crossover(smaller, larger, roofs.flops_per_s, roofs.bytes_per_s)

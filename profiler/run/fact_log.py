@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from profiler.device.machine import Machine
-from profiler.facts.fact import Fact
-from profiler.facts.merged import MergedFacts
+from profiler.facts.fact import Fact, MergedFacts
 from profiler.facts.operators import OperatorWork
 from profiler.facts.run_facts import Facts
 from profiler.grid.cells import Cell, CellKey
@@ -14,7 +13,7 @@ from profiler.judge.cells import CellResult
 from profiler.judge.judge_run import judge_cells
 from profiler.store.document import RunDocument
 from profiler.store.folder import facts_of
-from profiler.store.writer import RunStore
+from profiler.store.writer import RunStore, write_cells
 
 # Writing the table during a sweep may take this share of its wall time.
 _TABLE_SHARE = 0.05
@@ -66,6 +65,6 @@ class FactLog:
         start_s = self._machine.now_s()
         self._rows |= judge_cells(self.facts, self._changed)
         self._changed.clear()
-        self._store.write_cells([self._rows[key] for key in self.facts.grid.keys])
+        write_cells(self._store.folder, [self._rows[key] for key in self.facts.grid.keys])
         end_s = self._machine.now_s()
         self._next_table_s = end_s + (end_s - start_s) * (1 / _TABLE_SHARE - 1)

@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from profiler.facts.dispatch import dispatch_seconds
-from profiler.facts.measurements import Activity, AfterIdle, FreshStart, Quality
-from profiler.facts.packed_batches import PackedBatches
+from profiler.facts.measurements import Activity, AfterIdle, FreshStart, PackedBatches, Quality
 from profiler.facts.telemetry import health
 from profiler.facts.visits import Visit
 from profiler.grid.cells import Cell

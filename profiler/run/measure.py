@@ -9,8 +9,7 @@ from pathlib import Path
 
 from profiler.device.contention import Neighbours
 from profiler.device.telemetry import Watch
-from profiler.facts.measurements import Readings, Replays
-from profiler.facts.packed_batches import PackedBatches
+from profiler.facts.measurements import PackedBatches, Readings, Replays
 from profiler.facts.roofs import swing
 from profiler.facts.visits import Gap, Visit
 from profiler.grid.cells import PHASES, Cell, CellKey

@@ -17,9 +17,8 @@ from profiler.device.telemetry import idle_power_w, source_for
 from profiler.engines.registry import ENGINES
 from profiler.errors import DeviceError, RankError, RunError
 from profiler.facts.contention import Contention
-from profiler.facts.fact import Fact
+from profiler.facts.fact import Fact, MergedFacts
 from profiler.facts.measurements import CellPeak, PredictedPeaks
-from profiler.facts.merged import MergedFacts
 from profiler.judge.cells import CellResult
 from profiler.loading.meta_model import quiet_libraries
 from profiler.measure.subject import Subject
@@ -39,7 +38,7 @@ from profiler.run.validate import Prepared, prepare
 from profiler.run.warnings import OWN_CORES, device_warnings, model_warnings
 from profiler.store.document import HealthRecord, RunDocument
 from profiler.store.folder import Run, read_document, read_gathered, read_results, refuse_another
-from profiler.store.writer import RunStore
+from profiler.store.writer import RunStore, write_config, write_document, write_operators
 
 
 def profile(model: str | None = None, *, listener: Listener | None = None, **options: Any) -> Run:
@@ -161,7 +160,7 @@ def _execute(
     if ended is None or isinstance(ended, KeyboardInterrupt):
         forecast_missing_cells(session)
     document = replace(_closing(document, subject, stages), ended_by=str(ended or ""))
-    store.write_document(document)
+    write_document(store.folder, document)
     del ledger, session, subject  # the folder has their content, and judging needs the memory
     if ended:
         clear_frames(ended.__traceback__)  # the traceback's frames hold them as well
@@ -177,7 +176,7 @@ def _execute(
 
     write_reports([run], guard, prepared.effort.pictures)
     if len(stages.missing) > len(document.missing):
-        store.write_document(replace(document, missing=tuple(stages.missing)))
+        write_document(store.folder, replace(document, missing=tuple(stages.missing)))
         run = judge_folder(store.folder, finished=ended is None)
         write_pages(run, guard, draw="roofline" in prepared.effort.pictures)
     if ended:
@@ -195,14 +194,14 @@ def _opened(
         earlier = read_document(prepared.out)
         refuse_another(earlier, document)
         gathered, rows = read_gathered(prepared.out, earlier), _earlier_rows(prepared.out)
-    store.write_document(document)
-    store.write_config(config_of(prepared))
+    write_document(store.folder, document)
+    write_config(store.folder, config_of(prepared))
     operators = {key: subject.operators_of(key) for key in prepared.grid.keys}
     ledger = FactLog(store, subject.machine, document, operators, gathered)
     peaks = tuple(CellPeak(cell, subject.predicted_peak(cell)) for cell in prepared.grid.cells)
     for fact in (*known, PredictedPeaks(peaks)):
         ledger.add(fact)
-    store.write_operators(ledger.facts)
+    write_operators(store.folder, ledger.facts)
     ledger.begin(rows)
     return ledger
 

@@ -233,7 +233,7 @@ def _vllm_requirements(prepared: Prepared, loaded: LoadedModel, work: ModelWork,
 
 def _cache_bytes(work: ModelWork, grid: Grid) -> int:
     """Bytes of a paged cache, in blocks of up to `_BLOCK` tokens, that holds any cell of the grid."""
-    cores = [operator for operator in work.operators if isinstance(operator, AttentionCore)]
+    cores = work.of_kind(AttentionCore)
     token_bytes = sum(core.count * core.cached_elements * core.itemsize for core in cores)
     blocks = max(cell.batch_size * -(-(cell.slots + _AHEAD) // _BLOCK) for cell in grid.cells)
     return int(_CACHE_MARGIN * (blocks + 1) * _BLOCK * token_bytes)

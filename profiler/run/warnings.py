@@ -59,7 +59,7 @@ def model_warnings(subject: Subject, ceilings: Ceilings) -> list[str]:
             )
     warnings += health_warnings(info, ceilings)
     quant = subject.request.quant
-    weights = [op.weight for op in work.operators if isinstance(op, Linear)]
+    weights = [op.weight for op in work.of_kind(Linear)]
     linears = [weight for weight in weights if weight.dense_from_rows == 1 and not weight.fused_rows]
     if quant != "none" and linears:
         warnings.append(

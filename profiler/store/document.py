@@ -9,8 +9,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from profiler.data.links import Link
-from profiler.facts.measurements import Activity, AfterIdle, FreshStart, Quality
-from profiler.facts.packed_batches import PackedBatches
+from profiler.facts.measurements import Activity, AfterIdle, FreshStart, PackedBatches, Quality
 from profiler.facts.roofs import Ceilings, CurvePoint, HostPace, Roof, WeightReadRoof
 from profiler.facts.run_facts import DeviceFacts, ModelFacts
 from profiler.facts.scheduler import OwnedModel
@@ -18,6 +17,7 @@ from profiler.facts.step import ExecutionPath
 from profiler.facts.telemetry import TelemetrySummary
 from profiler.grid.cells import Grid, Phase
 from profiler.grid.ragged import Ragged
+from profiler.json_document import view
 from profiler.judge.cells import CellEvidence, EngineDifference, Keyed, columns_of
 from profiler.judge.engine_differences import GenerateOverhead
 from profiler.judge.module_times import GroupTime
@@ -145,15 +145,7 @@ class ActivityRecord(Keyed):
 
     @classmethod
     def of(cls, activity: Activity) -> ActivityRecord:
-        return cls(
-            **columns_of(activity.key),
-            kernels=activity.kernels,
-            busy_s=activity.busy_s,
-            gaps=activity.gaps,
-            gap_s=activity.gap_s,
-            longest_s=activity.longest_s,
-            busy_share=activity.busy_share,
-        )
+        return view(cls, activity, **columns_of(activity.key))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pydantic import TypeAdapter, ValidationError
 
 from profiler.errors import RunError
-from profiler.facts.merged import MergedFacts
+from profiler.facts.fact import MergedFacts
 from profiler.facts.operators import OperatorWork
 from profiler.facts.roofs import Ceilings
 from profiler.facts.run_facts import Facts, ModelFacts

@@ -61,22 +61,6 @@ class RunStore:
                 " the samples before this one are saved."
             ) from None
 
-    def write_document(self, document: RunDocument) -> None:
-        """Replace run.json."""
-        write_document(self.folder, document)
-
-    def write_cells(self, results: Sequence[CellResult]) -> None:
-        """Replace cells.csv."""
-        write_cells(self.folder, results)
-
-    def write_operators(self, facts: Facts) -> None:
-        """Replace operators.csv."""
-        write_operators(self.folder, facts)
-
-    def write_config(self, config: Mapping[str, object]) -> None:
-        """Replace config.json: the model's config, from which other cells can be counted without the model."""
-        replace_file(self.folder / CONFIG_FILE, json.dumps(config, indent=2, sort_keys=True, default=str) + "\n")
-
     def __enter__(self) -> Self:
         return self
 
@@ -103,6 +87,11 @@ def write_cells(folder: Path, results: Sequence[CellResult]) -> None:
 def write_operators(folder: Path, facts: Facts) -> None:
     """Replace operators.csv."""
     replace_file(folder / OPERATORS_FILE, map(str.encode, operators_csv(facts)))
+
+
+def write_config(folder: Path, config: Mapping[str, object]) -> None:
+    """Replace config.json: the model's config, from which other cells can be counted without the model."""
+    replace_file(folder / CONFIG_FILE, json.dumps(config, indent=2, sort_keys=True, default=str) + "\n")
 
 
 def _has_run(folder: Path) -> bool:

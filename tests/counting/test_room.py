@@ -110,10 +110,9 @@ def test_run_skips_exactly_what_does_not_fit(wide_folder: Path, monkeypatch: pyt
 
 
 def test_a_batch_test_ends_at_the_last_batch_that_fits(wide_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    roof = Roof(1e12, 1e12, 1e12, 9, "given")
-    roofs = Ceilings({"bfloat16": roof}, {READ: roof}, 1, beyond_cache=True)
+    compute, memory = (Roof(per_s, per_s, per_s, 9, "given") for per_s in (1e18, 1e12))
+    roofs = Ceilings({"bfloat16": compute}, {READ: memory}, 1, beyond_cache=True)  # no batch is bound by compute
     monkeypatch.setattr(batch_test, "measure_ceilings", lambda *_, **__: roofs)
-    monkeypatch.setattr(batch_test, "_predicted_knee", lambda *_: None)
     options = Options(model=str(wide_folder), prompt_lens=[2048], new_tokens=32, dtype="bfloat16", device="cpu")
     for share, last in ((1.002, 8), (0.998, 4)):
         _room(monkeypatch, share * _tiny_need(wide_folder, 8, 2048, 32))

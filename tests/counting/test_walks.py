@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from profiler.counting import cache as walks
+from profiler.counting import meta
 from profiler.counting.operators import ModelWork
 from profiler.counting.preset_counts import CountedModel
 from profiler.errors import RequestError
@@ -23,13 +24,13 @@ def walked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[ModelS
     """Records the walks that really happen, with an empty cache folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     calls: list[tuple[ModelSource, str, str]] = []
-    walk = walks.walked_model
+    walk = meta.counted_on_meta
 
-    def record(source: ModelSource, dtype: str, quant: str, *more: Any) -> CountedModel:
+    def record(source: ModelSource, dtype: str, quant: str, **more: Any) -> CountedModel:
         calls.append((source, dtype, quant))
-        return walk(source, dtype, quant, *more)
+        return walk(source, dtype, quant, **more)
 
-    monkeypatch.setattr(walks, "walked_model", record)
+    monkeypatch.setattr(meta, "counted_on_meta", record)
     return calls
 
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 import profiler.facts
-from profiler.facts.fact import Fact
-from profiler.facts.merged import MergedFacts
+from profiler.facts.fact import Fact, MergedFacts
 from profiler.grid.cells import Cell, CellKey
 from profiler.store.samples import fact_of, line_of
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from made_facts import CELL, KEY, facts
 
+from profiler.facts.fact import MergedFacts
 from profiler.facts.measurements import Replay, Replays
-from profiler.facts.merged import MergedFacts
 from profiler.facts.operators import REST, Cause, OperatorWork
 from profiler.facts.visits import Visit
 from profiler.grid.cells import CellKey

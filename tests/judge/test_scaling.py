@@ -34,10 +34,7 @@ def points(context: int, batches: list[int], overhead_s: float = 0.0) -> list[Sc
 def test_above_166_tokens_no_batch_of_llama_2_7b_is_compute_bound_on_an_a100() -> None:
     """f / k = ridge: 13.2 GFLOP + 524,288 ctx over 524,288 ctx bytes equals 153 FLOP/byte at 165.8 tokens."""
     known = {
-        context: crossover(
-            *decode(0, context), 2 * WEIGHTS + ATTENTION_FLOPS * context, KV_TOKEN_BYTES * context, A100_P, A100_W
-        )
-        for context in (165, 166)
+        context: crossover((0, *decode(0, context)), (1, *decode(1, context)), A100_P, A100_W) for context in (165, 166)
     }
     assert known[165] is not None
     assert known[166] is None
@@ -45,8 +42,7 @@ def test_above_166_tokens_no_batch_of_llama_2_7b_is_compute_bound_on_an_a100() -
 
 def test_the_knee_at_context_zero_is_the_ridge() -> None:
     """Without a cache the intensity of a decode is the batch, so the knee is P / W = 153."""
-    flops, bytes_ = decode(1, 0)
-    found = crossover(flops, bytes_, 2 * WEIGHTS, 0.0, A100_P, A100_W, 1)
+    found = crossover((1, *decode(1, 0)), (2, *decode(2, 0)), A100_P, A100_W)
     assert found == pytest.approx(A100_P / A100_W)
 
 
@@ -65,7 +61,7 @@ def test_a_slope_of_one_proves_nothing_where_the_cache_rules() -> None:
     result = scaling(points(32_768, [8, 16, 32]), A100_P, A100_W)
     assert all(item.slope > 0.8 for item in result.doublings)
     assert {item.side for item in result.doublings} == {"undecided"}
-    assert not result.ever_compute_bound
+    assert result.knee_predicted is None
     assert any("no batch is ever compute-bound" in sentence for sentence in scaling_sentences(result))
 
 

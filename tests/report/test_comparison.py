@@ -11,7 +11,6 @@ from made_runs import PRECISIONS, key, old_run, result, with_document
 from pages import Page
 
 from profiler.grid.cells import Cell
-from profiler.judge.precisions import precision_sentences
 from profiler.report.console import screen
 from profiler.report.precisions import (
     AGAINST_COLUMNS,
@@ -19,6 +18,7 @@ from profiler.report.precisions import (
     clear_rows,
     difference_rows,
     precision_rows,
+    precision_sentences,
     print_comparison,
 )
 from profiler.report.write import html_comparison, write_comparison, write_reports

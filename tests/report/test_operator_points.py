@@ -10,8 +10,8 @@ import pytest
 from pages import Page
 
 from profiler.errors import RequestError
-from profiler.report.operator_points import group_points
 from profiler.report.plots import draw
+from profiler.report.roofline_data import group_points
 from profiler.report.write import html_report
 from profiler.store.folder import read_run
 

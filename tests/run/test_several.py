@@ -10,8 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from profiler.errors import RequestError
-from profiler.judge.precisions import compare_with_first, precision_sentences
-from profiler.report.precisions import warnings_of
+from profiler.report.precisions import compare_with_first, precision_sentences, warnings_of
 from profiler.report.progress import QuietListener
 from profiler.run.multi_run import run_precisions
 from profiler.run.options import Options

@@ -39,7 +39,7 @@ from profiler.run.pipeline import execute
 from profiler.run.validate import prepare_resume
 from profiler.store.folder import read_document, read_run
 from profiler.store.samples import read_facts_of, read_records
-from profiler.store.writer import RunStore
+from profiler.store.writer import RunStore, write_cells, write_document
 
 GRID = make_grid([2, 4, 8], [1, 2], 6)
 LONG_GRID = make_grid(range(2, 62), [1, 2], 6)
@@ -160,8 +160,8 @@ def test_a_disk_that_is_full_for_whole_files(tmp_path: Path, monkeypatch: pytest
         (tmp_path / "run" / "run.json").write_text("{}")
         monkeypatch.setattr(os, "fsync", lambda fd: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")))
         write = {
-            "cells.csv": lambda: store.write_cells(read_run(SCHEMA_1).results),
-            "run.json": lambda: store.write_document(read_document(SCHEMA_1)),
+            "cells.csv": lambda: write_cells(store.folder, read_run(SCHEMA_1).results),
+            "run.json": lambda: write_document(store.folder, read_document(SCHEMA_1)),
         }
         with pytest.raises(RunError, match=rf"{place} cannot be written: No space left"):
             write[place]()

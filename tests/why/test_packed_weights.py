@@ -11,7 +11,7 @@ from planted_faults import tiny_llama
 from torch import nn
 
 import profiler
-from profiler.facts.packed_batches import BatchTimes
+from profiler.facts.measurements import BatchTimes
 from profiler.measure.dense_twins import (
     BATCHES,
     dense_twins,

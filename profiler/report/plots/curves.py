@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.typing import ColorType
 
 from profiler.errors import RequestError
 from profiler.grid.cells import Phase
@@ -22,6 +22,7 @@ from profiler.report.plots.style import (
     distinct_names,
     first_engine_frame,
     log_axes,
+    panels_in_a_row,
     phases_of,
     short,
     title,
@@ -42,7 +43,7 @@ def throughput(run: Run) -> Figure:
     decode = cells[cells["phase"] == "decode"]
     if not (decode["status"] == "ok").any():
         raise RequestError(f"{run.folder} has no decode step: there is nothing to draw.")
-    figure, (rate, time) = plt.subplots(1, 2, figsize=(11, 4.4))
+    figure, (rate, time) = panels_in_a_row(2, 5.5, 4.4, title(run) + _forecast_note(decode))
     for (depth, line), style in _lines(decode, "context_len"):
         label, line = f"{depth} cached tokens", line.sort_values("batch_size")
         [drawn] = rate.plot(line["batch_size"], line["tokens_per_s"], ls=style.dashes, marker="", label=label)
@@ -52,7 +53,6 @@ def throughput(run: Run) -> Figure:
     log_axes(rate, batches, "batch", "tokens/s")
     log_axes(time, batches, "batch", "time of a decode step, ms")
     rate.legend()
-    figure.suptitle(title(run) + _forecast_note(decode), x=0.01, ha="left", fontsize=12)
     return figure
 
 
@@ -63,15 +63,14 @@ def depth_chart(run: Run) -> Figure:
     """
     cells = with_forecasts(run)
     phases = phases_of(cells)
-    figure, panels = plt.subplots(1, len(phases), figsize=(5.5 * len(phases), 4.4), squeeze=False)
-    for axes, phase in zip(panels[0], phases, strict=True):
+    figure, panels = panels_in_a_row(len(phases), 5.5, 4.4, title(run) + _forecast_note(cells))
+    for axes, phase in zip(panels, phases, strict=True):
         of_phase, depth = cells[cells["phase"] == phase], depth_column(phase)
         for (batch, line), style in _lines(of_phase, "batch_size"):
             line = line.sort_values(depth)
             _with_interval(axes, line[depth], line, style, f"batch {batch}")
         log_axes(axes, sorted(set(of_phase[depth])), depth_label(phase), f"time of a {_STEP[phase]}, ms")
         axes.legend()
-    figure.suptitle(title(run) + _forecast_note(cells), x=0.01, ha="left", fontsize=12)
     return figure
 
 
@@ -95,7 +94,9 @@ def _with_interval(axes: Axes, sizes: pd.Series, line: pd.DataFrame, style: Line
     _mark(axes, sizes, 1e3 * line["latency_s"], line, style, drawn.get_color())
 
 
-def _mark(axes: Axes, sizes: pd.Series, values: pd.Series, line: pd.DataFrame, style: LineStyle, color: str) -> None:
+def _mark(
+    axes: Axes, sizes: pd.Series, values: pd.Series, line: pd.DataFrame, style: LineStyle, color: ColorType
+) -> None:
     """Draw a filled marker at each measured cell, and an open one at each forecast."""
     for status, face in (("ok", color), ("forecast", "white")):
         chosen = line["status"] == status
@@ -120,12 +121,11 @@ def doubling(run: Run) -> Figure:
             chosen[phase] = of_phase[0]
     if not chosen:
         raise RequestError(f"{run.folder} has one batch size: there is no doubling to draw.")
-    figure, panels = plt.subplots(1, len(chosen), figsize=(5.8 * len(chosen), 4.6), squeeze=False)
-    for axes, (phase, test) in zip(panels[0], chosen.items(), strict=True):
+    figure, panels = panels_in_a_row(len(chosen), 5.8, 4.6, title(run))
+    for axes, (phase, test) in zip(panels, chosen.items(), strict=True):
         _slopes(axes, test.doublings)
         axes.set_title(f"{phase}, {test.fixed['prompt_len'] or test.fixed['context_len']} tokens", fontsize=11)
-    panels[0][0].legend()
-    figure.suptitle(title(run), x=0.01, ha="left", fontsize=12)
+    panels[0].legend()
     return figure
 
 
@@ -152,9 +152,9 @@ def precisions(runs: Sequence[Run]) -> Figure:
         raise RequestError(f"precisions is a picture of one model, not of {models}; `devices` draws several.")
     common, names = _common_and_names(runs)
     tables = [first_engine_frame(run) for run in runs]
-    panels: list[Phase] = [phase for phase in ("decode", "prefill") if any((t["phase"] == phase).any() for t in tables)]
-    figure, axes_row = plt.subplots(1, len(panels), figsize=(4.5 * len(panels), 4.0), squeeze=False)
-    for axes, phase in zip(axes_row[0], panels, strict=True):
+    phases: list[Phase] = [phase for phase in ("decode", "prefill") if any((t["phase"] == phase).any() for t in tables)]
+    figure, panels = panels_in_a_row(len(phases), 4.5, 4.0, short(common))
+    for axes, phase in zip(panels, phases, strict=True):
         sizes: set[int] = set()
         for label, cells, style in zip(names, tables, LINE_STYLES * len(runs), strict=False):
             line = _shallowest(cells[cells["phase"] == phase], phase)
@@ -162,9 +162,8 @@ def precisions(runs: Sequence[Run]) -> Figure:
             axes.plot(line["size"], line["tokens_per_s"], marker=style.marker, ls=style.dashes, ms=5, label=label)
         name = "batch" if phase == "decode" else "tokens of a prompt times batch"
         log_axes(axes, sorted(sizes), name, f"{phase} tokens/s")
-    handles, labels = axes_row[0][0].get_legend_handles_labels()
+    handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
-    figure.suptitle(short(common), x=0.01, ha="left", fontsize=12)
     return figure
 
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from profiler.errors import RequestError
 from profiler.grid.cells import PHASES, Phase
 from profiler.predict.result import Answer, ForecastCell, MeasuredPoint
-from profiler.report.plots.style import LINE_STYLES, PHASE_STYLE, STYLE_FILE, log_axes
+from profiler.report.plots.style import LINE_STYLES, PHASE_STYLE, STYLE_FILE, log_axes, panels_in_a_row
 from profiler.store.folder import Run
 from profiler.store.forecasts import read_forecast
 
@@ -26,10 +26,10 @@ def forecast_band(answer: Answer) -> Figure:
     cells, points = answer.cells, answer.measured
     phases = [phase for phase in PHASES if any(cell.phase == phase for cell in cells)]
     with plt.style.context(STYLE_FILE):
-        figure, panels = plt.subplots(1, len(phases), figsize=(5.5 * len(phases), 4.4), squeeze=False)
-        for axes, phase in zip(panels[0], phases, strict=True):
+        heading = f"{answer.model} ({answer.precision}) on {answer.on}"
+        figure, panels = panels_in_a_row(len(phases), 5.5, 4.4, heading)
+        for axes, phase in zip(panels, phases, strict=True):
             _band(axes, phase, cells, points)
-        figure.suptitle(f"{answer.model} ({answer.precision}) on {answer.on}", x=0.01, ha="left", fontsize=12)
     return figure
 
 
@@ -43,11 +43,11 @@ def of_run(run: Run) -> Figure:
 
 def _band(axes: Axes, phase: Phase, cells: Sequence[ForecastCell], points: Sequence[MeasuredPoint]) -> None:
     of_phase = [cell for cell in cells if cell.phase == phase and cell.fits]
-    depths = sorted({_depth(cell) for cell in of_phase})
+    depths = sorted({cell.depth for cell in of_phase})
     chosen = [depths[0], depths[-1]] if len(depths) > 1 else depths
     color = PHASE_STYLE[phase].color
     for depth, style in zip(chosen, LINE_STYLES, strict=False):
-        line = sorted((cell for cell in of_phase if _depth(cell) == depth), key=lambda cell: cell.batch_size)
+        line = sorted((cell for cell in of_phase if cell.depth == depth), key=lambda cell: cell.batch_size)
         batches = [cell.batch_size for cell in line]
         low, high = ([1e3 * getattr(cell, name) for cell in line] for name in ("low_s", "high_s"))
         axes.fill_between(batches, low, high, color=color, alpha=_BAND, lw=0)
@@ -68,7 +68,3 @@ def _band(axes: Axes, phase: Phase, cells: Sequence[ForecastCell], points: Seque
     batches = sorted({cell.batch_size for cell in of_phase})
     log_axes(axes, batches, "batch", f"time of a {phase if phase == 'prefill' else 'decode step'}, ms")
     axes.set_title(phase, fontsize=11)
-
-
-def _depth(cell: ForecastCell) -> int:
-    return cell.prompt_len or cell.context_len

@@ -21,6 +21,7 @@ from profiler.report.plots.style import (
     depth_column,
     depth_label,
     first_engine_frame,
+    panels_in_a_row,
     phases_of,
     title,
     with_forecasts,
@@ -48,13 +49,12 @@ def regime_map(run: Run) -> Figure:
     phases = phases_of(cells)
     columns = max(min(cells[depth_column(phase)].nunique(), MOST_SIZES) for phase in phases)
     width = max(6.2, _WORD_INCHES * columns + _AXIS_INCHES)
-    figure, panels = plt.subplots(1, len(phases), figsize=(width * len(phases), 4.6), squeeze=False)
-    for axes, phase in zip(panels[0], phases, strict=True):
+    figure, panels = panels_in_a_row(len(phases), width, 4.6, title(run))
+    for axes, phase in zip(panels, phases, strict=True):
         of_phase = cells[cells["phase"] == phase]
         _map_panel(axes, _table(of_phase, depth_column(phase), "regime"))
         axes.set_title(phase, fontsize=11)
         _label_sizes(axes, of_phase, phase)
-    figure.suptitle(title(run), x=0.01, ha="left", fontsize=12)
     return figure
 
 
@@ -125,18 +125,17 @@ def intensity_map(run: Run) -> Figure:
     """Return the arithmetic intensity over batch and depth, with the regime of each cell, a panel per phase."""
     cells = first_engine_frame(run)
     phases = phases_of(cells)
-    figure, panels = plt.subplots(1, len(phases), figsize=(6.6 * len(phases), 4.8), squeeze=False)
+    figure, panels = panels_in_a_row(len(phases), 6.6, 4.8, title(run))
     norm = _at_least_a_decade(cells["intensity"].min(), cells["intensity"].max())
-    for axes, phase in zip(panels[0], phases, strict=True):
+    for axes, phase in zip(panels, phases, strict=True):
         of_phase, depth = cells[cells["phase"] == phase], depth_column(phase)
         image = _intensity_panel(axes, _table(of_phase, depth, "intensity"), _table(of_phase, depth, "regime"), norm)
         axes.set_title(phase)
         _label_sizes(axes, of_phase, phase)
     plain = FuncFormatter(lambda value, _: significant(value, 1))
-    bar = figure.colorbar(image, ax=panels[0], label="model FLOPs per model byte", format=plain)
+    bar = figure.colorbar(image, ax=panels, label="model FLOPs per model byte", format=plain)
     bar.set_ticks(LogLocator(subs=(1.0, 2.0, 5.0)))
     bar.minorticks_off()
-    figure.suptitle(title(run), x=0.01, ha="left", fontsize=12)
     return figure
 
 

@@ -9,9 +9,8 @@ from matplotlib.ticker import FuncFormatter
 
 from profiler.errors import RequestError
 from profiler.judge.cells import CellResult
-from profiler.report.operator_points import GroupPoint, group_points
 from profiler.report.plots.style import title
-from profiler.report.roofline_data import RoofLine, roof_lines
+from profiler.report.roofline_data import GroupPoint, RoofLine, group_points, roof_lines
 from profiler.store.folder import Run
 from profiler.units import percent, scaled, significant
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.font_manager import fontManager
 from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
@@ -140,6 +141,13 @@ def short(text: str) -> str:
 
 
 _MOST_TITLE = 100
+
+
+def panels_in_a_row(number: int, width: float, height: float, heading: str) -> tuple[Figure, list[Axes]]:
+    """Return a figure with `number` panels of this size in inches, and a heading at the left."""
+    figure, rows = plt.subplots(1, number, figsize=(width * number, height), squeeze=False)
+    figure.suptitle(heading, x=0.01, ha="left", fontsize=12)
+    return figure, list(rows[0])
 
 
 def log_axes(axes: Axes, sizes: Sequence[int], xlabel: str, ylabel: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -16,7 +17,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from numpy.typing import NDArray
 
 from profiler.grid.cells import PHASES, Phase
-from profiler.report.plots.style import LINE_STYLES, PHASE_STYLE, REGIME_COLOR, Dashes, depth_label
+from profiler.report.plots.style import LINE_STYLES, PHASE_STYLE, REGIME_COLOR, Dashes, depth_label, panels_in_a_row
 from profiler.report.selection import MOST_SIZES, evenly
 from profiler.store.folder import Run
 from profiler.units import duration, scaled, significant
@@ -37,11 +38,10 @@ def theory_roofline(grid: GridCount, run: Run | None = None) -> Figure:
     A point lies below the roof where some of its operators are bound by compute and others by memory. `run` adds the
     measured cells of a run.
     """
-    figure, panels = _panels(len(grid.gpus), 7.4, 6.0)
+    heading = _title(grid) + ("; stars: measured" if run else "")
+    figure, panels = panels_in_a_row(len(grid.gpus), 7.4, 6.0, heading)
     for axes, gpu in zip(panels, grid.gpus, strict=True):
         _roofline_panel(axes, grid, gpu, run)
-    measured = "; stars: measured" if run else ""
-    figure.suptitle(_title(grid) + measured, x=0.01, ha="left", fontsize=12)
     return figure
 
 
@@ -127,15 +127,20 @@ def _measured(axes: Axes, run: Run) -> None:
 
 def theory_map(grid: GridCount) -> Figure:
     """The side that binds each point, over batch and length: a row of panels per GPU, a column per phase."""
-    phases = [phase for phase in PHASES if phase in grid.phases]
-    figure, panels = plt.subplots(
-        len(grid.gpus), len(phases), figsize=(6.4 * len(phases), 0.6 + 4.2 * len(grid.gpus)), squeeze=False
-    )
-    for row, gpu in zip(panels, grid.gpus, strict=True):
-        for axes, phase in zip(row, phases, strict=True):
-            _map_panel(axes, grid, gpu, phase)
-    figure.suptitle(_title(grid), x=0.01, ha="left", fontsize=12)
+    figure, panels = _panels_of_gpus(grid, 6.4, 4.2)
+    for axes, gpu, phase in panels:
+        _map_panel(axes, grid, gpu, phase)
     return figure
+
+
+def _panels_of_gpus(grid: GridCount, width: float, height: float) -> tuple[Figure, list[tuple[Axes, GpuFloors, Phase]]]:
+    """A figure with a row of panels per GPU, and a column per phase."""
+    phases = [phase for phase in PHASES if phase in grid.phases]
+    size = (width * len(phases), 0.6 + height * len(grid.gpus))
+    figure, panels = plt.subplots(len(grid.gpus), len(phases), figsize=size, squeeze=False)
+    figure.suptitle(_title(grid), x=0.01, ha="left", fontsize=12)
+    places = itertools.product(grid.gpus, phases)
+    return figure, [(axes, gpu, phase) for axes, (gpu, phase) in zip(panels.flat, places, strict=True)]
 
 
 def _map_panel(axes: Axes, grid: GridCount, gpu: GpuFloors, phase: Phase) -> None:
@@ -172,7 +177,7 @@ def _map_axes(axes: Axes, batches: list[int], depths: list[int], phase: Phase) -
 def theory_intensity(grid: GridCount) -> Figure:
     """The arithmetic intensity over batch and length, one panel per phase; it needs no GPU."""
     phases = [phase for phase in PHASES if phase in grid.phases]
-    figure, panels = _panels(len(phases), 6.4, 4.8)
+    figure, panels = panels_in_a_row(len(phases), 6.4, 4.8, _title(grid))
     norm = LogNorm(float(grid.intensity.min()), float(max(grid.intensity.max(), 1.01 * grid.intensity.min())))
     for axes, phase in zip(panels, phases, strict=True):
         batches, depths, at = _places(grid, phase)
@@ -188,22 +193,16 @@ def theory_intensity(grid: GridCount) -> Figure:
         axes.set_title(phase, fontsize=11)
         bar = figure.colorbar(image, ax=axes, label="FLOP/byte")
         bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: significant(value, 1)))
-    figure.suptitle(_title(grid), x=0.01, ha="left", fontsize=12)
     return figure
 
 
 def theory_latency(grid: GridCount) -> Figure:
     """The floor of each step against the batch, a line per length and a panel per GPU and phase."""
-    phases = [phase for phase in PHASES if phase in grid.phases]
-    figure, panels = plt.subplots(
-        len(grid.gpus), len(phases), figsize=(6.0 * len(phases), 0.6 + 4.4 * len(grid.gpus)), squeeze=False
-    )
-    for row, gpu in zip(panels, grid.gpus, strict=True):
-        for axes, phase in zip(row, phases, strict=True):
-            _lines(axes, grid, phase, np.where(gpu.fits, gpu.floor_s, np.nan))
-            axes.set(ylabel="time at least", title=f"{phase}, {gpu.roofs.name}")
-            _log_ticks(axes.yaxis, duration)
-    figure.suptitle(_title(grid), x=0.01, ha="left", fontsize=12)
+    figure, panels = _panels_of_gpus(grid, 6.0, 4.4)
+    for axes, gpu, phase in panels:
+        _lines(axes, grid, phase, np.where(gpu.fits, gpu.floor_s, np.nan))
+        axes.set(ylabel="time at least", title=f"{phase}, {gpu.roofs.name}")
+        _log_ticks(axes.yaxis, duration)
     return figure
 
 
@@ -237,18 +236,15 @@ def _log_ticks(axis: Axis, show: Callable[[float], str]) -> None:
 
 def theory_kv(grid: GridCount) -> Figure:
     """Weights, KV cache and workspace against the length: a line per batch size, a panel per GPU with its room."""
+    figure, panels = panels_in_a_row(max(1, len(grid.gpus)), 7.4, 5.2, _title(grid))
     if not grid.gpus:
-        figure, [axes] = _panels(1, 7.4, 5.2)
-        _need_lines(axes, grid, grid.needs_bytes)
-    else:
-        figure, panels = _panels(len(grid.gpus), 7.4, 5.2)
-        for axes, gpu in zip(panels, grid.gpus, strict=True):
-            _need_lines(axes, grid, gpu.needs_bytes)
-            axes.set_title(gpu.roofs.device, fontsize=11)
-            if gpu.roofs.room_bytes is not None:
-                axes.axhline(gpu.roofs.room_bytes, color="#D55E00", lw=1, ls="--")
-                _line_name(axes, gpu.roofs.room_bytes, f"room on {gpu.roofs.device}", "#D55E00", va="bottom")
-    figure.suptitle(_title(grid), x=0.01, ha="left", fontsize=12)
+        _need_lines(panels[0], grid, grid.needs_bytes)
+    for axes, gpu in zip(panels, grid.gpus, strict=False):
+        _need_lines(axes, grid, gpu.needs_bytes)
+        axes.set_title(gpu.roofs.device, fontsize=11)
+        if gpu.roofs.room_bytes is not None:
+            axes.axhline(gpu.roofs.room_bytes, color="#D55E00", lw=1, ls="--")
+            _line_name(axes, gpu.roofs.room_bytes, f"room on {gpu.roofs.device}", "#D55E00", va="bottom")
     return figure
 
 
@@ -272,11 +268,6 @@ def _need_lines(axes: Axes, grid: GridCount, needs_bytes: NDArray[np.float64]) -
 def _line_name(axes: Axes, nbytes: float, name: str, color: str, va: Literal["top", "bottom"]) -> None:
     """Name a horizontal line at its right end, above or below it."""
     axes.annotate(name, (1.0, nbytes), xycoords=("axes fraction", "data"), ha="right", va=va, color=color)
-
-
-def _panels(number: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
-    figure, panels = plt.subplots(1, number, figsize=(width * number, height), squeeze=False)
-    return figure, list(panels[0])
 
 
 def _title(grid: GridCount) -> str:

@@ -6,14 +6,13 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from profiler.errors import RequestError
 from profiler.grid.cells import PHASES
 from profiler.judge.breakdown import TERM_NAMES, TERMS
-from profiler.report.plots.style import TERM_STYLE, title
+from profiler.report.plots.style import TERM_STYLE, panels_in_a_row, title
 from profiler.report.sentences import no_claim_lines, waterfalls
 from profiler.store.folder import Run
 from profiler.units import significant
@@ -61,11 +60,10 @@ class Panel:
 
 def waterfall_figure(panels: Sequence[Panel], name: str) -> Figure:
     """Return panels in a row: the first time, the change of each term, the second time."""
-    figure, axes_row = plt.subplots(1, len(panels), figsize=(3.4 * len(panels), 4.2), squeeze=False)
-    for axes, panel in zip(axes_row[0], panels, strict=True):
+    figure, row = panels_in_a_row(len(panels), 3.4, 4.2, name)
+    for axes, panel in zip(row, panels, strict=True):
         _draw(axes, panel)
-    axes_row[0][0].set_ylabel("ms")
-    figure.suptitle(name, x=0.01, ha="left", fontsize=12)
+    row[0].set_ylabel("ms")
     return figure
 
 
