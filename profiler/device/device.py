@@ -54,6 +54,11 @@ class Device:
         return int(major), int(minor)
 
     @property
+    def sixteen_bit_dtype(self) -> str:
+        """The 16-bit dtype that it multiplies: float16 on GPUs before Ampere (compute capability 8.0)."""
+        return "float16" if self.kind == "cuda" and self.capability < (8, 0) else "bfloat16"
+
+    @property
     def overlaps_dispatch(self) -> bool:
         """Whether the host can run ahead of the device, which then hides dispatch."""
         return self.kind == "cuda"
@@ -91,11 +96,6 @@ def compute_capability(device: torch.device) -> tuple[int, int]:
     import torch
 
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
-
-
-def sixteen_bit_dtype(device: torch.device) -> str:
-    """Return the 16-bit dtype that `device` multiplies: float16 on GPUs before Ampere (compute capability 8.0)."""
-    return "float16" if device.type == "cuda" and compute_capability(device) < (8, 0) else "bfloat16"
 
 
 def resolve_device(name: str) -> torch.device:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from itertools import groupby
 from typing import Any
@@ -222,15 +222,33 @@ def four_bit_rows(device: torch.device, dtype: torch.dtype, ins: int, outs: int)
         return FourBitRows(1)
     if device.type != "cuda":
         return FourBitRows(_BNB_FUSED_FLOOR + 1)
+    table = _four_bit_table(device)
+    if table.error:
+        return FourBitRows(_BNB_FUSED_FLOOR + 1)
+    return dense_rows(lambda rows: table.fuses(dtype, rows, outs, ins), table.most_rows)
+
+
+@dataclass(frozen=True)
+class _FourBitTable:
+    """bitsandbytes' table of 4-bit kernels for one GPU (0.50)."""
+
+    fuses: Callable[[torch.dtype, int, int, int], bool]
+    """Whether the product of (dtype, rows, outs, ins) has no dense copy."""
+    most_rows: int
+    error: str = ""
+    """Why the table cannot be read: another version, a broken installation, or a GPU that did not respond."""
+
+
+@cache
+def _four_bit_table(device: torch.device) -> _FourBitTable:
     try:
         from bitsandbytes.backends.cuda import ops
 
-        index = device.index or 0
-        return dense_rows(
-            lambda rows: ops._gemm_4bit_use_custom_fn(index, dtype, rows, outs, ins), ops._gemm_4bit_custom_max_m
-        )
-    except (ImportError, AttributeError, RuntimeError):  # another version, or a GPU that does not respond
-        return FourBitRows(_BNB_FUSED_FLOOR + 1)
+        fuses = partial(ops._gemm_4bit_use_custom_fn, device.index or 0)
+        fuses(torch.float16, 1, _BNB_BLOCK, _BNB_BLOCK)  # looks at the GPU once
+        return _FourBitTable(fuses, ops._gemm_4bit_custom_max_m)
+    except Exception as error:
+        return _FourBitTable(lambda *_: False, 0, describe_error(error))
 
 
 def four_bit_rule_error(device: torch.device) -> str:
@@ -240,13 +258,10 @@ def four_bit_rule_error(device: torch.device) -> str:
     """
     try:
         version = import_module("bitsandbytes").__version__
-        if device.type == "cuda" and tuple(int(part) for part in version.split(".")[:2]) >= (0, 50):
-            from bitsandbytes.backends.cuda import ops
-
-            _ = ops._gemm_4bit_use_custom_fn, ops._gemm_4bit_custom_max_m
-    except Exception as error:  # another version, or a broken installation, which may raise anything
+    except Exception as error:  # missing, or a broken installation, which may raise anything
         return describe_error(error)
-    return ""
+    has_table = device.type == "cuda" and tuple(int(part) for part in version.split(".")[:2]) >= (0, 50)
+    return _four_bit_table(device).error if has_table else ""
 
 
 def dense_rows(fused: Callable[[int], bool], most: int) -> FourBitRows:

@@ -129,7 +129,8 @@ def _execute(
         stages.begin("loading", f"loading {prepared.request.source.name} over {group.size} ranks")
         ranks = Ranks(prepared, group, stages.machine)
         stages.begin("roofs", "measuring the roofs of all ranks at once, and the link between them")
-        subject, ceilings, dispatch = set_up_ranks(prepared, ranks, roof_dtypes(ranks.work, prepared.request))
+        dtypes = roof_dtypes(ranks.work, prepared.request, stages.machine.info)
+        subject, ceilings, dispatch = set_up_ranks(prepared, ranks, dtypes)
     machine, warnings = stages.machine, [*prepared.warnings]
     with stages.optional("the check of device and model", "some warnings may be missing"):
         warnings += device_warnings(machine.info, foreign)

@@ -14,7 +14,7 @@ from profiler.counting.memory_need import memory_need
 from profiler.counting.meta import path_here
 from profiler.counting.operators import ModelWork
 from profiler.counting.walk import walk
-from profiler.device.device import sixteen_bit_dtype, software
+from profiler.device.device import Device, software
 from profiler.device.machine import Machine
 from profiler.effort import STANDARD, Effort
 from profiler.engines.base import Engine
@@ -152,7 +152,7 @@ def measure_ceilings(
     A roof that could not be measured is replaced by the datasheet's peak. On a busy machine, which reaches no roof,
     cached roofs are not checked.
     """
-    dtypes, model_dtype = roof_dtypes(work, request), dtype_name(request.dtype)
+    dtypes, model_dtype = roof_dtypes(work, request, machine.info), dtype_name(request.dtype)
     roof_s = effort.roof_s if budget is None else budget.roof_s
     host_pace_s = effort.host_pace_s if budget is None else budget.host_pace_s
 
@@ -174,10 +174,10 @@ def measure_ceilings(
     return ceilings.only(dtypes, model_dtype, machine.info.datasheet)
 
 
-def roof_dtypes(work: ModelWork, request: ModelRequest) -> list[str]:
+def roof_dtypes(work: ModelWork, request: ModelRequest, device: Device) -> list[str]:
     """Return the dtypes of this model's products, float32, and the 16-bit dtype that the device multiplies."""
     used = {dtype_name(operator.dtype) for operator in work.operators if operator.dtype.itemsize > 0}
-    return sorted({"float32", sixteen_bit_dtype(request.device), dtype_name(request.dtype), *used})
+    return sorted({"float32", device.sixteen_bit_dtype, dtype_name(request.dtype), *used})
 
 
 # A sequence takes whole blocks of a paged cache, each of at most this many tokens (vLLM: 128 on a CPU, 16 on CUDA).

@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
+import torch
 from machines import CPU
 
 from profiler.device import device
-from profiler.device.device import describe
+from profiler.device.device import Device, describe
+from profiler.run.setup import roof_dtypes
 
 MIB = 1 << 20
 
@@ -87,3 +92,14 @@ def test_a_processor_is_identified_by_more_than_its_name(
     (tmp_path / "cpuinfo").write_text(cpuinfo)
     monkeypatch.setattr(device, "CPUINFO_FILE", tmp_path / "cpuinfo")
     assert device.processor() == {"processor": processor, "stepping": stepping, "vector_instructions": vectors}
+
+
+def test_the_dtypes_of_the_roofs_need_no_further_query_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A T4 (7.5) multiplies float16, an A100 (8.0) bfloat16. A driver that fails while the roofs are set up does not
+    matter."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", Mock(side_effect=RuntimeError("CUDA unknown error")))
+    request: Any = SimpleNamespace(dtype=torch.float32, device=torch.device("cuda", 0))
+    work: Any = SimpleNamespace(operators=())
+    for capability, half in (("7.5", "float16"), ("8.0", "bfloat16")):
+        card = Device("cuda", "a card", 1 << 30, 4 << 20, 40, capability, None)
+        assert roof_dtypes(work, request, card) == sorted(["float32", half])

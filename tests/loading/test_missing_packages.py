@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -172,10 +173,46 @@ def test_a_bitsandbytes_that_does_not_import_is_one_line(monkeypatch: pytest.Mon
         build_on_meta(load_config(resolve("smollm2-135m")), torch.bfloat16, "nf4")
 
 
-def test_why_the_table_of_4_bit_kernels_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_why_the_table_of_4_bit_kernels_cannot_be_read(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     """A run on a GPU names it among its missing parts; on a CPU there is no table."""
-    from profiler.quant.storage import four_bit_rule_error
+    from profiler.quant.storage import _four_bit_table, four_bit_rule_error
 
+    _four_bit_table.cache_clear()
+    request.addfinalizer(_four_bit_table.cache_clear)
     monkeypatch.setitem(sys.modules, "bitsandbytes.backends.cuda", None)
     assert "bitsandbytes.backends.cuda" in four_bit_rule_error(torch.device("cuda"))
     assert four_bit_rule_error(torch.device("cpu")) == ""
+
+
+def test_a_gpu_that_does_not_respond_once_is_counted_by_one_rule_and_named(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """The table fuses up to 8 rows, and without it 4 are assumed: for each linear, not only for the first."""
+    from profiler.quant.storage import _four_bit_table, four_bit_rows, four_bit_rule_error
+
+    asked = iter([RuntimeError("CUDA unknown error")])
+
+    def fuses(_index: int, _dtype: torch.dtype, rows: int, *_: int) -> bool:
+        for error in asked:
+            raise error
+        return rows <= 8
+
+    ops = SimpleNamespace(_gemm_4bit_use_custom_fn=fuses, _gemm_4bit_custom_max_m=32)
+    monkeypatch.setitem(sys.modules, "bitsandbytes", SimpleNamespace(__version__="0.50.2"))
+    monkeypatch.setitem(sys.modules, "bitsandbytes.backends.cuda", SimpleNamespace(ops=ops))
+    monkeypatch.setattr("profiler.quant.storage.import_bitsandbytes", lambda: None)
+    gpu = torch.device("cuda", 0)
+
+    def forget() -> None:
+        for cached in (_four_bit_table, four_bit_rows):
+            cached.cache_clear()
+
+    request.addfinalizer(forget)
+    for error, dense_from in (("CUDA unknown error", 5), ("", 9)):
+        forget()
+        found = [four_bit_rows(gpu, torch.float16, ins, 64) for ins in (64, 128)]
+        assert [rows and rows.dense_from for rows in found] == [dense_from, dense_from]
+        assert error in four_bit_rule_error(gpu)
+        assert bool(four_bit_rule_error(gpu)) == bool(error)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import importlib
 import importlib.util
 import json
@@ -17,12 +18,14 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
+
+from profiler.checks import doctor
 
 from .host import SimulatedTime
 from .native import why_not
@@ -110,7 +113,9 @@ def script() -> Any:
 def on_card(*truths: Truth, hurried: bool = True, without: Sequence[str] = ()) -> Iterator[Any]:
     """Run the script on simulated cards, by the clock of a simulated host, and with some packages hidden."""
     acceptance = script()
+    gc.freeze()  # each attempt ends with a collection, which would look at all of torch and transformers every time
     with contextlib.ExitStack() as stack:
+        stack.callback(gc.unfreeze)
         stack.enter_context(without_packages(without))
         world = stack.enter_context(simulated(*truths, hurried=hurried))
         for name, stands_in in _outside(acceptance, world).items():
@@ -136,9 +141,14 @@ def _outside(acceptance: Any, world: World) -> dict[str, Any]:
     }
 
 
+def _of_one_preset(fits: Callable[..., Any], *args: Any, **more: Any) -> Any:
+    with mock.patch("profiler.loading.source.card_names", return_value=("gpt2",)):
+        return fits(*args, **more)
+
+
 @contextlib.contextmanager
 def cut(acceptance: Any, folder: Path, layers: int) -> Iterator[None]:
-    """Cut each model to some layers, with few tokens, no levers and no pages."""
+    """Cut each model to some layers, with few tokens, no levers and no pages; doctor looks at one preset."""
     from claims.bench import Bench
 
     whole, run = acceptance._bench, Bench.run
@@ -158,6 +168,7 @@ def cut(acceptance: Any, folder: Path, layers: int) -> Iterator[None]:
         mock.patch.object(acceptance, "_bench", short),
         mock.patch.object(Bench, "run", brief),
         mock.patch("claims.times._INTERLEAVED", 2),
+        mock.patch("profiler.checks.doctor._fits", partial(_of_one_preset, doctor._fits)),
         mock.patch("profiler.report.write.write_reports"),
         mock.patch("profiler.run.measure._LEVERS_LEAST_S", math.inf),
     ):

@@ -12,7 +12,7 @@ from unittest import mock
 
 import torch
 
-from profiler.quant.storage import four_bit_rows
+from profiler.quant.storage import _four_bit_table, four_bit_rows
 
 NAME = "bitsandbytes.backends.cuda.ops"
 
@@ -40,7 +40,7 @@ def asked_anew() -> Iterator[None]:
     found = table()
 
     def forget() -> None:
-        for each in (found._gpu_dispatch_props, found._gemm_4bit_use_custom_fn, four_bit_rows):
+        for each in (found._gpu_dispatch_props, found._gemm_4bit_use_custom_fn, _four_bit_table, four_bit_rows):
             each.cache_clear()
 
     forget()

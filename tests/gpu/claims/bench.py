@@ -69,6 +69,16 @@ def within(name: str, ratio: float, tolerance: float, value: Any = None) -> Chec
     return Check(name, abs(ratio - 1) < tolerance, ratio if value is None else value, f"within {tolerance:.0%}")
 
 
+def random_numbers(name: str, device: torch.device, value: Any = None) -> Check:
+    """Return a check that random numbers can be drawn: torch up to 2.11 cannot after a capture that failed."""
+    try:
+        torch.rand(8, device=device) + torch.randn(8, device=device)
+        torch.cuda.synchronize(device)
+    except RuntimeError as error:
+        return red(name, error)
+    return Check(name, True, value, "torch.rand and torch.randn raise nothing")
+
+
 @dataclass(frozen=True)
 class Attempt:
     """Some checks that are made together. If it raises, it is a failed check, and the next attempt follows."""

@@ -24,6 +24,7 @@ from .bench import (
     Check,
     all_end,
     flushes,
+    random_numbers,
     replayed_s,
     small_run,
     within,
@@ -92,9 +93,7 @@ def _format_run(bench: Bench, quant: str) -> Iterator[Check]:
     run = _short_run(bench, f"precision-{quant}", model=bench.small, quant=quant)
     yield _cells_end(quant, run)
     if bench.cuda:
-        drawn = torch.randn(8, device=bench.device)  # captures fail in this format's steps, without a later effect
-        bench.machine.clock.synchronize()
-        yield Check(f"{quant}: random numbers are drawn after the run", drawn.shape == (8,), None, "nothing is raised")
+        yield random_numbers(f"{quant}: random numbers are drawn after the run", bench.device)
     if quant in ("nf4", "int8wo"):
         decode = run.cells[(run.cells["phase"] == "decode") & (run.cells["status"] == "ok")].set_index("batch_size")
         rows = int(decode.index.max())
@@ -139,9 +138,7 @@ def _experts(bench: Bench) -> Iterator[Check]:
     folder = bench.made_model("mixtral-8x7b", "small-mixtral", "MixtralForCausalLM", **_MIXTRAL)
     run = _short_run(bench, "experts", model=folder, dtype=dtype_name(bench.dtype))
     yield _cells_end("a Mixtral of four layers", run)
-    drawn = torch.randn(8, device=bench.device)
-    bench.machine.clock.synchronize()
-    yield Check("experts: random numbers are drawn after the run", drawn.shape == (8,), run.model.experts, "no error")
+    yield random_numbers("experts: random numbers are drawn after the run", bench.device, run.model.experts)
 
 
 def _mistral(bench: Bench) -> Iterator[Check]:

@@ -12,7 +12,7 @@ import torch
 
 from profiler.errors import RequestError
 
-from .bench import Attempt, Bench, Check, free
+from .bench import Attempt, Bench, Check, free, random_numbers
 
 _ALLOCATED_BYTES = 256 << 20
 _LEFT_BYTES = 96 << 20
@@ -60,9 +60,7 @@ def _failing_capture(bench: Bench) -> Iterator[Check]:
 
 
 def _random_numbers(bench: Bench) -> Iterator[Check]:
-    drawn = torch.rand(8, device=bench.device) + torch.randn(8, device=bench.device)
-    bench.machine.clock.synchronize()
-    yield Check(RANDOM_NUMBERS, drawn.shape == (8,), str(torch.__version__), "torch.rand and torch.randn raise nothing")
+    yield random_numbers(RANDOM_NUMBERS, bench.device, str(torch.__version__))
 
 
 def _memory(bench: Bench) -> Iterator[Check]:
