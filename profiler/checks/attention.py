@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from profiler.checks.installation import CheckResult
-from profiler.device.device import compute_capability
+from profiler.device.device import sixteen_bit_dtype
 from profiler.units import duration
 
 if TYPE_CHECKING:
-    import torch
-
     from profiler.device.machine import Machine
 
 _QUERY_HEADS, _KV_HEADS, _HEAD_DIM = 32, 8, 128
@@ -22,13 +20,6 @@ _LENGTHS = range(601, 606)
 """KV lengths that are new in this process, in the order of a decode loop."""
 _COSTLY = 10.0
 """A new length is reported if its first call takes this many times as long as the second."""
-
-
-def half_of(device: torch.device) -> torch.dtype:
-    """Return the 16-bit dtype of a device: float16 on GPUs without bfloat16 units, else bfloat16."""
-    import torch
-
-    return torch.float16 if device.type == "cuda" and compute_capability(device) < (8, 0) else torch.bfloat16
 
 
 def attention(machine: Machine) -> CheckResult:
@@ -72,10 +63,12 @@ def new_lengths(machine: Machine) -> CheckResult:
 
 def _kernel(machine: Machine, *, query: int, masked: bool) -> str:
     """Return the kernel of a grouped attention with `query` new tokens in 16 bits."""
+    import torch
+
     from profiler.counting.attention import AttentionCore
     from profiler.counting.attention_kernel import sdpa_kernel
 
-    dtype = half_of(machine.device)
+    dtype = getattr(torch, sixteen_bit_dtype(machine.device))
     core = AttentionCore(
         "core", "attention", 1, dtype, _QUERY_HEADS, _KV_HEADS, _HEAD_DIM, _HEAD_DIM, itemsize=dtype.itemsize
     )
@@ -93,7 +86,7 @@ def _two_calls_s(machine: Machine, length: int) -> tuple[float, float]:
     import torch
     import torch.nn.functional as F
 
-    dtype = half_of(machine.device)
+    dtype = getattr(torch, sixteen_bit_dtype(machine.device))
     query = torch.zeros(1, _QUERY_HEADS, 1, _HEAD_DIM, device=machine.device, dtype=dtype)
     key, value = torch.zeros(2, 1, _KV_HEADS, length, _HEAD_DIM, device=machine.device, dtype=dtype)
 

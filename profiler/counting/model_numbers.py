@@ -75,8 +75,8 @@ def model_numbers(counted: CountedModel, context_len: int, gpus: tuple[RoofSet, 
         context_len=context_len,
         kv_bytes_per_token=int(cache_bytes(work, 1, 1)),
         kv_bytes_per_sequence=int(cache_bytes(work, 1, context_len)),
-        kv_equals_weights_at=_least(lambda tokens: int(cache_bytes(work, 1, tokens)) >= counted.weight_bytes),
-        attention_is_half_at=_least(lambda context: _attention_share(work, context) >= 0.5),
+        kv_equals_weights_at=least(lambda tokens: int(cache_bytes(work, 1, tokens)) >= counted.weight_bytes),
+        attention_is_half_at=least(lambda context: _attention_share(work, context) >= 0.5),
         gpus=tuple(_on_gpu(counted, context_len, roofs) for roofs in gpus),
     )
 
@@ -94,7 +94,7 @@ def _on_gpu(counted: CountedModel, context_len: int, roofs: RoofSet) -> GpuNumbe
             compute_s, memory_s = times_s(part, batch)
             return compute_s > memory_s
 
-        return _least(compute_bound)
+        return least(compute_bound)
 
     linears = replace(work, operators=tuple(item for item in work.operators if _weights(item)))
     path = path_on(work, counted.attention, fuses_grouped_heads=roofs.fuses_grouped_heads)
@@ -103,7 +103,7 @@ def _on_gpu(counted: CountedModel, context_len: int, roofs: RoofSet) -> GpuNumbe
         need = memory_need(work, counted.weight_bytes, Step(float(batch), max(1, context_len), 0), 1, path)
         return roofs.room_bytes is not None and float(need.total_bytes) > roofs.room_bytes
 
-    largest = (_least(exceeds_room) or _MOST + 1) - 1
+    largest = (least(exceeds_room) or _MOST + 1) - 1
     return GpuNumbers(
         gpu=roofs.name,
         tokens_per_s_at_most=1 / sum(times_s(work, 1)) if largest else None,
@@ -113,7 +113,7 @@ def _on_gpu(counted: CountedModel, context_len: int, roofs: RoofSet) -> GpuNumbe
     )
 
 
-def _least(condition: Callable[[int], bool]) -> int | None:
+def least(condition: Callable[[int], bool]) -> int | None:
     """Return the least number from 1 to _MOST that meets a monotone condition, or None."""
     if not condition(_MOST):
         return None

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
@@ -13,6 +14,7 @@ from profiler.device.clock import now_s
 from profiler.facts.contention import BusyProcess, Contention
 from profiler.stats import NANOSECOND_S
 
+SCHEDSTAT_FILE = Path("/proc/self/schedstat")
 # The kernel counts CPU time in ticks of 10 ms; over a shorter time, rounding would dominate.
 _LEAST_S = 0.3
 _MOST_NAMED, _LEAST_NAMED_CORES = 3, 0.1
@@ -24,8 +26,7 @@ def waited_for_core_s() -> float:
     The second number of /proc/[pid]/schedstat, in nanoseconds (Linux, Documentation/scheduler/sched-stats.rst).
     """
     try:
-        with open("/proc/self/schedstat") as file:
-            return int(file.read().split()[1]) * NANOSECOND_S
+        return int(SCHEDSTAT_FILE.read_text().split()[1]) * NANOSECOND_S
     except (OSError, IndexError, ValueError):
         return 0.0
 

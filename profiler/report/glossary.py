@@ -227,6 +227,8 @@ GLOSSARY: dict[str, Term] = {
         "the time of Python, transformers and torch to start a step's operators; measured on the hollow twin.",
         lambda run: _share(run, "dispatch_s"),
     ),
+    "CUDA graph": Term("the kernels of a step, recorded once; the host then starts all of them with one launch."),
+    "static cache": Term("a KV cache of fixed size: no shape changes from step to step, so steps can be captured."),
     "generate tax": Term(
         "the extra time of a step in transformers' own generate over the same step of our loop, measured in turns.",
         lambda run: _share(run, "generate_s"),

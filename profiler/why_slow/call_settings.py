@@ -129,13 +129,24 @@ def _cache_class(model: Any, named: Mapping[str, Any], *, generates: bool) -> st
 
 
 def pipelined_devices(model: Any) -> str:
-    """A sentence about a `device_map` over several GPUs; empty if at most one GPU computes.
+    """A sentence about a `device_map` over several GPUs; empty if at most one GPU computes."""
+    gpus = gpus_in_turn(model)
+    return f"layers run GPU after GPU: one of {gpus} works at a time" if gpus > 1 else ""
+
+
+def gpus_in_turn(model: Any) -> int:
+    """The number of GPUs of a `device_map`.
 
     accelerate's hooks pass the hidden states from GPU to GPU, so a step takes as long as on one of them.
     """
     places = {str(place).removeprefix("cuda:") for place in (getattr(model, "hf_device_map", None) or {}).values()}
-    gpus = len(places - {"cpu", "disk", "meta"})
-    return f"layers run GPU after GPU: one of {gpus} works at a time" if gpus > 1 else ""
+    return len(places - {"cpu", "disk", "meta"})
+
+
+def is_spread(model: Any) -> bool:
+    """Whether a model's weights are on several devices, or on the disk."""
+    places = {str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()}
+    return len(places) > 1 or bool(places & {"disk"})
 
 
 def prompt_ids(args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:

@@ -14,7 +14,9 @@ from typing import Any
 import torch
 
 from profiler.device.clock import now_s
+from profiler.device.device import sixteen_bit_dtype
 from profiler.device.memory import available_bytes
+from profiler.errors import RequestError
 from profiler.measure.dense_twins import (
     dense_twins,
     kernel_of,
@@ -23,9 +25,11 @@ from profiler.measure.dense_twins import (
     times_by_batch,
 )
 from profiler.report.sentences import paying_batches
-from profiler.units import several
+from profiler.units import scaled, several
 from profiler.why_slow.call_record import CallRecord
-from profiler.why_slow.call_settings import pipelined_devices
+from profiler.why_slow.call_settings import is_spread, pipelined_devices
+from profiler.why_slow.dispatch_changes import dispatch_changes
+from profiler.why_slow.findings import CallFloor
 from profiler.why_slow.loop_changes import (
     batching_change,
     grows_by_a_token,
@@ -35,13 +39,14 @@ from profiler.why_slow.loop_changes import (
     without_reads,
 )
 from profiler.why_slow.observations import Call
+from profiler.why_slow.placement import COPY_SHARE, gathered, has_room_for_all
 from profiler.why_slow.plain_models import is_plain
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.repeat_call import CallGroup, Candidate, RepeatedCall, RepeatedRun, repeat, synchronize
 
 
-def candidates(group: CallGroup, recorder: Recorder) -> Iterator[Candidate]:
-    """The changes that apply to a group of calls."""
+def candidates(group: CallGroup, recorder: Recorder, floor: CallFloor | None = None) -> Iterator[Candidate]:
+    """The changes that apply to a group of calls; without a `floor` no step is known to be bound by the GPU."""
     call, noted = group.middle
     model, settings = group.model, call.settings
     unchanged = repeat(noted, call, model)
@@ -106,6 +111,7 @@ def candidates(group: CallGroup, recorder: Recorder) -> Iterator[Candidate]:
         yield candidate(
             "assistant", "an assistant model drafts", "leave out assistant_model", with_options(assistant_model=None)
         )
+    yield from dispatch_changes(group, floor.decode.get(call.number) if floor else None, candidate)
     yield from _dense_weights(group, call, candidate)
     yield from _with_copies(group, call, noted, candidate)
     is_loop = call.kind == "forward" and (grows_by_a_token(group.calls) or recorder.used_cache)
@@ -199,12 +205,12 @@ def _dense_weights(group: CallGroup, call: Call, candidate: Callable[..., Candid
     """A change to dense weights, on dense linears of random values in place of the packed ones."""
     model = group.model
     linears = packed_linears(model)
-    if not linears or _is_spread(model):
+    if not linears or is_spread(model):
         return
     own = torch.bfloat16 if is_plain(model) else model.dtype
     dtype = own if own.itemsize > 1 else torch.bfloat16
     device = torch.device(call.settings["device"])
-    twins = functools.cache(lambda: dense_twins(linears, dtype, _MEMORY_SHARE * available_bytes(device)))
+    twins = functools.cache(lambda: dense_twins(linears, dtype, COPY_SHARE * available_bytes(device)))
     formats = " and ".join(dict.fromkeys(each.format for each in linears))
 
     def explain(until_s: float) -> str:
@@ -234,8 +240,6 @@ def _with_copies(
         yield candidate(other.id, other.evidence, other.change, changed, where=group.loaded_at)
 
 
-# A copy may take at most this share of the free memory.
-_MEMORY_SHARE = 0.8
 _WIDE = ("float32", "float64")
 _HALVES = ("bfloat16", "float16")
 
@@ -251,12 +255,12 @@ class Copy:
 
 
 def other_copies(model: Any, dtype: str) -> Iterator[Copy]:
-    """The copies that are worth a trial and fit into memory. `dtype` is that of the script's calls."""
+    """The copies that are worth a trial. `dtype` is that of the script's calls; `make` may raise RequestError."""
     weights = sum(parameter.numel() for parameter in model.parameters())
     device = next(model.parameters()).device if is_plain(model) else model.device
-    room_bytes = _MEMORY_SHARE * available_bytes(device)
-    if _is_spread(model):
-        if weights * model.dtype.itemsize <= room_bytes:
+    room_bytes = COPY_SHARE * available_bytes(device)
+    if is_spread(model):
+        if has_room_for_all(model):
             places = sorted({str(place) for place in model.hf_device_map.values()})
             turns = pipelined_devices(model)
             yield Copy(
@@ -264,28 +268,43 @@ def other_copies(model: Any, dtype: str) -> Iterator[Copy]:
                 f"weights are spread over {', '.join(places)}"
                 + (f": {turns}" if turns else ", and cross a link at every step"),
                 f'device_map={{"": "{model.device}"}}: there is room for all of them',
-                lambda: _gathered(model),
+                lambda: gathered(model),
             )
         return
     if packed_linears(model):
         return
-    name = _faster_dtype(device, dtype)
-    if name and weights * getattr(torch, name).itemsize <= room_bytes:
-        wide = dtype in _WIDE
-        auto = ' or dtype="auto" for the checkpoint\'s own' if wide else ""
+    if name := _faster_dtype(device, dtype):
+        wide, faster = dtype in _WIDE, getattr(torch, name)
+        auto = ', or dtype="auto" for the checkpoint\'s own' if wide and name == "bfloat16" else ""
+
+        def converted() -> Any:
+            if (needs := weights * faster.itemsize) > room_bytes:
+                raise RequestError(
+                    f"its copy in {name} needs {scaled(needs, 'B')}, and there is room for {scaled(room_bytes, 'B')}"
+                )
+            # Converted one by one, so that there is never a second model in the wide dtype.
+            narrow = {id(each): torch.nn.Parameter(each.detach().to(faster), each.requires_grad)
+                      for each in model.parameters() if each.is_floating_point()}  # fmt: skip
+            return copy.deepcopy(model, narrow).to(faster)
+
         yield Copy(
             "wide-dtype" if wide else "emulated-dtype",
             f"weights are {dtype}{'' if wide else ', for which this device has no matmul units'}",
-            f"dtype=torch.{name}{',' if auto else ''}{auto}",
-            lambda: copy.deepcopy(model).to(getattr(torch, name)),
+            f"dtype=torch.{name}{auto}",
+            converted,
         )
 
 
 def _faster_dtype(device: torch.device, dtype: str) -> str | None:
-    """The dtype to try: bfloat16 for wide dtypes; for a 16-bit dtype that a CPU emulates, one that it has units for."""
+    """The dtype to try: 16 bits for wide ones; for 16 bits that a device emulates, a dtype that it has units for."""
+    native = sixteen_bit_dtype(device)
     if dtype in _WIDE:
-        return "bfloat16"
-    if device.type != "cpu" or dtype not in _HALVES or _has_units(dtype):
+        return native
+    if dtype not in _HALVES:
+        return None
+    if device.type == "cuda":  # only GPUs before Ampere lack a 16-bit dtype
+        return native if (dtype, native) == ("bfloat16", "float16") else None
+    if _has_units(dtype):
         return None
     return "bfloat16" if _has_units("bfloat16") else "float32"
 
@@ -297,26 +316,3 @@ def _has_units(dtype: str) -> bool:
         "float16": ("_is_amx_fp16_supported",),
     }
     return any(getattr(torch.cpu, name, lambda: False)() for name in names[dtype])
-
-
-def _is_spread(model: Any) -> bool:
-    places = {str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()}
-    return len(places) > 1 or bool(places & {"disk"})
-
-
-def _gathered(model: Any) -> Any:
-    """A copy with all weights on the device that computes, without accelerate's hooks."""
-    from accelerate.hooks import remove_hook_from_module
-    from accelerate.utils import set_module_tensor_to_device
-
-    device, whole = model.device, copy.deepcopy(model)
-    for module in whole.modules():
-        hooks = getattr(module, "_hf_hook", None)
-        for hook in getattr(hooks, "hooks", (hooks,)):
-            offloaded = getattr(hook, "weights_map", None) or {}
-            for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
-                if tensor.is_meta:
-                    set_module_tensor_to_device(module, name, device, value=offloaded[name])
-    remove_hook_from_module(whole, recurse=True)
-    whole.__dict__.pop("hf_device_map", None)
-    return whole.to(device)

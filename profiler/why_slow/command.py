@@ -18,7 +18,7 @@ from profiler.device.contention import ForeignLoad
 from profiler.errors import RequestError, describe_error
 from profiler.json_document import json_text
 from profiler.store.writer import replace_file
-from profiler.why_slow.findings import CallFloor, Finding, Why, judge_calls
+from profiler.why_slow.findings import CallFloor, Why, judge_calls
 from profiler.why_slow.observations import Observations
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
@@ -129,6 +129,7 @@ def explained(
         return judge_calls(seen, [])
     # The script has loaded torch, so this import costs little.
     from profiler.why_slow.fallback_costs import fallback_findings
+    from profiler.why_slow.placement import placement_findings
     from profiler.why_slow.trials import Missed, call_groups, once_warm, try_changes
 
     limits = effort.STANDARD
@@ -136,14 +137,13 @@ def explained(
         budget_s = min(limits.script_most_s, max(limits.script_least_s, seen.wall_s))
     seen = once_warm(recorder, seen, _FIRST_CALLS_SHARE * budget_s)
     floor = _floor(recorder, seen) if limits.script_floor else None
-    bounded: list[Finding] = []
-    unknown: list[str] = []
+    groups = call_groups(recorder, seen, Missed())
+    bounded, unknown = placement_findings(groups, seen.steady_s)
     if seen.fallbacks:
         until_s = start_s + _FALLBACKS_SHARE * budget_s
-        bounded, unknown = fallback_findings(
-            seen.fallbacks, call_groups(recorder, seen, Missed()), seen.steady_s, lambda s: now_s() + s <= until_s
-        )
-    trials, missed = try_changes(recorder, seen, budget_s, spent_s=now_s() - start_s)
+        slower, lines = fallback_findings(seen.fallbacks, groups, seen.steady_s, lambda s: now_s() + s <= until_s)
+        bounded, unknown = [*bounded, *slower], [*unknown, *lines]
+    trials, missed = try_changes(recorder, seen, budget_s, now_s() - start_s, floor)
     return judge_calls(seen, trials, floor, [*missed, *unknown], bounded)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from profiler.why_slow.observations import Observations, covered_s, steady_s
 
@@ -19,7 +19,8 @@ DECISIVE = 0.3
 """Share of a call from which on three agreeing pairs are enough."""
 FEW_ROUNDS = 3
 """Pairs that are enough for such a saving."""
-_GROWING = ("DynamicCache", "dynamic")
+GROWING_CACHES = ("DynamicCache", "dynamic")
+"""Values of the setting `cache_class` whose tensors have a new shape at every token."""
 _SLOW_FIRST_CALL = 2.0
 _FEWEST_OTHERS = 2
 """A first call is reported if it took twice the median of at least so many others, or twice its own repeat."""
@@ -130,6 +131,16 @@ class FirstCall:
 
 
 @dataclass(frozen=True)
+class DecodeFloor:
+    """The least time of a decode step."""
+
+    device_s: float
+    """Seconds of its work at the roofs of the device."""
+    dispatch_s: float
+    """Seconds of the host to dispatch it."""
+
+
+@dataclass(frozen=True)
 class CallFloor:
     """The least time of the same calls on this machine: each prompt once, then a step per token with a cache."""
 
@@ -138,6 +149,8 @@ class CallFloor:
     """Dispatch in `seconds`: all of it on a CPU, the exposed part on a GPU. None if unknown and not included."""
     needless_s: float = 0.0
     """Further seconds at the roofs for work that the tokens do not need: padding, prompts computed again."""
+    decode: Mapping[int, DecodeFloor] = field(default_factory=dict)
+    """The last step of calls with a decode loop and known dispatch, by their number."""
 
 
 @dataclass(frozen=True)
@@ -308,7 +321,7 @@ def _recompilations(seen: Observations) -> list[Finding]:
     slowest = max(seen.recompilations, key=lambda item: item.seconds)
     saves_s = min(seen.calls_s, sum(item.seconds for item in seen.recompilations))
     with_cache = (call for call in seen.calls if call.new_tokens or call.context_len)
-    grows = any(call.settings.get("cache_class") in _GROWING for call in with_cache)
+    grows = any(call.settings.get("cache_class") in GROWING_CACHES for call in with_cache)
     return [
         Finding(
             id="recompiles",

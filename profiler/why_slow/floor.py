@@ -19,7 +19,7 @@ from profiler.facts.step import Step
 from profiler.loading.request import dtype_name
 from profiler.measure.dispatch import least_dispatch_s
 from profiler.roofs.measure import here_roofs
-from profiler.why_slow.findings import CallFloor
+from profiler.why_slow.findings import CallFloor, DecodeFloor
 from profiler.why_slow.observations import Call
 from profiler.why_slow.plain_models import SeenAttention, is_plain, plain_work
 
@@ -48,6 +48,7 @@ def floor_of_calls(
     alive = {call.model.split(" (")[0]: model for call, model in calls if model is not None}
     subjects: dict[str, _Subject] = {}
     total_s = dispatch_s = needless_s = 0.0
+    decode: dict[int, DecodeFloor] = {}
     for before, call in itertools.pairwise([None, *(call for call, _ in calls)]):
         assert call is not None
         name = call.model.split(" (")[0]
@@ -61,8 +62,11 @@ def floor_of_calls(
         total_s += call_s
         dispatch_s += exposed_s
         needless_s += max(0.0, _roof_s(_steps_made(call), subjects[name]) - (call_s - exposed_s))
+        if (dispatched := subjects[name].dispatch_s) is not None and call.new_tokens > 1:
+            last = Step(*(np.array([n]) for n in (call.batch_size, 1, call.prompt_len + call.new_tokens - 1)))
+            decode[call.number] = DecodeFloor(_roof_s(last, subjects[name]), dispatched[1])
     known = all(subject.dispatch_s is not None for subject in subjects.values())
-    return CallFloor(total_s, dispatch_s if known else None, needless_s)
+    return CallFloor(total_s, dispatch_s if known else None, needless_s, decode)
 
 
 def _subject(model: nn.Module, attention: SeenAttention | None) -> _Subject:

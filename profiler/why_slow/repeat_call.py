@@ -120,6 +120,10 @@ class Candidate:
     """Measures more evidence, in words, until the clock is at a time, once the trial has shown a saving."""
     fewer: Callable[[], Candidate | None] | None = None
     """Makes the same change to fewer calls, if there is no time for all."""
+    once_s: float = 0.0
+    """About the seconds that `changed` takes more at its first run, such as those of torch.compile."""
+    closer: Candidate | None = None
+    """A trial that is closer to what the user would run, for the time that all others leave; it replaces this one."""
     alone: bool = False
     """Whether only `changed` can be run, because objects of the script must not be called again."""
 

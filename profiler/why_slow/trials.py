@@ -22,6 +22,7 @@ from profiler.why_slow.findings import (
     LEAST_ROUNDS,
     LEAST_SHARE,
     MOST_ROUNDS,
+    CallFloor,
     ChangeTrial,
     is_settled,
     pairs_agree,
@@ -74,7 +75,7 @@ class Missed:
 
 
 def try_changes(
-    recorder: Recorder, seen: Observations, budget_s: float, spent_s: float = 0.0
+    recorder: Recorder, seen: Observations, budget_s: float, spent_s: float = 0.0, floor: CallFloor | None = None
 ) -> tuple[list[ChangeTrial], list[str]]:
     """(trials, reasons why other changes were not tried), the most expensive calls first.
 
@@ -88,29 +89,36 @@ def try_changes(
     missed = Missed()
     with quiet_libraries(), torch.random.fork_rng(devices=[]):
         try:
-            pending = _candidates(recorder, call_groups(recorder, seen, missed, LEAST_SHARE * seen.steady_s), missed)
+            groups = call_groups(recorder, seen, missed, LEAST_SHARE * seen.steady_s)
+            pending = _candidates(recorder, groups, floor, missed)
             waiting: list[_Pending] = []
             while pending:
                 weights = [each.usual_s for each in pending]
                 candidate, group = (taken := pending.pop(0)).candidate, taken.group
                 left_s = deadline_s - now_s()
                 share = 1.0 if taken.waited else weights[0] / max(sum(weights), 1e-9)
-                name = f"{candidate.id} ({candidate.where})"
-                plan = plan_trial(candidate, share * left_s)
+                name = f"{candidate.id} ({candidate.where})" + (", compiled" if candidate.once_s else "")
+                closer = candidate.closer
+                plan = plan_trial(candidate, share * left_s - candidate.once_s)
                 while isinstance(plan, float) and taken.waited and candidate.fewer and (fewer := candidate.fewer()):
                     candidate, plan = fewer, plan_trial(fewer, left_s)
                 if isinstance(plan, float):
                     if not taken.waited:
                         waiting.append(replace(taken, waited=True))
                     else:
-                        missed.without_time[name] = plan
+                        missed.without_time[name] = plan + candidate.once_s
+                    closer = None
                 else:
                     try:
-                        trials.append(_tried(candidate, group, plan, now_s() + left_s))
+                        trial = _tried(candidate, group, plan, now_s() + left_s)
+                        trials = _with(trial, trials)
+                        closer = closer if trial.is_claim else None
                     except NoTimeLeftError:
-                        missed.without_time[name] = plan.least_s
+                        missed.without_time[name] = plan.least_s + candidate.once_s
                     except Exception as error:
                         missed.add(name, first_line(error))
+                if closer is not None:
+                    waiting.append(_Pending(closer, group, waited=True))
                 if not pending:
                     pending, waiting = waiting, []
         except KeyboardInterrupt:
@@ -118,6 +126,12 @@ def try_changes(
         except Exception as error:  # a user's model may fail in any way, and the answer is useful without more trials
             missed.add("all other changes", describe_error(error))
     return trials, missed.lines(budget_s)
+
+
+def _with(trial: ChangeTrial, trials: Sequence[ChangeTrial]) -> list[ChangeTrial]:
+    """The trials with one more, which replaces an earlier trial of its change if its pairs agree."""
+    same = (trial.id, trial.calls)
+    return [*(each for each in trials if not trial.is_claim or (each.id, each.calls) != same), trial]
 
 
 @dataclass(frozen=True)
@@ -137,17 +151,19 @@ class _Pending:
 
 # Share of a call that a change usually saves where it applies, in scripts with one planted fault (tests/why/scripts).
 _USUAL_SAVING = {
-    "cache-off": 0.7, "one-by-one": 0.6, "padding": 0.6, "beams": 0.6, "offload": 0.6, "shared-prefix": 0.5,
-    "threads": 0.1,
+    "cache-off": 0.7, "one-by-one": 0.6, "padding": 0.6, "beams": 0.6, "offload": 0.6, "uncompiled": 0.6,
+    "shared-prefix": 0.5, "threads": 0.1, "growing-cache": 0.1,
 }  # fmt: skip
 _OTHER_SAVING = 0.3
 
 
-def _candidates(recorder: Recorder, groups: Sequence[CallGroup], missed: Missed) -> list[_Pending]:
+def _candidates(
+    recorder: Recorder, groups: Sequence[CallGroup], floor: CallFloor | None, missed: Missed
+) -> list[_Pending]:
     pending = []
     for group in groups:
         try:
-            pending += [_Pending(candidate, group) for candidate in candidates(group, recorder)]
+            pending += [_Pending(candidate, group) for candidate in candidates(group, recorder, floor)]
         except Exception as error:
             missed.add(f"changes to the calls at {group.calls[0].where}", describe_error(error))
     return sorted(pending, key=lambda each: -each.usual_s)

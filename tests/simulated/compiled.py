@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,25 +13,28 @@ from .host import Host
 COMPILATION_S = 20.0
 """Seconds to compile a step of about twenty layers on a machine with a few cores, with an empty inductor cache."""
 RECORDING_S = 0.5
-"""Launch of a graph."""
+"""Seconds to record a graph."""
+Arguments = list[tuple[int | str, Any]]
+"""By position or name."""
 _REGION = "Torch-Compiled Region: 0/0"
 
 
 @dataclass
 class _Shape:
-    """The compiled code for one shape of token and one cache."""
+    """The compiled code for one shape of arguments and one cache."""
 
     calls: int = 0
     graph: Any = None
-    token: Any = None
+    inputs: Arguments = field(default_factory=list)
     output: Any = None
 
 
 class Compiled:
-    """A function of a token and a cache; with `captured` replayed as a CUDA graph from its third call on.
+    """A decode step of any arguments; with `captured` replayed as a CUDA graph from its third call on.
 
-    A number on the host among its arguments is part of the graph's key, as for torch's cudagraph trees: another value
-    records the graph again.
+    It is compiled again for tensors of other shapes and for a cache of another size. A cache at another address, or
+    another number on the host in it, is part of the graph's key only, as for torch's cudagraph trees: the graph is
+    recorded again.
     """
 
     def __init__(self, host: Host, function: Callable[..., Any], *, captured: bool) -> None:
@@ -41,35 +44,58 @@ class Compiled:
         self._shapes: dict[Any, _Shape] = {}
         self._compiled: set[Any] = set()
 
-    def __call__(self, token: torch.Tensor, *caches: Any) -> Any:
+    def __call__(self, *args: Any, **named: Any) -> Any:
         with torch.profiler.record_function(_REGION):
-            return self._run(token, *caches)
+            return self._run([*enumerate(args), *named.items()])
 
-    def _run(self, token: torch.Tensor, *caches: Any) -> Any:
-        compiled = tuple(token.shape), *map(id, caches)
+    def _run(self, arguments: Arguments) -> Any:
+        compiled = tuple((name, *_shape(value)) for name, value in arguments)
         if compiled not in self._compiled:
             self._compiled.add(compiled)
             self._host.advance(COMPILATION_S)
         if not self._captured:
-            return self._function(token, *caches)
-        shape = self._shapes.setdefault((compiled, *map(_numbers, caches)), _Shape())
+            return self._call(arguments)
+        shape = self._shapes.setdefault((compiled, *(_place(value) for _, value in arguments)), _Shape())
         shape.calls += 1
         if shape.calls < 3:
-            return self._function(token, *caches)
+            return self._call(arguments)
         if shape.graph is None:
             self._host.advance(RECORDING_S)
-            shape.token = token.clone()
+            shape.inputs = [
+                (name, value.clone() if isinstance(value, torch.Tensor) else value) for name, value in arguments
+            ]
             shape.graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(shape.graph):
-                shape.output = self._function(shape.token, *caches)
-        shape.token.copy_(token)
+                shape.output = self._call(shape.inputs)
+        for (_, memory), (_, value) in zip(shape.inputs, arguments, strict=True):
+            if isinstance(value, torch.Tensor):
+                memory.copy_(value)
         shape.graph.replay()
         return shape.output
 
+    def _call(self, arguments: Arguments) -> Any:
+        args = [value for name, value in arguments if isinstance(name, int)]
+        return self._function(*args, **{name: value for name, value in arguments if isinstance(name, str)})
 
-def _numbers(cache: Any) -> tuple[Any, ...]:
-    layers = getattr(cache, "layers", ())
-    return tuple(value for layer in layers for value in vars(layer).values() if type(value) is int)
+
+def _shape(value: Any) -> tuple[Any, ...]:
+    """What code is compiled for: the shape of a tensor, the sizes of a cache."""
+    if isinstance(value, torch.Tensor):
+        return tuple(value.shape)
+    return tuple(
+        (type(layer).__name__, getattr(layer, "max_cache_len", None)) for layer in getattr(value, "layers", ())
+    )
+
+
+def _place(value: Any) -> tuple[Any, ...]:
+    """What a graph is recorded for: the memory of a cache, and the numbers on the host in it."""
+    layers = getattr(value, "layers", ())
+    return tuple(
+        part if type(part) is int else part.untyped_storage().data_ptr()
+        for layer in layers
+        for part in vars(layer).values()
+        if type(part) is int or isinstance(part, torch.Tensor)
+    )
 
 
 def compiler(host: Host) -> Callable[..., Compiled]:

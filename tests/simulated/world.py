@@ -6,6 +6,7 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -14,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 import profiler.device.machine  # noqa: F401  patched below
 from profiler import effort
+from profiler.device import contention
 from profiler.device.clock import no_gc
 from profiler.device.contention import Neighbours
 from profiler.facts.contention import Contention
@@ -90,6 +92,7 @@ def simulated(*truths: Truth, hurried: bool = True) -> Iterator[World]:
         stack.enter_context(mock.patch.object(torch, "compile", compiler(host)))
         # The simulated host has no other processes, whatever runs on this machine during the test.
         stack.enter_context(mock.patch.object(Neighbours, "look", return_value=Contention(0.0, 1)))
+        stack.enter_context(mock.patch.object(contention, "SCHEDSTAT_FILE", Path("no-waits-for-a-core")))
         stack.enter_context(standing_in("pynvml", nvml.answers(cards)))
         if four_bit.table() is not None:
             stack.enter_context(standing_in(four_bit.NAME, four_bit.table()))

@@ -1,0 +1,181 @@
+"""Changes that take the dispatch of decode steps off the host: a static cache, the compiled step, a CUDA graph."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from profiler.device.machine import Machine, machine_for
+from profiler.engines.caches import moving_window, static_cache, unwindowed
+from profiler.errors import RequestError
+from profiler.units import duration
+from profiler.why_slow.call_settings import is_spread
+from profiler.why_slow.findings import GROWING_CACHES, DecodeFloor
+from profiler.why_slow.observations import Call
+from profiler.why_slow.repeat_call import CallGroup, Candidate, repeat
+
+# Fewer tokens show no decode loop: the third step is captured.
+_LEAST_TOKENS = 8
+_WARM_STEPS = 2
+# About the seconds to compile a decode step for the first time, and those per layer.
+_COMPILE_S, _COMPILE_LAYER_S = 10.0, 1.0
+
+
+def dispatch_changes(
+    group: CallGroup, floor: DecodeFloor | None, candidate: Callable[..., Candidate]
+) -> Iterator[Candidate]:
+    """Changes to calls of `generate` on a GPU whose steps take the host longer than the GPU, as far as is known.
+
+    `generate` compiles its decode step if the cache is static (generation/utils.py of transformers 5.23:
+    `_valid_auto_compile_criteria`), and the compiled step is replayed as a CUDA graph (`CompileConfig.mode`). The step
+    is captured without torch.compile first, which takes no time to compile.
+    """
+    call, noted = group.middle
+    model = group.model
+    if not _grows_a_cache(call) or is_spread(model) or (floor and floor.dispatch_s < floor.device_s):
+        return
+    slots = call.prompt_len + call.new_tokens
+    static = {"cache_implementation": "static", **_size(model, slots)}
+    host = "the host dispatches every step kernel by kernel"
+    if floor:
+        needs = f"needs at least {duration(floor.dispatch_s)} to dispatch a step"
+        host = f"the host {needs}, and the GPU {duration(floor.device_s)} at its roofs"
+    yield candidate(
+        "growing-cache", f"{host}; the cache grows at every token",
+        'pass cache_implementation="static", disable_compile=True',
+        repeat(noted, call, model, {**static, "disable_compile": True}),
+    )  # fmt: skip
+    if not _compiles(model):
+        return
+    compiled = candidate(
+        "uncompiled", host,
+        'pass cache_implementation="static": generate then compiles the step, and replays it as a CUDA graph',
+        repeat(noted, call, model, static), once_s=_COMPILE_S + _COMPILE_LAYER_S * _layers(model),
+    )  # fmt: skip
+    yield _captured(compiled, call, model, slots)
+
+
+def _grows_a_cache(call: Call) -> bool:
+    """Whether a call on a GPU makes a cache that grows, in steps that a static one could take: no beams, no drafts."""
+    settings = call.settings
+    return (
+        call.kind == "generate"
+        and settings["device"].startswith("cuda")
+        and settings["cache"] == "on"
+        and settings["cache_class"] in GROWING_CACHES
+        and settings["beams"] in ("-", "1")
+        and settings["assistant"] == "no"
+        and not call.context_len
+        and call.new_tokens >= _LEAST_TOKENS
+    )
+
+
+def _size(model: Any, slots: int) -> dict[str, int]:
+    """The option for a static cache of `slots` tokens, also for a shorter answer, if transformers has it."""
+    return {"max_cache_len": slots} if hasattr(model.generation_config, "max_cache_len") else {}
+
+
+def _compiles(model: Any) -> bool:
+    """Whether `generate` would compile this model's steps on a static cache."""
+    quantizer = getattr(model, "hf_quantizer", None)
+    return not model.config.is_encoder_decoder and (quantizer is None or bool(quantizer.is_compileable))
+
+
+def _layers(model: Any) -> int:
+    return int(getattr(model.config.get_text_config(), "num_hidden_layers", 1))
+
+
+def _captured(compiled: Candidate, call: Call, model: Any, slots: int) -> Candidate:
+    """The same change, tried with the step captured as it is; then compiled, if time is left."""
+
+    @functools.cache
+    def made() -> Mapping[str, Callable[..., Any]]:
+        return _replacements(model, machine_for(model.device), slots)
+
+    @contextlib.contextmanager
+    def within() -> Iterator[None]:
+        for name, function in made().items():
+            setattr(model, name, function)
+        try:
+            yield
+        finally:
+            for name in made():
+                delattr(model, name)
+
+    return replace(
+        compiled, within=within, once_s=0.0, closer=compiled,
+        shape=f"{call.words}, its step as a CUDA graph without torch.compile",
+    )  # fmt: skip
+
+
+def _replacements(model: Any, machine: Machine, slots: int) -> dict[str, Callable[..., Any]]:
+    """Methods of a model with which `generate` on a static cache replays a captured step instead of compiling it.
+
+    Raises RequestError if the model has no static cache, or one that a graph cannot replay.
+    """
+    cache = unwindowed(static_cache(model, slots), slots)
+    if moving_window(cache):
+        raise RequestError("the host moves this model's window, which a CUDA graph cannot replay")
+    step = GraphOfStep(model, machine)
+
+    def emptied(**_: object) -> Any:
+        cache.reset()
+        return cache
+
+    return {"_prepare_static_cache": emptied, "get_compiled_call": lambda _config: step}
+
+
+@dataclass
+class GraphOfStep:
+    """A decode step of `generate` that becomes a CUDA graph at its third call; all calls have the same shapes."""
+
+    model: Any
+    machine: Machine
+    _calls: int = 0
+    _inputs: dict[str, Any] = field(default_factory=dict)
+    """The arguments whose tensors the graph reads."""
+    _output: Any = None
+    """The output that it writes."""
+    _replay: Callable[[], object] | None = None
+
+    def __call__(self, **named: Any) -> Any:
+        """Run the step with the arguments of the model's `forward`; the next call overwrites the output."""
+        self._calls += 1
+        if self._calls <= _WARM_STEPS:
+            with self.machine.on_side_stream():
+                return self.model(**named)
+        if self._replay is None:
+            self._inputs = _copied(named)
+            self._replay = self.machine.capture(self._step)
+        for memory, tensor in zip(_tensors(self._inputs), _tensors(named), strict=True):
+            memory.copy_(tensor)
+        self._replay()
+        return self._output
+
+    def _step(self) -> None:
+        self._output = self.model(**self._inputs)
+
+
+def _copied(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments with copies of their tensors, also of those in dictionaries (masks by the kind of layer)."""
+
+    def copied(value: Any) -> Any:
+        if isinstance(value, dict):
+            return _copied(value)
+        return value.clone() if isinstance(value, torch.Tensor) else value
+
+    return {name: copied(value) for name, value in arguments.items()}
+
+
+def _tensors(arguments: Mapping[str, Any]) -> Iterator[torch.Tensor]:
+    """The tensors among arguments, in their order."""
+    for value in arguments.values():
+        if isinstance(value, dict):
+            yield from _tensors(value)
+        elif isinstance(value, torch.Tensor):
+            yield value

@@ -1,0 +1,175 @@
+"""Weights on several devices or on the disk: what crosses a link, what would fit, and GPUs that work in turn."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from profiler.counting.memory_need import memory_need, path_on
+from profiler.counting.model_numbers import least
+from profiler.counting.operators import Linear, ModelWork
+from profiler.counting.walk import walk
+from profiler.data.datasheets import Datasheet, gpus
+from profiler.data.prices import prices
+from profiler.data.room import idle_room_bytes
+from profiler.device.device import compute_capability
+from profiler.device.machine import Machine, machine_for
+from profiler.device.memory import available_bytes, total_bytes
+from profiler.errors import RequestError, first_line
+from profiler.facts.step import Attention, Step
+from profiler.loading.device_map import DeviceMap, offloaded_bytes
+from profiler.roofs.links import measure_links
+from profiler.units import duration, scaled
+from profiler.why_slow.call_settings import gpus_in_turn, is_spread, pipelined_devices
+from profiler.why_slow.findings import Finding
+from profiler.why_slow.observations import Call
+from profiler.why_slow.plain_models import is_plain
+from profiler.why_slow.repeat_call import CallGroup
+
+# Seconds to measure one link.
+_LINK_S = 1.0
+# Bits per weight of bitsandbytes' formats with their scales (quant/storage.py), the most first.
+_PACKED_BITS = {"8 bits (bitsandbytes' int8)": 8.0, "4 bits (bitsandbytes' nf4)": 4.5}
+
+
+def placement_findings(groups: Sequence[CallGroup], steady_s: float) -> tuple[list[Finding], list[str]]:
+    """(findings, reasons why others are unknown): what placement costs calls at most, where no trial can show it."""
+    findings: list[Finding] = []
+    unknown: dict[str, None] = {}
+    for group in groups:
+        if is_plain(group.model) or not is_spread(group.model):
+            continue
+        try:
+            findings += [*_over_the_link(group, steady_s), *_in_turn(group, steady_s)]
+        except Exception as error:  # a user's model may fail in any way, and the answer is useful without a bound
+            unknown[f"offload ({group.loaded_at}): {first_line(error)}"] = None
+    return findings, list(unknown)
+
+
+def _over_the_link(group: CallGroup, steady_s: float) -> Iterator[Finding]:
+    """The time in which offloaded weights cross their link, by its measured bandwidth, unless a trial shows it."""
+    model = group.model
+    if has_room_for_all(model):
+        return
+    places = {name: f"cuda:{place}" if isinstance(place, int) else str(place)
+              for name, place in model.hf_device_map.items()}  # fmt: skip
+    crossing = offloaded_bytes(model, DeviceMap(places, None))
+    machine = machine_for(model.device)
+    if not crossing:
+        return
+    links, missing = measure_links(tuple(crossing), machine, _LINK_S)
+    if missing:
+        raise RequestError("; ".join(missing.values()))
+    step_s = sum(nbytes / links[name].per_s for name, nbytes in crossing.items())
+    forwards = sum(call.forwards for call in group.calls)
+    saves_s = min(group.seconds, forwards * step_s)
+    rates = " and ".join(f"{scaled(links[name].per_s, 'B/s')} from the {name}" for name in crossing)
+    yield Finding(
+        id="offload",
+        saves_s=saves_s,
+        share=saves_s / steady_s,
+        where=group.loaded_at,
+        evidence=(
+            f"{scaled(sum(crossing.values()), 'B')} of {scaled(_weight_bytes(model), 'B')} of weights cross a link in"
+            f" each of {forwards} forwards, {duration(step_s)} at {rates}"
+        ),
+        change=what_fits(walk(model), _weight_bytes(model), group.middle[0], machine),
+        basis="at most: the bytes that cross the link, at its measured bandwidth",
+    )
+
+
+def _in_turn(group: CallGroup, steady_s: float) -> Iterator[Finding]:
+    """The time in which GPUs wait for each other, as each runs some layers."""
+    if (count := gpus_in_turn(group.model)) < 2:
+        return
+    saves_s = (1 - 1 / count) * group.seconds
+    yield Finding(
+        id="gpus-in-turn",
+        saves_s=saves_s,
+        share=saves_s / steady_s,
+        where=group.loaded_at,
+        evidence=pipelined_devices(group.model),
+        change=(
+            f"pass distributed_config=DistributedConfig(tp_size={count}) to from_pretrained, and start with torchrun"
+            f" --nproc-per-node {count}: each GPU then computes a part of every layer"
+        ),
+        basis=f"at most: 1 - 1/{count} of the calls, if {count} GPUs shared every layer and sent nothing",
+    )
+
+
+def what_fits(work: ModelWork, weight_bytes: int, call: Call, machine: Machine) -> str:
+    """What would fit on one device for a call, by the rule for room of `count --gpu`."""
+    device = machine.device
+    room = idle_room_bytes(device.type, total_bytes(device))
+    attention: Attention = "eager" if call.settings["attention"] == "eager" else "sdpa"
+    path = path_on(work, attention, fuses_grouped_heads=not machine.is_cuda or compute_capability(device) >= (8, 0))
+
+    def needs(weights: float, prompt_len: int) -> float:
+        step = Step(call.batch_size, max(1, prompt_len), 0)
+        return float(memory_need(work, int(weights), step, max(1, call.new_tokens), path).total_bytes)
+
+    prompt_len = call.prompt_len + call.context_len
+    dense = needs(weight_bytes, prompt_len)
+    has = f"this {'GPU' if machine.is_cuda else 'machine'} has room for {scaled(room, 'B')}"
+    if dense <= room:
+        return f'device_map={{"": "{device}"}}: all of it needs {scaled(dense, "B")}, and {has}'
+    options = []
+    packed = {name: needs(_packed_bytes(work, weight_bytes, bits), prompt_len) for name, bits in _PACKED_BITS.items()}
+    if fitting := [f"load it in {name}, which needs {scaled(need, 'B')}" for name, need in packed.items()
+                   if machine.is_cuda and need <= room]:  # fmt: skip
+        options.append(fitting[0])
+    if needs(weight_bytes, 1) <= room:
+        too_long = least(lambda tokens: needs(weight_bytes, tokens) > room) or prompt_len
+        options.append(f"keep prompts to {too_long - 1:,} tokens")
+    if larger := _smallest_gpu(dense):
+        options.append(f"use a GPU with room for {scaled(dense, 'B')}, such as the {larger.gpu}")
+    return f"{', or '.join(options) or 'use a smaller model'}: {has}"
+
+
+def _packed_bytes(work: ModelWork, weight_bytes: int, bits: float) -> float:
+    """Bytes of the weights with all linears but the LM head in so many bits, as bitsandbytes packs them."""
+    linears = (item for item in work.operators if isinstance(item, Linear) and item.group not in ("lm_head", "experts"))
+    saved = (
+        item.count * (item.weight.weight_bytes - item.weight.in_features * item.weight.out_features * bits / 8)
+        for item in linears
+    )
+    return weight_bytes - sum(max(0.0, each) for each in saved)
+
+
+def _smallest_gpu(needs_bytes: float) -> Datasheet | None:
+    """The GPU with the least room that is enough, among those that are rented out; None if all are too small."""
+    rented = {price.card for price in prices()}
+    enough = [gpu for gpu in gpus() if gpu.gpu in rented and gpu.room_bytes >= needs_bytes]
+    return min(enough, key=lambda gpu: (gpu.room_bytes, -gpu.year), default=None)
+
+
+# The trial's copy of a model may take at most this share of the free memory.
+COPY_SHARE = 0.8
+
+
+def has_room_for_all(model: Any) -> bool:
+    """Whether a copy of all weights fits next to the model on the device that computes, so that a trial can run it."""
+    return _weight_bytes(model) <= COPY_SHARE * available_bytes(model.device)
+
+
+def _weight_bytes(model: Any) -> int:
+    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+
+
+def gathered(model: Any) -> Any:
+    """A copy with all weights on the device that computes, without accelerate's hooks."""
+    from accelerate.hooks import remove_hook_from_module
+    from accelerate.utils import set_module_tensor_to_device
+
+    device, whole = model.device, copy.deepcopy(model)
+    for module in whole.modules():
+        hooks = getattr(module, "_hf_hook", None)
+        for hook in getattr(hooks, "hooks", (hooks,)):
+            offloaded = getattr(hook, "weights_map", None) or {}
+            for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+                if tensor.is_meta:
+                    set_module_tensor_to_device(module, name, device, value=offloaded[name])
+    remove_hook_from_module(whole, recurse=True)
+    whole.__dict__.pop("hf_device_map", None)
+    return whole.to(device)

@@ -1,0 +1,176 @@
+"""What `why` tries on a GPU of known truth: the cause is named, with the seconds that its change really saves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from hurry import with_effort
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import profiler
+from profiler.why_slow.findings import Finding, Why
+
+from . import compiled
+from .native import why_not
+from .truth import A100, H100, T4, Truth
+from .world import World, simulated
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
+]
+
+SLOW_HOST = H100.but(launch_s=40e-6, host_operator_s=40e-6)
+PROMPT, NEW_TOKENS = 16, 24
+
+
+@pytest.fixture(autouse=True)
+def _without_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use no repetitions, since a simulated GPU has no noise, and no floor."""
+    with_effort(monkeypatch, script_floor=False, script_repeats=1, script_calls=4)
+
+
+def llama(dtype: torch.dtype, *, layers: int = 2, device: str = "cuda", **sizes: int) -> Any:
+    config = LlamaConfig(
+        **{"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16, "vocab_size": 8192, **sizes},
+        num_hidden_layers=layers, eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model: Any = LlamaForCausalLM(config).to(dtype).eval()
+    return model.to_empty(device=device)
+
+
+def answer(model: Any, **options: object) -> None:
+    ids = torch.ones(1, PROMPT, dtype=torch.long, device="cuda")
+    model.generate(ids, max_new_tokens=NEW_TOKENS, do_sample=False, **options)
+
+
+def seconds(world: World, run: Callable[..., None], model: Any, **options: object) -> float:
+    torch.cuda.synchronize()
+    start_s = world.host.now_s
+    run(model, **options)
+    torch.cuda.synchronize()
+    return world.host.now_s - start_s
+
+
+def explained(model: Any, budget_s: float = 600.0) -> Why:
+    with profiler.why(budget_s) as watching:
+        for _ in range(2):
+            answer(model)
+    assert watching.found is not None
+    return watching.found
+
+
+def finding(why: Why, name: str) -> Finding:
+    [found] = [item for item in why.findings if item.id == name]
+    return found
+
+
+def truly_saved_s(world: World, model: Any, **options: object) -> float:
+    """Return the seconds that options save in two warm calls; the first ones compile, and record the graph."""
+    fastest_s = min(seconds(world, answer, model, **options) for _ in range(4))
+    return 2 * (seconds(world, answer, model) - fastest_s)
+
+
+@pytest.mark.parametrize("compiles", [True, False])
+def test_a_loop_bound_by_its_host_is_compiled_or_captured(compiles: bool) -> None:
+    """Each launch costs the host 40 us, so a step of 2 layers takes several ms; its weights take the GPU 0.03 ms."""
+    with simulated(SLOW_HOST) as world, mock.patch.object(compiled, "RECORDING_S", 1e-3):  # of so small a step
+        model = llama(torch.bfloat16)
+        saves_s = truly_saved_s(world, model, cache_implementation="static")
+        if compiles:
+            why = explained(model)
+        else:
+            del model._compiled_call
+            with mock.patch.object(torch, "compile", side_effect=RuntimeError("no working triton installation")):
+                why = explained(model)
+    found = finding(why, "uncompiled")
+    assert found.saves_s == pytest.approx(saves_s, rel=0.25)
+    assert found.saves_s > 0.5 * why.seen.calls_s
+    assert 'cache_implementation="static"' in found.change
+    assert ("CUDA graph without torch.compile" in found.basis) is not compiles
+    assert any("no working triton installation" in line for line in why.not_tried) is not compiles
+
+
+def test_a_step_that_the_gpu_limits_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a host with 0.1 us per launch, the weights of a step take longer than its dispatch."""
+    with_effort(monkeypatch, script_floor=True)
+    with simulated(H100.but(launch_s=1e-7, host_operator_s=1e-7)):
+        why = explained(llama(torch.bfloat16, hidden_size=4096))
+    assert {"uncompiled", "growing-cache"}.isdisjoint(trial.id for trial in why.tried)
+
+
+@pytest.mark.parametrize(
+    ("truth", "dtype", "name", "change"),
+    [
+        (T4, torch.float32, "wide-dtype", "dtype=torch.float16"),
+        (T4, torch.bfloat16, "emulated-dtype", "dtype=torch.float16"),
+        (A100, torch.float32, "wide-dtype", "dtype=torch.bfloat16"),
+        (A100, torch.float16, "", ""),
+    ],
+)
+def test_weights_are_tried_in_the_16_bits_that_the_gpu_has(
+    truth: Truth, dtype: torch.dtype, name: str, change: str
+) -> None:
+    """Before Ampere (compute capability 8.0) that is float16, from there on bfloat16."""
+    with simulated(truth.but(launch_s=1e-6)) as world:
+        model = llama(dtype)
+        long = torch.ones(1, 2048, dtype=torch.long, device="cuda")
+
+        def read(model: Any) -> None:
+            with torch.inference_mode():
+                model(long, use_cache=False, logits_to_keep=1)
+
+        native = torch.float16 if truth is T4 else torch.bfloat16
+        saves_s = 2 * (seconds(world, read, model) - seconds(world, read, llama(native)))
+        with profiler.why() as watching:
+            for _ in range(2):
+                read(model)
+    assert watching.found is not None
+    found = [item for item in watching.found.findings if item.id in ("wide-dtype", "emulated-dtype")]
+    if not name:
+        assert found == []
+        return
+    [item] = found
+    assert (item.id, item.change.split(",")[0]) == (name, change)
+    assert item.saves_s == pytest.approx(saves_s, rel=0.25)
+
+
+def spread(model: Any, on_first: int, other: str) -> Any:
+    """Return a model whose layers from `on_first` on are at another place."""
+    from accelerate import dispatch_model
+
+    names = ["model.embed_tokens", "model.rotary_emb", "model.norm", "lm_head"]
+    layers = {f"model.layers.{n}": "cuda:0" if n < on_first else other for n in range(model.config.num_hidden_layers)}
+    return dispatch_model(model, {**dict.fromkeys(names, "cuda:0"), **layers}, main_device="cuda:0")
+
+
+def test_offloaded_weights_have_their_time_on_the_link_and_what_would_fit() -> None:
+    """Three of four layers of 4 x 4096^2 + 3 x 4096 x 14336 weights wait in the memory of the host."""
+    nbytes = 3 * 2 * (4 * 4096**2 + 3 * 4096 * 14336 + 2 * 4096)
+    with simulated(T4.but(memory_bytes=2_400_000_000)):
+        model = llama(torch.float16, layers=4, device="cpu", hidden_size=4096, intermediate_size=14336,
+                      num_attention_heads=32)  # fmt: skip
+        model = spread(model, 1, "cpu")
+        why = explained(model, 60.0)
+    found = finding(why, "offload")
+    per_step_s = nbytes / (T4.link_bytes_per_s * T4.pageable_share)
+    assert found.is_bound
+    assert found.saves_s == pytest.approx(2 * NEW_TOKENS * per_step_s, rel=0.1)
+    assert found.evidence.startswith(f"{nbytes / 1e9:.3g} GB of ")
+    assert "4 bits" in found.change or "8 bits" in found.change
+    assert "such as the T4" in found.change
+
+
+def test_gpus_that_take_turns_cost_at_most_half() -> None:
+    with simulated(A100, A100):
+        model = spread(llama(torch.float16, layers=4), 2, "cuda:1")
+        why = explained(model, 60.0)
+    found = finding(why, "gpus-in-turn")
+    assert found.is_bound
+    assert found.saves_s == pytest.approx(sum(call.steady_s for call in why.seen.calls) / 2)
+    assert "tp_size=2" in found.change
