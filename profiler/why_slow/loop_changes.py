@@ -227,8 +227,7 @@ def prefix_change(group: CallGroup, most: int = _MOST_IN_A_BATCH) -> Candidate |
 def _shared_tokens(before: torch.Tensor, after: torch.Tensor) -> int:
     """Tokens at the beginning of a prompt that are those of the one before, without its last token."""
     length = min(before.shape[1], after.shape[1] - 1)
-    differ = (before[0, :length] != after[0, :length]).nonzero()
-    return int(differ[0, 0]) if len(differ) else length
+    return int((before[0, :length] == after[0, :length]).cumprod(0).sum())
 
 
 # So many increases by one token from forward to forward are a decode loop without a cache.
