@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from profiler.checks.installation import CheckResult
-from profiler.device.device import sixteen_bit_dtype
 from profiler.units import duration
 
 if TYPE_CHECKING:
@@ -68,7 +67,7 @@ def _kernel(machine: Machine, *, query: int, masked: bool) -> str:
     from profiler.counting.attention import AttentionCore
     from profiler.counting.attention_kernel import sdpa_kernel
 
-    dtype = getattr(torch, sixteen_bit_dtype(machine.device))
+    dtype = getattr(torch, machine.info.sixteen_bit_dtype)
     core = AttentionCore(
         "core", "attention", 1, dtype, _QUERY_HEADS, _KV_HEADS, _HEAD_DIM, _HEAD_DIM, itemsize=dtype.itemsize
     )
@@ -86,7 +85,7 @@ def _two_calls_s(machine: Machine, length: int) -> tuple[float, float]:
     import torch
     import torch.nn.functional as F
 
-    dtype = getattr(torch, sixteen_bit_dtype(machine.device))
+    dtype = getattr(torch, machine.info.sixteen_bit_dtype)
     query = torch.zeros(1, _QUERY_HEADS, 1, _HEAD_DIM, device=machine.device, dtype=dtype)
     key, value = torch.zeros(2, 1, _KV_HEADS, length, _HEAD_DIM, device=machine.device, dtype=dtype)
 

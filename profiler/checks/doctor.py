@@ -150,7 +150,6 @@ def _fits(machine: Machine, *, packs: bool) -> list[PresetFit]:
     from profiler.counting.memory_need import memory_need
     from profiler.counting.meta import path_here
     from profiler.counting.walk import walk
-    from profiler.device.device import sixteen_bit_dtype
     from profiler.facts.step import Step
     from profiler.loading.config import load_config
     from profiler.loading.device_map import planned_weight_bytes, room_here_bytes
@@ -160,7 +159,7 @@ def _fits(machine: Machine, *, packs: bool) -> list[PresetFit]:
     from profiler.quant.checkpoints import as_dense_config
 
     device = machine.device
-    half = getattr(torch, sixteen_bit_dtype(device))
+    half = getattr(torch, machine.info.sixteen_bit_dtype)
     dtypes = [half] if machine.is_cuda else [torch.float32, half]
     precisions: list[tuple[str, torch.dtype, Quant]] = [(dtype_name(dtype), dtype, "none") for dtype in dtypes]
     if packs:

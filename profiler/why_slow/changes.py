@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from profiler.device.clock import now_s
-from profiler.device.device import sixteen_bit_dtype
+from profiler.device.device import describe
 from profiler.device.memory import available_bytes
 from profiler.errors import RequestError
 from profiler.measure.dense_twins import (
@@ -297,7 +297,7 @@ def other_copies(model: Any, dtype: str) -> Iterator[Copy]:
 
 def _faster_dtype(device: torch.device, dtype: str) -> str | None:
     """The dtype to try: 16 bits for wide ones; for 16 bits that a device emulates, a dtype that it has units for."""
-    native = sixteen_bit_dtype(device)
+    native = describe(device).sixteen_bit_dtype
     if dtype in _WIDE:
         return native
     if dtype not in _HALVES:
