@@ -129,6 +129,7 @@ def explained(
         return judge_calls(seen, [])
     # The script has loaded torch, so this import costs little.
     from profiler.why_slow.fallback_costs import fallback_findings
+    from profiler.why_slow.load_costs import conversion_findings
     from profiler.why_slow.placement import placement_findings
     from profiler.why_slow.trials import Missed, call_groups, once_warm, try_changes
 
@@ -144,7 +145,8 @@ def explained(
         slower, lines = fallback_findings(seen.fallbacks, groups, seen.steady_s, lambda s: now_s() + s <= until_s)
         bounded, unknown = [*bounded, *slower], [*unknown, *lines]
     trials, missed = try_changes(recorder, seen, budget_s, now_s() - start_s, floor)
-    return judge_calls(seen, trials, floor, [*missed, *unknown], bounded)
+    loads = conversion_findings(seen, recorder.converted_models)
+    return judge_calls(seen, trials, floor, [*missed, *unknown], [*loads, *bounded])
 
 
 def _floor(recorder: Recorder, seen: Observations) -> CallFloor | None:

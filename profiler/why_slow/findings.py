@@ -202,11 +202,14 @@ def judge_calls(
     trials: Sequence[ChangeTrial],
     floor: CallFloor | None = None,
     not_tried: Sequence[str] = (),
-    bounded: Sequence[Finding] = (),
+    more: Sequence[Finding] = (),
 ) -> Why:
-    """The answer, the largest saving first and bounds last; less than 2 % of the watched time is left out."""
-    findings = [*bounded, *(_of_trial(trial, seen) for trial in trials if trial.is_claim)]
-    findings += [*_conversions(seen), *_reloads(seen), *_recompilations(seen), *_callbacks(seen), *_texts_again(seen)]
+    """The answer, the largest saving first and bounds last; less than 2 % of the watched time is left out.
+
+    `more` are findings that neither a trial nor `seen` gives.
+    """
+    findings = [*more, *(_of_trial(trial, seen) for trial in trials if trial.is_claim)]
+    findings += [*_reloads(seen), *_recompilations(seen), *_callbacks(seen), *_texts_again(seen)]
     merged = _merged([finding for finding in findings if finding.share >= LEAST_SHARE])
     return Why(seen, tuple(merged), floor, tuple(trials), tuple(not_tried))
 
@@ -271,24 +274,6 @@ def _texts_again(seen: Observations) -> list[Finding]:
             basis="measured: the calls after the first",
         )
         for item in seen.texts_again
-    ]
-
-
-def _conversions(seen: Observations) -> list[Finding]:
-    """Time of the first load of each model whose weights are converted; later ones are reloads."""
-    firsts = {load.source: load for load in reversed(seen.loads)}
-    return [
-        Finding(
-            id="slow-load",
-            saves_s=load.seconds,
-            share=load.seconds / seen.steady_s,
-            where=load.where,
-            evidence=f"{load.conversion} at every start",
-            change="call save_pretrained once, and load that folder",
-            basis="at most: the time of this load",
-        )
-        for load in reversed(firsts.values())
-        if load.conversion
     ]
 
 

@@ -84,11 +84,12 @@ def _on_parts(noted: CallRecord, call: Call, model: Any, parts: Sequence[Sequenc
 def _prompts(group: CallGroup) -> list[tuple[Call, CallRecord, torch.Tensor]]:
     """The calls whose arguments are stored, their records and token ids [1, tokens].
 
-    Empty if a call has other inputs or several rows, or if the script loaded the model again between them.
+    Empty if a call has other inputs or several rows, or if the script loaded the model again between them: a model of
+    an earlier call is then another one, or no longer exists.
     """
     found = [(call, noted, prompt_ids(*(noted.arguments or ((), {})))) for call, noted in _repeatable(group)]
     single = all(ids is not None and len(ids) == 1 for _, _, ids in found)
-    return found if single and len({call.model for call, _, _ in found}) == 1 else []
+    return found if single and all(noted.model() is group.model for _, noted, _ in found) else []
 
 
 def _repeatable(group: CallGroup) -> list[tuple[Call, CallRecord]]:
@@ -209,7 +210,7 @@ def prefix_change(group: CallGroup, most: int = _MOST_IN_A_BATCH) -> Candidate |
     share = sum(shared) / sum(ids.shape[1] for ids in prompts)
     return Candidate(
         "shared-prefix",
-        f"{100 * share:.0f} % of the tokens of {len(found)} prompts are as in the prompt before: computed again",
+        f"{100 * share:.0f} % of the tokens of {len(found)} prompts are those of the prompt before, computed again",
         "pass past_key_values with the next prompt"
         if _continue_each_other(prompts)
         else "compute them once, and pass copy.deepcopy of their past_key_values with each prompt",

@@ -81,6 +81,8 @@ class Load:
     """Start time, on the clock of `Call.began_s`."""
     conversion: str = ""
     """What it did to the weights besides reading them, in words; empty if nothing."""
+    instead: str = ""
+    """What to do instead of a conversion."""
 
 
 @dataclass(frozen=True)

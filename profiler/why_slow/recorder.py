@@ -63,6 +63,7 @@ class Recorder:
     fallbacks: list[Fallback] = field(default_factory=list)
     reads: Reads = field(init=False)
     _here: Thread = field(default_factory=Thread)
+    _loaded: list[Callable[[], Any]] = field(default_factory=list)
     _sources: dict[str, str] = field(default_factory=dict)
     _last: Any = None
     """The model of the latest call, which a trial needs; it lives at least until the next load."""
@@ -197,8 +198,9 @@ class Recorder:
             self._here.load_depth = 0
             with self._errors_counted():
                 seconds, name = now_s() - start_s, self.name_of_source(source)
-                began_s = start_s - self._start_s
-                self.loads.append(Load(name, seconds, users_line(), began_s, _conversion(model, named)))
+                conversion, instead = _conversion(model, named)
+                self.loads.append(Load(name, seconds, users_line(), start_s - self._start_s, conversion, instead))
+                self._loaded.append(weakref.ref(model) if conversion else lambda: None)
 
     def name_of_source(self, source: str) -> str:
         """The name of a model's source in files: a hub id, or the last part of a path, as paths may name a user.
@@ -305,6 +307,11 @@ class Recorder:
         )  # fmt: skip
 
     @property
+    def converted_models(self) -> list[Any]:
+        """Per load, the model whose weights it converted, if there is one and it still exists, else None."""
+        return [model() for model in self._loaded]
+
+    @property
     def used_cache(self) -> bool:
         """Whether a forward had a cache, as in a decode loop."""
         return any(noted.shape[2] for noted in self.notes)
@@ -404,15 +411,17 @@ class Recorder:
         self.undo.append(lambda: setattr(functional, "scaled_dot_product_attention", original))
 
 
-def _conversion(model: Any, named: Mapping[str, Any]) -> str:
-    """What a load did to the weights, in words: unpacked them from a GGUF file, or quantised those of a checkpoint."""
+def _conversion(model: Any, named: Mapping[str, Any]) -> tuple[str, str]:
+    """(what a load did to the weights besides reading them, what to do instead), in words; empty if nothing."""
     quantizer = getattr(model, "hf_quantizer", None)
     if named.get("gguf_file") and not getattr(quantizer, "packed_modules", None):
-        return "GGUF weights are unpacked"
+        # transformers refuses to save such a model: the quantizer of GGUF is not serialisable.
+        return "GGUF weights are unpacked", "load the safetensors checkpoint that the file was made from"
     if quantizer is not None and not quantizer.pre_quantized:
         method = quantizer.quantization_config.quant_method
-        return f"weights are quantised ({getattr(method, 'value', method)})"
-    return ""
+        words = f"weights are quantised ({getattr(method, 'value', method)})"
+        return words, "call save_pretrained once, and load that folder"
+    return "", ""
 
 
 def _wrapper_s() -> float:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from planted_faults import changes_to, tiny_llama
 
@@ -54,13 +52,8 @@ def test_forwards_of_a_loop_are_not_batched() -> None:
 
 def test_prompts_of_a_model_that_is_loaded_again_are_no_batch() -> None:
     """A handler that loads the model for each request has no second prompt for it."""
-    models = [copy.deepcopy(tiny_llama()) for _ in range(4)]
-
-    def run() -> None:
-        for model in models:
-            model(torch.ones(1, 4, dtype=torch.long))
-
-    assert "one-by-one" not in changes_to(run)
-    del models[1:]
-    models *= 4
-    assert "one-by-one" in changes_to(run)
+    ids = torch.ones(1, 4, dtype=torch.long)
+    kept = [tiny_llama() for _ in range(4)]
+    assert "one-by-one" not in changes_to(lambda: [model(ids) for model in kept])
+    assert "one-by-one" not in changes_to(lambda: [tiny_llama()(ids) for _ in range(4)])
+    assert "one-by-one" in changes_to(lambda: [kept[0](ids) for _ in range(4)])

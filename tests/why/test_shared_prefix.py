@@ -26,7 +26,7 @@ def test_a_document_is_computed_once_for_all_questions() -> None:
     model = tiny_llama()
     found = changes_to(lambda: generate_each(model, QUESTIONS))["shared-prefix"]
     # 84 + 86 + 85 + 85 tokens. The second question begins with the four tokens of the first, and so on.
-    assert found.evidence == "74 % of the tokens of 4 prompts are as in the prompt before: computed again"
+    assert found.evidence == "74 % of the tokens of 4 prompts are those of the prompt before, computed again"
     assert "copy.deepcopy of their past_key_values" in found.change
     computed: list[int] = []
     model.get_input_embeddings().register_forward_hook(lambda _module, args, _output: computed.append(args[0].shape[1]))
