@@ -397,7 +397,7 @@ def timing_of(samples: Sequence[float]) -> Timing:
 
 
 @dataclass(frozen=True)
-class Undisturbed:
+class LowerQuartile:
     """The lower quartile of short measurements in seconds (the least of four), since contention only adds time."""
 
     quartile_s: float
@@ -405,9 +405,9 @@ class Undisturbed:
     """Half-width of the interval of their median (see `Timing`)."""
 
 
-def undisturbed(samples: Sequence[float]) -> Undisturbed:
+def undisturbed(samples: Sequence[float]) -> LowerQuartile:
     """Return the lower quartile of `samples`, which estimates their time without contention."""
-    return Undisturbed(sorted(samples)[(len(samples) - 1) // 4], timing_of(samples).half_width_s)
+    return LowerQuartile(sorted(samples)[(len(samples) - 1) // 4], timing_of(samples).half_width_s)
 
 
 SAME = 0.03

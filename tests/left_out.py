@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from functools import cache
 
 from profiler.data.published_coverage import COVERAGE_FILE, Coverage
-from profiler.data.published_results import Published, published
+from profiler.data.published_results import PublishedFigure, published
 from profiler.predict.published_efficiency import attained_by, family_of, steps_of, strays
 
 
@@ -17,13 +17,13 @@ from profiler.predict.published_efficiency import attained_by, family_of, steps_
 class LeftOut:
     """A figure, compared with the range for its step that only the figures of other publishers give."""
 
-    point: Published
+    point: PublishedFigure
     inside: bool
     width: float
     """The range's upper end / its lower end."""
 
 
-def family(point: Published) -> str:
+def family(point: PublishedFigure) -> str:
     return family_of(point.format, point.batch, point.query_tokens)
 
 
@@ -100,11 +100,11 @@ _MOST_LOG_BYTES = 0.1
 """Two figures stream nearly as many bytes if the log of their ratio is below this."""
 
 
-def _cell(point: Published) -> tuple[str, str, str, int]:
+def _cell(point: PublishedFigure) -> tuple[str, str, str, int]:
     return point.gpu, point.model, point.format, point.batch
 
 
-def _bytes(point: Published) -> float:
+def _bytes(point: PublishedFigure) -> float:
     return point.weight_bytes + point.kv_bytes
 
 

@@ -11,7 +11,7 @@ import typer
 import yaml
 
 from profiler.cli.app import app
-from profiler.loading.source import card_names
+from profiler.loading.source import preset_names
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -27,7 +27,7 @@ def commands(name: str) -> tuple[dict[str, str], list[str]]:
 @pytest.mark.parametrize("name", ["skypilot.yaml", "dstack.yml"])
 def test_an_example_asks_what_this_program_takes(name: str) -> None:
     environment, lines = commands(name)
-    assert environment["MODEL"] in card_names()
+    assert environment["MODEL"] in preset_names()
     calls = [shlex.split(Template(line).substitute(environment)) for line in lines if line.startswith("roofscope ")]
     assert [words[1] for words in calls] == ["doctor", "run"]
     group = typer.main.get_command(app)

@@ -155,7 +155,7 @@ def _fits(machine: Machine, *, packs: bool) -> list[PresetFit]:
     from profiler.loading.device_map import planned_weight_bytes, room_here_bytes
     from profiler.loading.meta_model import build_on_meta
     from profiler.loading.request import dtype_name
-    from profiler.loading.source import card_names, resolve
+    from profiler.loading.source import preset_names, resolve
     from profiler.quant.checkpoints import as_dense_config
 
     device = machine.device
@@ -167,7 +167,7 @@ def _fits(machine: Machine, *, packs: bool) -> list[PresetFit]:
     room = room_here_bytes(device)
     new_tokens = Options(model=DEFAULT_MODEL).new_tokens
     fits = []
-    for name in card_names():
+    for name in preset_names():
         for label, dtype, quant in precisions:
             config = as_dense_config(load_config(resolve(name)))
             try:

@@ -256,9 +256,9 @@ def selftest(
 
 def models(output_format: Format = "table") -> None:
     """List the presets, the models that roofscope knows by name."""
-    from profiler.loading.source import card_names, load_card
+    from profiler.loading.source import load_preset, preset_names
 
-    presets = {name: load_card(name) for name in card_names()}
+    presets = {name: load_preset(name) for name in preset_names()}
     if output_format == "json":
         print(json.dumps({name: preset.model_dump() for name, preset in presets.items()}, indent=2))
         return

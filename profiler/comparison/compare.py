@@ -10,11 +10,11 @@ from itertools import pairwise
 from typing import Literal
 
 from profiler.comparison.side import (
+    CellTime,
     MachineState,
     MatchKey,
     SettingDifference,
     Side,
-    Timed,
     aligned,
     differences,
     in_order,
@@ -61,8 +61,8 @@ class Change:
     """One cell on both sides of a comparison."""
 
     asked: MatchKey
-    before: Timed
-    after: Timed
+    before: CellTime
+    after: CellTime
     change: float
     """after / before - 1 with the machine's own change divided out; 0.07 is 7 % slower."""
     low: float
@@ -147,7 +147,7 @@ class _Pair:
     roof_factors: Mapping[str, float]
     is_cpu: bool
 
-    def change(self, key: MatchKey, before: Timed, after: Timed) -> Change:
+    def change(self, key: MatchKey, before: CellTime, after: CellTime) -> Change:
         change = _change(key, before, after, *_machine_part(before, self.corrections, self.is_cpu))
         if not self.comparable:
             change = replace(change, verdict="inconclusive")
@@ -181,7 +181,7 @@ def compare_sides(before: Side, after: Side) -> Comparison:
     )
 
 
-def _change(key: MatchKey, before: Timed, after: Timed, machine: float, machine_half_width: float) -> Change:
+def _change(key: MatchKey, before: CellTime, after: CellTime, machine: float, machine_half_width: float) -> Change:
     """The change of a cell. A change is a ratio, so independent errors add in quadrature in its logarithm."""
     middle = math.log(after.median_s / before.median_s) - machine
     down = math.hypot(math.log(after.median_s / after.low_s), math.log(before.high_s / before.median_s))
@@ -203,7 +203,7 @@ def _change(key: MatchKey, before: Timed, after: Timed, machine: float, machine_
     )
 
 
-def _because(before: Timed, after: Timed) -> str:
+def _because(before: CellTime, after: CellTime) -> str:
     """Why two times allow no verdict; empty if they allow one."""
     if not (before.visits and after.visits):
         return "spread unknown"
@@ -252,7 +252,7 @@ def _probe_median(values: tuple[float, ...]) -> tuple[float, float]:
     return time_s.median_s, (time_s.high_s - time_s.low_s) / 2 / time_s.median_s
 
 
-def _machine_part(before: Timed, shifts: Sequence[Shift], is_cpu: bool) -> tuple[float, float]:
+def _machine_part(before: CellTime, shifts: Sequence[Shift], is_cpu: bool) -> tuple[float, float]:
     """(logarithm of the machine's own part of a cell's change, by its time breakdown; half width of its interval)."""
     if not before.terms:
         return 0.0, 0.0
@@ -331,7 +331,7 @@ class CellHistory:
     """One cell over several runs."""
 
     asked: MatchKey
-    times: tuple[Timed | None, ...]
+    times: tuple[CellTime | None, ...]
     """One time per run; None if the run has no such cell."""
     steps: tuple[ChangePoint, ...]
 

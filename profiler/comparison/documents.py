@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from profiler.comparison.compare import Change, Comparison, History, Shift
-from profiler.comparison.gate import Decision, Gate, Gated, Outcome
+from profiler.comparison.gate import Decision, Gate, GatedCell, Outcome
 from profiler.comparison.gate_formats import gate_line
 from profiler.comparison.side import SettingDifference
 from profiler.comparison.text import comparison_sentences, history_sentences
@@ -210,7 +210,7 @@ class GateRow(ChangeRow):
     """Seconds of further visits, per run, that would decide the cell; null if no budget would."""
 
 
-def _gate_row(cell: Gated) -> GateRow:
+def _gate_row(cell: GatedCell) -> GateRow:
     return GateRow(
         **vars(change_row(cell.change)),
         gate=cell.decision,

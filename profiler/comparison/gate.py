@@ -30,7 +30,7 @@ _MOST_LOGARITHM = 700.0
 
 
 @dataclass(frozen=True)
-class Gated:
+class GatedCell:
     """One cell with the gate's decision."""
 
     change: Change
@@ -55,7 +55,7 @@ class PhaseGate:
 
     phase: Phase
     threshold: float
-    cells: tuple[Gated, ...]
+    cells: tuple[GatedCell, ...]
     estimate: float
     """Mean change of the cells; NaN if all of them were disturbed."""
     low: float
@@ -85,7 +85,7 @@ class Gate:
     phases: tuple[PhaseGate, ...]
 
     @property
-    def cells(self) -> tuple[Gated, ...]:
+    def cells(self) -> tuple[GatedCell, ...]:
         return tuple(cell for phase in self.phases for cell in phase.cells)
 
     @property
@@ -153,7 +153,7 @@ def _phase_gate(phase: Phase, threshold: float, changes: Sequence[Change]) -> Ph
                 for fixed in (_COVERAGE * shared, 0.0)
             )
         cells.append(
-            Gated(
+            GatedCell(
                 change=item,
                 estimate=math.expm1(mean),
                 low=math.expm1(mean - half_width),

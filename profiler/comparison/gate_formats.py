@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from xml.etree import ElementTree
 
-from profiler.comparison.gate import Gate, Gated, PhaseGate
+from profiler.comparison.gate import Gate, GatedCell, PhaseGate
 from profiler.comparison.text import change_words, machine_sentences, signed
 from profiler.effort import STANDARD
 from profiler.units import duration, several
@@ -100,7 +100,7 @@ def gate_rows(gate: Gate) -> list[list[str]]:
     ]
 
 
-def _word(cell: Gated, threshold: float) -> str:
+def _word(cell: GatedCell, threshold: float) -> str:
     """The decision on a cell; one that looks slower and is open comes with the reason."""
     if cell.decision == "open" and cell.low > threshold:
         return "open: disturbed" if cell.change.disturbed else "open: few visits"
@@ -139,7 +139,7 @@ def gate_junit(gate: Gate) -> str:
     return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _junit_case(suite: ElementTree.Element, cell: Gated) -> None:
+def _junit_case(suite: ElementTree.Element, cell: GatedCell) -> None:
     match_key = cell.change.asked
     case = ElementTree.SubElement(
         suite,
@@ -154,7 +154,7 @@ def _junit_case(suite: ElementTree.Element, cell: Gated) -> None:
         ElementTree.SubElement(case, "skipped", message=_cell_words(cell))
 
 
-def _cell_words(cell: Gated) -> str:
+def _cell_words(cell: GatedCell) -> str:
     return f"{change_words(cell.change)}; with its phase {_interval(cell.estimate, cell.low, cell.high)}"
 
 

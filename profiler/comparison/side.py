@@ -64,7 +64,7 @@ class MatchKey(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
+class CellTime:
     """The time of one cell on one side."""
 
     median_s: float
@@ -107,7 +107,7 @@ class Side:
     tool: str
     settings: Mapping[str, str]
     """Settings that two sides may differ in, by name, the most important first."""
-    cells: Mapping[MatchKey, Timed]
+    cells: Mapping[MatchKey, CellTime]
     clock_hz: float | None = None
     witness: MachineState | None = None
     is_cpu: bool = True
@@ -154,7 +154,7 @@ def _difference(name: str, before: str, after: str) -> SettingDifference:
     return SettingDifference(name, before, after, weight)
 
 
-def aligned(sides: Sequence[Side]) -> list[Mapping[MatchKey, Timed]]:
+def aligned(sides: Sequence[Side]) -> list[Mapping[MatchKey, CellTime]]:
     """The cells of each side under keys that are comparable between sides.
 
     Without a common engine, as for two tools, each side contributes its first engine. Other tools do not distinguish a
@@ -167,7 +167,7 @@ def aligned(sides: Sequence[Side]) -> list[Mapping[MatchKey, Timed]]:
     return [dict(_keyed(side, bool(common), by_depth, swept)) for side in sides]
 
 
-def _keyed(side: Side, by_engine: bool, by_depth: bool, swept: Sequence[str]) -> Iterator[tuple[MatchKey, Timed]]:
+def _keyed(side: Side, by_engine: bool, by_depth: bool, swept: Sequence[str]) -> Iterator[tuple[MatchKey, CellTime]]:
     engines = side.engines if by_engine else side.engines[:1]
     for cell, timed in side.cells.items():
         if cell.engine not in engines:
@@ -241,7 +241,7 @@ def match_key(key: CellKey) -> MatchKey:
 
 def timed_cells(
     visits: Mapping[Cell, Sequence[Visit]], looks: Sequence[DriftReading] = (), busy_elsewhere: float = 0.0
-) -> dict[MatchKey, Timed]:
+) -> dict[MatchKey, CellTime]:
     """The time of every cell, estimated from its visits, without a time breakdown.
 
     `busy_elsewhere` is the number of cores that other processes kept busy over the whole run. It is used for visits
@@ -258,10 +258,10 @@ def timed_cells(
 
 def _timed(
     visits: Sequence[Visit], samples: Sequence[tuple[float, ...]], spread: VisitSpread, busy_elsewhere: float
-) -> Timed:
+) -> CellTime:
     time_s = estimate(samples, spread)
     busy_cores = foreign_cores(visits)
-    return Timed(
+    return CellTime(
         median_s=time_s.median_s,
         low_s=time_s.low_s,
         high_s=time_s.high_s,
@@ -272,7 +272,7 @@ def _timed(
     )
 
 
-def _with_split(timed: Timed, row: CellResult, half_widths_s: Mapping[str, float]) -> Timed:
+def _with_split(timed: CellTime, row: CellResult, half_widths_s: Mapping[str, float]) -> CellTime:
     terms = {name: getattr(row, name) for name in TERMS}
     # The breakdown sums to the run's own estimate, which may differ from the one made from its samples now.
     terms["unexplained_s"] += timed.median_s - row.latency_s
@@ -328,7 +328,7 @@ def side_of_file(file: ForeignFile) -> Side:
 
     Raises RequestError if two figures have one shape and no setting distinguishes them.
     """
-    cells: dict[MatchKey, Timed] = {}
+    cells: dict[MatchKey, CellTime] = {}
     for figure in file.figures:
         if not figure.has_step:
             continue
@@ -349,7 +349,7 @@ def _figure_id(figure: Figure) -> MatchKey:
     return MatchKey(figure.step_phase, batch_size, prompt_len, context_len, "", figure.settings)
 
 
-def _foreign(figure: Figure) -> Timed:
+def _foreign(figure: Figure) -> CellTime:
     """The time of another tool's figure, per token for a decode; each repetition counts as a visit.
 
     The spread comes only from the repetitions, so Student's t widens the interval of two or three that agree by chance
@@ -368,7 +368,7 @@ def _foreign(figure: Figure) -> Timed:
         visits = int(figure.repeats == 1)
     low, high = max(low - figure.rounding_s, 0.01 * middle), high + figure.rounding_s
     tokens = figure.step_tokens
-    return Timed(middle / tokens, low / tokens, high / tokens, visits)
+    return CellTime(middle / tokens, low / tokens, high / tokens, visits)
 
 
 _ONCE = estimate([[1.0]])

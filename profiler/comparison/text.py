@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from profiler.comparison.compare import Change, Comparison, History
-from profiler.comparison.side import NOT_TOLD, PROCESSOR, Timed
+from profiler.comparison.side import NOT_TOLD, PROCESSOR, CellTime
 from profiler.judge.breakdown import TERM_NAMES
 from profiler.report.blocks import TextTable, text_table
 from profiler.stats import SAME, ChangeVerdict
@@ -167,7 +167,7 @@ def _changed_cells(history: History) -> Counter[int]:
     return Counter(step.at for cell in history.cells for step in cell.steps)
 
 
-def _time_words(timed: Timed | None, change: Change | None) -> str:
+def _time_words(timed: CellTime | None, change: Change | None) -> str:
     if timed is None:
         return "-"
     return duration(timed.median_s) + (f" ({signed(change.change)})" if change else "")

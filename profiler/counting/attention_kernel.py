@@ -61,7 +61,7 @@ _MOST_WIDTH = 1 << 10
 
 
 @dataclass(frozen=True)
-class Handed:
+class SdpaCall:
     """The call of `scaled_dot_product_attention` that transformers makes in a step."""
 
     heads: Heads
@@ -79,7 +79,7 @@ class _CallSeenError(Exception):
 
 def handed(
     core: AttentionCore, device: torch.device, dtype: torch.dtype, *, several: bool, masked: bool, compiled: bool
-) -> Handed:
+) -> SdpaCall:
     """Return the arguments that transformers passes to `sdpa` for one new token per sequence, or for `several`.
 
     Calls transformers' `sdpa_attention_forward` on a few tokens, with `scaled_dot_product_attention` replaced. Its
@@ -91,14 +91,14 @@ def handed(
     rows, groups = (2 if several else 1), core.query_heads // core.kv_heads
     q, k, v = _operands(core, device, dtype, core.query_heads, core.kv_heads, rows, keys=2)
     mask = torch.ones(1, 1, rows, 2, device=device, dtype=torch.bool) if masked else None
-    calls: list[Handed] = []
+    calls: list[SdpaCall] = []
 
     def record(query: torch.Tensor, key: torch.Tensor, _value: torch.Tensor, **options: Any) -> None:
         heads: Heads = "repeated" if key.shape[1] == core.query_heads else "grouped"
         if query.shape[1] != core.query_heads:
             heads = "packed"
         causal, grouped = bool(options.get("is_causal")), bool(options.get("enable_gqa"))
-        calls.append(Handed(heads, query.shape[1], key.shape[1], query.shape[2], causal, grouped))
+        calls.append(SdpaCall(heads, query.shape[1], key.shape[1], query.shape[2], causal, grouped))
         raise _CallSeenError
 
     module: Any = SimpleNamespace(num_key_value_groups=groups, is_causal=True)

@@ -52,8 +52,8 @@ def counted_model(
 
 def _config(source: ModelSource) -> str | None:
     """Return a text that identifies a model's config, or None for a model on a hub."""
-    if source.kind == "card" and source.card is not None:
-        return json.dumps(source.card.config)
+    if source.kind == "card" and source.preset is not None:
+        return json.dumps(source.preset.config)
     if source.kind == "folder" and source.path is not None:
         return (source.path / "config.json").read_text(encoding="utf-8")
     if source.kind == "gguf" and source.path is not None:  # gigabytes, so by size and time like a build tool

@@ -165,7 +165,7 @@ def count(
         quant=stored_as,
         published=counted.published,
         gguf=gguf_format(source.path) if source.kind == "gguf" and source.path else None,
-        note=source.card.note if source.card else "",
+        note=source.preset.note if source.preset else "",
         phase="prefill" if phase == "prefill" else "decode",
         step=step,
         work=work.work(step, path),

@@ -18,7 +18,7 @@ torchao, TensorRT-LLM, TurboMind, ExLlamaV2, MLC, pegainfer)."""
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedFigure:
     """One published time of a model on a single card, with the work of its step."""
 
     kind: EngineKind
@@ -55,7 +55,7 @@ class Published:
 
 
 @cache
-def published() -> tuple[Published, ...]:
+def published() -> tuple[PublishedFigure, ...]:
     """Return all rows of published.csv."""
     with _MODELS.open(encoding="utf-8", newline="") as file:
         models = {row["model"]: row for row in csv.DictReader(file)}
@@ -71,7 +71,7 @@ def formats_of(kind: EngineKind) -> tuple[str, ...]:
 _CACHE_BYTES = 2
 
 
-def _parse(row: dict[str, str], model: dict[str, str]) -> Published:
+def _parse(row: dict[str, str], model: dict[str, str]) -> PublishedFigure:
     """A row with its work: 2 FLOPs per streamed weight and token, and the cache in 16 bits."""
     phase: Literal["prefill", "decode"] = "prefill" if row["phase"] == "prefill" else "decode"
     batch, prompt = int(row["batch"]), int(row["prompt_len"] or 0)
@@ -79,7 +79,7 @@ def _parse(row: dict[str, str], model: dict[str, str]) -> Published:
     context = prompt + int(row["new_tokens"] or 0) // 2 if phase == "decode" else 0
     streamed = float(model["params"]) - float(model["looked_up_params"])
     kind: EngineKind = "eager" if row["kind"] == "eager" else "compiled" if row["kind"] == "compiled" else "llama.cpp"
-    return Published(
+    return PublishedFigure(
         kind,
         row["engine"],
         row["model"],

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 
 from profiler.facts.cache_format import CacheFormat
-from profiler.facts.scheduler import OwnedModel, Scheduled
+from profiler.facts.scheduler import OwnedModel, SchedulerIterations
 from profiler.facts.step import CacheKind
 from profiler.grid.cells import Cell, Phase
 
@@ -62,7 +62,7 @@ class Engine(Protocol):
         """The model and cache of an engine that owns them; None for others."""
 
     @property
-    def scheduled(self) -> tuple[Scheduled, ...]:
+    def scheduled(self) -> tuple[SchedulerIterations, ...]:
         """Iterations of the last call from the engine's scheduler; empty without one."""
 
     @property

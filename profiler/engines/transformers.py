@@ -17,7 +17,7 @@ from profiler.device.torch_profiler import recorded
 from profiler.engines.base import DecodeState
 from profiler.engines.caches import deepen, greedy_token, moving_window, quantized_cache, static_cache, unwindowed
 from profiler.facts.cache_format import CACHE_FORMATS, CacheFormat
-from profiler.facts.scheduler import OwnedModel, Scheduled
+from profiler.facts.scheduler import OwnedModel, SchedulerIterations
 from profiler.facts.step import CacheKind
 from profiler.grid.cells import PHASES, Cell, Phase
 from profiler.loading.cache_argument import argument_name, cache_of
@@ -54,7 +54,7 @@ class EagerEngine:
     graph_breaks: int | None = None
     graph_skips: int | None = None
     owned: OwnedModel | None = None
-    scheduled: tuple[Scheduled, ...] = ()
+    scheduled: tuple[SchedulerIterations, ...] = ()
     cache_used_bytes: int | None = None
 
     def __init__(self, model: Any, machine: Machine) -> None:

@@ -28,7 +28,7 @@ from profiler.device.memory import storage_bytes
 from profiler.engines.base import DecodeState
 from profiler.errors import NoRoomError, RequestError, first_line
 from profiler.facts.cache_format import CacheFormat
-from profiler.facts.scheduler import OwnedModel, Scheduled, in_rows, scheduled_of, trouble
+from profiler.facts.scheduler import OwnedModel, SchedulerIterations, in_rows, scheduled_of, trouble
 from profiler.facts.step import CacheKind
 from profiler.grid.cells import Cell, Phase
 
@@ -85,7 +85,7 @@ class VllmEngine:
     def __init__(self, requirements: VllmRequirements, machine: Machine) -> None:
         """Load and warm up. Raises RequestError if vLLM cannot load or run this model."""
         start_s = now_s()
-        self._iterations: list[Scheduled] = []
+        self._iterations: list[SchedulerIterations] = []
         self._most_usage = 0.0
         self._calls = 0
         try:
@@ -115,7 +115,7 @@ class VllmEngine:
         self.owned = replace(self.owned, load_s=now_s() - start_s)
 
     @property
-    def scheduled(self) -> tuple[Scheduled, ...]:
+    def scheduled(self) -> tuple[SchedulerIterations, ...]:
         """Iterations of the last call; equal consecutive ones are merged."""
         return in_rows(self._iterations)
 

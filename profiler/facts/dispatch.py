@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from profiler.facts.fact import Fact, MergedFacts
 from profiler.grid.cells import Phase
-from profiler.stats import Undisturbed, timing_of, undisturbed
+from profiler.stats import LowerQuartile, timing_of, undisturbed
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def dispatch_of(samples: DispatchSamples) -> Dispatch:
     if not samples.bare_s:
         # On CUDA the launch of a replayed kernel overlaps with the kernel before it, so nothing counts twice.
         return Dispatch(isolated.quartile_s, 0.0, half_width_s=isolated.half_width_s, waits=samples.waits)
-    among = undisturbed(samples.among_s) if samples.among_s else Undisturbed(isolated.quartile_s, 0.0)
+    among = undisturbed(samples.among_s) if samples.among_s else LowerQuartile(isolated.quartile_s, 0.0)
     calls_s = undisturbed(samples.bare_s).quartile_s + sum(call.total_s for call in samples.cores)
     return cold_dispatch(isolated, among, calls_s, sum(call.total_s for call in samples.conversions))
 
@@ -85,7 +85,7 @@ def dispatch_seconds(
     return seconds
 
 
-def cold_dispatch(warm: Undisturbed, among: Undisturbed, calls_s: float, converting_s: float = 0.0) -> Dispatch:
+def cold_dispatch(warm: LowerQuartile, among: LowerQuartile, calls_s: float, converting_s: float = 0.0) -> Dispatch:
     """Return the dispatch within a real step, which finds cold caches.
 
     `warm` is the twin's step in isolation, `among` its step between the model's linears, `calls_s` its bare calls.

@@ -9,7 +9,15 @@ from profiler.grid.cells import Cell, CellKey, Phase
 
 if TYPE_CHECKING:
     from profiler.facts.dispatch import Dispatch
-    from profiler.facts.measurements import ForecastTime, GenerateSteps, Hooked, QueueTrial, RankSteps, Replay, Trial
+    from profiler.facts.measurements import (
+        ForecastTime,
+        GenerateSteps,
+        HookedStep,
+        QueueTrial,
+        RankSteps,
+        Replay,
+        Trial,
+    )
     from profiler.facts.roofs import DriftReading, RoofsRemeasured
     from profiler.facts.telemetry import Reading
     from profiler.facts.visits import Gap, Visit
@@ -56,7 +64,7 @@ class MergedFacts:
     readings: list[Reading] = field(default_factory=list)
     replays: dict[CellKey, dict[str, Replay]] = field(default_factory=dict)
     """By cell and operator."""
-    hooked: dict[CellKey, Hooked] = field(default_factory=dict)
+    hooked: dict[CellKey, HookedStep] = field(default_factory=dict)
     trials: dict[CellKey, list[Trial]] = field(default_factory=dict)
     queue_trials: dict[Cell, dict[str, QueueTrial]] = field(default_factory=dict)
     """By cell and way."""

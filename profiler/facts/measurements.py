@@ -32,7 +32,7 @@ class Replay:
 
 
 @dataclass(frozen=True)
-class Hooked(Fact, kind="hooks"):
+class HookedStep(Fact, kind="hooks"):
     """Seconds of steps by group of modules, cut at the entry and exit of every known module."""
 
     key: CellKey
@@ -105,7 +105,7 @@ class Readings(Fact, kind="readings"):
 
 
 @dataclass(frozen=True)
-class Stepped:
+class StepSamples:
     """Seconds of steps of a short model, each cut at the entry and the exit of its repeating layers."""
 
     layers_s: tuple[float, ...]
@@ -136,8 +136,8 @@ class Trial(Fact, kind="trial"):
     """Repeating layers of the short model."""
     of_layers: int
     """Repeating layers of the whole model."""
-    before: Stepped
-    after: Stepped
+    before: StepSamples
+    after: StepSamples
 
     def merge_into(self, merged: MergedFacts) -> None:
         merged.trials.setdefault(self.key, []).append(self)

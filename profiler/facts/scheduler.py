@@ -11,7 +11,7 @@ from profiler.errors import RequestError
 
 
 @dataclass(frozen=True)
-class Scheduled:
+class SchedulerIterations:
     """Consecutive iterations with the same requests and tokens."""
 
     prefill_requests: int
@@ -45,7 +45,7 @@ class OwnedModel:
     """Peak use of its cache, over all visits of a run."""
 
 
-def scheduled_of(scheduler_stats: Any) -> Scheduled:
+def scheduled_of(scheduler_stats: Any) -> SchedulerIterations:
     """Return one iteration from vLLM's `SchedulerStats` with its `SchedulerIterationDetails`.
 
     Raises RequestError if this vLLM does not report its iterations.
@@ -53,7 +53,7 @@ def scheduled_of(scheduler_stats: Any) -> Scheduled:
     details = getattr(scheduler_stats, "iteration_details", None)
     if details is None:
         raise RequestError("this vLLM does not report the iterations of its scheduler; install a newer one.")
-    return Scheduled(
+    return SchedulerIterations(
         prefill_requests=details.num_ctx_requests,
         prefill_tokens=details.num_ctx_tokens,
         decode_requests=details.num_generation_requests,
@@ -62,18 +62,18 @@ def scheduled_of(scheduler_stats: Any) -> Scheduled:
     )
 
 
-def in_rows(iterations: Sequence[Scheduled]) -> tuple[Scheduled, ...]:
+def in_rows(iterations: Sequence[SchedulerIterations]) -> tuple[SchedulerIterations, ...]:
     """Merge consecutive iterations that are equal."""
     return tuple(replace(one, iterations=len(list(group))) for one, group in groupby(iterations))
 
 
-def prefill_iterations(rows: Sequence[Scheduled]) -> int:
+def prefill_iterations(rows: Sequence[SchedulerIterations]) -> int:
     """Return the number of iterations until all prompts were processed; more than one for a chunked prefill."""
     last = max((number for number, row in enumerate(rows) if row.prefill_requests), default=-1)
     return sum(row.iterations for row in rows[: last + 1])
 
 
-def trouble(iterations: Sequence[Scheduled], batch: int, owned: OwnedModel) -> str | None:
+def trouble(iterations: Sequence[SchedulerIterations], batch: int, owned: OwnedModel) -> str | None:
     """Return why these iterations are not a prefill of `batch` prompts plus decode steps of all; None if they are.
 
     A prefill may be split into chunks, each as full as the scheduler allows. A request that waits while there is room

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from profiler.facts.fact import Fact, MergedFacts
-from profiler.facts.scheduler import Scheduled, prefill_iterations
+from profiler.facts.scheduler import SchedulerIterations, prefill_iterations
 from profiler.grid.cells import PHASES, Cell, CellKey, Phase
 from profiler.stats import VisitSpread, spread_of
 
@@ -50,7 +50,7 @@ class Visit(Fact, kind="visit"):
     prefill_faults: int = 0
     decode_faults: int = 0
     """Pages that the process touched for the first time in the prefill, and in the whole loop after it."""
-    scheduled: tuple[Scheduled, ...] = ()
+    scheduled: tuple[SchedulerIterations, ...] = ()
     """Iterations of prefill and loop from the engine's scheduler; empty without one."""
     cache_used_bytes: int | None = None
     """Peak use of the cache of an engine that owns it."""

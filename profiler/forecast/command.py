@@ -33,7 +33,7 @@ from profiler.loading.meta_model import build_on_meta, quiet_libraries
 from profiler.loading.request import DTYPES, check_packed_dtype, dtype_name, in_16_bits, model_dtype, most_positions
 from profiler.loading.source import resolve
 from profiler.predict.card_profile import fitted_on, held_out_kernels, profile_called, profiles, read_profile
-from profiler.predict.cross_validation import Trained
+from profiler.predict.cross_validation import TrainedModel
 from profiler.predict.from_facts import train_on
 from profiler.predict.kernel_times import KernelTimes
 from profiler.predict.operator_arrays import Array, OperatorArrays, Paths, StepArrays, operator_arrays
@@ -56,7 +56,7 @@ class RunFacts:
     work: ModelWork
     paths: Paths
     engine: str
-    trained: Trained
+    trained: TrainedModel
     max_positions: int | None = None
     """The model's positions; None if its config does not say."""
 

@@ -29,7 +29,7 @@ from profiler.measure.short_model import pattern_of, stack_of
 from profiler.measure.subject import Subject
 from profiler.predict.kernel_times import KernelTimes, instance_roof_s
 from profiler.predict.operator_arrays import Array, OperatorArrays, OperatorColumn, StepArrays, by_phase
-from profiler.predict.predict import Fitted
+from profiler.predict.predict import FittedModel
 from profiler.quant.storage import model_storage_bytes
 from profiler.stats import undisturbed
 from profiler.units import processors
@@ -61,7 +61,7 @@ class ShardTime:
 
 
 def shard_times(
-    fitted: Fitted, whole: OperatorArrays, keys: Sequence[CellKey], in_turn: Sequence[tuple[Replays, ...]]
+    fitted: FittedModel, whole: OperatorArrays, keys: Sequence[CellKey], in_turn: Sequence[tuple[Replays, ...]]
 ) -> ShardTime:
     """A rank's kernel times: those of the whole model, with linears scaled by the measured ratio of shard to whole.
 

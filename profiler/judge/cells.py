@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Literal, TypedDict
 
-from profiler.facts.measurements import Stepped, Trial
+from profiler.facts.measurements import StepSamples, Trial
 from profiler.facts.operators import Cause, OperatorWork
 from profiler.facts.visits import Status
 from profiler.grid.cells import CellKey, Phase
 from profiler.judge.breakdown import TimeBreakdown
 from profiler.judge.regimes import Confidence, Evidence, Flag, Regime, Verdict
-from profiler.stats import CLAIM_VISITS, Noise, Undisturbed, undisturbed
+from profiler.stats import CLAIM_VISITS, LowerQuartile, Noise, undisturbed
 from profiler.units import duration
 
 _UNKNOWN = math.nan
@@ -163,7 +163,7 @@ def counted_row(key: CellKey, operators: Sequence[OperatorWork], status: Status)
 
 
 @dataclass(frozen=True, slots=True)
-class Keyed:
+class KeyedRecord:
     """The columns that identify a record."""
 
     phase: Phase
@@ -186,7 +186,7 @@ class Keyed:
 
 
 class KeyColumns(TypedDict):
-    """The columns of `Keyed` by name."""
+    """The columns of `KeyedRecord` by name."""
 
     phase: Phase
     batch_size: int
@@ -197,7 +197,7 @@ class KeyColumns(TypedDict):
 
 
 def columns_of(key: CellKey) -> KeyColumns:
-    """The columns of `Keyed` for a key."""
+    """The columns of `KeyedRecord` for a key."""
     cell = key.cell
     return {
         "phase": key.phase,
@@ -210,7 +210,7 @@ def columns_of(key: CellKey) -> KeyColumns:
 
 
 @dataclass(frozen=True)
-class EngineDifference(Keyed):
+class EngineDifference(KeyedRecord):
     """The saving of an engine in a cell, compared with the run's first engine, with its 95 % interval."""
 
     against: str
@@ -265,7 +265,7 @@ class Lever:
 
 
 @dataclass(frozen=True, slots=True)
-class CellEvidence(Keyed):
+class CellEvidence(KeyedRecord):
     """The evidence of a verdict, and the levers of its cell."""
 
     regime: Regime
@@ -359,7 +359,7 @@ def trial_results(trials: Sequence[Trial]) -> Iterator[TrialResult]:
         yield TrialResult(trial.form, ratio, ratio * off, trial.layers, trial.of_layers, before.quartile_s)
 
 
-def whole_step(stepped: Stepped, times: float) -> Undisturbed:
+def whole_step(stepped: StepSamples, times: float) -> LowerQuartile:
     """Seconds of a step of the whole model, which has `times` as many repeating layers, of equal cost each."""
     steps = zip(stepped.layers_s, stepped.beside_s, strict=True)
     return undisturbed([beside_s + times * layers_s for layers_s, beside_s in steps])

@@ -12,7 +12,7 @@ from profiler.facts.run_facts import Facts
 from profiler.facts.visits import phase_samples
 from profiler.grid.cells import DEFAULT_ENGINE, CellKey, Phase
 from profiler.judge.breakdown import TERMS, adds_up
-from profiler.judge.cells import EngineDifference, JudgedCell, Keyed, columns_of
+from profiler.judge.cells import EngineDifference, JudgedCell, KeyedRecord, columns_of
 from profiler.stats import CLAIM_VISITS, Estimate, VisitSpread, difference
 
 _Name = TypeVar("_Name", bound=str)
@@ -78,7 +78,7 @@ _SHARED = ("cache", "forward")
 
 
 @dataclass(frozen=True)
-class GenerateOverhead(Keyed):
+class GenerateOverhead(KeyedRecord):
     """The overhead of `generate` per step, with its 95 % interval."""
 
     transformers: str

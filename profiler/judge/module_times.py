@@ -6,10 +6,10 @@ import statistics
 from dataclasses import dataclass
 
 from profiler.counting.floor import floor_s
-from profiler.facts.measurements import BETWEEN_MODULES, Hooked
+from profiler.facts.measurements import BETWEEN_MODULES, HookedStep
 from profiler.facts.run_facts import Facts
 from profiler.grid.cells import CellKey
-from profiler.judge.cells import Keyed, columns_of
+from profiler.judge.cells import KeyedRecord, columns_of
 
 _DISTURBED_GPU = 1.1
 """Hooked over plain step on a GPU, from which the hundreds of marks of the hooks limit the host."""
@@ -21,7 +21,7 @@ _UNHOOKED = ("other", "embedding")
 
 
 @dataclass(frozen=True)
-class GroupTime(Keyed):
+class GroupTime(KeyedRecord):
     """One group of operators within a hooked step."""
 
     group: str
@@ -34,7 +34,7 @@ class GroupTime(Keyed):
     """The whole step with hooks."""
 
 
-def group_times(facts: Facts, hooked: Hooked) -> list[GroupTime]:
+def group_times(facts: Facts, hooked: HookedStep) -> list[GroupTime]:
     """Seconds, FLOPs and bytes of each group of a hooked step, the longest first.
 
     Times include the overhead of the hooks, which is the difference between `step_s` and the cell's own time.

@@ -11,12 +11,12 @@ from profiler.facts.visits import phase_samples
 from profiler.grid.cells import DEFAULT_ENGINE, CellKey
 from profiler.grid.ragged import REFILLING, WAYS, Batch, as_they_come, padding_share, positions, waiting
 from profiler.judge.breakdown import TimeBreakdown
-from profiler.judge.cells import Keyed, Lever, columns_of
+from profiler.judge.cells import KeyedRecord, Lever, columns_of
 from profiler.stats import CLAIM_VISITS, Estimate, VisitSpread, difference, timing_of
 
 
 @dataclass(frozen=True)
-class RaggedStep(Keyed):
+class RaggedStep(KeyedRecord):
     """The costs of unequal prompt lengths in a step."""
 
     prompt_lens: tuple[int, ...]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from profiler.facts.run_facts import Facts
 from profiler.grid.cells import CellKey
-from profiler.judge.cells import Keyed, columns_of
+from profiler.judge.cells import KeyedRecord, columns_of
 from profiler.judge.demand import breakdown_of, exchanged_s
 
 STRAGGLES = 0.1
@@ -15,7 +15,7 @@ STRAGGLES = 0.1
 
 
 @dataclass(frozen=True)
-class RankStep(Keyed):
+class RankStep(KeyedRecord):
     """The step of a cell, by rank."""
 
     own_s: tuple[float, ...]

@@ -28,8 +28,8 @@ def load_config(source: ModelSource, trust_remote_code: bool = False) -> Any:
         need("gguf", "a GGUF file")
     with quiet_libraries():
         try:
-            if source.kind == "card" and source.card is not None:
-                return config_from(source.card.config, source.name)
+            if source.kind == "card" and source.preset is not None:
+                return config_from(source.preset.config, source.name)
             where, extra = pretrained_location(source)
             if source.kind != "gguf":
                 raw, _ = PreTrainedConfig.get_config_dict(where)
@@ -104,7 +104,7 @@ def _config_error(source: ModelSource, error: Exception, *, needs_code: bool) ->
     if source.kind == "hub":
         advice = (
             "use its preset, which `roofscope models` lists"
-            if source.card
+            if source.preset
             else "check the name, run `hf auth login` for a gated model, or give a local folder or a preset"
         )
         return ModelError(

@@ -23,7 +23,7 @@ _MOST_JSON_BYTES = 100_000_000
 _LONGEST_NAME = 100
 
 
-class Card(BaseModel):
+class Preset(BaseModel):
     """A preset in models/: the config.json facts of a well-known model, with their source."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -48,23 +48,23 @@ class ModelSource:
     path: Path | None = None
     """The folder or GGUF file of a local model."""
     hub_id: str | None = None
-    card: Card | None = None
+    preset: Preset | None = None
 
 
 @cache
-def card_names() -> tuple[str, ...]:
+def preset_names() -> tuple[str, ...]:
     """Return the names of all presets, in alphabetical order."""
     return tuple(sorted(path.stem for path in _preset_folder().glob("*.json")))
 
 
 @cache
-def load_card(name: str) -> Card:
+def load_preset(name: str) -> Preset:
     """Read the preset called `name`. Raises ModelError if there is none or it cannot be read."""
     path = _preset_folder() / f"{name}.json"
     try:
-        return Card.model_validate_json(path.read_text(encoding="utf-8"))
+        return Preset.model_validate_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ModelError(f"there is no preset {name!r}.{near_misses(name, card_names())}") from None
+        raise ModelError(f"there is no preset {name!r}.{near_misses(name, preset_names())}") from None
     except ValidationError as error:
         raise ModelError(f"the preset {path.name} is not valid: {error.errors()[0]['msg']}.") from None
 
@@ -90,14 +90,14 @@ def resolve(model: str) -> ModelSource:
         return ModelSource("gguf", visible(path.stem), path=path)
     if model.lower().endswith(".gguf") or model.startswith((".", "/", "~")):
         raise ModelError(f"no file or folder at {model!r}.")
-    if model.lower() in card_names():
-        card = load_card(model.lower())
-        return ModelSource("card", model.lower(), hub_id=card.hub_id, card=card)
+    if model.lower() in preset_names():
+        preset = load_preset(model.lower())
+        return ModelSource("card", model.lower(), hub_id=preset.hub_id, preset=preset)
     if model.count("/") == 1 and all(model.split("/")):
-        presets = (preset for preset in map(load_card, card_names()) if preset.hub_id.lower() == model.lower())
-        return ModelSource("hub", model, hub_id=model, card=next(presets, None))
+        presets = (preset for preset in map(load_preset, preset_names()) if preset.hub_id.lower() == model.lower())
+        return ModelSource("hub", model, hub_id=model, preset=next(presets, None))
     raise ModelError(
-        f"unknown model {model!r}.{near_misses(model, card_names())}"
+        f"unknown model {model!r}.{near_misses(model, preset_names())}"
         " Pass a hub id (owner/name), a folder, a .gguf file, or a name from `roofscope models`."
     )
 

@@ -13,7 +13,7 @@ from profiler.counting.module_kinds import is_attention
 from profiler.counting.operators import ModelWork
 from profiler.counting.walk import collapse_numbers
 from profiler.device.machine import Machine
-from profiler.facts.measurements import BETWEEN_MODULES, Hooked
+from profiler.facts.measurements import BETWEEN_MODULES, HookedStep
 from profiler.grid.cells import Cell, CellKey
 from profiler.measure.subject import Subject
 from profiler.measure.visit import refuse_impossible_times, seeded_prompts
@@ -21,7 +21,7 @@ from profiler.measure.visit import refuse_impossible_times, seeded_prompts
 _STEPS = 6
 
 
-def hook_cell(subject: Subject, cell: Cell) -> list[Hooked]:
+def hook_cell(subject: Subject, cell: Cell) -> list[HookedStep]:
     """Return the seconds of each group in each phase of a cell; empty if the engine's code cannot be hooked.
 
     A step is cut at the entry and the exit of every known module, and each piece counts for the innermost one. The
@@ -55,8 +55,8 @@ def hook_cell(subject: Subject, cell: Cell) -> list[Hooked]:
     return hooked
 
 
-def _by_group(key: CellKey, steps: list[dict[str, float]]) -> Hooked:
-    return Hooked(key, {group: tuple(step.get(group, 0.0) for step in steps) for group in steps[0]})
+def _by_group(key: CellKey, steps: list[dict[str, float]]) -> HookedStep:
+    return HookedStep(key, {group: tuple(step.get(group, 0.0) for step in steps) for group in steps[0]})
 
 
 def _group_of_module(model: nn.Module, work: ModelWork) -> dict[nn.Module, str]:

@@ -19,7 +19,7 @@ from profiler.device.clock import no_gc
 from profiler.engines.base import Engine
 from profiler.engines.registry import ENGINES
 from profiler.errors import RoofscopeError, tolerate_errors
-from profiler.facts.measurements import Stepped, Trial
+from profiler.facts.measurements import StepSamples, Trial
 from profiler.facts.roofs import Ceilings
 from profiler.grid.cells import CellKey, Phase
 from profiler.loading.load import load
@@ -73,7 +73,7 @@ class ShortModelBench:
             self._made.append(_Copy(module, _stack(module, self._loaded.config), engine))
         return self._made[:count]
 
-    def stepped(self, key: CellKey, first: int) -> Stepped:
+    def stepped(self, key: CellKey, first: int) -> StepSamples:
         """Return steps of a cell, cut where layer `first` begins and the last one ends; uncut steps count as layers."""
         clock, cell, decode = self._machine.clock, key.cell, key.phase == "decode"
         copies = self._copies(key)
@@ -113,11 +113,11 @@ class ShortModelBench:
         if not self.cuts:
             whole = tuple(pieces[2 * _WARM :: 2])
             refuse_impossible_times(whole)
-            return Stepped(whole, (0.0,) * len(whole))
+            return StepSamples(whole, (0.0,) * len(whole))
         steps = range(4 * _WARM, len(marks), 4)
         layers_s = tuple(pieces[start + 1] for start in steps)
         refuse_impossible_times(layers_s)
-        return Stepped(layers_s, beside_s=tuple(pieces[start] + pieces[start + 2] for start in steps))
+        return StepSamples(layers_s, beside_s=tuple(pieces[start] + pieces[start + 2] for start in steps))
 
 
 def copies_of(loaded: LoadedModel, subject: Subject, key: CellKey, past_caches_bytes: int) -> int:
@@ -159,7 +159,7 @@ def _padding(contexts: Iterator[int]) -> Callable[..., tuple[Any, dict[str, Any]
 
 def interleaved_steps(
     plain: ShortModelBench, other: ShortModelBench, key: CellKey, first: int
-) -> tuple[Stepped, Stepped]:
+) -> tuple[StepSamples, StepSamples]:
     """Return the steps of both models, run in turn so that a change in the machine's speed affects both."""
     turns = [(plain.stepped(key, first), other.stepped(key, first)) for _ in range(_TURNS)]
     before, after = (_together(steps) for steps in zip(*turns, strict=True))
@@ -175,15 +175,15 @@ def _steps(phase: Phase) -> int:
     return _WARM + (_PREFILLS if phase == "prefill" else _DECODE_STEPS)
 
 
-def _cut_like(before: Stepped, whole: Stepped) -> Stepped:
+def _cut_like(before: StepSamples, whole: StepSamples) -> StepSamples:
     """Uncut steps, cut as if the time outside the layers (mostly the head's product, which compiling makes no faster)
     were that of the steps `before`."""
     beside_s = min(undisturbed(before.beside_s).quartile_s, min(whole.layers_s))
-    return Stepped(tuple(step_s - beside_s for step_s in whole.layers_s), (beside_s,) * len(whole.layers_s))
+    return StepSamples(tuple(step_s - beside_s for step_s in whole.layers_s), (beside_s,) * len(whole.layers_s))
 
 
-def _together(turns: Sequence[Stepped]) -> Stepped:
-    return Stepped(
+def _together(turns: Sequence[StepSamples]) -> StepSamples:
+    return StepSamples(
         layers_s=tuple(seconds for turn in turns for seconds in turn.layers_s),
         beside_s=tuple(seconds for turn in turns for seconds in turn.beside_s),
     )

@@ -19,7 +19,7 @@ from profiler.device.memory import page_faults
 from profiler.effort import STANDARD, Effort
 from profiler.engines.base import Engine
 from profiler.errors import NoRoomError, RoofscopeError, describe_error, tolerate_errors
-from profiler.facts.scheduler import Scheduled
+from profiler.facts.scheduler import SchedulerIterations
 from profiler.facts.visits import Gap, Visit
 from profiler.grid.cells import Cell
 from profiler.stats import LEAST_SAMPLES
@@ -191,7 +191,7 @@ class _Loop:
     wall_s: float
     prefill_faults: int
     decode_faults: int
-    scheduled: tuple[Scheduled, ...] = ()
+    scheduled: tuple[SchedulerIterations, ...] = ()
     cache_used_bytes: int | None = None
 
 

@@ -16,7 +16,7 @@ from profiler.data import datasheets as datasheet
 from profiler.errors import RequestError
 from profiler.facts.step import ExecutionPath, Step
 from profiler.loading.source import resolve
-from profiler.place.place import Placed, doubts, placed
+from profiler.place.place import PlacedFigure, doubts, placed
 from profiler.predict.operator_arrays import Array
 from profiler.readers.columns import Table
 from profiler.readers.detect import read_foreign
@@ -46,7 +46,7 @@ class PlacedFile:
     dtype: str
     quant: str
     under: RoofSet
-    rows: Table[Placed]
+    rows: Table[PlacedFigure]
     doubts: tuple[str, ...]
     own_bits: tuple[float, ...] = ()
     """Bits per weight that the file names, ascending; the floors of its figures are computed from them."""

@@ -24,7 +24,7 @@ _MUCH_LONGER = 1.5
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedFigure:
     """One figure, compared with its floor."""
 
     phase: Covers
@@ -47,7 +47,7 @@ class Placed:
     """The settings in which the figure differs from others of its file."""
 
 
-def placed(figures: Table[Row], compute_s: Array, memory_s: Array) -> Table[Placed]:
+def placed(figures: Table[Row], compute_s: Array, memory_s: Array) -> Table[PlacedFigure]:
     """The figures with their shares of the roofline, regimes and notes, in the same order.
 
     `compute_s` and `memory_s`, each float[figures], are the compute-bound and the memory-bound seconds of their floors.
@@ -79,7 +79,7 @@ def placed(figures: Table[Row], compute_s: Array, memory_s: Array) -> Table[Plac
         "note": _notes(figures, attained),
         "settings": [", ".join(map(" ".join, settings)) for settings in figures.column("settings")],
     }
-    return Table(Placed, columns)
+    return Table(PlacedFigure, columns)
 
 
 def _regimes(attained: Array, by_compute: Array) -> list[Regime | None]:
@@ -139,7 +139,7 @@ _SUSPICIONS: dict[Covers, str] = {
 """Likely reasons for a figure above the roof, by what it covers."""
 
 
-def doubts(rows: Table[Placed]) -> list[str]:
+def doubts(rows: Table[PlacedFigure]) -> list[str]:
     """Warnings about a whole file: figures above the roof, and decode steps that seem to include the prefill."""
     warnings = []
     above = int(_above(rows.numbers("attained")).sum())
@@ -160,7 +160,7 @@ _LONGER_PROMPT = 4.0
 _FAR_MORE = 1.5
 
 
-def _batch_with_prefill_in_decode(rows: Table[Placed]) -> int | None:
+def _batch_with_prefill_in_decode(rows: Table[PlacedFigure]) -> int | None:
     """The first batch size whose decode steps grow with the prompt by far more than their floors; None if there is
     none."""
     names = ("phase", "batch_size", "new_tokens", "settings", "prompt_len", "latency_s", "floor_s")

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from profiler.json_document import Document
 from profiler.place.command import PlacedFile
-from profiler.place.place import Placed
+from profiler.place.place import PlacedFigure
 from profiler.readers.columns import Table
 from profiler.report.blocks import Lines, Sentences, text_table
 from profiler.report.terminal import MOST_ROWS, print_blocks
@@ -21,7 +21,7 @@ _CAPTION = "floor: the least time that the work needs; by: what sets the floor; 
 _MOST_NOTES = 10
 
 
-def placed_rows(rows: Sequence[Placed]) -> list[list[str]]:
+def placed_rows(rows: Sequence[PlacedFigure]) -> list[list[str]]:
     """One row of texts per figure, in the order of PLACED_COLUMNS."""
     return [
         [
@@ -37,7 +37,7 @@ def placed_rows(rows: Sequence[Placed]) -> list[list[str]]:
     ]
 
 
-def _name(row: Placed) -> str:
+def _name(row: PlacedFigure) -> str:
     settings = f", {row.settings}" if row.settings else ""
     if row.phase == "decode":
         return f"decode {row.batch_size} x {row.prompt_len + row.context_len}{settings}"
@@ -46,7 +46,7 @@ def _name(row: Placed) -> str:
     return f"{row.phase} {row.batch_size} x {row.prompt_len}{generated}{context}{settings}"
 
 
-def print_placed(title: str, rows: Table[Placed], doubts: Sequence[str], console: Console) -> None:
+def print_placed(title: str, rows: Table[PlacedFigure], doubts: Sequence[str], console: Console) -> None:
     """Print a title, the warnings, a table of the figures and their notes, each note once."""
     shown = placed_rows(rows.first(MOST_ROWS))
     table = text_table(PLACED_COLUMNS, shown, texts=("by", "regime"), caption=_CAPTION, total=len(rows))
@@ -54,7 +54,7 @@ def print_placed(title: str, rows: Table[Placed], doubts: Sequence[str], console
     print_blocks(blocks, console)
 
 
-def _notes(rows: Table[Placed]) -> Iterator[str]:
+def _notes(rows: Table[PlacedFigure]) -> Iterator[str]:
     notes = Counter(filter(None, rows.column("note")))
     for note, count in notes.most_common(_MOST_NOTES):
         first = rows[rows.column("note").index(note)]
@@ -83,7 +83,7 @@ class PlaceDocument(Document):
     quant: str
     roofs: PlaceRoofs
     warnings: Sequence[str]
-    rows: Sequence[Placed] | Table[Placed]
+    rows: Sequence[PlacedFigure] | Table[PlacedFigure]
 
 
 def place_document(file: PlacedFile) -> PlaceDocument:

@@ -22,7 +22,7 @@ from profiler.predict.cross_validation import HeldOut
 from profiler.predict.interpolation import Line, Surface, line, surface
 from profiler.predict.kernel_times import DeviceRates
 from profiler.predict.operator_arrays import Array, OperatorColumn, StepArrays
-from profiler.predict.predict import Fitted
+from profiler.predict.predict import FittedModel
 from profiler.units import visible_in
 
 _SAMPLING = 0.02
@@ -33,7 +33,7 @@ _OCTAVES_OF_WIDTH = 0.5
 
 
 @dataclass(frozen=True)
-class Reached:
+class KernelSurface:
     """Times of one kind of kernel: a surface of log(time / (roof + shortest time)) over sizes."""
 
     surface: Surface
@@ -81,7 +81,7 @@ class ProfileKernels:
     ceilings: Ceilings
     products: Mapping[tuple[str, str], Products]
     """By (dtype, format)."""
-    attentions: Mapping[str, Reached]
+    attentions: Mapping[str, KernelSurface]
     """By dtype, over (batch, queries, keys, width of all query heads)."""
     layers: int
     """Layers of the model that is forecast."""
@@ -172,13 +172,13 @@ def _product_roof_s(point: ProductPoint, ceilings: Ceilings) -> float:
     return floor_s(flops, point.weight_bytes, ceilings.compute_flops_per_s(point.dtype), ceilings.memory_bytes_per_s)
 
 
-def _attention(points: Sequence[AttentionPoint], ceilings: Ceilings) -> Reached:
+def _attention(points: Sequence[AttentionPoint], ceilings: Ceilings) -> KernelSurface:
     shapes = [(point.batch, point.query, point.keys, point.query_heads * point.head_dim) for point in points]
     seconds = np.array([point.seconds for point in points])
     roof_s = np.array([_attention_roof_s(point, ceilings) for point in points])
     least_s = float(seconds.min())
     ratios = np.log(seconds / (roof_s + least_s))
-    return Reached(surface(_log_sizes(*np.array(shapes).T), ratios, np.full(len(points), _SAMPLING)), least_s)
+    return KernelSurface(surface(_log_sizes(*np.array(shapes).T), ratios, np.full(len(points), _SAMPLING)), least_s)
 
 
 def _attention_roof_s(point: AttentionPoint, ceilings: Ceilings) -> float:
@@ -201,7 +201,7 @@ def _log_sizes(*columns: Array) -> Array:
     return np.log2(np.stack(columns, axis=1).astype(np.float64))
 
 
-def fitted_on(profile: CardProfile, dtype: str, layers: int) -> Fitted:
+def fitted_on(profile: CardProfile, dtype: str, layers: int) -> FittedModel:
     """A fit of a model with `layers` layers on a profiled GPU, without any measurement of the model itself."""
     dispatch: dict[Phase, dict[int, Dispatch]] = {phase: {} for phase in PHASES}
     profiled_dtype = dtype if any(point.dtype == dtype for point in profile.dispatches) else "float32"
@@ -210,7 +210,7 @@ def fitted_on(profile: CardProfile, dtype: str, layers: int) -> Fitted:
             step = Dispatch(layers * point.layer_s, layers * point.in_kernels_s)
             dispatch[point.phase][point.batch_size] = step
     device = DeviceRates(profile.ceilings, dtype, dispatch, profile.overlaps, profile.room_bytes)
-    return Fitted(device, kernels_of(profile, dtype, layers), {})
+    return FittedModel(device, kernels_of(profile, dtype, layers), {})
 
 
 _SMALL_KERNELS = 32

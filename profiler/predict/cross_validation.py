@@ -11,7 +11,7 @@ import numpy as np
 from profiler.grid.cells import Phase
 from profiler.predict.kernel_times import DeviceRates, MeasuredCells
 from profiler.predict.operator_arrays import Array, OperatorArrays, StepArrays, by_phase
-from profiler.predict.predict import Fitted, Forecast, Terms, fit, predicted_regimes
+from profiler.predict.predict import FittedModel, Forecast, Terms, fit, predicted_regimes
 from profiler.stats import NORMAL_95
 
 HELD_OUT_SHARE = 0.9
@@ -100,10 +100,10 @@ def outermost_cells(measured: MeasuredCells) -> list[Array]:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedModel:
     """A fit to measured cells, with its held-out errors."""
 
-    fitted: Fitted
+    fitted: FittedModel
     measured: MeasuredCells
     within: HeldOut
     """Errors of leaving one cell out."""
@@ -178,9 +178,9 @@ def _binding(terms: Terms) -> list[str]:
     return [regime.removesuffix("-bound") for regime in predicted_regimes(terms)]
 
 
-def train(measured: MeasuredCells, device: DeviceRates) -> Trained:
+def train(measured: MeasuredCells, device: DeviceRates) -> TrainedModel:
     """Fit all measured cells, and cross-validate the fit."""
-    return Trained(
+    return TrainedModel(
         fit(measured, device),
         measured,
         held_out(measured, device, one_at_a_time(measured)),

@@ -13,8 +13,8 @@ from profiler.facts.run_facts import Facts
 from profiler.grid.cells import PHASES, CellKey, Phase
 from profiler.judge.cells import CellResult
 from profiler.judge.demand import faults_of
-from profiler.predict.cross_validation import Trained, train
-from profiler.predict.kernel_times import DeviceRates, MeasuredCells, Replayed
+from profiler.predict.cross_validation import TrainedModel, train
+from profiler.predict.kernel_times import DeviceRates, MeasuredCells, ReplayedSteps
 from profiler.predict.operator_arrays import Array, OperatorArrays
 
 CountSteps = Callable[[Sequence[CellKey]], OperatorArrays]
@@ -52,7 +52,7 @@ def forecast_missing(
     )
 
 
-def train_on(facts: Facts, results: Sequence[CellResult], count: CountSteps, engine: str) -> Trained | None:
+def train_on(facts: Facts, results: Sequence[CellResult], count: CountSteps, engine: str) -> TrainedModel | None:
     """Fit the measured cells of one engine, those of `results` that are ok; None where there are none."""
     by_key = {result.key: result for result in results if result.status == "ok" and result.engine == engine}
     if not by_key:
@@ -93,7 +93,7 @@ def _measured_cells(
     )
 
 
-def _replayed(facts: Facts, keys: Sequence[CellKey], counted: OperatorArrays) -> Replayed:
+def _replayed(facts: Facts, keys: Sequence[CellKey], counted: OperatorArrays) -> ReplayedSteps:
     """The kernels that were replayed at the shapes of `keys`, by operator."""
     replays: list[Mapping[str, Replay]] = [facts.replays.get(key, {}) for key in keys]
     names = [*(column.operator for column in counted.columns), REST]
@@ -105,7 +105,7 @@ def _replayed(facts: Facts, keys: Sequence[CellKey], counted: OperatorArrays) ->
         }
         return {name: seconds for name, seconds in columns.items() if (seconds > 0).any()}
 
-    return Replayed(
+    return ReplayedSteps(
         counted,
         by_operator(lambda replay: replay.whole.median_s),
         by_operator(lambda replay: replay.conversion.median_s),

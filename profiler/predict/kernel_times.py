@@ -31,7 +31,7 @@ NO_ROOF_S = 1e-9
 
 
 @dataclass(frozen=True)
-class Replayed:
+class ReplayedSteps:
     """Steps whose kernels were replayed in isolation; arrays are [m]."""
 
     demanded: OperatorArrays
@@ -40,9 +40,9 @@ class Replayed:
     conversion_s: Mapping[str, Array]
     """The part of `seconds` that converts between formats."""
 
-    def at(self, chosen: Array) -> Replayed:
+    def at(self, chosen: Array) -> ReplayedSteps:
         """The steps that `chosen` (bool or int [n]) picks."""
-        return Replayed(
+        return ReplayedSteps(
             self.demanded.at(chosen),
             {name: values[chosen] for name, values in self.seconds.items()},
             {name: values[chosen] for name, values in self.conversion_s.items()},
@@ -53,13 +53,13 @@ class Replayed:
 class MeasuredCells:
     """Measured cells, with the replays at their shapes; arrays are [m]."""
 
-    replayed: Replayed
+    replayed: ReplayedSteps
     latency_s: Array
     half_width_s: Array
     """Half width of the 95 % interval."""
     faults: Array
     """Page faults of a step."""
-    between: Replayed | None = None
+    between: ReplayedSteps | None = None
     """Replays of linears at numbers of rows between those of the cells."""
 
     @property
@@ -166,7 +166,7 @@ def replayed_kernels(measured: MeasuredCells, device: DeviceRates) -> Kernels:
     return Kernels(lines, surfaces, least_s, conversions, small, in_decode)
 
 
-def _lines(parts: Sequence[Replayed], device: DeviceRates) -> tuple[dict[str, Line], dict[str, Line]]:
+def _lines(parts: Sequence[ReplayedSteps], device: DeviceRates) -> tuple[dict[str, Line], dict[str, Line]]:
     """(kernel times, conversion times) over rows, by operator, from all its replays."""
     kernels: dict[str, list[tuple[Array, Array, Array]]] = {}
     conversions: dict[str, list[tuple[Array, Array, Array]]] = {}

@@ -40,7 +40,7 @@ Terms = StepTerms[Floats]
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FittedModel:
     """A model on a device, fitted to measured cells."""
 
     device: DeviceRates
@@ -144,9 +144,9 @@ class Forecast:
         return np.asarray(self.demanded.steps.tokens / self.latency_s)
 
 
-def fit(measured: MeasuredCells, device: DeviceRates) -> Fitted:
+def fit(measured: MeasuredCells, device: DeviceRates) -> FittedModel:
     """Fit kernel times, page faults and residuals to measured cells."""
-    bare = Fitted(device, replayed_kernels(measured, device), _fault_shares(measured))
+    bare = FittedModel(device, replayed_kernels(measured, device), _fault_shares(measured))
     terms_s = bare.terms(measured.demanded).total_s
     residuals: dict[Phase, Surface] = {}
     for phase, chosen in by_phase(measured.demanded.steps):

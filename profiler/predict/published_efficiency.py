@@ -13,7 +13,7 @@ import numpy as np
 
 from profiler.data.datasheets import Datasheet, gpus
 from profiler.data.published_coverage import ENGINE_WORDS
-from profiler.data.published_results import EngineKind, Published, formats_of, published
+from profiler.data.published_results import EngineKind, PublishedFigure, formats_of, published
 from profiler.errors import RequestError
 from profiler.facts.operators import OF_CONTEXT
 from profiler.grid.cells import Phase
@@ -93,7 +93,7 @@ class Range:
 
 
 @dataclass(frozen=True)
-class Attained:
+class Efficiency:
     """The efficiency of an engine kind with a format family, and how far published figures deviate from it."""
 
     kind: EngineKind
@@ -132,7 +132,7 @@ _WITH_COPIES = 3
 """Bytes moved for a cache that is copied before it is read, in multiples of its size."""
 
 
-def steps_of(points: Sequence[Published]) -> CardSteps:
+def steps_of(points: Sequence[PublishedFigure]) -> CardSteps:
     """The work of published figures on their GPUs, as their engines execute it.
 
     In each step, plain transformers read and write the whole cache once more than necessary, since a dynamic cache
@@ -204,7 +204,7 @@ kernels per layer, which take 5 us each to start and drain at 2 GHz. An engine i
 other is 0."""
 
 
-def fit_efficiency(points: Sequence[Published], near: Shares) -> Shares:
+def fit_efficiency(points: Sequence[PublishedFigure], near: Shares) -> Shares:
     """The shares that fit published points best, starting from the prior `near`.
 
     They minimise the sum of |log(published / predicted)|, in which every GPU has the same weight, plus a penalty for
@@ -231,23 +231,23 @@ def fit_efficiency(points: Sequence[Published], near: Shares) -> Shares:
     return best_of({**finer, "memory": np.minimum(finer["memory"], 1.0)}, best)
 
 
-def dense_shares(points: Sequence[Published], kind: EngineKind) -> Shares:
+def dense_shares(points: Sequence[PublishedFigure], kind: EngineKind) -> Shares:
     """The shares of an engine kind with dense weights, for which there are most figures."""
     dense = [point for point in points if point.kind == kind and _family(point) == "dense"]
     return fit_efficiency(dense, _PRIOR[kind]) if dense else _PRIOR[kind]
 
 
-def shares_of(points: Sequence[Published], kind: EngineKind, family: str, dense: Shares) -> Shares:
+def shares_of(points: Sequence[PublishedFigure], kind: EngineKind, family: str, dense: Shares) -> Shares:
     """The shares of an engine kind with a format family, with the `dense` shares as the prior."""
     family_points = [point for point in points if point.kind == kind and _family(point) == family]
     return fit_efficiency(family_points, dense) if family_points and family != "dense" else dense
 
 
-def _family(point: Published) -> str:
+def _family(point: PublishedFigure) -> str:
     return family_of(point.format, point.batch, point.query_tokens)
 
 
-def residuals(points: Sequence[Published], shares: Shares) -> Array:
+def residuals(points: Sequence[PublishedFigure], shares: Shares) -> Array:
     """log(published / typical time) [n] of each point."""
     return np.asarray(np.log([point.latency_s for point in points]) - np.log(shares.step_s(steps_of(points))))
 
@@ -256,12 +256,12 @@ def residuals(points: Sequence[Published], shares: Shares) -> Array:
 class Stray:
     """A published figure's deviation from a fit to the figures of other publishers."""
 
-    point: Published
+    point: PublishedFigure
     log_ratio: float
     """log(published / typical time)."""
 
 
-def strays(points: Sequence[Published], kind: EngineKind) -> list[Stray]:
+def strays(points: Sequence[PublishedFigure], kind: EngineKind) -> list[Stray]:
     """The deviation of every point of an engine kind from a fit that left out its publisher."""
     deviations: list[Stray] = []
     kind_points = [point for point in points if point.kind == kind]
@@ -276,10 +276,12 @@ def strays(points: Sequence[Published], kind: EngineKind) -> list[Stray]:
     return deviations
 
 
-def attained_by(points: Sequence[Published], kind: EngineKind, family: str, left_out: Sequence[Stray]) -> Attained:
+def attained_by(
+    points: Sequence[PublishedFigure], kind: EngineKind, family: str, left_out: Sequence[Stray]
+) -> Efficiency:
     """The efficiency of an engine kind with a format family, from `points` and their deviations `left_out`."""
     step_kinds: tuple[StepKind, ...] = get_args(StepKind)
-    return Attained(
+    return Efficiency(
         kind,
         family,
         shares_of(points, kind, family, dense_shares(points, kind)),
@@ -287,7 +289,7 @@ def attained_by(points: Sequence[Published], kind: EngineKind, family: str, left
     )
 
 
-def _step_kind(point: Published) -> StepKind:
+def _step_kind(point: PublishedFigure) -> StepKind:
     if point.phase == "prefill":
         return "prefill"
     return "one sequence" if point.batch == 1 else "several sequences"
@@ -310,7 +312,7 @@ def _spread(engine: Sequence[Stray], family: str, kind: StepKind) -> tuple[float
 
 
 @cache
-def attained(kind: EngineKind, family: str) -> Attained:
+def attained(kind: EngineKind, family: str) -> Efficiency:
     """The efficiency of an engine kind with a format family, from all published points."""
     return attained_by(published(), kind, family, _strays(kind))
 

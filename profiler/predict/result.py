@@ -11,7 +11,7 @@ import numpy as np
 from profiler.grid.cells import Phase
 from profiler.judge.breakdown import TERMS
 from profiler.judge.cells import CellResult
-from profiler.predict.cross_validation import HeldOut, Trained
+from profiler.predict.cross_validation import HeldOut, TrainedModel
 from profiler.predict.operator_arrays import Array
 from profiler.predict.predict import Forecast, Terms, predicted_regimes
 
@@ -110,7 +110,7 @@ def cross_validated_error(held: HeldOut, how: str) -> ForecastError:
     return ForecastError(held.median, held.p90, len(held.errors), how)
 
 
-def cells_of(trained: Trained, forecast: Forecast, factor: Array, off: Array) -> tuple[ForecastCell, ...]:
+def cells_of(trained: TrainedModel, forecast: Forecast, factor: Array, off: Array) -> tuple[ForecastCell, ...]:
     """Forecast cells; `factor` [n] scales the times for a variant, and `off` [n] is the half width of its log."""
     _, high_s = trained.bounds(forecast)
     spread = np.exp(np.hypot(np.log(high_s / forecast.latency_s), off))
@@ -149,7 +149,7 @@ def forecast_cells(
     )
 
 
-def points_of(trained: Trained) -> tuple[MeasuredPoint, ...]:
+def points_of(trained: TrainedModel) -> tuple[MeasuredPoint, ...]:
     """Every measured cell, with its forecast from the other cells."""
     steps = trained.measured.demanded.steps
     unseen = dict(zip(trained.within.index, trained.within.seconds, strict=True))

@@ -16,7 +16,7 @@ from profiler.data.published_results import EngineKind, published
 from profiler.errors import RequestError
 from profiler.predict.published_efficiency import NO_MIXTURE, basis_for, no_basis
 from profiler.rent.offers import Offer, ranked, shortage, under_load, unsupported
-from profiler.rent.plan import MOST_BATCH, Planned, Planner, Times, times_on
+from profiler.rent.plan import MOST_BATCH, GpuShare, Planner, Times, times_on
 from profiler.rent.workload import WORKLOADS, Workload
 from profiler.units import duration, scaled, short_count
 
@@ -43,7 +43,7 @@ class RentRequest:
 
 
 @dataclass(frozen=True)
-class Rented:
+class RankedOffers:
     """The ranked offers of a model at the prices of one class, and the best of each other class."""
 
     model: str
@@ -54,7 +54,7 @@ class Rented:
     notes: tuple[str, ...] = ()
 
 
-def rent(model: str, request: RentRequest, today: date) -> Rented:
+def rent(model: str, request: RentRequest, today: date) -> RankedOffers:
     """The offers of a model on GPUs with a price, ranked within one class of prices.
 
     Raises RequestError for an impossible request, or if the model fits no GPU, none is fast enough, or no published
@@ -76,7 +76,7 @@ def rent(model: str, request: RentRequest, today: date) -> Rented:
             f"no {'spot' if request.spot else 'on-demand'} price ({request.provider or request.price_class}) is known"
             f" for {', '.join(unpriced)}: choose another --class, or give one: --price '{unpriced[0]}=USD_PER_HOUR'."
         )
-    return Rented(
+    return RankedOffers(
         model,
         request,
         ranked(offers),
@@ -167,7 +167,7 @@ def parse_prices(text: str) -> dict[str, Price]:
 class Serving:
     """A plan on a GPU, before its price."""
 
-    plan: Planned
+    plan: GpuShare
     sheet: Datasheet
     why_not: str
     """Why it does not fit or run; empty if it does."""

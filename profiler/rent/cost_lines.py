@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from profiler.predict.costs import CostLine, CostOverLoad, Span
-from profiler.rent.command import Rented
+from profiler.rent.command import RankedOffers
 from profiler.rent.offers import Offer
 from profiler.rent.words import assumptions, precision_words
 
@@ -20,7 +20,7 @@ _BEYOND = 3.0
 """The picture ends at this factor of the largest capacity of one replica."""
 
 
-def cost_over_load(rented: Rented) -> CostOverLoad:
+def cost_over_load(rented: RankedOffers) -> CostOverLoad:
     """The cost over the rate of the first five ranked offers that may meet the limits, or unranked if none is."""
     serving = [offer for offer in rented.offers if offer.request_usd is not None and offer.meets != "no"]
     drawn = ([offer for offer in serving if not offer.price_mark] or serving)[:_MOST_LINES]
@@ -37,7 +37,7 @@ def cost_over_load(rented: Rented) -> CostOverLoad:
     return CostOverLoad(assumptions(rented), rented.request.load.rate_per_s, lines)
 
 
-def cost_picture(rented: Rented) -> Figure:
+def cost_picture(rented: RankedOffers) -> Figure:
     """Draw USD per thousand requests over the requests per second, a line per offer of `cost_over_load`.
 
     Raises RequestError if no GPU fits with a price that is ranked.

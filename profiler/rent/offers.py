@@ -12,7 +12,7 @@ from profiler.data.prices import PriceClass
 from profiler.data.published_results import EngineKind, published
 from profiler.predict.costs import Span
 from profiler.quant.registry import FORMATS
-from profiler.rent.plan import Planned, Times
+from profiler.rent.plan import GpuShare, Times
 from profiler.rent.serving import Fleet, Operation, crossover_rate, replicas_for
 from profiler.rent.workload import Limits, Workload
 from profiler.units import scaled
@@ -146,7 +146,7 @@ def unsupported(sheet: Datasheet, format_: str) -> str | None:
 
 
 def under_load(
-    priced: Offer, plan: Planned, times: Times, sheet: Datasheet, load: Workload, batch: int | None = None
+    priced: Offer, plan: GpuShare, times: Times, sheet: Datasheet, load: Workload, batch: int | None = None
 ) -> Offer:
     """The offer `priced`, which has only a price, with its times and costs under a load.
 
@@ -215,7 +215,7 @@ def _meets_at(times: Times, batch: int, limits: Limits) -> Meets:
     return "cannot tell" if within(times.typical.with_in_flight(batch)) else "no"
 
 
-def _cost(priced: Offer, plan: Planned, times: Times, full: Sequence[Operation], utilisation: float) -> Cost:
+def _cost(priced: Offer, plan: GpuShare, times: Times, full: Sequence[Operation], utilisation: float) -> Cost:
     """The cost of tokens at a share of the full rate; prompts and steps share it by the time that they take."""
     inputs, outputs = [], []
     for end, operation in zip(times.ends, full, strict=True):
@@ -226,7 +226,7 @@ def _cost(priced: Offer, plan: Planned, times: Times, full: Sequence[Operation],
     return Cost(utilisation, Span(*inputs), Span(*outputs))
 
 
-def _extrapolation(plan: Planned, batch: int) -> str:
+def _extrapolation(plan: GpuShare, batch: int) -> str:
     """The assumption of a range at a larger batch than any published one; empty at other batches."""
     most = max(
         (point.batch for point in published() if point.kind == plan.engine and point.format == plan.format), default=0
@@ -236,7 +236,7 @@ def _extrapolation(plan: Planned, batch: int) -> str:
     return f" Published up to batch {most}, beyond which the efficiency is assumed to be the same."
 
 
-def shortage(plan: Planned, sheet: Datasheet, batch: int) -> str:
+def shortage(plan: GpuShare, sheet: Datasheet, batch: int) -> str:
     """The memory that `batch` sequences need, by part, and what the GPU has."""
     needed_bytes = float(plan.needed_bytes_on(sheet)[min(batch, len(plan.batches)) - 1])
     cache_bytes = batch * plan.cache_bytes

@@ -39,7 +39,7 @@ MOST_GPUS = (2, 4, 8)
 
 
 @dataclass(frozen=True)
-class Planned:
+class GpuShare:
     """One GPU's share of a model at every batch size from 1; arrays are [batches]."""
 
     precision: str
@@ -88,9 +88,9 @@ class Planner:
     model: str
     load: Workload
     _counted: dict[tuple[str, int], CountedModel] = field(default_factory=dict)
-    _plans: dict[tuple[str, EngineKind, int, str], Planned] = field(default_factory=dict)
+    _plans: dict[tuple[str, EngineKind, int, str], GpuShare] = field(default_factory=dict)
 
-    def plan(self, quant: str, engine: EngineKind, gpus: int = 1, link: Link | None = None) -> Planned:
+    def plan(self, quant: str, engine: EngineKind, gpus: int = 1, link: Link | None = None) -> GpuShare:
         """The work and memory of each GPU's share at every batch size, counted from the model's config.
 
         Raises RequestError for an unknown model, one that cannot be split so, or more tokens than it has positions.
@@ -103,7 +103,7 @@ class Planner:
             self._plans[key] = _planned(counted, quant, engine, self.load, gpus, link)
         return self._plans[key]
 
-    def plan_on(self, sheet: Datasheet, quant: str, engine: EngineKind, batch: int) -> Planned:
+    def plan_on(self, sheet: Datasheet, quant: str, engine: EngineKind, batch: int) -> GpuShare:
         """The plan with the fewest GPUs that hold the weights and `batch` sequences; that of one GPU if none does.
 
         A model in 16 bits may be split over 2, 4 or 8 GPUs with a published link.
@@ -133,7 +133,7 @@ class Planner:
 
 def _planned(
     counted: CountedModel, quant: str, engine: EngineKind, load: Workload, gpus: int, link: Link | None
-) -> Planned:
+) -> GpuShare:
     work, weights = counted.work, counted.weight_bytes
     path = path_of(engine, counted.attention)
     batches = np.arange(1, MOST_BATCH + 1, dtype=np.int64)
@@ -158,7 +158,7 @@ def _planned(
         there = path if engine != "eager" else path_on(work, counted.attention, fuses_grouped_heads=fuses_grouped_heads)
         return needed_bytes(work, steps["prefill"], there, weights)
 
-    return Planned(
+    return GpuShare(
         precision=counted.published or quant,
         format=published_as(quant),
         engine=engine,
@@ -190,7 +190,7 @@ class Times:
         return self.low, self.typical, self.high
 
 
-def times_on(plan: Planned, sheet: Datasheet, largest: int, host_index: float | None) -> Times:
+def times_on(plan: GpuShare, sheet: Datasheet, largest: int, host_index: float | None) -> Times:
     """The times of one prompt, and of decode steps of 1 to `largest` sequences, on one GPU or its group.
 
     `host_index` is the host's dispatch time relative to the reference; None: that with which the GPU is mostly rented.
@@ -208,7 +208,7 @@ def _ends(seconds: Range) -> tuple[Array, Array, Array]:
     return seconds.low_s, seconds.typical_s, seconds.high_s
 
 
-def _range(plan: Planned, phase: Phase, sheet: Datasheet, largest: int, host: float) -> Range:
+def _range(plan: GpuShare, phase: Phase, sheet: Datasheet, largest: int, host: float) -> Range:
     query = plan.prompt_len if phase == "prefill" else 1
     low_s, typical_s, high_s = (np.zeros(largest) for _ in range(3))
     families = np.array([family_of(plan.format, int(batch), query) for batch in plan.batches[:largest]], dtype=object)

@@ -10,7 +10,7 @@ from rich.console import Console
 from profiler.data.prices import STALE_DAYS
 from profiler.json_document import Document
 from profiler.predict.costs import Span
-from profiler.rent.command import Rented
+from profiler.rent.command import RankedOffers
 from profiler.rent.offers import UTILISATIONS, Offer, Ranking
 from profiler.rent.words import CLASSES, assumptions, precision_words, rate_words
 from profiler.rent.workload import Limits, Workload
@@ -27,12 +27,12 @@ _MOST_ROWS = 16
 _MOST_UNFIT = 6
 
 
-def rent_sentences(rented: Rented) -> list[str]:
+def rent_sentences(rented: RankedOffers) -> list[str]:
     """The assumptions, then the cheapest offer, the fastest, and where the doubt is and what removes it."""
     return [assumptions(rented), _cheapest(rented), _fastest(rented), _doubt(rented), *rented.notes]
 
 
-def _serving(rented: Rented) -> list[Offer]:
+def _serving(rented: RankedOffers) -> list[Offer]:
     return [offer for offer in rented.offers if offer.request_usd is not None and offer.meets != "no"]
 
 
@@ -48,7 +48,7 @@ def _usd_per_thousand(offer: Offer) -> str:
     return text if span.low == span.high else f"{text} ({_span(span)})"
 
 
-def _cheapest(rented: Rented) -> str:
+def _cheapest(rented: RankedOffers) -> str:
     serving = _serving(rented)
     ranked = [offer for offer in serving if not offer.price_mark]
     certain = next((offer for offer in ranked if offer.meets == "yes"), None)
@@ -73,7 +73,7 @@ def _deal(offer: Offer) -> str:
     return f"{offer.provider} {significant(offer.usd_per_h, 3)} USD/h per GPU, {at}{_usd_per_thousand(offer)}"
 
 
-def _fastest(rented: Rented) -> str:
+def _fastest(rented: RankedOffers) -> str:
     if rented.request.load.rate_per_s is None:
         fastest = max(_serving(rented), key=lambda offer: offer.tokens_per_s.typical if offer.tokens_per_s else 0.0)
         assert fastest.tokens_per_s is not None
@@ -84,7 +84,7 @@ def _fastest(rented: Rented) -> str:
     return f"Fastest: {_named(fastest)}, {duration(fastest.tpot_s.typical)} per token, {_usd_per_thousand(fastest)}."
 
 
-def _doubt(rented: Rented) -> str:
+def _doubt(rented: RankedOffers) -> str:
     unsure = [offer for offer in rented.offers if offer.verdict == "cannot tell"]
     unranked = [offer for offer in rented.offers if offer.verdict == "not ranked"]
     parts = []
@@ -184,7 +184,7 @@ def _price(offer: Offer) -> str:
     return f"{offer.card} {significant(offer.usd_per_h, 3)} ({', '.join(word for word in words if word)})"
 
 
-def print_rented(rented: Rented, console: Console) -> None:
+def print_rented(rented: RankedOffers, console: Console) -> None:
     """Print the assumptions, the answer, the GPUs that fit, their costs by utilisation, and why others do not fit."""
     fitting = tuple(offer for offer in rented.offers if offer.request_usd is not None)
     unfit = [offer for offer in rented.offers if offer.request_usd is None]
@@ -250,7 +250,7 @@ class RentDocument(Document):
     notes: Sequence[str]
 
 
-def rent_document(rented: Rented) -> RentDocument:
+def rent_document(rented: RankedOffers) -> RentDocument:
     """Return the document of the offers of a model, with every assumption."""
     request = rented.request
     return RentDocument(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from profiler.data.prices import PriceClass
 from profiler.data.published_results import EngineKind
-from profiler.rent.command import Rented
+from profiler.rent.command import RankedOffers
 from profiler.units import duration, significant
 
 _ENGINES: dict[EngineKind, str] = {
@@ -24,7 +24,7 @@ def precision_words(precision: str) -> str:
     return "16 bits" if precision == "none" else precision
 
 
-def assumptions(rented: Rented) -> str:
+def assumptions(rented: RankedOffers) -> str:
     """Model, engine, precision, lengths, load, limits and class of prices, as one sentence."""
     request, load = rented.request, rented.request.load
     engines = " and ".join(_ENGINES[engine] for engine in request.engines)

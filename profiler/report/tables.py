@@ -275,7 +275,7 @@ def entries(result: CellResult, columns: Sequence[TableColumn] = COLUMNS) -> lis
     return [_entry(column, column.value(result)) for column in columns]
 
 
-class Packed(TypedDict):
+class PackedColumn(TypedDict):
     """A column of many rows in the compact form that the page's script sorts."""
 
     words: list[str]
@@ -284,16 +284,16 @@ class Packed(TypedDict):
     """The index of each row's text in `words`."""
 
 
-def packed(results: Sequence[CellResult], columns: Sequence[TableColumn] = COLUMNS) -> list[Packed]:
+def packed(results: Sequence[CellResult], columns: Sequence[TableColumn] = COLUMNS) -> list[PackedColumn]:
     """Return the columns of a table in compact form, for a page with ten thousand cells."""
     return [_packed([_entry(column, column.value(result)) for result in results]) for column in columns]
 
 
-def _packed(column: Sequence[Entry]) -> Packed:
+def _packed(column: Sequence[Entry]) -> PackedColumn:
     values = {entry.text: entry.sort for entry in column}
     words = sorted(values, key=lambda text: (values[text] != "", values[text]))
     places = {text: place for place, text in enumerate(words)}
-    return Packed(words=words, at=[places[entry.text] for entry in column])
+    return PackedColumn(words=words, at=[places[entry.text] for entry in column])
 
 
 def _entry(column: TableColumn, value: Value) -> Entry:

@@ -24,7 +24,7 @@ from profiler.measure.sweep import USUAL_ATTAINED
 from profiler.run.budget import SWEEP_SHARE
 from profiler.run.options import Options
 from profiler.run.setup import measure_ceilings
-from profiler.run.validate import Prepared, prepare
+from profiler.run.validate import PreparedRun, prepare
 
 MOST_SEQUENCES = 4096
 # The test continues for two doublings past the predicted knee, so that the slope shows.
@@ -41,7 +41,7 @@ class _Roofs:
     bytes_per_s: float
 
 
-def prepare_batch_test(options: Options, phase: str) -> Prepared:
+def prepare_batch_test(options: Options, phase: str) -> PreparedRun:
     """Return a checked run over doubled batch sizes.
 
     The largest batch is limited by predicted memory, by two doublings past the predicted knee, and by what the budget

@@ -27,7 +27,7 @@ from profiler.loading.load import load
 from profiler.loading.meta_model import quiet_libraries
 from profiler.measure.visit import seeded_prompts
 from profiler.quant.storage import model_storage_bytes
-from profiler.run.validate import Prepared
+from profiler.run.validate import PreparedRun
 from profiler.units import scaled
 
 FROM_FILES = ("disk", "page cache")
@@ -39,7 +39,7 @@ _EXCLUSIVE = "CUDA-capable device(s) is/are busy or unavailable"
 _CHILD = "import sys; from profiler.run.cold_start import child; child(sys.argv[1])"
 
 
-def fresh_starts(prepared: Prepared, machine: Machine, model_bytes: int) -> Iterator[FreshStart]:
+def fresh_starts(prepared: PreparedRun, machine: Machine, model_bytes: int) -> Iterator[FreshStart]:
     """Yield the times of fresh processes that load the model and answer one request with each engine.
 
     A checkpoint is read from the disk, and again from the page cache; random weights are drawn. A checkpoint that this
@@ -69,7 +69,7 @@ def _check_room_for_two(machine: Machine, model_bytes: int) -> None:
         )
 
 
-def start_fresh(prepared: Prepared, link: str) -> FreshStart:
+def start_fresh(prepared: PreparedRun, link: str) -> FreshStart:
     """Run one fresh process and return its times. Raises RequestError if it fails or times out."""
     cell = prepared.grid.cells[0]
     options = replace(

@@ -14,13 +14,13 @@ from profiler.facts.roofs import Ceilings
 from profiler.facts.run_facts import DeviceFacts
 from profiler.loading.request import dtype_name
 from profiler.measure.subject import Subject
-from profiler.run.validate import Prepared
+from profiler.run.validate import PreparedRun
 from profiler.store.document import CeilingsRecord, CountingRecord, EngineRecord, GridRecord, HealthRecord, RunDocument
 from profiler.store.migrations import SCHEMA_VERSION
 
 
 def opening(
-    prepared: Prepared,
+    prepared: PreparedRun,
     subject: Subject,
     ceilings: Ceilings,
     dispatch: Sequence[DispatchSamples],
@@ -86,7 +86,7 @@ def ceilings_record(ceilings: Ceilings, dispatch: Sequence[DispatchSamples]) -> 
     )
 
 
-def config_of(prepared: Prepared) -> dict[str, object]:
+def config_of(prepared: PreparedRun) -> dict[str, object]:
     """Return the model's config without the path that it was read from."""
     config: dict[str, object] = copy.deepcopy(prepared.config).to_dict()
     config.pop("_name_or_path", None)

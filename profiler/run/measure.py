@@ -39,7 +39,7 @@ from profiler.run.neighbours import LOOK, UNSEEN, host_threads
 from profiler.run.setup import dispatch_of_twin, other_bytes
 from profiler.run.stages import Stages
 from profiler.run.tensor_parallel import Ranks
-from profiler.run.validate import Prepared
+from profiler.run.validate import PreparedRun
 from profiler.units import several
 
 # Kernels that were disturbed are replayed again at most this often, each time in this share of the replays' time.
@@ -76,7 +76,7 @@ Sweep = Callable[..., Iterator[Visit | Gap]]
 class Session:
     """What the parts of a run share."""
 
-    prepared: Prepared
+    prepared: PreparedRun
     subject: Subject
     ledger: FactLog
     stages: Stages

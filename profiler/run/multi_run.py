@@ -12,7 +12,7 @@ from profiler.judge.device_health import DeviceHealth, DeviceRun, healths
 from profiler.run.options import Options
 from profiler.run.pipeline import execute
 from profiler.run.stages import Listener
-from profiler.run.validate import Prepared, prepare
+from profiler.run.validate import PreparedRun, prepare
 from profiler.store.folder import Run
 
 
@@ -45,7 +45,7 @@ def run_devices(options: Options, devices: Sequence[str], listener: Listener) ->
 
 def _prepare_each(
     options: Sequence[Options], names: Sequence[str], flag: str, kind: str
-) -> tuple[Path, list[Prepared]]:
+) -> tuple[Path, list[PreparedRun]]:
     """The common folder, and a checked request for each value of an option; they share the budget, if there is one."""
     if len(set(names)) < len(names):
         raise RequestError(f"{flag} {','.join(names)}: a {kind} is named twice.")
@@ -55,7 +55,7 @@ def _prepare_each(
     return base, [prepare(replace(one, out=out), compared=True) for one, out in zip(each, folders, strict=True)]
 
 
-def _execute_each(prepared: Sequence[Prepared], listener: Listener) -> list[Run]:
+def _execute_each(prepared: Sequence[PreparedRun], listener: Listener) -> list[Run]:
     runs = []
     for number, one in enumerate(prepared, start=1):
         runs.append(execute(one, listener, further_runs=len(prepared) - number))

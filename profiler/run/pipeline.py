@@ -34,7 +34,7 @@ from profiler.run.options import Options, check_options
 from profiler.run.setup import roof_dtypes, set_up
 from profiler.run.stages import Listener, Stages
 from profiler.run.tensor_parallel import Ranks, set_up_ranks
-from profiler.run.validate import Prepared, prepare
+from profiler.run.validate import PreparedRun, prepare
 from profiler.run.warnings import OWN_CORES, device_warnings, model_warnings
 from profiler.store.document import HealthRecord, RunDocument
 from profiler.store.folder import Run, read_document, read_gathered, read_results, refuse_another
@@ -56,7 +56,7 @@ def profile(model: str | None = None, *, listener: Listener | None = None, **opt
 
 
 def execute(
-    prepared: Prepared,
+    prepared: PreparedRun,
     listener: Listener,
     visits: Sweep = sweep,
     group: ProcessGroup | None = None,
@@ -86,7 +86,7 @@ def execute(
         return _execute(prepared, store, Stages(listener, machine), budget, visits, group)
 
 
-def _parts_left_out(prepared: Prepared) -> set[RunPart]:
+def _parts_left_out(prepared: PreparedRun) -> set[RunPart]:
     """Parts of the budget that this request does not use."""
     grid = prepared.grid
     absent = {
@@ -98,7 +98,7 @@ def _parts_left_out(prepared: Prepared) -> set[RunPart]:
 
 
 def _execute(
-    prepared: Prepared,
+    prepared: PreparedRun,
     store: RunStore,
     stages: Stages,
     budget: RunBudget,
@@ -186,7 +186,7 @@ def _execute(
 
 
 def _opened(
-    prepared: Prepared, store: RunStore, document: RunDocument, subject: Subject, known: Sequence[Fact]
+    prepared: PreparedRun, store: RunStore, document: RunDocument, subject: Subject, known: Sequence[Fact]
 ) -> FactLog:
     """A log of a folder with all that is known before the first cell, and the facts of an interrupted run."""
     gathered = MergedFacts()

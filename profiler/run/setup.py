@@ -42,13 +42,13 @@ from profiler.roofs.memory_bandwidth import measure_weights
 from profiler.roofs.sampler import attempt
 from profiler.run.budget import RunBudget
 from profiler.run.stages import Stages
-from profiler.run.validate import Prepared
+from profiler.run.validate import PreparedRun
 
 _NO_DISPATCH = "the host's share of a step is unexplained"
 
 
 def set_up(
-    prepared: Prepared, stages: Stages, budget: RunBudget, is_busy: Callable[[], bool]
+    prepared: PreparedRun, stages: Stages, budget: RunBudget, is_busy: Callable[[], bool]
 ) -> tuple[Subject, Ceilings, list[DispatchSamples]]:
     """Load the model, ask `is_busy` whether other processes disturb, and measure the roofs and dispatch."""
     request, grid, machine = prepared.request, prepared.grid, stages.machine
@@ -87,7 +87,7 @@ def set_up(
     return subject, ceilings, dispatch_of_twin(prepared, subject, stages, budget, grid.batch_sizes, grid.engines)
 
 
-def _load(prepared: Prepared) -> LoadedModel:
+def _load(prepared: PreparedRun) -> LoadedModel:
     """The model on its device. Raises ModelError, whatever the reason."""
     request = prepared.request
     try:
@@ -114,7 +114,7 @@ def bytes_without_weights(module: nn.Module, request: ModelRequest, grid: Grid) 
 
 
 def dispatch_of_twin(
-    prepared: Prepared,
+    prepared: PreparedRun,
     subject: Subject,
     stages: Stages,
     budget: RunBudget,
@@ -189,7 +189,7 @@ _CACHE_SHARE = 0.8
 _AHEAD = 16
 
 
-def make_engines(prepared: Prepared, loaded: LoadedModel, work: ModelWork, machine: Machine) -> dict[str, Engine]:
+def make_engines(prepared: PreparedRun, loaded: LoadedModel, work: ModelWork, machine: Machine) -> dict[str, Engine]:
     """Return the engines by name, in the order of the grid. Raises RequestError if one refuses the model."""
     names = prepared.grid.engines
     engines: dict[str, Engine] = {name: ENGINES[name](loaded.module, machine) for name in names if name in ENGINES}
@@ -214,7 +214,9 @@ def other_bytes(engines: Mapping[str, Engine], own_bytes: int, model_bytes: int)
     }
 
 
-def _vllm_requirements(prepared: Prepared, loaded: LoadedModel, work: ModelWork, machine: Machine) -> VllmRequirements:
+def _vllm_requirements(
+    prepared: PreparedRun, loaded: LoadedModel, work: ModelWork, machine: Machine
+) -> VllmRequirements:
     request, grid = prepared.request, prepared.grid
     limit = getattr(prepared.config.get_text_config(), "max_position_embeddings", None)
     longest = grid.longest_context + _AHEAD

@@ -31,7 +31,7 @@ from profiler.measure.subject import Subject, execution_paths
 from profiler.measure.visit import VisitContext, follow
 from profiler.roofs.links import measure_collective
 from profiler.roofs.measure import measure
-from profiler.run.validate import Prepared
+from profiler.run.validate import PreparedRun
 
 """Seconds for the sweep of all-reduces, as long as a stage of the roofs."""
 _OWN_STEPS = 6
@@ -117,7 +117,7 @@ def middle(passes: Sequence[RankSteps]) -> RankSteps:
 class Ranks:
     """One rank's side of a run: its share of the model, and its work in step with the other ranks."""
 
-    def __init__(self, prepared: Prepared, group: ProcessGroup, machine: Machine) -> None:
+    def __init__(self, prepared: PreparedRun, group: ProcessGroup, machine: Machine) -> None:
         request = replace(prepared.request, device=group.device)
         skeleton: Any = plan(replace(request, weights="random"), copy.deepcopy(prepared.config))
         self.group = group
@@ -178,7 +178,7 @@ class Ranks:
 
 
 def set_up_ranks(
-    prepared: Prepared, ranks: Ranks, dtypes: Sequence[str]
+    prepared: PreparedRun, ranks: Ranks, dtypes: Sequence[str]
 ) -> tuple[Subject, Ceilings, list[DispatchSamples]]:
     """Set up rank 0: the work of its share, roofs measured by all ranks at once, the link, and dispatch."""
     machine, grid, held_bytes = ranks.machine, prepared.grid, ranks.machine.allocated_bytes()
@@ -194,7 +194,7 @@ def set_up_ranks(
     return subject, ceilings, dispatch
 
 
-def follow_rank(prepared: Prepared, group: ProcessGroup, machine: Machine) -> None:
+def follow_rank(prepared: PreparedRun, group: ProcessGroup, machine: Machine) -> None:
     """Run a rank other than 0 until rank 0 ends the run."""
     with quiet_libraries():
         Ranks(prepared, group, machine).follow()

@@ -40,7 +40,7 @@ DEFAULT_BUDGET_S = 60.0
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedRun:
     """A checked request: what to load, what to visit, where to write."""
 
     request: ModelRequest
@@ -69,7 +69,7 @@ _PROMPT_LENS, _BATCH_SIZES = "64,128,256,512", "1,2,4,8"
 _COMPARED_PROMPT_LENS, _COMPARED_BATCH_SIZES = "64,512", "1,8"
 
 
-def prepare(options: Options, compared: bool = False) -> Prepared:
+def prepare(options: Options, compared: bool = False) -> PreparedRun:
     """Check a request before anything is loaded or written. Raises RequestError with a one-line message.
 
     Without a named grid it is the default grid, or its corners if runs are to be `compared`, or engines.
@@ -143,7 +143,7 @@ def prepare(options: Options, compared: bool = False) -> Prepared:
     if quant != "none":
         plan(request, copy.deepcopy(config))  # refuses a format that a layer of this model does not fit
     checks_quality = options.check_quality and quant != "none" and request.weights == "checkpoint"
-    return Prepared(
+    return PreparedRun(
         request=request,
         config=config,
         grid=grid,
@@ -186,7 +186,7 @@ def _check_ranks(
 _DONE = ("ok", "skipped")
 
 
-def prepare_resume(folder: Path, options: Options) -> Prepared:
+def prepare_resume(folder: Path, options: Options) -> PreparedRun:
     """Return the request that finishes a run: one that was interrupted, or in which a cell or a part failed.
 
     From `options` it takes only what a run folder does not hold: a local model path, the device, the budget, and what
@@ -199,7 +199,7 @@ def prepare_resume(folder: Path, options: Options) -> Prepared:
     return replace(prepare(replace(_options_of(folder, document, options), out=folder)), resumed=True)
 
 
-def prepare_rerun(folder: Path, options: Options) -> Prepared:
+def prepare_rerun(folder: Path, options: Options) -> PreparedRun:
     """Return the request that measures a run's grid again into a new folder; `options` as in `prepare_resume`.
 
     Raises RunError for a folder that cannot be read, and whatever `prepare` raises.

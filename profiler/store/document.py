@@ -18,7 +18,7 @@ from profiler.facts.telemetry import TelemetrySummary
 from profiler.grid.cells import Grid, Phase
 from profiler.grid.ragged import Ragged
 from profiler.json_document import view
-from profiler.judge.cells import CellEvidence, EngineDifference, Keyed, columns_of
+from profiler.judge.cells import CellEvidence, EngineDifference, KeyedRecord, columns_of
 from profiler.judge.engine_differences import GenerateOverhead
 from profiler.judge.module_times import GroupTime
 from profiler.judge.padding import RaggedStep
@@ -133,7 +133,7 @@ class Missing:
 
 
 @dataclass(frozen=True)
-class ActivityRecord(Keyed):
+class ActivityRecord(KeyedRecord):
     """GPU activity during one traced step."""
 
     kernels: int

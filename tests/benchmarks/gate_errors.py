@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from profiler.comparison.compare import compare_sides
 from profiler.comparison.gate import gate
-from profiler.comparison.side import MatchKey, Side, Timed, match_key
+from profiler.comparison.side import CellTime, MatchKey, Side, match_key
 from profiler.facts.visits import phase_medians, phase_samples
 from profiler.grid.cells import PHASES, Phase
 from profiler.stats import LEAST_VISITS, deviations, estimate, spread_of
@@ -83,7 +83,7 @@ def drawn(pool: Pool, visits: int, random: np.random.Generator) -> Side:
     for key, samples in taken.items():
         spread = spreads[key.phase]
         time_s = estimate([visit.tolist() for visit in samples], spread)
-        cells[key] = Timed(time_s.median_s, time_s.low_s, time_s.high_s, visits, drift=spread.drift)
+        cells[key] = CellTime(time_s.median_s, time_s.low_s, time_s.high_s, visits, drift=spread.drift)
     return Side("drawn", "", "roofscope", {}, cells)
 
 

@@ -49,7 +49,7 @@ def driver(monkeypatch: pytest.MonkeyPatch, cuda: int | None) -> None:
 
 @pytest.mark.slow
 def test_on_a_cpu(roofscope, no_network: None, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr("profiler.loading.source.card_names", lambda: ("gpt2", "llama-2-7b", "mistral-7b-v0.1"))
+    monkeypatch.setattr("profiler.loading.source.preset_names", lambda: ("gpt2", "llama-2-7b", "mistral-7b-v0.1"))
     done = roofscope("doctor", "--device", "cpu", "--format", "json")
     assert done.code == 0
     document = json.loads(done.out)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from profiler.comparison.side import MachineState, MatchKey, Side, Timed
+from profiler.comparison.side import CellTime, MachineState, MatchKey, Side
 from profiler.facts.roofs import DriftReading
 from profiler.grid.cells import Phase
 from profiler.judge.breakdown import TERMS
@@ -17,12 +17,12 @@ def asked(batch_size: int = 1, prompt_len: int = 512, phase: Phase = "decode", e
     return MatchKey(phase, batch_size, prompt_len, 0, engine)
 
 
-def timed(median_s: float, half_width: float = 0.005, visits: int = 4, **terms: float) -> Timed:
+def timed(median_s: float, half_width: float = 0.005, visits: int = 4, **terms: float) -> CellTime:
     """A time with its interval; the rest after `terms` is unexplained."""
     split = {**dict.fromkeys(TERMS, 0.0), **terms}
     split["unexplained_s"] = median_s - sum(terms.values())
     low_s, high_s = median_s * (1 - half_width), median_s * (1 + half_width)
-    return Timed(median_s, low_s, high_s, visits, split, visit_s=1.0)
+    return CellTime(median_s, low_s, high_s, visits, split, visit_s=1.0)
 
 
 def witness(memory: float = 1.0, compute: float = 1.0, *, spread: float = 0.001, at: float = 0.0) -> MachineState:
@@ -31,7 +31,7 @@ def witness(memory: float = 1.0, compute: float = 1.0, *, spread: float = 0.001,
     return MachineState(100e9 / memory, 0.01, 1e12 / compute, 0.01, at, looks)
 
 
-def side(cells: dict[MatchKey, Timed], **changes: Any) -> Side:
+def side(cells: dict[MatchKey, CellTime], **changes: Any) -> Side:
     settings = {**SETTINGS, **changes.pop("settings", {})}
     made = Side("side", "2026-01-01", "roofscope", settings, cells, witness=witness())
     return replace(made, **changes)

@@ -9,7 +9,7 @@ from typing import Any
 from profiler.counting.meta import counted_on_meta
 from profiler.counting.preset_counts import FILE, counts_json
 from profiler.errors import RequestError
-from profiler.loading.source import card_names, resolve
+from profiler.loading.source import preset_names, resolve
 from profiler.quant.registry import FORMATS, Quant
 
 
@@ -72,6 +72,6 @@ def _counts(
 
 if __name__ == "__main__":
     FILE.write_text(
-        "{\n" + ",\n".join(lines(name, documents(name), rank_documents(name)) for name in card_names()) + "\n}\n",
+        "{\n" + ",\n".join(lines(name, documents(name), rank_documents(name)) for name in preset_names()) + "\n}\n",
         encoding="utf-8",
     )

@@ -15,7 +15,7 @@ from profiler.counting.preset_counts import FILE, CountedModel, counts_json, fro
 from profiler.errors import RequestError
 from profiler.explore.command import RANKS
 from profiler.facts.step import Step
-from profiler.loading.source import card_names
+from profiler.loading.source import preset_names
 from profiler.quant.registry import FORMATS
 from profiler.rent.plan import MOST_GPUS
 
@@ -25,7 +25,7 @@ EVERY_FORMAT = ("gpt2", "gpt-oss-20b", "mixtral-8x7b", "deepseek-v2-lite", "smol
 STEPS = (Step(4, 512, 0), Step(8, 1, 1024))
 
 
-@pytest.mark.parametrize("card", card_names())
+@pytest.mark.parametrize("card", preset_names())
 def test_bundled_counts_are_up_to_date(card: str) -> None:
     """If this fails after an intended change, run `python tests/counting/counted.py` to write the file again."""
     quants = FORMATS if card in EVERY_FORMAT else ("none", "nf4", "int4wo")

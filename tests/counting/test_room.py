@@ -120,7 +120,7 @@ def test_a_batch_test_ends_at_the_last_batch_that_fits(wide_folder: Path, monkey
 
 
 def test_doctor_prints_what_the_first_cell_needs(wide_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("profiler.loading.source.card_names", lambda: (str(wide_folder),))
+    monkeypatch.setattr("profiler.loading.source.preset_names", lambda: (str(wide_folder),))
     need = _tiny_need(wide_folder, 1, 512, Options(model="").new_tokens)
     for share, fits in ((1.002, True), (0.998, False)):
         _room(monkeypatch, share * need)

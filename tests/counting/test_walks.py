@@ -14,7 +14,7 @@ from profiler.counting.operators import ModelWork
 from profiler.counting.preset_counts import CountedModel
 from profiler.errors import RequestError
 from profiler.facts.step import Step
-from profiler.loading.source import ModelSource, load_card, resolve
+from profiler.loading.source import ModelSource, load_preset, resolve
 
 STEP = Step(2, 1, 100)
 
@@ -43,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def _write(folder: Path, **changed: object) -> None:
-    config = {**load_card("smollm2-135m").config, **changed}
+    config = {**load_preset("smollm2-135m").config, **changed}
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
 

@@ -19,7 +19,7 @@ from profiler.comparison.documents import ComparisonDocument, GateDocument, Hist
 from profiler.counting.document import CountDocument
 from profiler.forecast.render import RanksDocument
 from profiler.judge.cells import CellResult
-from profiler.loading.source import Card
+from profiler.loading.source import Preset
 from profiler.place.render import PlaceDocument
 from profiler.readers.columns import Table
 from profiler.rent.render import RentDocument
@@ -50,7 +50,7 @@ TYPES: dict[str, tuple[str, Any]] = {
     "doctor": ("`doctor`", Examination),
     "gpus": ("`gpus`", list[GpuEntry]),
     "selftest": ("`selftest`", list[SelftestRow]),
-    "models": ("`models`", dict[str, Card]),
+    "models": ("`models`", dict[str, Preset]),
 }
 TITLES = {"run": "`run`, `batch-test`, `judge`", **{name: title for name, (title, _) in TYPES.items()}}
 """What each document comes from, by the name of its schema."""

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from profiler.errors import RequestError
-from profiler.facts.scheduler import OwnedModel, Scheduled, in_rows, prefill_iterations, scheduled_of, trouble
+from profiler.facts.scheduler import OwnedModel, SchedulerIterations, in_rows, prefill_iterations, scheduled_of, trouble
 
 RECORDS = Path(__file__).parents[1] / "data" / "vllm"
 OWNED = OwnedModel("0.32.0", 1.0, "compiled", 1, 1, cache_tokens=1280, block_tokens=128, tokens_an_iteration=256)
 
 
-def read(name: str) -> tuple[int, int, int, list[Scheduled]]:
+def read(name: str) -> tuple[int, int, int, list[SchedulerIterations]]:
     """(batch, prompt length, new tokens, iterations) of a file of vLLM's records."""
     document = json.loads((RECORDS / f"{name}.json").read_text())
     iterations = [scheduled_of(_as_object(record)) for record in document["iterations"]]
@@ -30,8 +30,8 @@ def _as_object(record: dict[str, Any]) -> SimpleNamespace:
 def test_a_prefill_is_distinguished_from_its_decode_steps() -> None:
     batch, prompt, new_tokens, iterations = read("plain")
     assert in_rows(iterations) == (
-        Scheduled(batch, batch * prompt, 0, 0, 0),
-        Scheduled(0, 0, batch, batch, 0, iterations=new_tokens - 1),
+        SchedulerIterations(batch, batch * prompt, 0, 0, 0),
+        SchedulerIterations(0, 0, batch, batch, 0, iterations=new_tokens - 1),
     )
     assert prefill_iterations(iterations) == 1
     assert trouble(iterations, batch, OWNED) is None

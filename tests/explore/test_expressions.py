@@ -11,12 +11,12 @@ from profiler.counting.cache import counted_model
 from profiler.explore.document import model_entry
 from profiler.explore.expressions import Expression, evaluate
 from profiler.facts.step import ExecutionPath, Step
-from profiler.loading.source import card_names, resolve
+from profiler.loading.source import preset_names, resolve
 
 SETTINGS = 1000
 
 
-@pytest.mark.parametrize("model", card_names())
+@pytest.mark.parametrize("model", preset_names())
 def test_expressions_equal_the_count(model: str) -> None:
     """Dense, grouped, windowed, latent-attention and mixture-of-experts models, in full and in 4 bits."""
     rng = random.Random(model)
@@ -27,7 +27,7 @@ def test_expressions_equal_the_count(model: str) -> None:
         # Through JSON, as the page gets it.
         operators = [json.loads(json.dumps(vars(item))) for item in model_entry(counted, quant).operators]
         assert len(operators) == len(counted.work.operators)
-        for _ in range(SETTINGS // len(card_names()) + 1):
+        for _ in range(SETTINGS // len(preset_names()) + 1):
             symbols = {
                 "batch": rng.randint(1, 512),
                 "query": rng.choice([1, rng.randint(1, 8192)]),

@@ -17,7 +17,7 @@ from profiler.counting.memory_need import memory_need, path_on
 from profiler.counting.preset_counts import CountedModel, preset_counts
 from profiler.data.datasheets import gpu_called
 from profiler.facts.step import Step
-from profiler.loading.source import card_names
+from profiler.loading.source import preset_names
 from profiler.quant.registry import FORMATS
 
 FILE = Path(__file__).with_name("vectors.json")
@@ -52,7 +52,7 @@ def figures(counted: CountedModel) -> list[dict[str, Any]]:
 
 def presets() -> dict[tuple[str, str], CountedModel]:
     """Return every preset in every precision that counts it."""
-    pairs = [(card, quant) for card in card_names() for quant in FORMATS]
+    pairs = [(card, quant) for card in preset_names() for quant in FORMATS]
     return {pair: counted for pair in pairs if (counted := preset_counts(*pair)) is not None}
 
 

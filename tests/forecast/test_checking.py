@@ -15,7 +15,7 @@ from profiler.forecast.check_log import CheckedCell, append_checks, checks_line,
 from profiler.forecast.command import ForecastRequest
 from profiler.grid.cells import Cell, Grid, Phase
 from profiler.predict.result import Answer, ForecastCell, ForecastError
-from profiler.run.validate import Prepared
+from profiler.run.validate import PreparedRun
 
 REFERENCE = Path(__file__).parents[2] / "runs" / "reference" / "smollm2-135m-2-cores"
 
@@ -94,7 +94,7 @@ def test_only_cells_of_up_to_65536_tokens_are_run(monkeypatch: pytest.MonkeyPatc
         tried.extend(cell for cell in grid.cells if fits(cell) is None)
         raise Swept
 
-    def execute(prepared: Prepared, _listener: object, visits: Any) -> None:
+    def execute(prepared: PreparedRun, _listener: object, visits: Any) -> None:
         visits(prepared.grid, fits=lambda cell: None)
 
     monkeypatch.setattr(checking, "sweep", swept)

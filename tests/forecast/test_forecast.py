@@ -17,8 +17,8 @@ from profiler.errors import RequestError
 from profiler.forecast.command import ForecastRequest, RunFacts, forecast_run, run_facts
 from profiler.grid.ranges import make_grid
 from profiler.judge.judge_run import judge_run
-from profiler.predict.cross_validation import HeldOut, Trained, held_out, one_at_a_time, outermost_cells, train
-from profiler.predict.kernel_times import DeviceRates, MeasuredCells, Replayed
+from profiler.predict.cross_validation import HeldOut, TrainedModel, held_out, one_at_a_time, outermost_cells, train
+from profiler.predict.kernel_times import DeviceRates, MeasuredCells, ReplayedSteps
 from profiler.predict.operator_arrays import StepArrays
 from profiler.predict.predict import fit
 from profiler.predict.result import BETWEEN_CELLS
@@ -107,7 +107,7 @@ def planted(
         if column.shape is not None or column.heads is not None
     }
     bare = replace(
-        known.trained.measured, replayed=Replayed(demanded, replayed, {}), faults=np.zeros(len(demanded.steps))
+        known.trained.measured, replayed=ReplayedSteps(demanded, replayed, {}), faults=np.zeros(len(demanded.steps))
     )
 
     def truth(some: Any) -> Any:
@@ -176,7 +176,7 @@ def test_out_of_memory_is_a_forecast() -> None:
 
 def test_a_run_too_small_says_that_its_error_cannot_be_told(tmp_path: Path, known: RunFacts) -> None:
     few = known.trained.measured.at(np.array([0, 1, 16, 17]))
-    trained: Trained = train(few, known.trained.fitted.device)
+    trained: TrainedModel = train(few, known.trained.fitted.device)
     assert not trained.within.is_enough
     assert trained.within.half_width >= 2
     empty = HeldOut(np.zeros(0), np.zeros(0), np.zeros(0, dtype=np.int64), np.zeros(0))

@@ -5,25 +5,25 @@ from __future__ import annotations
 import pytest
 
 from profiler.facts.dispatch import Calls, DispatchSamples, cold_dispatch, dispatch_of
-from profiler.stats import Undisturbed
+from profiler.stats import LowerQuartile
 
-WARM = Undisturbed(6e-3, 3e-4)
+WARM = LowerQuartile(6e-3, 3e-4)
 
 
 def test_dispatch_is_that_of_a_step_with_cold_caches() -> None:
-    found = cold_dispatch(WARM, Undisturbed(10.5e-3, 4e-4), 2e-3)
+    found = cold_dispatch(WARM, LowerQuartile(10.5e-3, 4e-4), 2e-3)
     assert (found.step_s, found.in_kernels_s) == (10.5e-3, 2e-3)
     assert found.half_width_s == pytest.approx(5e-4)
 
 
 def test_bare_calls_are_a_part_of_the_step() -> None:
-    assert cold_dispatch(WARM, Undisturbed(7e-3, 4e-4), 9e-3).in_kernels_s == 7e-3
+    assert cold_dispatch(WARM, LowerQuartile(7e-3, 4e-4), 9e-3).in_kernels_s == 7e-3
 
 
 @pytest.mark.parametrize("difference_s", [-4e-3, 0.0, 2e-3])
 def test_a_busy_machine_cannot_make_dispatch_less_than_the_twins_own(difference_s: float) -> None:
     """Two times on a disturbed machine may differ by anything, but cold caches make no step faster."""
-    found = cold_dispatch(WARM, Undisturbed(difference_s, 9e-3), 2e-3)
+    found = cold_dispatch(WARM, LowerQuartile(difference_s, 9e-3), 2e-3)
     assert (found.step_s, found.in_kernels_s) == (6e-3, 2e-3)
     assert found.half_width_s > found.step_s
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from made_facts import KEY, facts
 
-from profiler.facts.measurements import Hooked
+from profiler.facts.measurements import HookedStep
 from profiler.facts.operators import OperatorWork
 from profiler.judge.module_times import unexplained_by_group
 
@@ -21,7 +21,7 @@ def test_a_step_slowed_by_hooks_gives_no_times_by_group(kind: str, plain_s: floa
     The limit is a tenth on a GPU, where hooks slow the host, and half on a CPU, whose speed may drift by a tenth.
     """
     linear = OperatorWork("up", "mlp", 1, "float16", 0.0, 1e9, 0.0, 0.0)
-    hooked = Hooked(KEY, {"mlp": (3e-3, 3e-3), "between modules": (1e-3, 1e-3)})
+    hooked = HookedStep(KEY, {"mlp": (3e-3, 3e-3), "between modules": (1e-3, 1e-3)})
     made = replace(facts([linear], flops_per_s=1e15, bytes_per_s=ROOF, kind=kind), hooked={KEY: hooked})
     assert unexplained_by_group(made, KEY, plain_s)["mlp"] == pytest.approx(2e-3)
     assert unexplained_by_group(made, KEY, disturbed_s) == {}

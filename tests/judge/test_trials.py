@@ -8,13 +8,13 @@ import pytest
 from made_facts import KEY
 from test_levers import SETTING, cell
 
-from profiler.facts.measurements import Stepped, Trial
+from profiler.facts.measurements import StepSamples, Trial
 from profiler.judge.cells import TrialResult, trial_results, whole_step
 from profiler.judge.levers import levers
 
 
-def stepped(layers: int, layer_s: float, rest_s: float) -> Stepped:
-    return Stepped((layers * layer_s,) * 7, (rest_s,) * 7)
+def stepped(layers: int, layer_s: float, rest_s: float) -> StepSamples:
+    return StepSamples((layers * layer_s,) * 7, (rest_s,) * 7)
 
 
 def test_all_layers_cost_the_same() -> None:
@@ -41,8 +41,8 @@ def test_a_variant_is_compared_with_the_model_as_loaded() -> None:
 
 def test_a_neighbour_in_one_of_two_turns_changes_nothing() -> None:
     """30 layers of 1 ms, 2.5 times as long in the first turn; the variant takes half as long."""
-    before = Stepped((*[15e-3] * 5, *[6e-3] * 5), (0.0,) * 10)
-    [found] = trial_results([Trial(KEY, "int4wo", 6, 30, before, Stepped((3e-3,) * 10, (0.0,) * 10))])
+    before = StepSamples((*[15e-3] * 5, *[6e-3] * 5), (0.0,) * 10)
+    [found] = trial_results([Trial(KEY, "int4wo", 6, 30, before, StepSamples((3e-3,) * 10, (0.0,) * 10))])
     assert found.ratio == pytest.approx(0.5)
 
 

@@ -12,7 +12,7 @@ from profiler.counting.walk import walk
 from profiler.errors import ModelError
 from profiler.loading.config import load_config
 from profiler.loading.meta_model import build_on_meta
-from profiler.loading.source import card_names, load_card, resolve
+from profiler.loading.source import load_preset, preset_names, resolve
 
 # Public parameter counts: the hub's safetensors metadata, or the model's paper.
 PARAMS = {
@@ -39,21 +39,21 @@ PARAMS = {
 
 
 def test_every_preset_has_a_public_parameter_count() -> None:
-    assert set(card_names()) == set(PARAMS)
+    assert set(preset_names()) == set(PARAMS)
 
 
 @pytest.mark.parametrize("name", sorted(PARAMS))
 def test_preset_builds_to_its_public_parameter_count(name: str) -> None:
     source = resolve(name)
-    assert source.card is not None
+    assert source.preset is not None
     config = load_config(source)
-    assert walk(build_on_meta(config, torch.bfloat16)).params == PARAMS[name] == source.card.params
+    assert walk(build_on_meta(config, torch.bfloat16)).params == PARAMS[name] == source.preset.params
 
 
 @pytest.mark.parametrize("name", sorted(PARAMS))
 def test_preset_survives_the_config_class(name: str) -> None:
     """transformers' config class has every fact of the preset; it may rename one, or move it into a group."""
-    card = load_card(name)
+    card = load_preset(name)
     config = load_config(resolve(name))
     content = config.to_dict()
     moved = {"rope_theta", "rope_scaling", "model_type", "architectures", "dtype"}
@@ -66,7 +66,7 @@ def test_preset_survives_the_config_class(name: str) -> None:
 def test_names_are_resolved_without_regard_to_case() -> None:
     assert resolve("SmolLM2-135M").kind == "card"
     hub = resolve("mistralai/Mistral-7B-v0.1")
-    assert (hub.kind, hub.card and hub.card.params) == ("hub", 7_241_732_096)
+    assert (hub.kind, hub.preset and hub.preset.params) == ("hub", 7_241_732_096)
 
 
 def test_near_misses_are_named() -> None:

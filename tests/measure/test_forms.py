@@ -18,7 +18,7 @@ from subjects import PLANTED, of_caches, subject_of
 
 from profiler.device.machine import Machine
 from profiler.facts.cache_format import CACHE_FORMATS
-from profiler.facts.measurements import COMPILED, Stepped
+from profiler.facts.measurements import COMPILED, StepSamples
 from profiler.facts.roofs import READ, Ceilings
 from profiler.facts.visits import Gap, Visit
 from profiler.grid.cells import PHASES, Cell, CellKey
@@ -222,8 +222,8 @@ def test_the_copies_that_are_stepped_touch_what_the_whole_model_does(tiny_folder
 
 def test_a_step_that_could_not_be_cut_keeps_what_lies_beside_its_layers() -> None:
     """4 of 10 ms are outside the layers. Compiled it takes 7 ms, so its layers take 3."""
-    before = Stepped((6e-3,) * 5, (4e-3,) * 5)
-    cut = _cut_like(before, Stepped((7e-3,) * 5, (0.0,) * 5))
+    before = StepSamples((6e-3,) * 5, (4e-3,) * 5)
+    cut = _cut_like(before, StepSamples((7e-3,) * 5, (0.0,) * 5))
     assert cut.layers_s == pytest.approx((3e-3,) * 5)
     assert cut.beside_s == (4e-3,) * 5
 

@@ -14,7 +14,7 @@ import pytest
 from yardstick import yardstick_s
 
 from profiler.errors import RequestError
-from profiler.loading.source import load_card
+from profiler.loading.source import load_preset
 from profiler.place.command import Shapes, place
 
 FILES = Path(__file__).parents[1] / "data" / "foreign"
@@ -217,7 +217,7 @@ def model_folder(tmp_path: Path) -> Path:
     """A model folder that contains only its config."""
     folder = tmp_path / "model"
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(load_card("smollm2-135m").config))
+    (folder / "config.json").write_text(json.dumps(load_preset("smollm2-135m").config))
     return folder
 
 

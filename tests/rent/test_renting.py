@@ -19,7 +19,7 @@ from profiler.data.datasheets import gpu_called, gpus
 from profiler.data.prices import prices
 from profiler.errors import RequestError
 from profiler.predict.costs import CostOverLoad
-from profiler.rent.command import Rented, rent, rent_request
+from profiler.rent.command import RankedOffers, rent, rent_request
 from profiler.rent.cost_lines import cost_over_load
 from profiler.rent.offers import Offer
 from profiler.rent.render import load_table, rent_sentences, rent_table
@@ -33,19 +33,19 @@ TODAY = date(2026, 8, 5)
 CARDS = "T4,L4,A10G,L40S,H100 SXM"
 
 
-def rented(model: str, use: str = "chat", today: date = TODAY, **options: Any) -> Rented:
+def rented(model: str, use: str = "chat", today: date = TODAY, **options: Any) -> RankedOffers:
     names = ("prompt_len", "new_tokens", "rate", "ttft_ms", "tpot_ms")
     load = workload_of(use, **{name: options.pop(name) for name in names if name in options})
     return rent(model, rent_request(load, **options), today)
 
 
 @pytest.fixture(scope="module")
-def chat() -> Rented:
+def chat() -> RankedOffers:
     return rented("mistral-7b-v0.1", cards=CARDS)
 
 
 @pytest.fixture(scope="module")
-def queue() -> Rented:
+def queue() -> RankedOffers:
     return rented("mistral-7b-v0.1", "batch", cards=CARDS, quants="none,nf4", engines="compiled,eager")
 
 
@@ -108,11 +108,11 @@ def test_a_prompt_beyond_the_models_positions_is_refused() -> None:
         rented("gpt2", prompt_len=1000, new_tokens=25, cards="L4")
 
 
-def served(offers: Rented) -> list[Offer]:
+def served(offers: RankedOffers) -> list[Offer]:
     return [offer for offer in offers.offers if offer.request_usd is not None]
 
 
-def test_a_full_queue_costs_the_hour_over_its_requests(queue: Rented) -> None:
+def test_a_full_queue_costs_the_hour_over_its_requests(queue: RankedOffers) -> None:
     """With n in flight, n prompts and 127 shared steps give n answers."""
     for offer in served(queue):
         assert offer.request_usd is not None
@@ -128,7 +128,7 @@ def test_a_full_queue_costs_the_hour_over_its_requests(queue: Rented) -> None:
         assert both == pytest.approx(1e6 * offer.request_usd.typical)
 
 
-def test_at_a_rate_the_idle_time_is_paid(chat: Rented) -> None:
+def test_at_a_rate_the_idle_time_is_paid(chat: RankedOffers) -> None:
     """One GPU at 1 request per second costs its hour over 3600 requests, however fast it is."""
     singles = [offer for offer in served(chat) if offer.rented_gpus == 1]
     assert singles
@@ -141,7 +141,7 @@ def test_at_a_rate_the_idle_time_is_paid(chat: Rented) -> None:
         assert offer.idle_usd_per_day == pytest.approx(24 * offer.usd_per_h)
 
 
-def test_an_offer_that_meets_the_limits_meets_them_over_its_range(chat: Rented) -> None:
+def test_an_offer_that_meets_the_limits_meets_them_over_its_range(chat: RankedOffers) -> None:
     assert {offer.meets for offer in served(chat)} >= {"yes"}
     for offer in served(chat):
         assert offer.ttft_s is not None
@@ -154,7 +154,7 @@ def test_an_offer_that_meets_the_limits_meets_them_over_its_range(chat: Rented) 
             assert offer.tpot_s.typical <= 0.05
 
 
-def test_the_first_sentence_states_what_is_assumed(chat: Rented) -> None:
+def test_the_first_sentence_states_what_is_assumed(chat: RankedOffers) -> None:
     first, cheapest, fastest, doubt = rent_sentences(chat)
     for words in ("compiled engines (vLLM", "16 bits", "1024 tokens in, 128 out", "1 request/s", "500 ms", "50.0 ms",
                   "hyperscalers, on demand"):  # fmt: skip
@@ -164,14 +164,14 @@ def test_the_first_sentence_states_what_is_assumed(chat: Rented) -> None:
     assert doubt.startswith("In doubt: ")
 
 
-def test_engines_are_never_mixed_without_a_column(queue: Rented) -> None:
+def test_engines_are_never_mixed_without_a_column(queue: RankedOffers) -> None:
     table = rent_table(queue.offers)
     column = [heading.heading for heading in table.columns].index("engine")
     assert {row[column] for row in table.rows} == {"compiled", "eager"}
     assert "plain transformers" in rent_sentences(queue)[0]
 
 
-def test_what_no_figure_covers_has_no_basis(queue: Rented) -> None:
+def test_what_no_figure_covers_has_no_basis(queue: RankedOffers) -> None:
     """nf4 is a format of bitsandbytes, which runs in plain transformers; no figure of it with vLLM is published."""
     verdicts = {(offer.precision, offer.engine): offer.verdict for offer in queue.offers if offer.card == "L40S"}
     assert verdicts["nf4", "compiled"] == "no basis"
@@ -337,7 +337,7 @@ def test_no_cell_is_cut(width: int) -> None:
             assert not missing, (row, missing)
 
 
-def test_a_line_of_costs_falls_until_another_gpu_is_needed(chat: Rented) -> None:
+def test_a_line_of_costs_falls_until_another_gpu_is_needed(chat: RankedOffers) -> None:
     costs = cost_over_load(chat)
     offers = {offer.name: offer for offer in chat.offers}
     for line in costs.lines:
@@ -347,7 +347,7 @@ def test_a_line_of_costs_falls_until_another_gpu_is_needed(chat: Rented) -> None
             assert span.low <= span.typical <= span.high
 
 
-def test_the_title_of_the_picture_names_the_engine(chat: Rented) -> None:
+def test_the_title_of_the_picture_names_the_engine(chat: RankedOffers) -> None:
     costs = cost_over_load(chat)
     [axes] = cost_figure(costs).axes
     title = axes.get_title(loc="left")
@@ -359,7 +359,7 @@ def test_the_title_of_the_picture_names_the_engine(chat: Rented) -> None:
         assert ("+: crossover" in axes.get_title(loc="left")) == bool(crosses)
 
 
-def test_kept_costs_are_read_again(chat: Rented, tmp_path: Path) -> None:
+def test_kept_costs_are_read_again(chat: RankedOffers, tmp_path: Path) -> None:
     write_costs(tmp_path, cost_over_load(chat))
     assert read_costs(tmp_path) == cost_over_load(chat)
 

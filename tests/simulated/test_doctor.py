@@ -52,7 +52,7 @@ def test_a_t4() -> None:
 def test_a_card_on_which_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A torch without kernels for an old card, another process with its memory, no NVML: each is a line."""
     error = torch.AcceleratorError("CUDA error: no kernel image is available for execution on the device")
-    monkeypatch.setattr("profiler.loading.source.card_names", lambda: ("gpt2",))
+    monkeypatch.setattr("profiler.loading.source.preset_names", lambda: ("gpt2",))
     dead = mock.patch.object(Card, "launch", side_effect=error)
     with simulated(T4.but(taken_bytes=12 << 30)), standing_in("pynvml", None), dead:
         seen = examine()
@@ -71,7 +71,7 @@ def test_a_card_on_which_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def one_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip the list of models that fit."""
-    monkeypatch.setattr("profiler.loading.source.card_names", lambda: ("gpt2",))
+    monkeypatch.setattr("profiler.loading.source.preset_names", lambda: ("gpt2",))
 
 
 Fault = Callable[[World], contextlib.AbstractContextManager[object]]
