@@ -114,7 +114,7 @@ def _terms(gpu_steps: CardSteps, typical_s: Array, link_s: Array) -> Terms:
 
 
 DECIDING_WIDTH = 2.0
-"""The upper end of a range over its lower end, up to which it tells one GPU from another.
+"""The upper end of a range over its lower end, up to which it distinguishes GPUs.
 
 Bandwidth grows by 1.6 to 2.3 from a generation of GPUs to the next (V100, A100, H100, B200: gpus.csv)."""
 

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from profiler.counting.floor import floor_s
 from profiler.data.datasheets import Datasheet, gpus
 from profiler.data.published_coverage import ENGINE_WORDS
 from profiler.data.published_results import EngineKind, PublishedFigure, formats_of, published
@@ -47,12 +48,9 @@ class Shares:
 
     def step_s(self, work: CardSteps) -> Array:
         """Seconds [n] of each step: the larger of the device's and the host's."""
-        linears_s = np.maximum(
-            work.flops / (self.compute * work.peak), work.weight_bytes / (self.memory * work.bandwidth)
-        )
-        device_s = (
-            linears_s + work.kv_bytes / (self.memory * work.bandwidth) + self.layer_cycles * work.layers / work.clock
-        )
+        bytes_per_s = self.memory * work.bandwidth
+        linears_s = floor_s(work.flops, work.weight_bytes, self.compute * work.peak, bytes_per_s)
+        device_s = linears_s + work.kv_bytes / bytes_per_s + self.layer_cycles * work.layers / work.clock
         return np.asarray(np.maximum(device_s, self.layer_s * work.host_index * work.layers))
 
 
@@ -80,7 +78,7 @@ class CardSteps:
 
     def floor_s(self) -> Array:
         """Lower bound of each step [n] by the datasheet."""
-        return np.asarray(np.maximum(self.flops / self.peak, (self.weight_bytes + self.kv_bytes) / self.bandwidth))
+        return floor_s(self.flops, self.weight_bytes + self.kv_bytes, self.peak, self.bandwidth)
 
 
 @dataclass(frozen=True)
