@@ -118,10 +118,13 @@ def test_it_ends_with_exercises_and_references(path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KernelManager]:
-    """One kernel for all, hurried, emptied between them: each would import torch and transformers again."""
+    """One kernel for all, hurried, emptied between them: each would import torch and transformers again.
+
+    Trials of `why` have time on any machine.
+    """
     manager, client = start_new_kernel(cwd=str(tmp_path_factory.mktemp("kernel")))
     hurried = f"import sys\nsys.path.append({str(Path(__file__).parent)!r})\nimport pytest, hurry\n"
-    reply = client.execute_interactive(hurried + "hurry.hurry(pytest.MonkeyPatch())", timeout=120)
+    reply = client.execute_interactive(hurried + "hurry.hurry(pytest.MonkeyPatch(), script_least_s=120.0)", timeout=120)
     assert reply["content"]["status"] == "ok"
     client.stop_channels()
     yield manager

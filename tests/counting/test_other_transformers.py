@@ -37,7 +37,7 @@ def test_counts_of_attention_hold_in_transformers_5_17(older: Path) -> None:
     assert version.stdout.split()[-1] == "5.17.0"
     tests = [str(HERE / name) for name in TESTS]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
+        [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *tests],
         capture_output=True, text=True, env=environment, cwd=root,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:]
