@@ -70,7 +70,8 @@ def run(
             raise RankError(f"{error}; the measurements are in {prepared.out}.") from error
         except KeyboardInterrupt:
             listener.close()
-            print(f"interrupted; the measurements are in {prepared.out}", file=sys.stderr)
+            words = f"interrupted; the measurements are in {prepared.out}, and --resume {prepared.out} finishes the run"
+            print(words, file=sys.stderr)
             raise typer.Exit(EXIT_INTERRUPTED) from None
     if output_format == "json":
         print(json.dumps(run_json(result), indent=2))

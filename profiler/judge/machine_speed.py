@@ -32,6 +32,10 @@ _LEAST_SPREAD = 0.02
 _LEAST_EXPLAINED = 0.5
 
 
+BUSY = "This machine was busy"
+"""The words with which an answer about a busy machine begins."""
+
+
 def busy_sentences(facts: Facts) -> list[str]:
     """Sentences about other processes that used cores during the visits; empty for a quiet machine."""
     loads = [visit.foreign_cores for visits in facts.visits.values() for visit in visits]
@@ -46,7 +50,7 @@ def busy_sentences(facts: Facts) -> list[str]:
     of = f" of {several(worst.of_cores, 'core', 'cores')}" if worst else " cores"
     when = f" in {len(busy)} of {several(len(measured), 'visit', 'visits')}" if measured else ""
     return [
-        f"This machine was busy: {who} kept up to {cores:.1f}{of} busy{when}.",
+        f"{BUSY}: {who} kept up to {cores:.1f}{of} busy{when}.",
         "A quiet machine takes less time, by an unknown factor, and other regimes may bind there: no saving is named.",
     ]
 

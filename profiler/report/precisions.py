@@ -11,6 +11,7 @@ from rich.console import Console
 from profiler.effort import STANDARD
 from profiler.grid.cells import CellKey, Phase
 from profiler.judge.cells import CellResult
+from profiler.judge.machine_speed import BUSY
 from profiler.report.blocks import (
     HTML,
     TERMINAL,
@@ -258,7 +259,9 @@ def comparison_sections(runs: Sequence[Run], links: Sequence[str]) -> list[Secti
     """Return the sections of a comparison of runs of one model; `links` are the addresses of their own reports."""
     first = runs[0]
     setting = [f"{first.model.id} on {first.document.device.name}"]
-    answer = precision_sentences(runs) or ["A single precision was run: there is nothing to compare."]
+    busy = [sentence for run in runs for sentence in run.answer[:1] if sentence.startswith(BUSY)]
+    compared = precision_sentences(runs) or ["A single precision was run: there is nothing to compare."]
+    answer = [*busy[:1], *compared]
     return [
         Section("", [Sentences(answer)]),
         Section("", [Lines(setting)], media=TERMINAL),

@@ -49,6 +49,15 @@ def test_rows_have_the_figures_of_both(pair: list[Run]) -> None:
     assert len(against) == len(AGAINST_COLUMNS)
 
 
+def test_a_busy_machine_is_named_first(pair: list[Run], capsys: pytest.CaptureFixture[str]) -> None:
+    busy = "This machine was busy: other work kept up to 1.0 cores busy."
+    print_comparison([pair[0], with_document(pair[1], answer=[busy])], screen())
+    assert capsys.readouterr().out.strip().splitlines()[:2] == [
+        busy,
+        "nf4 takes 4x less memory than bfloat16; decode is faster throughout (up to 2x at batch 1 x 64).",
+    ]
+
+
 def test_no_difference_is_claimed_from_one_visit_each(pair: list[Run]) -> None:
     """Twice as fast with disjoint intervals, but one visit of one side is not enough for a claim."""
     once = replace(pair[1], results=(replace(pair[1].results[0], visits=1),))
