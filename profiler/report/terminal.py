@@ -14,6 +14,7 @@ from rich.text import Text
 from profiler.report.blocks import (
     Block,
     BreakdownChart,
+    CellsTable,
     Definitions,
     Lines,
     Picture,
@@ -37,7 +38,7 @@ def print_sections(sections: Sequence[Section | None], console: Console) -> None
 
 def print_blocks(blocks: Sequence[Block], console: Console) -> None:
     """Print blocks; a blank line separates an answer, a table or a chart from what precedes it."""
-    apart = (Sentences, BreakdownChart, TextTable)
+    apart = (Sentences, BreakdownChart, CellsTable, TextTable)
     before: Block | None = None
     for block in blocks:
         if isinstance(block, apart) or isinstance(before, (Sentences, BreakdownChart)):
