@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
+import resource
 import selectors
 import signal
 import time
@@ -29,15 +31,20 @@ class Lost:
 
 
 def forked(calls: Sequence[Callable[[], Any]], *, jobs: int, limit_s: float) -> Iterator[tuple[int, Any]]:
-    """Yield (number, answer) of each call as it ends; `Lost` for one that took longer than the limit or died."""
+    """Yield (number, answer) of each call as it ends; `Lost` for one that took longer than the limit or died.
+
+    The limit is one of CPU time, which other processes do not lengthen. A call that waits is ended after ten times it.
+    """
     waiting = iter(enumerate(calls))
     selector = selectors.DefaultSelector()
     try:
         while True:
             while len(selector.get_map()) < jobs and (following := next(waiting, None)) is not None:
                 number, call = following
-                pid, reading = _start(call)
-                selector.register(reading, selectors.EVENT_READ, _Child(number, pid, time.monotonic() + limit_s, []))
+                pid, reading = _start(call, limit_s)
+                selector.register(
+                    reading, selectors.EVENT_READ, _Child(number, pid, time.monotonic() + 10 * limit_s, [])
+                )
             if not selector.get_map():
                 return
             for key, _ in selector.select(timeout=1.0):
@@ -51,20 +58,21 @@ def forked(calls: Sequence[Callable[[], Any]], *, jobs: int, limit_s: float) -> 
                     os.kill(key.data.pid, signal.SIGKILL)
                     selector.unregister(key.fd)
                     _ended(key.fd, key.data)
-                    yield key.data.number, Lost(f"it did not end within {limit_s:g} s")
+                    yield key.data.number, Lost(f"it did not end within {10 * limit_s:g} s")
     finally:
         for key in list(selector.get_map().values()):
             os.kill(key.data.pid, signal.SIGKILL)
             _ended(key.fd, key.data)
 
 
-def _start(call: Callable[[], Any]) -> tuple[int, int]:
+def _start(call: Callable[[], Any], limit_s: float) -> tuple[int, int]:
     reading, writing = os.pipe()
     pid = os.fork()
     if pid:
         os.close(writing)
         return pid, reading
     os.close(reading)
+    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(limit_s), math.ceil(limit_s) + 5))
     try:
         answer = call()
     except BaseException:
@@ -77,6 +85,8 @@ def _start(call: Callable[[], Any]) -> tuple[int, int]:
 def _ended(reading: int, child: _Child) -> Any:
     os.close(reading)
     _, status = os.waitpid(child.pid, 0)
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU:
+        return Lost("it did not end within its CPU time")
     try:
         return pickle.loads(b"".join(child.parts))
     except (pickle.UnpicklingError, EOFError):
