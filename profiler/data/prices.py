@@ -14,6 +14,8 @@ from typing import Literal, get_args
 _TABLE = Path(__file__).with_name("prices.csv")
 STALE_DAYS = 30
 """An older price is marked and left out of rankings."""
+OWN = "yours"
+"""The provider of a price that the user gave."""
 
 PriceClass = Literal["hyperscaler", "GPU cloud", "marketplace", "community"]
 """Who rents a GPU out. hyperscaler: AWS, Azure, GCP and OCI; GPU cloud: data centres that mostly rent GPUs;

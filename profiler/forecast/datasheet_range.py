@@ -24,14 +24,14 @@ from profiler.predict.predict import Forecast, Terms
 from profiler.predict.published_efficiency import (
     NO_MIXTURE,
     CardSteps,
-    attained,
+    Range,
     basis_for,
     card_steps,
     executed,
-    family_of,
     host_index_of,
     no_basis,
     peak_of,
+    step_ranges,
 )
 from profiler.predict.result import Answer, ForecastCell, ForecastError, forecast_cells
 from profiler.quant.registry import Quant, published_as
@@ -72,10 +72,13 @@ def in_range(
     peak, host_index = peak_of(sheet, format_, counted.dtype), host_index_of(sheet.gpu)
     work = executed(needed, engine)
     gpu_steps = card_steps(sheet, work, steps.batch, peak=peak, layers=layers, host_index=host_index)
-    low_s, typical_s, high_s = (each + needed.exchanged_s for each in _ranges_s(gpu_steps, steps, format_, engine))
-    forecast = Forecast(needed, _terms(gpu_steps, typical_s, needed.exchanged_s), typical_s, np.zeros(len(steps)))
+    phases = [steps.phase(index) for index in range(len(steps))]
+    times = step_ranges(engine, format_, gpu_steps, steps.query, phases, needed.exchanged_s)
+    forecast = Forecast(needed, _terms(gpu_steps, times, needed.exchanged_s), times.typical_s, np.zeros(len(steps)))
     basis = ["published figures of other GPUs"] * len(steps)
-    cells = forecast_cells(forecast, typical_s, (low_s, high_s), basis, forecast.fits(sheet.room_bytes))
+    cells = forecast_cells(
+        forecast, times.typical_s, (times.low_s, times.high_s), basis, forecast.fits(sheet.room_bytes)
+    )
     return Answer(
         source=model.name,
         model=model.name,
@@ -89,27 +92,19 @@ def in_range(
     )
 
 
-def _ranges_s(gpu_steps: CardSteps, steps: StepArrays, format_: str, engine: EngineKind) -> tuple[Array, Array, Array]:
-    """(low, typical, high) seconds [n] of each step on one GPU, without collectives."""
-    ranges = []
-    for index in range(len(steps)):
-        family = family_of(format_, int(steps.batch[index]), int(steps.query[index]))
-        ranges.append(attained(engine, family).range_s(gpu_steps.at(np.array([index])), steps.phase(index)))
-    low_s, typical_s, high_s = (
-        np.concatenate([getattr(each, name) for each in ranges]) for name in ("low_s", "typical_s", "high_s")
-    )
-    return low_s, typical_s, high_s
+def _terms(gpu_steps: CardSteps, times: Range, link_s: Array) -> Terms:
+    """The time breakdown of each step: its floor by the datasheet, its collectives, and the rest.
 
-
-def _terms(gpu_steps: CardSteps, typical_s: Array, link_s: Array) -> Terms:
-    """The time breakdown of each step: its floor by the datasheet, its collectives, and the rest as dispatch."""
-    zeros, floor_s = np.zeros(len(typical_s)), gpu_steps.floor_s()
+    The rest is dispatch where the host is slower than the device, else kernels below their roof.
+    """
+    zeros, floor_s = np.zeros(len(link_s)), gpu_steps.floor_s()
     memory_s = (gpu_steps.weight_bytes + gpu_steps.kv_bytes) / gpu_steps.bandwidth
     by_compute = gpu_steps.flops / gpu_steps.peak > memory_s
+    lost_s = times.typical_s - link_s - floor_s
     return StepTerms(
         weights_s=np.where(by_compute, 0.0, floor_s), kv_s=zeros, compute_s=np.where(by_compute, floor_s, 0.0),
-        dequantise_s=zeros, kernel_s=zeros, avoidable_s=zeros, padding_s=zeros, link_s=link_s,
-        dispatch_s=np.maximum(0.0, typical_s - floor_s - link_s),
+        dequantise_s=zeros, kernel_s=np.where(times.is_host, 0.0, lost_s), avoidable_s=zeros, padding_s=zeros,
+        link_s=link_s, dispatch_s=np.where(times.is_host, lost_s, 0.0),
     )  # fmt: skip
 
 

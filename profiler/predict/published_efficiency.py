@@ -46,12 +46,19 @@ class Shares:
         """bool[n]: whether the arithmetic of the linears takes longer than streaming their weights."""
         return np.asarray(work.flops / (self.compute * work.peak) > work.weight_bytes / (self.memory * work.bandwidth))
 
-    def step_s(self, work: CardSteps) -> Array:
-        """Seconds [n] of each step: the larger of the device's and the host's."""
+    def device_s(self, work: CardSteps) -> Array:
+        """Seconds [n] of the device for each step."""
         bytes_per_s = self.memory * work.bandwidth
         linears_s = floor_s(work.flops, work.weight_bytes, self.compute * work.peak, bytes_per_s)
-        device_s = linears_s + work.kv_bytes / bytes_per_s + self.layer_cycles * work.layers / work.clock
-        return np.asarray(np.maximum(device_s, self.layer_s * work.host_index * work.layers))
+        return np.asarray(linears_s + work.kv_bytes / bytes_per_s + self.layer_cycles * work.layers / work.clock)
+
+    def host_s(self, work: CardSteps) -> Array:
+        """Seconds [n] of the host to dispatch each step."""
+        return np.asarray(self.layer_s * work.host_index * work.layers)
+
+    def step_s(self, work: CardSteps) -> Array:
+        """Seconds [n] of each step: the larger of the device's and the host's."""
+        return np.asarray(np.maximum(self.device_s(work), self.host_s(work)))
 
 
 @dataclass(frozen=True)
@@ -88,6 +95,8 @@ class Range:
     low_s: Array
     typical_s: Array
     high_s: Array
+    is_host: Array
+    """bool[n]: whether the typical time is the host's dispatch."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +125,9 @@ class Efficiency:
             arithmetic = self.shares.compute_bound(work)
             low = np.where(arithmetic, np.minimum(low, self.spread["prefill"][0]), low)
             high = np.where(arithmetic, np.maximum(high, self.spread["prefill"][1]), high)
-        return Range(np.maximum(floor, low * typical), np.maximum(floor, typical), high * np.maximum(floor, typical))
+        at_least = np.maximum(floor, typical)
+        is_host = self.shares.host_s(work) > self.shares.device_s(work)
+        return Range(np.maximum(floor, low * typical), at_least, high * at_least, is_host)
 
 
 def family_of(format_: str, batch: int, query: int) -> str:
@@ -313,6 +324,26 @@ def _spread(engine: Sequence[Stray], family: str, kind: StepKind) -> tuple[float
 def attained(kind: EngineKind, family: str) -> Efficiency:
     """The efficiency of an engine kind with a format family, from all published points."""
     return attained_by(published(), kind, family, _strays(kind))
+
+
+def step_ranges(
+    kind: EngineKind, format_: str, work: CardSteps, query: Array, phases: Sequence[Phase], exchanged_s: Array
+) -> Range:
+    """The range of each of n steps in an engine kind and a format, with `exchanged_s` [n] of collectives.
+
+    `query` [n] are the new tokens of each sequence; `work` may have further steps.
+    """
+    count = len(phases)
+    families = [family_of(format_, int(work.batch[at]), int(query[at])) for at in range(count)]
+    kinds = list(zip(families, phases, strict=True))
+    whole = Range(np.zeros(count), np.zeros(count), np.zeros(count), np.zeros(count, dtype=bool))
+    for family, phase in set(kinds):
+        chosen = np.array([each == (family, phase) for each in kinds]).nonzero()[0]
+        part = attained(kind, family).range_s(work.at(chosen), phase)
+        for name in ("low_s", "typical_s", "high_s"):
+            getattr(whole, name)[chosen] = getattr(part, name) + exchanged_s[chosen]
+        whole.is_host[chosen] = part.is_host
+    return whole
 
 
 @cache

@@ -9,7 +9,7 @@ from datetime import date
 from typing import TypeVar
 
 from profiler.data.datasheets import Datasheet, gpu_called, gpus
-from profiler.data.prices import PRICE_CLASSES, Price, PriceClass, Quote, quote
+from profiler.data.prices import OWN, PRICE_CLASSES, Price, PriceClass, Quote, quote
 from profiler.data.prices import prices as all_prices
 from profiler.data.published_coverage import coverage_sentences
 from profiler.data.published_results import EngineKind, published
@@ -50,7 +50,7 @@ class RankedOffers:
     request: RentRequest
     offers: tuple[Offer, ...]
     other_classes: tuple[Offer, ...]
-    """The cheapest offer of each other class, not ranked against these."""
+    """The cheapest offer of each other class, not ranked against these; at a price of the class, not of the user."""
     notes: tuple[str, ...] = ()
 
 
@@ -80,7 +80,11 @@ def rent(model: str, request: RentRequest, today: date) -> RankedOffers:
         model,
         request,
         ranked(offers),
-        tuple(rows[0] for rows in others if rows and rows[0].verdict in ("cheapest", "typically cheapest")),
+        tuple(
+            rows[0]
+            for rows in others
+            if rows and rows[0].verdict in ("cheapest", "typically cheapest") and rows[0].provider != OWN
+        ),
         tuple(notes),
     )
 
@@ -159,7 +163,7 @@ def parse_prices(text: str) -> dict[str, Price]:
             ) from None
         if not 0 < usd < float("inf"):
             raise RequestError(f"--price {part!r}: a price must be above 0; leave the GPU out to use the table.")
-        prices[card] = Price(card, "yours", usd, False, None, "", None, "--price")
+        prices[card] = Price(card, OWN, usd, False, None, "", None, "--price")
     return prices
 
 

@@ -22,12 +22,11 @@ from profiler.predict.operator_arrays import Array, StepArrays, needed_bytes, op
 from profiler.predict.published_efficiency import (
     Range,
     WorkAt,
-    attained,
     card_steps,
     executed,
-    family_of,
     host_index_of,
     peak_of,
+    step_ranges,
 )
 from profiler.quant.registry import published_as
 from profiler.rent.serving import StepTimes
@@ -209,18 +208,10 @@ def _ends(seconds: Range) -> tuple[Array, Array, Array]:
 
 
 def _range(plan: GpuShare, phase: Phase, sheet: Datasheet, largest: int, host: float) -> Range:
-    query = plan.prompt_len if phase == "prefill" else 1
-    low_s, typical_s, high_s = (np.zeros(largest) for _ in range(3))
-    families = np.array([family_of(plan.format, int(batch), query) for batch in plan.batches[:largest]], dtype=object)
+    query = np.full(largest, plan.prompt_len if phase == "prefill" else 1)
     peak = peak_of(sheet, plan.format)
     steps = card_steps(sheet, plan.work[phase], plan.batches, peak=peak, layers=plan.layers, host_index=host)
-    for family in set(families):
-        chosen = np.flatnonzero(families == family)
-        part = attained(plan.engine, str(family)).range_s(steps.at(chosen), phase)
-        exchanged_s = plan.exchanged_s[phase][chosen]
-        for whole, seconds in zip((low_s, typical_s, high_s), _ends(part), strict=True):
-            whole[chosen] = seconds + exchanged_s
-    return Range(low_s, typical_s, high_s)
+    return step_ranges(plan.engine, plan.format, steps, query, [phase] * largest, plan.exchanged_s[phase])
 
 
 _LINKS = {

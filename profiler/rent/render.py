@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from profiler.data.prices import STALE_DAYS
+from profiler.data.prices import OWN, STALE_DAYS
 from profiler.json_document import Document
 from profiler.predict.costs import Span
 from profiler.rent.command import RankedOffers
@@ -70,7 +70,8 @@ def _deal(offer: Offer) -> str:
     assert offer.utilisation is not None
     rented = several(offer.rented_gpus, "GPU", "GPUs")
     at = f"{rented} at {percent(offer.utilisation.typical)} utilisation, " if offer.utilisation.typical != 1 else ""
-    return f"{offer.provider} {significant(offer.usd_per_h, 3)} USD/h per GPU, {at}{_usd_per_thousand(offer)}"
+    whose = "your price of" if offer.provider == OWN else offer.provider
+    return f"{whose} {significant(offer.usd_per_h, 3)} USD/h per GPU, {at}{_usd_per_thousand(offer)}"
 
 
 def _fastest(rented: RankedOffers) -> str:
@@ -179,7 +180,7 @@ def _price(offer: Offer) -> str:
     words = [offer.provider, "spot" if offer.spot else "", offer.region]
     if offer.machine_cards > 1:
         words.append(f"only {offer.machine_cards} at once")
-    if offer.provider != "yours":
+    if offer.provider != OWN:
         words.append(offer.price_mark or f"{offer.price_age_days} days old")
     return f"{offer.card} {significant(offer.usd_per_h, 3)} ({', '.join(word for word in words if word)})"
 

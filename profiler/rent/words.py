@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from profiler.data.prices import PriceClass
+from profiler.data.prices import OWN, PriceClass
 from profiler.data.published_results import EngineKind
 from profiler.rent.command import RankedOffers
 from profiler.units import duration, significant
@@ -40,11 +40,12 @@ def assumptions(rented: RankedOffers) -> str:
         for name, limit in (("TTFT", load.limits.ttft_s), ("TPOT", load.limits.tpot_s))
         if limit is not None
     ]
-    term = "spot" if request.spot else "on demand"
+    are_own = {offer.provider == OWN for offer in rented.offers}
+    whose = f"{request.provider or CLASSES[request.price_class]}, {'spot' if request.spot else 'on demand'}"
+    prices = "your prices" if are_own == {True} else f"prices of {whose}{', and your own' if True in are_own else ''}"
     return (
         f"{rented.model} with {engines} in {precisions}; {load.use}: {load.prompt_len} tokens in,"
-        f" {load.new_tokens} out, {rate}, {', '.join(limits) or 'no latency limit'}; prices of"
-        f" {request.provider or CLASSES[request.price_class]}, {term}."
+        f" {load.new_tokens} out, {rate}, {', '.join(limits) or 'no latency limit'}; {prices}."
     )
 
 

@@ -72,6 +72,16 @@ def test_a_latent_that_is_expanded_again_costs_its_products() -> None:
     assert (decode.low_s, decode.latency_s, decode.high_s) == pytest.approx(rented_step("deepseek-v2-lite"))
 
 
+def test_what_a_step_loses_is_dispatch_only_where_the_host_is_slower() -> None:
+    """4096 tokens of Mistral-7B are 14.2 GFLOP per token: 0.9 s at 65 TFLOP/s, and no host dispatches that long."""
+    on_t4 = forecast_on("mistral-7b-v0.1", "T4", ForecastRequest("512", "8", quant="nf4"))
+    prefill = cell(on_t4, "prefill")
+    assert prefill.terms["compute_s"] == pytest.approx(4096 * 14.2e9 / 65e12, rel=0.05)
+    assert (prefill.terms["dispatch_s"], prefill.regime) == (0.0, "kernel-bound")
+    fast = cell(forecast_on("mistral-7b-v0.1", "H100 SXM", ForecastRequest("128", "1")), "decode")
+    assert (fast.terms["kernel_s"], fast.regime) == (0.0, "overhead-bound")
+
+
 def test_no_figure_of_a_mixture_is_behind_a_range() -> None:
     assert any("mixture of experts" in note for note in forecast_on("qwen3-30b-a3b", CARD, ForecastRequest()).notes)
     assert not any("mixture" in note for note in forecast_on("qwen3-8b", CARD, ForecastRequest()).notes)

@@ -26,7 +26,10 @@ COMMANDS = {
     "history": f"compare {_RUNS}-xeon {_RUNS}-xeon-float32 {_RUNS}-xeon-minute --anyway --plain",
     "judge": f"judge {_RUNS}-xeon-minute --plain",
     "models": "models",
+    "forecast": f"forecast {_RUNS}-xeon --batch-sizes 1,4,16 --plain",
+    "forecast-on": "forecast mistral-7b-v0.1 --on T4 --quant nf4 --prompt-lens 512 --batch-sizes 1,8 --plain",
     "place": "place tests/data/foreign/llama-bench.csv --model smollm2-135m --gpu T4 --plain",
+    "rent": "rent mistral-7b-v0.1 --for chat --cards T4,A10G,L40S --price T4=0.53,A10G=1.01,L40S=1.86 --plain",
 }
 """Their figures are arithmetic on committed files: the same on every machine."""
 

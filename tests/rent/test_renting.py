@@ -212,6 +212,16 @@ def test_your_price_replaces_the_tables_and_is_never_stale() -> None:
     assert answer.offers[0].verdict == "cheapest"
 
 
+def test_your_prices_are_of_no_class() -> None:
+    """They are the same whoever rents the GPU out, so the other classes have no offer of their own."""
+    answer = rented("mistral-7b-v0.1", cards="L40S", prices="L40S=1.86")
+    assert answer.other_classes == ()
+    assert rent_sentences(answer)[0].endswith("TPOT at most 50.0 ms; your prices.")
+    some = rented("mistral-7b-v0.1", today=date(2026, 9, 4), cards="A40,L40S,A10G", prices="A10G=5")
+    assert {(offer.card, offer.provider) for offer in some.other_classes} == {("A40", "RunPod")}
+    assert rent_sentences(some)[0].endswith("prices of hyperscalers, on demand, and your own.")
+
+
 def test_a_model_that_one_gpu_does_not_hold_is_split() -> None:
     """Llama-3.1-70B has 141 GB of weights in 16 bits: 70.6 GB on each of two H100 of 80 GB."""
     [offer] = rented("llama-3.1-70b", cards="H100 SXM", provider="AWS").offers
