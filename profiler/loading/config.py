@@ -8,9 +8,9 @@ from typing import Any
 from profiler.errors import ModelError, first_line
 from profiler.loading.config_limits import check_claims, check_sizes
 from profiler.loading.gguf_header import check_gguf
-from profiler.loading.library import import_transformers
 from profiler.loading.meta_model import quiet_libraries
 from profiler.loading.source import ModelSource
+from profiler.loading.torchao_import import without_torchao
 from profiler.packages import need
 
 
@@ -19,7 +19,7 @@ def load_config(source: ModelSource, trust_remote_code: bool = False) -> Any:
 
     Raises ModelError if it cannot be found or read, RequestError if the package gguf is needed and missing.
     """
-    import_transformers()
+    without_torchao()
     from transformers import AutoConfig, PreTrainedConfig
 
     raw: dict[str, Any] = {}
@@ -47,7 +47,7 @@ def load_config(source: ModelSource, trust_remote_code: bool = False) -> Any:
 
 def config_from(content: Mapping[str, Any], name: str) -> Any:
     """Build the transformers config of a parsed config.json, without its custom code. Raises ModelError."""
-    import_transformers()
+    without_torchao()
     from transformers import AutoConfig
 
     check_claims(content)
