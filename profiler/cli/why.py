@@ -17,7 +17,7 @@ from profiler.cli.options import Format, Plain
 from profiler.errors import RequestError
 
 if TYPE_CHECKING:
-    from profiler.why_slow.command import Watched
+    from profiler.why_slow.command import ScriptAnswer
 
 _WITH_VALUE = ("--out", "--format", "--budget")
 
@@ -75,23 +75,23 @@ def why_command(
     raise typer.Exit(why_script(path, module, arguments, out, streams, print_answer, budget_s))
 
 
-def _print_answer(watched: Watched, *, plain: bool, as_json: bool) -> None:
+def _print_answer(answer: ScriptAnswer, *, plain: bool, as_json: bool) -> None:
     """Print the answer: a document on stdout, or a table on stderr, so that stdout is the script's."""
     from profiler.json_document import json_text
     from profiler.report.console import screen
     from profiler.why_slow.render import print_why, why_document
 
-    if watched.why is None:
+    if answer.why is None:
         print(
             "roofscope: the script's own process called and loaded no language model, so there is nothing to"
-            " explain; other processes are not watched.",
+            " explain; other processes are not answer.",
             file=sys.stderr,
         )
     elif as_json:
-        print(json_text(why_document(watched.why)))
+        print(json_text(why_document(answer.why)))
     else:
-        print_why(watched.why, screen(plain=plain, stream=sys.stderr))
-        print(f"next: open {watched.folder}/why.html", file=sys.stderr)
+        print_why(answer.why, screen(plain=plain, stream=sys.stderr))
+        print(f"next: open {answer.folder}/why.html", file=sys.stderr)
 
 
 @contextlib.contextmanager

@@ -35,7 +35,7 @@ _FALLBACKS_SHARE = 0.5
 
 
 @dataclass(frozen=True)
-class Watched:
+class ScriptAnswer:
     """A finished script: the answer, or None if no model ran, and the folder with its files."""
 
     why: Why | None
@@ -48,7 +48,7 @@ def why_script(
     arguments: Sequence[str],
     out: Path | None,
     streams: contextlib.AbstractContextManager[object],
-    report: Callable[[Watched], object],
+    report: Callable[[ScriptAnswer], object],
     budget_s: float | None = None,
 ) -> int:
     """Run a script or a module unmodified within `streams`, call `report` with the answer, and return the exit code.
@@ -67,7 +67,7 @@ def why_script(
             if found is not None:
                 folder = out or Path("runs") / _folder_name(name)
                 write(found, folder)
-            report(Watched(found, folder))
+            report(ScriptAnswer(found, folder))
 
         around.enter_context(streams)
         around.enter_context(watched(recorder))
@@ -131,22 +131,22 @@ def explained(
     from profiler.why_slow.fallback_costs import fallback_findings
     from profiler.why_slow.load_costs import conversion_findings
     from profiler.why_slow.placement import placement_findings
-    from profiler.why_slow.trials import Missed, call_groups, once_warm, try_changes
+    from profiler.why_slow.trials import UntriedChanges, call_groups, once_warm, try_changes
 
     limits = effort.STANDARD
     if budget_s is None:
         budget_s = min(limits.script_most_s, max(limits.script_least_s, seen.wall_s))
     seen = once_warm(recorder, seen, _FIRST_CALLS_SHARE * budget_s)
     floor = _floor(recorder, seen) if limits.script_floor else None
-    groups = call_groups(recorder, seen, Missed())
+    groups = call_groups(recorder, seen, UntriedChanges())
     bounded, unknown = placement_findings(groups, seen.steady_s)
     if seen.fallbacks:
         until_s = start_s + _FALLBACKS_SHARE * budget_s
         slower, lines = fallback_findings(seen.fallbacks, groups, seen.steady_s, lambda s: now_s() + s <= until_s)
         bounded, unknown = [*bounded, *slower], [*unknown, *lines]
-    trials, missed = try_changes(recorder, seen, budget_s, now_s() - start_s, floor)
+    trials, untried = try_changes(recorder, seen, budget_s, now_s() - start_s, floor)
     loads = conversion_findings(seen, recorder.converted_models)
-    return judge_calls(seen, trials, floor, [*missed, *unknown], [*loads, *bounded])
+    return judge_calls(seen, trials, floor, [*untried, *unknown], [*loads, *bounded])
 
 
 def _floor(recorder: Recorder, seen: Observations) -> CallFloor | None:

@@ -19,7 +19,16 @@ from profiler.why_slow.call_record import CallRecord
 from profiler.why_slow.call_settings import prompt_ids
 from profiler.why_slow.observations import Call, Read, most_at_once, steady_s
 from profiler.why_slow.plain_models import is_plain, token_ids, with_ids
-from profiler.why_slow.repeat_call import CallGroup, Candidate, EvenlyInTurn, InTurn, RepeatedRun, Steps, Whole, repeat
+from profiler.why_slow.repeat_call import (
+    CallGroup,
+    Candidate,
+    EvenRunSequence,
+    RepeatedRun,
+    RunSequence,
+    Steps,
+    Whole,
+    repeat,
+)
 
 # At most so many prompts are tried together, as one batch if there are at least so many calls.
 _MOST_IN_A_BATCH = 8
@@ -78,7 +87,7 @@ def _on_parts(noted: CallRecord, call: Call, model: Any, parts: Sequence[Sequenc
         )
         runs.append(repeat(cut, call, model))
 
-    return InTurn(runs)
+    return RunSequence(runs)
 
 
 def _prompts(group: CallGroup) -> list[tuple[Call, CallRecord, torch.Tensor]]:
@@ -145,7 +154,7 @@ def batching_change(group: CallGroup, most: int = _MOST_IN_A_BATCH) -> Candidate
         evidence,
         change,
         call.where,
-        InTurn(runs) if at_once == 1 else Whole(in_threads),
+        RunSequence(runs) if at_once == 1 else Whole(in_threads),
         repeat(whole, replace(call, new_tokens=tokens), group.model),
         (steady_s([call for call, *_ in chosen]),),
         shape=f"{len(chosen)} of the {'prompts' if generates else 'texts'}",
@@ -215,8 +224,8 @@ def prefix_change(group: CallGroup, most: int = _MOST_IN_A_BATCH) -> Candidate |
         if _continue_each_other(prompts)
         else "compute them once, and pass copy.deepcopy of their past_key_values with each prompt",
         call.where,
-        InTurn([repeat(noted, each, group.model) for each, noted, _ in found[start:end]]),
-        InTurn(changed),
+        RunSequence([repeat(noted, each, group.model) for each, noted, _ in found[start:end]]),
+        RunSequence(changed),
         (steady_s(chosen),),
         shape=f"{len(chosen)} of the prompts",
         new_tokens=max(each.new_tokens for each in chosen),
@@ -270,7 +279,7 @@ def loop_without_cache(group: CallGroup) -> Candidate | None:
         if is_plain(model)
         else "pass past_key_values and only the new token",
         first.where,
-        EvenlyInTurn(runs),
+        EvenRunSequence(runs),
         Steps(changed, len(pairs) - 1),
         (sum(call.steady_s for call, _ in pairs),),
         shape=f"{len(pairs)} forwards of {first.prompt_len} to {last.prompt_len} tokens"

@@ -112,7 +112,7 @@ class GraphBreak:
 
 
 @dataclass(frozen=True)
-class Between:
+class ScriptGap:
     """The script's own time between consecutive forwards of one line."""
 
     where: str
@@ -168,7 +168,7 @@ class Observations:
     """Estimated cost of the recording itself."""
     interrupted: bool = False
     recompilations: tuple[Recompilation, ...] = ()
-    between: tuple[Between, ...] = ()
+    between: tuple[ScriptGap, ...] = ()
     texts_again: tuple[RepeatedText, ...] = ()
     reads: tuple[Read, ...] = ()
     """The longest waits first; empty on a CPU, where nothing is waited for."""

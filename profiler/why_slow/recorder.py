@@ -21,13 +21,13 @@ from profiler.why_slow.call_settings import ModelSettings, context_len, nbytes_o
 from profiler.why_slow.fallbacks import fallback_of
 from profiler.why_slow.host_counters import Compiling, Reads
 from profiler.why_slow.observations import (
-    Between,
     Call,
     CallKind,
     Fallback,
     Load,
     Observations,
     RepeatedText,
+    ScriptGap,
     UnrecordedCall,
 )
 from profiler.why_slow.plain_models import PlainModels, attention_of, is_plain, is_repeatable, token_ids
@@ -316,7 +316,7 @@ class Recorder:
         """Whether a forward had a cache, as in a decode loop."""
         return any(noted.shape[2] for noted in self.notes)
 
-    def _between(self) -> Iterator[Between]:
+    def _between(self) -> Iterator[ScriptGap]:
         """The script's own time between consecutive forwards of one line and thread, as in a decode loop."""
         gaps_by_line: dict[str, list[float]] = {}
         for before, after in itertools.pairwise(self.notes):
@@ -324,7 +324,7 @@ class Recorder:
             if same and after.kind == "forward":
                 gaps_by_line.setdefault(after.where, []).append(max(0.0, after.began_s - before.ended_s))
         for where, gaps in gaps_by_line.items():
-            yield Between(where, len(gaps), sum(gaps))
+            yield ScriptGap(where, len(gaps), sum(gaps))
 
     def _call(self, number: int, noted: CallRecord, first: CallRecord) -> Call:
         """A record as values. Its start is read from the clock of its device, relative to the `first` call there."""

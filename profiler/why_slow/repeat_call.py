@@ -51,7 +51,7 @@ class Whole:
 
 
 @dataclass(frozen=True)
-class InTurn:
+class RunSequence:
     """Some runs, one after the other."""
 
     runs: Sequence[RepeatedRun]
@@ -65,7 +65,7 @@ class InTurn:
 
 
 @dataclass(frozen=True)
-class EvenlyInTurn(InTurn):
+class EvenRunSequence(RunSequence):
     """Runs whose time changes evenly from the first to the last; shortened, some of them stand for all."""
 
     def shortened(self, tokens: int) -> tuple[WeightedRun, ...]:

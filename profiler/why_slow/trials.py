@@ -48,7 +48,7 @@ _MOST_FIRSTS = 8
 
 
 @dataclass
-class Missed:
+class UntriedChanges:
     """Changes that were not tried."""
 
     by_reason: dict[str, list[str]] = field(default_factory=dict)
@@ -86,11 +86,11 @@ def try_changes(
     """
     deadline_s = now_s() + _TRIALS_SHARE * budget_s - spent_s
     trials: list[ChangeTrial] = []
-    missed = Missed()
+    untried = UntriedChanges()
     with quiet_libraries(), torch.random.fork_rng(devices=[]):
         try:
-            groups = call_groups(recorder, seen, missed, LEAST_SHARE * seen.steady_s)
-            pending = _candidates(recorder, groups, floor, missed)
+            groups = call_groups(recorder, seen, untried, LEAST_SHARE * seen.steady_s)
+            pending = _candidates(recorder, groups, floor, untried)
             waiting: list[_Pending] = []
             while pending:
                 weights = [each.usual_s for each in pending]
@@ -106,7 +106,7 @@ def try_changes(
                     if not taken.waited:
                         waiting.append(replace(taken, waited=True))
                     else:
-                        missed.without_time[name] = plan + candidate.once_s
+                        untried.without_time[name] = plan + candidate.once_s
                     closer = None
                 else:
                     try:
@@ -114,18 +114,18 @@ def try_changes(
                         trials = _with(trial, trials)
                         closer = closer if trial.is_claim else None
                     except NoTimeLeftError:
-                        missed.without_time[name] = plan.least_s + candidate.once_s
+                        untried.without_time[name] = plan.least_s + candidate.once_s
                     except Exception as error:
-                        missed.add(name, first_line(error))
+                        untried.add(name, first_line(error))
                 if closer is not None:
                     waiting.append(_Pending(closer, group, waited=True))
                 if not pending:
                     pending, waiting = waiting, []
         except KeyboardInterrupt:
-            missed.add("all other changes", "interrupted")
+            untried.add("all other changes", "interrupted")
         except Exception as error:  # a user's model may fail in any way, and the answer is useful without more trials
-            missed.add("all other changes", describe_error(error))
-    return trials, missed.lines(budget_s)
+            untried.add("all other changes", describe_error(error))
+    return trials, untried.lines(budget_s)
 
 
 def _with(trial: ChangeTrial, trials: Sequence[ChangeTrial]) -> list[ChangeTrial]:
@@ -158,14 +158,14 @@ _OTHER_SAVING = 0.3
 
 
 def _candidates(
-    recorder: Recorder, groups: Sequence[CallGroup], floor: CallFloor | None, missed: Missed
+    recorder: Recorder, groups: Sequence[CallGroup], floor: CallFloor | None, untried: UntriedChanges
 ) -> list[_Pending]:
     pending = []
     for group in groups:
         try:
             pending += [_Pending(candidate, group) for candidate in candidates(group, recorder, floor)]
         except Exception as error:
-            missed.add(f"changes to the calls at {group.calls[0].where}", describe_error(error))
+            untried.add(f"changes to the calls at {group.calls[0].where}", describe_error(error))
     return sorted(pending, key=lambda each: -each.usual_s)
 
 
@@ -263,11 +263,13 @@ def _tried(candidate: Candidate, group: CallGroup, plan: TrialPlan, deadline_s: 
     )
 
 
-def call_groups(recorder: Recorder, seen: Observations, missed: Missed, least_s: float = 0.0) -> list[CallGroup]:
+def call_groups(
+    recorder: Recorder, seen: Observations, untried: UntriedChanges, least_s: float = 0.0
+) -> list[CallGroup]:
     """Groups of calls that take at least `least_s` seconds, the most expensive first.
 
     Calls whose model no longer exists are repeated on another model of the same class. Reasons why calls cannot be
-    repeated are added to `missed`.
+    repeated are added to `untried`.
     """
     alive = {call.model: model for call, noted in zip(seen.calls, recorder.notes, strict=True)
              if (model := noted.model()) is not None}  # fmt: skip
@@ -288,7 +290,7 @@ def call_groups(recorder: Recorder, seen: Observations, missed: Missed, least_s:
         if steady_s(calls) < least_s:
             continue
         if model is None or all(noted.arguments is None for noted in notes):
-            missed.add(f"the calls at {calls[0].where}", _why_not_repeated(calls[0]))
+            untried.add(f"the calls at {calls[0].where}", _why_not_repeated(calls[0]))
             continue
         groups.append(CallGroup(calls, notes, model, loaded_at or calls[0].where))
     return sorted(groups, key=lambda group: -group.seconds)
@@ -312,7 +314,7 @@ def once_warm(recorder: Recorder, seen: Observations, budget_s: float) -> Observ
     deadline_s = now_s() + budget_s
     warm_s: dict[int, float] = {}
     with quiet_libraries(), torch.random.fork_rng(devices=[]), contextlib.suppress(KeyboardInterrupt):
-        for group in call_groups(recorder, seen, Missed()):
+        for group in call_groups(recorder, seen, UntriedChanges()):
             for number, (first, noted) in enumerate(_cold_calls(group)):
                 whole = now_s() + first.seconds <= deadline_s
                 if noted.arguments is None or not (

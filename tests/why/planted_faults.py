@@ -23,7 +23,7 @@ from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.repeat_call import Candidate
 from profiler.why_slow.script import run_script
-from profiler.why_slow.trials import Missed, call_groups
+from profiler.why_slow.trials import UntriedChanges, call_groups
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -145,7 +145,7 @@ def changes_to(run: Callable[[], object]) -> dict[str, Candidate]:
     recorder = Recorder()
     with watched(recorder), torch.no_grad():
         run()
-    groups = call_groups(recorder, recorder.seen("s.py"), Missed())
+    groups = call_groups(recorder, recorder.seen("s.py"), UntriedChanges())
     return {candidate.id: candidate for group in groups for candidate in candidates(group, recorder)}
 
 

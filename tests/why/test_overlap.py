@@ -103,7 +103,7 @@ def test_calls_from_threads_are_repeated_in_threads(monkeypatch: pytest.MonkeyPa
     seen = recorder.seen("s.py")
     assert most_at_once(seen.calls) == THREADS
     assert sum(item.seconds for item in seen.calls) > seen.wall_s > seen.calls_s > 0.4
-    [group] = trials.call_groups(recorder, seen, trials.Missed())
+    [group] = trials.call_groups(recorder, seen, trials.UntriedChanges())
     candidate = batching_change(group)
     assert candidate is not None
     assert "up to 4 calls at once in threads" in candidate.evidence

@@ -12,7 +12,7 @@ from planted_faults import tiny_llama
 import profiler
 from profiler.why_slow.breakdown import time_parts
 from profiler.why_slow.findings import CallFloor, judge_calls
-from profiler.why_slow.observations import Between, Call, Load, Observations
+from profiler.why_slow.observations import Call, Load, Observations, ScriptGap
 from profiler.why_slow.render import time_rows, why_sentences
 
 SETTINGS = {"device": "cpu", "threads": "1"}
@@ -34,7 +34,7 @@ def test_each_second_of_a_script_has_one_name() -> None:
     )
     seen = Observations(
         "s.py", 40.0, calls, (Load("a", 6.0, "s.py:1"),), 2.0, "s.py:2", 0.5,
-        between=(Between("s.py:9", 3, 1.0),), waited_s=2.0,
+        between=(ScriptGap("s.py:9", 3, 1.0),), waited_s=2.0,
     )  # fmt: skip
     parts = parts_of(seen, CallFloor(7.0, 2.0, needless_s=1.0))
     assert parts == pytest.approx(

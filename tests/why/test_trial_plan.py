@@ -15,8 +15,8 @@ from profiler.why_slow.findings import is_settled, pairs_agree
 from profiler.why_slow.observations import Call
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
-from profiler.why_slow.repeat_call import Candidate, EvenlyInTurn, RepeatedCall, Steps, WeightedRun, Whole, repeat
-from profiler.why_slow.trials import Missed, TrialPlan, plan_trial
+from profiler.why_slow.repeat_call import Candidate, EvenRunSequence, RepeatedCall, Steps, WeightedRun, Whole, repeat
+from profiler.why_slow.trials import TrialPlan, UntriedChanges, plan_trial
 
 SETTINGS = {"gradients": "off", "cache": "off"}
 
@@ -112,7 +112,7 @@ def test_a_shortened_call_runs_with_a_longer_prompt(monkeypatch: pytest.MonkeyPa
 def test_some_forwards_stand_for_a_loop() -> None:
     """Six of 48 forwards of 1 to 48 s stand for all 1176 s; a prompt and some steps stand for the loop with a cache."""
     forwards = [Whole(lambda second=second: second) for second in range(1, 49)]
-    parts = EvenlyInTurn(forwards).shortened(6)
+    parts = EvenRunSequence(forwards).shortened(6)
     assert len(parts) == 6
     assert sum(part.weight * float(str(part.run())) for part in parts) == pytest.approx(1176.0, rel=0.03)
     cached = Steps(lambda steps: 5.0 + 0.5 * steps, 47)
@@ -122,11 +122,11 @@ def test_some_forwards_stand_for_a_loop() -> None:
 
 
 def test_what_was_not_tried_is_listed_once_with_the_budget_that_would_try_it() -> None:
-    missed = Missed()
+    untried = UntriedChanges()
     for where in ("s.py:4", "s.py:9", "s.py:4"):
-        missed.add(f"slow-format ({where})", "there is no room for a copy")
-    missed.without_time = {"beams (s.py:4)": 41.0, "threads (s.py:9)": 12.0}
-    assert missed.lines(30.0) == [
+        untried.add(f"slow-format ({where})", "there is no room for a copy")
+    untried.without_time = {"beams (s.py:4)": 41.0, "threads (s.py:9)": 12.0}
+    assert untried.lines(30.0) == [
         "slow-format (s.py:4), slow-format (s.py:9): there is no room for a copy",
         "beams (s.py:4), threads (s.py:9): no time was left for 3 pairs; --budget 90 would try them",
     ]
