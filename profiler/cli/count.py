@@ -76,14 +76,11 @@ def count_command(
     from profiler.counting.count import count
     from profiler.counting.document import count_csv, count_document
     from profiler.counting.model_numbers import model_numbers
-    from profiler.data.datasheets import gpu_called
     from profiler.json_document import json_text
     from profiler.report.console import screen
     from profiler.report.count import print_count
 
-    datasheets = [
-        gpu_called(name) for name, roofs in zip(gpu_names, gpus, strict=True) if roofs.name.endswith("datasheet")
-    ]
+    sheets = [name for name, roofs in zip(gpu_names, gpus, strict=True) if roofs.name.endswith("datasheet")]
     try:
         counted = count(
             model,
@@ -95,7 +92,7 @@ def count_command(
             quant=quant,
             attn=attn,
             census=gemm_census,
-            gpus=datasheets,
+            gpu_names=",".join(sheets),
             second_opinion=crosscheck,
             tp=tp,
             trust_remote_code=trust_remote_code,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +17,7 @@ from profiler.counting.meta import counted_module, counted_on_meta
 from profiler.counting.operators import Collective, GemmShape, ModelWork, Operator, operator_work
 from profiler.counting.preset_counts import CountedModel
 from profiler.counting.tensor_parallel import check_cut, replicated_kv_heads
-from profiler.data.datasheets import Datasheet
+from profiler.data.datasheets import Datasheet, gpu_called
 from profiler.data.links import bus_share
 from profiler.device.device import resolve_device
 from profiler.errors import ModelError, RequestError, first_line
@@ -111,7 +110,7 @@ def count(
     quant: str = "none",
     attn: str = "auto",
     census: bool = False,
-    gpus: Sequence[Datasheet] = (),
+    gpu_names: str = "",
     second_opinion: bool = False,
     tp: int = 1,
     trust_remote_code: bool = False,
@@ -127,6 +126,7 @@ def count(
     stored_as = known_quant(quant)
     if attn not in ("auto", "sdpa", "eager"):
         raise RequestError(f"--attn {attn!r} is unknown here; use auto, sdpa or eager.")
+    gpus = [gpu_called(name.strip()) for name in gpu_names.split(",") if name.strip()]
     source = resolve(model)
     if tp != 1:
         check_cut(tp, source, stored_as)

@@ -9,7 +9,6 @@ import pytest
 
 from profiler.counting.count import StepCount, count
 from profiler.counting.document import count_csv, count_document
-from profiler.data.datasheets import gpu_called
 from profiler.json_document import json_text
 from profiler.report.console import screen
 from profiler.report.count import print_count
@@ -18,7 +17,7 @@ from profiler.report.count import print_count
 @pytest.fixture(scope="module")
 def counted() -> StepCount:
     """Count a decode step of Llama-3.1-70B: 70.6 billion weights of 16 bits do not fit on a T4."""
-    return count("llama-3.1-70b", dtype="bfloat16", gpus=[gpu_called("T4"), gpu_called("H200 SXM")])
+    return count("llama-3.1-70b", dtype="bfloat16", gpu_names="T4,H200 SXM")
 
 
 def test_a_gpu_without_room_gets_a_line_and_no_floor(counted: StepCount, capsys: pytest.CaptureFixture[str]) -> None:

@@ -142,7 +142,7 @@ def _outside(acceptance: Any, world: World) -> dict[str, Any]:
 
 
 def _of_one_preset(fits: Callable[..., Any], *args: Any, **more: Any) -> Any:
-    with mock.patch("profiler.loading.source.card_names", return_value=("gpt2",)):
+    with mock.patch("profiler.loading.source.preset_names", return_value=("gpt2",)):
         return fits(*args, **more)
 
 
