@@ -1,4 +1,4 @@
-"""Scores some texts by their likelihood; gradients are recorded and not used."""
+"""Scores batches of texts by their likelihood; gradients are recorded and not used."""
 
 import sys
 
@@ -9,6 +9,6 @@ model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype="auto")
 scores = []
 with torch.enable_grad():
     for _ in range(240):
-        ids = torch.randint(3, 900, (1, 6))
+        ids = torch.randint(3, 900, (4, 6))
         scores.append(float(model(ids, labels=ids).loss))
 print(len(scores))
