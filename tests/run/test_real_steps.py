@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from cells import row
 from hurry import with_effort
 
 import profiler
@@ -38,14 +39,6 @@ def profiled(short_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 @pytest.fixture(scope="module")
 def run(profiled: Callable[[], profiler.Run]) -> profiler.Run:
     return profiled()
-
-
-def row(run: profiler.Run, phase: str, batch: int, prompt: int) -> pd.Series:
-    cells = run.cells
-    [found] = cells[
-        (cells["phase"] == phase) & (cells["batch_size"] == batch) & (cells["prompt_len"] == prompt)
-    ].to_dict("records")
-    return pd.Series(found)
 
 
 def test_regimes_that_no_machine_can_give(run: profiler.Run) -> None:
@@ -114,8 +107,7 @@ def test_what_a_user_waits_for(run: profiler.Run) -> None:
 def test_two_runs_in_a_row_agree_where_both_are_quiet(run: profiler.Run, profiled: Callable[[], profiler.Run]) -> None:
     """At least 9 of 10 cells that call themselves quiet in two runs in a row overlap in their intervals.
 
-    A pair of runs between which the machine itself changed says nothing of them: its sentinel tells, and another run
-    follows, three at most.
+    If the drift probe shows that the machine changed between two runs, another run follows, at most three in all.
     """
     quiet = pd.DataFrame()
     runs: list[profiler.Run] = []

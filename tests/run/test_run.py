@@ -8,6 +8,7 @@ from typing import get_args
 
 import pandas as pd
 import pytest
+from cells import row
 from hurry import with_effort
 
 import profiler
@@ -31,14 +32,6 @@ def gguf_run(gguf_file: Path, tmp_path_factory: pytest.TempPathFactory) -> profi
         return profiler.profile(
             str(gguf_file), prompt_lens=[64, 128], batch_sizes=[1, 2], new_tokens=16, no_levers=True, out=folder
         )
-
-
-def row(run: profiler.Run, phase: str, batch: int, prompt: int) -> pd.Series:
-    cells = run.cells
-    [found] = cells[
-        (cells["phase"] == phase) & (cells["batch_size"] == batch) & (cells["prompt_len"] == prompt)
-    ].to_dict("records")
-    return pd.Series(found)
 
 
 def test_all_files_of_the_contract(gguf_run: profiler.Run) -> None:

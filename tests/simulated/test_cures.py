@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -49,14 +48,6 @@ def answer(model: Any, **options: object) -> None:
     model.generate(ids, max_new_tokens=NEW_TOKENS, do_sample=False, **options)
 
 
-def seconds(world: World, run: Callable[..., None], model: Any, **options: object) -> float:
-    torch.cuda.synchronize()
-    start_s = world.host.now_s
-    run(model, **options)
-    torch.cuda.synchronize()
-    return world.host.now_s - start_s
-
-
 def explained(model: Any, budget_s: float = 600.0) -> Why:
     with profiler.why(budget_s) as watching:
         for _ in range(2):
@@ -72,8 +63,8 @@ def finding(why: Why, name: str) -> Finding:
 
 def truly_saved_s(world: World, model: Any, **options: object) -> float:
     """Return the seconds that options save in two warm calls; the first ones compile, and record the graph."""
-    fastest_s = min(seconds(world, answer, model, **options) for _ in range(4))
-    return 2 * (seconds(world, answer, model) - fastest_s)
+    fastest_s = min(world.seconds(answer, model, **options) for _ in range(4))
+    return 2 * (world.seconds(answer, model) - fastest_s)
 
 
 @pytest.mark.parametrize("compiles", [True, False])
@@ -126,7 +117,7 @@ def test_weights_are_tried_in_the_16_bits_that_the_gpu_has(
                 model(long, use_cache=False, logits_to_keep=1)
 
         native = torch.float16 if truth is T4 else torch.bfloat16
-        saves_s = 2 * (seconds(world, read, model) - seconds(world, read, llama(native)))
+        saves_s = 2 * (world.seconds(read, model) - world.seconds(read, llama(native)))
         with profiler.why() as watching:
             for _ in range(2):
                 read(model)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -37,14 +36,6 @@ def loop(model: Any, *, reads: bool) -> None:
             if reads:
                 token[0, 0].item()
             found = model(token, past_key_values=found.past_key_values, use_cache=True)
-
-
-def seconds(world: World, run: Callable[..., None], model: Any, **how: Any) -> float:
-    torch.cuda.synchronize()
-    start_s = world.host.now_s
-    run(model, **how)
-    torch.cuda.synchronize()
-    return world.host.now_s - start_s
 
 
 def without_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +74,7 @@ def test_a_mask_that_keeps_sdpa_from_its_flash_kernel_is_in_the_seconds_of_paddi
         taken = {padding: attention_s(world, model, padding=padding) for padding in (0, PADDING)}
         assert taken[0][0] == "flash attention float16"
         assert taken[PADDING][0] == "memory-efficient attention float16"
-        saves_s = seconds(world, padded, model, padding=PADDING) - seconds(world, padded, model, padding=0)
+        saves_s = world.seconds(padded, model, padding=PADDING) - world.seconds(padded, model, padding=0)
         assert taken[PADDING][1] - taken[0][1] > 0.5 * saves_s, "most of it is the kernel's"
         # Outside this mode torch itself chooses the kernel, and knows of no card.
         with torch.inference_mode(), profiler.why() as watching:
@@ -103,7 +94,7 @@ def test_reads_of_a_loop_are_named_with_what_they_cost(monkeypatch: pytest.Monke
     with simulated(T4) as world:
         model: Any = LlamaForCausalLM(config).to(torch.float16).to("cuda").eval()
         loop(model, reads=True)
-        saves_s = seconds(world, loop, model, reads=True) - seconds(world, loop, model, reads=False)
+        saves_s = world.seconds(loop, model, reads=True) - world.seconds(loop, model, reads=False)
         with profiler.why() as watching:
             loop(model, reads=True)
         recorder = Recorder()

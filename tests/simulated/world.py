@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,14 @@ class World:
     @property
     def card(self) -> Card:
         return self.cards[0]
+
+    def seconds(self, run: Callable[..., object], *arguments: Any, **named: Any) -> float:
+        """Return the host's seconds of a call whose kernels have ended."""
+        torch.cuda.synchronize()
+        start_s = self.host.now_s
+        run(*arguments, **named)
+        torch.cuda.synchronize()
+        return self.host.now_s - start_s
 
 
 @contextlib.contextmanager

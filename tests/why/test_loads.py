@@ -54,10 +54,10 @@ def observed(conversion: str) -> Observations:
 
 
 def test_the_first_load_is_compared_with_a_read_and_later_ones_are_reloads() -> None:
-    """4 MiB are read in far less than a second. If the model is gone, all of the load is a bound."""
+    """The time to write and read the weights is subtracted. If the model is gone, all of the load is a bound."""
     seen = observed("GGUF weights are unpacked")
     [load] = conversion_findings(seen, [Model(None), None, None])
-    assert 3.0 < load.saves_s < 4.0
+    assert 0 <= load.saves_s < 4.0
     [bound] = conversion_findings(seen, [None] * 3)
     found = judge_calls(seen, [], more=[bound])
     assert [(item.id, item.saves_s, item.is_bound) for item in found.findings] == [
