@@ -164,6 +164,7 @@ class CudaMachine(Machine):
         return ("host", *(f"cuda:{index}" for index in others))
 
     def release(self) -> None:
+        clear_workspaces()  # a workspace of 32 MiB inside a larger block keeps the whole block
         self._cuda.empty_cache()
 
     def trouble(self) -> str:
@@ -267,15 +268,18 @@ def _own_workspaces() -> Iterator[None]:
     torch keeps one workspace per handle and stream (aten/src/ATen/cuda/CublasHandlePool.cpp). A graph that is captured
     with the workspace of an earlier graph's pool writes to freed memory once that graph is gone.
     """
-    import torch
-
-    # A build without CUDA has no such function.
-    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)
-    clear()
+    clear_workspaces()
     try:
         yield
     finally:
-        clear()
+        clear_workspaces()
+
+
+def clear_workspaces() -> None:
+    """Free cuBLAS's workspaces, which its next call allocates again. A build without CUDA has no such function."""
+    import torch
+
+    getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)()
 
 
 @dataclass(frozen=True)

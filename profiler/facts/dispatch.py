@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from profiler.facts.fact import Fact, MergedFacts
-from profiler.grid.cells import Phase
-from profiler.stats import LowerQuartile, timing_of, undisturbed
+from profiler.facts.visits import Visit, phase_samples
+from profiler.grid.cells import Cell, Phase
+from profiler.stats import LowerQuartile, Timing, timing_of, undisturbed
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,8 @@ class Dispatch:
     """Half-width of the interval of `step_s`, about 95 % (see `stats.Timing`)."""
     waits: bool = False
     """Whether the host waits for the device within the step, so that less of the dispatch is hidden."""
+    disturbed_s: float = 0.0
+    """Seconds of the twin's step if whole steps of the model were faster, which bound `step_s`; 0 otherwise."""
 
 
 def dispatch_of(samples: DispatchSamples) -> Dispatch:
@@ -73,6 +76,33 @@ def dispatch_of(samples: DispatchSamples) -> Dispatch:
     among = undisturbed(samples.among_s) if samples.among_s else LowerQuartile(isolated.quartile_s, 0.0)
     calls_s = undisturbed(samples.bare_s).quartile_s + sum(call.total_s for call in samples.cores)
     return cold_dispatch(isolated, among, calls_s, sum(call.total_s for call in samples.conversions))
+
+
+def bounded_by_steps(
+    dispatch: Mapping[tuple[str, Phase, int], Dispatch], visits: Mapping[Cell, Sequence[Visit]]
+) -> dict[tuple[str, Phase, int], Dispatch]:
+    """Return dispatch that is at most the fastest whole step of its engine and phase, for a host that runs ahead.
+
+    No step ends before its host has issued it, whatever its shape. On a virtual machine whose cores others use too, the
+    twin may be measured in a slow moment: 35 ms, where whole steps took 24.
+    """
+    return {step: _bounded(item, _fastest_step(visits, *step[:2])) for step, item in dispatch.items()}
+
+
+def _bounded(dispatch: Dispatch, step: Timing | None) -> Dispatch:
+    if step is None or step.median_s >= dispatch.step_s:
+        return dispatch
+    return replace(dispatch, step_s=step.median_s, half_width_s=step.half_width_s, disturbed_s=dispatch.step_s)
+
+
+def _fastest_step(visits: Mapping[Cell, Sequence[Visit]], engine: str, phase: Phase) -> Timing | None:
+    """The time of the fastest cell of an engine and phase; None if none was visited."""
+    cells: Iterable[list[float]] = (
+        [second for samples in phase_samples(phase, of_cell) for second in samples]
+        for cell, of_cell in visits.items()
+        if cell.engine == engine
+    )
+    return min((timing_of(seconds) for seconds in cells if seconds), key=lambda item: item.median_s, default=None)
 
 
 def dispatch_seconds(

@@ -319,6 +319,8 @@ class JudgedCell:
     """By replayed operator: seconds of its kernels beyond its roof and its conversions."""
     host_pace_s: float = 0.0
     """Dispatch of a host that runs ahead of the device: a lower bound of the step, whatever the device's work."""
+    waits: bool = False
+    """Whether the host waits for the device within the step, which no CUDA graph can record."""
     graph_step_s: float | None = None
     """Seconds of the step replayed as a CUDA graph; None if none was recorded."""
     clock_share: float = 1.0

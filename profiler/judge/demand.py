@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from profiler.counting.floor import floor_s
+from profiler.facts.dispatch import Dispatch
 from profiler.facts.measurements import Replay
 from profiler.facts.operators import COLLECTIVE, OUTSIDE, REST, Cause, OperatorWork
 from profiler.facts.roofs import RESIDENT_GAIN
@@ -15,6 +16,7 @@ from profiler.facts.run_facts import Facts
 from profiler.facts.visits import Visit, phase_medians
 from profiler.grid.cells import Cell, CellKey, Phase
 from profiler.judge.breakdown import (
+    EXCEEDS,
     LAYERED,
     Demand,
     StepRoofs,
@@ -183,11 +185,21 @@ def _add(total_s: dict[Cause, float], more_s: Mapping[Cause, float]) -> None:
         total_s[cause] = total_s.get(cause, 0.0) + seconds
 
 
+def dispatch_at(facts: Facts, key: CellKey) -> Dispatch | None:
+    """The dispatch of a cell's step; None if it was not measured."""
+    return facts.dispatch.get((key.cell.engine, key.phase, key.cell.batch_size))
+
+
+def was_disturbed(dispatch: Dispatch | None) -> bool:
+    """Whether the hollow twin's step took clearly longer than whole steps of the model."""
+    return dispatch is not None and dispatch.disturbed_s > (1 + EXCEEDS) * dispatch.step_s
+
+
 def roofs_of(facts: Facts, key: CellKey) -> StepRoofs:
     """The roofs of a cell's step."""
     ceilings = facts.ceilings
     _, working_set_bytes = total_work(facts.operators[key])
-    dispatch = facts.dispatch.get((key.cell.engine, key.phase, key.cell.batch_size))
+    dispatch = dispatch_at(facts, key)
     layered = sum(item.count for item in facts.operators[key] if item.group in LAYERED)
     layers = layered if key.phase == "prefill" else 0
     return StepRoofs(
@@ -244,9 +256,13 @@ def step_demand(facts: Facts, item: OperatorWork, replay: Replay | None) -> Dema
 
 
 def disturbed_cells(facts: Facts) -> list[Cell]:
-    """Measured cells whose replays took clearly longer than the whole step: another process may have disturbed them."""
+    """Measured cells with dispatch or replays that took clearly longer than whole steps: they may have been
+    disturbed."""
     cells: dict[Cell, None] = {}
     for key in facts.measured:
+        if was_disturbed(dispatch_at(facts, key)):
+            cells[key.cell] = None
+            continue
         medians_s = phase_medians(key.phase, facts.visits[key.cell]).values()
         latency_s = statistics.median(medians_s) if medians_s else math.inf
         if exceeds_step(breakdown_of(facts, key, latency_s)[0]):

@@ -258,6 +258,7 @@ def _judge(
         avoidable_s=avoidable_s,
         lost_s=lost_s(facts, key),
         host_pace_s=(roofs.dispatch_s or 0.0) if roofs.overlaps else 0.0,
+        waits=roofs.dispatch is not None and roofs.dispatch.waits,
         graph_step_s=measurement.graph_step_s,
         clock_share=clock_share,
         tried=tuple(trial_results(facts.trials.get(key, ()))),

@@ -226,6 +226,8 @@ def _host(cell: JudgedCell, setting: Setting) -> list[Lever]:
     faults_s = cell.avoidable_s.get(Cause.PAGE_FAULTS, 0.0)
     # On a machine of varying speed, the measured dispatch may be longer than the step.
     most_s = max(0.0, cell.split.latency_s - cell.split.device_s)
+    if setting.can_graph and cell.waits:
+        most_s = 0.0
     return [
         _bound(how, min(cell.split.dispatch_s, most_s), because, cell.split.half_widths_s.get("dispatch_s", 0.0)),
         Lever(

@@ -10,6 +10,7 @@ from profiler.facts.measurements import BETWEEN_MODULES, HookedStep
 from profiler.facts.run_facts import Facts
 from profiler.grid.cells import CellKey
 from profiler.judge.cells import KeyedRecord, columns_of
+from profiler.judge.demand import dispatch_at
 
 _DISTURBED_GPU = 1.1
 """Hooked over plain step on a GPU, from which the hundreds of marks of the hooks limit the host."""
@@ -86,7 +87,7 @@ def unexplained_by_group(facts: Facts, key: CellKey, plain_s: float) -> dict[str
             own_s += traffic / facts.ceilings.memory_bytes_per_s
         explained[group] = explained.get(group, 0.0) + own_s
         calls[group] = calls.get(group, 0) + item.count
-    dispatch = facts.dispatch.get((key.cell.engine, key.phase, key.cell.batch_size))
+    dispatch = dispatch_at(facts, key)
     host_s = dispatch.step_s if dispatch and (dispatch.waits or not facts.device.overlaps_dispatch) else 0.0
     excess = {
         item.group: item.time_s

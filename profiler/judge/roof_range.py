@@ -54,9 +54,15 @@ def _products(ceilings: Ceilings, look: RoofsRemeasured) -> list[tuple[str, Roof
 
 
 def _share(later: Roof, first: Roof) -> float:
-    """One roof over another of the same kind, at equal clocks if known; 1 if they agree, or one was not measured."""
+    """One roof over another of the same kind, at equal clocks if known; 1 if they agree, or one was not measured.
+
+    They agree if the rates do, as measured or at equal clocks. A GPU at its power limit changes its clock within
+    milliseconds, and a few readings miss that.
+    """
     if not (later.measured and first.measured):
         return 1.0
     clocks = later.clock_hz / first.clock_hz if later.clock_hz and first.clock_hz else 1.0
-    same = agree(later.per_s / clocks, first.per_s, later.half_width + first.half_width)
-    return 1.0 if same else later.per_s / clocks / first.per_s
+    half_width = later.half_width + first.half_width
+    if any(agree(later.per_s / clock, first.per_s, half_width) for clock in (1.0, clocks)):
+        return 1.0
+    return later.per_s / clocks / first.per_s

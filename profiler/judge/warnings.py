@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from profiler.facts.dispatch import Dispatch
 from profiler.facts.roofs import Ceilings, RoofsRemeasured
 from profiler.facts.run_facts import Facts
 from profiler.facts.telemetry import complaints
@@ -12,6 +13,7 @@ from profiler.facts.visits import Gap, Visit, steady
 from profiler.grid.cells import Cell
 from profiler.judge.breakdown import exceeds_step
 from profiler.judge.cells import JudgedCell
+from profiler.judge.demand import was_disturbed
 from profiler.judge.machine_speed import busy_sentences, swing_words
 from profiler.judge.regimes import Flag
 from profiler.judge.roof_range import moved, weight_read_share
@@ -32,6 +34,7 @@ def run_warnings(facts: Facts, judged: Sequence[JudgedCell]) -> list[str]:
         *_unsteady(judged),
         *_above_roof(judged),
         *_parts_exceed(judged),
+        *_slow_twin(facts.dispatch.values()),
         *_gaps(facts.gaps, facts.visits),
         *_two_clocks(facts.visits),
         *_in_chunks(facts.visits),
@@ -117,6 +120,18 @@ def _parts_exceed(judged: Sequence[JudgedCell]) -> list[str]:
         f"in {several(len(shares), 'cell', 'cells')} the parts of a step, each measured by itself, take longer than the"
         f" whole step (most: {percent(shares[key])} longer, {key.name}): a step finds in a cache what a replay reads"
         " from memory, or the machine was slower in between. Kernels lose at most the printed time there."
+    ]
+
+
+def _slow_twin(dispatch: Iterable[Dispatch]) -> list[str]:
+    """Dispatch that took longer on the hollow twin than whole steps of the model."""
+    slow = [item for item in dispatch if was_disturbed(item)]
+    if not slow:
+        return []
+    worst = max(slow, key=lambda item: item.disturbed_s / item.step_s)
+    return [
+        f"dispatch took {duration(worst.disturbed_s)} when it was measured on its own, and whole steps take"
+        f" {duration(worst.step_s)}: the host was slower for that moment. The fastest step is taken as its dispatch."
     ]
 
 

@@ -17,9 +17,9 @@ from profiler.data.room import idle_room_bytes
 from profiler.device.machine import Machine
 from profiler.errors import NoRoomError, RequestError
 from profiler.facts.roofs import AGREE, COPY, GEMV, READ, TRIAD, Ceilings, Roof, RoofsRemeasured
-from profiler.roofs.gemm import measure_gemm, measure_gemv, square_product, square_size
+from profiler.roofs.gemm import measure_gemm, measure_gemv, sampled_product, square_product, square_size
 from profiler.roofs.memory_bandwidth import measure_page_fault_s, measure_read, measure_streams
-from profiler.roofs.sampler import attempt, clocked, roof_of, sample
+from profiler.roofs.sampler import attempt, clocked
 from profiler.units import scaled
 from profiler.user_cache import cache_path, write_cache
 
@@ -100,8 +100,7 @@ def remeasure_roofs(machine: Machine, ceilings: Ceilings, model_dtype: str, budg
 
 def _remeasure_gemm(machine: Machine, dtype: str, roof: Roof, budget_s: float) -> Roof:
     size = square_size(roof)
-    product = square_product(machine.device, dtype, size)
-    return roof_of(2.0 * size**3, sample(product, machine, budget_s), product.method)
+    return sampled_product(square_product(machine.device, dtype, size), machine, size, budget_s)
 
 
 def _is_whole(known: Ceilings) -> bool:
@@ -121,7 +120,7 @@ def _is_outdated(known: Ceilings, machine: Machine) -> bool:
 
 _CACHED_FOR_S = 24 * 3600.0
 # To be increased whenever a roof is measured in another way: cached roofs are then ignored.
-_METHOD = 4
+_METHOD = 5
 # Reported settings on which roofs depend; they can differ between cards of one name, or on one card.
 _SETTINGS = ("driver", "power_limit_w")
 _CEILINGS = TypeAdapter(Ceilings)

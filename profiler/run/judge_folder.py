@@ -45,7 +45,7 @@ def judge_folder(folder: Path, *, finished: bool = False) -> Run:
         finished=finished or document.finished,
         engine=replace(document.engine, preparation_s=preparation_s, differences=judgement.differences, owned=owned),
         ceilings=replace(
-            document.ceilings, dispatch_s=dispatch_seconds(gathered.dispatch) or document.ceilings.dispatch_s
+            document.ceilings, dispatch_s=dispatch_seconds(facts.dispatch) or document.ceilings.dispatch_s
         ),
         health=replace(document.health, readings=health(facts.readings)),
         evidence=judgement.evidence,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from pydantic import TypeAdapter, ValidationError
 
 from profiler.errors import RunError
+from profiler.facts.dispatch import bounded_by_steps
 from profiler.facts.fact import MergedFacts
 from profiler.facts.operators import OperatorWork
 from profiler.facts.roofs import Ceilings
@@ -173,9 +174,12 @@ def read_gathered(folder: Path, document: RunDocument) -> MergedFacts:
 
 
 def facts_of(document: RunDocument, operators: Mapping[CellKey, Sequence[OperatorWork]], merged: MergedFacts) -> Facts:
-    """The input of a judgement. It shares the collections of `merged`, so it grows with them."""
+    """The input of a judgement. It shares the collections of `merged`, so it grows with them, except for dispatch."""
+    shared = vars(merged)
+    if document.device.overlaps_dispatch:
+        shared = {**shared, "dispatch": bounded_by_steps(merged.dispatch, merged.visits)}
     return Facts(
-        **vars(merged),
+        **shared,
         model=document.model,
         device=document.device,
         grid=document.asked,

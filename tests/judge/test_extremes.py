@@ -38,6 +38,14 @@ def roof(per_s: float, clock_hz: float | None = None) -> Roof:
     return Roof(per_s, 0.995 * per_s, 1.005 * per_s, samples=64, method="by hand", clock_hz=clock_hz)
 
 
+def test_a_gpu_at_its_power_limit_has_one_roof() -> None:
+    """An H100 at 700 W: 700 TFLOP/s with a median clock of 1410 MHz, and 674 with readings of 1500."""
+    first, later = roof(700e12, clock_hz=1.41e9), roof(674e12, clock_hz=1.5e9)
+    ceilings = replace(facts(10e-3, kind="cuda").ceilings, compute={"bfloat16": first})
+    assert not list(moved(ceilings, RoofsRemeasured({}, {"bfloat16": later})))
+    assert list(moved(ceilings, RoofsRemeasured({}, {"bfloat16": later.times(0.9)})))
+
+
 def facts(decode_s: float, prefill_s: float = 1.0, replayed_s: float | None = None, kind: str = "cpu") -> Facts:
     """A step of 1 GB (10 ms at 100 GB/s) and a prefill of 0.1 TFLOP (100 ms at 1 TFLOP/s), each one operator."""
     operators = {

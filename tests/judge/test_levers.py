@@ -199,6 +199,11 @@ def test_graphs_save_the_hosts_share() -> None:
     assert "compile" in levers(cell(dispatch_s=9e-3), replace(SETTING, can_graph=False))[0].change
 
 
+def test_a_step_that_waits_for_the_gpu_has_no_graph() -> None:
+    """LLM.int8() asks the GPU for outliers in each linear; a capture refuses to wait."""
+    assert saved(levers(replace(cell(weights_s=2e-3, dispatch_s=9e-3), waits=True), SETTING), "CUDA graphs") == 0.0
+
+
 def test_no_change_saves_more_than_the_step_has() -> None:
     """On a disturbed machine dispatch was measured as 392 ms, but the step takes 288 ms, 20 of them for bytes."""
     absurd = cell(weights_s=20e-3, dispatch_s=392e-3, unexplained_s=-124e-3)

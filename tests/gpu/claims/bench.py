@@ -17,7 +17,7 @@ import torch
 
 import profiler
 from profiler.device.clock import now_s
-from profiler.device.machine import Machine, machine_for
+from profiler.device.machine import Machine, clear_workspaces, machine_for
 from profiler.errors import first_line
 from profiler.facts.run_facts import Facts
 from profiler.loading.config import load_config
@@ -291,4 +291,5 @@ def free() -> None:
     """Free unused memory."""
     gc.collect()
     if torch.cuda.is_available():
+        clear_workspaces()
         torch.cuda.empty_cache()

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from profiler.checks.selftest import run_selftest
-from profiler.device.clock import now_s, time_calls
+from profiler.device.clock import now_s
 from profiler.device.telemetry import Watch
 from profiler.effort import Effort
 from profiler.facts.roofs import GEMV, READ, Ceilings, Roof
@@ -19,7 +19,7 @@ from profiler.loading.request import DTYPES, dtype_name
 from profiler.roofs.gemm import measurable_dtypes, measure_gemm, square_product, square_size
 from profiler.roofs.measure import measure
 from profiler.roofs.memory_bandwidth import measure_read
-from profiler.roofs.sampler import random_bytes
+from profiler.roofs.sampler import random_bytes, sample
 
 from .bench import Attempt, Bench, Check, NotRunError, within
 
@@ -28,7 +28,6 @@ _HEATING_S = 3.0
 _HEATING_SIDE = 16384
 _LOOKS_S = 0.05
 _LOADED_S = 2.0
-_GRAPH_SAMPLES = 12
 _GEMV_SIDE = 4096
 
 
@@ -122,7 +121,10 @@ def _twice(bench: Bench, name: str, first: Roof, second: Roof, clocks: dict[str,
 
 
 def _in_a_graph(bench: Bench, name: str) -> Iterator[Check]:
-    """Compare with the same work in a graph, without the host: a lower roof was timed by its launches."""
+    """Compare with the same work in a graph, without the host: a lower roof was timed by its launches.
+
+    Both are sampled for as long: a card at its power limit is faster in the first milliseconds.
+    """
     roofs, machine, dtype = bench.once(first_roofs), bench.machine, dtype_name(bench.dtype)
     kind = DTYPES[dtype]
     if name == READ:
@@ -148,7 +150,7 @@ def _in_a_graph(bench: Bench, name: str) -> Iterator[Check]:
         with machine.on_side_stream():
             call()
         graph_s, eager_s = (
-            statistics.median(time_calls(run, machine.clock, _GRAPH_SAMPLES)) for run in (machine.capture(call), call)
+            statistics.median(sample(run, machine, _stage_s(bench))) for run in (machine.capture(call), call)
         )
     ratio = roof.per_s * graph_s / work
     value = {"roof / graph": ratio, "eager / graph": eager_s / graph_s, "graph_s": graph_s, "clock_hz": roof.clock_hz}

@@ -22,6 +22,8 @@ _INTERLEAVED = 10
 _PROMPT, _NEW_TOKENS = 64, 24
 _FRESH_PROMPTS = (96, 160)
 """Lengths that no other check uses: kernels, plans and memory of these shapes are new."""
+_EVEN = 1.1
+"""The upper over the lower quartile of a step's times from which on a host shared with others is not judged."""
 _HOST_BOUND = 0.9
 """The least ratio of a step's time to the twin's step, if the host sets the pace."""
 
@@ -124,7 +126,10 @@ def _host_time(bench: Bench) -> Iterator[Check]:
     visits = [visit for visit in facts.visits.get(cell, ()) if visit.issue_s]
     if twin is None or not visits:
         raise NotRunError("the small run has no twin or no visit at batch 1")
-    step_s = statistics.median(second for visit in visits for second in visit.decode_s[1:])
+    steps_s = [second for visit in visits for second in visit.decode_s[1:]]
+    low_s, step_s, high_s = statistics.quantiles(steps_s, n=4)
+    if high_s > _EVEN * low_s:
+        raise NotRunError(f"the host is too uneven: a quarter of its steps take over {high_s / low_s:.2f}x another one")
     issue_s = statistics.median(visit.issue_s / len(visit.decode_s) for visit in visits)
     if step_s > 1.25 * issue_s or step_s < _HOST_BOUND * issue_s:
         raise NotRunError(f"the host sets no pace here: a step takes {step_s:.2e} s, issuing it {issue_s:.2e} s")

@@ -253,9 +253,11 @@ def _two_flushes(bench: Bench) -> Iterator[Check]:
         x = torch.randn(1, 1, modules[0].in_features, device=bench.device, dtype=bench.dtype)
         read_s, write_s = (replayed_s(bench, [partial(each, x) for each in modules], flush) for flush in (read, write))
         ratios[name], written[name] = replays[name].whole.median_s / read_s, write_s / read_s
-    even = all(abs(ratio - 1) < 0.1 for ratio in ratios.values())
-    value = {"run / read flush": ratios, "write flush / read flush": written}
-    yield Check("replays of the run / behind a read flush", even, value, "within 10 %")
+    judged = [name for name in groups if replays[name].whole.median_s > _LEAST_KERNEL_S]
+    even = all(abs(ratios[name] - 1) < 0.1 for name in judged)
+    value = {"judged": judged, "run / read flush": ratios, "write flush / read flush": written}
+    why = "" if judged else "no linear has kernels long enough"
+    yield Check("replays of the run / behind a read flush", even if judged else None, value, "within 10 %", why)
 
 
 def _kept_caches(bench: Bench) -> Iterator[Check]:
