@@ -14,6 +14,7 @@ from profiler.grid.cells import Cell
 from profiler.judge.breakdown import TERMS
 from profiler.measure.visit import VisitContext as VisitBench
 from profiler.measure.visit import seeded_prompts, visit_safely, warm_up
+from profiler.store.folder import read_gathered
 
 from .bench import Attempt, Bench, Check, NotRunError, facts_of, main_run, small_run, within
 
@@ -121,8 +122,10 @@ def _split(bench: Bench) -> Iterator[Check]:
 
 def _host_time(bench: Bench) -> Iterator[Check]:
     """Compare the host's time to submit a decode step of the small model with the hollow twin's whole step."""
-    facts = facts_of(bench.once(small_run))
-    cell, twin = facts.grid.cells[0], facts.dispatch.get(("eager", "decode", 1))
+    run = bench.once(small_run)
+    facts = facts_of(run)
+    measured = read_gathered(run.folder, run.document).dispatch  # that of the facts is at most the fastest step
+    cell, twin = facts.grid.cells[0], measured.get(("eager", "decode", 1))
     visits = [visit for visit in facts.visits.get(cell, ()) if visit.issue_s]
     if twin is None or not visits:
         raise NotRunError("the small run has no twin or no visit at batch 1")

@@ -249,11 +249,12 @@ def _two_flushes(bench: Bench) -> Iterator[Check]:
     read, write = flushes(bench)
     ratios: dict[str, float] = {}
     written: dict[str, float] = {}
+    judged: list[str] = []
     for name, modules in groups.items():
         x = torch.randn(1, 1, modules[0].in_features, device=bench.device, dtype=bench.dtype)
         read_s, write_s = (replayed_s(bench, [partial(each, x) for each in modules], flush) for flush in (read, write))
         ratios[name], written[name] = replays[name].whole.median_s / read_s, write_s / read_s
-    judged = [name for name in groups if replays[name].whole.median_s > _LEAST_KERNEL_S]
+        judged += [name] if read_s > _LEAST_KERNEL_S else []
     even = all(abs(ratios[name] - 1) < 0.1 for name in judged)
     value = {"judged": judged, "run / read flush": ratios, "write flush / read flush": written}
     why = "" if judged else "no linear has kernels long enough"
