@@ -56,7 +56,10 @@ def new_lengths(machine: Machine) -> CheckResult:
         return CheckResult(name, True, f"a new KV length costs nothing extra ({duration(second_s)} per call)")
     words = f"each new KV length costs about {duration(first_s - second_s)} once, and {duration(second_s)} after that"
     if _kernel(machine, query=1, masked=False) == "cudnn":
-        words += ": cuDNN builds a plan for each; --engine static has one length"
+        words += (
+            ": cuDNN builds a plan for each; torch.backends.cuda.enable_cudnn_sdp(False) needs none, and --engine"
+            " static has one length"
+        )
     return CheckResult(name, True, words, slow=True)
 
 

@@ -191,7 +191,8 @@ def _new_lengths(visits: Mapping[Cell, Sequence[Visit]]) -> list[str]:
     return [
         f"each KV length costs {duration(cost_s)} more the first time (decode at batch {cell.name}, {duration(step_s)}"
         " after that): the attention library builds a plan per length. The times of cells are without it; a service"
-        " pays it once per length, batch size and process. A static cache has one length."
+        " pays it once per length, batch size and process. torch.backends.cuda.enable_cudnn_sdp(False) needs no plan;"
+        " a static cache has one length."
     ]
 
 

@@ -128,6 +128,7 @@ def explained(
     if interrupted or not seen.calls:
         return judge_calls(seen, [])
     # The script has loaded torch, so this import costs little.
+    from profiler.why_slow.attention_plans import plan_findings
     from profiler.why_slow.fallback_costs import fallback_findings
     from profiler.why_slow.load_costs import conversion_findings
     from profiler.why_slow.placement import placement_findings
@@ -140,6 +141,8 @@ def explained(
     floor = _floor(recorder, seen) if limits.script_floor else None
     groups = call_groups(recorder, seen, UntriedChanges())
     bounded, unknown = placement_findings(groups, seen.steady_s)
+    planned, lines = plan_findings(groups, seen.steady_s)
+    bounded, unknown = [*bounded, *planned], [*unknown, *lines]
     if seen.fallbacks:
         until_s = start_s + _FALLBACKS_SHARE * budget_s
         slower, lines = fallback_findings(seen.fallbacks, groups, seen.steady_s, lambda s: now_s() + s <= until_s)

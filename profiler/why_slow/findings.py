@@ -111,6 +111,8 @@ class Finding:
     """What to change, in words."""
     basis: str
     """How the seconds were determined: tried, measured, or at most (a bound)."""
+    once: bool = False
+    """Whether the seconds are one-time costs of first calls, which no percentage includes."""
 
     @property
     def is_bound(self) -> bool:

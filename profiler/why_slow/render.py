@@ -75,19 +75,22 @@ def why_sentences(why: Why) -> list[str]:
         warm = "warm calls" if seen.steady_s < seen.watched_s else "calls"
         loads = ", loads" if seen.loads else ""
         lines.append(f"Percentages refer to {duration(seen.steady_s)}: {warm}{loads} and tokenizers.")
-    return [*lines, *map(_first_call, why.first_calls)]
+    saved_once = next((number for number, item in enumerate(why.findings, 1) if item.once), None)
+    return [*lines, *(_first_call(first, saved_once) for first in why.first_calls)]
 
 
-def _first_call(first: FirstCall) -> str:
+def _first_call(first: FirstCall, saved_once: int | None) -> str:
+    """A slow first call; `saved_once` is the number of the finding that saves some of its one-time costs."""
     if not first.again:
         return (
             f"The first of {first.calls} similar calls at {first.where} took {duration(first.first_s)}, the others"
             f" {duration(first.usual_s)}: leave out the first if you time them."
         )
     which = f"The first of {first.calls} similar calls" if first.calls > 1 else "The only call of its kind"
+    saves = "which no finding saves and" if saved_once is None else f"of which only no. {saved_once} saves some;"
     return (
         f"{which} at {first.where} took {duration(first.first_s)}, and {duration(first.usual_s)} when repeated. The"
-        " rest is a one-time cost, which no finding saves and no percentage includes."
+        f" rest is a one-time cost, {saves} no percentage includes{' it' if saved_once else ''}."
     )
 
 
@@ -150,9 +153,13 @@ def finding_sentence(number: int, item: Finding) -> str:
     """`1. use_cache=False ...: 22.1 s (53 %). Remove it (script.py:31). [tried]`."""
     where = f" ({item.where})" if item.where else ""
     return (
-        f"{number}. {_capital(item.evidence)}: {saved_words(item)} ({_percent(item.share)})."
+        f"{number}. {_capital(item.evidence)}: {saved_words(item)} ({_share_words(item)})."
         f" {_capital(item.change)}{where}. [{item.basis.split(':')[0]}]"
     )
+
+
+def _share_words(item: Finding) -> str:
+    return "once" if item.once else _percent(item.share)
 
 
 def saved_words(item: Finding) -> str:
@@ -323,7 +330,7 @@ TRIAL_COLUMNS = ("tried", "line", "what", "rounds", "saving")
 def why_sections(why: Why) -> list[Section]:
     """The sections of a report: the answer, findings, calls, trials and notes."""
     findings = [
-        [item.id, saved_words(item), _percent(item.share), item.where, item.evidence, item.change]
+        [item.id, saved_words(item), _share_words(item), item.where, item.evidence, item.change]
         for item in why.findings
     ]
     trials = [

@@ -36,7 +36,8 @@ def choice(
     eights = all(tensor.shape[-1] % 8 == 0 for tensor in (query, key, value))
     widths = key.shape[-1], value.shape[-1]
     narrow = max(widths) <= _CUDNN_WIDTH or widths == _CUDNN_LATENT_WIDTHS
-    if capability[0] in (9, 10) and dtype in _HALVES and eights and narrow and key.shape[-2] != 1:
+    may_run = torch.backends.cuda.cudnn_sdp_enabled() and key.shape[-2] != 1
+    if capability[0] in (9, 10) and dtype in _HALVES and eights and narrow and may_run:
         return CUDNN
     one_width = width == key.shape[-1] == value.shape[-1]
     if capability >= (8, 0) and dtype in _HALVES and mask is None and one_width and width <= _FLASH_WIDTH and eights:

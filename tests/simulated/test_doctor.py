@@ -187,7 +187,10 @@ def test_the_cost_of_a_new_kv_length(plan_s: float, said: str | None) -> None:
     assert bad(found) == ([] if said is None else ["KV lengths"])
     if said is not None:
         assert found["KV lengths"].says.startswith(f"each new KV length costs about {said} once")
-        assert "cuDNN builds a plan for each; --engine static has one length" in found["KV lengths"].says
+        assert (
+            "cuDNN builds a plan for each; torch.backends.cuda.enable_cudnn_sdp(False) needs none"
+            in found["KV lengths"].says
+        )
 
 
 @contextlib.contextmanager
