@@ -20,7 +20,7 @@ from profiler.why_slow.observations import Call
 from profiler.why_slow.plain_models import is_plain
 from profiler.why_slow.repeat_call import CallGroup
 
-Shape = tuple[int, int]
+_DecodeShape = tuple[int, int]
 """Batch size and KV length of a decode step."""
 
 # Lengths that are measured, after one that loads the kernel.
@@ -79,13 +79,13 @@ def _grows(group: CallGroup) -> bool:
     )
 
 
-def _decode_shapes(call: Call) -> set[Shape]:
+def _decode_shapes(call: Call) -> set[_DecodeShape]:
     """The shapes of a call's decode steps; the first new token comes from the prompt's forward."""
     first = call.context_len + call.prompt_len
     return {(call.batch_size, first + number) for number in range(1, call.new_tokens)}
 
 
-def _plan_s(model: Any, shapes: set[Shape], *, masked: bool) -> float:
+def _plan_s(model: Any, shapes: set[_DecodeShape], *, masked: bool) -> float:
     """Seconds that the first attention at a KV length takes longer with cuDNN than without it."""
     machine = machine_for(model.device)
     core = next(item for item in walk(model).operators if isinstance(item, AttentionCore))

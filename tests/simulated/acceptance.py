@@ -44,7 +44,7 @@ _FAST_HOST = {"launch_s": 20e-6, "host_operator_s": 20e-6}
 _HEALTHY_4090 = {"float16": 1.55e14, "bfloat16": 1.55e14}
 """Products of healthy cards reach about 160 TFLOP/s (gpus.csv)."""
 CARDS = {
-    "H100": H100.but(**_FAST_HOST, plan_s=22e-3),  # the time of a cuDNN plan on a GB10
+    "H100": H100.but(**_FAST_HOST, plan_s=36e-3),  # the time of a cuDNN plan on an H100 with torch 2.11
     "A100": A100.but(**_FAST_HOST),
     "L4": L4.but(**_FAST_HOST),
     "T4": T4.but(launch_s=35e-6, host_operator_s=35e-6),
