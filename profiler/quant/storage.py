@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
 from itertools import groupby
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -166,6 +166,16 @@ def _bnb_4bit(module: Any) -> StoredWeight:
     )
 
 
+def bitsandbytes_bytes(quant: Literal["int8", "nf4", "fp4"], ins: int, outs: int) -> int:
+    """Bytes of a weight of `ins` x `outs` in a format of bitsandbytes, with its scales, on a GPU; needs no library."""
+    return _int8_bytes(ins, outs) if quant == "int8" else _quantised_4bit_bytes(ins * outs, nested=False)
+
+
+def _int8_bytes(ins: int, outs: int) -> int:
+    """8 bits per weight + a float32 scale per output."""
+    return ins * outs + outs * _FLOAT32_BYTES
+
+
 def _quantised_4bit_bytes(elements: int, nested: bool) -> int:
     """4 bits per weight + absmax per block of 64; nested absmax is uint8, with a second level per block of 256."""
     blocks = -(-elements // _BNB_BLOCK)
@@ -282,7 +292,7 @@ def _bnb_int8(module: Any) -> StoredWeight:
     scales = getattr(weight, "SCB", None)
     scales = getattr(module.state, "SCB", None) if scales is None else scales
     integers = getattr(module.state, "CB", None)
-    weight_bytes = module.in_features * module.out_features + module.out_features * _FLOAT32_BYTES
+    weight_bytes = _int8_bytes(module.in_features, module.out_features)
     if weight.device.type != "meta" and scales is not None:
         weight_bytes = storage_bytes([weight.data if integers is None else integers, scales])
     return _stored_as("int8", module, weight_bytes, torch.int8)

@@ -12,7 +12,7 @@ from profiler.json_document import Document
 from profiler.predict.costs import Span
 from profiler.rent.command import RankedOffers
 from profiler.rent.offers import UTILISATIONS, Offer, Ranking
-from profiler.rent.words import CLASSES, assumptions, precision_words, rate_words
+from profiler.rent.words import CLASSES, assumptions, precision_words, price_words, rate_words
 from profiler.rent.workload import Limits, Workload
 from profiler.report.blocks import Lines, Sentences, TextTable, text_table
 from profiler.report.terminal import print_blocks
@@ -58,10 +58,11 @@ def _cheapest(rented: RankedOffers) -> str:
         return f"Cheapest that certainly meets the limits: {_named(certain)}, {_deal(certain)}."
     if ranked:
         return f"None certainly meets the limits; typically cheapest: {_named(ranked[0])}, {_deal(ranked[0])}."
-    oldest = f"no price of these GPUs is whole and at most {STALE_DAYS} days old"
+    able = "can run the model" if rented.request.load.limits == Limits() else "may meet the limits"
     return (
-        f"Not ranked: {oldest}. By the prices below, {_named(serving[0])} would be the cheapest, {_deal(serving[0])};"
-        " give today's with --price."
+        f"Not ranked: no GPU that {able} has a price of yours, or a whole one of the last {STALE_DAYS} days"
+        f" ({price_words(rented.request)}). By the prices below, {_named(serving[0])} would be the cheapest,"
+        f" {_deal(serving[0])}; give today's with --price."
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from profiler.data.prices import OWN, PriceClass
 from profiler.data.published_results import EngineKind
-from profiler.rent.command import RankedOffers
+from profiler.rent.command import RankedOffers, RentRequest
 from profiler.units import duration, significant
 
 _ENGINES: dict[EngineKind, str] = {
@@ -41,12 +41,17 @@ def assumptions(rented: RankedOffers) -> str:
         if limit is not None
     ]
     are_own = {offer.provider == OWN for offer in rented.offers}
-    whose = f"{request.provider or CLASSES[request.price_class]}, {'spot' if request.spot else 'on demand'}"
+    whose = price_words(request)
     prices = "your prices" if are_own == {True} else f"prices of {whose}{', and your own' if True in are_own else ''}"
     return (
         f"{rented.model} with {engines} in {precisions}; {load.use}: {load.prompt_len} tokens in,"
         f" {load.new_tokens} out, {rate}, {', '.join(limits) or 'no latency limit'}; {prices}."
     )
+
+
+def price_words(request: RentRequest) -> str:
+    """Whose prices are compared, and of which kind, such as `hyperscalers, on demand`."""
+    return f"{request.provider or CLASSES[request.price_class]}, {'spot' if request.spot else 'on demand'}"
 
 
 def rate_words(rate_per_s: float) -> str:

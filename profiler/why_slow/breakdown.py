@@ -22,7 +22,7 @@ class TimePart:
 def time_parts(why: Why) -> list[TimePart]:
     """The parts of the script's run time, which add up to it, the largest first."""
     seen = why.seen
-    parts = [*_within_calls(seen, why.floor), *_outside(seen)]
+    parts = [*_within_calls(seen, why.floor, _link_s(why)), *_outside(seen)]
     other = TimePart("imports and the script's other code", max(0.0, seen.wall_s - sum(part.seconds for part in parts)))
     return sorted((part for part in [*parts, other] if part.seconds > 0), key=lambda part: -part.seconds)
 
@@ -35,7 +35,12 @@ def _outside(seen: Observations) -> Iterator[TimePart]:
     yield TimePart("recording these calls", seen.overhead_s)
 
 
-def _within_calls(seen: Observations, floor: CallFloor | None) -> Iterator[TimePart]:
+def _link_s(why: Why) -> float:
+    """Seconds, at most, in which offloaded weights cross a link; 0 without a measured bandwidth of it."""
+    return sum(item.saves_s for item in why.findings if item.id == "offload" and item.is_bound)
+
+
+def _within_calls(seen: Observations, floor: CallFloor | None, link_s: float) -> Iterator[TimePart]:
     """The time of all calls. Those of several threads overlap, so each part gets its share of the covered time."""
     total_s = sum(call.seconds for call in seen.calls)
     if not total_s:
@@ -59,13 +64,18 @@ def _within_calls(seen: Observations, floor: CallFloor | None) -> Iterator[TimeP
         "generate's own work: choosing tokens, masks, checks for the end", scale * around_s["own"], beyond_floor=True
     )
     forwards_s = max(0.0, scale * (sum(call.steady_s for call in done) - sum(around_s.values())))
-    yield from _forwards(forwards_s, seen, floor)
+    yield from _forwards(forwards_s, seen, floor, link_s)
 
 
-def _forwards(seconds: float, seen: Observations, floor: CallFloor | None) -> Iterator[TimePart]:
+_OVER_THE_LINK = "weights over the link, at most"
+
+
+def _forwards(seconds: float, seen: Observations, floor: CallFloor | None, link_s: float) -> Iterator[TimePart]:
     """The time of warm forward passes: its floor, and what is beyond that."""
     if floor is None:
-        yield TimePart("forward passes", seconds)
+        crossing_s = min(seconds, link_s)
+        yield TimePart(_OVER_THE_LINK, crossing_s, beyond_floor=True)
+        yield TimePart("the rest of forward passes" if crossing_s else "forward passes", seconds - crossing_s)
         return
     left_s = seconds
     waited_s = seen.waited_s * seen.calls_s / seen.wall_s if seen.wall_s else 0.0
@@ -75,6 +85,8 @@ def _forwards(seconds: float, seen: Observations, floor: CallFloor | None) -> It
         ("dispatch of kernels by Python and torch, at least", floor.dispatch_s or 0.0, False),
         (needless, floor.needless_s, True),
         ("waiting for a core that other processes used", waited_s, True),
+        # Last, since it is a bound: a transfer may overlap with all of the above.
+        (_OVER_THE_LINK, link_s, True),
     )
     for what, part_s, beyond in named:
         part_s = min(left_s, part_s)

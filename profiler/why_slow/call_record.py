@@ -22,6 +22,10 @@ _LIBRARY_PREFIXES = (
     "<frozen",
 )
 
+_NO_LINE = "a library's own code"
+_STARTED_AT: weakref.WeakKeyDictionary[object, str] = weakref.WeakKeyDictionary()
+"""By thread or task of a pool: the user's line that started it."""
+
 
 @dataclass
 class CallRecord:
@@ -97,9 +101,10 @@ def replace_attribute(owner: type, name: str, value: object) -> Callable[[], Non
 
 
 def users_line() -> str:
-    """The line of the user's code that led here, as `script.py:31`; empty if there is none.
+    """The line of the user's code that led here, as `script.py:31`; `a library's own code` if there is none.
 
-    It is that of the nearest frame that belongs neither to a library nor to this package.
+    It is that of the nearest frame that belongs neither to a library nor to this package, else the line that started
+    this thread.
     """
     frame = sys._getframe(1)
     while frame is not None:
@@ -108,4 +113,14 @@ def users_line() -> str:
             # The file name of a notebook's cell means nothing to its user.
             return f"{'cell' if 'ipykernel_' in name else Path(name).name}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
-    return ""
+    return _STARTED_AT.get(threading.current_thread(), _NO_LINE)
+
+
+def starts_here(started: object) -> None:
+    """Note the user's line at which a thread, or a task of a pool, is started."""
+    _STARTED_AT[started] = users_line()
+
+
+def runs_here(task: object) -> None:
+    """Note that the current thread runs a task of a pool, whose threads run tasks from several lines."""
+    _STARTED_AT[threading.current_thread()] = _STARTED_AT.get(task, _NO_LINE)

@@ -104,7 +104,7 @@ class Finding:
     share: float
     """Share of the watched time without one-time costs of first calls."""
     where: str
-    """The line of the script, as `script.py:31`."""
+    """The line of the script, as `script.py:31`; `a library's own code` if no line of the script led there."""
     evidence: str
     """What was observed, in words."""
     change: str

@@ -33,7 +33,7 @@ class Call:
     """Forward passes of the model within the call."""
     seconds: float
     where: str
-    """The line of the script, as `script.py:31`."""
+    """The line of the script, as `script.py:31`; `a library's own code` if no line of the script led there."""
     settings: Mapping[str, str]
     """Settings of the call: dtype, attention, cache, beams, answers per prompt, gradients, mode, outputs, threads."""
     padding: float = 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures.thread
 import contextlib
 import functools
 import importlib.abc
@@ -9,12 +10,13 @@ import importlib.machinery
 import importlib.util
 import logging
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
-from profiler.why_slow.call_record import replace_attribute
+from profiler.why_slow.call_record import replace_attribute, runs_here, starts_here
 from profiler.why_slow.recorder import Recorder
 
 _Undo = Callable[[], None]
@@ -32,7 +34,7 @@ def watched(recorder: Recorder) -> Iterator[None]:
     for name, patch in _PATCHES.items():
         if name in sys.modules:
             undo += patch(sys.modules[name], recorder)
-    undo += _warnings(recorder)
+    undo += [*_warnings(recorder), *_threads()]
     try:
         yield
     finally:
@@ -63,6 +65,33 @@ def _warnings(recorder: Recorder) -> list[_Undo]:
             warnings.showwarning = show
 
     return [replace_attribute(logging.Logger, "warning", logged), restore]
+
+
+def _threads() -> list[_Undo]:
+    """Patch the starts of threads and of tasks in pools, to know their line where a thread runs library code only."""
+    start, task = threading.Thread.start, concurrent.futures.thread._WorkItem
+    submitted, run = task.__init__, task.run
+
+    @functools.wraps(start)
+    def noted_start(self: threading.Thread) -> None:
+        starts_here(self)
+        start(self)
+
+    @functools.wraps(submitted)
+    def noted_submission(self: Any, *args: Any, **named: Any) -> None:
+        submitted(self, *args, **named)
+        starts_here(self)
+
+    @functools.wraps(run)
+    def noted_run(self: Any, *args: Any) -> None:
+        runs_here(self)
+        run(self, *args)
+
+    return [
+        replace_attribute(threading.Thread, "start", noted_start),
+        replace_attribute(task, "__init__", noted_submission),
+        replace_attribute(task, "run", noted_run),
+    ]
 
 
 def _repeated_warnings(module: ModuleType, recorder: Recorder) -> list[_Undo]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from profiler.counting.memory_need import memory_need, path_on
 from profiler.counting.model_numbers import least
@@ -19,6 +19,7 @@ from profiler.device.memory import available_bytes, total_bytes
 from profiler.errors import RequestError, first_line
 from profiler.facts.step import Attention, Step
 from profiler.loading.device_map import DeviceMap, offloaded_bytes
+from profiler.quant.storage import bitsandbytes_bytes
 from profiler.roofs.links import measure_links
 from profiler.units import duration, scaled
 from profiler.why_slow.call_settings import gpus_in_turn, is_spread, pipelined_devices
@@ -29,8 +30,11 @@ from profiler.why_slow.repeat_call import CallGroup
 
 # Seconds to measure one link.
 _LINK_S = 1.0
-# Bits per weight of bitsandbytes' formats with their scales (quant/storage.py), the most first.
-_PACKED_BITS = {"8 bits (bitsandbytes' int8)": 8.0, "4 bits (bitsandbytes' nf4)": 4.5}
+# Formats of bitsandbytes to load a model in, by their words, the largest first.
+_PACKED: dict[str, Literal["int8", "nf4"]] = {
+    "8 bits (bitsandbytes' int8)": "int8",
+    "4 bits (bitsandbytes' nf4)": "nf4",
+}
 
 
 def placement_findings(groups: Sequence[CallGroup], steady_s: float) -> tuple[list[Finding], list[str]]:
@@ -115,7 +119,7 @@ def what_fits(work: ModelWork, weight_bytes: int, call: Call, machine: Machine) 
     if dense <= room:
         return f'device_map={{"": "{device}"}}: all of it needs {scaled(dense, "B")}, and {has}'
     options = []
-    packed = {name: needs(_packed_bytes(work, weight_bytes, bits), prompt_len) for name, bits in _PACKED_BITS.items()}
+    packed = {words: needs(_packed_bytes(work, weight_bytes, quant), prompt_len) for words, quant in _PACKED.items()}
     if fitting := [f"load it in {name}, which needs {scaled(need, 'B')}" for name, need in packed.items()
                    if machine.is_cuda and need <= room]:  # fmt: skip
         options.append(fitting[0])
@@ -127,11 +131,12 @@ def what_fits(work: ModelWork, weight_bytes: int, call: Call, machine: Machine) 
     return f"{', or '.join(options) or 'use a smaller model'}: {has}"
 
 
-def _packed_bytes(work: ModelWork, weight_bytes: int, bits: float) -> float:
-    """Bytes of the weights with all linears but the LM head in so many bits, as bitsandbytes packs them."""
+def _packed_bytes(work: ModelWork, weight_bytes: int, quant: Literal["int8", "nf4"]) -> float:
+    """Bytes of the weights with all linears but the LM head in a format of bitsandbytes, with its scales."""
     linears = (item for item in work.operators if isinstance(item, Linear) and item.group not in ("lm_head", "experts"))
     saved = (
-        item.count * (item.weight.weight_bytes - item.weight.in_features * item.weight.out_features * bits / 8)
+        item.count
+        * (item.weight.weight_bytes - bitsandbytes_bytes(quant, item.weight.in_features, item.weight.out_features))
         for item in linears
     )
     return weight_bytes - sum(max(0.0, each) for each in saved)

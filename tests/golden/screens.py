@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
+from .made import made_answers
+
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(__file__).parent
 _RUNS = "runs/reference/smollm2-135m"
@@ -30,8 +32,10 @@ COMMANDS = {
     "forecast-on": "forecast mistral-7b-v0.1 --on T4 --quant nf4 --prompt-lens 512 --batch-sizes 1,8 --plain",
     "place": "place tests/data/foreign/llama-bench.csv --model smollm2-135m --gpu T4 --plain",
     "rent": "rent mistral-7b-v0.1 --for chat --cards T4,A10G,L40S --price T4=0.53,A10G=1.01,L40S=1.86 --plain",
+    "doctor": "doctor --plain",
+    "why": "why --plain chat.py",
 }
-"""Their figures are arithmetic on committed files: the same on every machine."""
+"""Their figures are arithmetic on committed files, or made up (`made.py`): the same on every machine."""
 
 
 @contextlib.contextmanager
@@ -53,6 +57,7 @@ def screen_of(command: str) -> str:
 
     printed = io.StringIO()
     with (
+        made_answers(),
         mock.patch.object(sys, "argv", ["roofscope", *shlex.split(command)]),
         mock.patch.dict(os.environ, {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}),
         contextlib.redirect_stdout(printed),

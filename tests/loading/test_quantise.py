@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from hidden import hide
 from hurry import with_effort
 from machines import HOST
 
@@ -32,7 +33,7 @@ from profiler.measure.quality import check_quality, compare_logits, text_ids
 from profiler.quant.conversions import conversion_calls
 from profiler.quant.formats import PLAIN, QuantOptions, quantise_linears
 from profiler.quant.registry import Quant
-from profiler.quant.storage import model_storage_bytes, stored
+from profiler.quant.storage import bitsandbytes_bytes, model_storage_bytes, stored
 from profiler.run.validate import Options, prepare
 
 pytestmark = pytest.mark.cpu
@@ -58,6 +59,14 @@ SHARES: list[tuple[Quant, bool, QuantOptions, float]] = [
 
 
 slow = pytest.mark.slow
+
+
+def test_bytes_of_bitsandbytes_need_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A float32 per 64 weights is half a bit per weight (QLoRA, arXiv:2305.14314, section 3), and 16 values are the
+    code book; LLM.int8() has a float32 per output."""
+    hide(monkeypatch, "bitsandbytes")
+    assert bitsandbytes_bytes("nf4", 4096, 14336) == 4.5 / 8 * 4096 * 14336 + 16 * 4
+    assert bitsandbytes_bytes("int8", 4096, 14336) == 4096 * 14336 + 14336 * 4
 
 
 def name_of(value: object) -> str:

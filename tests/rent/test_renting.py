@@ -195,7 +195,22 @@ def test_stale_prices_are_not_ranked() -> None:
     """31 days after AWS's prices none is ranked, and the answer says so."""
     answer = rented("mistral-7b-v0.1", today=date(2026, 9, 4), cards="T4,A10G,L40S")
     assert {offer.verdict for offer in answer.offers} <= {"not ranked", "too slow"}
-    assert rent_sentences(answer)[1].startswith("Not ranked: no price of these GPUs is whole and at most 30 days old")
+    assert rent_sentences(answer)[1].startswith(
+        "Not ranked: no GPU that may meet the limits has a price of yours, or a whole one of the last 30 days"
+        " (hyperscalers, on demand). By the prices below, "
+    )
+
+
+@pytest.mark.parametrize(
+    ("use", "verdict", "able"),
+    [("chat", "too slow", "may meet the limits"), ("batch", "does not fit", "can run the model")],
+)
+def test_an_own_price_of_a_gpu_that_cannot_serve_the_load_ranks_nothing(use: str, verdict: str, able: str) -> None:
+    """A T4 reads 14.5 GB of weights at 320 GB/s in 45 ms of the 50 ms per token, and holds no long prompt."""
+    answer = rented("mistral-7b-v0.1", use, date(2026, 9, 4), cards="T4,A10G,L40S", prices="T4=0.10")
+    assert [(offer.provider, offer.verdict) for offer in answer.offers if offer.card == "T4"] == [("yours", verdict)]
+    assert {offer.price_mark for offer in answer.offers if offer.card != "T4"} == {"46 days old"}
+    assert rent_sentences(answer)[1].startswith(f"Not ranked: no GPU that {able} has a price of yours, or a whole one")
 
 
 def test_one_provider_and_spot() -> None:

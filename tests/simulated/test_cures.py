@@ -11,6 +11,7 @@ from hurry import with_effort
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import profiler
+from profiler.why_slow.breakdown import time_parts
 from profiler.why_slow.findings import Finding, Why
 
 from . import compiled
@@ -152,6 +153,8 @@ def test_offloaded_weights_have_their_time_on_the_link_and_what_would_fit() -> N
     per_step_s = nbytes / (T4.link_bytes_per_s * T4.pageable_share)
     assert found.is_bound
     assert found.saves_s == pytest.approx(2 * NEW_TOKENS * per_step_s, rel=0.1)
+    [row] = [part for part in time_parts(why) if part.what.startswith("weights over the link")]
+    assert row.seconds == pytest.approx(2 * NEW_TOKENS * per_step_s, rel=0.1)
     assert found.evidence.startswith(f"{nbytes / 1e9:.3g} GB of ")
     assert "4 bits" in found.change or "8 bits" in found.change
     assert "such as the T4" in found.change

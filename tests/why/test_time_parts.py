@@ -11,7 +11,7 @@ from planted_faults import tiny_llama
 
 import profiler
 from profiler.why_slow.breakdown import time_parts
-from profiler.why_slow.findings import CallFloor, judge_calls
+from profiler.why_slow.findings import CallFloor, Finding, judge_calls
 from profiler.why_slow.observations import Call, Load, Observations, ScriptGap
 from profiler.why_slow.render import time_rows, why_sentences
 
@@ -74,6 +74,45 @@ def test_overlapping_calls_count_once() -> None:
     assert parts_of(Observations("s.py", 2.0, calls, (), 0.0, "", 0.0)) == pytest.approx(
         {"generate's own work": 1.0, "forward passes": 1.0}
     )
+
+
+def offload(seconds: float, basis: str) -> Finding:
+    return Finding("offload", seconds, 0.5, "s.py:1", "some weights cross a link", "keep them on the GPU", basis)
+
+
+BOUND = "at most: the bytes that cross the link, at its measured bandwidth"
+
+
+@pytest.mark.parametrize(
+    ("floor", "finding", "parts"),
+    [
+        (
+            CallFloor(3.0, 1.0),
+            offload(4.0, BOUND),
+            {
+                "kernels at the roofs of this machine": 2.0, "dispatch of kernels by Python and torch, at least": 1.0,
+                "weights over the link, at most": 4.0,
+                "kernels slower than the roofs, and dispatch beyond the least": 2.0,
+            },
+        ),
+        (
+            CallFloor(3.0, 0.0),
+            offload(8.5, BOUND),
+            {"kernels at the roofs of this machine": 3.0, "weights over the link, at most": 6.0},
+        ),
+        (None, offload(4.0, BOUND), {"weights over the link, at most": 4.0, "the rest of forward passes": 5.0}),
+        (None, offload(4.0, "tried: 3 pairs"), {"forward passes": 9.0}),
+    ],
+    ids=["a floor", "a bound above what the floor leaves", "no floor", "a trial, whose link was not measured"],
+)  # fmt: skip
+def test_weights_over_a_link_have_a_row(floor: CallFloor | None, finding: Finding, parts: dict[str, float]) -> None:
+    """Of 9 s of forward passes in 10 s."""
+    seen = Observations("s.py", 10.0, (generate(0, 9.0, forward_s=9.0),), (), 0.0, "", 0.0)
+    found = time_parts(judge_calls(seen, [], floor, more=[finding]))
+    assert {part.what.partition(":")[0]: part.seconds for part in found} == pytest.approx(
+        {**parts, "imports and the script's other code": 1.0}
+    )
+    assert sum(part.seconds for part in found) == pytest.approx(10.0)
 
 
 def test_a_script_without_a_fault_gets_an_explanation() -> None:
