@@ -23,12 +23,12 @@ config = LlamaConfig(
 )
 model = LlamaForCausalLM(config).eval()
 start = time.perf_counter()
-for questions in torch.randint(3, 49152, (2, 4, 40)):
+for questions in torch.randint(3, 49152, (2, 2, 40)):
     prompts = torch.nn.functional.pad(questions, (LENGTH - questions.shape[1], 0))
     answers = model.generate(
         prompts,
         attention_mask=(prompts > 0).long(),
-        max_new_tokens=8,
+        max_new_tokens=6,
         do_sample=False,
         use_cache=False,
     )

@@ -69,13 +69,21 @@ def _warnings(recorder: Recorder) -> list[_Undo]:
 
 def _threads() -> list[_Undo]:
     """Patch the starts of threads and of tasks in pools, to know their line where a thread runs library code only."""
-    start, task = threading.Thread.start, concurrent.futures.thread._WorkItem
-    submitted, run = task.__init__, task.run
+    start = threading.Thread.start
+    undo = []
+    if task := getattr(concurrent.futures.thread, "_WorkItem", None):  # private to Python
+        undo = _pool_tasks(task)
 
     @functools.wraps(start)
     def noted_start(self: threading.Thread) -> None:
         starts_here(self)
         start(self)
+
+    return [replace_attribute(threading.Thread, "start", noted_start), *undo]
+
+
+def _pool_tasks(task: Any) -> list[_Undo]:
+    submitted, run = task.__init__, task.run
 
     @functools.wraps(submitted)
     def noted_submission(self: Any, *args: Any, **named: Any) -> None:
@@ -87,11 +95,7 @@ def _threads() -> list[_Undo]:
         runs_here(self)
         run(self, *args)
 
-    return [
-        replace_attribute(threading.Thread, "start", noted_start),
-        replace_attribute(task, "__init__", noted_submission),
-        replace_attribute(task, "run", noted_run),
-    ]
+    return [replace_attribute(task, "__init__", noted_submission), replace_attribute(task, "run", noted_run)]
 
 
 def _repeated_warnings(module: ModuleType, recorder: Recorder) -> list[_Undo]:

@@ -80,7 +80,7 @@ def try_changes(
     """(trials, reasons why other changes were not tried), the most expensive calls first.
 
     Each change may take a share of the time that is left, by the seconds of its calls. A change that cannot be tried in
-    at least three pairs waits until the others are done, for the time that they leave. Trials have _TRIALS_SHARE of
+    at least three pairs waits until the others are done, and its share is kept for it. Trials have _TRIALS_SHARE of
     `budget_s`, of which `spent_s` have passed, and end at an interrupt; those made until then are returned. The sides
     of a pair leave out the seconds in which this process waits for a core.
     """
@@ -93,7 +93,7 @@ def try_changes(
             pending = _candidates(recorder, groups, floor, untried)
             waiting: list[_Pending] = []
             while pending:
-                weights = [each.usual_s for each in pending]
+                weights = [each.usual_s for each in (*pending, *waiting)]
                 candidate, group = (taken := pending.pop(0)).candidate, taken.group
                 left_s = deadline_s - now_s()
                 share = 1.0 if taken.waited else weights[0] / max(sum(weights), 1e-9)
@@ -186,8 +186,10 @@ class TrialPlan:
     """How often each side of a pair runs."""
 
 
-# A short `generate` has at least so many new tokens, and fewer only if nothing else fits.
-_GOOD_TOKENS, _LEAST_TOKENS = 12, 4
+# A shortened `generate` has at least so many new tokens, and fewer only if nothing else fits: one step of two tokens
+# may stand for those of a short answer only.
+_GOOD_TOKENS, _LEAST_TOKENS, _FEWEST_TOKENS = 12, 4, 2
+_SHORT_ANSWER = 16
 _ROUND_S = 10
 
 
@@ -210,7 +212,8 @@ def plan_trial(candidate: Candidate, allowed_s: float) -> TrialPlan | float:
     least_s = few * side_s
     if enough * side_s <= allowed_s:
         return TrialPlan(allowed_s, least_s, repeats=repeats)
-    if not candidate.as_is.shortened(_LEAST_TOKENS):
+    least_tokens = _FEWEST_TOKENS if candidate.new_tokens <= _SHORT_ANSWER else _LEAST_TOKENS
+    if not candidate.as_is.shortened(least_tokens):
         return TrialPlan(allowed_s, least_s, repeats=repeats) if least_s <= allowed_s else least_s
     # Each shortened side is a prompt or more, one of them with a short answer; it is run once before the pairs.
     step_s = max(candidate.seconds - candidate.prompt_s, 1e-6) / max(1, candidate.new_tokens - 1)
@@ -223,8 +226,8 @@ def plan_trial(candidate: Candidate, allowed_s: float) -> TrialPlan | float:
         return TrialPlan(allowed_s, least_s, tokens(enough))
     if least_s <= allowed_s:
         return TrialPlan(allowed_s, least_s, repeats=repeats)
-    short_s = (few + 1) * (prompts_s + _LEAST_TOKENS * step_s)
-    if tokens(few) >= _LEAST_TOKENS:
+    short_s = (few + 1) * (prompts_s + least_tokens * step_s)
+    if tokens(few) >= least_tokens:
         return TrialPlan(allowed_s, short_s, tokens(few))
     return min(least_s, short_s)
 
@@ -307,7 +310,8 @@ def _why_not_repeated(call: Call) -> str:
 def once_warm(recorder: Recorder, seen: Observations, budget_s: float) -> Observations:
     """The observations with `warm_s` of first calls, which are repeated for that, the most expensive first.
 
-    A line's other shapes, the slowest first, are repeated until one has no one-time costs. Trials use warm calls, and
+    Where a later call had the shape of a long first one, its seconds are taken instead of a repeat. A line's other
+    shapes, the slowest first, are repeated until one has no one-time costs. Trials use warm calls, and
     no change saves the one-time costs of first calls (loading code, allocating memory). The repeats end after
     `budget_s` seconds or at an interrupt.
     """
@@ -316,6 +320,9 @@ def once_warm(recorder: Recorder, seen: Observations, budget_s: float) -> Observ
     with quiet_libraries(), torch.random.fork_rng(devices=[]), contextlib.suppress(KeyboardInterrupt):
         for group in call_groups(recorder, seen, UntriedChanges()):
             for number, (first, noted) in enumerate(_cold_calls(group)):
+                if first.seconds > _SHORT_S and (warm := _later_calls(group, first)):
+                    warm_s[first.number] = min(call.seconds for call in warm)
+                    continue
                 whole = now_s() + first.seconds <= deadline_s
                 if noted.arguments is None or not (
                     whole or (first.prompt_s and now_s() + first.prompt_s <= deadline_s)
@@ -335,6 +342,12 @@ def once_warm(recorder: Recorder, seen: Observations, budget_s: float) -> Observ
                     if number and share > _WARM:
                         break
     return replace(seen, calls=tuple(replace(call, warm_s=warm_s.get(call.number)) for call in seen.calls))
+
+
+def _later_calls(group: CallGroup, first: Call) -> list[Call]:
+    """Calls of the shape of a first one that began after its end, so that they had no one-time costs."""
+    together = group.others(first)
+    return [call for call in group.calls if call.words == first.words and call not in together]
 
 
 def _cold_calls(group: CallGroup) -> list[tuple[Call, CallRecord]]:
