@@ -62,6 +62,9 @@ class StepRoofs:
     """Whether the host runs ahead of the device (CUDA), so dispatch hides under device time."""
     fetch_s: float = 0.0
     """Seconds per step in which offloaded weights and the results of ranks cross their links."""
+    issue_s: float | None = None
+    """Seconds in which the host issued this step, measured in the same loop; None if it may have waited for the
+    device."""
     idle_share: float = 0.0
     """See the function `idle_share`; 0 in a decode, where the step before keeps the device busy at the start."""
     idle_most: float = 0.0
@@ -311,7 +314,8 @@ def break_down(
     measured = weights + KV + compute + dequantisation + kernel + avoidable + padding + link + dispatch + unexplained.
     `avoidable_s` is work outside of replayed calls that the algorithm does not need. `padding_s` is work on positions
     without a token, which no other term includes. If the step took longer than its parts, an overlapping device may
-    have idled for up to `StepRoofs.idle_most` of its dispatch.
+    have idled for up to `StepRoofs.idle_most` of its dispatch. Where the host sets the pace, it idled while the host
+    issued this very step, which may have been slower than the hollow twin's.
     """
     dispatch = roofs.dispatch or Dispatch(0.0, 0.0)
     host_s = dispatch.step_s
@@ -327,6 +331,8 @@ def break_down(
     )
     if roofs.overlaps:
         idle_s = min(roofs.idle_most * host_s, latency_s - terms.busy_s)
+        if roofs.issue_s is not None and host_s > terms.busy_s:
+            idle_s = max(idle_s, min(roofs.issue_s, latency_s) - terms.busy_s)
         terms = replace(terms, dispatch_s=max(terms.dispatch_s, idle_s))
     seconds = {item.name: getattr(terms, item.name) for item in fields(terms)}
     seconds["unexplained_s"] = latency_s - terms.busy_s - terms.dispatch_s

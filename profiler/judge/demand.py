@@ -28,6 +28,7 @@ from profiler.judge.breakdown import (
     with_engine,
     with_generate,
 )
+from profiler.judge.cell_rows import median_issue_s
 from profiler.stats import Estimate
 
 
@@ -190,6 +191,15 @@ def dispatch_at(facts: Facts, key: CellKey) -> Dispatch | None:
     return facts.dispatch.get((key.cell.engine, key.phase, key.cell.batch_size))
 
 
+def issue_s_at(facts: Facts, key: CellKey) -> float | None:
+    """Seconds in which the host issued one decode step; None in a prefill, without overlap, and if it waits within."""
+    dispatch = dispatch_at(facts, key)
+    waits = dispatch is not None and dispatch.waits
+    if key.phase == "prefill" or waits or not facts.device.overlaps_dispatch:
+        return None
+    return median_issue_s(facts.visits.get(key.cell, ()))
+
+
 def was_disturbed(dispatch: Dispatch | None) -> bool:
     """Whether the hollow twin's step took clearly longer than whole steps of the model."""
     return dispatch is not None and dispatch.disturbed_s > (1 + EXCEEDS) * dispatch.step_s
@@ -210,6 +220,7 @@ def roofs_of(facts: Facts, key: CellKey) -> StepRoofs:
         memory_half_width=ceilings.memory_half_width,
         compute_half_width=ceilings.compute_half_width(facts.model.dtype),
         measured=ceilings.measured(facts.model.dtype) and ceilings.beyond_cache,
+        issue_s=issue_s_at(facts, key),
         fetch_s=ceilings.fetch_s(facts.model.offloaded_bytes) + exchanged_s(facts, key),
         idle_share=idle_share(layers) if layers else 0.0,
         # Without a replay of the small kernels, the rest of the step may be their time instead of an idle device.

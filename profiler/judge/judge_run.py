@@ -16,7 +16,7 @@ from profiler.facts.visits import foreign_cores, phase_samples, visit_spreads
 from profiler.grid.cells import Cell, CellKey, Phase
 from profiler.judge import answer as advice
 from profiler.judge.breakdown import TERMS, TimeBreakdown
-from profiler.judge.cell_rows import median_issue_s, timed_row, with_ragged, with_visits
+from profiler.judge.cell_rows import timed_row, with_ragged, with_visits
 from profiler.judge.cells import CellEvidence, CellResult, EngineDifference, JudgedCell, columns_of, trial_results
 from profiler.judge.demand import as_served, breakdown_of, faults_of, lost_s, roofs_of, total_work
 from profiler.judge.engine_differences import (
@@ -279,7 +279,6 @@ def _measurement(facts: Facts, key: CellKey, split: TimeBreakdown, observed: _Ob
     """The input of a verdict, with the breakdown `split` under the roofs of `facts`."""
     time_s, sides, roofs = observed.time_s, observed.sides, roofs_of(facts, key)
     flops, nbytes = total_work(facts.operators[key])
-    runs_ahead = key.phase == "decode" and roofs.overlaps and not (roofs.dispatch and roofs.dispatch.waits)
     return Measurement(
         split=split,
         model_flops=flops,
@@ -291,7 +290,7 @@ def _measurement(facts: Facts, key: CellKey, split: TimeBreakdown, observed: _Ob
         noise=observed.noise.grade,
         offloaded=facts.model.offloaded,
         cache_resident=facts.ceilings.cache_resident(nbytes),
-        issue_s=median_issue_s(facts.visits[key.cell]) if runs_ahead else None,
+        issue_s=roofs.issue_s,
         graph_step_s=_graph_step_s(facts, key, time_s.median_s),
         batch_side=sides.get("batch", ""),
         depth_side=sides.get("prompt" if key.phase == "prefill" else "context", ""),

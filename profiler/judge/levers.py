@@ -228,13 +228,8 @@ def _host(cell: JudgedCell, setting: Setting) -> list[Lever]:
     most_s = max(0.0, cell.split.latency_s - cell.split.device_s)
     if setting.can_graph and cell.waits:
         most_s = 0.0
-    # Where the host sets the pace, the GPU idles for the unexplained rest as well: the host was then slower than when
-    # its dispatch was measured.
-    rest_s = max(0.0, cell.split.unexplained_s) if cell.host_pace_s > cell.split.busy_s else 0.0
     return [
-        _bound(
-            how, min(cell.split.dispatch_s + rest_s, most_s), because, cell.split.half_widths_s.get("dispatch_s", 0.0)
-        ),
+        _bound(how, min(cell.split.dispatch_s, most_s), because, cell.split.half_widths_s.get("dispatch_s", 0.0)),
         Lever(
             "keeping freed memory (MALLOC_TRIM_THRESHOLD_ and MALLOC_MMAP_THRESHOLD_, or tcmalloc)",
             faults_s,

@@ -188,7 +188,7 @@ def test_readmes_answer_is_that_of_the_recorded_run_by_todays_rules(
 @pytest.mark.slow
 @pytest.mark.timing
 def test_readmes_answer_of_why_is_a_real_one(tmp_path: Path) -> None:
-    """Its findings, of a smaller model."""
+    """Its findings, of a smaller model. Whether 16 bits are a third one depends on the machine."""
     source = (ROOT / "examples/answers.py").read_text()
     smaller = source.replace("num_hidden_layers=30", "num_hidden_layers=4").replace("49152", "4096")
     (tmp_path / "answers.py").write_text(smaller)
@@ -200,7 +200,7 @@ def test_readmes_answer_of_why_is_a_real_one(tmp_path: Path) -> None:
         pytest.skip("this machine was too busy for every trial")
     answer, *findings = re.split(r" (?=\d\. )", " ".join(_sample("why")))
     assert len(findings) == 2
-    for part in (answer, *findings):
+    for part in (answer, *(finding.partition("[tried]")[0] for finding in findings)):
         assert _without_figures(part) in printed, outcome.stderr
 
 

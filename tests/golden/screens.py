@@ -27,6 +27,8 @@ COMMANDS = {
     "gpus-two": "gpus T4 'H100 SXM'",
     "history": f"compare {_RUNS}-xeon {_RUNS}-xeon-float32 {_RUNS}-xeon-minute --anyway --plain",
     "judge": f"judge {_RUNS}-xeon-minute --plain",
+    "judge-h100": "judge runs/reference/mistral-7b-h100 --plain",
+    "judge-h100-engines": "judge runs/reference/mistral-7b-h100-engines --plain",
     "models": "models",
     "forecast": f"forecast {_RUNS}-xeon --batch-sizes 1,4,16 --plain",
     "forecast-on": "forecast mistral-7b-v0.1 --on T4 --quant nf4 --prompt-lens 512 --batch-sizes 1,8 --plain",
