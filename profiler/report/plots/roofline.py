@@ -126,14 +126,14 @@ def _draw_points(axes: Axes, points: Sequence[CellPoint], phase: Phase, style: P
 
 
 def _label_ends(axes: Axes, points: Sequence[CellPoint], color: str) -> None:
-    """Write the names of the slowest and the fastest cell next to their points."""
+    """Write the names of the slowest and the fastest cell below their points, where no roof is."""
     ranked = sorted(points, key=lambda point: point.flops_per_s)
     # With a single cell both labels would be the same point, so a dict has only one.
-    for point, above in {ranked[0]: -16, ranked[-1]: 9}.items():
+    for point, offset in {ranked[0]: (0, -16), ranked[-1]: (18, -15)}.items():
         axes.annotate(
             point.key.cell.name,
             (point.intensity, point.flops_per_s),
-            xytext=(0, above),
+            xytext=offset,
             textcoords="offset points",
             ha="center",
             fontsize=9,
