@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from profiler.checks.installation import CheckResult
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _QUERY_HEADS, _KV_HEADS, _HEAD_DIM = 32, 8, 128
 """Query heads, KV heads and head width of Mistral-7B and Llama-3.1-8B."""
 _PROMPT = 512
-_LENGTHS = range(601, 606)
+_LENGTHS = range(600, 606)
 """KV lengths that are new in this process, in the order of a decode loop."""
 _COSTLY = 10.0
 """A new length is reported if its first call takes this many times as long as the second."""
@@ -47,11 +47,19 @@ def new_lengths(machine: Machine) -> CheckResult:
     since 2.11.
     """
     import torch
+    import torch.nn.functional as F
 
-    name = "KV lengths"
+    from profiler.measure.new_lengths import first_and_second_s
+
+    name, dtype = "KV lengths", getattr(torch, machine.info.sixteen_bit_dtype)
+
+    def attention_at(length: int) -> Callable[[], object]:
+        query = torch.zeros(1, _QUERY_HEADS, 1, _HEAD_DIM, device=machine.device, dtype=dtype)
+        key, value = torch.zeros(2, 1, _KV_HEADS, length, _HEAD_DIM, device=machine.device, dtype=dtype)
+        return partial(F.scaled_dot_product_attention, query, key, value, enable_gqa=True)
+
     with torch.inference_mode():  # as in a run
-        _, *pairs = [_two_calls_s(machine, length) for length in (_LENGTHS.start - 1, *_LENGTHS)]
-    first_s, second_s = (statistics.median(times) for times in zip(*pairs, strict=True))
+        first_s, second_s = first_and_second_s(machine, attention_at, _LENGTHS)
     if first_s <= _COSTLY * second_s:
         return CheckResult(name, True, f"a new KV length costs nothing extra ({duration(second_s)} per call)")
     words = f"each new KV length costs about {duration(first_s - second_s)} once, and {duration(second_s)} after that"
@@ -81,22 +89,3 @@ def _phases(kernels: Sequence[str]) -> str:
     """Return text such as `flash` or `math in prefill, flash in decode`."""
     prefill, decode = kernels
     return prefill if prefill == decode else f"{prefill} in prefill, {decode} in decode"
-
-
-def _two_calls_s(machine: Machine, length: int) -> tuple[float, float]:
-    """Return the seconds of two calls of a decode step's attention at one KV length."""
-    import torch
-    import torch.nn.functional as F
-
-    dtype = getattr(torch, machine.info.sixteen_bit_dtype)
-    query = torch.zeros(1, _QUERY_HEADS, 1, _HEAD_DIM, device=machine.device, dtype=dtype)
-    key, value = torch.zeros(2, 1, _KV_HEADS, length, _HEAD_DIM, device=machine.device, dtype=dtype)
-
-    def call_s() -> float:
-        machine.clock.synchronize()
-        start_s = machine.now_s()
-        F.scaled_dot_product_attention(query, key, value, enable_gqa=True)
-        machine.clock.synchronize()
-        return machine.now_s() - start_s
-
-    return call_s(), call_s()

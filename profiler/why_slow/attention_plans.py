@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,8 +13,9 @@ import torch.nn.functional as F
 
 from profiler.counting.attention import AttentionCore
 from profiler.counting.walk import walk
-from profiler.device.machine import Machine, machine_for
+from profiler.device.machine import machine_for
 from profiler.errors import first_line
+from profiler.measure.new_lengths import first_and_second_s
 from profiler.units import duration
 from profiler.why_slow.findings import GROWING_CACHES, Finding
 from profiler.why_slow.observations import Call
@@ -23,8 +25,8 @@ from profiler.why_slow.repeat_call import CallGroup
 _DecodeShape = tuple[int, int]
 """Batch size and KV length of a decode step."""
 
-# Lengths that are measured, after one that loads the kernel.
-_LENGTHS = 3
+# New lengths at which attention is measured; the first one loads the kernel.
+_LENGTHS = 4
 
 
 def plan_findings(groups: Sequence[CallGroup], steady_s: float) -> tuple[list[Finding], list[str]]:
@@ -91,45 +93,29 @@ def _plan_s(model: Any, shapes: set[_DecodeShape], *, masked: bool) -> float:
     core = next(item for item in walk(model).operators if isinstance(item, AttentionCore))
     batch = statistics.mode(batch for batch, _ in shapes)
     beyond = max(length for _, length in shapes) + 1
-    lengths = iter(range(beyond, beyond + 2 * (_LENGTHS + 1)))
+    attention = _attention(core, model, batch, masked=masked)
     with torch.inference_mode():
-        with_cudnn_s = _first_use_s(machine, _attention(core, model, batch, masked=masked), lengths)
+        first_s, second_s = first_and_second_s(machine, attention, range(beyond, beyond + _LENGTHS))
         with _without_cudnn():
-            without_s = _first_use_s(machine, _attention(core, model, batch, masked=masked), lengths)
-    return max(0.0, with_cudnn_s - without_s)
+            others = first_and_second_s(machine, attention, range(beyond + _LENGTHS, beyond + 2 * _LENGTHS))
+    return max(0.0, (first_s - second_s) - (others[0] - others[1]))
 
 
-def _first_use_s(machine: Machine, attend: Callable[[int], object], lengths: Iterator[int]) -> float:
-    """Seconds that the first call at a length takes longer than the second."""
-    extra: list[float] = []
-    for _ in range(_LENGTHS + 1):
-        length = next(lengths)
-        moments_s = []
-        for _ in range(2):
-            machine.clock.synchronize()
-            start_s = machine.now_s()
-            attend(length)
-            machine.clock.synchronize()
-            moments_s.append(machine.now_s() - start_s)
-        extra.append(moments_s[0] - moments_s[1])
-    return statistics.median(extra[1:])
-
-
-def _attention(core: AttentionCore, model: Any, batch: int, *, masked: bool) -> Callable[[int], object]:
+def _attention(core: AttentionCore, model: Any, batch: int, *, masked: bool) -> Callable[[int], Callable[[], object]]:
     """A decode step's attention of one layer at a KV length, as transformers calls it."""
     groups = core.query_heads // core.kv_heads
     kv_heads = core.query_heads if masked else core.kv_heads
 
-    def attend(length: int) -> object:
+    def attention_at(length: int) -> Callable[[], object]:
         shape = {"device": model.device, "dtype": model.dtype}
         query = torch.zeros(batch, core.query_heads, 1, core.qk_dim, **shape)
         key = torch.zeros(batch, kv_heads, length, core.qk_dim, **shape)
         value = torch.zeros(batch, kv_heads, length, core.v_dim, **shape)
         mask = torch.ones(batch, 1, 1, length, device=model.device, dtype=torch.bool) if masked else None
         grouped = groups > 1 and not masked
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=grouped)
+        return partial(F.scaled_dot_product_attention, query, key, value, attn_mask=mask, enable_gqa=grouped)
 
-    return attend
+    return attention_at
 
 
 @contextlib.contextmanager
