@@ -405,7 +405,7 @@ def test_experts(model: str, layers: int, host: str, tmp_path: Path) -> None:
 
     Experts are stored in banks, which neither bitsandbytes nor torchao packs: 4-bit weights would leave most of the
     bytes unchanged (`count mixtral-8x7b --quant nf4`: 23.6 of 25.5 GB per step), and a card with a faster memory saves
-    more.
+    more. A prefill of gpt-oss waits for the card, and no graph records that.
     """
     truth = H100.but(launch_s={"slow": 40e-6, "fast": 2e-6}[host])
     scenario = Scenario(model, layers, dtype="bfloat16", prompt_lens=[128], batch_sizes=[1])
@@ -414,5 +414,5 @@ def test_experts(model: str, layers: int, host: str, tmp_path: Path) -> None:
         expected = {"slow": "overhead-bound", "fast": "memory-bound"}[host]
         assert phase.regime == expected
         assert row["regime"] in (expected, "mixed")
-        if host == "slow" or phase.phase == "decode":
+        if phase.phase == "decode" or (host == "slow" and model != "gpt-oss-20b"):
             assert first_lever(run, row).startswith({"slow": "CUDA graphs", "fast": "another GPU"}[host])
