@@ -186,10 +186,11 @@ class TrialPlan:
     """How often each side of a pair runs."""
 
 
-# A shortened `generate` has at least so many new tokens, and fewer only if nothing else fits: one step of two tokens
-# may stand for those of a short answer only.
+# A shortened `generate` has at least so many new tokens, and fewer only if nothing else fits: two tokens stand for a
+# short answer without a cache, where each token costs a whole prompt.
 _GOOD_TOKENS, _LEAST_TOKENS, _FEWEST_TOKENS = 12, 4, 2
 _SHORT_ANSWER = 16
+_PROMPTS_WITH_CACHE = 2
 _ROUND_S = 10
 
 
@@ -212,7 +213,8 @@ def plan_trial(candidate: Candidate, allowed_s: float) -> TrialPlan | float:
     least_s = few * side_s
     if enough * side_s <= allowed_s:
         return TrialPlan(allowed_s, least_s, repeats=repeats)
-    least_tokens = _FEWEST_TOKENS if candidate.new_tokens <= _SHORT_ANSWER else _LEAST_TOKENS
+    is_short = candidate.new_tokens <= _SHORT_ANSWER and candidate.prompts > _PROMPTS_WITH_CACHE
+    least_tokens = _FEWEST_TOKENS if is_short else _LEAST_TOKENS
     if not candidate.as_is.shortened(least_tokens):
         return TrialPlan(allowed_s, least_s, repeats=repeats) if least_s <= allowed_s else least_s
     # Each shortened side is a prompt or more, one of them with a short answer; it is run once before the pairs.

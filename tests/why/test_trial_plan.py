@@ -64,10 +64,11 @@ def test_three_pairs_are_the_fewest() -> None:
     assert plan_trial(candidate(1.0, alone=True), 3.9) == 4.0, "one run before three"
 
 
-def test_two_tokens_stand_for_a_short_answer_only() -> None:
+def test_two_tokens_stand_for_a_short_answer_without_a_cache_only() -> None:
     """Steps of 100 ms: 5.6 times two of them need 1.12 s, and four 2.24 s."""
-    assert plan_trial(candidate(1.5, 16), 1.1) == pytest.approx(1.12)
-    assert plan_trial(candidate(1.6, 17), 1.1) == pytest.approx(2.24)
+    assert plan_trial(replace(candidate(1.5, 16), prompts=3), 1.1) == pytest.approx(1.12)
+    assert plan_trial(replace(candidate(1.6, 17), prompts=3), 1.1) == pytest.approx(2.24)
+    assert plan_trial(candidate(1.5, 16), 1.1) > 1.2
 
 
 def test_a_shortened_call_stands_for_all_of_its_tokens() -> None:
