@@ -101,7 +101,7 @@ def replace_attribute(owner: type, name: str, value: object) -> Callable[[], Non
 
 
 def users_line() -> str:
-    """The line of the user's code that led here, as `script.py:31`; `a library's own code` if there is none.
+    """Return the line of the user's code that called this, such as `script.py:31`, or `a library's own code`.
 
     It is that of the nearest frame that belongs neither to a library nor to this package, else the line that started
     this thread.

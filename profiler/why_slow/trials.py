@@ -323,7 +323,8 @@ def once_warm(recorder: Recorder, seen: Observations, budget_s: float) -> Observ
         for group in call_groups(recorder, seen, UntriedChanges()):
             for number, (first, noted) in enumerate(_cold_calls(group)):
                 if first.seconds > _SHORT_S and (warm := _later_calls(group, first)):
-                    warm_s[first.number] = min(call.seconds for call in warm)
+                    share = min(1.0, min(call.seconds for call in warm) / first.seconds)
+                    warm_s |= {call.number: share * call.seconds for call in group.others(first)}
                     continue
                 whole = now_s() + first.seconds <= deadline_s
                 if noted.arguments is None or not (

@@ -336,7 +336,7 @@ FAULTS = {
         doubled_replays,
     ),
     "replays L2-warm": Fault(
-        "trace", ["replays behind two kinds of flush"], "replays of the run / behind a read flush",
+        "trace", ["replays after two kinds of flush"], "replays of the run / after a read flush",
         lambda: mock.patch.object(kernels, "cold_bytes_of", return_value=0),
     ),
     "a graph prefill with a mask": Fault(

@@ -49,7 +49,7 @@ def attempts(bench: Bench) -> Iterator[Attempt]:
     for phase in PHASES:
         for name, run in ((_ATTENTION, _attention_kernel), (_REPLAYS, _replays), (_LAUNCHES, _launches)):
             yield Attempt(f"{phase}: {name}", partial(run, phase=phase), least_s=20.0)
-    yield Attempt("replays behind two kinds of flush", _two_flushes, least_s=20.0)
+    yield Attempt("replays after two kinds of flush", _two_flushes, least_s=20.0)
     yield Attempt("attention of a static and a graph prefill", _kept_caches, least_s=20.0)
 
 
@@ -258,7 +258,7 @@ def _two_flushes(bench: Bench) -> Iterator[Check]:
     even = all(abs(ratios[name] - 1) < 0.1 for name in judged)
     value = {"judged": judged, "run / read flush": ratios, "write flush / read flush": written}
     why = "" if judged else "no linear has kernels long enough"
-    yield Check("replays of the run / behind a read flush", even if judged else None, value, "within 10 %", why)
+    yield Check("replays of the run / after a read flush", even if judged else None, value, "within 10 %", why)
 
 
 def _kept_caches(bench: Bench) -> Iterator[Check]:
