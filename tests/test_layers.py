@@ -12,7 +12,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "profiler"
 
-WORDS = {"effort", "errors", "units", "stats", "packages", "user_cache", "json_document", "_version"}
+WORDS = {"effort", "errors", "units", "stats", "packages", "fallbacks", "user_cache", "json_document", "_version"}
 """Modules at the root, which every package may import."""
 CORE = (
     "grid", "data", "facts", "device", "quant", "loading", "counting", "engines", "roofs", "measure", "judge",

@@ -84,7 +84,9 @@ def _print_answer(answer: ScriptAnswer, *, plain: bool, as_json: bool) -> None:
     if answer.why is None:
         print(
             "roofscope: the script's own process called and loaded no language model, so there is nothing to"
-            " explain; other processes are not answer.",
+            " explain; calls in other processes are not seen.",
+            *answer.elsewhere,
+            sep="\n",
             file=sys.stderr,
         )
     elif as_json:

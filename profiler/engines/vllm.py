@@ -94,7 +94,7 @@ class VllmEngine:
             settings = self._engine.vllm_config
             self._longest = int(settings.model_config.max_model_len)
             self._tokens_an_iteration = int(settings.scheduler_config.max_num_batched_tokens)
-            [tensors_bytes] = self._engine.apply_model(_weight_bytes)
+            [(tensors_bytes, attention, linears)] = self._engine.apply_model(_chosen)
             cache = self._engine.engine_core.engine_core.scheduler.kv_cache_config
             self._block_bytes: int = sum(tensor.size for tensor in cache.kv_cache_tensors) // cache.num_blocks
             self._usable_blocks: int = cache.num_blocks - 1  # one always stays empty
@@ -102,6 +102,8 @@ class VllmEngine:
                 version=version() or "unknown",
                 load_s=0.0,
                 how=_how(settings.compilation_config),
+                attention=attention,
+                linears=linears,
                 # On a CPU its kernels have packed weights, which are no tensors.
                 weight_bytes=max(tensors_bytes, requirements.weight_bytes),
                 cache_bytes=self._block_bytes * cache.num_blocks,
@@ -315,8 +317,18 @@ def _restored_threads() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _weight_bytes(model: torch.nn.Module) -> int:
-    return storage_bytes([*model.parameters(), *model.buffers()])
+def _chosen(model: torch.nn.Module) -> tuple[int, str, str]:
+    """(bytes of all tensors, attention backends, kernels of the linears) that vLLM chose for a loaded model."""
+    attention, linears = set(), set()
+    for module in model.modules():
+        if backend := getattr(module, "attn_backend", None):
+            attention.add(str(backend.get_name()))
+        method = getattr(module, "quant_method", None)
+        if method is not None and type(module).__name__.endswith("Linear"):
+            scheme = getattr(module, "scheme", None) or method
+            linears.add(type(getattr(scheme, "kernel", None) or scheme).__name__)
+    nbytes = storage_bytes([*model.parameters(), *model.buffers()])
+    return nbytes, " and ".join(sorted(attention)), " and ".join(sorted(linears))
 
 
 def _how(compilation: Any) -> str:

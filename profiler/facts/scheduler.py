@@ -41,6 +41,10 @@ class OwnedModel:
     """Tokens per block; a sequence occupies whole blocks."""
     tokens_an_iteration: int
     """Most tokens per iteration of its scheduler; a longer prefill is split into chunks."""
+    attention: str = ""
+    """Its attention backends, such as FLASH_ATTN; empty in older runs."""
+    linears: str = ""
+    """Its kernels for linears, by their class in the engine; empty in older runs."""
     cache_used_bytes: int = 0
     """Peak use of its cache, over all visits of a run."""
 

@@ -66,9 +66,10 @@ def _cache(path: ExecutionPath) -> str:
 
 
 def _owned(item: OwnedModel) -> str:
-    """Return version, memory and load time of an engine that owns its model."""
+    """Return version, chosen kernels, memory and load time of an engine that owns its model."""
+    chosen = f"attention {item.attention}, linears {item.linears}; " if item.attention else ""
     return (
-        f"{item.version}, {item.how}; {scaled(item.weight_bytes, 'B')} of weights;"
+        f"{item.version}, {item.how}; {chosen}{scaled(item.weight_bytes, 'B')} of weights;"
         f" {scaled(item.cache_bytes, 'B')} reserved for {item.cache_tokens} tokens in blocks of {item.block_tokens},"
         f" {scaled(item.cache_used_bytes, 'B')} used at most; up to {item.tokens_an_iteration} tokens per iteration;"
         f" loaded, compiled and warm after {duration(item.load_s)}"

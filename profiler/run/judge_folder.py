@@ -10,6 +10,7 @@ from profiler.facts.dispatch import dispatch_seconds
 from profiler.facts.measurements import Activity, AfterIdle, FreshStart, PackedBatches, Quality
 from profiler.facts.telemetry import health
 from profiler.facts.visits import Visit
+from profiler.fallbacks import fallback_sentences
 from profiler.grid.cells import Cell
 from profiler.judge.judge_run import judge_run
 from profiler.judge.module_times import group_times
@@ -62,6 +63,7 @@ def judge_folder(folder: Path, *, finished: bool = False) -> Run:
         answer=judgement.answer,
         warnings=(
             *document.set_up_warnings,
+            *fallback_sentences(document.fallbacks, on_gpu=document.device.kind != "cpu"),
             *(part.sentence for part in document.missing),
             *ended_by,
             *run_warnings(facts, judgement.judged),

@@ -19,6 +19,7 @@ from profiler.errors import DeviceError, RankError, RunError
 from profiler.facts.contention import Contention
 from profiler.facts.fact import Fact, MergedFacts
 from profiler.facts.measurements import CellPeak, PredictedPeaks
+from profiler.fallbacks import Fallback, reported_fallbacks
 from profiler.judge.cells import CellResult
 from profiler.loading.meta_model import quiet_libraries
 from profiler.measure.subject import Subject
@@ -69,7 +70,7 @@ def execute(
     `spent_s` of the budget elapsed before; `further_runs` of the same command follow. With a `group`, this process is
     its rank 0, and the other ranks follow it (`tensor_parallel.follow_rank`).
     """
-    with RunStore(prepared.out, resume=prepared.resumed) as store, quiet_libraries():
+    with RunStore(prepared.out, resume=prepared.resumed) as store, quiet_libraries(), reported_fallbacks() as fallbacks:
         machine = machine_for(prepared.request.device)
         if group is not None:
             prepared = replace(prepared, request=replace(prepared.request, device=group.device))
@@ -83,7 +84,7 @@ def execute(
             without=_parts_left_out(prepared),
             further_runs=further_runs,
         )
-        return _execute(prepared, store, Stages(listener, machine), budget, visits, group)
+        return _execute(prepared, store, Stages(listener, machine), budget, visits, group, fallbacks)
 
 
 def _parts_left_out(prepared: PreparedRun) -> set[RunPart]:
@@ -104,7 +105,9 @@ def _execute(
     budget: RunBudget,
     visits: Sweep,
     group: ProcessGroup | None,
+    fallbacks: Sequence[Fallback],
 ) -> Run:
+    """`fallbacks` grows while the libraries work."""
     idle_w = foreign = neighbours = ranks = None
     contention: list[Contention] = []
 
@@ -160,7 +163,7 @@ def _execute(
         ended = group.failure() if group is not None and group.lost() else interrupt
     if ended is None or isinstance(ended, KeyboardInterrupt):
         forecast_missing_cells(session)
-    document = replace(_closing(document, subject, stages), ended_by=str(ended or ""))
+    document = replace(_closing(document, subject, stages), fallbacks=tuple(fallbacks), ended_by=str(ended or ""))
     write_document(store.folder, document)
     del ledger, session, subject  # the folder has their content, and judging needs the memory
     if ended:

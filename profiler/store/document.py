@@ -15,6 +15,7 @@ from profiler.facts.run_facts import DeviceFacts, ModelFacts
 from profiler.facts.scheduler import OwnedModel
 from profiler.facts.step import ExecutionPath
 from profiler.facts.telemetry import TelemetrySummary
+from profiler.fallbacks import Fallback
 from profiler.grid.cells import Grid, Phase
 from profiler.grid.ragged import Ragged
 from profiler.json_document import view
@@ -188,6 +189,8 @@ class RunDocument:
     """Facts that an older version did not write; such a run cannot be judged again."""
     missing: tuple[Missing, ...] = ()
     """Parts of the run that failed; the step times do not depend on them."""
+    fallbacks: tuple[Fallback, ...] = ()
+    """Slower code that ran because a library lacks a package or a kernel, as the library warned."""
     finished: bool = False
     """Whether the run ended by itself."""
     ended_by: str = ""

@@ -16,6 +16,7 @@ from profiler import effort
 from profiler.device.clock import now_s
 from profiler.device.contention import ForeignLoad
 from profiler.errors import RequestError, describe_error
+from profiler.fallbacks import fallback_sentences
 from profiler.json_document import json_text
 from profiler.store.writer import replace_file
 from profiler.why_slow.findings import CallFloor, Why, judge_calls
@@ -40,6 +41,8 @@ class ScriptAnswer:
 
     why: Why | None
     folder: Path | None = None
+    elsewhere: tuple[str, ...] = ()
+    """Without an answer: where models may have run, and what libraries warned of, in sentences."""
 
 
 def why_script(
@@ -67,7 +70,7 @@ def why_script(
             if found is not None:
                 folder = out or Path("runs") / _folder_name(name)
                 write(found, folder)
-            report(ScriptAnswer(found, folder))
+            report(ScriptAnswer(found, folder, () if found else _elsewhere(recorder)))
 
         around.enter_context(streams)
         around.enter_context(watched(recorder))
@@ -77,6 +80,16 @@ def why_script(
             raise SystemExit(code)  # the end of a child that the script forked, which gets no answer
         end(code)
     return code
+
+
+def _elsewhere(recorder: Recorder) -> tuple[str, ...]:
+    """What is known of models that did not run in the script's own process as modules of torch."""
+    sentences = fallback_sentences(recorder.fallbacks, on_gpu=True)
+    if "vllm" in sys.modules:
+        sentences.insert(
+            0, "vLLM runs its models in its own processes: `roofscope run MODEL --engine vllm` times them."
+        )
+    return tuple(sentences)
 
 
 @contextlib.contextmanager

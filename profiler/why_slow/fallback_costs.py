@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from profiler.fallbacks import Fallback, cure_of, quoted
 from profiler.why_slow.findings import Finding
-from profiler.why_slow.observations import Fallback
 from profiler.why_slow.repeat_call import CallGroup, WeightedRun, repeat
 
-# Packages whose kernels run on a GPU only.
-_FOR_GPUS = {"mamba-ssm", "flash-linear-attention", "causal-conv1d", "gptqmodel"}
 # New tokens that stand for a longer `generate`.
 _FEW_TOKENS = 4
 
@@ -30,7 +28,7 @@ def fallback_findings(
         seconds = {group.calls[0].where: s for group in groups if (s := _slow_s(group, module, affordable)) is not None}
         on_gpu = any(group.middle[0].settings["device"] != "cpu" for group in groups)
         if not seconds:
-            without_bound.setdefault(_change(here, on_gpu=on_gpu), []).extend(here)
+            without_bound.setdefault(cure_of(here, on_gpu=on_gpu), []).extend(here)
             continue
         saves_s = sum(seconds.values())
         findings.append(
@@ -39,31 +37,13 @@ def fallback_findings(
                 saves_s=saves_s,
                 share=saves_s / steady_s,
                 where=max(seconds, key=lambda where: seconds[where]),
-                evidence=f"{module} runs slower code: {_warnings(here)}",
-                change=_change(here, on_gpu=on_gpu),
+                evidence=f"{module} runs slower code: {quoted(here)}",
+                change=cure_of(here, on_gpu=on_gpu),
                 basis=f"at most: the time in {module} without its linears, in a repeated call",
             )
         )
-    lines = [f"{change}: its seconds are unknown ({_warnings(here)})" for change, here in without_bound.items()]
+    lines = [f"{change}: its seconds are unknown ({quoted(here)})" for change, here in without_bound.items()]
     return findings, lines
-
-
-def _warnings(fallbacks: Sequence[Fallback]) -> str:
-    """What the libraries warn, once per set of packages."""
-    by_packages = {each.packages: each for each in reversed(fallbacks)}
-    return "; ".join(f'{each.library} warns "{each.text}"' for each in reversed(by_packages.values()))
-
-
-def _change(fallbacks: Sequence[Fallback], *, on_gpu: bool) -> str:
-    """The command that installs what is missing, or what else to do."""
-    packages = list(dict.fromkeys(package for each in fallbacks for package in each.packages))
-    if not packages:
-        return next(each.change for each in fallbacks)
-    command = f"pip install {' '.join(packages)}"
-    if on_gpu or not set(packages) <= _FOR_GPUS:
-        return command
-    kernels = "their kernels need" if len(packages) > 1 else "its kernels need"
-    return f"run it on a GPU after `{command}`: {kernels} one"
 
 
 def _slow_s(group: CallGroup, module: str, affordable: Callable[[float], bool]) -> float | None:

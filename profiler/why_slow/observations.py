@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from profiler.fallbacks import Fallback
+
 CallKind = Literal["generate", "forward"]
 
 _AT_ONCE_S = 1e-5
@@ -136,21 +138,6 @@ class UnrecordedCall:
     count: int
     reason: str
     """The first error."""
-
-
-@dataclass(frozen=True)
-class Fallback:
-    """A library's warning that it runs slower code than it could."""
-
-    library: str
-    text: str
-    """The warning itself."""
-    module: str
-    """The class of the module that runs the slower code; empty if it is unknown."""
-    packages: tuple[str, ...]
-    """Distributions that would provide the faster code."""
-    change: str = ""
-    """What to do where no package is missing."""
 
 
 @dataclass(frozen=True)

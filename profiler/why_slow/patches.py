@@ -11,11 +11,11 @@ import importlib.util
 import logging
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
+from profiler.fallbacks import library_warnings
 from profiler.why_slow.call_record import replace_attribute, runs_here, starts_here
 from profiler.why_slow.recorder import Recorder
 
@@ -34,37 +34,14 @@ def watched(recorder: Recorder) -> Iterator[None]:
     for name, patch in _PATCHES.items():
         if name in sys.modules:
             undo += patch(sys.modules[name], recorder)
-    undo += [*_warnings(recorder), *_threads()]
+    undo += _threads()
     try:
-        yield
+        with library_warnings(recorder.warning):
+            yield
     finally:
         sys.meta_path.remove(finder)
         for restore in reversed([*undo, *recorder.undo]):
             restore()
-
-
-def _warnings(recorder: Recorder) -> list[_Undo]:
-    """Patch what libraries warn with. A warning is recorded even if its logger is silent, and printed as before."""
-    log, show = logging.Logger.warning, warnings.showwarning
-
-    @functools.wraps(log)
-    def logged(self: logging.Logger, msg: object, *args: Any, **named: Any) -> None:
-        recorder.warning(self.name.partition(".")[0], str(msg) % args if args else str(msg))
-        log(self, msg, *args, **{**named, "stacklevel": named.get("stacklevel", 1) + 1})
-
-    @functools.wraps(show)
-    def shown(message: Any, category: Any, filename: str, *args: Any, **named: Any) -> None:
-        _, _, inside = filename.rpartition("site-packages/")
-        recorder.warning(inside.partition("/")[0], str(message))
-        show(message, category, filename, *args, **named)
-
-    warnings.showwarning = shown
-
-    def restore() -> None:
-        if warnings.showwarning is shown:
-            warnings.showwarning = show
-
-    return [replace_attribute(logging.Logger, "warning", logged), restore]
 
 
 def _threads() -> list[_Undo]:

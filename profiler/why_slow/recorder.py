@@ -15,15 +15,14 @@ from typing import Any
 from profiler.device.clock import OwnTime, clock_for, now_s
 from profiler.device.contention import waited_for_core_s
 from profiler.errors import describe_error
+from profiler.fallbacks import Fallback, fallback_of
 from profiler.loading.cache_argument import without_cache
 from profiler.why_slow.call_record import CallRecord, RepeatableCall, Thread, replace_attribute, users_line
 from profiler.why_slow.call_settings import ModelSettings, context_len, nbytes_of, new_tokens, times_computed, tokens_of
-from profiler.why_slow.fallbacks import fallback_of
 from profiler.why_slow.host_counters import Compiling, Reads
 from profiler.why_slow.observations import (
     Call,
     CallKind,
-    Fallback,
     Load,
     Observations,
     RepeatedText,

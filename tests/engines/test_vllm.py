@@ -179,6 +179,8 @@ def test_a_run_with_vllm_and_eager(folder: Path, tmp_path: Path) -> None:
     owned = json.loads((run.folder / "run.json").read_text())["engine"]["owned"]["vllm"]
     assert owned["load_s"] > 0
     assert owned["cache_used_bytes"] == 2 * BLOCK_BYTES <= owned["cache_bytes"]
+    # As vLLM itself names them for a CPU and dense weights (platforms/cpu.py, layers/linear.py).
+    assert (owned["attention"], owned["linears"]) == ("CPU_ATTN", "UnquantizedLinearMethod")
     differences = run.document.engine.differences
     assert len(differences) == 4
     for item in differences:

@@ -16,9 +16,8 @@ from transformers.models.mamba.modeling_mamba import MambaMixer
 from transformers.utils import logging as transformers_logging
 
 import profiler
+from profiler.fallbacks import Fallback, cure_of, fallback_of, fallback_sentences, reported_fallbacks
 from profiler.why_slow.fallback_costs import fallback_findings
-from profiler.why_slow.fallbacks import fallback_of
-from profiler.why_slow.observations import Fallback
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.render import note_lines, why_sentences
@@ -78,6 +77,51 @@ def test_a_warning_with_a_traceback_is_quoted_by_its_line() -> None:
     assert found is not None
     assert found.text == error
     assert found.change == "install a C++ compiler: torch.compile needs one"
+
+
+@pytest.mark.parametrize(
+    ("text", "change"),
+    [
+        (
+            "Enforce eager set, disabling torch.compile, CUDAGraphs, and JIT kernel warmup. This is equivalent to",
+            "leave out enforce_eager",
+        ),
+        (
+            "Your GPU does not have native support for FP8 computation but FP8 quantization is being used. Weight-only"
+            " FP8 compression will be used leveraging the Marlin kernel.",
+            "int8 (W8A8)",
+        ),
+        ("Layer 'x' is not supported by AutoAWQMarlin. Falling back to unoptimized AWQ kernels.", "Marlin takes"),
+        ("Using default MoE config. Performance might be sub-optimal! Config file not found at E=8.json", "tune"),
+        ("Using default W8A8 Block FP8 kernel config. Performance might be sub-optimal! Config file", "tune"),
+        ("awq quantization is not fully optimized yet. The speed can be slower than", "leave out quantization=..."),
+        ("FlashInfer top-p/top-k sampling unavailable: unsupported compute capability 7.5; falling back.", "top_k"),
+        ("XForCausalLM has no vLLM implementation, falling back to Transformers implementation.", "transformers"),
+    ],
+)
+def test_what_vllm_warns_of(text: str, change: str) -> None:
+    """Warnings of vLLM 0.6 and 0.32, as their sources print them."""
+    found = fallback_of("vllm", text)
+    assert found is not None
+    assert change in cure_of([found], on_gpu=True)
+    assert text.startswith(found.text)
+
+
+def test_the_warnings_of_a_run_are_reported_once_per_cure() -> None:
+    logger = logging.getLogger("vllm.config")
+    logger.setLevel(logging.CRITICAL)
+    with reported_fallbacks() as fallbacks:
+        for _ in range(2):
+            logger.warning("%s is not installed: please install FlashInfer.", "FlashInfer")
+            logger.warning("Using default MoE config. Performance might be sub-optimal!")
+            logger.warning("Using default Mamba SSU config. Performance might be sub-optimal!")
+            logger.warning("Using None for EOS token id because tokenizer is not initialized")
+    logger.warning("Enforce eager set, disabling torch.compile")
+    assert len(fallbacks) == 3
+    assert fallback_sentences(fallbacks, on_gpu=True) == [
+        'vllm warns "FlashInfer is not installed: please install FlashInfer.": pip install flashinfer-python.',
+        'vllm warns "Using default MoE config.": tune the kernel for this GPU (vLLM\'s benchmarks/kernels).',
+    ]
 
 
 def test_other_warnings_are_no_fallback() -> None:
