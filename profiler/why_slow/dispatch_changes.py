@@ -17,6 +17,7 @@ from profiler.units import duration
 from profiler.why_slow.call_settings import is_spread
 from profiler.why_slow.findings import GROWING_CACHES, DecodeFloor
 from profiler.why_slow.observations import Call
+from profiler.why_slow.plain_models import is_plain
 from profiler.why_slow.repeat_call import CallGroup, Candidate, repeat
 
 # Fewer tokens show no decode loop: the third step is captured.
@@ -29,7 +30,9 @@ _COMPILE_S, _COMPILE_LAYER_S = 10.0, 1.0
 def dispatch_changes(
     group: CallGroup, floor: DecodeFloor | None, candidate: Callable[..., Candidate]
 ) -> Iterator[Candidate]:
-    """Changes to calls of `generate` on a GPU whose steps take the host longer than the GPU, as far as is known.
+    """Changes to calls on a GPU whose steps take the host longer than the GPU, as far as is known.
+
+    A plain model's calls of one shape are captured as they are.
 
     `generate` compiles its decode step if the cache is static (generation/utils.py of transformers 5.23:
     `_valid_auto_compile_criteria`), and the compiled step is replayed as a CUDA graph (`CompileConfig.mode`). The step
@@ -37,6 +40,10 @@ def dispatch_changes(
     """
     call, noted = group.middle
     model = group.model
+    if is_plain(model):
+        if _repeats_a_shape(group, call):
+            yield _captured_forward(group, candidate)
+        return
     if not _grows_a_cache(call) or is_spread(model) or (floor and floor.dispatch_s < floor.device_s):
         return
     slots = call.prompt_len + call.new_tokens
@@ -73,6 +80,40 @@ def _grows_a_cache(call: Call) -> bool:
         and not call.context_len
         and call.new_tokens >= _LEAST_TOKENS
     )
+
+
+def _repeats_a_shape(group: CallGroup, call: Call) -> bool:
+    """Whether a plain model on one GPU is called so often with tensors of one shape that a graph could replay it."""
+    settings = call.settings
+    return (
+        settings["device"].startswith("cuda")
+        and settings["gradients"] == "off"
+        and settings.get("compiled") != "yes"
+        and len(group.like(call)) >= _LEAST_TOKENS
+    )
+
+
+def _captured_forward(group: CallGroup, candidate: Callable[..., Candidate]) -> Candidate:
+    """The calls of a plain model as replays of one CUDA graph, which is captured before the trial's clock starts."""
+    call, noted = group.middle
+    model, unchanged = group.model, repeat(noted, call, group.model)
+    step = GraphOfStep(model.forward, machine_for(torch.device(call.settings["device"])))
+
+    @contextlib.contextmanager
+    def within() -> Iterator[None]:
+        model.forward = step
+        try:
+            while not step.is_captured:
+                unchanged()
+            yield
+        finally:
+            del model.forward
+
+    return candidate(
+        "uncompiled", f"the host dispatches each of {len(group.like(call))} calls of one shape kernel by kernel",
+        'torch.compile(model, mode="reduce-overhead"); pass what changes between calls as tensors of one shape',
+        within=within, shape=f"{call.words}, as a CUDA graph without torch.compile",
+    )  # fmt: skip
 
 
 def _size(model: Any, slots: int) -> dict[str, int]:
@@ -132,9 +173,9 @@ def _replacements(model: Any, machine: Machine, slots: int) -> dict[str, Callabl
 
 @dataclass
 class GraphOfStep:
-    """A decode step of `generate` that becomes a CUDA graph at its third call; all calls have the same shapes."""
+    """A step that becomes a CUDA graph at its third call; all calls have the same shapes."""
 
-    model: Any
+    run: Callable[..., Any]
     machine: Machine
     _calls: int = 0
     _inputs: dict[str, Any] = field(default_factory=dict)
@@ -143,25 +184,30 @@ class GraphOfStep:
     """The output that it writes."""
     _replay: Callable[[], object] | None = None
 
-    def __call__(self, **named: Any) -> Any:
+    @property
+    def is_captured(self) -> bool:
+        return self._replay is not None
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
         """Run the step with the arguments of the model's `forward`; the next call overwrites the output."""
         self._calls += 1
         if self._calls <= _WARM_STEPS:
             with self.machine.on_side_stream():
-                return self.model(**named)
+                return self.run(*args, **named)
+        inputs = {"args": dict(enumerate(args)), "named": named}
         if self._replay is None:
-            self._inputs = _copied(named)
+            self._inputs = _copied(inputs)
             self._replay = self.machine.capture(self._step)
-        for memory, tensor in zip(_tensors(self._inputs), _tensors(named), strict=True):
+        for memory, tensor in zip(_tensors(self._inputs), _tensors(inputs), strict=True):
             memory.copy_(tensor)
         self._replay()
         return self._output
 
     def _step(self) -> None:
-        self._output = self.model(**self._inputs)
+        self._output = self.run(*self._inputs["args"].values(), **self._inputs["named"])
 
 
-def _copied(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _copied(arguments: Mapping[Any, Any]) -> dict[Any, Any]:
     """The arguments with copies of their tensors, also of those in dictionaries (masks by the kind of layer)."""
 
     def copied(value: Any) -> Any:
@@ -172,7 +218,7 @@ def _copied(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {name: copied(value) for name, value in arguments.items()}
 
 
-def _tensors(arguments: Mapping[str, Any]) -> Iterator[torch.Tensor]:
+def _tensors(arguments: Mapping[Any, Any]) -> Iterator[torch.Tensor]:
     """The tensors among arguments, in their order."""
     for value in arguments.values():
         if isinstance(value, dict):
