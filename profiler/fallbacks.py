@@ -71,6 +71,8 @@ _CHANGES = (
 # Modules that run slower code after a warning at import or load, when none of them exists yet.
 _MODULES = ((r"CUDA extension|Exllama", "QuantLinear"), (r"MXFP4", "Experts"), (r"gemm_4bit_forward", "Linear4bit"))
 _LONGEST_QUOTE = 240
+# Python's words for a package that is hidden on purpose, as roofscope hides `kernels` from bitsandbytes.
+_HIDDEN = "None in sys.modules"
 # Packages whose kernels run on a GPU only.
 _FOR_GPUS = {"mamba-ssm", "flash-linear-attention", "causal-conv1d", "gptqmodel", "flashinfer-python"}
 
@@ -148,6 +150,8 @@ def fallback_of(library: str, text: str) -> Fallback | None:
 
     It must be called while the library warns: the module that runs is the one with the slower code.
     """
+    if _HIDDEN in text:
+        return None
     packages = [(found, package or found[1]) for words, package in _PACKAGES if (found := re.search(words, text))]
     changes = [(found, change) for words, change in _CHANGES if (found := re.search(words, text))]
     if not packages and not changes:

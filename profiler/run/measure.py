@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from profiler.device.contention import Neighbours
@@ -12,6 +12,7 @@ from profiler.device.telemetry import Watch
 from profiler.facts.measurements import PackedBatches, Readings, Replays
 from profiler.facts.roofs import swing
 from profiler.facts.visits import Gap, Visit
+from profiler.fallbacks import Fallback
 from profiler.grid.cells import PHASES, Cell, CellKey
 from profiler.judge.demand import breakdown_of, disturbed_cells
 from profiler.judge.judge_run import judge_run
@@ -84,6 +85,8 @@ class Session:
     ranks: Ranks | None
     neighbours: Neighbours | None = None
     """None in a run over several ranks."""
+    fallbacks: list[Fallback] = field(default_factory=list)
+    """Slower code that libraries have reported so far; it grows while they work."""
 
 
 def measure_cells(session: Session, visits: Sweep) -> None:
@@ -103,9 +106,11 @@ def measure_cells(session: Session, visits: Sweep) -> None:
     _replay(session, measured)
     if session.ranks is None:
         _time_generate(session, measured)
+        count = len(session.fallbacks)
         _try_batching(session)
         _try_levers(session)
         _search_unexplained(session)
+        del session.fallbacks[count:]  # those of formats and engines that are only tried
 
 
 def _sweep(session: Session, visits: Sweep) -> None:

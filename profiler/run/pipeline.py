@@ -105,7 +105,7 @@ def _execute(
     budget: RunBudget,
     visits: Sweep,
     group: ProcessGroup | None,
-    fallbacks: Sequence[Fallback],
+    fallbacks: list[Fallback],
 ) -> Run:
     """`fallbacks` grows while the libraries work."""
     idle_w = foreign = neighbours = ranks = None
@@ -149,7 +149,7 @@ def _execute(
     document = opening(prepared, subject, ceilings, dispatch, health, warnings, clock_s)
     document = replace(document, ranks=group.size if group else 1)
     ledger = _opened(prepared, store, document, subject, [ceilings, *dispatch, *contention])
-    session = Session(prepared, subject, ledger, stages, budget, ranks, neighbours)
+    session = Session(prepared, subject, ledger, stages, budget, ranks, neighbours, fallbacks)
     ended: KeyboardInterrupt | DeviceError | RankError | None = None
     try:
         measure_cells(session, visits)

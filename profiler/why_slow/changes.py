@@ -44,6 +44,8 @@ from profiler.why_slow.plain_models import is_plain
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.repeat_call import CallGroup, Candidate, RepeatedCall, RepeatedRun, repeat, synchronize
 
+_SAVES_IN_PROMPT = {"wide-dtype", "emulated-dtype", "slow-attention", "slow-experts", "slow-format"}
+
 
 def candidates(group: CallGroup, recorder: Recorder, floor: CallFloor | None = None) -> Iterator[Candidate]:
     """The changes that apply to a group of calls; without a `floor` no step is known to be bound by the GPU."""
@@ -58,6 +60,7 @@ def candidates(group: CallGroup, recorder: Recorder, floor: CallFloor | None = N
         where = more.pop("where", call.where)
         more |= {"new_tokens": call.new_tokens, "prompt_s": call.steady_prompt_s}
         more["prompts"] = 3 if settings["cache"] == "off" else 2
+        more["saves_in_prompt"] = name in _SAVES_IN_PROMPT
         return Candidate(name, evidence, change, where, unchanged, changed, group.like(call), **more)
 
     if call.kind == "generate" and settings["cache"] == "off":

@@ -52,6 +52,7 @@ def padding_changes(
         yield Candidate(
             "padding", share, 'pad only to the longest text of a batch: padding="longest"', call.where, unchanged,
             _on_parts(noted, call, model, [rows]), own_s, new_tokens=call.new_tokens, prompt_s=call.steady_prompt_s,
+            saves_in_prompt=True,
         )  # fmt: skip
         return
     if len(rows) < 2:

@@ -26,7 +26,10 @@ class RepeatedRun(Protocol):
     def __call__(self) -> object: ...
 
     def shortened(self, tokens: int) -> tuple[WeightedRun, ...]:
-        """Parts that stand for the run, with at most `tokens` new tokens; empty if it cannot be shortened."""
+        """Parts that stand for the run, with at most `tokens` new tokens; 1: its prompt, without the other tokens.
+
+        Empty if it cannot be shortened.
+        """
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,8 @@ class Candidate:
     """Seconds of the prompt in `seconds`."""
     prompts: int = 2
     """How often a shortened run computes the prompt."""
+    saves_in_prompt: bool = False
+    """Whether later tokens save as well. A trial of the prompt, in which they count as unchanged, is then a bound."""
     explain: Callable[[float], str] | None = None
     """Measures more evidence, in words, until the clock is at a time, once the trial has shown a saving."""
     fewer: Callable[[], Candidate | None] | None = None
@@ -194,11 +199,14 @@ class RepeatedCall:
         so those in the middle of the answer are the average.
         """
         new = self.call.new_tokens
-        if self.call.kind != "generate" or tokens < 2:
+        if self.call.kind != "generate" or tokens < 1:
             return ()
         if new <= tokens:
             return (WeightedRun(1.0, self),)
-        prompt, times = functools.partial(self._run, 1), (new - 1) / (tokens - 1)
+        prompt = functools.partial(self._run, 1)
+        if tokens == 1:
+            return (WeightedRun(1.0, prompt),)
+        times = (new - 1) / (tokens - 1)
         if self.call.settings["cache"] == "on":
             return (WeightedRun(1.0 - times, prompt), WeightedRun(times, functools.partial(self._run, tokens)))
         middle = (new - tokens) // 2

@@ -43,6 +43,8 @@ _LONG_S = 0.6
 _HOPELESS = 2.0
 # A first call of which a repeat takes this share had no one-time costs.
 _WARM = 0.8
+# A longer call takes more than this share of the time for first calls: only its prompt is repeated.
+_COLD_SHARE = 0.25
 # At most so many first calls per group are repeated once warm.
 _MOST_FIRSTS = 8
 
@@ -110,7 +112,7 @@ def try_changes(
                     closer = None
                 else:
                     try:
-                        trial = _tried(candidate, group, plan, now_s() + left_s)
+                        trial = run_trial(candidate, group, plan, now_s() + left_s)
                         trials = _with(trial, trials)
                         closer = closer if trial.is_claim else None
                     except NoTimeLeftError:
@@ -181,24 +183,25 @@ class TrialPlan:
     least_s: float
     """Seconds of the fewest pairs."""
     tokens: int = 0
-    """New tokens that stand for all of a `generate`; 0: it is repeated whole."""
+    """New tokens that stand for all of a `generate`; 0: it is repeated whole; 1: only its prompt is."""
     repeats: int = 1
     """How often each side of a pair runs."""
 
 
 # A shortened `generate` has at least so many new tokens, and fewer only if nothing else fits: two tokens stand for a
-# short answer without a cache, where each token costs a whole prompt.
+# short answer without a cache, where each token costs a whole prompt, and one where the prompt is much of the call.
 _GOOD_TOKENS, _LEAST_TOKENS, _FEWEST_TOKENS = 12, 4, 2
 _SHORT_ANSWER = 16
 _PROMPTS_WITH_CACHE = 2
+_LEAST_PROMPT, _SAFE_SHARE = 0.25, 0.75
 _ROUND_S = 10
 
 
 def plan_trial(candidate: Candidate, allowed_s: float) -> TrialPlan | float:
     """The plan that fits into `allowed_s`, or the seconds that the fewest pairs would take.
 
-    In order of preference: five whole pairs, five shortened ones, three whole ones, three shortened ones. The changed
-    side is expected to save what such a change usually saves.
+    In order of preference: five whole pairs, five shortened ones, three whole ones, three shortened ones, three of the
+    prompt only. The changed side is expected to save what such a change usually saves.
     """
     if candidate.alone:
         least_s = (FEW_ROUNDS + 1) * candidate.seconds
@@ -226,12 +229,25 @@ def plan_trial(candidate: Candidate, allowed_s: float) -> TrialPlan | float:
 
     if tokens(enough) >= _GOOD_TOKENS:
         return TrialPlan(allowed_s, least_s, tokens(enough))
-    if least_s <= allowed_s:
-        return TrialPlan(allowed_s, least_s, repeats=repeats)
     short_s = (few + 1) * (prompts_s + least_tokens * step_s)
+    prompt_s = few * candidate.prompt_s if _prompt_stands_for_call(candidate) else math.inf
+    # Three pairs that barely fit do not fit if the change saves less than usual.
+    if least_s <= (_SAFE_SHARE if prompt_s <= allowed_s else 1.0) * allowed_s:
+        return TrialPlan(allowed_s, least_s, repeats=repeats)
     if tokens(few) >= least_tokens:
         return TrialPlan(allowed_s, short_s, tokens(few))
-    return min(least_s, short_s)
+    if prompt_s <= allowed_s:
+        return TrialPlan(allowed_s, prompt_s, tokens=1)
+    return min(least_s, short_s, prompt_s)
+
+
+def _prompt_stands_for_call(candidate: Candidate) -> bool:
+    """Whether much of a call is its prompt, which both sides of a trial can run without the other tokens."""
+    return (
+        candidate.saves_in_prompt
+        and candidate.prompt_s > _LEAST_PROMPT * candidate.seconds
+        and all(run.shortened(1) for run in (candidate.as_is, candidate.changed))
+    )
 
 
 def _repeats_for(seconds: float, candidate: Candidate) -> int:
@@ -244,14 +260,17 @@ def usual_saving(candidate: Candidate) -> float:
     return _USUAL_SAVING.get(candidate.id, _OTHER_SAVING)
 
 
-def _tried(candidate: Candidate, group: CallGroup, plan: TrialPlan, deadline_s: float) -> ChangeTrial:
-    """The trial of one change. Raises NoTimeLeftError before the third pair."""
+def run_trial(candidate: Candidate, group: CallGroup, plan: TrialPlan, deadline_s: float) -> ChangeTrial:
+    """The trial of one change to a group of calls, until `deadline_s` on the clock of `now_s`.
+
+    Raises NoTimeLeftError if that comes before the third pair.
+    """
     shape = candidate.shape or group.middle[0].words
     if candidate.alone:
         rounds = _pairs_with_own_calls(candidate, deadline_s)
     else:
         rounds = _interleaved_pairs(candidate, plan, deadline_s)
-        shape += f", as {plan.tokens} of its tokens" if plan.tokens else ""
+        shape += f", {_part_words(plan.tokens)}" if plan.tokens else ""
     evidence = candidate.evidence
     if candidate.explain is not None and pairs_agree(rounds):
         with contextlib.suppress(Exception):  # the saving is known without it
@@ -266,6 +285,10 @@ def _tried(candidate: Candidate, group: CallGroup, plan: TrialPlan, deadline_s: 
         shape,
         against_its_own=candidate.alone,
     )
+
+
+def _part_words(tokens: int) -> str:
+    return "its prompt only" if tokens == 1 else f"as {tokens} of its tokens"
 
 
 def call_groups(
@@ -326,19 +349,20 @@ def once_warm(recorder: Recorder, seen: Observations, budget_s: float) -> Observ
                     share = min(1.0, min(call.seconds for call in warm) / first.seconds)
                     warm_s |= {call.number: share * call.seconds for call in group.others(first)}
                     continue
-                whole = now_s() + first.seconds <= deadline_s
-                if noted.arguments is None or not (
-                    whole or (first.prompt_s and now_s() + first.prompt_s <= deadline_s)
-                ):
+                left_s = deadline_s - now_s()
+                # On a GPU, attention may also have made a plan for each new length.
+                whole = first.seconds <= left_s * (_COLD_SHARE if first.settings["device"] == "cpu" else 1.0)
+                by_prompt = not whole and first.prompt_s > 0
+                if noted.arguments is None or (first.prompt_s if by_prompt else first.seconds) > left_s:
                     continue
                 with contextlib.suppress(Exception):  # a call that cannot be repeated counts in full
                     # The one-time costs of a long `generate` are those of its prompt.
-                    part = first if whole else replace(first, new_tokens=1)
+                    part = replace(first, new_tokens=1) if by_prompt else first
                     run = repeat(noted, part, group.model)
                     repeated_s = _once_s(run, noted.clock)
                     if now_s() + repeated_s < deadline_s:  # the first repeat also fills a cache and allocates memory
                         repeated_s = min(repeated_s, _once_s(run, noted.clock))
-                    repeated_s += sum(first.callbacks_s.values()) if whole else first.seconds - first.prompt_s
+                    repeated_s += first.seconds - first.prompt_s if by_prompt else sum(first.callbacks_s.values())
                     # Calls that overlap it in other threads had the same one-time costs.
                     share = min(1.0, repeated_s / first.seconds)
                     warm_s |= {call.number: share * call.seconds for call in group.others(first)}
@@ -376,22 +400,24 @@ def _once_s(run: Callable[[], object], clock: Clock) -> float:
 def _interleaved_pairs(candidate: Candidate, plan: TrialPlan, deadline_s: float) -> tuple[tuple[float, float], ...]:
     """Pairs of (seconds unchanged, seconds changed), warmed up, in alternating order.
 
-    They end early if three pairs save 30 % each, or two pairs save nothing. Raises NoTimeLeftError if `deadline_s`
+    If only the prompt is repeated, both sides include the seconds of the other tokens as the script took them. Pairs
+    end early if three pairs save 30 % each, or two pairs save nothing. Raises NoTimeLeftError if `deadline_s`
     comes before the third.
     """
     start_s = now_s()
     as_is = candidate.as_is.shortened(plan.tokens) or (WeightedRun(1.0, candidate.as_is),)
     changed = candidate.changed.shortened(plan.tokens) or (WeightedRun(1.0, candidate.changed),)
+    rest_s = max(0.0, candidate.seconds - candidate.prompt_s) if plan.tokens == 1 else 0.0
 
     def timed(parts: Sequence[WeightedRun]) -> float:
         # The other run has filled memory and caches, so a short call gets a run before it, as in the script.
         if candidate.seconds < _SHORT_S:
             parts[0].run()
         synchronize()
-        return _total_s(parts, plan.repeats)
+        return rest_s + _total_s(parts, plan.repeats)
 
     # The script has warmed up the unchanged call; the changed one has its one-time costs in its first run.
-    if plan.tokens:
+    if plan.tokens > 1:
         _total_s(as_is)
     with candidate.within():
         quickest_s = _total_s(changed)

@@ -129,6 +129,8 @@ def test_other_warnings_are_no_fallback() -> None:
         "Setting `pad_token_id` to `eos_token_id`:2 for open-end generation.",
         "`sdpa` attention does not support `output_attentions=True`.",
         "Warning: Detected no triton, on systems without Triton certain kernels will not work",
+        # roofscope hides the package `kernels`, which would connect to a hub
+        BITSANDBYTES.replace("No module named 'kernels'", "import of kernels halted; None in sys.modules"),
     ):
         assert fallback_of("library", text) is None
 

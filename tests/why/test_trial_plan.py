@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,12 +13,22 @@ from hurry import with_effort
 from planted_faults import tiny_llama
 
 import profiler
+from profiler.device.clock import now_s
 from profiler.why_slow.findings import is_settled, pairs_agree
 from profiler.why_slow.observations import Call
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
-from profiler.why_slow.repeat_call import Candidate, EvenRunSequence, RepeatedCall, Steps, WeightedRun, Whole, repeat
-from profiler.why_slow.trials import TrialPlan, UntriedChanges, plan_trial
+from profiler.why_slow.repeat_call import (
+    CallGroup,
+    Candidate,
+    EvenRunSequence,
+    RepeatedCall,
+    Steps,
+    WeightedRun,
+    Whole,
+    repeat,
+)
+from profiler.why_slow.trials import TrialPlan, UntriedChanges, plan_trial, run_trial
 
 SETTINGS = {"gradients": "off", "cache": "off"}
 
@@ -71,6 +83,43 @@ def test_two_tokens_stand_for_a_short_answer_without_a_cache_only() -> None:
     assert plan_trial(candidate(1.5, 16), 1.1) > 1.2
 
 
+def test_three_pairs_of_the_prompt_stand_for_a_call_of_which_much_is_its_prompt() -> None:
+    """4 s of a call of 6 s are its prompt. Three whole pairs need 4.6 times 6 s, three prompts 4.6 times 4 s."""
+    padded = replace(candidate(6.0, 16, prompt_s=4.0), saves_in_prompt=True)
+    assert plan_trial(padded, 37.0) == TrialPlan(37.0, pytest.approx(27.6))  # type: ignore[arg-type]
+    assert plan_trial(padded, 27.0) == TrialPlan(27.0, pytest.approx(18.4), tokens=1)  # type: ignore[arg-type]
+    assert plan_trial(padded, 18.0) == pytest.approx(18.4)
+    assert plan_trial(replace(padded, saves_in_prompt=False), 26.0) == pytest.approx(27.6)
+    assert plan_trial(replace(padded, prompt_s=1.4), 6.0) > 20.0, "little of it is the prompt"
+    assert plan_trial(replace(padded, changed=Whole(lambda: None)), 27.0) == pytest.approx(27.6)
+
+
+class Sleeps:
+    """A `generate` whose prompt takes some seconds, and whose other tokens take 0.28 s."""
+
+    def __init__(self, prompt_s: float) -> None:
+        self.prompt = lambda: time.sleep(prompt_s)
+
+    def __call__(self) -> object:
+        return self.prompt(), time.sleep(0.28)
+
+    def shortened(self, tokens: int) -> tuple[WeightedRun, ...]:
+        return (WeightedRun(1.0, self.prompt if tokens == 1 else self),)
+
+
+def test_in_a_trial_of_the_prompt_the_other_tokens_count_as_unchanged() -> None:
+    """The change halves a prompt of 0.32 s in a call of 0.6 s."""
+    padded = replace(candidate(0.6, 16, prompt_s=0.32), saves_in_prompt=True, as_is=Sleeps(0.32), changed=Sleeps(0.16))
+    plan = plan_trial(padded, 1.5)
+    assert isinstance(plan, TrialPlan)
+    assert plan.tokens == 1
+    call = Call(0, "generate", "Llama", 8, 64, 0, 16, 16, 0.6, "s.py:4", SETTINGS)
+    noted: Any = SimpleNamespace(arguments=())
+    trial = run_trial(padded, CallGroup([call], [noted], None, "s.py:1"), plan, now_s() + 60.0)
+    assert trial.saving == pytest.approx(0.16 / 0.6, rel=0.1)
+    assert trial.shape.endswith("its prompt only")
+
+
 def test_a_shortened_call_stands_for_all_of_its_tokens() -> None:
     """Without a cache: a prompt of 3 s, and steps of 0.5 s plus 1 ms per token of context; 9 of 101 tokens do."""
     seconds = {}
@@ -87,7 +136,7 @@ def test_a_shortened_call_stands_for_all_of_its_tokens() -> None:
 
 def test_what_cannot_be_shortened() -> None:
     assert Whole(lambda: None).shortened(8) == ()
-    assert generate(100).shortened(0) == generate(100).shortened(1) == ()
+    assert generate(100).shortened(0) == ()
     short = generate(8)
     assert short.shortened(8) == (WeightedRun(1.0, short),)
 
