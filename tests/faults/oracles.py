@@ -90,7 +90,12 @@ def read(folder: Path) -> Folder | None:
             rows = {tuple(row[name] for name in KEY): row for row in csv.DictReader(file)}
     records = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
     facts = {fact for record in records for fact in _facts(record)} | set(_said(document))
-    facts |= {f"{'/'.join(key)} {name}" for key, row in rows.items() for name, value in row.items() if value}
+    facts |= {
+        f"{'/'.join(key)} {name}"
+        for key, row in rows.items()
+        for name, value in row.items()
+        if value and name not in SAMPLES
+    }
     return Folder(rows, document, frozenset(facts))
 
 

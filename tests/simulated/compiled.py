@@ -64,9 +64,15 @@ class Compiled:
             shape.inputs = [
                 (name, value.clone() if isinstance(value, torch.Tensor) else value) for name, value in arguments
             ]
-            shape.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(shape.graph):
-                shape.output = self._call(shape.inputs)
+            graph = torch.cuda.CUDAGraph()
+            # Its workspace is then in the graph's own pool (torch/_inductor/cudagraph_trees.py, clear_cublas_manager).
+            torch._C._cuda_clearCublasWorkspaces()
+            try:
+                with torch.cuda.graph(graph):
+                    shape.output = self._call(shape.inputs)
+            finally:
+                torch._C._cuda_clearCublasWorkspaces()
+            shape.graph = graph  # after a failed capture there is none, and the next call captures again
         for (_, memory), (_, value) in zip(shape.inputs, arguments, strict=True):
             if isinstance(value, torch.Tensor):
                 memory.copy_(value)
