@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from profiler.device import clock, memory
 from profiler.device.clock import Clock
-from profiler.device.device import Device, describe
+from profiler.device.device import Device, describe, under_wsl
 from profiler.device.telemetry import TelemetrySource, source_for
 from profiler.errors import CaptureError, DeviceError, first_line
 
@@ -72,6 +72,11 @@ class Machine:
     def links(self) -> tuple[str, ...]:
         """Names of what is linked to the device: `host` and the other cards (`cuda:N`); none for a CPU."""
         return ()
+
+    @property
+    def may_spill(self) -> bool:
+        """Whether a request for more than the free memory may succeed and make all work slow, instead of failing."""
+        return True
 
     def now_s(self) -> float:
         """Return the host's monotonic clock in seconds."""
@@ -162,6 +167,10 @@ class CudaMachine(Machine):
     def links(self) -> tuple[str, ...]:
         others = (index for index in range(self._cuda.device_count()) if index != (self.device.index or 0))
         return ("host", *(f"cuda:{index}" for index in others))
+
+    @property
+    def may_spill(self) -> bool:
+        return under_wsl()
 
     def release(self) -> None:
         clear_workspaces()  # a workspace of 32 MiB inside a larger block keeps the whole block

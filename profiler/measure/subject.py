@@ -106,12 +106,16 @@ class Subject:
         return memory_need(self.work, self.model_bytes, prefill, cell.new_tokens, path)
 
     def no_room(self, cell: Cell) -> str | None:
-        """Return why a cell cannot fit into memory, or None. The weights are already loaded."""
+        """Return why a cell cannot fit into memory, or None. The weights are already loaded.
+
+        Whether free memory is in pieces is not known before a GPU tries it; a driver that spills must not be tried.
+        """
         need = self._need(cell)
         needed_bytes = need.peak_bytes - self.model_bytes
         loaded_bytes = self.model_bytes - sum(self.loaded.offloaded_bytes.values())
         room = room_bytes(self.machine.device.type, self.machine.available_bytes() + loaded_bytes) - loaded_bytes
-        room -= int(need.fragmentation_bytes)
+        if self.machine.may_spill:
+            room -= int(need.fragmentation_bytes)
         if needed_bytes > room:
             return f"needs {needed_bytes / 1e9:.1f} GB besides the weights, and {max(0, room) / 1e9:.1f} GB is left"
         return None

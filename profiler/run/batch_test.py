@@ -69,7 +69,8 @@ def prepare_batch_test(options: Options, phase: str) -> PreparedRun:
     path = path_here(module, work, machine.device, request.dtype, depths[0])
     batches = [1]
     while (batch := 2 * batches[-1]) <= most:
-        if memory_need(work, weights, Step(batch, depths[0], 0), options.new_tokens, path).total_bytes > room:
+        need = memory_need(work, weights, Step(batch, depths[0], 0), options.new_tokens, path)
+        if (need.total_bytes if machine.may_spill else need.peak_bytes) > room:
             break
         batches.append(batch)
     expected_s = [
