@@ -81,19 +81,22 @@ _FOR_GPUS = {"mamba-ssm", "flash-linear-attention", "causal-conv1d", "gptqmodel"
 def library_warnings(record: Callable[[str, str], None]) -> Iterator[None]:
     """While in this context, `record` gets (library, text) of each warning, also of a silent logger.
 
-    Warnings are printed as before.
+    Warnings are printed as before. An error of `record`, or of a logger's format, does not reach the library.
     """
     log, show = logging.Logger.warning, warnings.showwarning
 
     @functools.wraps(log)
     def logged(self: logging.Logger, msg: object, *args: Any, **named: Any) -> None:
-        record(self.name.partition(".")[0], str(msg) % args if args else str(msg))
+        with contextlib.suppress(Exception):
+            text = logging.LogRecord("", 0, "", 0, msg, args, None).getMessage()
+            record(self.name.partition(".")[0], text)
         log(self, msg, *args, **{**named, "stacklevel": named.get("stacklevel", 1) + 1})
 
     @functools.wraps(show)
     def shown(message: Any, category: Any, filename: str, *args: Any, **named: Any) -> None:
-        _, _, inside = filename.rpartition("site-packages/")
-        record(inside.partition("/")[0], str(message))
+        with contextlib.suppress(Exception):
+            _, _, inside = filename.rpartition("site-packages/")
+            record(inside.partition("/")[0], str(message))
         show(message, category, filename, *args, **named)
 
     logging.Logger.warning, warnings.showwarning = logged, shown  # type: ignore[method-assign]

@@ -91,8 +91,8 @@ class Thread(threading.local):
     """The line of the latest call of a model."""
 
 
-def replace_attribute(owner: type, name: str, value: object) -> Callable[[], None]:
-    """Set an attribute of a class, and return a function that restores it."""
+def replace_attribute(owner: object, name: str, value: object) -> Callable[[], None]:
+    """Set an attribute of a class or an object, and return a function that restores it."""
     restore = functools.partial(delattr, owner, name)
     if name in vars(owner):
         restore = functools.partial(setattr, owner, name, vars(owner)[name])

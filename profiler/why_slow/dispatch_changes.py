@@ -14,6 +14,7 @@ from profiler.device.machine import Machine, machine_for
 from profiler.engines.caches import moving_window, static_cache, unwindowed
 from profiler.errors import RequestError
 from profiler.units import duration
+from profiler.why_slow.call_record import replace_attribute
 from profiler.why_slow.call_settings import is_spread
 from profiler.why_slow.findings import GROWING_CACHES, DecodeFloor
 from profiler.why_slow.observations import Call
@@ -101,13 +102,15 @@ def _captured_forward(group: CallGroup, candidate: Callable[..., Candidate]) -> 
 
     @contextlib.contextmanager
     def within() -> Iterator[None]:
-        model.forward = step
+        restore = replace_attribute(model, "forward", step)
         try:
-            while not step.is_captured:
+            for _ in range(0 if step.is_captured else _WARM_STEPS + 1):
                 unchanged()
+            if not step.is_captured:
+                raise RequestError("its calls do not run its `forward`, so they cannot be captured")
             yield
         finally:
-            del model.forward
+            restore()
 
     return candidate(
         "uncompiled", f"the host dispatches each of {len(group.like(call))} calls of one shape kernel by kernel",

@@ -124,6 +124,21 @@ def test_the_warnings_of_a_run_are_reported_once_per_cure() -> None:
     ]
 
 
+def test_a_warning_in_any_form_reaches_its_logger() -> None:
+    """Values may be given by name, and a wrong format is the logger's own to report."""
+    printed: list[str] = []
+    logger = logging.getLogger("vllm.forms")
+    handler = logging.Handler()
+    handler.emit = lambda record: printed.append(record.msg)  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    with reported_fallbacks() as fallbacks:
+        logger.warning("Using default %(what)s config. Performance might be sub-optimal!", {"what": "MoE"})
+        logger.warning("%d tokens", "no number")
+    logger.removeHandler(handler)
+    assert len(printed) == 2
+    assert [each.text for each in fallbacks] == ["Using default MoE config."]
+
+
 def test_other_warnings_are_no_fallback() -> None:
     for text in (
         "Setting `pad_token_id` to `eos_token_id`:2 for open-end generation.",
