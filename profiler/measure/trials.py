@@ -262,14 +262,19 @@ def _on_variant_error(
 
 
 def _corners(latencies_s: Mapping[CellKey, float], engine: str) -> list[CellKey]:
-    """Steps at the smallest and the largest batch, with the shortest and the longest prompt; the cheapest first."""
+    """Steps at the smallest and the largest batch, with the shortest and the longest prompt.
+
+    The decode step with which the answer begins comes first, then the cheapest.
+    """
     keys = [key for key in latencies_s if key.cell.engine == engine]
     if not keys:
         return []
     batches, depths = {key.cell.batch_size for key in keys}, {key.cell.depth for key in keys}
     corners = {(batch, depth) for batch in (min(batches), max(batches)) for depth in (min(depths), max(depths))}
     corner_keys = [key for key in keys if (key.cell.batch_size, key.cell.depth) in corners]
-    return sorted(corner_keys, key=lambda key: _cost_s(key, latencies_s))
+    decodes = [key for key in corner_keys if key.phase == "decode"]
+    first = min(decodes, key=lambda key: (key.cell.batch_size, key.cell.depth), default=None)
+    return sorted(corner_keys, key=lambda key: (key != first, _cost_s(key, latencies_s)))
 
 
 def _cost_s(key: CellKey, latencies_s: Mapping[CellKey, float]) -> float:
@@ -280,15 +285,22 @@ def _cost_s(key: CellKey, latencies_s: Mapping[CellKey, float]) -> float:
 def _affordable(
     corners: Sequence[CellKey], latencies_s: Mapping[CellKey, float], pattern: Pattern, budget_s: float
 ) -> tuple[list[CellKey], int]:
-    """The corners that fit into a variant's share of the budget, and the number of layers that then fit."""
-    keys: list[CellKey] = []
-    total_s = 0.0
-    for periods in _PERIODS:
-        for key in [] if keys else corners:
-            more_s = total_s + _cost_s(key, latencies_s)
-            if more_s * pattern.long(0, periods) / pattern.layers <= budget_s:
-                keys.append(key)
-                total_s = more_s
+    """The corners that fit into a variant's share of the budget, and the number of layers that then fit.
+
+    The first corner rather has fewer layers than no trial.
+    """
+
+    def fitting(periods: int) -> list[CellKey]:
+        chosen: list[CellKey] = []
+        share = pattern.long(0, periods) / pattern.layers
+        for key in corners:
+            if sum(_cost_s(each, latencies_s) for each in (*chosen, key)) * share <= budget_s:
+                chosen.append(key)
+        return chosen
+
+    choices = [chosen for periods in _PERIODS if (chosen := fitting(periods))]
+    keys = next(iter([*(choice for choice in choices if choice[0] == corners[0]), *choices]), [])
+    total_s = sum(_cost_s(key, latencies_s) for key in keys)
     return keys, pattern.long(min(_MOST_SHARE, budget_s / total_s) * pattern.layers) if keys else 0
 
 

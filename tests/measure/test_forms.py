@@ -27,7 +27,7 @@ from profiler.loading.load import load
 from profiler.measure.short_model import Pattern, pattern_of, shortened, stack_of
 from profiler.measure.subject import Subject
 from profiler.measure.sweep import Plan, sweep
-from profiler.measure.trials import _cut_like, copies_of, try_variants
+from profiler.measure.trials import _cut_like, copies_of, steps_per_turn, try_variants
 from profiler.measure.variants import Variant, variants_of
 from profiler.predict.operator_arrays import StepArrays, operator_arrays
 from profiler.quant.storage import model_storage_bytes
@@ -197,6 +197,27 @@ def test_attention_kernels_are_tried_with_and_without_a_mask(
         assert hidden["math attention", phase] == []
         assert hidden["a padding mask", phase] == count
         assert hidden["a padding mask and math attention", phase] == count
+
+
+def test_the_decode_step_of_the_answer_is_tried_before_cheaper_steps(tiny_folder: Path, tmp_path: Path) -> None:
+    """12 layers: the share of a variant pays for the decode at batch 1 with two layers, and for prefills with four.
+
+    Prefills are said to take a hundredth of a decode step.
+    """
+    sizes = json.loads((tiny_folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(sizes | {"num_hidden_layers": 12}))
+    subject, config = subject_of(str(tmp_path), weights="random", prompt_lens=[16], batch_sizes=[1, 4], new_tokens=8)
+    latencies_s = {key: 1.0 if key.phase == "decode" else 0.01 for cell in subject.grid.cells for key in cell.keys}
+    variants = variants_of(subject)
+    budget_s = sum(variant.preparing_s for variant in variants)
+    budget_s += (4 + len(variants)) * steps_per_turn("decode") * 3 / 12
+    trials = try_variants(subject, config, of_caches(4 << 20), latencies_s, budget_s)
+    first = next(trials)
+    assert (first.key.phase, first.key.cell.batch_size) == ("decode", 1)
+    assert {(key.phase, key.cell.batch_size) for key in (next(trials).key, next(trials).key)} == {
+        ("prefill", 1), ("prefill", 4)
+    }  # fmt: skip
+    trials.close()  # type: ignore[attr-defined]
 
 
 def test_the_copies_that_are_stepped_touch_what_the_whole_model_does(tiny_folder: Path, tmp_path: Path) -> None:
