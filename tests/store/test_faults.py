@@ -315,4 +315,5 @@ def test_a_busy_neighbour_is_noticed(short_folder: Path, tmp_path: Path) -> None
     assert run.document.finished
     assert (run.cells["noise"] != "quiet").all()
     reasons = [reason for item in run.document.evidence for reason in item.noise_reasons]
-    assert any("others kept" in reason for reason in reasons)
+    # A visit under 0.3 s does not measure busy cores; the run as a whole does.
+    assert any("others kept" in text or "other processes kept" in text for text in (*reasons, *run.document.warnings))
