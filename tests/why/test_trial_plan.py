@@ -28,7 +28,7 @@ from profiler.why_slow.repeat_call import (
     Whole,
     repeat,
 )
-from profiler.why_slow.trials import TrialPlan, UntriedChanges, plan_trial, run_trial
+from profiler.why_slow.trials import TrialPlan, UntriedChanges, plan_trial, run_trial, usual_saving
 
 SETTINGS = {"gradients": "off", "cache": "off"}
 
@@ -92,6 +92,14 @@ def test_three_pairs_of_the_prompt_stand_for_a_call_of_which_much_is_its_prompt(
     assert plan_trial(replace(padded, saves_in_prompt=False), 26.0) == pytest.approx(27.6)
     assert plan_trial(replace(padded, prompt_s=1.4), 6.0) > 20.0, "little of it is the prompt"
     assert plan_trial(replace(padded, changed=Whole(lambda: None)), 27.0) == pytest.approx(27.6)
+
+
+def test_a_batch_is_expected_to_save_only_after_the_prompts() -> None:
+    """7 of 10 s are prompts: a batch usually saves 60 % of the other 3 s, a shared prefix half of all."""
+    batch, prefix = (replace(candidate(10.0, 16, prompt_s=7.0), id=name) for name in ("one-by-one", "shared-prefix"))
+    assert usual_saving(batch) == pytest.approx(0.18)
+    assert usual_saving(replace(batch, prompt_s=0.0)) == pytest.approx(0.6)
+    assert usual_saving(prefix) == pytest.approx(0.5)
 
 
 class Sleeps:
