@@ -139,10 +139,10 @@ def fallback_sentences(fallbacks: Sequence[Fallback], *, on_gpu: bool) -> list[s
     by_cure: dict[str, list[Fallback]] = {}
     for each in fallbacks:
         by_cure.setdefault(cure_of([each], on_gpu=on_gpu), []).append(each)
-    return [f"{quoted(same)}: {cure}." for cure, same in by_cure.items()]
+    return [f"{quotes_of(same)}: {cure}." for cure, same in by_cure.items()]
 
 
-def quoted(fallbacks: Sequence[Fallback]) -> str:
+def quotes_of(fallbacks: Sequence[Fallback]) -> str:
     """What the libraries warn, once per set of packages."""
     by_packages = {each.packages or each.change: each for each in reversed(fallbacks)}
     return "; ".join(f'{each.library} warns "{each.text}"' for each in reversed(by_packages.values()))
@@ -173,7 +173,7 @@ def _quotable(text: str, at: int) -> str:
 
 
 def _running_module() -> str:
-    """The class of the innermost nn.Module whose method is running; empty if there is none."""
+    """Return the class name of the innermost nn.Module on the call stack, or an empty text."""
     torch_modules = sys.modules.get("torch.nn.modules.module")
     frame: Any = sys._getframe(1) if torch_modules else None
     while frame is not None:

@@ -85,7 +85,7 @@ def _print_answer(answer: ScriptAnswer, *, plain: bool, as_json: bool) -> None:
         print(
             "roofscope: the script's own process called and loaded no language model, so there is nothing to"
             " explain; calls in other processes are not seen.",
-            *answer.elsewhere,
+            *answer.hints,
             sep="\n",
             file=sys.stderr,
         )

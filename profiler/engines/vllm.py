@@ -94,7 +94,7 @@ class VllmEngine:
             settings = self._engine.vllm_config
             self._longest = int(settings.model_config.max_model_len)
             self._tokens_an_iteration = int(settings.scheduler_config.max_num_batched_tokens)
-            [(tensors_bytes, attention, linears)] = self._engine.apply_model(_chosen)
+            [(tensors_bytes, attention, linears)] = self._engine.apply_model(_kernels)
             cache = self._engine.engine_core.engine_core.scheduler.kv_cache_config
             self._block_bytes: int = sum(tensor.size for tensor in cache.kv_cache_tensors) // cache.num_blocks
             self._usable_blocks: int = cache.num_blocks - 1  # one always stays empty
@@ -317,7 +317,7 @@ def _restored_threads() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _chosen(model: torch.nn.Module) -> tuple[int, str, str]:
+def _kernels(model: torch.nn.Module) -> tuple[int, str, str]:
     """(bytes of all tensors, attention backends, kernels of the linears) that vLLM chose for a loaded model."""
     attention, linears = set(), set()
     for module in model.modules():

@@ -41,7 +41,7 @@ class ScriptAnswer:
 
     why: Why | None
     folder: Path | None = None
-    elsewhere: tuple[str, ...] = ()
+    hints: tuple[str, ...] = ()
     """Without an answer: where models may have run, and what libraries warned of, in sentences."""
 
 
@@ -70,7 +70,7 @@ def why_script(
             if found is not None:
                 folder = out or Path("runs") / _folder_name(name)
                 write(found, folder)
-            report(ScriptAnswer(found, folder, () if found else _elsewhere(recorder)))
+            report(ScriptAnswer(found, folder, () if found else _hints(recorder)))
 
         around.enter_context(streams)
         around.enter_context(watched(recorder))
@@ -82,7 +82,7 @@ def why_script(
     return code
 
 
-def _elsewhere(recorder: Recorder) -> tuple[str, ...]:
+def _hints(recorder: Recorder) -> tuple[str, ...]:
     """What is known of models that did not run in the script's own process as modules of torch."""
     sentences = fallback_sentences(recorder.fallbacks, on_gpu=True)
     if "vllm" in sys.modules:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from profiler.fallbacks import Fallback, cure_of, quoted
+from profiler.fallbacks import Fallback, cure_of, quotes_of
 from profiler.why_slow.findings import Finding
 from profiler.why_slow.repeat_call import CallGroup, WeightedRun, repeat
 
@@ -37,12 +37,12 @@ def fallback_findings(
                 saves_s=saves_s,
                 share=saves_s / steady_s,
                 where=max(seconds, key=lambda where: seconds[where]),
-                evidence=f"{module} runs slower code: {quoted(here)}",
+                evidence=f"{module} runs slower code: {quotes_of(here)}",
                 change=cure_of(here, on_gpu=on_gpu),
                 basis=f"at most: the time in {module} without its linears, in a repeated call",
             )
         )
-    lines = [f"{change}: its seconds are unknown ({quoted(here)})" for change, here in without_bound.items()]
+    lines = [f"{change}: its seconds are unknown ({quotes_of(here)})" for change, here in without_bound.items()]
     return findings, lines
 
 

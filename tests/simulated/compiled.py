@@ -72,7 +72,7 @@ class Compiled:
                     shape.output = self._call(shape.inputs)
             finally:
                 torch._C._cuda_clearCublasWorkspaces()
-            shape.graph = graph  # after a failed capture there is none, and the next call captures again
+            shape.graph = graph  # A failed capture leaves no graph, so the next call captures again.
         for (_, memory), (_, value) in zip(shape.inputs, arguments, strict=True):
             if isinstance(value, torch.Tensor):
                 memory.copy_(value)

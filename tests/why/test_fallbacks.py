@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 import time
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +20,7 @@ from transformers.utils import logging as transformers_logging
 
 import profiler
 from profiler.fallbacks import Fallback, cure_of, fallback_of, fallback_sentences, reported_fallbacks
+from profiler.run import pipeline
 from profiler.why_slow.fallback_costs import fallback_findings
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
@@ -138,6 +142,41 @@ def test_a_warning_in_any_form_reaches_its_logger() -> None:
     logger.removeHandler(handler)
     assert len(printed) == 2
     assert [each.text for each in fallbacks] == ["Using default MoE config."]
+
+
+def test_a_run_writes_and_prints_what_a_library_warned_of(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure = pipeline.measure_cells
+
+    def warn_and_measure(*args: Any) -> None:
+        logging.getLogger("transformers.integrations").warning(MAMBA_5)
+        measure(*args)
+
+    monkeypatch.setattr(pipeline, "measure_cells", warn_and_measure)
+    run = profiler.profile(
+        str(tiny_folder), prompt_lens=[8], batch_sizes=[1], new_tokens=4, budget_s=2, no_levers=True, device="cpu",
+        out=tmp_path / "run",
+    )  # fmt: skip
+    [fallback] = run.document.fallbacks
+    assert fallback.packages == ("mamba-ssm",)
+    [sentence] = [line for line in run.document.warnings if "selective_scan_fn" in line]
+    assert sentence.endswith("run it on a GPU after `pip install mamba-ssm`: its kernels need one.")
+
+
+def test_a_script_with_vllm_gets_its_warnings_and_the_command_that_times_the_model(tmp_path: Path) -> None:
+    script = tmp_path / "serve.py"
+    script.write_text(
+        "import logging, sys, types\n"
+        "sys.modules['vllm'] = types.ModuleType('vllm')\n"
+        "logging.getLogger('vllm.config').warning('Enforce eager set, disabling torch.compile and CUDAGraphs.')\n"
+    )
+    command = [sys.executable, "-m", "profiler", "why", "--out", str(tmp_path / "why"), str(script)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "roofscope run MODEL --engine vllm" in done.stderr
+    assert 'vllm warns "Enforce eager set' in done.stderr
+    assert "leave out enforce_eager" in done.stderr
 
 
 def test_other_warnings_are_no_fallback() -> None:
