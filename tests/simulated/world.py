@@ -12,6 +12,7 @@ from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.profiler import ProfilerActivity
 
 import profiler.device.machine  # noqa: F401  patched below
 from profiler import effort
@@ -97,6 +98,13 @@ def simulated(*truths: Truth, hurried: bool = True) -> Iterator[World]:
         stack.enter_context(mock.patch.object(torch.cuda.nvtx, "range_push"))
         stack.enter_context(mock.patch.object(torch.cuda.nvtx, "range_pop"))
         stack.enter_context(mock.patch.object(torch.version, "cuda", "13.0"))
+        # As in a build for CUDA. Without it torch's profiler raises and catches an error per operator.
+        stack.enter_context(
+            mock.patch(
+                "torch.autograd.profiler._supported_activities",
+                return_value={ProfilerActivity.CPU, ProfilerActivity.CUDA},
+            )
+        )
         stack.enter_context(mock.patch.object(torch, "compile", compiler(host)))
         # The simulated host has no other processes, whatever runs on this machine during the test.
         stack.enter_context(mock.patch.object(Neighbours, "look", return_value=Contention(0.0, 1)))
