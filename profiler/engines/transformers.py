@@ -348,8 +348,8 @@ class GenerateEngine(EagerEngine):
                 mark()
 
         hook = self._model.register_forward_pre_hook(count)
-        mark()
         try:
+            mark()
             tokens: torch.Tensor = self._model.generate(
                 ids_BS,
                 attention_mask=torch.ones_like(ids_BS),

@@ -66,6 +66,21 @@ def test_a_whole_call_has_a_mark_before_it_and_after_each_token(name: str) -> No
     assert marks == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_a_call_that_fails_at_a_mark_leaves_the_model_without_hooks(failing: int) -> None:
+    """A left hook would add a mark to each later forward of every engine."""
+    model, marks = tiny("window"), []
+
+    def mark() -> None:
+        marks.append(len(marks))
+        if len(marks) > failing:
+            raise RuntimeError("CUDA error: unspecified launch failure")
+
+    with pytest.raises(RuntimeError, match="launch failure"):
+        ENGINES["generate"](model, HOST).call(torch.ones(1, 5, dtype=torch.long), 4, mark)
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
+
+
 def test_a_recorded_graph_gives_the_tokens_of_generate(short_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The graph engine's code, replayed with the rules of a CUDA graph; the second prompt uses the same graph."""
     engine = ENGINES["graph"](short_model, recorded.machine(monkeypatch))
