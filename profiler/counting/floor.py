@@ -150,8 +150,11 @@ class RoofSet:
         return self.name.rpartition(", ")[0]
 
     def peak(self, dtype: str, own: str) -> float:
-        """Return the FLOP/s of a dtype; without a rate, that of the model's dtype `own`, or of float32."""
-        for name in (dtype, own, "float32"):
+        """Return the FLOP/s of a dtype; without a rate, that of the model's dtype `own`, or of float32.
+
+        A GPU without bfloat16 units runs such a model in float16, which has as many bytes.
+        """
+        for name in (dtype, own, "float16" if own == "bfloat16" else own, "float32"):
             if self.flops_per_s.get(name):
                 return self.flops_per_s[name]
         return max(self.flops_per_s.values())

@@ -55,6 +55,7 @@ function settings() {
   const shares = data.entries.filter(entry => entry.quant === whole.quant);
   const entry = named(shares, "ranks", given.t, `${whole.quant === "none" ? whole.dtype : whole.quant} weights: tensor parallel`);
   const link = named(data.links.filter(link => link.ranks === entry.ranks), "name", given.l, "link");
+  if (gpu.flops_per_s.float16 && !gpu.flops_per_s[entry.dtype]) notes.push(`${gpu.name} has no ${entry.dtype} units; its floor is that of float16.`);
   const bits = number("kv", "KV cache bits", 1, entry.kv_bits);
   return { batch, prompt, context, entry, gpu, link, bits, notes };
 }
@@ -186,18 +187,28 @@ function shape(parent, tag, attributes, text) {
 }
 
 let chartWidth = 640;
-function drawRoofline(now, shown) {
-  const { gpu, entry } = now, floors = shown.floors(gpu);
-  const svg = select("#roofline"), [width, height, left, bottom, top] = [chartWidth, 400, 60, 40, 10];
-  svg.replaceChildren();
-  svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
-  const own = peak(gpu, entry.dtype, entry.dtype), ridge = own / gpu.bytes_per_s;
+const CHART = { height: 400, left: 60, bottom: 40, top: 10, right: 10 };
+
+/** Positions on the chart of a FLOP/byte and of a FLOP/s. */
+function axes(gpu) {
+  const { height, left, bottom, top, right } = CHART;
   const xs = [0.3, 3e4], ys = [gpu.bytes_per_s * xs[0] / 20, 4 * Math.max(...Object.values(gpu.flops_per_s))];
-  const inside = (value, [low, high]) => Math.min(Math.max(value, low), high);
-  const x = value => left + (width - left - 10) * Math.log(inside(value, xs) / xs[0]) / Math.log(xs[1] / xs[0]);
-  const y = value => height - bottom - (height - bottom - top) * Math.log(inside(value, ys) / ys[0]) / Math.log(ys[1] / ys[0]);
+  const share = (value, [low, high]) => Math.log(Math.min(Math.max(value, low), high) / low) / Math.log(high / low);
+  return { xs, ys, x: value => left + (chartWidth - left - right) * share(value, xs), y: value => height - bottom - (height - bottom - top) * share(value, ys) };
+}
+
+let roofsKey = "";
+/** The roofs are drawn again when their GPU, dtype or width changes; the sliders move only what lies under them. */
+function drawRoofs({ gpu, entry }, { xs, ys, x, y }) {
+  const key = [gpu.name, entry.dtype, chartWidth].join(), { height, left, bottom, top, right } = CHART, width = chartWidth;
+  if (key === roofsKey) return;
+  roofsKey = key;
+  select("#roofline").setAttribute("viewBox", `0 0 ${width} ${height}`);
+  const svg = select("#roofs");
+  svg.replaceChildren();
+  const own = peak(gpu, entry.dtype, entry.dtype), ridge = own / gpu.bytes_per_s;
   shape(svg, "rect", { x: left, y: top, width: x(ridge) - left, height: height - bottom - top, class: "memory" });
-  shape(svg, "rect", { x: x(ridge), y: top, width: width - 10 - x(ridge), height: height - bottom - top, class: "compute" });
+  shape(svg, "rect", { x: x(ridge), y: top, width: width - right - x(ridge), height: height - bottom - top, class: "compute" });
   shape(svg, "text", { x: left + 6, y: 26 }, "memory-bound");
   shape(svg, "text", { x: width - 16, y: 26, "text-anchor": "end" }, "compute-bound");
   for (let value = 1; value <= 1e4; value *= 10)
@@ -217,6 +228,13 @@ function drawRoofline(now, shown) {
     shape(svg, "text", { x: x(xs[1]) - 4, y: above, "text-anchor": "end", class: "small" }, `${names}: ${scaled(rate, names.startsWith("int") ? "OP/s" : "FLOP/s")}`);
   }
   shape(svg, "text", { x: x(ridge) + 4, y: height - bottom - 6, class: "small" }, `ridge ${ridge.toPrecision(3)} FLOP/byte`);
+}
+
+function drawRoofline(now, shown) {
+  const { gpu } = now, floors = shown.floors(gpu), places = axes(gpu), { x, y } = places;
+  drawRoofs(now, places);
+  const svg = select("#steps");
+  svg.replaceChildren();
   for (const [phase, floor] of Object.entries(floors)) {
     const work = shown.work[phase], intensity = Number(work.flops) / Number(work.bytes);
     for (const [name, group] of Object.entries(floor.groups)) {
@@ -231,7 +249,7 @@ function drawRoofline(now, shown) {
       class: `step ${phase}`,
       d: phase === "prefill" ? `M ${across} ${up - 7} l 7 12 h -14 z` : `M ${across - 6} ${up} a 6 6 0 1 0 12 0 a 6 6 0 1 0 -12 0`,
     });
-    const isRight = across > width - 120;
+    const isRight = across > chartWidth - 120;
     shape(svg, "text", { x: across + (isRight ? -10 : 10), y: up + 16, "text-anchor": isRight ? "end" : "start", class: `label ${phase}` }, phase);
     const step = isRun(now) && !ofRun(data.run.cells, phase, now) && ofRun(data.run.forecasts, phase, now);
     if (step) {
@@ -273,13 +291,13 @@ function drawBars(floors) {
 
 const isPower = value => Number.isInteger(Math.log2(value));
 const mapBatches = data.batches.filter(isPower).reverse(), mapContexts = contexts.filter(value => isPower(value) || value === contexts.at(-1));
-let mapped = "";
+let mapKey = "";
 /** The map is drawn again when its model, GPU or link changes; the sliders move only its cursor. */
 function drawMap(now) {
   const { entry, gpu, link, bits } = now, key = [data.entries.indexOf(entry), gpu.name, link?.name, bits].join();
   const table = select("#map");
-  if (key !== mapped) {
-    mapped = key;
+  if (key !== mapKey) {
+    mapKey = key;
     const rows = mapBatches.map(batch => html("tr", {}, html("th", { scope: "row" }, batch), ...mapContexts.map(context => {
       const room = fits(entry, gpu, batch, context, context + 1, bits);
       const bound = room ? floorOf(stepWork(entry, { batch, query: 1, context }, bits), entry, gpu, link).bound : "no room";

@@ -59,7 +59,7 @@ function stepWork(entry, symbols, bits) {
 }
 
 function peak(gpu, dtype, own) {
-  for (const name of [dtype, own, "float32"]) if (gpu.flops_per_s[name]) return gpu.flops_per_s[name];
+  for (const name of [dtype, own, own === "bfloat16" ? "float16" : own, "float32"]) if (gpu.flops_per_s[name]) return gpu.flops_per_s[name];
   return Math.max(...Object.values(gpu.flops_per_s));
 }
 

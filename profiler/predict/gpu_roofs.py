@@ -24,13 +24,8 @@ def roofs_called(name: str) -> RoofSet:
 
 
 def datasheet_roofs(sheet: Datasheet) -> RoofSet:
-    """Return the dense peaks and the bandwidth of a datasheet.
-
-    A GPU without bfloat16 units runs such a model in float16, which has as many bytes.
-    """
+    """Return the dense peaks and the bandwidth of a datasheet."""
     peaks = {dtype: peak for dtype in _DTYPES if (peak := sheet.peak_flops_per_s(dtype))}
-    if "float16" in peaks:
-        peaks.setdefault("bfloat16", peaks["float16"])
     return RoofSet(
         f"{sheet.gpu}, datasheet", sheet.bandwidth_bytes_per_s, peaks, sheet.room_bytes, sheet.fuses_grouped_heads
     )

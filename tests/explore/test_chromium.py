@@ -173,32 +173,31 @@ def test_nothing_is_wider_than_the_window(page: Path, width: int) -> None:
 
 
 _MOVES = """
-const frames = [], moves = [];
+const frames = [];
 let place = 0, last = 0;
 function frame(now) {
   if (last) frames.push(now - last);
   last = now;
-  const slider = document.querySelector("#batch"), start = performance.now();
+  const slider = document.querySelector("#batch");
   slider.value = place++ % 12;
   slider.dispatchEvent(new Event("input", {bubbles: true}));
-  document.body.offsetHeight;  // lays out what changed
-  moves.push(performance.now() - start);
-  if (place < 120) requestAnimationFrame(frame); else document.title = JSON.stringify([frames, moves]);
+  if (place < 120) requestAnimationFrame(frame); else document.title = JSON.stringify(frames);
 }
 requestAnimationFrame(frame);
 """
 
 
 @pytest.mark.timing
-def test_a_move_of_a_slider_takes_less_than_a_frame(page: Path, tmp_path: Path) -> None:
-    """The page's script and layout after a move take at most 0.7 frames of an empty page, which has 16.7 ms for each.
+def test_a_slider_that_moves_in_every_frame_misses_none(page: Path, tmp_path: Path) -> None:
+    """Script, layout and drawing of a move fit into a frame of an empty page (16.7 ms on most screens).
 
-    Drawing is not part of it: without a GPU, Chromium rasters in software, on the same cores.
+    Chromium rasters here without a GPU, in software and on the same cores. A page that misses each second frame has a
+    ratio of 2.
     """
     empty = tmp_path / "empty.html"
     empty.write_text("<!doctype html><title>empty</title><input type=range id=batch max=12>", encoding="utf-8")
 
-    def medians(file: Path) -> list[float]:
+    def median(file: Path) -> float:
         window = Chromium()
         window.open(file.as_uri())
         window.run(_MOVES)
@@ -206,9 +205,9 @@ def test_a_move_of_a_slider_takes_less_than_a_frame(page: Path, tmp_path: Path) 
             window.pause(100)
             if (title := window.run("document.title")).startswith("["):
                 window.close()
-                return [statistics.median(times) for times in json.loads(title)]
+                return statistics.median(json.loads(title))
         raise TimeoutError("no 120 frames in 30 s")
 
-    ratios = [medians(page)[1] / medians(empty)[0] for _ in range(3)]
-    print(f"a move with the page / a frame of an empty page: {ratios}")
-    assert min(ratios) < 0.7
+    ratios = [median(page) / median(empty) for _ in range(3)]
+    print(f"a frame of the page / one of an empty page: {ratios}")
+    assert min(ratios) < 1.5

@@ -23,9 +23,9 @@ from profiler.quant.registry import FORMATS
 FILE = Path(__file__).with_name("vectors.json")
 STEPS = ((1, 512, 0), (1, 1, 512), (32, 1, 4000))
 """(batch, query, context): the prefill of a prompt, a decode step after it, and a batch of decodes past a window."""
-_PEAKS = {"float32": 8.1e12, "float16": 65e12, "bfloat16": 65e12, "int8": 130e12}
+_PEAKS = {"float32": 8.1e12, "float16": 65e12, "int8": 130e12}
 ROOFS = RoofSet("T4, datasheet", 320e9, _PEAKS, gpu_called("T4").room_bytes, fuses_grouped_heads=False)
-"""Nvidia's datasheet of the T4; bfloat16 runs in float16, which has as many bytes."""
+"""Nvidia's datasheet of the T4; a bfloat16 model runs in float16, which has as many bytes."""
 
 
 def figures(counted: CountedModel) -> list[dict[str, Any]]:
