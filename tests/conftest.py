@@ -115,7 +115,7 @@ def answer_cpu_probe(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Run a test that is selected by name, whatever its marks."""
+    """Run a test that is selected by name, with any marks."""
     if any("::" in argument for argument in config.args) and config.option.markexpr == "not timing":
         config.option.markexpr = ""
 

@@ -1,6 +1,6 @@
 """The command line on an installation that lacks a package.
 
-`python tests/hidden.py gguf run ...` runs it shortened in a separate process, which finds neither the module gguf nor
+`python tests/hidden.py gguf run ...` is a shortened run in a separate process, which finds neither the module gguf nor
 its installed metadata.
 """
 

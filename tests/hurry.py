@@ -28,11 +28,11 @@ HURRIED = replace(
     neighbours_share=0.0,
     pictures=(),
 )
-"""Reuse cached roofs, wait for no neighbour, visit each cell twice, measure each value briefly, and draw nothing."""
+"""Reuse cached roofs, do not wait for other processes, visit each cell twice, measure briefly, and draw nothing."""
 
 
 def hurry(patch: pytest.MonkeyPatch, *, pictures: bool = False, **settings: object) -> None:
-    """Make every command use `HURRIED`, with `settings` replaced; `pictures` draws those that a full run draws."""
+    """Make every command use `HURRIED` with `settings` replaced. `pictures` draws the pictures of a full run."""
     all_pictures = {"pictures": effort.Effort().pictures} if pictures else {}
     patch.setattr(effort, "STANDARD", replace(HURRIED, **all_pictures, **settings))
 
@@ -43,7 +43,7 @@ def with_effort(patch: pytest.MonkeyPatch, **settings: object) -> None:
 
 
 def small_gpu_profile(patch: pytest.MonkeyPatch, model: str) -> None:
-    """Make `ceilings --out` measure a profile of a few products of `model`, which is written like a whole one."""
+    """Make `ceilings --out` measure only a few products of `model`. The profile is written like a full one."""
     with_effort(
         patch,
         profile_rows=(1, 4),

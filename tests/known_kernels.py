@@ -10,7 +10,7 @@ from profiler.judge.regimes import Evidence, Regime, Verdict
 
 
 def checked(name: str, expected: Regime, regime: Regime) -> SelftestResult:
-    """The result for a 1 ms kernel, 90 % of it bytes at 10 GB/s, whose regime is `expected` and was judged `regime`."""
+    """The result for a 1 ms kernel, 90 % of it bytes at 10 GB/s: its regime is `expected`, its verdict `regime`."""
     demand = Demand(name, "other", 1.0, 9e6, 0.0, 1e12)
     return SelftestResult(
         name=name,

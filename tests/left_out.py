@@ -1,4 +1,4 @@
-"""Published figures, each compared with a range made without a figure of its publisher."""
+"""Published figures, each compared with a range that was fitted without its publisher."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from profiler.predict.published_efficiency import attained_by, family_of, steps_
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A figure, compared with the range for its step that only the figures of other publishers give."""
+    """A figure, compared with the range for its step that was fitted to the figures of other publishers."""
 
     point: PublishedFigure
     inside: bool
@@ -31,8 +31,7 @@ def family(point: PublishedFigure) -> str:
 def left_out() -> tuple[LeftOut, ...]:
     """Every figure once, if another publisher has figures of its engine kind, format and phase.
 
-    Nothing of the left-out publisher is used: the shares are fitted without it, and so are the deviations that make the
-    range.
+    Both the shares and the deviations that make the range are fitted without the figure's publisher.
     """
     results: list[LeftOut] = []
     for publisher in sorted({point.publisher for point in published()}):
@@ -76,10 +75,10 @@ def coverages_again() -> tuple[Coverage, ...]:
 
 
 def as_published_again() -> list[float]:
-    """Distances |log| of compiled decode figures from the median of what other engines or sources publish.
+    """Distances |log| of compiled decode figures from the median figure of other engines or sources.
 
-    Compares figures of the same GPU, model, format and batch that stream nearly as many bytes. No model of GPUs and
-    models can come nearer than these.
+    Compares figures of the same GPU, model, format and batch that stream nearly as many bytes. No fit to GPUs and
+    models can be closer than these.
     """
     distances: list[float] = []
     decodes = [point for point in published() if point.kind == "compiled" and point.phase == "decode"]

@@ -1,4 +1,4 @@
-"""Machines for tests: this CPU, with the test's clock or telemetry where it has one."""
+"""Machines for tests: this CPU, optionally with the test's clock or telemetry."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """CUDA graphs without a card: captures that record aten operators, and their replays.
 
 A CUDA graph consists of kernels with the addresses of their launch. A replay runs them again on the current content,
-without the Python around them. A number from the host stays as it was at the capture, and a capture that waits for the
-device is an error. Both are the same here, with aten operators instead of kernels.
+without the Python around them. A number from the host keeps its value of the capture, and a capture that waits for the
+device is an error. Both hold here too, with aten operators instead of kernels.
 """
 
 from __future__ import annotations

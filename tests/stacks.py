@@ -1,12 +1,12 @@
-"""Does roofscope work from nothing but its wheel, with the versions that its users have?
+"""Check that roofscope works from its wheel, with the versions that its users have.
 
     python tests/stacks.py [NAME ...] [--folder FOLDER]
 
-For each named stack (all without a name) it makes a virtual environment in FOLDER/NAME, installs the wheel and the
-stack's packages, and runs the steps below. A step prints one line; its whole output is FOLDER/NAME/logs/STEP.txt. The
-last lines are a Markdown table of all stacks in FOLDER. Exit code 0: no step failed.
+For each named stack (default: all) it makes a virtual environment in FOLDER/NAME and installs the wheel and the stack's
+packages. Then it runs the steps below. A step prints one line; its whole output is FOLDER/NAME/logs/STEP.txt. The last
+lines are a Markdown table of all stacks in FOLDER. Exit code 0: no step failed.
 
-A stack takes minutes, and 6 GB where pip finds only a CUDA build of torch. An environment in FOLDER is used again.
+A stack takes minutes, and 6 GB where pip finds only a CUDA build of torch. An environment in FOLDER is reused.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _TESTING = ("filelock", "hypothesis", "pytest", "pytest-timeout", "pytest-xdist"
 """Packages that the simulated cards need."""
 _SHOWN = ("torch", "transformers", "accelerate", *_OPTIONAL, "numpy", "pandas", "pydantic")
 _HANGS_S = 3600
-"""After this time a step is stopped: it does not end by itself."""
+"""A step that takes longer hangs, and is stopped."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ SIMULATED = {
     "4090, eager": "test_scenarios.py::test_a_small_model_on_a_large_cache",
 }
 _AT_A_TIME = 2
-"""Steps next to each other; each takes one core and a gigabyte."""
+"""Steps that run in parallel; each takes one core and a gigabyte."""
 _IMPORTS = """
 import importlib, pkgutil, profiler
 names = [found.name for found in pkgutil.walk_packages(profiler.__path__, "profiler.")]
@@ -101,15 +101,17 @@ print(json.dumps({**found, "torch": torch.__version__, "python": sys.version.spl
 
 @dataclass(frozen=True)
 class Step:
-    """A command and what it must do."""
+    """A command and its required result."""
 
     name: str
     command: Sequence[str]
     lacks: str = ""
-    """The missing package for which it must be refused: one line that names the package and `pip install`, exit code 2.
-    Empty: it must succeed."""
+    """The missing package for which it must be refused. Empty: it must succeed.
+
+    A refusal is one line that names the package and `pip install`, with exit code 2.
+    """
     reads_runs: bool = False
-    """Whether it reads what other steps write: it then waits for their end."""
+    """Whether it reads the files of other steps, and so waits for their end."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ class Result:
 
 
 def requirements(stack: str, wheel: Path, folder: Path) -> list[str]:
-    """What pip is asked for. Writes the constraints of the stack into `folder`."""
+    """Return the requirements for pip, and write the constraints of the stack into `folder`."""
     asked = STACKS[stack]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     needed, formats = project["dependencies"], project["optional-dependencies"]["formats"]
@@ -144,7 +146,7 @@ def requirements(stack: str, wheel: Path, folder: Path) -> list[str]:
 
 
 def _pip(commands: Path, environment: Mapping[str, str], *words: str) -> None:
-    """Run pip. Raises RuntimeError with pip's errors where it fails."""
+    """Run pip. Raises RuntimeError with pip's errors if it fails."""
     command = [str(commands / "python"), "-m", "pip", "--disable-pip-version-check", "-q", *words]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if ended.returncode:
@@ -152,9 +154,9 @@ def _pip(commands: Path, environment: Mapping[str, str], *words: str) -> None:
 
 
 def install(stack: str, folder: Path, environment: Mapping[str, str]) -> Path:
-    """Make the environment where it is missing, and install the wheel of this checkout. Returns its folder of commands.
+    """Make the environment if it is missing, and install the wheel of this checkout. Returns its folder of commands.
 
-    Raises RuntimeError where pip fails, FileNotFoundError where the stack's Python is missing.
+    Raises RuntimeError if pip fails, FileNotFoundError if the stack's Python is missing.
     """
     commands = folder / "venv" / "bin"
     if not commands.exists():
@@ -171,7 +173,7 @@ def install(stack: str, folder: Path, environment: Mapping[str, str]) -> Path:
 
 
 def steps(commands: Path, work: Path, without: Sequence[str]) -> Iterator[Step]:
-    """Everything that is run in an environment whose commands are in this folder."""
+    """Yield all steps for an environment whose commands are in this folder."""
     python, roofscope = str(commands / "python"), str(commands / "roofscope")
     tiny = _tiny_model(work)
     second = "static" if "bitsandbytes" in without else "nf4"
@@ -278,7 +280,7 @@ def tried(stack: str, folder: Path) -> bool:
         results.append(Result("install", "ok", "", time.monotonic() - began_s))
     _say(stack, results[0])
     if versions:
-        # One thread each: steps run next to each other, and none makes a claim about time.
+        # One thread each: steps run in parallel, and none makes a claim about time.
         environment |= {"XDG_CACHE_HOME": str(folder / "cache"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
         planned = list(steps(commands, work, asked.without))
         end = partial(done, work=work, environment=environment, without=asked.without)
@@ -299,7 +301,7 @@ def tried(stack: str, folder: Path) -> bool:
 
 
 def _is_missing(python: str) -> bool:
-    """Whether no interpreter answers by this name; pyenv has a command for every one that it could choose."""
+    """Whether no interpreter runs under this name: pyenv also has commands for versions that are not selected."""
     return (
         shutil.which(python) is None or subprocess.run([python, "-V"], capture_output=True, check=False).returncode > 0
     )

@@ -26,7 +26,7 @@ def prompts(*lens: int) -> tuple[Request, ...]:
 
 
 def test_lengths_are_drawn_evenly_and_the_same_each_time() -> None:
-    """Of n even draws from [a, b] the mean is (a + b) / 2, off by (b - a) / sqrt(12 n), and the ends are met."""
+    """The mean of n uniform draws from [a, b] is (a + b) / 2 +- (b - a) / sqrt(12 n), and both ends are drawn."""
     drawn = parse_ragged("ragged:32..512", 1000, 8)
     lens = [request.prompt_len for request in drawn.requests]
     assert len(lens) == 4000
@@ -42,7 +42,7 @@ def test_half_of_the_prompts_half_as_long_leave_a_quarter_to_padding() -> None:
 
 
 def test_sequences_that_end_early_wait_for_the_last() -> None:
-    """The first token comes from the prompt: of its 16 steps the second sequence needs only 8."""
+    """The prompt gives the first token, so the second sequence needs only 8 of the 16 steps."""
     batch = (Request(8, 17), Request(8, 9), Request(8, 17))
     assert waiting(batch) == pytest.approx(8 / 48)
     assert waiting(prompts(8, 16)) == 0
@@ -57,7 +57,7 @@ def test_sorting_and_buckets_put_like_lengths_together() -> None:
 
 
 def test_a_grid_has_one_batch_of_each_size(tmp_path: Path) -> None:
-    """Of the batches (10, 20), (30, 30), (5, 50) the one with the median padding represents the others."""
+    """The batch with the median padding, of (10, 20), (30, 30) and (5, 50), represents the others."""
     lengths = tmp_path / "lengths.txt"
     lengths.write_text("# prompt, new\n10, 6\n20, 12\n30\n30\n5,4\n50,9\n")
     grid = make_grid(f"ragged:{lengths}", "2", 8)

@@ -27,7 +27,7 @@ HEAVY = {"torch", "transformers", "accelerate", "bitsandbytes"}
 
 
 def imports(file: Path) -> set[str]:
-    """Everything a file imports anywhere, but for what only the type checker sees."""
+    """All imports of a file, except those that only the type checker sees."""
     tree = ast.parse(file.read_text())
     hidden = {
         id(inner)
@@ -47,7 +47,7 @@ def imports(file: Path) -> set[str]:
 
 
 def modules() -> dict[str, Path]:
-    """Every module of the package by its dotted name without the package's own."""
+    """Every module of the package by its dotted name, without the package's name."""
     return {
         ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path
         for path in PACKAGE.rglob("*.py")
@@ -92,7 +92,7 @@ def test_no_module_is_imported_in_a_circle() -> None:
     below = {name: own_imports(path) - {name} for name, path in modules().items()}
     while leaves := {name for name, needed in below.items() if not needed & below.keys()}:
         below = {name: needed for name, needed in below.items() if name not in leaves}
-    assert not below, f"a circle among {sorted(below)}"
+    assert not below, f"circular imports among {sorted(below)}"
 
 
 @pytest.mark.parametrize("package", TORCH_FREE)
@@ -103,13 +103,13 @@ def test_no_torch_in(package: str) -> None:
 
 @pytest.mark.parametrize("word", ["torch.cuda", "time.perf_counter", "time.monotonic"])
 def test_one_door_to_the_device(word: str) -> None:
-    """Only `device` asks devices and clocks, and `checks`, which checks just that; all others are given a Machine."""
+    """Only `device` queries devices and clocks, and `checks`, which tests that access. All others get a Machine."""
     named = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if word in path.read_text()}
     assert all(name.startswith(("device/", "checks/")) for name in named), named
 
 
 def test_values_between_packages_are_typed() -> None:
-    """`Any` stands only where values of torch, transformers, a file or the command line come in."""
+    """`Any` is only used where values of torch, transformers, a file or the command line enter."""
     found = []
     for package in ("judge", "predict", "report", "run", "comparison", "rent", "place", "cli"):
         for path in (PACKAGE / package).rglob("*.py"):

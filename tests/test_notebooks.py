@@ -1,4 +1,4 @@
-"""The teaching notebooks: each runs from top to bottom on a CPU, and computes nothing by a formula of its own."""
+"""The teaching notebooks: each runs from top to bottom on a CPU, and uses only the package's formulas."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FIGURES = {
 }
 
 PUBLIC = {"profiler", "profiler.theory", "profiler.rent"}
-"""What a reader may rely on: the only modules of this package that notebooks import."""
+"""Public modules: notebooks import no others from this package."""
 
 
 def test_each_has_figures() -> None:
@@ -49,7 +49,7 @@ def test_it_opens_with_its_question(path: Path) -> None:
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_what_is_kept_is_what_was_computed(path: Path) -> None:
-    """Outputs are committed, free of errors and of this machine's paths, and hold the figures that they are about."""
+    """Committed outputs contain their figures, and neither errors nor paths of this machine."""
     notebook = nbformat.read(path, 4)
     shown = "".join(str(output) for cell in notebook.cells for output in cell.get("outputs", []))
     assert all(figure in shown for figure in FIGURES[path.stem]), [f for f in FIGURES[path.stem] if f not in shown]
@@ -68,7 +68,7 @@ def _sentences(number: int) -> str:
 
 
 def test_sentences_say_what_the_arithmetic_gives() -> None:
-    """What outputs beside a sentence do not hold themselves, or hold to other digits."""
+    """Figures in sentences follow from arithmetic if no output has them, or only with other digits."""
     ridges = {gpu.gpu: gpu.ridge_flops_per_byte("float16") for gpu in gpus() if gpu.year >= 2017}
     written_out = 8_673_820_672 / 138_412_032
     assert {name for name, ridge in ridges.items() if ridge and ridge < written_out} == {"H20", "H20-3e"}
@@ -87,7 +87,7 @@ def test_sentences_say_what_the_arithmetic_gives() -> None:
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_what_it_imports_is_there(path: Path) -> None:
-    """Told at once, by a suite that leaves out the notebooks' own runs too."""
+    """Missing imports are reported even by a suite that skips the runs of the notebooks."""
     code = [cell.source for cell in nbformat.read(path, 4).cells if cell.cell_type == "code"]
     plain = "\n".join(line for source in code for line in source.splitlines() if not line.startswith("%"))
     imports = [node for node in ast.walk(ast.parse(plain)) if isinstance(node, ast.ImportFrom)]
@@ -118,9 +118,9 @@ def test_it_ends_with_exercises_and_references(path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KernelManager]:
-    """One kernel for all, hurried, emptied between them: each would import torch and transformers again.
+    """One kernel with shortened runs for all notebooks, emptied between them: torch and transformers load only once.
 
-    Trials of `why` have time on any machine.
+    Trials of `why` have enough time on any machine.
     """
     manager, client = start_new_kernel(cwd=str(tmp_path_factory.mktemp("kernel")))
     hurried = f"import sys\nsys.path.append({str(Path(__file__).parent)!r})\nimport pytest, hurry\n"

@@ -1,4 +1,4 @@
-"""What stacks.py asks of pip, and how it judges a step."""
+"""The requirements that stacks.py gives to pip, and its outcomes of steps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_bare_stack_asks_for_all_that_is_declared_but_what_it_lacks(name: str,
 
 
 def test_the_lowest_stacks_ask_for_the_lowest_versions(tmp_path: Path) -> None:
-    """The extra `formats` asks for a newer torch than the dependencies do."""
+    """The extra `formats` requires a newer torch than the dependencies."""
     asked = requirements("lowest", WHEEL, tmp_path)
     assert {"torch==2.7.*", "transformers==5.10.1.*", "bitsandbytes==0.49.*"} <= {*asked}
     assert "torchao==0.18.*" not in asked

@@ -1,4 +1,4 @@
-"""How fast this machine runs Python: limits of CPU time are multiples of it, so that they hold on any machine."""
+"""The speed of Python on this machine: limits of CPU time are multiples of it, so they hold on any machine."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 For each run of 32 cells: a forecast of 24 cells from the other 8, and of each cell from all others. The 8 are the
 prefill and the decode of four visits, chosen without looking at times: each batch size and each prompt length once, two
 opposite corners of the grid and a crossed middle. No forecast can be closer to a time than a second measurement of the
-same cell, so the difference between two visits of a cell is printed next to the errors.
+same cell. The difference between two visits of a cell is therefore printed next to the errors.
 
 With a card's profile: the run's model is forecast on it, as if it had never run there. Published figures are compared
 with ranges that were made without any figure of their source.

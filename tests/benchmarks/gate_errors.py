@@ -3,9 +3,9 @@
     python tests/benchmarks/gate_errors.py [--pairs 200] [--picture runs/reference/gate.png]
 
 A pair has the cells of one real run. Each visit is a real visit of that cell, shifted by the deviation of a real visit
-from its cell's mean in any of the runs, so both levels of noise are those of the measured machines. The later side is
-then made slower. A drift of the machine from run to run, which both sides share, is not included: the drift probe
-corrects for it.
+from its cell's mean in any of the runs. Both levels of noise are therefore those of the measured machines. The later
+side is then made slower. A drift of the machine from run to run, which both sides share, is not included: the drift
+probe corrects for it.
 """
 
 from __future__ import annotations
@@ -106,8 +106,7 @@ def drawn_pairs(pool: Pool, pairs: int, visits: int, seed: int = 0) -> list[tupl
 
 
 def outcomes(pairs: Sequence[tuple[Side, Side]], planted: str = "all cells") -> dict[float, Counter[str]]:
-    """Return the gate's outcomes for some pairs, by planted slowdown: of all cells, of decode, or of one cell at a
-    time."""
+    """Return the gate's outcomes by planted slowdown: of all cells, of decode, or of one cell at a time."""
     counts_by_slowdown: dict[float, Counter[str]] = {by: Counter() for by in SLOWDOWNS}
     for number, (before, after) in enumerate(pairs):
         cells = list(after.cells)

@@ -3,7 +3,7 @@
     python tests/benchmarks/kills.py [--kills 50] [--commands run,why] [--seed 0]
 
 Each kill ends a separate process, forked from one that has imported everything. Its moment is drawn evenly over the CPU
-seconds of the command. A command that ends before its moment is not counted, and it lowers those CPU seconds, since a
+seconds of the command. A command that ends before its moment is not counted. It lowers those CPU seconds, since a
 budget in seconds has less work on a busy machine. `run` and `batch-test` are resumed each time; at the end each run is
 finished, and no cell of it may be lost or duplicated. Exit code 1: a fault was found.
 """
@@ -57,8 +57,10 @@ def started(arguments: Sequence[str], out: Path) -> int:
 
 
 def ended(child: int) -> bool:
-    """Return whether a process has ended. Raises RuntimeError if its command failed, since nothing would be killed
-    then."""
+    """Return whether a process has ended.
+
+    Raises RuntimeError if its command failed, since nothing would be killed then.
+    """
     number, status = os.waitpid(child, os.WNOHANG)
     if number == child and os.waitstatus_to_exitcode(status) not in (0, 3):
         raise RuntimeError("the command fails without a kill")
@@ -175,7 +177,7 @@ def main() -> int:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     for name in ("profiler.report.write", "profiler.run.pipeline", "profiler.why_slow.command"):
-        importlib.import_module(name)  # here, so that no forked process imports it
+        importlib.import_module(name)  # here, so no forked process imports it
     patch = pytest.MonkeyPatch()
     hurry(patch, script_least_s=2.0)
     small_gpu_profile(patch, str(model))

@@ -67,8 +67,7 @@ def main() -> None:
 
 
 def run_of(model: str, form: str, folder: Path) -> Run:
-    """Return a run in one format, or the existing one of the folder; without a format: float32, which tries the
-    others."""
+    """Return the run in one format, an existing one if possible. No format: float32, which tries the others."""
     out = folder / form
     if out.exists():
         return read_run(out)

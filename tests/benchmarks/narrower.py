@@ -75,8 +75,7 @@ def main() -> None:
 
 
 def forecasts(run: Path, ranks: int) -> tuple[RanksAnswer, RanksAnswer]:
-    """Return two forecasts over a link that takes no time: with replayed linears, and with an assumed share of the
-    roof."""
+    """Return forecasts over a link that takes no time: with replayed linears, and with an assumed share of the roof."""
     sizes = read_run(run).document.grid
     request = ForecastRequest(
         prompt_lens=",".join(map(str, sizes.prompt_lens)), batch_sizes=",".join(map(str, sizes.batch_sizes))
@@ -109,7 +108,7 @@ def shares(options: Any, cells: list[Any]) -> dict[tuple[str, int, int], tuple[f
                 prefill_s, decode_s = follow(engine, cell, cell.decode_steps, bench)
                 if turn:  # shapes warm up in the first round
                     times.append((prefill_s, statistics.median(decode_s[1:])))
-        # The minimum: delays from other work are no part of a step.
+        # The minimum: delays from other work are not part of a step.
         of_whole, of_share = (tuple(min(times) for times in zip(*each, strict=True)) for each in taken)
         for index, phase in enumerate(("prefill", "decode")):
             seconds[phase, cell.batch_size, cell.prompt_len] = of_whole[index], of_share[index]

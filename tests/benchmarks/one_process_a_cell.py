@@ -1,8 +1,8 @@
 """Time saved by one run compared with one process per cell: python tests/benchmarks/one_process_a_cell.py
 
-Measures a whole grid in one run. Then it measures every cell in a separate process, which loads the model, warms up and
-measures for as long as that cell was measured in the grid, so both intervals are equally wide. Prints both times, both
-median half-widths, and the ratio.
+Measures a whole grid in one run. Then it measures every cell in a separate process, which loads the model and warms up.
+Each cell is measured for as long as in the grid, so both intervals are equally wide. Prints both times, both median
+half-widths, and the ratio.
 """
 
 from __future__ import annotations

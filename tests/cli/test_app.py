@@ -43,7 +43,7 @@ def test_every_command_has_one_group_and_a_summary_of_one_line(roofscope) -> Non
 @pytest.mark.timing
 @pytest.mark.parametrize("argument", ["--help", "--version"])
 def test_help_and_version_answer_at_once(argument: str) -> None:
-    """At most three times the imports of a command line (1.0 to 1.4 at rest); torch alone takes ten times as long."""
+    """At most three times the imports of a command line (1.0 to 1.4 at rest); those of torch take ten times as long."""
 
     def fastest_s(*command: str) -> float:
         times_s = []
@@ -136,7 +136,7 @@ def test_an_output_folder_that_cannot_be_written(roofscope, tmp_path: Path) -> N
 
 
 def test_an_ending_process_looks_for_no_cycles() -> None:
-    """Frozen objects are not searched for cycles, which took 0.9 s of 4.9 with those of torch and a large file."""
+    """Frozen objects are not searched for cycles: with those of torch and a large file, that took 0.9 s of 4.9."""
     script = (
         "import atexit, gc, sys\n"
         "atexit.register(lambda: print(gc.get_freeze_count() > 10_000))\n"

@@ -13,7 +13,7 @@ QUIET, BUSY = Contention(0.0, 1), Contention(0.9, 1, (BusyProcess("backup", 7, 0
 
 
 def known(monkeypatch: pytest.MonkeyPatch, labels: list[Regime], contention: Contention) -> None:
-    """Let selftest find these labels of a compute-bound and a memory-bound kernel, next to these processes."""
+    """Make selftest find these labels of a compute-bound and a memory-bound kernel, under this foreign load."""
     expected: list[Regime] = ["compute-bound", "memory-bound"]
     results = [checked("a kernel", *pair) for pair in zip(expected, labels, strict=True)]
     monkeypatch.setattr("profiler.roofs.measure.measure", lambda *_, **__: None)

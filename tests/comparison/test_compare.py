@@ -1,4 +1,4 @@
-"""Comparison of two runs: the verdicts that it gives, those that it does not, and the term that moved."""
+"""Comparison of two runs: when it gives a verdict, when it gives none, and which term moved."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_busy_neighbour_proves_nothing() -> None:
 
 
 def test_the_machine_is_divided_out() -> None:
-    """Memory and cores of a CPU both 4 % slower: a step that took 4 % longer did not change."""
+    """If memory and cores of a CPU are both 4 % slower, a step that took 4 % longer did not change."""
     after = side({asked(): timed(0.0104, weights_s=0.00624, dispatch_s=0.00312)}, witness=witness(1.04, 1.04, at=1.0))
     comparison = compare_sides(before(), after)
     [change] = comparison.changes
@@ -96,7 +96,7 @@ def test_roofs_that_contradict_the_sentinel_divide_nothing() -> None:
 
 @pytest.mark.parametrize("spread", [0.001, 0.9])
 def test_threads_that_were_halved_are_no_drift(spread: float) -> None:
-    """The roofs fall with a setting: nothing is divided out, and compute has moved, whatever the sentinel's spread."""
+    """A setting lowered the roofs: nothing is divided out and compute has moved, for any spread of the drift probe."""
     first = side({asked(phase="prefill"): timed(0.010, compute_s=0.009)})
     halved = side(
         {asked(phase="prefill"): timed(0.019, compute_s=0.018)},
@@ -185,7 +185,7 @@ def test_two_real_runs_of_the_same_are_the_same() -> None:
 
 
 def test_cells_are_keyed_by_what_was_asked() -> None:
-    """A decode's context in cells.csv depends on the new tokens; what was asked for does not."""
+    """A decode's context in cells.csv depends on the new tokens; the requested context does not."""
     keys = read_side(REFERENCE).cells
     assert {(key.prompt_len, key.context_len) for key in keys} == {(64, 0), (128, 0), (256, 0), (512, 0)}
 
@@ -197,9 +197,9 @@ def test_a_run_of_schema_1_is_a_side() -> None:
 
 
 def test_a_run_of_schema_1_is_compared_with_one_of_today() -> None:
-    """Its tiny model against the default one of schema 4: refused a verdict, and shown side by side on request.
+    """Its tiny model gets no verdict against the default one of schema 4; both are shown side by side on request.
 
-    With the settings of today's run it gets a verdict: 671 us of its own table against 57.2 ms.
+    With the settings of today's run it gets a verdict: 671 us from its table, compared with 57.2 ms.
     """
     today = read_side(ROOT / "runs" / "reference" / "smollm2-135m-zen4")
     with pytest.raises(RequestError, match="not comparable: parameters 78144 -> 134515008"):
@@ -228,12 +228,14 @@ def test_another_tools_file_is_a_side() -> None:
     ours = side({asked(prompt_len=128): timed(0.029)})
     [change] = compare_sides(ours, file).changes
     assert change.after.median_s == pytest.approx(1 / 68.49)
-    assert change.verdict == "inconclusive", "its table does not say how many repetitions it has"
+    assert change.verdict == "inconclusive", "its table lacks the number of repetitions"
 
 
 def test_two_cells_of_one_depth_are_not_merged_when_compared_with_another_tool() -> None:
-    """Ours after a prompt of 128 (29 ms) and after a context of 128 (31 ms): the file's 128 matches the first. The
-    second, in either order, is a cell of only one side."""
+    """The file's 128 matches our cell after a prompt of 128 (29 ms), in either order of our cells.
+
+    Our cell after a context of 128 (31 ms) is on only one side.
+    """
     file = side_of_file(read_foreign(ROOT / "tests" / "data" / "foreign" / "llama-bench-depth.md"))
     cells = {asked(prompt_len=128): timed(0.029), MatchKey("decode", 1, 0, 128, "eager"): timed(0.031)}
     for ordered in (cells, dict(reversed(cells.items()))):
@@ -256,7 +258,7 @@ def test_a_history_reports_the_run_of_a_change_and_what_differed_there() -> None
 
 
 def test_a_history_over_several_machines_says_so() -> None:
-    """Twice as slow on another GPU: no change is reported, nor that no cell changed."""
+    """Twice as slow on another GPU: the report claims neither a change nor that no cell changed."""
     runs = [side({asked(): timed(0.01)}), side({asked(): timed(0.02)}, created="2026-02-01", settings={"device": "b"})]
     assert history_sentences(history(runs)) == ["Not comparable throughout (device card -> b): side by side there."]
     assert history_sentences(history(runs[:1] * 2)) == ["No change of a cell was found over 2 runs."]

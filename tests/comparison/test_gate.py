@@ -48,14 +48,14 @@ def test_all_cells_slower_fail() -> None:
 
 
 def test_one_slower_cell_fails() -> None:
-    """Five cells as before and one 12 % slower: cells differ by more than their intervals, so it counts by itself."""
+    """Five cells are unchanged, one is 12 % slower: it differs by more than the intervals, so it counts by itself."""
     found = gated([0.0, 0.0, 0.12, 0.0, 0.0, 0.0])
     assert found.outcome == "slower"
     assert [cell.decision for cell in found.cells].count("slower") == 1
 
 
 def test_no_visits_narrow_the_drift_of_the_machine() -> None:
-    """Both runs drifted by 2 %: the limit is 5.7 %, however often a cell is visited."""
+    """Both runs drifted by 2 %: the limit is 5.7 %, for any number of visits."""
     still = timed(0.01, 0.03)
     for drift, endless in ((0.02, True), (0.0, False)):
         drifted = replace(still, drift=drift)
@@ -73,8 +73,11 @@ def test_cells_that_agree_decide_together_what_none_decides_by_itself() -> None:
 
 
 def test_a_cell_that_may_be_twice_as_slow_as_allowed_does_not_pass_with_the_others() -> None:
-    """Five cells as before, known to +-2.8 %, and one 5 % slower: with the others it would seem 1.7 % slower, by itself
-    it may be 7.8 %, where 6 % is twice what is allowed. Known to +-0.9 %, at 2 % slower, it may not be."""
+    """Five cells are unchanged and one is 5 % slower, all known to +-2.8 %.
+
+    With the others it would seem 1.7 % slower. By itself it may be 7.8 % slower, and twice the allowed slowdown is 6 %.
+    A cell that is 2 % slower, known to +-0.9 %, cannot be that slow.
+    """
     unsure = gated([0.0, 0.001, -0.001, 0.0, 0.001, 0.05], half_width=0.028)
     assert unsure.outcome == "inconclusive"
     doubtful = unsure.cells[-1]
@@ -190,7 +193,7 @@ def test_names_cannot_break_out_of_a_format() -> None:
 
 
 def test_exit_codes(roofscope: Callable[..., object]) -> None:
-    """The same run passes, two runs of one thing do not fail, another machine is not comparable."""
+    """A run passes against itself, two runs of one model do not fail, and another machine is not comparable."""
     first, again = str(REFERENCE / "smollm2-135m-2-cores"), str(REFERENCE / "smollm2-135m-precisions" / "none")
     other = str(REFERENCE / "smollm2-135m-epyc")
     assert roofscope("gate", first, again).code in (0, 3)  # type: ignore[attr-defined]

@@ -37,7 +37,7 @@ def test_false_alarms_and_misses(pairs: list[tuple[Side, Side]], planted: str) -
         assert found[unchanged]["slower"] < 0.02 * PAIRS
     assert found[0.06]["pass"] < 0.05 * PAIRS
     assert found[0.10]["pass"] == 0
-    assert found[0.0]["pass"] > PAIRS / 2, "a gate that never passes is of no use"
+    assert found[0.0]["pass"] > PAIRS / 2, "a gate that never passes is useless"
     if planted != "one cell":
         assert found[0.06]["slower"] > 0.95 * PAIRS
     [documented] = re.findall(rf"^\| {VISITS} \| {planted} \| (.*) \|$", RATES.read_text(), re.MULTILINE)

@@ -28,7 +28,7 @@ LIMITS = {"prefill": 0.03, "decode": 0.03}
 
 
 def test_the_same_visits_leave_little_open_and_slower_ones_nothing() -> None:
-    """Against itself a run has nothing slower; three times as slow, every cell is decided."""
+    """Compared with itself, a run has no slower cell. If it is three times as slow, every cell is decided."""
     before = read_side(REFERENCE)
     visits = read_gathered(REFERENCE, read_document(REFERENCE)).visits
     slow = {
@@ -45,7 +45,7 @@ def test_the_same_visits_leave_little_open_and_slower_ones_nothing() -> None:
 
 
 def test_open_cells_are_visited_in_rounds_after_those_of_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The drift of the machine is what all cells of a round share, so no two rounds may have one number."""
+    """All cells of a round share the drift of the machine, so no two rounds may have the same number."""
     recorded = read_gathered(REFERENCE, read_document(REFERENCE)).visits
     known = {cell: visits[0] for cell, visits in list(recorded.items())[:3]}
 

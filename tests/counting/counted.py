@@ -26,7 +26,7 @@ def documents(card: str, quants: Sequence[Quant] = FORMATS) -> dict[str, dict[st
 
 
 def rank_documents(card: str) -> dict[int, dict[str, Any] | str]:
-    """Return the counts of the rank that has most, by the number of ranks, or why the preset cannot be split so."""
+    """Return the counts of the largest rank by number of ranks, or the reason why the preset cannot be split."""
     documents: dict[int, dict[str, Any] | str] = {}
     for ranks in SPLITS:
         try:
@@ -37,7 +37,7 @@ def rank_documents(card: str) -> dict[int, dict[str, Any] | str]:
 
 
 def lines(name: str, formats: dict[str, dict[str, Any]], ranks: dict[int, dict[str, Any] | str]) -> str:
-    """Return the JSON text with one operator per line, for readable diffs; an unchanged operator is its number."""
+    """Return the JSON text with one operator per line, for readable diffs. Unchanged operators are numbers."""
     plain = formats["none"]
     model = {key: value for key, value in plain.items() if key not in _OF_A_FORMAT}
     of_formats = [_counts(quant, document, _OF_A_FORMAT, model, plain) for quant, document in formats.items()]
@@ -60,7 +60,7 @@ _OF_A_RANK = (*_OF_A_FORMAT, "params", "understood_params")
 def _counts(
     name: str, document: dict[str, Any], keys: Sequence[str], model: dict[str, Any], plain: dict[str, Any]
 ) -> str:
-    """Return what a format or a split changes of the model as published."""
+    """Return the differences of a format or a split from the published model."""
     own = {key: document[key] for key in keys}
     assert document == {**model, **own}
     operators = own.pop("operators")

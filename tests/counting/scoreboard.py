@@ -1,6 +1,6 @@
 """Compare the walk with torch's counter, for every causal-LM type of the installed transformers.
 
-`python tests/counting/scoreboard.py` measures all of them and writes the committed table anew.
+`python tests/counting/scoreboard.py` measures all types and writes the committed table again.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def score(model_type: str) -> tuple[str, str]:
 
 
 def _checks(config: object) -> list[Crosscheck]:
-    """On the CPU where the weights are few, as its kernels are compiled and those of meta are Python; else on meta.
+    """Run on the CPU if there are few weights, and else on meta. If one fails, try the other.
 
-    What cannot run on one may run on the other: meta tensors have no values to ask for, and mind no dtype.
+    CPU kernels are compiled and those of meta are Python. Meta tensors have no values, but accept any dtype.
     """
     on_meta = build_on_meta(config, torch.bfloat16, attn="eager")
     first, second = _on_cpu, lambda _: on_meta
@@ -76,7 +76,7 @@ def _time_limit() -> Iterator[None]:
     def stop(*_: object) -> None:
         raise TimeoutError(f"more than {_SECONDS_A_TYPE} s")
 
-    # CPU time of this process: wall time includes that of other processes on the cores.
+    # The limit is CPU time of this process, because wall time includes other processes on the cores.
     old = signal.signal(signal.SIGPROF, stop)
     signal.setitimer(signal.ITIMER_PROF, _SECONDS_A_TYPE)
     try:

@@ -1,9 +1,9 @@
 """A second counter of tensor parallelism: transformers' own sharding of a tiny model, on meta tensors in one process.
 
-`python tests/counting/sharded.py` holds all causal-LM types against it and writes the committed table anew.
+`python tests/counting/sharded.py` compares all causal-LM types with it and writes the committed table again.
 
-torch's fake process group (torch.testing) replaces the other ranks: DTensors are cut and collectives are called as
-in a group of that size, and nothing is sent.
+torch's fake process group (torch.testing) replaces the other ranks. It cuts DTensors and calls collectives as in a
+group of that size, and sends nothing.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from profiler.loading.meta_model import build_on_meta, quiet_libraries
 TABLE = Path(__file__).with_name("sharded.csv")
 
 BATCH, PROMPT = 2, 5
-# Below the windows of the tiny models: a windowed layer of transformers keeps one key less than its window.
+# Shorter than the windows of the tiny models: windowed layers of transformers keep one key less than the window.
 
 
 @dataclass(frozen=True)
 class Sharded:
-    """The weights and messages of one rank under transformers' sharding; figures of a step are None if none runs."""
+    """The weights and messages of one rank under transformers' sharding. Figures of a step that cannot run are None."""
 
     weight_bytes: int
     sent: tuple[tuple[str, int], ...] | None
@@ -83,7 +83,7 @@ def sharded(config: Any, mesh: Any) -> Sharded:
         try:
             with heard:
                 output = model(input_ids=ids, use_cache=True, logits_to_keep=1)
-        except Exception as error:  # models that ask a meta tensor for its value, or that their own plan breaks
+        except Exception as error:  # models that read a value of a meta tensor, or fail with their own plan
             return Sharded(weight_bytes, None, None, f"{type(error).__name__}: {str(error).splitlines()[0]}")
     layers = getattr(getattr(output, "past_key_values", None), "layers", ())
     cached = [getattr(layer, name, None) for layer in layers for name in ("keys", "values")]
@@ -101,7 +101,7 @@ class _Heard(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # DTensor first: the collectives that it calls come back here
+            return NotImplemented  # DTensor goes first: its collectives return here
         name = str(func)
         tensor = args[0] if args else None
         while isinstance(tensor, list | tuple) and tensor:
@@ -120,7 +120,7 @@ def _local(tensor: Any) -> torch.Tensor:
 
 
 def counted(config: Any, ranks: int, rank: int = 0) -> Sharded:
-    """Return the same figures by the walk, from the plan."""
+    """Return the same figures, which the walk counts from the plan."""
     with quiet_libraries():
         model: Any = build_on_meta(config, torch.bfloat16)
     work = walk_rank(model, ranks, rank)
@@ -136,7 +136,7 @@ def counted(config: Any, ranks: int, rank: int = 0) -> Sharded:
 
 
 def difference(mine: Sharded, theirs: Sharded) -> str:
-    """Describe the differences; only of weights if transformers' model does not run here."""
+    """Describe the differences, only of weights if transformers' model does not run here."""
     differences = []
     if mine.weight_bytes != theirs.weight_bytes:
         differences.append(f"weights {mine.weight_bytes}, transformers {theirs.weight_bytes}")

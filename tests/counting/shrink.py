@@ -76,7 +76,7 @@ def _shrink(config: Any) -> None:
 
 
 def _fewer_layers(config: Any) -> None:
-    """Return the first layers, and at least one of each kind."""
+    """Keep the first layers, and at least one of each kind."""
     types = _get(config, "layer_types")
     layers = _get(config, "num_hidden_layers")
     if types and "layer_types" in vars(config):

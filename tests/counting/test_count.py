@@ -85,7 +85,7 @@ def test_census_is_all_of_the_linear_work(roofscope) -> None:  # type: ignore[no
 
 
 def test_floors_on_gpus(roofscope) -> None:  # type: ignore[no-untyped-def]
-    """Mistral-7B on an H100: 14,288,632,320 bytes over 3.35 TB/s is 4.27 ms; 512 tokens of prefill 7.29 ms."""
+    """Mistral-7B on an H100 reads 14,288,632,320 bytes at 3.35 TB/s in 4.27 ms. 512 prompt tokens take 7.29 ms."""
     decode = document(roofscope, "mistral-7b-v0.1", "--gpu", "H100 SXM,T4", "--dtype", "float16")
     assert decode["gpus"][0]["floor_s"] == pytest.approx(4.27e-3, rel=0.005)
     assert decode["gpus"][1]["floor_s"] == pytest.approx(44.7e-3, rel=0.005)
@@ -95,7 +95,7 @@ def test_floors_on_gpus(roofscope) -> None:  # type: ignore[no-untyped-def]
 
 
 def test_a_card_without_bfloat16_units_runs_in_float16(roofscope) -> None:  # type: ignore[no-untyped-def]
-    """7.216 TFLOP of prefill over a T4's 65 TFLOP/s in float16: 111 ms; over its 8.1 in float32 it would be 891."""
+    """A prefill of 7.216 TFLOP takes a T4 111 ms at 65 TFLOP/s in float16, and 891 ms at 8.1 in float32."""
     arguments = ("mistral-7b-v0.1", "--phase", "prefill", "--gpu", "Tesla T4")
     (card,) = document(roofscope, *arguments)["gpus"]
     assert (card["gpu"], card["dtype"]) == ("T4", "float16")
@@ -137,10 +137,11 @@ def test_a_card_without_a_rate_for_the_dtype_says_so(roofscope) -> None:  # type
 
 
 def test_a_model_is_counted_in_its_published_format(roofscope) -> None:  # type: ignore[no-untyped-def]
-    """gpt-oss-20b: 4 of 32 experts a layer at 4.25 bits, all else in bfloat16.
+    """gpt-oss-20b reads 4 of 32 experts per layer at 4.25 bits, and all else in bfloat16.
 
-    Attention 24 x (2880 x 9216 weights + 8000 biases + 64 sinks), the head 2880 x 201088, routers 24 x (2880 + 1) x 32,
-    norms 49 x 2880, 2 bytes each; experts 24 x 4 x (3 x 2880 x 2880 x 4.25 / 8 + 8640 biases of 2 bytes).
+    With 2 bytes each, attention has 24 x (2880 x 9216 weights + 8000 biases + 64 sinks) and the head 2880 x 201088.
+    Routers have 24 x (2880 + 1) x 32 and norms 49 x 2880. Experts take 24 x 4 x (3 x 2880 x 2880 x 4.25 / 8 + 8640
+    biases of 2 bytes).
     """
     counted = document(roofscope, "gpt-oss-20b", "--batch", "1", "--prompt", "512", "--gpu", "RTX 4090")
     dense = 24 * (2880 * 9216 + 8000 + 64) + 2880 * 201_088 + 24 * 2881 * 32 + 49 * 2880
@@ -149,8 +150,8 @@ def test_a_model_is_counted_in_its_published_format(roofscope) -> None:  # type:
     assert counted["bytes"]["weights"] == 2 * dense + experts
     assert counted["bytes"]["total"] / 1e9 == pytest.approx(3.72, abs=0.005)
     assert counted["params"] == 20_914_757_184
-    # Published: 13.76 GB. Eager attention over 512 tokens has 64 heads' scores: once in 16 bits, twice in 32.
-    # Free in pieces: 2.5 outputs of the widest projection, 4096 of 16 bits.
+    # 13.76 GB are published. Eager attention over 512 tokens has 64 heads of scores, once in 16 bits and twice in 32.
+    # Fragmentation takes 2.5 outputs of the widest projection, 4096 of 16 bits.
     needs = 13.76e9 + 512 * 512 * 64 * 10 + 2.5 * 512 * 4096 * 2
     assert counted["gpus"][0]["needs_bytes"] == pytest.approx(needs, rel=0.01)
     assert counted["gpus"][0]["floor_s"] == pytest.approx(3.72e9 / 1008e9, rel=2e-3)
@@ -170,7 +171,7 @@ def test_an_option_overrides_the_published_format(roofscope, option: tuple[str, 
 
 @pytest.mark.slow
 def test_a_gguf_file_is_counted_as_transformers_loads_it(roofscope, gguf_file: Path) -> None:  # type: ignore[no-untyped-def]
-    """All 134,515,008 parameters are read in 16 bits: the embedding table is the tied head."""
+    """All 134,515,008 parameters are read in 16 bits, because the embedding table is the tied head."""
     counted = document(roofscope, str(gguf_file))
     assert counted["gguf"] == {"types": ["Q4_1", "Q8_0"], "kept_by_kernels": False, "name": "GGUF (Q4_1, Q8_0)"}
     assert counted["bytes"]["weights"] == 2 * 134_515_008
@@ -206,7 +207,7 @@ _ATTENTION, _NORMS, _TABLES = 4 * 1024**2, 2 * 1024, 2 * 32_000 * 1024 + 1024
     ids=["1000 layers", "500 experts"],
 )
 def test_a_hundred_times_the_model(roofscope, tmp_path: Path, config: dict[str, object], params: int) -> None:  # type: ignore[no-untyped-def]
-    """Parameters by the shapes of the matrices; equal layers are one operator, so the time does not grow with them."""
+    """The matrix shapes give the parameters. Equal layers are one operator, so the time does not grow with them."""
     (tmp_path / "config.json").write_text(json.dumps(_WIDE | config))
     counted = document(roofscope, str(tmp_path))
     assert (counted["params"], counted["coverage"]) == (params, 1.0)
@@ -248,7 +249,10 @@ def test_mistakes(roofscope, arguments, says: str) -> None:  # type: ignore[no-u
 
 
 def test_a_grid_without_room_says_what_needs_less(roofscope) -> None:  # type: ignore[no-untyped-def]
-    """141 GB of weights and 8000 tokens x 80 layers x 8 heads x 128 x 2 x 2 bytes of cache, 2.6 GB, at least."""
+    """The smallest step needs 141 GB of weights and 2.6 GB of cache.
+
+    The cache is 8000 tokens x 80 layers x 8 heads x 128 x 2 x 2 bytes.
+    """
     arguments = ("llama-3.1-70b", "--gpu", "T4", "--context-lens", "8000", "--batch-sizes", "1,2")
     printed = " ".join(roofscope("count", *arguments).out.split())
     needs = re.search(r"no room: the GPU has 14.9 GB, and the least of these needs (\d+) GB; fewer bits", printed)

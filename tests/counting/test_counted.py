@@ -37,7 +37,7 @@ def test_bundled_counts_are_up_to_date(card: str) -> None:
 
 @pytest.mark.parametrize("card", ["deepseek-v2-lite", "gpt2", "llama-3.1-8b", "qwen2.5-7b", "qwen3-30b-a3b"])
 def test_bundled_ranks_are_up_to_date(card: str) -> None:
-    """A share of a latent cache, grouped heads and experts; gpt2 has no plan, and 28 heads do not divide by 8."""
+    """The presets have a latent cache, grouped heads and experts. gpt2 has no plan, and 28 heads do not divide by 8."""
     for ranks, document in rank_documents(card).items():
         if isinstance(document, str):
             with pytest.raises(RequestError, match=re.escape(document)):
@@ -71,13 +71,13 @@ def test_other_models_and_formats_are_none() -> None:
 
 
 def test_a_format_has_its_own_bytes() -> None:
-    """Llama-2-7B's 6.476 billion weights without table and head, in 4 bits with a float32 scale per 64 weights."""
+    """Llama-2-7B has 6.476 billion weights without table and head, in 4 bits with a float32 scale per 64 weights."""
     bundled = preset_counts("llama-2-7b", "nf4")
     assert bundled is not None
     head_and_norms = 2 * (32_000 * 4096 + 65 * 4096)
     expected = 32 * (4 * 4096**2 + 3 * 4096 * 11_008) * (4 / 8 + 4 / 64) + head_and_norms
     assert bundled.work.work(Step(1, 1, 0)).weight_bytes == pytest.approx(expected, rel=1e-4)
-    # In addition: the table, of which a step reads a row, and 64 rotary frequencies twice, in float32.
+    # The total adds the table, of which a step reads one row, and 64 rotary frequencies twice in float32.
     assert bundled.weight_bytes == pytest.approx(expected + 2 * 32_000 * 4096 + 2 * 64 * 4, rel=1e-9)
 
 

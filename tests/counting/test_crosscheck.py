@@ -63,7 +63,7 @@ def test_a_counter_that_asserts_equal_heads_is_not_called(monkeypatch: pytest.Mo
 
 
 def test_rotary_angles_that_are_a_matrix_product_are_named_and_excluded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers 5.17 computes them so (models/llama/modeling_llama.py, `LlamaRotaryEmbedding`)."""
+    """transformers 5.17 uses such a product (models/llama/modeling_llama.py, `LlamaRotaryEmbedding`)."""
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
     def forward(self: Any, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

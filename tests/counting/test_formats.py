@@ -1,4 +1,4 @@
-"""Stored bytes: those planned on meta are exactly those of the loaded model."""
+"""The stored bytes planned on meta are exactly those of the loaded model."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from profiler.quant.storage import FourBitRows, dense_rows, is_linear, model_sto
 pytestmark = pytest.mark.cpu
 
 CPU = torch.device("cpu")
-# For the 4-bit formats both layouts of a CPU: as quantised, and repacked for its fused kernel.
+# The 4-bit formats have two layouts on a CPU: as quantised, and repacked for its fused kernel.
 BOTH_LAYOUTS = [("none", False), ("nf4", False), ("nf4", True), ("fp4", False), ("fp4", True), ("int8", False)]
 
 
@@ -56,7 +56,7 @@ def test_planned_bytes_equal_loaded_bytes(
 def test_weights_of_a_step_are_the_storages_without_the_table(
     tiny_folder: Path, answer_cpu_probe: Callable[[bool], None], quant: Quant, fused: bool
 ) -> None:
-    """All storages of the model = weights that a step reads + the embedding table + rotary buffers."""
+    """The model stores the weights that a step reads, the embedding table and the rotary buffers."""
     answer_cpu_probe(fused)
     source = resolve(str(tiny_folder))
     loaded = load(ModelRequest(source, CPU, torch.bfloat16, quant), load_config(source))
@@ -67,7 +67,7 @@ def test_weights_of_a_step_are_the_storages_without_the_table(
 
 
 def test_bits_per_weight() -> None:
-    """bitsandbytes: 4 + 32/64 bits with a float32 absmax per block of 64; 8 + 32/in for row-scaled int8."""
+    """bitsandbytes takes 4 + 32/64 bits with a float32 absmax per block of 64, and 8 + 32/in for row-scaled int8."""
     model = build_on_meta(load_config(resolve("mistral-7b-v0.1")), torch.bfloat16, "nf4")
     assert stored(model.model.layers[0].mlp.up_proj).bits_per_weight == pytest.approx(4.5, abs=1e-4)
     model = build_on_meta(load_config(resolve("mistral-7b-v0.1")), torch.bfloat16, "int8")
@@ -79,7 +79,7 @@ def test_bits_per_weight() -> None:
 def test_a_cpu_with_a_fused_kernel_has_smaller_scales(
     monkeypatch: pytest.MonkeyPatch, fused: bool, double: bool
 ) -> None:
-    """4 bits per weight, a float32 absmax per block of 64 or a bfloat16 one without nesting, and 16 codes."""
+    """Weights take 4 bits, and a matrix 16 codes. A block of 64 has a float32 absmax, or an unnested bfloat16 one."""
     monkeypatch.setattr("bitsandbytes.nn.modules.has_avx512bf16", lambda: fused)
     config = load_config(resolve("smollm2-135m"))
     model = build_on_meta(config, torch.bfloat16, "nf4", options=QuantOptions(double=double), device=CPU)
@@ -95,12 +95,12 @@ def test_a_cpu_with_a_fused_kernel_has_smaller_scales(
     elsewhere = build_on_meta(config, torch.bfloat16, "nf4", device=torch.device("cuda")).model.layers[0].mlp.up_proj
     assert stored(build_on_meta(config, torch.bfloat16, "nf4").model.layers[0].mlp.up_proj).weight_bytes == (
         576 * 1536 // 2 + 576 * 1536 // 64 * 4 + 16 * 4
-    ), "counted for no device in particular, it is as the library quantises it"
-    assert not elsewhere.support_avx512bf16_for_cpu, "this CPU's kernel says nothing of a card"
+    ), "without a device, the layout is that of the library"
+    assert not elsewhere.support_avx512bf16_for_cpu, "the kernel of this CPU does not apply to a card"
 
 
 def test_quantised_linears_against_fp16(gguf_file: Path) -> None:
-    """SmolLM2-135M's linears: about 0.28 (4.5 of 16 bits) and 0.51 (8 bits and a scale per row) of float16."""
+    """SmolLM2-135M's linears take about 0.28 (4.5 of 16 bits) and 0.51 (8 bits and a scale per row) of float16."""
     config = load_config(resolve("smollm2-135m"))
 
     def linear_bytes(quant: Quant) -> int:
@@ -192,7 +192,7 @@ def test_an_unknown_quantisation_is_a_named_error() -> None:
 
 
 def test_cache_and_peak() -> None:
-    """Llama-2-7B: 524,288 bytes per token, 2 GiB at 4096; Mistral v0.1 caches at most its window of 4096."""
+    """Llama-2-7B caches 524,288 bytes per token, 2 GiB at 4096. Mistral v0.1 caches at most its window of 4096."""
     llama = walk(build_on_meta(load_config(resolve("llama-2-7b")), torch.float16))
     assert cache_bytes(llama, 1, 4096) == 2 * 2**30
     mistral = walk(build_on_meta(load_config(resolve("mistral-7b-v0.1")), torch.float16))
@@ -200,7 +200,7 @@ def test_cache_and_peak() -> None:
     weights = 13_476_831_232
     peak = memory_need(llama, weights, Step(8, 2048, 0), 32, ExecutionPath()).peak_bytes
     cache = 8 * 2080 * 524_288
-    # Besides weights and cache: in the MLP gate, up and their product, and four hidden states.
+    # To weights and cache, the MLP adds gate, up and their product, and four hidden states.
     widest = 8 * 2048 * (3 * 11008 + 4 * 4096) * 2
     assert peak == pytest.approx(weights + cache + widest, rel=0.001)
     # Llama-3.1's logits for all of 8 x 2048 positions are 4.2 GB of bfloat16, more than its widest layer.
@@ -221,7 +221,7 @@ def test_the_rows_without_a_fused_kernel() -> None:
 
 
 def test_a_kernel_that_is_fused_again_from_some_rows_on() -> None:
-    """bitsandbytes 0.50 on an A100, 11008 inputs and 4096 outputs: dense for 6 and 7 rows and from 17 on."""
+    """For 11008 inputs and 4096 outputs, bitsandbytes 0.50 on an A100 is dense at 6 and 7 rows and from 17 on."""
     weight = StoredWeight("nf4", 11008, 4096, 1, 0, torch.bfloat16, dense_from_rows=6, fused_rows=((8, 16),))
     rows = [5, 6, 7, 8, 16, 17, 1537]
     copied = weight.conversion_bytes(np.array(rows), torch.bfloat16, 0)[Cause.DEQUANTISATION]
@@ -245,7 +245,7 @@ def test_bitsandbytes_own_table_is_not_monotone(
     always_from: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Read off `_gemm_4bit_use_custom_cuda` (bitsandbytes 0.50, backends/cuda/ops.py) for an A100 and a T4."""
+    """The rows are from `_gemm_4bit_use_custom_cuda` (bitsandbytes 0.50, backends/cuda/ops.py) for an A100 and a T4."""
     table = four_bit.table()
     if table is None:
         pytest.skip("bitsandbytes 0.50 is not installed")
@@ -260,7 +260,7 @@ def test_bitsandbytes_own_table_is_not_monotone(
 
 
 def test_the_round_trip_of_a_4_bit_matrix() -> None:
-    """A dense copy is written and read: 2 x 2 bytes per weight, from the first row without the fused kernel."""
+    """From the first row without the fused kernel, a dense copy is written and read: 2 x 2 bytes per weight."""
     model = build_on_meta(load_config(resolve("mistral-7b-v0.1")), torch.bfloat16, "nf4")
     weight = stored(model.model.layers[0].mlp.up_proj)
     assert weight.dense_from_rows is not None

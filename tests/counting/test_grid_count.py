@@ -36,7 +36,7 @@ def test_each_point_is_the_count_of_its_step(model: str) -> None:
 
 
 def test_mistral_7b_under_a_t4() -> None:
-    """14.5 GB of weights at 320 GB/s (datasheet) take 45 ms. They leave a T4 room for one sequence, not for sixteen."""
+    """Reading 14.5 GB of weights at 320 GB/s (datasheet) takes 45 ms. A T4 has room for one sequence, not sixteen."""
     grid = grid_of("mistral-7b-v0.1", gpus="T4", batch_sizes=[1, 16], prompt_lens=[512], context_lens=[512, 2048])
     [t4] = grid.gpus
     decode = grid.phases.index("decode")
@@ -84,19 +84,22 @@ def test_numbers_of_llama_2_7b(llama: ModelNumbers) -> None:
 
 
 def test_what_gpus_allow_llama_2_7b(llama: ModelNumbers) -> None:
-    """The linears meet at 989 TFLOP/s x 2 bytes / (2 x 3.35 TB/s) = 295 rows; the cache of all heads outweighs them."""
+    """Linears are compute-bound from 989 TFLOP/s x 2 bytes / (2 x 3.35 TB/s) = 295 rows.
+
+    The step never is, because the cache of all heads outweighs the linears.
+    """
     h100, t4 = llama.gpus
     assert h100.linears_compute_bound_from_batch == pytest.approx(295, abs=3)
     assert h100.compute_bound_from_batch is None
     assert h100.tokens_per_s_at_most == pytest.approx(3.35e12 / (13.2e9 + 0.27e9), rel=0.02)
-    # Per sequence its cache, a copy of one layer's, and in the MLP three tensors of 11008 and three of 4096 per token.
+    # A sequence needs its cache, a copy of one layer's, and three MLP tensors of 11008 and three of 4096 per token.
     room = 0.98 * (14.56 * 2**30 - 450e6)
     sequence = 513 * llama.kv_bytes_per_token * 33 / 32 + 512 * (3 * 11008 + 3 * 4096) * 2
     assert t4.largest_batch == int((room - 2 * 6_738_415_616) / sequence)
 
 
 def test_windows_cap_the_cache() -> None:
-    """Mistral-7B v0.1 sees 4096 tokens: its cache never reaches its weights, and attention never half of the FLOPs."""
+    """Mistral-7B v0.1 sees 4096 tokens. Its cache never reaches its weights, and attention never half of the FLOPs."""
     numbers = model_numbers(counted_model(resolve("mistral-7b-v0.1")), 512)
     assert (numbers.kv_equals_weights_at, numbers.attention_is_half_at) == (None, None)
 

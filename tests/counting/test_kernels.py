@@ -1,4 +1,4 @@
-"""Compare what the walk says with what transformers and torch really execute."""
+"""The counts of the walk match the execution in transformers and torch."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_query_for_a_head_of_any_width_takes_little_memory() -> None:
 
 
 def seen_by_the_kernel(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, int, int]]:
-    """Record, for each later call of attention, whether it has a mask, its KV heads, and its keys."""
+    """Record (whether it has a mask, its KV heads, its keys) for each later attention call."""
     calls: list[tuple[bool, int, int]] = []
     real = F.scaled_dot_product_attention
 
@@ -93,13 +93,13 @@ def test_masks_and_repeated_heads_are_those_that_transformers_passes(
 
 
 def path_on_cpu(core: AttentionCore, step: Step, *, compiled: bool = False) -> ExecutionPath:
-    """Return how a CPU executes the step in float32, by torch and transformers."""
+    """Return the path of a step on a CPU in float32, from torch and transformers."""
     query, keys = int(step.query), int(step.query + step.context)
     return attention_path("sdpa", [core], CPU, torch.float32, query=query, keys=keys, compiled=compiled)
 
 
 def bytes_of_repeated(calls: list[tuple[bool, int, int]], core: AttentionCore) -> list[int]:
-    """Return the bytes of K and V that `repeat_kv` wrote and the kernel read in each call, from the kernel's heads."""
+    """Return the K and V bytes that `repeat_kv` wrote and the kernel read in each call, from the kernel's heads."""
     width = core.qk_dim + core.v_dim
     return [2 * keys * heads * width * 4 if heads > core.kv_heads else 0 for _, heads, keys in calls]
 
@@ -108,7 +108,7 @@ def bytes_of_repeated(calls: list[tuple[bool, int, int]], core: AttentionCore) -
 def test_repeated_heads_of_a_static_cache_are_those_of_transformers(
     monkeypatch: pytest.MonkeyPatch, window: int | None
 ) -> None:
-    """Up to transformers 5.17 a decode step with a static cache repeats all its slots; since `pack_gqa` it does not."""
+    """Up to transformers 5.17, a decode step repeats all slots of a static cache. With `pack_gqa` it does not."""
     model = tiny_mistral(window)
     core = core_of(model)
     calls = seen_by_the_kernel(monkeypatch)
@@ -123,7 +123,7 @@ def test_repeated_heads_of_a_static_cache_are_those_of_transformers(
 def test_a_prompt_into_an_emptied_static_cache_gets_no_mask(
     monkeypatch: pytest.MonkeyPatch, cache: type[ReusedCache]
 ) -> None:
-    """Whether it was filled before or not: transformers sees that the cache is empty."""
+    """transformers detects the empty cache, whether or not it was filled before."""
     engine, prompt = cache(tiny_mistral(None), HOST), torch.arange(8)[None]
     calls = seen_by_the_kernel(monkeypatch)
     with torch.inference_mode():
@@ -187,7 +187,7 @@ def test_the_kernel_named_is_the_kernel_run(model_name: str, dtype: torch.dtype,
 
 
 def test_a_mask_makes_the_kernel_run_the_whole_rectangle() -> None:
-    """40 tokens under a window of 24: 24 * 25 / 2 + 16 * 24 = 684 pairs needed, 1,600 executed."""
+    """40 tokens with a window of 24 need 24 * 25 / 2 + 16 * 24 = 684 pairs, and the kernel executes 1,600."""
     core = core_of(tiny_mistral(24))
     work = core.each(Step(1, 40, 0), ExecutionPath())
     flops_per_pair = 2 * 4 * (16 + 16)
@@ -203,9 +203,10 @@ def test_eager_attention_is_not_fused() -> None:
 
 
 def test_int8_conversions_of_one_product() -> None:
-    """10 rows of 64 in bfloat16 through 128 outputs: cast to float16, quantised, an int32 product written and read.
+    """10 rows of 64 in bfloat16 are cast to float16, quantised to int8 and multiplied into 128 int32 outputs.
 
-    The cast reads 2 bytes, writes 2 and reads 2; int8 is written and read; 10 x 128 x 4 bytes are written and read.
+    The cast reads 2 bytes, writes 2 and reads 2. The int8 is written and read. The product, 10 x 128 x 4 bytes, is
+    written and read.
     """
     from bitsandbytes.nn import Linear8bitLt
 
@@ -232,7 +233,7 @@ def test_outlier_columns_are_those_that_the_library_found(tiny_folder: Any) -> N
 
 
 def test_generate_upcasts_the_last_logits() -> None:
-    """Mistral: 32,000 logits read in 2 bytes, written and read in 4."""
+    """Mistral's 32,000 logits are read in 2 bytes, and written and read in 4."""
     operators = walk(build_on_meta(load_config(resolve("mistral-7b-v0.1")), torch.float16)).operators
     head = next(op for op in operators if isinstance(op, Linear) and op.group == "lm_head")
     work = head.work(Step(1, 1, 512), ExecutionPath(upcasts_logits=True))
@@ -245,7 +246,7 @@ def test_generate_upcasts_the_last_logits() -> None:
 def test_slots_of_a_static_cache_are_those_that_transformers_passes(
     monkeypatch: pytest.MonkeyPatch, window: int | None, prompt: int
 ) -> None:
-    """A full window is also rolled and copied back in every step, by the bytes of torch's operators."""
+    """A full window is also rolled and copied back in every step, with the bytes of torch's operators."""
     model = tiny_mistral(window)
     core = core_of(model)
     calls = seen_by_the_kernel(monkeypatch)
@@ -269,7 +270,7 @@ def test_slots_of_a_static_cache_are_those_that_transformers_passes(
 
 
 class Copies(TorchDispatchMode):
-    """Bytes that `roll` and whole-window `copy_` read and write of keys and values of [1, 2 heads, slots, 16]."""
+    """Counts the bytes of `roll` and whole-window `copy_` for keys and values of [1, 2 heads, slots, 16]."""
 
     def __init__(self) -> None:
         super().__init__()

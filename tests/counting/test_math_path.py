@@ -1,6 +1,6 @@
-"""Traffic and memory of torch's math kernel: by hand, and recorded from its operators and allocations.
+"""The traffic and memory of torch's math kernel equal arithmetic and its recorded operators and allocations.
 
-`_scaled_dot_product_attention_math` is one composite of plain operators, equal on a CPU and a GPU.
+`_scaled_dot_product_attention_math` is one composite of plain operators, the same on a CPU and a GPU.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def core_of(dtype: torch.dtype, kv_heads: int = KV_HEADS) -> AttentionCore:
 
 
 def math_path(core: AttentionCore, handed: Heads, static_slots: int = 0) -> ExecutionPath:
-    """Return the path of the math kernel. A token is masked with a static cache, a prompt after a cache with any."""
+    """Return the path of the math kernel. A static cache masks a token, and any cache masks a prompt after it."""
     heads = {core.qk_dim: handed}
     path = ExecutionPath(kernel="math", masked_kernel="math", heads=heads, masked_heads=heads)
     return replace(path, cache="static", static_cache_len=static_slots) if static_slots else path
@@ -76,7 +76,7 @@ def distinct_bytes(tensor: torch.Tensor) -> int:
 def attention(
     dtype: torch.dtype, query: int, keys: int, *, masked: bool, handed: Heads
 ) -> tuple[AttentionCore, Callable[[], torch.Tensor]]:
-    """Return a core, and the call of the kernel that transformers makes for it."""
+    """Return a core, and the kernel call that transformers makes for it."""
     core = core_of(dtype)
     groups = HEADS // KV_HEADS
     heads, kv_heads, rows = HEADS, KV_HEADS, query
@@ -120,7 +120,7 @@ def test_traffic_is_that_of_the_recorded_operators(
     work = core.each(Step(BATCH, query, context), path)
     operands = work.activation_bytes + BATCH * keys * core.cached_elements * dtype.itemsize
     avoidable = work.avoidable_bytes[Cause.ATTENTION_MATRIX] + work.avoidable_bytes[Cause.REPEATED_HEADS]
-    if handed == "repeated":  # `repeat_kv` read K and V once and wrote them out before the call
+    if handed == "repeated":  # `repeat_kv` read K and V once and wrote them before the call
         before = BATCH * keys * HEADS * 2 * WIDTH * dtype.itemsize
         avoidable -= 2 * before
         operands += before - BATCH * keys * core.cached_elements * dtype.itemsize
@@ -128,10 +128,10 @@ def test_traffic_is_that_of_the_recorded_operators(
 
 
 def test_a_token_over_grouped_heads_is_counted_in_float32_copies() -> None:
-    """Float16, four query heads per KV head: 72 bytes for a K and 40 for a V, besides 2 + 2 to read the cache.
+    """Float16 with four query heads per KV head takes 72 bytes per K and 40 per V, plus 2 + 2 to read the cache.
 
-    K and V are copied to float32 (4 bytes written) and repeated (4 read, 16 written), K is scaled (16 and 16), and the
-    products read both (16). A score takes 36 bytes, and none is masked.
+    K and V are copied to float32 (4 bytes written) and repeated (4 read, 16 written). K is scaled (16 read, 16
+    written), and the products read both (16). A score takes 36 bytes, and none is masked.
     """
     core = core_of(torch.float16)
     work = core.each(Step(1, 1, 1023), math_path(core, "grouped"))
@@ -174,7 +174,7 @@ def test_scratch_memory_is_what_the_allocator_gave(
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("prompt", [64, 512])
 def test_the_peak_of_a_prefill_is_what_the_allocator_gave(kernel: str, dtype: torch.dtype, prompt: int) -> None:
-    """TinyLlama's shape, a quarter as wide and with two layers; at 512 tokens its scores are most of its peak."""
+    """The model is TinyLlama with a quarter of the width and two layers. At 512 tokens, scores are most of its peak."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(

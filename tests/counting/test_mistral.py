@@ -71,7 +71,10 @@ def test_decode_in_nf4() -> None:
 
 
 def test_executed_traffic_of_an_eager_prefill_and_decode(mistral: ModelWork) -> None:
-    """By a trace in which every aten kernel reads its inputs and writes its outputs once (fake tensors, sdpa)."""
+    """The expected bytes are from a trace with fake tensors and sdpa.
+
+    Every aten kernel reads its inputs and writes its outputs once.
+    """
     assert mistral.work(Step(1, 512, 0)).executed_bytes == pytest.approx(27.15e9, rel=0.01)
     assert mistral.work(Step(1, 1, 512)).executed_bytes == pytest.approx(14.448e9, rel=0.001)
 

@@ -1,4 +1,4 @@
-"""The walk's attention is also right for an older transformers, which passes other heads to the kernel."""
+"""The walk also counts the attention of an older transformers, which passes other heads to the kernel."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-# 5.17: no `pack_gqa`, and rotary angles that are a matrix product. It needs an older hub library, which needs httpx.
+# 5.17 has no `pack_gqa`, and its rotary angles are a matrix product. It needs an older hub library, which needs httpx.
 PACKAGES = ("transformers==5.17.0", "huggingface-hub<2", "httpx", "httpcore", "h11")
 TESTS = ("test_kernels.py", "test_crosscheck.py")
 
 
 @pytest.fixture(scope="module")
 def older(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with transformers 5.17, to go first on the path."""
+    """A folder with transformers 5.17, for the start of the path."""
     folder = tmp_path_factory.mktemp("transformers-5.17")
     command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder), *PACKAGES]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -45,9 +45,10 @@ def test_counts_of_attention_hold_in_transformers_5_17(older: Path) -> None:
 
 @pytest.mark.slow
 def test_a_step_on_a_static_cache_repeats_its_heads_in_transformers_5_17(older: Path) -> None:
-    """TinyLlama, 4 KV heads of 64 and 32 query heads: 22 layers repeat K and V of all 544 slots per query head.
+    """TinyLlama has 4 KV heads of 64 and 32 query heads.
 
-    They write and read 2 x 2 x 544 x 32 x 64 x 2 bytes each.
+    Its 22 layers repeat K and V of all 544 slots per query head. They write and read 2 x 2 x 544 x 32 x 64 x 2
+    bytes each.
     """
     script = """
 import torch

@@ -87,7 +87,7 @@ def test_compressed_tensors_are_counted_as_they_run(compressed_folder: Path) -> 
 
 @pytest.mark.parametrize(("config_name", "scale_bytes"), [("Int8WeightOnlyConfig", 5), ("Float8WeightOnlyConfig", 4)])
 def test_torchao_weight_only(config_name: str, scale_bytes: int) -> None:
-    """8 bits per weight and a float32 scale per row (int8: and a zero point of a byte), exactly as stored."""
+    """Weights take 8 bits, and a row a float32 scale (int8 also a zero point of a byte), exactly as stored."""
     quantization = pytest.importorskip("torchao.quantization")
     linear = nn.Linear(128, 256, bias=False, dtype=torch.bfloat16)
     quantization.quantize_(nn.Sequential(linear), getattr(quantization, config_name)())
@@ -194,7 +194,7 @@ def test_experts_in_tritons_layout_count_as_in_the_checkpoint() -> None:
 
 
 def test_fp8_experts_multiply_weights_and_not_scales() -> None:
-    """Qwen/Qwen3-30B-A3B-FP8: FLOPs and parameters as in bf16, 8 bits and a float32 per block of 128 x 128."""
+    """Qwen/Qwen3-30B-A3B-FP8 has the FLOPs and parameters of bf16, with 8 bits and a float32 per block of 128 x 128."""
     fp8 = walk(planned("qwen3-30b-a3b", quant_method="fp8", weight_block_size=[128, 128]))
     dense = walk(build_on_meta(load_config(resolve("qwen3-30b-a3b")), torch.bfloat16))
     step = Step(1, 1, 512)
@@ -239,7 +239,7 @@ def test_mxfp4_for_a_model_without_such_experts_is_a_named_error() -> None:
 
 
 def saved(folder: Path, config: Any, tensors: dict[str, torch.Tensor], quantization: dict[str, Any]) -> Path:
-    """A checkpoint folder as a quantiser writes it."""
+    """Write a checkpoint folder as a quantiser does."""
     folder.mkdir()
     (folder / "config.json").write_text(
         json.dumps({**config.to_dict(), "dtype": "bfloat16", "quantization_config": quantization})

@@ -1,4 +1,4 @@
-"""Padding by arithmetic: the work of each prompt by itself is model work, the rest is avoidable."""
+"""With padding, the work of each separate prompt is model work, and the rest is avoidable."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LENS = (64, 128, 64, 128)
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 def test_half_as_long_is_half_of_the_work(phase: Phase) -> None:
-    """Two of four prompts half as long: model work is that of each by itself, executed work that of the batch."""
+    """Two of four prompts are half as long. Model work is that of separate prompts, executed work that of the batch."""
     config = LlamaConfig(
         hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, vocab_size=96
     )
@@ -41,10 +41,10 @@ def test_half_as_long_is_half_of_the_work(phase: Phase) -> None:
     assert found.executed_flops == whole.executed_flops
     linears = [padded_work(op, key, ragged.requests, path) for op in model.operators if _of_all_tokens(op)]
     share = sum(w.avoidable_flops[Cause.PADDING] for w in linears) / sum(w.executed_flops for w in linears)
-    # A linear sees every position of a prompt, a quarter of which is padding; a step sees one token of each.
+    # A linear sees every position of a prompt, and a quarter is padding. A step sees one token of each prompt.
     assert share == (0.25 if phase == "prefill" else 0)
     if phase == "decode":
-        # 128 + 4 cached positions a row, of which 64 are padding in two rows of four: keys and values of 2 layers.
+        # A row has 128 + 4 cached positions, and 64 are padding in two of four rows: keys and values of 2 layers.
         assert found.avoidable_bytes[Cause.PADDING] == 2 * 64 * 2 * 64 * 2 * 4
 
 

@@ -15,7 +15,7 @@ from profiler.counting.tensor_parallel import chunk_length, walk_rank
 from profiler.errors import RequestError
 from profiler.loading.meta_model import build_on_meta, quiet_libraries
 
-# At least one for every style of a plan that some causal LM has.
+# These types have every plan style of the causal LMs at least once.
 TYPES = (
     "gemma2", "gpt_neox", "olmo2", "qwen3_moe", "llama4_text", "glm4_moe_lite", "mimo_v2_flash",
 )  # fmt: skip

@@ -60,7 +60,7 @@ def test_flops_are_linear_in_batch_and_monotone_in_context(name: str, step: Step
 
 @given(st.integers(1, 300), st.integers(0, 300), st.one_of(st.none(), st.integers(1, 400)))
 def test_pairs_are_the_sum_over_queries(query: int, context: int, window: int | None) -> None:
-    """By definition each query sees its past, itself and the cache, or a window of them; summed one by one."""
+    """Each query sees the cache, earlier queries and itself, or a window of them."""
     expected = sum(min(context + i, window or context + i) for i in range(1, query + 1))
     assert causal_pairs(query, context, window) == expected
 
@@ -111,7 +111,7 @@ def test_latent_attention_is_expanded_again_at_every_step() -> None:
 def test_the_bytes_of_a_latent_go_with_the_products_over_it() -> None:
     """2 x 16 x (576 + 512) FLOPs per position over its 1,152 bytes are 30 FLOP/byte in decode.
 
-    With V3's 128 heads they are 242, beyond an H200's 206. A prompt is expanded once: 2 x 16 x (192 + 128) per pair.
+    With V3's 128 heads they are 242, above an H200's 206. A prompt is expanded once: 2 x 16 x (192 + 128) per pair.
     """
     [core] = [op for op in work_of("deepseek-v2-lite").operators if isinstance(op, AttentionCore)]
     decode = core.each(Step(4, 1, 8192), ExecutionPath())
@@ -121,7 +121,7 @@ def test_the_bytes_of_a_latent_go_with_the_products_over_it() -> None:
     assert of_v3.model_flops / of_v3.kv_read_bytes == pytest.approx(242, abs=1)
     prefill = core.each(Step(2, 512, 0), ExecutionPath())
     assert prefill.model_flops == 2 * (512 * 513 // 2) * 2 * 16 * (192 + 128)
-    # 128 tokens after 4096: absorbed (24,576 more FLOPs per pair, or 4.19 million to expand a token); 512: expanded.
+    # 128 tokens after 4096 are absorbed (24,576 more FLOPs per pair, or 4.19 million to expand a token), 512 expanded.
     few, many = (core.each(Step(1, query, 4096), ExecutionPath()) for query in (128, 512))
     assert few.model_flops == (128 * 4096 + 128 * 129 // 2) * 2 * 16 * 1088
     assert many.model_flops == (512 * 4096 + 512 * 513 // 2) * 2 * 16 * 320 + 4096 * 2 * 512 * 16 * 256
@@ -131,16 +131,16 @@ def test_the_bytes_of_a_latent_go_with_the_products_over_it() -> None:
 
 
 def test_a_linear_layer_of_4096() -> None:
-    """I = BNK / (BK + BN + NK): 1.0 at one token, 409.6 at 512, 682.7 at 1024; never half of it."""
+    """I = BNK / (BK + BN + NK) is 1.0 at one token, 409.6 at 512 and 682.7 at 1024. It is never half of that."""
     assert matmul(1, 4096, 4096, "float16").intensity == pytest.approx(1.0, abs=1e-3)
     assert matmul(512, 4096, 4096, "float16").intensity == pytest.approx(409.6)
     assert matmul(1024, 4096, 4096, "float16").intensity == pytest.approx(682.67, abs=0.01)
-    # The large product of Llama-2's ungated cousin, 2048 x 4096 into 16384: 8Pd^2 / s(Pd + 4d^2 + 4Pd).
+    # The large product of an ungated Llama-2, 2048 x 4096 into 16384: 8Pd^2 / s(Pd + 4d^2 + 4Pd).
     assert matmul(2048, 16384, 4096, "float16").intensity == pytest.approx(1260, abs=1)
 
 
 def test_attention_in_one_kernel() -> None:
-    """Full square N/2, causal N/4 for as many KV heads; 1.6x as much with four query heads per KV head."""
+    """With one query head per KV head, intensity is N/2 for the full square and N/4 if causal. With four it is 1.6x."""
     full = fused_attention(2048, 0, 32, 32, 128, "float16", causal=False)
     causal = fused_attention(2048, 0, 32, 32, 128, "float16")
     assert full.intensity == pytest.approx(1024)
@@ -152,7 +152,7 @@ def test_attention_in_one_kernel() -> None:
 
 
 def test_attention_written_out_stays_below_any_ridge() -> None:
-    """(4d + 5) / (2 x 4) = 64.6 is the limit for d = 128 in 16 bits, however long the sequence."""
+    """(4d + 5) / (2 x 4) = 64.6 is the limit for d = 128 in 16 bits at any sequence length."""
     whole = combined("all", *attention_steps(65536, 65536, 128, "float16"))
     assert whole.intensity == pytest.approx((4 * 128 + 5) / 8, rel=0.01)
     assert whole.attainable_flops_per_s(989.4e12, 3.35e12) < 0.25 * 989.4e12

@@ -1,4 +1,4 @@
-"""Quantised KV caches: what is counted as stored and moved is what transformers' own caches store and move."""
+"""The counted storage and traffic of quantised KV caches are those of transformers' own caches."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CONFIG = LlamaConfig(num_hidden_layers=1, hidden_size=HEADS * WIDTH, num_attenti
 
 
 def cache_of(backend: str) -> Any:
-    """An empty cache of transformers, or a skip where its package is not installed."""
+    """Return an empty cache of transformers, or skip the test if its package is not installed."""
     try:
         return quantized_cache(CONFIG, CACHE_FORMATS[backend])
     except RequestError as error:
@@ -57,7 +57,7 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 class Traffic(TorchDispatchMode):
-    """Bytes that torch's operators read and write of tensors of at least a token's size; views move none."""
+    """Counts the bytes that torch's operators read and write. Views move none."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Traffic(TorchDispatchMode):
 @pytest.mark.parametrize("backend", CACHE_FORMATS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_step_moves_the_counted_bytes(backend: str, dtype: torch.dtype) -> None:
-    """The third token after a prompt. The attention kernel is not part of the cache's own traffic."""
+    """The step is the third token after a prompt. The attention kernel is not part of the cache's traffic."""
     layer = cache_of(backend).layers[0]
     for tokens in (PROMPT, 1, 1):
         layer.update(states(tokens, dtype), states(tokens, dtype))
@@ -109,7 +109,7 @@ def test_it_stores_the_counted_bytes(backend: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize(("backend", "bits"), [("fp8", 8.0), ("quanto", 4.5), ("hqq", 4.5)])
 def test_bits_per_element_by_arithmetic(backend: str, bits: float) -> None:
-    """Groups of 64 share a 16-bit scale and a 16-bit zero point: 4 + 32 / 64 bits."""
+    """Groups of 64 share a 16-bit scale and a 16-bit zero point, so an element takes 4 + 32 / 64 bits."""
     assert 8 * CACHE_FORMATS[backend].element_bytes(2) == bits
 
 
@@ -119,11 +119,11 @@ def test_the_newest_tokens_are_packed_once_they_are_128() -> None:
 
 
 def test_a_decode_step_reads_less_and_moves_more_than_with_a_growing_cache() -> None:
-    """A step after 4096 tokens in bfloat16: 8 bits halve what is read, but executed traffic grows nearly fourfold."""
+    """After 4096 tokens in bfloat16, 8 bits halve the bytes read, but executed traffic grows nearly fourfold."""
     step, core = Step(1, 1, 4096), core_in(torch.bfloat16)
     packed, plain = core.each(step, path_of("fp8")), core.each(step, ExecutionPath())
     assert packed.kv_read_bytes == plain.kv_read_bytes / 2
-    # Per element 2 + 1 + 2 + 12 + 6 bytes in the cache's kernels and 2 in attention, against 4 and 2.
+    # An element moves 2 + 1 + 12 + 6 bytes in the cache's kernels and 2 in attention, compared with 4 and 2.
     ratio = packed.executed_bytes / plain.executed_bytes
     assert ratio == pytest.approx((2 + 1 + 12 + 6 + 2) / 6, rel=0.01)
 

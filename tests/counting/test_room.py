@@ -1,4 +1,4 @@
-"""One question to every command: does Mistral-7B in 16 bits, with 512 tokens in and 128 out, fit a GPU?"""
+"""All commands agree whether Mistral-7B in 16 bits, with 512 tokens in and 128 out, fits a GPU."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ CACHE = 640 * 2 * 32 * 8 * 128 * 2
 STATES = 512 * (3 * 14336 + 4 * 4096) * 2
 """Bytes per sequence in the MLP: gate, up and their product, and four hidden states."""
 LOST = 2.5 * 512 * 14336 * 2
-"""Bytes per sequence that are free in pieces: 2.5 outputs of the widest matmul."""
+"""Bytes per sequence lost to fragmentation: 2.5 outputs of the widest matmul."""
 
 
 def test_the_room_of_a_t4() -> None:
-    """torch sees 14.56 GiB of its 16 (CatVTON issue 133); the context takes 0.45 GB, and 2 % is lost between blocks."""
+    """torch sees 14.56 of 16 GiB (CatVTON issue 133). The context takes 0.45 GB, and 2 % is lost between blocks."""
     assert gpu_called("T4").usable_bytes == pytest.approx(14.56 * GIB, rel=1e-6)
     assert gpu_called("T4").room_bytes == pytest.approx(0.98 * (14.56 * GIB - 450e6), rel=1e-6)
     assert room_bytes("cuda", 10e9) == 9.8e9
@@ -75,7 +75,7 @@ def test_every_command_gives_the_same_answer(roofscope: Any, gpu: str, batch: in
 def _tiny_need(folder: Path, batch: int, prompt: int, new: int) -> float:
     """Bytes of the tiny Llama in 16 bits: 2 layers, hidden size 64, MLP of 128, and 2 KV heads of 16.
 
-    The MLP has gate, up and their product next to four hidden states; 2.5 outputs of 128 are lost in pieces.
+    The MLP has gate, up and their product, and four hidden states. Fragmentation takes 2.5 outputs of 128.
     """
     with safe_open(folder / "model.safetensors", "pt") as file:
         weights = 2 * sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
@@ -84,7 +84,7 @@ def _tiny_need(folder: Path, batch: int, prompt: int, new: int) -> float:
 
 
 def _room(patch: pytest.MonkeyPatch, nbytes: float, loaded_bytes: int = 0) -> None:
-    """Let this CPU have room for `nbytes`, of which `loaded_bytes` are in use."""
+    """Give this CPU room for `nbytes`, of which `loaded_bytes` are in use."""
     for name in ("profiler.device.memory.available_bytes", "profiler.loading.device_map.available_bytes"):
         patch.setattr(name, lambda _: int(nbytes / 0.9) + 1 - loaded_bytes)
 
@@ -130,7 +130,7 @@ def test_doctor_prints_what_the_first_cell_needs(wide_folder: Path, monkeypatch:
 
 
 def test_explore_has_the_same_bytes() -> None:
-    """Mistral-7B on an L4: weights, cache and workspace of the page's expressions for 4 sequences of 512 + 128."""
+    """The page's expressions give Mistral-7B's weights, cache and workspace on an L4 for 4 sequences of 512 + 128."""
     counted = preset_counts("mistral-7b-v0.1", "none")
     assert counted is not None
     entry = model_entry(counted, "none")

@@ -1,4 +1,4 @@
-"""A walk is cached, and repeated when anything changes on which it depends."""
+"""A walk is cached, and repeated if anything that it depends on changes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STEP = Step(2, 1, 100)
 
 @pytest.fixture
 def walked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[ModelSource, str, str]]:
-    """Records the walks that really happen, with an empty cache folder."""
+    """Records the walks that run, with an empty cache folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     calls: list[tuple[ModelSource, str, str]] = []
     walk = meta.counted_on_meta

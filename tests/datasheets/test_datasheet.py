@@ -1,4 +1,4 @@
-"""Datasheet peaks against arithmetic, and cards found by their drivers' names."""
+"""Datasheet peaks compared with arithmetic, and cards found by their drivers' names."""
 
 from __future__ import annotations
 
@@ -86,8 +86,7 @@ def test_peaks_of_ordinary_cores_and_int8(gpu: Datasheet) -> None:
 
 @pytest.mark.parametrize("gpu", [gpu for gpu in gpus() if gpu.peak_fp4_flops_per_s], ids=lambda gpu: gpu.gpu)
 def test_four_bit_products_run_at_four_times_the_sixteen_bit_rate(gpu: Datasheet) -> None:
-    """6.1 times on the 300s, whose float4 units were widened; eight on GeForce, where 16-bit products run at half
-    rate."""
+    """6.1 times on the 300s with their wider float4 units, 8 on GeForce, where 16-bit products run at half rate."""
     times = 8 if is_geforce(gpu) else 6.1 if gpu.compute_capability == "10.3" else 4
     assert gpu.peak_fp4_flops_per_s == pytest.approx(times * (gpu.peak_fp16_flops_per_s or 0), rel=0.03)
 
@@ -106,7 +105,7 @@ def test_ridges(gpu: str, dtype: str, ridge: float) -> None:
 
 
 def test_the_list_of_gpus_has_every_peak_and_the_memory() -> None:
-    """A V100's float64 (7.8) is its makers', and so are an H100's TF32 (494.7) and a B200's float4 (9,000)."""
+    """The maker gives a V100's float64 (7.8), an H100's TF32 (494.7) and a B200's float4 (9,000)."""
     table = gpus_table([SHEETS[name] for name in ("V100 SXM2 16GB", "H100 SXM", "B200 SXM")])
     v100, h100, b200 = (dict(zip([column.heading for column in table.columns], row, strict=True)) for row in table.rows)
     assert (v100["GiB"], v100["fp64"], v100["tf32"], v100["fp4"]) == ("16", "7.80", "-", "-")
@@ -131,7 +130,9 @@ def test_known_traps() -> None:
 with Path(__file__).with_name("device_names.csv").open(encoding="utf-8", newline="") as file:
     REPORTED = list(csv.DictReader(file))
 """Names reported by real drivers, each with the reported memory, the correct row, and its source.
-A slice of a card, a modified card, a laptop part, or a card without a known datasheet has no row."""
+
+A slice of a card, a modified card, a laptop part, or a card without a known datasheet has no row.
+"""
 
 
 @pytest.mark.parametrize("row", REPORTED, ids=lambda row: f"{row['reported_name']} {row['memory_mib']}")
@@ -140,7 +141,7 @@ def test_every_name_from_a_driver_finds_its_row_or_none(row: dict[str, str]) -> 
         memories = [int(row["memory_mib"]) * MIB]
     elif row["gpu"]:
         memories = [SHEETS[row["gpu"]].memory_bytes]
-    else:  # no row, at any memory
+    else:  # no row, for any memory size
         memories = [gpu.memory_bytes for gpu in gpus()]
     for memory in memories:
         sheet = find(row["reported_name"], memory)

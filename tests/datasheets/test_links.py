@@ -71,7 +71,7 @@ def test_latency_is_near_every_published_one(name: str, ranks: int) -> None:
 
 
 def test_the_launches_of_one_process_are_no_latency_of_the_link() -> None:
-    """Eight A100 that one process drives take 36 us, three times the hops (NVIDIA/nccl-tests issue 123)."""
+    """With one process for eight A100, a message takes 36 us, three times the hops (NVIDIA/nccl-tests issue 123)."""
     published = _first_bytes("nvlink3", 8, own_process=False)
     assert min(published) > 2 * published_link("nvlink3", 8).alpha_s
 
@@ -87,7 +87,7 @@ def test_a_small_message_is_sooner_over_nvlink_than_over_pcie(ranks: int) -> Non
 
 
 def test_named_links_are_near_large_messages() -> None:
-    """From 4 MiB on within 40 %, and in the order of the generations."""
+    """From 4 MiB on, named links are within 40 % of published times, and in the order of their generations."""
     for name in published_links():
         for ranks in (2, 4, 8):
             link = published_link(name, ranks)

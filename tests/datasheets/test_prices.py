@@ -67,7 +67,7 @@ def offer(usd_per_h: float, provider: str, kind: PriceClass = "GPU cloud", *, sp
 
 
 B200 = [offer(6.0, "Hyperstack"), offer(6.99, "Lambda"), offer(7.15, "Nebius"), offer(8.6, "CoreWeave")]
-"""Rates on demand of 2026-08 and 2026-09 (prices.csv)."""
+"""On-demand rates of 2026-08 and 2026-09 (prices.csv)."""
 
 
 @pytest.mark.parametrize(
@@ -90,8 +90,7 @@ B200 = [offer(6.0, "Hyperstack"), offer(6.99, "Lambda"), offer(7.15, "Nebius"), 
 def test_a_planted_failure_is_never_quoted(
     planted: Price, others: list[Price], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Failures that users of other price tables met: skypilot #3615 and #9156, skypilot-catalog #31, dstack #1890 and
-    #1886."""
+    """Failures of other price tables: skypilot #3615 and #9156, skypilot-catalog #31, dstack #1890 and #1886."""
     assert impossible(planted, [*others, planted]).startswith(reason or " ") == bool(reason)
     monkeypatch.setattr(prices, "prices", lambda: (*others, planted))
     quoted = quote("B200 SXM", planted.kind, TODAY, spot=planted.spot, provider=planted.provider)

@@ -1,4 +1,4 @@
-"""The names of cache arguments in transformers: 5.24 (src/transformers/models/*/modeling_*.py) made all `cache`."""
+"""The names of cache arguments in transformers: all `cache` from 5.24 on (src/transformers/models/*/modeling_*.py)."""
 
 from __future__ import annotations
 

@@ -95,8 +95,10 @@ def test_a_processor_is_identified_by_more_than_its_name(
 
 
 def test_the_dtypes_of_the_roofs_need_no_further_query_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A T4 (7.5) multiplies float16, an A100 (8.0) bfloat16. A driver that fails while the roofs are set up does not
-    matter."""
+    """A T4 (7.5) multiplies float16, an A100 (8.0) bfloat16.
+
+    A driver that fails while the roofs are set up does not matter.
+    """
     monkeypatch.setattr(torch.cuda, "get_device_capability", Mock(side_effect=RuntimeError("CUDA unknown error")))
     request: Any = SimpleNamespace(dtype=torch.float32, device=torch.device("cuda", 0))
     work: Any = SimpleNamespace(operators=())

@@ -21,7 +21,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_graph_has_cublas_workspaces_of_its_own(events: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A graph captured with the workspace of an earlier graph's pool would write to freed memory once that one is gone.
+    """A graph with the workspace of an earlier graph's pool would write to freed memory after that graph is freed.
 
     Eager code must not use this graph's workspace either (aten/src/ATen/cuda/CublasHandlePool.cpp).
     """

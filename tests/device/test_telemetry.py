@@ -74,7 +74,7 @@ def test_a_capped_and_shared_card() -> None:
 
 
 def test_other_processes_are_unknown_in_a_container_that_hides_this_one() -> None:
-    """There NVML gives the host's process ids, among which this process has another."""
+    """There NVML reports process ids of the host, which differ from those in the container."""
     assert NvmlSource("GPU-0", FakeNvml(pids=(4711,))).read().other_processes is None
     assert NvmlSource("GPU-0", FakeNvml(pids=(os.getpid(),))).read().other_processes == 0
 
@@ -147,7 +147,7 @@ def test_activity_is_only_that_of_the_visits() -> None:
     ]
     shares = Timeline(readings).active([(0.0, 2.0), (10.0, 2.0)])
     assert (shares.sm, shares.memory) == (0.8, 0.4)
-    assert Timeline(readings).active([(0.0, 1.0)]) == ActiveShares(None, None, clock_hz=1e9), "too short to tell"
+    assert Timeline(readings).active([(0.0, 1.0)]) == ActiveShares(None, None, clock_hz=1e9), "too short to judge"
     assert Timeline(readings).active([(20.0, 2.0)]) == ActiveShares(None, None)
 
 

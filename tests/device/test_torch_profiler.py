@@ -1,4 +1,4 @@
-"""torch's profiler is off after an error, whatever raised it."""
+"""torch's profiler is off after any error."""
 
 from __future__ import annotations
 

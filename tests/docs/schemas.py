@@ -53,7 +53,7 @@ TYPES: dict[str, tuple[str, Any]] = {
     "models": ("`models`", dict[str, Preset]),
 }
 TITLES = {"run": "`run`, `batch-test`, `judge`", **{name: title for name, (title, _) in TYPES.items()}}
-"""What each document comes from, by the name of its schema."""
+"""The source of each document, by the name of its schema."""
 
 
 class _Documented(GenerateJsonSchema):

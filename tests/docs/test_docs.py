@@ -138,8 +138,10 @@ def test_its_commands_run_and_print_its_output(page: Path, roofscope: Callable[.
 def test_the_test_on_the_gates_page_works(
     later: str, passes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The page's test passes for an unchanged run and fails for decode that is 68 % slower; `profile` takes its
-    arguments."""
+    """The page's test passes for an unchanged run and fails for decode that is 68 % slower.
+
+    `profile` takes its arguments.
+    """
     reference = ROOT / "runs" / "reference"
 
     def recorded(*arguments: object, **options: object) -> Any:
@@ -188,7 +190,7 @@ def test_readmes_answer_is_that_of_the_recorded_run_by_todays_rules(
 @pytest.mark.slow
 @pytest.mark.timing
 def test_readmes_answer_of_why_is_a_real_one(tmp_path: Path) -> None:
-    """Its findings, of a smaller model. Whether 16 bits are a third one depends on the machine."""
+    """A smaller model gives the same findings. Whether 16 bits are a third one depends on the machine."""
     source = (ROOT / "examples/answers.py").read_text()
     smaller = source.replace("num_hidden_layers=30", "num_hidden_layers=4").replace("49152", "4096")
     (tmp_path / "answers.py").write_text(smaller)
@@ -276,8 +278,7 @@ def test_the_listed_commands_run(
     tiny_folder: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Commands without measurement run on recorded runs; the others are validated, and stopped before they load a
-    model."""
+    """Commands without measurement run on recorded runs. The others are validated, and stop before loading a model."""
 
     def stopped(*_: Any, **__: Any) -> None:
         raise RequestError("it would begin now.")

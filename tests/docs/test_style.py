@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 MODULES = [file for file in sorted((ROOT / "profiler").rglob("*.py")) if file.name != "quality.py"]
-"""All modules with texts of their own; that of `--check-quality` has the prompts that it compares."""
+"""All modules with messages, except that of `--check-quality`, which has the prompts that it compares."""
 SCREENS = [*sorted((ROOT / "tests/golden").glob("*.txt")), *sorted((ROOT / "profiler").rglob("*.html*"))]
 WRITTEN = [page for page in PAGES if "Rendered from the code" not in page.read_text(encoding="utf-8")]
 """All pages but those that `python -m tests.docs.reference` renders."""

@@ -58,7 +58,7 @@ def test_every_row_has_a_test() -> None:
 
 @pytest.mark.parametrize("page", [TROUBLE, FAQ], ids=["troubleshooting", "faq"])
 def test_its_commands_and_options_exist(page: str) -> None:
-    """`pip`, `hf` and `python` have options of their own."""
+    """The options of `pip`, `hf` and `python` are not checked."""
     codes = [code for code in re.findall(r"`([^`\n]+)`", page) if not re.match(r"pip |hf |python |-c ", code)]
     options = {option for code in codes for option in re.findall(r"--[a-z-]+", code)} - {"--system-site-packages"}
     known = set(re.findall(r"`(--[a-z-]+)`", pages()["commands.md"]))
@@ -76,7 +76,7 @@ def test_the_oldest_python() -> None:
 
 
 def test_constraints_replace_torch() -> None:
-    """They name one torch, while the package works with older ones; an image's torch then remains."""
+    """They name one torch, while the package works with older ones; without them, an image's torch remains."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     oldest = next(item.removeprefix("torch>=") for item in project["dependencies"] if item.startswith("torch>="))
     assert f"torch is older than {oldest}" in TROUBLE

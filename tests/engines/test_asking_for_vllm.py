@@ -69,7 +69,7 @@ def test_a_gguf_file_and_a_second_card() -> None:
 
 
 def test_a_vllm_that_does_not_import_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with a torchvision for another torch."""
+    """For example, torchvision was built for another torch."""
     pretend_version(monkeypatch, "0.32.0")
 
     def broken(name: str) -> Any:
@@ -80,6 +80,6 @@ def test_a_vllm_that_does_not_import_is_refused_with_the_reason(monkeypatch: pyt
 
 
 def test_vllm_is_imported_only_on_request() -> None:
-    """`profiler` and its command line know the engine by name, and need no vLLM for anything else."""
+    """`profiler` and its command line list the engine without importing vLLM."""
     code = "import sys, profiler, profiler.cli.app, profiler.engines.registry; sys.exit('vllm' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=120, check=False).returncode == 0

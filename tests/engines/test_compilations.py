@@ -97,14 +97,14 @@ def test_a_shape_is_compiled_once_and_no_position_is_an_input(
     assert set(recorded.compilations) == {"reduce-overhead"}
     assert recorded.numbers == []
     _visits(engine, prompt=6, slots=WINDOW)
-    assert len(recorded.compilations) == first, "later visits find it compiled"
+    assert len(recorded.compilations) == first, "later visits reuse the compiled code"
     _visits(engine, prompt=4, slots=WINDOW)
-    assert len(recorded.compilations) == first, "another depth of the same cache as well"
+    assert len(recorded.compilations) == first, "so does another depth of the same cache"
 
 
 @pytest.mark.slow
 def test_every_shape_is_compiled_as_if_it_were_the_only_one(recorded: Recorded) -> None:
-    """By default, torch makes sizes symbolic from the second shape on, and inputs of the compiled code."""
+    """By default, torch makes sizes symbolic inputs of the compiled code from the second shape on."""
     engine = CompileEngine(_llama().eval(), Capturing(torch.device("cpu")))
     for slots in (16, 24, 32):
         _visits(engine, prompt=6, slots=slots, visits=1)

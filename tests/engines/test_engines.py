@@ -68,7 +68,7 @@ def test_a_whole_call_has_a_mark_before_it_and_after_each_token(name: str) -> No
 
 @pytest.mark.parametrize("failing", [0, 1, 2])
 def test_a_call_that_fails_at_a_mark_leaves_the_model_without_hooks(failing: int) -> None:
-    """A left hook would add a mark to each later forward of every engine."""
+    """A remaining hook would add a mark to each later forward of every engine."""
     model, marks = tiny("window"), []
 
     def mark() -> None:
@@ -94,7 +94,7 @@ def test_a_recorded_graph_gives_the_tokens_of_generate(short_model: Any, monkeyp
 def test_a_shape_is_captured_once_if_its_graph_can_be_kept(
     free_bytes: int, captures: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A shape, another, and the first again: on its own cache, although another was used meanwhile."""
+    """A shape is used, then another, then the first again. Its graph still uses its cache, if both can be kept."""
     captured: list[object] = []
     capture = CudaMachine.capture
     monkeypatch.setattr(CudaMachine, "capture", lambda *args: captured.append(args) or capture(*args))
@@ -111,9 +111,12 @@ def test_a_shape_is_captured_once_if_its_graph_can_be_kept(
 def test_caches_of_compiled_code_are_freed_the_oldest_first(
     room: int, left: int, made: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Batches of 1, 2, 3, 4 and 1 again: a sequence of 12 slots takes 2 layers x 2 x 2 heads x 12 x 16 x 4 = 6,144
-    bytes. Next to the current batch there is room for 9, 5 or none of them. With 5 the first is freed for the fourth,
-    and the second and third for the first again: 4 remain. The tokens are always those of eager."""
+    """Batches are 1, 2, 3, 4 and 1 again; the tokens are always those of eager.
+
+    A sequence of 12 slots takes 2 layers x 2 x 2 heads x 12 x 16 x 4 = 6,144 bytes. Next to the current batch there is
+    room for 9, 5 or no sequences. With room for 5, the first batch is freed for the fourth. The second and third are
+    freed for the first again, so 4 sequences remain.
+    """
     compiler, static = torch.compile, transformers.static_cache
     caches: list[weakref.ref[Any]] = []
 
@@ -137,14 +140,14 @@ def test_caches_of_compiled_code_are_freed_the_oldest_first(
 
 
 def test_a_recorded_graph_cannot_replay_a_moving_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Why such a model is refused: the host counts the position of the window, and a replay does not count."""
+    """Such a model is refused because the host counts the position of the window, and a replay does not."""
     machine = recorded.machine(monkeypatch)
     model = tiny("window")
     prompt = torch.randint(0, 128, (2, 10), generator=torch.Generator().manual_seed(1))
 
     expected = model.generate(prompt, max_new_tokens=6, do_sample=False, pad_token_id=0, eos_token_id=None)[:, 10:]
     assert torch.equal(greedy_tokens(ENGINES["graph"](model, machine), prompt, 6), expected), (
-        "16 slots: it need not move"
+        "the window need not move within 16 slots"
     )
     with pytest.raises(IndexError, match="index 16 is out of bounds"):
         greedy_tokens(ENGINES["graph"](model, machine), prompt, 12)

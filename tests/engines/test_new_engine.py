@@ -13,7 +13,7 @@ from profiler.errors import RequestError
 
 
 class ToyEngine(EagerEngine):
-    """The eager engine by another name."""
+    """The eager engine under another name."""
 
     name = "toy"
 

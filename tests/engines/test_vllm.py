@@ -117,8 +117,11 @@ def test_a_chunked_prefill_is_reported_and_gives_the_same_tokens(engine: VllmEng
 
 
 def test_a_full_cache_preempts_and_the_cell_has_no_number(engine: VllmEngine) -> None:
-    """Nine prompts of 500 tokens fill 36 of 39 blocks. Eight of them are one token ahead, since their prompts ended
-    before the ninth. At the twelfth step each of them needs a fifth block for token 513, but only three are free."""
+    """Nine prompts of 500 tokens fill 36 of 39 blocks.
+
+    Eight of them are one token ahead, since their prompts ended before the ninth. At the twelfth step each of them
+    needs a fifth block for token 513, but only three are free.
+    """
     with pytest.raises(
         NoRoomError, match=r"preempted: \d of 9 sequences, from decode step 12 on.*tokens were recomputed"
     ):

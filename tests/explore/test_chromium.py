@@ -118,7 +118,7 @@ def test_an_address_shows_its_settings(page: Path, counted: CountedModel) -> Non
 def test_what_does_not_fit(page: Path) -> None:
     """14.48 GB of weights leave an H100 of 80 GB room for at most 122 full windows of 4,096 tokens (537 MB each).
 
-    A T4 has room for 14.9 GB (its driver reports 15.6), so that not one window fits next to the weights.
+    A T4 has room for 14.9 GB (its driver reports 15.6), so not one window fits next to the weights.
     """
     window = Chromium()
     window.open(f"{page.as_uri()}#b=512&c=31999&g=T4")
@@ -191,7 +191,7 @@ requestAnimationFrame(frame);
 def test_a_slider_that_moves_in_every_frame_misses_none(page: Path, tmp_path: Path) -> None:
     """Script, layout and drawing of a move fit into a frame of an empty page (16.7 ms on most screens).
 
-    Chromium rasters here without a GPU, in software and on the same cores. A page that misses each second frame has a
+    Chromium rasters here without a GPU, in software and on the same cores. A page that misses every second frame has a
     ratio of 2.
     """
     empty = tmp_path / "empty.html"

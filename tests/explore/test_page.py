@@ -32,7 +32,7 @@ def test_it_has_every_format_and_opens_offline(document: ExploreDocument) -> Non
     assert len(page) < 1_000_000
     assert not re.search(r"https?://(?!www\.w3\.org)|@import|url\(|fetch\(|XMLHttpRequest|\beval\b|new Function", page)
     assert "default-src 'none'" in html.unescape(page)
-    # 4-bit weights with their scales: 4.5 bits a weight in the linears of the blocks, and a head in 16.
+    # 4-bit weights with their scales: 4.5 bits per weight in the linears of the blocks, and a head in 16.
     weights = {item.quant: item.weight_bytes for item in document.entries if item.ranks == 1}
     assert weights["none"] == pytest.approx(2 * 7_241_732_096, rel=1e-6)
     assert 3.2 < weights["none"] / weights["nf4"] < 3.8
@@ -50,7 +50,7 @@ def content(page: str) -> Any:
 
 
 def test_a_run_has_its_cells_and_forecasts_between_them(roofscope: Callable[..., Any], tmp_path: Path) -> None:
-    """The page lies in the run's folder, whose report links to it; forecasts surround what was measured."""
+    """The page is in the run's folder and linked from its report; its forecasts surround the measured cells."""
     folder = tmp_path / "run"
     shutil.copytree(REFERENCE, folder)
     assert 'href="explore.html"' not in html_report(read_run(folder))
@@ -65,7 +65,7 @@ def test_a_run_has_its_cells_and_forecasts_between_them(roofscope: Callable[...,
     assert {cell["length"] for cell in cells} <= set(page["lengths"])
     assert all(step["low_s"] <= step["seconds"] <= step["high_s"] for step in forecasts)
     assert any(step["between"] for step in forecasts)
-    # At a measured setting the forecast, which was fitted to it, contains or nearly contains what was measured.
+    # At a measured setting, the range of the fitted forecast contains or nearly contains the measured time.
     by_key = {(step["phase"], step["batch"], step["length"]): step for step in forecasts}
     for cell in cells:
         step = by_key[cell["phase"], cell["batch"], cell["length"]]

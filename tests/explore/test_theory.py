@@ -97,8 +97,8 @@ def test_a_narrower_kv_cache() -> None:
 def test_ranks() -> None:
     """Two ranks of Mistral-7B: half of the linears, and two all-reduces of the hidden states per layer.
 
-    A decode of 4 sequences sends 4 x 4096 x 2 bytes in each of 64 all-reduces, and as much for the embedding if it is
-    split. Over a ring of two each rank carries 2 x (2 - 1) / 2 = 1 times that.
+    A decode of 4 sequences sends 4 x 4096 x 2 bytes in each of 64 all-reduces, and again for a split embedding. Over a
+    ring of two each rank carries 2 x (2 - 1) / 2 = 1 times that.
     """
     counted = counted_model(resolve("mistral-7b-v0.1"), ranks=2)
     entry, gpu = model_entry(counted, "none", 2), gpu_option(roofs_called("A100 80GB SXM"))

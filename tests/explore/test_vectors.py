@@ -38,7 +38,7 @@ def test_python_and_the_page_give_the_vectors() -> None:
 
 
 def test_some_vectors_by_hand() -> None:
-    """Mistral-7B: 14,483,464,192 bytes of weights but for the embedding rows that a step does not read.
+    """Mistral-7B: 14,483,464,192 bytes of weights, except the embedding rows that a step does not read.
 
     A decode step reads 7.11e9 weights (all but 32,000 x 4,096 embeddings) of 2 bytes, and 512 x 131,072 bytes of cache.
     Its matmuls take 2 FLOPs per weight (the norms have none), and attention 4 x 32 layers x 4,096 x 513 FLOPs.

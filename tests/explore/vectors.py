@@ -1,6 +1,6 @@
 """Conformance vectors: every preset in every precision at three cells. `python -m tests.explore.vectors` writes them.
 
-Any port of the count, the page among them, must give these figures.
+Any port of the count, including the page, must give these figures.
 """
 
 from __future__ import annotations

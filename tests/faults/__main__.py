@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-# torch reads it at import. A forked process must not wait for threads that it does not have.
+# torch reads OMP_NUM_THREADS at import. A forked process must not wait for threads that it does not have.
 os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": tempfile.mkdtemp()}
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for `simulated`, as in pytest

@@ -25,12 +25,12 @@ from .tables import tables
 from .trial import Trial, ran, tried
 
 _LONGEST_S = 180.0
-"""Real seconds of a trial, after which it counts as hanging."""
+"""A trial that takes longer, in real seconds, counts as hanging."""
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """A scenario without a fault."""
+    """A scenario recorded without a fault."""
 
     played: Played
     model: Path
@@ -41,7 +41,7 @@ class Recorded:
 
 
 def recorded(played: Played, parent: Path) -> Recorded:
-    """Run the scenario twice: libraries are imported and operators are learned in the first run."""
+    """Run the scenario twice: the first run imports libraries and learns operators."""
     for library in played.libraries:
         __import__(library)
     model = played.asked.folder(parent / played.name)
@@ -76,7 +76,7 @@ def injections(recordings: Iterable[Recorded]) -> list[Injection]:
             if mode == "once" or number < last[site]
         }
     planned.sort()
-    random.Random(0).shuffle(planned)  # a campaign that is stopped early has then tried some faults of every kind
+    random.Random(0).shuffle(planned)  # a campaign that stops early has then tried faults of every kind
     return planned
 
 

@@ -1,4 +1,4 @@
-"""Coverage of the profiler's `except` clauses: each records that it was reached, by code compiled in at import."""
+"""Coverage of the profiler's `except` clauses: code compiled in at import records each clause that runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FILES = (
 _HOOK = "__roofscope_clause__"
 
 reached: set[str] = set()
-"""Reached clauses of this process, as `file:line`."""
+"""Clauses reached in this process, as `file:line`."""
 
 
 def clauses(root: Path) -> list[str]:
@@ -33,13 +33,13 @@ def clauses(root: Path) -> list[str]:
 
 
 def faces_device(clause: str) -> bool:
-    """Return whether a clause is in a module that a device can fail in."""
+    """Return whether a clause is in a module where a device can fail."""
     file = clause.partition(":")[0]
     return file in _FILES or file.split("/")[0] in _ROOMS
 
 
 def watch(package: str = "profiler") -> None:
-    """Compile every module of a package that is imported later so that its clauses record being reached."""
+    """Make each module of a package that is imported later record the clauses that it reaches."""
     spec = importlib.util.find_spec(package)
     assert spec is not None
     assert spec.origin is not None

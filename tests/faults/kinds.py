@@ -13,9 +13,9 @@ import pynvml
 import torch
 
 _PAUSE_S = 5.0
-"""A virtual machine that was moved to another host during a run."""
+"""Pause of a virtual machine that moves to another host during a run."""
 _ILLEGAL_ADDRESS, _INVALID_VALUE, _NOT_READY = 700, 1, 600
-"""Numbers of cudaError_t (CUDA Runtime API)."""
+"""Values of cudaError_t (CUDA Runtime API)."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Kind:
     lie: Callable[[Any], Any] | None = None
     """Returns a false answer for the true one."""
     sticky: bool = False
-    """Whether every later call to the device gives the same error, like a broken context of CUDA."""
+    """Whether every later call to the device gives the same error, as with a broken CUDA context."""
     slow: float = 1.0
     """The factor by which the call takes longer."""
     spreads: bool = False
@@ -36,7 +36,7 @@ class Kind:
 
 
 def _cuda(text: str, code: int) -> Callable[[], BaseException]:
-    """Return the exception that torch raises since 2.8 for an error of CUDA (c10/cuda/CUDAException.cpp)."""
+    """Return the exception that torch raises for a CUDA error since 2.8 (c10/cuda/CUDAException.cpp)."""
 
     def made() -> BaseException:
         error = torch.AcceleratorError(f"CUDA error: {text}\nCUDA kernel errors might be asynchronously reported.")
@@ -139,10 +139,10 @@ PLAUSIBLE: Mapping[str, tuple[str, ...]] = {
     "disk": ("full",),
     "time.perf_counter": ("later",),
 }
-"""Kinds by an API's name, or by its part before the first space or dot. Other APIs are recorded and never fail.
+"""Kinds by an API's name, or by the part before its first space or dot. Other APIs are recorded but never fail.
 
-The allocator's statistics are not here: they call no driver, and are empty before CUDA is set up (torch/cuda/memory.py,
-`memory_stats_as_nested_dict`).
+The allocator's statistics are not listed. They call no driver, and are empty before CUDA is set up
+(torch/cuda/memory.py, `memory_stats_as_nested_dict`).
 """
 
 

@@ -1,12 +1,12 @@
 """Conditions after a fault: every loss is reported, no unrelated figure changes, and a resume repairs the run.
 
-Which columns of cells.csv may differ from those of the run without a fault:
+These columns of cells.csv may differ from those of the run without a fault:
 
 | columns | may change with |
 |---|---|
-| COUNTS | nothing; executed work, if run.json reports that a rule it is counted by could not be read |
-| TIMES | a fault in a visit of that cell; else two ticks of a CUDA event (0.5 us each, one per mark), since
-  earlier work shifts the clock, and 1 % if the cell has another number of visits |
+| COUNTS | nothing; executed work, if run.json reports that its counting rule could not be read |
+| TIMES | a fault in a visit of that cell; else by at most two ticks of a CUDA event (0.5 us each, one per mark), since
+  earlier work shifts the clock, and 1 % if the number of visits differs |
 | SAMPLES | the end of a sweep: it has fewer visits after a fault, and more after a resume |
 | all others (roofs, split, regime, confidence, memory in use) | any fault: they depend on roofs, the twin and replays |
 """
@@ -29,7 +29,7 @@ Row = dict[str, str]
 COUNTS = ("model_flops", "model_bytes", "executed_flops", "executed_bytes", "intensity")
 EXECUTED = ("executed_flops", "executed_bytes")
 _RULES_OF_COUNTING = {"the choice of kernels", "bitsandbytes' choice of 4-bit kernels"}
-"""Missing parts of a run by which executed work is counted."""
+"""Parts of a run that count executed work; a run may report them as missing."""
 TIMES = ("latency_s", "ttft_s", "first_step_s", "issue_s")
 SAMPLES = (
     "samples", "visits", "stopped", "latency_low_s", "latency_high_s", "p90_s", "p99_s", "ttft_p90_s", "ttft_p99_s",
@@ -51,20 +51,20 @@ class Ran:
     """The outcome of one command."""
 
     code: int | None
-    """None if an exception left the command."""
+    """None if the command raised an exception."""
     out: str
     err: str
     escaped: str
-    """The traceback of the exception that left the command line."""
+    """The traceback of the exception that the command raised."""
     way: Sequence[str]
-    """The profiler's lines in the traceback of an unexpected error, the outermost first."""
+    """The profiler's lines in the traceback of an unexpected error, outermost first."""
     calls: Sequence[Call]
     fired: Sequence[Call]
     left_bytes: int
     """Bytes of the card's memory in use at the end, after Python's garbage collection."""
     simulated_s: float
     folder: Folder | None
-    """The run folder that it left, if there is one."""
+    """The run folder, if the command left one."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Folder:
 
 
 def read(folder: Path) -> Folder | None:
-    """Read a run folder without the profiler's own reader; None if there is no run in it."""
+    """Read a run folder without the profiler's own reader. Return None if it contains no run."""
     if not (folder / "run.json").exists():
         return None
     document = json.loads((folder / "run.json").read_text())
@@ -166,7 +166,7 @@ class Case:
 
 
 def failures(case: Case) -> list[str]:
-    """Return the failed conditions, each after the name of its oracle."""
+    """Return the failed conditions, each prefixed with the name of its oracle."""
     return [f"{oracle.__name__.strip('_')}: {text}" for oracle in ORACLES for text in oracle(case)]
 
 
@@ -256,7 +256,7 @@ def _cell_of(row: Row) -> str:
 
 
 def _is_never_sure_of_a_lie(case: Case) -> Iterator[str]:
-    """Check that no figure that differs from the true one has the highest confidence."""
+    """Check that no false figure has the highest confidence."""
     if (case.kind.raised is not None) or case.first.folder is None:
         return
     assert case.base.folder is not None
@@ -291,8 +291,10 @@ def lost(base: Folder, other: Folder) -> list[str]:
 
 
 def _loses_nothing_in_silence(case: Case) -> Iterator[str]:
-    """Check that a missing fact gives exit code 3 (2 if the run ended), and one line of reason in run.json and on
-    the screen."""
+    """Check that a missing fact gives exit code 3 (2 if the run ended) and a one-line reason.
+
+    The reason is in run.json, in report.md and on the screen.
+    """
     if case.first.folder is None or case.first.code == 2:
         return
     assert case.base.folder is not None
@@ -313,8 +315,10 @@ def _loses_nothing_in_silence(case: Case) -> Iterator[str]:
 
 
 def _is_no_loss(case: Case, fact: str) -> bool:
-    """Return whether it is no loss: not offered by the device and named in run.json, not installed, or out of
-    budget."""
+    """Return whether a missing fact is no loss.
+
+    The device does not offer it and run.json names it, it is not installed, or the budget ends before it.
+    """
     if case.injection.kind == "nvml-unsupported":
         assert case.first.folder is not None
         assert case.base.folder is not None
@@ -328,7 +332,7 @@ _NO_LOSS = {
     "import": ("run.json.model.four_bit_dense_from_rows",),  # advice on a format that this run does not use
     "later": ("replay ", "trial ", "generate ", "run.json.generate"),
 }
-"""Facts that may be missing without a reason after a fault of a kind."""
+"""Facts that may be missing without a reason, by the kind of fault."""
 
 
 def _plain(text: str) -> str:
@@ -336,7 +340,7 @@ def _plain(text: str) -> str:
 
 
 def _heals(case: Case) -> Iterator[str]:
-    """Check that one resume without the fault ends the run as if there had been none."""
+    """Check that one resume without the fault ends the run as if there had been no fault."""
     resumed, base = case.resumed, case.base.folder
     if resumed is None:
         return

@@ -31,9 +31,9 @@ class Lost:
 
 
 def forked(calls: Sequence[Callable[[], Any]], *, jobs: int, limit_s: float) -> Iterator[tuple[int, Any]]:
-    """Yield (number, answer) of each call as it ends; `Lost` for one that took longer than the limit or died.
+    """Yield (number, answer) of each call as it ends; `Lost` if it exceeded the limit or died.
 
-    The limit is one of CPU time, which other processes do not lengthen. A call that waits is ended after ten times it.
+    The limit is in CPU time, which other processes do not affect. A call that waits ends after ten times the limit.
     """
     waiting = iter(enumerate(calls))
     selector = selectors.DefaultSelector()

@@ -1,4 +1,4 @@
-"""The runs that faults are injected into: small models on simulated cards, each with sites that no other has."""
+"""The runs that get faults: small models on simulated cards, each with sites that no other run has."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Played:
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the command line in addition to the scenario's; None removes one."""
     pictures: bool = False
-    """Whether report.html and the pictures are written, too, which takes seconds."""
+    """Whether to also write report.html and the pictures, which takes seconds."""
     libraries: tuple[str, ...] = ()
     """Modules to import before the run is recorded."""
     lies: bool = False
-    """Whether only false answers and slow calls are tried: the cells of this run otherwise have high confidence."""
+    """Whether to try only false answers and slow calls: otherwise the cells of this run have high confidence."""
 
     def arguments(self, folder: Path) -> dict[str, Any]:
         asked = self.asked

@@ -1,4 +1,4 @@
-"""The place of all calls that may fail: each is recorded by its name, and fails if an injection says so."""
+"""All calls that may fail: each is recorded by name, and fails if an injection says so."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ Wrapped = Callable[..., Any]
 
 
 class Seam:
-    """Counts calls by site within `installed`; with an injection they fail as it says."""
+    """Counts calls by site within `installed`, and makes them fail as the injection says."""
 
     def __init__(self, world: World, folders: Sequence[Path], injection: Injection | None = None) -> None:
         """`folders`: only writes below them are recorded."""
@@ -89,7 +89,7 @@ class Seam:
             yield
 
     def call(self, api: str, real: Wrapped, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Make a call of `real` for the caller of the caller."""
+        """Call `real` for the caller's caller."""
         frame = caller(2)
         if from_simulator(frame) and api not in _WITHIN_TORCH:
             return real(*args, **kwargs)
@@ -110,7 +110,7 @@ class Seam:
         return result
 
     def _reached(self, api: str, frame: Any) -> Call | None:
-        """Count a call, and return it if it must fail. Raises the error of a device that broke before."""
+        """Count a call, and return it if it must fail. Raises the error of an already broken device."""
         if self._lost is not None:
             if api in NEEDS_DEVICE:
                 raise type(self._lost)(*self._lost.args)
@@ -136,8 +136,7 @@ class Seam:
         return call
 
     def _hook_card(self) -> None:
-        """Record kernels and allocations, which the C++ card reports. It is only hooked if needed, since it takes
-        time."""
+        """Record kernels and allocations, which the C++ card reports. Hooks take time: set them only if needed."""
         for card in self._world.cards:
             if self._asked("kernel"):
                 card.core.on_kernel = partial(self._launched, card)
@@ -145,7 +144,7 @@ class Seam:
                 card.memory.on_allocate = self._allocated
 
     def _launched(self, card: Card, *kernel: Any) -> None:
-        """Fail a launched kernel, or let it take longer; for a replayed graph its first kernel."""
+        """Fail or slow down a launched kernel; of a replayed graph, its first kernel."""
         *_, launched, _operators, duration_s, _start_s = kernel
         if launched and self._reached("kernel", caller(1)) is not None:
             assert self._kind is not None
@@ -199,7 +198,7 @@ class Seam:
         yield importlib, "import_module", self._import(importlib.import_module)
 
     def _disk(self) -> Iterator[tuple[Any, str, Any]]:
-        reals = {"fsync": lambda _: None}  # whether the disk has really stored it is not tested
+        reals = {"fsync": lambda _: None}  # not tested: whether the disk really stores the data
         for name in _DISK:
             yield os, name, self._written(f"disk {name}", reals.get(name, getattr(os, name)))
         opened = self._open(builtins.open)
@@ -207,7 +206,7 @@ class Seam:
         yield io, "open", opened
 
     def _asked(self, api: str) -> bool:
-        """Return whether calls of an API are recorded: in a run with a fault only those that the fault may hit."""
+        """Return whether to record calls of an API: in a run with a fault, only those that the fault may hit."""
         if self._injection is None or self._kind is None:
             return True
         return api == self._injection.site.api or (self._kind.sticky and api in NEEDS_DEVICE)
@@ -223,7 +222,7 @@ class Seam:
         return wrapped
 
     def _written(self, api: str, real: Wrapped) -> Wrapped:
-        """Wrap a call with a path below the folders, or with an open file, on which only they call fsync."""
+        """Wrap a call with a path below the folders, or with an open file: only files below them get fsync."""
         if not self._asked(api):
             return real
 
@@ -289,7 +288,7 @@ class Seam:
 
 
 class _File:
-    """An open file of which every write may fail."""
+    """An open file whose writes may fail."""
 
     def __init__(self, file: Any, seam: Seam) -> None:
         self._file = file

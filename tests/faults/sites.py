@@ -26,7 +26,7 @@ _LINE = re.compile(
 
 @dataclass(frozen=True, order=True)
 class Site:
-    """One API as one line of the profiler calls it."""
+    """One API, called by one line of the profiler."""
 
     api: str
     place: str
@@ -42,7 +42,7 @@ class Call:
 
     site: Site
     number: int
-    """The number of the call at its site, from 1 in each run."""
+    """The number of the call at its site, counted from 1 in each run."""
     stage: str
     """The stage of the run (`profiler.run.stages.Stages.begin`)."""
     cell: str
@@ -65,7 +65,7 @@ class Injection:
 
     @classmethod
     def parse(cls, line: str) -> Injection:
-        """Parse the line of an injection. Raises ValueError for another line."""
+        """Parse the line of an injection. Raises ValueError for any other line."""
         parts = _LINE.fullmatch(line.strip())
         if parts is None:
             raise ValueError(f"{line!r} names no fault; write 'API@file:line#n kind once|on scenario'.")
@@ -77,8 +77,10 @@ class Injection:
 
 
 def place_of(frame: FrameType | None) -> str | None:
-    """Return the nearest line of the profiler outside the door modules; a line of a door if there is no other; None
-    outside the profiler."""
+    """Return the nearest line of the profiler outside the door modules.
+
+    Return a line of a door module if there is no other, and None outside the profiler.
+    """
     door = None
     while frame is not None:
         name = frame.f_code.co_filename
@@ -92,7 +94,7 @@ def place_of(frame: FrameType | None) -> str | None:
 
 
 def from_simulator(frame: FrameType) -> bool:
-    """Return whether the simulated card makes the call, and not the code that runs on it."""
+    """Return whether the simulated card makes the call, not the code that runs on it."""
     return frame.f_code.co_filename.startswith(_SIMULATED)
 
 

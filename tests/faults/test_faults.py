@@ -1,4 +1,4 @@
-"""A sample of faults: every condition is true after each. All faults: python -m tests.faults"""
+"""A sample of faults: every condition holds after each one. All faults: python -m tests.faults"""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ SAMPLE, SEED = 16, 0
 
 
 def test_a_sample_of_faults() -> None:
-    """It runs in a separate process: clauses are watched from the first import on, and there are no threads at a
-    fork."""
+    """A separate process watches clauses from the first import on, and forks without threads."""
     command = [sys.executable, "-m", "tests.faults", "--sample", str(SAMPLE), "--seed", str(SEED)]
     asked = [*command, "--scenarios", "eager,graph,nf4"]
     root = Path(__file__).parents[2]

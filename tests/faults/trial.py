@@ -30,7 +30,7 @@ from .seam import Seam
 from .sites import ROOT, Injection
 
 _BRIEF = {"profiler.roofs.sampler._LOADED_S": 0.02, "profiler.roofs.sampler._MOST_RECORDED": 20}
-"""Runs are shorter than usual: faults need no card with times to a thousandth, and there are a thousand runs."""
+"""Runs are shorter than usual: faults need no times exact to a thousandth, and there are a thousand runs."""
 _AGAIN = ("no_levers", "budget", "trace")
 """Options of a run that its resume repeats."""
 _LATER_S = 3600.0
@@ -46,12 +46,12 @@ class Trial:
     stage: str
     """The stage of the run at the first fault."""
     way: tuple[str, ...]
-    """The profiler's lines in the traceback of an unexpected error, the outermost first."""
+    """The profiler's lines in the traceback of an unexpected error, outermost first."""
     failures: tuple[str, ...]
     reached: tuple[str, ...]
-    """The reached clauses of the profiler, as `file:line`."""
+    """The profiler's reached clauses, as `file:line`."""
     said: str
-    """The run's stderr, and the exception that left it."""
+    """The run's stderr, and the exception that it raised."""
 
 
 def tried(injection: Injection, played: Played, model: Path, base: Ran) -> Trial:
@@ -114,7 +114,7 @@ def ran(played: Played, model: Path, folder: Path, injection: Injection | None =
 
 @contextlib.contextmanager
 def _traced() -> Iterator[list[str]]:
-    """The profiler's lines in the traceback of an unexpected error, the outermost first."""
+    """Yield the profiler's lines in the traceback of an unexpected error, outermost first."""
     from profiler.cli import app
 
     whole, way = app.complain_unexpected, []

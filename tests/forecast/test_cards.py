@@ -23,12 +23,12 @@ from profiler.store.folder import read_document, read_run
 EPYC = Path(__file__).parents[2] / "runs" / "reference" / "smollm2-135m-epyc"
 NF4 = Path(__file__).parents[1] / "data" / "forecast" / "smollm2-135m-zen4-nf4"
 MESSAGES = 2 * 30 + 2
-"""Of SmolLM2-135M: two sums a layer, one after the embedding, the logits gathered."""
+"""SmolLM2-135M has two sums per layer, one after the embedding, and a gather of the logits."""
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _read_once() -> Iterator[None]:
-    """Reading the run fits its forecast, which is the same in every test; the run's device is not this one."""
+    """Fit the run's forecast once for all tests, and treat its device as another one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cards, "run_facts", cache(cards.run_facts))
         patch.setattr(cards, "machine_of", lambda _: "this is another one")
@@ -45,7 +45,7 @@ def test_latency_is_paid_once_a_message_and_nothing_else_changes() -> None:
     fast, slow = cell_of("0,1e9"), cell_of("1000,1e9")
     assert fast.times[0] == slow.times[0]
     assert slow.times[1].latency_s - fast.times[1].latency_s == pytest.approx(MESSAGES * 1e-3, rel=1e-6)
-    # A third of every linear is left, and all of dispatch and of the norms.
+    # A rank has a third of every linear, and all of dispatch and of the norms.
     assert 1.2 < fast.gain(fast.times[1]) < 3
 
 
@@ -100,7 +100,7 @@ def test_a_model_that_needs_two_cards_is_compared_from_there() -> None:
     wanted = ForecastRequest(batch_sizes="1", prompt_lens="512", dtype="bfloat16")
     answer, card = forecast_ranks("llama-3.1-70b", "H100 SXM", wanted, RankOptions("2,4", "nvlink4"), QuietListener())
     decode = next(cell for cell in answer.cells if cell.phase == "decode")
-    assert [time.fits for time in decode.times] == [False, True, True]  # 141 GB of weights, 80 GB a card
+    assert [time.fits for time in decode.times] == [False, True, True]  # 141 GB of weights, 80 GB per card
     assert decode.base is decode.times[1]
     assert "room for it" in answer.sentence(card)
 

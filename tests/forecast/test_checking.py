@@ -31,7 +31,7 @@ def test_a_forecast_is_run_and_its_errors_are_kept(
     )  # fmt: skip
     arguments = ("forecast", str(run.folder), "--batch-sizes", "2,8", "--prompt-lens", "16", "--check", "--budget", "1")
     outcome = roofscope(*arguments, "--format", "json")
-    # The model was a folder of one's own: run.json keeps its name, and not the path that it lay at.
+    # The model was a local folder: run.json has its name, but not its path.
     assert outcome.code == 2
     assert "--model" in outcome.err
     outcome = roofscope(*arguments, "--model", str(tiny_folder), "--format", "json")

@@ -45,7 +45,7 @@ def test_cells_are_counted_from_the_config_alone(known: RunFacts) -> None:
             assert sum(values[index] for values in column.avoidable_bytes.values()) == sum(
                 item.avoidable_bytes.values()
             )
-        # A cell also needs room for 2.5 outputs of the widest matmul, in float32, that are free in pieces.
+        # A cell also needs room for 2.5 float32 outputs of the widest matmul: free memory that is not in one piece.
         lost = 2.5 * key.cell.batch_size * key.cell.depth * 1536 * 4
         needed = known.trained.measured.demanded.needed_bytes[index]
         assert needed - lost == pytest.approx(known.facts.predicted_peak_bytes[key.cell], rel=0.01)
@@ -64,7 +64,7 @@ def test_the_model_is_the_split() -> None:
     explained = np.array([result.latency_s - result.unexplained_s - result.avoidable_s for result in judged])
     off = np.abs((terms.total_s - terms.avoidable_s) / explained - 1)
     assert np.median(off) < 0.02
-    # A cache hands on what a kernel wrote: never more slowly than memory, as which a run's own split counts it.
+    # A cache serves what a kernel wrote at least as fast as memory; the run's split counts it all as memory traffic.
     assert np.all(terms.avoidable_s <= 1.001 * np.array([result.avoidable_s for result in judged]))
 
 
@@ -83,7 +83,7 @@ def test_the_intervals_of_a_real_run_hold_nine_in_ten_of_what_they_have_not_seen
     within = known.trained.within
     assert len(within.errors) == 32
     assert np.mean(within.widths <= within.half_width) >= 0.9
-    # The machine was shared and busy: cells of equal work lie 10 % apart, and no forecast can be nearer.
+    # The machine was shared and busy: cells of equal work differ by 10 %, and no forecast can be closer.
     assert within.median < 0.10
 
 
@@ -196,7 +196,7 @@ def test_another_form_is_forecast_only_where_it_was_tried() -> None:
 
 @pytest.mark.timing
 def test_100_000_cells_take_under_a_second(known: RunFacts) -> None:
-    """Without the count of the model: 0.4 s on two busy cores. Compared with 100 cells, on any machine."""
+    """It takes 0.4 s on two busy cores, without the count of the model. On any machine, 100 cells are the reference."""
     count, rng = 100_000, np.random.default_rng(0)
     prefill = rng.random(count) < 0.5
     steps = StepArrays(

@@ -15,7 +15,7 @@ from profiler.rent.workload import workload_of
 
 CARD = "A100 80GB SXM"
 BYTES_PER_S = 2.039e12
-"""NVIDIA's datasheet, as its 312 TFLOP/s in 16 bits and 19.5 in float32."""
+"""From NVIDIA's datasheet, like 312 TFLOP/s in 16 bits and 19.5 in float32."""
 
 
 def cell(answer: Answer, phase: str) -> ForecastCell:
@@ -31,7 +31,7 @@ def rented_step(model: str) -> tuple[float, float, float]:
 
 
 def test_float32_runs_under_the_peak_of_float32() -> None:
-    """Llama-3.1-8B, 512 tokens: 2 FLOPs per token for each of the 6.979 B weights of its layers, and the triangle."""
+    """Llama-3.1-8B, 512 tokens: 2 FLOPs per token for each of its layers' 6.979 B weights, and attention's triangle."""
     wanted = ForecastRequest(prompt_lens="512", batch_sizes="1", dtype="float32")
     answer = forecast_on("llama-3.1-8b", CARD, wanted)
     flops = 2 * 6.979e9 * 512 + 32 * 2 * 32 * (128 + 128) * 512 * 513 / 2
@@ -66,14 +66,14 @@ def test_a_latent_that_is_expanded_again_costs_its_products() -> None:
     decode = cell(forecast_on("deepseek-v2-lite", CARD, ForecastRequest("2048", "64", new_tokens=32)), "decode")
     tokens = 64 * 2064
     expanded_flops = 27 * 2 * 512 * 16 * 256 * tokens
-    # What is expanded is written (16 x 256), then keys and values are written out by head (192 + 128) and read.
+    # The expanded latents are written (16 x 256); then keys and values are written by head (192 + 128) and read.
     moved_bytes = 27 * 2 * tokens * (16 * 256 + 2 * 16 * 320 + 3 * 576)
     assert decode.low_s > max(expanded_flops / 312e12, moved_bytes / BYTES_PER_S) > 40e-3
     assert (decode.low_s, decode.latency_s, decode.high_s) == pytest.approx(rented_step("deepseek-v2-lite"))
 
 
 def test_what_a_step_loses_is_dispatch_only_where_the_host_is_slower() -> None:
-    """4096 tokens of Mistral-7B are 14.2 GFLOP per token: 0.9 s at 65 TFLOP/s, and no host dispatches that long."""
+    """4096 tokens of Mistral-7B take 14.2 GFLOP each: 0.9 s at 65 TFLOP/s, and no host dispatches that long."""
     on_t4 = forecast_on("mistral-7b-v0.1", "T4", ForecastRequest("512", "8", quant="nf4"))
     prefill = cell(on_t4, "prefill")
     assert prefill.terms["compute_s"] == pytest.approx(4096 * 14.2e9 / 65e12, rel=0.05)

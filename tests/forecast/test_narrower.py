@@ -89,8 +89,7 @@ def test_linears_are_replayed_only_on_the_device_of_the_run(changed: dict[str, A
 
 
 def test_the_share_has_more_layers_than_a_cache_holds() -> None:
-    """SmolLM2-135M over three ranks: a layer of the share has 4 x 1.18 MB. Twice a cache of 2 MiB is one layer, twice
-    8 MiB is four."""
+    """A layer of a third of SmolLM2-135M has 4 x 1.18 MB: twice a cache of 2 MiB is one layer, twice 8 MiB is four."""
     document = read_document(EPYC)
     share = meta_model_of(EPYC, document)
     walk_rank(share, 3)
@@ -118,8 +117,11 @@ def test_cut_weights_cannot_be_trained_and_whole_ones_can() -> None:
 def test_planted_times_of_linears_of_half_the_width_are_in_the_forecast(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, roofscope: Callable[..., Any]
 ) -> None:
-    """Linears take a planted 1 ms whole and 0.75 ms in half the width. The model has 2 x 7 of them and a head, so a
-    rank's step takes 15 x 0.25 ms less; the other parts that are split are negligible."""
+    """Linears take a planted 1 ms whole and 0.75 ms at half the width.
+
+    The model has 2 x 7 of them and a head, so a rank's step takes 15 x 0.25 ms less. The other split parts are
+    negligible.
+    """
     whole_shapes = set(linear_modules(_tiny(tiny_folder)))
 
     def planted(linears: Mapping[Any, Sequence[Any]], *_: object, **__: object) -> dict[Any, tuple[float, ...]]:

@@ -1,1 +1,1 @@
-"""Whole screens of commands, as they were last reviewed: `python -m tests.golden` writes them anew."""
+"""Whole screens of commands, as last reviewed: `python -m tests.golden` writes them again."""

@@ -1,4 +1,4 @@
-"""Write every screen anew; review the difference before it is committed."""
+"""Write every screen again; review the diff before you commit it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Made-up answers for the screens of commands whose figures are measured; the words are those of the commands."""
+"""Made-up figures for the screens of commands that measure; the words come from the commands."""
 
 from __future__ import annotations
 

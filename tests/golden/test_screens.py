@@ -1,4 +1,4 @@
-"""Screens are as they were last reviewed. A wanted difference: `python -m tests.golden`, then review the diff."""
+"""Screens are as last reviewed. For an intended change, run `python -m tests.golden` and review the diff."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Check roofscope's claims on this card: python tests/gpu/acceptance.py --out FOLDER
 
-One call, from anywhere, with nothing of roofscope installed and no network: models are cards with random weights, sized
-by the card's memory. It takes at most `--minutes` (9), and leaves two files in FOLDER: scoreboard.json is written again
-after every check, so that a killed call loses nothing; runs.tar.gz holds the runs and their pictures. What did not run
-is listed with its reason. `--only roofs,trace` runs some groups, so that several calls can share the work: give each
-its own FOLDER. Nothing of the card's settings is changed.
+It is one call from any folder, and needs no installed roofscope and no network: models are cards with random weights,
+sized by the card's memory. It takes at most `--minutes` (9), and writes two files to FOLDER. scoreboard.json is written
+again after every check, so a killed call loses nothing; runs.tar.gz has the runs and their pictures. Skipped checks are
+listed with their reason. `--only roofs,trace` runs some groups, so several calls can share the work, each with a
+different FOLDER. It changes no setting of the card.
 
 It imports torch, transformers, accelerate, jinja2, numpy, nvidia-ml-py, packaging, pandas, psutil, pyarrow, rich,
 safetensors, seaborn and typer. A bare image with torch and transformers often lacks only pydantic, pydantic-core,
@@ -16,7 +16,7 @@ annotated-types and typing-inspection. Carry their wheels there (4 MB; name the 
 
 bitsandbytes (int8, nf4, fp4) and torchao (int8wo, fp8) are optional; a format without its library is listed as not run.
 
---dry-run runs the very same script on a CPU with a tiny model; what needs CUDA is then listed as not run.
+--dry-run runs the same script on a CPU with a tiny model; checks that need CUDA are then listed as not run.
 """
 
 from __future__ import annotations
@@ -69,8 +69,10 @@ def groups() -> Groups:
 
 
 def checks(bench: Bench, attempts: Iterable[Attempt]) -> Iterator[Check]:
-    """Yield every check of a group. An attempt that raises is a failed check with one line, and the next one
-    follows."""
+    """Yield every check of a group.
+
+    An attempt that raises is a failed check with one line, and the next one follows.
+    """
     from claims.bench import Check, NotRunError, free, red
 
     for attempt in attempts:

@@ -1,5 +1,4 @@
-"""Nothing leaks: every command that writes runs with secrets in its environment, and every byte of its files is
-searched."""
+"""Nothing leaks: commands that write have secrets in their environment, and all bytes of their files are searched."""
 
 from __future__ import annotations
 
@@ -49,8 +48,7 @@ class Written:
 
 @pytest.fixture(scope="module")
 def written(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Written:
-    """Run all commands in one process with a separate HOME, repository and tokens, and without a network if
-    possible."""
+    """Run all commands in one process with a separate HOME, repository and tokens; without a network if possible."""
     tokens = list(SECRETS.values())
     base = tmp_path_factory.mktemp("leaks")
     home = base / tokens[5]
@@ -134,4 +132,4 @@ def test_it_works_without_a_network(written: Written) -> None:
     """The network namespace has no route, not even to this machine itself."""
     if not written.isolated:
         pytest.skip("this system allows no network namespace (unshare -rn)")
-    assert set(written.codes.values()) <= {0, 3}, "3: a gate that cannot tell"
+    assert set(written.codes.values()) <= {0, 3}, "3: an inconclusive gate"

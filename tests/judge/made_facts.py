@@ -1,4 +1,4 @@
-"""Facts of one cell, made up of operators whose figures are known."""
+"""Facts of one cell, from operators with known figures."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def facts(
     waits: bool = False,
     **of_model: Any,
 ) -> Facts:
-    """One cell's facts on a device of these roofs."""
+    """Return the facts of one cell on a device with these roofs."""
     return Facts(
         model=model(**of_model),
         device=DeviceFacts(kind, "made", 1, 1, 1, ""),

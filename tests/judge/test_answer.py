@@ -32,7 +32,7 @@ def visit(engine: str, decode_s: float) -> Visit:
 
 
 def measured(of: Facts, **seconds: float) -> Facts:
-    """Four visits of each engine, with its seconds per step."""
+    """Return the facts with four visits of each engine, at its seconds per step."""
     cells = {name: replace(CELL, engine=name) for name in seconds}
     return replace(
         of,
@@ -61,7 +61,7 @@ def test_only_a_step_near_its_roof_has_nothing_to_gain(attained: float, unexplai
 
 
 def test_parts_that_took_longer_than_the_step_are_named_as_such() -> None:
-    """127 ms of decoding, whose kernels lost 318 ms when they were measured later, next to other work."""
+    """A decode took 127 ms, but its kernels lost 318 ms when they were measured later, while other work ran."""
     rest = ("kv_s", "compute_s", "dequantise_s", "avoidable_s")
     parts = TimeBreakdown(
         latency_s=0.127, device_s=0.013, floor_s=0.013, weights_s=0.013, kernel_s=0.318, dispatch_s=0.025,
@@ -73,7 +73,7 @@ def test_parts_that_took_longer_than_the_step_are_named_as_such() -> None:
 
 
 def test_a_share_is_of_the_roof_that_judged() -> None:
-    """A gigabyte per step at 2 TB/s, where caches reach 2.5 TB/s and memory 1: 80 %, not 200 %."""
+    """A step reads 1 GB at 2 TB/s; caches reach 2.5 TB/s and memory 1 TB/s, so the share is 80 %, not 200 %."""
     read = OperatorWork("linears", "mlp", 1, "float16", 1e9, 1_000_000_000, 0, 0)
     of = facts([read], flops_per_s=100e12, bytes_per_s=1e12)
     curve = tuple(CurvePoint(nbytes, per_s) for nbytes, per_s in ((2_000_000_000, 2.5e12), (1 << 34, 1e12)))
@@ -92,8 +92,11 @@ def test_products_in_two_dtypes_have_a_roof_between_theirs() -> None:
 
 
 def test_a_graph_whose_cache_is_not_copied_proves_nothing_of_the_host() -> None:
-    """31.5 ms on a GPU of 1 TB/s that hides its host: 1 GB of weights, 10 of KV cache, 20 that eager copies. A graph on
-    a static cache takes 11.5 ms. It saves the copies, and no time of the host."""
+    """A graph on a static cache saves the copies of the cache, and no time of the host.
+
+    An eager step has 1 GB of weights, 10 GB of KV cache and 20 GB of copies. It takes 31.5 ms on a GPU of 1 TB/s that
+    hides its host. The graph takes 11.5 ms.
+    """
     cached = OperatorWork("core", "attention", 1, "float16", 1e9, 0, 10_000_000_000, 0)
     weights = OperatorWork("linears", "mlp", 1, "float16", 1e9, 1_000_000_000, 0, 0)
     copied = replace(cached, avoidable_bytes={Cause.CACHE_COPIES: 20_000_000_000})

@@ -17,7 +17,7 @@ CASES = list(csv.DictReader((Path(__file__).parent / "cases.csv").read_text().sp
 
 
 def verdict(case: dict[str, str]) -> Verdict:
-    """A step with one operator per term: weights and cache at the memory roof, products at the compute roof.
+    """Judge a step with one operator per term: weights and cache at the memory roof, products at the compute roof.
 
     `replayed` is the share of them that was replayed, which shows the losses and conversions of their kernels.
     """

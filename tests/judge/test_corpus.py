@@ -22,18 +22,19 @@ EXPLAINED = 0.20
 COMPUTE: set[Regime] = {"compute-bound"}
 KERNELS: set[Regime] = {"kernel-bound"}
 EXPERT: dict[str, dict[str, set[Regime]]] = {
-    # Two cores whose float32 products read weights at 12 to 25 GB/s where a stream reaches 80: no roof binds a decode
-    # step, its products do; a prefill is arithmetic.
+    # On two cores, float32 products read weights at 12 to 25 GB/s, but a stream reaches 80 GB/s. Products limit a
+    # decode step, and no roof does; arithmetic limits a prefill.
     "smollm2-135m-zen5-float32": {"prefill": COMPUTE, "decode": KERNELS},
-    # In bfloat16 its attention and its products are slow in both phases; arithmetic needs a third of a long prefill.
+    # In bfloat16, attention and products are slow in both phases; arithmetic needs a third of a long prefill.
     "smollm2-135m-zen5-bfloat16": {"prefill": {"kernel-bound", "mixed"}, "decode": KERNELS},
-    # Of a decode step of 73 ms, dispatch is 18, weights are 16, and products lose 33 or more. At batch 8 dispatch is
-    # comparable to that.
+    # In a decode step of 73 ms, dispatch takes 18 ms, weights take 16 ms, and products lose at least 33 ms. At batch 8
+    # dispatch is comparable to that loss.
     "smollm2-135m-epyc": {"prefill": COMPUTE, "decode": {"kernel-bound", "mixed"}},
-    # Of a decode step of 57 ms, weights are 17, dispatch 15 and products lose 25. A prefill of 16 tokens is as slow.
+    # In a decode step of 57 ms, weights take 17 ms, dispatch takes 15 ms, and products lose 25 ms. A prefill of 16
+    # tokens is as slow.
     "smollm2-135m-zen4": {"prefill": {"compute-bound", "kernel-bound"}, "decode": KERNELS},
-    # Of a decode step of 32 ms, 17 are bytes and 10 dispatch. At batch 8 float32 products lose 27 of 63 ms, as on the
-    # EPYC. In a prefill of 64 tokens dispatch, bytes and arithmetic are equal.
+    # In a decode step of 32 ms, bytes take 17 ms and dispatch takes 10 ms. At batch 8 float32 products lose 27 of
+    # 63 ms, as on the EPYC. In a prefill of 64 tokens dispatch, bytes and arithmetic are equal.
     "smollm2-135m-xeon-float32": {
         "prefill": {"compute-bound", "mixed"},
         "decode": {"memory-bound", "kernel-bound", "mixed"},
@@ -51,7 +52,7 @@ EXPERT: dict[str, dict[str, set[Regime]]] = {
 
 
 def labels(folder: Path) -> list[tuple[CellResult, Regime]]:
-    """Every measured cell with its label by the current rules: from facts or, in old runs, from its terms."""
+    """Return every measured cell with its label by the current rules, from facts or, in old runs, from its terms."""
     run = read_run(folder)
     try:
         document = read_document(folder)

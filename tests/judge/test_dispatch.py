@@ -31,14 +31,14 @@ def test_bare_calls_are_a_part_of_the_step() -> None:
 
 @pytest.mark.parametrize("difference_s", [-4e-3, 0.0, 2e-3])
 def test_a_busy_machine_cannot_make_dispatch_less_than_the_twins_own(difference_s: float) -> None:
-    """Two times on a disturbed machine may differ by anything, but cold caches make no step faster."""
+    """Two times on a disturbed machine may differ by any amount, but cold caches never make a step faster."""
     found = cold_dispatch(WARM, LowerQuartile(difference_s, 9e-3), 2e-3)
     assert (found.step_s, found.in_kernels_s) == (6e-3, 2e-3)
     assert found.half_width_s > found.step_s
 
 
 def test_dispatch_is_what_the_twin_takes_among_the_weights() -> None:
-    """12 ms per step; another process makes two thirds of them twice as long. 2 ms are calls that replays include."""
+    """A step takes 12 ms, and another process doubles two thirds of the steps. Replays include 2 ms of calls."""
     samples = DispatchSamples(
         engine="eager",
         phase="decode",
@@ -54,7 +54,7 @@ def test_dispatch_is_what_the_twin_takes_among_the_weights() -> None:
 
 
 def test_a_twin_that_steps_alone_pays_nothing_twice() -> None:
-    """On CUDA no stream runs at the same time, and the kernel before hides the launch of a replayed kernel."""
+    """On CUDA no stream runs at the same time, and the previous kernel hides the launch of a replayed kernel."""
     found = dispatch_of(DispatchSamples("eager", "decode", 1, (6e-3,) * 8, waits=True))
     assert (found.step_s, found.in_kernels_s, found.waits) == (pytest.approx(6e-3), 0.0, True)
     assert found.half_width_s == pytest.approx(0.0, abs=1e-9)

@@ -15,7 +15,7 @@ CELL = Cell(1, 64, 9)
 
 
 def visits(wall_s: float, count: int, seed: int = 0) -> list[Visit]:
-    """Visits at 400 W that start at random between the ticks of a counter with ten updates per second."""
+    """Return visits at 400 W that start at random between the ticks of a counter with ten updates per second."""
     draw, rows = random.Random(seed), []
     for number in range(count):
         start_s = draw.uniform(0, 100)

@@ -34,7 +34,7 @@ PREFILL = CellKey("prefill", CELL)
 
 
 def roof(per_s: float, clock_hz: float | None = None) -> Roof:
-    """Known to 0.2 %: quartiles 1 % apart in 64 samples."""
+    """Return a roof that is known to 0.2 %: the quartiles of 64 samples are 1 % apart."""
     return Roof(per_s, 0.995 * per_s, 1.005 * per_s, samples=64, method="by hand", clock_hz=clock_hz)
 
 
@@ -77,7 +77,7 @@ def facts(decode_s: float, prefill_s: float = 1.0, replayed_s: float | None = No
 
 
 def later_roofs(memory: float = 1.0, compute: float = 1.0, clock_hz: float | None = None) -> RoofsRemeasured:
-    """The roofs at the end, as shares of those at the beginning. The slower stream does not matter."""
+    """Return the roofs at the end, as shares of those at the start. The slower stream does not matter."""
     return RoofsRemeasured(
         {"read": roof(memory * W), "gemv": roof(0.4 * W)}, {"float32": roof(compute * P, clock_hz)}, 1.0
     )
@@ -123,10 +123,10 @@ def test_roofs_that_agree_change_nothing() -> None:
     [((4.0, 1.0, 1.0), True), ((4.0, 2.0, 2.0), False), ((1.0, 1.0, 1.0), False), ((2.0, 1.0), False)],
 )
 def test_a_cache_does_not_excuse_a_roof_measured_too_low(rates: tuple[float, ...], hidden: bool) -> None:
-    """A step reads its GB at 1.6 times the memory roof, maybe from a cache that ends between 0.5 and 1 GiB.
+    """A step reads 1 GB at 1.6 times the memory roof, perhaps from a cache that ends between 0.5 and 1 GiB.
 
-    If the curve beyond is twice as fast as the roof, no size is faster, or only its end is slower, then a roof or a
-    count is too low, and a warning says so.
+    In the other cases a warning says that a roof or a count is too low. There, the curve beyond is twice as fast as
+    the roof, no size is faster, or only the end of the curve is slower.
     """
     curve = tuple(CurvePoint(1 << power, share * W) for power, share in enumerate(rates, 29))
     base = facts(decode_s=GB / (1.6 * W), prefill_s=120e-3)
@@ -140,8 +140,10 @@ def test_a_cache_does_not_excuse_a_roof_measured_too_low(rates: tuple[float, ...
 
 
 def test_a_machine_that_slowed_is_judged_under_both_its_roofs() -> None:
-    """A decode of 12.5 ms at 80 % of the memory roof would be above a roof that is 40 % lower, and is memory-bound with
-    both. Its prefill does not depend on memory."""
+    """A decode at 80 % of the memory roof is memory-bound with that roof and with a roof that is 40 % lower.
+
+    It takes 12.5 ms, so it is above the lower roof. Its prefill does not depend on memory.
+    """
     slowed = replace(STEADY, roofs_again=(later_roofs(memory=0.6),))
     assert extreme_shares(slowed) == {"lowest": (0.6, 1.0)}
     found, warnings = judged(slowed)
@@ -169,8 +171,10 @@ def test_a_label_that_changes_between_the_roofs_says_so() -> None:
 
 
 def test_kernels_are_blamed_only_under_the_lowest_roofs_too() -> None:
-    """The replayed operator takes 24 of 25 ms. Its kernels lose 14 ms over a roof of 10 ms by a stream, and 2 ms over a
-    roof of 22 ms by the read of the model's weights."""
+    """Kernels lose 14 ms by the roof of a stream, but only 2 ms by the roof from reading the model's weights.
+
+    The replayed operator takes 24 of 25 ms. The roof is 10 ms by a stream, and 22 ms by the read of the weights.
+    """
     slow_kernels = facts(decode_s=25e-3, replayed_s=24e-3)
     assert verdict(judged(slow_kernels)[0], DECODE)[0] == "kernel-bound"
     found, warnings = judged(with_weight_read(slow_kernels, 0.45))
@@ -183,8 +187,11 @@ def test_kernels_are_blamed_only_under_the_lowest_roofs_too() -> None:
 
 
 def test_replays_that_take_longer_than_their_step_are_named() -> None:
-    """A step of 11 ms whose only operator takes 15.4 ms in isolation: the parts are 41 % longer with 0.1 ms of dispatch
-    on a CPU, 40 % on a GPU, which hides dispatch. At 11.9 ms they are less than a tenth longer."""
+    """The only operator of an 11 ms step takes 15.4 ms in isolation.
+
+    With 0.1 ms of dispatch, the parts are 41 % longer than the step on a CPU, and 40 % on a GPU, which hides dispatch.
+    At 11.9 ms they are less than a tenth longer.
+    """
     for kind, share in (("cpu", "41 %"), ("cuda", "40 %")):
         found, warnings = judged(facts(decode_s=11e-3, replayed_s=15.4e-3, kind=kind))
         [warning] = [text for text in warnings if "longer than the whole step" in text]
@@ -201,7 +208,7 @@ def test_replays_that_take_longer_than_their_step_are_named() -> None:
 
 
 def test_a_step_above_a_roof_proves_something_if_the_roof_rose() -> None:
-    """8 ms for 10 ms of bytes. At the end memory reaches 150 GB/s, so the first measurement was disturbed."""
+    """A step reads 10 ms of bytes in 8 ms. At the end memory reaches 150 GB/s, so the first roof was disturbed."""
     above = facts(decode_s=8e-3)
 
     def flagged(base: Facts) -> bool:
@@ -221,7 +228,7 @@ def test_the_read_of_weights_is_compared_with_the_roof_of_their_size() -> None:
 
 
 def test_the_read_of_weights_is_compared_with_a_stream_in_the_same_pieces() -> None:
-    """Short reads reach 70 of 100 GB/s in any memory. Those of the weights are as fast, or half as fast."""
+    """Short reads reach 70 of 100 GB/s in any memory; reads of the weights are as fast, or half as fast."""
     pieces = roof(0.7 * W)
     assert weight_read_share(replace(STEADY.ceilings, weights=WeightReadRoof(GB, roof(0.69 * W), pieces))) == 1.0
     assert weight_read_share(
@@ -230,7 +237,7 @@ def test_the_read_of_weights_is_compared_with_a_stream_in_the_same_pieces() -> N
 
 
 def test_an_uncertain_read_of_weights_is_ignored() -> None:
-    """20 % slower than a stream, from five samples whose quartiles are 30 % apart."""
+    """The read is 20 % slower than a stream, but its five samples have quartiles that are 30 % apart."""
     vague = WeightReadRoof(GB, Roof(0.8 * W, 0.65 * W, 0.95 * W, samples=5, method="by hand"))
     assert weight_read_share(replace(STEADY.ceilings, weights=vague)) == 1.0
 
@@ -273,7 +280,7 @@ def test_a_step_that_is_faster_than_its_clock_allows_disproves_the_reading() -> 
 def test_a_power_cap_is_noise_only_if_the_clock_differs_from_that_of_the_roofs(
     clock_hz: float, reason: str, noise: tuple[str, ...]
 ) -> None:
-    """A T4 of 70 W is always at its cap. So were its roofs, and its times are steady."""
+    """A T4 of 70 W is always at its power cap. Its roofs were measured at the cap too, and its times are steady."""
     readings = tuple(
         Reading(clock_hz=clock_hz, throttle=(reason,), at_unix_s=100.0 * number + 0.01) for number in range(4)
     )
@@ -306,7 +313,7 @@ def test_a_product_at_a_lower_clock_is_not_a_lower_roof() -> None:
 
 
 def test_later_roofs_in_a_run_folder_add_a_warning(tmp_path: Path) -> None:
-    """A run of an older version has no later roofs and no read of weights. Then memory is half as fast at its end."""
+    """A run of an older version has no later roofs and no read of weights. Later roofs then have half the rate."""
     folder = Path(shutil.copytree(REFERENCE, tmp_path / "run"))
     before = judge_folder(folder).document
     assert before.ceilings.weights is None

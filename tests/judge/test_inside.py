@@ -16,7 +16,7 @@ ROOF = 1e12
 
 @pytest.mark.parametrize(("kind", "plain_s", "disturbed_s"), [("cuda", 3.7e-3, 3.6e-3), ("cpu", 2.7e-3, 2.6e-3)])
 def test_a_step_slowed_by_hooks_gives_no_times_by_group(kind: str, plain_s: float, disturbed_s: float) -> None:
-    """1 ms at the roof takes 3 of 4 ms with hooks: 2 ms are unexplained, unless hooks made the step longer.
+    """An operator of 1 ms at the roof takes 3 of 4 ms with hooks: 2 ms are unexplained, unless hooks slowed the step.
 
     The limit is a tenth on a GPU, where hooks slow the host, and half on a CPU, whose speed may drift by a tenth.
     """

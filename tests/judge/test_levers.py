@@ -1,4 +1,4 @@
-"""Savings of changes, by breakdowns made by hand: a 7B model in float16 at 1 TB/s, so 1 GB takes 1 ms."""
+"""Savings of changes, from breakdowns made by hand: a 7B model in float16 at 1 TB/s, so 1 GB takes 1 ms."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def saved(found: list[Lever], change: str) -> float:
 
 
 def test_4_bit_weights_save_their_bytes() -> None:
-    """14 GB become 7e9 x 4.5 / 8 = 3.94 GB: 10.06 ms of 14."""
+    """14 GB become 7e9 x 4.5 / 8 = 3.94 GB, which saves 10.06 of 14 ms."""
     found = levers(cell(weights_s=14e-3), SETTING)
     assert saved(found, "4-bit weights") == pytest.approx(14e-3 * (1 - 4.5 / 16))
     assert found[0].change == "4-bit weights"
@@ -62,7 +62,7 @@ WIDE = replace(SETTING, compute_flops_per_s=20e12, weight_bits=32.0, cache_bits=
 
 
 def test_float32_weights_have_two_levers() -> None:
-    """28 GB of weights and 2 GB of cache become 14 and 1: 15 ms of 30."""
+    """28 GB of weights and 2 GB of cache become 14 GB and 1 GB, which saves 15 of 30 ms."""
     step = replace(cell(weights_s=28e-3, kv_s=2e-3), operators=(linears(1e9, 28e9, 2e9),))
     found = levers(step, replace(WIDE, sixteen_bit_flops_per_s=80e12))
     assert saved(found, "a 16-bit dtype") == pytest.approx(15e-3)
@@ -70,9 +70,9 @@ def test_float32_weights_have_two_levers() -> None:
 
 
 def test_a_16_bit_dtype_saves_nothing_where_its_products_are_emulated() -> None:
-    """A Zen 3 core without bfloat16 units: 180 GFLOP/s in float32, 20 in bfloat16, 20 GB/s.
+    """A Zen 3 core without bfloat16 units has 180 GFLOP/s in float32, 20 GFLOP/s in bfloat16, and 20 GB/s.
 
-    64 tokens through 0.5 GB of float32 weights take 8 GFLOP x 2 = 89 ms of 180 GFLOP/s, and 800 ms of 20.
+    64 tokens with 0.5 GB of float32 weights need 8 GFLOP x 2: 89 ms at 180 GFLOP/s, and 800 ms at 20 GFLOP/s.
     """
     cpu = replace(
         WIDE, memory_bytes_per_s=20e9, compute_flops_per_s=180e9, sixteen_bit_flops_per_s=20e9, can_graph=False
@@ -171,7 +171,7 @@ def test_an_8_bit_cache_halves_a_16_bit_one() -> None:
 
 
 def test_an_8_bit_cache_that_was_not_tried_is_a_bound_with_its_doubt_and_no_advice() -> None:
-    """Threads of 2024 to 2026 measured a loss; nothing else to advise is better than a promise from bytes."""
+    """Threads of 2024 to 2026 measured a loss, so no advice is better than a saving computed from bytes."""
     step = cell(kv_s=8e-3)
     [lever] = [item for item in levers(step, SETTING) if item.change == "an 8-bit KV cache"]
     assert lever.at_most
@@ -200,7 +200,7 @@ def test_graphs_save_the_hosts_share() -> None:
 
 
 def test_a_step_that_waits_for_the_gpu_has_no_graph() -> None:
-    """LLM.int8() asks the GPU for outliers in each linear; a capture refuses to wait."""
+    """LLM.int8() waits for outliers from the GPU in each linear, and a capture does not allow a wait."""
     assert saved(levers(replace(cell(weights_s=2e-3, dispatch_s=9e-3), waits=True), SETTING), "CUDA graphs") == 0.0
 
 
@@ -212,7 +212,7 @@ def test_no_change_saves_more_than_the_step_has() -> None:
 
 
 def test_a_larger_batch_saves_by_its_measured_time() -> None:
-    """At batch 8 a step takes 16 ms: 2 ms per token, 12 less than at batch 1."""
+    """At batch 8 a step takes 16 ms, or 2 ms per token, which is 12 ms less than at batch 1."""
     one, eight = cell(weights_s=14e-3), cell(batch=8, weights_s=14e-3, kv_s=2e-3)
     found = levers(one, SETTING, [one, eight, cell(batch=64, depth=9, weights_s=1e-3)])
     assert saved(found, "batch 8") == pytest.approx(12e-3)
@@ -251,9 +251,9 @@ def test_another_card_by_its_roofs() -> None:
 
 
 def test_the_limit_may_differ_on_another_gpu() -> None:
-    """SmolLM2-135M in float32, a prefill of 64 tokens: compute-bound on a CPU, memory-bound on every GPU.
+    """A prefill of 64 tokens of SmolLM2-135M in float32 is compute-bound on a CPU and memory-bound on every GPU.
 
-    541.6 MB over an L4's 300 GB/s, an L40S's 864 and an A10G's 600.
+    The floor is 541.6 MB over the 300 GB/s of an L4, the 864 GB/s of an L40S and the 600 GB/s of an A10G.
     """
     step = operators_of_smollm2(64)
     for name, floor_ms in (("L4", 1.805), ("L40S", 0.627), ("A10G", 0.902)):
@@ -285,8 +285,11 @@ def test_no_lever_for_a_step_above_its_roof_or_at_it() -> None:
 
 
 def test_4_bit_weights_leave_embeddings_and_heads_as_they_are() -> None:
-    """Qwen2.5-0.5B in bfloat16 (config.json): 24 blocks of 14,909,440 weights in linears, and 136,134,656 in the tied
-    head, are read once per step. 357,826,560 of 493,961,216 become 4.5 bits, which leaves 47.9 %."""
+    """4-bit weights leave 47.9 % of the bytes of Qwen2.5-0.5B in bfloat16 (config.json).
+
+    A step reads 24 blocks of 14,909,440 weights in linears and 136,134,656 weights in the tied head. Of these,
+    357,826,560 of 493,961,216 weights become 4.5 bits.
+    """
     blocks, head = 24 * (2 * 896 * 896 + 2 * 896 * 128 + 3 * 896 * 4864), 151_936 * 896
     read = [OperatorWork("linears", "mlp", 1, "bfloat16", 1, 2 * blocks, 0, 0)]
     read += [OperatorWork("head", "lm_head", 1, "bfloat16", 1, 2 * head, 0, 0)]

@@ -48,7 +48,7 @@ def with_a_falling_clock(at_s: float) -> float:
 
 
 def on_machine(facts: Facts, pace: Pace, probe_pace: Pace) -> Facts:
-    """Each cell's first visit, repeated in rounds of 2 s on a machine of that pace, with a probe before each visit.
+    """Repeat each cell's first visit every 2 s on a machine of this pace, with a probe before each visit.
 
     The probe has the pace `probe_pace`, within 1 %.
     """
@@ -78,7 +78,7 @@ def slowed(visit: Visit, by: float) -> Visit:
 
 
 def shape(judgement: Judgement) -> dict[object, float]:
-    """Each cell's time over that of the first cell, which a machine of another speed leaves as it is."""
+    """Return each cell's time divided by that of the first cell, which does not depend on the machine's speed."""
     first = judgement.cells[0].latency_s
     return {cell.key: cell.latency_s / first for cell in judgement.cells}
 
@@ -92,7 +92,7 @@ def test_a_shared_swing_is_divided_out(facts: Facts) -> None:
     for key, ratio in shape(swung).items():
         assert ratio == pytest.approx(shape(calm)[key], rel=0.05), key
     assert widest(swung) < 0.06
-    assert widest(judge_run(on_machine(facts, swinging, steady))) > 0.15, "a probe that sees nothing helps nothing"
+    assert widest(judge_run(on_machine(facts, swinging, steady))) > 0.15, "a steady probe cannot correct a swing"
 
 
 @pytest.mark.parametrize("pace", [swinging, next_to_a_neighbour, with_a_falling_clock])

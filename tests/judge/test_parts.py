@@ -21,7 +21,7 @@ def terms(parts: TimeBreakdown) -> float:
 
 
 def test_a_replayed_core_includes_its_attention_matrix() -> None:
-    """A T4's math attention: 0.2 s of arithmetic whose call takes 1.1 s; its matrix takes 0.992 s."""
+    """Math attention on a T4 needs 0.2 s of arithmetic; its call takes 1.1 s and its matrix 0.992 s."""
     core = OperatorWork(
         "core", "attention", 1, "float16", 20e12 * 0.2, 0, 1e6, 0, {}, {Cause.ATTENTION_MATRIX: 240e9 * 0.992}
     )
@@ -30,7 +30,7 @@ def test_a_replayed_core_includes_its_attention_matrix() -> None:
     assert (parts.compute_s, parts.kernel_s) == (pytest.approx(0.2), pytest.approx(0.9))
     assert parts.avoidable_s == 0
     assert parts.unexplained_s == pytest.approx(0.05)
-    assert causes[Cause.ATTENTION_MATRIX] == pytest.approx(0.9), "no more than the call loses"
+    assert causes[Cause.ATTENTION_MATRIX] == pytest.approx(0.9), "at most the loss of the call"
     unreplayed, causes = breakdown_of(facts([core], **of_t4), KEY, 1.25)
     assert unreplayed.avoidable_s == pytest.approx(0.992) == causes[Cause.ATTENTION_MATRIX]
 
@@ -46,8 +46,10 @@ def test_a_replayed_core_excludes_the_copy_of_its_cache() -> None:
 
 
 def test_avoidable_arithmetic_takes_time() -> None:
-    """DeepSeek-V2-Lite at 32 x 4096 expands its latents at every step: 27 layers x 2 x 512 x 4096 x 131,072 FLOPs take
-    21 ms at 700 TFLOP/s."""
+    """DeepSeek-V2-Lite at 32 x 4096 expands its latents at every step, which takes 21 ms at 700 TFLOP/s.
+
+    The work is 27 layers x 2 x 512 x 4096 x 131,072 FLOPs.
+    """
     flops = 27 * 2 * 512 * 4096 * 32 * 4096
     expand = OperatorWork("kv_b_proj", "attention_proj", 27, "float16", 0, 1e6, 0, 0, {Cause.LATENT_EXPANDED: flops})
     parts, causes = breakdown_of(facts([expand], flops_per_s=700e12, bytes_per_s=3e12), KEY, 76e-3)
@@ -67,8 +69,10 @@ def test_small_kernels_are_a_loss_beyond_their_traffic_and_no_more_than_they_tak
 
 
 def test_page_faults_are_taken_off_small_kernels_once() -> None:
-    """Norms with 0.5 ms of traffic take 2.2 ms in isolation, and the step has 1,000 faults of 0.5 us. If the 2.2 ms
-    already exclude the faults of the replay, those of the step are not subtracted too."""
+    """If a replay already excludes its page faults, those of the step are not subtracted too.
+
+    Norms with 0.5 ms of traffic take 2.2 ms in isolation, and the step has 1,000 faults of 0.5 us.
+    """
     norm = OperatorWork("norm", "norm", 64, "float16", 0, 0, 0, 0.5e9)
 
     def parts_of(rest: Replay) -> TimeBreakdown:
@@ -84,9 +88,10 @@ def test_page_faults_are_taken_off_small_kernels_once() -> None:
 
 @pytest.mark.parametrize(("latency_ms", "dispatch_ms"), [(9, 5), (6, 2), (5, 1), (10, 5)])
 def test_dispatch_of_a_host_that_waits_is_the_rest_of_the_step(latency_ms: float, dispatch_ms: float) -> None:
-    """LLM.int8() waits in every linear. Of 5 ms of host, 4 ms of device hide as much as the step is shorter than 9 ms.
+    """LLM.int8() waits in every linear, so 4 ms of device time may hide only a part of 5 ms of host time.
 
-    With another format, the device hides all that it can. The same is assumed if the small kernels were not replayed.
+    The hidden part is the difference between 9 ms and the step. With another format, the device hides all that it can.
+    The same is assumed if the small kernels were not replayed.
     """
     linear = OperatorWork("up", "mlp", 1, "float16", 0, 4e9, 0, 0)
     both = {"flops_per_s": 1e14, "bytes_per_s": 1e12, "host_s": 5e-3}
@@ -119,7 +124,7 @@ def test_the_fastest_of_several_replays_is_used() -> None:
 
 
 def work(flops: int, padded: int) -> OperatorWork:
-    """A product of `flops`, plus `padded` on padding, that moves one byte."""
+    """Return a product of `flops`, plus `padded` on padding, that moves one byte."""
     return OperatorWork("op", "mlp", 1, "float16", flops, 1, 0, 0, {Cause.PADDING: padded} if padded else {})
 
 
@@ -128,7 +133,7 @@ def work(flops: int, padded: int) -> OperatorWork:
     [
         # At the roof, 10 FLOP/s: 3 s for the prompts, 1 s for padding.
         (None, 5.0, 1.0),
-        # Its kernel reaches half of the roof, on padding too.
+        # Its kernel reaches half of the roof, also on padding.
         (8.0, 10.0, 2.0),
         # In isolation it took longer than the step: padding takes at most a quarter of the step.
         (30.0, 10.0, 2.5),

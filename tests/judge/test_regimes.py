@@ -28,7 +28,7 @@ def verdict(
     noise: str = "quiet",
     scale: float = 1.0,
 ) -> Verdict:
-    """One operator with all the work; `scale` multiplies the time and divides the roofs."""
+    """Judge one operator with all the work; `scale` multiplies the time and divides the roofs."""
     operator = Demand("all", "mlp", flops, weight_bytes, kv_bytes, flops_per_s / scale, replayed_s)
     dispatch = None if dispatch_s is None else Dispatch(dispatch_s * scale, 0.0)
     roofs = StepRoofs(bytes_per_s / scale, dispatch, overlaps)
@@ -82,7 +82,7 @@ def test_a_large_product_at_85_percent_is_compute_bound() -> None:
 
 
 def test_a_cpu_is_not_overhead_bound_by_default() -> None:
-    """SmolLM2-135M fp32 on two cores: 538 MB at 30 GB/s is 18 of 29 ms, dispatch 6."""
+    """SmolLM2-135M fp32 on two cores: 538 MB at 30 GB/s takes 18 of 29 ms, and dispatch takes 6 ms."""
     found = verdict(29e-3, 2.7e8, 538e6, bytes_per_s=30e9, flops_per_s=350e9, dispatch_s=6e-3, overlaps=False)
     assert found.regime == "memory-bound"
 
@@ -163,7 +163,7 @@ def test_a_faster_machine_with_a_faster_clock_changes_nothing(
     assert label(1.0) == label(scale)
 
 
-# Measured roofs (bytes/s, FLOP/s in the model's dtype) of devices as published or measured, and whether they overlap.
+# Roofs of devices as published or measured (bytes/s, FLOP/s in the model's dtype), and whether they overlap.
 DEVICES = {
     "2-core Xeon": (30e9, 350e9, False),
     "T4": (240e9, 40e12, True),
@@ -178,7 +178,7 @@ DEVICES = {
 def on(
     device: str, latency_s: float, flops: float, weights: float, *, kv: float = 0.0, dispatch: float = 0.02
 ) -> Verdict:
-    """A step on a device; `dispatch` is a share of the step."""
+    """Judge a step on a device; `dispatch` is a share of the step."""
     bytes_per_s, flops_per_s, overlaps = DEVICES[device]
     return verdict(
         latency_s,
@@ -222,7 +222,7 @@ class TestEveryDevice:
         assert (found.regime, found.confidence) == ("inconclusive", "low")
 
     def test_two_kinds_of_operators_that_share_the_step(self, device: str) -> None:
-        """Half of the time is products at their roof, half is streams at theirs, so neither decides."""
+        """Half of the time goes to products at their roof and half to streams at theirs, so neither decides."""
         bytes_per_s, flops_per_s, overlaps = DEVICES[device]
         product = Demand("product", "mlp", 0.46 * 10e-3 * flops_per_s, 1e3, 0.0, flops_per_s)
         stream = Demand("stream", "attention", 1e3, 0.0, 0.46 * 10e-3 * bytes_per_s, flops_per_s)
@@ -234,7 +234,7 @@ class TestEveryDevice:
 
 
 def graph_case(graph_step_s: float | None, **fields: object) -> Verdict:
-    """An H100 step of 10 ms whose host takes 9 ms; 2 ms of it are bytes."""
+    """Judge an H100 step of 10 ms whose host takes 9 ms and whose bytes take 2 ms."""
     roofs = StepRoofs(3.0e12, Dispatch(9e-3, 0.0), overlaps=True)
     operator = Demand("all", "mlp", 1e9, 6e9, 0.0, 680e12)
     parts = break_down(10e-3, [operator], 0.0, roofs)
@@ -321,7 +321,7 @@ def test_a_slower_host_moves_a_memory_bound_cpu_step_to_overhead(slowdown: float
 
 @pytest.mark.parametrize("bits", [4.5, 8.0])
 def test_quantised_weights_whose_kernel_is_slow_are_not_called_memory_bound(bits: float) -> None:
-    """A 7B model in 4 or 8 bits takes as long as in 16 bits: its bytes explain a third to a half of the time."""
+    """A 7B model in 4 or 8 bits takes as long as in 16 bits. Its bytes explain a third to a half of the time."""
     bytes_ = 7e9 * bits / 8
     found = on("A100 SXM", 7e9 * 2 / 1.75e12, 14e9, bytes_)
     assert found.regime in ("inconclusive", "mixed")

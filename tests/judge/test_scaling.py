@@ -101,7 +101,7 @@ def test_one_size_has_no_slope() -> None:
 def test_a_knee_is_a_claim_of_whole_intervals(
     slopes: list[float | None], knee: int | None, between: tuple[int, int] | None
 ) -> None:
-    """Sizes from 1 on, doubled. None is a slope of 0.5 inside its interval."""
+    """Sizes start at 1 and double. None is a slope of 0.5 inside its interval."""
     found, size, time_s = [], 1, 1.0
     widths = [1.01, *(1.2 if slope is None else 1.01 for slope in slopes)]
     for slope, width in zip([0.0, *slopes], widths, strict=True):
@@ -135,7 +135,7 @@ def test_drift_between_sizes_makes_best_and_knee_uncertain() -> None:
 
 
 def decoded(prompt_len: int, context_len: int, latency_s: float) -> CellResult:
-    """A decode of one sequence and eight new tokens, at the middle of its loop."""
+    """Return a decode of one sequence and eight new tokens, at the middle of its loop."""
     return CellResult(
         "decode", 1, prompt_len, (prompt_len or context_len) + 4, 8, "ok",
         latency_s=latency_s, latency_low_s=latency_s, latency_high_s=latency_s, tokens_per_s=1 / latency_s,
@@ -144,7 +144,7 @@ def decoded(prompt_len: int, context_len: int, latency_s: float) -> CellResult:
 
 
 def test_prompts_and_contexts_are_separate_series() -> None:
-    """After prompts of 64 and 128 tokens a step takes 1 s and 2 s, after contexts of 64 and 256 tokens 2 s and 4 s.
+    """A step takes 1 s and 2 s after prompts of 64 and 128 tokens; 2 s and 4 s after contexts of 64 and 256.
 
     They are two series, with slopes of log 2 / log(132 / 68) and log 2 / log(260 / 68).
     """

@@ -47,9 +47,10 @@ def test_terms_add_up_to_the_measured_time(roofs: StepRoofs) -> None:
 
 @pytest.mark.parametrize(("twin_s", "dispatch_s"), [(22.7e-3, 18.1e-3), (7e-3, 0.0)])
 def test_the_gpu_idles_while_a_slower_host_issues_the_step(twin_s: float, dispatch_s: float) -> None:
-    """Mistral-7B on an H100: 26.1 ms, 8.0 of them kernels, issued in 27.8. As a CUDA graph it took 17.4 ms less.
+    """A Mistral-7B step on an H100 took 26.1 ms, of which kernels took 8.0 ms. The host issued it in 27.8 ms.
 
-    A host that is faster than the kernels fills its queue of launches, and then takes as long as they do.
+    As a CUDA graph it took 17.4 ms less. A host that is faster than the kernels fills its queue of launches, and then
+    takes as long as they do.
     """
     roofs = StepRoofs(2.94e12, Dispatch(twin_s, 0.0), overlaps=True, issue_s=27.8e-3)
     parts = break_down(26.1e-3, [demand(0.0, 14.2e9, replayed_s=8.0e-3)], 0.0, roofs)
@@ -104,7 +105,7 @@ def test_llama_2_7b_at_large_batch_on_an_h100() -> None:
 
 
 def test_offloaded_weights_pay_for_the_link() -> None:
-    """8 GB over a link of 16 GB/s take half a second, in addition to the device's memory."""
+    """8 GB over a link of 16 GB/s take half a second, in addition to the time of the device's memory."""
     roofs = StepRoofs(W, None, overlaps=True, fetch_s=8e9 / 16e9)
     found = break_down(0.6, [demand(0, 8e9)], 0.0, roofs)
     assert (found.link_s, found.weights_s) == (pytest.approx(0.5), pytest.approx(8e-3))
@@ -113,7 +114,7 @@ def test_offloaded_weights_pay_for_the_link() -> None:
 
 
 def test_dequantisation_is_taken_from_the_kernels_own_time() -> None:
-    """A 4-bit matrix of 1 GB at 1 TB/s needs 1 ms; its kernel takes 5 ms, 3 of them to write and read a dense copy."""
+    """A 4-bit matrix of 1 GB needs 1 ms at 1 TB/s. Its kernel takes 5 ms, 3 of them for a dense copy."""
     packed = Demand("op", "mlp", 1e9, 1e9, 0.0, P, replayed_s=5e-3, dequantise_s=3e-3)
     found = break_down(10e-3, [packed], 0.0, CUDA)
     assert found.dequantise_s == pytest.approx(3e-3)
@@ -122,7 +123,7 @@ def test_dequantisation_is_taken_from_the_kernels_own_time() -> None:
 
 
 def test_the_call_of_a_conversion_is_dispatch() -> None:
-    """3 of 5 ms convert. Calls take 2 ms, of which those of conversions take 1.2; the terms still add up."""
+    """Conversions take 3 of 5 ms. Calls take 2 ms, 1.2 ms of them for conversions; the terms still add up."""
     packed = Demand("op", "mlp", 1e9, 1e9, 0.0, P, replayed_s=5e-3, dequantise_s=3e-3)
     roofs = StepRoofs(W, Dispatch(4e-3, 2e-3, 1.2e-3), overlaps=False)
     found = break_down(10e-3, [packed], 0.0, roofs)
@@ -132,7 +133,7 @@ def test_the_call_of_a_conversion_is_dispatch() -> None:
 
 
 def test_a_conversion_that_is_all_calls_is_no_gain() -> None:
-    """Its calls were measured at 1.5 ms and the conversion at 1 ms: the term is 0 and not negative."""
+    """Its calls took 1.5 ms and the conversion took 1 ms, so the term is 0 and not negative."""
     packed = Demand("op", "mlp", 1e9, 1e9, 0.0, P, replayed_s=5e-3, dequantise_s=1e-3)
     found = break_down(10e-3, [packed], 0.0, StepRoofs(W, Dispatch(4e-3, 2e-3, 1.5e-3), overlaps=False))
     assert found.dequantise_s == 0
@@ -156,7 +157,7 @@ def test_half_widths_of_terms() -> None:
 
 
 def test_parts_of_both_loops_are_differences() -> None:
-    """Of 10 ms: 2 read, 1 stopping, 3 inputs. The forward takes 20 ms, not 18, and the cache in it 5 ms, not 4."""
+    """Of 10 ms, 2 are reads, 1 stopping and 3 inputs. The forward takes 20 ms, not 18, and its cache 5 ms, not 4."""
     within = {"read": 2e-3, "stopping": 1e-3, "processors": 0.0, "inputs": 3e-3, "cache": 5e-3, "forward": 20e-3}
     own = {"cache": 4e-3, "forward": 18e-3, "read": 0.0, "stopping": 0.0, "processors": 0.0, "inputs": 0.0}
     steps = GenerateSteps(
@@ -184,7 +185,7 @@ def test_the_overhead_of_generate_is_a_term_with_an_interval() -> None:
 
 
 def test_time_beyond_the_roofs_is_the_engines() -> None:
-    """1 GB of weights and 0.1 GB of cache at 100 GB/s need 11 ms of 15: four are the engine's, and none is left."""
+    """1 GB of weights and 0.1 GB of cache at 100 GB/s need 11 of 15 ms. The engine takes 4 ms, and none is left."""
     roofs = StepRoofs(100e9, None, overlaps=False)
     parts = break_down(15e-3, [Demand("op", "mlp", 1e6, 1e9, 0.1e9, 1e12)], 0.0, roofs, 0.2e-3)
     found = with_engine(parts)
@@ -202,7 +203,7 @@ def test_a_step_above_its_roof_has_no_engine_term_below_zero() -> None:
 
 
 def test_a_breakdown_adds_up_if_little_is_unexplained_or_negative() -> None:
-    """1 ms of 10 unexplained is little; 6 ms of 15 are not, and nor is a rest of -5 ms after dispatch of 12 ms."""
+    """1 of 10 ms unexplained is little; 6 of 15 ms are not, nor is a rest of -5 ms after 12 ms of dispatch."""
     roofs = StepRoofs(100e9, Dispatch(6e-3, 0.0), overlaps=False)
     demands = [Demand("op", "mlp", 1e6, 0.3e9, 0.0, 1e12)]
     assert adds_up(break_down(10e-3, demands, 0.0, roofs))

@@ -42,7 +42,7 @@ def index_text(text: str) -> Spoil:
 
 
 def header(tensors: dict[str, Any], data_bytes: int = 16) -> Spoil:
-    """Replace the checkpoint by one with this header, followed by `data_bytes` zeros."""
+    """Replace the checkpoint with this header, followed by `data_bytes` zeros."""
     text = json.dumps(tensors).encode()
     return lambda folder: _write(folder / WEIGHTS, struct.pack("<Q", len(text)) + text + bytes(data_bytes))
 
@@ -270,7 +270,7 @@ GGUFS: dict[str, bytes] = {
     "a pickle": pickle.dumps(_Marking("/tmp/" + MARK)),
 }
 
-# Text that the error line must contain, so that each is refused for its own reason.
+# The error line must contain this text, so each is refused for its own reason.
 SAYS = {
     "10^9 layers": "num_hidden_layers = 1000000000",
     "10^9 layers, with a type each": "num_hidden_layers = 1000000000",

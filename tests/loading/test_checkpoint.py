@@ -1,4 +1,4 @@
-"""Checkpoints: a real GGUF file, a real safetensors folder, and refusals before anything slow."""
+"""Checkpoints: a real GGUF file, a real safetensors folder, and refusals before slow work starts."""
 
 from __future__ import annotations
 

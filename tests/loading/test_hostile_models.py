@@ -100,7 +100,7 @@ def test_custom_code_of_a_known_type_is_ignored(roofscope, folder: Path, spoil: 
 
 
 def test_custom_code_runs_if_it_is_trusted(roofscope, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
-    """Shows that the mark works: with --trust-remote-code the same folder leaves it."""
+    """With --trust-remote-code the code in the same folder leaves the mark, so the mark works."""
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(folder.parent / "modules"))
     remote_code(model_type="own")(folder)
     roofscope("count", str(folder), "--trust-remote-code")

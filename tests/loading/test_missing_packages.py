@@ -122,7 +122,7 @@ def test_a_torchao_that_does_not_import_with_this_torch_is_one_line(monkeypatch:
 def test_other_runs_work_without_the_package(
     tiny_folder: Path, tmp_path: Path, package: str, request: pytest.FixtureRequest
 ) -> None:
-    """In a new process, which never imported the package."""
+    """The runs are in a new process, which never imported the package."""
     out = tmp_path / "run"
     done = without(package, "run", str(tiny_folder), *GRID, "--out", str(out))
     assert done.returncode == 0, done.stderr
@@ -176,7 +176,7 @@ def test_a_bitsandbytes_that_does_not_import_is_one_line(monkeypatch: pytest.Mon
 def test_why_the_table_of_4_bit_kernels_cannot_be_read(
     monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    """A run on a GPU names it among its missing parts; on a CPU there is no table."""
+    """A run on a GPU lists the table among its missing parts; a CPU has no table."""
     from profiler.quant.storage import _four_bit_table, four_bit_rule_error
 
     _four_bit_table.cache_clear()
@@ -189,7 +189,7 @@ def test_why_the_table_of_4_bit_kernels_cannot_be_read(
 def test_a_gpu_that_does_not_respond_once_is_counted_by_one_rule_and_named(
     monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    """The table fuses up to 8 rows, and without it 4 are assumed: for each linear, not only for the first."""
+    """The table fuses up to 8 rows; without it, 4 are assumed for each linear, not only for the first."""
     from profiler.quant.storage import _four_bit_table, four_bit_rows, four_bit_rule_error
 
     asked = iter([RuntimeError("CUDA unknown error")])

@@ -1,4 +1,4 @@
-"""A model that does not fit: accelerate really places it, and the verdicts say so."""
+"""If a model does not fit, accelerate offloads it, and the verdicts say so."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from profiler.loading.config import load_config
 from profiler.loading.load import load
 from profiler.loading.request import LoadedModel, ModelRequest
 
-# The tiny Llama in float32: a layer of 4 x 64 x 64 (q, o) and 2 x 64 x 32 (k, v) and 3 x 64 x 128 matrices and two
-# norms. Room for the embedding, one layer, and another one to fetch into, which accelerate reserves. The second layer,
-# the last norm and the head go to the disk.
+# The tiny Llama is in float32. A layer has two norms, and matrices of 2 x 64 x 64 (q, o), 2 x 64 x 32 (k, v) and
+# 3 x 64 x 128. There is room for the embedding, one layer, and another one to fetch into, which accelerate reserves.
+# The second layer, the last norm and the head go to the disk.
 LAYER_BYTES = 4 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128 + 2 * 64)
 HEAD_BYTES = 4 * (64 + 128 * 64)
 FREE_BYTES = 370_000
@@ -115,7 +115,7 @@ def test_quantised_weights_cannot_be_on_the_disk(
 def test_a_gpu_that_shares_the_memory_of_its_host_spills_to_it(
     monkeypatch: pytest.MonkeyPatch, tiny_folder: Path
 ) -> None:
-    """accelerate's `get_max_memory` has no entry for the host there, and opens a context on every GPU."""
+    """accelerate's `get_max_memory` has no entry for the host of such a GPU, and opens a context on every GPU."""
     import accelerate.utils
     from transformers import LlamaForCausalLM
 

@@ -62,8 +62,10 @@ slow = pytest.mark.slow
 
 
 def test_bytes_of_bitsandbytes_need_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A float32 per 64 weights is half a bit per weight (QLoRA, arXiv:2305.14314, section 3), and 16 values are the
-    code book; LLM.int8() has a float32 per output."""
+    """4-bit formats have a float32 per 64 weights and a code book of 16 values; LLM.int8() has a float32 per output.
+
+    A float32 per 64 weights is half a bit per weight (QLoRA, arXiv:2305.14314, section 3).
+    """
     hide(monkeypatch, "bitsandbytes")
     assert bitsandbytes_bytes("nf4", 4096, 14336) == 4.5 / 8 * 4096 * 14336 + 16 * 4
     assert bitsandbytes_bytes("int8", 4096, 14336) == 4096 * 14336 + 14336 * 4
@@ -87,7 +89,7 @@ def linear_share(model: Any) -> float:
     return weight_bytes / sum(op.count * op.weight.in_features * op.weight.out_features * 2 for op in linears)
 
 
-# With real weights, the two most used formats; the slow tests in CI run the others.
+# Only the two most used formats are tested with real weights; the slow tests in CI run the others.
 QUICK = [
     case if case[0] in ("nf4", "int8") and case[2] == PLAIN else pytest.param(*case, marks=slow) for case in SHARES
 ]
@@ -124,7 +126,7 @@ def test_real_weights_in_every_format(
 def test_random_weights_in_every_format(
     answer_cpu_probe: Callable[[bool], None], quant: Quant, fused: bool, options: QuantOptions, share: float
 ) -> None:
-    """Built layer by layer in their final format, with exactly the planned bytes."""
+    """Random weights are built layer by layer in their final format, with exactly the planned bytes."""
     answer_cpu_probe(fused)
     if quant in ("int8wo", "int4wo", "fp8"):
         pytest.importorskip("torchao")
@@ -303,7 +305,7 @@ def test_quality_without_a_tokenizer_is_one_line(tiny_folder: Path) -> None:
 def test_matmuls_run_in_the_compute_dtype(
     tiny_folder: Path, answer_cpu_probe: Callable[[bool], None], fused: bool, product_dtype: torch.dtype
 ) -> None:
-    """Except bitsandbytes' fused kernel on a CPU, which supports only bfloat16."""
+    """The exception is bitsandbytes' fused kernel on a CPU, which supports only bfloat16."""
     answer_cpu_probe(fused)
     request = request_of(str(tiny_folder), "nf4", QuantOptions(compute_dtype=torch.float16), "random")
     loaded = load(request, load_config(request.source))
@@ -311,7 +313,7 @@ def test_matmuls_run_in_the_compute_dtype(
 
 
 def narrow_request(folder: Path, quant: Quant = "nf4", **widths: int) -> ModelRequest:
-    """Return a request for a tiny Llama with unusual widths, as a folder with nothing but a config."""
+    """Return a request for a tiny Llama with unusual widths, as a folder with only a config."""
     from transformers import LlamaConfig
 
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, **widths}

@@ -66,8 +66,8 @@ def test_weights_are_neither_zero_nor_equal(tiny_folder: str) -> None:
 def test_a_prefill_runs_the_operators_of_a_plain_one(tiny_folder: Path, weights: Any) -> None:
     """torch folds the last positions of a batch into one product if the weight requires gradients.
 
-    Weights that transformers loads do. Without gradients torch copies the weight for each position, and a prefill takes
-    five times as long.
+    Weights that transformers loads require them. Without gradients torch copies the weight for each position, and a
+    prefill takes five times as long.
     """
     from transformers import AutoModelForCausalLM
 
@@ -175,7 +175,7 @@ def layout(layer: Any) -> dict[str, Any]:
 def test_random_weights_have_the_layout_of_quantised_ones(
     tiny_folder: Path, answer_cpu_probe: Callable[[bool], None], quant: Quant, options: QuantOptions, fused: bool
 ) -> None:
-    """After the first step: every tensor's shape, order, dtype and storage, and all other attributes.
+    """After the first step, tensors have the same shape, order, dtype and storage, and other attributes are equal.
 
     transformers initialises a Llama with a standard deviation of 0.02, like the random weights.
     """
@@ -200,7 +200,7 @@ def test_random_weights_have_the_layout_of_quantised_ones(
 def test_the_library_can_unpack_a_random_weight_of_the_fused_kernel(
     tiny_folder: str, answer_cpu_probe: Callable[[bool], None]
 ) -> None:
-    """The library's inverse gives a matrix whose product is the kernel's, except for bfloat16's rounding."""
+    """The product with the matrix that the library unpacks equals the kernel's, except for bfloat16 rounding."""
     from bitsandbytes.functional import _convert_weight_packed_for_cpu_inverse, dequantize_4bit
 
     answer_cpu_probe(True)

@@ -62,8 +62,7 @@ def decode_step(model: Any, context: int, batch: int = 2) -> Callable[[], Any]:
 
 
 def test_a_window_is_handed_over_as_the_model_hands_it() -> None:
-    """After 20 tokens a window of 8 leaves the kernel 8 keys of 2 heads; a prefill of 20 gets all of them, and a
-    mask."""
+    """After 20 tokens a window of 8 gives the kernel 8 keys of 2 heads; a prefill of 20 gives all keys and a mask."""
     model = windowed()
     step = Step(2, 1, 20)
     modules = callable_modules(model, walk(model), 1e9, step)
@@ -108,7 +107,7 @@ def test_a_step_ends_with_the_last_call_that_is_wanted_and_leaves_nothing_behind
 
 
 def test_operands_are_kept_of_as_many_layers_as_there_is_room_for() -> None:
-    """Four layers' q of 4 heads and k, v of 2 heads of 16: 2 x 10 x (4 + 2 x 2) x 16 x 4 bytes per layer."""
+    """A layer has q of 4 heads and k, v of 2 heads of 16: 2 x 10 x (4 + 2 x 2) x 16 x 4 bytes."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     model = LlamaForCausalLM(LlamaConfig(**{**_SHAPE, "num_hidden_layers": 12})).eval()
@@ -123,7 +122,7 @@ def test_operands_are_kept_of_as_many_layers_as_there_is_room_for() -> None:
 
 @pytest.mark.parametrize("make", [windowed, mixture])
 def test_between_the_calls_no_product_is_left(make: Callable[[], Any]) -> None:
-    """torch's own counter: a step has products; with its calls answered only rotary angles are multiplied."""
+    """By torch's own counter, a step has products; with its calls answered, only rotary angles are multiplied."""
     model = make()
     modules = callable_modules(model, walk(model), 1e9, Step(2, 1, 6))
     run = decode_step(model, 6)
@@ -146,7 +145,7 @@ def test_a_decode_step_is_replayed_any_number_of_times(
 ) -> None:
     """A static cache of 6 + 4 tokens has 10 slots; each replay of the captured step writes to the same one.
 
-    Without setting the cache back, the fifth writes to slot 10: an error in `index_copy_` that ends a CUDA context.
+    Without a reset of the cache, the fifth replay writes to slot 10. This error in `index_copy_` ends a CUDA context.
     """
     machine = recorded.machine(monkeypatch)
     subject, _ = subject_of(str(tiny_folder), prompt_lens=[6], batch_sizes=[2], new_tokens=4, engine=engine)
@@ -161,7 +160,7 @@ def test_a_decode_step_is_replayed_any_number_of_times(
 
 
 def test_a_moving_window_is_set_back_on_the_host_too() -> None:
-    """A window of 8 within 24 slots, filled with 12 tokens: after each of 32 steps it has seen 13."""
+    """A window of 8 in 24 slots is filled with 12 tokens; after each of 32 steps it has seen 13."""
     model: Any = windowed()
     engine = ENGINES["static"](model, HOST)
     with torch.inference_mode():
@@ -179,7 +178,7 @@ def test_a_capture_of_small_kernels_makes_no_mask_of_its_own(
 ) -> None:
     """Without padding, these three steps need no mask. transformers 5.17 makes one in a capture.
 
-    The length of a static cache is on the device, so that the host's 0 replaces it, as in `CapturableCache`.
+    The length of a static cache is on the device, so the host's 0 replaces it, as in `CapturableCache`.
     """
     from transformers import DynamicCache, LlamaConfig, StaticCache
     from transformers.masking_utils import create_causal_mask

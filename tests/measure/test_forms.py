@@ -52,14 +52,14 @@ def llama(layers: int) -> Any:
 
 
 def gemma(layers: int) -> Any:
-    """Five local layers and a global one, again and again (Gemma 3 report, arXiv:2503.19786)."""
+    """Return a model that repeats five local layers and a global one (Gemma 3 report, arXiv:2503.19786)."""
     from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
     return Gemma3ForCausalLM(Gemma3TextConfig(**_SIZES, num_hidden_layers=layers, head_dim=16))
 
 
 def deepseek(layers: int) -> Any:
-    """A dense first layer, then experts (DeepSeek-V2, arXiv:2405.04434)."""
+    """Return a model with a dense first layer, then experts (DeepSeek-V2, arXiv:2405.04434)."""
     from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
 
     sizes = {**_SIZES, "num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": None, "v_head_dim": 16}
@@ -83,21 +83,21 @@ def test_a_short_model_holds_every_kind_of_layer(model: Any, expected: Pattern, 
     assert pattern.long(1000) == pattern.layers
     cut = type(model)(shortened(model.config, long))
     assert len(stack_of(cut, cut.config) or ()) == long
-    assert len(stack_of(model, model.config) or ()) == pattern.layers, "the model itself stays whole"
+    assert len(stack_of(model, model.config) or ()) == pattern.layers, "the model itself is not cut"
     with torch.inference_mode():
         assert cut(torch.zeros(1, 3, dtype=torch.long)).logits.shape == (1, 3, 128)
 
 
 def test_the_layers_after_the_head_are_cold() -> None:
-    """At most half of the periods, and never more than two."""
+    """At most half of the periods are cold, and never more than two."""
     alike = Pattern(30, 0, 1)
     assert [alike.cold(layers) for layers in (1, 2, 4, 15)] == [0, 1, 2, 2]
     assert Pattern(18, 0, 6).cold(12) == 6
-    assert Pattern(4, 1, 1).cold(3) == 2, "the first layer is of a kind of its own"
+    assert Pattern(4, 1, 1).cold(3) == 2, "the first layer is of another kind"
 
 
 def test_an_8_bit_cache_is_tried_where_transformers_has_one(tiny_folder: Path, tmp_path: Path) -> None:
-    """Not for a window; a run on a quantised cache tries the default one."""
+    """It is not tried for a window; a run on a quantised cache tries the default one."""
     from transformers import MistralConfig, MistralForCausalLM
 
     windowed = MistralConfig(**_SIZES, num_hidden_layers=2, head_dim=16, sliding_window=4)
@@ -112,7 +112,7 @@ def test_an_8_bit_cache_is_tried_where_transformers_has_one(tiny_folder: Path, t
 
 
 def test_a_step_on_a_quantised_cache_knows_how_old_its_tokens_are(tiny_folder: Path) -> None:
-    """The middle of 300 steps is the 150th after the prompt: 22 tokens since 128 were packed."""
+    """The middle of 300 steps is the 150th after the prompt: 22 tokens are newer than the 128 packed ones."""
     stored = CACHE_FORMATS["quanto"]
     subject, _ = subject_of(str(tiny_folder), cache="fp8", prompt_lens=[16], new_tokens=200)
     [cell] = subject.grid.cells
@@ -124,13 +124,13 @@ def test_a_step_on_a_quantised_cache_knows_how_old_its_tokens_are(tiny_folder: P
     key, by_phase = CellKey("decode", longer), {phase: grouped.paths[cell.engine, phase] for phase in PHASES}
     columns = operator_arrays(grouped.work, StepArrays.of([key]), by_phase, 0).columns
     counted = sum(work.kv_bytes for work in grouped.operators_of(key))
-    # 144 tokens of 64 elements in 5 bits, 22 and the new one in float32; two layers and two sequences.
+    # 144 tokens of 64 elements in 5 bits, 22 tokens and the new one in float32; two layers and two sequences.
     assert counted == 2 * 2 * (144 * 64 * 5 / 8 + 23 * 64 * 4)
     assert sum(column.kv_bytes[0] for column in columns) == counted
 
 
 def test_only_a_mixture_of_experts_is_tried_with_other_experts(tiny_folder: Path, tmp_path: Path) -> None:
-    """transformers' config of a dense model names an experts implementation as well."""
+    """transformers' config of a dense model also names an experts implementation."""
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     sizes = {**_SIZES, "moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}
@@ -170,8 +170,11 @@ def test_a_gpu_tries_the_attention_kernels_that_it_has(
 def test_attention_kernels_are_tried_with_and_without_a_mask(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a decode step after 8 tokens the shorter sequence of two sees 8 of 9 keys; in a prefill of 6 it lacks the last
-    key, which only the last query would have seen."""
+    """The padding mask hides one key of the shorter of two sequences.
+
+    In a decode step after 8 tokens this sequence sees 8 of 9 keys. In a prefill of 6 it lacks the last key, which only
+    the last query would have seen.
+    """
     subject, config = subject_of(str(tiny_folder))
     masks: list[torch.Tensor | None] = []
     plain = torch.nn.functional.scaled_dot_product_attention
@@ -200,9 +203,9 @@ def test_attention_kernels_are_tried_with_and_without_a_mask(
 
 
 def test_the_decode_step_of_the_answer_is_tried_before_cheaper_steps(tiny_folder: Path, tmp_path: Path) -> None:
-    """12 layers: the share of a variant pays for the decode at batch 1 with two layers, and for prefills with four.
+    """Of 12 layers, a variant's share of time is enough for two in the decode at batch 1, and for four in prefills.
 
-    Prefills are said to take a hundredth of a decode step.
+    The test sets the time of a prefill to a hundredth of a decode step.
     """
     sizes = json.loads((tiny_folder / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(sizes | {"num_hidden_layers": 12}))
@@ -221,9 +224,12 @@ def test_the_decode_step_of_the_answer_is_tried_before_cheaper_steps(tiny_folder
 
 
 def test_the_copies_that_are_stepped_touch_what_the_whole_model_does(tiny_folder: Path, tmp_path: Path) -> None:
-    """4 layers of 12, of 147,968 bytes each besides 65,856 of embedding, head, norm and frequencies: 657,728 of
-    1,841,472. Half-way through 8 new tokens a step reads the cache of what came before, 256 bytes a token and layer,
-    and copies it with one more. A cache of 1 MiB keeps neither."""
+    """4 of 12 layers need as many copies as touch the bytes of the whole model.
+
+    A layer has 147,968 bytes; embedding, head, norm and frequencies have 65,856: 657,728 of 1,841,472 bytes. Halfway
+    through 8 new tokens, a step reads the cache of the earlier tokens and copies it with one more token. It has 256
+    bytes per token and layer. A CPU cache of 1 MiB keeps neither.
+    """
     sizes = json.loads((tiny_folder / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(sizes | {"num_hidden_layers": 12}))
     grid = {"prompt_lens": [16, 200], "batch_sizes": [1, 64], "new_tokens": 8}
@@ -237,12 +243,12 @@ def test_the_copies_that_are_stepped_touch_what_the_whole_model_does(tiny_folder
     assert copies_of(short, subject, little, 1 << 30) == math.ceil((1_841_472 + cached) / (657_728 + cached / 3)) == 3
     assert copies_of(short, subject, much, 1 << 30) == 3
     assert copies_of(short, subject, little, 1 << 20) == math.ceil((1 << 20) / (657_728 + cached / 3)) == 2
-    assert copies_of(short, subject, much, 1 << 20) == 1, "the cache of these layers alone is larger than 1 MiB"
-    assert copies_of(short, subject, prefill, 1 << 30) == 2, "as many as are stepped"
+    assert copies_of(short, subject, much, 1 << 20) == 1, "the KV cache of these layers is larger than 1 MiB"
+    assert copies_of(short, subject, prefill, 1 << 30) == 2, "at most one copy per step"
 
 
 def test_a_step_that_could_not_be_cut_keeps_what_lies_beside_its_layers() -> None:
-    """4 of 10 ms are outside the layers. Compiled it takes 7 ms, so its layers take 3."""
+    """4 of 10 ms are outside the layers. The compiled step takes 7 ms, so its layers take 3 ms."""
     before = StepSamples((6e-3,) * 5, (4e-3,) * 5)
     cut = _cut_like(before, StepSamples((7e-3,) * 5, (0.0,) * 5))
     assert cut.layers_s == pytest.approx((3e-3,) * 5)
@@ -263,7 +269,7 @@ def test_compiled_code_is_a_form_of_one_decode_step(tiny_folder: Path) -> None:
 
 
 class Late(Machine):
-    """A clock by which loading the short model has taken 50 seconds."""
+    """A machine by whose clock loading the short model took 50 seconds."""
 
     def __init__(self) -> None:
         super().__init__(torch.device("cpu"))
@@ -315,7 +321,7 @@ def test_a_clock_that_stands_still_leaves_a_form_without_a_trial(tiny_folder: Pa
 
 
 def test_steps_that_no_hook_sees_are_not_cut_at_their_layers(tiny_folder: Path) -> None:
-    """Variants are compared with the run's first engine: one that replays recorded work calls no layer's Python."""
+    """Variants are compared with the run's first engine. If it replays recorded work, its layers run no Python."""
     subject, config = subject_of(str(tiny_folder))
     [cell] = subject.grid.cells
     engine: Any = SimpleNamespace(hookable=False, eager_phases=PHASES, cache_format=None)
@@ -352,9 +358,9 @@ def test_torch_compile_is_tried_where_there_is_time(tiny_folder: Path, monkeypat
 def test_a_planted_cost_is_found_where_it_was_tried(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two layers whose MLP waits 5 ms in bfloat16, as the model of the run does not: 10 ms a step.
+    """The MLPs of two layers wait 5 ms each in bfloat16, which is 10 ms per step; the model of the run does not wait.
 
-    A trial gives a ratio, which is applied to the step of another minute: half of what was planted is asked for.
+    A trial gives a ratio that is applied to a step of another time, so half of the planted cost is required.
     """
     from transformers.models.llama import modeling_llama
 

@@ -38,7 +38,7 @@ def test_reads_of_values_are_counted(mode: Any) -> None:
 def test_the_tax_is_found_where_it_was_planted(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every check of the stopping criteria waits for 20 ms, which our own loop does not have."""
+    """Every check of the stopping criteria waits 20 ms; our own loop has no such check."""
     from transformers.generation.stopping_criteria import StoppingCriteriaList
 
     asked = StoppingCriteriaList.__call__
@@ -60,7 +60,7 @@ def test_the_tax_is_found_where_it_was_planted(
     assert max(tax.parts_s, key=lambda name: tax.parts_s[name]) == "stopping"
     assert tax.parts_s["stopping"] >= _DELAY_S
     assert tax.reads_a_token is not None
-    assert tax.reads_a_token >= 1  # whether all are done
+    assert tax.reads_a_token >= 1  # the read of whether all sequences are done
     [row] = [row for row in run.results if row.engine == "generate" and row.phase == "decode"]
     assert row.generate_s == tax.tax_s
     assert sum(getattr(row, term) for term in TERMS) == pytest.approx(row.latency_s, rel=1e-9)

@@ -55,7 +55,7 @@ def decode_operators(name: str, config) -> tuple[list[str], int]:  # type: ignor
     ],
 )
 def test_same_operators_as_the_model(name: str) -> None:
-    """Compared on 2 layers of the true width, so that the model fits anywhere."""
+    """Operators are compared on 2 layers of the true width, so the model fits on any machine."""
     config = load_config(resolve(name))
     text = config.get_text_config()
     setattr(text, text.attribute_map.get("num_hidden_layers", "num_hidden_layers"), 2)
@@ -72,7 +72,7 @@ def test_same_operators_as_the_model(name: str) -> None:
 
 
 def _without_experts(names: list[str], model: str) -> list[str]:
-    """Which experts a token uses depends on its values, so a mixture runs a varying number of equal products."""
+    """The experts of a token depend on its values, so a mixture runs a varying number of equal products."""
     if "mixtral" not in model:
         return names
     return sorted(set(names))

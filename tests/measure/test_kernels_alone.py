@@ -1,4 +1,4 @@
-"""Kernels replayed in isolation: what is read between the products of a decode step, by the model's own sizes."""
+"""Kernels replayed in isolation: the bytes read between the products of a decode step follow from the model's sizes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from profiler.measure.replay import _reads
 
 LAYERS, KV_HEADS, HEAD_DIM, FLOAT32 = 2, 2, 64 // 4, 4
 TOKEN_BYTES = 2 * LAYERS * KV_HEADS * HEAD_DIM * FLOAT32
-"""What the tiny Llama of the tests caches for a token: keys and values of each layer."""
+"""Bytes that the tiny Llama of the tests caches per token: keys and values of each layer."""
 HIDDEN, MLP, VOCAB = 64, 128, 128
 LAYER = 2 * HIDDEN * HIDDEN + 2 * HIDDEN * KV_HEADS * HEAD_DIM + 3 * HIDDEN * MLP + 2 * HIDDEN
 FREQUENCIES = 2 * HEAD_DIM // 2
@@ -27,14 +27,16 @@ PAST_CACHES = 2 * SLOW
 
 
 def quarters(nbytes: float) -> int:
-    """To the nearest quarter of the weights, and at most twice what is read as slowly as memory."""
+    """Round to the nearest quarter of the weights, up to twice the size that is read as slowly as memory."""
     quarter = WEIGHT_BYTES / 4
     return int(min(round(nbytes / quarter) * quarter, PAST_CACHES))
 
 
 def touched(key: CellKey) -> int:
-    """Bytes of the KV cache in the middle step of a decode loop: the old tokens are read once; a cache that grows by
-    copies also copies the old ones and the new one once."""
+    """Return the bytes of the KV cache that the middle step of a decode loop touches.
+
+    The old tokens are read once. A cache that grows by copies also copies the old tokens and the new one once.
+    """
     cell = key.cell
     context = cell.prompt_len + NEW // 2
     copied = context + 1 if cell.engine == "eager" else 0
@@ -61,8 +63,8 @@ def test_each_decode_step_is_given_its_own_bytes_between_its_products(
         key: 0 if key.phase == "prefill" else quarters(touched(key)) for cell in subject.grid.cells for key in cell.keys
     }
     of_decode = {nbytes for key, nbytes in found.items() if key.phase == "decode"}
-    assert {0, PAST_CACHES} < of_decode, "the shortest cache is almost nothing, the largest leaves nothing in a cache"
-    assert len(given) < len(found), "cells that differ in nothing here share their replay"
+    assert {0, PAST_CACHES} < of_decode, "the shortest KV cache rounds to 0, the largest fills all caches"
+    assert len(given) < len(found), "cells with equal values share their replay"
 
 
 def test_where_a_graph_is_replayed_nothing_is_read_between_its_products(tiny_folder: Path) -> None:

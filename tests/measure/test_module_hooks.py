@@ -1,4 +1,4 @@
-"""Impossible times give no parts of a step."""
+"""Impossible times of a clock give no parts of a step."""
 
 from __future__ import annotations
 

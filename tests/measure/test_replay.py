@@ -39,11 +39,11 @@ def test_the_last_positions_come_as_a_slice_of_hidden_states() -> None:
     assert (layer.shape, layer.strides) == ((1, 12, 8), (96, 8, 1))
     states = torch.empty(3, 5, 8)[:, -1:, :]
     assert head.shape == tuple(states.shape)
-    assert head.strides[0] > states.shape[-1], "the positions before lie in between"
+    assert head.strides[0] > states.shape[-1], "the stride skips the earlier positions"
 
 
 def test_page_faults_are_taken_off_the_call_that_took_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock of a second per call: with 20 fresh pages at 20 ms, 0.6 s remain; without pages, all of it."""
+    """The clock adds one second per call: with 20 fresh pages at 20 ms, 0.6 s remain; without pages, 1 s remains."""
     faults = [0]
     monkeypatch.setattr("profiler.measure.replay.page_faults", lambda: faults[0])
 
@@ -74,7 +74,7 @@ def test_what_is_called_in_between_is_made_in_every_pass_and_not_timed() -> None
 
 
 def test_other_data_is_read_in_every_pass() -> None:
-    """256 MiB at 200 GB/s take more than a millisecond; two linears of 8 x 8 take some ten microseconds."""
+    """256 MiB at 200 GB/s take more than a millisecond; two linears of 8 x 8 take about ten microseconds."""
     layers = [Seen(8, 8), Seen(8, 8)]
 
     def passes(nbytes: int) -> int:

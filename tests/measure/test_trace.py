@@ -28,7 +28,7 @@ KEY = CellKey("decode", Cell(1, 16, 8))
 
 
 def test_intervals_add_up() -> None:
-    """Two that overlap, one inside another, a pause of 2 ms, and one of half a microsecond that does not count."""
+    """Two intervals overlap and one is inside another; a pause of 2 ms counts, one of half a microsecond does not."""
     found = activity(KEY, [(0.0, 3e-3), (2e-3, 4e-3), (2.5e-3, 3e-3), (6e-3, 7e-3), (7e-3 + 0.5e-6, 8e-3)])
     assert found.kernels == 5
     assert found.busy_s == pytest.approx(4e-3 + 2e-3 - 0.5e-6)
@@ -38,7 +38,7 @@ def test_intervals_add_up() -> None:
 
 
 def test_a_named_range_on_the_card_is_no_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`record_function` around two kernels of 1 ms and a pause of 2 ms: a user annotation of 4 ms on the device."""
+    """`record_function` around two kernels of 1 ms and a pause of 2 ms is a user annotation of 4 ms on the device."""
 
     def event(start_us: float, end_us: float, *, annotation: bool) -> Any:
         return SimpleNamespace(
@@ -113,8 +113,10 @@ def test_without_being_asked_there_is_no_trace(tiny_folder: Path, tmp_path: Path
 
 @pytest.mark.slow
 def test_what_carries_the_residual_is_named(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A norm that sleeps 20 ms, as no twin's does: a decode step's residual is found in the norms. In a prefill they
-    are replayed, so that they are kernels and not a residual."""
+    """If norms sleep 20 ms in the model but not in its twin, the residual of a decode step is found in the norms.
+
+    In a prefill the norms are replayed, so they are kernels and not a residual.
+    """
     from transformers.models.llama import modeling_llama
 
     plain = modeling_llama.LlamaRMSNorm.forward
@@ -144,7 +146,7 @@ def _no_twin(*_: object) -> None:
 
 
 def test_groups_are_nvtx_ranges_within_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What Nsight shows: one range per group, opened and closed in turn; a group's time excludes its parts."""
+    """Nsight shows one range per group, opened and closed in turn; the time of a group excludes its parts."""
     calls: list[str] = []
     monkeypatch.setattr(torch.cuda, "set_device", lambda _device: None)
     monkeypatch.setattr(torch.cuda.nvtx, "range_push", calls.append)

@@ -1,4 +1,4 @@
-"""Dispatch is measured engine by engine, as the twin's own time while the model's weights stream by."""
+"""Dispatch is measured per engine, as the twin's own time while the model's weights are read."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_without_time_only_the_first_batch_size_has_a_turn(budget_s: float, size
 @pytest.mark.timing
 @pytest.mark.slow
 def test_weights_that_stream_by_are_taken_off_step_by_step(tiny_folder: Path) -> None:
-    """Linears that take 0 to 8 ms per call, 4 on average: the twin's own part is the same whatever a step's sum is."""
+    """Linears take 0 to 8 ms per call, 4 ms on average; the twin's own part does not depend on their sum in a step."""
     source = resolve(str(tiny_folder))
     config = load_config(source)
     loaded = load(ModelRequest(source, CPU, torch.float32), config)

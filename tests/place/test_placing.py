@@ -120,7 +120,7 @@ def test_a_cold_first_repetition_is_reported(tmp_path: Path) -> None:
 def test_counts_beyond_int64_are_exact(tmp_path: Path) -> None:
     """4,096 prompts of 131,072 tokens through 70 billion parameters: 7.3e19 FLOPs, eight times what int64 holds.
 
-    The attention's triangle comes on top: 80 layers x 4 x 8,192 x 131,072^2 / 2 FLOPs per prompt.
+    The attention's triangle is added: 80 layers x 4 x 8,192 x 131,072^2 / 2 FLOPs per prompt.
     """
     path = table(tmp_path / "t", ("prefill", 4096, 131_072, "", 1e6))
     [row] = place(path, "llama-3.1-70b", gpu="H100 SXM").rows
@@ -174,7 +174,7 @@ def test_the_gpu_is_requested_or_named_by_the_file(roofscope: Callable[..., obje
 def test_here_uses_the_roofs_of_this_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, roofscope: Callable[..., object]
 ) -> None:
-    """They are measured, whatever device the file names: a decode step reads its bytes at that bandwidth."""
+    """They are measured for any device in the file: a decode step reads its bytes at that bandwidth."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "roofs"))
     path = table(tmp_path / "t", ("decode", 1, 64, 32, 10.0))
     done = roofscope("place", str(path), "--model", "smollm2-135m", "--here", "--format", "json")

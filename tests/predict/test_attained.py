@@ -69,8 +69,8 @@ def test_the_table_of_coverages_is_computed_from_the_figures() -> None:
 def test_ranges_of_16_bits_are_narrower_than_those_of_fewer_bits() -> None:
     """Upper over lower end: below 2.2 for compiled engines, below 2.6 for plain transformers.
 
-    Hosts of plain transformers differ: 16-bit models take 0.6 ms per layer on that of one source's H20, and 0.9 ms on
-    that of another's A100 (Qwen's two speed benchmarks, of transformers 4.51 and 4.46).
+    Hosts of plain transformers differ: 16-bit models take 0.6 ms per layer with one source's H20, and 0.9 ms with
+    another's A100. These are Qwen's two speed benchmarks, of transformers 4.51 and 4.46.
     """
     compiled, eager = inside_and_width(decodes("compiled", "dense"))[1], inside_and_width(decodes("eager", "dense"))[1]
     assert 1.2 < compiled < 2.2

@@ -95,8 +95,10 @@ def test_a_model_that_never_ran_there_is_forecast(tmp_path: Path) -> None:
 
 
 def test_layouts_and_formats_have_different_kernels(tmp_path: Path) -> None:
-    """Transposed weights take twice as long here, and packed ones half. All linears of GPT-2 but the head are
-    transposed, and a model in 4 bits is packed."""
+    """Transposed weights take twice as long here, and packed ones half.
+
+    All linears of GPT-2 except the head are transposed, and a model in 4 bits is packed.
+    """
     card = planted()
     other = [
         replace(point, format=format_, seconds=factor * point.seconds)
@@ -122,9 +124,9 @@ def test_layouts_and_formats_have_different_kernels(tmp_path: Path) -> None:
 
 
 def test_small_kernels_of_a_prefill_take_their_profiled_time(tmp_path: Path) -> None:
-    """If they take three times their traffic instead of once, a prefill takes twice that traffic longer.
+    """If they take three times as long as their traffic, a prefill is longer by twice that traffic.
 
-    Once is assumed for a profile without small kernels. In a decode step they are hidden by its dispatch.
+    Without small kernels in the profile, they take as long as their traffic. A decode step's dispatch hides them.
     """
 
     def times(ratio: float | None) -> dict[str, float]:
@@ -137,15 +139,17 @@ def test_small_kernels_of_a_prefill_take_their_profiled_time(tmp_path: Path) -> 
     without, once, thrice, twice = times(None), times(1.0), times(3.0), times(2.0)
     assert once == pytest.approx(without)
     assert thrice["prefill"] - once["prefill"] == pytest.approx(2 * (twice["prefill"] - once["prefill"]))
-    # Each of 30 layers hands on hidden states, queries, keys, values and two of the MLP's width at the least.
+    # Each of 30 layers writes at least hidden states, queries, keys, values and two tensors of the MLP's width.
     written_s = 30 * 64 * 4.0 * (2 * 576 + 2 * 576 + 2 * 192 + 2 * 1536) / BYTES_PER_S
     assert twice["prefill"] - once["prefill"] > written_s
     assert thrice["decode"] == pytest.approx(once["decode"])
 
 
 def test_a_cache_saves_traffic_but_not_the_losses_of_a_kernel() -> None:
-    """A product at a quarter of the memory roof takes 4 ms from memory, of which it loses 3. From a cache of twice the
-    bandwidth its bytes take half a millisecond, and the loss is the same."""
+    """A product at a quarter of the memory roof takes 4 ms from memory, of which it loses 3.
+
+    From a cache of twice the bandwidth its bytes take half a millisecond, and the loss is the same.
+    """
     points = tuple(
         ProductPoint("float32", "dense", rows, 500, 10_000, 2e7, 4e-3) for rows in (1, 2)
     )  # 20 MB at 20 GB/s: 1 ms

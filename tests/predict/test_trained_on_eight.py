@@ -31,8 +31,11 @@ def test_eight_cells_forecast_the_other_twenty_four(folder: Path) -> None:
 
 
 def test_between_two_points_a_kernel_has_their_common_share_or_loss() -> None:
-    """The roof is 1 s up to 4 rows, and 0.25 s per row beyond. From the times at 1 and 64 rows, those at 4 and 8 are
-    forecast for a kernel at half its roof everywhere, and for one that loses 0.2 s everywhere."""
+    """The roof is 1 s up to 4 rows, and 0.25 s per row beyond.
+
+    The times at 1 and 64 rows give those between them. One kernel reaches half its roof everywhere, and another one
+    loses 0.2 s everywhere.
+    """
 
     def roof_s(rows: Array) -> Array:
         return np.maximum(1.0, rows / 4)

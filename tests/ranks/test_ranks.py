@@ -82,7 +82,7 @@ def check_found(found: Path, folder: Path, ranks: int) -> None:
 
 
 def check_cores(own: list[list[int]], ranks: int) -> None:
-    """Check that each rank has separate cores, equally many up to one; with too few cores, one each."""
+    """Check that ranks have separate cores, in equal numbers up to one; with too few cores, one each."""
     cores = len(os.sched_getaffinity(0))
     if cores >= ranks:
         assert sorted(core for of_one in own for core in of_one) == sorted(os.sched_getaffinity(0))

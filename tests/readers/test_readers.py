@@ -37,7 +37,7 @@ def test_llama_bench_says_the_same_in_every_format() -> None:
     assert [figure.covers for figure in by_md] == ["prefill", "prefill", "decode"]
     assert by_md[0].seconds == pytest.approx(128 / 459.02)
     assert 8 * by_md[0].weight_bytes == pytest.approx(5.744, abs=1e-2)  # type: ignore[operator]
-    # A standard deviation of 33.97 of 159.18 tokens/s over an unknown number of repetitions: that of one of them.
+    # The standard deviation is 33.97 of 159.18 tokens/s. With an unknown number of repetitions, it is that of one.
     assert by_md[2].half_width_s / by_md[2].seconds == pytest.approx(2 * 33.97 / 159.18)
     assert by_md[2].rounding_s / by_md[2].seconds == pytest.approx(0.005 / 159.18)
     assert {figure.repeats for figure in (*by_md, first, second, third)} == {0}

@@ -65,14 +65,16 @@ def test_what_fits_is_arithmetic() -> None:
     assert "83.9 MB" in a100.why
     assert pytest.approx(83.9e6, rel=1e-3) == 640 * 131_072
     room = 0.98 * (gpu_called("A100 80GB SXM").usable_bytes - 0.45e9) - 14.48e9
-    # Besides its cache, a prompt of 512 has four hidden states, three outputs of the MLP, and 2.5 lost in pieces.
+    # A prompt of 512 also has four hidden states and three outputs of the MLP; 2.5 more are free, but not in one piece.
     workspace = 512 * (4 * 4096 + 5.5 * 14336) * 2
     assert a100.largest_batch == pytest.approx(room / (83.9e6 + workspace), abs=1)
 
 
 def test_16_bits_are_two_bytes_a_weight() -> None:
-    """Gemma-2-9B's checkpoint is in float32. In 16 bits its 9.242 B weights (arXiv:2408.00118 with its table of 256,000
-    words) are 18.5 GB, which fit on an L4."""
+    """Gemma-2-9B's checkpoint is in float32. In 16 bits, its weights are 18.5 GB, which fit on an L4.
+
+    They are 9.242 B by arXiv:2408.00118, with its table of 256,000 words.
+    """
     [offer] = rented("gemma-2-9b", "batch", cards="L4", prompt_len=512).offers
     assert offer.fits
     assert "weights 18.5 GB" in offer.why
@@ -129,7 +131,7 @@ def test_a_full_queue_costs_the_hour_over_its_requests(queue: RankedOffers) -> N
 
 
 def test_at_a_rate_the_idle_time_is_paid(chat: RankedOffers) -> None:
-    """One GPU at 1 request per second costs its hour over 3600 requests, however fast it is."""
+    """At 1 request per second, a GPU of any speed costs its hour over 3600 requests."""
     singles = [offer for offer in served(chat) if offer.rented_gpus == 1]
     assert singles
     for offer in singles:
@@ -228,7 +230,7 @@ def test_your_price_replaces_the_tables_and_is_never_stale() -> None:
 
 
 def test_your_prices_are_of_no_class() -> None:
-    """They are the same whoever rents the GPU out, so the other classes have no offer of their own."""
+    """They are the same for every provider, so the other classes have no separate offer."""
     answer = rented("mistral-7b-v0.1", cards="L40S", prices="L40S=1.86")
     assert answer.other_classes == ()
     assert rent_sentences(answer)[0].endswith("TPOT at most 50.0 ms; your prices.")

@@ -1,4 +1,4 @@
-"""Requests per second by Little's law, against a simulated queue and by hand; crossovers against brute force."""
+"""Requests per second by Little's law, compared with a simulated queue; crossovers, compared with brute force."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_rate_of_a_batch_by_hand() -> None:
     gpu = times(0.020, 0.010, 0.0002, 10)
     full = gpu.with_in_flight(10)
     assert full.rate_per_s == pytest.approx(10 / 1.4)
-    # Prompts take 10 x 20 ms of every 1.4 s, so that a step of 12 ms takes 12 ms x 1.4 / 1.2.
+    # Prompts take 10 x 20 ms of every 1.4 s, so a step of 12 ms takes 12 ms x 1.4 / 1.2.
     assert full.tpot_s == pytest.approx(0.012 * 1.4 / 1.2)
     # Little's law: sequences in flight = rate x seconds of decoding.
     assert full.rate_per_s * 100 * full.tpot_s == pytest.approx(10)
@@ -78,9 +78,10 @@ def test_limits_bound_the_sequences_in_flight() -> None:
 
 
 def test_the_cost_of_one_gpu_depends_on_its_rate_alone() -> None:
-    """At 1/U: a GPU that serves 20 requests per second costs 20 times as much per request at 1 per second.
+    """It is 1/U: at 1 request per second, a GPU that can serve 20 costs 20 times its lowest price per request.
 
-    On one H100, arXiv:2606.11690 measures 2.5 to 36 times as much per token at low rates as at saturation."""
+    On one H100, arXiv:2606.11690 measures costs per token at low rates of 2.5 to 36 times those at saturation.
+    """
     fleet = Fleet(20.0, 1, 1, 3.6)
     assert fleet.usd_per_request(20.0) == pytest.approx(3.6 / 3600 / 20)
     assert fleet.usd_per_request(1.0) / fleet.usd_per_request(20.0) == pytest.approx(20)

@@ -8,7 +8,7 @@ _VOID = {"meta", "link", "br"}
 
 
 class Page(HTMLParser):
-    """The elements in order, those not closed, and all text."""
+    """Collects the elements in order, the elements that are still open, and all text."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -54,7 +54,7 @@ document.body.append(probe);
 
 
 def many_cells() -> Run:
-    """Return a real run with 400 more cells. One that the page does not show at first is the fastest of all."""
+    """Return a real run with 400 more cells. The page does not show the fastest of them at first."""
     run = whole_run()
     decode = next(result for result in run.results if result.phase == "decode" and result.status == "ok")
     more = (replace(decode, batch_size=1000 + step, latency_s=1e-5 if step == 177 else 20e-3) for step in range(400))
@@ -79,7 +79,7 @@ document.body.append(probe);
 """
 
 
-# Whether a table is wider than its container.
+# Counts the tables that are wider than their container.
 SCROLLED = """
 <script>
 const probe = document.createElement("pre");
@@ -91,7 +91,7 @@ document.body.append(probe);
 
 
 def dumped(html: str, probe: str, page: Path, *options: str) -> str:
-    """Return what a probe wrote into a page, under the page's own policy and without a console message."""
+    """Return the text that a probe wrote into a page under the page's own policy. A console message is an error."""
     own = probe.strip().removeprefix("<script>").removesuffix("</script>")
     allowed = f"script-src 'sha256-{base64.b64encode(hashlib.sha256(own.encode()).digest()).decode()}' "
     text = html.replace("script-src ", allowed, 1).replace("</body>", probe + "</body>")
@@ -117,12 +117,12 @@ def test_in_a_headless_browser(tmp_path: Path) -> None:
     assert '"wide":false' in probe, "the page itself never scrolls sideways"
     assert '"letters":true' in probe, "no letter of a picture is smaller than 9 px"
     assert '"captions":true' in probe, "no caption is cut"
-    assert '"ink":"rgb(27, 31, 36)"' in probe, "the picture's words are in the page's ink"
+    assert '"ink":"rgb(27, 31, 36)"' in probe, "the picture's text has the page's text colour"
 
 
 @pytest.mark.skipif(not BROWSER, reason="no chromium on this machine")
 def test_findings_are_whole_in_a_window_of_900(tmp_path: Path) -> None:
-    """A finding with sentences as long as those of `why`: its table needs no scrolling."""
+    """A table of findings with sentences as long as those of `why` needs no scrolling."""
     finding = Finding(
         "use-cache-off", 6.2, 0.68, "summarise_reports.py:31", "use_cache=False computes every earlier token again",
         "call model.eval(), and generate under torch.inference_mode()",
@@ -137,7 +137,7 @@ def test_findings_are_whole_in_a_window_of_900(tmp_path: Path) -> None:
 @pytest.mark.timing
 @pytest.mark.skipif(not BROWSER, reason="no chromium on this machine")
 def test_a_page_of_ten_thousand_cells_is_usable(tmp_path: Path) -> None:
-    """100 times the rows are laid out and sorted in less than 100 times the seconds: hidden rows cost little."""
+    """100 times as many rows take less than 100 times as long to lay out and sort: hidden rows cost little."""
     run = whole_run()
     decode = next(result for result in run.results if result.phase == "decode" and result.status == "ok")
 

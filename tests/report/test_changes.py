@@ -30,7 +30,7 @@ def test_the_page_holds_both(tmp_path: Path) -> None:
     page = Page(text)
     used = set(re.findall(r"url\(#([\w-]+)\)", text))
     assert any(name.startswith("h") for name in used), "terms that no thread executes are hatched"
-    assert used <= {attrs.get("id") for _, attrs in page.tags}, "what is filled with nothing is not seen"
+    assert used <= {attrs.get("id") for _, attrs in page.tags}, "a fill without a definition is invisible"
     links = [attrs["href"] for tag, attrs in page.tags if tag == "a"]
     assert links == ["../none/report.html", "report.html"]
     assert page.count("svg") == 4, "waterfall, two splits, both rooflines"
@@ -68,9 +68,9 @@ def test_the_screen_has_room(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_screen_says_whether_drift_is_taken_off_and_why_nothing_is_claimed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A cell visited once with an interval above 0 is inconclusive, and its row says why.
+    """A cell visited once is inconclusive even if its interval is above 0, and its row says why.
 
-    On a machine that was 25 % faster the change says that the drift is taken off. If the drift is not known, it says
+    If the machine was 25 % faster, the report says that drift is taken off. If the drift is unknown, the report says
     that it is not taken off.
     """
     epyc, zen4 = (RUNS / f"smollm2-135m-{name}" for name in ("epyc", "zen4"))
@@ -88,7 +88,7 @@ def test_the_screen_says_whether_drift_is_taken_off_and_why_nothing_is_claimed(
 
 
 def test_a_faster_precision_is_reported_with_the_terms_that_changed() -> None:
-    """nf4 streams 4.6 times fewer weights and converts them: the row of a decode has both terms."""
+    """nf4 reads 4.6 times fewer weight bytes but converts them; the row of a decode has both terms."""
     comparison = compared(PRECISIONS / "none", PRECISIONS / "nf4")
     first = next(change for change in comparison.changes if change.asked.phase == "decode")
     assert first.terms["weights_s"] < 0
@@ -98,7 +98,7 @@ def test_a_faster_precision_is_reported_with_the_terms_that_changed() -> None:
 
 
 def test_two_without_a_common_cell_get_no_page(roofscope: Callable[..., Any], tmp_path: Path) -> None:
-    """Runs of other batches and prompts are refused with the sentence of `compare`, and nothing is written."""
+    """Runs with different batches and prompts get the error of `compare`, and no page is written."""
     names = ("smollm2-135m-zen4", "smollm2-135m-xeon-float32")
     one, other = (str(shutil.copytree(PRECISIONS.parent / name, tmp_path / name)) for name in names)
     outcome = roofscope("report", one, other)

@@ -1,4 +1,4 @@
-"""Several precisions of one model: one page and one screen, which compare each with the first."""
+"""Several precisions of one model: one page and one screen compare each with the first."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_busy_machine_is_named_first(pair: list[Run], capsys: pytest.CaptureFi
 
 
 def test_no_difference_is_claimed_from_one_visit_each(pair: list[Run]) -> None:
-    """Twice as fast with disjoint intervals, but one visit of one side is not enough for a claim."""
+    """One visit of one side is not enough for a claim, even if it is twice as fast and the intervals are disjoint."""
     once = replace(pair[1], results=(replace(pair[1].results[0], visits=1),))
     often = replace(pair[0], results=(replace(pair[0].results[0], visits=6),))
     [row] = difference_rows([often, once])
@@ -72,9 +72,9 @@ def test_no_difference_is_claimed_from_one_visit_each(pair: list[Run]) -> None:
 
 
 def in_many_cells(quant: str, step_s: float, more_s: float, visits: dict[int, int]) -> Run:
-    """Return a run of loops of 10 decode steps after 20 prompts.
+    """Return a run of 20 prompts, each with 10 decode steps.
 
-    Each step is `more_s` longer than after the prompt before; the sweep took 400 s.
+    Steps are `more_s` longer per token of the prompt. The sweep took 400 s.
     """
     run = made(quant, 1.0, 10**9)
     rows = tuple(
@@ -85,11 +85,11 @@ def in_many_cells(quant: str, step_s: float, more_s: float, visits: dict[int, in
 
 
 def test_of_many_cells_the_screen_has_the_clearest_differences(capsys: pytest.CaptureFixture[str]) -> None:
-    """nf4 was visited twice in three of its cells; of int8, visited once in all, the ends are shown.
+    """The screen shows the three nf4 cells that were visited twice, and the ends of int8, which was visited once.
 
-    The first precision's 20 equal cells were visited 23 times in 400 s, so 40 visits take 696 s. nf4's took 13.84 parts
-    of 400 s and need 24.2, which is 699 s. int8's cells were visited once in that time: 800 s for twice. Visits get 67
-    % of a budget: 2,195 s need 3,276.
+    The first precision had 23 visits of 20 equal cells in 400 s, so 40 visits take 696 s. The steps of nf4's visits add
+    up to 13.84 s. With two visits per cell they add up to 24.2 s, which takes 699 s. The 20 visits of int8 took 400 s,
+    so two per cell take 800 s. Visits get 67 % of a budget: 2,195 s need 3,276 s.
     """
     thrice, once = ({prompt: 2 if prompt in some else 1 for prompt in range(1, 21)} for some in ((3, 8, 13), ()))
     runs = [

@@ -23,11 +23,11 @@ def counted() -> StepCount:
 def test_a_gpu_without_room_gets_a_line_and_no_floor(counted: StepCount, capsys: pytest.CaptureFixture[str]) -> None:
     print_count(counted, None, screen())
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
-    # 70,553,706,496 parameters of 2 bytes, 80 layers x 8 heads x 128 x 2 x 2 bytes x 513 tokens of cache, workspace;
-    # the driver reports 15.6 GB, of which a context takes 0.45 GB, and 2 % are lost between blocks.
+    # The step needs 70,553,706,496 parameters of 2 bytes, 80 layers x 8 heads x 128 x 2 x 2 bytes x 513 tokens of
+    # cache, and workspace. The driver reports 15.6 GB: a context takes 0.45 GB, and 2 % are lost between blocks.
     [refusal] = [line for line in lines if "T4" in line]
     assert refusal.startswith("T4: does not fit; the step needs 142 GB, the GPU has room for 14.9 GB; fewer bits")
-    # 139 GB used once at 4.8 TB/s; 989.4 TFLOP/s over 4.8 TB/s.
+    # The floor is 139 GB read once at 4.8 TB/s; the ridge is 989.4 TFLOP/s over 4.8 TB/s.
     [h200] = [line.split() for line in lines if line.startswith("H200")]
     assert h200[:3] + h200[5:] == ["H200", "SXM", "206", "memory", "141", "GB", "147", "GB"]
     assert 28.5 < float(h200[3]) < 29.5

@@ -46,7 +46,7 @@ def test_every_card_is_one_line_of_100_columns(capsys: pytest.CaptureFixture[str
     assert "T4 16 320 0.254 8.10 - 65.0 - - 130 203 70" in lines
     # A shown figure is marked if sources differ on it. Sources differ on the L2 of an RTX A5000, which is not shown.
     for gpu in gpus():
-        # A number follows the name: the memory. RTX 4070 is the start of another name, too.
+        # The memory follows the name, because RTX 4070 is also the start of another name.
         [line] = [line for line in lines if re.match(rf"{re.escape(gpu.gpu)}( [?])?( [0-9.-]+){{11}}$", line)]
         if gpu.gpu in ("L40", "RTX A5000"):
             assert ("?" in line) == (gpu.gpu == "L40")

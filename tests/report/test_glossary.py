@@ -33,7 +33,7 @@ def test_an_unknown_word_names_a_near_one() -> None:
 
 @pytest.mark.parametrize("term", ["MFU", "MBU"])
 def test_without_a_datasheet_there_is_no_share_of_it(term: str) -> None:
-    """Datasheets are of GPUs: a run on a CPU says why it has no figure."""
+    """Only GPUs have datasheets: a run on a CPU says why it has no figure."""
     run = whole_run()
     assert run.document.device.kind == "cpu"
     text = f"\nIn this run: none, there is no datasheet of {run.document.device.name}"

@@ -1,4 +1,4 @@
-"""Strangers' results: texts of their files are shown as text, and never run, followed, fetched or overwritten."""
+"""Result files from strangers: their text is shown as text; nothing is run, followed, fetched or overwritten."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from profiler.store.folder import read_results, read_run
 from profiler.store.writer import write_cells
 from profiler.units import visible, visible_in
 
-# Each of these acts on some medium: a page, a terminal, a spreadsheet, LaTeX, a picture, a reader's eyes, a C program
-# or an encoder. The one for pages would also change the title of the page.
+# Each string attacks one medium: a page, a terminal, a spreadsheet, LaTeX, a picture, a reader's eyes, a C program or
+# an encoder. Scripts for pages also set the title of the page.
 HOSTILE = (
     "<script>document.title='RAN'</script>",
     "<img src=x onerror=\"document.title='RAN'\">",
@@ -130,7 +130,7 @@ def test_every_page_has_the_policy() -> None:
 
 @pytest.mark.skipif(not BROWSER, reason="no chromium on this machine")
 def test_a_browser_runs_nothing(folder: Path, tmp_path: Path) -> None:
-    """The policy works without escaping: a script put into the page unescaped does not run either."""
+    """The policy of the page also stops scripts that are not escaped."""
     page = tmp_path / "report.html"
     ran = "document.title='RAN'"
     foreign = f'<script>{ran}</script><img src=x onerror="{ran}"><svg onload="{ran}">'
@@ -209,7 +209,7 @@ def test_markdown_is_text(folder: Path) -> None:
 
 
 def test_pictures_and_reports_are_written_and_links_are_not_followed(roofscope, folder: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """The report.html of a run folder is a link to a file elsewhere: that file does not change."""
+    """If report.html in a run folder is a link to a file elsewhere, that file does not change."""
     copied = shutil.copytree(folder, tmp_path / "run")
     mine = tmp_path / "mine"
     mine.write_text("mine")
@@ -225,7 +225,7 @@ def test_pictures_and_reports_are_written_and_links_are_not_followed(roofscope, 
 
 
 def test_no_file_outside_is_read(folder: Path) -> None:
-    """Every file that the reader opens is in the run's folder; paths in run.json are only texts."""
+    """The reader opens only files in the run's folder; paths in run.json are plain text."""
     spy = f"""
 import sys
 from pathlib import Path
@@ -262,7 +262,7 @@ def test_a_folder_with_what_is_no_file_is_not_read(tmp_path: Path, name: str) ->
 
 
 def test_cells_that_are_written_hold_no_formula(tmp_path: Path) -> None:
-    """A stranger's run is judged: its texts are unchanged, and a spreadsheet runs none of them."""
+    """cells.csv keeps every text unchanged, and a spreadsheet runs none of them as a formula."""
     run = old_run()
     words = [*map(visible, HOSTILE), "'=quoted", "''@twice", "-"]
     results = tuple(replace(run.results[0], engine=text) for text in words)

@@ -51,7 +51,7 @@ def test_the_roofline_says_which_line_is_which() -> None:
 
 
 def test_the_picture_follows_the_page(run: Run) -> None:
-    """It scales with the page, down to letters of 9 px, and has the page's colours."""
+    """The picture scales with the page, down to 9 px letters, and uses the page's colours."""
     [figure] = re.findall(r"<svg.*?</svg>", html_report(run), re.DOTALL)
     [root] = [attrs for tag, attrs in Page(figure).tags if tag == "svg"]
     assert set(root) == {"viewbox", "class", "style", "role", "aria-label"}
@@ -96,7 +96,7 @@ def test_names_are_escaped(run: Run) -> None:
     )
     text = html_report(changed)
     assert evil not in text
-    assert Page(text).count("script") == 2, "what sorts, and the rows that it sorts"
+    assert Page(text).count("script") == 2, "the script that sorts, and the rows that it sorts"
     assert evil in Page(text).words
 
 

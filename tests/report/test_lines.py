@@ -67,7 +67,7 @@ def test_wall_time_by_stage_the_longest_first(run: Run) -> None:
     ("index", "pace"), [(1.9, "1.9x slower than"), (0.5, "2.0x faster than"), (1.02, "as fast as")]
 )
 def test_the_host_is_compared_with_the_reference(run: Run, kind: str, end: str, index: float, pace: str) -> None:
-    """A recorded step's dispatch is no lower bound of an eager one; only a GPU records."""
+    """The dispatch time of a recorded step is not a lower bound for an eager step; only a GPU can record steps."""
     steps = {"eager": {"decode": {1: 31e-3, 8: 33e-3}}, "graph": {"decode": {1: 1e-3}}}
     document = run.document
     items = with_document(
@@ -84,7 +84,7 @@ def test_the_host_is_compared_with_the_reference(run: Run, kind: str, end: str, 
 
 
 def test_a_busy_host_is_not_compared_with_the_reference(run: Run) -> None:
-    """Other processes slow dispatch: neither the pace nor the shortest step is the host's own."""
+    """Other processes slow dispatch, so neither the pace nor the shortest step describes the host."""
     document = run.document
     ceilings = replace(document.ceilings, host=HostPace(2 * REFERENCE_HOST_STEP_S))
     for cores, quiet in ((0.05, True), (1.0, False)):
@@ -111,7 +111,7 @@ def difference(saves_s: float, low_s: float, high_s: float, visits: int = 2) -> 
     ],
 )  # fmt: skip
 def test_engines(run: Run, item: EngineDifference, row: list[str] | None, line: str | None) -> None:
-    """No difference is claimed from one visit each: visits of the same code differ by as much."""
+    """One visit each is not enough to claim a difference: visits of the same code can differ by this amount."""
     run = with_document(run, engine=replace(run.document.engine, differences=(item,)))
     assert no_claim_lines(run) == ([line] if line else [])
     assert engine_rows(run) == ([["decode 2 x 64", "static", *row, ""]] if row else [])
@@ -164,7 +164,7 @@ def test_a_flag_follows_its_regime() -> None:
 
 
 def test_a_gpu_without_room_for_a_cell_is_marked(run: Run) -> None:
-    """One second and 1 token per step here; 0.5 s on an L4 are 2 tokens/s, and 2 tokens in 0.2 s are 10."""
+    """A step of 1 token takes 1 s here and 0.5 s on an L4 (2 tokens/s); 2 tokens in 0.2 s are 10 tokens/s."""
     heads, here, l4, h100 = card_rows(run)
     assert heads == ["", "decode 1 x 64", "decode 2 x 64", "prefill 1 x 64"]
     assert here == ["here, measured", "1.00", "2.00", "64.0"]
@@ -186,7 +186,7 @@ def test_terms_have_their_half_widths(run: Run) -> None:
     assert rows[0] == ["", "decode 1 x 64", "decode 2 x 64", "prefill 1 x 64"]
     assert rows[1] == ["measured", "1.00 s", "1.00 s", "1.00 s"]
     assert rows[2] == ["weights", "1.00 s ± 50.0 ms", "1.00 s", "1.00 s"]
-    assert len(rows) == 3, "no row of a term that none of them has"
+    assert len(rows) == 3, "a term that no cell has gets no row"
 
 
 def test_health_is_in_words() -> None:
@@ -195,7 +195,7 @@ def test_health_is_in_words() -> None:
 
 
 def test_what_a_user_waits_for_is_one_row_per_cell() -> None:
-    """TTFT of the prefill and TPOT of the decode in one row; a percentile without enough samples is a dash."""
+    """A row has the TTFT of the prefill and the TPOT of the decode; a percentile without enough samples is a dash."""
     first = result(key("prefill", 2), 0.4, ttft_s=0.41, ttft_p90_s=0.5, visits=12)
     step = result(key("decode", 2), 0.02, p90_s=0.021, p99_s=0.03, samples=372)
     run = replace(old_run(), results=(first, step))

@@ -1,4 +1,4 @@
-"""A measured link: a planted latency and bandwidth come back in table, sentences and picture."""
+"""A measured link: the table, the sentences and the picture show the planted latency and bandwidth."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def planted() -> Link:
 
 
 def test_latency_and_transfer_are_equal_at_the_half_point() -> None:
-    """20 us x 200 GB/s / 1.5 = 2.67 MB."""
+    """The half point is 20 us x 200 GB/s / 1.5 = 2.67 MB."""
     link = planted()
     half_bytes = link.half_bytes(RANKS)
     assert half_bytes == pytest.approx(20e-6 * 200e9 / 1.5, rel=1e-6)
@@ -64,7 +64,7 @@ def test_the_picture_names_the_limit_of_small_messages() -> None:
 
 
 def test_half_of_a_published_link() -> None:
-    """NVLink 4 within a node: some tens of microseconds and hundreds of GB/s, so messages of a megabyte or more."""
+    """NVLink 4 in a node has tens of microseconds and hundreds of GB/s, so its half point is a megabyte or more."""
     link = published_link("nvlink4", 8)
     assert 1e6 < link.half_bytes(8) < 1e8
 

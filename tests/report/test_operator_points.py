@@ -1,4 +1,4 @@
-"""Operator groups on the roofline: their work is the step's, their times are the replays'."""
+"""Operator groups on the roofline: their work adds up to the step's, and their times come from replays."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REFERENCE = Path(__file__).parents[2] / "runs" / "reference" / "smollm2-135m-xeo
 
 
 def test_groups_add_up_to_the_step() -> None:
-    """SmolLM2-135M in float32: all weights but norms are in products, each read once in a decode step."""
+    """SmolLM2-135M in float32: all weights except norms are in products, and a decode step reads each once."""
     run = read_run(REFERENCE)
     points = group_points(run)
     assert {cell.phase for cell in points} == {"prefill", "decode"}

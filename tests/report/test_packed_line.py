@@ -8,7 +8,7 @@ from profiler.facts.measurements import BatchTimes, PackedBatches
 from profiler.report.sentences import packed_line
 
 PACKED_S = {1: 1e-3, 4: 1.5e-3, 8: 3e-3, 16: 9e-3}
-"""By batch; the dense linears take 2 ms at each."""
+"""Time by batch; the dense linears take 2 ms at every batch."""
 
 
 def test_it_names_both_ends_and_the_batches_between_which_they_break_even() -> None:

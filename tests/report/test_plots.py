@@ -30,7 +30,7 @@ def test_a_picture_is_neither_blank_nor_cut_off(name: str, tmp_path: Path) -> No
     pixels = matplotlib.image.imread(path)[:, :, :3]
     assert pixels.shape[1] > 900
     dark = (pixels < 0.5).any(axis=2)
-    assert 0.002 < dark.mean() < 0.9, "blank, or a blot"
+    assert 0.002 < dark.mean() < 0.9, "too few or too many dark pixels"
     border = np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])
     assert (border > 0.99).all(), "something touches the edge"
 
@@ -43,7 +43,7 @@ def test_a_picture_is_an_svg_if_its_name_ends_in_svg(name: str, tmp_path: Path) 
 
 
 def test_every_point_lies_within_the_axes() -> None:
-    """Every cell of the run is visible: on the roofline, along the batch, along the depth."""
+    """Every cell of the run is visible on the roofline, by batch and by depth."""
     for name in ("roofline", "throughput", "depth"):
         figure = draw([read_run(WHOLE)], name)
         points = 0
@@ -59,7 +59,7 @@ def test_every_point_lies_within_the_axes() -> None:
 
 
 def test_text_does_not_overlap() -> None:
-    """Texts inside the axes do not overlap, at the size of a slide and at half of it."""
+    """Texts inside the axes do not overlap, at the size of a slide and at 0.75 of it."""
     for name in ("roofline", "intensity", "map", "steps"):
         for scale in (1.0, 0.75):
             figure = draw([read_run(WHOLE)], name)
@@ -72,7 +72,7 @@ def test_text_does_not_overlap() -> None:
 
 
 def test_a_waterfall_of_engines_falls_from_one_time_to_the_other() -> None:
-    """A step of 20 ms takes 14 without dispatch (-8) and copies (-1), with an engine term (+3)."""
+    """A step of 20 ms takes 14 ms without dispatch (-8) and copies (-1) but with an engine term (+3)."""
     eager, vllm = key(), key(engine="vllm")
     terms = {"dispatch_s": -8e-3, "avoidable_s": -1e-3, "engine_s": 3e-3}
     difference = EngineDifference(
@@ -92,7 +92,7 @@ def test_a_waterfall_of_engines_falls_from_one_time_to_the_other() -> None:
 
 
 def test_a_waterfall_of_engines_draws_only_claims_and_says_where_its_axis_is_cut() -> None:
-    """For a gain of 0.2 ms beyond noise the axis shows the top; a gain of -0.1 to 0.5 ms is not drawn."""
+    """The axis is cut for a gain of 0.2 ms beyond noise; a gain of -0.1 to 0.5 ms is not drawn."""
     eager, static = key(), key(engine="static")
     difference = EngineDifference(
         **columns_of(static), against="eager", saves_s=2e-4, low_s=1e-4, high_s=3e-4, terms={"dispatch_s": -2e-4}
@@ -115,7 +115,7 @@ def test_a_legend_names_the_terms_that_a_run_has() -> None:
 
 
 def test_a_bar_is_at_the_place_of_its_segments() -> None:
-    """Half weights, half dispatch, and a residual of a tenth below zero."""
+    """60 % weights, 50 % dispatch and a residual of -10 %."""
     cell = result(key(), 1.0, weights_s=0.6, dispatch_s=0.5, unexplained_s=-0.1)
     [axes] = draw([replace(read_run(WHOLE), results=(cell,))], "split").axes
     drawn = {(round(bar.get_x()), round(bar.get_width())) for bar in axes.patches if bar.get_width() > 0}
@@ -164,7 +164,7 @@ def _title(name: str, *runs: Run) -> str:
 
 
 def test_precisions_name_what_differs() -> None:
-    """Names have the precision; for two machines also those; for two equal runs their folders."""
+    """Names have the precision, the machine if machines differ, and the folder if two runs are equal."""
     none, nf4 = (read_run(PRECISIONS / name) for name in ("none", "nf4"))
     assert _legend("precisions", none, nf4) == ["float32", "bfloat16, nf4"]
     assert _title("precisions", none, nf4) == f"smollm2-135m on {none.document.device.name}"
@@ -212,7 +212,7 @@ def test_the_colours_of_a_single_cell_have_a_tick(intensity: float) -> None:
     assert low < intensity < high
     shown = [label.get_text() for label in bar.get_yticklabels() if low <= label.get_position()[1] <= high]
     assert any(shown)
-    assert not any("$" in text for text in shown), "a formula that is not set as one"
+    assert not any("$" in text for text in shown), "a formula is shown as raw text"
 
 
 def test_a_name_that_no_font_has_draws_without_a_line_for_every_character(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Progress of a run: a line per stage and one per half minute, or nothing."""
+"""Progress of a run: one line per stage and one per half minute, or none if quiet."""
 
 from __future__ import annotations
 

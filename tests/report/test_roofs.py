@@ -15,7 +15,10 @@ from profiler.store.folder import Run
 
 @pytest.fixture
 def run() -> Run:
-    """100 GB/s and 1 TFLOP/s in the model's dtype, 2 TFLOP/s in float32; a cache of 4 MiB; a link; a datasheet."""
+    """Return a run with a link, a datasheet and a 4 MiB cache.
+
+    It has 100 GB/s, 1 TFLOP/s in the model's dtype and 2 TFLOP/s in float32.
+    """
     run = old_run()
     cell = result(key("decode"), latency_s=2e-3, model_flops=10**8, model_bytes=10**8, intensity=1.0, flops_per_s=5e10)
     ceilings = replace(
@@ -66,7 +69,7 @@ def test_a_witness_is_drawn_if_it_disagrees(run: Run) -> None:
 
 
 def test_a_cache_and_a_link_are_only_slopes(run: Run) -> None:
-    """A size read 1.24 times as fast as memory is not a cache (limit 1.25); the link meets the roof at 100."""
+    """A size read at 1.24 times memory speed is not a cache (limit 1.25); the link meets the roof at 100 FLOP/byte."""
     cache, link = only(run, "cache"), only(run, "link")
     assert cache.label == "a cache, at 4 MiB: 400 GB/s"
     assert cache.corners(0.1, 1000.0) == [(0.1, pytest.approx(4e10)), (2.5, pytest.approx(1e12))]

@@ -9,7 +9,7 @@ from profiler.report.breakdown_bars import breakdown_bars
 
 
 def test_terms_are_shares_of_the_time() -> None:
-    """Two seconds: one of weights, half of arithmetic, half of dispatch."""
+    """A cell takes 2 s: 1 s of weights, 0.5 s of arithmetic and 0.5 s of dispatch."""
     [bar] = breakdown_bars([result(key(), 2.0, weights_s=1.0, compute_s=0.5, dispatch_s=0.5)], 8)
     drawn = [(item.name, item.start, item.end) for item in bar.segments if item.share]
     assert drawn == [("weights", 0.0, 0.5), ("arithmetic", 0.5, 0.75), ("dispatch", 0.75, 1.0)]
@@ -40,6 +40,6 @@ def test_every_measured_step_is_split_whole() -> None:
 
 
 def test_parts_of_more_than_twice_the_time_are_not_drawn() -> None:
-    """357 ms whose kernels took 3.8 s when they were measured later, next to other work."""
+    """A cell took 357 ms, but its kernels took 3.8 s when they were measured later, while other work ran."""
     cell = result(key(), 0.357, kernel_s=3.8, unexplained_s=0.357 - 3.8)
     assert breakdown_bars([cell], 8) == []

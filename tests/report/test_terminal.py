@@ -39,7 +39,7 @@ def test_plain_is_ascii(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_no_meaning_is_only_in_colours(run: Run) -> None:
-    """With colours a bar is of blocks; without, a row lists the shares."""
+    """With colours, a bar is made of blocks; without colours, a row lists the shares."""
     coloured, bare = io.StringIO(), io.StringIO()
     print_run(run, Console(file=coloured, force_terminal=True, color_system="truecolor", width=100))
     print_run(run, Console(file=bare, force_terminal=True, color_system="truecolor", width=100, no_color=True))
@@ -57,7 +57,7 @@ def test_shares_are_listed_from_the_largest() -> None:
 
 
 def test_a_bar_has_the_shares_of_its_cell() -> None:
-    """Half weights, a quarter dispatch, a quarter arithmetic; negative terms take no place."""
+    """Half weights, a quarter dispatch, a quarter arithmetic; negative terms take no space."""
     cell = result(key(), 1.0, weights_s=0.5, dispatch_s=0.25, compute_s=0.25)
     [bar] = breakdown_bars([cell], 8)
     text = bar_text(bar)
@@ -84,7 +84,7 @@ def test_many_cells_get_bars_that_span_them(run: Run) -> None:
 
 
 def test_only_a_cells_own_noise_marks_it(capsys: pytest.CaptureFixture[str]) -> None:
-    """A machine that drifted made all cells noisy, which is reported once; one cell has a reason of its own."""
+    """Drift of the machine made all cells noisy and is reported once; one cell also has its own reason."""
     keys = [key("prefill"), key("decode", 1), key("decode", 2)]
     drift = "the machine itself drifted by 23 %"
     reasons = [(drift,), (drift,), (drift, "time known to within 4.0 %")]
@@ -98,7 +98,7 @@ def test_only_a_cells_own_noise_marks_it(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_engines_and_a_datasheet_still_fit(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    """MFU and MBU take the place of the rates that they repeat."""
+    """MFU and MBU replace the rates that they repeat."""
     both = [replace(cell, mfu=0.5, mbu=0.5, engine=name) for cell in run.results for name in ("eager", "compile")]
     stages = {"timing": 70.0, "replays": 10.0}
     print_run(replace(with_document(run, stage_s=stages), results=tuple(both)), screen())

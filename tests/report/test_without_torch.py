@@ -1,4 +1,4 @@
-"""Reports need no torch: they can be written where nothing is measured."""
+"""Reports need no torch, so they can be written on machines that measure nothing."""
 
 from __future__ import annotations
 

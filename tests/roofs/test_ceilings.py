@@ -37,7 +37,7 @@ def test_rates_are_work_over_the_clocks_time() -> None:
 
 
 class Ticking(NoSource):
-    """A device whose clock is 1.2 GHz in the first look and 1.0 GHz ever after."""
+    """A device whose clock is 1.2 GHz in the first reading and 1.0 GHz in all later ones."""
 
     def __init__(self) -> None:
         self._clocks = itertools.chain([1.2e9], itertools.repeat(1.0e9))
@@ -55,7 +55,7 @@ def test_each_probe_knows_the_clock_it_ran_at() -> None:
 
 
 def test_a_probe_of_a_moment_knows_its_clock() -> None:
-    """It ends before the thread's first reading; one right after it is enough."""
+    """It ends before the thread's first reading; one reading right after it is enough."""
     found = clocked(lambda: Roof(1.0, 1.0, 1.0, 1, "at once"), small(source=Ticking()))
     assert found.clock_hz == 1.2e9
     assert clocked(lambda: found, small(source=NoSource())).clock_hz is None
@@ -63,7 +63,7 @@ def test_a_probe_of_a_moment_knows_its_clock() -> None:
 
 @pytest.mark.parametrize(("budget_s", "takes_s"), [(0.5, 0.5), (1.5, 1.0)])
 def test_a_short_call_is_sampled_for_its_time_or_a_second(budget_s: float, takes_s: float) -> None:
-    """A hundred samples of a millisecond would be a tenth of that: too short for a GPU's clock to settle."""
+    """A hundred samples of a millisecond would take a tenth of a second: too short for a GPU's clock to settle."""
     memory = SimulatedMemory(lambda _nbytes: 1e15, call_s=10e-6)
     data = torch.empty(4)
     with memory:
@@ -76,7 +76,7 @@ def test_a_short_call_is_sampled_for_its_time_or_a_second(budget_s: float, takes
 def test_fresh_pages_are_counted_and_have_a_price() -> None:
     """A fresh buffer of 64 MiB touches all its pages, of 4 KiB or of 2 MiB each; zeroing them takes time.
 
-    It is mapped: one from malloc is not fresh where an earlier user of this process left a hole as large.
+    It is mapped: malloc may return memory that this process already used.
     """
     with mmap.mmap(-1, 64 << 20) as pages:
         fresh = torch.frombuffer(pages, dtype=torch.uint8)
@@ -92,7 +92,7 @@ def test_fresh_pages_are_counted_and_have_a_price() -> None:
     assert any(0 < price_s < 1e-2 for price_s in looks)
 
 
-@pytest.mark.timing  # the only test of it: elsewhere cached roofs are not checked
+@pytest.mark.timing  # other tests do not check cached roofs
 def test_roofs_from_a_busy_minute_are_not_kept() -> None:
     """Roofs cached at half of today's speed are measured again; those that still hold are reused."""
     first = measure(small(clock=FakeClock()), ["float32"], model_dtype="float32", stage_budget_s=0.05)
@@ -127,9 +127,9 @@ def test_a_slow_product_does_not_eat_the_budget() -> None:
 @pytest.mark.slow
 @pytest.mark.timing
 def test_real_roofs_hold_a_minute_later() -> None:
-    """A large product and a stream, timed by hand before and after, against the roofs measured between the two.
+    """The roofs agree with a large product and a stream that are timed by hand before and after them.
 
-    A shared machine may change by half within seconds: the roof lies within what it was at both ends, and room for it.
+    A shared machine may change by half within seconds, so a factor of two beyond both timings is allowed.
     """
     import statistics
     import time
@@ -158,7 +158,7 @@ def test_real_roofs_hold_a_minute_later() -> None:
 
 
 def test_float8_is_measured_as_torchao_multiplies_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The arguments of `_scaled_mm` from torchao's own linear with scales per row, which `--quant fp8` creates."""
+    """`_scaled_mm` gets the arguments of torchao's linear with scales per row, which `--quant fp8` creates."""
     pytest.importorskip("torchao")
     from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, PerRow
     from torchao.quantization.quantize_.workflows.float8.float8_tensor import (
@@ -184,11 +184,11 @@ def test_float8_is_measured_as_torchao_multiplies_it(monkeypatch: pytest.MonkeyP
     torch.nn.functional.linear(torch.randn(64, 64, dtype=torch.bfloat16), weight)
     products.square_product(CPU, "float8_e4m3fn", 64)()
     theirs, *ours = seen
-    assert ours == [theirs] * 2, "once to see whether it works, once as a roof"
+    assert ours == [theirs] * 2, "one call checks that it works, one is the roof"
 
 
 def _shown(value: object) -> object:
-    """What a kernel is chosen by: a tensor's shape, dtype and order in memory (whether its rows lie one by one)."""
+    """Return what selects a kernel: a tensor's shape, dtype and order in memory (whether it is contiguous)."""
     return (value.shape, value.dtype, value.is_contiguous()) if isinstance(value, torch.Tensor) else value
 
 
@@ -231,13 +231,13 @@ def test_weights_cross_the_link_from_ordinary_memory(monkeypatch: pytest.MonkeyP
 
 
 def test_a_size_between_two_of_the_curve_can_be_either() -> None:
-    """72 MB of cache hold 67, though the next larger size that was read exceeded it."""
+    """72 MB of cache hold 67, although the next larger size of the curve exceeds it."""
     curve = tuple(CurvePoint(nbytes, per_s) for nbytes, per_s in {32: 4e12, 64: 4e12, 128: 1e12, 256: 1e12}.items())
     found = Ceilings({}, {"read": Roof(1e12, 1e12, 1e12, 9, "given")}, 256, True, curve)
     assert found.memory_bytes_per_s_for(67) == 1e12
     assert found.out_of_the_cache(67).memory_bytes_per_s_for(67) == 4e12
-    assert found.out_of_the_cache(67).memory_bytes_per_s_for(128) == 1e12, "no larger one is"
-    assert [found.out_of_the_cache(size) for size in (1, 300)] == [found, found], "nor any beyond the curve"
+    assert found.out_of_the_cache(67).memory_bytes_per_s_for(128) == 1e12, "larger sizes stay out of the cache"
+    assert [found.out_of_the_cache(size) for size in (1, 300)] == [found, found], "these are outside the curve"
 
 
 @pytest.mark.parametrize(
@@ -251,21 +251,21 @@ def test_a_size_between_two_of_the_curve_can_be_either() -> None:
     ],
 )
 def test_a_figure_that_was_measured_too_low_makes_no_cache(rates: dict[int, float], roof: float, wrong: str) -> None:
-    """Between 64 and 128: no cache ends there, and a step that beats the memory roof has no other one."""
+    """No cache ends between 64 and 128, so a step that beats the memory roof gets no other roof."""
     curve = tuple(CurvePoint(nbytes, per_s) for nbytes, per_s in rates.items())
     found = Ceilings({}, {"read": Roof(roof, roof, roof, 9, "given")}, max(rates), True, curve)
     assert found.out_of_the_cache(67) == found, wrong
 
 
 def test_the_last_size_of_a_curve_is_no_plateau() -> None:
-    """200 of 256 at the end, read half as fast as 128: nothing larger says that memory is so slow."""
+    """The curve ends at 256, read half as fast as 128: no larger size shows that memory is that slow."""
     curve = tuple(CurvePoint(nbytes, per_s) for nbytes, per_s in {64: 1e12, 128: 1e12, 256: 5e11}.items())
     found = Ceilings({}, {"read": Roof(5e11, 5e11, 5e11, 9, "given")}, 256, True, curve)
     assert found.out_of_the_cache(200) == found
 
 
 def test_a_curve_that_was_read_in_a_faster_minute_makes_no_cache() -> None:
-    """A roof of 31 GB/s and a curve that ends at 48: memory is 31, and what is read three times faster is a cache."""
+    """The roof is 31 GB/s and the curve ends at 48: memory is 31, and a size read three times as fast is in a cache."""
     sizes = {1 << 20: 144e9, 16 << 20: 96e9, 256 << 20: 48e9}
     curve = tuple(CurvePoint(nbytes, per_s) for nbytes, per_s in sizes.items())
     found = Ceilings({}, {"read": Roof(31e9, 31e9, 31e9, 9, "given")}, 256 << 20, True, curve)
@@ -276,8 +276,11 @@ def test_a_curve_that_was_read_in_a_faster_minute_makes_no_cache() -> None:
 
 
 def test_what_is_read_as_slowly_as_memory_leaves_nothing_else_in_a_cache() -> None:
-    """A curve of a CPU that reports 480 MiB of cache, of which this machine has 128. A slow small size is one bad
-    minute, and says nothing about larger ones. 256 MiB may be half in the cache; twice as many are not."""
+    """The curve is of a CPU that reports 480 MiB of cache, of which this machine has 128.
+
+    A slow small size is one bad minute, and shows nothing about larger ones. 256 MiB may be half in the cache; 512 MiB
+    are not.
+    """
     rates = {16: 53e9, 32: 25e9, 64: 56e9, 128: 45e9, 256: 25.6e9, 512: 25.4e9, 1024: 25.7e9}
     curve = tuple(CurvePoint(size << 20, per_s) for size, per_s in rates.items())
     memory = {"read": Roof(27e9, 27e9, 27e9, 9, "given")}

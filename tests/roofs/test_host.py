@@ -24,7 +24,7 @@ CEILINGS = Ceilings(
 
 
 class Seen(TorchDispatchMode):
-    """What reaches torch's dispatcher, and in how many threads."""
+    """The calls that reach torch's dispatcher, and their numbers of threads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ def test_it_steps_thirty_layers_in_one_thread() -> None:
 
 @pytest.mark.timing
 def test_it_is_what_a_plain_loop_takes() -> None:
-    """The loop of a user's own script: as fast as the fastest quartile, apart from disturbances."""
+    """The pace is near the fastest quartile of a user's loop, which excludes disturbances."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     sizes = dict.fromkeys(("hidden_size", "intermediate_size"), 48)

@@ -51,7 +51,7 @@ class Settling:
 
 
 class Timeless(Machine):
-    """A machine by whose own time nothing takes long, whatever else runs here."""
+    """A machine whose clock stands still, so other processes have no effect on it."""
 
     def now_s(self) -> float:
         return 0.0

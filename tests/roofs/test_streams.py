@@ -1,4 +1,4 @@
-"""Streams over memories with known caches: the memory roof is the memory's."""
+"""Streams over memories with known caches: the memory roof is that of the memory, not of a cache."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MIB = 1 << 20
 
 
 def cached(cache_bytes: int, cache_bytes_per_s: float, memory_bytes_per_s: float) -> Callable[[int], float]:
-    """A cache that serves a buffer whole or, where it does not fit, not at all (least recently used goes first)."""
+    """A least-recently-used cache, which serves all of a buffer that fits, and nothing of a larger one."""
     return lambda nbytes: cache_bytes_per_s if nbytes <= cache_bytes else memory_bytes_per_s
 
 
@@ -47,8 +47,10 @@ def test_a_curve_that_still_falls_is_followed_to_its_plateau() -> None:
 
 
 def test_a_cache_that_the_device_does_not_tell_of_is_left_behind() -> None:
-    """An MI300X reports 4 MiB and has 256 MiB after them, about three times as fast as its memory. (Everything is a
-    hundred times slower here, which costs the test fewer calls.)"""
+    """An MI300X reports 4 MiB and has another cache of 256 MiB, about three times as fast as its memory.
+
+    All rates are a hundred times lower here, so the test needs fewer calls.
+    """
     found = streamed(cached(256 * MIB, 120e9, 42e9))
     assert found.memory["read"].per_s == pytest.approx(42e9)
     assert found.plateau
@@ -63,7 +65,7 @@ def test_no_plateau_within_memory_is_told() -> None:
 
 
 def test_no_plateau_within_the_time_is_told() -> None:
-    """A hundred times slower: the sizes beyond the first would take seconds each."""
+    """The memory is a hundred times slower, so each size after the first would take seconds."""
     slow = SimulatedMemory(lambda nbytes: falling(nbytes) / 100)
     with slow:
         found = measure_streams(SimulatedMachine(slow), 1.5)
@@ -78,8 +80,10 @@ def test_too_little_memory_for_the_caches_is_told() -> None:
 
 
 def random_replacement(cache_bytes: int, times: float, memory_bytes_per_s: float) -> Callable[[int], float]:
-    """A cache, so many times as fast as its memory, that makes room anywhere: of a buffer read round and round it keeps
-    the share h = exp(-(1 - h) N / C)."""
+    """A cache with random replacement, `times` as fast as its memory.
+
+    It keeps the share h = exp(-(1 - h) N / C) of a buffer that is read repeatedly.
+    """
 
     def per_s(nbytes: int) -> float:
         hits = 0.0 if nbytes > cache_bytes else 1.0
@@ -98,8 +102,10 @@ def random_replacement(cache_bytes: int, times: float, memory_bytes_per_s: float
 def test_two_equal_sizes_past_a_large_cache_show_that_it_serves_nothing(
     bytes_per_s: Callable[[int], float], warns: bool
 ) -> None:
-    """A CPU reports its socket's 480 MiB, of which it may have almost none: there is time for 1 GiB, not for 4 x 480
-    MiB."""
+    """A CPU reports its socket's 480 MiB, of which it may have almost nothing.
+
+    There is time for 1 GiB, not for 4 x 480 MiB.
+    """
     with SimulatedMemory(bytes_per_s) as memory:
         found = measure_streams(SimulatedMachine(memory, 16 << 30, cache_bytes=480 * MIB), 1.5)
     assert found.stream_bytes == 1024 * MIB
@@ -107,7 +113,7 @@ def test_two_equal_sizes_past_a_large_cache_show_that_it_serves_nothing(
 
 
 def test_every_stream_touches_the_whole_footprint() -> None:
-    """STREAM's rule is about all that a kernel touches: two buffers of a copy, three of a triad."""
+    """STREAM's rule counts all that a kernel touches: two buffers for a copy, three for a triad."""
     memory = SimulatedMemory(cached(MIB, 200e9, 40e9))
     with memory:
         found = measure_streams(SimulatedMachine(memory), 0.05)

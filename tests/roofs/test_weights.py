@@ -1,4 +1,4 @@
-"""The bandwidth of the model's own weights, whatever the calls cost; each storage counts once."""
+"""The bandwidth of the model's weights, for any cost of a call; each storage counts once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MIB = 1 << 20
 def read(
     tensors: list[torch.Tensor | None], call_s: float = 20e-6, available_bytes: int = 64 << 30
 ) -> WeightReadRoof | None:
-    """By a memory of 60 GB/s, with what fits into a cache of a MiB at no cost."""
+    """Measure with a memory of 60 GB/s and a cache of 1 MiB that takes no time."""
     memory = SimulatedMemory(lambda nbytes: 60e9 if nbytes > MIB else 1e15, call_s)
     with memory:
         return measure_weights(tensors, SimulatedMachine(memory, available_bytes), 0.01)
@@ -40,7 +40,7 @@ def test_a_stream_in_the_same_pieces_pays_for_the_same_calls(call_s: float) -> N
 
 
 def test_pages_that_are_slower_than_a_streams_show() -> None:
-    """Every second weight is where reading takes three times as long: half as fast in total."""
+    """Every second weight takes three times as long to read, so all together are read half as fast."""
     far = [torch.empty(1024, 2048) for _ in range(10)]
     lie_far = {part.data_ptr() for part in far}
 
@@ -60,7 +60,7 @@ def test_pages_that_are_slower_than_a_streams_show() -> None:
 
 
 def test_a_model_that_leaves_no_room_for_such_a_stream_is_read_in_part() -> None:
-    """160 MiB, and 400 MiB free: a tenth of these are 40, so every fourth weight is read."""
+    """Weights take 160 MiB, and 400 MiB are free: a tenth of those is 40 MiB, so every fourth weight is read."""
     found = read([torch.empty(1024, 2048) for _ in range(20)], available_bytes=400 * MIB)
     assert found is not None
     assert found.nbytes == 5 * 8 * MIB
@@ -82,7 +82,7 @@ def test_tied_and_packed_weights_count_as_they_are_stored() -> None:
 
 
 def test_weights_are_read_as_whole_words_whatever_they_hold() -> None:
-    """A CPU adds up bfloat16 slower than its memory gives it: the same bytes are read as int64, to the last of them."""
+    """A CPU adds bfloat16 values more slowly than its memory delivers them, so all bytes are read as int64."""
     half, full = torch.empty(64, 32, dtype=torch.bfloat16), torch.empty(64, 32)
     found = _storages([half, full, half.t()], CPU)
     assert [(part.dtype, part.nbytes) for part in found] == [(torch.int64, 64 * 32 * 2), (torch.int64, 64 * 32 * 4)]

@@ -61,8 +61,12 @@ def test_a_wrong_phase_is_one_line(roofscope, tiny_folder: Path) -> None:  # typ
 def test_batches_go_two_doublings_past_the_knee_of_the_dtype_that_runs(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a cache a float32 decode takes 4 bytes for two FLOPs per weight: at 30 FLOPs per byte the knee is at 60
-    sequences, by bfloat16's roof at 600. This model's cache and head move it, the dtype by ten times."""
+    """The knee follows the roof of the dtype that runs.
+
+    Without a cache, a float32 decode reads 4 bytes for two FLOPs per weight. At 30 FLOPs per byte the knee is at 60
+    sequences; by bfloat16's roof it is at 600. The cache and head of this model also move it, but by less than ten
+    times.
+    """
     roofs = Ceilings({"float32": roof(30e9), "bfloat16": roof(300e9)}, {READ: roof(1e9)}, 1, True)
     monkeypatch.setattr(batch_test, "measure_ceilings", lambda *_, **__: roofs)
     options = Options(model=str(tiny_folder), context_lens=[1], new_tokens=4, dtype="float32", device="cpu")
@@ -71,9 +75,11 @@ def test_batches_go_two_doublings_past_the_knee_of_the_dtype_that_runs(
 
 
 def test_a_knee_that_is_far_is_no_reason_to_pass_the_budget(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bytes at 10 MB/s: every visit reads the weights of 5 steps, so that few batches fit, and the knee is past 4096.
-    The budget that the warning names is enough for all batches."""
-    weights = 4 * 10_000  # far fewer than it has
+    """If the knee is too far for the budget, the warning names a budget that is enough for all batches.
+
+    At 10 MB/s, every visit reads the weights of 5 steps, so few batches fit. The knee is past 4096.
+    """
+    weights = 4 * 10_000  # the model has many more
     roofs = Ceilings({"float32": roof(1e12)}, {READ: roof(1e7)}, 1, True)
     monkeypatch.setattr(batch_test, "measure_ceilings", lambda *_, **__: roofs)
     options = Options(model=str(tiny_folder), prompt_lens=[16], new_tokens=4, device="cpu", budget_s=2.0)

@@ -48,7 +48,7 @@ def test_the_sweep_has_what_the_parts_before_and_after_it_leave() -> None:
 
 
 def test_a_late_sweep_shortens_the_parts_after_it_alike() -> None:
-    """20 of the 40 s of these parts are left: the first gets 5 of 40 parts of them."""
+    """20 of the 40 s for these parts are left, and the first part gets 5/40 of them."""
     machine = SetClock()
     made = budget(machine)
     machine.seconds += 80.0
@@ -64,7 +64,7 @@ def test_no_part_takes_more_than_its_share() -> None:
 
 
 def test_a_whole_grid_makes_the_run_as_long_as_its_visits() -> None:
-    """60 s of set-up and visits and 540 more are 60 % of 1,000."""
+    """60 s of set-up and visits plus 540 s more are 60 % of 1,000 s."""
     machine = SetClock()
     made = budget(machine, whole=True)
     machine.seconds += 60.0
@@ -73,7 +73,7 @@ def test_a_whole_grid_makes_the_run_as_long_as_its_visits() -> None:
     assert made.part_s(RunPart.REPLAYS) == pytest.approx(100.0)
     assert made.roof_s == EFFORT.roof_s
     made.extend(0.0)
-    assert made.total_s == pytest.approx(1000.0), "never shorter"
+    assert made.total_s == pytest.approx(1000.0), "the total never shrinks"
 
 
 def test_a_short_budget_measures_roofs_and_dispatch_for_a_shorter_time() -> None:
@@ -84,6 +84,6 @@ def test_a_short_budget_measures_roofs_and_dispatch_for_a_shorter_time() -> None
 
 
 def test_the_time_left_of_a_command_holds_its_further_runs() -> None:
-    """The first of three runs of 100 s: 200 s follow."""
+    """After the first of three runs of 100 s, 200 s follow."""
     assert budget(SetClock(), further_runs=2).further_s == 200.0
     assert budget(SetClock()).further_s == 0.0

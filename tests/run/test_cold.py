@@ -26,7 +26,10 @@ _DELAY_S = 0.02
 
 
 def test_requests_until_a_compilation_is_paid_for() -> None:
-    """20 s to compile and 1.5 s more for the first request, against 0.5 s; half a second saved each: 42 requests."""
+    """Compiling pays off after 42 requests.
+
+    It takes 20 s, and 1.5 s more for the first request, against 0.5 s more without it. Each request then saves 0.5 s.
+    """
     own, compiled = FirstCalls(0.0, 2.5, 2.0), FirstCalls(20.0, 3.0, 1.5)
     assert break_even(own, compiled) == pytest.approx((21.5 - 0.5) / 0.5)
     assert break_even(own, FirstCalls(20.0, 3.0, 2.0)) is None
@@ -38,7 +41,7 @@ def test_requests_until_a_compilation_is_paid_for() -> None:
     [
         ((0.1, 0.3), 1.5, "above 42 requests"),
         ((-0.1, 0.3), 1.5, "not known"),
-        ((0.1, 0.3), 2.1, "not known"),  # its one later answer in a fresh process was slow
+        ((0.1, 0.3), 2.1, "not known"),  # the only later answer in a fresh process was slow
         ((-0.3, -0.1), 2.1, "never pays off"),
         ((-0.3, 0.1), 2.1, "not known"),
     ],
@@ -57,7 +60,7 @@ def test_what_lies_within_noise_pays_for_nothing(bounds_s: tuple[float, float], 
 
 
 class Sleepy:
-    """Its first step after idle time takes 20 ms longer."""
+    """An engine whose first step after idle time takes 20 ms longer."""
 
     def __init__(self) -> None:
         self.rested = False
@@ -105,7 +108,7 @@ def test_weights_come_from_the_disk_only_where_the_cache_has_let_them_go(
 
 
 def test_a_card_without_room_for_the_model_twice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """13.5 GB of weights do not fit into what a 15 GB GPU has left, 1.5 GB less a context of 0.45 and 2 %."""
+    """13.5 GB of weights do not fit: a 15 GB GPU has 1.5 GB left, less a context of 0.45 GB and 2 %."""
     card = small()
     monkeypatch.setattr(type(card), "is_cuda", True)
     monkeypatch.setattr(card, "available_bytes", lambda: 1_500_000_000)
@@ -117,7 +120,7 @@ def test_a_card_without_room_for_the_model_twice_is_refused(monkeypatch: pytest.
 @pytest.mark.slow
 def test_a_run_tells_its_cold_start(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_effort(monkeypatch, idle_pauses=((0.0, 2), (0.1, 1)))
-    # One fresh process is enough: with files it would be one from the disk and one from the cache of it.
+    # One fresh process is enough. By default, one reads the weights from the disk and one from the page cache.
     forgotten: list[list[Path]] = []
     monkeypatch.setattr("profiler.run.cold_start.forget", lambda files: forgotten.append(files) is None)
     monkeypatch.setattr("profiler.run.cold_start.FROM_FILES", ("disk",))
@@ -131,7 +134,8 @@ def test_a_run_tells_its_cold_start(tiny_folder: Path, tmp_path: Path, monkeypat
     for start in starts:
         assert list(start.engines) == ["eager", "static"]
         assert start.load_bytes == run.model.storage_bytes
-        assert 0 < start.engines["eager"].second_s < start.launch_s  # importing torch takes a second, a tiny model none
+        # Importing torch takes a second; the second request to a tiny model takes almost no time.
+        assert 0 < start.engines["eager"].second_s < start.launch_s
     assert [item.silence_s for item in run.document.after_silence] == [0.0, 0.1]
     first, *_, silence, pays = cold_lines(profiler.read_run(run.folder))
     assert "a fresh process: imports" in first

@@ -1,4 +1,4 @@
-"""Failures that cost only their own part, and those that end a run."""
+"""Failures that affect only their own part of a run, and failures that end the run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CELL = Cell(1, 8, 8)
 
 
 class Failing:
-    """An engine whose first work raises."""
+    """An engine whose first call raises."""
 
     name = "eager"
 
@@ -51,7 +51,7 @@ def visited(error: BaseException) -> Any:
 
 
 def no_memory() -> BaseException:
-    """torch's own error for more bytes than a process of 47 bits can ever have."""
+    """Return torch's error for more bytes than a 47-bit address space has."""
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 55, dtype=torch.uint8)
     return caught.value
@@ -97,7 +97,7 @@ def test_what_ends_a_run_ends_it(error: BaseException) -> None:
 
 
 def test_a_stage_that_fails_is_told_and_what_it_held_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The failed step's tensor is gone when memory is released, although its error is still being handled."""
+    """The tensor of the failed step is freed before memory is released, although its error is still being handled."""
     held: list[weakref.ref[torch.Tensor]] = []
     alive: list[object] = []
     machine, listener = small(), Hears()
@@ -130,7 +130,7 @@ def test_a_device_that_is_lost_since_a_failure_ends_the_run(monkeypatch: pytest.
 
 
 def test_whatever_a_rank_raises_in_a_step_ends_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other ranks wait for the rest of the step."""
+    """Otherwise the other ranks would wait for the rest of the step."""
     monkeypatch.setattr(ProcessGroup, "failure", lambda _self, error: RankError(f"told of {error}"))
     group = object.__new__(ProcessGroup)
     for error in (RuntimeError("x"), AttributeError("x")):
@@ -143,8 +143,11 @@ def test_whatever_a_rank_raises_in_a_step_ends_the_group(monkeypatch: pytest.Mon
 def test_a_batch_size_that_fails_leaves_a_run_with_the_others(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A model's AttributeError at a batch of two, variants that raise unexpected errors, and roofs that cannot be
-    measured again: the batch of one is measured, judged and reported."""
+    """The batch of one is measured, judged and reported, although other parts of the run fail.
+
+    The model raises AttributeError at a batch of two, variants raise unexpected errors, and the roofs cannot be
+    measured again.
+    """
     prefill = EagerEngine.prefill
     tried: list[object] = []
 
@@ -173,7 +176,7 @@ def test_a_batch_size_that_fails_leaves_a_run_with_the_others(
     assert dict(zip(run.cells["batch_size"], run.cells["status"], strict=True)) == {1: "ok", 2: "failed"}
     assert run.document.finished
     assert any("AttributeError: no attribute 'cos'" in warning for warning in run.document.warnings)
-    assert tried, "a change was tried, and left out"
+    assert tried, "a variant was tried and then skipped"
     missing = {part.what: part.why for part in run.document.missing}
     assert missing.pop("the second measurement of the roofs") == "KeyError: 'what nobody foresaw'"
     assert missing.pop("dispatch on the hollow twin") == "AttributeError: no attribute 'cos'"

@@ -1,4 +1,4 @@
-"""A run's folder: it survives interruptions, kills and full disks, is read back whole, and refused when damaged."""
+"""A run's folder survives interruptions, kills and full disks. It is read back whole, and refused if damaged."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from profiler.store.writer import RunStore
 
 @pytest.fixture(scope="module")
 def tiny_run(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> profiler.Run:
-    """A tiny model, through the Python interface."""
+    """Profile a tiny model through the Python interface."""
     folder = tmp_path_factory.mktemp("runs") / "tiny"
     return profiler.profile(
         str(tiny_folder), prompt_lens=[8, 16], batch_sizes=[1, 2], new_tokens=8, budget_s=1, out=folder
@@ -114,7 +114,7 @@ def test_a_second_run_does_not_touch_the_first(tiny_run: profiler.Run, roofscope
 
 @pytest.mark.slow
 def test_a_killed_run_is_finished_by_resume(roofscope, tiny_folder: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """SIGKILL in the middle of a sweep, a torn last line, then --resume: nothing lost, nothing twice."""
+    """After SIGKILL in a sweep and a torn last line, --resume loses no visit and repeats none."""
     folder = tmp_path / "killed"
     options = ["--prompt-lens", "8,16,32", "--batch-sizes", "1,2", "--new-tokens", "8", "--budget", "600"]
     process = run_cli(str(tiny_folder), *options, "--out", str(folder), "--quiet")
@@ -149,8 +149,8 @@ def test_a_killed_run_is_finished_by_resume(roofscope, tiny_folder: Path, tmp_pa
         for record in read_records(folder)
         if "round" in record
     ]
-    assert sorted(visits) == sorted(set(visits)), "a visit is there once"
-    assert roofscope("run", str(tiny_folder), "--resume", str(folder)).code == 2, "a finished run stays as it is"
+    assert sorted(visits) == sorted(set(visits)), "no visit is repeated"
+    assert roofscope("run", str(tiny_folder), "--resume", str(folder)).code == 2, "a finished run is not changed"
 
 
 def test_two_runs_never_share_a_folder(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_a_damaged_sample_is_named_by_its_line(tiny_run: profiler.Run, tmp_path:
     (copy / "samples.jsonl").write_text("\n".join([lines[0], lines[1][:40], *lines[2:]]) + "\n")
     with pytest.raises(RunError, match="line 2"):
         read_records(copy)
-    assert len(read_run(copy).cells) == len(tiny_run.cells), "the table still reads"
+    assert len(read_run(copy).cells) == len(tiny_run.cells), "the table can still be read"
 
 
 def test_a_run_of_a_newer_version_is_refused(tiny_run: profiler.Run, tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ SCHEMA_1 = Path(__file__).parents[1] / "data" / "run_schema_1"
 
 
 def test_a_run_of_the_first_schema_still_reads(tmp_path: Path, roofscope) -> None:  # type: ignore[no-untyped-def]
-    """A folder that the version before engines wrote: migrated on reading, exported, resumed as one of eager."""
+    """A folder from the version before engines is migrated when read, exported, and resumed with the engine eager."""
     assert json.loads((SCHEMA_1 / "run.json").read_text())["schema_version"] == 1
     run = read_run(SCHEMA_1)
     assert run.document.schema_version == SCHEMA_VERSION
@@ -235,7 +235,7 @@ def test_a_run_of_the_first_schema_still_reads(tmp_path: Path, roofscope) -> Non
 
 @pytest.mark.slow
 def test_engines_and_depths_in_one_run(tiny_folder: Path, tmp_path: Path) -> None:
-    """Every engine visits every cell; a filled cache has a decode and no prefill; the difference has its interval."""
+    """Every engine visits every cell; a filled cache has a decode and no prefill; differences have intervals."""
     run = profiler.profile(
         str(tiny_folder),
         prompt_lens=[16],

@@ -1,4 +1,4 @@
-"""What a run measures besides its cells: parts that took longer than the whole, again, and rows between the cells."""
+"""A run also repeats parts that took longer than the whole, and replays rows between its cells."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HELD_UP_S, UNDISTURBED_S = 10.0, 1e-6
 def test_dispatch_that_was_held_up_is_measured_again(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another process makes the twin's first steps take ten seconds, and has ended when the cells are timed."""
+    """Another process slows the twin's first steps to ten seconds and ends before the cells are timed."""
     measured, seen = foundation.measure_dispatch, iter([HELD_UP_S, UNDISTURBED_S])
 
     def at_first_held_up(*arguments: Any) -> list[DispatchSamples]:
@@ -63,9 +63,9 @@ def test_dispatch_is_completed_for_the_cells_that_were_measured(
 def test_linears_are_replayed_at_rows_between_those_of_the_cells(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Cells of 1 and 4 sequences and of 8 and 32 rows of prompts: 2 and 16 lie between, and are forecast from.
+    """The cells have 1 and 4 sequences, and 8 and 32 rows of prompts: 2 and 16 are replayed and used for forecasts.
 
-    They end with their samples: others on the cores may use up the time that a short budget has for them.
+    Replays end after their samples, because other processes may use up the time of a short budget.
     """
     with_effort(monkeypatch, between_share=600.0)
     run = profiler.profile(

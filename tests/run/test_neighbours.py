@@ -1,4 +1,4 @@
-"""A run waits for busy neighbours, and its first sentence says what its results are worth next to them."""
+"""A run waits for busy neighbours, and its first sentence says how far they disturbed the results."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_neighbour_that_ends_is_waited_for() -> None:
 def test_a_neighbour_that_stays_is_waited_for_a_tenth_of_the_budget() -> None:
     looks = [replace(BUSY, at_unix_s=float(number)) for number in range(9)]
     [found], _ = waited(10.0, *looks)
-    assert found.at_unix_s == 2.0, "a second of waiting is two looks after the first"
+    assert found.at_unix_s == 2.0, "one second of waiting takes two looks after the first"
 
 
 @pytest.fixture(scope="module")

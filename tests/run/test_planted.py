@@ -1,11 +1,11 @@
-"""Changes that were planted in real runs: each is told, and moves its own term.
+"""Changes planted in real runs: each is reported and moves its own term.
 
-Times are those that one thread had a core for, so that what else runs on the machine does not count; budgets too, so
-that every run has the same visits on a machine of any speed and load.
+Times and budgets count only the CPU time of one thread, so other processes do not matter. Every run then has the same
+visits on a machine of any speed and load.
 
     python test_planted.py MODEL RUNS THREADS...
 
-profiles the model with so many threads, one folder for each number.
+profiles the model with each number of threads, in one folder per number.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from profiler.store.folder import read_facts, read_gathered, read_run
 pytestmark = pytest.mark.slow
 
 SPIN_S = 0.03
-# Far more cores than there are: no process counts as busy to a clock that sees no other process.
+# More cores than any machine has. The clock of one thread sees no other process, so no process counts as busy.
 NOBODY = 1e6
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two layers, wide enough that a prefill is its products and a decode step its weights."""
+    """Return a model of two layers, so wide that products dominate a prefill and weights dominate a decode step."""
     torch.manual_seed(0)
     config = LlamaConfig(
         hidden_size=768,
@@ -64,12 +64,12 @@ Run = Callable[..., Path]
 
 
 def on_one_clock(patch: pytest.MonkeyPatch) -> None:
-    """Times, budgets and roofs are those of one thread's core; what is looked at is looked at shortly."""
+    """Measure times, budgets and roofs by the CPU time of one thread, and shorten the checks."""
     patch.setattr("profiler.device.clock.clock_for", lambda _device: CoreClock())
     patch.setattr(Machine, "now_s", lambda _machine: time.thread_time())
     patch.setattr("profiler.run.setup.measure", partial(measure, stage_budget_s=0.2))
     patch.setattr("profiler.run.setup.measure_host_pace", lambda _machine: None)
-    # A check of the machine before every round would take longer than the visits of so small a model.
+    # A check of the machine before every round would take longer than the visits of such a small model.
     with_effort(patch, rounds=30, checks_kept_roofs=False, roofs_again_s=0.0, drift_calls=2, drift_bursts=2)
     patch.setattr("profiler.comparison.compare.MOST_FOREIGN_CORES", NOBODY)
 
@@ -81,7 +81,7 @@ def profile(model: Path, out: Path, **options: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """Profile the model into a folder of its own, on one core."""
+    """Profile the model on one core, each time into a new folder."""
     with pytest.MonkeyPatch.context() as patch:
         on_one_clock(patch)
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("roofs")))
@@ -97,7 +97,7 @@ def base(run: Run) -> Path:
 
 
 def changes(before: Path, after: Path) -> dict[str, Change]:
-    """By phase."""
+    """Return the changes by phase."""
     return {change.asked.phase: change for change in compare_sides(read_side(before), read_side(after)).changes}
 
 
@@ -117,7 +117,7 @@ def test_work_of_the_host_is_dispatch(run: Run, base: Path, monkeypatch: pytest.
 
 
 def test_a_slower_product_is_a_kernel(run: Run, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four times the rows in one call: hardly more of the host's work, and as many bytes of weights."""
+    """Each call has four times the rows: the host's work is nearly the same, and so are the bytes of weights."""
     forward = torch.nn.Linear.forward
 
     def fourfold(self: torch.nn.Linear, rows: torch.Tensor) -> torch.Tensor:
@@ -129,8 +129,11 @@ def test_a_slower_product_is_a_kernel(run: Run, base: Path, monkeypatch: pytest.
 
 
 def test_a_slow_small_kernel_is_found_between_the_others(run: Run, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An activation that is computed forty times over: no product and no attention, and nothing of the host's. Its 6 ms
-    are found between them; their own replays, in a run of two seconds, differ by a millisecond from run to run."""
+    """An activation that is computed forty times is not a product, not attention and not work of the host.
+
+    Its 6 ms are found between products and attention. In a run of two seconds, the replays of these differ by a
+    millisecond from run to run.
+    """
     activation = type(ACT2FN["silu"])
     forward = activation.forward
 
@@ -149,13 +152,13 @@ def test_a_slow_small_kernel_is_found_between_the_others(run: Run, base: Path, m
 
 
 def small_kernels_s(folder: Path) -> float:
-    """Seconds of a prefill's kernels that are neither products nor attention."""
+    """Return the seconds of a prefill's kernels that are neither products nor attention."""
     replays = read_gathered(folder, read_run(folder).document).replays
     return next(found[REST].whole.median_s for key, found in replays.items() if key.phase == "prefill")
 
 
 def test_a_cache_that_is_copied_is_avoidable(run: Run) -> None:
-    """transformers' growing cache is copied whole at every step; the static one is not."""
+    """transformers copies its growing cache at every step, but not the static cache."""
     deep = {"prompt_lens": (), "context_lens": [1536], "batch_sizes": [4], "budget_s": 5}
     static, eager = run("static", engine="static", **deep), run("eager", engine="eager", **deep)
     change = changes(static, eager)["decode"]
@@ -166,7 +169,7 @@ def test_a_cache_that_is_copied_is_avoidable(run: Run) -> None:
 
 
 def test_another_dtype_halves_the_weights(run: Run, base: Path) -> None:
-    """At one bandwidth: the two runs measured their roofs in minutes of their own, and a cache may hold half of it."""
+    """Runs are compared at one bandwidth: their roofs are of different minutes, and a cache may hold half of it."""
     other = run("bfloat16", dtype="bfloat16")
     change = changes(base, other)["decode"]
     before, after = (bandwidth(folder) for folder in (base, other))
@@ -175,7 +178,7 @@ def test_another_dtype_halves_the_weights(run: Run, base: Path) -> None:
 
 
 def bandwidth(folder: Path) -> float:
-    """The memory roof of a decode step, in bytes/s."""
+    """Return the memory roof of a decode step, in bytes/s."""
     run = read_run(folder)
     [read] = run.cells[run.cells["phase"] == "decode"]["model_bytes"]
     facts = read_facts(folder, run.document, read_gathered(folder, run.document))
@@ -183,7 +186,7 @@ def bandwidth(folder: Path) -> float:
 
 
 def test_a_busy_neighbour_is_noise_and_a_warning(run: Run, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With other processes counted again, nothing is claimed from measurements next to a process that spins."""
+    """With other processes counted again, no change is claimed if another process spins during a run."""
     monkeypatch.setattr("profiler.comparison.compare.MOST_FOREIGN_CORES", 0.15)
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as neighbour:
         try:
@@ -196,10 +199,10 @@ def test_a_busy_neighbour_is_noise_and_a_warning(run: Run, base: Path, monkeypat
 
 
 def test_a_roof_that_fell_is_named(model: Path, tmp_path: Path) -> None:
-    """Half the threads: both roofs fall, the setting that explains it is named, and a prefill gains arithmetic.
+    """With half the threads both roofs fall, the report names the setting, and a prefill spends more on arithmetic.
 
-    In a process whose waiting threads sleep (OMP_WAIT_POLICY), so that the time of the first thread is that of its
-    share of the work, whether or not the second has a core at the moment.
+    Waiting threads sleep (OMP_WAIT_POLICY), so the CPU time of the first thread covers only its share of the work.
+    It does not depend on whether the second thread has a core.
     """
     environment = {**os.environ, "OMP_WAIT_POLICY": "passive", "XDG_CACHE_HOME": str(tmp_path / "roofs")}
     environment["PYTHONPATH"] = os.pathsep.join([str(Path(profiler.__file__).parents[1]), *sys.path])
@@ -209,7 +212,7 @@ def test_a_roof_that_fell_is_named(model: Path, tmp_path: Path) -> None:
     fell = {shift.resource: shift for shift in found.shifts}["compute"]
     if fell.roof_ratio is None or min(fell.roof_ratio, fell.ratio) < 1.3:
         pytest.skip(f"two threads multiply {fell.ratio:.2f} times as fast as one here (the roofs: {fell.roof_ratio})")
-    assert found.machine == 0, "what a setting explains is no drift of the machine, and is not divided out"
+    assert found.machine == 0, "a change that a setting explains is not machine drift and is not divided out"
     prefill = next(change for change in found.changes if change.asked.phase == "prefill")
     assert prefill.change > 0.25
     assert max(prefill.terms, key=lambda term: prefill.terms[term]) in ("compute_s", "kernel_s")

@@ -1,4 +1,4 @@
-"""The profile of a GPU as it is written: separate measurements are joined."""
+"""The written profile of a GPU joins separate measurements."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from profiler.run import card_profile as profiling
 
 
 def test_small_kernels_stand_beside_what_they_must_move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four times the tokens hand on four times the bytes; what was lost in its dispatch tells nothing. A layer of
-    SmolLM2-135M hands hidden states of 576 to its three products and its MLP's two of 1536, and each back."""
+    """Four times the tokens move four times the bytes; a prefill whose time is lost in its dispatch is skipped.
+
+    A layer of SmolLM2-135M passes hidden states of 576 to its three products, and to the two of its MLP, of 1536. It
+    gets each back.
+    """
     shipped = profile_called("epyc-zen4-2-threads")
     alone = {4: 0.0, 64: 2e-4, 256: 8e-4}
 
@@ -36,7 +39,7 @@ def test_small_kernels_stand_beside_what_they_must_move(tmp_path: Path, monkeypa
 
 
 def slowed(profile: CardProfile, number: int, times: float) -> CardProfile:
-    """A pass in which a neighbour held one product and one layer's dispatch up."""
+    """Return a pass in which a neighbour slowed one product and the dispatch of one layer."""
     products, dispatches = list(profile.products), list(profile.dispatches)
     products[number] = replace(products[number], seconds=times * products[number].seconds)
     dispatches[number] = replace(dispatches[number], layer_s=times * dispatches[number].layer_s)
@@ -48,7 +51,7 @@ def test_of_several_passes_each_kernels_least_time_stands() -> None:
     assert least_of([slowed(shipped, 0, 30.0), slowed(shipped, 1, 30.0)]) == shipped
     assert least_of([slowed(shipped, 0, 30.0)]) != shipped
     formats = replace(shipped, products=shipped.products[:-3])
-    assert least_of([formats, shipped]) == shipped, "what one pass left out for time another may have"
+    assert least_of([formats, shipped]) == shipped, "a pass may have products that another skipped for lack of time"
 
 
 @pytest.mark.parametrize(("quiet_from", "passes"), [(0, 1), (1, 2), (2, 3), (9, 3)])

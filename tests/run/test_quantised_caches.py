@@ -1,4 +1,4 @@
-"""`run --cache`: quantised caches next to the growing one, counted as stored and compared."""
+"""`run --cache` compares quantised caches with the growing one, and counts their bytes as stored."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.timing, pytest.mark.slow]
 
 @pytest.fixture(scope="module")
 def profiled(short_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], profiler.Run]]:
-    """Profile six layers of SmolLM2-135M, each cell four times, under roofs of a moment."""
+    """Profile six layers of SmolLM2-135M, each cell four times, with briefly measured roofs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("roofs")))
         patch.setattr("profiler.run.setup.measure", partial(measure, stage_budget_s=0.3))
@@ -50,7 +50,7 @@ def test_regimes_that_no_machine_can_give(run: profiler.Run) -> None:
 
 
 def test_the_split_explains_the_step(run: profiler.Run) -> None:
-    """What is left unexplained stays below 20 % in at least 4 of 5 quiet cells."""
+    """The unexplained time is below 20 % in at least 4 of 5 quiet cells."""
     cells = run.cells
     quiet = cells[cells["noise"] == "quiet"]
     if quiet.empty:
@@ -90,7 +90,7 @@ def test_the_answer_comes_first(run: profiler.Run) -> None:
 
 
 def test_what_a_user_waits_for(run: profiler.Run) -> None:
-    """Time to first token is the prefill and the copy of a token: a little more, not another thing."""
+    """Time to first token is the prefill plus the copy of a token, so it is only a little longer."""
     prefill = run.cells[run.cells["phase"] == "prefill"]
     assert 0.9 <= (prefill["ttft_s"] / prefill["latency_s"]).median() <= 1.3
     decode = run.cells[run.cells["phase"] == "decode"]
@@ -105,7 +105,7 @@ def test_what_a_user_waits_for(run: profiler.Run) -> None:
 
 
 def test_two_runs_in_a_row_agree_where_both_are_quiet(run: profiler.Run, profiled: Callable[[], profiler.Run]) -> None:
-    """At least 9 of 10 cells that call themselves quiet in two runs in a row overlap in their intervals.
+    """At least 9 of 10 cells that are quiet in two runs in a row have intervals that overlap.
 
     If the drift probe shows that the machine changed between two runs, another run follows, at most three in all.
     """
@@ -125,7 +125,7 @@ def test_two_runs_in_a_row_agree_where_both_are_quiet(run: profiler.Run, profile
 
 
 def quiet_in_both(first: profiler.Run, second: profiler.Run) -> pd.DataFrame:
-    """The cells that both runs call quiet, and whether their intervals overlap."""
+    """Return the cells that are quiet in both runs, and whether their intervals overlap."""
     keys = ["phase", "batch_size", "prompt_len"]
     cells = first.cells.merge(second.cells, on=keys, suffixes=("", "_again"))
     cells = cells[(cells["noise"] == "quiet") & (cells["noise_again"] == "quiet")]
@@ -137,7 +137,7 @@ def quiet_in_both(first: profiler.Run, second: profiler.Run) -> pd.DataFrame:
 
 
 def machine_change(first: profiler.Run, second: profiler.Run) -> float:
-    """By how much the same small work took longer or shorter in the second run, the larger of memory and compute."""
+    """Return the relative change in the time of the same small work: the larger of memory and compute."""
     looks = [
         pd.DataFrame([item for item in read_records(run.folder) if item["kind"] == "sentinel"])
         for run in (first, second)

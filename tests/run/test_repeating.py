@@ -1,4 +1,4 @@
-"""The command in a run's report that repeats it, parsed again by the command line itself."""
+"""The command in a run's report repeats the run: the command line parses it to the same options."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ OTHER_THAN_DEFAULT = {
     "fresh": True, "no_levers": True, "breakdown": True, "trace": True, "cold": True, "check_quality": True,
     "trust_remote_code": True, "allow_pickle": True,
 }  # fmt: skip
-"""Every option once, with any value other than its default."""
+"""Every option, with a value that is not its default."""
 
 
 def test_every_option_is_in_the_command(roofscope, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
-    """Except the folder, which differs the next time, and the cache, which the engine names."""
+    """The exceptions are the folder, which differs the next time, and the cache, which the engine names."""
     defaults = {item.name: item.default for item in fields(Options)}
-    assert OTHER_THAN_DEFAULT.keys() == defaults.keys(), "a new option is to be repeated, too"
+    assert OTHER_THAN_DEFAULT.keys() == defaults.keys(), "a new option must be repeated too"
     assert [name for name, value in OTHER_THAN_DEFAULT.items() if value == defaults[name]] == []
     options = Options(**OTHER_THAN_DEFAULT)  # type: ignore[arg-type]
     request = ModelRequest(

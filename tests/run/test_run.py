@@ -25,7 +25,7 @@ SPLIT = list(TERMS)
 
 @pytest.fixture(scope="module")
 def gguf_run(gguf_file: Path, tmp_path_factory: pytest.TempPathFactory) -> profiler.Run:
-    """The real SmolLM2-135M, through the Python interface."""
+    """Profile the real SmolLM2-135M through the Python interface."""
     folder = tmp_path_factory.mktemp("runs") / "gguf"
     with pytest.MonkeyPatch.context() as patch:
         with_effort(patch, pictures=Effort().pictures)
@@ -69,7 +69,7 @@ def test_work_is_that_of_the_model(gguf_run: profiler.Run) -> None:
 
 
 def test_weights_are_the_storages_that_were_loaded(gguf_run: profiler.Run) -> None:
-    """Tied, so that every storage is streamed; the rotary buffers (two of 32 float32) are not weights."""
+    """The head is tied, so every storage is streamed; the rotary buffers (two of 32 float32) are not weights."""
     assert gguf_run.document.model.storage_bytes == 4 * 134_515_008 + 2 * 32 * 4
 
 

@@ -20,7 +20,7 @@ RUN = Path(__file__).parents[1] / "data" / "run_schema_1"
 
 
 def scaled_run(quant: str, time_factor: float, bytes_factor: float) -> Run:
-    """The stored run as if it had been measured in another precision, that much faster and smaller."""
+    """Return the stored run as if measured in another precision, with its times and bytes scaled."""
     run = read_run(RUN)
     results = [
         replace(
@@ -88,7 +88,7 @@ REASON = "1 cell has no number (first: batch 1 x 64, failed: KeyError: 'planted'
 
 
 def with_a_gap(run: Run) -> Run:
-    """The same run, with a first cell that failed and the warning that says so."""
+    """Return the run with a failed first cell and the warning about it."""
     first, *others = run.results
     document = replace(run.document, warnings=(*run.document.warnings, REASON))
     return Run(run.folder, document, (replace(first, status="failed", latency_s=math.nan), *others))
@@ -100,7 +100,7 @@ def with_a_gap(run: Run) -> Run:
 def test_a_cell_without_a_number_in_any_run_gives_its_exit_code_and_its_reason(  # type: ignore[no-untyped-def]
     roofscope, several: tuple[str, ...], output_format: str, incomplete: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two precisions, of two devices, and of a batch test; the first run is complete in any case."""
+    """This holds for two precisions, two devices and a batch test; the first run is always complete."""
     runs = [scaled_run("none", 1.0, 1.0), scaled_run("nf4", 0.5, 0.25)]
     runs[1] = with_a_gap(runs[1]) if incomplete else runs[1]
     monkeypatch.setattr("profiler.run.multi_run.run_precisions", lambda *_: runs)

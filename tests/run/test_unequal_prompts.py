@@ -1,4 +1,4 @@
-"""A run over unequal prompts: cells are padded and measured, and the report says what that costs and what would not."""
+"""A run over unequal prompts pads and measures its cells; the report has the cost of padding and ways to avoid it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from profiler.run.judge_folder import judge_folder
 
 @pytest.mark.slow
 def test_a_run_over_unequal_prompts(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Time enough to try each way on a machine that is busy.
+    # Enough time to try each way on a busy machine.
     with_effort(monkeypatch, queue_share=5.0)
     lengths = tmp_path / "lengths.txt"
     # Two batches of (16, 32, 16, 32): a quarter is padding; half of the sequences write half as many steps.
@@ -32,7 +32,7 @@ def test_a_run_over_unequal_prompts(tiny_folder: Path, tmp_path: Path, monkeypat
     assert (padded.prompt_len, padded.new_tokens, padded.padding) == (32, 9, 0.25)
     assert padded.tokens_per_s * padded.latency_s == pytest.approx(96)
     assert plain.tokens_per_s * plain.latency_s == pytest.approx(128)
-    # Linears do a quarter less for the prompts than for the shape, attention still less.
+    # Linears do a quarter less work for the prompts than for the padded shape; attention does even less.
     assert 0.70 < padded.model_flops / plain.model_flops < 0.75
     assert padded.executed_flops >= plain.model_flops
     step = rows["decode", "padded"]
@@ -43,7 +43,7 @@ def test_a_run_over_unequal_prompts(tiny_folder: Path, tmp_path: Path, monkeypat
     first, second = sorted(run.document.ragged, key=lambda item: item.phase, reverse=True)
     assert [lever.change for lever in first.ways] == [SORTED, BUCKETED, PACKED]
     assert {lever.basis for lever in first.ways} == {"tried"}
-    # Sorted, or in buckets of 16 and of 32, nothing is padded; a step's own share of that is all it reads in vain.
+    # Sorted, or in buckets of 16 and of 32, nothing is padded: this saves all time that a step spends on padding.
     assert [lever.change for lever in second.ways] == [SORTED, BUCKETED, REFILLING]
     assert [lever.saves_s for lever in second.ways] == pytest.approx([step.padding_s, step.padding_s, step.waiting_s])
     assert {lever.basis for lever in second.ways} == {"computed"}
@@ -51,7 +51,7 @@ def test_a_run_over_unequal_prompts(tiny_folder: Path, tmp_path: Path, monkeypat
     words = "\n".join(ragged_lines(run))
     assert "25 % of the positions are padding" in words
     assert "25 % of the time" in words
-    # No home directory and no path of a machine is in the run.
+    # The run contains no home directory and no path of the machine.
     assert str(tmp_path) not in (run.folder / "run.json").read_text()
     assert run.document.command.count("ragged:lengths.txt") == 1
     kept = json.loads((run.folder / "run.json").read_text())

@@ -62,7 +62,7 @@ def test_a_card_needs_one_core_of_its_host() -> None:
 
 
 def test_memory_may_spill_under_wsl(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The kernel of WSL 2 says so in /proc/version."""
+    """The kernel of WSL 2 names itself in /proc/version."""
     kernel = tmp_path / "version"
     kernel.write_text("Linux version 5.15.153.1-microsoft-standard-WSL2 (root@941d701f84f1) (gcc 11.2.0)\n")
     monkeypatch.setattr("profiler.device.device.KERNEL_FILE", kernel)
@@ -88,7 +88,7 @@ def test_memory_may_spill_under_wsl(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 def test_a_healthy_card_is_not_warned_of_and_a_slow_one_is(
     name: str, dtype: str, flops_per_s: float, copy_bytes_per_s: float
 ) -> None:
-    """What real cards of these kinds were measured to reach (tokenwatt-check; the T4's on Colab)."""
+    """The rates were measured on real cards of these kinds (tokenwatt-check; the T4 on Colab)."""
     info = card(name)
     assert health_warnings(info, reaching(dtype, flops_per_s, copy_bytes_per_s)) == []
     [slow] = health_warnings(info, reaching(dtype, 0.7 * flops_per_s, copy_bytes_per_s))

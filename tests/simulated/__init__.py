@@ -1,8 +1,8 @@
-"""CUDA cards of known truth, on which the whole profiler runs without a GPU: nothing computes, everything has a price.
+"""CUDA cards of known truth: the whole profiler runs on them without a GPU. They price every call and compute nothing.
 
-Tensors on `cuda` have an address and no memory. The card's truth gives the price of every aten operator, and time is
-that of a simulated host. The profiler's output can then be compared with the truth.
+Tensors on `cuda` have an address but no memory. The card's truth gives the price of every aten operator, and a
+simulated host keeps the time. Tests compare the profiler's output with the truth.
 
-The effect of a call is worked out once, in Python (`mode`, `calls`, `pricing`). C++ (`cpp`) answers later calls with
-the same layout, and simulates the card, its memory and the host's clock.
+Python (`mode`, `calls`, `pricing`) works out the effect of a call once. C++ (`cpp`) answers later calls with the same
+layout, and simulates the card, its memory and the host's clock.
 """

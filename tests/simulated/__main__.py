@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def doubted(asked: argparse.Namespace) -> dict[str, Any]:
-    """Return the truth of a card and the profiler's figures of it."""
+    """Return the truth of a card and the profiler's figures for it."""
     flops = {name: float(value) for name, _, value in (part.partition("=") for part in asked.flops.split(","))}
     dtype = next(iter(flops))
     truth = Truth(

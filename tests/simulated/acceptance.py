@@ -1,8 +1,8 @@
 """The acceptance script on simulated cards: python -m tests.simulated.acceptance [H100] [A100] [L4] [T4] [RTX-4090]
 
-Without options it is whole: its own models, all layers, every format and sample, and eager steps of a real host. That
-takes a few minutes of a core per card. --without bitsandbytes,torchao hides optional packages; --only selects groups;
---layers 1 cuts models and samples, and doubles no batch.
+Without options it runs everything: its own models, all layers, every format and sample, and eager steps with a real
+host's times. That takes a few minutes of one core per card. --without bitsandbytes,torchao hides optional packages;
+--only selects groups; --layers 1 cuts models and samples, and doubles no batch.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from .world import World, simulated
 _SCRIPT = Path(__file__).parents[1] / "gpu" / "acceptance.py"
 _UNCLOCKED = ("profiler.run.pipeline.judge_folder", "profiler.report.write.write_reports")
 
-# A decode step of Mistral-7B is about 1,400 launches. Eager transformers takes 25 to 30 ms for it on the host of an
-# H100 or A100; TinyLlama's 1,000 take about 35 ms on Colab's host of a T4. An operator on the host's own small tensors
-# costs as much Python and dispatch as a launch.
+# A decode step of Mistral-7B is about 1,400 launches. On the host of an H100 or A100, eager transformers takes 25 to
+# 30 ms for it. TinyLlama's 1,000 launches take about 35 ms on the host of Colab's T4. An operator on the host's own
+# small tensors costs the same Python and dispatch as a launch.
 _FAST_HOST = {"launch_s": 20e-6, "host_operator_s": 20e-6}
 _HEALTHY_4090 = {"float16": 1.55e14, "bfloat16": 1.55e14}
 """Products of healthy cards reach about 160 TFLOP/s (gpus.csv)."""
@@ -55,11 +55,10 @@ CARDS = {
 def scoreboard(
     truths: Sequence[Truth], folder: Path, *options: str, layers: int | None = None, without: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return the script's scoreboard on these cards, with `seconds` of its host's clock and `processor_s` of this
-    process.
+    """Return the script's scoreboard on these cards.
 
-    Judging and drawing take the simulated host no time: their real time is `drawing_s`, and `in_time` says whether the
-    sum is within the script's own limit.
+    `seconds` is time on the simulated host's clock, and `processor_s` is CPU time of this process. Judging and drawing
+    take no simulated time: their real time is `drawing_s`. `in_time` says whether the sum is within the script's limit.
     """
     began_s = time.process_time()
     drawing: list[float] = []
@@ -111,9 +110,9 @@ def script() -> Any:
 
 @contextlib.contextmanager
 def on_card(*truths: Truth, hurried: bool = True, without: Sequence[str] = ()) -> Iterator[Any]:
-    """Run the script on simulated cards, by the clock of a simulated host, and with some packages hidden."""
+    """Run the script on simulated cards, on the clock of a simulated host, and with some packages hidden."""
     acceptance = script()
-    gc.freeze()  # each attempt ends with a collection, which would look at all of torch and transformers every time
+    gc.freeze()  # each attempt ends with a collection, which would scan all of torch and transformers every time
     with contextlib.ExitStack() as stack:
         stack.callback(gc.unfreeze)
         stack.enter_context(without_packages(without))
@@ -148,7 +147,7 @@ def _of_one_preset(fits: Callable[..., Any], *args: Any, **more: Any) -> Any:
 
 @contextlib.contextmanager
 def cut(acceptance: Any, folder: Path, layers: int) -> Iterator[None]:
-    """Cut each model to some layers, with few tokens, no levers and no pages; doctor looks at one preset."""
+    """Cut each model to some layers, with few tokens, no levers and no pages; doctor checks one preset."""
     from claims.bench import Bench
 
     whole, run = acceptance._bench, Bench.run

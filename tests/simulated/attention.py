@@ -1,6 +1,6 @@
-"""The kernel that `scaled_dot_product_attention` takes on a card, and its cost.
+"""The kernel that `scaled_dot_product_attention` selects on a card, and its cost.
 
-After aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (torch 2.13), in this order. cuDNN: compute capability 9.x
+The order is that of aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (torch 2.13). cuDNN: compute capability 9.x
 and 10.x, 16 bits, heads of up to 128 (wheels of torch 2.11 and later have the cuDNN that this needs). Flash: from 8.0
 on, 16 bits, no mask, one head width of at most 256. Memory-efficient: no grouped heads, bfloat16 from 8.0 on. Otherwise
 math.

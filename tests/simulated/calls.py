@@ -17,19 +17,18 @@ from .shapes import in_place, on_card, shaped
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kind:
-    """What is known of an operator. It is looked up by identity, since torch hashes an operator by a call into
-    Python."""
+    """The known facts of an operator, looked up by identity: torch calls into Python to hash an operator."""
 
     func: Any
     priced: Operator
     decomposed: Callable[..., Any] | None
-    """It is decomposed into other operators."""
+    """Decomposes it into other operators."""
     fused: Callable[..., tuple[Any, Price]] | None
-    """It is one kernel, however torch runs it: its output has torch's layout, and a price."""
+    """Returns the output, in torch's layout, and the price of one kernel, however torch runs it."""
     valued: Callable[..., Any] | None
     """Returns the uniform value of the result, from the values of the arguments."""
     counting: Callable[..., Any] | None
-    """The same, for a single integer as first argument."""
+    """Like `valued`, for a single integer as first argument."""
     special: Callable[..., Any] | None
     pinning: Callable[..., Any] | None
 
@@ -77,7 +76,7 @@ class Calls:
         return found
 
     def _card_of(self, args: Sequence[Any], kwargs: Mapping[str, Any], given: Iterable[torch.Tensor]) -> Card:
-        """Return the named card, or else that of the tensors."""
+        """Return the named card, or else the tensors' card."""
         device = named_device(args, kwargs) or next(tensor.device for tensor in given if on_card(tensor))
         if device.type != "cuda":
             raise NotImplementedError(f"the simulated card makes nothing on {device} but copies")

@@ -38,7 +38,7 @@ class Kernel:
     launched: bool
     """Whether the host launched it; false for all but the first kernel of a replayed graph."""
     host_operators: int = 0
-    """The number of operators that the host ran on its own tensors since the launch before."""
+    """The number of operators that the host ran on its own tensors since the previous launch."""
     awaited: bool = False
     """Whether the host waited for it."""
     duration_s: float = 0.0

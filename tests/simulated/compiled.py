@@ -1,4 +1,4 @@
-"""torch.compile on a simulated card: the same kernels after a compilation, as a graph on request."""
+"""torch.compile on a simulated card: the same kernels after a compilation, optionally as a graph."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class _Shape:
 
 
 class Compiled:
-    """A decode step of any arguments; with `captured` replayed as a CUDA graph from its third call on.
+    """A decode step with any arguments; if `captured`, its third and later calls replay a CUDA graph.
 
-    It is compiled again for tensors of other shapes and for a cache of another size. A cache at another address, or
-    another number on the host in it, is part of the graph's key only, as for torch's cudagraph trees: the graph is
-    recorded again.
+    It compiles again for tensors of other shapes and for a cache of another size. The graph's key also contains the
+    cache's address and its numbers on the host. If only these change, the graph is recorded again, as in torch's
+    cudagraph trees.
     """
 
     def __init__(self, host: Host, function: Callable[..., Any], *, captured: bool) -> None:
@@ -65,7 +65,7 @@ class Compiled:
                 (name, value.clone() if isinstance(value, torch.Tensor) else value) for name, value in arguments
             ]
             graph = torch.cuda.CUDAGraph()
-            # Its workspace is then in the graph's own pool (torch/_inductor/cudagraph_trees.py, clear_cublas_manager).
+            # The workspace is then in the graph's own pool (torch/_inductor/cudagraph_trees.py, clear_cublas_manager).
             torch._C._cuda_clearCublasWorkspaces()
             try:
                 with torch.cuda.graph(graph):
@@ -85,7 +85,7 @@ class Compiled:
 
 
 def _shape(value: Any) -> tuple[Any, ...]:
-    """What code is compiled for: the shape of a tensor, the sizes of a cache."""
+    """Return the key of compiled code: the shape of a tensor, or the sizes of a cache."""
     if isinstance(value, torch.Tensor):
         return tuple(value.shape)
     return tuple(
@@ -94,7 +94,7 @@ def _shape(value: Any) -> tuple[Any, ...]:
 
 
 def _place(value: Any) -> tuple[Any, ...]:
-    """What a graph is recorded for: the memory of a cache, and the numbers on the host in it."""
+    """Return the key of a recorded graph: the memory of a cache, and its numbers on the host."""
     layers = getattr(value, "layers", ())
     return tuple(
         part if type(part) is int else part.untyped_storage().data_ptr()
@@ -105,7 +105,7 @@ def _place(value: Any) -> tuple[Any, ...]:
 
 
 def compiler(host: Host) -> Callable[..., Compiled]:
-    """Return torch.compile, if this host compiles."""
+    """Return the torch.compile of this host."""
 
     def compiled(function: Callable[..., Any], *, mode: str | None = None, **_: Any) -> Compiled:
         return Compiled(host, function, captured=mode == "reduce-overhead")

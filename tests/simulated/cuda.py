@@ -274,7 +274,7 @@ def uuid_of(card: Card) -> uuid.UUID:
 
 
 def strict(names: dict[str, Any]) -> dict[str, Any]:
-    """Return `names`, and a function that raises for every other function of torch.cuda."""
+    """Return `names`, plus a raising replacement for every other function of torch.cuda."""
     kept = {*names, "OutOfMemoryError", "is_initialized", "check_error"}
 
     def refusing(name: str) -> Callable[..., Any]:

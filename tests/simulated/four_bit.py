@@ -19,15 +19,14 @@ NAME = "bitsandbytes.backends.cuda.ops"
 
 @functools.cache
 def table() -> Any:
-    """Return the library's module for CUDA; None without one. It needs one function of torch that a build without
-    CUDA lacks."""
+    """Return the library's CUDA module, or None. It needs a function of torch that a build without CUDA lacks."""
     known = NAME in sys.modules
     with mock.patch.object(torch._C, "_cuda_getCurrentRawStream", create=True):
         try:
             found = importlib.import_module(NAME)
         except ImportError:
             return None
-    if not known:  # without simulated cards the module is again one that cannot be imported
+    if not known:  # without simulated cards, an import of the module must fail again
         package, _, name = NAME.rpartition(".")
         del sys.modules[NAME]
         delattr(sys.modules[package], name)

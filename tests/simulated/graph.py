@@ -38,8 +38,7 @@ class Graph:
         card.stream.capture = self
 
     def capture_end(self) -> None:
-        """End the capture; the stream is free again. Raises RuntimeError if a call during the capture could not be
-        captured."""
+        """End the capture and free the stream. Raises RuntimeError if a call could not be captured."""
         card = self._card
         assert card is not None
         card.stream.capture = None

@@ -1,4 +1,4 @@
-"""Comparison of the profiler's figures of a scenario with the truth."""
+"""Comparison of the profiler's figures for a scenario with the truth."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .truth import Truth
 ROOFS = 0.03
 REST = 0.05
 PROMPT_S = 100e-6
-"""Transfer of a prompt to the card and of a token back: two copies over the link, with their waits."""
+"""Time to copy a prompt to the card and a token back: two copies over the link, with their waits."""
 
 
 def held(scenario: Scenario, truth: Truth, run: Run, parent: Path) -> Iterator[tuple[Phase, dict[str, Any]]]:
-    """Return each cell's truth with its row, after checking the rules of every scenario.
+    """Yield each cell's truth and its row, after checking the rules that hold for every scenario.
 
-    If a step is compiled code, the loss of its small kernels is only known together with the unexplained rest.
+    In compiled code, the loss of small kernels is known only together with the unexplained rest.
     """
     ceilings = run.document.ceilings
     assert ceilings.memory_bytes_per_s == pytest.approx(truth.bytes_per_s, rel=ROOFS)
@@ -33,7 +33,7 @@ def held(scenario: Scenario, truth: Truth, run: Run, parent: Path) -> Iterator[t
     for phase, row in pairs(so(scenario, truth, parent), run.cells):
         cell = f"{phase.engine} {phase.phase} {phase.batch_size} x {phase.prompt_len}"
         for name, true in (("latency_s", phase.latency_s), ("peak_memory_bytes", phase.peak_bytes)):
-            assert row[name] == pytest.approx(true, rel=REST), f"{cell}: {name} is {true}, said {row[name]}"
+            assert row[name] == pytest.approx(true, rel=REST), f"{cell}: {name} is {true}, reported {row[name]}"
         if phase.phase == "prefill":
             beside_s = row["ttft_s"] - phase.latency_s
             assert 0 <= beside_s < REST * phase.latency_s + PROMPT_S, f"{cell}: time to first token is {row['ttft_s']}"
@@ -42,7 +42,7 @@ def held(scenario: Scenario, truth: Truth, run: Run, parent: Path) -> Iterator[t
         terms["beside_s"] = row["kernel_s"] + row["avoidable_s"] + row["dequantise_s"] + unknown_s
         for name, told_s in terms.items():
             true_s = getattr(phase, {"dispatch_s": "exposed_dispatch_s"}.get(name, name))
-            assert abs(told_s - true_s) < REST * phase.latency_s, f"{cell}: {name} is {true_s}, said {told_s}"
+            assert abs(told_s - true_s) < REST * phase.latency_s, f"{cell}: {name} is {true_s}, reported {told_s}"
         left_s = row["unexplained_s"] - unknown_s
         assert abs(left_s) < REST * phase.latency_s, f"{cell}: {left_s} of {phase.latency_s} unexplained"
         yield phase, row

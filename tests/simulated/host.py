@@ -1,4 +1,4 @@
-"""The simulated host: one clock that advances only with work, and threads that sleep by it."""
+"""The simulated host: one clock that advances only with work, and threads that sleep on this clock."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Host:
         self.core = native().Host()
         self.unix_at_start_s = 1.8e9 - self.now_s
         self.sync_debug_mode = 0
-        """Reaction of torch to a call that waits for a card: 0 nothing, 1 a warning, 2 an error."""
+        """torch's reaction to a call that waits for a card: 0 nothing, 1 a warning, 2 an error."""
         self.terminated_by: RuntimeError | None = None
         self._sleepers: list[Sleep] = []
         me = weakref.ref(self)
@@ -143,7 +143,7 @@ class SimulatedTime:
 
 
 class SimulatedThreading:
-    """Replaces the module `threading`: threads that wait for an event with a timeout sleep by the host's clock."""
+    """Replaces the module `threading`: threads that wait for an event with a timeout sleep on the host's clock."""
 
     def __init__(self, host: Host) -> None:
         last: dict[threading.Thread, Sleep] = {}

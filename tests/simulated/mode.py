@@ -1,4 +1,4 @@
-"""The dispatch mode for calls that are not known yet: calls on a card are priced and sent to it; none computes."""
+"""The dispatch mode for calls that are not known yet: it prices them and sends them to a card, and computes nothing."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ _VALUED: dict[Any, Callable[..., Any]] = {
     aten.max.default: lambda value: value,
     aten.eq.Scalar: operator.eq,
 }
-"""The only dtypes whose values a card knows, if a tensor has one value everywhere: `generate` ends by them."""
+"""The operators whose results a card knows, for tensors with one value everywhere: `generate` needs them to end."""
 
 _COUNTING: dict[Any, Callable[..., Any]] = {
     aten.zero_.default: lambda value: 0,
     aten.fill_.Scalar: lambda value, number: number,
     aten.add_.Tensor: operator.add,
 }
-"""Dtypes known for a single integer: a static cache of transformers counts its tokens this way (cache_utils.py)."""
+"""Operators known for a single integer: transformers' static cache counts its tokens this way (cache_utils.py)."""
 
 _HELD_FOR_REAL = 32 << 20
-"""Larger tensors of the host are fake, too: they only wait there for a copy over the link."""
+"""Larger host tensors are fake, too: they only wait for a copy over the link."""
 
 
 _NO_DISPATCH = torch.Tensor.__torch_dispatch__
@@ -46,7 +46,7 @@ _NO_DISPATCH = torch.Tensor.__torch_dispatch__
 
 
 class CardMode(TorchDispatchMode):
-    """Routes operators to cards. Reading a value is a wait. An unknown value reads as 1, an unknown truth as False."""
+    """Routes operators to cards. Reading a value is a wait. An unknown number reads as 1, an unknown bool as False."""
 
     # Dynamo never traces simulated code; its guard around each call would take a fifth of the time.
     @classmethod
@@ -60,7 +60,7 @@ class CardMode(TorchDispatchMode):
         self._fake = FakeTensorMode(allow_non_fake_inputs=True)
         self._pinned: set[int] = set()
         self._kinds: dict[int, Kind] = {}
-        """By the identity of the operator."""
+        """Kinds by the identity of the operator."""
         self._pinning = {
             aten._pin_memory.default: self._pin,
             aten.is_pinned.default: lambda tensor: tensor.untyped_storage()._cdata in self._pinned,
@@ -89,7 +89,7 @@ class CardMode(TorchDispatchMode):
             "bitsandbytes::int8_scaled_mm": self._multiply_int8,
             "bitsandbytes::gemm_4bit": self._multiply_4bit,
         }
-        """Operators of libraries that may not be imported."""
+        """Operators of libraries that are not always imported."""
         self.known = native().Known(
             self,
             host.core,
@@ -141,7 +141,7 @@ class CardMode(TorchDispatchMode):
         return result
 
     def _valued(self, kind: Kind, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[..., Any] | None:
-        """Return the uniform value of a result, from the arguments."""
+        """Return the function that computes a result's uniform value from the arguments."""
         if kind.func is aten.sum.default and args[0].dtype is torch.bool:  # how transformers tests whether all are true
             return lambda value: value * args[0].numel()
         if kind.counting is None or kwargs or args[0].numel() != 1 or args[0].is_floating_point():
@@ -231,8 +231,7 @@ class CardMode(TorchDispatchMode):
             return attend.decompose(query, key, value, mask, 0.0, causal, **options)[0]
 
     def _plan(self, query: torch.Tensor, *others: Any) -> None:
-        """Let the host make a plan for shapes that are new to cuDNN. Later calls of the same layout do not come
-        here."""
+        """Let the host plan shapes that are new to cuDNN. Later calls of the same layout bypass this."""
         plan = attention.plan(query, *others)
         if plan not in self._plans:
             self._plans.add(plan)
@@ -260,8 +259,7 @@ class CardMode(TorchDispatchMode):
         return found
 
     def _quantise_rows(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Quantise rows as bitsandbytes does (backends/cuda/ops.py, 0.50): it waits to learn that no column has an
-        outlier."""
+        """Quantise rows as bitsandbytes does (backends/cuda/ops.py, 0.50): it waits to check columns for outliers."""
         values, threshold = args[0], args[1] if len(args) > 1 else kwargs.get("threshold", 0.0)
         func = torch.ops.bitsandbytes.int8_vectorwise_quant.default
         outliers = None
@@ -273,7 +271,7 @@ class CardMode(TorchDispatchMode):
         return rows, scales, outliers
 
     def _multiply_mixed(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Multiply as LLM.int8() without outliers (bitsandbytes' backends/default/ops.py)."""
+        """Multiply like LLM.int8() without outliers (bitsandbytes' backends/default/ops.py)."""
         values, rows, weight, row_scales, scales, *rest = args
         bias = rest[1] if len(rest) > 1 else kwargs.get("bias")
         with self:
@@ -360,8 +358,7 @@ class CardMode(TorchDispatchMode):
         return target, Price(str(aten.copy_.default), (place(1, source),), (place(0, target),))
 
     def _cross(self, source: torch.Tensor, target: torch.Tensor, *, asynchronous: bool) -> None:
-        """Move bytes over a link: asynchronously from pinned memory and between cards, with a wait of the host
-        otherwise."""
+        """Move bytes over a link: asynchronously from pinned memory and between cards; else the host waits."""
         if "cuda" not in (source.device.type, target.device.type):
             return
         between = source.device.type == target.device.type
@@ -385,7 +382,7 @@ class CardMode(TorchDispatchMode):
 
 
 def copied(whole: Any) -> Any:
-    """Replace FakeTensor.__new__ for a tensor argument: accelerate makes a moved weight of the old one's class."""
+    """Replace FakeTensor.__new__ for a tensor argument: accelerate gives a moved weight the old class."""
 
     def new(kind: type, first: Any = None, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(first, torch.Tensor):

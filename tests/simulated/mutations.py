@@ -1,6 +1,6 @@
 """Ten faults planted into the profiler, each with the scenario that must fail: python -m tests.simulated.mutations
 
-With names as arguments, only those. Tests that pass with these faults would prove nothing.
+Arguments select faults by name. Tests that pass with these faults would prove nothing.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def timed_warm_up() -> Planted:
 
 
 def first_capture_stream() -> Planted:
-    """All captures go to the stream of the first requested card, like torch's own without a stream."""
+    """All captures go to the stream of the first requested card, as in torch without a stream."""
     streams: list[Any] = []
 
     def first(device: Any) -> Any:

@@ -13,7 +13,7 @@ from .cuda import uuid_of
 _POWER_CAP = 0x4
 """nvml.h, nvmlClocksEventReasonSwPowerCap."""
 _WINDOW_S = 1 / 6
-"""Utilisation is that of the last sixth of a second to second (nvml.h, nvmlUtilization_t)."""
+"""Utilisation covers the last 1/6 s to 1 s (nvml.h, nvmlUtilization_t)."""
 
 
 def answers(cards: Sequence[Card]) -> Any:

@@ -1,6 +1,6 @@
-"""The truth: each cell stepped by plain calls of transformers on a separate card, read from the card's log.
+"""The truth: plain calls of transformers run each cell on a separate card, and the card's log gives its figures.
 
-It uses no measuring, counting or judging of the profiler, which only loads quantised models.
+The profiler only loads quantised models here. None of its measuring, counting or judging is used.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PACKED = "bitsandbytes.gemm_4bit"
 _BY_EXPERTS = "aten._grouped_mm.default"
 _PRODUCTS = (*(str(func) for func in PRODUCTS), _BY_EXPERTS, _PACKED, "bitsandbytes.int8_linear_matmul")
 _LOOKING = tuple(str(func) for func in (aten.abs.default, aten.ge.Scalar, aten.any.default))
-"""Kernels for columns with outliers, before LLM.int8() writes its inputs in 8 bits."""
+"""Kernels that look for columns with outliers, before LLM.int8() writes its inputs in 8 bits."""
 _DEQUANTISING = (
     "bitsandbytes.dequantize",
     *_LOOKING,
@@ -52,10 +52,10 @@ class Phase:
     prompt_len: int
     latency_s: float
     regime: str
-    """The resource whose speed the step follows most; `kernel-bound` if half of it is lost in kernels.
+    """The resource that limits the step most; `kernel-bound` if kernels lose half of the step.
 
-    A host that the card waits for sets the pace only while the card idles. If that is less than half of the step, no
-    host makes it twice as fast without the card, and it is `mixed`.
+    The host sets the pace only while the card idles for it. If the card idles for less than half of the step, no faster
+    host doubles the speed, and the step is `mixed`.
     """
     device_s: float
     """Time of the kernels."""
@@ -63,18 +63,18 @@ class Phase:
     """Time during which the card idles and waits for the host."""
     launches: int
     weights_s: float
-    """Weights of products that memory bounds, at the card's bandwidth."""
+    """Time for the weights of memory-bound products, at the card's bandwidth."""
     kv_s: float
-    """Keys and values as the cache stores them, if memory bounds the attention that reads them."""
+    """Time for keys and values as the cache stores them, if the attention that reads them is memory-bound."""
     compute_s: float
-    """FLOPs of products and attention that arithmetic bounds, at the card's peaks.
+    """Time for the FLOPs of compute-bound products and attention, at the card's peaks.
 
-    Causal attention does not need half of the square, which its products compute as well.
+    Causal attention does not need half of the square, though its products also compute that half.
     """
     dequantise_s: float
     """Time of kernels that write dense copies of packed weights."""
     beside_s: float
-    """The other time of kernels: their losses, and work that the algorithm does not need."""
+    """The other kernel time: losses, and work that the algorithm does not need."""
     link_s: float
     peak_bytes: int
     cache_resident: bool
@@ -125,7 +125,7 @@ def _cell(world: World, model: Any, engine: str, batch: int, prompt: int, new_to
 
 @dataclass(frozen=True)
 class _Asked:
-    """The work that the algorithm needs, on any path of a library."""
+    """The work that the algorithm needs, whatever path a library takes."""
 
     groups: int
     """Number of query heads that share a key."""
@@ -134,15 +134,15 @@ class _Asked:
     def roofs_s(
         self, kernel: Kernel, queries: int, truth: Truth, stored: Mapping[Region, int], bytes_per_s: float
     ) -> tuple[float, float]:
-        """Return the seconds for the FLOPs and the bytes of a product or an attention, with some queries each.
+        """Return the seconds for the FLOPs and for the bytes of a product or an attention, with some queries each.
 
-        For a weight that is a dense copy, its `stored` bytes count.
+        A weight that is a dense copy counts with its `stored` bytes.
         """
         work, dtype = kernel.work, kernel.work.dtype
         if work.name.startswith(_ATTENTION):
             flops, nbytes = work.flops, float(work.reads[1][1] + work.reads[2][1])
         elif work.name.startswith(_OF_HEADS):
-            # Repeated for the query heads that share them, in float32 (math attention), over the whole square.
+            # Math attention repeats keys for the query heads that share them, in float32, over the whole square.
             repeated = self.groups * _BYTES[dtype] / _BYTES[self.dtype]
             flops, nbytes = work.flops * (queries + 1) / (2 * queries), work.reads[1][1] / repeated
             dtype = self.dtype
@@ -155,7 +155,7 @@ class _Asked:
 
 
 class _logged:  # noqa: N801
-    """The card's kernels during the block."""
+    """Collects the card's kernels within the block."""
 
     def __init__(self, card: Card) -> None:
         self._card = card
@@ -221,10 +221,10 @@ def _part(kernel: Kernel) -> str | None:
 
 
 def timeline_s(steps: Sequence[list[Kernel]], truth: Truth) -> float:
-    """Return the seconds of a step on a card: of a single one from its first launch, of several the median between
-    ends.
+    """Return the seconds of a step on a card.
 
-    The host launches in order; a kernel starts after its launch and after the end of the kernel before it.
+    One step counts from its first launch; several give the median time between their ends. The host launches in order.
+    A kernel starts after its launch and after the end of the previous kernel.
     """
     host_s = ready_s = 0.0
     ends = []
@@ -264,8 +264,7 @@ def replace_link(kernel: Kernel) -> Kernel:
 
 
 def _lost_s(kernel: Kernel, truth: Truth) -> float:
-    """Return the time of a product or attention kernel above its roofs, and all of a kernel that only converts its
-    weight."""
+    """Return a product or attention kernel's time above its roofs, or all time of a kernel that converts a weight."""
     if kernel.work.name.startswith(_DEQUANTISING):
         return kernel.duration_s
     if _part(kernel) is None:
@@ -328,7 +327,7 @@ def _static(model: Any, batch: int, slots: int, *, kept: bool = False) -> tuple[
 
 def _recorded(model: Any, batch: int, slots: int) -> tuple[Prefill, torch.Tensor, Callable[[], None]]:
     """Return a prefill, the token that a recorded step reads and writes in its own memory, and its replay."""
-    prefill, step = _static(model, batch, slots, kept=True)  # a graph has the address of its cache
+    prefill, step = _static(model, batch, slots, kept=True)  # a graph contains the address of its cache
     token = prefill(torch.zeros(batch, 1, dtype=torch.long, device="cuda"))
     step(token)
     graph = torch.cuda.CUDAGraph()
@@ -351,7 +350,7 @@ def _graph(model: Any, batch: int, slots: int) -> tuple[Prefill, Decode]:
 
 
 def _compiled(model: Any, batch: int, slots: int) -> tuple[Prefill, Decode]:
-    """Replay as torch does for compiled code: a token is copied into the graph's memory, and the next one out of it."""
+    """Replay as torch does for compiled code: copy a token into the graph's memory, and the next one out of it."""
     prefill, inside, replay = _recorded(model, batch, slots)
 
     def decode(token: torch.Tensor) -> torch.Tensor:
@@ -379,7 +378,7 @@ def plain_model(config: Any, dtype: torch.dtype) -> Any:
 
 
 def pairs(found: Sequence[Phase], cells: Any) -> Iterator[tuple[Phase, Any]]:
-    """Yield each phase with the profiler's row of it."""
+    """Yield each phase with the profiler's row for it."""
     for phase in found:
         same = (
             (cells["engine"] == phase.engine)

@@ -24,7 +24,7 @@ ALLOCATIONS = {
 """Operators that allocate memory and run no kernel."""
 
 GATHERS = {aten.embedding.default: 0, aten.index.Tensor: 0, aten.index_select.default: 0, aten.gather.default: 0}
-"""They read only as much of this argument as they write."""
+"""Operators, and the position of the argument of which they read only the bytes that they write."""
 
 SCATTERS = {
     aten.index_copy_.default,
@@ -35,7 +35,7 @@ SCATTERS = {
     aten.scatter_add_.default,
     aten.slice_scatter.default,
 }
-"""They write only as much of their output as they are given."""
+"""Operators that write only part of their output: the bytes that they are given."""
 
 
 class Place(NamedTuple):
@@ -49,7 +49,7 @@ class Place(NamedTuple):
 
 
 class Price(NamedTuple):
-    """The work of a call's kernel; calls with tensors of the same layout have the same."""
+    """The work of a call's kernel, which is the same for tensors of the same layout."""
 
     name: str
     reads: tuple[Place, ...]
@@ -96,8 +96,7 @@ class Operator:
         outputs: Sequence[torch.Tensor],
         fresh: Sequence[int],
     ) -> Price | None:
-        """Return the price of a call with these tensors, of whose outputs some have `fresh` memory; None if no
-        kernel runs."""
+        """Return the price of a call, or None if no kernel runs. `fresh` are the outputs with new memory."""
         if not self.runs or not (fresh or self.mutates):
             return None
         written = [at for at in range(len(outputs)) if at in fresh or not fresh]
@@ -126,7 +125,7 @@ class Operator:
 
 
 def place(number: int, tensor: torch.Tensor) -> Place:
-    """Return the place of a tensor by its number."""
+    """Return the place of a tensor with this number."""
     return Place(number, tensor.storage_offset() * tensor.element_size(), nbytes(tensor))
 
 
@@ -148,7 +147,7 @@ PRODUCTS: dict[Any, Callable[[Sequence[Any]], tuple[float, torch.Tensor]]] = {
     aten._int_mm.default: lambda args: (_product(args[0], args[1]), args[0]),
     aten._scaled_mm.default: lambda args: (_product(args[0], args[1]), args[0]),
 }
-"""Return (FLOPs, the operand whose dtype decides the speed)."""
+"""Each returns (FLOPs, the operand whose dtype decides the speed)."""
 
 
 def _by_rows(args: Sequence[Any]) -> tuple[float, torch.Tensor]:
@@ -179,5 +178,5 @@ def product_dtype(operand: torch.Tensor) -> str:
 
 
 def experts_hit(experts: int, routed: int) -> float:
-    """Return the average share of experts that some independent choices reach."""
+    """Return the average share of experts that independent choices reach."""
     return 1 - (1 - 1 / experts) ** routed

@@ -1,7 +1,7 @@
-"""Cards drawn by a seed, each compared with its own log: python -m tests.simulated.random_cards 20 --seed 1
+"""Random cards from a seed, each compared with its own log: python -m tests.simulated.random_cards 20 --seed 1
 
-Scenarios find only foreseen faults. Drawn cards follow the same rules (`held`). For each card the first broken rule is
-printed, and every cell whose regime differs from the log's.
+Scenarios find only expected faults. Random cards must satisfy the same rules (`held`). For each card, the script prints
+the first broken rule, and every cell whose regime differs from the log's.
 """
 
 from __future__ import annotations
@@ -39,12 +39,14 @@ _MODELS = {
 }
 """Presets of `models/`, and the number of their layers."""
 _IN_BFLOAT16 = ("mixtral-8x7b", "deepseek-v2-lite", "qwen3-30b-a3b", "gpt-oss-20b")
-"""torch's product by experts takes no other dtype."""
+"""torch's product by experts accepts no other dtype."""
 
 
 def drawn(seed: int) -> tuple[Scenario, Truth]:
-    """Return a model on a card: 0.2 to 4 TB/s, 40 to 300 FLOPs per byte, an L2 of 4 to 100 MiB, 2.5 to 40 us per
-    launch."""
+    """Return a model on a card.
+
+    The card has 0.2 to 4 TB/s, 40 to 300 FLOPs per byte, an L2 of 4 to 100 MiB, and 2.5 to 40 us per launch.
+    """
     choose = random.Random(seed)
     model, layers = choose.choice(list(_MODELS.items()))
     capability = choose.choice([(8, 0), (8, 9), (9, 0), *([] if model in _IN_BFLOAT16 else [(7, 5)])])

@@ -1,8 +1,8 @@
 """One of several equal simulated cards that share a model, with a link of known truth.
 
-This process is rank 0. The others have the same card and the same share, so no rank waits for another: a collective is
-a kernel that takes alpha + S x (busbw / algbw) / bandwidth. torch.distributed is replaced. transformers' hooks are
-replaced by hooks that send what its plan says. `tests/ranks` compares both with real ranks (gloo).
+This process is rank 0. The others have the same card and the same share, so no rank waits for another. A collective is
+a kernel that takes alpha + S x (busbw / algbw) / bandwidth. torch.distributed and transformers' hooks are replaced. The
+new hooks follow transformers' plan. `tests/ranks` compares both with real ranks (gloo).
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ class SimulatedGroup(ProcessGroup):
 
 @contextlib.contextmanager
 def linked(card: Card, link: LinkTruth, size: int) -> Iterator[SimulatedGroup]:
-    """Make `card` one of `size` equal ones with such a link, within the context."""
+    """Make `card` one of `size` equal cards with this link, within the context."""
 
     def all_reduce(tensor: torch.Tensor, *_: object, group: object = card, **__: object) -> None:
-        if group is card:  # figures of the host have a separate group, and cost nothing
+        if group is card:  # figures of the host use a separate group and cost nothing
             card.launch(Work("all_reduce", link_s=link.seconds("all_reduce", tensor.nbytes, size)))
 
     def all_gather(tensor: torch.Tensor, gather_dim: int, *_: object) -> torch.Tensor:
-        # NCCL writes the pieces where they belong: the gathering needs no other kernel.
+        # NCCL writes the pieces where they belong, so the gather needs no other kernel.
         whole = tensor.new_empty([extent * (size if at == gather_dim else 1) for at, extent in enumerate(tensor.shape)])
         card.launch(Work("all_gather", link_s=link.seconds("all_gather", whole.nbytes, size)))
         return whole
@@ -83,7 +83,7 @@ def linked(card: Card, link: LinkTruth, size: int) -> Iterator[SimulatedGroup]:
 
 
 def _share(request: ModelRequest, config: Any, group: ProcessGroup, skeleton: nn.Module) -> Share:
-    """Return a share whose joined model sends after each module what transformers' plan says."""
+    """Return a share whose joined model sends data after each module, as transformers' plan says."""
     alone: Any = skeleton.to_empty(device=group.device).eval()
     rows = alone.get_input_embeddings().weight.shape[0]
     alone.get_input_embeddings().register_forward_pre_hook(lambda _, args: (args[0] % rows, *args[1:]))

@@ -1,4 +1,4 @@
-"""A scenario: a model on simulated cards, profiled whole, and the truth of the same cells."""
+"""A scenario: a complete run for a model on simulated cards, and the truth of the same cells."""
 
 from __future__ import annotations
 
@@ -83,8 +83,7 @@ def said(scenario: Scenario, truths: Sequence[Truth], parent: Path, **options: A
 
 
 def command_line(*words: str, **options: Any) -> int:
-    """Return the exit code of a command on a preset with random weights, in this process. Raises the error that ends
-    it."""
+    """Run a command in this process, with random weights. Return its exit code, or raise the error that ends it."""
     asked = {"device": "cuda", "weights": "random", **options}
     flags = [
         part

@@ -15,7 +15,7 @@ _RESHAPING = {"resize_", "set_", "t_", "transpose_", "squeeze_", "unsqueeze_", "
 
 
 def shaped(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, list[torch.Tensor]]:
-    """Return an operator's output, and the stand-in of each input tensor, wherever they are nested."""
+    """Return an operator's output, and the stand-in of each input tensor at any nesting."""
     standing_in: list[torch.Tensor] = []
     storages: dict[int, torch.UntypedStorage] = {}
 
@@ -32,7 +32,7 @@ def shaped(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[A
 
 
 def _without_values(tensor: torch.Tensor, storages: dict[int, torch.UntypedStorage]) -> torch.Tensor:
-    """Copy tensors so that those of one storage share one again."""
+    """Copy a tensor without values; copies share a storage if their originals do."""
     whole = tensor.untyped_storage()
     made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_META)
     storage = storages.get(whole._cdata)

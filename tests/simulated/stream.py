@@ -61,7 +61,7 @@ class Stream:
         self.wait()
 
     def wait(self) -> None:
-        """Let the host wait, without torch's debug mode."""
+        """Let the host wait, without a check of torch's debug mode."""
         if self.card.log:
             self.card.log[-1].awaited = True
         self.card.host.wait_until(self.ready_s)

@@ -35,7 +35,7 @@ Planted = contextlib.AbstractContextManager[Any]
 
 
 def with_result(name: str, change: Callable[..., Any]) -> Planted:
-    """Replace a function's result by `change` of it and of the arguments, within the context."""
+    """Apply `change` to a function's result and arguments, within the context."""
     module, _, own = name.rpartition(".")
     right = getattr(__import__(module, fromlist=[own]), own)
     return mock.patch(name, lambda *args, **more: change(right(*args, **more), *args))
@@ -47,7 +47,7 @@ def with_method_result(owner: type, name: str, change: Callable[..., Any]) -> Pl
 
 
 def a_plain_capture() -> Planted:
-    """Capture as torch does: on the process's one capture stream, which stays current after a failed capture."""
+    """Capture as torch does: on the process's only capture stream, which stays current after a failed capture."""
 
     def capture(self: Any, work: Callable[[], object], **_: Any) -> Any:
         graph = torch.cuda.CUDAGraph()
@@ -67,7 +67,7 @@ def a_poisoned_generator() -> Planted:
 
 
 def one_workspace() -> Planted:
-    """cuBLAS's workspace is freed before the first capture and after the second: both graphs use the first one's."""
+    """cuBLAS's workspace is freed only before the first capture and after the second, so both graphs share it."""
     free, keep = torch._C._cuda_clearCublasWorkspaces, lambda: None
     calls = iter((free, keep, keep, free))
 
@@ -81,7 +81,7 @@ def one_workspace() -> Planted:
 
 
 def a_run_that_poisons() -> Planted:
-    """The last capture of a run fails, and the generator stays in capture, as torch up to 2.11 leaves it."""
+    """The last capture of a run fails, and the generator stays in the capture state, as in torch up to 2.11."""
 
     def poison(run: Any, *args: Any) -> Any:
         pool, waits = torch.cuda.MemPool(), torch.ones(1, device="cuda").item
@@ -96,7 +96,7 @@ def a_run_that_poisons() -> Planted:
 
 
 def experts_without_a_kernel() -> Planted:
-    """Their product fails for more rows than the first call of a loaded model has."""
+    """The experts' product fails for more rows than the first call of a loaded model has."""
     right = torch._grouped_mm
 
     def product(left: torch.Tensor, *args: Any, **more: Any) -> torch.Tensor:
@@ -108,7 +108,7 @@ def experts_without_a_kernel() -> Planted:
 
 
 def second_roofs_after_heating() -> Planted:
-    """Some busy seconds pass between the roofs and the second measurement of the first one."""
+    """The card is busy for some seconds between the roofs and the second measurement of the first roof."""
     from claims import roofs
 
     right, products = roofs._roof_with_clocks, iter(range(_HEATING_PRODUCTS))
@@ -125,7 +125,7 @@ def second_roofs_after_heating() -> Planted:
 
 @contextlib.contextmanager
 def a_clock_that_stands_still() -> Iterator[None]:
-    """NVML's clock is always the one before the card has warmed."""
+    """NVML always reports the clock of the cold card."""
     clock_hz = CARDS["H100"].clock_hz
     with (
         second_roofs_after_heating(),
@@ -157,7 +157,7 @@ def doubled_replays() -> Planted:
 
 
 def another_layer(name: str) -> Callable[[], Planted]:
-    """The hollow twin has one layer more than the model."""
+    """The hollow twin has one more layer than the model."""
 
     def plant() -> Planted:
         def more(config: Any, *args: Any) -> Any:
@@ -180,7 +180,7 @@ def a_masked_graph() -> Planted:
 
 
 def plans_at_the_first_visit() -> Planted:
-    """There is no untimed loop, so cuDNN plans for each new length in the first timed one."""
+    """There is no untimed loop, so cuDNN plans for each new length in the first timed loop."""
     from claims import times
 
     class Everything(set[Any]):
@@ -284,7 +284,7 @@ class Fault:
     check: str
     plant: Callable[[], Planted] = contextlib.nullcontext
     spoilt: Callable[[Truth], Truth] = lambda truth: truth
-    """The card with the fault, if a card has it."""
+    """The card with the fault, if the fault is in the card."""
     cards: int = 1
 
 
@@ -455,7 +455,7 @@ def test_there_is_a_fault_for_every_group(tmp_path: Path) -> None:
     ],
 )
 def test_a_card_that_warms_or_boosts_fails_no_check_of_its_roofs(card: Truth, tmp_path: Path) -> None:
-    """The clock of a card that warms is lower when its roofs are measured again, which makes no other roof."""
+    """A warm card has a lower clock when its roofs are measured again. At one clock, the roofs agree."""
     with on_card(card) as acceptance, second_roofs_after_heating():
         bench = acceptance._bench(tmp_path, dry_run=False)
         every = acceptance.groups()["roofs"](bench)
@@ -466,9 +466,9 @@ def test_a_card_that_warms_or_boosts_fails_no_check_of_its_roofs(card: Truth, tm
 
 
 def test_memory_reserved_by_torch_is_no_room_on_a_full_card(tmp_path: Path) -> None:
-    """An earlier run has left 20 GB reserved by torch. The batch that must exceed the memory would find room in it.
+    """torch reserves 20 GB from an earlier run. The batch that must exceed the memory would fit there.
 
-    The memory of the runs themselves is free again.
+    The runs themselves free their memory.
     """
     with on_card(CARDS["A100"]) as acceptance, cut(acceptance, tmp_path, 1):
         bench = acceptance._bench(tmp_path, dry_run=False)
@@ -488,7 +488,7 @@ def test_a_card_with_little_room_is_not_filled(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("without", [(), ("bitsandbytes", "torchao")], ids=["whole", "bare"])
 def test_the_script_runs_to_its_end_in_its_time(without: tuple[str, ...], tmp_path: Path) -> None:
-    """With one layer per model; by its host's clock, including judging and drawing."""
+    """Models have one layer. Time is on the simulated host's clock, and includes judging and drawing."""
     found = scoreboard([CARDS["T4"]], tmp_path / "out", layers=1, without=without)
     assert [check for check in found["checks"] if check["passed"] is False] == []
     assert found["code"] == 0

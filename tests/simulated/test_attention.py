@@ -29,7 +29,7 @@ RTX_5090 = H100.but(name="NVIDIA GeForce RTX 5090", capability=(12, 0))
 
 
 def heads(count: int, tokens: int, width: int = 128, dtype: torch.dtype = torch.float16) -> torch.Tensor:
-    """Return [batch, heads, tokens, width] of two sequences."""
+    """Return [batch, heads, tokens, width] for two sequences."""
     return torch.zeros(2, count, tokens, width, dtype=dtype, device="cuda")
 
 
@@ -115,7 +115,7 @@ def test_a_decode_loop_pays_for_each_new_length(truth: Truth, planned: int) -> N
 
 @pytest.mark.slow
 def test_plans_are_not_part_of_a_steps_time(tmp_path: Path) -> None:
-    """A server has each length once, and then never plans again."""
+    """A server plans once for each length, and then never again."""
     truth = H100.but(plan_s=PLAN_S)
     scenario = Scenario("mistral-7b-v0.3", 2, prompt_lens=[128, 512], batch_sizes=[1, 4])
     run, _ = said(scenario, [truth], tmp_path)
@@ -151,8 +151,10 @@ def attend(world: World, new: int, held: int) -> tuple[Moments, int]:
 
 
 def test_the_math_path_needs_nine_bytes_per_score_and_copies_in_float32() -> None:
-    """Scores, their softmax and a mask of what is -inf exist at once, next to two copies of the queries, one copy and a
-    repeated one of keys and of values, and the causal mask, all in float32.
+    """The scores, their softmax and a mask of -inf values exist at once.
+
+    Next to them are two copies of the queries, and the causal mask. Keys and values each have a copy and a repeated
+    copy. All copies are in float32, and so is the causal mask.
 
     Source: aten/src/ATen/native/transformers/attention.cpp (2.13), `_safe_softmax`; since PR #139613, in 2.6, `where`
     reuses the softmax's memory.
@@ -170,10 +172,10 @@ def test_the_math_path_needs_nine_bytes_per_score_and_copies_in_float32() -> Non
 
 
 def test_the_math_path_moves_a_cache_often() -> None:
-    """For one query and g query heads per key, in units of the cache's 16-bit bytes.
+    """This counts one query and g query heads per key, in units of the cache's 16-bit bytes.
 
-    Keys and values are read, written as float32 and read again (1 + 2 + 2), repeated (2g), the keys scaled (g + g), and
-    read by two products (2g).
+    Keys and values are read, written as float32 and read again (1 + 2 + 2), then repeated (2g). The keys are scaled
+    (g + g), and two products read both (2g).
     """
     tokens, groups = 4096, 4
     with simulated(T4) as world:
@@ -197,7 +199,7 @@ def long_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 @pytest.mark.slow
 @pytest.mark.parametrize(("phase", "least_share"), [("prefill", 0.7), ("decode", 0.9)])
 def test_the_copies_of_the_math_path_are_named_first(phase: str, least_share: float, long_run: Run) -> None:
-    """All kernels of this card reach their roof: most of attention's loss is work that a fused kernel would not do."""
+    """All kernels of this card reach their roof. Most of attention's loss is work that a fused kernel would not do."""
     [row] = [row for row in long_run.cells.to_dict("records") if row["phase"] == phase]
     [item] = [item for item in long_run.document.evidence if item.phase == phase]
     assert item.levers[0].change == "a fused attention kernel"

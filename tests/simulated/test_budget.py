@@ -58,7 +58,7 @@ def test_it_ends_with_its_budget_and_has_the_corners_twice(short: tuple[int, Run
 
 
 def test_the_forecast_times_are_those_that_the_cells_take(short: tuple[int, Run, float], tmp_path: Path) -> None:
-    """Times by plain calls on a separate card."""
+    """The true times come from plain calls on a separate card."""
     _, run, _ = short
     truth_s = {
         (phase.phase, phase.batch_size, phase.prompt_len): phase.latency_s for phase in so(SCENARIO, T4, tmp_path)

@@ -1,7 +1,7 @@
-"""The state after a failed capture, release by release, and ways to restore it.
+"""The state after a failed capture in each torch release, and ways to restore it.
 
-After aten/src/ATen/cuda/CUDAGraph.cpp and c10/cuda/CUDACachingAllocator.cpp: PR #176752 (2.12) gives each capture its
-own state of the generator, PR #180395 (2.13) ends the allocation to the pool on errors, too, PR #190348 (2.14) releases
+Sources are aten/src/ATen/cuda/CUDAGraph.cpp and c10/cuda/CUDACachingAllocator.cpp. PR #176752 (2.12) gives each capture
+its own generator state. PR #180395 (2.13) ends the allocation to the pool on errors, too. PR #190348 (2.14) releases
 the pool.
 """
 
@@ -141,7 +141,7 @@ def test_an_allocator_in_a_capture_state_releases_nothing(world: World) -> None:
 
 @pytest.mark.parametrize(("version", "fits"), [((2, 12), False), ((2, 13), True)])
 def test_cached_memory_is_no_room_in_a_capture_state(version: tuple[int, int], fits: bool) -> None:
-    """torch has 50 GB free in blocks of 25: for one of 60 GB they must first return to the driver."""
+    """torch has 50 GB free in blocks of 25 GB. They must return to the driver before a block of 60 GB fits."""
     with simulated(H100.but(torch_version=version)):
         lose_capture()
         blocks = [torch.empty(25 * GIB, dtype=torch.uint8, device="cuda") for _ in range(2)]
@@ -153,7 +153,7 @@ def test_cached_memory_is_no_room_in_a_capture_state(version: tuple[int, int], f
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_pool_of_a_failed_capture_is_released(version: tuple[int, int]) -> None:
-    """By `_cuda_releasePool` up to 2.13, by the graph itself from 2.14 on."""
+    """Up to 2.13, `_cuda_releasePool` releases it; from 2.14 on, the graph itself does."""
     with simulated(H100.but(torch_version=version)):
         handle = torch.cuda.graph_pool_handle()
         graph = lose_capture(GIB, pool=handle)
@@ -170,7 +170,7 @@ def test_the_pool_of_a_failed_capture_is_released(version: tuple[int, int]) -> N
 
 
 def test_a_pool_that_is_released_twice_ends_the_process() -> None:
-    """From 2.14 on the graph's destructor releases it again: a C++ assertion that nothing can catch."""
+    """From 2.14 on the graph's destructor releases it again, which fails a C++ assertion that nothing can catch."""
 
     def give_up_twice() -> None:
         with simulated(of(2, 14)):
@@ -186,7 +186,7 @@ def test_a_pool_that_is_released_twice_ends_the_process() -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_one_way_to_recover_works_on_every_release(version: tuple[int, int]) -> None:
-    """A MemPool counts its users: any other user has failed."""
+    """A MemPool counts its users: any user except itself is a failed capture."""
     with simulated(H100.but(torch_version=version)):
         pool = torch.cuda.MemPool()
         graph = lose_capture(GIB, pool=pool.id)
@@ -200,7 +200,7 @@ def test_one_way_to_recover_works_on_every_release(version: tuple[int, int]) -> 
 
 
 def test_a_pool_that_is_destroyed_in_a_capture_state_ends_the_process() -> None:
-    """MemPool's destructor empties its memory, which asserts that there is no capture (PR #180395)."""
+    """MemPool's destructor frees its memory, which asserts that there is no capture (PR #180395)."""
 
     def forget() -> None:
         with simulated(of(2, 12)):
@@ -215,7 +215,7 @@ def test_a_pool_that_is_destroyed_in_a_capture_state_ends_the_process() -> None:
 
 
 def test_graphs_share_a_pool(world: World) -> None:
-    """The memory exists as long as one of them."""
+    """The memory exists as long as one of the graphs."""
     x = torch.zeros(16, device="cuda")
     handle, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
 

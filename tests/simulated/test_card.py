@@ -1,4 +1,4 @@
-"""The simulated card follows CUDA's rules, and the machine's access to it does what it promises."""
+"""The simulated card follows CUDA's rules, and the machine accesses it as promised."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_reading_a_value_waits(world: World) -> None:
 
 
 def test_generate_ends_with_its_last_token(machine: Machine) -> None:
-    """generate reads from the card at each step whether all sequences have ended."""
+    """At each step, `generate` reads from the card whether all sequences have ended."""
     config = LlamaConfig(
         hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, vocab_size=64
     )
@@ -87,7 +87,7 @@ def test_generate_ends_with_its_last_token(machine: Machine) -> None:
 
 
 def test_reserved_is_not_allocated(world: World, machine: Machine) -> None:
-    """Memory of a freed tensor that torch reserves is free to this process, and not used by another."""
+    """Memory that torch reserves after it frees a tensor is available to this process, and not used by another."""
     free, used = machine.available_bytes(), machine.used_bytes()
     held = torch.empty(30 << 30, dtype=torch.uint8, device="cuda")
     assert machine.available_bytes() == free - (30 << 30)
@@ -102,7 +102,7 @@ def test_reserved_is_not_allocated(world: World, machine: Machine) -> None:
 
 def test_nothing_references_a_storage_that_was_handed_over(world: World) -> None:
     """Calls are remembered by the layout of their arguments. References to the arguments would keep every copied
-    weight."""
+    weight alive."""
     weight = torch.empty(300 * MIB, dtype=torch.uint8, device="cuda")
     same = torch.empty(0, dtype=torch.uint8, device="cuda").set_(weight.untyped_storage(), 0, (300 * MIB,), (1,))
     assert torch.cuda.memory_allocated() >= 300 * MIB
@@ -119,7 +119,7 @@ def test_memory_ends(world: World) -> None:
 
 
 def test_a_short_kernel_takes_as_long_as_the_shortest() -> None:
-    """With any number of bytes, launched separately or replayed."""
+    """This holds for any number of bytes, launched separately or replayed."""
     with simulated(H100) as world:
         x = torch.zeros(16, device="cuda")
         replay = machine_for(CARD).capture(lambda: x.add_(1))
@@ -143,8 +143,7 @@ def test_a_cache_serves_what_was_just_touched() -> None:
 
 @pytest.mark.parametrize(("reads", "writes_back", "delayed"), [(False, True, 1), (True, True, 0), (False, False, 0)])
 def test_the_writes_of_a_flush_delay_the_next_kernel(reads: bool, writes_back: bool, delayed: int) -> None:
-    """The delay is a whole cache over the memory's bandwidth; after a flush that reads there is nothing to write
-    back."""
+    """The delay is the cache's size over the memory's bandwidth. A flush that reads leaves nothing to write back."""
     with simulated(H100.but(l2_writes_back=writes_back)) as world:
         flushed = torch.zeros(2 * H100.l2_bytes, dtype=torch.uint8, device="cuda")
         weight = torch.empty(400 * MIB, dtype=torch.uint8, device="cuda")
@@ -160,7 +159,7 @@ def test_the_writes_of_a_flush_delay_the_next_kernel(reads: bool, writes_back: b
 
 
 def test_writes_reach_memory_once() -> None:
-    """Now or later: in a sequence of large writes each waits for the rest of the one before."""
+    """Writes reach it now or later: each of several large writes waits for the rest of the previous one."""
     with simulated(H100) as world:
         buffers = [torch.empty(200 * MIB, dtype=torch.uint8, device="cuda") for _ in range(5)]
         small = torch.empty(MIB, dtype=torch.uint8, device="cuda")
@@ -176,7 +175,7 @@ def test_writes_reach_memory_once() -> None:
 
 
 def test_arithmetic_lowers_the_clock_of_a_card_at_its_power_cap() -> None:
-    """After 8192^3 products for a tenth of a second the clock falls; after as much other work it is back."""
+    """The clock falls after 8192^3 products for 0.1 s, and recovers after other work for the same time."""
     with simulated(H100.but(power_cap=PowerCap(after_computing_s=0.1, share=0.8))) as world:
         a = torch.empty(8192, 8192, dtype=torch.bfloat16, device="cuda")
         stream = torch.empty(300 * MIB, dtype=torch.uint8, device="cuda")
@@ -184,7 +183,7 @@ def test_arithmetic_lowers_the_clock_of_a_card_at_its_power_cap() -> None:
         product_s = 2 * 8192**3 / H100.flops_per_s["bfloat16"]
 
         def seconds(work: Callable[[], object], total_s: float) -> float:
-            """Return the seconds of one more call, after some of them."""
+            """Return the seconds of one more call, after calls for `total_s`."""
             start_s = world.host.now_s
             while world.host.now_s - start_s < total_s:
                 work()
@@ -226,12 +225,12 @@ def test_a_replay_is_one_launch_of_all_kernels(world: World, machine: Machine) -
 
 
 def test_a_capture_that_waits_fails_and_leaves_the_stream_as_it_was(world: World, machine: Machine) -> None:
-    """torch.cuda.graph then stays on its capture stream (torch/cuda/graphs.py, `__exit__`)."""
+    """After a failure, torch.cuda.graph stays on its capture stream (torch/cuda/graphs.py, `__exit__`)."""
     x = torch.zeros(16, device="cuda")
     before = torch.cuda.current_stream()
     with pytest.raises(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph()):
         x.sum().item()
-    assert torch.cuda.current_stream() is not before, "torch's own way"
+    assert torch.cuda.current_stream() is not before, "torch stays on its capture stream"
     torch.cuda.set_stream(before)
     with pytest.raises(RequestError, match="not permitted when stream is capturing"):
         machine.capture(lambda: x.sum().item())
@@ -315,11 +314,11 @@ def test_a_known_call_has_the_computed_effect(world: World, monkeypatch: pytest.
         steps.append([(*kernel.work[:1], *kernel.work[3:], kernel.memory_bytes, kernel.duration_s) for kernel in log])
     assert len(steps[0]) > 50
     assert steps[0] == steps[1]
-    assert len(asked) < 10, "all but what is never remembered"
+    assert len(asked) < 10, "all calls except those that are never remembered"
 
 
 def test_a_number_is_part_of_a_calls_key(world: World) -> None:
-    """Python's numbers are tensors of the host; an int leaves integers unchanged, a float does not."""
+    """Python's numbers are tensors of the host. An int keeps an integer dtype, a float does not."""
     x = torch.zeros(4, dtype=torch.int64, device="cuda")
     assert [(x + number).dtype for number in (1, 2, 1.5, 1, True)] == [torch.int64] * 2 + [torch.float32] + [
         torch.int64
@@ -335,7 +334,7 @@ def test_there_is_no_card_outside_the_simulation() -> None:
 
 @pytest.mark.timing
 def test_an_operator_costs_less_than_a_fifth_of_torchs_fake_mode() -> None:
-    """Including its price, its memory and its place on the card's clock; it was measured as 0.01 of it."""
+    """Its cost includes price, memory and place on the card's clock. It was measured as 0.01 of the fake mode's."""
 
     def least_s(device: str) -> float:
         x = torch.empty(64, 64, device=device)

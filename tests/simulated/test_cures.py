@@ -1,4 +1,4 @@
-"""What `why` tries on a GPU of known truth: the cause is named, with the seconds that its change really saves."""
+"""`why` on a GPU of known truth names the cause, and the seconds that the change really saves."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PROMPT, NEW_TOKENS = 16, 24
 
 @pytest.fixture(autouse=True)
 def _without_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use no repetitions, since a simulated GPU has no noise, and no floor."""
+    """Use no floor and no repetitions, since a simulated GPU has no noise."""
     with_effort(monkeypatch, script_floor=False, script_repeats=1, script_calls=4)
 
 
@@ -65,7 +65,7 @@ def finding(why: Why, name: str) -> Finding:
 
 
 def truly_saved_s(world: World, model: Any, **options: object) -> float:
-    """Return the seconds that options save in two warm calls; the first ones compile, and record the graph."""
+    """Return the seconds that options save in two warm calls; the first calls compile and record the graph."""
     fastest_s = min(world.seconds(answer, model, **options) for _ in range(4))
     return 2 * (world.seconds(answer, model) - fastest_s)
 
@@ -73,7 +73,7 @@ def truly_saved_s(world: World, model: Any, **options: object) -> float:
 @pytest.mark.parametrize("compiles", [True, False])
 def test_a_loop_bound_by_its_host_is_compiled_or_captured(compiles: bool) -> None:
     """Each launch costs the host 40 us, so a step of 2 layers takes several ms; its weights take the GPU 0.03 ms."""
-    with simulated(SLOW_HOST) as world, mock.patch.object(compiled, "RECORDING_S", 1e-3):  # of so small a step
+    with simulated(SLOW_HOST) as world, mock.patch.object(compiled, "RECORDING_S", 1e-3):  # for such a small step
         model = llama(torch.bfloat16)
         saves_s = truly_saved_s(world, model, cache_implementation="static")
         if compiles:
@@ -110,7 +110,7 @@ class Plain(nn.Module):
 
 @pytest.mark.parametrize("reads", [False, True])
 def test_a_plain_models_step_is_captured(reads: bool) -> None:
-    """Each of 16 calls launches some 27 kernels of a few us, 40 us apart. A step that reads a value on the host cannot
+    """Each of 16 calls launches about 27 kernels of a few us, 40 us apart. A step that reads a value on the host cannot
     be captured, and the answer says so."""
     with simulated(SLOW_HOST) as world:
         with torch.device("meta"):
@@ -158,7 +158,7 @@ def test_a_step_that_the_gpu_limits_is_not_compiled(monkeypatch: pytest.MonkeyPa
 def test_weights_are_tried_in_the_16_bits_that_the_gpu_has(
     truth: Truth, dtype: torch.dtype, name: str, change: str
 ) -> None:
-    """Before Ampere (compute capability 8.0) that is float16, from there on bfloat16."""
+    """GPUs older than Ampere (compute capability 8.0) get float16; Ampere and newer GPUs get bfloat16."""
     with simulated(truth.but(launch_s=1e-6)) as world:
         model = llama(dtype)
         long = torch.ones(1, 2048, dtype=torch.long, device="cuda")
@@ -192,7 +192,7 @@ def spread(model: Any, on_first: int, other: str) -> Any:
 
 
 def test_offloaded_weights_have_their_time_on_the_link_and_what_would_fit() -> None:
-    """Three of four layers of 4 x 4096^2 + 3 x 4096 x 14336 weights wait in the memory of the host."""
+    """Three of four layers of 4 x 4096^2 + 3 x 4096 x 14336 weights wait in host memory."""
     nbytes = 3 * 2 * (4 * 4096**2 + 3 * 4096 * 14336 + 2 * 4096)
     with simulated(T4.but(memory_bytes=2_400_000_000)):
         model = llama(torch.float16, layers=4, device="cpu", hidden_size=4096, intermediate_size=14336,

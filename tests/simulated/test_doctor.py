@@ -37,20 +37,20 @@ def test_a_t4() -> None:
     assert "Tesla T4, 40 SMs, compute capability 7.5, one of 2" in says["device"]
     assert "datasheet T4: 320 GB/s, 65.0 TFLOP/s in float16, no bfloat16 units" in says["device"]
     assert all(works[name] for name in ("torch", "device", "memory", "NVML", "bitsandbytes", "graphs", "fits"))
-    assert works["CUPTI"] is False, "a CPU build of torch has no kernels to see"
+    assert works["CUPTI"] is False, "a CPU build of torch records no kernels"
     fits = {(fit.model, fit.precision): fit.fits for fit in found.fits}
     assert {precision for _, precision in fits} == {"float16", "int8", "nf4"}
-    assert fits["mistral-7b-v0.1", "float16"], "one sequence; the first command has eight, which fit in nf4"
+    assert fits["mistral-7b-v0.1", "float16"], "one sequence fits; the first command has eight, which fit in nf4"
     assert not fits["llama-3.1-8b", "float16"], "16.1 GB"
     assert fits["mistral-7b-v0.1", "nf4"]
     assert fits["smollm2-1.7b", "float16"]
-    assert fits["llama-2-7b", "float16"], "13.5 GB of some 14"
+    assert fits["llama-2-7b", "float16"], "13.5 GB of about 14"
     assert not any(fits["mixtral-8x7b", precision] for precision in ("float16", "nf4"))
     assert found.first == "roofscope run mistral-7b-v0.1 --quant nf4 --prompt-lens 512 --batch-sizes 1,8"
 
 
 def test_a_card_on_which_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A torch without kernels for an old card, another process with its memory, no NVML: each is a line."""
+    """Each problem is one line: no kernels for an old card, another process with its memory, no NVML."""
     error = torch.AcceleratorError("CUDA error: no kernel image is available for execution on the device")
     monkeypatch.setattr("profiler.loading.source.preset_names", lambda: ("gpt2",))
     dead = mock.patch.object(Card, "launch", side_effect=error)
@@ -70,7 +70,7 @@ def test_a_card_on_which_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def one_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skip the list of models that fit."""
+    """Limit the list of models that fit to one preset."""
     monkeypatch.setattr("profiler.loading.source.preset_names", lambda: ("gpt2",))
 
 
@@ -181,7 +181,7 @@ def test_grouped_products_without_a_kernel_wait_for_the_card() -> None:
 @pytest.mark.usefixtures("one_model")
 @pytest.mark.parametrize(("plan_s", "said"), [(22e-3, "22.0 ms"), (440e-3, "440 ms"), (50e-6, None)])
 def test_the_cost_of_a_new_kv_length(plan_s: float, said: str | None) -> None:
-    """cuDNN's plans, as reported: 22 ms on a GB10, 440 ms on a B200; 50 us are less than ten calls."""
+    """cuDNN's plans take 22 ms on a GB10 and 440 ms on a B200, as reported. 50 us are less than ten calls."""
     found = on(H100.but(plan_s=plan_s))
     assert found["attention"].says == "kernel cudnn"
     assert bad(found) == ([] if said is None else ["KV lengths"])
@@ -195,7 +195,7 @@ def test_the_cost_of_a_new_kv_length(plan_s: float, said: str | None) -> None:
 
 @contextlib.contextmanager
 def after_a_failed_capture(*faults: contextlib.AbstractContextManager[object]) -> Iterator[None]:
-    """Give torch these faults from the first failed capture on."""
+    """Apply these faults to torch from the first failed capture on."""
     real = CudaMachine.capture
 
     def capture(machine: CudaMachine, work: Callable[[], object]) -> Callable[[], object]:
@@ -261,7 +261,7 @@ def test_releases_of_torch_that_keep_the_state_of_a_failed_capture(release: tupl
     found = on(truth, lambda _: mock.patch.object(CudaMachine, "capture", plain_capture))
     assert bad(found) == ["recovery"]
     assert found["recovery"].says.startswith(f"after a failed capture {says}")
-    assert bad(on(truth)) == [], "our own capture puts that state back"
+    assert bad(on(truth)) == [], "our own capture restores that state"
 
 
 @pytest.mark.usefixtures("one_model")
@@ -272,7 +272,7 @@ def test_a_capture_that_cannot_fail() -> None:
 
 @contextlib.contextmanager
 def asked_bytes(spills: bool) -> Iterator[list[int]]:
-    """Return every allocation of a gibibyte or more, which no card refuses if it `spills`."""
+    """Record every allocation of a gibibyte or more. A card that `spills` refuses none."""
     real, asked = torch.empty, []
 
     def empty(*size: Any, **kwargs: Any) -> torch.Tensor:

@@ -30,7 +30,7 @@ def test_the_command_prints_truth_and_figures(
     monkeypatch.setattr(sys, "argv", ["tests.simulated", *ASKED.split()])
     main()
     found = json.loads(capsys.readouterr().out)
-    assert not (tmp_path / "measured").exists(), "no simulated roof lies beside measured ones"
+    assert not (tmp_path / "measured").exists(), "simulated roofs are not stored with measured ones"
     assert {*found["truth"]} >= {"memory_bytes_per_s", "compute_flops_per_s", "launch_s"}
     assert {*found["recovered"]} >= {"memory_bytes_per_s", "compute_flops_per_s", "dispatch_s"}
     assert found["truth"]["memory_bytes_per_s"] == 1.3e12

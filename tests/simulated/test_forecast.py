@@ -1,4 +1,4 @@
-"""Forecasts on cards of known truth: a run's own, and those of a model that never ran on a profiled card."""
+"""Forecasts on cards of known truth: within a run, and for a model that never ran on the profiled card."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ LAYERS = 2
 
 
 def test_a_run_and_a_profile_forecast_a_card_of_known_truth(tmp_path: Path) -> None:
-    """Two layers of Mistral-7B: each cell from the others, the extremes from the rest, and all from a card's profile.
+    """Forecasts of two layers of Mistral-7B have median errors below 5 %.
 
-    This model never ran on the profiled card.
+    They predict each cell from the others, the extremes from the rest, and all cells from a card's profile. This model
+    never ran on the profiled card.
     """
     with simulated(A100), quiet_libraries():
         machine = machine_for(torch.device("cuda", 0))

@@ -1,4 +1,4 @@
-"""Hosts of known speed with an H100: which of them waits, engine by engine, and the verdict."""
+"""An H100 with hosts of known speed: which of them waits, for each engine, and the verdict."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ HOSTS = {"slow": 40e-6, "middling": 7e-6, "fast": 2e-6}
 
 
 def by_arithmetic(phase: Phase, launch_s: float) -> set[str]:
-    """Return the label that launches and kernels give by arithmetic.
+    """Return the possible labels, computed from launches and kernels.
 
-    A host that takes twice as long as its card idles it for half of the step; one that takes less than the card has no
-    effect. Between them a graph gains something, but never a half; near a tie it may be either.
+    A host that takes twice as long as its card idles it for half of the step. A host that takes less than the card has
+    no effect. In between, a graph gains something, but less than half. Near a tie, either label may apply.
     """
     host_s = phase.launches * launch_s
     by_card = {"prefill": "compute-bound", "decode": "memory-bound"}[phase.phase]
@@ -47,7 +47,7 @@ def by_arithmetic(phase: Phase, launch_s: float) -> set[str]:
 
 
 def test_attention_plans_are_no_dispatch(tmp_path: Path) -> None:
-    """An H100 with torch 2.11 took 36 ms for cuDNN's plan of each new KV length, once."""
+    """On an H100 with torch 2.11, cuDNN's plan for each new KV length took 36 ms, once."""
     measured = []
     for plan_s in (0.0, 36e-3):
         folder = tmp_path / f"{plan_s}"
@@ -63,32 +63,32 @@ def test_attention_plans_are_no_dispatch(tmp_path: Path) -> None:
 @pytest.mark.parametrize("host", HOSTS)
 @pytest.mark.parametrize("engine", ["eager", "static", "compile", "graph"])
 def test_the_verdict_follows_the_host(engine: str, host: str, tmp_path: Path) -> None:
-    """A step of 4 layers of Mistral-7B on an H100: 180 launches and 0.9 ms of kernels; a graph's is one launch."""
+    """A step of 4 layers of Mistral-7B on an H100 has 180 launches and 0.9 ms of kernels. A graph has one launch."""
     truth = H100.but(launch_s=HOSTS[host])
     scenario = Scenario("mistral-7b-v0.3", 4, engine=engine, prompt_lens=[512], batch_sizes=[1, 8])
     run, _ = said(scenario, [truth], tmp_path)
     for phase, row in held(scenario, truth, run, tmp_path):
         expected = by_arithmetic(phase, truth.launch_s)
         assert {phase.regime, row["regime"]} <= expected, f"{phase.phase} {phase.batch_size}: {row['regime']}"
-        if phase.batch_size == 8:  # no larger one was measured
+        if phase.batch_size == 8:  # no larger batch was measured
             waits = expected in ({"overhead-bound"}, {"mixed"})
             assert (first_lever(run, row) == "CUDA graphs") == waits
 
 
 def test_what_is_compiled_is_compiled_once_a_shape(tmp_path: Path) -> None:
-    """The compilation is no step's time, though torch waits for it; neither is the recording of the graph."""
+    """No step's time includes the compilation, though torch waits for it, or the recording of the graph."""
     truth = H100.but(launch_s=20e-6)
     scenario = Scenario("mistral-7b-v0.1", 2, engine="compile", prompt_lens=[64], batch_sizes=[1])
     run, _ = said(scenario, [truth], tmp_path)
     [known] = [phase for phase in so(replace(scenario, engine="graph"), truth, tmp_path) if phase.phase == "decode"]
     decode = run.cells[run.cells["phase"] == "decode"].iloc[0]
-    assert decode["latency_s"] == pytest.approx(known.latency_s, rel=REST), "a graph's"
+    assert decode["latency_s"] == pytest.approx(known.latency_s, rel=REST), "as fast as a graph"
     assert decode["regime"] == known.regime == "memory-bound"
     assert COMPILATION_S < run.document.stage_s["timing"] < 1.5 * COMPILATION_S, "one compilation"
 
 
 def test_a_window_that_moves_is_not_recorded_again_at_each_step(tmp_path: Path) -> None:
-    """The host counts its tokens. In a graph each position would be another graph, and half a second."""
+    """The host counts the tokens of the window. Each count in a graph would need another graph, and half a second."""
     window = {"sliding_window": 32}
     scenario = Scenario("mistral-7b-v0.1", 1, engine="compile", prompt_lens=[64], batch_sizes=[1], changes=window)
     run, _ = said(scenario, [H100], tmp_path)
@@ -97,7 +97,7 @@ def test_a_window_that_moves_is_not_recorded_again_at_each_step(tmp_path: Path) 
 
 
 def test_a_graph_is_recorded_once_a_shape(tmp_path: Path) -> None:
-    """A sweep visits each cell again and finds its graph; the number of visits shows how often."""
+    """A sweep visits each cell more than once, and finds its graph again."""
     scenario = Scenario("mistral-7b-v0.3", 2, engine="graph", prompt_lens=[64, 128], batch_sizes=[1, 4])
     recorded: list[tuple[int, int]] = []
     record = GraphEngine._record
@@ -112,14 +112,13 @@ def test_a_graph_is_recorded_once_a_shape(tmp_path: Path) -> None:
     visits = read_gathered(run.folder, run.document).visits
     assert min(map(len, visits.values())) > 1
     assert sorted(recorded) == sorted((cell.batch_size, cell.slots) for cell in visits)
-    assert len(list(held(scenario, H100, run, tmp_path))) == 8, "each cell's own memory, not that of all graphs"
+    assert len(list(held(scenario, H100, run, tmp_path))) == 8, "each cell has its own memory, not that of all graphs"
 
 
 def test_llm_int8_waits_in_every_linear(tmp_path: Path) -> None:
-    """bitsandbytes reads from its card in every linear whether a column has an outlier, so no graph can contain such a
-    step.
+    """bitsandbytes reads in every linear whether a column has an outlier, so no graph can contain such a step.
 
-    Its kernels are replayed without that read: their time is the card's, and the rest the host's.
+    The kernels are replayed without that read: their time is the card's, and the rest is the host's.
     """
     scenario = Scenario("mistral-7b-v0.3", 2, quant="int8", engine="eager,graph", prompt_lens=[128], batch_sizes=[1, 4])
     run, _ = said(scenario, [H100], tmp_path)
@@ -133,11 +132,10 @@ def test_llm_int8_waits_in_every_linear(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("event_s", "disturbs"), [(0.1e-6, False), (10e-6, True)])
 def test_hooks_that_slow_the_step_explain_nothing(event_s: float, disturbs: bool, tmp_path: Path) -> None:
-    """An activation is a hundred times slower than its bytes, which no count knows: hooks find its place in a step
-    whose small kernels no graph contains.
+    """Hooks locate an activation that is a hundred times slower than its bytes, which no count knows.
 
-    Hooks mark the entry and the exit of every module. If a mark takes the host so long that the card waits, the time
-    between two marks is no module's own, and none is blamed.
+    The small kernels of this step cannot be captured. Hooks mark the entry and the exit of every module. If a mark
+    takes the host so long that the card waits, the time between two marks belongs to no module, and none is named.
     """
     truth = H100.but(launch_s=HOSTS["fast"], event_s=event_s, kernel_share={"aten.silu": 0.01})
     scenario = Scenario("mistral-7b-v0.1", 2, prompt_lens=[128], batch_sizes=[1])

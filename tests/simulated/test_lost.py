@@ -1,4 +1,4 @@
-"""A card that is lost during a run: measured cells stay, the folder says so, and a resume finishes it."""
+"""A card is lost during a run: measured cells stay, the folder reports the loss, and a resume finishes the run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LOST = "CUDA error: unspecified launch failure"
 
 
 def test_a_card_that_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the fourth of six cells the context is broken for good, as after an Xid: every call gives the same error.
+    """At the fourth of six cells the context breaks for good, as after an Xid: every call gives the same error.
 
     https://docs.nvidia.com/cuda/cuda-runtime-api, cudaErrorLaunchFailure: the process must be ended.
     """
@@ -78,8 +78,11 @@ def test_a_card_that_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_an_error_that_is_raised_once_is_no_lost_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every later call raises an error that ends the context. Only the first synchronisation raises another one,
-    such as that of a launch with wrong arguments (cudaGetLastError clears it)."""
+    """An error that ends the context is raised again by every later call.
+
+    Here only the first synchronisation raises one, such as that of a launch with wrong arguments (cudaGetLastError
+    clears it).
+    """
     with simulated(T4):
         machine = machine_for(torch.device("cuda", 0))
         real, calls = torch.cuda.synchronize, []

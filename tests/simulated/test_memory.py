@@ -30,10 +30,10 @@ MIB = 1 << 20
 
 
 def test_a_whole_model_spills_on_a_gpu_of_14_gib(tmp_path: Path) -> None:
-    """Mistral-7B in float16, 14.48 GB, does not fit 14 GiB with what a step needs.
+    """Mistral-7B in float16 (14.48 GB) and the memory for a step do not fit in 14 GiB.
 
-    Its last layers stay on the host, and cross pageable memory at each step, before the card reads them like all
-    others.
+    Its last layers stay in pageable memory of the host. They cross the link at each step, before the card reads them
+    like all others.
     """
     scenario = Scenario("mistral-7b-v0.1", prompt_lens=[64], batch_sizes=[1], new_tokens=4)
     run, world = said(scenario, [T4.but(memory_bytes=14 << 30)], tmp_path, budget=2)
@@ -55,7 +55,7 @@ def test_a_whole_model_spills_on_a_gpu_of_14_gib(tmp_path: Path) -> None:
 def test_memory_of_graphs_and_of_other_streams_is_not_available() -> None:
     """2 GiB freed on the default stream are available to its next tensors.
 
-    4 GiB of a live graph and 1 GiB of its warm-up stream are not, though torch reserves them unused as well.
+    4 GiB of a live graph and 1 GiB of its warm-up stream are not, though torch also reserves them unused.
     """
     with simulated(A100) as world:
         machine = machine_for(torch.device("cuda", 0))
@@ -70,9 +70,9 @@ def test_memory_of_graphs_and_of_other_streams_is_not_available() -> None:
 
 
 def test_graphs_of_other_shapes_are_kept_only_within_their_share_of_memory() -> None:
-    """Each graph of a Hopper has a workspace of cuBLAS, 32 MiB, next to which these caches are nothing.
+    """On Hopper, each graph has a cuBLAS workspace of 32 MiB, and these caches are small next to it.
 
-    Of about 3.7 GiB that are free, 5 % are kept: five graphs, and the one that is used.
+    The engine keeps 5 % of about 3.7 GiB of free memory: five graphs, and the one in use.
     """
     sizes = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 64}
     config = LlamaConfig(num_hidden_layers=1, **sizes)
@@ -83,12 +83,14 @@ def test_graphs_of_other_shapes_are_kept_only_within_their_share_of_memory() -> 
         for batch in range(1, 17):
             engine.prepare(batch, 16)
         assert free_bytes - machine.available_bytes() == pytest.approx(0.05 * free_bytes, abs=48 * MIB)
-        assert engine.kept_bytes < MIB, "a peak of live tensors does not contain what a graph only reserves"
+        assert engine.kept_bytes < MIB, "a peak of live tensors excludes memory that a graph only reserves"
 
 
 def test_a_batch_test_ends_where_memory_does(tmp_path: Path) -> None:
-    """Two layers of Mistral-7B on an A100 with room for 42 GB: 512 sequences take 35 GB at their peak, and up to 19 in
-    pieces. They are tried, and fit. 1,024 take 70 and are not tried."""
+    """With two layers of Mistral-7B on an A100 with room for 42 GB, 512 sequences fit, and 1,024 are not tried.
+
+    512 sequences take 35 GB at their peak, and up to 19 GB in pieces. 1,024 take 70 GB.
+    """
     scenario = Scenario("mistral-7b-v0.3", 2, prompt_lens=[512], batch_sizes=[256], new_tokens=4)
     with simulated(A100):
         folder, out = str(scenario.folder(tmp_path)), tmp_path / "run"
@@ -104,7 +106,7 @@ def test_a_batch_test_ends_where_memory_does(tmp_path: Path) -> None:
 
 
 def test_fragmented_memory_is_reported(tmp_path: Path) -> None:
-    """Other tensors of 64 MiB are in 18 segments of 1 GiB each: 16.9 GiB are free, none of them in one piece.
+    """Each of 18 segments of 1 GiB contains another tensor of 64 MiB: 16.9 GiB are free, but not in one piece.
 
     A prefill of 65,536 tokens needs three tensors of 1.9 GB at once.
     """
@@ -123,7 +125,7 @@ def test_fragmented_memory_is_reported(tmp_path: Path) -> None:
             out=out,
         )  # fmt: skip
         gc.collect()
-        assert world.card.memory.allocated - len(kept) * 64 * MIB < 32e6, "nothing of the run is held"
+        assert world.card.memory.allocated - len(kept) * 64 * MIB < 32e6, "the run keeps no memory"
     assert code == EXIT_INCOMPLETE
     run = read_run(out)
     rows = {(row["phase"], row["batch_size"]): row for row in run.cells.to_dict("records")}

@@ -1,4 +1,4 @@
-"""A card is measured equally with and without the packages that only some formats need."""
+"""A card has the same figures with and without the packages that only some formats need."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OPTIONAL = ("bitsandbytes", "compressed-tensors", "gguf", "torchao")
 
 @pytest.mark.parametrize("truth", [H100, T4, RTX_4090], ids=lambda truth: truth.name)
 def test_cells_are_the_same_without_optional_packages(truth: Truth, tmp_path: Path) -> None:
-    """Files are equal to the byte: the simulated clock has no noise."""
+    """Files are equal byte for byte, since the simulated clock has no noise."""
     scenario = Scenario("mistral-7b-v0.3", 1, engine="eager,static", prompt_lens=[32, 64], batch_sizes=[1, 2])
     with_all, _ = said(scenario, [truth], tmp_path / "with")
     with pytest.MonkeyPatch.context() as patch:

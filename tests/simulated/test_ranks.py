@@ -36,10 +36,10 @@ LAYERS, HIDDEN = 1, 4096
 
 
 def test_the_slow_card_is_named_and_a_slow_link_binds(tmp_path: Path) -> None:
-    """A layer of Mistral-7B, weights-bound at 1.4 TB/s: a card with 70 % of that memory bandwidth is slow; one with
-    less arithmetic is not.
+    """A layer of Mistral-7B is weights-bound at 1.4 TB/s.
 
-    Split over two, a layer sends two sums. Over NVLink they are small; over a slow link they decide.
+    A card with 70 % of that memory bandwidth is slow; one with less arithmetic is not. Split over two cards, a layer
+    sends two sums. Over NVLink they are small; over a slow link they decide.
     """
     scenario = Scenario("mistral-7b-v0.1", LAYERS, prompt_lens=[128], batch_sizes=[8])
     folder = scenario.folder(tmp_path)
@@ -70,9 +70,10 @@ def test_the_slow_card_is_named_and_a_slow_link_binds(tmp_path: Path) -> None:
 def test_a_link_of_known_truth_is_measured_and_found_in_every_step(
     link: LinkTruth, binds: bool, tmp_path: Path
 ) -> None:
-    """A layer of Mistral-7B and its head shared by two A100: a rank reads 349 MB at 1.4 TB/s, 250 us of a decode step.
+    """Two A100 share a layer of Mistral-7B and its head: a rank reads 349 MB at 1.4 TB/s, 250 us of a decode step.
 
-    Four messages take 48 us plus their bytes over NVLink, 480 us plus theirs over PCIe: more than half of a step.
+    Four messages take 48 us plus their bytes over NVLink. Over PCIe they take 480 us plus their bytes: more than half
+    of a step.
     """
     batch, prompt = 8, 128
     folder = Scenario("mistral-7b-v0.1", LAYERS).folder(tmp_path)
@@ -105,8 +106,8 @@ WHOLE = {2 * HIDDEN * outs for outs in (HIDDEN, 1024, 14336, 32000)}
 def test_narrower_kernels_of_known_truth_are_replayed_and_found_in_the_step_of_two(tmp_path: Path) -> None:
     """Kernels of any other width take 1.5 times as long here.
 
-    The forecast from one card with replays knows the time on two cards; one that assumes the share of the whole
-    kernels' roof does not.
+    With replays on one card, the forecast knows the time on two cards. Without them, it assumes that narrower kernels
+    reach the same share of the roof as whole ones, and is wrong.
     """
     link = LinkTruth(12e-6, 250e9)
     folder = Scenario("mistral-7b-v0.1", LAYERS).folder(tmp_path)
@@ -145,7 +146,7 @@ def test_narrower_kernels_of_known_truth_are_replayed_and_found_in_the_step_of_t
 
 
 def test_layers_spread_by_a_device_map_run_card_after_card_and_are_reported() -> None:
-    """Two of four layers per card: together the cards work as long as a single one, and never at once."""
+    """With two of four layers each, two cards together work as long as a single card, and never at once."""
     alone, (first, second) = _step([]), _step(["model.layers.2", "model.layers.3", "model.norm", "lm_head"])
     assert alone[1] == []
     assert max(end_s for _, end_s in first) <= min(start_s for start_s, _ in second)
@@ -186,10 +187,10 @@ def _worked_s(kernels: list[tuple[float, float]]) -> float:
 
 
 def _links(folder: Path, asked: Grid) -> None:
-    """Check the theory: 2 sums per layer, one after the embedding, the logits gathered, each alpha + S x factor /
-    bandwidth.
+    """Check the theory: 2 sums per layer, one after the embedding, and a gather of the logits.
 
-    The rest of a decode step is at least half of the weights at the card's bandwidth.
+    Each takes alpha + S x factor / bandwidth. The rest of a decode step is at least half of the weights at the card's
+    bandwidth.
     """
     batch = max(asked.batch_sizes)
     messages = 2 * LAYERS + 2

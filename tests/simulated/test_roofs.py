@@ -1,4 +1,4 @@
-"""Roofs on cards of known truth: each is the true one, or is listed with the reason why it was not measured."""
+"""Roofs on cards of known truth: each is the true one, or is listed with the reason why it is missing."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 CARD = torch.device("cuda", 0)
 MIB = 1 << 20
 TRUE = 0.03
-# As fast as a B200's memory (8 TB/s), with a host that takes 15 us per launch: 32 MiB are read in 4.
+# As fast as a B200's memory (8 TB/s), with a host that takes 15 us per launch: 32 MiB are read in 4 us.
 FAST = H100.but(bytes_per_s=8e12, l2_bytes_per_s=20e12, launch_s=15e-6)
 NO_ROWS = "CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasLtMatmulAlgoGetHeuristic`"
 POISONED = "Offset increment outside graph capture encountered unexpectedly."
@@ -66,14 +66,14 @@ def test_a_matrix_vector_product_is_the_memorys_and_not_the_hosts(fast: Machine)
 
 
 def test_without_a_graph_its_launches_would_be_timed(fast: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """32 MiB per launch of 15 us are 2.2 TB/s on a card of 8: single launches measure the host, not the memory."""
+    """32 MiB per launch of 15 us are 2.2 TB/s on a card of 8 TB/s: single launches measure the host, not the memory."""
     monkeypatch.setattr(CudaMachine, "captures", False)
     roof = measure_gemv(fast, "bfloat16", 512 * MIB, 0.1)
     assert roof.per_s == pytest.approx(32 * MIB / FAST.launch_s, rel=TRUE)
 
 
 def test_the_curve_of_a_fast_card_shows_its_cache(fast: Machine) -> None:
-    """50 MiB of L2 contain 32 and not 64; a MiB takes the shortest kernel's time, however fast the cache is."""
+    """50 MiB of L2 contain 32 MiB, not 64. One MiB takes the shortest kernel's time, however fast the cache is."""
     found = measure_streams(fast, 1.0)
     per_s = {point.nbytes // MIB: point.bytes_per_s for point in found.curve}
     assert per_s[1] == pytest.approx(MIB / FAST.smallest_kernel_s, rel=TRUE)
@@ -105,7 +105,7 @@ def test_a_failed_capture_is_listed_and_gives_no_bandwidth(fast: Machine, monkey
 
 
 def test_a_card_that_is_slower_than_its_host_needs_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A T4 reads 32 MiB in 124 us, and the launch takes 10."""
+    """A T4 reads 32 MiB in 124 us, and the launch takes 10 us."""
     with simulated(T4):
         machine = machine_for(CARD)
         monkeypatch.setattr(CudaMachine, "capture", raising(AssertionError("not needed")))
@@ -205,7 +205,7 @@ def test_links_fail_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["host"].per_s == pytest.approx(H100.link_bytes_per_s * H100.pageable_share, rel=TRUE)
     assert missing == {f"the link from {PINNED}": "RuntimeError: CUDA error: OS call failed"}
     unknown = Ceilings({}, {}, 1, True, links=found)
-    assert unknown.fetch_s({"host": 50_000_000_000, "disk": 7}) == pytest.approx(2.0, rel=TRUE), "the disk's is unknown"
+    assert unknown.fetch_s({"host": 50_000_000_000, "disk": 7}) == pytest.approx(2.0, rel=TRUE), "the disk is unknown"
 
 
 def test_a_host_that_cannot_be_paced_costs_no_roof(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,7 +220,7 @@ def test_a_host_that_cannot_be_paced_costs_no_roof(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_full_card_has_no_drift_probe_and_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a card filled with layers its 256 MiB may be what does not fit."""
+    """On a card filled with layers, the 256 MiB of the probe may not fit."""
 
     def full(_machine: Machine, *_: object) -> Any:
         return torch.empty(H100.memory_bytes, dtype=torch.uint8, device=CARD)
@@ -243,7 +243,7 @@ def test_no_roof_of_a_card_that_reports_its_clock_is_without_it() -> None:
 def test_a_product_is_measured_under_load_at_its_reported_clock() -> None:
     """A card under its power cap lowers its clock to 0.8 after 0.4 s of products, as in a long prefill.
 
-    Both the roof and the clock next to it are those after the fall.
+    Both the roof and its reported clock are those after the fall.
     """
     with simulated(H100.but(throttle=Throttle(after_busy_s=0.4, share=0.8)), hurried=False):
         machine = machine_for(CARD)
@@ -292,7 +292,7 @@ def test_without_any_roof_cells_have_times_and_counts_and_no_regime(
     assert len(roofs) == 7
     assert all(POISONED.rstrip(".") in part.why for part in roofs)
     [saved] = [item for item in run.document.engine.differences if item.phase == "decode"]
-    assert saved.saves_s > 0, "what an engine saves is known without a roof"
+    assert saved.saves_s > 0, "the savings of an engine are known without a roof"
     for report in ("report.md", "report.html"):
         assert "the memory roof is not known" in (run.folder / report).read_text(encoding="utf-8")
     with pytest.raises(RunError, match="no roof of memory"):
@@ -306,7 +306,7 @@ def test_a_datasheet_replaces_roofs_and_is_marked(tmp_path: Path, monkeypatch: p
     assert run.document.ceilings.memory_bytes_per_s == pytest.approx(3.35e12)
     assert run.document.ceilings.compute["float16"].per_s == pytest.approx(989e12, rel=1e-3)
     assert all(row.regime is not None for row in run.measured)
-    assert {row.confidence for row in run.measured} <= {"medium", "low"}, "no step is sure under a roof nobody measured"
+    assert {row.confidence for row in run.measured} <= {"medium", "low"}, "an unmeasured roof gives no high confidence"
     assert any("the datasheet's peak replaces the roof of read" in line for line in run.document.warnings)
     assert "3.35 TB/s (the datasheet's, not measured)" in (run.folder / "report.md").read_text(encoding="utf-8")
 
@@ -329,7 +329,7 @@ def test_ceilings_names_what_it_could_not_measure(
 
 @pytest.mark.slow
 def test_weights_over_an_unknown_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A card too small for the model, with a link that cannot be measured: the transfers stay unexplained."""
+    """If a card is too small for the model and the link cannot be measured, the transfers stay unexplained."""
     monkeypatch.setattr("profiler.roofs.links.random_bytes", raising(RuntimeError("no room for 256 MiB")))
     scenario = Scenario("mistral-7b-v0.3", 8, prompt_lens=[64], batch_sizes=[1], new_tokens=4)
     run, _ = said(scenario, [T4.but(memory_bytes=3_900_000_000)], tmp_path)

@@ -1,6 +1,6 @@
-"""The boundary of the rule for room on simulated GPUs: what fits by the rule runs, what cannot fit is refused.
+"""The rule for room on simulated GPUs: a cell that fits by the rule runs, a cell that cannot fit is refused.
 
-Between the two, a cell is tried.
+A cell between the two is tried.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ pytestmark = [
 
 
 PROBE = 270_000_000
-"""The profiler's own buffers: 256 MiB of the drift probe, and some that are small."""
+"""The profiler's own buffers: 256 MiB of the drift probe, and some small ones."""
 
 
 @pytest.mark.parametrize("truth", [A100, T4], ids=["fused attention", "math attention"])
@@ -28,8 +28,10 @@ PROBE = 270_000_000
 def test_what_fits_by_the_rule_runs_and_what_does_not_is_refused(
     truth: Truth, layers: int, prompt: int, batch: int, tmp_path: Path
 ) -> None:
-    """The rule adds 2.5 outputs of the widest matmul and 2 % to the true peak: a cell with that memory runs, one with
-    1 % less than its peak is refused before it is tried."""
+    """The rule adds 2.5 outputs of the widest matmul and 2 % to the true peak.
+
+    A cell with that memory runs. A cell with 1 % less than its peak is refused before it is tried.
+    """
     scenario = _scenario(layers, prompt, batch)
     peak = _true_peak_bytes(scenario, truth, tmp_path)
     lost = 2.5 * batch * prompt * 14336 * 2
@@ -43,8 +45,11 @@ def test_what_fits_by_the_rule_runs_and_what_does_not_is_refused(
 
 @pytest.mark.parametrize(("free", "status"), [(1.02, {"ok", "oom"}), (1.12, {"ok"})])
 def test_between_its_tensors_and_the_rule_a_cell_is_tried(free: float, status: set[str], tmp_path: Path) -> None:
-    """4 layers and 64 prompts of 512 on a T4: the tensors take 11.2 GB, the rule asks for 13.8. With 12 % more memory
-    than the tensors take the cell runs; where it does not, it reports out of memory, and the other is measured."""
+    """With 4 layers and 64 prompts of 512 on a T4, the tensors take 11.2 GB, and the rule asks for 13.8 GB.
+
+    With 12 % more memory than the tensors take, the cell runs. If it does not run, it reports out of memory, and the
+    other cell is measured.
+    """
     scenario = _scenario(4, 512, 64)
     peak = _true_peak_bytes(scenario, T4, tmp_path)
     gpu = T4.but(memory_bytes=int(free * peak / 0.98) + PROBE + T4.taken_bytes)

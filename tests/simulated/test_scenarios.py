@@ -1,4 +1,4 @@
-"""The whole profiler on cards of known truth: its figures are compared with the truth."""
+"""The whole profiler on cards of known truth: its figures match the truth."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pytestmark = [
 
 
 def test_a_repeated_run_is_the_same(tmp_path: Path) -> None:
-    """Time is the simulated host's: the speed of this machine has no effect on a figure."""
+    """Time is the simulated host's, so the speed of this machine has no effect on a figure."""
     scenario = Scenario("smollm2-135m", 1, prompt_lens=[64], batch_sizes=[1])
     (first, before), (second, after) = (
         said(scenario, [A100], tmp_path, budget=1, out=tmp_path / name) for name in ("first", "second")
@@ -43,7 +43,7 @@ def test_a_repeated_run_is_the_same(tmp_path: Path) -> None:
 
 
 def test_failures_outside_the_sweep_change_no_figure(tmp_path: Path) -> None:
-    """An engine that cannot be captured, replays without memory, a trace without CUPTI: eager's cells do not change."""
+    """A failed capture of an engine, replays without memory and a trace without CUPTI leave eager's cells unchanged."""
     scenario = Scenario("mistral-7b-v0.3", 1, engine="eager,graph", prompt_lens=[64], batch_sizes=[1])
     refused = mock.patch.object(GraphEngine, "_advance", side_effect=RuntimeError(CAPTURING))
     full = mock.patch("profiler.run.measure.replay_kernels", side_effect=torch.OutOfMemoryError("CUDA out of memory."))
@@ -54,23 +54,23 @@ def test_failures_outside_the_sweep_change_no_figure(tmp_path: Path) -> None:
     assert set(cells.loc["graph", "status"]) == {"failed"}
     assert run.document.finished
     assert {item.engine for item in run.document.breakdown} == {"eager"}
-    assert run.document.activity == (), "kernels that nobody saw are not none"
+    assert run.document.activity == (), "unseen kernels are not reported as none"
     gathered = read_gathered(run.folder, run.document)
     short = [visit for visits in gathered.visits.values() for visit in visits]
     assert all(visit.wall_s < 0.1 for visit in short)
     timeline = Timeline(gathered.readings)
     seen = [timeline.active([(visit.at_unix_s, visit.wall_s)]) for visit in short]
     assert {shares.clock_hz for shares in seen} == {H100.clock_hz}, (
-        "looked at, though shorter than the watch's interval"
+        "the clock is read, though visits are shorter than the watch's interval"
     )
-    assert {shares.sm for shares in seen} == {None}, "NVML tells the share of a time that is longer than they are"
-    assert {visit.foreign_cores for visit in short} == {None}, "others on the host's cores make no card's cell noisy"
+    assert {shares.sm for shares in seen} == {None}, "NVML reports a share of a time that is longer than a visit"
+    assert {visit.foreign_cores for visit in short} == {None}, "other host processes make no card's cell noisy"
 
 
 def test_a_prefill_that_cannot_be_captured_is_not_called_slow_kernels(tmp_path: Path) -> None:
-    """A windowed layer of transformers' dynamic cache copies a number to the card: a wait, which no graph can contain.
+    """A windowed layer of transformers' dynamic cache copies a number to the card. No graph can contain this wait.
 
-    The time of that step's small kernels is then not known: it stays unexplained, and nothing is blamed for it.
+    The time of that step's small kernels is then unknown. It stays unexplained, and no cause is named.
     """
     scenario = Scenario("mistral-7b-v0.1", 2, prompt_lens=[128], batch_sizes=[1])
     run, _ = said(scenario, [H100], tmp_path)
@@ -80,7 +80,7 @@ def test_a_prefill_that_cannot_be_captured_is_not_called_slow_kernels(tmp_path: 
 
 
 def test_batches_double_to_the_limit_of_memory(tmp_path: Path) -> None:
-    """Batches that fit are run, the others have a reason, and memory is freed after it ran out."""
+    """Batches that fit run, the others have a reason, and memory is freed after it runs out."""
     scenario = Scenario("mistral-7b-v0.3", 2, prompt_lens=[512], batch_sizes=[64, 128, 256, 512, 1024], new_tokens=4)
     run, world = said(scenario, [A100], tmp_path)
     prefills = run.cells[run.cells["phase"] == "prefill"].set_index("batch_size")
@@ -102,12 +102,13 @@ def test_batches_double_to_the_limit_of_memory(tmp_path: Path) -> None:
                 said_bytes = prefills.loc[phase.batch_size, "peak_memory_bytes"]
                 assert said_bytes == pytest.approx(phase.peak_bytes, rel=REST)
     gc.collect()
-    # The model takes 1 GB, the smallest cell that did not fit tens; the workspaces of three streams remain, 8 MiB each.
-    assert world.card.memory.allocated < 32e6, "nothing of any cell is held, nor of the model"
+    # The model takes 1 GB, and the smallest cell that did not fit takes tens of GB. The workspaces of three streams
+    # remain, 8 MiB each.
+    assert world.card.memory.allocated < 32e6, "neither a cell nor the model keeps memory"
 
 
 def test_a_small_card_spills_to_the_host(tmp_path: Path) -> None:
-    """8 of Mistral-7B's layers, 3.7 GB, on a T4 with 3.9: the link binds, and the card gets nothing else."""
+    """With 8 layers of Mistral-7B (3.7 GB) on a T4 with 3.9 GB, the link binds, and the second card gets nothing."""
     truth = T4.but(memory_bytes=3_900_000_000)
     scenario = Scenario("mistral-7b-v0.3", 8, prompt_lens=[64], batch_sizes=[1], new_tokens=4)
     run, world = said(scenario, [truth, truth], tmp_path)
@@ -155,7 +156,7 @@ def test_two_cards_one_after_the_other_in_one_process(tmp_path: Path) -> None:
 def test_weights_in_4_bits_on_an_old_card(tmp_path: Path) -> None:
     """bitsandbytes' own table says which linears a T4 unpacks first: at one row none, at 128 all but the widest.
 
-    The kernel that unpacks within the product reaches a quarter of its roofs here, and causes most of a step.
+    The kernel that unpacks within the product reaches a quarter of its roofs here, and takes most of a step.
     """
     truth = T4.but(kernel_share={"gemm_4bit": 0.25})
     scenario = Scenario("mistral-7b-v0.3", 2, quant="nf4", prompt_lens=[128], batch_sizes=[1], new_tokens=4)
@@ -169,14 +170,13 @@ def test_weights_in_4_bits_on_an_old_card(tmp_path: Path) -> None:
 
 
 def test_attention_in_plain_products_on_an_old_card(tmp_path: Path) -> None:
-    """A T4 has no flash kernel, and no memory-efficient one for grouped heads: keys are repeated, scores are written
-    out."""
+    """A T4 has no flash kernel, and no memory-efficient one for grouped heads: it repeats keys and writes scores."""
     scenario = Scenario("mistral-7b-v0.3", 2, prompt_lens=[512], batch_sizes=[4])
     run, _ = said(scenario, [T4], tmp_path)
     for phase, row in held(scenario, T4, run, tmp_path):
         assert row["regime"] == phase.regime == {"prefill": "compute-bound", "decode": "memory-bound"}[phase.phase]
         assert row["avoidable_s"] > (0.1 if phase.phase == "prefill" else 0.01) * row["latency_s"]
-        assert first_lever(run, row).startswith("another GPU"), "one with ten times the roofs saves more than the path"
+        assert first_lever(run, row).startswith("another GPU"), "ten times the roofs save more than the path"
 
 
 def test_float32_on_an_old_card_knows_the_16_bit_dtype_that_it_multiplies(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_float32_on_an_old_card_knows_the_16_bit_dtype_that_it_multiplies(tmp_pa
 
 
 def test_a_small_model_on_a_large_cache(tmp_path: Path) -> None:
-    """All layers of one of SmolLM2's linears fit into a 4090's L2, those of a step do not.
+    """All layers of one of SmolLM2's linears fit into a 4090's L2, but all linears of a step do not.
 
     The host is so fast that the card's own time is visible. A kernel replayed from the cache would be too fast, and the
     difference would be called dispatch.
@@ -201,7 +201,7 @@ def test_a_small_model_on_a_large_cache(tmp_path: Path) -> None:
     run, _ = said(scenario, [truth], tmp_path)
     levers = {}
     for phase, row in held(scenario, truth, run, tmp_path):
-        # 128 rows are 1.2 times below this card's ridge, and a step's kernels take hardly longer than their launches.
+        # 128 rows are 1.2 times below this card's ridge, and a step's kernels take barely longer than their launches.
         assert {phase.regime, row["regime"]} <= {"memory-bound", "mixed"}
         levers[phase.phase] = first_lever(run, row)
     assert levers == {"prefill": "CUDA graphs", "decode": "4-bit weights"}
@@ -210,7 +210,7 @@ def test_a_small_model_on_a_large_cache(tmp_path: Path) -> None:
 def test_a_model_that_a_cache_holds(tmp_path: Path) -> None:
     """Six layers of SmolLM2 with a vocabulary of 8,192 are 52 MB, and stay in a 4090's L2 of 72 MiB: it is their roof.
 
-    No real host is so fast: with one, launches would hide everything else.
+    No real host is this fast: its launches would hide everything else.
     """
     truth = RTX_4090.but(launch_s=0.05e-6, graph_launch_s=0.05e-6, smallest_kernel_s=0.03e-6)
     scenario = Scenario("smollm2-135m", 6, prompt_lens=[128], batch_sizes=[1], changes={"vocab_size": 8192})
@@ -229,10 +229,10 @@ def test_a_model_that_a_cache_holds(tmp_path: Path) -> None:
 
 
 def test_a_model_that_fits_a_cache_only_in_some_steps(tmp_path: Path) -> None:
-    """With a vocabulary of 24,000 it is 67 MiB, between two sizes of the curve: the cache of 72 MiB contains 64, and
-    not 128.
+    """With a vocabulary of 24,000 the model takes 67 MiB, between two sizes of the curve.
 
-    A decode step finds its weights there; a prefill's activations evict them.
+    The cache of 72 MiB contains 64 MiB, but not 128. A decode step finds its weights there; a prefill's activations
+    evict them.
     """
     truth = RTX_4090.but(launch_s=0.05e-6, graph_launch_s=0.05e-6, smallest_kernel_s=0.03e-6)
     scenario = Scenario("smollm2-135m", 6, prompt_lens=[128], batch_sizes=[1], changes={"vocab_size": 24_000})
@@ -245,14 +245,14 @@ def test_a_model_that_fits_a_cache_only_in_some_steps(tmp_path: Path) -> None:
         assert row["regime"] == phase.regime == "memory-bound"
         assert row["latency_s"] == pytest.approx(phase.latency_s, rel=REST)
         assert abs(row["weights_s"] - phase.weights_s) < REST * phase.latency_s
-        # A prefill's kernels were replayed from the cache: their loss is a part of the unexplained time.
+        # A prefill's kernels were replayed from the cache, so their loss is a part of the unexplained time.
         beside_s = row["kernel_s"] + row["avoidable_s"] + row["unexplained_s"]
         assert abs(beside_s + row["dispatch_s"] - phase.beside_s - phase.exposed_dispatch_s) < REST * phase.latency_s
     assert not any(Flag.ABOVE_ROOF in item.flags for item in run.document.evidence)
 
 
 def test_replays_that_read_from_memory_what_a_step_finds_in_the_cache(tmp_path: Path) -> None:
-    """The weights of this decode step are one and a half L2s. One that evicts at random keeps a part of them.
+    """The weights of this decode step fill one and a half L2s. An L2 that evicts at random keeps a part of them.
 
     Its kernels reach half of their roofs, so the step is not above its roof, and only the replays show the difference.
     """
@@ -277,7 +277,7 @@ def test_replays_that_read_from_memory_what_a_step_finds_in_the_cache(tmp_path: 
 
 
 def test_a_throttled_card_is_reported(tmp_path: Path) -> None:
-    """The roofs are measured at full clock, in 2.5 busy seconds; then the clock falls to half of it."""
+    """The roofs are measured at full clock, in 2.5 busy seconds. Then the clock falls to half."""
     truth = H100.but(throttle=Throttle(after_busy_s=3.5, share=0.5))
     scenario = Scenario("mistral-7b-v0.3", 4, prompt_lens=[2048], batch_sizes=[64])
     run, world = said(scenario, [truth], tmp_path)
@@ -286,12 +286,12 @@ def test_a_throttled_card_is_reported(tmp_path: Path) -> None:
     assert "throttled" in prefill.flags
     assert "throttled (power cap)" in prefill.noise_reasons
     assert prefill.regime == "compute-bound"
-    assert prefill.levers[0].change.startswith("another GPU"), "its clock is no change of the user's"
+    assert prefill.levers[0].change.startswith("another GPU"), "a user cannot change its clock"
     assert any("power cap" in warning for warning in run.document.warnings)
 
 
 def test_a_card_that_is_always_under_its_power_cap_is_quiet(tmp_path: Path) -> None:
-    """A T4 of 70 W: its roofs are those of its clock there, and so are its cells."""
+    """A T4 of 70 W has both its roofs and its cells at the capped clock."""
     truth = T4.but(throttle=Throttle(after_busy_s=0.01, share=0.8))
     scenario = Scenario("mistral-7b-v0.3", 2, prompt_lens=[512], batch_sizes=[4])
     run, _ = said(scenario, [truth], tmp_path)
@@ -326,8 +326,11 @@ def test_a_card_that_only_arithmetic_brings_to_its_power_cap(tmp_path: Path) -> 
 
 
 def test_replays_of_a_short_prefill_have_its_clock(tmp_path: Path) -> None:
-    """The card reaches its power cap after 0.2 s of arithmetic. Prefills of 5 ms end before, and so must their replays:
-    at the cap they would take a quarter longer than the step."""
+    """The card reaches its power cap after 0.2 s of arithmetic.
+
+    Prefills of 5 ms end before that, and so must their replays: at the cap they would take a quarter longer than the
+    step.
+    """
     truth = T4.but(power_cap=PowerCap(after_computing_s=0.2, share=0.8))
     scenario = Scenario("mistral-7b-v0.3", 1, prompt_lens=[512], batch_sizes=[1])
     run, _ = said(scenario, [truth], tmp_path)
@@ -338,7 +341,7 @@ def test_replays_of_a_short_prefill_have_its_clock(tmp_path: Path) -> None:
 
 
 def _assert_explained(run: Run) -> None:
-    """Fail unless each step takes about as long as all its parts."""
+    """Fail unless each step takes about as long as the sum of its parts."""
     for row in run.cells.to_dict("records"):
         assert abs(row["unexplained_s"]) < REST * row["latency_s"], row
 
@@ -351,8 +354,7 @@ def test_a_neighbour_on_the_card_is_named(tmp_path: Path) -> None:
 
 
 def test_the_command_line_on_a_card_of_8_gb(roofscope: Callable[..., Any], tmp_path: Path) -> None:
-    """Cells that fit are run, the rest is skipped with the memory that it needs; a cell without a number is exit
-    code 3."""
+    """Cells that fit run, and the rest is skipped with the memory that it needs. Missing numbers give exit code 3."""
     truth = A100.but(memory_bytes=8 << 30)
     folder = Scenario("mistral-7b-v0.3", 4).folder(tmp_path)
     with simulated(truth):
@@ -382,8 +384,7 @@ def test_a_prefill_into_a_reset_cache_takes_what_one_into_a_new_cache_takes(tmp_
 
 
 def test_experts_of_a_reused_cache_get_the_whole_prompt(tmp_path: Path) -> None:
-    """The replayed experts are those of 512 tokens, 4,096 choices, and not of the few tokens that prepared the
-    cache."""
+    """Replays use the experts of 512 tokens (4,096 choices), not those of the few tokens that prepared the cache."""
     scenario = Scenario("qwen3-30b-a3b", 1, dtype="bfloat16", engine="graph", prompt_lens=[128], batch_sizes=[4])
     run, _ = said(scenario, [H100], tmp_path)
     assert len(list(held(scenario, H100, run, tmp_path))) == 2
@@ -403,9 +404,9 @@ def test_experts_of_a_reused_cache_get_the_whole_prompt(tmp_path: Path) -> None:
 def test_experts(model: str, layers: int, host: str, tmp_path: Path) -> None:
     """A token reaches few experts, a prompt nearly all; the verdict is clear.
 
-    Experts are stored in banks, which neither bitsandbytes nor torchao packs: 4-bit weights would leave most of the
-    bytes unchanged (`count mixtral-8x7b --quant nf4`: 23.6 of 25.5 GB per step), and a card with a faster memory saves
-    more. A prefill of gpt-oss waits for the card, and no graph records that.
+    Experts are stored in banks, which neither bitsandbytes nor torchao packs. 4-bit weights would leave most of the
+    bytes unchanged (`count mixtral-8x7b --quant nf4`: 23.6 of 25.5 GB per step). A card with faster memory saves
+    more. A prefill of gpt-oss waits for the card, which no graph can record.
     """
     truth = H100.but(launch_s={"slow": 40e-6, "fast": 2e-6}[host])
     scenario = Scenario(model, layers, dtype="bfloat16", prompt_lens=[128], batch_sizes=[1])

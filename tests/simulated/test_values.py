@@ -58,7 +58,7 @@ def attention(world: World, model: Any, cache: StaticCache | None) -> list[tuple
 
 
 def test_a_mask_is_skipped_for_a_reset_cache_on_a_cpu() -> None:
-    """With real tensors; the simulated card has to agree with them."""
+    """This test uses real tensors. The simulated card must agree with them."""
     model = llama().float()
     cache = StaticCache(config=model.config, max_cache_len=SLOTS)
     prefill(model, cache)
@@ -109,7 +109,7 @@ def test_a_value_is_known_until_a_kernel_writes_it(world: World) -> None:
         length.add_(1)
     assert int(length) == 7
     graph.replay()
-    assert int(length) == 1, "what is not known reads as one"
+    assert int(length) == 1, "an unknown value reads as one"
     length.zero_()
     assert not bool(length)
     mask = torch.ones(4, 5, dtype=torch.bool).to("cuda")

@@ -1,4 +1,4 @@
-"""A user's loop that reads every token: its line is named, with its cost on a card of known truth."""
+"""`why` names the line of a user's loop that reads every token, with its cost on a card of known truth."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LONG, PADDING = 8184, 8
 
 
 def loop(model: Any, *, reads: bool) -> None:
-    """Decode in a usual loop; the read of each token has no effect here."""
+    """Decode in a usual loop. Reads of tokens have no effect here."""
     ids = torch.zeros(1, 16, dtype=torch.long, device="cuda")
     with torch.inference_mode():
         found = model(ids, use_cache=True)
@@ -44,7 +44,7 @@ def without_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def padded(model: Any, *, padding: int) -> None:
-    """Return one long prompt after some tokens of padding; its mask is on the host, where values are known."""
+    """Run one long prompt after some tokens of padding; its mask is on the host, where values are known."""
     ids = torch.zeros(1, LONG + padding, dtype=torch.long, device="cuda")
     mask = torch.ones(1, LONG + padding, dtype=torch.long)
     mask[:, :padding] = 0
@@ -53,7 +53,7 @@ def padded(model: Any, *, padding: int) -> None:
 
 
 def attention_s(world: World, model: Any, *, padding: int) -> tuple[str, float]:
-    """Return attention's kernel and its seconds."""
+    """Return the name and the seconds of the attention kernel."""
     world.card.log = log = []
     padded(model, padding=padding)
     world.card.log = None
@@ -64,7 +64,7 @@ def attention_s(world: World, model: Any, *, padding: int) -> tuple[str, float]:
 def test_a_mask_that_keeps_sdpa_from_its_flash_kernel_is_in_the_seconds_of_padding(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Eight tokens of padding before 8,184 cost the kernel that takes a mask, over the whole square."""
+    """With eight tokens of padding before 8,184, attention uses the kernel that takes a mask, over the whole square."""
     without_repeats(monkeypatch)
     config = LlamaConfig(
         hidden_size=1024, intermediate_size=4096, num_hidden_layers=1, num_attention_heads=16, vocab_size=8192
@@ -75,8 +75,8 @@ def test_a_mask_that_keeps_sdpa_from_its_flash_kernel_is_in_the_seconds_of_paddi
         assert taken[0][0] == "flash attention float16"
         assert taken[PADDING][0] == "memory-efficient attention float16"
         saves_s = world.seconds(padded, model, padding=PADDING) - world.seconds(padded, model, padding=0)
-        assert taken[PADDING][1] - taken[0][1] > 0.5 * saves_s, "most of it is the kernel's"
-        # Outside this mode torch itself chooses the kernel, and knows of no card.
+        assert taken[PADDING][1] - taken[0][1] > 0.5 * saves_s, "the kernel causes most of it"
+        # Outside this mode torch itself chooses the kernel, and knows no card.
         with torch.inference_mode(), profiler.why() as watching:
             padded(model, padding=PADDING)
     assert watching.found is not None

@@ -1,4 +1,4 @@
-"""Outside observers of a card, simulated: torch's profiler, Nsight Compute, another process, hidden packages."""
+"""Simulated observers of a card: torch's profiler, Nsight Compute, another process, hidden packages."""
 
 from __future__ import annotations
 

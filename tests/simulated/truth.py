@@ -11,7 +11,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Throttle:
-    """After some busy seconds the clock falls to a share of itself; `reason` is a bit of NVML's."""
+    """After some busy seconds the clock falls to a share of itself; `reason` is an NVML bit."""
 
     after_busy_s: float
     share: float
@@ -20,10 +20,9 @@ class Throttle:
 
 @dataclass(frozen=True)
 class PowerCap:
-    """After some seconds of arithmetic the clock falls to a share of itself, until as many seconds of other work or
-    rest.
+    """After some seconds of arithmetic the clock falls to a share of itself.
 
-    Products draw all the power of the card, streams do not.
+    It recovers after the same time of other work or rest. Products draw all the power of the card, streams do not.
     """
 
     after_computing_s: float
@@ -45,9 +44,9 @@ class Truth:
     l2_bytes: int
     l2_bytes_per_s: float
     l2_writes_back: bool = False
-    """Whether a write larger than the L2 leaves its end there; other data that needs the place then waits for it."""
+    """Whether a write larger than the L2 leaves its end there; other data that needs the space then waits for it."""
     l2_evicts_at_random: bool = False
-    """Whether the L2 evicts any data, and not that which was used least recently."""
+    """Whether the L2 evicts random data, not the least recently used data."""
     launch_s: float = 7e-6
     """Seconds of the host per kernel, with Python."""
     host_operator_s: float = 1e-6
@@ -75,15 +74,15 @@ class Truth:
     kernel_share: Mapping[str, float] = field(default_factory=dict)
     """Share of its roof that a kernel reaches, by a part of its operator's name; others reach all of it."""
     torch_version: tuple[int, int] = (2, 13)
-    """The torch release whose state a failed capture leaves behind (`graph`): 2.11 or older, 2.12, 2.13, 2.14."""
+    """The torch release that decides the state after a failed capture (`graph`): 2.11 or older, 2.12, 2.13, 2.14."""
 
     def but(self, **changes: Any) -> Truth:
         """Return the card with some changes."""
         return replace(self, **changes)
 
 
-# Dense peaks and bandwidths of NVIDIA's datasheets, times 0.85 (products) and 0.9 (streams), about what such cards
-# attain. L2 sizes are those that their drivers report.
+# Dense peaks and bandwidths of NVIDIA's datasheets, times 0.85 (products) and 0.9 (streams): such cards attain about
+# these speeds. L2 sizes are those that their drivers report.
 H100 = Truth(
     "NVIDIA H100 80GB HBM3",
     (9, 0),

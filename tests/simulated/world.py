@@ -1,4 +1,4 @@
-"""The simulated world: cards, a host and its clock, in place of torch.cuda and of the profiler's clock."""
+"""The simulated world: cards, a host and its clock replace torch.cuda and the profiler's clock."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ ENOUGH = {
     "profiler.checks.selftest.LEAST_KERNEL_ROUNDS": 2,
     "profiler.checks.known_kernels.KERNEL_LOOK_S": 1e-3,
 }
-"""Sample counts: a card without noise needs no hundred samples, and its clock must be read with so few samples."""
+"""Sample counts: a card without noise needs few samples, and its clock must be read despite so few."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class World:
         return self.cards[0]
 
     def seconds(self, run: Callable[..., object], *arguments: Any, **named: Any) -> float:
-        """Return the host's seconds of a call whose kernels have ended."""
+        """Return the host's seconds of a call, including all its kernels."""
         torch.cuda.synchronize()
         start_s = self.host.now_s
         run(*arguments, **named)
@@ -80,7 +80,7 @@ class World:
 def simulated(*truths: Truth, hurried: bool = True) -> Iterator[World]:
     """Give this process these cards and the clock of their host, within the context; `hurried` takes fewer samples."""
     with contextlib.suppress(ImportError):
-        import bitsandbytes  # noqa: F401  looks for the libraries of the cards that it finds when it is imported
+        import bitsandbytes  # noqa: F401  it looks for libraries at import, for the cards that it finds
     host = Host()
     cards = tuple(Card(index, truth, host) for index, truth in enumerate(truths))
     mode = CardMode(cards, host)
@@ -98,7 +98,7 @@ def simulated(*truths: Truth, hurried: bool = True) -> Iterator[World]:
         stack.enter_context(mock.patch.object(torch.cuda.nvtx, "range_push"))
         stack.enter_context(mock.patch.object(torch.cuda.nvtx, "range_pop"))
         stack.enter_context(mock.patch.object(torch.version, "cuda", "13.0"))
-        # As in a build for CUDA. Without it torch's profiler raises and catches an error per operator.
+        # As in a build for CUDA. Otherwise torch's profiler raises and catches an error per operator.
         stack.enter_context(
             mock.patch(
                 "torch.autograd.profiler._supported_activities",

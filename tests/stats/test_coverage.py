@@ -1,8 +1,8 @@
 """Coverage of 95 % intervals on machines with known noise, also under the sweep's stopping rule.
 
 The overlap of two intervals is not tested: those of 83 % coverage overlap nine times in ten. A visit is 31 steps; the
-true time of every cell is 1. Coverage must be at least 90 % for every kind of noise from four visits on, for a single
-cell and among others, and if the sweep decides when to stop.
+true time of every cell is 1. Coverage must be at least 90 % for every kind of noise from four visits on. That includes
+a single cell, a cell among others, and a sweep that decides when to stop.
 """
 
 from __future__ import annotations

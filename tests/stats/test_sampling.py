@@ -1,4 +1,4 @@
-"""Medians, intervals and grades against statistical theory."""
+"""Medians, intervals and grades, compared with statistical theory."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_interval_covers_the_true_median_about_95_times_in_100() -> None:
 
 
 def test_steps_of_one_loop_are_not_counted_as_independent() -> None:
-    """A shift between loops must widen the interval, however many steps each loop has."""
+    """A shift between loops must widen the interval, for any number of steps per loop."""
     shifted = [[1.0 + 0.1 * (loop % 2)] * 8 for loop in range(6)]
     assert estimate(shifted).half_width > 0.02
 
@@ -89,13 +89,13 @@ def by_round(*medians: float) -> dict[int, float]:
     ("freedom", "end"), [(1, 12.706), (2, 4.303), (3, 3.182), (5, 2.571), (10, 2.228), (30, 2.042)]
 )
 def test_students_t(freedom: float, end: float) -> None:
-    """Against the printed table (0.975 quantiles)."""
+    """Compared with the printed table (0.975 quantiles)."""
     assert student_t(freedom) == pytest.approx(end, rel=0.035 if freedom == 2 else 0.01)
 
 
 @pytest.mark.parametrize(("freedom", "end"), [(1, 6.314), (4, 2.132), (8, 1.860), (30, 1.697)])
 def test_students_t_of_nine_in_ten(freedom: float, end: float) -> None:
-    """Against the printed table (0.95 quantiles)."""
+    """Compared with the printed table (0.95 quantiles)."""
     assert student_t(freedom, 0.9) == pytest.approx(end, rel=0.01)
 
 
@@ -137,7 +137,7 @@ def test_a_drift_of_the_machine_is_the_common_drift_of_all_cells() -> None:
 
 
 def test_the_drift_of_few_cells_is_limited_by_the_drift_probe() -> None:
-    """Visits of a single cell from 0.97 to 1.03 are drift if the probe changed by as much, else chance."""
+    """Visits of a single cell from 0.97 to 1.03 are drift up to the change of the probe, and else chance."""
     cell = by_round(0.97, 0.99, 1.01, 1.03)
     assert spread_of([cell]).drift == 0.0
     assert spread_of([cell], swing=0.01).drift == 0.005
@@ -161,7 +161,7 @@ def test_a_cell_is_done_after_four_visits_at_the_earliest() -> None:
 
 
 def test_a_difference_is_at_least_as_uncertain_as_its_sides() -> None:
-    """100 against 90 ms, with two equal visits each; other cells have 2 % between visits with ten degrees of freedom.
+    """100 and 90 ms, with two equal visits each; other cells have 2 % between visits with ten degrees of freedom.
 
     Moderated by the cell's variance of 0 with one more degree: 2 % x sqrt(10 / 11); t(11) is 2.201.
     """

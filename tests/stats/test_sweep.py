@@ -1,4 +1,4 @@
-"""The sweep with a fake engine: order, budget, out-of-memory, and against a plain loop on the real model."""
+"""The sweep with a fake engine: order, budget, out of memory; with a real model, compared with a plain loop."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from profiler.stats import LEAST_SAMPLES, timing_of
 
 
 class FakeEngine:
-    """Takes no time, and runs out of memory from a number of prompt tokens on."""
+    """An engine that takes no time, and runs out of memory from `oom_from` prompt tokens on."""
 
     name = "eager"
     cache = "dynamic"
@@ -87,7 +87,7 @@ def test_corners_come_first_and_twice_and_every_cell_is_visited_four_times_at_le
 
 
 def test_the_cell_next_is_the_one_furthest_from_all_that_were_visited() -> None:
-    """Of 8 x 8 sizes 1 to 128: after the corners the middle, which is 3.5 octaves from each side."""
+    """Of 8 x 8 sizes from 1 to 128, the middle follows the corners: it is 3.5 octaves from each side."""
     sizes = [2**power for power in range(8)]
     plan = Plan(make_grid(sizes, sizes, 4), 0.0, whole=True, effort=ONCE)
     cells = [outcome.cell for outcome in sweep({"eager": FakeEngine()}, plan, machine=HOST, vocab_size=32)]
@@ -97,7 +97,7 @@ def test_the_cell_next_is_the_one_furthest_from_all_that_were_visited() -> None:
 
 
 def test_engines_of_a_cell_are_visited_in_turn() -> None:
-    """Right after one another, every second time in reverse."""
+    """They follow each other directly, every second time in reverse order."""
     grid = make_grid([4, 8], [1, 2], 6, engines=("eager", "static"))
     engines = {name: FakeEngine() for name in grid.engines}
     outcomes = list(sweep(engines, Plan(grid, 5.0, half_width=10.0), machine=HOST, vocab_size=32))
@@ -115,7 +115,7 @@ def test_engines_of_a_cell_are_visited_in_turn() -> None:
 
 
 def test_a_second_visit_comes_before_any_third() -> None:
-    """A sweep that was interrupted begins with what has no visit, and goes on with what has one."""
+    """An interrupted sweep begins with cells without a visit, and continues with cells that have one."""
     earlier = [outcome for outcome in run(FakeEngine())[:9] if isinstance(outcome, Visit)]
     unseen = {Cell(1, 8, 6), Cell(2, 8, 6)} - {visit.cell for visit in earlier}
     following = [outcome.cell for outcome in run(FakeEngine(), earlier=earlier)]
@@ -125,7 +125,7 @@ def test_a_second_visit_comes_before_any_third() -> None:
 
 
 def test_what_the_budget_has_no_time_for_is_not_begun() -> None:
-    """A prefill takes a millisecond per token, and half of the time of two visits of all cells is there."""
+    """A prefill takes a millisecond per token, and the budget is half the time of two visits of all cells."""
 
     class Slow(FakeEngine):
         def prefill(self, ids: torch.Tensor, slots: int) -> DecodeState:
@@ -213,10 +213,10 @@ def test_the_first_decode_step_is_kept_apart() -> None:
 @pytest.mark.slow
 @pytest.mark.timing
 def test_times_agree_with_a_plain_loop(short_model: torch.nn.Module) -> None:
-    """Our decode step and prefill against nothing but the model and perf_counter: within 3 %.
+    """Our decode step and prefill are within 3 % of a plain loop with only the model and perf_counter.
 
-    Both are run in turn in this process, in either order, so that a drift of the machine falls on both alike; what the
-    ratios of the rounds scatter is granted beside the 3 %, and a machine that scatters as much proves nothing.
+    Both take turns in this process, in either order, so a drift of the machine affects both. The half-width of their
+    ratio over the rounds is added to the 3 %. If it is over 3 % itself, the machine is too noisy for this test.
     """
     model = short_model
     engine = EagerEngine(model, HOST)
@@ -238,7 +238,7 @@ def test_times_agree_with_a_plain_loop(short_model: torch.nn.Module) -> None:
 
 
 def our_loop(engine: EagerEngine) -> dict[str, float]:
-    """Medians of one visit: a prefill of 128 tokens, and the steps behind it."""
+    """Medians of one visit: a prefill of 128 tokens, and the steps after it."""
     plan = Plan(make_grid([128], [1], 24), budget_s=1e-9, effort=ONCE)
     [visit] = list(sweep({"eager": engine}, plan, machine=HOST, vocab_size=49152))
     assert isinstance(visit, Visit)
@@ -246,7 +246,7 @@ def our_loop(engine: EagerEngine) -> dict[str, float]:
 
 
 def plain_loop(model: Any) -> dict[str, float]:
-    """The same with the model alone."""
+    """The same medians with only the model."""
     ids = torch.randint(0, 49152, (1, 128), generator=torch.Generator().manual_seed(3))
     prefills, steps = [], []
     with torch.inference_mode():
@@ -292,7 +292,7 @@ class Announcing(FakeEngine):
 
 @pytest.mark.parametrize("budget_s", [1e-4, 5e-3, 0.1])
 def test_a_warm_up_runs_the_steps_that_it_announced(budget_s: float) -> None:
-    """Other ranks wait for the rest of them otherwise."""
+    """Otherwise, other ranks would wait for the rest of them."""
     engine = Announcing()
     warm_up(engine, Cell(1, 4, 24), HOST, vocab_size=32, budget_s=budget_s)
     assert engine.announced == engine.ran > 0

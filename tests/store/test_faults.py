@@ -270,7 +270,7 @@ def test_ctrl_c_twice(tiny_folder: Path, tmp_path: Path) -> None:
 def test_a_wall_clock_that_jumps_by_a_day_and_back(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A time server or a laptop that slept changes the wall clock so; no duration is measured with it."""
+    """A time server or a laptop that slept can change the wall clock this way; no duration is measured with it."""
     real, jumps = time.time, iter(range(10**9))
     monkeypatch.setattr(time, "time", lambda: real() + 86_400 * (0, 1, 0, -1)[next(jumps) % 4])
     run = profiler.profile(

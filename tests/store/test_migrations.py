@@ -32,8 +32,10 @@ def test_a_slow_minute_is_not_taken_for_dispatch() -> None:
 
 
 def test_linears_that_were_timed_once_give_no_dispatch() -> None:
-    """A measured 7B model in 4 bits: linears of 0.8 s, timed once, and steps of 1.07 s in a slow minute. Otherwise its
-    steps took 0.35 s, and those of its hollow twin 25 ms."""
+    """A measured 7B model in 4 bits has linears of 0.8 s, timed once, and steps of 1.07 s in a slow minute.
+
+    In other minutes its steps took 0.35 s, and those of its hollow twin 25 ms.
+    """
     dispatch = fact_of({**OLDER, "among_s": [1.074, 1.038, 1.120], "linears_s": [0.795], "with_bare_s": [0.879]})
     assert dispatch.among_s == ()  # type: ignore[union-attr]
 

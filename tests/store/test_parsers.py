@@ -211,8 +211,10 @@ def test_cells(tmp_path: Path, column: str, value: str) -> None:
 @settings(few, max_examples=60)
 @given(st.data())
 def test_other_tools_files(tmp_path: Path, data: st.DataObject) -> None:
-    """One value or some characters of a valid file are replaced. The result can be compared with itself, placed under a
-    roofline, and written as JSON, which has no infinity."""
+    """A valid file with one value or some characters replaced can be used, or is refused.
+
+    It can be compared with itself, placed under a roofline, and written as JSON, which has no infinity.
+    """
     original = data.draw(st.sampled_from(FOREIGN))
     file = tmp_path / original.name
     text = original.read_text()

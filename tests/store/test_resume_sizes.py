@@ -56,8 +56,10 @@ def _visit(batch: int, prompt: int) -> Visit:
 def test_ten_thousand_cells_are_resumed_in_seconds(
     interrupted: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the end of the set-up, which a run of any size has, to the end of the first new visit: 16 CPU seconds. A
-    third of them rebuild the lost table of visited cells."""
+    """From the end of the set-up to the end of the first new visit, a resume takes 16 CPU seconds.
+
+    A run of any size has the set-up. A third of the 16 s rebuilds the lost table of visited cells.
+    """
     set_up, dispatch_of = run.set_up, foundation.measure_dispatch
     marks_s = []
 

@@ -1,4 +1,4 @@
-"""Files are replaced atomically whatever fails, and run folders work on unusual file systems."""
+"""Files are replaced atomically at any failure, and run folders work on unusual file systems."""
 
 from __future__ import annotations
 

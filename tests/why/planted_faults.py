@@ -109,9 +109,9 @@ def save_small_llama(folder: Path) -> None:
 
 @contextlib.contextmanager
 def on_one_core() -> Iterator[None]:
-    """A context with one torch thread and one visible core, in which `why` uses CPU time of this process.
+    """A context with one torch thread and one visible core, where `why` measures the CPU time of this process.
 
-    So the time of other processes on that core is not counted. Floors are left out.
+    This excludes the time of other processes on that core. Floors are skipped.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -128,7 +128,7 @@ def on_one_core() -> Iterator[None]:
 
 
 def run_watched(script: Path, model: Path) -> Recorder:
-    """The record of a script that runs in this process with the folder of a model as its argument."""
+    """Run a script in this process with a model folder as its argument, and return the record."""
     recorder = Recorder()
     with (
         patch.object(sys, "argv", sys.argv),
@@ -141,7 +141,7 @@ def run_watched(script: Path, model: Path) -> Recorder:
 
 
 def changes_to(run: Callable[[], object]) -> dict[str, Candidate]:
-    """The changes that apply to the calls of models in `run`, by name."""
+    """The changes that apply to the model calls in `run`, by name."""
     recorder = Recorder()
     with watched(recorder), torch.no_grad():
         run()
@@ -152,6 +152,6 @@ def changes_to(run: Callable[[], object]) -> dict[str, Candidate]:
 def taken_s(seen: Observations) -> float:
     """Seconds in calls, loads and tokenizers, and between the forwards of a loop.
 
-    The graph of a call is freed between forwards, which is a sixth of the cost of recorded gradients.
+    A call's graph is freed between forwards. This is a sixth of the cost of recorded gradients.
     """
     return seen.watched_s + sum(item.seconds for item in seen.between)

@@ -1,4 +1,4 @@
-"""Forwards of one text each are tried as one batch, if they do not depend on each other."""
+"""Separate forwards of single texts are tried as one batch if they do not depend on each other."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_answers_to_one_prompt_are_tried_as_one_batch() -> None:
 
 
 def test_forwards_of_a_loop_are_not_batched() -> None:
-    """Each forward of a loop needs the token of the one before: without a cache, and with one."""
+    """Each forward of a loop needs the previous token, with or without a cache."""
     model = tiny_llama()
 
     def without_cache() -> None:
@@ -51,7 +51,7 @@ def test_forwards_of_a_loop_are_not_batched() -> None:
 
 
 def test_prompts_of_a_model_that_is_loaded_again_are_no_batch() -> None:
-    """A handler that loads the model for each request has no second prompt for it."""
+    """A handler that loads the model for each request has no second prompt to batch."""
     ids = torch.ones(1, 4, dtype=torch.long)
     kept = [tiny_llama() for _ in range(4)]
     assert "one-by-one" not in changes_to(lambda: [model(ids) for model in kept])

@@ -1,4 +1,4 @@
-"""Changes that no script of planted faults needs, on the smallest model to which each applies."""
+"""Changes without a planted-fault script are tried on the smallest model where each applies."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def without_options(model: Any) -> None:
     ],
 )
 def test_a_change_is_tried(script: Callable[[Any], None], change: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The trial is made, and the number of threads is restored; the saving depends on the machine."""
+    """The trial runs and restores the number of threads. The saving depends on the machine and is not checked."""
     with_effort(monkeypatch, script_floor=False, script_least_s=60.0, script_repeats=1)
     cores = torch.get_num_threads() + (change == "threads")
     monkeypatch.setattr("os.sched_getaffinity", lambda _process: set(range(cores)), raising=False)
@@ -66,7 +66,7 @@ def test_a_change_is_tried(script: Callable[[Any], None], change: str, monkeypat
 
 
 def test_a_copy_in_another_dtype_gets_features_in_it() -> None:
-    """The script passes sounds or images in the dtype of its model, and the copy is in bfloat16."""
+    """The script passes sounds or images in the dtype of its model. The copy in bfloat16 gets them in bfloat16."""
     model = tiny_llama()
     found = changes_to(lambda: model(inputs_embeds=torch.randn(1, 4, 32)))["wide-dtype"]
     assert found.changed().logits.dtype == torch.bfloat16  # type: ignore[attr-defined]
@@ -86,7 +86,7 @@ def test_layers_on_several_gpus_work_one_after_the_other() -> None:
 
 
 def test_a_slow_first_call_is_reported() -> None:
-    """1 s, then 0.1 s four times: it is compared with the median of the others. Two calls are too few for that."""
+    """A first call of 1 s is compared with the median of the four others, 0.1 s. Two calls are too few for that."""
     calls = [
         Call(number, "forward", "Llama", 1, 8, 0, 0, 1, seconds, "s.py:4", {})
         for number, seconds in enumerate((1.0, 0.1, 0.1, 0.1, 0.1))
@@ -103,7 +103,7 @@ def test_a_slow_first_call_is_reported() -> None:
 def test_time_of_other_processes_is_excluded(
     waits: tuple[int | None, int | None], own_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Five seconds of wall time with 0.2 of CPU time: the rest is excluded, unless the thread itself waited."""
+    """In 5 s of wall time with 0.2 s of CPU time, the rest is excluded unless the thread itself waited."""
     core, wall, waited = iter((1.0, 1.2)), iter((10.0, 15.0)), iter(waits)
     monkeypatch.setattr("profiler.device.clock.thread_time", lambda: next(core))
     monkeypatch.setattr("profiler.device.clock.now_s", lambda: next(wall))

@@ -20,7 +20,7 @@ def test_a_notebook_is_refused_with_an_alternative(tmp_path: Path) -> None:
 
 
 def test_os_exit_gives_an_answer_except_in_a_child(tmp_path: Path) -> None:
-    """`os._exit` runs no later code, also in a child: there is one answer, and each exit code is the script's."""
+    """`os._exit` runs no later code, also in a child. There is one answer, and both exit codes are the script's."""
     done = ran(
         "import os\n"
         "child = os.fork()\n"

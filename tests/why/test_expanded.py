@@ -1,4 +1,4 @@
-"""The batch size of `generate` with beams or several answers, compared with the batch that the model gets."""
+"""The reported batch size of `generate` with beams or several answers is the batch that the model gets."""
 
 from __future__ import annotations
 
@@ -31,6 +31,6 @@ def test_a_call_has_the_batch_that_is_computed(rows: int, options: dict[str, Any
         model.generate(torch.ones(rows, 8, dtype=torch.long), max_new_tokens=3, **options)
     seen = recorder.seen("s.py")
     [call] = seen.calls
-    assert set(shapes) == {(computed, 8), (computed, 1)}, "the prompt is computed for each of them as well"
+    assert set(shapes) == {(computed, 8), (computed, 1)}, "the prompt is computed for every beam and answer"
     assert (call.batch_size, call.words) == (computed, f"generate {computed} x 8 + 3")
     assert call_rows(judge_calls(seen, []))[0][-1].endswith(words)

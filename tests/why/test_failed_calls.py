@@ -1,4 +1,4 @@
-"""Calls that raise an exception: their time counts, the answer reports them, and the script gets the exception."""
+"""The time of failed calls counts, the answer reports them, and the script gets the exception."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def model() -> Any:
 
 @pytest.fixture(autouse=True)
 def floor_calls(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """The numbers of the calls of which a floor was computed, for each computation."""
+    """The numbers of the calls in each computation of a floor."""
     numbers: list[list[int]] = []
     with_effort(monkeypatch, script_least_s=1.0, script_most_s=1.0)
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""Slower code that a library falls back to is named by the library's own warning, with a package and a bound."""
+"""A library's fallback to slower code is reported with its warning, a package to install and an upper bound."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from profiler.why_slow.render import note_lines, why_sentences
 
 IDS = torch.ones(1, 6, dtype=torch.long)
 
-# As the libraries print them; the sources are named in fallbacks.py.
+# Warnings as the libraries print them. fallbacks.py lists the sources.
 MAMBA_5 = (
     "`selective_scan_fn` is falling back to its reference PyTorch implementation because `mamba_ssm` is not installed. "
     "This is correct but much slower; install `mamba_ssm` for the optimized kernel."
@@ -129,10 +129,10 @@ def test_the_warnings_of_a_run_are_reported_once_per_cure() -> None:
 
 
 def test_a_warning_in_any_form_reaches_its_logger() -> None:
-    """Values may be given by name, and a wrong format is the logger's own to report."""
+    """Values may have names, and the logger itself reports a wrong format."""
     printed: list[str] = []
     logger = logging.getLogger("vllm.forms")
-    logger.propagate = False  # pytest's own handler raises an error for a wrong format
+    logger.propagate = False  # pytest's handler raises an error for a wrong format
     handler = logging.Handler()
     handler.emit = lambda record: printed.append(record.msg)  # type: ignore[method-assign]
     logger.addHandler(handler)
@@ -251,7 +251,7 @@ SLEEP_S = 0.02
 def test_the_bound_is_the_time_in_the_modules_without_their_linears(
     mamba: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both layers sleep in the mixer and once more in a linear of it, which is needed in any case."""
+    """Both mixers sleep, and so does a linear of the first. The bound excludes the linear, which is always needed."""
     forward, linear = MambaMixer.forward, mamba.backbone.layers[0].mixer.in_proj
 
     def slow(self: Any, *args: Any, **named: Any) -> Any:

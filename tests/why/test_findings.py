@@ -1,4 +1,4 @@
-"""Scripts with planted faults: the fault is the first finding, and its seconds are what the fix saves."""
+"""A planted fault is the first finding, and its reported saving equals that of the fix."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ def why(recorder: Recorder, name: str) -> Why:
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_found_first_with_what_it_costs(name: str, ran: Ran, tmp_path: Path) -> None:
-    """The reported saving is compared with that of the fixed script.
+    """The reported saving equals the measured saving of the fixed script.
 
-    If other processes disturbed the run, it is repeated up to twice, and the medians are compared.
+    If other processes disturb the run, the test repeats it up to twice and compares the medians.
     """
     identity = FAULTS[name][0]
     (tmp_path / f"{name}.py").write_text(fixed_source(name))
@@ -90,7 +90,7 @@ def test_a_planted_fault_is_found_first_with_what_it_costs(name: str, ran: Ran, 
 
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_healthy_script_has_no_finding(name: str, ran: Ran) -> None:
-    """Repeated up to twice if other processes disturbed the run; a real fault would be found each time."""
+    """If other processes disturb the run, the test repeats it up to twice. A real fault would be found each time."""
     common, cheap = set[str](), False
     for turn in range(TRIES):
         found = why(ran(SCRIPTS / f"{name}.py"), name)
@@ -109,7 +109,7 @@ def is_cheap(seen: Observations) -> bool:
 
 @pytest.mark.parametrize("name", THREE_FAULTS)
 def test_three_faults_are_all_found_the_most_expensive_first(name: str, ran: Ran, tmp_path: Path) -> None:
-    """In the order of the real saving of each fix. Repeated up to twice if pairs do not agree."""
+    """Findings are in the order of the measured savings. The test repeats up to twice if pairs do not agree."""
     faults = set(THREE_FAULTS[name])
     if not torch.cpu._is_avx512_bf16_supported():
         faults.remove("wide-dtype")  # float32 may cost nothing on this CPU
@@ -124,7 +124,7 @@ def test_three_faults_are_all_found_the_most_expensive_first(name: str, ran: Ran
             script.write_text(fixed_source(name, finding))
             saved_s[finding] = taken_s(found.seen) - taken_s(ran(script).seen(name))
         pairs_s.append({finding: (reported_s.get(finding, 0.0), saved_s[finding]) for finding in faults})
-        # Two that save nearly the same may come in either order.
+        # Two faults with nearly equal savings may come in either order.
         in_order = all(saved_s[first] > (1 - ROOM) * saved_s[then] for first, then in itertools.pairwise(reported_s))
         if set(reported_s) == faults and in_order:
             return

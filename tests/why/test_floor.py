@@ -1,4 +1,4 @@
-"""The floor of a script's calls, by arithmetic: weights and dispatch once per step, each prompt once."""
+"""The floor of a script's calls equals arithmetic: weights and dispatch once per step, each prompt once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from profiler.why_slow.floor import floor_of_calls
 from profiler.why_slow.observations import Call, Observations
 from profiler.why_slow.render import why_sentences
 
-# A bandwidth so low that only bytes count, and the dispatch of a prefill and of a decode step.
+# At this low bandwidth only bytes count. The others are the dispatch of a prefill and of a decode step.
 BYTES_PER_S, PREFILL_S, DECODE_S = 1e6, 5.0, 2.0
 CALL = Call(0, "generate", "LlamaForCausalLM", 1, 8, 0, 4, 4, 60.0, "s.py:1", {})
 
@@ -32,7 +32,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def device_s(tokens: int, steps: int) -> float:
-    """float32: weights without the embedding table per step; keys and values per token are 2 layers x 2 x 32."""
+    """In float32, a step reads all weights but the embedding table. A token has 2 layers x 2 x 32 keys and values."""
     weights = 2 * (4 * 32 * 32 + 3 * 32 * 64 + 2 * 32) + 32 + 32 * 64
     read = sum(range(tokens, tokens + steps - 1))
     kv = 2 * 2 * 32 * (tokens + read + steps - 1)
@@ -41,7 +41,7 @@ def device_s(tokens: int, steps: int) -> float:
 
 
 def test_a_generate_is_a_prefill_and_a_step_per_further_token(model: Any) -> None:
-    """8 tokens and 4 new ones: a prefill, and three steps with 8, 9 and 10 tokens in the cache."""
+    """8 tokens and 4 new ones need a prefill, and three steps with 8, 9 and 10 tokens in the cache."""
     found = floor_of_calls([(CALL, model)])
     assert found.dispatch_s == pytest.approx(PREFILL_S + 3 * DECODE_S)
     # A prefill reads no cache; a step reads it, including its own token.
@@ -49,7 +49,7 @@ def test_a_generate_is_a_prefill_and_a_step_per_further_token(model: Any) -> Non
 
 
 def test_repeated_work_of_a_faulty_script_is_not_in_its_floor(model: Any) -> None:
-    """16 tokens of which half is padding, and a loop without a cache over 8 to 11 tokens: both need the same tokens."""
+    """A half-padded prompt of 16 tokens, and a loop without a cache over 8 to 11 tokens, need the same tokens."""
     expected_s = floor_of_calls([(CALL, model)]).seconds
     padded = replace(CALL, prompt_len=16, padding=0.5)
     assert floor_of_calls([(padded, model)]).seconds == pytest.approx(expected_s)
@@ -58,7 +58,7 @@ def test_repeated_work_of_a_faulty_script_is_not_in_its_floor(model: Any) -> Non
 
 
 def test_dispatch_overlaps_with_a_gpu(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the host runs ahead, a step takes the longer of the two: here the device's 0.08 s or the host's 2 s."""
+    """If the host runs ahead, a step takes the longer of 0.08 s on the device and 2 s on the host."""
 
     class Ahead:
         def __init__(self, device: torch.device) -> None:

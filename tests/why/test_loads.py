@@ -1,4 +1,4 @@
-"""Loads that convert the weights, which saved weights would not need."""
+"""Converting weights at load takes time that saved weights would not need."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PACKED = SimpleNamespace(pre_quantized=True, packed_modules={"q_proj": None})
 
 
 class Model(torch.nn.Linear):
-    """A model of 4 MiB that a quantizer made."""
+    """A model of 4 MiB with a quantizer."""
 
     def __init__(self, quantizer: Any) -> None:
         super().__init__(1024, 1024, bias=False)
@@ -54,7 +54,7 @@ def observed(conversion: str) -> Observations:
 
 
 def test_the_first_load_is_compared_with_a_read_and_later_ones_are_reloads() -> None:
-    """The time to write and read the weights is subtracted. If the model is gone, all of the load is a bound."""
+    """The saving excludes the time to write and read the weights. Without the model, the whole load is a bound."""
     seen = observed("GGUF weights are unpacked")
     [load] = conversion_findings(seen, [Model(None), None, None])
     assert 0 <= load.saves_s < 4.0

@@ -1,4 +1,4 @@
-"""Calls from several threads: a second counts once, and no finding saves more than the covered time."""
+"""For calls from several threads, a second counts once, and no finding saves more than the covered time."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_loads_at_the_same_time_count_once() -> None:
 
 
 class Sleeps:
-    """A logits processor that sleeps, and counts how many run at the same time."""
+    """A logits processor that sleeps and counts how many run at the same time."""
 
     def __init__(self) -> None:
         self.running = self.most = 0

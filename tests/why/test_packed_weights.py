@@ -1,4 +1,4 @@
-"""Packed weights compared with dense ones: no format needs to unpack itself, and the model is left as it was."""
+"""Packed linears are compared with dense ones. No format has to unpack itself, and the model stays unchanged."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LINEARS_OF_A_LAYER = 7
 
 
 class WordLinear(nn.Module):
-    """A linear of 4-bit integers in words of 32 bits, as GPTQ stores them, which unpacks them in every call."""
+    """A linear of 4-bit integers in words of 32 bits, as in GPTQ, that unpacks them in every call."""
 
     def __init__(self, linear: nn.Linear, times: int = 1) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ def test_a_dense_model_has_no_packed_linears() -> None:
 
 
 def test_layers_share_dense_weights_where_memory_is_short() -> None:
-    """Four layers in float32, with room for half of their weights: two of each shape of a layer."""
+    """With room for half of the float32 weights, four layers share the dense weights of two."""
     linears = packed_linears(with_words(tiny_llama(num_hidden_layers=4)))
     weights = sum(each.module.in_features * each.module.out_features for each in linears)
     twins = dense_twins(linears, torch.float32, 4 * weights / 2)
@@ -135,7 +135,7 @@ def test_the_break_even_batch_is_an_interval_where_rounds_disagree() -> None:
 
 
 def test_both_kinds_of_linears_are_timed_at_every_batch() -> None:
-    """Four layers, of which all linears count; unpacking 200 times costs more than a product of any batch."""
+    """All linears of four layers are timed. Unpacking 200 times costs more than the product at any batch size."""
     linears = packed_linears(with_words(tiny_llama(num_hidden_layers=4), times=200))
     times = times_by_batch(linears, dense_twins(linears, torch.float32, 1e9), lambda: None, float("inf"))
     assert tuple(item.batch for item in times) == BATCHES
@@ -152,4 +152,4 @@ def test_a_slow_format_is_found_with_its_kernel_and_its_break_even_batch(monkeyp
     assert first.id == "slow-format"
     assert "weights are packed (WordLinear), their kernel is aten::" in first.evidence
     assert "and in a decode step dense weights are faster at batches 1 to " in first.evidence
-    assert isinstance(model.model.layers[0].mlp.up_proj, WordLinear), "the script's model is as it was"
+    assert isinstance(model.model.layers[0].mlp.up_proj, WordLinear), "the script's model is unchanged"

@@ -53,7 +53,7 @@ class Plain(nn.Module):
 
 
 class Wrapped(nn.Module):
-    """A model of transformers within another module, as peft makes it."""
+    """A transformers model inside another module, as peft wraps it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ def test_a_cached_step_has_its_context() -> None:
     def run() -> None:
         model(ids(8))
         model(ids(1), 8)
-        model.head(torch.ones(1, 1, WIDTH))  # a part of it is no model
+        model.head(torch.ones(1, 1, WIDTH))  # a part of a model is not a model
         nn.CrossEntropyLoss()(torch.ones(1, 4), torch.ones(1, dtype=torch.long))
 
     seen = recorded(run).seen("script")
@@ -117,11 +117,11 @@ def test_a_compiled_model_is_recorded() -> None:
 
 
 def test_its_work_is_that_of_torchs_counter() -> None:
-    """A single token attends to 9 keys; the counter of torch multiplies the same matrices."""
+    """One token attends to 9 keys, and torch's counter counts the same matrix products."""
     model = Plain().eval()
     recorder = recorded(lambda: model(ids(1), 8))
     work = plain_work(model, recorder.notes[0].attention)
-    # The counter of torch does not know the fused kernel of a CPU.
+    # torch's counter does not know the fused kernel of a CPU.
     with FlopCounterMode(display=False) as counter, torch.inference_mode(), sdpa_kernel(SDPBackend.MATH):
         model(ids(1), 8)
     step = Step(1, 1, 8)

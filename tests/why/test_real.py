@@ -1,4 +1,4 @@
-"""The corpus of real scripts is whole, and `why` names the causes of its quick ones."""
+"""The corpus of real scripts is complete, and `why` finds the causes in its fast scripts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_expectation_names_its_source_and_its_cures_fit(script: Script) -> N
         ast.parse(script.cured(cure))
     savings = [cure.saves_s for cure in script.cures if not math.isnan(cure.saves_s)]
     assert savings == sorted(savings, reverse=True)
-    assert all(saving > 0.1 for saving in savings), "too little to be a cause"
+    assert all(saving > 0.1 for saving in savings), "the saving is too small for a cause"
 
 
 def test_the_page_has_the_table() -> None:

@@ -1,4 +1,4 @@
-"""Prompts that begin as the one before are tried with its cache."""
+"""Prompts that begin like the previous one are tried with its cache."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ QUESTIONS = [[*DOCUMENT, *range(40, 40 + length)] for length in (4, 6, 5, 5)]
 
 
 def test_a_document_is_computed_once_for_all_questions() -> None:
-    """80 tokens of a document and about 5 of a question: all prompts but the first need only those of the question."""
+    """Prompts have 80 tokens of a document and about 5 of a question. Only the first has to compute the document."""
     model = tiny_llama()
     found = changes_to(lambda: generate_each(model, QUESTIONS))["shared-prefix"]
     # 84 + 86 + 85 + 85 tokens. The second question begins with the four tokens of the first, and so on.

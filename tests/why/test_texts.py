@@ -1,4 +1,4 @@
-"""Repeated encoding is recorded; repeated decoding, as a stream needs it, is not."""
+"""Repeated encoding is recorded. Repeated decoding, which streams need, is not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from profiler.why_slow.recorder import Recorder
 
 
 def test_only_repeated_encoding_is_recorded() -> None:
-    """One text is encoded three times on one line, so two times are repeats; prefixes are decoded twice."""
+    """One line encodes a text three times, so two of them are repeats. Prefixes are decoded twice."""
     words = Tokenizer(models.WordLevel({"?": 0, "one": 1, "two": 2}, unk_token="?"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer, recorder = PreTrainedTokenizerFast(tokenizer_object=words), Recorder()

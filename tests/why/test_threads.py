@@ -1,4 +1,4 @@
-"""Calls in threads that run library code only have the line that started the thread."""
+"""A call in a thread that runs only library code is reported at the line that started the thread."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOKENS = {"inputs": torch.ones(1, 4, dtype=torch.long), "max_new_tokens": 2, "do
 
 
 def lines_of_calls(begin: Callable[[Any], None]) -> list[str]:
-    """The lines of the calls that `begin` makes of a model."""
+    """The lines of the model calls in `begin`."""
     recorder = Recorder()
     with watched(recorder):
         begin(tiny_llama())
@@ -27,7 +27,7 @@ def lines_of_calls(begin: Callable[[Any], None]) -> list[str]:
 
 
 def next_line() -> int:
-    """The number of the line after the one that calls this."""
+    """The number of the line after the caller's line."""
     frame = inspect.currentframe()
     assert frame is not None
     assert frame.f_back is not None
@@ -35,7 +35,7 @@ def next_line() -> int:
 
 
 def test_a_call_is_at_the_line_that_starts_its_thread() -> None:
-    """As in a chat page that reads TextIteratorStreamer."""
+    """Chat pages that read TextIteratorStreamer start such threads."""
     expected = 0
 
     def begin(model: Any) -> None:
@@ -64,7 +64,7 @@ def test_calls_of_one_worker_are_at_the_lines_that_submit_them() -> None:
 
 
 def test_an_unknown_line_is_said_to_be_that_of_a_library() -> None:
-    """The thread started before the recording."""
+    """If the thread started before the recording, its line is unknown."""
     ready, recorder = threading.Event(), Recorder()
     timer = threading.Timer(3600.0, operator.methodcaller("generate", **TOKENS), [tiny_llama()])
     timer.finished.wait = lambda _seconds: ready.wait()  # type: ignore[method-assign, assignment, misc]

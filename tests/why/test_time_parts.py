@@ -1,4 +1,4 @@
-"""Where the time of a script went: the parts have names and add up to its run time."""
+"""The named parts of a script's time add up to its run time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def parts_of(seen: Observations, floor: CallFloor | None = None) -> dict[str, fl
 
 
 def test_each_second_of_a_script_has_one_name() -> None:
-    """Two calls of 10 and 8 s, of which the first has 2 s of one-time costs; 5 s of 16 are not in forward passes."""
+    """Two calls take 10 and 8 s. The first has 2 s of one-time costs, and 5 of 16 s are not in forward passes."""
     calls = (
         generate(0, 10.0, warm_s=8.0, forward_s=7.5, sampling_s=1.5, callbacks_s={"Stops": 0.5}),
         generate(1, 8.0, forward_s=5.5, sampling_s=1.5, callbacks_s={"Stops": 0.5}),
@@ -59,7 +59,7 @@ def test_each_second_of_a_script_has_one_name() -> None:
 
 
 def test_no_part_is_longer_than_what_is_left() -> None:
-    """A floor of 5 s and dispatch of 3 s, by a measurement that is off, in 6 s of forward passes."""
+    """By inaccurate measurements, a floor of 5 s and dispatch of 3 s exceed 6 s of forward passes."""
     parts = parts_of(
         Observations("s.py", 6.0, (generate(0, 6.0, forward_s=6.0),), (), 0.0, "", 0.0), CallFloor(8.0, 3.0)
     )
@@ -69,7 +69,7 @@ def test_no_part_is_longer_than_what_is_left() -> None:
 
 
 def test_overlapping_calls_count_once() -> None:
-    """Four calls of 2 s at the same time, half of them in forward passes: 1 s and 1 s."""
+    """Four simultaneous calls of 2 s, half of it in forward passes, count as 1 s and 1 s."""
     calls = tuple(generate(number, 2.0, forward_s=1.0, began_s=0.0) for number in range(4))
     assert parts_of(Observations("s.py", 2.0, calls, (), 0.0, "", 0.0)) == pytest.approx(
         {"generate's own work": 1.0, "forward passes": 1.0}
@@ -106,7 +106,7 @@ BOUND = "at most: the bytes that cross the link, at its measured bandwidth"
     ids=["a floor", "a bound above what the floor leaves", "no floor", "a trial, whose link was not measured"],
 )  # fmt: skip
 def test_weights_over_a_link_have_a_row(floor: CallFloor | None, finding: Finding, parts: dict[str, float]) -> None:
-    """Of 9 s of forward passes in 10 s."""
+    """Forward passes take 9 s of 10 s."""
     seen = Observations("s.py", 10.0, (generate(0, 9.0, forward_s=9.0),), (), 0.0, "", 0.0)
     found = time_parts(judge_calls(seen, [], floor, more=[finding]))
     assert {part.what.partition(":")[0]: part.seconds for part in found} == pytest.approx(
@@ -126,7 +126,7 @@ def test_a_script_without_a_fault_gets_an_explanation() -> None:
 
 
 def test_forward_passes_and_sampling_are_timed_within_generate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The forward passes of 6 tokens, and the logits processors of sampling, which a greedy call does not have."""
+    """Both calls have the forward passes of 6 tokens. Only the sampling call has logits processors."""
     with_effort(monkeypatch, script_floor=False, script_least_s=0.0, script_most_s=0.0)
     model, ids = tiny_llama(), torch.ones(1, 8, dtype=torch.long)
     with profiler.why() as watching:

@@ -1,4 +1,4 @@
-"""A trial fits into its time: it is made whole, shortened, or not begun."""
+"""A trial fits into its time: it runs in full, runs shortened, or does not start."""
 
 from __future__ import annotations
 
@@ -47,55 +47,58 @@ def candidate(seconds: float, new_tokens: int = 0, prompt_s: float = 0.0, **more
 
 
 def test_a_call_is_repeated_whole_if_five_pairs_fit() -> None:
-    """Beams usually save 60 %: five runs of 1 s, and six of 0.4 s."""
+    """Beams usually save 60 %, so five pairs are five runs of 1 s and six of 0.4 s."""
     assert plan_trial(candidate(1.0), 7.41) == TrialPlan(7.41, pytest.approx(4.6))  # type: ignore[arg-type]
     assert plan_trial(candidate(1.0, new_tokens=100), 7.41).tokens == 0  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(("allowed_s", "repeats"), [(2.4, 2), (5.0, 3), (100.0, 6)])
 def test_a_short_call_is_repeated_within_a_side(allowed_s: float, repeats: int) -> None:
-    """A call of 0.1 s: for 0.2 s, and for up to 0.6 s if eight runs and nine of 40 % of it fit into the time."""
+    """A 0.1 s call is repeated for 0.2 s, or for up to 0.6 s if there is time.
+
+    There is time if eight runs and nine changed runs, each 40 % of a run, fit into it.
+    """
     assert plan_trial(candidate(0.1), allowed_s).repeats == repeats  # type: ignore[union-attr]
 
 
 def test_a_long_generate_is_shortened() -> None:
-    """1 s of prompt and 99 steps of 0.1 s. Of 50.4 s, each of 8.4 sides gets 6 s: two prompts and 40 steps."""
+    """A call has 1 s of prompt and 99 steps of 0.1 s. Each of 8.4 sides gets 6 of 50.4 s: two prompts and 40 steps."""
     plan = plan_trial(candidate(10.9, 100, prompt_s=1.0), 50.41)
     assert isinstance(plan, TrialPlan)
     assert plan.tokens == 40
 
 
 def test_three_pairs_are_the_fewest() -> None:
-    """A forward of 1 s needs 4.6 s. A `generate` of 10 ms steps needs 5.6 times four of them, 0.224 s."""
+    """Three pairs of a 1 s forward need 4.6 s. A `generate` of 10 ms steps needs 5.6 times four steps, 0.224 s."""
     assert plan_trial(candidate(1.0), 4.61) == TrialPlan(4.61, pytest.approx(4.6))  # type: ignore[arg-type]
     assert plan_trial(candidate(1.0), 4.5) == pytest.approx(4.6)
     shortest = plan_trial(candidate(0.99, 100), 0.23)
     assert isinstance(shortest, TrialPlan)
     assert (shortest.tokens, shortest.least_s) == (4, pytest.approx(0.224))
     assert plan_trial(candidate(0.99, 100), 0.22) == pytest.approx(0.224)
-    assert plan_trial(candidate(1.0, alone=True), 3.9) == 4.0, "one run before three"
+    assert plan_trial(candidate(1.0, alone=True), 3.9) == 4.0, "one run before the three pairs"
 
 
 def test_two_tokens_stand_for_a_short_answer_without_a_cache_only() -> None:
-    """Steps of 100 ms: 5.6 times two of them need 1.12 s, and four 2.24 s."""
+    """With steps of 100 ms, 5.6 times two steps need 1.12 s, and 5.6 times four need 2.24 s."""
     assert plan_trial(replace(candidate(1.5, 16), prompts=3), 1.1) == pytest.approx(1.12)
     assert plan_trial(replace(candidate(1.6, 17), prompts=3), 1.1) == pytest.approx(2.24)
     assert plan_trial(candidate(1.5, 16), 1.1) > 1.2
 
 
 def test_three_pairs_of_the_prompt_stand_for_a_call_of_which_much_is_its_prompt() -> None:
-    """4 s of a call of 6 s are its prompt. Three whole pairs need 4.6 times 6 s, three prompts 4.6 times 4 s."""
+    """The prompt takes 4 s of a 6 s call. Three full pairs need 4.6 times 6 s, three pairs of prompts 4.6 times 4 s."""
     padded = replace(candidate(6.0, 16, prompt_s=4.0), saves_in_prompt=True)
     assert plan_trial(padded, 37.0) == TrialPlan(37.0, pytest.approx(27.6))  # type: ignore[arg-type]
     assert plan_trial(padded, 27.0) == TrialPlan(27.0, pytest.approx(18.4), tokens=1)  # type: ignore[arg-type]
     assert plan_trial(padded, 18.0) == pytest.approx(18.4)
     assert plan_trial(replace(padded, saves_in_prompt=False), 26.0) == pytest.approx(27.6)
-    assert plan_trial(replace(padded, prompt_s=1.4), 6.0) > 20.0, "little of it is the prompt"
+    assert plan_trial(replace(padded, prompt_s=1.4), 6.0) > 20.0, "the prompt is a small part of the call"
     assert plan_trial(replace(padded, changed=Whole(lambda: None)), 27.0) == pytest.approx(27.6)
 
 
 def test_a_batch_is_expected_to_save_only_after_the_prompts() -> None:
-    """7 of 10 s are prompts: a batch usually saves 60 % of the other 3 s, a shared prefix half of all."""
+    """Prompts take 7 of 10 s. A batch usually saves 60 % of the other 3 s, and a shared prefix half of all 10 s."""
     batch, prefix = (replace(candidate(10.0, 16, prompt_s=7.0), id=name) for name in ("one-by-one", "shared-prefix"))
     assert usual_saving(batch) == pytest.approx(0.18)
     assert usual_saving(replace(batch, prompt_s=0.0)) == pytest.approx(0.6)
@@ -103,7 +106,7 @@ def test_a_batch_is_expected_to_save_only_after_the_prompts() -> None:
 
 
 class Sleeps:
-    """A `generate` whose prompt takes some seconds, and whose other tokens take 0.28 s."""
+    """A `generate` whose prompt takes `prompt_s` and whose other tokens take 0.28 s."""
 
     def __init__(self, prompt_s: float) -> None:
         self.prompt = lambda: time.sleep(prompt_s)
@@ -129,7 +132,7 @@ def test_in_a_trial_of_the_prompt_the_other_tokens_count_as_unchanged() -> None:
 
 
 def test_a_shortened_call_stands_for_all_of_its_tokens() -> None:
-    """Without a cache: a prompt of 3 s, and steps of 0.5 s plus 1 ms per token of context; 9 of 101 tokens do."""
+    """Without a cache, 9 tokens give the time of 101: 3 s of prompt, and steps of 0.5 s plus 1 ms per context token."""
     seconds = {}
 
     def run(_call: object, new_tokens: int, further: int = 0) -> float:
@@ -150,7 +153,7 @@ def test_what_cannot_be_shortened() -> None:
 
 
 def test_a_shortened_call_runs_with_a_longer_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 21 tokens, 5 are made: after the prompt of 8 tokens, and after 8 further tokens."""
+    """5 of 21 tokens are generated: with a cache after the prompt of 8 tokens, without one after 8 further tokens."""
     model, recorder = tiny_llama(), Recorder()
     ids = torch.arange(8)[None]
     with watched(recorder):
@@ -174,7 +177,7 @@ def test_a_shortened_call_runs_with_a_longer_prompt(monkeypatch: pytest.MonkeyPa
 
 
 def test_some_forwards_stand_for_a_loop() -> None:
-    """Six of 48 forwards of 1 to 48 s stand for all 1176 s; a prompt and some steps stand for the loop with a cache."""
+    """Six of 48 forwards of 1 to 48 s represent all 1176 s. A prompt and some steps represent a loop with a cache."""
     forwards = [Whole(lambda second=second: second) for second in range(1, 49)]
     parts = EvenRunSequence(forwards).shortened(6)
     assert len(parts) == 6
@@ -226,10 +229,10 @@ def test_without_a_budget_no_trial_is_begun(monkeypatch: pytest.MonkeyPatch) -> 
     ],
 )
 def test_how_many_pairs_are_enough(savings: tuple[float, ...], settled: bool, agreed: bool) -> None:
-    """A steady saving, three of 30 %, five that agree, or seven of eight.
+    """Enough are a steady saving, three pairs of 30 %, five that agree, or seven of eight that agree.
 
-    Chance gives the last two in 3 % and 4 % of cases. Student's t of the four that begin with 0.11 and less is 20.8,
-    2.6, 6.4 and 1.9.
+    The last two happen by chance in 3 % and 4 % of cases. Student's t of the first cases that begin with 0.11, 0.04,
+    0.05 and 0.01 is 20.8, 2.6, 6.4 and 1.9.
     """
     rounds = [(1.0, 1 - saving) for saving in savings]
     assert (is_settled(rounds), pairs_agree(rounds)) == (settled, agreed)

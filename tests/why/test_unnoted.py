@@ -1,4 +1,4 @@
-"""Models that `why` cannot fully record: their scripts run as usual, and there is an answer."""
+"""Scripts with models that `why` cannot fully record run as usual and get an answer."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def unreadable(*_: object) -> None:
 
 
 def test_a_call_that_cannot_be_recorded_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Recording fails at the second of three calls: two are recorded, and all three return the usual logits."""
+    """If recording fails at the second of three calls, the others are recorded. All three return the usual logits."""
     model, of = tiny_llama(), ModelSettings.of
     reads = iter([of, unreadable, of])
     monkeypatch.setattr(ModelSettings, "of", lambda *args: next(reads)(*args))

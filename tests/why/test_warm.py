@@ -29,7 +29,7 @@ def tried(saving: float, *numbers: int) -> ChangeTrial:
 
 
 def test_savings_and_shares_refer_to_warm_calls() -> None:
-    """Calls of 10, 1 and 1 s; half of a warm call is saved: 1.5 s, or 50 % of the 3 s of warm calls."""
+    """Calls take 10, 1 and 1 s. Half of each warm call is saved: 1.5 s, or 50 % of the 3 s of warm calls."""
     calls = (call(0, 10.0, warm_s=1.0), call(1, 1.0), call(2, 1.0))
     found = judge_calls(Observations("s.py", 12.0, calls, (), 0.0, "", 0.0), [tried(0.5, 0, 1, 2)])
     [finding] = found.findings
@@ -39,7 +39,7 @@ def test_savings_and_shares_refer_to_warm_calls() -> None:
 
 
 def test_a_fault_is_found_despite_a_cold_call() -> None:
-    """A call of 1.75 s that takes 64 ms once warm, with a saving of a quarter: 16 ms; one-time costs are separate."""
+    """A call of 1.75 s takes 64 ms once warm. A quarter of that is 16 ms, and one-time costs are separate."""
     seen = Observations("s.py", 2.0, (call(0, 1.75, warm_s=0.064),), (), 0.0, "", 0.0)
     found = judge_calls(seen, [tried(0.25, 0)])
     [finding] = found.findings
@@ -59,7 +59,7 @@ def test_a_first_call_faster_than_its_repeat_counts_in_full() -> None:
 
 
 def test_first_calls_are_repeated() -> None:
-    """A model sleeps half a second the first time and not in a repeat, whose place a later call of its shape takes."""
+    """The model sleeps half a second only in the first call. A later call of its shape replaces the repeat."""
     model, recorder = tiny_llama(), Recorder()
     left_s = [COLD_S]
     model.model.register_forward_pre_hook(lambda *_: time.sleep(left_s.pop() if left_s else 0.0))
@@ -87,7 +87,7 @@ def test_only_the_first_forward_of_a_loop_is_repeated() -> None:
 
 
 def test_other_shapes_are_repeated_until_one_has_no_one_time_costs() -> None:
-    """Of five shapes the first and fourth are cold. The fourth is the slowest of the others, and the fifth is next."""
+    """Of five shapes, the first and fourth are cold. The fourth is the slowest of the others, and the fifth is next."""
     model, recorder = tiny_llama(), Recorder()
     naps_s = [COLD_S, 0.02, 0.02, COLD_S, 0.03]
     model.model.register_forward_pre_hook(lambda *_: time.sleep(naps_s.pop(0) if naps_s else 0.03))

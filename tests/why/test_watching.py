@@ -1,4 +1,4 @@
-"""Scripts keep their output, input, exceptions and exit code under `why`; their calls become an answer."""
+"""Scripts keep their output, input, exceptions and exit code under `why`, which reports their calls."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HURRIED = Path(__file__).parents[1] / "hurry.py"
 
 
 def ran(script: str, tmp_path: Path, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    """A script under `roofscope why`, in a new process that measures briefly."""
+    """Run a script under `roofscope why`, in a new process with short measurements."""
     path = tmp_path / "own.py"
     path.write_text(script)
     command = [sys.executable, str(HURRIED), "why", "--out", str(tmp_path / "why"), str(path), *arguments]
@@ -66,7 +66,7 @@ def test_an_exception_of_a_script_is_printed_as_by_the_interpreter(
 
 
 def test_threads_of_the_script_are_waited_for_and_idle_pools_are_not(tmp_path: Path) -> None:
-    """The interpreter waits for a thread and ends a pool's idle workers; to wait for those would take forever."""
+    """The interpreter waits for threads but ends the idle workers of a pool, which would never finish."""
     done = ran(
         "import threading, time\n"
         "from concurrent.futures import ThreadPoolExecutor\n"
@@ -161,7 +161,7 @@ def test_a_block_is_recorded_if_transformers_is_imported_already(
 
 
 def test_recompilations_are_reported_and_add_no_graph_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two shapes of a model compiled for each shape: one recompilation, and no wrapper in the graph."""
+    """Two shapes of a model that is compiled per shape cause one recompilation, and the graph has no wrapper."""
     from torch._dynamo import reset, utils
 
     with_effort(monkeypatch, script_floor=False)
@@ -244,7 +244,7 @@ def seen(*calls: Call, loads: tuple[Load, ...] = ()) -> Observations:
 
 
 def test_every_setting_that_changes_between_forwards_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The settings of forwards are cached; each is changed between two reads."""
+    """The settings of forwards are cached. The test changes each of them between two reads."""
 
     model = tiny_llama()
     model_settings = ModelSettings()
@@ -275,7 +275,7 @@ def test_every_setting_that_changes_between_forwards_is_read(monkeypatch: pytest
 
 
 def test_a_trial_saves_seconds_of_all_its_calls() -> None:
-    """A call takes a quarter of its time after the change: of 2 + 6 s, 6 s or 75 % are saved."""
+    """After the change a call takes a quarter of its time, which saves 6 s of 2 + 6 s, or 75 %."""
     found = judge_calls(
         seen(call(0, 2.0), call(1, 6.0)), [trial((1.0, 0.25), (1.0, 0.2), (1.0, 0.3))], floor=CallFloor(1.0, 0.25)
     )
@@ -295,10 +295,10 @@ def test_a_trial_saves_seconds_of_all_its_calls() -> None:
 def test_pairs_that_disagree_give_no_finding() -> None:
     observations = seen(call(0, 2.0), call(1, 6.0))
     for rounds in (
-        [(1.0, 0.99), (1.0, 0.7), (1.0, 0.98), (1.0, 0.8)],  # too few that differ so much
-        [(1.0, 0.9)] * 4 + [(1.0, 1.1)],  # one contradicts
+        [(1.0, 0.99), (1.0, 0.7), (1.0, 0.98), (1.0, 0.8)],  # too few pairs for such differences
+        [(1.0, 0.9)] * 4 + [(1.0, 1.1)],  # one pair contradicts
         [(1.0, 0.985)] * 5,  # under 2 % of the script
-        [(1.0, 1.5)] * 5,  # it costs
+        [(1.0, 1.5)] * 5,  # the change is slower
     ):
         assert not judge_calls(observations, [trial(*rounds)]).findings
     assert judge_calls(observations, [trial(*[(1.0, 0.9)] * 5)]).findings
@@ -306,7 +306,7 @@ def test_pairs_that_disagree_give_no_finding() -> None:
 
 
 def test_a_large_saving_on_which_pairs_disagree_is_unclear() -> None:
-    """Four of five pairs save half of 8 s, one is disturbed: this is not a finding, but is reported."""
+    """Four of five pairs save half of 8 s, and one is disturbed. This is reported, but not as a finding."""
     found = judge_calls(seen(call(0, 2.0), call(1, 6.0)), [trial(*[(1.0, 0.5)] * 4, (1.0, 1.2))])
     assert not found.findings
     sentences = " ".join(why_sentences(found))
@@ -316,7 +316,7 @@ def test_a_large_saving_on_which_pairs_disagree_is_unclear() -> None:
 
 
 def test_a_small_saving_on_which_pairs_disagree_is_listed() -> None:
-    """Four of five pairs save 5 % of 8 s: it is listed without its own sentence."""
+    """Four of five pairs save 5 % of 8 s. The answer lists this without a separate sentence."""
     found = judge_calls(seen(call(0, 2.0), call(1, 6.0)), [trial(*[(1.0, 0.95)] * 4, (1.0, 1.01))])
     assert not found.findings
     sentences = why_sentences(found)
@@ -327,7 +327,7 @@ def test_a_small_saving_on_which_pairs_disagree_is_listed() -> None:
 
 
 def test_forwards_with_a_cache_are_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loop records gradients that it does not need: a step without them is tried."""
+    """If a loop records needless gradients, a step without them is tried."""
 
     with_effort(monkeypatch, script_floor=False)
     model = tiny_llama()

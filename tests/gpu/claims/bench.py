@@ -45,7 +45,7 @@ class NotRunError(Exception):
 
 @dataclass
 class Check:
-    """One claim next to a figure."""
+    """One claim and its figure."""
 
     name: str
     passed: bool | None
@@ -198,8 +198,7 @@ class Bench:
         row["after"] = self.bytes_now()
 
     def bytes_now(self) -> dict[str, int | None]:
-        """Return bytes of the card: in tensors, reserved by torch, used by everyone according to NVML, free to this
-        process."""
+        """Return the card's bytes: in tensors, reserved by torch, used by all (NVML), free to this process."""
         if not self.cuda:
             return {}
         free()
@@ -211,7 +210,7 @@ class Bench:
         }
 
     def memory_checks(self, since: int) -> Iterator[Check]:
-        """Return checks that each run from this number on freed its memory, and that all but the first together did."""
+        """Return checks that each run from this number on freed its memory, as did all together except the first."""
         ended = [row for row in self.memory if row["after"]]  # neither a failed run nor a CPU has any
         for row in (row for row in self.memory[since:] if row in ended):
             before_it = ended[1 : ended.index(row) + 1]
@@ -255,7 +254,7 @@ BRIEF: dict[bool, dict[str, Any]] = {
     True: {"budget_s": 20.0, "new_tokens": 16},
     False: {"dtype": "bfloat16", "no_levers": True},
 }
-"""Options of runs on a card and on a CPU that differ by the format of their weights: they need no long sweep."""
+"""Options on a card and on a CPU for runs in several weight formats, which need no long sweep."""
 
 
 def flushes(bench: Bench) -> tuple[Callable[[], object], Callable[[], object]]:

@@ -1,4 +1,4 @@
-"""FLOPs next to torch's own counter on the device."""
+"""FLOPs, compared with torch's counter on the device."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ def attempts(bench: Bench) -> Iterator[Attempt]:
 
 
 def _flops(bench: Bench) -> Iterator[Check]:
-    """Return the counter's FLOPs in plain attention: torch 2.11's counter refuses grouped heads in SDPA (PR #177188
-    came later).
+    """Check FLOPs in plain attention: torch 2.11's counter refuses grouped heads in SDPA (PR #177188 came later).
 
     Linears are `mm` and `addmm`. Attention is `bmm`, and so is the rotary embedding if transformers computes it as a
     product (5.17, modeling_llama.py: inv_freq [width / 2, 1] by positions [1, S], for each sequence).

@@ -63,7 +63,7 @@ def _doubling(bench: Bench) -> Iterator[Check]:
 
 def _out_of_memory(bench: Bench) -> Iterator[Check]:
     """A cell that does not fit is a row, and its memory is freed."""
-    free()  # memory that torch reserved in the run before is free to its next tensors, but the driver calls it used
+    free()  # torch can reuse the memory that it reserved in the previous run, but the driver counts it as used
     available, _total = torch.cuda.mem_get_info(bench.device)
     if available < _FREE_BYTES:
         raise NotRunError(f"{available / 1e9:.1f} GB are free, {_FREE_BYTES / 1e9:.0f} are needed")

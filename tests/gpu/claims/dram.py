@@ -1,4 +1,4 @@
-"""Bytes next to the memory controller's own counters, by Nsight Compute: a stream, a decode step and a prefill."""
+"""Bytes compared with the memory controller's counters (Nsight Compute): a stream, a decode step and a prefill."""
 
 from __future__ import annotations
 

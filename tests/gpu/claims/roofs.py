@@ -103,8 +103,10 @@ def _roof_with_clocks(bench: Bench, probe: Callable[[], Roof]) -> tuple[Roof, di
 
 
 def _twice(bench: Bench, name: str, first: Roof, second: Roof, clocks: dict[str, float | None]) -> Check:
-    """Compare them raw or at one clock: readings of the clock are few, and a card at its power cap changes it
-    between them."""
+    """Compare two measurements of a roof, raw or at one clock.
+
+    Readings of the clock are few, and a card at its power cap changes its clock between them.
+    """
     raw = second.per_s / first.per_s
     now_hz = clocks["middle"] or clocks["end"]
     level = raw * first.clock_hz / now_hz if first.clock_hz and now_hz else raw
@@ -121,9 +123,9 @@ def _twice(bench: Bench, name: str, first: Roof, second: Roof, clocks: dict[str,
 
 
 def _in_a_graph(bench: Bench, name: str) -> Iterator[Check]:
-    """Compare with the same work in a graph, without the host: a lower roof was timed by its launches.
+    """Compare with the same work in a graph, without the host: a lower roof includes its launches.
 
-    Both are sampled for as long: a card at its power limit is faster in the first milliseconds.
+    Both are sampled for the same time: a card at its power limit is faster in the first milliseconds.
     """
     roofs, machine, dtype = bench.once(first_roofs), bench.machine, dtype_name(bench.dtype)
     kind = DTYPES[dtype]
@@ -158,8 +160,7 @@ def _in_a_graph(bench: Bench, name: str) -> Iterator[Check]:
 
 
 def _energy(bench: Bench) -> Iterator[Check]:
-    """Compare the energy counter over some seconds of products with NVML's power (a mean over a second on newer
-    cards)."""
+    """Compare the energy counter over seconds of products with NVML's power (a mean over 1 s on newer cards)."""
     source, name = bench.machine.source, "energy counter / power readings"
     _load(bench, 1.0)
     start_s, before_j = now_s(), source.energy_j()

@@ -36,7 +36,7 @@ def _readings(bench: Bench) -> Iterator[Check]:
     needed = {"clock_hz", "power_w", "temperature_c", "memory_used_bytes"} if bench.cuda else {"memory_used_bytes"}
     yield Check("telemetry", needed <= seen, sorted(seen), f"has {sorted(needed)}")
     share = watch.cost_s / _SECONDS
-    # The reading thread also waits for Python's lock, which this loop has: that is no cost.
+    # The reading thread also waits for Python's lock, which this loop holds: that wait is not a cost.
     judged, why = (share < 0.05, "") if bench.cuda else (None, "judged on cards only")
     yield Check("cost of telemetry", judged, share, "< 5 % at ten looks a second", why)
 

@@ -24,7 +24,7 @@ _PROMPT, _NEW_TOKENS = 64, 24
 _FRESH_PROMPTS = (96, 160)
 """Lengths that no other check uses: kernels, plans and memory of these shapes are new."""
 _EVEN = 1.1
-"""The upper over the lower quartile of a step's times from which on a host shared with others is not judged."""
+"""A shared host is not judged if the upper quartile of a step's times is over this multiple of the lower."""
 _HOST_BOUND = 0.9
 """The least ratio of a step's time to the twin's step, if the host sets the pace."""
 
@@ -124,7 +124,7 @@ def _host_time(bench: Bench) -> Iterator[Check]:
     """Compare the host's time to submit a decode step of the small model with the hollow twin's whole step."""
     run = bench.once(small_run)
     facts = facts_of(run)
-    measured = read_gathered(run.folder, run.document).dispatch  # that of the facts is at most the fastest step
+    measured = read_gathered(run.folder, run.document).dispatch  # in the facts it is at most the fastest step
     cell, twin = facts.grid.cells[0], measured.get(("eager", "decode", 1))
     visits = [visit for visit in facts.visits.get(cell, ()) if visit.issue_s]
     if twin is None or not visits:

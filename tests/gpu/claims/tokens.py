@@ -71,7 +71,7 @@ def _engines(bench: Bench, names: list[str]) -> Iterator[Check]:
     yield Check("best engine / measured bandwidth, batch 1", best / kept >= 0.85 if large else None, value, limit, why)
     host = 1 - times["graph"] / times["eager"]
     eager = decode[decode["engine"] == "eager"].iloc[0]
-    # A replay has gaps between its kernels: near one half it agrees with either verdict.
+    # A replay has gaps between its kernels, so near one half it agrees with either verdict.
     either = abs(host - 0.5) < 0.1 or eager["regime"] in ("mixed", "inconclusive")
     agree = either or (eager["regime"] == "overhead-bound") == (host >= 0.5)
     yield Check("overhead verdict agrees with graph replay", agree, {"saved": host, "regime": eager["regime"]})

@@ -238,8 +238,7 @@ def _key(facts: Facts, phase: str) -> CellKey:
 
 
 def _two_flushes(bench: Bench) -> Iterator[Check]:
-    """Compare linears of one row after a buffer that was read, and after one that was written, with the run's
-    replays."""
+    """Compare linears of one row with the run's replays: after a buffer is read, and after one is written."""
     model, facts = bench.once(_main_model), facts_of(bench.once(main_run))
     replays = facts.replays[_key(facts, "decode")]
     groups: dict[str, list[Any]] = {}
@@ -262,7 +261,7 @@ def _two_flushes(bench: Bench) -> Iterator[Check]:
 
 
 def _kept_caches(bench: Bench) -> Iterator[Check]:
-    """Both engines reset a filled cache: neither may need a mask that the other does without."""
+    """Both engines reset a filled cache, so neither may need a mask if the other does not."""
     model, found = bench.once(_small_model), {}
     ids = seeded_prompts(_CELL, model.module.config.vocab_size).to(bench.device)
     for kind in (StaticEngine, GraphEngine):

@@ -1,4 +1,4 @@
-"""Thirty real scripts, what is expected of `roofscope why` for each, and the comparison of its answer with that."""
+"""Thirty real scripts, the expected findings of `roofscope why`, and the comparison of its answers with them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Script:
 
 
 def scripts(names: Sequence[str] = ()) -> list[Script]:
-    """The scripts with these names; all without names."""
+    """The scripts with these names, or all scripts without names."""
     expected = tomllib.loads((HERE / "expected.toml").read_text())
     return [_script(name, expected[name]) for name in names or expected]
 
@@ -76,7 +76,7 @@ def _script(name: str, entry: Mapping[str, Any]) -> Script:
 
 @dataclass(frozen=True)
 class Found:
-    """What `roofscope why` answered for one script."""
+    """The answer of `roofscope why` for one script."""
 
     findings: tuple[tuple[str, float], ...]
     """Names and seconds, in the order of the answer."""
@@ -86,7 +86,7 @@ class Found:
     budget_s: float
 
     def verdict(self, script: Script) -> Verdict:
-        """The answer compared with what is expected."""
+        """Compare the answer with the expected findings."""
         names, true = [name for name, _ in self.findings], [cure.finding for cure in script.cures]
         return Verdict(
             first=names[:1] == true[:1],
@@ -107,7 +107,7 @@ class Verdict:
 
 
 def saved_answers(file: Path = ANSWERS) -> dict[str, Found]:
-    """The answers of earlier runs by script; empty without the file."""
+    """The answers of earlier runs by script, empty without the file."""
     entries = json.loads(file.read_text()) if file.exists() else {}
     return {
         name: Found(**entry | {"findings": tuple((finding, saves_s) for finding, saves_s in entry["findings"])})

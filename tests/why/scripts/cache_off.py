@@ -1,4 +1,4 @@
-"""Writes a few lines about a prompt; a flag that was needed for fine-tuning was left in."""
+"""Writes a few lines about a prompt, with a flag left over from fine-tuning."""
 
 import sys
 

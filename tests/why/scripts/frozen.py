@@ -1,4 +1,4 @@
-"""First words for many short texts; the weights are frozen, as before a fine-tuning."""
+"""First words for many short texts, with frozen weights as before fine-tuning."""
 
 import sys
 

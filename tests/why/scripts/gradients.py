@@ -1,4 +1,4 @@
-"""Scores batches of texts by their likelihood; gradients are recorded and not used."""
+"""Scores batches of texts by their likelihood, and records gradients that it does not use."""
 
 import sys
 

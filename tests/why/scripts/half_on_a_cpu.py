@@ -1,4 +1,4 @@
-"""float16, as for a GPU, on a CPU."""
+"""Runs in float16 on a CPU, as if on a GPU."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A chat in a class, in which every question continues the last answer: nothing to batch."""
+"""A chat class where every question continues the last answer, so there is nothing to batch."""
 
 import sys
 

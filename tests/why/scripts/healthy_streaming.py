@@ -1,4 +1,4 @@
-"""Answers that are streamed, and stop at a certain token."""
+"""Streams answers that stop at a certain token."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A training step: gradients and train mode belong to it."""
+"""A training step, which needs gradients and train mode."""
 
 import sys
 

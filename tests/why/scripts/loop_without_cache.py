@@ -1,4 +1,4 @@
-"""Greedy decoding by hand, as in a first tutorial: everything so far goes through the model at every token."""
+"""Greedy decoding by hand, as in a first tutorial: each step computes all earlier tokens again."""
 
 import sys
 

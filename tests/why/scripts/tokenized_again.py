@@ -1,4 +1,4 @@
-"""The same long document before every question, tokenized again each time."""
+"""Puts the same long document before every question and tokenizes it each time."""
 
 import sys
 
