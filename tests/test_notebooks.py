@@ -140,4 +140,4 @@ def test_it_runs(path: Path, tmp_path: Path, kernel: KernelManager) -> None:
     NotebookClient(notebook, timeout=300, km=kernel).execute(reset_kc=True)
     shown = "".join(str(output) for cell in notebook.cells for output in cell.get("outputs", []))
     assert all(figure in shown for figure in FIGURES[path.stem]), [f for f in FIGURES[path.stem] if f not in shown]
-    assert list(tmp_path.iterdir()) == [], "a notebook leaves nothing behind"
+    assert list(tmp_path.iterdir()) == [], "a notebook leaves no files"

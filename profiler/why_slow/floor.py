@@ -75,7 +75,7 @@ def _subject(model: nn.Module, attention: SeenAttention | None) -> _Subject:
     dtype, machine = dtype_name(parameter.dtype), machine_for(parameter.device)
     try:
         dispatch_s = least_dispatch_s(model, machine)
-    except Exception:  # a class that cannot be built from its config alone
+    except Exception:  # a class that cannot be built from only its config
         dispatch_s = None
     return _Subject(work, here_roofs(work, dtype), dtype, dispatch_s, overlaps=machine.clock.ahead)
 

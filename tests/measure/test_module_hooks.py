@@ -12,7 +12,7 @@ from profiler.device.machine import Machine
 from profiler.measure.module_hooks import Pieces
 
 
-class Told:
+class KnownTimes:
     """A clock that gives these seconds between its marks."""
 
     def __init__(self, *seconds: float) -> None:
@@ -29,7 +29,7 @@ class Told:
 
 
 def parts(*seconds: float) -> dict[str, float]:
-    pieces = Pieces(Machine(HOST.device, clock=Told(*seconds)))
+    pieces = Pieces(Machine(HOST.device, clock=KnownTimes(*seconds)))
     pieces.start()
     for _ in seconds[1:]:
         pieces.enter("mlp")

@@ -131,10 +131,10 @@ def test_a_device_that_is_lost_since_a_failure_ends_the_run(monkeypatch: pytest.
 
 def test_whatever_a_rank_raises_in_a_step_ends_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the other ranks would wait for the rest of the step."""
-    monkeypatch.setattr(ProcessGroup, "failure", lambda _self, error: RankError(f"told of {error}"))
+    monkeypatch.setattr(ProcessGroup, "failure", lambda _self, error: RankError(f"reported {error}"))
     group = object.__new__(ProcessGroup)
     for error in (RuntimeError("x"), AttributeError("x")):
-        with pytest.raises(RankError, match="told of x"), group.together():
+        with pytest.raises(RankError, match="reported x"), group.together():
             raise error
     with pytest.raises(RequestError, match="a wrong request"), group.together():
         raise RequestError("a wrong request")

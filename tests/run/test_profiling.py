@@ -15,7 +15,7 @@ from profiler.predict.card_profile import profile_called, read_profile
 from profiler.run import card_profile as profiling
 
 
-def test_small_kernels_stand_beside_what_they_must_move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_kernels_are_next_to_what_they_must_move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four times the tokens move four times the bytes; a prefill whose time is lost in its dispatch is skipped.
 
     A layer of SmolLM2-135M passes hidden states of 576 to its three products, and to the two of its MLP, of 1536. It

@@ -84,8 +84,8 @@ def disagreements(scenario: Scenario, truth: Truth, folder: Path) -> Iterator[st
         run, _ = said(scenario, [truth], folder)
         for phase, row in held(scenario, truth, run, folder):
             if row["regime"] != phase.regime:
-                told = f"{row['regime']} ({row['confidence']}) for {phase.regime}"
-                yield f"{phase.phase} {phase.batch_size} x {phase.prompt_len}: {told}"
+                label = f"{row['regime']} ({row['confidence']}) for {phase.regime}"
+                yield f"{phase.phase} {phase.batch_size} x {phase.prompt_len}: {label}"
     except AssertionError as error:
         yield str(error).partition("\n")[0]
     except RequestError as error:

@@ -42,8 +42,8 @@ def test_a_run_and_a_profile_forecast_a_card_of_known_truth(tmp_path: Path) -> N
     known = run_facts(run.folder)
     assert known.trained.within.median < 0.05
     assert known.trained.outside.median < 0.05
-    told = fitted_on(profile, "float16", LAYERS).forecast(known.trained.measured.demanded)
-    off = told.latency_s / known.trained.measured.latency_s - 1
+    forecast = fitted_on(profile, "float16", LAYERS).forecast(known.trained.measured.demanded)
+    off = forecast.latency_s / known.trained.measured.latency_s - 1
     decode = ~known.trained.measured.demanded.steps.prefill
     assert np.median(np.abs(off[decode])) < 0.05
     assert np.median(np.abs(off[~decode])) < 0.05

@@ -238,10 +238,10 @@ def test_a_model_that_fits_a_cache_only_in_some_steps(tmp_path: Path) -> None:
     scenario = Scenario("smollm2-135m", 6, prompt_lens=[128], batch_sizes=[1], changes={"vocab_size": 24_000})
     run, _ = said(scenario, [truth], tmp_path, budget=0.2)
     assert 64 << 20 < run.document.model.storage_bytes < 72 << 20
-    told = {item.phase: Flag.CACHE_RESIDENT in item.flags for item in run.document.evidence}
-    assert told == {"prefill": False, "decode": True}
+    flagged = {item.phase: Flag.CACHE_RESIDENT in item.flags for item in run.document.evidence}
+    assert flagged == {"prefill": False, "decode": True}
     for phase, row in pairs(so(scenario, truth, tmp_path), run.cells):
-        assert phase.cache_resident == told[phase.phase]
+        assert phase.cache_resident == flagged[phase.phase]
         assert row["regime"] == phase.regime == "memory-bound"
         assert row["latency_s"] == pytest.approx(phase.latency_s, rel=REST)
         assert abs(row["weights_s"] - phase.weights_s) < REST * phase.latency_s

@@ -29,19 +29,19 @@ _COLUMNS = ("ID", "Kernel Name", "Stream", "Metric Name", "Metric Unit", "Metric
 class _ListenedLog(list[Kernel]):
     """A card's log that also reports each kernel when it is sent."""
 
-    def __init__(self, tell: Callable[[Kernel], None]) -> None:
+    def __init__(self, listener: Callable[[Kernel], None]) -> None:
         super().__init__()
-        self._tell = tell
+        self._listener = listener
 
     def append(self, kernel: Kernel) -> None:
         super().append(kernel)
-        self._tell(kernel)
+        self._listener(kernel)
 
 
 @contextlib.contextmanager
-def listening(card: Card, tell: Callable[[Kernel], None]) -> Iterator[None]:
-    """Call `tell` with every kernel of a card, within the context."""
-    card.log = _ListenedLog(tell)
+def listening(card: Card, listener: Callable[[Kernel], None]) -> Iterator[None]:
+    """Call `listener` with every kernel of a card, within the context."""
+    card.log = _ListenedLog(listener)
     try:
         yield
     finally:
@@ -76,7 +76,7 @@ def kineto(world: World) -> Callable[..., contextlib.AbstractContextManager[Any]
             yield
             marks.pop()
 
-        def tell(kernel: Kernel) -> None:
+        def listener(kernel: Kernel) -> None:
             name = next(
                 (name for part, name in _KERNELS.items() if kernel.work.name.startswith(part)), kernel.work.name
             )
@@ -85,7 +85,7 @@ def kineto(world: World) -> Callable[..., contextlib.AbstractContextManager[Any]
                 above.cpu_children.append(launch)
             found.append(launch)
 
-        with listening(world.card, tell), mock.patch.object(torch.profiler, "record_function", record_function):
+        with listening(world.card, listener), mock.patch.object(torch.profiler, "record_function", record_function):
             yield SimpleNamespace(events=lambda: found)
 
     return recorded
@@ -98,7 +98,7 @@ def ncu(world: World, target: Callable[[str], None]) -> Callable[..., Any]:
     def run(command: Sequence[str], **_: Any) -> Any:
         card, rows, on = world.card, [",".join(f'"{name}"' for name in _COLUMNS)], []
 
-        def tell(kernel: Kernel) -> None:
+        def listener(kernel: Kernel) -> None:
             if on:
                 stream = card.streams.index(card.stream)
                 for metric, nbytes in (("dram__bytes_read.sum", kernel.memory_bytes), ("dram__bytes_write.sum", 0)):
@@ -106,7 +106,7 @@ def ncu(world: World, target: Callable[[str], None]) -> Callable[..., Any]:
                     rows.append(",".join(f'"{value}"' for value in row))
 
         with (
-            listening(card, tell),
+            listening(card, listener),
             mock.patch.object(torch.cuda.profiler, "start", partial(on.append, True)),
             mock.patch.object(torch.cuda.profiler, "stop", on.clear),
         ):

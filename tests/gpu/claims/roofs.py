@@ -169,7 +169,7 @@ def _energy(bench: Bench) -> Iterator[Check]:
     seconds, after_j = now_s() - start_s, source.energy_j()
     powers = [reading.power_w for reading in watch.readings if reading.power_w]
     if before_j is None or after_j is None or not powers:
-        raise NotRunError("NVML tells no energy or no power of this card")
+        raise NotRunError("NVML reports no energy or no power of this GPU")
     counted_w, read_w = (after_j - before_j) / seconds, statistics.fmean(powers)
     value = {"counted_w": counted_w, "read_w": read_w, "limit_w": source.read().power_limit_w}
     yield within(name, counted_w / read_w, 0.15, value)
