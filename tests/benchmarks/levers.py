@@ -2,7 +2,7 @@
 
     python tests/benchmarks/levers.py [--model smollm2-135m] [--forms bfloat16,int8wo,int4wo,nf4] [--out FOLDER]
 
-The model is run in float32, where each format is tried on a few of its layers, and then whole in each format. A sign is
+A run in float32 tries each format on a few layers; then the whole model runs in each format. A sign is
 right unless both intervals exclude 0 on different sides. FOLDER stores the runs; existing ones are not repeated.
 """
 

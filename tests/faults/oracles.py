@@ -128,7 +128,7 @@ _UNSTABLE = (
 
 
 def _said(value: Any, path: str = "run.json") -> Iterator[str]:
-    """Return the non-empty fields. Lists count only as their names, since their length depends on time."""
+    """Yield the path of each field that is not empty."""
     if isinstance(value, dict):
         for name, inner in value.items():
             if name not in _UNSTABLE:

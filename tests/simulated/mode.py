@@ -193,7 +193,7 @@ class CardMode(TorchDispatchMode):
         numel = 1
         for side in size if all(isinstance(side, int) for side in size) else ():
             numel *= side
-        # The tensor is large in any dtype; a `like` of a planned weight is made by empty_like on the host.
+        # Four bytes per element, since the dtype is not known yet. `empty_like` on the host makes weights of a plan.
         like = max((nbytes(t) for t in tensors if t.device.type == "meta"), default=0) if "device" in kwargs else 0
         large = (not tensors and numel * 4 > _HELD_FOR_REAL) or like > _HELD_FOR_REAL
         to_meta = kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "meta"
