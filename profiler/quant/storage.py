@@ -255,7 +255,8 @@ def _four_bit_table(device: torch.device) -> _FourBitTable:
         from bitsandbytes.backends.cuda import ops
 
         fuses = partial(ops._gemm_4bit_use_custom_fn, device.index or 0)
-        fuses(torch.float16, 1, _BNB_BLOCK, _BNB_BLOCK)  # looks at the GPU once
+        # It looks at the GPU once, and only for more rows than are always fused.
+        fuses(torch.float16, _BNB_FUSED_FLOOR + 1, _BNB_BLOCK, _BNB_BLOCK)
         return _FourBitTable(fuses, ops._gemm_4bit_custom_max_m)
     except Exception as error:
         return _FourBitTable(lambda *_: False, 0, describe_error(error))

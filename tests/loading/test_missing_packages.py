@@ -195,6 +195,8 @@ def test_a_gpu_that_does_not_respond_once_is_counted_by_one_rule_and_named(
     asked = iter([RuntimeError("CUDA unknown error")])
 
     def fuses(_index: int, _dtype: torch.dtype, rows: int, *_: int) -> bool:
+        if rows <= 4:
+            return True  # bitsandbytes answers this without a look at the GPU
         for error in asked:
             raise error
         return rows <= 8
