@@ -55,7 +55,8 @@ function settings() {
   const shares = data.entries.filter(entry => entry.quant === whole.quant);
   const entry = named(shares, "ranks", given.t, `${whole.quant === "none" ? whole.dtype : whole.quant} weights: tensor parallel`);
   const link = named(data.links.filter(link => link.ranks === entry.ranks), "name", given.l, "link");
-  if (gpu.flops_per_s.float16 && !gpu.flops_per_s[entry.dtype]) notes.push(`${gpu.name} has no ${entry.dtype} units; its floor is that of float16.`);
+  const rated = ratedDtype(gpu, entry.dtype, entry.dtype);
+  if (rated !== entry.dtype) notes.push(`${gpu.name} has no ${entry.dtype} roof; its floor is that of ${rated}.`);
   const bits = number("kv", "KV cache bits", 1, entry.kv_bits);
   return { batch, prompt, context, entry, gpu, link, bits, notes };
 }

@@ -58,10 +58,10 @@ function stepWork(entry, symbols, bits) {
   return { flops, bytes, operators, collectives };
 }
 
-function peak(gpu, dtype, own) {
-  for (const name of [dtype, own, own === "bfloat16" ? "float16" : own, "float32"]) if (gpu.flops_per_s[name]) return gpu.flops_per_s[name];
-  return Math.max(...Object.values(gpu.flops_per_s));
-}
+/** The dtype whose peak bounds `dtype` on a GPU, for a model of dtype `own`. */
+const ratedDtype = (gpu, dtype, own) =>
+  [dtype, own, own === "bfloat16" ? "float16" : own, "float32"].find(name => gpu.flops_per_s[name]);
+const peak = (gpu, dtype, own) => gpu.flops_per_s[ratedDtype(gpu, dtype, own)] ?? Math.max(...Object.values(gpu.flops_per_s));
 
 /** The least seconds of a step: by roof, by group of operators, and in all. No collective overlaps an operator. */
 function floorOf(work, entry, gpu, link) {

@@ -164,6 +164,22 @@ def test_an_impossible_address(page: Path, address: str, words: str) -> None:
     window.close()
 
 
+def test_the_roofs_are_those_of_the_chosen_gpu(window: Chromium) -> None:
+    """NVIDIA's datasheets: a T4 has 65 TFLOP/s in float16 and no bfloat16, an H100 SXM has 989 in both."""
+    roofs = "document.querySelector('#roofs').textContent"
+    notes = "document.querySelector('#notes').textContent"
+    assert "float16: 65.0 TFLOP/s" in window.run(roofs)
+    assert "bfloat16" not in window.run(roofs)
+    assert window.run(notes) == "T4 has no bfloat16 roof; its floor is that of float16."
+    window.run(
+        "(() => { const it = document.querySelector('#gpu'); it.value = 'H100 SXM';"
+        " it.dispatchEvent(new Event('change', {bubbles: true})); })()"
+    )
+    assert "float16, bfloat16: 989 TFLOP/s" in window.run(roofs)
+    assert "65.0" not in window.run(roofs)
+    assert window.run(notes) == ""
+
+
 @pytest.mark.parametrize("width", [420, 1200])
 def test_nothing_is_wider_than_the_window(page: Path, width: int) -> None:
     window = Chromium(width)
