@@ -180,8 +180,8 @@ def _fits(machine: Machine, *, packs: bool) -> list[PresetFit]:
                 memory_need(work, planned_weight_bytes(module), Step(batch, _FIRST_PROMPT_LEN, 0), new_tokens, path)
                 for batch in _FIRST_BATCHES
             )
-            fits_first = bool(most.total_bytes <= room)
-            fits.append(PresetFit(name, label, int(least.total_bytes), bool(least.total_bytes <= room), fits_first))
+            fits_first = bool(most.safe_bytes <= room)
+            fits.append(PresetFit(name, label, int(least.safe_bytes), bool(least.safe_bytes <= room), fits_first))
     return fits
 
 

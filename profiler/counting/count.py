@@ -156,7 +156,7 @@ def count(
     def on_gpu(gpu: Datasheet) -> CardFloor:
         there = path_on(work, path.attention, fuses_grouped_heads=gpu.fuses_grouped_heads)
         need = memory_need(work, counted.weight_bytes, Step(batch, first, 0), keys - first, there)
-        return floor_on(gpu, operators, counted.dtype, float(need.total_bytes))
+        return floor_on(gpu, operators, counted.dtype, float(need.peak_bytes), float(need.safe_bytes))
 
     return StepCount(
         model=source.name,

@@ -84,9 +84,13 @@ class GpuRow:
     bound: Literal["compute", "memory"] | None
     """The roof that limits the larger part of the floor."""
     needs_bytes: float
-    """Weights, KV cache, workspace and fragmentation."""
+    """Weights, KV cache and workspace: all tensors at their peak."""
+    safe_bytes: float
+    """The bytes with which the step runs, in whatever pieces free memory is."""
     room_bytes: int
     """What a model may take of the GPU's memory."""
+    tight: bool
+    """Whether the step fits, but runs out of memory if free memory is in pieces."""
     refusal: str | None
     """The reason why there is no floor, in one line; null if there is one."""
 

@@ -73,6 +73,9 @@ def step_floor(parts: Iterable[tuple[float, float, float]], bytes_per_s: float) 
 NEEDS_LESS = "fewer bits (--quant) need less, and `roofscope rent` names GPUs with room"
 """What to do about a step that does not fit."""
 
+TIGHT = "tight: its tensors fit, but it runs out of memory if free memory is in pieces"
+"""What it means that a step fits only if free memory is in one piece."""
+
 
 @dataclass(frozen=True)
 class CardFloor:
@@ -88,9 +91,16 @@ class CardFloor:
     bound: Literal["compute", "memory"] | None
     """The roof that limits the larger part of the floor."""
     needs_bytes: float
-    """What the step needs of the GPU's memory at its peak (`memory_need`)."""
+    """The bytes of all tensors of the step at their peak (`memory_need`)."""
+    safe_bytes: float
+    """The bytes with which it runs, in whatever pieces free memory is."""
     room_bytes: int
-    """What a model may take of it (`Datasheet.room_bytes`)."""
+    """What a model may take of the GPU's memory (`Datasheet.room_bytes`)."""
+
+    @property
+    def tight(self) -> bool:
+        """Whether the tensors fit, but the step runs out of memory if free memory is in pieces."""
+        return self.needs_bytes <= self.room_bytes < self.safe_bytes
 
     @property
     def refusal(self) -> str | None:
@@ -105,7 +115,9 @@ class CardFloor:
         )
 
 
-def floor_on(card: Datasheet, operators: Sequence[OperatorWork], dtype: str, needs_bytes: float) -> CardFloor:
+def floor_on(
+    card: Datasheet, operators: Sequence[OperatorWork], dtype: str, needs_bytes: float, safe_bytes: float = 0.0
+) -> CardFloor:
     """Return the floor of a step of these operators on a GPU, for a model of `dtype` that needs `needs_bytes`.
 
     GPUs without bfloat16 units run in float16, which has the same bytes. An operator whose dtype the GPU has no units
@@ -127,6 +139,7 @@ def floor_on(card: Datasheet, operators: Sequence[OperatorWork], dtype: str, nee
         floor_s=floor.total_s if floor else None,
         bound=floor.bound if floor else None,
         needs_bytes=needs_bytes,
+        safe_bytes=max(needs_bytes, safe_bytes),
         room_bytes=card.room_bytes,
     )
 

@@ -30,13 +30,22 @@ class GpuFloors:
     compute_s: _Floats
     memory_s: _Floats
     """Seconds [n] of the operators that compute and memory limit, respectively. They add up to the floor."""
-    needs_bytes: _Floats
+    need: MemoryNeed
     """What each point needs of this GPU's memory [n], by the attention that it has."""
 
     @property
+    def _room_bytes(self) -> float:
+        return np.inf if self.roofs.room_bytes is None else self.roofs.room_bytes
+
+    @property
     def fits(self) -> NDArray[np.bool_]:
-        """Whether each point fits the GPU [n]; true if its memory is unknown."""
-        return self.needs_bytes <= (np.inf if self.roofs.room_bytes is None else self.roofs.room_bytes)
+        """Whether the tensors of each point fit the GPU [n]; true if its memory is unknown."""
+        return np.asarray(self.need.fits(self._room_bytes))
+
+    @property
+    def tight(self) -> NDArray[np.bool_]:
+        """Whether they fit, but the step runs out of memory if free memory is in pieces [n]."""
+        return np.asarray(self.need.is_tight(self._room_bytes))
 
     @property
     def floor_s(self) -> _Floats:
@@ -69,7 +78,7 @@ class GridCount:
     cache_bytes: _Floats
     """Bytes of the KV cache at the end of the step [n]."""
     needs_bytes: _Floats
-    """Weights, KV cache, workspace and fragmentation with fused attention [n]; a decode step has its prefill's."""
+    """Weights, KV cache and workspace with fused attention [n]; a decode step has its prefill's."""
     gpus: tuple[GpuFloors, ...]
 
     def __len__(self) -> int:
@@ -141,21 +150,16 @@ def count_grid(
         model_flops=ones * work.model_flops,
         model_bytes=ones * work.model_bytes,
         cache_bytes=ones * fused.cache_bytes,
-        needs_bytes=ones * fused.total_bytes,
+        needs_bytes=ones * fused.peak_bytes,
         gpus=tuple(
-            gpu_floors(
-                roofs, counted.work, counted.dtype, step, ones * needs(fuses=roofs.fuses_grouped_heads).total_bytes
-            )
+            gpu_floors(roofs, counted.work, counted.dtype, step, needs(fuses=roofs.fuses_grouped_heads))
             for roofs in gpus
         ),
     )
 
 
-def gpu_floors(roofs: RoofSet, work: ModelWork, dtype: str, step: Step, needs_bytes: _Floats) -> GpuFloors:
-    """Return the floors of steps [n] of a model of `dtype` under a GPU's roofs.
-
-    `needs_bytes` [n] is what they need of its memory.
-    """
-    unknown: Any = np.zeros_like(needs_bytes)
+def gpu_floors(roofs: RoofSet, work: ModelWork, dtype: str, step: Step, need: MemoryNeed) -> GpuFloors:
+    """Return the floors of steps [n] of a model of `dtype` under a GPU's roofs; `need` [n] is of its memory."""
+    unknown: Any = np.zeros(len(step.batch))  # type: ignore[arg-type]
     compute_s, memory_s = roof_times(work, step, roofs, dtype, width=unknown, kv=unknown)
-    return GpuFloors(roofs, compute_s, memory_s, needs_bytes)
+    return GpuFloors(roofs, compute_s, memory_s, need)

@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import reduce
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from profiler.counting.attention import AttentionCore
 from profiler.counting.operators import Linear, ModelWork
@@ -61,7 +62,7 @@ class MemoryNeed:
     workspace_bytes: Any
     """The rest: hidden states, scores of an unfused attention, logits, or a copy of one layer's cache."""
     fragmentation_bytes: Any
-    """Free memory in pieces that its large tensors cannot use."""
+    """Free memory that its large tensors may be unable to use, since it is in pieces."""
 
     @property
     def peak_bytes(self) -> Any:
@@ -69,9 +70,22 @@ class MemoryNeed:
         return self.weight_bytes + self.cache_bytes + self.workspace_bytes
 
     @property
-    def total_bytes(self) -> Any:
-        """The bytes that a device must have room for (`data.room`)."""
+    def safe_bytes(self) -> Any:
+        """The bytes with which the cell runs, in whatever pieces free memory is."""
         return self.peak_bytes + self.fragmentation_bytes
+
+    def fits(self, room_bytes: float) -> Any:
+        """Whether the tensors fit into the bytes that they may take of a device (`data.room`)."""
+        return self.peak_bytes <= room_bytes
+
+    def is_tight(self, room_bytes: float) -> Any:
+        """Whether the tensors fit, but the cell runs out of memory if free memory is in pieces."""
+        return (self.peak_bytes <= room_bytes) & (self.safe_bytes > room_bytes)
+
+    def at(self, chosen: NDArray[Any]) -> MemoryNeed:
+        """The needs of the cells that `chosen` (bool or int [n]) picks."""
+        parts = np.broadcast_arrays(*(getattr(self, item.name) for item in fields(self)))
+        return MemoryNeed(*(part[chosen] for part in parts))
 
 
 def memory_need(

@@ -45,7 +45,7 @@ class GpuNumbers:
     compute_bound_from_batch: int | None
     """The smallest batch whose whole decode step is compute-bound; None if the KV cache keeps it memory-bound."""
     largest_batch: int
-    """Sequences that fit with their prefill; 0 if the model does not fit."""
+    """Sequences that fit with their prefill, in whatever pieces free memory is; 0 if the model does not fit so."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def _on_gpu(counted: CountedModel, context_len: int, roofs: RoofSet) -> GpuNumbe
 
     def exceeds_room(batch: int) -> bool:
         need = memory_need(work, counted.weight_bytes, Step(float(batch), max(1, context_len), 0), 1, path)
-        return roofs.room_bytes is not None and float(need.total_bytes) > roofs.room_bytes
+        return roofs.room_bytes is not None and float(need.safe_bytes) > roofs.room_bytes
 
     largest = (least(exceeds_room) or _MOST + 1) - 1
     return GpuNumbers(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from profiler.counting.attention import AttentionCore
 from profiler.counting.floor import RoofSet
-from profiler.counting.memory_need import cache_bytes, memory_need, path_on
+from profiler.counting.memory_need import MemoryNeed, cache_bytes, memory_need, path_on
 from profiler.counting.operators import Collective, Operator
 from profiler.counting.preset_counts import CountedModel
 from profiler.data.links import bus_share, published_link, published_links
@@ -60,6 +60,8 @@ class ModelEntry:
     """What a prefill of `query` tokens into a cache of `tokens` needs besides, with fused attention."""
     unfused_workspace_bytes: Tree
     """The same on a GPU without a fused attention kernel for grouped heads."""
+    fragmentation_bytes: Tree
+    """Free memory that the large tensors of that prefill may be unable to use, since it is in pieces."""
     operators: Sequence[OperatorExpressions]
     collectives: Sequence[CollectiveExpressions]
 
@@ -153,8 +155,9 @@ def model_entry(counted: CountedModel, quant: str, ranks: int = 1) -> ModelEntry
         weight_bytes=counted.weight_bytes,
         kv_bits=8 * max(widths, default=2),
         cache_bytes=tree_of(cache_bytes(counted.work, _symbol("batch"), _symbol("tokens"))),
-        workspace_bytes=_workspace(counted, fuses_grouped_heads=True),
-        unfused_workspace_bytes=_workspace(counted, fuses_grouped_heads=False),
+        workspace_bytes=tree_of(_prefill_need(counted, fuses_grouped_heads=True).workspace_bytes),
+        unfused_workspace_bytes=tree_of(_prefill_need(counted, fuses_grouped_heads=False).workspace_bytes),
+        fragmentation_bytes=tree_of(_prefill_need(counted, fuses_grouped_heads=True).fragmentation_bytes),
         operators=[_operator(operator) for operator in operators if not isinstance(operator, Collective)],
         collectives=[_collective(operator) for operator in operators if isinstance(operator, Collective)],
     )
@@ -165,11 +168,10 @@ def _symbol(name: str) -> int:
     return symbol  # type: ignore[return-value]
 
 
-def _workspace(counted: CountedModel, *, fuses_grouped_heads: bool) -> Tree:
+def _prefill_need(counted: CountedModel, *, fuses_grouped_heads: bool) -> MemoryNeed:
     path = path_on(counted.work, counted.attention, fuses_grouped_heads=fuses_grouped_heads)
     new_tokens = _symbol("tokens") - _symbol("query")
-    need = memory_need(counted.work, 0, symbolic_prefill(), new_tokens, path)
-    return tree_of(need.workspace_bytes + need.fragmentation_bytes)
+    return memory_need(counted.work, 0, symbolic_prefill(), new_tokens, path)
 
 
 def _operator(operator: Operator) -> OperatorExpressions:

@@ -72,7 +72,7 @@ function figures(now) {
   const live = cacheBytes(entry, batch, context + 1, bits);
   const allocated = cacheBytes(entry, batch, BLOCK_TOKENS * Math.ceil((context + 1) / BLOCK_TOKENS), bits);
   return {
-    work, floors, live, allocated, needs: neededBytes(entry, gpu, batch, context, context + 1, bits), tokens: { prefill: batch * prompt, decode: batch },
+    work, floors, live, allocated, needs: neededBytes(entry, gpu, batch, context, context + 1, bits), safe: safeBytes(entry, gpu, batch, context, context + 1, bits), tokens: { prefill: batch * prompt, decode: batch },
     fits: fits(entry, gpu, batch, context, context + 1, bits), most: largestBatch(entry, gpu, context, context + 1, bits),
     prefillFits: fits(entry, gpu, batch, prompt, prompt, bits), prefillMost: largestBatch(entry, gpu, prompt, prompt, bits),
   };
@@ -86,9 +86,10 @@ const ofRun = (cells, phase, now) => cells.find(cell => cell.phase === phase && 
 
 /** One line on what would fit, in the order of the least change. */
 function advice(now, shown) {
-  if (shown.fits) return "";
   const { batch, context, entry, gpu, bits } = now, tokens = context + 1, ways = [];
-  const fit = (other, card, width) => fits(other, card, batch, tokens - 1, tokens, width);
+  if (shown.fits) return isSafe(entry, gpu, batch, context, tokens, bits) ? ""
+    : `Tight: the tensors fit, but the step runs out of memory if free memory on ${gpu.name} is in pieces. Room for ${scaled(shown.safe, "B")} is enough.`;
+  const fit = (other, card, width) => isSafe(other, card, batch, tokens - 1, tokens, width);
   const name = other => other.quant === "none" ? other.dtype : other.quant;
   if (shown.most) ways.push(`batch ${shown.most}`);
   for (const width of [8, 4]) if (width < bits && fit(entry, gpu, width)) { ways.push(`a KV cache of ${width} bits`); break; }
@@ -149,6 +150,7 @@ function drawTables(now, shown) {
     ["KV cache, logical (live tokens)", figure(shown.live), mark("counted")],
     [`KV cache, allocated (blocks of ${BLOCK_TOKENS} tokens)`, figure(shown.allocated), mark("counted")],
     ["weights, logical KV cache and workspace", figure(shown.needs), mark("counted")],
+    ["the same if free memory is in pieces, at most", figure(shown.safe), mark("counted")],
     [`room on ${gpu.name}`, gpu.room_bytes ? figure(gpu.room_bytes) : ["-", NaN], mark(gpu.source)],
     [`largest batch at ${context + 1} tokens`, [Number.isFinite(shown.most) ? shown.most : "-", shown.most], mark("counted")],
   ]);

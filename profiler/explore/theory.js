@@ -86,17 +86,25 @@ const cacheBytes = (entry, batch, tokens, bits) => narrowed(evaluate(entry, "cac
 const neededBytes = (entry, gpu, batch, query, tokens, bits) => entry.weight_bytes + cacheBytes(entry, batch, tokens, bits)
   + evaluate(entry, gpu.fuses_grouped_heads ? "workspace_bytes" : "unfused_workspace_bytes", { batch, query, tokens });
 
+/** The bytes with which that prefill runs, in whatever pieces free memory is. */
+const safeBytes = (entry, gpu, batch, query, tokens, bits) => neededBytes(entry, gpu, batch, query, tokens, bits)
+  + evaluate(entry, "fragmentation_bytes", { batch, query, tokens });
+
 const fits = (entry, gpu, batch, query, tokens, bits) =>
   neededBytes(entry, gpu, batch, query, tokens, bits) <= (gpu.room_bytes ?? Infinity);
 
+/** Whether it fits, in whatever pieces free memory is. */
+const isSafe = (entry, gpu, batch, query, tokens, bits) =>
+  safeBytes(entry, gpu, batch, query, tokens, bits) <= (gpu.room_bytes ?? Infinity);
+
 const MOST_BATCH = 2 ** 24;
-/** The largest batch that fits; 0 if none does, Infinity without a limit. */
+/** The largest batch that fits, in whatever pieces free memory is; 0 if none does, Infinity without a limit. */
 function largestBatch(entry, gpu, query, tokens, bits) {
-  if (fits(entry, gpu, MOST_BATCH, query, tokens, bits)) return Infinity;
+  if (isSafe(entry, gpu, MOST_BATCH, query, tokens, bits)) return Infinity;
   let [low, high] = [0, MOST_BATCH];
   while (high - low > 1) {
     const middle = Math.floor((low + high) / 2);
-    if (fits(entry, gpu, middle, query, tokens, bits)) low = middle; else high = middle;
+    if (isSafe(entry, gpu, middle, query, tokens, bits)) low = middle; else high = middle;
   }
   return low;
 }

@@ -311,7 +311,7 @@ def _on_profile(model: UnmeasuredModel, profile: CardProfile, steps: StepArrays,
             forecast.latency_s,
             (forecast.latency_s / spread, forecast.latency_s * spread),
             ["the GPU's profile: the model never ran there"] * len(steps),
-            forecast.fits(profile.room_bytes),
+            profile.room_bytes,
         ),
     )
 

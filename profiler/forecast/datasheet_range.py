@@ -19,7 +19,7 @@ from profiler.data.published_results import EngineKind
 from profiler.errors import RequestError
 from profiler.grid.cells import PHASES
 from profiler.judge.breakdown import StepTerms
-from profiler.predict.operator_arrays import Array, StepArrays, needed_bytes, operator_arrays, path_of
+from profiler.predict.operator_arrays import Array, StepArrays, need_of_cells, operator_arrays, path_of
 from profiler.predict.predict import Forecast, Terms
 from profiler.predict.published_efficiency import (
     NO_MIXTURE,
@@ -67,7 +67,7 @@ def in_range(
     needed = operator_arrays(counted.work, steps, paths, counted.weight_bytes, link)
     if engine == "eager":
         there = path_on(counted.work, counted.attention, fuses_grouped_heads=sheet.fuses_grouped_heads)
-        needed = replace(needed, needed_bytes=needed_bytes(counted.work, steps, there, counted.weight_bytes))
+        needed = replace(needed, need=need_of_cells(counted.work, steps, there, counted.weight_bytes))
     layers = sum(core.count for core in counted.work.of_kind(AttentionCore))
     peak, host_index = peak_of(sheet, format_, counted.dtype), host_index_of(sheet.gpu)
     work = executed(needed, engine)
@@ -76,9 +76,7 @@ def in_range(
     times = step_ranges(engine, format_, gpu_steps, steps.query, phases, needed.exchanged_s)
     forecast = Forecast(needed, _terms(gpu_steps, times, needed.exchanged_s), times.typical_s, np.zeros(len(steps)))
     basis = ["published figures of other GPUs"] * len(steps)
-    cells = forecast_cells(
-        forecast, times.typical_s, (times.low_s, times.high_s), basis, forecast.fits(sheet.room_bytes)
-    )
+    cells = forecast_cells(forecast, times.typical_s, (times.low_s, times.high_s), basis, sheet.room_bytes)
     return Answer(
         source=model.name,
         model=model.name,

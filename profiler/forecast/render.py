@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
+from profiler.counting.floor import TIGHT
 from profiler.forecast.tensor_parallel import RankCell, RanksAnswer, RankTime
 from profiler.json_document import Document, view
 from profiler.predict.result import ForecastError, StepShape
 from profiler.report.blocks import Lines, Sentences, text_table
-from profiler.report.forecast import error_sentence
+from profiler.report.forecast import error_sentence, waits_for
 from profiler.report.terminal import print_blocks
 from profiler.units import duration, percent, significant
 
@@ -33,6 +34,7 @@ def print_ranks(answer: RanksAnswer, card: str, console: Console) -> None:
         Lines(setting),
         text_table(headings, rows, wrapped=("cell", "waits for")),
         Lines(worse_lines(answer.cells)),
+        Lines([f"{TIGHT}."] if any(time.tight for cell in answer.cells for time in cell.times) else []),
         Lines([note for note in (answer.price, *answer.notes) if note], "dim"),
     ]
     print_blocks(blocks, console)
@@ -58,7 +60,7 @@ def _figures(cell: RankCell, time: RankTime, priced: bool) -> tuple[str, ...]:
         significant(time.tokens_per_s / time.ranks),
         percent(time.link_s / time.latency_s) if time.ranks > 1 else "-",
         significant(cost),
-        time.regime.removesuffix("-bound"),
+        waits_for(time.regime, time.tight),
     )
 
 
@@ -87,6 +89,8 @@ class RankTimeRow:
     tokens_per_s: float
     regime: str
     fits: bool
+    tight: bool
+    """Whether the step fits, but runs out of memory if free memory is in pieces."""
     usd_per_million: float | None
     """USD per million tokens at this batch, for all GPUs; null without a price."""
     gain: float | None

@@ -196,6 +196,8 @@ class RankTime:
     tokens_per_s: float
     regime: str
     fits: bool
+    tight: bool
+    """Whether the step fits, but runs out of memory if free memory is in pieces."""
     usd_per_million: float | None
     """USD per million tokens at this batch, for all GPUs; None without a price."""
 

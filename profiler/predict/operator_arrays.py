@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profiler.counting.attention import AttentionCore
-from profiler.counting.memory_need import memory_need
+from profiler.counting.memory_need import MemoryNeed, memory_need
 from profiler.counting.operators import Collective, Embedding, Linear, ModelWork, Operator
 from profiler.data.links import Link, bus_share
 from profiler.data.published_results import EngineKind
@@ -136,7 +136,7 @@ class OperatorArrays:
 
     steps: StepArrays
     columns: tuple[OperatorColumn, ...]
-    needed_bytes: Array
+    need: MemoryNeed
     """What the cell of each step needs of a device's memory."""
     collective_s: Array | None = None
     """Seconds of the collectives of a tensor-parallel group; None on a single device."""
@@ -166,7 +166,7 @@ class OperatorArrays:
         columns = tuple(column.at(chosen) for column in self.columns)
         collective_s = None if self.collective_s is None else self.collective_s[chosen]
         handed_bytes = None if self.handed_bytes is None else self.handed_bytes[chosen]
-        return OperatorArrays(self.steps.at(chosen), columns, self.needed_bytes[chosen], collective_s, handed_bytes)
+        return OperatorArrays(self.steps.at(chosen), columns, self.need.at(chosen), collective_s, handed_bytes)
 
 
 def by_phase(steps: StepArrays) -> list[tuple[Phase, Array]]:
@@ -203,15 +203,14 @@ def operator_arrays(
         (column.activation_bytes for column, op in zip(columns, names, strict=True) if isinstance(op, Embedding)), None
     )
     collective_s = None if link is None else _collective_s(work, parts, link, count)
-    room_bytes = needed_bytes(work, steps, paths["prefill"], weight_bytes)
-    return OperatorArrays(steps, columns, room_bytes, collective_s, handed_bytes)
+    need = need_of_cells(work, steps, paths["prefill"], weight_bytes)
+    return OperatorArrays(steps, columns, need, collective_s, handed_bytes)
 
 
-def needed_bytes(work: ModelWork, steps: StepArrays, path: ExecutionPath, weight_bytes: int) -> Floats:
+def need_of_cells(work: ModelWork, steps: StepArrays, path: ExecutionPath, weight_bytes: int) -> MemoryNeed:
     """What the cell of each step needs of a device's memory [n]; `path` is that of its prefill."""
     depth = np.where(steps.prompt_len > 0, steps.prompt_len, steps.context - steps.new_tokens // 2)
-    need = memory_need(work, weight_bytes, Step(steps.batch, np.maximum(1, depth), 0), steps.new_tokens, path)
-    return np.asarray(need.total_bytes, dtype=np.float64)
+    return memory_need(work, weight_bytes, Step(steps.batch, np.maximum(1, depth), 0), steps.new_tokens, path)
 
 
 def _collective_s(work: ModelWork, parts: list[tuple[Array, Step, ExecutionPath]], link: Link, count: int) -> Array:

@@ -136,8 +136,8 @@ class Forecast:
     """Standard deviation of log(latency)."""
 
     def fits(self, room_bytes: int) -> Array:
-        """bool[n]: whether a step fits into the bytes that a model may take of a device (`data.room`)."""
-        return np.asarray(self.demanded.needed_bytes <= room_bytes)
+        """bool[n]: whether the tensors of a step fit into what a model may take of a device (`data.room`)."""
+        return np.asarray(self.demanded.need.fits(room_bytes))
 
     @property
     def tokens_per_s(self) -> Array:

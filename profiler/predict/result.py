@@ -59,7 +59,9 @@ class ForecastCell(StepShape):
     basis: str
     """`between measured cells`, `measured`, or the assumptions of a forecast beyond them."""
     fits: bool = True
-    """Whether the cell fits the device's memory, by the memory model."""
+    """Whether the tensors of the cell fit the device's memory, by the memory model."""
+    tight: bool = False
+    """Whether they fit, but the cell runs out of memory if free memory is in pieces."""
     terms: Mapping[str, float] = field(default_factory=dict)
     """Seconds of each term of the time breakdown, including the unexplained rest."""
 
@@ -116,8 +118,8 @@ def cells_of(trained: TrainedModel, forecast: Forecast, factor: Array, off: Arra
     spread = np.exp(np.hypot(np.log(high_s / forecast.latency_s), off))
     latency_s = forecast.latency_s * factor
     basis = ["; ".join(sentences) or BETWEEN_CELLS for sentences in trained.assumptions(forecast)]
-    fits = forecast.fits(trained.fitted.device.room_bytes)
-    return forecast_cells(forecast, latency_s, (latency_s / spread, latency_s * spread), basis, fits)
+    room_bytes = trained.fitted.device.room_bytes
+    return forecast_cells(forecast, latency_s, (latency_s / spread, latency_s * spread), basis, room_bytes)
 
 
 def _terms_at(terms: Terms, index: int, latency_s: float) -> dict[str, float]:
@@ -126,10 +128,11 @@ def _terms_at(terms: Terms, index: int, latency_s: float) -> dict[str, float]:
 
 
 def forecast_cells(
-    forecast: Forecast, latency_s: Array, bounds_s: tuple[Array, Array], basis: Sequence[str], fits: Array
+    forecast: Forecast, latency_s: Array, bounds_s: tuple[Array, Array], basis: Sequence[str], room_bytes: int
 ) -> tuple[ForecastCell, ...]:
-    """Forecast cells from arrays [n]: latencies, ends of the intervals, the basis of each, and whether it fits."""
-    steps = forecast.demanded.steps
+    """Forecast cells from arrays [n], latencies, ends of the intervals and the basis of each, and a device's room."""
+    steps, need = forecast.demanded.steps, forecast.demanded.need
+    fits, tight = need.fits(room_bytes), need.is_tight(room_bytes)
     return tuple(
         ForecastCell(
             steps.phase(index),
@@ -143,6 +146,7 @@ def forecast_cells(
             regime,
             basis[index],
             bool(fits[index]),
+            bool(tight[index]),
             _terms_at(forecast.terms, index, float(latency_s[index])),
         )
         for index, regime in enumerate(predicted_regimes(forecast.terms))

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
+
 from profiler.data.datasheets import Datasheet
 from profiler.data.prices import PriceClass
 from profiler.data.published_results import EngineKind, published
@@ -238,12 +240,11 @@ def _extrapolation(plan: GpuShare, batch: int) -> str:
 
 def shortage(plan: GpuShare, sheet: Datasheet, batch: int) -> str:
     """The memory that `batch` sequences need, by part, and what the GPU has."""
-    needed_bytes = float(plan.needed_bytes_on(sheet)[min(batch, len(plan.batches)) - 1])
-    cache_bytes = batch * plan.cache_bytes
-    workspace_bytes = max(0.0, needed_bytes - plan.weight_bytes - cache_bytes)
+    need = plan.need_on(sheet).at(np.array(min(batch, len(plan.batches)) - 1))
     return (
-        f"needs {scaled(needed_bytes, 'B')}: weights {scaled(plan.weight_bytes, 'B')}, KV cache"
-        f" {scaled(cache_bytes, 'B')}, workspace {scaled(workspace_bytes, 'B')}; has room for"
+        f"needs {scaled(float(need.safe_bytes), 'B')}: weights {scaled(plan.weight_bytes, 'B')}, KV cache"
+        f" {scaled(float(need.cache_bytes), 'B')}, workspace {scaled(float(need.workspace_bytes), 'B')}, free memory in"
+        f" pieces {scaled(float(need.fragmentation_bytes), 'B')}; has room for"
         f" {scaled(sheet.room_bytes, 'B')}"
     )
 

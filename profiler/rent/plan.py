@@ -8,7 +8,7 @@ import numpy as np
 
 from profiler.counting.attention import AttentionCore
 from profiler.counting.cache import counted_model
-from profiler.counting.memory_need import cache_bytes, path_on
+from profiler.counting.memory_need import MemoryNeed, cache_bytes, path_on
 from profiler.counting.operators import Experts
 from profiler.counting.preset_counts import CountedModel
 from profiler.data.datasheets import Datasheet
@@ -18,7 +18,7 @@ from profiler.errors import RequestError
 from profiler.grid.cells import PHASES, Phase
 from profiler.grid.ranges import check_positions
 from profiler.loading.source import resolve
-from profiler.predict.operator_arrays import Array, StepArrays, needed_bytes, operator_arrays, path_of
+from profiler.predict.operator_arrays import Array, StepArrays, need_of_cells, operator_arrays, path_of
 from profiler.predict.published_efficiency import (
     Range,
     WorkAt,
@@ -57,9 +57,9 @@ class GpuShare:
     """Bytes of the weights in memory."""
     cache_bytes: float
     """Bytes of the KV cache of one sequence at its full length."""
-    needed_bytes: Array
+    need: MemoryNeed
     """What each batch needs of a GPU's memory."""
-    unfused_needed_bytes: Array
+    unfused_need: MemoryNeed
     """The same on a GPU without a fused attention kernel for grouped heads."""
     work: dict[Phase, WorkAt]
     exchanged_s: dict[Phase, Array]
@@ -69,15 +69,15 @@ class GpuShare:
 
     @property
     def batches(self) -> Array:
-        return np.arange(1, len(self.needed_bytes) + 1)
+        return np.arange(1, len(self.need.peak_bytes) + 1)
 
-    def needed_bytes_on(self, sheet: Datasheet) -> Array:
+    def need_on(self, sheet: Datasheet) -> MemoryNeed:
         """What each batch needs of this GPU's memory."""
-        return self.needed_bytes if sheet.fuses_grouped_heads else self.unfused_needed_bytes
+        return self.need if sheet.fuses_grouped_heads else self.unfused_need
 
     def largest_batch_on(self, sheet: Datasheet) -> int:
-        """The most sequences that fit; 0 if not even one does."""
-        return int(np.searchsorted(self.needed_bytes_on(sheet), sheet.room_bytes, side="right"))
+        """The most sequences that certainly fit, in whatever pieces free memory is; 0 if not even one does."""
+        return int(np.searchsorted(self.need_on(sheet).safe_bytes, sheet.room_bytes, side="right"))
 
 
 @dataclass
@@ -153,9 +153,9 @@ def _planned(
         phase_work[phase] = executed(needed, engine)
         exchanged_s[phase] = np.broadcast_to(needed.exchanged_s, len(batches))
 
-    def needed_with(*, fuses_grouped_heads: bool) -> Array:
+    def need_with(*, fuses_grouped_heads: bool) -> MemoryNeed:
         there = path if engine != "eager" else path_on(work, counted.attention, fuses_grouped_heads=fuses_grouped_heads)
-        return needed_bytes(work, steps["prefill"], there, weights)
+        return need_of_cells(work, steps["prefill"], there, weights)
 
     return GpuShare(
         precision=counted.published or quant,
@@ -168,8 +168,8 @@ def _planned(
         parameters=work.params,
         weight_bytes=float(weights),
         cache_bytes=float(cache_bytes(work, 1, load.prompt_len + load.new_tokens)),
-        needed_bytes=needed_with(fuses_grouped_heads=True),
-        unfused_needed_bytes=needed_with(fuses_grouped_heads=False),
+        need=need_with(fuses_grouped_heads=True),
+        unfused_need=need_with(fuses_grouped_heads=False),
         work=phase_work,
         exchanged_s=exchanged_s,
         mixture=any(isinstance(op, Experts) for op in work.operators),

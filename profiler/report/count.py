@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from profiler.counting.floor import TIGHT
 from profiler.facts.step import Work, bytes_by_kind, plain_number
 from profiler.report.blocks import Block, Lines, TextTable, text_table
 from profiler.report.count_grid import number_blocks
@@ -147,12 +148,17 @@ def _gpus(gpus: Sequence[CardFloor]) -> list[Block]:
 
 
 def _gpu_notes(gpus: Sequence[CardFloor], dtype: str) -> list[str]:
-    """Return a line for each GPU that the step does not fit, or whose matrix units need another dtype."""
-    return [
-        gpu.refusal or f"{gpu.gpu}: has no {dtype} units; its floor is that of {gpu.dtype}"
-        for gpu in gpus
-        if gpu.refusal or gpu.dtype != dtype
-    ]
+    """Return a line for each GPU that the step does not or hardly fit, or whose matrix units need another dtype."""
+    lines = []
+    for gpu in gpus:
+        if gpu.refusal:
+            lines.append(gpu.refusal)
+            continue
+        if gpu.tight:
+            lines.append(f"{gpu.gpu}: {TIGHT}; room for {scaled(gpu.safe_bytes, 'B')} is enough")
+        if gpu.dtype != dtype:
+            lines.append(f"{gpu.gpu}: has no {dtype} units; its floor is that of {gpu.dtype}")
+    return lines
 
 
 def _crosscheck_lines(check: Crosscheck) -> Iterator[str]:

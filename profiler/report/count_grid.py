@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from profiler.counting.floor import NEEDS_LESS
+from profiler.counting.floor import NEEDS_LESS, TIGHT
 from profiler.counting.model_numbers import GpuNumbers, ModelNumbers
 from profiler.json_document import Document
 from profiler.report.blocks import Block, Lines, TextTable, text_table
@@ -45,17 +45,29 @@ def grid_blocks(grid: GridCount) -> Iterator[Block]:
         rows = [[*heads[n], *_floor(grid, gpu, n)] for n in shown]
         yield Lines(["", f"{gpu.roofs.name}: {scaled(gpu.roofs.bytes_per_s, 'B/s')}"])
         yield text_table(_GPU_COLUMNS, rows, texts=("bound by",), total=len(grid), groups=groups)
-        if gpu.roofs.room_bytes is not None and not gpu.fits.all():
-            least, room = gpu.needs_bytes[~gpu.fits].min(), gpu.roofs.room_bytes
-            needs = f"no room: the GPU has {scaled(room, 'B')}, and the least of these needs {scaled(least, 'B')}"
-            yield Lines([f"{needs}; {NEEDS_LESS}"])
+        yield Lines(_memory_notes(gpu))
+
+
+def _memory_notes(gpu: GpuFloors) -> list[str]:
+    room_bytes, needs_bytes = gpu.roofs.room_bytes, gpu.need.peak_bytes
+    if room_bytes is None:
+        return []
+    notes = []
+    if gpu.tight.any():
+        safe_bytes = gpu.need.safe_bytes[gpu.tight].max()
+        notes.append(f"{TIGHT}; a GPU with room for {scaled(safe_bytes, 'B')} is large enough for these")
+    if not gpu.fits.all():
+        least = needs_bytes[~gpu.fits].min()
+        needs = f"no room: the GPU has {scaled(room_bytes, 'B')}, and the least of these needs {scaled(least, 'B')}"
+        notes.append(f"{needs}; {NEEDS_LESS}")
+    return notes
 
 
 def _floor(grid: GridCount, gpu: GpuFloors, n: int) -> list[str]:
     if not gpu.fits[n]:
         return ["no room", "-", "-"]
-    floor_s = gpu.floor_s[n]
-    return [duration(floor_s), significant(grid.tokens[n] / floor_s), str(gpu.bound[n])]
+    floor_s, tight = gpu.floor_s[n], " (tight)" if gpu.tight[n] else ""
+    return [duration(floor_s), significant(grid.tokens[n] / floor_s), f"{gpu.bound[n]}{tight}"]
 
 
 def grid_frame(grid: GridCount) -> pd.DataFrame:
@@ -80,8 +92,10 @@ def grid_frame(grid: GridCount) -> pd.DataFrame:
     frames = [
         points.assign(
             gpu=gpu.roofs.name,
-            needs_bytes=gpu.needs_bytes,
+            needs_bytes=gpu.need.peak_bytes,
+            safe_bytes=gpu.need.safe_bytes,
             fits=gpu.fits,
+            tight=gpu.tight,
             floor_s=np.where(gpu.fits, gpu.floor_s, np.nan),
             tokens_per_s_at_most=np.where(gpu.fits, grid.tokens / gpu.floor_s, np.nan),
             bound=np.where(gpu.fits, gpu.bound, ""),
@@ -93,7 +107,7 @@ def grid_frame(grid: GridCount) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class GridRow:
-    """One point of a grid on one GPU. Without a GPU, the last five are missing."""
+    """One point of a grid on one GPU. Without a GPU, the last seven are missing."""
 
     phase: str
     batch_size: int
@@ -108,10 +122,14 @@ class GridRow:
     kv_bytes: float
     """Of the KV cache at the end of the step."""
     needs_bytes: float
-    """Weights, KV cache, workspace and fragmentation."""
+    """Weights, KV cache and workspace: all tensors at their peak."""
     gpu: str
+    safe_bytes: float
+    """The bytes with which the step runs, in whatever pieces free memory is."""
     fits: bool
     """Whether `needs_bytes` are at most what a model may take of the GPU's memory."""
+    tight: bool
+    """Whether it fits, but runs out of memory if free memory is in pieces."""
     floor_s: float | None
     """Sum over operators of max(FLOPs / peak, bytes / bandwidth); null where it does not fit."""
     tokens_per_s_at_most: float | None

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from rich.console import Console
 
+from profiler.counting.floor import TIGHT
 from profiler.json_document import Document, view
 from profiler.judge.breakdown import TERM_NAMES
 from profiler.predict.result import BETWEEN_CELLS, Answer, CheckRow, ForecastCell, ForecastError, StepShape
@@ -46,8 +47,13 @@ def answer_sentences(answer: Answer) -> list[str]:
     return [*lines, *answer.notes]
 
 
+def waits_for(regime: str, tight: bool) -> str:
+    """Return the limit of a forecast step as the table shows it."""
+    return regime.removesuffix("-bound") + (" (tight)" if tight else "")
+
+
 def forecast_table(cells: Sequence[ForecastCell]) -> tuple[TextTable, list[str]]:
-    """Return a row per cell, and a line per assumption; the last column refers to assumptions by number."""
+    """Return a row per cell, and notes: what `tight` means, and each assumption by the number in the last column."""
     assumptions: list[str] = []
     rows = []
     for cell in cells:
@@ -62,18 +68,19 @@ def forecast_table(cells: Sequence[ForecastCell]) -> tuple[TextTable, list[str]]
                 duration(cell.latency_s),
                 f"{duration(cell.low_s)} .. {duration(cell.high_s)}",
                 significant(cell.tokens_per_s),
-                cell.regime.removesuffix("-bound"),
+                waits_for(cell.regime, cell.tight),
             ]
         rows.append((cell.name, *texts, " ".join(marks)))
     table = text_table(FORECAST_COLUMNS, rows, wrapped=("cell", "waits for", "basis"))
-    return table, [f"[{number}] {text}" for number, text in enumerate(assumptions, 1)]
+    tight = [f"{TIGHT}."] if any(cell.tight for cell in cells) else []
+    return table, [*tight, *(f"[{number}] {text}" for number, text in enumerate(assumptions, 1))]
 
 
 def print_forecast(answer: Answer, console: Console) -> None:
     """Print a forecast: its error first, a row per cell, and the assumptions of extrapolated cells."""
-    table, assumptions = forecast_table(answer.cells[:MOST_ROWS])
+    table, notes = forecast_table(answer.cells[:MOST_ROWS])
     whole = replace(table, total=len(answer.cells))
-    blocks = [Sentences(answer_sentences(answer), plain_from=2), whole, Lines(assumptions, "dim")]
+    blocks = [Sentences(answer_sentences(answer), plain_from=2), whole, Lines(notes, "dim")]
     print_blocks(blocks, console)
 
 

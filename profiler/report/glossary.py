@@ -277,7 +277,10 @@ GLOSSARY: dict[str, Term] = {
         "the context at which 4 x layers x heads x head width x context equals 2 x the weights: half of decode's FLOPs."
     ),
     "batch at most": Term(
-        "sequences whose KV cache fits a GPU next to the weights: (memory - weights) / KV bytes per sequence."
+        "the most sequences that fit a GPU with their KV cache and workspace, in whatever pieces free memory is."
+    ),
+    "tight": Term(
+        "the tensors of a step fit a GPU, but it runs out of memory if torch's allocator leaves free memory in pieces."
     ),
     "bound by compute": Term(
         "the batch from which decode is compute-bound; of the linears: bytes per weight x FLOP/s / (2 x bandwidth)."

@@ -70,7 +70,7 @@ def prepare_batch_test(options: Options, phase: str) -> PreparedRun:
     batches = [1]
     while (batch := 2 * batches[-1]) <= most:
         need = memory_need(work, weights, Step(batch, depths[0], 0), options.new_tokens, path)
-        if (need.total_bytes if machine.may_spill else need.peak_bytes) > room:
+        if (need.safe_bytes if machine.may_spill else need.peak_bytes) > room:
             break
         batches.append(batch)
     expected_s = [

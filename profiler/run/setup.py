@@ -110,7 +110,7 @@ def bytes_without_weights(module: nn.Module, request: ModelRequest, grid: Grid) 
     work, cell = walk(module), min(grid.cells, key=lambda cell: cell.batch_size * cell.slots)
     path = path_here(module, work, request.device, request.dtype, cell.depth)
     need = memory_need(work, 0, Step(cell.batch_size, cell.depth, 0), cell.new_tokens, path)
-    return int(need.total_bytes) + PROBE_BYTES
+    return int(need.safe_bytes) + PROBE_BYTES
 
 
 def dispatch_of_twin(

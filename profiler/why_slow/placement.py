@@ -111,7 +111,7 @@ def what_fits(work: ModelWork, weight_bytes: int, call: Call, machine: Machine) 
 
     def needs(weights: float, prompt_len: int) -> float:
         step = Step(call.batch_size, max(1, prompt_len), 0)
-        return float(memory_need(work, int(weights), step, max(1, call.new_tokens), path).total_bytes)
+        return float(memory_need(work, int(weights), step, max(1, call.new_tokens), path).safe_bytes)
 
     prompt_len = call.prompt_len + call.context_len
     dense = needs(weight_bytes, prompt_len)

@@ -50,7 +50,7 @@ def test_equal_to_the_last_flop_and_byte(kind: str) -> None:
     first = np.where(context > 0, context, query)  # a decode step needs the memory of the prefill before it
     path = path_on(counted.work, counted.attention, fuses_grouped_heads=roofs.fuses_grouped_heads)
     need = memory_need(counted.work, counted.weight_bytes, Step(batch, first, 0), query + context - first, path)
-    floors = gpu_floors(roofs, counted.work, counted.dtype, step, need.total_bytes)
+    floors = gpu_floors(roofs, counted.work, counted.dtype, step, need)
     shown = Theory().ask(model_entry(counted, quant), gpu_option(roofs), steps)
     assert len(shown) == len(steps) == SETTINGS
     for index, page in enumerate(shown):
@@ -65,6 +65,7 @@ def test_equal_to_the_last_flop_and_byte(kind: str) -> None:
         assert page["floor_s"] == pytest.approx(floors.floor_s[index], rel=1e-12)
         assert page["bound"] == floors.bound[index]
         assert page["fits"] == floors.fits[index]
+        assert page["safe_bytes"] == pytest.approx(need.safe_bytes[index], rel=1e-12)
 
 
 @pytest.mark.parametrize(("gpu", "context"), [("T4", 512), ("H100 SXM", 8191), ("RTX 4090", 4096)])

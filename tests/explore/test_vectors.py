@@ -35,6 +35,8 @@ def test_python_and_the_page_give_the_vectors() -> None:
             assert abs(row["bytes"] - float(theirs["bytes"])) <= 0.51, (card, quant)
             assert row["floor_s"] == pytest.approx(ours["floor_s"], rel=1e-11)
             assert row["floor_s"] == pytest.approx(theirs["floor_s"], rel=1e-11)
+            assert row["safe_bytes"] == ours["safe_bytes"]
+            assert row["safe_bytes"] == pytest.approx(theirs["safe_bytes"], rel=1e-9)
 
 
 def test_some_vectors_by_hand() -> None:

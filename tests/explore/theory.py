@@ -25,6 +25,7 @@ function ask(entry, gpu, link, bits, steps) {
       cache_bytes: String(cacheBytes(entry, BigInt(batch), BigInt(tokens), bits)), floor_s: floor.total,
       compute_s: floor.compute, memory_s: floor.memory, link_s: floor.link, bound: floor.bound,
       fits: fits(entry, gpu, batch, context || query, tokens, bits),
+      safe_bytes: safeBytes(entry, gpu, batch, context || query, tokens, bits),
       largest_batch: largestBatch(entry, gpu, context || query, tokens, bits),
     };
   }));

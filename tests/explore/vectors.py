@@ -35,16 +35,18 @@ def figures(counted: CountedModel) -> list[dict[str, Any]]:
         step = Step(np.array([batch]), query, context)
         work, path = counted.work.work(step), path_on(counted.work, counted.attention, fuses_grouped_heads=False)
         first = context or query  # a decode step needs the memory of the prefill before it
-        need = memory_need(counted.work, counted.weight_bytes, Step(batch, first, 0), query + context - first, path)
-        floors = gpu_floors(ROOFS, counted.work, counted.dtype, step, np.array([need.total_bytes]))
+        prefill = Step(np.array([batch]), first, 0)
+        need = memory_need(counted.work, counted.weight_bytes, prefill, query + context - first, path)
+        floors = gpu_floors(ROOFS, counted.work, counted.dtype, step, need)
         found.append(
             {
                 "flops": int(np.asarray(work.model_flops).item()),
                 "bytes": round(np.asarray(work.model_bytes).item()),
-                "cache_bytes": int(need.cache_bytes),
+                "cache_bytes": int(need.cache_bytes[0]),
                 "floor_s": float(f"{floors.floor_s[0]:.12g}"),
                 "bound": str(floors.bound[0]),
                 "fits": bool(floors.fits[0]),
+                "safe_bytes": round(float(need.safe_bytes[0])),
             }
         )
     return found

@@ -147,7 +147,7 @@ def test_a_run_of_packed_weights_or_of_several_ranks_is_no_basis(
 
 def test_worse_from_compares_only_numbers_that_fit() -> None:
     def time(ranks: int, seconds: float, fits: bool = True) -> RankTime:
-        return RankTime(ranks, seconds, seconds, seconds, 0.0, 1 / seconds, "mixed", fits, None)
+        return RankTime(ranks, seconds, seconds, seconds, 0.0, 1 / seconds, "mixed", fits, False, None)
 
     cell = RankCell("decode", 1, 8, 9, (time(1, 9.0, False), time(2, 3.0), time(4, 2.0), time(8, 2.1)))
     assert cell.base is cell.times[1]

@@ -146,8 +146,9 @@ def _panels_of_gpus(grid: GridCount, width: float, height: float) -> tuple[Figur
 def _map_panel(axes: Axes, grid: GridCount, gpu: GpuFloors, phase: Phase) -> None:
     batches, depths, at = _places(grid, phase)
     for number, (column, row) in at.items():
-        word = str(gpu.bound[number]) if gpu.fits[number] else "no room"
-        color = REGIME_COLOR[f"{word}-bound"] if gpu.fits[number] else _NO_ROOM
+        bound = str(gpu.bound[number])
+        color = REGIME_COLOR[f"{bound}-bound"] if gpu.fits[number] else _NO_ROOM
+        word = "no room" if not gpu.fits[number] else f"{bound}\n(tight)" if gpu.tight[number] else bound
         axes.add_patch(Rectangle((column, row), 1, 1, fc=color, ec="white", lw=1))
         axes.text(column + 0.5, row + 0.5, word, ha="center", va="center", fontsize=8)
     _map_axes(axes, batches, depths, phase)
@@ -240,7 +241,7 @@ def theory_kv(grid: GridCount) -> Figure:
     if not grid.gpus:
         _need_lines(panels[0], grid, grid.needs_bytes)
     for axes, gpu in zip(panels, grid.gpus, strict=False):
-        _need_lines(axes, grid, gpu.needs_bytes)
+        _need_lines(axes, grid, gpu.need.peak_bytes)
         axes.set_title(gpu.roofs.device, fontsize=11)
         if gpu.roofs.room_bytes is not None:
             axes.axhline(gpu.roofs.room_bytes, color="#D55E00", lw=1, ls="--")
