@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,10 @@ def test_pictures_are_drawn(plot: str, roofscope: Callable[..., Any], tmp_path: 
     measured = ["--run", str(REFERENCE)] if plot == "roofline" else []
     found = roofscope("count", "smollm2-135m", *GRID, "--plot", plot, *measured, "--out", str(out))
     assert found.code == 0, found.err
-    assert out.read_bytes().startswith(b"\x89PNG")
+    picture = out.read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    width, height = struct.unpack(">II", picture[16:24])
+    assert height < 1.2 * width, "nothing is drawn far from the panels"
 
 
 @pytest.mark.parametrize(

@@ -241,15 +241,16 @@ def theory_kv(grid: GridCount) -> Figure:
     if not grid.gpus:
         _need_lines(panels[0], grid, grid.needs_bytes)
     for axes, gpu in zip(panels, grid.gpus, strict=False):
-        _need_lines(axes, grid, gpu.need.peak_bytes)
-        axes.set_title(gpu.roofs.device, fontsize=11)
         if gpu.roofs.room_bytes is not None:
             axes.axhline(gpu.roofs.room_bytes, color="#D55E00", lw=1, ls="--")
             _line_name(axes, gpu.roofs.room_bytes, f"room on {gpu.roofs.device}", "#D55E00", va="bottom")
+        _need_lines(axes, grid, gpu.need.peak_bytes, gpu.roofs.room_bytes or 0)
+        axes.set_title(gpu.roofs.device, fontsize=11)
     return figure
 
 
-def _need_lines(axes: Axes, grid: GridCount, needs_bytes: NDArray[np.float64]) -> None:
+def _need_lines(axes: Axes, grid: GridCount, needs_bytes: NDArray[np.float64], room_bytes: int = 0) -> None:
+    """Draw what steps need. A line's name outside the limits would move the picture, so they include the room."""
     mine = np.array([phase == ("decode" if "decode" in grid.phases else "prefill") for phase in grid.phases])
     for place, batch in enumerate(evenly(sorted({int(each) for each in grid.batch_size[mine]}), len(LINE_STYLES))):
         here = mine & (grid.batch_size == batch)
@@ -260,7 +261,7 @@ def _need_lines(axes: Axes, grid: GridCount, needs_bytes: NDArray[np.float64]) -
     axes.axhline(grid.weight_bytes, color="#888888", lw=1)
     _line_name(axes, grid.weight_bytes, "weights", "black", va="top")
     axes.set(xscale="log", yscale="log", xlabel="tokens per sequence", ylabel="weights, KV cache and workspace")
-    axes.set_ylim(bottom=0.9 * grid.weight_bytes)
+    axes.set_ylim(0.9 * grid.weight_bytes, 1.2 * max(room_bytes, needs_bytes[mine].max()))
     _size_ticks(axes, grid.depth[mine])
     _log_ticks(axes.yaxis, lambda value: scaled(value, "B", 3))
     axes.legend(fontsize=8, loc="upper left")
