@@ -12,6 +12,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from made_runs import PRECISIONS, ROOT, WHOLE, key, result, whole_run, with_document
+from matplotlib.figure import Figure
 
 from profiler.errors import RequestError
 from profiler.judge.cells import EngineDifference, columns_of
@@ -19,6 +20,8 @@ from profiler.report.plots import COMPARISONS, PLOTS, draw, save
 from profiler.report.plots.style import font_families
 from profiler.store.folder import Run, read_run
 
+REFERENCE = ROOT / "runs" / "reference"
+RUNS = sorted(file.parent for file in REFERENCE.glob("*/run.json"))
 OF_A_RUN_ALONE = [name for name in PLOTS if name not in ("operators", "forecast", "cost", "engines")]
 """Pictures of one run; forecasts, costs (tests/forecast, tests/rent) and several engines need other folders."""
 
@@ -58,17 +61,24 @@ def test_every_point_lies_within_the_axes() -> None:
         assert points >= 32, name
 
 
-def test_text_does_not_overlap() -> None:
-    """Texts inside the axes do not overlap, at the size of a slide and at 0.75 of it."""
-    for name in ("roofline", "intensity", "map", "steps"):
-        for scale in (1.0, 0.75):
-            figure = draw([read_run(WHOLE)], name)
-            figure.set_size_inches(*(scale * figure.get_size_inches()))
-            figure.canvas.draw()
-            for axes in figure.axes:
-                boxes = [text.get_window_extent() for text in axes.texts if text.get_text()]
-                for index, box in enumerate(boxes):
-                    assert not any(box.overlaps(other) for other in boxes[index + 1 :]), f"{name} at {scale}"
+def _assert_texts_apart(figure: Figure) -> None:
+    """No text inside the axes overlaps another one."""
+    figure.canvas.draw()
+    for axes in figure.axes:
+        boxes = [text.get_window_extent() for text in axes.texts if text.get_text()]
+        for index, box in enumerate(boxes):
+            assert not any(box.overlaps(other) for other in boxes[index + 1 :])
+    plt.close(figure)
+
+
+@pytest.mark.parametrize("name", ["roofline", "intensity", "map", "steps"])
+@pytest.mark.parametrize("folder", [WHOLE, *RUNS], ids=lambda folder: folder.name)
+def test_text_does_not_overlap(folder: Path, name: str) -> None:
+    _assert_texts_apart(draw([read_run(folder)], name))
+
+
+def test_names_of_several_devices_do_not_overlap() -> None:
+    _assert_texts_apart(draw([read_run(folder) for folder in RUNS], "devices"))
 
 
 def test_a_waterfall_of_engines_falls_from_one_time_to_the_other() -> None:
@@ -140,7 +150,6 @@ def test_plot_command(roofscope, tmp_path: Path) -> None:  # type: ignore[no-unt
     assert roofscope("plot", str(WHOLE), "map", "--out", str(tmp_path / "map.bmp")).code == 2
 
 
-REFERENCE = ROOT / "runs" / "reference"
 XEON, EPYC, MISTRAL = (
     read_run(REFERENCE / name) for name in ("smollm2-135m-xeon", "smollm2-135m-zen4", "mistral-7b-nf4-xeon")
 )

@@ -9,6 +9,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
+from matplotlib.transforms import Bbox
 
 from profiler.grid.cells import Phase
 from profiler.report.plots.style import LINE_STYLES, PHASE_STYLE, Dashes, PhaseStyle, distinct_names, title
@@ -19,6 +20,11 @@ from profiler.units import scaled, significant
 _INK = "#222222"
 _SHEET_COLOR = "#888888"
 _MARGIN = 3.0
+_FONT_POINTS = 9.0
+_CHARACTER_POINTS = 0.6 * _FONT_POINTS
+_MARKER_POINTS = 7.0
+_OFFSETS_POINTS = ((0, -16), (18, -16), (-18, -16), (0, 7), (30, 7), (-30, 7), (0, -28))
+"""Where a label may stand, from its point, in order of preference: below it, where no roof is, or above it."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,10 @@ def roofline(run: Run) -> Figure:
         _draw_points(axes, points, phase, style)
     axes.set_title(title(run))
     _legend(figure)
+    figure.draw_without_rendering()  # names are placed in the final layout
+    taken = [*_markers(axes, points), *(_ridge_name_box(axes, line.ridge) for line in lines[:1])]
+    for phase, style in PHASE_STYLE.items():
+        _label_ends(axes, [point for point in points if point.key.phase == phase], style.color, taken)
     return figure
 
 
@@ -96,7 +106,7 @@ def _draw_roofs(axes: Axes, lines: Sequence[RoofLine], limits: _Limits) -> None:
 def _draw_ridge(axes: Axes, roof: RoofLine, limits: _Limits) -> None:
     axes.axvline(roof.ridge, color=_INK, lw=0.8, ls=":", ymax=0.97)
     axes.annotate(
-        f"ridge {roof.ridge:.3g} FLOP/byte",
+        _ridge_name(roof.ridge),
         (roof.ridge, limits.y[0]),
         xytext=(5, 8),
         textcoords="offset points",
@@ -107,7 +117,7 @@ def _draw_ridge(axes: Axes, roof: RoofLine, limits: _Limits) -> None:
 
 
 def _draw_points(axes: Axes, points: Sequence[CellPoint], phase: Phase, style: PhaseStyle) -> None:
-    """Draw a phase's cells. A line joins those of one depth and engine; the slowest and the fastest have a label."""
+    """Draw a phase's cells. A line joins those of one depth and engine."""
     numbered = [(number, point) for number, point in enumerate(points) if point.key.phase == phase]
     if not numbered:
         return
@@ -122,21 +132,53 @@ def _draw_points(axes: Axes, points: Sequence[CellPoint], phase: Phase, style: P
     for number, point in numbered:
         at = [point.intensity], [point.flops_per_s]
         axes.plot(*at, color=style.color, marker=style.marker, ms=6, mew=0.6, mec="white", ls="", gid=f"cell-{number}")
-    _label_ends(axes, [point for _, point in numbered], style.color)
 
 
-def _label_ends(axes: Axes, points: Sequence[CellPoint], color: str) -> None:
-    """Write the names of the slowest and the fastest cell below their points, where no roof is."""
+def _at_points(axes: Axes, x: float, y: float) -> tuple[float, float]:
+    """The place of (x, y) in typographic points."""
+    right, up = axes.transData.transform((x, y)) * 72 / axes.figure.dpi
+    return float(right), float(up)
+
+
+def _markers(axes: Axes, points: Sequence[CellPoint]) -> list[Bbox]:
+    half = _MARKER_POINTS / 2
+    places = [_at_points(axes, point.intensity, point.flops_per_s) for point in points]
+    return [Bbox.from_extents(x - half, y - half, x + half, y + half) for x, y in places]
+
+
+def _ridge_name_box(axes: Axes, ridge: float) -> Bbox:
+    x, y = _at_points(axes, ridge, axes.get_ylim()[0])
+    return Bbox.from_extents(x, y, x + 1.5 * _FONT_POINTS, y + _CHARACTER_POINTS * len(_ridge_name(ridge)))
+
+
+def _ridge_name(ridge: float) -> str:
+    return f"ridge {ridge:.3g} FLOP/byte"
+
+
+def _label_ends(axes: Axes, points: Sequence[CellPoint], color: str, taken: list[Bbox]) -> None:
+    """Write the names of the slowest and the fastest cell where they cover neither a marker nor a name in `taken`.
+
+    A name without such a place is left out.
+    """
     ranked = sorted(points, key=lambda point: point.flops_per_s)
-    # With a single cell both labels would be the same point, so a dict has only one.
-    for point, offset in {ranked[0]: (0, -16), ranked[-1]: (18, -15)}.items():
+    # A single cell is the slowest and the fastest.
+    for point in dict.fromkeys((*ranked[:1], *ranked[-1:])):
+        name, (x, y) = point.key.cell.name, _at_points(axes, point.intensity, point.flops_per_s)
+        half = _CHARACTER_POINTS * len(name) / 2
+        for right, up in _OFFSETS_POINTS:
+            box = Bbox.from_extents(x + right - half, y + up, x + right + half, y + up + _FONT_POINTS)
+            if not box.count_overlaps(taken):
+                break
+        else:
+            continue
+        taken.append(box)
         axes.annotate(
-            point.key.cell.name,
+            name,
             (point.intensity, point.flops_per_s),
-            xytext=offset,
+            xytext=(right, up),
             textcoords="offset points",
             ha="center",
-            fontsize=9,
+            fontsize=_FONT_POINTS,
             color=color,
         )
 
@@ -163,10 +205,15 @@ def devices(runs: Sequence[Run]) -> Figure:
             mine = [point for point in of_run if point.key.phase == phase]
             xs, ys = [point.intensity for point in mine], [point.flops_per_s for point in mine]
             axes.scatter(xs, ys, color=color, marker=shape.marker, s=30)
-            if mine:
-                _label_ends(axes, mine, color)
     for phase, shape in PHASE_STYLE.items():
         axes.plot([], [], color=_SHEET_COLOR, marker=shape.marker, ls="", label=phase)
     axes.set_title("measured roofs and the cells under them")
     _legend(figure)
+    figure.draw_without_rendering()  # names are placed in the final layout
+    taken = _markers(axes, [point for of_run in points for point in of_run])
+    for index, of_run in enumerate(points):
+        for phase in PHASE_STYLE:
+            _label_ends(
+                axes, [point for point in of_run if point.key.phase == phase], colors[index % len(colors)], taken
+            )
     return figure
