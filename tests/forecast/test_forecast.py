@@ -239,13 +239,15 @@ def test_bad_requests_are_one_line(roofscope: Callable[..., Any], tmp_path: Path
 
 def test_the_screen_says_its_error_first(roofscope: Callable[..., Any], tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    picture = tmp_path / "band.png"
+    picture = tmp_path / "band.svg"
     outcome = roofscope("forecast", str(REFERENCE / "smollm2-135m-epyc"), "--plain", "--out", str(picture))
     assert outcome.code == 0, outcome.err
     text = " ".join(outcome.out.split())
     assert "over 32 cells that it had not seen" in text
     assert max(map(len, outcome.out.splitlines())) <= 100
-    assert picture.stat().st_size > 20_000
+    drawn = picture.read_text("utf-8")
+    assert "time of a decode step, ms" in drawn
+    assert "$" not in drawn, "a mark in TeX, which is off"
     document = json.loads(roofscope("forecast", str(REFERENCE / "smollm2-135m-epyc"), "--format", "json").out)
     assert document["error"]["cells"] == 32
     assert {"phase", "batch_size", "prompt_len", "context_len", "latency_s", "low_s", "high_s", "basis"} <= set(

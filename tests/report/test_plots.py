@@ -42,7 +42,9 @@ def test_a_picture_is_neither_blank_nor_cut_off(name: str, tmp_path: Path) -> No
 def test_a_picture_is_an_svg_if_its_name_ends_in_svg(name: str, tmp_path: Path) -> None:
     path = tmp_path / f"{name}.svg"
     save([read_run(WHOLE)], name, path)
-    assert "<svg" in path.read_text()
+    picture = path.read_text()
+    assert "<svg" in picture
+    assert "$" not in picture, "a mark in TeX, which is off"
 
 
 def test_every_point_lies_within_the_axes() -> None:

@@ -9,7 +9,8 @@ from matplotlib.figure import Figure
 
 from profiler.errors import RequestError
 from profiler.predict.costs import CostOverLoad
-from profiler.report.plots.style import LINE_STYLES, STYLE_FILE
+from profiler.report.plots.labels import Label, markers, write_labels
+from profiler.report.plots.style import LINE_STYLES, STYLE_FILE, log_ticks
 from profiler.store.folder import Run
 from profiler.store.forecasts import read_costs
 from profiler.units import significant
@@ -27,7 +28,7 @@ def cost_figure(costs: CostOverLoad) -> Figure:
         raise RequestError("no GPU fits with a price that is ranked: there is nothing to draw.")
     with plt.style.context(STYLE_FILE):
         figure, axes = plt.subplots(figsize=(8, 5))
-        crossed = False
+        crossovers: list[Label] = []
         for line, style in zip(costs.lines, LINE_STYLES, strict=False):
             usd = [span.typical for span in line.usd_per_thousand]
             label = f"{line.name}, {line.usd_per_h:.2f} USD/h"
@@ -35,25 +36,25 @@ def cost_figure(costs: CostOverLoad) -> Figure:
             low, high = ([getattr(span, end) for span in line.usd_per_thousand] for end in ("low", "high"))
             axes.fill_between(line.rates_per_s, low, high, color=drawn.get_color(), alpha=0.10, lw=0)
             if line.crossover_per_s in line.rates_per_s:
-                crossed = True
                 place = (line.crossover_per_s, usd[line.rates_per_s.index(line.crossover_per_s)])
                 axes.plot(*place, "k+", ms=12, mew=1.6)
-                axes.annotate(f"{significant(place[0], 2)}/s", place, xytext=(5, 5), textcoords="offset points")
+                crossovers.append(Label(f"{significant(place[0], 2)}/s", *place, "black"))
         if costs.rate_per_s is not None:
             axes.axvline(costs.rate_per_s, color="0.4", lw=0.9, ls=":")
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        axes.set_xlabel("requests per second")
-        axes.set_ylabel("USD per thousand requests")
+        axes.set(xscale="log", yscale="log", xlabel="requests per second", ylabel="USD per thousand requests")
+        for axis in (axes.xaxis, axes.yaxis):
+            log_ticks(axis, lambda value: significant(value, 1))
         axes.legend(fontsize=8)
         legend = [
             "bands: nine in ten",
             "steps: one more GPU",
-            *(["+: crossover"] if crossed else []),
+            *(["+: crossover"] if crossovers else []),
             *(["dotted: the requested rate"] if costs.rate_per_s is not None else []),
         ]
         title = textwrap.fill(costs.title, _TITLE_CHARACTERS)
         axes.set_title(f"{title}\n{', '.join(legend)}", fontsize=9, loc="left")
+        figure.draw_without_rendering()  # names are placed in the final layout
+        write_labels(axes, crossovers, markers(axes, [(each.x, each.y) for each in crossovers]))
     return figure
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from profiler.errors import RequestError
 from profiler.judge.cells import CellResult
@@ -70,3 +70,5 @@ def _panel(axes: Axes, cell: CellResult, points: list[GroupPoint], roof: RoofLin
     axes.set(xlabel="arithmetic intensity, model FLOPs per model byte", ylabel="achieved FLOP/s")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: significant(value, 1)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: scaled(value, "", 1)))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_minor_formatter(NullFormatter())

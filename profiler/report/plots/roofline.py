@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, NullFormatter
 from matplotlib.transforms import Bbox
 
 from profiler.grid.cells import Phase
+from profiler.report.plots.labels import FONT_POINTS, Label, at_points, markers, text_points, write_labels
 from profiler.report.plots.style import LINE_STYLES, PHASE_STYLE, Dashes, PhaseStyle, distinct_names, title
 from profiler.report.roofline_data import CellPoint, RoofKind, RoofLine, cell_points, roof_lines
 from profiler.store.folder import Run
@@ -20,11 +21,6 @@ from profiler.units import scaled, significant
 _INK = "#222222"
 _SHEET_COLOR = "#888888"
 _MARGIN = 3.0
-_FONT_POINTS = 9.0
-_CHARACTER_POINTS = 0.6 * _FONT_POINTS
-_MARKER_POINTS = 7.0
-_OFFSETS_POINTS = ((0, -16), (18, -16), (-18, -16), (0, 7), (30, 7), (-30, 7), (0, -28))
-"""Where a label may stand, from its point, in order of preference: below it, where no roof is, or above it."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +62,9 @@ def roofline(run: Run) -> Figure:
     axes.set_title(title(run))
     _legend(figure)
     figure.draw_without_rendering()  # names are placed in the final layout
-    taken = [*_markers(axes, points), *(_ridge_name_box(axes, line.ridge) for line in lines[:1])]
+    taken = [*markers(axes, _places(points)), *(_ridge_box(axes, line.ridge) for line in lines[:1])]
     for phase, style in PHASE_STYLE.items():
-        _label_ends(axes, [point for point in points if point.key.phase == phase], style.color, taken)
+        write_labels(axes, _ends(points, phase, style.color), taken)
     return figure
 
 
@@ -83,6 +79,8 @@ def _frame(axes: Axes, lines: Sequence[RoofLine], points: Sequence[CellPoint]) -
     axes.set_ylabel("achieved speed")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: significant(value, 1)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: scaled(value, "FLOP/s", 1)))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_minor_formatter(NullFormatter())
     return limits
 
 
@@ -110,7 +108,7 @@ def _draw_ridge(axes: Axes, roof: RoofLine, limits: _Limits) -> None:
         (roof.ridge, limits.y[0]),
         xytext=(5, 8),
         textcoords="offset points",
-        fontsize=9,
+        fontsize=FONT_POINTS,
         rotation=90,
         va="bottom",
     )
@@ -134,53 +132,25 @@ def _draw_points(axes: Axes, points: Sequence[CellPoint], phase: Phase, style: P
         axes.plot(*at, color=style.color, marker=style.marker, ms=6, mew=0.6, mec="white", ls="", gid=f"cell-{number}")
 
 
-def _at_points(axes: Axes, x: float, y: float) -> tuple[float, float]:
-    """The place of (x, y) in typographic points."""
-    right, up = axes.transData.transform((x, y)) * 72 / axes.figure.dpi
-    return float(right), float(up)
-
-
-def _markers(axes: Axes, points: Sequence[CellPoint]) -> list[Bbox]:
-    half = _MARKER_POINTS / 2
-    places = [_at_points(axes, point.intensity, point.flops_per_s) for point in points]
-    return [Bbox.from_extents(x - half, y - half, x + half, y + half) for x, y in places]
-
-
-def _ridge_name_box(axes: Axes, ridge: float) -> Bbox:
-    x, y = _at_points(axes, ridge, axes.get_ylim()[0])
-    return Bbox.from_extents(x, y, x + 1.5 * _FONT_POINTS, y + _CHARACTER_POINTS * len(_ridge_name(ridge)))
-
-
 def _ridge_name(ridge: float) -> str:
     return f"ridge {ridge:.3g} FLOP/byte"
 
 
-def _label_ends(axes: Axes, points: Sequence[CellPoint], color: str, taken: list[Bbox]) -> None:
-    """Write the names of the slowest and the fastest cell where they cover neither a marker nor a name in `taken`.
+def _ridge_box(axes: Axes, ridge: float) -> Bbox:
+    """The place of the ridge's name."""
+    x, y = at_points(axes, ridge, axes.get_ylim()[0])
+    return Bbox.from_extents(x, y, x + 1.5 * FONT_POINTS, y + text_points(_ridge_name(ridge)))
 
-    A name without such a place is left out.
-    """
-    ranked = sorted(points, key=lambda point: point.flops_per_s)
-    # A single cell is the slowest and the fastest.
-    for point in dict.fromkeys((*ranked[:1], *ranked[-1:])):
-        name, (x, y) = point.key.cell.name, _at_points(axes, point.intensity, point.flops_per_s)
-        half = _CHARACTER_POINTS * len(name) / 2
-        for right, up in _OFFSETS_POINTS:
-            box = Bbox.from_extents(x + right - half, y + up, x + right + half, y + up + _FONT_POINTS)
-            if not box.count_overlaps(taken):
-                break
-        else:
-            continue
-        taken.append(box)
-        axes.annotate(
-            name,
-            (point.intensity, point.flops_per_s),
-            xytext=(right, up),
-            textcoords="offset points",
-            ha="center",
-            fontsize=_FONT_POINTS,
-            color=color,
-        )
+
+def _places(points: Sequence[CellPoint]) -> list[tuple[float, float]]:
+    return [(point.intensity, point.flops_per_s) for point in points]
+
+
+def _ends(points: Sequence[CellPoint], phase: Phase, color: str) -> list[Label]:
+    """The names of a phase's slowest and fastest cell."""
+    ranked = sorted((point for point in points if point.key.phase == phase), key=lambda point: point.flops_per_s)
+    ends = dict.fromkeys((*ranked[:1], *ranked[-1:]))  # of a single cell, only one
+    return [Label(point.key.cell.name, point.intensity, point.flops_per_s, color) for point in ends]
 
 
 def _legend(figure: Figure) -> None:
@@ -210,10 +180,8 @@ def devices(runs: Sequence[Run]) -> Figure:
     axes.set_title("measured roofs and the cells under them")
     _legend(figure)
     figure.draw_without_rendering()  # names are placed in the final layout
-    taken = _markers(axes, [point for of_run in points for point in of_run])
+    taken = markers(axes, [place for of_run in points for place in _places(of_run)])
     for index, of_run in enumerate(points):
         for phase in PHASE_STYLE:
-            _label_ends(
-                axes, [point for point in of_run if point.key.phase == phase], colors[index % len(colors)], taken
-            )
+            write_labels(axes, _ends(of_run, phase, colors[index % len(colors)]), taken)
     return figure

@@ -9,15 +9,22 @@ from typing import TYPE_CHECKING, Literal
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, NullLocator
 from numpy.typing import NDArray
 
 from profiler.grid.cells import PHASES, Phase
-from profiler.report.plots.style import LINE_STYLES, PHASE_STYLE, REGIME_COLOR, Dashes, depth_label, panels_in_a_row
+from profiler.report.plots.style import (
+    LINE_STYLES,
+    PHASE_STYLE,
+    REGIME_COLOR,
+    Dashes,
+    depth_label,
+    log_ticks,
+    panels_in_a_row,
+)
 from profiler.report.selection import MOST_SIZES, evenly
 from profiler.store.folder import Run
 from profiler.units import duration, scaled, significant
@@ -203,7 +210,7 @@ def theory_latency(grid: GridCount) -> Figure:
     for axes, gpu, phase in panels:
         _lines(axes, grid, phase, np.where(gpu.fits, gpu.floor_s, np.nan))
         axes.set(ylabel="time at least", title=f"{phase}, {gpu.roofs.name}")
-        _log_ticks(axes.yaxis, duration)
+        log_ticks(axes.yaxis, duration)
     return figure
 
 
@@ -225,14 +232,6 @@ def _size_ticks(axes: Axes, sizes: Sequence[int]) -> None:
     shown = evenly(sorted({int(size) for size in sizes}), MOST_SIZES)
     axes.set_xticks(shown, [str(size) for size in shown])
     axes.xaxis.set_minor_locator(NullLocator())
-
-
-def _log_ticks(axis: Axis, show: Callable[[float], str]) -> None:
-    """Mark a logarithmic axis in plain units; a range of less than a decade gets evenly spaced marks."""
-    low, high = axis.get_view_interval()
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)) if high > 10 * low else MaxNLocator(6))
-    axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: show(value)))
 
 
 def theory_kv(grid: GridCount) -> Figure:
@@ -263,7 +262,7 @@ def _need_lines(axes: Axes, grid: GridCount, needs_bytes: NDArray[np.float64], r
     axes.set(xscale="log", yscale="log", xlabel="tokens per sequence", ylabel="weights, KV cache and workspace")
     axes.set_ylim(0.9 * grid.weight_bytes, 1.2 * max(room_bytes, needs_bytes[mine].max()))
     _size_ticks(axes, grid.depth[mine])
-    _log_ticks(axes.yaxis, lambda value: scaled(value, "B", 3))
+    log_ticks(axes.yaxis, lambda value: scaled(value, "B", 3))
     axes.legend(fontsize=8, loc="upper left")
 
 
