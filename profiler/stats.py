@@ -11,6 +11,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from profiler.units import several
+
 Noise = Literal["quiet", "noisy", "unusable"]
 
 TARGET_HALF_WIDTH = 0.02
@@ -310,7 +312,7 @@ def noise_report(
         reasons.append(f"two modes, {1e3 * modes[0]:.3g} and {1e3 * modes[1]:.3g} ms")
     outlier_count = outliers(samples)
     if outlier_count > _MANY_OUTLIERS * samples.size:
-        reasons.append(f"{outlier_count} outliers in {samples.size} samples")
+        reasons.append(f"{several(outlier_count, 'outlier', 'outliers')} in {samples.size} samples")
     if foreign_cores is not None and foreign_cores > MOST_FOREIGN_CORES:
         reasons.append(f"others kept {foreign_cores:.1f} cores busy")
     if machine_drift > _MACHINE_DRIFT:

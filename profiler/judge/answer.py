@@ -8,13 +8,12 @@ from dataclasses import replace
 
 from profiler.judge.breakdown import TERM_NAMES, TimeBreakdown
 from profiler.judge.cells import EngineDifference, JudgedCell, Lever
+from profiler.judge.engine_differences import engine_change, where_it_lies
 from profiler.judge.levers import Setting, best_lever
 from profiler.judge.regimes import PACED_SHARE, Flag
 from profiler.judge.scaling import best_of
-from profiler.units import duration, percent, saving, scaled, signed_duration, significant
+from profiler.units import duration, percent, saving, scaled, significant
 
-# Terms below this share of the difference between two engines are not named.
-_LEAST_TERM_SHARE = 0.05
 # Changes that save less than this share of a prefill are not named.
 _LEAST_PREFILL_SAVING = 0.1
 # Terms below this share of a step are not named.
@@ -31,7 +30,8 @@ def answer(
 ) -> list[str]:
     """Summarise a run in a few sentences, the most useful first; empty if nothing was measured.
 
-    They describe the first engine, and one sentence per further engine compares it with the first. `busy` are sentences
+    They describe the first engine. Further engines are compared with it: the best change may be one, and each other one
+    has a sentence. `busy` are sentences
     about a busy machine: they come first, and then no saving is named.
     """
     sentences = list(busy) if cells else []
@@ -57,7 +57,9 @@ def answer(
     elif prefills:
         sentences.append(_change_sentence(prefills, setting))
     if decodes:
-        sentences += _engine_sentences(decodes[0], differences)
+        named = " ".join(sentences)
+        others = [item for item in differences if f"{engine_change(item)} saves" not in named]
+        sentences += _engine_sentences(decodes[0], others)
     return sentences
 
 
@@ -84,30 +86,11 @@ def _engine_sentences(first: JudgedCell, differences: Sequence[EngineDifference]
     ]
 
 
-def where_it_lies(item: EngineDifference) -> list[str]:
-    """The terms that make the difference between two engines, in words, the largest first; small ones are left out."""
-    least_s = _LEAST_TERM_SHARE * max(map(abs, (item.saves_s, *item.terms.values())))
-    ranked = sorted(item.terms.items(), key=lambda pair: -abs(pair[1]))
-    return [f"{_term_words(name, item)} {signed_duration(gain)}" for name, gain in ranked if abs(gain) >= least_s]
-
-
 def _causes(item: EngineDifference) -> str:
     if not item.terms:
         return "; the cause is unknown, because their time breakdowns do not add up"
     words = where_it_lies(item)
     return f": {', '.join(words)}" if words else ""
-
-
-def _term_words(term: str, item: EngineDifference) -> str:
-    """A term in words, with its main cause in this difference if there is one."""
-    if term == "dispatch_s" and item.how:
-        return f"dispatch ({item.how})"
-    if term == "engine_s":
-        return "the engine's own (scheduler, sampler, launches, its kernels' losses)"
-    cause = max(item.causes, key=lambda name: abs(item.causes[name]), default="")
-    if term == "avoidable_s" and cause and abs(item.causes[cause]) > abs(item.terms[term]) / 2:
-        return cause
-    return TERM_NAMES[term]
 
 
 def _because(cell: JudgedCell, setting: Setting) -> str:

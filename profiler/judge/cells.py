@@ -313,6 +313,8 @@ class JudgedCell:
     """Seconds of avoidable work by cause: traffic at the measured bandwidth, and page faults."""
     tried: tuple[TrialResult, ...] = ()
     """Variants that were tried at this shape."""
+    engines: tuple[EngineDifference, ...] = ()
+    """Other engines that were measured on this cell, compared with its own."""
     ways: tuple[Lever, ...] = ()
     """Other ways to batch the prompts; empty if they have equal lengths."""
     lost_s: Mapping[str, float] = field(default_factory=dict)

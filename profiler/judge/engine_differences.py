@@ -11,9 +11,10 @@ from profiler.facts.measurements import GenerateSteps
 from profiler.facts.run_facts import Facts
 from profiler.facts.visits import phase_samples
 from profiler.grid.cells import DEFAULT_ENGINE, CellKey, Phase
-from profiler.judge.breakdown import TERMS, adds_up
+from profiler.judge.breakdown import TERM_NAMES, TERMS, adds_up
 from profiler.judge.cells import EngineDifference, JudgedCell, KeyedRecord, columns_of
 from profiler.stats import CLAIM_VISITS, Estimate, VisitSpread, difference
+from profiler.units import signed_duration
 
 _Name = TypeVar("_Name", bound=str)
 
@@ -151,3 +152,31 @@ def parts_of(steps: GenerateSteps, tax_s: float) -> dict[str, float]:
     # The forward includes the growth of the cache.
     parts["forward"] = generate_s["forward"] - own_s["forward"] - parts["cache"]
     return {**parts, "rest": tax_s - sum(parts.values())}
+
+
+# Terms below this share of the difference between two engines are not named.
+_LEAST_TERM_SHARE = 0.05
+
+
+def engine_change(item: EngineDifference) -> str:
+    """An engine as a change of the run's first one."""
+    return f"the engine {item.engine}"
+
+
+def where_it_lies(item: EngineDifference) -> list[str]:
+    """The terms that make the difference between two engines, in words, the largest first; small ones are left out."""
+    least_s = _LEAST_TERM_SHARE * max(map(abs, (item.saves_s, *item.terms.values())))
+    ranked = sorted(item.terms.items(), key=lambda pair: -abs(pair[1]))
+    return [f"{_term_words(name, item)} {signed_duration(gain)}" for name, gain in ranked if abs(gain) >= least_s]
+
+
+def _term_words(term: str, item: EngineDifference) -> str:
+    """A term in words, with its main cause in this difference if there is one."""
+    if term == "dispatch_s" and item.how:
+        return f"dispatch ({item.how})"
+    if term == "engine_s":
+        return "the engine's own (scheduler, sampler, launches, its kernels' losses)"
+    cause = max(item.causes, key=lambda name: abs(item.causes[name]), default="")
+    if term == "avoidable_s" and cause and abs(item.causes[cause]) > abs(item.terms[term]) / 2:
+        return cause
+    return TERM_NAMES[term]

@@ -80,6 +80,7 @@ def judge_run(facts: Facts) -> Judgement:
     busy = busy_sentences(facts)
     setting = replace(setting_of(facts), busy=bool(busy))
     differences = engine_differences(facts, spreads, judged)
+    judged = {key: replace(cell, engines=_engines_on(key, differences, facts)) for key, cell in judged.items()}
     better = _better_batches(judged.values())
     return Judgement(
         cells=tuple(results[key].row if key in results else rows[key] for key in facts.grid.keys),
@@ -379,6 +380,16 @@ def _sides(row: CellResult, sides: Mapping[Series, Mapping[int, BoundSide]]) -> 
 def _knee(row: CellResult, knees: Mapping[Series, float | None]) -> float | None:
     """The batch at which FLOPs overtake bytes at a cell's depth; None if there is none."""
     return next((knees[series] for series in series_of(row) if series in knees), None)
+
+
+def _engines_on(key: CellKey, differences: Sequence[EngineDifference], facts: Facts) -> tuple[EngineDifference, ...]:
+    """The engines that were compared with this cell's own; `generate`, whose overhead is reported apart, is not one."""
+    return tuple(
+        item
+        for item in differences
+        if item.engine not in facts.generate_engines
+        and replace(item.key, cell=replace(item.key.cell, engine=item.against)) == key
+    )
 
 
 def _better_batches(judged: Iterable[JudgedCell]) -> dict[CellKey, list[JudgedCell]]:

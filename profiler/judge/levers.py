@@ -9,9 +9,11 @@ from profiler.counting.floor import floor_on, step_floor
 from profiler.data.datasheets import Datasheet
 from profiler.facts.measurements import COMPILED, DYNAMIC_CACHE, EIGHT_BIT_CACHE, PADDING_MASK
 from profiler.facts.operators import COLLECTIVE, Cause
-from profiler.judge.cells import JudgedCell, Lever, TrialResult
+from profiler.judge.cells import EngineDifference, JudgedCell, Lever, TrialResult
+from profiler.judge.engine_differences import engine_change, where_it_lies
 from profiler.judge.regimes import Flag
 from profiler.quant.registry import FORMATS
+from profiler.stats import CLAIM_VISITS
 from profiler.units import duration, scaled
 
 _FOUR_BIT_WEIGHTS = "4-bit weights"
@@ -21,6 +23,7 @@ _PACKED_KERNEL = "a kernel that multiplies the packed weights (int4wo, int8wo), 
 _OTHER_KERNELS = "other kernels for these shapes (another dtype, format or library)"
 _GRAPHS = "CUDA graphs"
 _COMPILE = "torch.compile (fuses small operators)"
+_FUSING = "fusing element-wise kernels (torch.compile)"
 _NOT_TRIED_CACHE = (
     "not tried here, only if attention reads it as stored; others measured slower ones (transformers #34096,"
     " sglang #30815, vLLM #48786)"
@@ -40,6 +43,12 @@ _REPLACED_BY: Mapping[str, frozenset[str]] = {
     COMPILED: frozenset({_COMPILE}),
 }
 """By tried variant other than a format: the computed changes that it replaces."""
+_REPLACED_BY_ENGINE: Mapping[str, frozenset[str]] = {
+    "static": frozenset({_STATIC_CACHE}),
+    "graph": frozenset({_GRAPHS}),
+    "compile": frozenset({_COMPILE, _FUSING}),
+}
+"""By engine of the run: the computed changes that its measurement replaces."""
 # The smallest share of a step that a measurement can resolve.
 _LEAST_SHARE = 1e-3
 # An operator with at least this share of all kernel losses is named.
@@ -86,9 +95,9 @@ def _replaced_by(variant: str) -> frozenset[str]:
 def levers(cell: JudgedCell, setting: Setting, others: Sequence[JudgedCell] = ()) -> list[Lever]:
     """Changes ranked by the seconds that they save on this cell, without those too small to measure.
 
-    Changes that cost time come last. A tried variant replaces the computed changes of the same kind. `others` are the
-    run's cells, among which a larger batch is searched. Empty for a step above its roof, since one of its terms must be
-    wrong.
+    Changes that cost time come last. A tried variant or a measured engine replaces the computed changes of its kind.
+    `others` are the run's cells, among which a larger batch is searched. Empty for a step above its roof, since one of
+    its terms must be wrong.
     """
     if Flag.ABOVE_ROOF in cell.verdict.flags:
         return []
@@ -110,9 +119,13 @@ def levers(cell: JudgedCell, setting: Setting, others: Sequence[JudgedCell] = ()
     if setting.busy:
         computed = []
     replaced = {change for trial in cell.tried for change in _replaced_by(trial.form)}
+    visited = [item for item in cell.engines if item.visits >= CLAIM_VISITS]
+    replaced |= {change for item in visited for change in _REPLACED_BY_ENGINE.get(item.engine, ())}
     least_s = _LEAST_SHARE * cell.split.latency_s
     changes = [lever for lever in computed if lever.saves_s > least_s and lever.change not in replaced]
-    changes += [lever for lever in (*_tried(cell), *cell.ways) if abs(lever.saves_s) > least_s]
+    changes += [
+        lever for lever in (*_tried(cell), *_engines(visited, cell), *cell.ways) if abs(lever.saves_s) > least_s
+    ]
     return sorted((lever for lever in changes if lever.is_claim), key=lambda lever: -lever.saves_s)
 
 
@@ -138,6 +151,20 @@ def _tried(cell: JudgedCell) -> list[Lever]:
         )
         for item in cell.tried
         if not (item.form.startswith(PADDING_MASK) and item.ratio < 1)
+    ]
+
+
+def _engines(differences: Sequence[EngineDifference], cell: JudgedCell) -> list[Lever]:
+    """The run's other engines, on this step."""
+    return [
+        Lever(
+            engine_change(item),
+            item.saves_s,
+            "; ".join([f"the step takes {duration(cell.split.latency_s - item.saves_s)} then", *where_it_lies(item)]),
+            basis="measured",
+            half_width_s=max(item.high_s - item.saves_s, item.saves_s - item.low_s),
+        )
+        for item in differences
     ]
 
 
@@ -246,7 +273,7 @@ def _path(cell: JudgedCell) -> list[Lever]:
     return [
         Lever("a fused attention kernel", unfused_s, "scores and repeated heads would stay on chip"),
         _bound(
-            "fusing element-wise kernels (torch.compile)",
+            _FUSING,
             seconds(Cause.OPERANDS),
             "intermediates would not be written and read between them",
         ),

@@ -258,7 +258,8 @@ GLOSSARY: dict[str, Term] = {
         lambda run: _share(run, "dequantise_s"),
     ),
     "lever": Term(
-        "a change and the time it saves in one cell: tried on this device, or computed from the cell's breakdown."
+        "a change and the time it saves in one cell: measured in this run, tried on this device, or computed from the"
+        " cell's breakdown."
     ),
     "unexplained": Term(
         "the measured time less all terms of the breakdown; negative if a roof or a count is too low.",

@@ -173,7 +173,9 @@ def _ran(run: Run) -> Section | None:
 def _levers(run: Run) -> Section | None:
     headings = ("cell", "change", "saves", "of the step", "because")
     rows = lever_rows(run)
-    note = "tried on this device, or computed from the cell's breakdown; a negative saving is a cost"
+    note = (
+        "measured in this run, tried on this device, or computed from the cell's breakdown; a negative saving is a cost"
+    )
     table = text_table(headings, rows, wrapped=("change", "because"))
     return Section("What would change it", [table], note, DOCUMENTS) if rows else None
 

@@ -10,9 +10,9 @@ from typing import TypedDict
 from profiler.facts.roofs import Roof
 from profiler.facts.telemetry import ReadingRange
 from profiler.grid.cells import PHASES, Cell, CellKey, Phase
-from profiler.judge.answer import where_it_lies
 from profiler.judge.breakdown import TERM_NAMES
 from profiler.judge.cells import CellEvidence, CellResult
+from profiler.judge.engine_differences import where_it_lies
 from profiler.judge.module_times import GroupTime
 from profiler.report.breakdown_bars import WORTH_SHOWING
 from profiler.report.selection import evidence_of, half_width, selected_cells

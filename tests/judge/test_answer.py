@@ -12,9 +12,10 @@ from profiler.facts.roofs import CurvePoint
 from profiler.facts.run_facts import Facts
 from profiler.facts.visits import Visit
 from profiler.grid.cells import Cell, CellKey, Grid
-from profiler.judge.answer import answer, where_it_lies
+from profiler.judge.answer import answer
 from profiler.judge.breakdown import TimeBreakdown
 from profiler.judge.cells import EngineDifference, JudgedCell
+from profiler.judge.engine_differences import where_it_lies
 from profiler.judge.judge_run import judge_run
 from profiler.judge.levers import Setting
 from profiler.judge.regimes import Flag, Verdict

@@ -11,7 +11,7 @@ from profiler.data.datasheets import gpus
 from profiler.facts.operators import Cause, OperatorWork
 from profiler.grid.cells import Cell, CellKey
 from profiler.judge.breakdown import TimeBreakdown
-from profiler.judge.cells import JudgedCell, Lever, TrialResult
+from profiler.judge.cells import EngineDifference, JudgedCell, Lever, TrialResult
 from profiler.judge.levers import Setting, best_lever, floors_on, levers
 from profiler.judge.regimes import Flag, Verdict
 
@@ -191,6 +191,28 @@ def test_a_quantised_cache_saves_at_most_its_conversion() -> None:
     found = levers(step, SETTING)
     assert saved(found, "a dynamic cache") == pytest.approx(4e-3)
     assert not [item for item in found if item.change in ("an 8-bit KV cache", "a static cache")]
+
+
+def on_engine(name: str, saves_s: float, off_s: float, visits: int = 3) -> EngineDifference:
+    low_s, high_s, terms = saves_s - off_s, saves_s + off_s, {"dispatch_s": -saves_s}
+    return EngineDifference("decode", 1, 512, 528, 32, name, "eager", saves_s, low_s, high_s, terms, visits=visits)
+
+
+def test_a_measured_engine_replaces_what_is_computed_for_it() -> None:
+    """Of 11 ms the host takes 9: a graph would save at most that, and the engine of this run saves 8.2 ms."""
+    host = cell(weights_s=2e-3, dispatch_s=9e-3)
+    [best, *rest] = levers(replace(host, engines=(on_engine("graph", 8.2e-3, 0.1e-3),)), SETTING)
+    assert (best.change, best.basis, best.saves_s) == ("the engine graph", "measured", 8.2e-3)
+    assert best.because == "the step takes 2.80 ms then; dispatch -8.20 ms"
+    assert saved(rest, "CUDA graphs") == 0.0
+
+
+def test_an_engine_within_noise_leaves_no_lever_and_one_visit_leaves_the_bound() -> None:
+    host = cell(weights_s=2e-3, dispatch_s=9e-3)
+    noisy = levers(replace(host, engines=(on_engine("graph", 0.2e-3, 0.5e-3),)), SETTING)
+    assert not [item for item in noisy if "graph" in item.change.lower()]
+    once = levers(replace(host, engines=(on_engine("graph", 8.2e-3, 0.1e-3, visits=1),)), SETTING)
+    assert [item.change for item in once if "graph" in item.change.lower()] == ["CUDA graphs"]
 
 
 def test_graphs_save_the_hosts_share() -> None:

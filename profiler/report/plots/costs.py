@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from profiler.errors import RequestError
 from profiler.predict.costs import CostOverLoad
-from profiler.report.plots.labels import Label, markers, write_labels
+from profiler.report.plots.labels import PointLabel, markers, write_labels
 from profiler.report.plots.style import LINE_STYLES, STYLE_FILE, log_ticks
 from profiler.store.folder import Run
 from profiler.store.forecasts import read_costs
@@ -28,7 +28,7 @@ def cost_figure(costs: CostOverLoad) -> Figure:
         raise RequestError("no GPU fits with a price that is ranked: there is nothing to draw.")
     with plt.style.context(STYLE_FILE):
         figure, axes = plt.subplots(figsize=(8, 5))
-        crossovers: list[Label] = []
+        crossovers: list[PointLabel] = []
         for line, style in zip(costs.lines, LINE_STYLES, strict=False):
             usd = [span.typical for span in line.usd_per_thousand]
             label = f"{line.name}, {line.usd_per_h:.2f} USD/h"
@@ -38,7 +38,7 @@ def cost_figure(costs: CostOverLoad) -> Figure:
             if line.crossover_per_s in line.rates_per_s:
                 place = (line.crossover_per_s, usd[line.rates_per_s.index(line.crossover_per_s)])
                 axes.plot(*place, "k+", ms=12, mew=1.6)
-                crossovers.append(Label(f"{significant(place[0], 2)}/s", *place, "black"))
+                crossovers.append(PointLabel(f"{significant(place[0], 2)}/s", *place, "black"))
         if costs.rate_per_s is not None:
             axes.axvline(costs.rate_per_s, color="0.4", lw=0.9, ls=":")
         axes.set(xscale="log", yscale="log", xlabel="requests per second", ylabel="USD per thousand requests")

@@ -16,7 +16,7 @@ _OFFSETS_POINTS = ((0, -16), (18, -16), (-18, -16), (0, 7), (30, 7), (-30, 7), (
 
 
 @dataclass(frozen=True)
-class Label:
+class PointLabel:
     """The name of a point of the data."""
 
     text: str
@@ -25,7 +25,7 @@ class Label:
     color: str
 
 
-def write_labels(axes: Axes, labels: Iterable[Label], taken: list[Bbox]) -> None:
+def write_labels(axes: Axes, labels: Iterable[PointLabel], taken: list[Bbox]) -> None:
     """Write names, and add the places of those that are written to `taken`, in typographic points.
 
     A name that finds no free place is left out. The layout must be final (`Figure.draw_without_rendering`).

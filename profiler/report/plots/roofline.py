@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from matplotlib.transforms import Bbox
 
 from profiler.grid.cells import Phase
-from profiler.report.plots.labels import FONT_POINTS, Label, at_points, markers, text_points, write_labels
+from profiler.report.plots.labels import FONT_POINTS, PointLabel, at_points, markers, text_points, write_labels
 from profiler.report.plots.style import LINE_STYLES, PHASE_STYLE, Dashes, PhaseStyle, distinct_names, title
 from profiler.report.roofline_data import CellPoint, RoofKind, RoofLine, cell_points, roof_lines
 from profiler.store.folder import Run
@@ -146,11 +146,11 @@ def _places(points: Sequence[CellPoint]) -> list[tuple[float, float]]:
     return [(point.intensity, point.flops_per_s) for point in points]
 
 
-def _ends(points: Sequence[CellPoint], phase: Phase, color: str) -> list[Label]:
+def _ends(points: Sequence[CellPoint], phase: Phase, color: str) -> list[PointLabel]:
     """The names of a phase's slowest and fastest cell."""
     ranked = sorted((point for point in points if point.key.phase == phase), key=lambda point: point.flops_per_s)
     ends = dict.fromkeys((*ranked[:1], *ranked[-1:]))  # of a single cell, only one
-    return [Label(point.key.cell.name, point.intensity, point.flops_per_s, color) for point in ends]
+    return [PointLabel(point.key.cell.name, point.intensity, point.flops_per_s, color) for point in ends]
 
 
 def _legend(figure: Figure) -> None:
