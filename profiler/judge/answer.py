@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from profiler.judge.breakdown import TERM_NAMES, TimeBreakdown
 from profiler.judge.cells import EngineDifference, JudgedCell, Lever
-from profiler.judge.engine_differences import engine_change, where_it_lies
+from profiler.judge.engine_differences import causes_of, engine_change
 from profiler.judge.levers import Setting, best_lever
 from profiler.judge.regimes import PACED_SHARE, Flag
 from profiler.judge.scaling import best_of
@@ -31,8 +31,7 @@ def answer(
     """Summarise a run in a few sentences, the most useful first; empty if nothing was measured.
 
     They describe the first engine. Further engines are compared with it: the best change may be one, and each other one
-    has a sentence. `busy` are sentences
-    about a busy machine: they come first, and then no saving is named.
+    has a sentence. `busy` are sentences about a busy machine: they come first, and then no saving is named.
     """
     sentences = list(busy) if cells else []
     engine = cells[0].key.cell.engine if cells else ""
@@ -52,14 +51,11 @@ def answer(
     if busy:
         return sentences
     if decodes:
-        sentences.append(_change_sentence(decodes, setting))
-        sentences += _prefill_change(prefills, setting)
+        change = _change_sentence(decodes, setting)
+        others = [item for item in differences if f"{engine_change(item)} saves" not in change]
+        sentences += [change, *_prefill_change(prefills, setting), *_engine_sentences(decodes[0], others)]
     elif prefills:
         sentences.append(_change_sentence(prefills, setting))
-    if decodes:
-        named = " ".join(sentences)
-        others = [item for item in differences if f"{engine_change(item)} saves" not in named]
-        sentences += _engine_sentences(decodes[0], others)
     return sentences
 
 
@@ -80,17 +76,10 @@ def _engine_sentences(first: JudgedCell, differences: Sequence[EngineDifference]
     engine, step_s = first.key.cell.engine, first.split.latency_s
     return [
         f"The engine {item.engine} {saving(item.saves_s)} of the {duration(step_s)} step against"
-        f" {engine}{_causes(item)}."
+        f" {engine}{f': {causes}' if (causes := causes_of(item)) else ''}."
         for item in differences
         if item.is_claim and replace(item.key, cell=replace(item.key.cell, engine=engine)) == first.key
     ]
-
-
-def _causes(item: EngineDifference) -> str:
-    if not item.terms:
-        return "; the cause is unknown, because their time breakdowns do not add up"
-    words = where_it_lies(item)
-    return f": {', '.join(words)}" if words else ""
 
 
 def _because(cell: JudgedCell, setting: Setting) -> str:

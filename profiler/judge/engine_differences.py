@@ -17,6 +17,9 @@ from profiler.stats import CLAIM_VISITS, Estimate, VisitSpread, difference
 from profiler.units import signed_duration
 
 _Name = TypeVar("_Name", bound=str)
+# Terms below this share of the difference between two engines are not named.
+_LEAST_TERM_SHARE = 0.05
+_UNKNOWN_CAUSE = "the cause is unknown, because their time breakdowns do not add up"
 
 
 def engine_differences(
@@ -154,13 +157,14 @@ def parts_of(steps: GenerateSteps, tax_s: float) -> dict[str, float]:
     return {**parts, "rest": tax_s - sum(parts.values())}
 
 
-# Terms below this share of the difference between two engines are not named.
-_LEAST_TERM_SHARE = 0.05
-
-
 def engine_change(item: EngineDifference) -> str:
     """An engine as a change of the run's first one."""
     return f"the engine {item.engine}"
+
+
+def causes_of(item: EngineDifference) -> str:
+    """The terms that make the difference between two engines, as a list in words; empty if all are small."""
+    return ", ".join(where_it_lies(item)) if item.terms else _UNKNOWN_CAUSE
 
 
 def where_it_lies(item: EngineDifference) -> list[str]:

@@ -10,7 +10,7 @@ from profiler.data.datasheets import Datasheet
 from profiler.facts.measurements import COMPILED, DYNAMIC_CACHE, EIGHT_BIT_CACHE, PADDING_MASK
 from profiler.facts.operators import COLLECTIVE, Cause
 from profiler.judge.cells import EngineDifference, JudgedCell, Lever, TrialResult
-from profiler.judge.engine_differences import engine_change, where_it_lies
+from profiler.judge.engine_differences import causes_of, engine_change
 from profiler.judge.regimes import Flag
 from profiler.quant.registry import FORMATS
 from profiler.stats import CLAIM_VISITS
@@ -160,7 +160,8 @@ def _engines(differences: Sequence[EngineDifference], cell: JudgedCell) -> list[
         Lever(
             engine_change(item),
             item.saves_s,
-            "; ".join([f"the step takes {duration(cell.split.latency_s - item.saves_s)} then", *where_it_lies(item)]),
+            f"the step takes {duration(cell.split.latency_s - item.saves_s)} then"
+            f"{f'; {causes}' if (causes := causes_of(item)) else ''}",
             basis="measured",
             half_width_s=max(item.high_s - item.saves_s, item.saves_s - item.low_s),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from made_facts import facts, roof
@@ -11,10 +12,10 @@ from profiler.facts.operators import Cause, OperatorWork
 from profiler.facts.roofs import CurvePoint
 from profiler.facts.run_facts import Facts
 from profiler.facts.visits import Visit
-from profiler.grid.cells import Cell, CellKey, Grid
+from profiler.grid.cells import Cell, CellKey, Grid, Phase
 from profiler.judge.answer import answer
 from profiler.judge.breakdown import TimeBreakdown
-from profiler.judge.cells import EngineDifference, JudgedCell
+from profiler.judge.cells import EngineDifference, JudgedCell, TrialResult
 from profiler.judge.engine_differences import where_it_lies
 from profiler.judge.judge_run import judge_run
 from profiler.judge.levers import Setting
@@ -117,6 +118,47 @@ def test_a_graph_that_saves_more_than_dispatch_is_named_with_its_saving() -> Non
     of = replace(of, graph_engines=frozenset({"graph"}))
     [first, *_] = judge_run(of).answer
     assert "overhead-bound: of 10.0 ms, the same work as one graph saves 7.20 ms" in first
+
+
+def test_each_engine_is_named_once() -> None:
+    weights = OperatorWork("linears", "mlp", 1, "float16", 1e9, 2_200_000_000, 0, 0)
+    of = facts([weights], flops_per_s=100e12, bytes_per_s=1e12, host_s=1e-3)
+    of = replace(measured(of, eager=10e-3, graph=2.8e-3, static=12e-3), graph_engines=frozenset({"graph"}))
+    text = " ".join(judge_run(of).answer)
+    assert (
+        "What to change: the engine graph saves 7.20 ms of the 10.0 ms step (measured: the step takes 2.80 ms" in text
+    )
+    assert "The engine static costs 2.00 ms of the 10.0 ms step against eager" in text
+    assert text.count("engine graph") == text.count("engine static") == 1
+
+
+def step(phase: Phase, batch: int, dispatch_s: float, **more: Any) -> JudgedCell:
+    """A step with 8 ms of weights and this dispatch."""
+    rest = ("kv_s", "compute_s", "dequantise_s", "kernel_s", "avoidable_s", "unexplained_s")
+    parts = TimeBreakdown(
+        latency_s=8e-3 + dispatch_s, device_s=8e-3, floor_s=8e-3, weights_s=8e-3, dispatch_s=dispatch_s,
+        **dict.fromkeys(rest, 0.0),
+    )  # fmt: skip
+    key = CellKey(phase, replace(CELL, batch_size=batch, prompt_len=64, context_len=0))
+    verdict = Verdict("mixed", "high", (), ())
+    return JudgedCell(key, 100.0, 1e9, 1e12, 1e12, 100e12, parts, verdict, **more)
+
+
+def test_an_engine_named_for_a_prefill_is_still_compared_at_decode() -> None:
+    """int4wo saves 7 of 10 ms of a decode step, the engine compile 1 ms of it, and 5 of 12 ms of a prefill."""
+
+    def compiled(phase: Phase, saves_s: float) -> EngineDifference:
+        context_len = 68 if phase == "decode" else 0
+        return EngineDifference(phase, 1, 64, context_len, 8, "compile", "eager", saves_s, saves_s, saves_s, visits=3)
+
+    of_decode, of_prefill = compiled("decode", 1e-3), compiled("prefill", 5e-3)
+    tried = (TrialResult("int4wo", 0.3, 0.01, 2, 2),)
+    decode = step("decode", 1, 2e-3, tried=tried, engines=(of_decode,))
+    prefill = step("prefill", 1, 4e-3, engines=(of_prefill,))
+    text = " ".join(answer([decode, prefill], SETTING, [of_decode, of_prefill]))
+    assert "int4wo saves 7.00 ms of the 10.0 ms step" in text
+    assert "In a prefill of 1 x 64 the engine compile saves 5.00 ms of 12.0 ms" in text
+    assert "The engine compile saves 1.00 ms of the 10.0 ms step against eager: the cause is unknown" in text
 
 
 def test_the_batch_to_change_to_is_the_best_and_not_the_largest() -> None:
