@@ -35,7 +35,8 @@ _WARM_UP_SHARE, _WARM_UP_MOST_S = 0.02, 3.0
 class RunBudget:
     """Seconds from the start of a run to its answer, without loading the model.
 
-    The parts after the sweep have fixed shares of the total. The sweep gets what they and the parts before it leave.
+    The parts after the sweep have fixed shares of the total. The sweep gets what they and the parts before it leave, or
+    half of the rest.
     With `whole`, every cell is visited however long it takes, and the later parts get their shares of that longer run.
     """
 
@@ -99,12 +100,15 @@ class RunBudget:
 
     @property
     def sweep_s(self) -> float:
-        """Seconds that the visits of cells may take from now on."""
-        return max(0.0, self.left_s - self.after_sweep_s)
+        """Seconds that the visits of cells may take from now on: what the later parts leave, and at least half.
+
+        An engine that compiles for half a minute would else leave no time for a second visit.
+        """
+        return max(self.left_s - self.after_sweep_s, SWEEP_SHARE * self.left_s)
 
     @property
     def after_sweep_s(self) -> float:
-        """Seconds of all parts after the sweep."""
+        """Seconds of all parts after the sweep, if it leaves them as much."""
         return sum(self._shares.values()) * self.total_s
 
     def extend(self, sweep_s: float) -> None:

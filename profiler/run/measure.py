@@ -150,14 +150,18 @@ def _sweep(session: Session, visits: Sweep) -> None:
         for name, engine in subject.engines.items():
             cell = replace(grid.cells[0], engine=name)
             warm_up(engine, cell, machine, vocab_size=subject.vocab_size, budget_s=budget.warm_up_s)
+        sweep_s = budget.sweep_s
+        after_s = budget.after_sweep_s if session.prepared.whole else budget.left_s - sweep_s
         for outcome in visits(
             subject.engines,
-            replace(plan, budget_s=budget.sweep_s),
+            replace(plan, budget_s=sweep_s),
             machine=machine,
             vocab_size=subject.vocab_size,
             own_bytes=own_bytes,
             fits=lambda cell: _no_room(session, cell),
-            on_progress=lambda progress: stages.listener.progress(_run_progress(progress, budget), len(grid.cells)),
+            on_progress=lambda progress: stages.listener.progress(
+                _run_progress(progress, budget, after_s), len(grid.cells)
+            ),
             before_visits=check_machine,
             earlier=earlier,
         ):
@@ -190,9 +194,9 @@ def _check_neighbours(session: Session) -> None:
             session.ledger.add(contention)
 
 
-def _run_progress(progress: Progress, budget: RunBudget) -> Progress:
-    """Progress with the times of the whole run instead of those of the sweep."""
-    left_s = progress.left_s + budget.after_sweep_s + budget.further_s
+def _run_progress(progress: Progress, budget: RunBudget, after_s: float) -> Progress:
+    """Progress with the times of the whole run instead of those of the sweep; `after_s` are those of later parts."""
+    left_s = progress.left_s + after_s + budget.further_s
     return replace(progress, elapsed_s=budget.elapsed_s, left_s=left_s)
 
 

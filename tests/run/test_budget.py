@@ -47,6 +47,16 @@ def test_the_sweep_has_what_the_parts_before_and_after_it_leave() -> None:
     assert budget(machine, without={RunPart.TRIALS}).sweep_s == pytest.approx(100 - 20)
 
 
+def test_a_sweep_that_begins_late_gets_half_of_what_is_left() -> None:
+    """The parts after it have 40 of 100 s. With 30 s left they would leave it none."""
+    machine = SetClock()
+    made = budget(machine)
+    machine.seconds += 70.0
+    assert made.sweep_s == pytest.approx(15.0)
+    machine.seconds += 40.0
+    assert made.sweep_s == 0.0
+
+
 def test_a_late_sweep_shortens_the_parts_after_it_alike() -> None:
     """20 of the 40 s for these parts are left, and the first part gets 5/40 of them."""
     machine = SetClock()
