@@ -74,7 +74,11 @@ def _assert_texts_apart(figure: Figure) -> None:
 
 
 @pytest.mark.parametrize("name", ["roofline", "intensity", "map", "steps"])
-@pytest.mark.parametrize("folder", [WHOLE, *RUNS], ids=lambda folder: folder.name)
+@pytest.mark.parametrize(
+    "folder",
+    [WHOLE, *(pytest.param(folder, marks=pytest.mark.slow) for folder in RUNS)],
+    ids=lambda folder: folder.name,
+)
 def test_text_does_not_overlap(folder: Path, name: str) -> None:
     _assert_texts_apart(draw([read_run(folder)], name))
 
