@@ -149,6 +149,7 @@ print_run(run, screen())
 """
 
 
+@pytest.mark.slow
 def test_a_run_is_judged_again_without_torch_to_the_byte(tiny_folder: Path, tmp_path: Path) -> None:
     import profiler
 

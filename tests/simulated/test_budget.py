@@ -80,6 +80,7 @@ def test_a_forecast_is_no_evidence(short: tuple[int, Run, float]) -> None:
     assert not any(item.key in rows for item in run.document.breakdown)
 
 
+@pytest.mark.slow
 def test_a_resume_measures_what_was_forecast(
     short: tuple[int, Run, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

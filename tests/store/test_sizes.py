@@ -67,6 +67,7 @@ def test_ten_thousand_cells(tmp_path: Path) -> None:
     assert 1024 * peak_kib < 1e9
 
 
+@pytest.mark.slow
 def test_a_million_samples_are_judged_in_seconds(tmp_path: Path) -> None:
     """32,000 visits of four cells with 31 times each take 5 CPU seconds and 0.5 GB."""
     folder = enlarge(SOURCE, tmp_path / "run", 2, 2)
