@@ -345,7 +345,7 @@ def two_modes(samples: NDArray[np.float64]) -> tuple[float, float] | None:
     return (float(np.median(low)), float(np.median(high))) if separate else None
 
 
-def difference(
+def median_difference(
     left: Sequence[Sequence[float]], right: Sequence[Sequence[float]], spread: VisitSpread = NO_OTHERS
 ) -> Estimate:
     """Return median(left) - median(right) with a 95 % interval; both are resampled and widened as in `estimate`.
@@ -410,19 +410,3 @@ class LowerQuartile:
 def undisturbed(samples: Sequence[float]) -> LowerQuartile:
     """Return the lower quartile of `samples`, which estimates their time without contention."""
     return LowerQuartile(sorted(samples)[(len(samples) - 1) // 4], timing_of(samples).half_width_s)
-
-
-SAME = 0.03
-"""A change whose whole interval is within this share counts as none."""
-
-
-def change_verdict(low: float, high: float) -> ChangeVerdict:
-    """Return the verdict on a change whose 95 % interval of after / before - 1 is `low` to `high`."""
-    if low > 0:
-        return "slower"
-    if high < 0:
-        return "faster"
-    return "same" if low >= -SAME and high <= SAME else "inconclusive"
-
-
-ChangeVerdict = Literal["slower", "faster", "same", "inconclusive"]

@@ -121,11 +121,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--slow", action="store_true", help="run the slow tests too, as CI does")
+    parser.addoption("--slow", action="store_true", help="run the slow tests too, as .ci/nightly does")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip slow tests, except in CI (CI=true) and where --slow, a mark or a name selects them.
+    """Skip slow tests, except where --slow, a mark or a name selects them.
 
     Among parallel workers, files with slow tests go first: one that begins last leaves the other cores idle.
     """
@@ -134,11 +134,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: item.path not in slow)
     marks = config.getoption("-m") or ""
     by_name = any("::" in argument for argument in config.args)
-    if config.getoption("--slow") or os.environ.get("CI") == "true" or "slow" in marks or "gpu" in marks or by_name:
+    if config.getoption("--slow") or "slow" in marks or "gpu" in marks or by_name:
         return
     for item in items:
         if item.get_closest_marker("slow"):
-            item.add_marker(pytest.mark.skip(reason="slow: runs with --slow and in CI"))
+            item.add_marker(pytest.mark.skip(reason="slow: runs with --slow"))
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from profiler.comparison.side import (
     in_order,
 )
 from profiler.judge.breakdown import TERMS
-from profiler.stats import CLAIM_VISITS, MOST_FOREIGN_CORES, ChangeVerdict, change_verdict, estimate
+from profiler.judge.difference import ChangeVerdict, Difference, difference, has_claim_visits
+from profiler.stats import MOST_FOREIGN_CORES, estimate
 
 Resource = Literal["memory", "compute"]
 
@@ -63,20 +64,35 @@ class Change:
     asked: MatchKey
     before: CellTime
     after: CellTime
-    change: float
-    """after / before - 1 with the machine's own change divided out; 0.07 is 7 % slower."""
-    low: float
-    high: float
-    """95 % interval of the change."""
+    difference: Difference
+    """After next to before, with the machine's own change divided out."""
     machine: float
     """The part that was divided out: 0.04 if the machine itself was 4 % slower."""
     machine_half_width: float
     """Half width of the 95 % interval of `machine`, as a logarithm; all cells of a comparison share this error."""
-    verdict: ChangeVerdict
     moved: str | None = None
     """The term that moved most; None without a claimed change, without time breakdowns, or if no term stands out."""
     terms: Mapping[str, float] = field(default_factory=dict)
     """Seconds that each term gained; they add up to `after - before`."""
+
+    @property
+    def change(self) -> float:
+        """after / before - 1; 0.07 is 7 % slower."""
+        return self.difference.change
+
+    @property
+    def low(self) -> float:
+        """Lower end of the 95 % interval of the change."""
+        return self.difference.low
+
+    @property
+    def high(self) -> float:
+        """Upper end of the same interval."""
+        return self.difference.high
+
+    @property
+    def verdict(self) -> ChangeVerdict:
+        return self.difference.verdict
 
     @property
     def visits(self) -> int:
@@ -148,9 +164,16 @@ class _Pair:
     is_cpu: bool
 
     def change(self, key: MatchKey, before: CellTime, after: CellTime) -> Change:
-        change = _change(key, before, after, *_machine_part(before, self.corrections, self.is_cpu))
-        if not self.comparable:
-            change = replace(change, verdict="inconclusive")
+        machine, half_width = _machine_part(before, self.corrections, self.is_cpu)
+        found = difference(
+            before,
+            after,
+            min(before.visits, after.visits),
+            machine=machine,
+            machine_half_width=half_width,
+            because=_because(before, after) if self.comparable else "not comparable",
+        )
+        change = Change(key, before, after, found, math.expm1(machine), half_width)
         return _with_terms(change, self.roof_factors)
 
 
@@ -181,34 +204,12 @@ def compare_sides(before: Side, after: Side) -> Comparison:
     )
 
 
-def _change(key: MatchKey, before: CellTime, after: CellTime, machine: float, machine_half_width: float) -> Change:
-    """The change of a cell. A change is a ratio, so independent errors add in quadrature in its logarithm."""
-    middle = math.log(after.median_s / before.median_s) - machine
-    down = math.hypot(math.log(after.median_s / after.low_s), math.log(before.high_s / before.median_s))
-    up = math.hypot(math.log(after.high_s / after.median_s), math.log(before.median_s / before.low_s))
-    low, high = (
-        math.expm1(middle - math.hypot(down, machine_half_width)),
-        math.expm1(middle + math.hypot(up, machine_half_width)),
-    )
-    return Change(
-        asked=key,
-        before=before,
-        after=after,
-        change=math.expm1(middle),
-        low=low,
-        high=high,
-        machine=math.expm1(machine),
-        machine_half_width=machine_half_width,
-        verdict="inconclusive" if _because(before, after) else change_verdict(low, high),
-    )
-
-
 def _because(before: CellTime, after: CellTime) -> str:
     """Why two times allow no verdict; empty if they allow one."""
     if not (before.visits and after.visits):
         return "spread unknown"
-    if before.visits < CLAIM_VISITS or after.visits < CLAIM_VISITS:
-        both = max(before.visits, after.visits) < CLAIM_VISITS
+    if not has_claim_visits(min(before.visits, after.visits)):
+        both = not has_claim_visits(max(before.visits, after.visits))
         return "one visit each" if both else "one visit on one side"
     cores = max(before.foreign_cores, after.foreign_cores)
     return f"others kept {cores:.1f} cores busy" if cores > MOST_FOREIGN_CORES else ""
@@ -303,7 +304,7 @@ def _moved(change: Change, gained: Mapping[str, float]) -> str | None:
 
     None if it gained less than its interval, or less than `_LEAST_MOVED` of the change.
     """
-    if change.verdict not in ("slower", "faster"):
+    if not change.difference.is_claim:
         return None
     sign = 1.0 if change.verdict == "slower" else -1.0
     sides = (change.before, change.after)
@@ -371,7 +372,7 @@ def history(sides: Sequence[Side]) -> History:
                 level = number
                 continue
             change = pair(level, number).change(match_key, cells[level][match_key], side[match_key])
-            if change.verdict in ("slower", "faster"):
+            if change.difference.is_claim:
                 steps.append(ChangePoint(number, change))
                 level = number
         rows.append(CellHistory(match_key, tuple(side.get(match_key) for side in cells), tuple(steps)))

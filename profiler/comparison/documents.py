@@ -15,7 +15,7 @@ from profiler.comparison.text import comparison_sentences, history_sentences
 from profiler.grid.cells import Phase
 from profiler.json_document import Document, view
 from profiler.judge.breakdown import TERMS
-from profiler.stats import ChangeVerdict
+from profiler.judge.difference import ChangeVerdict
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 
 from profiler.comparison.compare import Change, Comparison, History
 from profiler.comparison.side import NOT_TOLD, PROCESSOR, CellTime
 from profiler.judge.breakdown import TERM_NAMES
+from profiler.judge.difference import SAME, ChangeVerdict
 from profiler.report.blocks import TextTable, text_table
-from profiler.stats import SAME, ChangeVerdict
 from profiler.units import duration, percent, several, signed_duration
 
 CHANGE_COLUMNS = ("cell", "before", "after", "change", "interval", "verdict", "reason")
@@ -29,7 +28,7 @@ def signed(share: float) -> str:
 
 def change_words(change: Change) -> str:
     """`7.1 % (5.9 to 8.3) slower: dispatch +2.10 ms of +2.30 ms`, or `inconclusive (one visit each)`."""
-    if change.verdict not in ("slower", "faster"):
+    if not change.difference.is_claim:
         return f"{change.verdict} ({change.because or interval_words(change)})"
     sign = 1 if change.verdict == "slower" else -1
     ends = sorted(100 * sign * end for end in (change.low, change.high))
@@ -51,7 +50,7 @@ def moved_words(change: Change) -> str:
 def moved_briefly(change: Change) -> str:
     """`dispatch +2.10 ms`, for a table row; empty without a claimed change."""
     if change.moved is None:
-        return _NO_TERM if change.terms and change.verdict in ("slower", "faster") else ""
+        return _NO_TERM if change.terms and change.difference.is_claim else ""
     return f"{TERM_NAMES[change.moved]} {signed_duration(change.terms[change.moved])}"
 
 
@@ -71,8 +70,8 @@ def comparison_sentences(comparison: Comparison) -> list[str]:
     unmatched = (("first", comparison.only_before), ("second", comparison.only_after))
     sentences += [f"{several(count, 'cell is', 'cells are')} only in the {side}." for side, count in unmatched if count]
     sentences += machine_sentences(comparison)
-    claims = [item for item in comparison.changes if item.verdict in ("slower", "faster")]
-    claims.sort(key=lambda item: -abs(math.log1p(item.change)))
+    claims = [item for item in comparison.changes if item.difference.is_claim]
+    claims.sort(key=lambda item: -abs(item.difference.log_ratio))
     sentences += [f"{item.asked.name} is {change_words(item)}." for item in claims[:_MOST_SENTENCES]]
     reasons = Counter(item.because for item in comparison.changes if item.because)
     if reasons:
@@ -186,6 +185,6 @@ def history_sentences(history: History) -> list[str]:
         cells = sum(cell.times[number] is not None for cell in history.cells)
         sentences.append(f"At {history.sides[number].name} {changed_cells[number]} of {cells} cells changed{why}.")
         changes = [step.change for cell in history.cells for step in cell.steps if step.at == number]
-        worst = max(changes, key=lambda item: abs(math.log1p(item.change)))
+        worst = max(changes, key=lambda item: abs(item.difference.log_ratio))
         sentences.append(f"{worst.asked.name} became {change_words(worst)}.")
     return sentences or [f"No change of a cell was found over {len(history.sides)} runs."]

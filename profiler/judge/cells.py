@@ -12,8 +12,9 @@ from profiler.facts.operators import Cause, OperatorWork
 from profiler.facts.visits import Status
 from profiler.grid.cells import CellKey, Phase
 from profiler.judge.breakdown import TimeBreakdown
+from profiler.judge.difference import Difference, difference, is_claim
 from profiler.judge.regimes import Confidence, Evidence, Flag, Regime, Verdict
-from profiler.stats import CLAIM_VISITS, LowerQuartile, Noise, undisturbed
+from profiler.stats import Estimate, LowerQuartile, Noise, undisturbed
 from profiler.units import duration
 
 _UNKNOWN = math.nan
@@ -142,6 +143,17 @@ class CellResult:
         """The cell and its phase."""
         return CellKey.at(self.phase, self.batch_size, self.prompt_len, self.context_len, self.new_tokens, self.engine)
 
+    @property
+    def time(self) -> Estimate:
+        """The median time with its interval."""
+        return Estimate(self.latency_s, self.latency_low_s, self.latency_high_s, self.samples or 0)
+
+
+def difference_of(before: CellResult, after: CellResult) -> Difference:
+    """The difference of a cell's times in two runs."""
+    visits = [row.visits for row in (before, after) if row.visits is not None]
+    return difference(before.time, after.time, min(visits) if len(visits) == 2 else None)
+
 
 CELL_COLUMNS = tuple(item.name for item in fields(CellResult))
 """The columns of cells.csv, in their order."""
@@ -229,7 +241,7 @@ class EngineDifference(KeyedRecord):
     @property
     def is_claim(self) -> bool:
         """Whether both engines have enough visits and the whole interval is on one side of 0."""
-        return self.visits >= CLAIM_VISITS and self.low_s * self.high_s > 0
+        return is_claim(self.low_s, self.high_s, self.visits)
 
 
 Basis = Literal["tried", "measured", "computed"]

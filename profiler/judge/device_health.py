@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from profiler.facts.roofs import AGREE, Ceilings
-from profiler.judge.cells import CellResult
+from profiler.judge.cells import CellResult, difference_of
 from profiler.units import percent
 
 _CERTAIN_SHARE = 0.5
-"""A GPU counts as slower if its interval is above the best GPU's in more than this share of the cells."""
+"""A GPU counts as slower if it is slower than the best GPU in more than this share of the cells."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class DeviceHealth:
     behind: float
     """Its steps take longer by this share (median over cells)."""
     surely: float
-    """Share of the cells in which its interval is entirely above that of the fastest GPU."""
+    """Share of the cells in which it is slower than the fastest GPU, by more than noise."""
     memory_behind: float
     """Its memory roof is below the highest one by this share."""
     compute_behind: float
@@ -68,7 +68,7 @@ def healths(measured: Sequence[DeviceRun]) -> tuple[DeviceHealth, ...]:
         for key in common:
             best = min((results[key] for results in by_key), key=lambda result: result.latency_s)
             ratios.append(own[key].latency_s / best.latency_s - 1)
-            above += own[key].latency_low_s > best.latency_high_s
+            above += difference_of(best, own[key]).verdict == "slower"
         memory = max(other.ceilings.memory_bytes_per_s for other in measured)
         compute = max(other.ceilings.compute_flops_per_s(run.dtype) for other in measured)
         rows.append(

@@ -13,7 +13,8 @@ from profiler.facts.visits import phase_samples
 from profiler.grid.cells import DEFAULT_ENGINE, CellKey, Phase
 from profiler.judge.breakdown import TERM_NAMES, TERMS, adds_up
 from profiler.judge.cells import EngineDifference, JudgedCell, KeyedRecord, columns_of
-from profiler.stats import CLAIM_VISITS, Estimate, VisitSpread, difference
+from profiler.judge.difference import is_claim
+from profiler.stats import Estimate, VisitSpread, median_difference
 from profiler.units import signed_duration
 
 _Name = TypeVar("_Name", bound=str)
@@ -35,7 +36,7 @@ def engine_differences(
         if key.cell.engine not in others or not (facts.visits.get(key.cell) and facts.visits.get(base)):
             continue
         before, after = (phase_samples(key.phase, facts.visits[each]) for each in (base, key.cell))
-        saved = difference(before, after, spreads[key.phase])
+        saved = median_difference(before, after, spreads[key.phase])
         cells = judged.get(replace(key, cell=base)), judged.get(key)
         rows.append(
             EngineDifference(
@@ -103,7 +104,7 @@ class GenerateOverhead(KeyedRecord):
     @property
     def is_claim(self) -> bool:
         """Whether both loops have enough visits and the whole interval is on one side of 0."""
-        return self.visits >= CLAIM_VISITS and self.low_s * self.high_s > 0
+        return is_claim(self.low_s, self.high_s, self.visits)
 
 
 def generate_overhead(facts: Facts, key: CellKey, spread: VisitSpread) -> Estimate | None:
@@ -112,7 +113,7 @@ def generate_overhead(facts: Facts, key: CellKey, spread: VisitSpread) -> Estima
     if key.cell.engine not in facts.generate_engines or not (facts.visits.get(key.cell) and facts.visits.get(own)):
         return None
     generated, stepped = (phase_samples(key.phase, facts.visits[cell]) for cell in (key.cell, own))
-    return difference(generated, stepped, spread)
+    return median_difference(generated, stepped, spread)
 
 
 def generate_overheads(facts: Facts, spreads: Mapping[Phase, VisitSpread]) -> list[GenerateOverhead]:

@@ -12,7 +12,8 @@ from profiler.grid.cells import DEFAULT_ENGINE, CellKey
 from profiler.grid.ragged import REFILLING, WAYS, Batch, as_they_come, padding_share, positions, waiting
 from profiler.judge.breakdown import TimeBreakdown
 from profiler.judge.cells import KeyedRecord, Lever, columns_of
-from profiler.stats import CLAIM_VISITS, Estimate, VisitSpread, difference, timing_of
+from profiler.judge.difference import is_claim
+from profiler.stats import Estimate, VisitSpread, median_difference, timing_of
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class RaggedStep(KeyedRecord):
     def mask_is_claim(self) -> bool:
         """Whether both have enough visits and the whole interval is on one side of 0."""
         low, high = self.mask_low_s, self.mask_high_s
-        return self.visits >= CLAIM_VISITS and low is not None and high is not None and low * high > 0
+        return low is not None and high is not None and is_claim(low, high, self.visits)
 
 
 def ragged_step(facts: Facts, key: CellKey, parts: TimeBreakdown, spread: VisitSpread) -> RaggedStep | None:
@@ -84,7 +85,7 @@ def _mask(facts: Facts, key: CellKey, spread: VisitSpread) -> Estimate | None:
     if not plain:
         return None
     with_mask, without = (phase_samples(key.phase, visits) for visits in (facts.visits[key.cell], plain))
-    return difference(with_mask, without, spread)
+    return median_difference(with_mask, without, spread)
 
 
 def _less_to_read(facts: Facts, key: CellKey, parts: TimeBreakdown) -> Iterator[Lever]:

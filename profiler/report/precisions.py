@@ -10,7 +10,8 @@ from rich.console import Console
 
 from profiler.effort import STANDARD
 from profiler.grid.cells import CellKey, Phase
-from profiler.judge.cells import CellResult
+from profiler.judge.cells import CellResult, difference_of
+from profiler.judge.difference import SAME, Difference, has_claim_visits
 from profiler.judge.machine_speed import BUSY
 from profiler.report.blocks import (
     HTML,
@@ -27,7 +28,7 @@ from profiler.report.blocks import (
 from profiler.report.selection import of_phase
 from profiler.report.sentences import NO_NUMBER, quality_line, regime_names
 from profiler.report.terminal import print_sections
-from profiler.stats import CLAIM_VISITS, SAME, change_verdict
+from profiler.stats import CLAIM_VISITS
 from profiler.store.folder import Run
 from profiler.units import duration, percent, scaled, significant
 
@@ -52,26 +53,32 @@ class PrecisionDifference:
     precision: str
     key: CellKey
     time_s: float
-    speed_up: float
-    """Time of the first precision over this one's: above 1 it is faster."""
-    low: float
-    high: float
-    visits: int | None
-    """Visits of the run with fewer; None if a run did not record them."""
+    difference: Difference
+    """This precision next to the first."""
 
     @property
-    def is_claim(self) -> bool:
-        """Whether both have enough visits and the whole interval is on one side of 1."""
-        return not self.visited_once and (self.low > 1 or self.high < 1)
+    def speed_up(self) -> float:
+        """Time of the first precision over this one's: above 1 it is faster."""
+        return math.exp(-self.difference.log_ratio)
+
+    @property
+    def low(self) -> float:
+        """Lower end of the 95 % interval of `speed_up`."""
+        return math.exp(-self.difference.log_high)
+
+    @property
+    def high(self) -> float:
+        """Upper end of the same interval."""
+        return math.exp(-self.difference.log_low)
 
     @property
     def visited_once(self) -> bool:
         """Whether a run has a single visit, which does not show how much visits of one cell differ."""
-        return self.visits is not None and self.visits < CLAIM_VISITS
+        return not has_claim_visits(self.difference.visits)
 
 
 def compare_with_first(runs: Sequence[Run]) -> list[PrecisionDifference]:
-    """Every cell of the further runs, compared with the same cell of the first, with the interval of the ratio.
+    """Every cell of the further runs, compared with the same cell of the first.
 
     Cells are matched by their requested sizes, since the context of a decode depends on the number of new tokens.
     """
@@ -81,10 +88,7 @@ def compare_with_first(runs: Sequence[Run]) -> list[PrecisionDifference]:
             precision=run.model.quant,
             key=row.key,
             time_s=row.latency_s,
-            speed_up=base.latency_s / row.latency_s,
-            low=base.latency_low_s / row.latency_high_s,
-            high=base.latency_high_s / row.latency_low_s,
-            visits=None if base.visits is None or row.visits is None else min(base.visits, row.visits),
+            difference=difference_of(base, row),
         )
         for run in runs[1:]
         for row in run.measured
@@ -103,7 +107,7 @@ def clear_differences(items: Sequence[PrecisionDifference]) -> list[PrecisionDif
     shown: set[PrecisionDifference] = set()
     for phase, precision in {(item.key.phase, item.precision) for item in items}:
         cells = [item for item in items if (item.key.phase, item.precision) == (phase, precision)]
-        ranked = sorted([item for item in cells if item.is_claim] or cells, key=lambda item: item.speed_up)
+        ranked = sorted([item for item in cells if item.difference.is_claim] or cells, key=lambda item: item.speed_up)
         shown |= {*ranked[:_ENDS], *ranked[-_ENDS:]}
     return [item for item in items if item in shown]
 
@@ -142,10 +146,10 @@ def _phase_words(cells: Sequence[PrecisionDifference]) -> str:
 
 
 def _claim_words(cells: Sequence[PrecisionDifference]) -> str:
-    claims = [item for item in cells if item.is_claim]
-    wins, losses = [item for item in claims if item.low > 1], [item for item in claims if item.high < 1]
+    claims = [item for item in cells if item.difference.is_claim]
+    wins, losses = ([item for item in claims if item.difference.verdict == word] for word in ("faster", "slower"))
     if not claims:
-        same = all(change_verdict(1 / item.high - 1, 1 / item.low - 1) == "same" for item in cells)
+        same = all(item.difference.verdict == "same" for item in cells)
         return f"is the same within {percent(SAME)}" if same else "cannot be distinguished"
     best, worst = max(claims, key=lambda item: item.speed_up), min(claims, key=lambda item: item.speed_up)
     if not (wins and losses):

@@ -14,8 +14,8 @@ from profiler.stats import (
     NoiseReport,
     VisitSpread,
     deviations,
-    difference,
     estimate,
+    median_difference,
     narrow_enough,
     noise_report,
     outliers,
@@ -165,7 +165,7 @@ def test_a_difference_is_at_least_as_uncertain_as_its_sides() -> None:
 
     Moderated by the cell's variance of 0 with one more degree: 2 % x sqrt(10 / 11); t(11) is 2.201.
     """
-    change = difference([[0.1] * 4] * 2, [[0.09] * 4] * 2, VisitSpread(0.02, 10.0))
+    change = median_difference([[0.1] * 4] * 2, [[0.09] * 4] * 2, VisitSpread(0.02, 10.0))
     assert change.median_s == pytest.approx(0.01)
     sigma = 0.02 * math.sqrt(10 / 11) * math.hypot(0.1, 0.09) / math.sqrt(2)
     assert change.high_s - change.median_s == pytest.approx(2.201 * sigma, rel=1e-3)
@@ -212,7 +212,7 @@ def test_the_difference_of_two_engines_covers_the_truth() -> None:
     covered = level = 0
     for _ in range(100):
         slow, fast, same = ([list(rng.normal(mean, 0.02, 24)) for _ in range(3)] for mean in (1.1, 1.0, 1.0))
-        apart, equal = difference(slow, fast), difference(same, fast)
+        apart, equal = median_difference(slow, fast), median_difference(same, fast)
         covered += apart.low_s <= 0.1 <= apart.high_s
         level += equal.low_s <= 0 <= equal.high_s
     assert covered >= 85

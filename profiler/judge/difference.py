@@ -1,0 +1,105 @@
+"""The difference of two times: the logarithm of their ratio, its interval, its verdict, and whether it is a claim."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from profiler.stats import CLAIM_VISITS
+
+ChangeVerdict = Literal["slower", "faster", "same", "inconclusive"]
+
+SAME = 0.03
+"""A change whose whole interval is within this share counts as none."""
+
+
+class Timed(Protocol):
+    """A median time in seconds with its 95 % interval."""
+
+    @property
+    def median_s(self) -> float: ...
+    @property
+    def low_s(self) -> float: ...
+    @property
+    def high_s(self) -> float: ...
+
+
+def is_claim(low: float, high: float, visits: int | None) -> bool:
+    """Whether a difference with the 95 % interval `low` to `high` may be claimed, where 0 is no difference.
+
+    `visits` are those of the side with fewer: a single visit does not show how much visits of one cell differ. They
+    are None if they were not recorded, and then decide nothing.
+    """
+    return has_claim_visits(visits) and (low > 0 or high < 0)
+
+
+def has_claim_visits(visits: int | None) -> bool:
+    """Whether the side with fewer visits has enough for a claim, as far as it is known."""
+    return visits is None or visits >= CLAIM_VISITS
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How much longer a step takes after than before, as the natural logarithm of after / before."""
+
+    log_ratio: float
+    log_low: float
+    log_high: float
+    """95 % interval of `log_ratio`."""
+    visits: int | None
+    """Visits of the side with fewer; None if they were not recorded."""
+    because: str = ""
+    """Why the two times allow no verdict besides too few visits; empty if they allow one."""
+
+    @property
+    def change(self) -> float:
+        """after / before - 1: 0.07 is 7 % slower."""
+        return math.expm1(self.log_ratio)
+
+    @property
+    def low(self) -> float:
+        """Lower end of the interval of `change`."""
+        return math.expm1(self.log_low)
+
+    @property
+    def high(self) -> float:
+        """Upper end of the interval of `change`."""
+        return math.expm1(self.log_high)
+
+    @property
+    def verdict(self) -> ChangeVerdict:
+        """Whether the change is certain, and in which direction."""
+        if self.because or not has_claim_visits(self.visits):
+            return "inconclusive"
+        if self.low > 0:
+            return "slower"
+        if self.high < 0:
+            return "faster"
+        return "same" if self.low >= -SAME and self.high <= SAME else "inconclusive"
+
+    @property
+    def is_claim(self) -> bool:
+        """Whether the change may be claimed: `slower` or `faster`."""
+        return self.verdict in ("slower", "faster")
+
+
+def difference(
+    before: Timed,
+    after: Timed,
+    visits: int | None,
+    *,
+    machine: float = 0.0,
+    machine_half_width: float = 0.0,
+    because: str = "",
+) -> Difference:
+    """Return the difference of two independent times.
+
+    Errors of independent times add in quadrature in the logarithm of their ratio. `machine` is the logarithm of what
+    the machine itself changed, which is divided out, and `machine_half_width` the half width of its interval.
+    """
+    middle = math.log(after.median_s / before.median_s) - machine
+    down = math.hypot(math.log(after.median_s / after.low_s), math.log(before.high_s / before.median_s))
+    up = math.hypot(math.log(after.high_s / after.median_s), math.log(before.median_s / before.low_s))
+    low, high = middle - math.hypot(down, machine_half_width), middle + math.hypot(up, machine_half_width)
+    return Difference(middle, low, high, visits, because)

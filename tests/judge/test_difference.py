@@ -1,0 +1,63 @@
+"""One notion of a difference: its interval, its verdict, and the same answer wherever two runs are compared."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+
+from profiler.comparison.compare import compare_sides
+from profiler.comparison.side import read_side
+from profiler.judge.difference import Difference, difference, is_claim
+from profiler.report.precisions import compare_with_first
+from profiler.run.judge_folder import judge_folder
+from profiler.stats import Estimate
+from profiler.store.folder import read_run
+
+REFERENCE = Path(__file__).parents[2] / "runs/reference"
+
+
+def test_errors_of_independent_times_add_in_quadrature() -> None:
+    """3 % and 4 % make 5 %; 0.5 % that the machine shares make hypot(5, 0.5) %."""
+    before = Estimate(1.0, math.exp(-0.03), math.exp(0.03), 9)
+    after = Estimate(2.0, 2.0 * math.exp(-0.04), 2.0 * math.exp(0.04), 9)
+    found = difference(before, after, 2)
+    assert found.log_ratio == pytest.approx(math.log(2))
+    assert (found.log_low, found.log_high) == pytest.approx((math.log(2) - 0.05, math.log(2) + 0.05))
+    slower = difference(before, after, 2, machine=math.log(1.1), machine_half_width=0.005)
+    assert slower.change == pytest.approx(2 / 1.1 - 1)
+    assert slower.log_high - slower.log_ratio == pytest.approx(math.hypot(0.05, 0.005))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "visits", "verdict"),
+    [
+        (0.01, 0.05, 2, "slower"), (-0.05, -0.01, 2, "faster"), (-0.02, 0.02, 2, "same"),
+        (-0.02, 0.04, 2, "inconclusive"), (0.01, 0.05, 1, "inconclusive"), (0.01, 0.05, None, "slower"),
+    ],
+)  # fmt: skip
+def test_a_verdict_needs_two_visits_and_an_interval_without_zero(
+    low: float, high: float, visits: int | None, verdict: str
+) -> None:
+    found = Difference((low + high) / 2, low, high, visits)
+    assert found.verdict == verdict
+    assert found.is_claim == is_claim(low, high, visits) == (verdict in ("slower", "faster"))
+    assert Difference((low + high) / 2, low, high, visits, because="others kept cores busy").verdict == "inconclusive"
+
+
+def test_precisions_and_compare_give_one_interval_for_the_same_folders(tmp_path: Path) -> None:
+    """Both read the folders of one model in two dtypes, judged by today's rules."""
+    runs = [tmp_path / name for name in ("float32", "bfloat16")]
+    for run in runs:
+        shutil.copytree(REFERENCE / f"smollm2-135m-xeon-{run.name}", run)
+        judge_folder(run, finished=True)
+    listed = {item.key.name: item.difference for item in compare_with_first([read_run(run) for run in runs])}
+    compared = {item.asked.name: item.difference for item in compare_sides(*map(read_side, runs)).changes}
+    assert len(listed) == len(compared) > 3
+    for name, found in listed.items():
+        other = compared[name]
+        assert (found.log_ratio, found.log_low, found.log_high) == pytest.approx(
+            (other.log_ratio, other.log_low, other.log_high)
+        ), name
