@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, cast, get_args
@@ -13,6 +13,7 @@ import torch
 from profiler.counting.attention import AttentionCore
 from profiler.counting.walk import linear_modules
 from profiler.facts.step import UNFUSED_KERNEL, Attention, ExecutionPath, Heads
+from profiler.patching import patched
 
 _BACKENDS = {0: UNFUSED_KERNEL, 1: "flash", 2: "memory-efficient", 3: "cudnn", 4: "overrideable"}
 
@@ -103,23 +104,12 @@ def handed(
 
     module: Any = SimpleNamespace(num_key_value_groups=groups, is_causal=True)
     with (
-        _replaced(torch.nn.functional, "scaled_dot_product_attention", record),
-        _replaced(torch.compiler, "is_compiling", lambda: compiled),
+        patched(torch.nn.functional, scaled_dot_product_attention=record),
+        patched(torch.compiler, is_compiling=lambda: compiled),
         suppress(_CallSeenError),
     ):
         sdpa_attention_forward(module, q, k, v, mask)
     return calls[0]
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Temporarily replace an attribute of `owner`."""
-    original = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
 
 
 def _operands(

@@ -124,20 +124,62 @@ def clock_for(device: torch.device) -> Clock:
     return CudaClock(device) if device.type == "cuda" else HostClock()
 
 
-def time_calls(call: Callable[[], object], clock: Clock, repeats: int) -> list[float]:
-    """Return the seconds of each of `repeats` consecutive calls, with no synchronisation between them.
+def time_calls(
+    call: Callable[[], object], clock: Clock, repeats: int, *, group: int = 1, drop_first: bool | None = None
+) -> list[float]:
+    """Return the seconds per call of `repeats` consecutive groups of calls, with no synchronisation between them.
 
-    If the host runs ahead of the device, one untimed call goes first. Otherwise the first time would include an idle
-    device waiting for its first launch.
+    A mark follows each group: a mark after each short call would add its own cost to all of them. With `drop_first`,
+    one call goes first that is not timed, since an idle device waits for its first launch. By default one does if the
+    host runs ahead of the device.
     """
-    if clock.ahead:
+    if clock.ahead if drop_first is None else drop_first:
         call()
     marks = [clock.mark()]
     for _ in range(repeats):
-        call()
+        for _ in range(group):
+            call()
         marks.append(clock.mark())
     clock.synchronize()
-    return clock.seconds(marks)
+    return [seconds / group for seconds in clock.seconds(marks)]
+
+
+def time_in_turn(
+    calls: Sequence[Callable[[], object]],
+    clock: Clock,
+    rounds: int,
+    *,
+    drop_first: bool = False,
+    flush: Callable[[], object] | None = None,
+) -> list[list[float]]:
+    """Return the seconds of each call in `rounds` rounds, in which the calls take turns, so a drift affects all alike.
+
+    The device is idle before each call. With `drop_first`, one more round goes first that is not timed. `flush` runs
+    right before each call, so that caches hold what it left there; the call is submitted meanwhile.
+    """
+    marks = []
+    for _ in range(rounds + drop_first):
+        for call in calls:
+            clock.synchronize()
+            if flush is not None:
+                flush()
+            marks.append(clock.mark())
+            call()
+            marks.append(clock.mark())
+    clock.synchronize()
+    seconds = clock.seconds(marks)[::2]
+    return [seconds[drop_first * len(calls) + place :: len(calls)] for place in range(len(calls))]
+
+
+def waited_s(
+    run: Callable[[], object], synchronize: Callable[[], object], repeats: int = 1, *, now: Callable[[], float] = now_s
+) -> float:
+    """Return the seconds per run by a clock of the host, until the device is done."""
+    start_s = now()
+    for _ in range(repeats):
+        run()
+    synchronize()
+    return (now() - start_s) / repeats
 
 
 @contextmanager

@@ -20,8 +20,10 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from profiler.data.links import MessageTime
+from profiler.device.clock import time_calls
 from profiler.device.machine import Machine
 from profiler.errors import RankError, RoofscopeError, first_line
+from profiler.patching import patched
 
 _PATIENCE = timedelta(hours=2)
 """The other ranks wait while rank 0 works without them."""
@@ -199,15 +201,12 @@ class ProcessGroup:
     def _in_a_row_s(self, message: torch.Tensor, machine: Machine, calls: int) -> float:
         """Mean seconds of `calls` consecutive ones, where the host runs ahead: its submission takes no extra time."""
         machine.clock.synchronize()
-        marks = [machine.clock.mark()]
-        for _ in range(calls):
-            dist.all_reduce(message)
-        marks.append(machine.clock.mark())
-        machine.clock.synchronize()
-        seconds = torch.tensor(machine.clock.seconds(marks), dtype=torch.float64)
+        exchange = partial(dist.all_reduce, message)
+        seconds_s = time_calls(exchange, machine.clock, 1, group=calls, drop_first=False)
+        seconds = torch.tensor(seconds_s, dtype=torch.float64)
         # A rank that arrives early waits for the others; the time of the last one is the exchange.
         dist.all_reduce(seconds, op=dist.ReduceOp.MIN, group=self._orders)
-        return float(seconds) / calls
+        return float(seconds)
 
     def _in_a_step_s(self, message: torch.Tensor, machine: Machine, calls: int) -> float:
         """Mean seconds of `calls` exchanges, each after a read that displaces the core's caches, as a layer's weights
@@ -273,16 +272,9 @@ def silent(group: ProcessGroup, machine: Machine) -> Iterator[IdleWatch]:
         return torch.cat([tensor] * group.size, dim=gather_dim)
 
     gathers = [name for name in ("all_gather_single", "all_gather_tensor") if hasattr(functional, name)]
-    replacements: list[tuple[Any, str, Any]] = [(dist, "all_reduce", reduce), (functional, "all_reduce", reduce)]
-    replacements += [(functional, name, gather) for name in gathers]
-    originals = [(owner, name, getattr(owner, name)) for owner, name, _ in replacements]
-    try:
-        for owner, name, function in replacements:
-            setattr(owner, name, function)
+    in_functional = {"all_reduce": reduce, **dict.fromkeys(gathers, gather)}
+    with patched(dist, all_reduce=reduce), patched(functional, **in_functional):
         yield watch
-    finally:
-        for owner, name, function in originals:
-            setattr(owner, name, function)
 
 
 def _gone(pid: int) -> bool:

@@ -7,16 +7,15 @@ from typing import Any
 
 import torch
 
-from profiler.device.clock import no_gc
-from profiler.device.machine import Machine
+from profiler.device.clock import no_gc, time_in_turn
 from profiler.engines.padded import PaddedEngine
 from profiler.facts.measurements import QueueTrial
 from profiler.grid.cells import CellKey
 from profiler.grid.ragged import PACKED, WAYS, Batch, as_they_come, longest
 from profiler.measure.subject import Subject
 
-# Both ways are run this often, in turn; the first turn warms up.
-_TURNS = 3
+# Both ways are run this often, in turn, and once before that to warm up.
+_TURNS = 2
 _SEED = 0
 # Share of the largest logit by which sums in another order may differ in 16 bits; prompts that see each other differ by
 # more.
@@ -42,27 +41,12 @@ def try_ways(subject: Subject, latencies_s: Mapping[CellKey, float], budget_s: f
             ways[PACKED] = _packed(subject, arrivals)
         for way, run in ways.items():
             # Each turn runs two ways, and no way worth trying is slower than order of arrival.
-            if latency_s is None or machine.now_s() + 2 * _TURNS * len(arrivals) * latency_s > deadline_s:
+            if latency_s is None or machine.now_s() + 2 * (1 + _TURNS) * len(arrivals) * latency_s > deadline_s:
                 return
-            before, after = _interleaved_s(machine, _padded(subject, arrivals), run)
-            yield QueueTrial(cell, way, before, after)
-
-
-def _interleaved_s(
-    machine: Machine, first: Callable[[], None], second: Callable[[], None]
-) -> tuple[tuple[float, ...], ...]:
-    """Seconds of both functions, run in turn, without the first turn."""
-    seconds_of_each: list[list[float]] = [[], []]
-    with torch.inference_mode(), no_gc():
-        for turn in range(_TURNS):
-            for run, seconds in zip((first, second), seconds_of_each, strict=True):
-                machine.clock.synchronize()
-                start_s = machine.now_s()
-                run()
-                machine.clock.synchronize()
-                if turn:
-                    seconds.append(machine.now_s() - start_s)
-    return tuple(map(tuple, seconds_of_each))
+            with torch.inference_mode(), no_gc():
+                both = [_padded(subject, arrivals), run]
+                before, after = time_in_turn(both, machine.clock, _TURNS, drop_first=True)
+            yield QueueTrial(cell, way, tuple(before), tuple(after))
 
 
 def _padded(subject: Subject, batches: list[Batch]) -> Callable[[], None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,7 @@ from profiler.facts.step import Step
 from profiler.grid.cells import CellKey
 from profiler.measure.subject import Subject
 from profiler.measure.visit import seeded_prompts
+from profiler.patching import patched
 from profiler.quant.storage import is_linear, stored
 
 CapturedCall = Callable[[], object]
@@ -77,8 +78,7 @@ def caught_calls(
     return calls
 
 
-@contextmanager
-def _wrapped_attention(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+def _wrapped_attention(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> AbstractContextManager[None]:
     """Context manager in which models get `wrap(function)` for each attention function that they look up."""
     from transformers import AttentionInterface
 
@@ -87,11 +87,7 @@ def _wrapped_attention(wrap: Callable[[Callable[..., Any]], Callable[..., Any]])
     def get_interface(self: Any, name: str, default: Callable[..., Any]) -> Callable[..., Any]:
         return wrap(plain(self, name, default))
 
-    AttentionInterface.get_interface = get_interface
-    try:
-        yield
-    finally:
-        AttentionInterface.get_interface = plain
+    return patched(AttentionInterface, get_interface=get_interface)
 
 
 @contextmanager
@@ -125,14 +121,10 @@ def answered(model: nn.Module, modules: Mapping[Operator, Sequence[nn.Module]]) 
         weight = stored(module) if is_linear(module) else None
         return (type(module), weight and (weight.in_features, weight.out_features))
 
-    for module in skipped:
-        module.forward = partial(forward, module, module.forward)
-    try:
-        with _wrapped_attention(attention):
-            yield
-    finally:
+    with _wrapped_attention(attention), ExitStack() as patches:
         for module in skipped:
-            del module.forward
+            patches.enter_context(patched(module, forward=partial(forward, module, module.forward)))
+        yield
 
 
 def _zeros_like(result: Any) -> Any:
@@ -163,19 +155,13 @@ def _layers(core: AttentionCore, room_bytes: float, step: Step) -> int:
     return min(_MOST_LAYERS, max(_LEAST_LAYERS, fitting))
 
 
-@contextmanager
-def masks_of_uncaptured_steps() -> Iterator[None]:
+def masks_of_uncaptured_steps() -> AbstractContextManager[None]:
     """Context manager in which a capture makes only the attention masks that the same step makes without a capture.
 
     transformers takes a capture for a trace, in which it never leaves a mask out (masking_utils.py,
     `_ignore_causal_mask_sdpa`: 5.17 with every cache, 5.23 with static ones).
     """
-    is_tracing = masking_utils.is_tracing
-    masking_utils.is_tracing = lambda *_: False
-    try:
-        yield
-    finally:
-        masking_utils.is_tracing = is_tracing
+    return patched(masking_utils, is_tracing=lambda *_: False)
 
 
 class ReusedCache(StaticEngine):

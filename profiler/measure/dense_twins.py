@@ -6,6 +6,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from profiler.device.clock import now_s
+from profiler.device.clock import Clock, now_s, time_in_turn
 from profiler.device.machine import Machine
 from profiler.facts.measurements import BatchTimes, PackedBatches
 from profiler.loading.request import dtype_name
@@ -116,7 +117,7 @@ def replaced(linears: Sequence[PackedLinear], twins: Sequence[nn.Linear]) -> Ite
 
 
 def times_by_batch(
-    linears: Sequence[PackedLinear], twins: Sequence[nn.Linear], synchronize: Callable[[], object], until_s: float
+    linears: Sequence[PackedLinear], twins: Sequence[nn.Linear], clock: Clock, until_s: float
 ) -> list[BatchTimes]:
     """The seconds at each of BATCHES, until the clock is at `until_s`. Four linears of a shape stand for all of it."""
     pairs: dict[tuple[int, int, bool], list[tuple[Any, nn.Linear]]] = {}
@@ -137,7 +138,7 @@ def times_by_batch(
                 weight = chosen[0][1].weight
                 x = torch.randn(batch, 1, shape[0], dtype=weight.dtype, device=weight.device)
                 sides = ([packed for packed, _ in chosen], [dense for _, dense in chosen])
-                seconds = _rounds(sides, x, synchronize) * counts[shape] / len(chosen)
+                seconds = _rounds(sides, x, clock) * counts[shape] / len(chosen)
                 steps_s += seconds
                 least_s += seconds.min(axis=1)
             packed_s, dense_s = least_s.tolist()
@@ -145,20 +146,14 @@ def times_by_batch(
     return times
 
 
-def _rounds(
-    sides: Sequence[Sequence[Callable[..., object]]], x: torch.Tensor, synchronize: Callable[[], object]
-) -> NDArray[np.float64]:
+def _rounds(sides: Sequence[Sequence[Callable[..., object]]], x: torch.Tensor, clock: Clock) -> NDArray[np.float64]:
     """The seconds of each side in rounds that take turns, [side, round], after one round to warm up."""
-    seconds = np.empty((len(sides), _ROUNDS + 1))
-    for turn in range(_ROUNDS + 1):
-        for number, modules in enumerate(sides):
-            synchronize()
-            start_s = now_s()
-            for module in modules:
-                module(x)
-            synchronize()
-            seconds[number, turn] = now_s() - start_s
-    return seconds[:, 1:]
+
+    def run(modules: Sequence[Callable[..., object]]) -> None:
+        for module in modules:
+            module(x)
+
+    return np.array(time_in_turn([partial(run, modules) for modules in sides], clock, _ROUNDS, drop_first=True))
 
 
 def packed_batches(
@@ -172,7 +167,7 @@ def packed_batches(
     first, twin = linears[0].module, twins[0]
     x = torch.randn(1, 1, first.in_features, dtype=dtype, device=twin.weight.device)
     formats = " and ".join(dict.fromkeys(each.format for each in linears))
-    times = times_by_batch(linears, twins, machine.clock.synchronize, until_s)
+    times = times_by_batch(linears, twins, machine.clock, until_s)
     return PackedBatches(formats, kernel_of(first, x), dtype_name(dtype), tuple(times))
 
 

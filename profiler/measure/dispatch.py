@@ -29,6 +29,7 @@ from profiler.loading.request import LoadedModel
 from profiler.measure.captured_calls import ReusedCache, callable_modules, caught_calls
 from profiler.measure.kernels import conversions, replayable_linears
 from profiler.measure.replay import replay_calls
+from profiler.patching import patched
 from profiler.quant.registry import Quant
 from profiler.quant.storage import is_linear, stored
 from profiler.stats import undisturbed
@@ -255,13 +256,10 @@ def _streaming(
         seconds.append(machine.now_s() - start_s)
         return own(hidden)
 
-    for linear, stream in zip(hollow, streams, strict=True):
-        linear.forward = partial(run, stream, linear.forward)
-    try:
+    with contextlib.ExitStack() as patches:
+        for linear, stream in zip(hollow, streams, strict=True):
+            patches.enter_context(patched(linear, forward=partial(run, stream, linear.forward)))
         yield seconds
-    finally:
-        for linear in hollow:
-            del linear.forward
 
 
 def _conversion_calls(bench: _Bench, *, rows: int) -> tuple[Calls, ...]:

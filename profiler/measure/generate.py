@@ -6,6 +6,7 @@ import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from profiler.facts.measurements import GenerateSteps
 from profiler.grid.cells import Cell
 from profiler.measure.subject import Subject
 from profiler.measure.visit import seeded_prompts
+from profiler.patching import patched
 
 # Both loops run this often in turn, for at most this many tokens; the first turn warms up.
 _TURNS = 3
@@ -110,13 +112,13 @@ def _timed(model: Any) -> Iterator[dict[str, float]]:
     with contextlib.ExitStack() as stack:
         for part, owner, name in targets:
             if hasattr(owner, name):
-                stack.enter_context(_replaced(owner, name, totals, part))
+                stack.enter_context(_adding(owner, name, totals, part))
         yield totals
 
 
-@contextlib.contextmanager
-def _replaced(owner: Any, name: str, totals: dict[str, float], part: str) -> Iterator[None]:
-    original, own = getattr(owner, name), name in vars(owner)
+def _adding(owner: Any, name: str, totals: dict[str, float], part: str) -> AbstractContextManager[None]:
+    """Context manager in which a method adds its seconds to a part of the totals."""
+    original = getattr(owner, name)
 
     @functools.wraps(original)
     def timed(*args: Any, **named: Any) -> Any:
@@ -126,14 +128,7 @@ def _replaced(owner: Any, name: str, totals: dict[str, float], part: str) -> Ite
         finally:
             totals[part] += now_s() - start_s
 
-    setattr(owner, name, timed)
-    try:
-        yield
-    finally:
-        if own:
-            setattr(owner, name, original)
-        else:
-            delattr(owner, name)
+    return patched(owner, **{name: timed})
 
 
 _READS = frozenset(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from profiler.device.clock import no_gc
+from profiler.device.clock import no_gc, time_calls
 from profiler.device.machine import Machine
 from profiler.effort import STANDARD
 from profiler.engines.base import Engine
@@ -41,12 +41,12 @@ def steps_after_idle(
                 state = engine.fill(cell.batch_size, cell.depth, slots)
                 for _ in range(_WARM_STEPS):
                     state = engine.decode(state)
+
+                def step() -> None:
+                    nonlocal state
+                    state = engine.decode(state)
+
                 clock.synchronize()
                 wait(silence_s)
-                marks = [clock.mark()]
-                for _ in range(_STEPS):
-                    state = engine.decode(state)
-                    marks.append(clock.mark())
-                clock.synchronize()
-                steps_s.append(tuple(clock.seconds(marks)))
+                steps_s.append(tuple(time_calls(step, clock, _STEPS, drop_first=False)))
             yield AfterIdle(cell, silence_s, tuple(steps_s))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable
 
+from profiler.device.clock import time_in_turn
 from profiler.device.machine import Machine
 
 
@@ -15,17 +16,6 @@ def first_and_second_s(
 
     The first length is left out, since it loads the kernel.
     """
-    _, *pairs = [_two_calls_s(machine, attention(length)) for length in lengths]
+    _, *pairs = [time_in_turn([attention(length)], machine.clock, 2)[0] for length in lengths]
     first_s, second_s = (statistics.median(times) for times in zip(*pairs, strict=True))
     return first_s, second_s
-
-
-def _two_calls_s(machine: Machine, attend: Callable[[], object]) -> tuple[float, float]:
-    def call_s() -> float:
-        machine.clock.synchronize()
-        start_s = machine.now_s()
-        attend()
-        machine.clock.synchronize()
-        return machine.now_s() - start_s
-
-    return call_s(), call_s()

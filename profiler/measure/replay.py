@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from profiler.device.clock import time_in_turn
 from profiler.device.machine import Machine
 from profiler.device.memory import page_faults
 from profiler.quant.conversions import without_waiting
@@ -170,8 +171,7 @@ def _replay_graph(
             for call in calls:
                 call()
 
-    flush = torch.zeros(cold_bytes // 4, dtype=torch.float32, device=machine.device) if cold_bytes else None
-    clock = machine.clock
+    flush = torch.zeros(cold_bytes // 4, dtype=torch.float32, device=machine.device).sum if cold_bytes else None
     with torch.inference_mode():
         with machine.on_side_stream():
             run_all()
@@ -187,11 +187,6 @@ def _replay_graph(
             return len(samples) >= (_LEAST_LATE_REPLAYS if late else _LEAST_REPLAYS) and (late or _is_settled(samples))
 
         while not is_enough():
-            if flush is not None:
-                flush.sum()
-            marks = [clock.mark()]
-            replay()
-            marks.append(clock.mark())
-            clock.synchronize()
-            samples += clock.seconds(marks)
+            [[seconds]] = time_in_turn([replay], machine.clock, 1, flush=flush)
+            samples.append(seconds)
     return tuple(round(seconds / (repeats * len(calls)), 12) for seconds in samples)

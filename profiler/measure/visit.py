@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from profiler.device.clock import Clock, no_gc
+from profiler.device.clock import Clock, no_gc, waited_s
 from profiler.device.contention import ForeignLoad
 from profiler.device.machine import Machine
 from profiler.device.memory import page_faults
@@ -129,10 +129,8 @@ def _visit(engine: Engine, cell: Cell, round_number: int, context: VisitContext)
     is_new = cell not in context.visited
     if is_new and machine.is_cuda:
         machine.release()  # segments fragmented by smaller cells would leave no room for a large one
-    preparation_start_s = machine.now_s()
-    engine.prepare(cell.batch_size, cell.slots)
-    machine.clock.synchronize()
-    preparation_s = machine.now_s() - preparation_start_s
+    prepare = partial(engine.prepare, cell.batch_size, cell.slots)
+    preparation_s = waited_s(prepare, machine.clock.synchronize, now=machine.now_s)
     prefills = _prefills(engine, cell, context)
     warm_up_limit_s = min(context.effort.warm_up_s, max(0.0, context.hurry_s - machine.now_s()))
     warm_up_s = _warm_prefill(prefills, warm_up_limit_s) if is_new else []

@@ -12,13 +12,14 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from profiler.data.room import idle_room_bytes
-from profiler.device.clock import now_s
+from profiler.device.clock import now_s, waited_s
 from profiler.device.machine import Machine, machine_for
 from profiler.engines.registry import ENGINES
 from profiler.errors import RequestError
@@ -113,17 +114,11 @@ def child(request_json: str) -> None:
         ids = seeded_prompts(cell, vocab_size).to(machine.device)
         engines: dict[str, dict[str, float]] = {}
         for name in prepared.grid.engines:
-            engine = ENGINES[name](loaded.module, machine)
-            times = []
+            engine, wait = ENGINES[name](loaded.module, machine), machine.clock.synchronize
             with torch.inference_mode():
-                start_s = now_s()
-                engine.prepare(cell.batch_size, cell.slots)
-                machine.clock.synchronize()
-                preparation_s = now_s() - start_s
-                for _ in range(2):
-                    start_s = now_s()
-                    engine.call(ids, cell.new_tokens, lambda: None).cpu()
-                    times.append(now_s() - start_s)
+                preparation_s = waited_s(partial(engine.prepare, cell.batch_size, cell.slots), wait)
+                call = partial(engine.call, ids, cell.new_tokens, lambda: None)
+                times = [waited_s(lambda call=call: call().cpu(), wait) for _ in range(2)]  # type: ignore[misc]
             engines[name] = {"preparation_s": preparation_s, "first_s": times[0], "second_s": times[1]}
         nbytes = model_storage_bytes(loaded.module)
     print(json.dumps({"launch_s": launch_s, "load_s": load_s, "load_bytes": nbytes, "engines": engines}))

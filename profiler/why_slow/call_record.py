@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 import sysconfig
 import threading
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -89,15 +87,6 @@ class Thread(threading.local):
     reading: bool = False
     last: str = ""
     """The line of the latest call of a model."""
-
-
-def replace_attribute(owner: object, name: str, value: object) -> Callable[[], None]:
-    """Set an attribute of a class or an object, and return a function that restores it."""
-    restore = functools.partial(delattr, owner, name)
-    if name in vars(owner):
-        restore = functools.partial(setattr, owner, name, vars(owner)[name])
-    setattr(owner, name, value)
-    return restore
 
 
 def users_line() -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from profiler.device.clock import now_s
+from profiler.device.clock import clock_for, now_s
 from profiler.device.device import describe
 from profiler.device.memory import available_bytes
 from profiler.errors import RequestError
@@ -42,7 +42,7 @@ from profiler.why_slow.observations import Call
 from profiler.why_slow.placement import COPY_SHARE, gathered, has_room_for_all
 from profiler.why_slow.plain_models import is_plain
 from profiler.why_slow.recorder import Recorder
-from profiler.why_slow.repeat_call import CallGroup, Candidate, RepeatedCall, RepeatedRun, repeat, synchronize
+from profiler.why_slow.repeat_call import CallGroup, Candidate, RepeatedCall, RepeatedRun, repeat
 
 _SAVES_IN_PROMPT = {"wide-dtype", "emulated-dtype", "slow-attention", "slow-experts", "slow-format"}
 
@@ -219,7 +219,7 @@ def _dense_weights(group: CallGroup, call: Call, candidate: Callable[..., Candid
     def explain(until_s: float) -> str:
         first, twin = linears[0].module, twins()[0]
         x = torch.randn(call.batch_size, 1, first.in_features, dtype=dtype, device=twin.weight.device)
-        times = times_by_batch(linears, twins(), synchronize, min(until_s, now_s() + _BATCHES_S))
+        times = times_by_batch(linears, twins(), clock_for(device), min(until_s, now_s() + _BATCHES_S))
         batches = f", and in a decode step {paying_batches(times)}" if times else ""
         return f", their kernel is {kernel_of(first, x)}{batches}"
 

@@ -13,8 +13,8 @@ import torch
 from profiler.device.machine import Machine, machine_for
 from profiler.engines.caches import moving_window, static_cache, unwindowed
 from profiler.errors import RequestError
+from profiler.patching import patched
 from profiler.units import duration
-from profiler.why_slow.call_record import replace_attribute
 from profiler.why_slow.call_settings import is_spread
 from profiler.why_slow.findings import GROWING_CACHES, DecodeFloor
 from profiler.why_slow.observations import Call
@@ -102,15 +102,12 @@ def _captured_forward(group: CallGroup, candidate: Callable[..., Candidate]) -> 
 
     @contextlib.contextmanager
     def within() -> Iterator[None]:
-        restore = replace_attribute(model, "forward", step)
-        try:
+        with patched(model, forward=step):
             for _ in range(0 if step.is_captured else _WARM_STEPS + 1):
                 unchanged()
             if not step.is_captured:
                 raise RequestError("its calls do not run its `forward`, so they cannot be captured")
             yield
-        finally:
-            restore()
 
     return candidate(
         "uncompiled", f"the host dispatches each of {len(group.like(call))} calls of one shape kernel by kernel",
@@ -141,18 +138,8 @@ def _captured(compiled: Candidate, call: Call, model: Any, slots: int) -> Candid
     def made() -> Mapping[str, Callable[..., Any]]:
         return _replacements(model, machine_for(model.device), slots)
 
-    @contextlib.contextmanager
-    def within() -> Iterator[None]:
-        for name, function in made().items():
-            setattr(model, name, function)
-        try:
-            yield
-        finally:
-            for name in made():
-                delattr(model, name)
-
     return replace(
-        compiled, within=within, once_s=0.0, closer=compiled,
+        compiled, within=lambda: patched(model, **made()), once_s=0.0, closer=compiled,
         shape=f"{call.words}, its step as a CUDA graph without torch.compile",
     )  # fmt: skip
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from profiler.device.clock import now_s
-from profiler.why_slow.call_record import RepeatableCall, Thread, replace_attribute, users_line
+from profiler.patching import replace_attribute
+from profiler.why_slow.call_record import RepeatableCall, Thread, users_line
 from profiler.why_slow.observations import GraphBreak, Read, Recompilation
 
 _READS = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "__repr__")

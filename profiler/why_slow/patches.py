@@ -16,7 +16,8 @@ from types import ModuleType
 from typing import Any
 
 from profiler.fallbacks import library_warnings
-from profiler.why_slow.call_record import replace_attribute, runs_here, starts_here
+from profiler.patching import replace_attribute
+from profiler.why_slow.call_record import runs_here, starts_here
 from profiler.why_slow.recorder import Recorder
 
 _Undo = Callable[[], None]

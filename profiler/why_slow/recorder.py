@@ -17,7 +17,8 @@ from profiler.device.contention import waited_for_core_s
 from profiler.errors import describe_error
 from profiler.fallbacks import Fallback, fallback_of
 from profiler.loading.cache_argument import without_cache
-from profiler.why_slow.call_record import CallRecord, RepeatableCall, Thread, replace_attribute, users_line
+from profiler.patching import replace_attribute
+from profiler.why_slow.call_record import CallRecord, RepeatableCall, Thread, users_line
 from profiler.why_slow.call_settings import ModelSettings, context_len, nbytes_of, new_tokens, times_computed, tokens_of
 from profiler.why_slow.host_counters import Compiling, Reads
 from profiler.why_slow.observations import (
@@ -406,8 +407,7 @@ class Recorder:
                 noted.attention = replace(seen, layers=seen.layers + 1) if seen else attention_of(query, key, value)
             return original(query, key, value, *args, **named)
 
-        functional.scaled_dot_product_attention = attention
-        self.undo.append(lambda: setattr(functional, "scaled_dot_product_attention", original))
+        self.undo.append(replace_attribute(functional, "scaled_dot_product_attention", attention))
 
 
 def _conversion(model: Any, named: Mapping[str, Any]) -> tuple[str, str]:

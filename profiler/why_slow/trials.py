@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from profiler import effort
-from profiler.device.clock import Clock, now_s
+from profiler.device.clock import Clock, now_s, time_calls, waited_s
 from profiler.device.contention import own_s
 from profiler.errors import describe_error, first_line
 from profiler.loading.meta_model import quiet_libraries
@@ -396,11 +396,8 @@ def _cold_calls(group: CallGroup) -> list[tuple[Call, CallRecord]]:
 
 def _once_s(run: Callable[[], object], clock: Clock) -> float:
     """Seconds of one run, by the clock that timed the script's own call."""
-    start = clock.mark()
-    run()
-    end = clock.mark()
-    clock.synchronize()
-    return clock.seconds([start, end])[0]
+    [seconds] = time_calls(run, clock, 1, drop_first=False)
+    return seconds
 
 
 def _interleaved_pairs(candidate: Candidate, plan: TrialPlan, deadline_s: float) -> tuple[tuple[float, float], ...]:
@@ -462,7 +459,7 @@ def _pairs_with_own_calls(candidate: Candidate, deadline_s: float) -> tuple[tupl
     # One more run than pairs, as the first has the one-time costs and is dropped.
     while len(changed_s) <= LEAST_ROUNDS and (not changed_s or now_s() + changed_s[-1] < deadline_s):
         with candidate.within():
-            changed_s.append(_seconds(candidate.changed, now=now_s))  # as the script's calls were timed
+            changed_s.append(waited_s(candidate.changed, synchronize))  # as the script's calls were timed
         if len(changed_s) > FEW_ROUNDS and all(1 - after / candidate.seconds > DECISIVE for after in changed_s):
             break
     if len(changed_s) <= FEW_ROUNDS:
@@ -473,13 +470,4 @@ def _pairs_with_own_calls(candidate: Candidate, deadline_s: float) -> tuple[tupl
 
 def _total_s(parts: Sequence[WeightedRun], repeats: int = 1) -> float:
     """Seconds that some parts stand for, without waits for a core."""
-    return sum(part.weight * _seconds(part.run, repeats, now=own_s) for part in parts)
-
-
-def _seconds(run: Callable[[], object], repeats: int = 1, *, now: Callable[[], float]) -> float:
-    """Seconds per run by a clock of the host, until the device is done."""
-    before_s = now()
-    for _ in range(repeats):
-        run()
-    synchronize()
-    return (now() - before_s) / repeats
+    return sum(part.weight * waited_s(part.run, synchronize, repeats, now=own_s) for part in parts)

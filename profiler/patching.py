@@ -1,0 +1,25 @@
+"""Replace attributes of other objects, and restore them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+
+def replace_attribute(owner: object, name: str, value: object) -> Callable[[], None]:
+    """Set an attribute of a module, a class or an object, and return a function that restores it."""
+    restore = functools.partial(delattr, owner, name)
+    if name in vars(owner):
+        restore = functools.partial(setattr, owner, name, vars(owner)[name])
+    setattr(owner, name, value)
+    return restore
+
+
+@contextmanager
+def patched(owner: object, **attributes: object) -> Iterator[None]:
+    """Context manager in which an object has other attributes."""
+    with ExitStack() as undo:
+        for name, value in attributes.items():
+            undo.callback(replace_attribute(owner, name, value))
+        yield
