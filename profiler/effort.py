@@ -45,6 +45,10 @@ class Effort:
     """Batching a queue of unequal prompts in other ways."""
     trials_share: float = 0.10
     """Trying variants on a few layers."""
+    gpu_replays_share: float = 0.06
+    gpu_trials_share: float = 0.40
+    """The same shares on a GPU. Its replays are graphs of single operators, which take less than a second per step.
+    Trials are what a run on a rented GPU is for."""
     unexplained_share: float = 0.03
     """Hooking the cells with unexplained time."""
     report_share: float = 0.06

@@ -210,16 +210,10 @@ def _tiny_model(folder: Path) -> Path:
     path = folder / "tiny-llama"
     path.mkdir(exist_ok=True)
     config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": 128,
-        "intermediate_size": 192,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "vocab_size": 256,
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 128, "intermediate_size": 192,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 256,
         "max_position_embeddings": 1024,
-    }
+    }  # fmt: skip
     (path / "config.json").write_text(json.dumps(config))
     return path
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from profiler.errors import GridError
-from profiler.grid.cells import Cell, CellKey
+from profiler.grid.cells import CellKey
 from profiler.grid.ragged import (
     Ragged,
     Request,
@@ -104,7 +104,3 @@ def test_invalid_lengths_are_refused_in_one_line(prompt_lens: str, batches: str,
         make_grid("ragged:4..8", "1", 8, engines=["static"])
     with pytest.raises(GridError, match="leave it out"):
         make_grid("ragged:4..8", "1", 8, "64")
-
-
-def test_a_grid_of_one_cell() -> None:
-    assert make_grid("8", "1", 4).cells == (Cell(1, 8, 4),)

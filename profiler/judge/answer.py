@@ -9,7 +9,7 @@ from dataclasses import replace
 from profiler.judge.breakdown import TERM_NAMES, TimeBreakdown
 from profiler.judge.cells import EngineDifference, JudgedCell, Lever
 from profiler.judge.engine_differences import causes_of, engine_change
-from profiler.judge.levers import Setting, best_lever
+from profiler.judge.levers import WORTH, Setting, best_lever, levers
 from profiler.judge.regimes import PACED_SHARE, Flag
 from profiler.judge.scaling import best_of
 from profiler.units import duration, percent, saving, scaled, significant
@@ -53,7 +53,8 @@ def answer(
     if decodes:
         change = _change_sentence(decodes, setting)
         others = [item for item in differences if f"{engine_change(item)} saves" not in change]
-        sentences += [change, *_prefill_change(prefills, setting), *_engine_sentences(decodes[0], others)]
+        how = _how_sentences(decodes, setting)
+        sentences += [change, *how, *_prefill_change(prefills, setting), *_engine_sentences(decodes[0], others)]
     elif prefills:
         sentences.append(_change_sentence(prefills, setting))
     return sentences
@@ -230,7 +231,7 @@ def _change_sentence(decodes: Sequence[JudgedCell], setting: Setting) -> str:
                 f" for {significant(cost, 2)}x the step"
             )
     lever = best_lever(first, replace(setting, cards=()))
-    if lever is not None and lever.saves_s >= 0.05 * first.split.latency_s:
+    if lever is not None and lever.saves_s >= WORTH * first.split.latency_s:
         parts.append(f"{_saving(lever)} of the {duration(first.split.latency_s)} step ({lever.basis}: {lever.because})")
     if not parts and Flag.ABOVE_ROOF in first.verdict.flags:
         return (
@@ -240,3 +241,24 @@ def _change_sentence(decodes: Sequence[JudgedCell], setting: Setting) -> str:
     if not parts:
         return _no_change(first.split)
     return f"What to change: {'; '.join(parts)}."
+
+
+def _how_sentences(decodes: Sequence[JudgedCell], setting: Setting) -> list[str]:
+    """The line to paste for the change of the first cell, and what measures it; then a larger saving not tried."""
+    cell = decodes[0]
+    setting = replace(setting, cards=())
+    lever = best_lever(cell, setting)
+    if lever is None or lever.saves_s < WORTH * cell.split.latency_s:
+        return []
+    sentences = []
+    if lever.how:
+        whole = (
+            f" Add {lever.measured_by} to this command to measure it on the whole model." if lever.measured_by else ""
+        )
+        sentences.append(f"To change it, write: {lever.how}.{whole}")
+    more = next((item for item in levers(cell, setting) if (item.at_least_s or 0.0) > lever.saves_s), None)
+    if more is not None and more.change != lever.change:
+        sentences.append(
+            f"Not tried: {more.change} would save {more.amount} ({more.because}); {more.measured_by} measures it."
+        )
+    return sentences

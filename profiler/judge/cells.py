@@ -263,10 +263,18 @@ class Lever:
     """Half width of the interval of `saves_s`."""
     at_most: bool = False
     """Whether `saves_s` is an upper bound; other computed levers are estimates."""
+    at_least_s: float | None = None
+    """Lower end of a computed saving, of which `saves_s` is the upper end; None if only one figure is known."""
+    how: str = ""
+    """The line with which a user of transformers makes this change."""
+    measured_by: str = ""
+    """The options of `roofscope run` that measure it on the whole model."""
 
     @property
     def amount(self) -> str:
         """The time saved in words: a bound is "at most", an estimate "about", a measurement neither."""
+        if self.at_least_s is not None:
+            return f"between {duration(self.at_least_s)} and {duration(self.saves_s)}"
         kind = "at most " if self.at_most else "about " if self.basis == "computed" else ""
         return kind + duration(self.saves_s)
 
@@ -331,6 +339,8 @@ class JudgedCell:
     """Other ways to batch the prompts; empty if they have equal lengths."""
     lost_s: Mapping[str, float] = field(default_factory=dict)
     """By replayed operator: seconds of its kernels beyond its roof and its conversions."""
+    small_kernels_s: float | None = None
+    """Seconds that all kernels besides products, attention and experts lose; None if they were not replayed."""
     host_pace_s: float = 0.0
     """Dispatch of a host that runs ahead of the device: a lower bound of the step, whatever the device's work."""
     waits: bool = False
@@ -357,6 +367,15 @@ class TrialResult:
     of_layers: int
     before_s: float = 0.0
     """Seconds of a step of the model as loaded, by the trial; 0 if unknown."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the whole model was stepped, so that the time of its step is known and not extrapolated."""
+        return self.layers == self.of_layers and self.before_s > 0
+
+    def step_s(self, latency_s: float) -> float:
+        """Seconds of the variant's step, for a step measured as `latency_s`: its own time, or that time's share."""
+        return self.ratio * (self.before_s if self.is_whole else latency_s)
 
     def half_width_at(self, latency_s: float) -> float:
         """Half width of the ratio for a step measured as `latency_s`.

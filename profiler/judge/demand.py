@@ -72,6 +72,8 @@ def breakdown_of(
             inside = {cause: value for cause, value in seconds.items() if cause not in OUTSIDE}
             lost_s = max(0.0, demand.replayed_s - demand.roof_s(roofs.memory_bytes_per_s))
             share = min(1.0, lost_s / (sum(inside.values()) or 1.0))
+            # A product reads its input and writes its output, however it is fused.
+            inside.pop(Cause.OPERANDS, None)
             _add(inside_s, {cause: share * value for cause, value in inside.items()})
     faults_s = faults * facts.ceilings.page_fault_s
     if REST in replays:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from profiler.data.datasheets import gpus
+from profiler.facts.operators import REST
 from profiler.facts.roofs import AGREE, drift, swing
 from profiler.facts.run_facts import Facts
 from profiler.facts.telemetry import POWER_CAP, ActiveShares
@@ -245,6 +246,7 @@ def _judge(
     measurement = _measurement(facts, key, parts, observed)
     verdict, roofs = within_roof_range(judge_cell(measurement), extremes), measurement.roofs
     rated, ragged = _rated_row(facts, key, row, time_s, noise), ragged_step(facts, key, parts, spread)
+    lost = lost_s(facts, key)
     judged = JudgedCell(
         key=key,
         tokens_per_s=row.tokens_per_s,
@@ -257,7 +259,8 @@ def _judge(
         operators=facts.operators[key],
         memory_bytes=float(facts.predicted_peak_bytes[key.cell]),
         avoidable_s=avoidable_s,
-        lost_s=lost_s(facts, key),
+        lost_s=lost,
+        small_kernels_s=max(0.0, parts.kernel_s - sum(lost.values())) if REST in facts.replays.get(key, {}) else None,
         host_pace_s=(roofs.dispatch_s or 0.0) if roofs.overlaps else 0.0,
         waits=roofs.dispatch is not None and roofs.dispatch.waits,
         graph_step_s=measurement.graph_step_s,

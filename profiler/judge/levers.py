@@ -7,22 +7,30 @@ from dataclasses import dataclass, replace
 
 from profiler.counting.floor import floor_on, step_floor
 from profiler.data.datasheets import Datasheet
-from profiler.facts.measurements import COMPILED, DYNAMIC_CACHE, EIGHT_BIT_CACHE, PADDING_MASK
+from profiler.facts.measurements import (
+    COMPILED,
+    DYNAMIC_CACHE,
+    EIGHT_BIT_CACHE,
+    GRAPHED,
+    PADDING_MASK,
+    REPEATED_HEADS,
+    STATIC_CACHE,
+    WITHOUT_CUDNN,
+)
 from profiler.facts.operators import COLLECTIVE, Cause
-from profiler.judge.cells import EngineDifference, JudgedCell, Lever, TrialResult
+from profiler.judge.cells import CellEvidence, EngineDifference, JudgedCell, Lever, TrialResult
 from profiler.judge.engine_differences import causes_of, engine_change
+from profiler.judge.how_to import FOUR_BIT_WEIGHTS, SIXTEEN_BIT_DTYPE, how_to
 from profiler.judge.regimes import Flag
 from profiler.quant.registry import FORMATS
 from profiler.stats import CLAIM_VISITS
 from profiler.units import duration, scaled
 
-_FOUR_BIT_WEIGHTS = "4-bit weights"
-_SIXTEEN_BIT_DTYPE = "a 16-bit dtype"
-_STATIC_CACHE = "a static cache"
 _PACKED_KERNEL = "a kernel that multiplies the packed weights (int4wo, int8wo), or 16-bit weights"
 _OTHER_KERNELS = "other kernels for these shapes (another dtype, format or library)"
-_GRAPHS = "CUDA graphs"
-_COMPILE = "torch.compile (fuses small operators)"
+_FUSED_ATTENTION = "a fused attention kernel"
+_OTHER_ATTENTION = "another attention kernel"
+_FEWER_LAUNCHES = "fewer launches in the prefill (torch.compile)"
 _FUSING = "fusing element-wise kernels (torch.compile)"
 _NOT_TRIED_CACHE = (
     "not tried here, only if attention reads it as stored; others measured slower ones (transformers #34096,"
@@ -32,23 +40,29 @@ _FOUR_BITS = 4.5
 """Bits per weight of bitsandbytes' 4-bit weights, with a float32 scale per block of 64."""
 _SIXTEEN_BITS = 16.0
 _EIGHT_BITS = 8.0
-_IN_16_BITS = frozenset({_SIXTEEN_BIT_DTYPE, _OTHER_KERNELS})
+_IN_16_BITS = frozenset({SIXTEEN_BIT_DTYPE, _OTHER_KERNELS})
 _REPLACED_BY: Mapping[str, frozenset[str]] = {
     "bfloat16": _IN_16_BITS,
     "float16": _IN_16_BITS,
-    _STATIC_CACHE: frozenset({_STATIC_CACHE}),
+    STATIC_CACHE: frozenset({STATIC_CACHE}),
     EIGHT_BIT_CACHE: frozenset({EIGHT_BIT_CACHE}),
-    _GRAPHS: frozenset({_GRAPHS}),
+    GRAPHED: frozenset({GRAPHED, STATIC_CACHE}),
     DYNAMIC_CACHE: frozenset({DYNAMIC_CACHE}),
-    COMPILED: frozenset({_COMPILE}),
+    COMPILED: frozenset({COMPILED}),
+    REPEATED_HEADS: frozenset({_FUSED_ATTENTION, _OTHER_ATTENTION}),
+    WITHOUT_CUDNN: frozenset({_OTHER_ATTENTION}),
 }
 """By tried variant other than a format: the computed changes that it replaces."""
 _REPLACED_BY_ENGINE: Mapping[str, frozenset[str]] = {
-    "static": frozenset({_STATIC_CACHE}),
-    "graph": frozenset({_GRAPHS}),
-    "compile": frozenset({_COMPILE, _FUSING}),
+    "static": frozenset({STATIC_CACHE}),
+    "graph": frozenset({GRAPHED}),
+    "compile": frozenset({COMPILED}),
 }
 """By engine of the run: the computed changes that its measurement replaces."""
+_BESIDE_PRODUCTS = frozenset({"attention", "norm", "embedding", "other"})
+"""Groups of operators that are no products of weights."""
+WORTH = 0.05
+"""The smallest share of a step that a change must save to be advised."""
 # The smallest share of a step that a measurement can resolve.
 _LEAST_SHARE = 1e-3
 # An operator with at least this share of all kernel losses is named.
@@ -88,8 +102,17 @@ def _replaced_by(variant: str) -> frozenset[str]:
     if variant not in FORMATS:
         return _REPLACED_BY.get(variant, frozenset())
     item = FORMATS[variant]
-    changes = {_OTHER_KERNELS, _FOUR_BIT_WEIGHTS} if item.bits <= _FOUR_BITS else {_OTHER_KERNELS}
+    changes = {_OTHER_KERNELS, FOUR_BIT_WEIGHTS} if item.bits <= _FOUR_BITS else {_OTHER_KERNELS}
     return frozenset({*changes, _PACKED_KERNEL} if item.multiplies_packed else changes)
+
+
+def promised_s(evidence: Sequence[CellEvidence]) -> dict[str, float]:
+    """The largest computed saving, in any cell, that a trial of each variant would replace, in seconds."""
+    computed = [lever for item in evidence for lever in item.levers if lever.basis == "computed"]
+    return {
+        variant: max((lever.saves_s for lever in computed if lever.change in _replaced_by(variant)), default=0.0)
+        for variant in (*FORMATS, *_REPLACED_BY)
+    }
 
 
 def levers(cell: JudgedCell, setting: Setting, others: Sequence[JudgedCell] = ()) -> list[Lever]:
@@ -126,16 +149,25 @@ def levers(cell: JudgedCell, setting: Setting, others: Sequence[JudgedCell] = ()
     changes += [
         lever for lever in (*_tried(cell), *_engines(visited, cell), *cell.ways) if abs(lever.saves_s) > least_s
     ]
-    return sorted((lever for lever in changes if lever.is_claim), key=lambda lever: -lever.saves_s)
+    ranked = sorted((lever for lever in changes if lever.is_claim), key=lambda lever: -lever.saves_s)
+    return [_with_line(lever, setting) for lever in ranked]
+
+
+def _with_line(lever: Lever, setting: Setting) -> Lever:
+    how = how_to(lever.change, setting.can_graph)
+    return replace(lever, how=how.line, measured_by="" if lever.basis == "measured" else how.options)
 
 
 def best_lever(cell: JudgedCell, setting: Setting) -> Lever | None:
-    """Return the change to advise for a cell: the first of `levers`, but no 8-bit KV cache that was not tried.
+    """Return the change to advise for a cell: the tried one that saves most, or else the first of `levers`.
 
-    Bytes promise a saving there, and the measurements that its reason cites found a loss.
+    A tried change is advised only if it saves a twentieth of the step. An 8-bit KV cache that was not tried is not
+    advised: bytes promise a saving there, and the measurements that its reason cites found a loss.
     """
-    ranked = levers(cell, setting)
-    return next((item for item in ranked if item.basis == "tried" or item.change != EIGHT_BIT_CACHE), None)
+    ranked = [item for item in levers(cell, setting) if item.basis == "tried" or item.change != EIGHT_BIT_CACHE]
+    least_s = WORTH * cell.split.latency_s
+    tried = [item for item in ranked if item.basis == "tried" and item.saves_s >= least_s]
+    return next(iter([*tried, *ranked]), None)
 
 
 def _tried(cell: JudgedCell) -> list[Lever]:
@@ -144,7 +176,7 @@ def _tried(cell: JudgedCell) -> list[Lever]:
     return [
         Lever(
             item.form,
-            latency_s * (1 - item.ratio),
+            latency_s - item.step_s(latency_s),
             f"{_effect(item, latency_s)}{_caution(item.form)}",
             basis="tried",
             half_width_s=latency_s * item.half_width_at(latency_s),
@@ -171,7 +203,7 @@ def _engines(differences: Sequence[EngineDifference], cell: JudgedCell) -> list[
 
 def _effect(item: TrialResult, latency_s: float) -> str:
     """How long the step takes with a tried variant, and whether that is extrapolated from a few layers."""
-    takes = f"the step takes {duration(latency_s * item.ratio)} then"
+    takes = f"the step takes {duration(item.step_s(latency_s))} then"
     return takes if item.layers == item.of_layers else f"{takes}, extrapolated from a few layers"
 
 
@@ -222,7 +254,7 @@ def _four_bit_weights(cell: JudgedCell, setting: Setting) -> list[Lever]:
         dense_s = 2 * setting.weights * _SIXTEEN_BITS / 8 / setting.memory_bytes_per_s
         because = f"with {duration(dense_s)} taken off for the dense copy that their kernel writes and reads"
     saves_s = cell.split.weights_s * _in_linears(cell, setting) * (1 - _FOUR_BITS / bits)
-    return [_bound(_FOUR_BIT_WEIGHTS, saves_s - dense_s, f"{because}; {_other_answers('nf4')}")]
+    return [_bound(FOUR_BIT_WEIGHTS, saves_s - dense_s, f"{because}; {_other_answers('nf4')}")]
 
 
 def _in_linears(cell: JudgedCell, setting: Setting) -> float:
@@ -241,29 +273,72 @@ def _cache(cell: JudgedCell, setting: Setting) -> list[Lever]:
     copies_s = 0.0 if static else cell.avoidable_s.get(Cause.CACHE_COPIES, 0.0)
     share = max(0.0, 1 - _EIGHT_BITS / setting.cache_bits)
     return [
-        _bound(_STATIC_CACHE, copies_s, "which is not copied at every step"),
+        _bound(STATIC_CACHE, copies_s, "which is not copied at every step"),
         _bound(EIGHT_BIT_CACHE, cell.split.kv_s * share, _NOT_TRIED_CACHE),
     ]
 
 
 def _host(cell: JudgedCell, setting: Setting) -> list[Lever]:
-    how, because = _GRAPHS, "the host's share of this step"
-    if not setting.can_graph:
-        how = _COMPILE
-        because = "all of the host's share of this step; --engine eager,compile measures how much remains"
+    """What the host's share of a step costs: fewer launches save it, and fused kernels save small kernels too."""
     faults_s = cell.avoidable_s.get(Cause.PAGE_FAULTS, 0.0)
     # On a machine of varying speed, the measured dispatch may be longer than the step.
     most_s = max(0.0, cell.split.latency_s - cell.split.device_s)
-    if setting.can_graph and cell.waits:
-        most_s = 0.0
-    return [
-        _bound(how, min(cell.split.dispatch_s, most_s), because, cell.split.half_widths_s.get("dispatch_s", 0.0)),
+    host_s, half_width_s = min(cell.split.dispatch_s, most_s), cell.split.half_widths_s.get("dispatch_s", 0.0)
+    small_s = min(cell.small_kernels_s or 0.0, most_s)
+    found = [
         Lever(
             "keeping freed memory (MALLOC_TRIM_THRESHOLD_ and MALLOC_MMAP_THRESHOLD_, or tcmalloc)",
             faults_s,
             "fresh pages would not be taken again and again",
-        ),
+        )
     ]
+    if not setting.can_graph:
+        because = "all of the host's share of this step, and of what its small kernels lose"
+        return [*found, _bound(COMPILED, min(host_s + small_s, most_s), because, half_width_s)]
+    if cell.key.phase == "prefill":
+        return [*found, _bound(_FEWER_LAUNCHES, host_s, "the host's share of this prefill", half_width_s)]
+    if cell.waits:
+        return found
+    graphed = _bound(GRAPHED, host_s, "the host submits one launch per step instead of one per kernel", half_width_s)
+    return [*found, graphed, *_compiled(cell, half_width_s)]
+
+
+_LEFT_BY_FUSING = (0.1, 1 / 3)
+"""Share of their time that small kernels keep once inductor has fused them: of about 33 in a Llama layer, 4 to 10 are
+left. In a compiled step of Mistral-7B on an H100 it was a fifth."""
+_MASKED_ATTENTION = 3.0
+"""A static cache has a mask, with which attention takes up to this many times as long. transformers 5.17 repeats keys
+and values per head there: 0.61 ms instead of 0.20 in a step of Mistral-7B on an H100."""
+
+
+def _compiled(cell: JudgedCell, half_width_s: float) -> list[Lever]:
+    """A compiled step on a static cache, replayed as a graph: no host, no copies, and fused small kernels."""
+    if cell.small_kernels_s is None:
+        return []
+    split, few, many = cell.split, *_LEFT_BY_FUSING
+    copies_s = cell.avoidable_s.get(Cause.CACHE_COPIES, 0.0)
+    masked_s = (_MASKED_ATTENTION - 1) * _attention_s(cell)
+    fastest_s = split.busy_s - (1 - few) * cell.small_kernels_s - copies_s
+    slowest_s = split.busy_s - (1 - many) * cell.small_kernels_s - copies_s + masked_s
+    most_s, least_s = split.latency_s - fastest_s, split.latency_s - slowest_s
+    if least_s <= 0:
+        return []
+    because = (
+        f"the step takes {duration(fastest_s)} to {duration(slowest_s)} then: its kernels without the host, and small"
+        f" kernels, which lose {duration(cell.small_kernels_s)}, fused"
+    )
+    return [Lever(COMPILED, most_s, because, half_width_s=half_width_s, at_least_s=least_s)]
+
+
+def _attention_s(cell: JudgedCell) -> float:
+    """Seconds of the attention kernels of a step."""
+    return _lost_in(cell, "attention") + cell.split.kv_s
+
+
+def _lost_in(cell: JudgedCell, group: str) -> float:
+    """Seconds that the replayed operators of a group lose against their roofs."""
+    names = {item.operator for item in cell.operators if item.group == group}
+    return max(0.0, sum(seconds for name, seconds in cell.lost_s.items() if name in names))
 
 
 def _path(cell: JudgedCell) -> list[Lever]:
@@ -271,11 +346,19 @@ def _path(cell: JudgedCell) -> list[Lever]:
         return sum(cell.avoidable_s.get(cause, 0.0) for cause in causes)
 
     unfused_s = seconds(Cause.ATTENTION_MATRIX, Cause.REPEATED_HEADS)
+    # A fused kernel still reads what a product wrote, and writes what the next one reads.
+    products = (item for item in cell.operators if item.weight_bytes and item.group not in _BESIDE_PRODUCTS)
+    moved_s = sum(float(item.activation_bytes) for item in products) / cell.roof_bytes_per_s
     return [
-        Lever("a fused attention kernel", unfused_s, "scores and repeated heads would stay on chip"),
+        Lever(_FUSED_ATTENTION, unfused_s, "scores and repeated heads would stay on chip"),
+        _bound(
+            _OTHER_ATTENTION,
+            _lost_in(cell, "attention") - _unfused_s(cell),
+            "what attention loses against its roof when run by itself",
+        ),
         _bound(
             _FUSING,
-            seconds(Cause.OPERANDS),
+            seconds(Cause.OPERANDS) - moved_s,
             "intermediates would not be written and read between them",
         ),
         _bound(
@@ -310,8 +393,8 @@ def _kernels(cell: JudgedCell) -> list[Lever]:
         ),
         _bound(
             _OTHER_KERNELS,
-            min(cell.split.kernel_s, most_s) - _unfused_s(cell),
-            f"what these lose against their roofs when run one by one{_largest_loss(cell)}",
+            min(cell.split.kernel_s, most_s) - _lost_in(cell, "attention") - (cell.small_kernels_s or 0.0),
+            f"what products lose against their roofs when run one by one{_largest_loss(cell)}",
             cell.split.half_widths_s.get("kernel_s", 0.0),
         ),
     ]
@@ -347,7 +430,7 @@ def _sixteen_bit_dtype(cell: JudgedCell, setting: Setting) -> list[Lever]:
         for weights, cache, flops_per_s in ((1.0, 1.0, setting.compute_flops_per_s), (weights, cache, roof))
     )
     because = f"half the bytes, and its products reach {scaled(roof, 'FLOP/s')} here"
-    return [Lever(_SIXTEEN_BIT_DTYPE, wide - narrow, because)]
+    return [Lever(SIXTEEN_BIT_DTYPE, wide - narrow, because)]
 
 
 def _card(cell: JudgedCell, setting: Setting) -> list[Lever]:

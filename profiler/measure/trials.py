@@ -1,4 +1,4 @@
-"""Try a variant: steps of a short model with and without the change, in interleaved pairs."""
+"""Try a variant: steps with and without the change, in interleaved pairs, of the loaded model or of a short one."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.attention import sdpa_kernel
+from transformers.integrations import sdpa_attention
 
 from profiler.device.clock import no_gc
 from profiler.engines.base import Engine
@@ -28,6 +30,7 @@ from profiler.measure.short_model import Pattern, pattern_of, shortened, stack_o
 from profiler.measure.subject import Subject
 from profiler.measure.variants import Variant, variants_of
 from profiler.measure.visit import refuse_impossible_times, seeded_prompts
+from profiler.patching import patched
 from profiler.quant.storage import model_storage_bytes
 from profiler.roofs.host_dispatch import torch_threads
 from profiler.stats import undisturbed
@@ -48,8 +51,8 @@ class _Copy:
     engine: Engine
 
 
-class ShortModelBench:
-    """Steps a short model in one variant.
+class Bench:
+    """Steps a model in one variant: the loaded one, or a short one of a few layers.
 
     A few layers would stay in a cache from step to step, which the whole model's do not. Several copies are therefore
     stepped in turn, as many as touch what the whole model touches in a step.
@@ -57,8 +60,12 @@ class ShortModelBench:
 
     def __init__(self, variant: Variant, loaded: LoadedModel, subject: Subject, ceilings: Ceilings) -> None:
         self._variant = variant
-        self.cuts = not variant.compiled
-        """Whether a step can be cut at its layers: a mark inside compiled code would split that code."""
+        self.cuts = variant.hookable and loaded is not subject.loaded
+        """Whether a step is cut at its layers. The whole model's need no cut, and compiled or captured ones allow none:
+        a mark inside compiled code would split that code."""
+        self.head_s = head_bytes(loaded) / ceilings.memory_bytes_per_s
+        """Seconds of what is outside the layers, at the memory roof."""
+        self.on_gpu = subject.machine.is_cuda
         self._machine = subject.machine
         self._loaded, self._subject = loaded, subject
         self._past_caches_bytes = ceilings.past_caches_bytes
@@ -85,8 +92,10 @@ class ShortModelBench:
         with torch.inference_mode(), no_gc(), ExitStack() as hooks:
             if self._variant.threads is not None:
                 hooks.enter_context(torch_threads(self._variant.threads))
-            if self._variant.kernel is not None:
-                hooks.enter_context(sdpa_kernel(self._variant.kernel))
+            if self._variant.kernels:
+                hooks.enter_context(sdpa_kernel(list(self._variant.kernels)))
+            if self._variant.repeated_heads:
+                hooks.enter_context(patched(sdpa_attention, use_gqa_in_sdpa=lambda *_, **__: False))
             ids = seeded_prompts(cell, self._subject.vocab_size).to(self._machine.device)
             slots = key.context_len + _WARM + _DECODE_STEPS + 1
             for each in copies:
@@ -157,13 +166,20 @@ def _padding(contexts: Iterator[int]) -> Callable[..., tuple[Any, dict[str, Any]
     return hook
 
 
-def interleaved_steps(
-    plain: ShortModelBench, other: ShortModelBench, key: CellKey, first: int
-) -> tuple[StepSamples, StepSamples]:
-    """Return the steps of both models, run in turn so that a change in the machine's speed affects both."""
+def interleaved_steps(plain: Bench, other: Bench, key: CellKey, first: int) -> tuple[StepSamples, StepSamples]:
+    """Return the steps of both models, run in turn so that a change in the machine's speed affects both.
+
+    On a GPU a turn goes first that is not timed: a library may build a plan at the first use of each KV length.
+    """
+    if plain.on_gpu:
+        plain.stepped(key, first)
+        other.stepped(key, first)
     turns = [(plain.stepped(key, first), other.stepped(key, first)) for _ in range(_TURNS)]
     before, after = (_together(steps) for steps in zip(*turns, strict=True))
-    return before, after if other.cuts else _cut_like(before, after)
+    if plain.cuts and not other.cuts:
+        # A GPU's host has issued what is outside the layers ahead of it, so only the head's own traffic is left.
+        after = _cut(after, other.head_s if plain.on_gpu else undisturbed(before.beside_s).quartile_s)
+    return before, after
 
 
 def steps_per_turn(phase: Phase) -> int:
@@ -175,10 +191,18 @@ def _steps(phase: Phase) -> int:
     return _WARM + (_PREFILLS if phase == "prefill" else _DECODE_STEPS)
 
 
-def _cut_like(before: StepSamples, whole: StepSamples) -> StepSamples:
+def head_bytes(loaded: LoadedModel) -> int:
+    """Return the bytes of a model's weights outside its layers that a step reads: all but the table of embeddings."""
+    outside = model_storage_bytes(loaded.module) - model_storage_bytes(_stack(loaded.module, loaded.config))
+    table = loaded.module.get_input_embeddings().weight
+    tied = loaded.module.get_output_embeddings() is None or loaded.module.get_output_embeddings().weight is table
+    return outside if tied else outside - table.numel() * table.element_size()
+
+
+def _cut(whole: StepSamples, outside_s: float) -> StepSamples:
     """Uncut steps, cut as if the time outside the layers (mostly the head's product, which compiling makes no faster)
-    were that of the steps `before`."""
-    beside_s = min(undisturbed(before.beside_s).quartile_s, min(whole.layers_s))
+    were `outside_s`."""
+    beside_s = min(outside_s, min(whole.layers_s))
     return StepSamples(tuple(step_s - beside_s for step_s in whole.layers_s), (beside_s,) * len(whole.layers_s))
 
 
@@ -209,48 +233,107 @@ def try_variants(
     compiling: bool = False,
     on_failure: Callable[[str, Exception], object] = lambda variant, error: None,
     known: Collection[tuple[CellKey, str]] = (),
+    savings_s: Mapping[str, float] = MappingProxyType({}),
 ) -> Iterator[Trial]:
     """Yield trials of every variant that this machine has, at the corners of the grid, within the budget.
 
     `latencies_s` are the measured cells, from which the affordable number of layers follows. `known` trials, by cell
-    and variant, are not repeated.
+    and variant, are not repeated. `savings_s` are computed savings by variant: what promises most per second of trial
+    comes first.
+
+    Variants that keep the weights run on the loaded model itself where a GPU has them: its whole steps cost little, and
+    nothing is extrapolated. The others run on a few layers.
 
     A variant that does not load or run here is left out, after a call of `on_failure` if that is an error and not an
     unsupported request. So is a variant whose preparation does not fit into the time left.
 
-    With `compiling`, the budget also has time for torch.compile on a CPU. A compiler that takes longer than expected
-    takes that time from the variants after it, and from other parts only if it outlasts the budget.
+    With `compiling`, the budget also has time for torch.compile. A compiler that takes longer than expected takes that
+    time from the variants after it, and from other parts only if it outlasts the budget.
     """
     variants, engine = variants_of(subject, compiling), next(iter(subject.engines))
-    pattern = pattern_of(subject.loaded.module, config.get_text_config())
-    if pattern is None or not subject.engines[engine].hookable or subject.loaded.offloaded or not variants:
+    if not subject.engines[engine].hookable or subject.loaded.offloaded or not variants:
         return
     deadline_s = subject.machine.now_s() + budget_s
-    stepping_s = budget_s - sum(variant.preparing_s for variant in variants)
     corners = _corners(latencies_s, engine)
-    corner_keys, layers = _affordable(corners, latencies_s, pattern, stepping_s / (_LOADING_SHARES + len(variants)))
-    layers = min(layers, _fitting_layers(subject, pattern))
-    if all((key, variant.name) in known for variant in variants for key in variant.corners(corner_keys)):
+    if not corners:
         return
-    short = shortened(config, layers)
-    short_model = load(replace(subject.request, weights="random"), short)
-    plain = ShortModelBench(Variant("as it is", engine=engine), short_model, subject, ceilings)
-    for variant in variants:
-        if subject.machine.now_s() + variant.preparing_s > deadline_s:
-            continue
-        if all((key, variant.name) in known for key in variant.corners(corner_keys)):
-            continue
+    pattern = pattern_of(subject.loaded.module, config.get_text_config())
+    short_variants = [variant for variant in variants if not _on_loaded(variant, subject)]
+    short_keys: list[CellKey] = []
+    layers = of_layers = 0
+    if pattern is not None:
+        # On a GPU code is compiled in what the others leave.
+        prepared = [variant for variant in short_variants if not (variant.compiled and subject.machine.is_cuda)]
+        stepping_s = budget_s - sum(variant.preparing_s for variant in prepared)
+        share_s = stepping_s / (_LOADING_SHARES + len(short_variants))
+        short_keys, layers = _affordable(corners, latencies_s, pattern, share_s)
+        layers, of_layers = min(layers, _fitting_layers(subject, pattern)), pattern.layers - pattern.first
+    benches = _Benches(subject, config, ceilings, engine)
+
+    def cost_s(variant: Variant, key: CellKey) -> float:
+        share = 1.0 if _on_loaded(variant, subject) or pattern is None else layers / pattern.layers
+        return _cost_s(key, latencies_s) * share
+
+    def tried(variant: Variant, keys: Sequence[CellKey]) -> Iterator[Trial]:
+        untried = [key for key in variant.corners(keys) if (key, variant.name) not in known]
+        if not untried or subject.machine.now_s() + variant.preparing_s > deadline_s:
+            return
         with tolerate_errors(partial(_on_variant_error, subject, variant, on_failure)):
-            loaded = short_model if variant.holds_alike else _load_variant(variant, subject.request, short)
-            other = ShortModelBench(replace(variant, engine=variant.engine or engine), loaded, subject, ceilings)
-            for key in variant.corners(corner_keys):
-                if (key, variant.name) in known:
-                    continue
-                if subject.machine.now_s() + _cost_s(key, latencies_s) * layers / pattern.layers > deadline_s:
+            on_loaded = _on_loaded(variant, subject)
+            # Compiling takes as long as it has layers, and replays of few are as steady as those of many.
+            of_short = (
+                pattern.long(0, _PERIODS[0]) if pattern and variant.compiled and subject.machine.is_cuda else layers
+            )
+            plain, other = benches.on_loaded(variant) if on_loaded else benches.on_short(variant, of_short)
+            first = 0 if on_loaded or pattern is None else pattern.cold(of_short) if other.cuts else pattern.first
+            for key in untried:
+                if subject.machine.now_s() + cost_s(variant, key) > deadline_s:
                     break
-                first = pattern.cold(layers) if other.cuts else pattern.first
                 before, after = interleaved_steps(plain, other, key, first)
-                yield Trial(key, variant.name, layers - first, pattern.layers - first, before, after)
+                tried_layers = of_layers if on_loaded else of_short - first
+                yield Trial(key, variant.name, tried_layers, of_layers, before, after)
+
+    def worth(variant: Variant) -> float:
+        return savings_s.get(variant.name, 0.0) / (variant.preparing_s + cost_s(variant, corners[0]))
+
+    ranked = sorted(variants, key=lambda variant: -worth(variant))
+    for variant in ranked:
+        yield from tried(variant, corners[:1] if _on_loaded(variant, subject) else short_keys)
+    for variant in ranked:
+        if _on_loaded(variant, subject):
+            yield from tried(variant, corners[1:])
+
+
+def _on_loaded(variant: Variant, subject: Subject) -> bool:
+    """Whether a variant is tried on the loaded model: on a GPU, if it keeps the weights and needs no compiler."""
+    return subject.machine.is_cuda and variant.holds_alike and not variant.compiled
+
+
+class _Benches:
+    """Makes benches of the loaded model and of a short one, which is loaded when it is first needed."""
+
+    def __init__(self, subject: Subject, config: Any, ceilings: Ceilings, engine: str) -> None:
+        self._subject, self._config, self._ceilings, self._engine = subject, config, ceilings, engine
+        self._plain: dict[int, tuple[LoadedModel, Bench]] = {}
+        self._whole: Bench | None = None
+
+    def on_loaded(self, variant: Variant) -> tuple[Bench, Bench]:
+        """Return the loaded model as it is, and in a variant."""
+        if self._whole is None:
+            self._whole = self._bench(Variant("as it is"), self._subject.loaded)
+        return self._whole, self._bench(variant, self._subject.loaded)
+
+    def on_short(self, variant: Variant, layers: int) -> tuple[Bench, Bench]:
+        """Return a model of so many layers as it is, and in a variant."""
+        config, request = shortened(self._config, layers), self._subject.request
+        if layers not in self._plain:
+            loaded = load(replace(request, weights="random"), config)
+            self._plain[layers] = loaded, self._bench(Variant("as it is"), loaded)
+        loaded, plain = self._plain[layers]
+        return plain, self._bench(variant, loaded if variant.holds_alike else _load_variant(variant, request, config))
+
+    def _bench(self, variant: Variant, loaded: LoadedModel) -> Bench:
+        return Bench(replace(variant, engine=variant.engine or self._engine), loaded, self._subject, self._ceilings)
 
 
 def _on_variant_error(
@@ -264,7 +347,8 @@ def _on_variant_error(
 def _corners(latencies_s: Mapping[CellKey, float], engine: str) -> list[CellKey]:
     """Steps at the smallest and the largest batch, with the shortest and the longest prompt.
 
-    The decode step with which the answer begins comes first, then the cheapest.
+    The decode step with which the answer begins comes first, then the other decode steps, then the prefills, the
+    cheapest first.
     """
     keys = [key for key in latencies_s if key.cell.engine == engine]
     if not keys:
@@ -274,7 +358,7 @@ def _corners(latencies_s: Mapping[CellKey, float], engine: str) -> list[CellKey]
     corner_keys = [key for key in keys if (key.cell.batch_size, key.cell.depth) in corners]
     decodes = [key for key in corner_keys if key.phase == "decode"]
     first = min(decodes, key=lambda key: (key.cell.batch_size, key.cell.depth), default=None)
-    return sorted(corner_keys, key=lambda key: (key != first, _cost_s(key, latencies_s)))
+    return sorted(corner_keys, key=lambda key: (key != first, key.phase == "prefill", _cost_s(key, latencies_s)))
 
 
 def _cost_s(key: CellKey, latencies_s: Mapping[CellKey, float]) -> float:

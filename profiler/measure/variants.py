@@ -9,21 +9,33 @@ from dataclasses import dataclass
 import torch
 from torch.nn.attention import SDPBackend
 
+from profiler.counting.attention import AttentionCore
 from profiler.device.machine import Machine
 from profiler.engines.caches import quantized_cache
 from profiler.engines.registry import ENGINES, quantized_engines
 from profiler.errors import RequestError
 from profiler.facts.cache_format import CACHE_FORMATS
-from profiler.facts.measurements import COMPILED, DYNAMIC_CACHE, EIGHT_BIT_CACHE, PADDING_MASK, UNQUANTISED
+from profiler.facts.measurements import (
+    COMPILED,
+    DYNAMIC_CACHE,
+    EIGHT_BIT_CACHE,
+    GRAPHED,
+    PADDING_MASK,
+    REPEATED_HEADS,
+    STATIC_CACHE,
+    UNQUANTISED,
+    WITHOUT_CUDNN,
+)
+from profiler.facts.step import UNFUSED_KERNEL
 from profiler.grid.cells import DEFAULT_ENGINE, CellKey
 from profiler.loading.request import DTYPES, resolve_dtype
 from profiler.measure.subject import Subject
 from profiler.quant.formats import can_quantise
 from profiler.quant.registry import Quant, tried_formats
 
-_COMPILING_S = 25.0
-"""Seconds to compile a few layers. On two cores of a Xeon, one layer of SmolLM2-135M took 16 s and five took 8 s more,
-mostly in g++. With the disk cache of an earlier run it takes at most 1 s."""
+_COMPILING_S, _COMPILING_ON_GPU_S, _CAPTURING_S = 25.0, 12.0, 1.5
+"""Seconds to compile a few layers, and to capture a step. On two cores of a Xeon, compiling one layer of SmolLM2-135M
+took 16 s and five took 8 s more, mostly in g++. With the disk cache of an earlier run it takes at most 1 s."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +47,15 @@ class Variant:
     dtype: torch.dtype | None = None
     quant: Quant | None = None
     experts: str | None = None
-    kernel: SDPBackend | None = None
-    """The kernels that `scaled_dot_product_attention` may call."""
+    kernels: tuple[SDPBackend, ...] = ()
+    """The kernels that `scaled_dot_product_attention` may call; empty: all."""
+    repeated_heads: bool = False
+    """Whether keys and values are written out per query head where transformers would pass them as they are."""
     masked: bool = False
     """Whether a padding mask is passed, as for prompts of unequal lengths."""
     engine: str | None = None
+    preparing_s: float = 0.0
+    """Expected seconds before its engine's first step. Compiling may take longer, as nothing interrupts it."""
     threads: int | None = None
 
     @property
@@ -49,26 +65,30 @@ class Variant:
 
     @property
     def compiled(self) -> bool:
-        """Whether its decode steps are compiled code, which runs none of the modules' Python."""
-        return self.engine is not None and not ENGINES[self.engine].hookable
+        """Whether torch.compile makes its decode steps."""
+        return self.engine == "compile"
 
     @property
-    def preparing_s(self) -> float:
-        """Expected seconds before its first step. Compiling may take longer, as nothing interrupts it."""
-        return _COMPILING_S if self.compiled else 0.0
+    def hookable(self) -> bool:
+        """Whether its steps run the modules' Python; compiled and captured ones do not."""
+        return self.engine is None or ENGINES[self.engine].hookable
 
     def corners(self, keys: Sequence[CellKey]) -> Sequence[CellKey]:
         """Return the cells of `keys` at which it is tried.
 
-        Code is compiled for every shape, and prefills do not change: the first decode step represents all of them.
+        Code is compiled or captured for every shape: the first decode step represents all of them. On a static cache no
+        prefill changes.
         """
-        return [key for key in keys if key.phase == "decode"][:1] if self.compiled else keys
+        decodes = [key for key in keys if key.phase == "decode"]
+        if not self.hookable:
+            return decodes[:1]
+        return decodes if self.engine == "static" else keys
 
 
 def variants_of(subject: Subject, compiling: bool = False) -> list[Variant]:
     """Return the variants that this machine has, the most promising first; the last ones are left out if time is short.
 
-    `compiling` adds torch.compile on a CPU. On CUDA, graphs save the host's share without a compiler.
+    `compiling` adds torch.compile.
     """
     dtypes, quants = _dtypes(subject), _quants(subject)
     # A quantised model was quantised for a reason, mostly memory: another format comes before none.
@@ -103,12 +123,15 @@ def _engines(subject: Subject) -> Iterator[Variant]:
     if subject.engines[first].cache_format is not None:
         yield Variant(DYNAMIC_CACHE, engine=DEFAULT_ENGINE)
     if first == DEFAULT_ENGINE:
-        yield Variant("a static cache", engine="static")
+        if subject.machine.captures and "graph" not in subject.engines:
+            yield Variant(GRAPHED, engine="graph", preparing_s=_CAPTURING_S)
+        yield Variant(STATIC_CACHE, engine="static")
         with suppress(RequestError):  # an older transformers, or a model with windows
             quantized_cache(subject.loaded.config, CACHE_FORMATS["fp8"])
             yield Variant(EIGHT_BIT_CACHE, engine=quantized_engines()["fp8"])
-        if "compile" not in subject.engines and not subject.machine.is_cuda:
-            yield Variant(COMPILED, engine="compile")
+        if "compile" not in subject.engines:
+            compiling_s = _COMPILING_ON_GPU_S if subject.machine.is_cuda else _COMPILING_S
+            yield Variant(COMPILED, engine="compile", preparing_s=compiling_s)
 
 
 def _experts(subject: Subject) -> Iterator[Variant]:
@@ -120,24 +143,40 @@ def _experts(subject: Subject) -> Iterator[Variant]:
 def _attention(subject: Subject) -> Iterator[Variant]:
     """Attention kernels of `scaled_dot_product_attention` that this device has, without those of the run.
 
-    On CUDA, flash and cuDNN need compute capability 8.0 and 16-bit tensors (aten/src/ATen/native/transformers/cuda/
-    sdp_utils.cpp). A padding mask is tried with and without them; CUDA's flash kernel accepts none.
+    On CUDA, flash and cuDNN need compute capability 8.0 and 16-bit tensors, and the memory-efficient kernel takes no
+    grouped heads (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp). Where grouped heads leave only the math
+    kernel, repeated ones have a fused one: on a T4 steps of 18 and 32 sequences became 1.6 and 1.8 times faster
+    (transformers issue 45776). A padding mask is tried with and without the kernels; CUDA's flash kernel accepts none.
     """
-    config = subject.loaded.config.get_text_config()
+    config, is_cuda = subject.loaded.config.get_text_config(), subject.machine.is_cuda
+    grouped = any(core.query_heads != core.kv_heads for core in subject.work.of_kind(AttentionCore))
     names = {"math": SDPBackend.MATH, "flash": SDPBackend.FLASH_ATTENTION}
-    if subject.machine.is_cuda:
-        names = {"math": SDPBackend.MATH, "memory-efficient": SDPBackend.EFFICIENT_ATTENTION}
+    if is_cuda:
+        names = {"math": SDPBackend.MATH}
+        if not grouped:
+            names["memory-efficient"] = SDPBackend.EFFICIENT_ATTENTION
         if subject.machine.info.capability >= (8, 0) and subject.request.dtype.itemsize == 2:
             names |= {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
     run_kernels = {path.kernel for path in subject.paths.values()}
-    has_choice = getattr(config, "_attn_implementation", None) == "sdpa"
-    kernels = {name: kernel for name, kernel in names.items() if has_choice and name not in run_kernels}
-    for name, kernel in kernels.items():
-        yield Variant(f"{name} attention", kernel=kernel)
+    if getattr(config, "_attn_implementation", None) != "sdpa":
+        names = {}
+    elif is_cuda and grouped and UNFUSED_KERNEL in run_kernels:
+        yield Variant(REPEATED_HEADS, repeated_heads=True)
+    elif is_cuda and "cudnn" in run_kernels:
+        # What a user can switch off; flash is then torch's next choice, and needs no trial of its own.
+        names.pop("flash")
+        yield Variant(
+            WITHOUT_CUDNN, kernels=(names["math"], SDPBackend.EFFICIENT_ATTENTION, SDPBackend.FLASH_ATTENTION)
+        )
+    kernels = {name: kernel for name, kernel in names.items() if name not in run_kernels}
+    # No fused kernel of a GPU is slower than the math kernel.
+    worth = {name: kernel for name, kernel in kernels.items() if not (is_cuda and name == "math")}
+    for name, kernel in worth.items():
+        yield Variant(f"{name} attention", kernels=(kernel,))
     yield Variant(PADDING_MASK, masked=True)
-    for name, kernel in kernels.items():
-        if kernel is not SDPBackend.FLASH_ATTENTION or not subject.machine.is_cuda:
-            yield Variant(f"{PADDING_MASK} and {name} attention", kernel=kernel, masked=True)
+    for name, kernel in worth.items():
+        if kernel is not SDPBackend.FLASH_ATTENTION or not is_cuda:
+            yield Variant(f"{PADDING_MASK} and {name} attention", kernels=(kernel,), masked=True)
 
 
 def _threads(subject: Subject) -> Iterator[Variant]:

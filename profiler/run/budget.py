@@ -25,6 +25,7 @@ class RunPart(StrEnum):
 
 SWEEP_SHARE = 0.5
 """Approximate share of a budget for the visits of cells."""
+_GPU_SWEEP_SHARE = 0.4
 _ROOF_SHARE, _LEAST_ROOF_S = 0.02, 1.0
 _MOST_AFTER_SWEEP = 0.6
 _HOST_SHARE = 0.03
@@ -64,11 +65,11 @@ class RunBudget:
         self._excluded_s = 0.0
         shares = {
             RunPart.ROOFS: effort.roofs_again_share,
-            RunPart.REPLAYS: effort.replays_share,
+            RunPart.REPLAYS: effort.gpu_replays_share if machine.is_cuda else effort.replays_share,
             RunPart.BETWEEN: effort.between_share,
             RunPart.GENERATE: effort.generate_share,
             RunPart.QUEUE: effort.queue_share,
-            RunPart.TRIALS: effort.trials_share,
+            RunPart.TRIALS: effort.gpu_trials_share if machine.is_cuda else effort.trials_share,
             RunPart.UNEXPLAINED: effort.unexplained_share,
             RunPart.REPORT: effort.report_share,
         }
@@ -102,9 +103,11 @@ class RunBudget:
     def sweep_s(self) -> float:
         """Seconds that the visits of cells may take from now on: what the later parts leave, and at least half.
 
-        An engine that compiles for half a minute would else leave no time for a second visit.
+        An engine that compiles for half a minute would else leave no time for a second visit. On a GPU the trials leave
+        at least two fifths.
         """
-        return max(self.left_s - self.after_sweep_s, SWEEP_SHARE * self.left_s)
+        least_share = _GPU_SWEEP_SHARE if self._machine.is_cuda else SWEEP_SHARE
+        return max(self.left_s - self.after_sweep_s, least_share * self.left_s)
 
     @property
     def after_sweep_s(self) -> float:

@@ -16,6 +16,7 @@ from profiler.fallbacks import Fallback
 from profiler.grid.cells import PHASES, Cell, CellKey
 from profiler.judge.demand import breakdown_of, disturbed_cells
 from profiler.judge.judge_run import judge_run
+from profiler.judge.levers import promised_s
 from profiler.loading.request import dtype_name
 from profiler.measure.batching import try_ways
 from profiler.measure.dense_twins import packed_batches, packed_linears
@@ -54,7 +55,8 @@ _LATE_SHARE = 0.1
 _LEVERS_MOST_S = 15.0
 # The roofs that are measured again: reads, a matrix-vector product, and the model's own product.
 _ROOFS = 3
-# With at least this much time for trials a few layers are compiled, too, and trials may take longer.
+# With at least this much time for trials a few layers are compiled, too, and trials may take longer. On a GPU they are
+# compiled wherever that fits.
 _COMPILING_FROM_S = 40.0
 _COMPILING_MOST_S = 60.0
 _LEVERS_LEAST_S = 4.0
@@ -315,20 +317,27 @@ def _try_batching(session: Session) -> None:
 def _try_levers(session: Session) -> None:
     """Try variants of these cells on this machine, unless there is too little time to learn anything."""
     share_s = session.budget.part_s(RunPart.TRIALS)
-    compiling = share_s >= _COMPILING_FROM_S
+    compiling = session.subject.machine.is_cuda or share_s >= _COMPILING_FROM_S
     budget_s = min(_COMPILING_MOST_S if compiling else _LEVERS_MOST_S, share_s)
     if session.prepared.options.no_levers or budget_s < _LEVERS_LEAST_S:
         return
-    session.stages.begin("levers", "trying other dtypes, formats, caches and attention on a few layers")
+    session.stages.begin("levers", "trying other dtypes, formats, caches, attention and engines")
     start_s = session.subject.machine.now_s()
     _compare_with_dense(session, _DENSE_SHARE * budget_s)
     budget_s -= session.subject.machine.now_s() - start_s
     with session.stages.optional("trying changes", "changes that have no trial are computed only"):
-        latencies_s, ceilings = _latencies_s(session.ledger), session.ledger.facts.ceilings
-        trials = session.ledger.gathered.trials
-        known = {(key, trial.form) for key, of_cell in trials.items() for trial in of_cell}
-        config, failed = session.prepared.config, _failed_trial(session)
-        for trial in try_variants(session.subject, config, ceilings, latencies_s, budget_s, compiling, failed, known):
+        trials, ceilings = session.ledger.gathered.trials, session.ledger.facts.ceilings
+        for trial in try_variants(
+            session.subject,
+            session.prepared.config,
+            ceilings,
+            _latencies_s(session.ledger),
+            budget_s,
+            compiling,
+            _failed_trial(session),
+            known={(key, trial.form) for key, of_cell in trials.items() for trial in of_cell},
+            savings_s=promised_s(judge_run(session.ledger.facts).evidence),
+        ):
             session.ledger.add(trial)
 
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
-import subprocess
 import sys
-import sysconfig
 import types
 from dataclasses import replace
 from importlib import metadata
@@ -129,38 +126,10 @@ def test_bitsandbytes_that_does_not_import(monkeypatch: pytest.MonkeyPatch, brok
     assert "does not import" in result.says
 
 
-def test_nothing_is_downloaded_for_bitsandbytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a CPU with AVX512-BF16 its import makes the package `kernels` download and run code."""
-    hidden = []
-
-    class Finder:
-        def find_spec(self, name: str, *_: object) -> None:
-            if name.startswith("bitsandbytes"):
-                hidden.append("kernels" in sys.modules and sys.modules["kernels"] is None)
-
-    for name in [name for name in sys.modules if name.split(".")[0] == "bitsandbytes"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delitem(sys.modules, "kernels", raising=False)
-    monkeypatch.setattr(sys, "meta_path", [Finder()])
-    checks.bitsandbytes(CPU)
-    assert hidden == [True]
-    assert "kernels" not in sys.modules
-    assert "bitsandbytes.functional" not in sys.modules
-
-
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     result = checks.compiling(CPU)
     assert (result.works, "no C++ compiler" in result.says) == (False, True)
-
-
-def test_no_headers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(checks.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
-    monkeypatch.setenv("CPLUS_INCLUDE_PATH", "")
-    result = checks.compiling(CPU)
-    assert result.works is False or "builds" in result.says  # the header may be in the compiler's default folders
-    if not result.works:
-        assert "python3-dev" in result.says
 
 
 def requirements(monkeypatch: pytest.MonkeyPatch, required: list[str] | None, installed: dict[str, str]) -> None:
@@ -222,56 +191,6 @@ def test_a_checkout_that_is_not_installed_knows_what_it_needs(monkeypatch: pytes
     assert packages.install_command("torchao") == "pip install torchao"
     (tmp_path / "pyproject.toml").write_text('[project]\nname = "another"\ndependencies = ["nothing"]\n')
     assert checks.packages().works is None, "a pyproject.toml of another project"
-
-
-@pytest.fixture(scope="module")
-def not_installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment of a Python with every package except roofscope, and with this checkout on its path."""
-    folder = tmp_path_factory.mktemp("not-installed")
-    checkout, site = folder / "checkout", folder / "site"
-    for each in (checkout, site):
-        each.mkdir()
-    for name in ("profiler", "models", "pyproject.toml"):
-        (checkout / name).symlink_to(ROOT / name)
-    for kind in ("platlib", "purelib"):
-        for entry in Path(sysconfig.get_paths()[kind]).iterdir():
-            if "roofscope" not in entry.name and not (site / entry.name).exists():
-                (site / entry.name).symlink_to(entry)
-    return {"PATH": os.environ["PATH"], "HF_HUB_OFFLINE": "1", "PYTHONPATH": f"{checkout}:{site}"}
-
-
-def not_installed_run(environment: dict[str, str], *arguments: str) -> str:
-    """Return what a command prints in it; -S hides this Python's packages, including roofscope."""
-    command = [sys.executable, "-S", "-m", "profiler", *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_the_version_of_a_checkout_that_is_not_installed(not_installed: dict[str, str]) -> None:
-    assert not_installed_run(not_installed, "--version").startswith("roofscope ")
-    script = "from importlib import metadata; print(sorted(d.name for d in metadata.distributions(name='roofscope')))"
-    done = subprocess.run([sys.executable, "-S", "-c", script], env=not_installed, capture_output=True, text=True)
-    assert done.stdout.strip() == "[]", "it is hidden"
-
-
-@pytest.mark.slow
-def test_doctor_in_a_checkout_that_is_not_installed(not_installed: dict[str, str]) -> None:
-    document = json.loads(not_installed_run(not_installed, "doctor", "--device", "cpu", "--format", "json"))
-    works = {item["name"]: item["works"] for item in document["findings"]}
-    assert (works["torch"], works["packages"]) == (True, True)
-    assert document["first"] == "python -m profiler run", "there is no command `roofscope`"
-
-
-@pytest.mark.slow
-def test_without_pydantic() -> None:
-    """Presets need it, and no other check does."""
-    script = (
-        "import sys; sys.modules['pydantic'] = None; from profiler.checks.doctor import examine;"
-        "print({item.name: item.says for item in examine('cpu').findings if item.works is False})"
-    )
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "{'fits': 'import of pydantic halted; None in sys.modules'}"
 
 
 @pytest.mark.parametrize("kind", gpu_checks.PRODUCTS, ids=lambda kind: kind.name)

@@ -41,7 +41,7 @@ def test_one_step_has_the_numbers_of_its_model(roofscope: Callable[..., Any]) ->
     assert "numbers" not in json.loads(roofscope("count", "llama-2-7b", "--tp", "2", "--format", "json").out)
 
 
-@pytest.mark.parametrize("plot", ["roofline", "map", "intensity", "latency", "kv"])
+@pytest.mark.parametrize("plot", ["roofline", "kv", pytest.param("intensity", marks=pytest.mark.slow)])
 def test_pictures_are_drawn(plot: str, roofscope: Callable[..., Any], tmp_path: Path) -> None:
     out = tmp_path / "picture.svg"
     measured = ["--run", str(REFERENCE)] if plot == "roofline" else []

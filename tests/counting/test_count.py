@@ -41,7 +41,14 @@ def test_decode_of_mistral(roofscope) -> None:  # type: ignore[no-untyped-def]
     }
 
 
-@pytest.mark.parametrize("name", ["smollm2-135m", "gpt2", "gemma-2-9b", "phi-3-mini", "qwen3-30b-a3b", "gpt-oss-20b"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "smollm2-135m",
+        pytest.param("gpt-oss-20b", marks=[pytest.mark.slow, pytest.mark.ci]),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt2", "gemma-2-9b", "phi-3-mini", "qwen3-30b-a3b")),
+    ],
+)
 def test_second_opinion_at_full_size(roofscope, name: str) -> None:  # type: ignore[no-untyped-def]
     counted = document(roofscope, name, "--phase", "prefill", "--prompt", "64", "--batch", "2", "--crosscheck")
     assert counted["crosscheck"]["equal"], counted["crosscheck"]["differences"]
@@ -107,13 +114,8 @@ def test_a_card_without_bfloat16_units_runs_in_float16(roofscope) -> None:  # ty
     ("name", "row"),
     [
         ("NVIDIA H100 80GB HBM3", "H100 SXM"),
-        ("b300", "B300 SXM"),
-        ("GB10", "GB10"),
         ("DGX Spark", "GB10"),
-        ("NVIDIA DGX H100", "H100 SXM"),
-        ("AMD Instinct MI300X", "MI300X"),
         ("5090", "RTX 5090"),
-        ("a10", "A10"),
     ],
 )
 def test_a_card_by_its_name_or_its_drivers(roofscope, name: str, row: str) -> None:  # type: ignore[no-untyped-def]
@@ -176,41 +178,6 @@ def test_a_gguf_file_is_counted_as_transformers_loads_it(roofscope, gguf_file: P
     assert counted["bytes"]["weights"] == 2 * 134_515_008
     out = roofscope("count", str(gguf_file)).out
     assert "dequantised from GGUF (Q4_1, Q8_0) to bfloat16, as transformers loads it\n" in out
-
-
-_WIDE = {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16, "vocab_size": 32_000}
-_ATTENTION, _NORMS, _TABLES = 4 * 1024**2, 2 * 1024, 2 * 32_000 * 1024 + 1024
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("config", "params"),
-    [
-        (
-            {"model_type": "llama", "num_hidden_layers": 1000, "num_key_value_heads": 16},
-            1000 * (_ATTENTION + 3 * 1024 * 4096 + _NORMS) + _TABLES,
-        ),
-        (
-            {
-                "model_type": "qwen3_moe",
-                "num_hidden_layers": 24,
-                "num_key_value_heads": 16,
-                "head_dim": 64,
-                "num_experts": 500,
-                "num_experts_per_tok": 8,
-                "moe_intermediate_size": 512,
-            },
-            24 * (_ATTENTION + 2 * 64 + 500 * 1024 + 500 * 3 * 1024 * 512 + _NORMS) + _TABLES,
-        ),
-    ],
-    ids=["1000 layers", "500 experts"],
-)
-def test_a_hundred_times_the_model(roofscope, tmp_path: Path, config: dict[str, object], params: int) -> None:  # type: ignore[no-untyped-def]
-    """The matrix shapes give the parameters. Equal layers are one operator, so the time does not grow with them."""
-    (tmp_path / "config.json").write_text(json.dumps(_WIDE | config))
-    counted = document(roofscope, str(tmp_path))
-    assert (counted["params"], counted["coverage"]) == (params, 1.0)
-    assert len(counted["operators"]) < 30
 
 
 def test_csv_has_every_operator(roofscope) -> None:  # type: ignore[no-untyped-def]

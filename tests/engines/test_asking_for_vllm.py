@@ -79,6 +79,7 @@ def test_a_vllm_that_does_not_import_is_refused_with_the_reason(monkeypatch: pyt
     assert "importing vLLM fails here: operator torchvision::nms does not exist." in refused()
 
 
+@pytest.mark.slow
 def test_vllm_is_imported_only_on_request() -> None:
     """`profiler` and its command line list the engine without importing vLLM."""
     code = "import sys, profiler, profiler.cli.app, profiler.engines.registry; sys.exit('vllm' in sys.modules)"

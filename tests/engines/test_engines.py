@@ -107,6 +107,7 @@ def test_a_shape_is_captured_once_if_its_graph_can_be_kept(
     assert len(captured) == captures
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("room", "left", "made"), [(9, 4, 4), (5, 2, 5), (0, 1, 5)])
 def test_caches_of_compiled_code_are_freed_the_oldest_first(
     room: int, left: int, made: int, monkeypatch: pytest.MonkeyPatch

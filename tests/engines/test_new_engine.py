@@ -29,6 +29,7 @@ def test_messages_name_it() -> None:
         check_engine("unknown", on_cuda=False, config=None, longest_context=64)
 
 
+@pytest.mark.slow
 def test_a_run_measures_and_reports_it(tiny_folder: Path, tmp_path: Path) -> None:
     run = profiler.profile(
         str(tiny_folder), prompt_lens=[8], batch_sizes=[1], new_tokens=8, engine="toy", budget_s=0.5, no_levers=True,

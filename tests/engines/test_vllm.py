@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from machines import CPU, HOST
+from machines import HOST
 
 import profiler
 from profiler.engines.vllm import VllmEngine, VllmRequirements
@@ -152,13 +152,6 @@ def test_iterations_add_up_to_the_wall_time_of_the_call(engine: VllmEngine) -> N
     assert 0.97 < max(shares) <= 1.0, shares
 
 
-def test_threads_can_be_set_as_before(engine: VllmEngine) -> None:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(threads + 1)
-    assert torch.get_num_threads() == threads + 1
-    torch.set_num_threads(threads)
-
-
 def test_a_run_with_vllm_and_eager(folder: Path, tmp_path: Path) -> None:
     run = profiler.profile(
         str(folder), prompt_lens=[16], batch_sizes=[1, 2], new_tokens=8, engine="eager,vllm", weights="random",
@@ -210,11 +203,3 @@ def test_a_model_that_vllm_does_not_know_is_refused_before_anything_loads(tmp_pa
     ).save_pretrained(tmp_path)
     with pytest.raises(RequestError, match="lacks CpmAntForCausalLM; use eager, static or compile"):
         prepare(Options(model=str(tmp_path), engine="vllm", weights="random"))
-
-
-def test_another_device_than_vllm_was_built_for_is_refused(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    from profiler.engines.vllm import check_vllm
-
-    other = torch.device("cuda" if CPU.type == "cpu" else "cpu")
-    with pytest.raises(RequestError, match="is built for"):
-        check_vllm(device=other, quant="none", kind="folder", deepened=False, architecture="LlamaForCausalLM")

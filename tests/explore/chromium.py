@@ -1,23 +1,14 @@
-"""A real Chromium (QtWebEngine) that opens a page, runs scripts in it and reports what it printed and requested.
-
-`python -m tests.explore.chromium PAGE OUT light|dark` writes screenshots of a page at two widths.
-"""
+"""A real Chromium (QtWebEngine) that opens a page, runs scripts in it and reports what it printed and requested."""
 
 from __future__ import annotations
 
 import os
 import sys
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
-# Chromium reads its flags once per process, and without a desktop Qt's own colour scheme does not reach pages.
-os.environ.setdefault(
-    "QTWEBENGINE_CHROMIUM_FLAGS",
-    "--no-sandbox --disable-gpu --log-level=3"
-    + (" --blink-settings=preferredColorScheme=0" if sys.argv[-1] == "dark" else ""),
-)
+os.environ.setdefault("QTWEBENGINE_CHROMIUM_FLAGS", "--no-sandbox --disable-gpu --log-level=3")
 
 from PySide6.QtCore import QEventLoop, Qt, QTimer, QUrl
 from PySide6.QtTest import QTest
@@ -91,11 +82,6 @@ class Chromium:
         QTimer.singleShot(milliseconds, loop.quit)
         loop.exec()
 
-    def picture(self, file: Path) -> None:
-        """Save what the window shows."""
-        self.pause(500)
-        self._view.grab().save(str(file))
-
     def close(self) -> None:
         self._view.close()
         self._view.deleteLater()
@@ -114,18 +100,3 @@ class Chromium:
         loop.exec()
         if late:
             raise TimeoutError("the page did not answer")
-
-
-def main() -> None:
-    page, out, scheme = sys.argv[1:]
-    address = page if page.startswith("file:") else Path(page).resolve().as_uri()
-    for width in (1200, 420):
-        window = Chromium(width, 1500 if width > 800 else 2700)
-        window.open(address)
-        window.picture(Path(out) / f"{width}-{scheme}.png")
-        print(width, scheme, window.console, window.requested, window.run("document.documentElement.scrollWidth"))
-        window.close()
-
-
-if __name__ == "__main__":
-    main()

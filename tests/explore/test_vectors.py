@@ -15,6 +15,7 @@ VECTORS: list[dict[str, Any]] = json.loads(FILE.read_text(encoding="utf-8"))
 EXACT = ("flops", "cache_bytes", "bound", "fits")
 
 
+@pytest.mark.slow
 def test_every_preset_precision_and_step_is_there() -> None:
     expected = [(*pair, *step) for pair in presets() for step in STEPS]
     named = ("model", "precision", "batch", "query", "context")
@@ -22,6 +23,7 @@ def test_every_preset_precision_and_step_is_there() -> None:
     assert len({row["model"] for row in VECTORS}) == 19
 
 
+@pytest.mark.slow
 def test_python_and_the_page_give_the_vectors() -> None:
     theory, gpu, rows = Theory(), gpu_option(ROOFS), iter(VECTORS)
     for (card, quant), counted in presets().items():

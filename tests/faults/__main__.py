@@ -12,10 +12,7 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": 
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for `simulated`, as in pytest
 
-from . import clauses
+from .campaign import main
 
 if __name__ == "__main__":
-    clauses.watch()
-    from .campaign import main
-
     main()

@@ -5,17 +5,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
-import json
 import random
 import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from . import clauses
 from .kinds import KINDS, modes, plausible
 from .oracles import Ran
 from .pool import Lost, forked
@@ -88,7 +86,6 @@ def main() -> None:
     parser.add_argument("--scenarios", default=",".join(SCENARIOS), help="of " + ", ".join(SCENARIOS))
     parser.add_argument("--only", default="", help="faults whose line holds this")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
-    parser.add_argument("--out", type=Path, help="append each fault and its outcome as JSON, and continue after them")
     options = parser.parse_args()
     replayed = None if options.replay is None else Injection.parse(options.replay)
     names = [replayed.scenario] if replayed else options.scenarios.split(",")
@@ -105,15 +102,13 @@ def main() -> None:
         if options.sample:
             planned = random.Random(options.seed).sample(planned, min(options.sample, len(planned)))
             print(f"{len(planned)} of them by seed {options.seed}", flush=True)
-        trials = _trials(recordings, planned, options.jobs, options.out)
-    print(*tables(trials, sites, clauses.reached), sep="\n")
+        trials = _trials(recordings, planned, options.jobs)
+    print(*tables(trials, sites), sep="\n")
     sys.exit(1 if any(trial.failures for trial in trials) else 0)
 
 
-def _trials(recordings: dict[str, Recorded], planned: Sequence[Injection], jobs: int, out: Path | None) -> list[Trial]:
-    trials = _kept(out, planned)
-    known = {trial.injection for trial in trials}
-    planned = [each for each in planned if each not in known]
+def _trials(recordings: dict[str, Recorded], planned: Sequence[Injection], jobs: int) -> list[Trial]:
+    trials: list[Trial] = []
     gc.collect()
     gc.freeze()  # existing objects are then not collected again in each process
     calls = [partial(recordings[each.scenario].tried, each) for each in planned]
@@ -121,29 +116,10 @@ def _trials(recordings: dict[str, Recorded], planned: Sequence[Injection], jobs:
     with contextlib.suppress(KeyboardInterrupt):
         for number, answer in forked(calls, jobs=jobs, limit_s=_LONGEST_S):
             if isinstance(answer, Lost):
-                answer = Trial(planned[number], None, "", (), (f"ends: {answer.why}",), (), answer.why)
+                answer = Trial(planned[number], None, "", (f"ends: {answer.why}",), answer.why)
             trials.append(answer)
-            _keep(out, answer)
             for failure in answer.failures:
                 print(f"{answer.injection}: {failure}"[:400], flush=True)
             if len(trials) % 100 == 0:
                 print(f"-- {len(trials)} in {time.monotonic() - started_s:.0f} s", flush=True)
     return trials
-
-
-def _keep(out: Path | None, trial: Trial) -> None:
-    if out is not None:
-        with out.open("a") as file:
-            file.write(json.dumps(asdict(trial) | {"injection": str(trial.injection)}) + "\n")
-
-
-def _kept(out: Path | None, planned: Sequence[Injection]) -> list[Trial]:
-    """Return the trials of an earlier, interrupted campaign for these injections."""
-    if out is None or not out.exists():
-        return []
-    trials = [
-        Trial(**{**row, "injection": Injection.parse(row["injection"])})
-        for row in map(json.loads, out.read_text().splitlines())
-    ]
-    targets = set(planned)
-    return [trial for trial in trials if trial.injection in targets]

@@ -56,8 +56,6 @@ class Ran:
     err: str
     escaped: str
     """The traceback of the exception that the command raised."""
-    way: Sequence[str]
-    """The profiler's lines in the traceback of an unexpected error, outermost first."""
     calls: Sequence[Call]
     fired: Sequence[Call]
     left_bytes: int

@@ -1,20 +1,18 @@
-"""Markdown tables of a campaign: the faults, their outcomes, and the reached `except` clauses."""
+"""Markdown tables of a campaign: the faults and their outcomes."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from pathlib import Path
 
-from . import clauses
-from .sites import ROOT, Site
+from .sites import Site
 from .trial import Trial
 
 _FAMILIES = ("pynvml", "bitsandbytes", "torchao", "import", "disk", "torch.profiler.profile")
 
 
-def tables(trials: Sequence[Trial], sites: Collection[Site], reached: Collection[str]) -> Iterator[str]:
-    """Return the lines of the tables; `reached` are the clauses reached by runs without a fault."""
+def tables(trials: Sequence[Trial], sites: Collection[Site]) -> Iterator[str]:
+    """Return the lines of the tables."""
     failed = sum(bool(trial.failures) for trial in trials)
     yield f"{len(trials)} faults, {failed} after which something does not hold"
     yield from _table(
@@ -35,10 +33,6 @@ def tables(trials: Sequence[Trial], sites: Collection[Site], reached: Collection
     oracles = Counter(oracle for t in trials for oracle in {failure.partition(":")[0] for failure in t.failures})
     if oracles:
         yield from _table(("does not hold", "after faults"), oracles.most_common())
-    every = {*reached, *(clause for trial in trials for clause in trial.reached)}
-    own = [clause for clause in clauses.clauses(Path(ROOT)) if clauses.faces_device(clause)]
-    yield f"{len(every & {*own})} of {len(own)} `except` clauses of the modules that face a device were reached; not:"
-    yield ", ".join(f"`{clause}`" for clause in own if clause not in every)
 
 
 def _family(site: Site) -> str:

@@ -23,11 +23,10 @@ from profiler.cli.options import EXIT_INCOMPLETE
 from profiler.report.write import markdown_report
 from profiler.store.folder import read_run
 
-from . import clauses
 from .oracles import Case, Folder, Ran, failures, read
 from .scenarios import Played
 from .seam import Seam
-from .sites import ROOT, Injection
+from .sites import Injection
 
 _BRIEF = {"profiler.roofs.sampler._LOADED_S": 0.02, "profiler.roofs.sampler._MOST_RECORDED": 20}
 """Runs are shorter than usual: faults need no times exact to a thousandth, and there are a thousand runs."""
@@ -45,18 +44,13 @@ class Trial:
     code: int | None
     stage: str
     """The stage of the run at the first fault."""
-    way: tuple[str, ...]
-    """The profiler's lines in the traceback of an unexpected error, outermost first."""
     failures: tuple[str, ...]
-    reached: tuple[str, ...]
-    """The profiler's reached clauses, as `file:line`."""
     said: str
     """The run's stderr, and the exception that it raised."""
 
 
 def tried(injection: Injection, played: Played, model: Path, base: Ran) -> Trial:
     """Run with the fault; if the exit code is not 0, resume without it."""
-    clauses.reached.clear()
     with tempfile.TemporaryDirectory(prefix="roofscope-fault-") as name:
         folder = Path(name) / "run"
         with mock.patch.dict(os.environ, {"XDG_CACHE_HOME": f"{name}/cache"}):
@@ -69,7 +63,7 @@ def tried(injection: Injection, played: Played, model: Path, base: Ran) -> Trial
         failed.append("fires: the call was not reached")
     said = first.err + first.escaped
     stage = first.fired[0].stage if first.fired else ""
-    return Trial(injection, first.code, stage, first.way, tuple(failed), tuple(clauses.reached), said)
+    return Trial(injection, first.code, stage, tuple(failed), said)
 
 
 def ran(played: Played, model: Path, folder: Path, injection: Injection | None = None, *, resume: bool = False) -> Ran:
@@ -94,7 +88,7 @@ def ran(played: Played, model: Path, folder: Path, injection: Injection | None =
         if resume:
             world.host.unix_at_start_s += _LATER_S
         started_s = world.host.now_s
-        with _heard() as heard, _traced() as way:
+        with _heard() as heard:
             code, escaped = _ended()
         gc.collect()
         torch._C._cuda_clearCublasWorkspaces()  # torch keeps them; they are no leak
@@ -103,31 +97,12 @@ def ran(played: Played, model: Path, folder: Path, injection: Injection | None =
             heard[0],
             heard[1],
             escaped,
-            tuple(way),
             seam.calls,
             seam.fired,
             world.card.memory.allocated,
             world.host.now_s - started_s,
             _reported(folder, code),
         )
-
-
-@contextlib.contextmanager
-def _traced() -> Iterator[list[str]]:
-    """Yield the profiler's lines in the traceback of an unexpected error, outermost first."""
-    from profiler.cli import app
-
-    whole, way = app.complain_unexpected, []
-
-    def complain(error: Exception) -> int:
-        frames = traceback.extract_tb(error.__traceback__)
-        way.extend(
-            f"{frame.filename[len(ROOT) :]}:{frame.lineno}" for frame in frames if frame.filename.startswith(ROOT)
-        )
-        return whole(error)
-
-    with mock.patch.object(app, "complain_unexpected", complain):
-        yield way
 
 
 def _reported(folder: Path, code: int | None) -> Folder | None:

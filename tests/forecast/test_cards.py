@@ -96,6 +96,7 @@ def test_a_note_names_the_basis_of_a_ranks_kernels(source: str, on: str, words: 
     assert words in answer.notes[0]
 
 
+@pytest.mark.slow
 def test_a_model_that_needs_two_cards_is_compared_from_there() -> None:
     wanted = ForecastRequest(batch_sizes="1", prompt_lens="512", dtype="bfloat16")
     answer, card = forecast_ranks("llama-3.1-70b", "H100 SXM", wanted, RankOptions("2,4", "nvlink4"), QuietListener())

@@ -7,7 +7,6 @@ import sys
 import tarfile
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import acceptance
 import pytest
@@ -100,17 +99,6 @@ def test_a_missing_package_is_named_with_its_wheel(
     monkeypatch.setattr(sys, "argv", ["acceptance.py"])
     assert acceptance.main() == 2
     assert capsys.readouterr().err == "not installed: pydantic, nvidia-ml-py; carry their wheels, as --help shows.\n"
-
-
-def test_a_missing_requirement_of_pydantic_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Its releases have different requirements: 2.11 is the first one with typing-inspection."""
-    missing = ModuleNotFoundError("No module named 'typing_inspection'", name="typing_inspection")
-    monkeypatch.setattr(acceptance, "groups", Mock(side_effect=missing))
-    monkeypatch.setattr(sys, "argv", ["acceptance.py"])
-    assert acceptance.main() == 2
-    assert capsys.readouterr().err == "not installed: typing-inspection; carry their wheels, as --help shows.\n"
 
 
 def test_an_unknown_group_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,19 +15,8 @@ _EXPLAINED = re.compile(r"^\| `(profiler/[^`]+)` \| (S\d+) \| (\d+) \| \S.*\|$",
 
 
 def test_every_finding_is_explained() -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "ruff",
-        "check",
-        "--select",
-        "S",
-        "--ignore",
-        "S101",
-        "--output-format",
-        "json",
-        "profiler",
-    ]
+    options = ["check", "--select", "S", "--ignore", "S101", "--output-format", "json", "profiler"]
+    command = [sys.executable, "-m", "ruff", *options]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     findings = Counter(
         (Path(item["filename"]).relative_to(ROOT).as_posix(), item["code"]) for item in json.loads(done.stdout)

@@ -54,13 +54,16 @@ def test_llama_2_7b_on_an_a100_is_memory_bound() -> None:
 
 
 def test_qwen_on_an_l4_is_memory_bound_and_on_an_h100_it_is_not() -> None:
-    """arXiv 2605.30571: Qwen2.5-7B bf16, batch 1: 81 % of the memory floor on an L4; 27 % on an H100, graphs 1.26x."""
+    """arXiv 2605.30571: Qwen2.5-7B bf16, batch 1: 81 % of the memory floor on an L4; 27 % on an H100, graphs 1.26x.
+
+    On the H100 the bytes take 5.1 of 18.8 ms and hide as much of 15 ms of dispatch: 9.9 ms are left, 53 % of the step.
+    """
     bytes_, flops = 15.2e9, 15.2e9
     on_l4 = verdict(62.3e-3, flops, bytes_, bytes_per_s=300e9, flops_per_s=110e12, dispatch_s=15e-3)
     assert on_l4.regime == "memory-bound"
     floor = bytes_ / 3.0e12
     on_h100 = verdict(floor / 0.27, flops, bytes_, bytes_per_s=3.0e12, flops_per_s=680e12, dispatch_s=15e-3)
-    assert on_h100.regime in ("overhead-bound", "mixed")
+    assert on_h100.regime == "overhead-bound"
 
 
 def test_half_a_billion_on_a_t4_is_overhead_bound() -> None:
@@ -321,7 +324,23 @@ def test_a_slower_host_moves_a_memory_bound_cpu_step_to_overhead(slowdown: float
 
 @pytest.mark.parametrize("bits", [4.5, 8.0])
 def test_quantised_weights_whose_kernel_is_slow_are_not_called_memory_bound(bits: float) -> None:
-    """A 7B model in 4 or 8 bits takes as long as in 16 bits. Its bytes explain a third to a half of the time."""
+    """A 7B model in 4 or 8 bits takes the 8 ms of 16 bits. Its bytes need 2.3 or 4 ms, its FLOPs 0.05, its host 0.16.
+
+    No share reaches its threshold, the two largest have less than 60 %, and no kernel was replayed to explain the rest.
+    """
     bytes_ = 7e9 * bits / 8
     found = on("A100 SXM", 7e9 * 2 / 1.75e12, 14e9, bytes_)
-    assert found.regime in ("inconclusive", "mixed")
+    assert (found.regime, found.confidence) == ("inconclusive", "low")
+
+
+@given(st.sampled_from(["memory-bound", "compute-bound"]), st.floats(0.65, 0.95), st.floats(0.01, 0.7), st.booleans())
+def test_a_step_of_which_one_roof_explains_most_is_not_mixed(
+    regime: str, share: float, other: float, overlaps: bool
+) -> None:
+    """One roof needs 65 to 95 % of the step, the other at most 0.7 times as much, and the host 1 %."""
+    by_memory, by_compute = (share, other * share) if regime == "memory-bound" else (other * share, share)
+    found = verdict(
+        1e-2, by_compute * 1e12, by_memory * 1e10, bytes_per_s=1e12, flops_per_s=1e14, dispatch_s=1e-4,
+        overlaps=overlaps,
+    )  # fmt: skip
+    assert found.regime == regime

@@ -59,19 +59,6 @@ def test_gguf_architectures_that_transformers_loads_packed(tmp_path: Path, archi
     assert gguf_format(file) == Gguf(("Q8_0",), packed)
 
 
-def test_a_gguf_file_without_gguf_is_refused_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gguf import GGUFWriter
-
-    writer = GGUFWriter(tmp_path / "model.gguf", "llama")
-    writer.add_block_count(1)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(RequestError, match="needs gguf: pip install gguf"):
-        load_config(resolve(str(tmp_path / "model.gguf")))
-
-
 @pytest.mark.parametrize(
     ("package", "stored"),
     [
@@ -158,20 +145,6 @@ def test_no_weights(copied: Path) -> None:
     assert resolve_weights(resolve(str(copied)), "auto") == "random"
     with pytest.raises(ModelError, match="--weights random"):
         _check(copied)
-
-
-def test_index_names_a_missing_file(copied: Path) -> None:
-    (copied / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-00001-of-00002.safetensors"}}')
-    with pytest.raises(ModelError, match="model-00001-of-00002"):
-        _check(copied)
-
-
-@pytest.mark.parametrize("content", [b"", b"nonsense", b"GGUF\x03\x00\x00\x00" + b"\xff" * 16])
-def test_corrupt_gguf(tmp_path: Path, content: bytes) -> None:
-    file = tmp_path / "model.gguf"
-    file.write_bytes(content)
-    with pytest.raises(ModelError, match=r"model\.gguf"):
-        load_config(resolve(str(file)))
 
 
 def test_gguf_cannot_be_quantised_again(gguf_file: Path) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hostile_models import CHECKPOINTS, CONFIGS, GGUFS, MARK, SAYS, WEIGHTS, Spoil, config, pickled, remote_code
+from hostile_models import CHECKPOINTS, CONFIGS, GGUFS, MARK, WEIGHTS, Spoil, config, pickled, remote_code
 from yardstick import yardstick_s
 
 from profiler.errors import ModelError
@@ -62,16 +62,18 @@ def _recursion_limit_of_a_fresh_process() -> Iterator[None]:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_config(roofscope, folder: Path, name: str) -> None:  # type: ignore[no-untyped-def]
-    CONFIGS[name](folder)
-    _refused(roofscope, SAYS[name], "count", str(folder))
+    spoil, says = CONFIGS[name]
+    spoil(folder)
+    _refused(roofscope, says, "count", str(folder))
     assert not (folder / MARK).exists()
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_checkpoint(roofscope, folder: Path, name: str) -> None:  # type: ignore[no-untyped-def]
-    CHECKPOINTS[name](folder)
+    spoil, says = CHECKPOINTS[name]
+    spoil(folder)
     out = folder.parent / "run"
-    _refused(roofscope, SAYS[name], "run", str(folder), *_RUN, "--out", str(out))
+    _refused(roofscope, says, "run", str(folder), *_RUN, "--out", str(out))
     assert not out.exists()
     assert not (folder / MARK).exists()
 
@@ -79,8 +81,9 @@ def test_checkpoint(roofscope, folder: Path, name: str) -> None:  # type: ignore
 @pytest.mark.parametrize("name", GGUFS)
 def test_gguf(roofscope, tmp_path: Path, name: str) -> None:  # type: ignore[no-untyped-def]
     file = tmp_path / "model.gguf"
-    file.write_bytes(GGUFS[name])
-    _refused(roofscope, SAYS[name], "count", str(file))
+    content, says = GGUFS[name]
+    file.write_bytes(content)
+    _refused(roofscope, says, "count", str(file))
 
 
 def test_a_valid_gguf_file_is_accepted(gguf_file: Path) -> None:

@@ -8,15 +8,11 @@ import sys
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from hidden import hide
-from simulated.native import why_not
-from simulated.scenario import Scenario, said
-from simulated.truth import H100
 
 from profiler import packages
 from profiler.errors import RequestError
@@ -90,17 +86,6 @@ def test_a_feature_without_its_package_says_how_to_install_it(
     assert (done.code, done.err.strip()) == (2, line)
 
 
-@pytest.mark.parametrize(
-    ("quant", "package"), [("int8", "bitsandbytes"), ("nf4", "bitsandbytes"), ("int4wo", "torchao"), ("fp8", "torchao")]
-)
-def test_a_run_in_a_format_without_its_library_is_refused_before_it_loads(
-    tiny_folder: Path, quant: str, package: str, monkeypatch: pytest.MonkeyPatch, roofscope: Callable[..., Any]
-) -> None:
-    hide(monkeypatch, package)
-    done = roofscope("run", str(tiny_folder), "--quant", quant, *GRID)
-    assert (done.code, done.err.strip()) == (2, f"roofscope: --quant {quant} needs {package}: pip install {package}.")
-
-
 def test_a_package_that_is_too_old_is_refused_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     """torchao 0.15 to 0.17 have no `PrototypeInt4WeightOnlyConfig`, which int4wo uses on a CPU (torchao 0.18)."""
     monkeypatch.setattr(packages, "requirement_texts", lambda: ["torch>=2.7", "torchao>=0.18; extra == 'formats'"])
@@ -132,36 +117,6 @@ def test_other_runs_work_without_the_package(
     assert (done.returncode, done.stderr.strip()) == (2, line)
 
 
-@pytest.mark.slow
-def test_without_accelerate_no_model_loads_but_one_is_counted(tiny_folder: Path, tmp_path: Path) -> None:
-    """transformers needs accelerate for any `device_map`."""
-    assert without("accelerate", "count", "gpt2").returncode == 0
-    done = without("accelerate", "run", str(tiny_folder), *GRID, "--out", str(tmp_path / "run"))
-    assert done.returncode == 2, done.stderr
-    last = done.stderr.strip().splitlines()[-1]
-    assert last == "roofscope: loading a model needs accelerate: pip install accelerate."
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
-def test_a_run_on_a_gpu_does_not_need_bitsandbytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
-    """A 16-bit run does not query the library for 4 bits."""
-    from simulated import four_bit
-
-    from profiler.quant.storage import four_bit_rows
-
-    hide(monkeypatch, "bitsandbytes")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # a simulated roof must not be cached
-    for cached in (four_bit.table, four_bit_rows):
-        cached.cache_clear()
-        request.addfinalizer(cached.cache_clear)
-    run, _ = said(Scenario("smollm2-135m", 1, prompt_lens=[64], batch_sizes=[1]), [H100], tmp_path)
-    assert run.document.finished
-    assert run.document.model.four_bit_dense_from_rows is None
-
-
 def test_a_bitsandbytes_that_does_not_import_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """This happens if its CUDA runtime is missing."""
 
@@ -171,50 +126,3 @@ def test_a_bitsandbytes_that_does_not_import_is_one_line(monkeypatch: pytest.Mon
     monkeypatch.setattr("profiler.quant.formats.import_bitsandbytes", broken)
     with pytest.raises(RequestError, match=r"nf4: bitsandbytes cannot be imported \(libcudart\.so\.13: cannot"):
         build_on_meta(load_config(resolve("smollm2-135m")), torch.bfloat16, "nf4")
-
-
-def test_why_the_table_of_4_bit_kernels_cannot_be_read(
-    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
-    """A run on a GPU lists the table among its missing parts; a CPU has no table."""
-    from profiler.quant.storage import _four_bit_table, four_bit_rule_error
-
-    _four_bit_table.cache_clear()
-    request.addfinalizer(_four_bit_table.cache_clear)
-    monkeypatch.setitem(sys.modules, "bitsandbytes.backends.cuda", None)
-    assert "bitsandbytes.backends.cuda" in four_bit_rule_error(torch.device("cuda"))
-    assert four_bit_rule_error(torch.device("cpu")) == ""
-
-
-def test_a_gpu_that_does_not_respond_once_is_counted_by_one_rule_and_named(
-    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
-    """The table fuses up to 8 rows; without it, 4 are assumed for each linear, not only for the first."""
-    from profiler.quant.storage import _four_bit_table, four_bit_rows, four_bit_rule_error
-
-    asked = iter([RuntimeError("CUDA unknown error")])
-
-    def fuses(_index: int, _dtype: torch.dtype, rows: int, *_: int) -> bool:
-        if rows <= 4:
-            return True  # bitsandbytes answers this without a look at the GPU
-        for error in asked:
-            raise error
-        return rows <= 8
-
-    ops = SimpleNamespace(_gemm_4bit_use_custom_fn=fuses, _gemm_4bit_custom_max_m=32)
-    monkeypatch.setitem(sys.modules, "bitsandbytes", SimpleNamespace(__version__="0.50.2"))
-    monkeypatch.setitem(sys.modules, "bitsandbytes.backends.cuda", SimpleNamespace(ops=ops))
-    monkeypatch.setattr("profiler.quant.storage.import_bitsandbytes", lambda: None)
-    gpu = torch.device("cuda", 0)
-
-    def forget() -> None:
-        for cached in (_four_bit_table, four_bit_rows):
-            cached.cache_clear()
-
-    request.addfinalizer(forget)
-    for error, dense_from in (("CUDA unknown error", 5), ("", 9)):
-        forget()
-        found = [four_bit_rows(gpu, torch.float16, ins, 64) for ins in (64, 128)]
-        assert [rows and rows.dense_from for rows in found] == [dense_from, dense_from]
-        assert error in four_bit_rule_error(gpu)
-        assert bool(four_bit_rule_error(gpu)) == bool(error)

@@ -20,6 +20,7 @@ print(sorted(name for name in sys.modules if name.split(".")[0] == "torchao"))
 pytestmark = pytest.mark.skipif(util.find_spec("torchao") is None, reason="torchao is not installed")
 
 
+@pytest.mark.slow
 def test_counting_a_model_does_not_import_torchao() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.strip() == "[]"

@@ -106,20 +106,6 @@ def test_a_step_ends_with_the_last_call_that_is_wanted_and_leaves_nothing_behind
         assert torch.equal(model(ids).logits, before)
 
 
-def test_operands_are_kept_of_as_many_layers_as_there_is_room_for() -> None:
-    """A layer has q of 4 heads and k, v of 2 heads of 16: 2 x 10 x (4 + 2 x 2) x 16 x 4 bytes."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    model = LlamaForCausalLM(LlamaConfig(**{**_SHAPE, "num_hidden_layers": 12})).eval()
-    layer_bytes = 2 * 10 * (4 + 2 * 2) * 16 * 4
-
-    def layers(room_bytes: float) -> int:
-        [modules] = callable_modules(model, walk(model), room_bytes, Step(2, 10, 0)).values()
-        return len(modules)
-
-    assert (layers(1e12), layers(20 * 5 * layer_bytes), layers(0)) == (8, 5, 2)
-
-
 @pytest.mark.parametrize("make", [windowed, mixture])
 def test_between_the_calls_no_product_is_left(make: Callable[[], Any]) -> None:
     """By torch's own counter, a step has products; with its calls answered, only rotary angles are multiplied."""

@@ -40,20 +40,7 @@ def decode_operators(name: str, config) -> tuple[list[str], int]:  # type: ignor
     return operators.names, walk(loaded.module).params
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "llama-2-7b",
-        "llama-3.1-8b",
-        "mistral-7b-v0.1",
-        "qwen2.5-0.5b",
-        "qwen3-8b",
-        "gemma-2-9b",
-        "gpt2",
-        "phi-3-mini",
-        "mixtral-8x7b",
-    ],
-)
+@pytest.mark.parametrize("name", ["llama-2-7b", "qwen2.5-0.5b", "gemma-2-9b", "gpt2", "mixtral-8x7b"])
 def test_same_operators_as_the_model(name: str) -> None:
     """Operators are compared on 2 layers of the true width, so the model fits on any machine."""
     config = load_config(resolve(name))

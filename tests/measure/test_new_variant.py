@@ -20,6 +20,7 @@ def in_double(subject: Subject) -> Iterator[Variant]:
         yield Variant("a toy dtype", dtype=torch.float64, quant="none")
 
 
+@pytest.mark.slow
 def test_a_run_tries_and_stores_it(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("profiler.measure.variants.VARIANTS", [in_double, *VARIANTS])
     with_effort(monkeypatch, trials_share=15.0)

@@ -103,14 +103,6 @@ def test_the_trace_is_small_and_can_be_read(traced: profiler.Run) -> None:
     assert all(event["ph"] in ("X", "M") for event in events)
 
 
-def test_without_being_asked_there_is_no_trace(tiny_folder: Path, tmp_path: Path) -> None:
-    run = profiler.profile(
-        str(tiny_folder), prompt_lens=[8], batch_sizes=[1], new_tokens=4, budget_s=1, out=tmp_path / "run"
-    )
-    assert not (run.folder / TRACE).exists()
-    assert run.document.activity == ()
-
-
 @pytest.mark.slow
 def test_what_carries_the_residual_is_named(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If norms sleep 20 ms in the model but not in its twin, the residual of a decode step is found in the norms.
@@ -131,6 +123,8 @@ def test_what_carries_the_residual_is_named(tiny_folder: Path, tmp_path: Path, m
     run = profiler.profile(
         str(tiny_folder), prompt_lens=[16], batch_sizes=[3], new_tokens=8, budget_s=4, out=tmp_path / "run"
     )
+    assert not (run.folder / TRACE).exists(), "no trace was asked for"
+    assert run.document.activity == ()
     found = {item.phase: item.unexplained_in_s for item in read_run(run.folder).document.evidence}
     name, excess_s = next(iter(found["decode"].items()))
     assert name == "norm", found["decode"]

@@ -94,6 +94,7 @@ def test_a_model_that_never_ran_there_is_forecast(tmp_path: Path) -> None:
         assert cell.low_s < cell.latency_s < cell.high_s
 
 
+@pytest.mark.slow
 def test_layouts_and_formats_have_different_kernels(tmp_path: Path) -> None:
     """Transposed weights take twice as long here, and packed ones half.
 

@@ -16,7 +16,11 @@ from profiler.predict.predict import fit
 FOLDERS = sorted(MORE.glob("smollm2-*"))
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+@pytest.mark.parametrize(
+    "folder",
+    [pytest.param(folder, marks=() if folder == FOLDERS[0] else pytest.mark.slow) for folder in FOLDERS],
+    ids=lambda folder: folder.name,
+)
 def test_eight_cells_forecast_the_other_twenty_four(folder: Path) -> None:
     run = run_facts(folder)
     measured, device = run.trained.measured, run.trained.fitted.device

@@ -60,7 +60,7 @@ def changes(comparison: Comparison) -> dict[tuple[tuple[str, str], ...], float]:
     return {item.asked.settings: item.change for item in comparison.changes}
 
 
-@pytest.mark.parametrize("name", ["n_threads", "n_gpu_layers", "flash_attn", "type_k", "n_batch", "model_type"])
+@pytest.mark.parametrize("name", ["n_threads", "type_k", "model_type"])
 def test_a_sweep_is_as_many_cells_as_it_has_rows(name: str, tmp_path: Path) -> None:
     """-t 1,2,4, of which only the second takes 2.5 times as long: no gate passes because of the last row."""
     before = written(
@@ -183,8 +183,8 @@ def test_a_printed_figure_is_known_to_half_of_its_last_digit(tmp_path: Path) -> 
     assert timed.high_s >= 0.55
 
 
-@pytest.mark.parametrize("spread", [0.003, 0.03, 0.1])
-@pytest.mark.parametrize("repeats", [2, 3, 5])
+@pytest.mark.parametrize("spread", [0.003, 0.1])
+@pytest.mark.parametrize("repeats", [2, 5])
 def test_equal_machines_seldom_differ(spread: float, repeats: int, tmp_path: Path) -> None:
     """With 95 % intervals, at most one comparison of twenty between equal machines reports a difference.
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import date
@@ -13,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from profiler.data import prices as price_table
 from profiler.data.datasheets import gpu_called, gpus
@@ -23,10 +20,9 @@ from profiler.predict.costs import CostOverLoad
 from profiler.rent.command import RankedOffers, rent, rent_request
 from profiler.rent.cost_lines import cost_over_load
 from profiler.rent.offers import Offer
-from profiler.rent.render import load_table, rent_sentences, rent_table
+from profiler.rent.render import rent_sentences, rent_table
 from profiler.rent.workload import workload_of
 from profiler.report.plots.costs import cost_figure
-from profiler.report.terminal import rich_table
 from profiler.store.forecasts import read_costs, write_costs
 
 TODAY = date(2026, 8, 5)
@@ -58,17 +54,23 @@ def test_prices_are_of_cards_in_the_table_and_have_a_source() -> None:
         assert price.source
 
 
+def cache_bytes(offer: Offer) -> float:
+    """Return the bytes of a sequence's cache that an offer names."""
+    found = re.search(r"KV cache ([\d.]+) MB", offer.why)
+    assert found, offer.why
+    return 1e6 * float(found[1])
+
+
 def test_what_fits_is_arithmetic() -> None:
     """Mistral-7B has 14.48 GB of weights in 16 bits and 131,072 bytes of cache per token."""
     load: dict[str, Any] = {"prompt_len": 512, "new_tokens": 128, "engines": "eager", "price_class": "marketplace"}
     [a100] = rented("mistral-7b-v0.1", "batch", cards="A100 80GB SXM", **load).offers
     assert "14.5 GB" in a100.why
-    assert "83.9 MB" in a100.why
-    assert pytest.approx(83.9e6, rel=1e-3) == 640 * 131_072
+    assert cache_bytes(a100) == pytest.approx(640 * 131_072, rel=1e-3)
     room = 0.98 * (gpu_called("A100 80GB SXM").usable_bytes - 0.45e9) - 14.48e9
     # A prompt of 512 also has four hidden states and three outputs of the MLP; 2.5 more are free, but not in one piece.
     workspace = 512 * (4 * 4096 + 5.5 * 14336) * 2
-    assert a100.largest_batch == pytest.approx(room / (83.9e6 + workspace), abs=1)
+    assert a100.largest_batch == pytest.approx(room / (640 * 131_072 + workspace), abs=1)
 
 
 def test_16_bits_are_two_bytes_a_weight() -> None:
@@ -80,8 +82,7 @@ def test_16_bits_are_two_bytes_a_weight() -> None:
     assert offer.fits
     assert "weights 18.5 GB" in offer.why
     # 42 layers of 8 heads of 256, K and V, 640 tokens, 2 bytes.
-    assert "KV cache 220 MB" in offer.why
-    assert pytest.approx(220e6, rel=1e-3) == 42 * 2 * 8 * 256 * 640 * 2
+    assert cache_bytes(offer) == pytest.approx(42 * 2 * 8 * 256 * 640 * 2, rel=2e-3)
 
 
 def test_weights_that_are_published_packed_are_called_so(roofscope: Callable[..., Any]) -> None:
@@ -90,11 +91,6 @@ def test_weights_that_are_published_packed_are_called_so(roofscope: Callable[...
     assert "A10G in mxfp4" in out
     assert "in 16 bits" not in out.partition("Basis of")[0]
     assert "the ranges have no figure of it" in out
-
-
-def test_a_mixture_of_experts_has_a_note() -> None:
-    assert any("mixture" in note for note in rented("qwen3-30b-a3b", cards="A100 80GB SXM").notes)
-    assert rented("qwen3-8b", cards="A100 80GB SXM").notes == ()
 
 
 def test_a_model_of_an_unpublished_size_has_a_note() -> None:
@@ -157,16 +153,6 @@ def test_an_offer_that_meets_the_limits_meets_them_over_its_range(chat: RankedOf
             assert offer.tpot_s.typical <= 0.05
 
 
-def test_the_first_sentence_states_what_is_assumed(chat: RankedOffers) -> None:
-    first, cheapest, fastest, doubt = rent_sentences(chat)
-    for words in ("compiled engines (vLLM", "16 bits", "1024 tokens in, 128 out", "1 request/s", "500 ms", "50.0 ms",
-                  "hyperscalers, on demand"):  # fmt: skip
-        assert words in first
-    assert cheapest.startswith("Cheapest that certainly meets the limits: ")
-    assert fastest.startswith("Fastest: H100 SXM")
-    assert doubt.startswith("In doubt: ")
-
-
 def test_engines_are_never_mixed_without_a_column(queue: RankedOffers) -> None:
     table = rent_table(queue.offers)
     column = [heading.heading for heading in table.columns].index("engine")
@@ -202,26 +188,6 @@ def test_stale_prices_are_not_ranked() -> None:
         "Not ranked: no GPU that may meet the limits has a price of yours, or a whole one of the last 30 days"
         " (hyperscalers, on demand). By the prices below, "
     )
-
-
-@pytest.mark.parametrize(
-    ("use", "verdict", "able"),
-    [("chat", "too slow", "may meet the limits"), ("batch", "does not fit", "can run the model")],
-)
-def test_an_own_price_of_a_gpu_that_cannot_serve_the_load_ranks_nothing(use: str, verdict: str, able: str) -> None:
-    """A T4 reads 14.5 GB of weights at 320 GB/s in 45 ms of the 50 ms per token, and holds no long prompt."""
-    answer = rented("mistral-7b-v0.1", use, date(2026, 9, 4), cards="T4,A10G,L40S", prices="T4=0.10")
-    assert [(offer.provider, offer.verdict) for offer in answer.offers if offer.card == "T4"] == [("yours", verdict)]
-    assert {offer.price_mark for offer in answer.offers if offer.card != "T4"} == {"46 days old"}
-    assert rent_sentences(answer)[1].startswith(f"Not ranked: no GPU that {able} has a price of yours, or a whole one")
-
-
-def test_one_provider_and_spot() -> None:
-    aws = rented("mistral-7b-v0.1", provider="aws", cards=CARDS)
-    assert {offer.provider for offer in aws.offers} == {"AWS"}
-    spot = rented("mistral-7b-v0.1", spot=True, provider="GCP", cards="L4,H100 SXM")
-    assert all(offer.spot for offer in spot.offers)
-    assert rented("mistral-7b-v0.1", provider="Lambda", cards="H100 PCIe").request.price_class == "GPU cloud"
 
 
 def test_your_price_replaces_the_tables_and_is_never_stale() -> None:
@@ -282,13 +248,6 @@ def test_a_slower_host_makes_eager_steps_dearer() -> None:
     assert steps[1].typical == pytest.approx(3 * steps[0].typical, rel=0.01)
 
 
-def test_a_card_without_a_price_is_named() -> None:
-    """The table has no price of an RTX 2080 Ti, and a note says so."""
-    answer = rented("qwen3-8b", "batch", cards="L4,RTX 2080 Ti")
-    assert {offer.card for offer in answer.offers} == {"L4"}
-    assert "is known for RTX 2080 Ti: choose another --class, or give one" in answer.notes[-1]
-
-
 def test_a_price_without_its_host_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     partial = [price for price in prices() if price.card == "L4" and price.without]
     monkeypatch.setattr(price_table, "prices", lambda: tuple(partial))
@@ -299,22 +258,12 @@ def test_a_price_without_its_host_says_so(monkeypatch: pytest.MonkeyPatch) -> No
 def test_bad_requests_are_one_line(roofscope: Callable[..., Any]) -> None:
     cases = [
         (("--cards", "L4O"), "L4"),
-        (("--price", "T4=0"), "above 0"),
         (("--price", "T4=0.35EUR"), "USD per hour"),
-        (("--price", "T4"), "GPU=USD_PER_HOUR"),
-        (("--quant", "int3"), "--quant"),
         (("--quant", "nf4"), "no basis"),
         (("--max-tpot-ms", "0.1"), "times the limit"),
-        (("--max-tpot-ms", "-1"), "above 0"),
-        (("--batch", "0"), "--batch"),
         (("--batch", "4", "--rate", "1"), "exclude each other"),
-        (("--rate", "0"), "requests above 0"),
-        (("--for", "video"), "chat, batch, agents"),
-        (("--engine", "fast"), "--engine"),
-        (("--class", "cheap"), "hyperscaler, GPU cloud, marketplace, community"),
         (("--provider", "Nobody"), "AWS"),
         (("--cards", "RTX 2080 Ti"), "--price"),
-        (("--new", "1"), "give 2 to"),
     ]
     for arguments, words in cases:
         outcome = roofscope("rent", "smollm2-135m", *arguments)
@@ -324,14 +273,6 @@ def test_bad_requests_are_one_line(roofscope: Callable[..., Any]) -> None:
     outcome = roofscope("rent", "llama-3.1-70b", "--cards", "T4")
     assert outcome.code == 2
     assert "fits no GPU" in outcome.err
-
-
-def test_a_missed_limit_says_by_how_much_and_what_would_meet_it() -> None:
-    """An L4 streams 14.2 GB at 300 GB/s, which takes 47 ms; no L4 makes a token in 20 ms."""
-    with pytest.raises(
-        RequestError, match=r"L4.* per token, [23]\.\d times the limit; --max-tpot-ms \d+ would meet them"
-    ):
-        rented("mistral-7b-v0.1", cards="L4", tpot_ms=20)
 
 
 def test_the_screen_the_picture_and_the_document(roofscope: Callable[..., Any], tmp_path: Path) -> None:
@@ -352,19 +293,6 @@ def test_the_screen_the_picture_and_the_document(roofscope: Callable[..., Any], 
     for row in document["cards"]:
         assert row["price_source"]
         assert row["price_class"] == "hyperscaler"
-
-
-@pytest.mark.parametrize("width", [110, 100])
-def test_no_cell_is_cut(width: int) -> None:
-    """Every character of every cell is printed, even of long names."""
-    offers = rented("qwen3-8b", "batch").offers
-    console = Console(file=io.StringIO(), width=width)
-    for table in (rent_table(offers), load_table(offers)):
-        for row in table.rows:
-            with console.capture() as shown:
-                console.print(rich_table(replace(table, rows=[row])))
-            missing = Counter("".join((*(column.heading for column in table.columns), *row))) - Counter(shown.get())
-            assert not missing, (row, missing)
 
 
 def test_a_line_of_costs_falls_until_another_gpu_is_needed(chat: RankedOffers) -> None:
@@ -394,7 +322,7 @@ def test_kept_costs_are_read_again(chat: RankedOffers, tmp_path: Path) -> None:
     assert read_costs(tmp_path) == cost_over_load(chat)
 
 
-@pytest.mark.parametrize("rates", [[], [0], [1, 2], ["a"]])
+@pytest.mark.parametrize("rates", [[], [1, 2], ["a"]])
 def test_kept_costs_that_cannot_be_drawn_are_none(rates: list[Any], tmp_path: Path) -> None:
     span = {"low": 1.0, "typical": 2.0, "high": 3.0}
     line = {"name": "T4", "usd_per_h": 1.0, "rates_per_s": rates, "usd_per_thousand": [span], "crossover_per_s": None}

@@ -45,7 +45,7 @@ def simulated(gpu: StepTimes, rate_per_s: float, requests: int, seed: int = 0) -
     return held / now, float(np.mean(per_token))
 
 
-@pytest.mark.parametrize("rate_per_s", [4.0, 8.0, 12.0])
+@pytest.mark.parametrize("rate_per_s", [4.0, 12.0])
 def test_littles_law_agrees_with_a_simulated_queue(rate_per_s: float) -> None:
     """Steps of 10 ms plus 0.2 ms per sequence, prompts of 20 ms, 101 tokens: as on a fast GPU with a model of 8 B."""
     gpu = times(0.020, 0.010, 0.0002, 256)

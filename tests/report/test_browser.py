@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import shutil
 import subprocess
 from dataclasses import replace
@@ -13,7 +12,6 @@ from pathlib import Path
 import pytest
 from made_runs import whole_run
 
-from profiler.grid.cells import PHASES
 from profiler.report.write import html_report
 from profiler.store.folder import Run
 from profiler.why_slow.findings import Finding, Why
@@ -59,24 +57,6 @@ def many_cells() -> Run:
     decode = next(result for result in run.results if result.phase == "decode" and result.status == "ok")
     more = (replace(decode, batch_size=1000 + step, latency_s=1e-5 if step == 177 else 20e-3) for step in range(400))
     return replace(run, results=(*run.results, *more))
-
-
-# Lays the whole page out, then sorts its table by each column and lays it out again.
-STOPWATCH = """
-<script>
-const moment = () => (document.body.getBoundingClientRect(), performance.now());
-const opened = moment();
-const took = [...document.querySelectorAll("#cells th button")].map(button => {
-  const begun = moment();
-  button.click();
-  return moment() - begun;
-}).sort((one, other) => one - other);
-const probe = document.createElement("pre");
-probe.id = "probe";
-probe.textContent = JSON.stringify({opened_ms: opened, sorted_ms: took[took.length >> 1], clicks: took.length});
-document.body.append(probe);
-</script>
-"""
 
 
 # Counts the tables that are wider than their container.
@@ -131,23 +111,3 @@ def test_findings_are_whole_in_a_window_of_900(tmp_path: Path) -> None:
     why = Why(Observations("summarise_reports.py", 9.0, (), (), 0.0, "", 0.01), (finding,), None, ())
     assert finding.basis in html_why(why)
     assert dumped(html_why(why), SCROLLED, tmp_path / "why.html", "--window-size=900,900") == "0"
-
-
-@pytest.mark.slow
-@pytest.mark.timing
-@pytest.mark.skipif(not BROWSER, reason="no chromium on this machine")
-def test_a_page_of_ten_thousand_cells_is_usable(tmp_path: Path) -> None:
-    """100 times as many rows take less than 100 times as long to lay out and sort: hidden rows cost little."""
-    run = whole_run()
-    decode = next(result for result in run.results if result.phase == "decode" and result.status == "ok")
-
-    def took_ms(cells: int) -> dict[str, float]:
-        rows = (replace(decode, batch_size=1 + row // 2, phase=PHASES[row % 2]) for row in range(cells))
-        page = html_report(replace(run, results=tuple(rows)))
-        times: dict[str, float] = json.loads(dumped(page, STOPWATCH, tmp_path / f"{cells}.html"))
-        assert times["clicks"] > 5
-        return times
-
-    few, many = took_ms(200), took_ms(20_000)
-    for name in ("opened_ms", "sorted_ms"):
-        assert many[name] < 100 * max(1.0, few[name]), name

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from known_kernels import checked
@@ -18,7 +15,6 @@ from profiler.report.blocks import TextTable
 from profiler.report.console import screen
 from profiler.report.device import ceilings_table, gpus_table
 from profiler.report.terminal import rich_table
-from profiler.units import processors
 
 
 def printed(capsys: pytest.CaptureFixture[str], table: TextTable) -> list[str]:
@@ -52,18 +48,6 @@ def test_every_card_is_one_line_of_100_columns(capsys: pytest.CaptureFixture[str
             assert ("?" in line) == (gpu.gpu == "L40")
 
 
-def test_two_gpus_side_by_side(roofscope: Callable[..., Any]) -> None:
-    """T4 and L4 by their datasheets: 65 and 121 dense TFLOP/s in float16, 320 and 300 GB/s."""
-    lines = [" ".join(line.split()) for line in roofscope("gpus", "T4", "L4").out.splitlines()]
-    assert "bandwidth, GB/s 320 300 0.94x" in lines
-    assert "fp16, TFLOP/s 65.0 121 1.86x" in lines
-    assert "ridge fp16, FLOP/byte 203 403 1.99x" in lines
-    assert "fp8, TFLOP/s - 242 -" in lines
-    document = json.loads(roofscope("gpus", "T4", "L4", "--format", "json").out)
-    assert [entry["gpu"] for entry in document] == ["T4", "L4"]
-    assert "no GPU is called 'H1000'" in roofscope("gpus", "H1000").err
-
-
 def test_a_wrong_label_is_marked(capsys: pytest.CaptureFixture[str]) -> None:
     results = [
         checked("copy", "memory-bound", "memory-bound"),
@@ -78,9 +62,3 @@ def test_a_wrong_label_is_marked(capsys: pytest.CaptureFixture[str]) -> None:
         "inconclusive: sum: the rounds gave inconclusive (7), mixed (1); during them memory reached 9.00 GB/s to"
         " 11.0 GB/s and matmuls 1.00 TFLOP/s to 1.20 TFLOP/s"
     ]
-
-
-def test_one_thread_is_singular() -> None:
-    assert [processors(number, kind) for number, kind in ((1, "cpu"), (2, "cpu"), (40, "cuda"))] == [
-        "1 thread", "2 threads", "40 SMs",
-    ]  # fmt: skip

@@ -22,8 +22,9 @@ from test_browser import BROWSER
 
 from profiler.comparison.page import html_changes
 from profiler.errors import RunError
+from profiler.report.console import screen
 from profiler.report.export import EXPORTERS, markdown_text, tokens_table
-from profiler.report.html import html_page
+from profiler.report.sections import print_run
 from profiler.report.write import html_comparison, html_report, markdown_report
 from profiler.run.judge_folder import judge_folder
 from profiler.store.folder import read_results, read_run
@@ -34,23 +35,15 @@ from profiler.units import visible, visible_in
 # an encoder. Scripts for pages also set the title of the page.
 HOSTILE = (
     "<script>document.title='RAN'</script>",
-    "<img src=x onerror=\"document.title='RAN'\">",
     "\"><svg onload=document.title='RAN'>",
-    "</style></title><script>document.title='RAN'</script>",
-    "{{ 7 * 7 }}{% include 'style.css' %}",
-    "\x1b]0;RAN\x07\x1b[2J\x1b[31mred",
-    "\x9b31mred",
+    "\x1b]0;RAN\x07\x1b[2J\x9b31mred",
     "[red]styled[/red][/]",
     '=cmd|"/C calc"!A0',
-    "@SUM(1+1)*cmd|x",
-    r"\input{/etc/passwd}\write18{id}",
-    r"$\frac{",
+    r"\input{/etc/passwd}\write18{id}$\frac{",
     "gpl\u202ecod.exe",
-    "a\x00b",
-    "\ud800",
+    "a\x00b\ud800",
     "![x](https://evil.example/x.png)",
     "a | b\n| c |`",
-    "../../../etc/passwd",
 )
 ALL = " ".join(HOSTILE)
 
@@ -86,27 +79,26 @@ def acting(text: str) -> list[str]:
     return [sign for sign in text if not sign.isprintable() and sign not in "\n\t"]
 
 
-@pytest.mark.parametrize("text", [*HOSTILE, ALL])
-def test_a_visible_text_acts_on_nothing(text: str) -> None:
-    assert visible(text).isprintable()
-    visible(text).encode()
-    assert visible(visible(text)) == visible(text)
-    assert visible_in({text: [text, 1, None]}) == {visible(text): [visible(text), 1, None]}
+def test_a_visible_text_acts_on_nothing() -> None:
+    for text in HOSTILE:
+        assert visible(text).isprintable()
+        visible(text).encode()
+        assert visible(visible(text)) == visible(text)
+    assert visible_in({ALL: [ALL, 1, None]}) == {visible(ALL): [visible(ALL), 1, None]}
+    assert visible("Modell 通义千问, μs ± 3 %") == "Modell 通义千问, μs ± 3 %"
 
 
-def test_plain_texts_stay_as_they_are() -> None:
-    for text in ("SmolLM2-135M", "Qwen/Qwen3-30B-A3B", "Modell für Bücher", "通义千问", "μs ± 3 %"):
-        assert visible(text) == text
-
-
-@pytest.mark.parametrize("write", [html_report, lambda run: html_changes(run, run, run.folder)])
+@pytest.mark.parametrize(
+    "write",
+    [html_report, lambda run: html_changes(run, run, run.folder), lambda run: html_comparison([run, run], run.folder)],
+    ids=["a run", "two runs", "precisions"],
+)
 def test_pages_hold_text_under_a_policy(folder: Path, write: Callable[[Any], str]) -> None:
-    run = read_run(folder)
-    plain, text = Page(write(old_run())), write(run)
+    text = write(read_run(folder))
     page = Page(text)
     assert not page.open
-    assert {tag for tag, _ in page.tags} == {tag for tag, _ in plain.tags}
-    assert page.count("script") == plain.count("script")
+    assert page.count("script") == (2 if write is html_report else 0), "the script that sorts, and its rows"
+    assert all("RAN" not in str(attrs) for tag, attrs in page.tags if tag in ("svg", "img"))
     assert not any(name.startswith("on") for _, attrs in page.tags for name in attrs)
     assert not acting(text)
     assert visible(HOSTILE[0]) in page.words
@@ -115,17 +107,6 @@ def test_pages_hold_text_under_a_policy(folder: Path, write: Callable[[Any], str
     assert "default-src 'none'" in policy
     assert "script-src 'sha256-" in policy
     assert "'unsafe-inline'" not in policy.split("script-src")[1]
-
-
-def test_every_page_has_the_policy() -> None:
-    run = old_run()
-    for page in (
-        html_report(run),
-        html_comparison([run, run], OLD),
-        html_changes(run, run, OLD),
-        html_page("a", "", []),
-    ):
-        assert page.count("Content-Security-Policy") == 1
 
 
 @pytest.mark.skipif(not BROWSER, reason="no chromium on this machine")
@@ -143,15 +124,15 @@ def test_a_browser_runs_nothing(folder: Path, tmp_path: Path) -> None:
     assert "<title>" in done.stdout
 
 
-def test_a_terminal_gets_text(roofscope, folder: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    for arguments in (
-        ("explain", str(folder)),
-        ("compare", str(folder), str(WHOLE), "--anyway"),
-        ("report", "nowhere\x1b[31m"),
-    ):
+def test_a_terminal_gets_text(roofscope, folder: Path, tmp_path: Path, capfd) -> None:  # type: ignore[no-untyped-def]
+    for arguments in (("compare", str(folder), str(WHOLE), "--anyway"), ("report", "nowhere\x1b[31m")):
         outcome = roofscope(*arguments)
         assert not acting(outcome.out + outcome.err), arguments
         assert "internal error" not in outcome.err
+    print_run(read_run(folder), screen())
+    printed = " ".join(capfd.readouterr().out.split())
+    assert "[red]styled[/red][/]" in printed
+    assert not acting(printed)
     foreign = tmp_path / "foreign.csv"
     with foreign.open("w", encoding="utf-8", errors="replace", newline="") as file:
         writer = csv.writer(file)
@@ -160,16 +141,6 @@ def test_a_terminal_gets_text(roofscope, folder: Path, tmp_path: Path) -> None: 
     outcome = roofscope("place", str(foreign), "--model", "smollm2-135m", "--gpu", "T4")
     assert outcome.code == 0, outcome.err
     assert not acting(outcome.out)
-
-
-def test_the_screen_reads_no_styles(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
-    from profiler.report.console import screen
-    from profiler.report.sections import print_run
-
-    print_run(read_run(folder), screen())
-    out = " ".join(capsys.readouterr().out.split())
-    assert "[red]styled[/red][/]" in out
-    assert not acting(out)
 
 
 def test_tables_for_other_programs() -> None:
@@ -191,12 +162,8 @@ def test_tables_for_other_programs() -> None:
     assert r"\input{" not in latex
     assert r"\write18" not in latex
     assert r"$\frac" not in latex
-
-
-def test_numbers_below_zero_stay_numbers() -> None:
-    run = old_run()
-    frame = tokens_table(replace(run, results=(replace(run.results[0], latency_s=-1.5),)))
-    assert ",-1.5," in EXPORTERS["csv"](frame).decode()
+    below_zero = replace(run, results=(replace(run.results[0], latency_s=-1.5),))
+    assert ",-1.5," in EXPORTERS["csv"](tokens_table(below_zero)).decode(), "a number is no formula"
 
 
 def test_markdown_is_text(folder: Path) -> None:
@@ -208,12 +175,13 @@ def test_markdown_is_text(folder: Path) -> None:
     assert markdown_text("a | <b> [c](d) `e` \\|") == "a \\| &lt;b> \\[c\\](d) \\`e\\` \\\\\\|"
 
 
+@pytest.mark.slow
 def test_pictures_and_reports_are_written_and_links_are_not_followed(roofscope, folder: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     """If report.html in a run folder is a link to a file elsewhere, that file does not change."""
     copied = shutil.copytree(folder, tmp_path / "run")
     mine = tmp_path / "mine"
     mine.write_text("mine")
-    names = ("report.html", "report.md", "roofline.png", "report.html.part", "forecast.json")
+    names = ("report.html", "roofline.png", "report.html.part")
     for name in names:
         (copied / name).unlink(missing_ok=True)
         (copied / name).symlink_to(mine)
@@ -224,6 +192,7 @@ def test_pictures_and_reports_are_written_and_links_are_not_followed(roofscope, 
     assert not (copied / "report.html").is_symlink()
 
 
+@pytest.mark.slow
 def test_no_file_outside_is_read(folder: Path) -> None:
     """The reader opens only files in the run's folder; paths in run.json are plain text."""
     spy = f"""

@@ -89,23 +89,10 @@ def test_a_request_that_cannot_work(arguments: list[str], words: str, roofscope)
 def test_two_ranks_on_this_machine(tmp_path: Path) -> None:
     """gloo between two processes: a larger message takes longer, and the picture is written."""
     picture = tmp_path / "link.png"
-    command = [
-        "-m",
-        "profiler",
-        "ceilings",
-        "--device",
-        "cpu",
-        "--link",
-        "2",
-        "--plot",
-        str(picture),
-        "--format",
-        "json",
-    ]
+    options = ["--device", "cpu", "--link", "2", "--format", "json", "--plot", str(picture)]
+    command = [sys.executable, "-m", "profiler", "ceilings", *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, timeout=WAIT_S, env=environment, check=True
-    )
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, env=environment, check=True)
     document = json.loads(done.stdout)
     assert document["name"] == "gloo, 2 ranks"
     assert [point["nbytes"] for point in document["points"]] == [1024 << power for power in range(17)]

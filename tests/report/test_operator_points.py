@@ -33,6 +33,7 @@ def test_groups_add_up_to_the_step() -> None:
             assert mlp.intensity == pytest.approx(0.5), "2 FLOPs for each weight of 4 bytes"
 
 
+@pytest.mark.slow
 def test_the_page_draws_them_and_a_run_without_replays_has_no_such_section(tmp_path: Path) -> None:
     page = Page(html_report(read_run(REFERENCE)))
     assert "Operators under the roof" in page.words

@@ -26,7 +26,13 @@ OF_A_RUN_ALONE = [name for name in PLOTS if name not in ("operators", "forecast"
 """Pictures of one run; forecasts, costs (tests/forecast, tests/rent) and several engines need other folders."""
 
 
-@pytest.mark.parametrize("name", [*OF_A_RUN_ALONE, *COMPARISONS])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ("roofline", "split", "precisions") else pytest.mark.slow)
+        for name in [*OF_A_RUN_ALONE, *COMPARISONS]
+    ],
+)
 def test_a_picture_is_neither_blank_nor_cut_off(name: str, tmp_path: Path) -> None:
     path = tmp_path / f"{name}.png"
     save([read_run(WHOLE)], name, path)
@@ -38,13 +44,14 @@ def test_a_picture_is_neither_blank_nor_cut_off(name: str, tmp_path: Path) -> No
     assert (border > 0.99).all(), "something touches the edge"
 
 
-@pytest.mark.parametrize("name", OF_A_RUN_ALONE)
+@pytest.mark.parametrize("name", ["roofline", "intensity"])
 def test_a_picture_is_an_svg_if_its_name_ends_in_svg(name: str, tmp_path: Path) -> None:
+    """The marks of logarithmic axes and of colour bars would need TeX, which is off."""
     path = tmp_path / f"{name}.svg"
     save([read_run(WHOLE)], name, path)
     picture = path.read_text()
     assert "<svg" in picture
-    assert "$" not in picture, "a mark in TeX, which is off"
+    assert "$" not in picture
 
 
 def test_every_point_lies_within_the_axes() -> None:
@@ -74,15 +81,11 @@ def _assert_texts_apart(figure: Figure) -> None:
 
 
 @pytest.mark.parametrize("name", ["roofline", "intensity", "map", "steps"])
-@pytest.mark.parametrize(
-    "folder",
-    [WHOLE, *(pytest.param(folder, marks=pytest.mark.slow) for folder in RUNS)],
-    ids=lambda folder: folder.name,
-)
-def test_text_does_not_overlap(folder: Path, name: str) -> None:
-    _assert_texts_apart(draw([read_run(folder)], name))
+def test_text_does_not_overlap(name: str) -> None:
+    _assert_texts_apart(draw([read_run(WHOLE)], name))
 
 
+@pytest.mark.slow
 def test_names_of_several_devices_do_not_overlap() -> None:
     _assert_texts_apart(draw([read_run(folder) for folder in RUNS], "devices"))
 
@@ -178,6 +181,7 @@ def _title(name: str, *runs: Run) -> str:
     return figure.get_suptitle()
 
 
+@pytest.mark.slow
 def test_precisions_name_what_differs() -> None:
     """Names have the precision, the machine if machines differ, and the folder if two runs are equal."""
     none, nf4 = (read_run(PRECISIONS / name) for name in ("none", "nf4"))
@@ -230,6 +234,7 @@ def test_the_colours_of_a_single_cell_have_a_tick(intensity: float) -> None:
     assert not any("$" in text for text in shown), "a formula is shown as raw text"
 
 
+@pytest.mark.slow
 def test_a_name_that_no_font_has_draws_without_a_line_for_every_character(tmp_path: Path) -> None:
     run = whole_run()
     named = with_document(run, model=replace(run.document.model, id="通义千问"))

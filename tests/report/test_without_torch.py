@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from made_runs import PRECISIONS, ROOT
 
 SCRIPT = """
@@ -34,6 +35,8 @@ print_comparison(runs, screen())
 """
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_everything_renders_without_torch(tmp_path: Path) -> None:
     base = shutil.copytree(PRECISIONS, tmp_path / "both")
     done = subprocess.run(

@@ -57,6 +57,14 @@ class Timeless(Machine):
         return 0.0
 
 
+@pytest.fixture
+def small_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the probe's work small: these tests set its times by hand."""
+    monkeypatch.setattr("profiler.roofs.drift_probe.PROBE_BYTES", 1 << 12)
+    monkeypatch.setattr("profiler.roofs.drift_probe._SIDE", 8)
+
+
+@pytest.mark.usefixtures("small_work")
 def test_a_look_waits_until_the_machine_has_settled() -> None:
     sentinel = DriftProbe(Timeless(CPU, clock=Settling([1.2e-3, 1.1e-3, 1e-3, 1e-3, 1e-3, 1e-3])))
     assert sentinel.look().memory == pytest.approx(1e-3)
@@ -64,6 +72,7 @@ def test_a_look_waits_until_the_machine_has_settled() -> None:
     assert never.look().memory > 4e-3  # it does not wait forever
 
 
+@pytest.mark.usefixtures("small_work")
 def test_a_look_at_a_busy_machine_takes_a_few_calls() -> None:
     """Calls of 0.4 s: two per burst instead of seven, as many as fit into a second."""
     clock = Settling([0.4] * 40)

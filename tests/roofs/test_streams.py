@@ -74,7 +74,7 @@ def test_no_plateau_within_the_time_is_told() -> None:
 
 
 def test_too_little_memory_for_the_caches_is_told() -> None:
-    found = streamed(falling, available_bytes=20 * MIB)
+    found = streamed(falling, available_bytes=20 * MIB, budget_s=0.1)
     assert (found.stream_bytes, found.beyond_cache) == (2 * MIB, False)
     assert "no room" in roof_warnings(found)[0]
 

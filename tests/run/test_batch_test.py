@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from docs.schemas import assert_follows
 
 from profiler.errors import RequestError
 from profiler.facts.roofs import READ, Ceilings, Roof
@@ -21,6 +19,7 @@ def roof(per_s: float) -> Roof:
     return Roof(per_s, per_s, per_s, 9, "given")
 
 
+@pytest.mark.slow
 def test_batches_are_doubled_and_slopes_stand_beside_predictions(  # type: ignore[no-untyped-def]
     roofscope, tiny_folder: Path, tmp_path: Path
 ) -> None:
@@ -28,7 +27,6 @@ def test_batches_are_doubled_and_slopes_stand_beside_predictions(  # type: ignor
     options = ["--prompt", "16", "--new-tokens", "8", "--budget", "2", "--quiet", "--out", str(folder)]
     found = roofscope("batch-test", str(tiny_folder), *options)
     assert found.code == 0, found.err
-    assert "evidence for" in found.out
     run = read_run(folder)
     batches = sorted(set(run.cells["batch_size"]))
     assert batches == [2**power for power in range(len(batches))]
@@ -39,17 +37,6 @@ def test_batches_are_doubled_and_slopes_stand_beside_predictions(  # type: ignor
         assert step.flops_slope == pytest.approx(1.0)
         assert 0 < step.bytes_slope < 1
     assert series.best in batches
-
-
-@pytest.mark.slow
-def test_a_filled_cache_needs_no_prefill(roofscope, tiny_folder: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    options = ["--context", "64", "--new-tokens", "8", "--budget", "1", "--quiet", "--format", "json"]
-    found = roofscope("batch-test", str(tiny_folder), *options, "--out", str(tmp_path / "run"))
-    assert found.code == 0, found.err
-    document = json.loads(found.out)
-    assert_follows("run", document)
-    assert {cell["phase"] for cell in document["cells"]} == {"decode"}
-    assert document["grid"]["context_lens"] == [64]
 
 
 def test_a_wrong_phase_is_one_line(roofscope, tiny_folder: Path) -> None:  # type: ignore[no-untyped-def]

@@ -25,8 +25,8 @@ EFFORT = replace(
 class SetClock:
     """A machine whose time changes only when it is set."""
 
-    def __init__(self) -> None:
-        self.seconds = 100.0
+    def __init__(self, *, is_cuda: bool = False) -> None:
+        self.seconds, self.is_cuda = 100.0, is_cuda
 
     def now_s(self) -> float:
         return self.seconds
@@ -97,3 +97,15 @@ def test_the_time_left_of_a_command_holds_its_further_runs() -> None:
     """After the first of three runs of 100 s, 200 s follow."""
     assert budget(SetClock(), further_runs=2).further_s == 200.0
     assert budget(SetClock()).further_s == 0.0
+
+
+def test_trials_on_a_gpu_get_a_quarter_of_the_default_budget() -> None:
+    """Of 60 s, 20 go to roofs and dispatch. Visits take two fifths of the rest, and the parts before trials theirs."""
+    machine = SetClock(is_cuda=True)
+    made = RunBudget(machine, 60.0, effort.Effort(), without={RunPart.GENERATE, RunPart.QUEUE})  # type: ignore[arg-type]
+    machine.seconds += 20.0
+    assert made.sweep_s == pytest.approx(0.4 * 40.0)
+    machine.seconds += made.sweep_s
+    for part in (RunPart.ROOFS, RunPart.REPLAYS, RunPart.BETWEEN):
+        machine.seconds += made.part_s(part)
+    assert made.part_s(RunPart.TRIALS) >= 60.0 / 4

@@ -41,6 +41,7 @@ def test_dispatch_that_was_held_up_is_measured_again(
     }
 
 
+@pytest.mark.slow
 def test_dispatch_is_completed_for_the_cells_that_were_measured(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,6 +61,7 @@ def test_dispatch_is_completed_for_the_cells_that_were_measured(
     assert (run.cells["dispatch_s"] > 0).all()
 
 
+@pytest.mark.slow
 def test_linears_are_replayed_at_rows_between_those_of_the_cells(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

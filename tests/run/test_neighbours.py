@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -41,6 +42,14 @@ class Listening:
         self.stages.append(text)
 
 
+@pytest.fixture(autouse=True)
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds of each wait between two looks, which take no time here."""
+    seconds: list[float] = []
+    monkeypatch.setattr("profiler.run.neighbours.time", SimpleNamespace(sleep=seconds.append))
+    return seconds
+
+
 def waited(total_s: float, *looks: Contention) -> tuple[Sequence[Contention], list[str]]:
     listener = Listening()
     stages = Stages(listener, HOST)  # type: ignore[arg-type]
@@ -52,17 +61,19 @@ def test_a_quiet_machine_is_not_waited_for() -> None:
     assert waited(60.0, QUIET) == ([], [])
 
 
-def test_a_neighbour_that_ends_is_waited_for() -> None:
+def test_a_neighbour_that_ends_is_waited_for(waits: list[float]) -> None:
     found, [stage] = waited(60.0, BUSY, BUSY, QUIET)
     assert found == []
+    assert len(waits) == 2
     assert "1.0 of 1 core busy with backup (pid 7)" in stage
     assert "at most 6 s" in stage
 
 
-def test_a_neighbour_that_stays_is_waited_for_a_tenth_of_the_budget() -> None:
+def test_a_neighbour_that_stays_is_waited_for_a_tenth_of_the_budget(waits: list[float]) -> None:
     looks = [replace(BUSY, at_unix_s=float(number)) for number in range(9)]
     [found], _ = waited(10.0, *looks)
-    assert found.at_unix_s == 2.0, "one second of waiting takes two looks after the first"
+    assert found.at_unix_s == len(waits), "a look follows each wait"
+    assert sum(waits) == 1.0
 
 
 @pytest.fixture(scope="module")

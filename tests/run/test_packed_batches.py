@@ -12,16 +12,12 @@ from profiler.report.sentences import packed_line
 pytestmark = pytest.mark.cpu
 
 
-@pytest.mark.parametrize("quant", ["nf4", "none"])
-def test_a_run_of_packed_weights_times_them_against_dense_ones(tiny_folder: Path, tmp_path: Path, quant: str) -> None:
+@pytest.mark.slow
+def test_a_run_of_packed_weights_times_them_against_dense_ones(tiny_folder: Path, tmp_path: Path) -> None:
     run = profiler.profile(
-        str(tiny_folder), prompt_lens=[8], batch_sizes=[1], new_tokens=4, quant=quant, budget_s=40, out=tmp_path / "run"
+        str(tiny_folder), prompt_lens=[8], batch_sizes=[1], new_tokens=4, quant="nf4", budget_s=40, out=tmp_path / "run"
     )
     found = run.document.packed_batches
-    if quant == "none":
-        assert found is None
-        assert packed_line(run) is None
-        return
     assert found is not None
     assert (found.format, found.dense_dtype) == ("nf4", run.model.dtype)
     assert [item.batch for item in found.times] == [1, 2, 4, 8, 16, 32, 64, 128, 256]

@@ -11,6 +11,7 @@ import profiler
 pytestmark = pytest.mark.cpu
 
 
+@pytest.mark.slow
 def test_a_quantised_cache_next_to_a_growing_one(tiny_folder: Path, tmp_path: Path) -> None:
     """Two layers with 64 cached elements per token: 1 byte each instead of 4, for 22 old tokens and a new one."""
     run = profiler.profile(
@@ -29,6 +30,7 @@ def test_a_quantised_cache_next_to_a_growing_one(tiny_folder: Path, tmp_path: Pa
     assert rows["fp8-cache", 16].executed_bytes > rows["eager", 16].executed_bytes
 
 
+@pytest.mark.slow
 def test_the_report_names_the_cache(tiny_folder: Path, tmp_path: Path) -> None:
     run = profiler.profile(
         str(tiny_folder), prompt_lens=[8], batch_sizes=[1], new_tokens=4, cache="quantized", no_levers=True,

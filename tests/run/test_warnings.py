@@ -78,10 +78,7 @@ def test_memory_may_spill_under_wsl(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     ("name", "dtype", "flops_per_s", "copy_bytes_per_s"),
     [
         ("H100 SXM", "bfloat16", 680e12, 3.0e12),
-        ("H200 SXM", "bfloat16", 770e12, 4.3e12),
-        ("A100 80GB SXM", "bfloat16", 260e12, 1.75e12),
         ("L40S", "bfloat16", 170e12, 0.65e12),
-        ("RTX 4090", "bfloat16", 160e12, 0.92e12),
         ("T4", "float16", 41.9e12, 239.6e9),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import statistics
 from pathlib import Path
 
@@ -12,9 +13,15 @@ from hurry import with_effort
 from profiler.facts.measurements import ForecastTime
 from profiler.store.folder import Run, read_gathered, read_run
 
+from .native import why_not
 from .scenario import Scenario, command_line, so
 from .truth import T4
 from .world import simulated
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
+]
 
 SCENARIO = Scenario("mistral-7b-v0.3", 8, prompt_lens=[64, 128, 256, 512], batch_sizes=[1, 2, 4, 8, 16], new_tokens=16)
 CORNERS = {(1, 64), (1, 512), (16, 64), (16, 512)}
@@ -41,12 +48,16 @@ def profiled(folder: Path, out: Path, **options: object) -> tuple[int, Run, floa
     return code, run, took_s - run.document.stage_s["loading"]
 
 
-@pytest.fixture
-def short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, Run, float]:
-    with_effort(monkeypatch, whole_grid=False, more_prefills_s=0.8, warm_up_s=1.0)
-    return profiled(SCENARIO.folder(tmp_path), tmp_path / "run", budget=BUDGET_S)
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Run, float]:
+    folder = tmp_path_factory.mktemp("short")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        with_effort(patch, whole_grid=False, more_prefills_s=0.8, warm_up_s=1.0)
+        return profiled(SCENARIO.folder(folder), folder / "run", budget=BUDGET_S)
 
 
+@pytest.mark.ci
 def test_it_ends_with_its_budget_and_has_the_corners_twice(short: tuple[int, Run, float]) -> None:
     code, run, took_s = short
     assert code == 0
@@ -80,20 +91,21 @@ def test_a_forecast_is_no_evidence(short: tuple[int, Run, float]) -> None:
     assert not any(item.key in rows for item in run.document.breakdown)
 
 
-@pytest.mark.slow
 def test_a_resume_measures_what_was_forecast(
     short: tuple[int, Run, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, run, _ = short
     with_effort(monkeypatch, whole_grid=True)
     forecasts = {key.cell for key in read_gathered(run.folder, run.document).forecasts}
+    folder = tmp_path / "run"
+    shutil.copytree(run.folder, folder)
     with simulated(T4):
-        code = command_line("run", str(SCENARIO.folder(tmp_path)), resume=run.folder, no_levers=True)
-    resumed = read_run(run.folder)
+        code = command_line("run", str(SCENARIO.folder(tmp_path)), resume=folder, no_levers=True)
+    resumed = read_run(folder)
     assert code == 0
     assert {row.status for row in resumed.results} == {"ok"}
     assert {row.key.cell for row in resumed.measured} >= forecasts
-    assert all(isinstance(fact, ForecastTime) for fact in read_gathered(run.folder, run.document).forecasts.values())
+    assert all(isinstance(fact, ForecastTime) for fact in read_gathered(folder, run.document).forecasts.values())
 
 
 def test_a_budget_that_ends_before_the_first_visit_still_measures_one_cell(

@@ -33,6 +33,7 @@ SCENARIO = Scenario("smollm2-135m", layers=1, prompt_lens=(16, 32, 64), batch_si
 LOST = "CUDA error: unspecified launch failure"
 
 
+@pytest.mark.ci
 def test_a_card_that_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the fourth of six cells the context breaks for good, as after an Xid: every call gives the same error.
 

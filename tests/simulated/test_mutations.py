@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from .mutations import MUTATIONS, noticed
 from .native import why_not
 
 pytestmark = [
@@ -14,7 +15,5 @@ pytestmark = [
 
 @pytest.mark.parametrize("name", ["capture on the first card", "read before synchronising"])
 def test_a_planted_fault_is_detected(name: str) -> None:
-    from .mutations import MUTATIONS, noticed
-
     [mutation] = [mutation for mutation in MUTATIONS if mutation.name == name]
     assert noticed(mutation) is not None

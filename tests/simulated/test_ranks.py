@@ -62,6 +62,7 @@ def test_the_slow_card_is_named_and_a_slow_link_binds(tmp_path: Path) -> None:
     _links(runs[0].folder, runs[0].document.asked)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("link", "binds"),
     [(LinkTruth(12e-6, 250e9), False), (LinkTruth(120e-6, 12e9), True)],

@@ -92,6 +92,7 @@ def test_the_witness_is_the_memorys_and_not_the_hosts(fast: Machine) -> None:
     assert found.stream.per_s == pytest.approx(FAST.bytes_per_s, rel=TRUE)
 
 
+@pytest.mark.slow
 def test_a_failed_capture_is_listed_and_gives_no_bandwidth(fast: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stream is long enough for any host, so its roof is right."""
     monkeypatch.setattr(CudaMachine, "capture", raising(RequestError("this cannot be captured as a CUDA graph: no.")))
@@ -135,7 +136,6 @@ def test_float8_has_one_scale_a_tensor_where_rows_do_not_work(monkeypatch: pytes
     ("product", "dtype", "error"),
     [
         ("_scaled_mm", "float8_e4m3fn", RuntimeError(NO_ROWS)),
-        ("_int_mm", "int8", NotImplementedError("_int_mm_out_cuda not compiled for this platform")),
         ("_int_mm", "int8", torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 256.00 MiB.")),
     ],
 )
@@ -175,10 +175,8 @@ def test_a_lost_card_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     ("place", "missing"),
     [
         ("torch.add", {"triad"}),
-        ("torch.Tensor.copy_", {"read, copy and triad", "reads of several sizes"}),
         ("torch.nn.functional.linear", {"gemv bfloat16", "bfloat16"}),
         ("torch.rand", {"read, copy and triad", "reads of several sizes"}),
-        ("torch.randn", {"gemv bfloat16", "bfloat16"}),
     ],
 )
 def test_each_roof_fails_by_itself(place: str, missing: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,6 +206,7 @@ def test_links_fail_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     assert unknown.fetch_s({"host": 50_000_000_000, "disk": 7}) == pytest.approx(2.0, rel=TRUE), "the disk is unknown"
 
 
+@pytest.mark.slow
 def test_a_host_that_cannot_be_paced_costs_no_roof(monkeypatch: pytest.MonkeyPatch) -> None:
     source = resolve("smollm2-135m")
     work = walk(build_on_meta(load_config(source), torch.bfloat16))
@@ -219,6 +218,7 @@ def test_a_host_that_cannot_be_paced_costs_no_roof(monkeypatch: pytest.MonkeyPat
     assert found.compute["bfloat16"].measured
 
 
+@pytest.mark.slow
 def test_a_full_card_has_no_drift_probe_and_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a card filled with layers, the 256 MiB of the probe may not fit."""
 
@@ -316,12 +316,9 @@ def test_ceilings_names_what_it_could_not_measure(
 ) -> None:
     monkeypatch.setattr(torch, "_int_mm", raising(RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED")))
     with simulated(H100):
-        shown = roofscope("ceilings", "--device", "cuda")
-        as_json = roofscope("ceilings", "--device", "cuda", "--format", "json")
-    assert (shown.code, as_json.code) == (0, 0), shown.err + as_json.err
-    words = " ".join(shown.out.split())
-    assert "warning: int8 could not be measured: RuntimeError: CUDA error: CUBLAS_STATUS_NOT_SUPPORTED." in words
-    found = json.loads(as_json.out)
+        done = roofscope("ceilings", "--device", "cuda", "--format", "json")
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
     assert found["missing"] == {"int8": "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_SUPPORTED"}
     assert "int8" not in found["compute"]
     assert found["compute"]["bfloat16"]["per_s"] == pytest.approx(H100.flops_per_s["bfloat16"], rel=TRUE)

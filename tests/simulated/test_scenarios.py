@@ -169,6 +169,7 @@ def test_weights_in_4_bits_on_an_old_card(tmp_path: Path) -> None:
         assert first_lever(run, row).startswith("other kernels")
 
 
+@pytest.mark.ci
 def test_attention_in_plain_products_on_an_old_card(tmp_path: Path) -> None:
     """A T4 has no flash kernel, and no memory-efficient one for grouped heads: it repeats keys and writes scores."""
     scenario = Scenario("mistral-7b-v0.3", 2, prompt_lens=[512], batch_sizes=[4])

@@ -86,6 +86,7 @@ def test_a_mask_that_keeps_sdpa_from_its_flash_kernel_is_in_the_seconds_of_paddi
     assert finding.evidence == ("0 % of the tokens passed are padding, and the mask keeps SDPA from its flash kernel")
 
 
+@pytest.mark.ci
 def test_reads_of_a_loop_are_named_with_what_they_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     without_repeats(monkeypatch)
     config = LlamaConfig(

@@ -124,6 +124,7 @@ def test_a_second_visit_comes_before_any_third() -> None:
     assert set(following[1:3]) == {Cell(1, 8, 6), Cell(2, 8, 6)}
 
 
+@pytest.mark.slow
 def test_what_the_budget_has_no_time_for_is_not_begun() -> None:
     """A prefill takes a millisecond per token, and the budget is half the time of two visits of all cells."""
 

@@ -207,10 +207,18 @@ class Interrupting(QuietListener):
 
 
 BEFORE_THE_FOLDER = ("loading", "roofs", "dispatch")
-STAGES = (*BEFORE_THE_FOLDER, "timing", "replaying", "writing the report")
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(
+    "stage",
+    [
+        *("loading", "timing"),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("roofs", "dispatch", "replaying", "writing the report")
+        ),
+    ],
+)
 def test_ctrl_c_in_each_stage(tiny_folder: Path, tmp_path: Path, stage: str) -> None:
     """Before the first cell no folder is left, or it reads as interrupted; later the measured cells are saved."""
     folder = tmp_path / "run"
@@ -249,6 +257,8 @@ class Impatient(QuietListener):
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_ctrl_c_twice(tiny_folder: Path, tmp_path: Path) -> None:
     """The second Ctrl-C ends the report at once. The measured cells are saved, and a resume finishes the run."""
     folder = tmp_path / "run"
@@ -267,6 +277,7 @@ def test_ctrl_c_twice(tiny_folder: Path, tmp_path: Path) -> None:
     assert {row.prompt_len for row in done.measured} == {8, 16}
 
 
+@pytest.mark.slow
 def test_a_wall_clock_that_jumps_by_a_day_and_back(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

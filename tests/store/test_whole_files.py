@@ -58,7 +58,9 @@ def judged(folder: Path) -> None:
     write_reports([judge_folder(folder)])
 
 
-@pytest.mark.parametrize("number", range(len(DERIVED)))
+@pytest.mark.parametrize(
+    "number", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, len(DERIVED) - 1)), len(DERIVED) - 1]
+)
 @pytest.mark.parametrize(("call", "error"), [("fsync", full()), ("replace", Stop())], ids=["full disk", "Ctrl-C"])
 def test_at_each_write_of_the_reports(
     tmp_path: Path, small_pictures: None, monkeypatch: pytest.MonkeyPatch, call: str, error: BaseException, number: int

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -35,19 +34,3 @@ def test_os_exit_gives_an_answer_except_in_a_child(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stdout) == (7, "child 5\n")
     assert done.stderr.count("nothing to explain") == 1
-
-
-@pytest.mark.slow
-def test_calls_before_os_exit_are_explained(tiny_folder: Path, tmp_path: Path) -> None:
-    script = (
-        "import os, sys, torch\n"
-        "from transformers import AutoModelForCausalLM\n"
-        "model = AutoModelForCausalLM.from_pretrained(sys.argv[1])\n"
-        "model.generate(torch.ones(1, 8, dtype=torch.long), max_new_tokens=4, do_sample=False)\n"
-        "os._exit(3)\n"
-    )
-    done = ran(script, tmp_path, str(tiny_folder))
-    assert done.returncode == 3
-    assert "1 call of generate" in done.stderr
-    [call] = json.loads((tmp_path / "why" / "why.json").read_text())["calls"]
-    assert (call["where"], call["new_tokens"]) == ("own.py:4", 4)

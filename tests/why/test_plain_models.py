@@ -152,6 +152,7 @@ def test_its_calls_have_a_floor(monkeypatch: pytest.MonkeyPatch) -> None:
     assert floor.dispatch_s is None
 
 
+@pytest.mark.slow
 def test_a_loop_that_computes_its_text_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     with_effort(monkeypatch, script_floor=False)
     model = Plain().eval()

@@ -95,15 +95,10 @@ BOUND = "at most: the bytes that cross the link, at its measured bandwidth"
                 "kernels slower than the roofs, and dispatch beyond the least": 2.0,
             },
         ),
-        (
-            CallFloor(3.0, 0.0),
-            offload(8.5, BOUND),
-            {"kernels at the roofs of this machine": 3.0, "weights over the link, at most": 6.0},
-        ),
         (None, offload(4.0, BOUND), {"weights over the link, at most": 4.0, "the rest of forward passes": 5.0}),
         (None, offload(4.0, "tried: 3 pairs"), {"forward passes": 9.0}),
     ],
-    ids=["a floor", "a bound above what the floor leaves", "no floor", "a trial, whose link was not measured"],
+    ids=["a floor", "no floor", "a trial, whose link was not measured"],
 )  # fmt: skip
 def test_weights_over_a_link_have_a_row(floor: CallFloor | None, finding: Finding, parts: dict[str, float]) -> None:
     """Forward passes take 9 s of 10 s."""

@@ -65,6 +65,7 @@ def test_an_exception_of_a_script_is_printed_as_by_the_interpreter(
     assert capfd.readouterr().err == plain.stderr
 
 
+@pytest.mark.slow
 def test_threads_of_the_script_are_waited_for_and_idle_pools_are_not(tmp_path: Path) -> None:
     """The interpreter waits for threads but ends the idle workers of a pool, which would never finish."""
     done = ran(
@@ -160,6 +161,8 @@ def test_a_block_is_recorded_if_transformers_is_imported_already(
     assert "__call__" not in vars(PreTrainedModel)
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_recompilations_are_reported_and_add_no_graph_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two shapes of a model that is compiled per shape cause one recompilation, and the graph has no wrapper."""
     from torch._dynamo import reset, utils
@@ -189,6 +192,7 @@ def test_recompilations_are_reported_and_add_no_graph_breaks(monkeypatch: pytest
     assert later.found.seen.recompilations == (), "earlier recompilations do not belong to this block"
 
 
+@pytest.mark.slow
 def test_graph_breaks_are_reported_with_their_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     """A print before the layer breaks the graph; breaks before the block are not counted."""
     from torch._dynamo import reset, utils
@@ -211,6 +215,7 @@ def test_graph_breaks_are_reported_with_their_reason(monkeypatch: pytest.MonkeyP
     assert list(why_document(watching.found).graph_breaks) == [broken]
 
 
+@pytest.mark.slow
 def test_a_static_cache_is_advised_for_compiled_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a growing cache, each token is a new shape for the compiled code."""
     from torch._dynamo import reset
@@ -305,27 +310,6 @@ def test_pairs_that_disagree_give_no_finding() -> None:
     assert "Nothing to change of 1 tried." in why_sentences(judge_calls(observations, [trial((1.0, 1.5))]))
 
 
-def test_a_large_saving_on_which_pairs_disagree_is_unclear() -> None:
-    """Four of five pairs save half of 8 s, and one is disturbed. This is reported, but not as a finding."""
-    found = judge_calls(seen(call(0, 2.0), call(1, 6.0)), [trial(*[(1.0, 0.5)] * 4, (1.0, 1.2))])
-    assert not found.findings
-    sentences = " ".join(why_sentences(found))
-    assert "Unclear" in sentences
-    assert "50 % less by the median of 5 pairs" in sentences
-    assert "Nothing to change" not in sentences
-
-
-def test_a_small_saving_on_which_pairs_disagree_is_listed() -> None:
-    """Four of five pairs save 5 % of 8 s. The answer lists this without a separate sentence."""
-    found = judge_calls(seen(call(0, 2.0), call(1, 6.0)), [trial(*[(1.0, 0.95)] * 4, (1.0, 1.01))])
-    assert not found.findings
-    sentences = why_sentences(found)
-    assert "Unclear, and less than a tenth each: cache-off (s.py:4, 5 %)." in sentences
-    assert not any("Nothing to change" in sentence for sentence in sentences)
-    costs = judge_calls(seen(call(0, 2.0), call(1, 6.0)), [trial((1.0, 1.5))])
-    assert not any("Unclear" in sentence for sentence in why_sentences(costs))
-
-
 def test_forwards_with_a_cache_are_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     """If a loop records needless gradients, a step without them is tried."""
 
@@ -347,13 +331,6 @@ def test_without_trials_the_answer_does_not_say_nothing_to_change() -> None:
     one = trial((1.0, 1.5), calls=(0,))
     partly = why_sentences(judge_calls(seen(call(0, 1.0)), [one], CallFloor(0.1, 0.0), ["padding: no time was left"]))
     assert partly[1].startswith("Nothing was found in 1 trial, and others could not be made (listed below).")
-
-
-def test_repeated_loads_of_a_model_are_a_finding() -> None:
-    loads = tuple(Load(name, 2.0, "s.py:9") for name in ("a", "a", "b", "a"))
-    [finding] = judge_calls(seen(call(0, 2.0), loads=loads), []).findings
-    assert (finding.id, finding.saves_s, finding.where) == ("reloads", 4.0, "s.py:9")
-    assert finding.share == pytest.approx(0.4)
 
 
 class OtherProcesses(ForeignLoad):

@@ -1,0 +1,173 @@
+"""CUDA's machine on a simulated GPU: memory, streams, captures, and the state after a failed capture."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import pytest
+import torch
+
+from profiler.device.machine import machine_for
+from profiler.errors import CaptureError, RequestError
+from profiler.store.folder import read_gathered
+
+from .native import why_not
+from .scenario import Scenario, said
+from .truth import A100, H100, T4, Truth
+from .world import simulated
+
+pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+
+CARD = torch.device("cuda", 0)
+MIB, GIB = 1 << 20, 1 << 30
+VERSIONS = [(2, 11), (2, 12), (2, 13), (2, 14)]
+"""torch releases that leave different states after a failed capture (PRs 176752, 180395, 190348)."""
+
+
+def reserved_after_release() -> int:
+    """Return the bytes that torch reserves after 256 MiB were allocated, freed and released."""
+    torch.empty(256 * MIB, dtype=torch.uint8, device="cuda")
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved()
+
+
+def test_a_kernel_takes_its_roof_and_the_host_runs_ahead() -> None:
+    """All other tests of this folder rely on this rule of time."""
+    with simulated(H100.but(l2_bytes=0, smallest_kernel_s=0.0)) as world:
+        a = torch.empty(8192, 8192, dtype=torch.bfloat16, device="cuda")
+        torch.cuda.synchronize()
+        began_s = world.host.now_s
+        before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        a @ a
+        before.record()
+        a @ a
+        after.record()
+        assert world.host.now_s - began_s == pytest.approx(2 * 7e-6 + 2e-6), "two launches and two events"
+        with pytest.raises(RuntimeError, match="not ready"):
+            before.elapsed_time(after)
+        torch.cuda.synchronize()
+        assert before.elapsed_time(after) == pytest.approx(1e3 * 2 * 8192**3 / 8.4e14, rel=1e-3)
+
+
+def test_reserved_is_not_allocated() -> None:
+    """Memory that torch reserves after it frees a tensor is available to this process, and not used by another."""
+    with simulated(H100):
+        machine = machine_for(CARD)
+        free, used = machine.available_bytes(), machine.used_bytes()
+        held = torch.empty(30 << 30, dtype=torch.uint8, device="cuda")
+        assert machine.available_bytes() == free - (30 << 30)
+        del held
+        assert torch.cuda.memory_reserved() == 30 << 30
+        assert torch.cuda.mem_get_info()[0] < free
+        assert machine.available_bytes() == free
+        assert machine.used_bytes() == used
+        machine.release()
+        assert torch.cuda.mem_get_info()[0] == free
+
+
+def test_running_out_of_memory_in_a_capture_is_no_fault_of_the_capture() -> None:
+    with simulated(H100):
+        before = torch.cuda.current_stream()
+        with pytest.raises(torch.OutOfMemoryError):
+            machine_for(CARD).capture(lambda: torch.zeros(100 << 30, dtype=torch.uint8, device="cuda"))
+        assert torch.cuda.current_stream() is before
+
+
+def test_streams_and_graphs_are_those_of_the_machines_card() -> None:
+    """Without `set_device` they would be card 0's, and a capture would record nothing."""
+    with simulated(H100, T4) as world:
+        machine = machine_for(torch.device("cuda", 1))
+        x = torch.zeros(1 << 20, device="cuda:1")
+        with machine.on_side_stream():
+            x.add_(1)
+        busy_s = world.cards[1].busy_s
+        machine.capture(lambda: x.add_(1))()
+        assert world.cards[1].busy_s > busy_s
+        assert world.cards[0].busy_s == 0.0
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_machine_recovers_after_a_failed_capture(version: tuple[int, int]) -> None:
+    """`test_doctor.py` shows that a plain capture does not."""
+
+    def waits() -> None:
+        torch.empty(GIB, dtype=torch.uint8, device="cuda")
+        x.sum().item()
+
+    with simulated(H100.but(torch_version=version)):
+        machine = machine_for(CARD)
+        x = torch.zeros(16, device="cuda")
+        before = torch.cuda.current_stream()
+        with pytest.raises(RequestError, match="cannot be captured"):
+            machine.capture(waits)
+        gc.collect()
+        assert torch.cuda.current_stream() is before
+        torch.rand(4, device="cuda")
+        assert reserved_after_release() < 256 * MIB
+        machine.capture(lambda: x.add_(1))()
+
+
+def test_a_failed_capture_is_ended_by_the_name_that_torch_2_7_has() -> None:
+    """torch 2.7.1 has `_cuda_endAllocateCurrentStreamToPool`; from 2.8 on it is `_cuda_endAllocateToPool`."""
+    with simulated(H100.but(torch_version=(2, 7))), pytest.MonkeyPatch.context() as patch:
+        ended = torch._C._cuda_endAllocateToPool
+        patch.setattr(torch._C, "_cuda_endAllocateCurrentStreamToPool", ended, raising=False)
+        patch.delattr(torch._C, "_cuda_endAllocateToPool")
+        machine, x = machine_for(CARD), torch.zeros(16, device="cuda")
+        with pytest.raises(CaptureError):
+            machine.capture(lambda: x.sum().item())
+        assert reserved_after_release() < 256 * MIB
+        torch.rand(1, device="cuda")
+
+
+def test_cudas_own_allocator_captures_without_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `backend:cudaMallocAsync`, torch has no MemPool (c10/cuda/CUDACachingAllocator.h, `createOrIncrefPool`)."""
+
+    def no_pool() -> None:
+        raise RuntimeError("cudaMallocAsync does not yet support createOrIncrefPool.")
+
+    with simulated(H100):
+        monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "cudaMallocAsync")
+        monkeypatch.setattr(torch.cuda, "MemPool", no_pool)
+        machine, x = machine_for(CARD), torch.zeros(16, device="cuda")
+        machine.capture(lambda: x.add_(1))()
+        with pytest.raises(CaptureError, match="cannot be captured"):
+            machine.capture(lambda: x.sum().item())
+        torch.rand(4, device="cuda")
+        machine.capture(lambda: x.add_(1))()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("scenario", "card"),
+    [
+        pytest.param(Scenario("mistral-7b-v0.3", 1, quant="int8", prompt_lens=[64], batch_sizes=[1]), A100, id="int8"),
+        pytest.param(Scenario("mistral-7b-v0.1", 1, prompt_lens=[64], batch_sizes=[1]), A100, id="windows"),
+    ],
+)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_run_ends_on_every_release(scenario: Scenario, card: Truth, version: tuple[int, int], tmp_path: Path) -> None:
+    """LLM.int8() waits in every linear, and a windowed layer of a growing cache copies its length to the card."""
+    run, world = said(scenario, [card.but(torch_version=version)], tmp_path)
+    assert run.document.finished
+    assert len(run.measured) == len(run.results)
+    assert world.card.memory.captures == 0
+
+
+@pytest.mark.slow
+def test_a_step_that_reads_its_card_is_known_to_wait(tmp_path: Path) -> None:
+    """A new static cache copies its length to the card. A prefill into a reset cache reads it, unless it is
+    captured: transformers' `is_tracing` then skips the read. So a successful capture of it proves nothing."""
+    engines = "eager,static,graph,compile"
+    run, _ = said(Scenario("mistral-7b-v0.3", 1, engine=engines, prompt_lens=[64], batch_sizes=[1]), [H100], tmp_path)
+    dispatch = read_gathered(run.folder, run.document).dispatch
+    waits = {
+        ("eager", "prefill"): False,
+        ("eager", "decode"): False,
+        ("static", "prefill"): True,
+        ("static", "decode"): False,
+        ("graph", "prefill"): True,
+        ("compile", "prefill"): True,
+    }
+    assert {(engine, phase): dispatch[engine, phase, 1].waits for engine, phase in waits} == waits
