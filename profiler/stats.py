@@ -232,15 +232,17 @@ def _half_widths(visits: Sequence[Sequence[NDArray[np.float64]]], spread: VisitS
 
 
 def _blocks(visits: Sequence[Sequence[float]]) -> list[list[NDArray[np.float64]]]:
-    """The samples of each visit, in blocks of neighbours; visits without samples are left out."""
-    return [
-        [
-            np.asarray(visit[start : start + BLOCK_STEPS], dtype=np.float64)
-            for start in range(0, len(visit), BLOCK_STEPS)
-        ]
-        for visit in visits
-        if len(visit)
-    ]
+    """The samples of each visit, in blocks of neighbours; visits without samples are left out.
+
+    Samples of a visit with less than a block are separate, like its prefills: as one block, their own spread would be
+    in no interval.
+    """
+
+    def of(visit: Sequence[float]) -> list[NDArray[np.float64]]:
+        size = BLOCK_STEPS if len(visit) >= BLOCK_STEPS else 1
+        return [np.asarray(visit[start : start + size], dtype=np.float64) for start in range(0, len(visit), size)]
+
+    return [of(visit) for visit in visits if len(visit)]
 
 
 def _resamples(*samples: NDArray[np.float64]) -> int:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from profiler.facts.fact import Fact, MergedFacts
 from profiler.facts.visits import Visit, phase_samples
 from profiler.grid.cells import Cell, Phase
-from profiler.stats import LowerQuartile, Timing, timing_of, undisturbed
+from profiler.stats import LowerQuartile, timing_of, undisturbed
 
 
 @dataclass(frozen=True)
@@ -89,20 +89,20 @@ def bounded_by_steps(
     return {step: _bounded(item, _fastest_step(visits, *step[:2])) for step, item in dispatch.items()}
 
 
-def _bounded(dispatch: Dispatch, step: Timing | None) -> Dispatch:
-    if step is None or step.median_s >= dispatch.step_s:
+def _bounded(dispatch: Dispatch, step: LowerQuartile | None) -> Dispatch:
+    if step is None or step.quartile_s >= dispatch.step_s:
         return dispatch
-    return replace(dispatch, step_s=step.median_s, half_width_s=step.half_width_s, disturbed_s=dispatch.step_s)
+    return replace(dispatch, step_s=step.quartile_s, half_width_s=step.half_width_s, disturbed_s=dispatch.step_s)
 
 
-def _fastest_step(visits: Mapping[Cell, Sequence[Visit]], engine: str, phase: Phase) -> Timing | None:
-    """The time of the fastest cell of an engine and phase; None if none was visited."""
-    cells: Iterable[list[float]] = (
-        [second for samples in phase_samples(phase, of_cell) for second in samples]
-        for cell, of_cell in visits.items()
-        if cell.engine == engine
-    )
-    return min((timing_of(seconds) for seconds in cells if seconds), key=lambda item: item.median_s, default=None)
+def _fastest_step(visits: Mapping[Cell, Sequence[Visit]], engine: str, phase: Phase) -> LowerQuartile | None:
+    """The undisturbed time of the fastest visit of an engine and phase; None if there is none.
+
+    A median is no lower bound: half of the steps of its own visit are faster, and so are other visits.
+    """
+    of_engine = (of_cell for cell, of_cell in visits.items() if cell.engine == engine)
+    timed = (undisturbed(samples) for of_cell in of_engine for samples in phase_samples(phase, of_cell) if samples)
+    return min(timed, key=lambda item: item.quartile_s, default=None)
 
 
 def dispatch_seconds(

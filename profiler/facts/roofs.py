@@ -11,7 +11,7 @@ from itertools import takewhile
 from profiler.data.datasheets import Datasheet
 from profiler.data.links import Link
 from profiler.facts.fact import Fact, MergedFacts
-from profiler.stats import NOTCH
+from profiler.stats import NOTCH, undisturbed
 
 TFLOAT32 = "tfloat32"
 GEMV = "gemv"
@@ -294,6 +294,14 @@ class Ceilings(Fact, kind="roofs"):
         """Return the device's clock during the measurement of that roof; None if unknown."""
         return self._compute_roof(dtype).clock_hz
 
+    def at_full_clock(self, dtype: str) -> float:
+        """Return that roof before the device reached its power limit, as a multiple of it, from its fastest sample.
+
+        An H100 of 700 W reaches 780 TFLOP/s in bfloat16 for a moment, and 700 at its power limit.
+        """
+        roof = self._compute_roof(dtype)
+        return statistics.median(roof.seconds) / min(roof.seconds) if roof.seconds else 1.0
+
     def _compute_roof(self, dtype: str) -> Roof:
         return self.compute.get(dtype) or max(self.compute.values(), key=lambda roof: roof.per_s, default=_NO_ROOF)
 
@@ -312,19 +320,22 @@ def agree(one_per_s: float, other_per_s: float, half_widths: float = 0.0) -> boo
     return abs(one_per_s / other_per_s - 1) <= max(AGREE, half_widths)
 
 
-def drift(looks: Sequence[DriftReading]) -> float:
+def drift(looks: Sequence[DriftReading], *, on_gpu: bool) -> float:
     """Return the change of the drift probe from the first half of its readings to the second, as a share.
 
-    Medians are compared, since a single reading may be disturbed. The larger change of memory and compute counts.
+    Medians are compared, since a single reading may be disturbed. The larger change of memory and compute counts. Of a
+    GPU, lower quartiles are compared: right after work at its power limit its clock is lower, and that is its own work.
     """
     half = len(looks) // 2
     if not half:
         return 0.0
-    before, after = looks[:half], looks[half:]
-    return max(
-        _change([look.memory for look in before], [look.memory for look in after]),
-        _change([look.compute for look in before], [look.compute for look in after]),
-    )
+    middle = _lower_quartile if on_gpu else statistics.median
+    times = ([look.memory for look in looks], [look.compute for look in looks])
+    return max(abs(middle(seconds[half:]) / middle(seconds[:half]) - 1) for seconds in times)
+
+
+def _lower_quartile(seconds: Sequence[float]) -> float:
+    return undisturbed(seconds).quartile_s
 
 
 def swing(looks: Sequence[DriftReading]) -> float:
@@ -333,7 +344,3 @@ def swing(looks: Sequence[DriftReading]) -> float:
         return 0.0
     kinds = [look.memory for look in looks], [look.compute for look in looks]
     return max(max(seconds) / min(seconds) - 1 for seconds in kinds)
-
-
-def _change(before: Sequence[float], after: Sequence[float]) -> float:
-    return abs(statistics.median(after) / statistics.median(before) - 1)

@@ -7,6 +7,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from profiler.grid.cells import Phase
+
 POWER_CAP = "power cap"
 # Reasons for low clocks (nvml.h, nvmlClocksEventReason*). 1 (idle) and 2 (application clocks) are not faults.
 THROTTLE_BITS = {
@@ -18,8 +20,8 @@ THROTTLE_BITS = {
 }
 _CLOCK_DROP = 0.05
 _BUSY_NEIGHBOUR_CORES = 0.3
-# NVML's utilisation covers the last 1/6 to 1 second (nvml.h, nvmlUtilization_t).
-_UTILISATION_S = 1.0
+# NVML's utilisation covers the last 1/6 to 1 second (nvml.h, nvmlUtilization_t), and its power up to a second.
+_AVERAGED_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +86,24 @@ class Timeline:
         self._readings = sorted(readings, key=lambda reading: reading.at_unix_s)
         self._at_unix_s = [reading.at_unix_s for reading in self._readings]
 
-    def throttled(self, spans: Sequence[tuple[float, float]]) -> tuple[str, ...]:
-        """Return the throttle reasons within the (start, seconds) spans, in alphabetical order."""
-        return tuple(sorted({name for reading in self._during(spans) for name in reading.throttle or ()}))
+    def throttled(self, spans: Sequence[tuple[float, float]], phase: Phase) -> tuple[str, ...]:
+        """Return the throttle reasons within the (start, seconds) spans of a phase, in alphabetical order.
+
+        Power is averaged over up to a second, so its limit may be reported for the time before. In a decode loop, after
+        a prefill, it counts only from the second second on. Before a prefill there is no load.
+        """
+        reasons = {name for reading in self._during(spans) for name in reading.throttle or ()}
+        if phase == "decode":
+            later = self._during([(start + _AVERAGED_S, seconds - _AVERAGED_S) for start, seconds in spans])
+            reasons -= {POWER_CAP} - {name for reading in later for name in reading.throttle or ()}
+        return tuple(sorted(reasons))
 
     def active(self, spans: Sequence[tuple[float, float]]) -> ActiveShares:
         """Return medians of the readings within the (start, seconds) spans.
 
         A share describes the time before its reading, so those of the first second of a span are left out.
         """
-        settled = self._during([(start + _UTILISATION_S, seconds - _UTILISATION_S) for start, seconds in spans])
+        settled = self._during([(start + _AVERAGED_S, seconds - _AVERAGED_S) for start, seconds in spans])
         sm = [r.sm_active for r in settled if r.sm_active is not None]
         memory = [r.memory_active for r in settled if r.memory_active is not None]
         clocks = [r.clock_hz for r in self._during(spans) if r.clock_hz is not None]

@@ -71,6 +71,15 @@ class Visit(Fact, kind="visit"):
         """Seconds of all timed prefills."""
         return () if self.prefill_s is None else (*self.more_prefill_s, self.prefill_s)
 
+    def spans(self, phase: Phase) -> list[tuple[float, float]]:
+        """Return when a phase ran, as (unix time of its start, seconds): the loop, or prefills before and after it."""
+        end_unix_s = self.at_unix_s + self.wall_s
+        if phase == "decode":
+            loop_s = self.wall_s - (self.prefill_s or 0.0) if self.loop_s is None else self.loop_s
+            return [(end_unix_s - loop_s, loop_s)]
+        first_s = self.ttft_s or self.prefill_s or 0.0
+        return [(self.at_unix_s, first_s), (end_unix_s, sum(self.more_prefill_s))] if first_s else []
+
 
 @dataclass(frozen=True)
 class Gap(Fact, kind="gap"):

@@ -71,7 +71,7 @@ def judge_run(facts: Facts) -> Judgement:
     if not facts.ceilings.judges:
         return _times_only(facts, rows, times, spreads)
     compute, memory = facts.ceilings.compute_flops_per_s(facts.model.dtype), facts.ceilings.memory_bytes_per_s
-    tests = doubling_tests(list(rows.values()), compute, memory, drift(facts.looks))
+    tests = doubling_tests(list(rows.values()), compute, memory, drift(facts.looks, on_gpu=facts.device.kind == "cuda"))
     sides = {test.series: test.sides for test in tests}
     knees = {test.series: test.knee_predicted for test in tests if test.axis == "batch"}
     results = {
@@ -142,9 +142,10 @@ def _times_only(
 
 
 def _time_row(facts: Facts, key: CellKey, row: CellResult, time_s: Estimate) -> CellResult:
-    spans = [(visit.at_unix_s, visit.wall_s) for visit in facts.visits[key.cell]]
+    spans = [span for visit in facts.visits[key.cell] for span in visit.spans(key.phase)]
     clock_share = _clock_share(facts, facts.timeline.active(spans))
-    return _rated_row(facts, key, row, time_s, _noise(facts, key, facts.timeline.throttled(spans), clock_share, time_s))
+    slowed = facts.timeline.throttled(spans, key.phase)
+    return _rated_row(facts, key, row, time_s, _noise(facts, key, slowed, clock_share, time_s))
 
 
 def _rated_row(facts: Facts, key: CellKey, row: CellResult, time_s: Estimate, noise: NoiseReport) -> CellResult:
@@ -227,8 +228,8 @@ def _judge(
 ) -> _CellJudgement:
     """Break down and judge a cell's time, with the compute roof at the GPU's clock during its visits."""
     visits, shares = facts.visits[key.cell], extreme_shares(facts)
-    spans = [(visit.at_unix_s, visit.wall_s) for visit in visits]
-    activity, slowed = facts.timeline.active(spans), facts.timeline.throttled(spans)
+    spans = [span for visit in visits for span in visit.spans(key.phase)]
+    activity, slowed = facts.timeline.active(spans), facts.timeline.throttled(spans, key.phase)
     clock_share = _clock_share(facts, activity)
     if clock_share < 1.0 and _is_faster_than_clock(facts, key, time_s.median_s, clock_share):
         clock_share = 1.0
@@ -329,11 +330,15 @@ def _roof_flops_per_s(facts: Facts, key: CellKey) -> float:
 
 
 def _clock_share(facts: Facts, activity: ActiveShares) -> float:
-    """The GPU's clock during a cell over that of its compute roof; 1 if one is unknown, or on a CPU."""
+    """The GPU's clock during a cell over that of its compute roof; 1 if one is unknown, or on a CPU.
+
+    A short prefill runs at the full clock, and the roof was measured at the power limit. Then the share is at most what
+    the roof's own fastest sample shows.
+    """
     roof_hz = facts.ceilings.compute_clock_hz(facts.model.dtype)
     if facts.device.kind != "cuda" or not roof_hz or not activity.clock_hz:
         return 1.0
-    return min(1.0, activity.clock_hz / roof_hz)
+    return min(facts.ceilings.at_full_clock(facts.model.dtype), activity.clock_hz / roof_hz)
 
 
 def _is_faster_than_clock(facts: Facts, key: CellKey, latency_s: float, clock_share: float) -> bool:
@@ -354,7 +359,7 @@ def _noise(facts: Facts, key: CellKey, slowed: Sequence[str], clock_share: float
         time_s,
         foreign_cores=foreign_cores(visits),
         throttled=[name for name in slowed if name != POWER_CAP or clock_share < THROTTLED],
-        machine_drift=drift(facts.looks),
+        machine_drift=drift(facts.looks, on_gpu=facts.device.kind == "cuda"),
     )
 
 

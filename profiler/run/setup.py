@@ -52,6 +52,7 @@ def set_up(
 ) -> tuple[Subject, Ceilings, list[DispatchSamples]]:
     """Load the model, ask `is_busy` whether other processes disturb, and measure the roofs and dispatch."""
     request, grid, machine = prepared.request, prepared.grid, stages.machine
+    before_bytes = machine.allocated_bytes()  # of this process's other models, as in a notebook
     with budget.apart():
         stages.begin(
             "loading", f"loading {request.source.name} ({dtype_name(request.dtype)}, {request.weights} weights)"
@@ -61,7 +62,7 @@ def set_up(
         for name in OWNING.keys() & set(grid.engines):
             stages.begin(f"loading into {name}", f"{name} loads the model, compiles it and warms up")
         engines = make_engines(prepared, loaded, work, machine)
-    held_bytes = machine.allocated_bytes()
+    held_bytes = machine.allocated_bytes() - before_bytes
     busy = is_busy()
     stages.begin("roofs", "measuring this device's roofs")
     ceilings = measure_ceilings(

@@ -10,6 +10,8 @@ import torch
 
 from profiler.device.telemetry import HostSource, Watch, source_for
 from profiler.facts.telemetry import ActiveShares, Reading, Timeline, complaints
+from profiler.facts.visits import Visit
+from profiler.grid.cells import Cell
 
 
 def test_a_falling_clock_is_reported() -> None:
@@ -51,8 +53,24 @@ def test_activity_is_only_that_of_the_visits() -> None:
 
 def test_throttling_is_only_that_of_the_visits() -> None:
     readings = [Reading(throttle=("power cap",), at_unix_s=0.5), Reading(throttle=("hardware thermal",), at_unix_s=5.0)]
-    assert Timeline(readings).throttled([(0.0, 1.0)]) == ("power cap",)
-    assert Timeline(readings).throttled([(0.0, 1.0), (4.0, 2.0)]) == ("hardware thermal", "power cap")
+    assert Timeline(readings).throttled([(0.0, 1.0)], "prefill") == ("power cap",)
+    assert Timeline(readings).throttled([(0.0, 1.0), (4.0, 2.0)], "prefill") == ("hardware thermal", "power cap")
+
+
+def test_the_power_cap_of_a_prefill_is_not_the_decode_steps() -> None:
+    """Power is averaged over up to a second, so a reading early in the loop may be about the prefill before it."""
+    cell = Cell(16, 512, 32)
+    visit = Visit(cell, 0, 0.24, (0.03,) * 60, 2.1, (), None, 100.0, ttft_s=0.25, loop_s=1.8)
+    assert visit.spans("prefill")[0] == (100.0, 0.25)
+    [(start, seconds)] = visit.spans("decode")
+    assert (start, seconds) == (pytest.approx(100.3), 1.8)
+    readings = [Reading(throttle=("power cap",), at_unix_s=at) for at in (100.2, 100.5)]
+    readings.append(Reading(throttle=(), at_unix_s=101.8))
+    timeline = Timeline(readings)
+    assert timeline.throttled(visit.spans("prefill"), "prefill") == ("power cap",)
+    assert timeline.throttled(visit.spans("decode"), "decode") == ()
+    late = Timeline([*readings, Reading(throttle=("power cap",), at_unix_s=101.9)])
+    assert late.throttled(visit.spans("decode"), "decode") == ("power cap",)
 
 
 def test_readings_of_any_spans() -> None:

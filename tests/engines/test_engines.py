@@ -81,6 +81,7 @@ def test_a_call_that_fails_at_a_mark_leaves_the_model_without_hooks(failing: int
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
 
 
+@pytest.mark.slow
 def test_a_recorded_graph_gives_the_tokens_of_generate(short_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The graph engine's code, replayed with the rules of a CUDA graph; the second prompt uses the same graph."""
     engine = ENGINES["graph"](short_model, recorded.machine(monkeypatch))

@@ -94,6 +94,7 @@ def test_no_sequence_is_longer_than_the_model_knows() -> None:
     assert forecast_on("gpt2", "L4", ForecastRequest("1000", "1", new_tokens=24)).cells
 
 
+@pytest.mark.slow
 def test_a_format_without_figures_in_plain_transformers_has_no_basis() -> None:
     """H20, fp8: plain transformers take 136 ms for a token of Qwen3-32B, SGLang 22 ms (Qwen's speed benchmark)."""
     fp8 = ForecastRequest("1", "1", new_tokens=2048, quant="fp8")

@@ -123,6 +123,7 @@ def test_real_weights_in_every_format(
     assert torch.equal(greedy_tokens(EagerEngine(loaded.module, HOST), prompt, 8), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("quant", "fused", "options", "share"), SHARES, ids=name_of)
 def test_random_weights_in_every_format(
     short_folder: Path,

@@ -250,6 +250,7 @@ class Late(Machine):
         return 0.0 if self._asked == 1 else 50.0
 
 
+@pytest.mark.slow
 def test_nothing_is_compiled_where_too_little_time_is_left(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """10 of 60 seconds are enough for every variant except the one that takes 25 to compile."""
     subject, config = subject_of(str(tiny_folder))
@@ -275,6 +276,7 @@ class Stopped:
         return [0.0] * (len(marks) - 1)
 
 
+@pytest.mark.slow
 def test_a_clock_that_stands_still_leaves_a_form_without_a_trial(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

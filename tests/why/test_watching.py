@@ -310,6 +310,7 @@ def test_pairs_that_disagree_give_no_finding() -> None:
     assert "Nothing to change of 1 tried." in why_sentences(judge_calls(observations, [trial((1.0, 1.5))]))
 
 
+@pytest.mark.slow
 def test_forwards_with_a_cache_are_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     """If a loop records needless gradients, a step without them is tried."""
 

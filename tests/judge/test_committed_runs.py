@@ -1,0 +1,78 @@
+"""The committed runs are those that today's rules give: a changed rule changes them in the same commit."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from profiler.errors import RunError
+from profiler.run.judge_folder import judge_folder
+from profiler.store.folder import read_document, read_facts, read_gathered, read_run
+
+REFERENCE = Path(__file__).parents[2] / "runs/reference"
+FOLDERS = sorted(file.parent for file in REFERENCE.glob("*/run.json"))
+SMALL = "mistral-7b-h100-default"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "folder",
+    [pytest.param(each, marks=pytest.mark.ci if each.name == SMALL else (), id=each.name) for each in FOLDERS],
+)
+def test_a_committed_run_is_judged_as_it_is_stored(folder: Path, tmp_path: Path) -> None:
+    document = read_document(folder)
+    try:
+        read_facts(folder, document, read_gathered(folder, document))
+    except RunError:
+        pytest.skip("its version did not write the facts of judging")
+    again = tmp_path / folder.name
+    shutil.copytree(folder, again)
+    judge_folder(again, finished=True)
+    assert (again / "cells.csv").read_text() == (folder / "cells.csv").read_text()
+    stored, judged = read_run(folder), read_run(again)
+    assert judged.answer == stored.answer
+    assert judged.document.evidence == stored.document.evidence
+
+
+def test_an_h100s_figures_are_its_own() -> None:
+    """What an outside review computed from the raw samples of `mistral-7b-h100` (26 November 2026)."""
+    run = read_run(REFERENCE / "mistral-7b-h100")
+    cells = {(row.phase, row.batch_size, row.prompt_len): row for row in run.measured}
+    evidence = {(item.phase, item.batch_size, item.prompt_len): item for item in run.document.evidence}
+    decodes = [row for row in run.measured if row.phase == "decode"]
+    assert {row.regime for row in decodes} == {"overhead-bound"}
+    # A decode step of 200 to 300 W is at no limit of 700 W, and the probe's memory part moved by 0.9 %.
+    assert not any("power-capped" in evidence["decode", row.batch_size, row.prompt_len].flags for row in decodes)
+    assert not any("drifted" in why for item in run.document.evidence for why in item.noise_reasons)
+    # Of the samples of prefill 1 x 64, order statistics say 26.2 to 47.1 ms.
+    small = cells["prefill", 1, 64]
+    assert small.latency_low_s < 26.5e-3
+    assert small.latency_high_s > 40e-3
+    # 98 of 300 decode steps took less than 24.1 ms, which was the floor before.
+    assert all(row.floor_s == pytest.approx(23.1e-3, rel=0.01) for row in decodes)
+    # At 1.98 GHz the roof is 780 TFLOP/s, not the 700 of the power limit: no kernel is faster than its roof.
+    assert cells["prefill", 4, 512].kernel_s > 0
+    fusing = [item for item in evidence["prefill", 16, 512].levers if item.change.startswith("fusing")]
+    assert [item.saves_s < 40e-3 for item in fusing] == [True]
+    compiled = next(item for item in evidence["decode", 1, 64].levers if item.change == "torch.compile")
+    assert compiled.at_least_s is not None
+    fastest_s, slowest_s = (
+        cells["decode", 1, 64].latency_s - saves_s for saves_s in (compiled.saves_s, compiled.at_least_s)
+    )
+    assert slowest_s - fastest_s < 2e-3
+    assert fastest_s < 6.3e-3 < slowest_s
+
+
+def test_a_computed_saving_contains_what_was_then_measured() -> None:
+    """The eager run on an H100 computes a compiled step of 6.0 to 6.9 ms, and another run measured 6.72 ms."""
+    computed, measured = (read_run(REFERENCE / f"mistral-7b-h100-{name}") for name in ("engines", "compile"))
+    levers = next(
+        item.levers for item in computed.document.evidence if (item.phase, item.engine) == ("decode", "eager")
+    )
+    compiled = next(item for item in levers if item.change == "torch.compile")
+    rows = {row.engine: row for row in measured.measured if row.phase == "decode"}
+    own_s = {row.engine: row.latency_s for row in computed.measured if row.phase == "decode"}["eager"]
+    assert compiled.at_least_s is not None
+    assert own_s - compiled.saves_s < rows["compile"].latency_s < own_s - compiled.at_least_s
