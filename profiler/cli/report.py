@@ -72,13 +72,15 @@ def report(
     from profiler.store.folder import read_run
 
     runs = [read_run(folder) for folder in folders]
-    if len(folders) == 2:
-        compared(*folders, anyway=True)  # raises for two runs without a common cell, before anything is written
     for run in runs:
         write_reports([run])
         print(run.folder / "report.html")
     if len(runs) == 2:
-        print(write_changes(*runs))
+        try:
+            compared(*folders, anyway=True)
+            print(write_changes(*runs))
+        except RequestError as reason:
+            print(f"roofscope: there is no page of what changed, since {reason}", file=sys.stderr)
 
 
 def plot(

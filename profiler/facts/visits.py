@@ -122,6 +122,19 @@ def phase_samples(phase: Phase, visits: Sequence[Visit]) -> list[tuple[float, ..
     return [steady(visit.decode_s) for visit in visits]
 
 
+def first_use_s(visits: Sequence[Visit]) -> float | None:
+    """Return the seconds of a decode step at a KV length that is new to the process, from the first loop of a shape.
+
+    cuDNN has one attention plan for each exact shape (PyTorch, aten/src/ATen/native/cudnn/MHA.cpp). None if such steps
+    take less than twice as long as later ones, or if no first loop was recorded.
+    """
+    first = [seconds for visit in visits for seconds in steady(visit.first_decode_s)]
+    later = [seconds for visit in visits for seconds in steady(visit.decode_s)]
+    if not first or not later or statistics.median(first) < 2 * statistics.median(later):
+        return None
+    return statistics.median(first)
+
+
 def phase_medians(phase: Phase, visits: Sequence[Visit]) -> dict[int, float]:
     """Return the median time of a phase by round."""
     return {

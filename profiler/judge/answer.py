@@ -6,9 +6,11 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
+from profiler.facts.measurements import WITHOUT_CUDNN
 from profiler.judge.breakdown import TERM_NAMES, TimeBreakdown
 from profiler.judge.cells import EngineDifference, JudgedCell, Lever
 from profiler.judge.engine_differences import causes_of, engine_change
+from profiler.judge.how_to import how_to
 from profiler.judge.levers import WORTH, Setting, best_lever, levers
 from profiler.judge.regimes import PACED_SHARE, Flag
 from profiler.judge.scaling import best_of
@@ -53,7 +55,7 @@ def answer(
     if decodes:
         change = _change_sentence(decodes, setting)
         others = [item for item in differences if f"{engine_change(item)} saves" not in change]
-        how = _how_sentences(decodes, setting)
+        how = [*_how_sentences(decodes, setting), *_first_use_sentences(decodes[0])]
         sentences += [change, *how, *_prefill_change(prefills, setting), *_engine_sentences(decodes[0], others)]
     elif prefills:
         sentences.append(_change_sentence(prefills, setting))
@@ -241,6 +243,18 @@ def _change_sentence(decodes: Sequence[JudgedCell], setting: Setting) -> str:
     if not parts:
         return _no_change(first.split)
     return f"What to change: {'; '.join(parts)}."
+
+
+def _first_use_sentences(first: JudgedCell) -> list[str]:
+    """What a step costs at a KV length that is new to the process, and the switch that avoids it."""
+    if first.first_use_s is None:
+        return []
+    more_s = first.first_use_s - first.split.latency_s
+    return [
+        f"The first time at each KV length a step takes {duration(first.first_use_s)}, not"
+        f" {duration(first.split.latency_s)}: cuDNN builds a plan per length, batch size and process."
+        f" {how_to(WITHOUT_CUDNN, on_gpu=True).line} saves {duration(more_s)} there; a static cache has one length."
+    ]
 
 
 def _how_sentences(decodes: Sequence[JudgedCell], setting: Setting) -> list[str]:

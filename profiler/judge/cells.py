@@ -308,6 +308,8 @@ class CellEvidence(KeyedRecord):
     """Changes that would save time, the largest saving first."""
     at_least_s_on: Mapping[str, float | None] = field(default_factory=dict)
     """Lower bound on other GPUs by their datasheets; None for a GPU whose memory is too small."""
+    first_use_s: float | None = None
+    """Seconds of a decode step at a KV length that is new to the process; None if it takes no longer."""
     unexplained_in_s: Mapping[str, float] = field(default_factory=dict)
     """Unexplained seconds by group of operators, the largest first; empty if they were not measured by group."""
 
@@ -349,6 +351,8 @@ class JudgedCell:
     """Seconds of the step replayed as a CUDA graph; None if none was recorded."""
     clock_share: float = 1.0
     """The GPU's clock over that of its compute roof."""
+    first_use_s: float | None = None
+    """Seconds of a decode step at a KV length that is new to the process; None if it takes no longer."""
     knee: float | None = None
     """The batch at which, by the counts, FLOPs overtake bytes; None if there is none, or only one batch was run."""
 

@@ -268,14 +268,15 @@ def step_demand(facts: Facts, item: OperatorWork, replay: Replay | None) -> Dema
     )
 
 
-def disturbed_cells(facts: Facts) -> list[Cell]:
-    """Measured cells with dispatch or replays that took clearly longer than whole steps: they may have been
-    disturbed."""
+def cells_of_disturbed_dispatch(facts: Facts) -> list[Cell]:
+    """Measured cells whose hollow twin took clearly longer than whole steps of the model."""
+    return list(dict.fromkeys(key.cell for key in facts.measured if was_disturbed(dispatch_at(facts, key))))
+
+
+def cells_of_disturbed_replays(facts: Facts) -> list[Cell]:
+    """Measured cells whose parts, each measured by itself, took clearly longer than the whole step."""
     cells: dict[Cell, None] = {}
     for key in facts.measured:
-        if was_disturbed(dispatch_at(facts, key)):
-            cells[key.cell] = None
-            continue
         medians_s = phase_medians(key.phase, facts.visits[key.cell]).values()
         latency_s = statistics.median(medians_s) if medians_s else math.inf
         if exceeds_step(breakdown_of(facts, key, latency_s)[0]):

@@ -13,7 +13,7 @@ from profiler.facts.operators import REST
 from profiler.facts.roofs import AGREE, drift, swing
 from profiler.facts.run_facts import Facts
 from profiler.facts.telemetry import POWER_CAP, ActiveShares
-from profiler.facts.visits import foreign_cores, phase_samples, visit_spreads
+from profiler.facts.visits import first_use_s, foreign_cores, phase_samples, visit_spreads
 from profiler.grid.cells import Cell, CellKey, Phase
 from profiler.judge import answer as advice
 from profiler.judge.breakdown import TERMS, TimeBreakdown
@@ -266,6 +266,7 @@ def _judge(
         waits=roofs.dispatch is not None and roofs.dispatch.waits,
         graph_step_s=measurement.graph_step_s,
         clock_share=clock_share,
+        first_use_s=first_use_s(visits) if key.phase == "decode" else None,
         tried=tuple(trial_results(facts.trials.get(key, ()))),
         ways=ragged.ways if ragged else (),
     )
@@ -319,6 +320,7 @@ def _evidence(facts: Facts, judged: JudgedCell, noise: NoiseReport) -> CellEvide
         split_half_widths_s=judged.split.half_widths_s,
         noise_reasons=noise.reasons,
         predicted_peak_memory_bytes=facts.predicted_peak_bytes[judged.key.cell],
+        first_use_s=judged.first_use_s,
     )
 
 

@@ -9,7 +9,7 @@ from profiler.facts.dispatch import Dispatch
 from profiler.facts.roofs import Ceilings, RoofsRemeasured
 from profiler.facts.run_facts import Facts
 from profiler.facts.telemetry import complaints
-from profiler.facts.visits import Gap, Visit, steady
+from profiler.facts.visits import Gap, Visit
 from profiler.grid.cells import Cell
 from profiler.judge.breakdown import exceeds_step
 from profiler.judge.cells import JudgedCell
@@ -38,7 +38,6 @@ def run_warnings(facts: Facts, judged: Sequence[JudgedCell]) -> list[str]:
         *_gaps(facts.gaps, facts.visits),
         *_two_clocks(facts.visits),
         *_in_chunks(facts.visits),
-        *_new_lengths(facts.visits),
         *_straggling(facts, judged),
     ]
 
@@ -165,34 +164,6 @@ def _in_chunks(visits: Mapping[Cell, Sequence[Visit]]) -> list[str]:
         f"{len(chunked)} prefills went in chunks (most: batch {cell.name} in {number} iterations"
         f"{', in which sequences that had finished their prompts already decoded' if mixed else ''}):"
         " their time is that of all the chunks."
-    ]
-
-
-def new_length_s(visits: Sequence[Visit]) -> float:
-    """Extra seconds of a decode step at a KV length that is new to the process; 0 if no first loop was recorded.
-
-    It is the median over the steps of the first loop of a shape, minus that of the timed loops over the same lengths.
-    cuDNN has one attention plan for each exact shape (PyTorch, aten/src/ATen/native/cudnn/MHA.cpp).
-    """
-    first = [seconds for visit in visits for seconds in steady(visit.first_decode_s)]
-    later = [seconds for visit in visits for seconds in steady(visit.decode_s)]
-    return statistics.median(first) - statistics.median(later) if first and later else 0.0
-
-
-def _new_lengths(visits: Mapping[Cell, Sequence[Visit]]) -> list[str]:
-    """New KV lengths that cost more than a decode step."""
-    costs = {cell: new_length_s(of_cell) for cell, of_cell in visits.items() if of_cell}
-    if not costs:
-        return []
-    cell, cost_s = max(costs.items(), key=lambda item: item[1])
-    step_s = statistics.median(seconds for visit in visits[cell] for seconds in visit.decode_s)
-    if cost_s < step_s:
-        return []
-    return [
-        f"each KV length costs {duration(cost_s)} more the first time (decode at batch {cell.name}, {duration(step_s)}"
-        " after that): the attention library builds a plan per length. The times of cells are without it; a service"
-        " pays it once per length, batch size and process. torch.backends.cuda.enable_cudnn_sdp(False) needs no plan;"
-        " a static cache has one length."
     ]
 
 

@@ -56,6 +56,7 @@ from profiler.report.tables import (
     breakdown_rows,
     card_rows,
     engine_rows,
+    has_first_uses,
     health_rows,
     lever_rows,
     module_time_rows,
@@ -118,14 +119,20 @@ def _cells(run: Run) -> Section:
 
 def _waiting(run: Run) -> Section | None:
     rows = waiting_rows(run)
+    if not rows:
+        return None
     shown = evenly(rows, _MOST_WAITING_ROWS)
     needed = ", ".join(f"p{percent} needs {samples_for(percent)}" for percent in (90, 99))
     cut = f"{len(shown)} of {len(rows)} cells; all are in cells.csv. " if len(shown) < len(rows) else ""
     caption = f"{cut}-: not measured, or too few samples ({needed}); TTFT has one per visit, TPOT one per decode step"
     kinds = [f"{name} p{percent}" for name in ("TTFT", "TPOT") for percent in (50, 90, 99)]
-    table = text_table(("cell", *kinds, "visits", "steps"), shown, caption=caption)
+    kinds += ["TPOT, first use"] if has_first_uses(run) else []
+    # A percentile for which no cell has enough samples gets no column.
+    columns = zip(("cell", *kinds, "visits", "steps"), *shown, strict=True)
+    headings, *cells = zip(*(each for each in columns if set(each[1:]) != {"-"}), strict=True)
+    table = text_table(headings, [list(row) for row in cells], caption=caption)
     note = "TTFT: time to first token; TPOT: time per output token; each cell is batch x prompt"
-    return Section("What a user waits for", [table], note) if rows else None
+    return Section("What a user waits for", [table], note)
 
 
 def _breakdown(run: Run) -> Section | None:

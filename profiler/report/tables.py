@@ -56,7 +56,9 @@ def waiting_rows(run: Run) -> list[TableRow]:
     """Return a row per measured cell: p50, p90 and p99 of the time to first token, and of the time per output token.
 
     Tokens of one sequence are one decode step apart. A percentile that needs more samples than the cell has is `-`.
+    Where new KV lengths cost time (`has_first_uses`), the step at such a length follows.
     """
+    evidence, new_lengths = evidence_of(run), has_first_uses(run)
     results: dict[Cell, dict[Phase, CellResult]] = {}
     for result in run.measured:
         results.setdefault(result.key.cell, {})[result.phase] = result
@@ -65,9 +67,15 @@ def waiting_rows(run: Run) -> list[TableRow]:
         first, step = phases.get("prefill"), phases.get("decode")
         ttft_s = (first.ttft_s, first.ttft_p90_s, first.ttft_p99_s) if first else _NO_PERCENTILES
         tpot_s = (step.latency_s, step.p90_s, step.p99_s) if step else _NO_PERCENTILES
+        uses = [duration(evidence[step.key].first_use_s or math.nan)] if step and new_lengths else [""] * new_lengths
         samples = [str(each or 0) for each in (first.visits if first else 0, step.samples if step else 0)]
-        rows.append([cell.name, *map(duration, ttft_s), *map(duration, tpot_s), *samples])
+        rows.append([cell.name, *map(duration, ttft_s), *map(duration, tpot_s), *uses, *samples])
     return rows
+
+
+def has_first_uses(run: Run) -> bool:
+    """Whether a decode step of the run takes longer at a KV length that is new to the process."""
+    return any(item.first_use_s is not None for item in run.document.evidence)
 
 
 _NO_PERCENTILES = (math.nan,) * 3
@@ -156,6 +164,8 @@ def roof_rows(run: Run) -> list[TableRow]:
         rows.append(_roof_row(f"compute: {name}", "FLOP/s", roof, peak))
     if ceilings.weights is not None:
         rows.append(_roof_row("memory: the model's own weights", "B/s", ceilings.weights.roof, None))
+        if ceilings.weights.stream is not None:
+            rows.append(_roof_row("memory: a stream in the same pieces", "B/s", ceilings.weights.stream, None))
     rows += [_roof_row(f"links: {name}", "B/s", roof, None) for name, roof in ceilings.links.items()]
     return rows
 

@@ -14,7 +14,7 @@ from profiler.facts.roofs import swing
 from profiler.facts.visits import Gap, Visit
 from profiler.fallbacks import Fallback
 from profiler.grid.cells import PHASES, Cell, CellKey
-from profiler.judge.demand import breakdown_of, disturbed_cells
+from profiler.judge.demand import breakdown_of, cells_of_disturbed_dispatch, cells_of_disturbed_replays
 from profiler.judge.judge_run import judge_run
 from profiler.judge.levers import promised_s
 from profiler.loading.request import dtype_name
@@ -248,8 +248,7 @@ def _replay(session: Session, measured: list[Cell]) -> None:
         for replays in _replayed(session, measured, 1.0):
             session.ledger.add(replays)
         for _ in range(_MOST_REPEATS):
-            if cells := [cell for cell in disturbed_cells(session.ledger.facts) if cell in measured]:
-                _repeat_parts(session, cells)
+            _repeat_parts(session, measured)
         if session.ranks is None:
             _replay_between(session, measured)
 
@@ -289,16 +288,18 @@ def _replayed(session: Session, cells: list[Cell], share: float) -> Iterator[Rep
     return replay_kernels(session.subject, cells, ceilings, budget_s, on_failure, steps_s)
 
 
-def _repeat_parts(session: Session, cells: list[Cell]) -> None:
-    """Measure dispatch and kernels again where another process made them longer than the steps they belong to."""
-    if session.ranks is None:
-        batches, engines = sorted({cell.batch_size for cell in cells}), sorted({cell.engine for cell in cells})
+def _repeat_parts(session: Session, measured: list[Cell]) -> None:
+    """Measure dispatch again where it was longer than whole steps, and kernels where the parts of a step are."""
+    disturbed = [cell for cell in cells_of_disturbed_dispatch(session.ledger.facts) if cell in measured]
+    if disturbed and session.ranks is None:
+        batches, engines = sorted({cell.batch_size for cell in disturbed}), sorted({cell.engine for cell in disturbed})
         for dispatch in dispatch_of_twin(
             session.prepared, session.subject, session.stages, session.budget, batches, engines
         ):
             session.ledger.add(dispatch)
-    for replays in _replayed(session, cells, _REPEAT_SHARE):
-        session.ledger.add(replays)
+    if cells := [cell for cell in cells_of_disturbed_replays(session.ledger.facts) if cell in measured]:
+        for replays in _replayed(session, cells, _REPEAT_SHARE):
+            session.ledger.add(replays)
 
 
 def _time_generate(session: Session, measured: list[Cell]) -> None:

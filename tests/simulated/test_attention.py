@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from profiler.store.folder import Run
-from profiler.units import duration
 
 from .held import REST
 from .native import why_not
@@ -33,8 +32,12 @@ def test_plans_are_not_part_of_a_steps_time(tmp_path: Path) -> None:
     for phase, row in pairs(so(scenario, truth, tmp_path), run.cells):
         assert row["latency_s"] == pytest.approx(phase.latency_s, rel=REST)
         assert row["confidence"] != "unusable"
-    [warning] = [line for line in run.document.warnings if line.startswith("each KV length costs")]
-    assert duration(PLAN_S) in warning
+    [first] = [
+        item for item in run.document.evidence if (item.phase, item.batch_size, item.prompt_len) == ("decode", 1, 128)
+    ]
+    [row] = [each for each in run.measured if each.key == first.key]
+    assert first.first_use_s == pytest.approx(row.latency_s + PLAN_S, rel=REST)
+    assert any("torch.backends.cuda.enable_cudnn_sdp(False)" in text for text in run.answer)
 
 
 @pytest.fixture(scope="module")

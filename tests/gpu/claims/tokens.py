@@ -14,6 +14,8 @@ from profiler.judge.breakdown import TERMS
 
 from .bench import Attempt, Bench, Check
 
+_LEAST_SHARE = 0.45
+"""Of the memory roof. A graph of Mistral-7B's step reached 0.53 on an H100; slower memory hides more of small kernels."""
 _LARGE_BYTES = 5e9
 """Bytes of weights from which small kernels are negligible at batch 1."""
 _COMPILED_S = 120.0
@@ -56,19 +58,17 @@ def _engines(bench: Bench, names: list[str]) -> Iterator[Check]:
     best = float(decode["bytes_per_s"].max()) / run.document.ceilings.memory_bytes_per_s
     large = run.document.model.storage_bytes > _LARGE_BYTES
     fastest = decode.sort_values("latency_s").iloc[0]
-    # A thousand small kernels of 2 us each take a fifth of such a step; its replay runs them one after the other.
-    kept = 1 - float(fastest["kernel_s"]) / float(fastest["latency_s"])
     missing = {term: float(fastest[term]) for term in TERMS if term not in ("weights_s", "kv_s")}
     value = {
         "share": best,
-        "kernels_lose": 1 - kept,
+        "kernels_lose": float(fastest["kernel_s"]) / float(fastest["latency_s"]),
         "step_s": times,
         "engine": fastest["engine"],
         "missing_s": missing,
     }
-    limit = ">= 0.85 of the time that replayed kernels do not lose"
     why = "" if large else "judged on models of 5 GB and more"
-    yield Check("best engine / measured bandwidth, batch 1", best / kept >= 0.85 if large else None, value, limit, why)
+    passed = best >= _LEAST_SHARE if large else None
+    yield Check("best engine / measured bandwidth, batch 1", passed, value, f">= {_LEAST_SHARE}", why)
     host = 1 - times["graph"] / times["eager"]
     eager = decode[decode["engine"] == "eager"].iloc[0]
     # A replay has gaps between its kernels, so near one half it agrees with either verdict.
