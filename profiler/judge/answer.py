@@ -55,7 +55,7 @@ def answer(
     if decodes:
         change = _change_sentence(decodes, setting)
         others = [item for item in differences if f"{engine_change(item)} saves" not in change]
-        how = [*_how_sentences(decodes, setting), *_first_use_sentences(decodes[0])]
+        how = [*_how_sentences(decodes, setting), *_first_use_sentences(decodes)]
         sentences += [change, *how, *_prefill_change(prefills, setting), *_engine_sentences(decodes[0], others)]
     elif prefills:
         sentences.append(_change_sentence(prefills, setting))
@@ -245,9 +245,13 @@ def _change_sentence(decodes: Sequence[JudgedCell], setting: Setting) -> str:
     return f"What to change: {'; '.join(parts)}."
 
 
-def _first_use_sentences(first: JudgedCell) -> list[str]:
-    """What a step costs at a KV length that is new to the process, and the switch that avoids it."""
-    if first.first_use_s is None:
+def _first_use_sentences(decodes: Sequence[JudgedCell]) -> list[str]:
+    """What a step costs at a KV length that is new to the process, and the switch that avoids it.
+
+    The cell that warmed up the engine may have used all its lengths then.
+    """
+    first = next((cell for cell in decodes if cell.first_use_s is not None), None)
+    if first is None or first.first_use_s is None:
         return []
     more_s = first.first_use_s - first.split.latency_s
     return [

@@ -32,11 +32,11 @@ def test_plans_are_not_part_of_a_steps_time(tmp_path: Path) -> None:
     for phase, row in pairs(so(scenario, truth, tmp_path), run.cells):
         assert row["latency_s"] == pytest.approx(phase.latency_s, rel=REST)
         assert row["confidence"] != "unusable"
-    [first] = [
-        item for item in run.document.evidence if (item.phase, item.batch_size, item.prompt_len) == ("decode", 1, 128)
-    ]
-    [row] = [each for each in run.measured if each.key == first.key]
-    assert first.first_use_s == pytest.approx(row.latency_s + PLAN_S, rel=REST)
+    slow = {item.key: item.first_use_s for item in run.document.evidence if item.first_use_s is not None}
+    assert slow, "the first cell used its lengths when the engine warmed up, the others did not"
+    for row in run.measured:
+        if row.key in slow:
+            assert slow[row.key] == pytest.approx(row.latency_s + PLAN_S, rel=REST)
     assert any("torch.backends.cuda.enable_cudnn_sdp(False)" in text for text in run.answer)
 
 

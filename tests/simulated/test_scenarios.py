@@ -13,12 +13,13 @@ import pytest
 import torch
 
 from profiler.engines.transformers import GraphEngine
+from profiler.facts.measurements import COMPILED
 from profiler.facts.roofs import Ceilings
 from profiler.facts.telemetry import Timeline
 from profiler.judge.regimes import Flag
 from profiler.store.folder import Run, read_gathered, read_run
 
-from .held import REST, ROOFS, first_lever, held
+from .held import REST, ROOFS, SAVE_THE_HOST, first_lever, held
 from .native import why_not
 from .oracle import pairs
 from .scenario import Scenario, command_line, said, so
@@ -205,7 +206,11 @@ def test_a_small_model_on_a_large_cache(tmp_path: Path) -> None:
         # 128 rows are 1.2 times below this card's ridge, and a step's kernels take barely longer than their launches.
         assert {phase.regime, row["regime"]} <= {"memory-bound", "mixed"}
         levers[phase.phase] = first_lever(run, row)
-    assert levers == {"prefill": "CUDA graphs", "decode": "4-bit weights"}
+    assert levers["prefill"] in SAVE_THE_HOST
+    [decode] = [item for item in run.document.evidence if item.phase == "decode"]
+    # Small kernels take more of this step than its weights: a compiled step saves most, and 4 bits come next.
+    ranked = [lever.change for lever in decode.levers if not lever.change.startswith("another GPU")]
+    assert ranked[:2] == [COMPILED, "4-bit weights"]
 
 
 def test_a_model_that_a_cache_holds(tmp_path: Path) -> None:
@@ -299,7 +304,9 @@ def test_a_card_that_is_always_under_its_power_cap_is_quiet(tmp_path: Path) -> N
     assert run.document.ceilings.compute["float16"].clock_hz == pytest.approx(0.8 * T4.clock_hz, rel=1e-3)
     assert not any("throttled" in reason for item in run.document.evidence for reason in item.noise_reasons)
     assert {item.noise_reasons for item in run.document.evidence if item.phase == "decode"} == {()}
-    assert all(Flag.POWER_CAPPED in item.flags and Flag.THROTTLED not in item.flags for item in run.document.evidence)
+    assert all(Flag.THROTTLED not in item.flags for item in run.document.evidence)
+    [prefill] = [item for item in run.document.evidence if item.phase == "prefill"]
+    assert Flag.POWER_CAPPED in prefill.flags
     assert any("power cap" in warning for warning in run.document.warnings)
 
 
@@ -417,4 +424,5 @@ def test_experts(model: str, layers: int, host: str, tmp_path: Path) -> None:
         assert phase.regime == expected
         assert row["regime"] in (expected, "mixed")
         if phase.phase == "decode" or (host == "slow" and model != "gpt-oss-20b"):
-            assert first_lever(run, row).startswith({"slow": "CUDA graphs", "fast": "another GPU"}[host])
+            first = first_lever(run, row)
+            assert first in SAVE_THE_HOST if host == "slow" else first.startswith(("another GPU", COMPILED))

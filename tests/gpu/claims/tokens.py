@@ -15,7 +15,7 @@ from profiler.judge.breakdown import TERMS
 from .bench import Attempt, Bench, Check
 
 _LEAST_SHARE = 0.45
-"""Of the memory roof. A graph of Mistral-7B's step reached 0.53 on an H100; slower memory hides more of small kernels."""
+"""Of the memory roof. On an H100 a graph of Mistral-7B's step reached 0.53; slower memory hides more small kernels."""
 _LARGE_BYTES = 5e9
 """Bytes of weights from which small kernels are negligible at batch 1."""
 _COMPILED_S = 120.0
