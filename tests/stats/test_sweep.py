@@ -212,6 +212,7 @@ def test_the_first_decode_step_is_kept_apart() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.timing
 def test_times_agree_with_a_plain_loop(short_model: torch.nn.Module) -> None:
     """Our decode step and prefill are within 3 % of a plain loop with only the model and perf_counter.
