@@ -315,6 +315,7 @@ def busy_neighbour() -> Iterator[None]:
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.timing
 @pytest.mark.usefixtures("brief_roofs")
 def test_a_busy_neighbour_is_noticed(short_folder: Path, tmp_path: Path) -> None:
