@@ -20,6 +20,8 @@ from profiler.units import duration, percent, saving, scaled, significant
 _LEAST_PREFILL_SAVING = 0.1
 # Terms below this share of a step are not named.
 _LEAST_STEP_SHARE = 0.1
+# A host that others use made a step clearly longer from this share on.
+_DISTURBED = 0.05
 # Within a model, the best streams and matrix products of GPUs reach 0.8 to 0.95 of their roofs.
 _NEAR_ROOF = 0.8
 
@@ -102,7 +104,7 @@ def _because(cell: JudgedCell, setting: Setting) -> str:
             f" {_source(setting)}"
         )
     if regime == "overhead-bound":
-        return f"overhead-bound: of {duration(s.latency_s)}, {_overhead(cell, setting)}"
+        return f"overhead-bound: of {duration(s.latency_s)}{_undisturbed(cell)}, {_overhead(cell, setting)}"
     if regime == "kernel-bound":
         lost_s = s.kernel_s + s.dequantise_s
         how = f", {duration(s.dequantise_s)} of it dequantising" if s.dequantise_s >= 0.1 * lost_s else ""
@@ -125,6 +127,14 @@ def _because(cell: JudgedCell, setting: Setting) -> str:
     if regime == "mixed" and cell.host_pace_s >= PACED_SHARE * s.latency_s:
         paced = f"; its host takes {duration(cell.host_pace_s)} to dispatch it, so both set its pace"
     return f"{regime}{where}: of {duration(s.latency_s)}, {_largest_terms(s)}{paced}"
+
+
+def _undisturbed(cell: JudgedCell) -> str:
+    """The undisturbed time of a step that its host paces, if others made it clearly longer."""
+    quiet_s = cell.undisturbed_s
+    if quiet_s is None or cell.split.latency_s <= (1 + _DISTURBED) * quiet_s:
+        return ""
+    return f" ({duration(quiet_s)} undisturbed)"
 
 
 def _source(setting: Setting) -> str:

@@ -353,6 +353,8 @@ class JudgedCell:
     """The GPU's clock over that of its compute roof."""
     first_use_s: float | None = None
     """Seconds of a decode step at a KV length that is new to the process; None if it takes no longer."""
+    undisturbed_s: float | None = None
+    """Lower quartile of the fastest visit: what a quiet host would take."""
     knee: float | None = None
     """The batch at which, by the counts, FLOPs overtake bytes; None if there is none, or only one batch was run."""
 

@@ -30,10 +30,10 @@ from profiler.judge.levers import Setting, floors_on, levers
 from profiler.judge.machine_speed import at_median_speed, busy_sentences
 from profiler.judge.module_times import unexplained_by_group
 from profiler.judge.padding import RaggedStep, ragged_step
-from profiler.judge.regimes import THROTTLED, Measurement, judge_cell, within_roof_range
+from profiler.judge.regimes import THROTTLED, Measurement, holds_over_interval, judge_cell, within_roof_range
 from profiler.judge.roof_range import extreme_shares
 from profiler.judge.scaling import SIZE_OF, BoundSide, DoublingTest, Series, doubling_tests, series_of
-from profiler.stats import Estimate, NoiseReport, VisitSpread, estimate, narrow_enough, noise_report
+from profiler.stats import Estimate, NoiseReport, VisitSpread, estimate, narrow_enough, noise_report, undisturbed
 
 # The GPUs that are rented most. `roofscope gpus` lists all others.
 _RENTED = ("T4", "L4", "A10G", "L40S", "A100 80GB SXM", "H100 SXM", "H200 SXM", "B200 SXM")
@@ -246,6 +246,8 @@ def _judge(
         extremes[name] = judge_cell(_measurement(scaled, key, split, observed))
     measurement = _measurement(facts, key, parts, observed)
     verdict, roofs = within_roof_range(judge_cell(measurement), extremes), measurement.roofs
+    if noise.grade == "unusable" and holds_over_interval(measurement, verdict.regime):
+        noise = replace(noise, grade="noisy")  # a wide interval whose conclusion is certain
     rated, ragged = _rated_row(facts, key, row, time_s, noise), ragged_step(facts, key, parts, spread)
     lost = lost_s(facts, key)
     judged = JudgedCell(
@@ -267,6 +269,7 @@ def _judge(
         graph_step_s=measurement.graph_step_s,
         clock_share=clock_share,
         first_use_s=first_use_s(visits) if key.phase == "decode" else None,
+        undisturbed_s=min(undisturbed(samples).quartile_s for samples in phase_samples(key.phase, visits) if samples),
         tried=tuple(trial_results(facts.trials.get(key, ()))),
         ways=ragged.ways if ragged else (),
     )

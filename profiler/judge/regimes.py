@@ -300,11 +300,20 @@ def _label_over_interval(m: Measurement) -> Regime:
     """
     if m.noise != "unusable":
         return _label(m, m.split)
-    ends = {_label(m, at_latency(m.split, latency_s)) for latency_s in (m.latency_low_s, m.latency_high_s)}
+    ends = _labels_of_ends(m)
     if len(ends) == 1:
         return ends.pop()
     explained = abs(m.split.unexplained_s) <= KERNEL_UNEXPLAINED * m.split.latency_s
     return _label(m, m.split) if explained else "inconclusive"
+
+
+def _labels_of_ends(m: Measurement) -> set[Regime]:
+    return {_label(m, at_latency(m.split, latency_s)) for latency_s in (m.latency_low_s, m.latency_high_s)}
+
+
+def holds_over_interval(m: Measurement, regime: Regime) -> bool:
+    """Whether a label is the same at both ends of the step's interval, however wide that is."""
+    return regime != "inconclusive" and _labels_of_ends(m) == {regime}
 
 
 def _label(m: Measurement, s: TimeBreakdown) -> Regime:
@@ -457,7 +466,9 @@ def _graph_saves(m: Measurement) -> bool | None:
 
 
 def _confidence(m: Measurement, regime: Regime, evidence: Sequence[Evidence], flags: Sequence[Flag]) -> Confidence:
-    if regime == "inconclusive" or m.noise == "unusable" or Flag.ABOVE_ROOF in flags:
+    if regime == "inconclusive" or Flag.ABOVE_ROOF in flags:
+        return "low"
+    if m.noise == "unusable" and not holds_over_interval(m, regime):
         return "low"
     voting = [item for item in evidence if item.vote]
     total = sum(item.weight for item in voting)

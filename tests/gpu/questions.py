@@ -66,7 +66,7 @@ QUESTIONS = (
     ),
     Question(
         "deep", 2, 65, "a step bound by its KV cache, and one that runs out of memory",
-        f"{_MISTRAL} --context-lens 4096,32768 --batch-sizes 1,16 --no-levers --budget 40",
+        f"{_MISTRAL} --context-lens 4096,32000 --batch-sizes 1,16 --no-levers --budget 40",
     ),
     Question("host", 2, 40, "whether the steps of a disturbed host are preempted: its CPU time next to wall time"),
     Question(

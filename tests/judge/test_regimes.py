@@ -124,7 +124,7 @@ def test_above_a_roof_is_flagged() -> None:
 
 def test_noise_lowers_confidence_but_leaves_a_label_of_the_whole_interval() -> None:
     found = verdict(1e-2, 1e9, 1e10, bytes_per_s=1e12, flops_per_s=1e14, noise="unusable")
-    assert (found.regime, found.confidence) == ("memory-bound", "low")
+    assert (found.regime, found.confidence) == ("memory-bound", "medium")
 
 
 def test_missing_dispatch_is_never_high_confidence() -> None:
