@@ -273,7 +273,7 @@ def cells_of_disturbed_dispatch(facts: Facts) -> list[Cell]:
     return list(dict.fromkeys(key.cell for key in facts.measured if was_disturbed(dispatch_at(facts, key))))
 
 
-def cells_of_disturbed_replays(facts: Facts) -> list[Cell]:
+def cells_of_disturbed_parts(facts: Facts) -> list[Cell]:
     """Measured cells whose parts, each measured by itself, took clearly longer than the whole step."""
     cells: dict[Cell, None] = {}
     for key in facts.measured:

@@ -14,7 +14,7 @@ from profiler.facts.roofs import swing
 from profiler.facts.visits import Gap, Visit
 from profiler.fallbacks import Fallback
 from profiler.grid.cells import PHASES, Cell, CellKey
-from profiler.judge.demand import breakdown_of, cells_of_disturbed_dispatch, cells_of_disturbed_replays
+from profiler.judge.demand import breakdown_of, cells_of_disturbed_dispatch, cells_of_disturbed_parts
 from profiler.judge.judge_run import judge_run
 from profiler.judge.levers import promised_s
 from profiler.loading.request import dtype_name
@@ -289,15 +289,17 @@ def _replayed(session: Session, cells: list[Cell], share: float) -> Iterator[Rep
 
 
 def _repeat_parts(session: Session, measured: list[Cell]) -> None:
-    """Measure dispatch again where it was longer than whole steps, and kernels where the parts of a step are."""
-    disturbed = [cell for cell in cells_of_disturbed_dispatch(session.ledger.facts) if cell in measured]
+    """Measure dispatch again where it took longer than whole steps, and all parts of steps that took less than them."""
+    facts = session.ledger.facts
+    cells = [cell for cell in cells_of_disturbed_parts(facts) if cell in measured]
+    disturbed = [*cells, *(cell for cell in cells_of_disturbed_dispatch(facts) if cell in measured)]
     if disturbed and session.ranks is None:
         batches, engines = sorted({cell.batch_size for cell in disturbed}), sorted({cell.engine for cell in disturbed})
         for dispatch in dispatch_of_twin(
             session.prepared, session.subject, session.stages, session.budget, batches, engines
         ):
             session.ledger.add(dispatch)
-    if cells := [cell for cell in cells_of_disturbed_replays(session.ledger.facts) if cell in measured]:
+    if cells:
         for replays in _replayed(session, cells, _REPEAT_SHARE):
             session.ledger.add(replays)
 

@@ -13,7 +13,7 @@ from profiler.facts.operators import REST, Cause, OperatorWork
 from profiler.facts.visits import Visit
 from profiler.grid.cells import CellKey
 from profiler.judge.breakdown import TERMS, TimeBreakdown
-from profiler.judge.demand import breakdown_of, cells_of_disturbed_dispatch, cells_of_disturbed_replays
+from profiler.judge.demand import breakdown_of, cells_of_disturbed_dispatch, cells_of_disturbed_parts
 
 
 def terms(parts: TimeBreakdown) -> float:
@@ -112,7 +112,7 @@ def test_a_part_cannot_take_longer_than_the_whole(replayed_s: float, is_held_up:
     made = facts([operator], {"op": Replay("op", (replayed_s,) * 9)}, flops_per_s=1e6, bytes_per_s=1e9)
     visit = Visit(CELL, 0, 1.0, (1e-3,) * 7, 1.0, (), None, 0.0)
     timed = replace(made, visits={CELL: [visit]}, operators={KEY: [operator], CellKey("prefill", CELL): []})
-    assert cells_of_disturbed_replays(timed) == ([CELL] if is_held_up else [])
+    assert cells_of_disturbed_parts(timed) == ([CELL] if is_held_up else [])
     assert cells_of_disturbed_dispatch(timed) == []
 
 
