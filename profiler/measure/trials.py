@@ -47,7 +47,8 @@ class _Copy:
     """One copy of a short model, with the engine that steps it."""
 
     module: Any
-    stack: nn.ModuleList
+    stack: nn.ModuleList | None
+    """Its layers; None for a model without a list of them, whose steps are not cut."""
     engine: Engine
 
 
@@ -71,11 +72,12 @@ class Bench:
 
     def _copies(self, key: CellKey) -> list[_Copy]:
         """As many copies as a cell's step needs; the first is the loaded model itself."""
-        count = copies_of(self._loaded, self._subject, key, self._past_caches_bytes)
+        is_whole = self._loaded is self._subject.loaded
+        count = 1 if is_whole else copies_of(self._loaded, self._subject, key, self._past_caches_bytes)
         while len(self._made) < count:
             module = copy.deepcopy(self._loaded.module) if self._made else self._loaded.module
             engine = ENGINES[self._variant.engine or "eager"](module, self._machine)
-            self._made.append(_Copy(module, _stack(module, self._loaded.config), engine))
+            self._made.append(_Copy(module, stack_of(module, self._loaded.config.get_text_config()), engine))
         return self._made[:count]
 
     def stepped(self, key: CellKey, first: int) -> StepSamples:
@@ -103,7 +105,7 @@ class Bench:
                 if self._variant.masked:
                     hook = _padding(itertools.count(key.context_len) if decode else itertools.repeat(0))
                     hooks.callback(each.module.register_forward_pre_hook(hook, with_kwargs=True).remove)
-                if self.cuts:
+                if self.cuts and each.stack is not None:
                     hooks.callback(each.stack[first].register_forward_pre_hook(mark).remove)
                     hooks.callback(each.stack[-1].register_forward_hook(mark).remove)
             for step in range(_steps(key.phase)):
@@ -226,7 +228,7 @@ def try_variants(
 
     `latencies_s` are the measured cells, from which the affordable number of layers follows. `known` trials, by cell
     and variant, are not repeated. `savings_s` are computed savings by variant: what promises most per second of trial
-    comes first.
+    comes first, and what is compiled last.
 
     Variants that keep the weights run on the loaded model itself where a GPU has them: its whole steps cost little, and
     nothing is extrapolated. The others run on a few layers.
@@ -247,7 +249,7 @@ def try_variants(
     pattern = pattern_of(subject.loaded.module, config.get_text_config())
     short_variants = [variant for variant in variants if not _on_loaded(variant, subject)]
     short_keys: list[CellKey] = []
-    layers = of_layers = 0
+    layers, of_layers = 0, 1  # without a pattern the whole model counts as one layer
     if pattern is not None:
         stepping_s = budget_s - sum(variant.preparing_s for variant in short_variants)
         share_s = stepping_s / (_LOADING_SHARES + len(short_variants))
@@ -278,7 +280,8 @@ def try_variants(
     def worth(variant: Variant) -> float:
         return savings_s.get(variant.name, 0.0) / (variant.preparing_s + cost_s(variant, corners[0]))
 
-    ranked = sorted(variants, key=lambda variant: -worth(variant))
+    # A compiler may take longer than expected, and nothing interrupts it.
+    ranked = sorted(variants, key=lambda variant: (variant.compiled, -worth(variant)))
     for variant in ranked:
         yield from tried(variant, corners[:1] if _on_loaded(variant, subject) else short_keys)
     for variant in ranked:
@@ -300,7 +303,7 @@ class _Benches:
 
     def __init__(self, subject: Subject, config: Any, ceilings: Ceilings, engine: str) -> None:
         self._subject, self._config, self._ceilings, self._engine = subject, config, ceilings, engine
-        self._plain: dict[int, tuple[LoadedModel, Bench]] = {}
+        self._short: tuple[LoadedModel, Bench] | None = None
         self._whole: Bench | None = None
 
     def on_loaded(self, variant: Variant) -> tuple[Bench, Bench]:
@@ -312,10 +315,10 @@ class _Benches:
     def on_short(self, variant: Variant, layers: int) -> tuple[Bench, Bench]:
         """Return a model of so many layers as it is, and in a variant."""
         config, request = shortened(self._config, layers), self._subject.request
-        if layers not in self._plain:
+        if self._short is None:
             loaded = load(replace(request, weights="random"), config)
-            self._plain[layers] = loaded, self._bench(Variant("as it is"), loaded)
-        loaded, plain = self._plain[layers]
+            self._short = loaded, self._bench(Variant("as it is"), loaded)
+        loaded, plain = self._short
         return plain, self._bench(variant, loaded if variant.holds_alike else _load_variant(variant, request, config))
 
     def _bench(self, variant: Variant, loaded: LoadedModel) -> Bench:

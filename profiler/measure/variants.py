@@ -36,8 +36,8 @@ from profiler.quant.registry import Quant, tried_formats
 _COMPILING_S, _CAPTURING_S = 25.0, 1.5
 """Seconds to compile a few layers, and to capture a step. On two cores of a Xeon, compiling one layer of SmolLM2-135M
 took 16 s and five took 8 s more, mostly in g++. With the disk cache of an earlier run it takes at most 1 s."""
-_COMPILING_A_LAYER_S = 1.5
-"""Seconds per layer of a whole model on a GPU: the 32 of Mistral-7B took at most 48 s next to an H100."""
+_COMPILING_ON_GPU_S, _COMPILING_A_LAYER_S = 15.0, 1.0
+"""Seconds to compile a whole model on a GPU, and for each of its layers. Mistral-7B took at most 50 s on an H100."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,8 @@ def _engines(subject: Subject) -> Iterator[Variant]:
             yield Variant(EIGHT_BIT_CACHE, engine=quantized_engines()["fp8"])
         if "compile" not in subject.engines:
             layers = subject.loaded.config.get_text_config().num_hidden_layers
-            compiling_s = _COMPILING_A_LAYER_S * layers if subject.machine.is_cuda else _COMPILING_S
+            on_gpu_s = _COMPILING_ON_GPU_S + _COMPILING_A_LAYER_S * layers
+            compiling_s = on_gpu_s if subject.machine.is_cuda else _COMPILING_S
             yield Variant(COMPILED, engine="compile", preparing_s=compiling_s)
 
 

@@ -1,0 +1,75 @@
+"""A default run on a simulated GPU tries changes on the loaded model, and advises what saves most."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from profiler.facts.measurements import GRAPHED, REPEATED_HEADS, WITHOUT_CUDNN
+from profiler.store.folder import Run, read_gathered, read_run
+
+from .native import why_not
+from .scenario import Scenario, command_line
+from .truth import H100, T4, Truth
+from .world import simulated
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
+]
+BUDGET_S = 60.0
+
+
+def tried_on(truth: Truth, dtype: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Run, float]:
+    """Return a run of four layers of Mistral-7B, with its simulated seconds."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    scenario = Scenario("mistral-7b-v0.3", 4, dtype)
+    with simulated(truth) as world:
+        start_s = world.host.now_s
+        options = {
+            "prompt_lens": "64,512",
+            "batch_sizes": "1,8",
+            "budget": BUDGET_S,
+            "weights": "random",
+            "fresh": True,
+        }
+        code = command_line("run", str(scenario.folder(folder)), dtype=dtype, out=folder / "run", **options)
+        took_s = world.host.now_s - start_s
+    assert code == 0
+    return read_run(folder / "run"), took_s
+
+
+def test_a_slow_host_gets_the_graph_that_was_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each kernel costs the host 40 us, so a step of about 180 kernels takes 7 ms, and its graph under 1 ms."""
+    run, took_s = tried_on(H100.but(launch_s=40e-6), "bfloat16", tmp_path, monkeypatch)
+    assert took_s < 1.2 * BUDGET_S
+    [decode] = [
+        item for item in run.document.evidence if (item.phase, item.batch_size, item.prompt_len) == ("decode", 1, 64)
+    ]
+    tried = [lever for lever in decode.levers if lever.basis == "tried"]
+    assert tried[0].change == GRAPHED
+    [change] = [text for text in run.answer if text.startswith("What to change")]
+    assert f"{GRAPHED} saves" in change
+    assert 'model.generate(..., cache_implementation="static")' in " ".join(run.answer)
+    gathered = read_gathered(run.folder, run.document).trials
+    names = {trial.form for trials in gathered.values() for trial in trials}
+    assert WITHOUT_CUDNN in names
+    whole = [trial for trials in gathered.values() for trial in trials if trial.form in (GRAPHED, WITHOUT_CUDNN)]
+    assert all(trial.layers == trial.of_layers for trial in whole), "the loaded model is stepped, not a few layers"
+    assert "memory-efficient attention" not in {item.what for item in run.document.missing}
+
+
+@pytest.mark.ci
+def test_a_gpu_without_a_fused_kernel_for_grouped_heads_repeats_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A T4's prefill of 8 x 512 writes its scores in the math kernel; with repeated heads it does not."""
+    run, _ = tried_on(T4, "float16", tmp_path, monkeypatch)
+    prefill = next(
+        item for item in run.document.evidence if (item.phase, item.batch_size, item.prompt_len) == ("prefill", 8, 512)
+    )
+    repeated = [lever for lever in prefill.levers if lever.change == REPEATED_HEADS]
+    assert [lever.basis for lever in repeated] == ["tried"]
+    assert repeated[0].saves_s > 0
+    assert "use_gqa_in_sdpa" in repeated[0].how
