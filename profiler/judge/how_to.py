@@ -42,6 +42,10 @@ _HOW: dict[str, HowTo] = {
 }
 
 
+_ON_CPU = {"int4wo": "PrototypeInt4WeightOnlyConfig", "fp8": "Float8WeightOnlyConfig"}
+"""torchao's configurations on a CPU, where they differ from those on a GPU (`quant/formats.py`)."""
+
+
 def how_to(change: str, on_gpu: bool) -> HowTo:
     """Return how a change is made; an empty line if it has none.
 
@@ -50,8 +54,8 @@ def how_to(change: str, on_gpu: bool) -> HowTo:
     """
     if change in (GRAPHED, COMPILED):
         engine = "graph" if change == GRAPHED else "compile"
-        line = _STATIC if on_gpu else "model.forward = torch.compile(model.forward), with a StaticCache"
+        line = _STATIC if on_gpu else "model.forward = torch.compile(model.forward)  # and a StaticCache"
         return HowTo(line, f"--engine eager,{engine}")
-    if change == "int4wo" and not on_gpu:
-        return HowTo(_TORCHAO.format("PrototypeInt4WeightOnlyConfig"), "--quant none,int4wo")
+    if change in _ON_CPU and not on_gpu:
+        return HowTo(_TORCHAO.format(_ON_CPU[change]), f"--quant none,{change}")
     return _HOW.get(change, HowTo(""))

@@ -68,7 +68,10 @@ def test_an_h100s_figures_are_its_own() -> None:
 
 
 def test_a_computed_saving_contains_what_was_then_measured() -> None:
-    """The eager run on an H100 computes a compiled step of 6.0 to 6.9 ms, and another run measured 6.72 ms."""
+    """The eager run on an H100 computes a compiled step of 6.0 to 6.9 ms, and another run measured 6.72 ms.
+
+    The assumed shares were set with 6.72 known: this holds the figure, and is no independent check of the rule.
+    """
     computed, measured = (read_run(REFERENCE / f"mistral-7b-h100-{name}") for name in ("engines", "compile"))
     levers = next(
         item.levers for item in computed.document.evidence if (item.phase, item.engine) == ("decode", "eager")
