@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal, TypedDict
 
 from profiler.facts.measurements import StepSamples, Trial
@@ -264,7 +264,7 @@ class Lever:
     at_most: bool = False
     """Whether `saves_s` is an upper bound; other computed levers are estimates."""
     at_least_s: float | None = None
-    """Lower end of a computed saving, of which `saves_s` is the upper end; None if only one figure is known."""
+    """Lower end of a computed saving, of which `saves_s` is the upper end; None if there is only one figure."""
     how: str = ""
     """The line with which a user of transformers makes this change."""
     measured_by: str = ""
@@ -273,7 +273,7 @@ class Lever:
     @property
     def amount(self) -> str:
         """The time saved in words: a bound is "at most", an estimate "about", a measurement neither."""
-        if self.at_least_s is not None:
+        if self.at_least_s is not None and duration(self.at_least_s) != duration(self.saves_s):
             return f"between {duration(self.at_least_s)} and {duration(self.saves_s)}"
         kind = "at most " if self.at_most else "about " if self.basis == "computed" else ""
         return kind + duration(self.saves_s)
@@ -281,7 +281,12 @@ class Lever:
     @property
     def is_claim(self) -> bool:
         """Whether the sign of the saving is certain."""
-        return abs(self.saves_s) > self.half_width_s
+        return abs(self.saves_s) > self.half_width_s and (self.at_least_s is None or self.at_least_s > 0)
+
+    def limited_to(self, most_s: float) -> Lever:
+        """The lever where no change saves more than `most_s` seconds."""
+        least_s = None if self.at_least_s is None else min(self.at_least_s, most_s)
+        return replace(self, saves_s=min(self.saves_s, most_s), at_least_s=least_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,6 +340,8 @@ class JudgedCell:
     """Seconds of avoidable work by cause: traffic at the measured bandwidth, and page faults."""
     tried: tuple[TrialResult, ...] = ()
     """Variants that were tried at this shape."""
+    tried_nearby: tuple[NearbyTrial, ...] = ()
+    """Variants that were only tried at another depth, with the same batch."""
     engines: tuple[EngineDifference, ...] = ()
     """Other engines that were measured on this cell, compared with its own."""
     ways: tuple[Lever, ...] = ()
@@ -389,6 +396,34 @@ class TrialResult:
         It includes the difference between that time and the trial's, since a few layers may not represent the model.
         """
         return math.hypot(self.half_width, self.before_s / latency_s - 1 if self.before_s else 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class NearbyTrial:
+    """A variant that was tried at a decode step of the same batch and another depth."""
+
+    cell: JudgedCell
+    """The step at which it was tried."""
+    result: TrialResult
+
+
+def with_nearby_trials(cell: JudgedCell, cells: Iterable[JudgedCell]) -> JudgedCell:
+    """The cell with the nearest trial of every variant that was not tried at its own step.
+
+    Steps of one batch have the same products. Those of other batches call other kernels, so their trials say nothing.
+    """
+    if cell.key.phase != "decode":
+        return cell
+    place = (cell.key.cell.batch_size, cell.key.cell.engine, "decode")
+    alike = [each for each in cells if (each.key.cell.batch_size, each.key.cell.engine, each.key.phase) == place]
+    nearest = sorted(alike, key=lambda each: abs(each.key.context_len - cell.key.context_len))
+    own = {item.form for item in cell.tried}
+    found: dict[str, NearbyTrial] = {}
+    for each in nearest:
+        for result in each.tried:
+            if result.form not in own:
+                found.setdefault(result.form, NearbyTrial(each, result))
+    return replace(cell, tried_nearby=tuple(found.values()))
 
 
 def trial_results(trials: Sequence[Trial]) -> Iterator[TrialResult]:

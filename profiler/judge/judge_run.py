@@ -18,7 +18,15 @@ from profiler.grid.cells import Cell, CellKey, Phase
 from profiler.judge import answer as advice
 from profiler.judge.breakdown import TERMS, TimeBreakdown
 from profiler.judge.cell_rows import timed_row, with_ragged, with_visits
-from profiler.judge.cells import CellEvidence, CellResult, EngineDifference, JudgedCell, columns_of, trial_results
+from profiler.judge.cells import (
+    CellEvidence,
+    CellResult,
+    EngineDifference,
+    JudgedCell,
+    columns_of,
+    trial_results,
+    with_nearby_trials,
+)
 from profiler.judge.demand import as_served, breakdown_of, faults_of, lost_s, roofs_of, total_work
 from profiler.judge.engine_differences import (
     GenerateOverhead,
@@ -78,6 +86,7 @@ def judge_run(facts: Facts) -> Judgement:
         key: _judge(facts, key, rows[key], times[key], spreads[key.phase], _sides(rows[key], sides)) for key in times
     }
     judged = {key: replace(item.cell, knee=_knee(item.row, knees)) for key, item in results.items()}
+    judged = {key: with_nearby_trials(cell, judged.values()) for key, cell in judged.items()}
     busy = busy_sentences(facts)
     setting = replace(setting_of(facts), busy=bool(busy))
     differences = engine_differences(facts, spreads, judged)

@@ -27,7 +27,7 @@ from profiler.stats import CLAIM_VISITS
 from profiler.units import duration, scaled
 
 _PACKED_KERNEL = "a kernel that multiplies the packed weights (int4wo, int8wo), or 16-bit weights"
-_OTHER_KERNELS = "other kernels for these shapes (another dtype, format or library)"
+_OTHER_KERNELS = "other kernels for these shapes (another format or library)"
 _FUSED_ATTENTION = "a fused attention kernel"
 _OTHER_ATTENTION = "another attention kernel"
 _FEWER_LAUNCHES = "fewer launches in the prefill (torch.compile)"
@@ -40,6 +40,7 @@ _FOUR_BITS = 4.5
 """Bits per weight of bitsandbytes' 4-bit weights, with a float32 scale per block of 64."""
 _SIXTEEN_BITS = 16.0
 _EIGHT_BITS = 8.0
+_DTYPE_BITS = {"float32": 32.0, "bfloat16": _SIXTEEN_BITS, "float16": _SIXTEEN_BITS}
 _IN_16_BITS = frozenset({SIXTEEN_BIT_DTYPE, _OTHER_KERNELS})
 _REPLACED_BY: Mapping[str, frozenset[str]] = {
     "bfloat16": _IN_16_BITS,
@@ -137,17 +138,21 @@ def levers(cell: JudgedCell, setting: Setting, others: Sequence[JudgedCell] = ()
     computed = [
         *_batch(cell, others),
         *_host(cell, setting),
-        *(replace(lever, saves_s=min(lever.saves_s, most_s)) for lever in device),
+        *(lever.limited_to(most_s) for lever in device),
     ]
+    nearby = _tried_nearby(cell, setting)
     if setting.busy:
-        computed = []
-    replaced = {change for trial in cell.tried for change in _replaced_by(trial.form)}
+        computed, nearby = [], []
+    forms = {trial.form for trial in cell.tried} | {trial.result.form for trial in cell.tried_nearby}
+    replaced = {change for form in forms for change in _replaced_by(form)}
     visited = [item for item in cell.engines if item.visits >= CLAIM_VISITS]
     replaced |= {change for item in visited for change in _REPLACED_BY_ENGINE.get(item.engine, ())}
     least_s = _LEAST_SHARE * cell.split.latency_s
     changes = [lever for lever in computed if lever.saves_s > least_s and lever.change not in replaced]
     changes += [
-        lever for lever in (*_tried(cell), *_engines(visited, cell), *cell.ways) if abs(lever.saves_s) > least_s
+        lever
+        for lever in (*_tried(cell), *nearby, *_engines(visited, cell), *cell.ways)
+        if abs(lever.saves_s) > least_s
     ]
     ranked = sorted((lever for lever in changes if lever.is_claim), key=lambda lever: -lever.saves_s)
     return [_with_line(lever, setting) for lever in ranked]
@@ -184,6 +189,34 @@ def _tried(cell: JudgedCell) -> list[Lever]:
         for item in cell.tried
         if not (item.form.startswith(PADDING_MASK) and item.ratio < 1)
     ]
+
+
+def _tried_nearby(cell: JudgedCell, setting: Setting) -> list[Lever]:
+    """What variants save here, from their trials at another depth of the same batch.
+
+    The products are the same, and so is what a variant saves on them. What a deeper step takes longer is its cache: a
+    narrower one saves up to its share of that, and a static one up to the copies.
+    """
+    found = []
+    for near in cell.tried_nearby:
+        form, there = near.result.form, near.cell
+        longer_s = cell.split.latency_s - there.split.latency_s
+        if form in FORMATS or form in _DTYPE_BITS:
+            more_s = (1 - _DTYPE_BITS.get(form, _SIXTEEN_BITS) / setting.cache_bits) * longer_s
+        elif form in (STATIC_CACHE, GRAPHED, COMPILED):
+            more_s = _copies_s(cell) - _copies_s(there)
+        else:
+            continue
+        saves_s = there.split.latency_s - near.result.step_s(there.split.latency_s)
+        off_s = there.split.latency_s * near.result.half_width_at(there.split.latency_s)
+        low_s, high_s = saves_s + min(0.0, more_s) - off_s, saves_s + max(0.0, more_s) + off_s
+        because = f"tried at {there.key.name}, whose products are the same{_caution(form)}"
+        found.append(Lever(form, high_s, because, at_least_s=low_s))
+    return found
+
+
+def _copies_s(cell: JudgedCell) -> float:
+    return cell.avoidable_s.get(Cause.CACHE_COPIES, 0.0)
 
 
 def _engines(differences: Sequence[EngineDifference], cell: JudgedCell) -> list[Lever]:
@@ -253,8 +286,11 @@ def _four_bit_weights(cell: JudgedCell, setting: Setting) -> list[Lever]:
     if dense_from is not None and cell.key.tokens >= dense_from:
         dense_s = 2 * setting.weights * _SIXTEEN_BITS / 8 / setting.memory_bytes_per_s
         because = f"with {duration(dense_s)} taken off for the dense copy that their kernel writes and reads"
-    saves_s = cell.split.weights_s * _in_linears(cell, setting) * (1 - _FOUR_BITS / bits)
-    return [_bound(FOUR_BIT_WEIGHTS, saves_s - dense_s, f"{because}; {_other_answers('nf4')}")]
+    split = cell.split
+    streamed = split.weights_s / (split.weights_s + split.compute_s) if split.weights_s else 0.0
+    saves_s = split.weights_s * (1 - _FOUR_BITS / bits) + streamed * _lost_in_products(cell)
+    because = f"{because}; {_other_answers('nf4')}"
+    return [_bound(FOUR_BIT_WEIGHTS, saves_s * _in_linears(cell, setting) - dense_s, because)]
 
 
 def _in_linears(cell: JudgedCell, setting: Setting) -> float:
@@ -270,7 +306,7 @@ def _cache(cell: JudgedCell, setting: Setting) -> list[Lever]:
         more_s = quantized_s + cell.avoidable_s.get(Cause.CONVERTED_READS, 0.0)
         return [_bound(DYNAMIC_CACHE, more_s, "which is not converted at every step")]
     static = Cause.UNFILLED_SLOTS in cell.avoidable_s  # a static cache copies too, when it rolls its windows
-    copies_s = 0.0 if static else cell.avoidable_s.get(Cause.CACHE_COPIES, 0.0)
+    copies_s = 0.0 if static else _copies_s(cell)
     share = max(0.0, 1 - _EIGHT_BITS / setting.cache_bits)
     return [
         _bound(STATIC_CACHE, copies_s, "which is not copied at every step"),
@@ -316,7 +352,7 @@ def _compiled(cell: JudgedCell, half_width_s: float) -> list[Lever]:
     if cell.small_kernels_s is None:
         return []
     split, few, many = cell.split, *_LEFT_BY_FUSING
-    copies_s = cell.avoidable_s.get(Cause.CACHE_COPIES, 0.0)
+    copies_s = _copies_s(cell)
     masked_s = (_MASKED_ATTENTION - 1) * _attention_s(cell)
     fastest_s = split.busy_s - (1 - few) * cell.small_kernels_s - copies_s
     slowest_s = split.busy_s - (1 - many) * cell.small_kernels_s - copies_s + masked_s
@@ -339,6 +375,15 @@ def _lost_in(cell: JudgedCell, group: str) -> float:
     """Seconds that the replayed operators of a group lose against their roofs."""
     names = {item.operator for item in cell.operators if item.group == group}
     return max(0.0, sum(seconds for name, seconds in cell.lost_s.items() if name in names))
+
+
+def _lost_in_products(cell: JudgedCell) -> float:
+    """Seconds that products of weights lose against their roofs, at most the step's time beyond its floor.
+
+    Replays on a disturbed machine may take longer.
+    """
+    lost_s = min(cell.split.kernel_s, max(0.0, cell.split.latency_s - cell.split.floor_s))
+    return max(0.0, lost_s - _lost_in(cell, "attention") - (cell.small_kernels_s or 0.0))
 
 
 def _path(cell: JudgedCell) -> list[Lever]:
@@ -379,10 +424,7 @@ def _link(cell: JudgedCell) -> Lever:
 
 
 def _kernels(cell: JudgedCell) -> list[Lever]:
-    """The losses of kernels in isolation, which better kernels could recover.
-
-    They are limited to the step's time beyond its floor, since replays on a disturbed machine may take longer.
-    """
+    """The losses of products in isolation, which better kernels could recover."""
     most_s = max(0.0, cell.split.latency_s - cell.split.floor_s)
     return [
         _bound(
@@ -393,7 +435,7 @@ def _kernels(cell: JudgedCell) -> list[Lever]:
         ),
         _bound(
             _OTHER_KERNELS,
-            min(cell.split.kernel_s, most_s) - _lost_in(cell, "attention") - (cell.small_kernels_s or 0.0),
+            _lost_in_products(cell),
             f"what products lose against their roofs when run one by one{_largest_loss(cell)}",
             cell.split.half_widths_s.get("kernel_s", 0.0),
         ),
@@ -417,7 +459,12 @@ def _largest_loss(cell: JudgedCell) -> str:
 
 
 def _sixteen_bit_dtype(cell: JudgedCell, setting: Setting) -> list[Lever]:
-    """The difference of the step's floors in both dtypes: fewer bytes, and another compute roof."""
+    """What a 16-bit dtype saves of a float32 step: half the bytes, and another compute roof.
+
+    At least the floors differ by that much, if its kernels lose as many seconds against their roofs. At most they lose
+    none, and all other work takes half the time. Kernels for few rows may be far from their roofs in one dtype and
+    close in the other: then the lower end is unknown, and the saving a bound.
+    """
     roof = setting.sixteen_bit_flops_per_s
     if roof is None:
         return []
@@ -429,8 +476,13 @@ def _sixteen_bit_dtype(cell: JudgedCell, setting: Setting) -> list[Lever]:
         ).total_s
         for weights, cache, flops_per_s in ((1.0, 1.0, setting.compute_flops_per_s), (weights, cache, roof))
     )
+    split = cell.split
+    other_s = split.avoidable_s + max(0.0, split.unexplained_s)
+    most_s = split.latency_s - split.dispatch_s - narrow - weights * other_s
     because = f"half the bytes, and its products reach {scaled(roof, 'FLOP/s')} here"
-    return [Lever(SIXTEEN_BIT_DTYPE, wide - narrow, because)]
+    if not setting.can_graph and cell.key.phase == "decode":
+        return [_bound(SIXTEEN_BIT_DTYPE, most_s, f"{because}; few rows may reach less")]
+    return [Lever(SIXTEEN_BIT_DTYPE, max(most_s, wide - narrow), because, at_least_s=wide - narrow)]
 
 
 def _card(cell: JudgedCell, setting: Setting) -> list[Lever]:

@@ -360,19 +360,19 @@ def _affordable(
 ) -> tuple[list[CellKey], int]:
     """The corners that fit into a variant's share of the budget, and the number of layers that then fit.
 
-    The first corner rather has fewer layers than no trial.
+    Fewer layers come before fewer decode steps, and a decode step of a larger batch comes before a cheap prefill: what
+    a change saves at one batch says little about another.
     """
 
     def fitting(periods: int) -> list[CellKey]:
-        chosen: list[CellKey] = []
         share = pattern.long(0, periods) / pattern.layers
-        for key in corners:
-            if sum(_cost_s(each, latencies_s) for each in (*chosen, key)) * share <= budget_s:
-                chosen.append(key)
-        return chosen
+        spent_s = itertools.accumulate(_cost_s(key, latencies_s) * share for key in corners)
+        return [key for key, until_s in zip(corners, spent_s, strict=True) if until_s <= budget_s]
 
-    choices = [chosen for periods in _PERIODS if (chosen := fitting(periods))]
-    keys = next(iter([*(choice for choice in choices if choice[0] == corners[0]), *choices]), [])
+    def worth(keys: Sequence[CellKey]) -> tuple[int, bool]:
+        return sum(key.phase == "decode" for key in keys), bool(keys)
+
+    keys = max((fitting(periods) for periods in _PERIODS), key=worth)
     total_s = sum(_cost_s(key, latencies_s) for key in keys)
     return keys, pattern.long(min(_MOST_SHARE, budget_s / total_s) * pattern.layers) if keys else 0
 

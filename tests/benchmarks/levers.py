@@ -1,9 +1,11 @@
-"""Predicted savings of tried levers, compared with the real saving of a run with that change.
+"""Predicted savings of changes, compared with the real saving of a run with that change.
 
     python tests/benchmarks/levers.py [--model smollm2-135m] [--forms bfloat16,int8wo,int4wo,nf4] [--out FOLDER]
 
-A run in float32 tries each format on a few layers; then the whole model runs in each format. A sign is
-right unless both intervals exclude 0 on different sides. FOLDER stores the runs; existing ones are not repeated.
+A run in float32 tries each format on a few layers, and computes what it had no time to try. Then the whole model runs
+in each format, and with each engine. A sign is right unless both intervals exclude 0 on different sides. A computed
+saving is right if it contains the real one, within the interval of that. FOLDER stores the runs; existing ones are not
+repeated. With ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 the machine is an older CPU.
 """
 
 from __future__ import annotations
@@ -12,11 +14,14 @@ import argparse
 import math
 import statistics
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import profiler
+from profiler.facts.measurements import COMPILED, STATIC_CACHE
 from profiler.grid.cells import CellKey
 from profiler.judge.cells import CellResult, trial_results
+from profiler.judge.how_to import FOUR_BIT_WEIGHTS, SIXTEEN_BIT_DTYPE
 from profiler.loading.request import DTYPES
 from profiler.store.folder import Run, read_facts, read_gathered, read_run
 
@@ -59,6 +64,7 @@ def main() -> None:
                     clear += 1
                     signs += said_s * saved_s > 0
                     off.append(abs(said_s / saved_s - 1))
+        _print_computed(base, folder, options)
         print(
             f"the sign is right in {signs} of {clear} that differ by more than their intervals; the saving is"
             f" {100 * statistics.median(off):.0f} % off at the median (limit {100 * MEDIAN:.0f} %) and"
@@ -66,13 +72,70 @@ def main() -> None:
         )
 
 
+ENGINES = {STATIC_CACHE: "static", COMPILED: "compile"}
+"""The engine that carries out a change."""
+SAME = {SIXTEEN_BIT_DTYPE: "bfloat16", FOUR_BIT_WEIGHTS: "nf4"}
+"""The format that carries out a change of another name."""
+
+
+def _print_computed(base: Run, folder: Path, options: argparse.Namespace) -> None:
+    """Print each computed saving with the real one, and how many contain it."""
+    before = results_of(base)
+    print(f"\n{'':18}{'computed':24}{'step ms':>9}{'said ms':>18}{'saved ms':>16}", flush=True)
+    held: dict[str, list[bool]] = {"between": [], "at most": []}
+    widths = []
+    for cell in base.evidence:
+        for lever in cell.levers:
+            form = SAME.get(lever.change, lever.change)
+            if lever.basis != "computed" or form not in (*options.forms.split(","), *ENGINES):
+                continue
+            saved_s, off_s = _saved_s(cell.key, form, before, folder, options.model)
+            kind = "at most" if lever.at_least_s is None else "between"
+            least_s = -math.inf if lever.at_least_s is None else lever.at_least_s
+            right = least_s - off_s <= saved_s <= lever.saves_s + off_s
+            held[kind].append(right)
+            if lever.at_least_s is not None:
+                widths.append(lever.saves_s / lever.at_least_s)
+            print(
+                f"{cell.key.name:18}{lever.change:24}{1e3 * before[cell.key].latency_s:9.1f}"
+                f"{'' if lever.at_least_s is None else f'{1e3 * lever.at_least_s:.1f}':>8} ..{1e3 * lever.saves_s:8.1f}"
+                f"{1e3 * saved_s:9.1f} ±{1e3 * off_s:5.1f}{'' if right else '  missed'}",
+                flush=True,
+            )
+    for kind, all_right in held.items():
+        print(f"{kind}: {sum(all_right)} of {len(all_right)} contain the real saving")
+    if widths:
+        print(f"the upper end is {statistics.median(widths):.2f} times the lower one at the median\n")
+
+
+def _saved_s(
+    key: CellKey, form: str, before: dict[CellKey, CellResult], folder: Path, model: str
+) -> tuple[float, float]:
+    """What a change really saved in a cell, with half of its 95 % interval."""
+    one = before[key]
+    if form in ENGINES:
+        run = run_of(model, "engines", folder)
+        one, other_key = results_of(run)[key], replace(key, cell=replace(key.cell, engine=ENGINES[form]))
+        other = results_of(run)[other_key]
+    else:
+        other = results_of(run_of(model, form, folder))[key]
+    return one.latency_s - other.latency_s, math.hypot(half_width_s(one), half_width_s(other))
+
+
 def run_of(model: str, form: str, folder: Path) -> Run:
-    """Return the run in one format, an existing one if possible. No format: float32, which tries the others."""
+    """Return the run in one format, an existing one if possible.
+
+    `none` is float32, which tries the others; `engines` is float32 with every engine of `ENGINES`.
+    """
     out = folder / form
     if out.exists():
         return read_run(out)
-    dtype, quant = ("float32", "none") if form == "none" else (form, "none") if form in DTYPES else ("auto", form)
+    dtype, quant = ("float32", "none") if form in ("none", "engines") else ("auto", form)
+    if form in DTYPES:
+        dtype, quant = form, "none"
     options = {"batch_sizes": BATCHES, "prompt_lens": PROMPTS, "no_levers": form != "none"}
+    if form == "engines":
+        options["engine"] = ",".join(["eager", *ENGINES.values()])
     return profiler.profile(model, dtype=dtype, quant=quant, out=out, **options)
 
 

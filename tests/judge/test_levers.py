@@ -12,7 +12,7 @@ from profiler.facts.measurements import COMPILED, GRAPHED
 from profiler.facts.operators import Cause, OperatorWork
 from profiler.grid.cells import Cell, CellKey
 from profiler.judge.breakdown import TimeBreakdown
-from profiler.judge.cells import EngineDifference, JudgedCell, Lever, TrialResult
+from profiler.judge.cells import EngineDifference, JudgedCell, Lever, TrialResult, with_nearby_trials
 from profiler.judge.levers import Setting, best_lever, floors_on, levers
 from profiler.judge.regimes import Flag, Verdict
 
@@ -95,6 +95,57 @@ def test_a_bound_an_estimate_and_a_measurement_have_their_own_words() -> None:
     bounds = {item.change: item for item in levers(replace(step, tried=()), WIDE)}
     assert bounds["4-bit weights"].amount == "at most 24.1 ms"
     assert "answers change" in bounds["4-bit weights"].because
+
+
+def test_a_16_bit_dtype_saves_between_its_floors_and_its_roofs() -> None:
+    """A float32 prefill of 400 ms: 250 at 20 TFLOP/s, 90 of kernel losses, 40 of operands, and 20 unexplained.
+
+    At 80 TFLOP/s its 5 TFLOP need 62.5 ms. If its kernels lose as much as before, that saves 187.5 ms; if they lose
+    nothing, and the other 60 ms halve, 400 - 62.5 - 30. On two cores of a Xeon 262 of 400 ms were saved by roofs of
+    434 and 2835 GFLOP/s, where the floors differ by 216 ms.
+    """
+    parts = cell(compute_s=250e-3, kernel_s=90e-3, avoidable_s=40e-3, unexplained_s=20e-3)
+    prefill = replace(
+        parts, key=CellKey("prefill", Cell(8, 64, 32)), operators=(linears(5e12, 1e6),), roof_bytes_per_s=1e12
+    )
+    setting = replace(WIDE, sixteen_bit_flops_per_s=80e12)
+    (lever,) = (item for item in levers(prefill, setting) if item.change == "a 16-bit dtype")
+    assert lever.at_least_s == pytest.approx(187.5e-3)
+    assert lever.saves_s == pytest.approx(307.5e-3)
+    assert lever.amount == "between 188 ms and 308 ms"
+
+
+def test_few_rows_on_a_cpu_have_only_a_bound() -> None:
+    """bfloat16 made a step of one sequence 3 ms slower on a Xeon, and 24 ms faster on an EPYC: no floor says which."""
+    step = replace(cell(weights_s=20e-3), operators=(linears(1e9, 20e9),))
+    found = levers(step, replace(WIDE, sixteen_bit_flops_per_s=80e12, can_graph=False))
+    assert next(item for item in found if item.change == "a 16-bit dtype").amount == "at most 10.0 ms"
+
+
+def test_a_trial_at_another_depth_gives_a_range() -> None:
+    """bfloat16 saved 25 of 63 ms at depth 64. At depth 512 the step takes 25 ms more: half can be saved."""
+    trial = TrialResult("bfloat16", 38 / 63, 0.02, 2, 30)
+    shallow = replace(cell(8, depth=64, weights_s=63e-3), tried=(trial,))
+    deep = cell(8, depth=512, weights_s=63e-3, kv_s=25e-3)
+    other_batch = replace(cell(1, depth=512, weights_s=32e-3))
+    setting = replace(WIDE, can_graph=False)
+    (lever,) = (
+        item for item in levers(with_nearby_trials(deep, [shallow, deep]), setting) if item.change == "bfloat16"
+    )
+    assert lever.basis == "computed"
+    assert lever.at_least_s == pytest.approx(25e-3 - 0.02 * 63e-3)
+    assert lever.saves_s == pytest.approx(25e-3 + 12.5e-3 + 0.02 * 63e-3)
+    assert "tried at decode 8 x 64" in lever.because
+    assert not with_nearby_trials(other_batch, [shallow]).tried_nearby
+
+
+def test_a_trial_at_another_depth_that_costs_time_leaves_no_lever() -> None:
+    slower = TrialResult("bfloat16", 1.13, 0.02, 2, 30)
+    shallow = replace(cell(depth=64, weights_s=30e-3), tried=(slower,))
+    deep = replace(cell(depth=512, weights_s=30e-3, kv_s=1e-3), operators=(linears(1e9, 30e9),))
+    setting = replace(WIDE, sixteen_bit_flops_per_s=80e12)
+    found = {item.change for item in levers(with_nearby_trials(deep, [shallow]), setting)}
+    assert not found & {"bfloat16", "a 16-bit dtype"}
 
 
 def test_a_saving_within_its_interval_is_no_lever() -> None:
