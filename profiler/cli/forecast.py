@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def forecast_command(
     source: Annotated[str, typer.Argument(metavar="RUN|MODEL", help="A run folder, or with --on a model.")],
-    on: Annotated[str, typer.Option(help="A GPU such as 'L4', a profile's name, or a profile's .json file.")] = "",
+    on: Annotated[str, typer.Option(help="A GPU such as 'L4', or a profile's .json file.")] = "",
     prompt_lens: Annotated[str, typer.Option(help="Prompt lengths: 128, or 64..4096*2 (default: the run's).")] = "",
     batch_sizes: Annotated[str, typer.Option(help="Batch sizes (default: the run's, and two doublings).")] = "",
     context_lens: Annotated[str, typer.Option(help="Decode with this many tokens in the KV cache.")] = "",
