@@ -82,8 +82,8 @@ def _fits_nowhere(model: str, offers: Sequence[Offer]) -> str:
     largest = max((gpu_called(each.card) for each in unfit), key=lambda sheet: sheet.room_bytes)
     nearest = [each for each in unfit if each.card == largest.gpu][-1]
     return (
-        f"{model} fits no GPU that has a price: on {largest.gpu}, the largest, it {nearest.why} in"
-        f" {precision_words(nearest.precision)}. Try --quant int4wo, --engine eager --quant nf4, or a smaller --batch."
+        f"{model} fits no GPU that has a price: in {precision_words(nearest.precision)} on {largest.gpu}, the largest,"
+        f" it {nearest.why}. Try --quant int4wo, --engine eager --quant nf4, or a smaller --batch."
     )
 
 

@@ -144,7 +144,8 @@ def offer_of(
         return min(offers, key=lambda offer: offer.machine_cards)
     times = times_on(share, sheet, largest, request.host_index)
     served = [_under_load(offer, share, times, sheet, request) for offer in offers]
-    return min(served, key=lambda offer: offer.planned.usd_per_h(request.load.rate_per_s or 0.0))
+    rate = request.load.rate_per_s or 0.0
+    return min(served, key=lambda offer: (offer.planned.usd_per_h(rate), offer.machine_cards))
 
 
 def _unsupported(sheet: Datasheet, format_: str) -> str | None:

@@ -285,7 +285,8 @@ def test_bad_requests_are_one_line(roofscope: Callable[..., Any]) -> None:
     outcome = roofscope("rent", "llama-3.1-70b", "--cards", "T4,P100 PCIe 16GB")
     assert outcome.code == 2
     assert (
-        "fits no GPU that has a price: on P100 PCIe 16GB, the largest, it needs 142 GB: weights 141 GB" in outcome.err
+        "fits no GPU that has a price: in 16 bits on P100 PCIe 16GB, the largest, it needs 142 GB: weights 141 GB"
+        in outcome.err
     )
 
 
