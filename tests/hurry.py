@@ -51,10 +51,9 @@ def small_gpu_profile(patch: pytest.MonkeyPatch, model: str) -> None:
         profile_small_s=0.1,
         profile_twin_s=0.1,
     )
-    patch.setattr("profiler.run.card_profile.PROFILE_BUDGET_S", 1.0)
-    patch.setattr("profiler.run.card_profile.installed_formats", tuple)
-    patch.setattr("profiler.measure.card_profile.STANDARD_MODEL", model)
-    patch.setattr("profiler.run.card_profile.STANDARD_MODEL", model)
+    patch.setattr("profiler.gpu_profile.measure.PROFILE_BUDGET_S", 1.0)
+    patch.setattr("profiler.gpu_profile.measure.installed_formats", tuple)
+    patch.setattr("profiler.gpu_profile.measure.STANDARD_MODEL", model)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,3 +30,7 @@ class SmallMachine(Machine):
 def small(**parts: Any) -> SmallMachine:
     """A SmallMachine whose clock or other `parts` the test supplies."""
     return SmallMachine(CPU, **parts)
+
+
+XEON_PROFILE = Path(__file__).parent / "data" / "gpu_profiles" / "xeon-amx-2-threads.json"
+"""A profile of two cores of a Xeon with AMX."""

@@ -49,7 +49,7 @@ def count_command(
     Counts one step, or a grid with --batch-sizes, --prompt-lens, --context-lens or --plot.
     """
     one_of(output_format, "--format", ("table", "json", "csv"))
-    from profiler.predict.gpu_roofs import roofs_called
+    from profiler.gpu_profile.roofs import roofs_called
 
     gpu_names = [name.strip() for name in gpu.split(",") if name.strip()]
     gpus = [roofs_called(name) for name in gpu_names]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def forecast_command(
     source: Annotated[str, typer.Argument(metavar="RUN|MODEL", help="A run folder, or with --on a model.")],
-    on: Annotated[str, typer.Option(help="A GPU such as 'L4', a profile's name, or a profile's .json file.")] = "",
+    on: Annotated[str, typer.Option(help="A GPU such as 'L4', or a profile's .json file.")] = "",
     prompt_lens: Annotated[str, typer.Option(help="Prompt lengths: 128, or 64..4096*2 (default: the run's).")] = "",
     batch_sizes: Annotated[str, typer.Option(help="Batch sizes (default: the run's, and two doublings).")] = "",
     context_lens: Annotated[str, typer.Option(help="Decode with this many tokens in the KV cache.")] = "",
@@ -122,8 +122,8 @@ def rent_command(
         str, typer.Option(help="compiled (vLLM, TensorRT-LLM), eager (plain transformers), or both.")
     ] = "compiled",
     price_class: Annotated[
-        str, typer.Option("--class", help="hyperscaler, 'GPU cloud', marketplace or community.")
-    ] = "hyperscaler",
+        str, typer.Option("--class", help="Only prices of: hyperscaler, 'GPU cloud', marketplace or community.")
+    ] = "",
     provider: Annotated[str, typer.Option(help="Only this provider's prices, such as AWS.")] = "",
     spot: Annotated[bool, typer.Option("--spot", help="Spot prices in place of prices on demand.")] = False,
     price: Annotated[str, typer.Option(help="Your own prices in USD per hour: 'T4=0.35,H100 SXM=2.99'.")] = "",
@@ -131,6 +131,9 @@ def rent_command(
     host_index: Annotated[
         float | None, typer.Option(help="Your host's dispatch time over the reference, from `roofscope ceilings`.")
     ] = None,
+    by_utilisation: Annotated[
+        bool, typer.Option("--by-utilisation", help="Also USD per million tokens at 100, 50 and 10 % load.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="PNG or SVG file: the cost over the requests per second.")] = None,
     keep: Annotated[Path | None, typer.Option(help="Add the costs to this run's folder and report.html.")] = None,
     plain: Plain = False,
@@ -179,4 +182,4 @@ def rent_command(
     if output_format == "json":
         print(json_text(rent_document(offers)))
     else:
-        print_rented(offers, screen(plain=plain))
+        print_rented(offers, screen(plain=plain), by_utilisation=by_utilisation)

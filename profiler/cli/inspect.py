@@ -42,6 +42,7 @@ def ceilings(
     from profiler.device.contention import ForeignLoad
     from profiler.device.device import resolve_device
     from profiler.device.machine import machine_for
+    from profiler.gpu_profile.measure import profiled_dtypes, write_profile
     from profiler.json_document import json_text
     from profiler.loading.meta_model import quiet_libraries
     from profiler.report.device import ceilings_document
@@ -50,7 +51,6 @@ def ceilings(
     from profiler.roofs.links import measure_links
     from profiler.roofs.measure import measure
     from profiler.roofs.sampler import attempt
-    from profiler.run.card_profile import profiled_dtypes, write_profile
     from profiler.run.warnings import device_warnings, health_warnings, missing_roofs, roof_warnings
 
     names = profiled_dtypes(out_dtypes, out) if out is not None else []
@@ -186,30 +186,23 @@ def gpus_command(
     """List GPU datasheets: dense peaks, bandwidth and ridge points."""
     from profiler.data.datasheets import gpu_called, gpus
     from profiler.json_document import json_text
-    from profiler.predict.card_profile import profiles, read_profile
 
     sheets = [gpu_called(name) for name in names or ()] or list(gpus())
-    profiled = {name: read_profile(path) for name, path in profiles().items()}
     if output_format == "json":
         from profiler.report.device import gpu_rows
 
-        print(json_text(gpu_rows(sheets, {item.datasheet: name for name, item in profiled.items() if item.datasheet})))
+        print(json_text(gpu_rows(sheets)))
         return
     from rich.console import Console
 
     from profiler.report.device import gpu_columns, gpus_table
     from profiler.report.terminal import rich_table
-    from profiler.units import processors
 
     console = Console(width=118, markup=False, emoji=False)
     if names:
         console.print(rich_table(gpu_columns(sheets)))
         return
     console.print(rich_table(gpus_table(sheets)))
-    for name, profile in profiled.items():
-        console.print(
-            f"profiled: {name} ({profile.name}, {processors(profile.threads, profile.kind)})", highlight=False
-        )
 
 
 def selftest(

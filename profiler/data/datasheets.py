@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
+from typing import Annotated
+
+from pydantic import BeforeValidator
 
 from profiler.data.room import idle_room_bytes
+from profiler.data.table import rows_of
 from profiler.errors import RequestError, near_misses
-
-_TABLE = Path(__file__).with_name("gpus.csv")
 
 # A card reports up to 12 % less memory than its datasheet (ECC, firmware, the driver's share).
 _MEMORY_TOLERANCE = 0.12
@@ -20,6 +20,10 @@ _MEMORY_TOLERANCE = 0.12
 _MOST_NAMES = 8
 _MEMORY = re.compile(r"\d+gb")
 _COMMON_WORDS = frozenset({"nvidia", "tesla", "geforce", "amd", "instinct", "generation"})
+
+
+Known = Annotated[float | None, BeforeValidator(lambda cell: cell or None)]
+"""A number, or None for an empty cell."""
 
 
 @dataclass(frozen=True)
@@ -40,18 +44,18 @@ class Datasheet:
     bandwidth_bytes_per_s: float
     l2_bytes: int
     tdp_w: float
-    peak_fp64_flops_per_s: float | None
-    peak_fp32_flops_per_s: float | None
-    peak_tf32_flops_per_s: float | None
-    peak_fp16_flops_per_s: float | None
-    peak_bf16_flops_per_s: float | None
-    peak_fp8_flops_per_s: float | None
-    peak_int8_ops_per_s: float | None
-    peak_fp4_flops_per_s: float | None
-    link_bytes_per_s: float | None
+    peak_fp64_flops_per_s: Known
+    peak_fp32_flops_per_s: Known
+    peak_tf32_flops_per_s: Known
+    peak_fp16_flops_per_s: Known
+    peak_bf16_flops_per_s: Known
+    peak_fp8_flops_per_s: Known
+    peak_int8_ops_per_s: Known
+    peak_fp4_flops_per_s: Known
+    link_bytes_per_s: Known
     link: str
-    healthy_gemm_flops_per_s: float | None
-    healthy_copy_bytes_per_s: float | None
+    healthy_gemm_flops_per_s: Known
+    healthy_copy_bytes_per_s: Known
     """Measured rates of a healthy card: a product of size 8192 in `healthy_dtype`, and a device copy (read plus write).
 
     The source is tokenwatt-check; the H200's rates are those of one card. The T4's product is that of two cards, 41.9
@@ -62,7 +66,7 @@ class Datasheet:
     source: str
     usable_source: str
     """Source of `usable_bytes`. nvidia-smi also counts memory that the driver keeps, about 500 MiB."""
-    uncertain: tuple[str, ...]
+    uncertain: Annotated[tuple[str, ...], BeforeValidator(lambda cell: [part for part in cell.split(";") if part])]
     """Columns on which sources disagree, or that were derived from other figures."""
     note: str
 
@@ -110,8 +114,7 @@ _PEAK_COLUMN = {
 @cache
 def gpus() -> tuple[Datasheet, ...]:
     """Return all rows of gpus.csv."""
-    with _TABLE.open(encoding="utf-8", newline="") as file:
-        return tuple(_parse(row) for row in csv.DictReader(file))
+    return rows_of("gpus.csv", Datasheet)
 
 
 def called(name: str) -> list[Datasheet]:
@@ -144,14 +147,21 @@ def gpu_called(name: str) -> Datasheet:
         more = f" or one of {len(rows) - _MOST_NAMES} others (`roofscope gpus`)" if len(rows) > _MOST_NAMES else ""
         raise RequestError(f"{name!r} may mean several GPUs. Which one: {names}{more}?")
     near = near_misses(name, [gpu.gpu.lower() for gpu in gpus()])
-    raise RequestError(f"no GPU is called {name!r}.{near} `roofscope gpus` lists them all.")
+    raise RequestError(
+        f"no GPU is called {name!r} in roofscope's table of NVIDIA and AMD GPUs.{near} `roofscope gpus` lists them all."
+    )
+
+
+@dataclass(frozen=True)
+class _Product:
+    product: str
+    gpu: str
 
 
 @cache
 def _products() -> dict[str, str]:
     """The GPU in each computer that is sold under another name, by that name in lower case."""
-    with _TABLE.with_name("product_names.csv").open(encoding="utf-8", newline="") as file:
-        return {row["product"].lower(): row["gpu"] for row in csv.DictReader(file)}
+    return {row.product.lower(): row.gpu for row in rows_of("product_names.csv", _Product)}
 
 
 def find(name: str, memory_bytes: int, sm_count: int | None = None) -> Datasheet | None:
@@ -181,18 +191,3 @@ def _has_words(words: Sequence[str], starts: Sequence[str]) -> bool:
     return all(any(_begins(word, start) for word in words) for start in starts) and any(
         _begins(word, start) for word in words if not _MEMORY.fullmatch(word) for start in starts
     )
-
-
-def _parse(row: dict[str, str]) -> Datasheet:
-    values: dict[str, object] = {}
-    for item in fields(Datasheet):
-        text = row[item.name]
-        if item.name == "uncertain":
-            values[item.name] = tuple(part for part in text.split(";") if part)
-        elif item.type == "int":
-            values[item.name] = int(text)
-        elif item.type in ("float", "float | None"):
-            values[item.name] = float(text) if text else None
-        else:
-            values[item.name] = text
-    return Datasheet(**values)  # type: ignore[arg-type]

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import Literal
 
+from profiler.data.table import rows_of
 from profiler.errors import RequestError
 
-_TABLE = Path(__file__).with_name("links.csv")
 _TYPED = re.compile(r"^\s*([0-9.eE+-]+)\s*(?:us)?\s*,\s*([0-9.eE+-]+)\s*(?:GB/s)?\s*$")
 _MOST_BYTES = 64 << 20
 """Messages of a step are at most this large; the bandwidth for larger ones is not relevant to it."""
@@ -120,24 +118,22 @@ def fit_link(name: str, points: Sequence[MessageTime], source: str) -> Link:
 class _Row:
     name: str
     gpu: str
-    point: MessageTime
+    gpu_count: int
+    busbw_gb_per_s: float
     source: str
+    message_bytes: int = _MOST_BYTES
+    time_us: float | None = None
+
+    @property
+    def point(self) -> MessageTime:
+        """A row with only a bandwidth is a large message, whose latency is negligible."""
+        seconds = self.message_bytes * bus_share("all_reduce", self.gpu_count) / (self.busbw_gb_per_s * 1e9)
+        return MessageTime(self.gpu_count, self.message_bytes, seconds if self.time_us is None else self.time_us * 1e-6)
 
 
 @cache
 def _table() -> tuple[_Row, ...]:
-    """Rows of links.csv; one with only a bandwidth becomes a large message, whose latency is negligible."""
-    rows = []
-    with _TABLE.open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            ranks = int(row["gpu_count"])
-            nbytes = int(row["message_bytes"] or _MOST_BYTES)
-            if row["time_us"]:
-                seconds = float(row["time_us"]) * 1e-6
-            else:
-                seconds = nbytes * bus_share("all_reduce", ranks) / (float(row["busbw_gb_per_s"]) * 1e9)
-            rows.append(_Row(row["name"], row["gpu"], MessageTime(ranks, nbytes, seconds), row["source"]))
-    return tuple(rows)
+    return rows_of("links.csv", _Row)
 
 
 def published_links() -> tuple[str, ...]:

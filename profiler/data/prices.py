@@ -1,190 +1,73 @@
-"""Rental prices: one row of prices.csv per GPU, provider and offer, with class, source and date."""
+"""Rental prices: one row of prices.csv per GPU, provider and size of host, with class, source and date."""
 
 from __future__ import annotations
 
-import csv
 import datetime
-import statistics
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
-_TABLE = Path(__file__).with_name("prices.csv")
-STALE_DAYS = 30
-"""An older price is marked and left out of rankings."""
+from profiler.data.table import rows_of
+
 OWN = "yours"
 """The provider of a price that the user gave."""
-
-PriceClass = Literal["hyperscaler", "GPU cloud", "marketplace", "community"]
+PriceClass = Literal["hyperscaler", "GPU cloud", "marketplace", "community", "own"]
 """Who rents a GPU out. hyperscaler: AWS, Azure, GCP and OCI; GPU cloud: data centres that mostly rent GPUs;
-marketplace: hosts of many owners (Akash, Vast.ai); community: private hosts of a GPU cloud (RunPod Community
-Cloud)."""
-PRICE_CLASSES: tuple[PriceClass, ...] = get_args(PriceClass)
+marketplace: hosts of many owners (Akash, Vast.ai); community: private hosts of a GPU cloud (RunPod Community Cloud);
+own: a price that the user gave."""
 
 
 @dataclass(frozen=True)
 class Price:
-    """The price of one card in USD per hour."""
+    """The price of one GPU in USD per hour."""
 
     card: str
     """The row of gpus.csv."""
     provider: str
+    """Who rents it at that price."""
+    price_class: PriceClass
+    """The kind of provider."""
     usd_per_h: float
-    spot: bool
-    vcpus: float | None
-    """Per card."""
-    region: str
-    read_on: datetime.date | None
-    """Date of the price; None if the source has none."""
-    source: str
-    cards: int = 1
-    """Number of cards of the machine that must be rented whole."""
-    without: str = ""
-    """What costs extra, at a price not given; empty if this is the whole price."""
-    kind: PriceClass = "GPU cloud"
+    """Of one GPU."""
+    spot: bool = False
+    """Whether the GPU can be taken away at any time."""
+    region: str = ""
+    """Where the price holds; empty if the source does not say."""
+    price_date: str = ""
+    """ISO date of the price; empty if the source has none."""
+    price_source: str = ""
+    """The file or page of the price."""
+    machine_cards: int = 1
+    """GPUs of the host, which is rented as a whole."""
+    vcpus: float | None = None
+    """Per GPU."""
 
     def age_days(self, today: datetime.date) -> int | None:
-        """Return the days since `read_on`; None without a date."""
-        return (today - self.read_on).days if self.read_on else None
-
-
-@dataclass(frozen=True)
-class Quote:
-    """The lowest price of a GPU among the offers of a class, and the median of the class."""
-
-    price: Price
-    median_usd_per_h: float
-    """Median over providers, each by its lowest price for machines of the same size."""
-    providers: int
-    mark: str
-    """Why the price is left out of rankings (see `mark`); empty if it is ranked."""
+        """Return the days since `price_date`; None without a date."""
+        return (today - datetime.date.fromisoformat(self.price_date)).days if self.price_date else None
 
 
 @cache
 def prices() -> tuple[Price, ...]:
     """Return all prices of prices.csv, on demand and spot."""
-    with _TABLE.open(encoding="utf-8", newline="") as file:
-        return tuple(price for row in csv.DictReader(file) for price in _parse(row))
+    return rows_of("prices.csv", Price)
 
 
-def quote(
-    card: str, kind: PriceClass, today: datetime.date, *, spot: bool = False, provider: str = "", gpus: int = 1
-) -> Quote | None:
-    """Return the lowest price of a GPU in a class, on demand or spot, from any provider or one; None without a match.
+def prices_of(
+    card: str, gpus: int = 1, *, price_class: str = "", provider: str = "", spot: bool = False
+) -> list[Price]:
+    """Return the lowest price for each size of host that has `gpus` of this GPU (or else for smaller hosts).
 
-    Unmarked prices come before marked ones, and machines with `gpus` GPUs before smaller and larger ones. An
-    impossible price (`impossible`) is never quoted.
+    Prices without a date count only if there are no others. `price_class` and `provider` narrow the choice.
     """
-    same_gpu = [price for price in prices() if price.card == card]
-    chosen = [
+    found = [
         price
-        for price in same_gpu
-        if price.kind == kind
-        and price.spot == spot
-        and provider.lower() in ("", price.provider.lower())
-        and not impossible(price, same_gpu)
+        for price in prices()
+        if (price.card, price.spot) == (card, spot)
+        and price_class in ("", price.price_class)
+        and provider in ("", price.provider)
     ]
-    if not chosen:
-        return None
-    marks = {price: mark(price, same_gpu, today) for price in chosen}
-
-    def group(price: Price) -> tuple[bool, bool, bool, bool, bool]:
-        several = price.cards > gpus
-        return bool(marks[price]), bool(price.without), price.read_on is None, price.cards < gpus, several
-
-    best = min(map(group, chosen))
-    alike = [price for price in chosen if group(price) == best]
-    shown = min(alike, key=lambda price: price.usd_per_h)
-    lowest = _lowest_by_provider(alike)
-    return Quote(shown, statistics.median(lowest.values()), len(lowest), marks[shown])
-
-
-def mark(price: Price, same_gpu: Iterable[Price], today: datetime.date) -> str:
-    """Return why a price is not ranked: it is impossible, partial, undated or stale. Empty for a ranked price.
-
-    `same_gpu` are all prices of its GPU.
-    """
-    if reason := impossible(price, list(same_gpu)):
-        return reason
-    if price.without:
-        return f"without {price.without}"
-    age_days = price.age_days(today)
-    if age_days is None:
-        return "no date"
-    if age_days < 0:
-        return f"dated {price.read_on}, after today"
-    return f"{age_days} days old" if age_days > STALE_DAYS else ""
-
-
-_OUTLYING = 3.0
-"""Factor between a price and the median of its class beyond which it is not believed; `_OUTLYING_ANY` of other classes.
-
-A host without its GPU costs a quarter of the whole machine. Within a class, believable prices differ less than this."""
-_OUTLYING_ANY = 5.0
-_DEEPEST_SPOT = 20.0
-"""The largest discount of a spot price that is believed, as a factor. Spot prices of AWS go down to a tenth."""
-_LEAST_PEERS = 2
-
-
-def impossible(price: Price, same_gpu: Sequence[Price]) -> str:
-    """Return why a price cannot be that of a machine with this GPU. Empty for a believable price.
-
-    A price of 0, an outlier among other providers, a spot price above the on-demand rate, or a GPU cloud's price that
-    is its community price. `same_gpu` are all prices of the GPU.
-    """
-    if price.usd_per_h <= 0:
-        return "a price of 0"
-    others = [other for other in same_gpu if other.provider != price.provider and not other.spot]
-    own_rates = [other.usd_per_h for other in same_gpu if other.provider == price.provider and not other.spot]
-    peers = list(_lowest_by_provider(other for other in others if other.kind == price.kind).values())
-    factor = _OUTLYING
-    if len(peers) < _LEAST_PEERS:
-        peers, factor = list(_lowest_by_provider(others).values()), _OUTLYING_ANY
-    if price.spot:
-        rate = max(own_rates) if own_rates else statistics.median(peers) if peers else price.usd_per_h
-        if price.usd_per_h > rate:
-            return f"spot above the rate on demand of {rate:g}"
-        return f"an outlier: on demand {rate:g}" if price.usd_per_h * _DEEPEST_SPOT < rate else ""
-    if len(peers) >= _LEAST_PEERS:
-        median = statistics.median(peers)
-        if not median / factor <= price.usd_per_h <= median * factor:
-            return f"an outlier: other providers' median is {median:g}"
-    community = [
-        other.usd_per_h
-        for other in same_gpu
-        if other.provider == price.provider and other.kind == "community" and other.spot == price.spot
-    ]
-    return "the price of community hosts" if price.kind == "GPU cloud" and price.usd_per_h in community else ""
-
-
-def _lowest_by_provider(prices: Iterable[Price]) -> dict[str, float]:
-    """The lowest positive price of each provider."""
-    lowest: dict[str, float] = {}
-    for price in prices:
-        if price.usd_per_h > 0:
-            lowest[price.provider] = min(price.usd_per_h, lowest.get(price.provider, price.usd_per_h))
-    return lowest
-
-
-def _parse(row: dict[str, str]) -> list[Price]:
-    """The on-demand and the spot price of a row."""
-    kind = next(kind for kind in PRICE_CLASSES if kind == row["class"])
-    return [
-        Price(
-            row["card"],
-            row["provider"],
-            float(row[column]),
-            spot,
-            float(row["vcpus"]) if row["vcpus"] else None,
-            row["region"],
-            datetime.date.fromisoformat(row["date"]) if row["date"] else None,
-            row["source"],
-            int(row["cards"] or 1),
-            row["without"],
-            kind,
-        )
-        for column, spot in (("on_demand_usd_per_h", False), ("spot_usd_per_h", True))
-        if row[column]
-    ]
+    found = [price for price in found if price.machine_cards >= gpus] or found
+    found = [price for price in found if price.price_date] or found
+    dearest_first = sorted(found, key=lambda price: price.usd_per_h, reverse=True)
+    return list({price.machine_cards: price for price in dearest_first}.values())

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Literal
 
 from profiler.data.published_results import EngineKind
+from profiler.data.table import rows_of
 from profiler.units import percent
 
 COVERAGE_FILE = Path(__file__).with_name("published_coverage.csv")
@@ -57,22 +57,7 @@ def _words(kind: EngineKind, format_: str) -> str:
 @cache
 def coverages() -> tuple[Coverage, ...]:
     """Return all rows of published_coverage.csv; `python tests/left_out.py` computes them from published.csv."""
-    with COVERAGE_FILE.open(encoding="utf-8", newline="") as file:
-        return tuple(_parse(row) for row in csv.DictReader(file))
-
-
-def _parse(row: dict[str, str]) -> Coverage:
-    kind: EngineKind = "eager" if row["kind"] == "eager" else "compiled" if row["kind"] == "compiled" else "llama.cpp"
-    return Coverage(
-        kind,
-        row["format"],
-        "prefill" if row["phase"] == "prefill" else "decode",
-        int(row["figures"]),
-        int(row["publishers"]),
-        int(row["checked"]),
-        int(row["inside"]),
-        float(row["width"]),
-    )
+    return rows_of(COVERAGE_FILE.name, Coverage)
 
 
 def coverage_sentences(kind: EngineKind, format_: str) -> tuple[str, ...]:

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Literal
 
-_TABLE = Path(__file__).with_name("published.csv")
-_MODELS = Path(__file__).with_name("published_models.csv")
+from profiler.data.table import rows_of
 
 EngineKind = Literal["eager", "compiled", "llama.cpp"]
 """eager: transformers without changes; compiled: engines that compile, capture or fuse (vLLM, SGLang, gpt-fast,
 torchao, TensorRT-LLM, TurboMind, ExLlamaV2, MLC, pegainfer)."""
+
+
+_CACHE_BYTES = 2
+
+
+@dataclass(frozen=True)
+class _Model:
+    """A row of published_models.csv."""
+
+    model: str
+    params: float
+    looked_up_params: float
+    layers: int
+    kv_elements_per_token: float
+
+
+@cache
+def _models() -> dict[str, _Model]:
+    return {row.model: row for row in rows_of("published_models.csv", _Model)}
 
 
 @dataclass(frozen=True)
@@ -26,23 +42,52 @@ class PublishedFigure:
     model: str
     format: str
     """Storage format of the weights."""
+    bits: float
+    """Bits per weight in that format."""
     gpu: str
     """The row of gpus.csv."""
     phase: Literal["prefill", "decode"]
     batch: int
-    query_tokens: int
-    context_len: int
-    """Cached tokens in the middle of the timed steps; 0 if the source does not say and the batch is 1, where their
-    effect is negligible."""
     latency_s: float
-    layers: int
-    weight_bytes: float
-    """Bytes that a step streams."""
-    kv_bytes: float
-    flops: float
-    host: str
-    date: str
     source: str
+    prompt_len: int = 0
+    """0 if the source does not say and the batch is 1, where its effect is negligible."""
+    new_tokens: int = 0
+    host: str = ""
+    date: str = ""
+
+    @property
+    def query_tokens(self) -> int:
+        return self.prompt_len if self.phase == "prefill" else 1
+
+    @property
+    def context_len(self) -> int:
+        """Cached tokens in the middle of the timed steps."""
+        return 0 if self.phase == "prefill" else self.prompt_len + self.new_tokens // 2
+
+    @property
+    def layers(self) -> int:
+        return _models()[self.model].layers
+
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes that a step streams."""
+        return self._streamed_weights * self.bits / 8
+
+    @property
+    def kv_bytes(self) -> float:
+        """Bytes of the cache in 16 bits."""
+        elements = self.batch * (self.context_len + self.query_tokens) * _models()[self.model].kv_elements_per_token
+        return elements * _CACHE_BYTES
+
+    @property
+    def flops(self) -> float:
+        """2 FLOPs per streamed weight and token."""
+        return 2 * self._streamed_weights * self.batch * self.query_tokens
+
+    @property
+    def _streamed_weights(self) -> float:
+        return _models()[self.model].params - _models()[self.model].looked_up_params
 
     @property
     def publisher(self) -> str:
@@ -57,44 +102,9 @@ class PublishedFigure:
 @cache
 def published() -> tuple[PublishedFigure, ...]:
     """Return all rows of published.csv."""
-    with _MODELS.open(encoding="utf-8", newline="") as file:
-        models = {row["model"]: row for row in csv.DictReader(file)}
-    with _TABLE.open(encoding="utf-8", newline="") as file:
-        return tuple(_parse(row, models[row["model"]]) for row in csv.DictReader(file))
+    return rows_of("published.csv", PublishedFigure)
 
 
 def formats_of(kind: EngineKind) -> tuple[str, ...]:
     """The formats of which an engine kind has published figures, in the order of the table."""
     return tuple(dict.fromkeys(point.format for point in published() if point.kind == kind))
-
-
-_CACHE_BYTES = 2
-
-
-def _parse(row: dict[str, str], model: dict[str, str]) -> PublishedFigure:
-    """A row with its work: 2 FLOPs per streamed weight and token, and the cache in 16 bits."""
-    phase: Literal["prefill", "decode"] = "prefill" if row["phase"] == "prefill" else "decode"
-    batch, prompt = int(row["batch"]), int(row["prompt_len"] or 0)
-    query = prompt if phase == "prefill" else 1
-    context = prompt + int(row["new_tokens"] or 0) // 2 if phase == "decode" else 0
-    streamed = float(model["params"]) - float(model["looked_up_params"])
-    kind: EngineKind = "eager" if row["kind"] == "eager" else "compiled" if row["kind"] == "compiled" else "llama.cpp"
-    return PublishedFigure(
-        kind,
-        row["engine"],
-        row["model"],
-        row["format"],
-        row["gpu"],
-        phase,
-        batch,
-        query,
-        context,
-        float(row["latency_s"]),
-        int(model["layers"]),
-        streamed * float(row["bits"]) / 8,
-        batch * (context + query) * float(model["kv_elements_per_token"]) * _CACHE_BYTES,
-        2 * streamed * batch * query,
-        row["host"],
-        row["date"],
-        row["source"],
-    )

@@ -19,11 +19,12 @@ from profiler.data.datasheets import gpu_called
 from profiler.data.links import Link
 from profiler.data.published_results import EngineKind
 from profiler.errors import RequestError, RunError
-from profiler.facts.card_profile import CardProfile
 from profiler.facts.run_facts import Facts
 from profiler.facts.step import ExecutionPath
 from profiler.forecast.check_log import checks_line
 from profiler.forecast.datasheet_range import UnmeasuredModel, in_range
+from profiler.gpu_profile.kernels import fitted_on, held_out_kernels
+from profiler.gpu_profile.profile import GpuProfile, read_profile
 from profiler.grid.cells import PHASES, CellKey, Grid, Phase
 from profiler.grid.ranges import check_positions, make_grid
 from profiler.judge.cells import trial_results
@@ -32,7 +33,6 @@ from profiler.loading.device_map import planned_weight_bytes
 from profiler.loading.meta_model import build_on_meta, quiet_libraries
 from profiler.loading.request import DTYPES, check_packed_dtype, dtype_name, in_16_bits, model_dtype, most_positions
 from profiler.loading.source import resolve
-from profiler.predict.card_profile import fitted_on, held_out_kernels, profile_called, profiles, read_profile
 from profiler.predict.cross_validation import TrainedModel
 from profiler.predict.from_facts import train_on
 from profiler.predict.kernel_times import KernelTimes
@@ -288,7 +288,7 @@ def forecast_on(model: str, on: str, request: ForecastRequest) -> Answer:
     return _on_profile(unmeasured, profile, steps, request.link)
 
 
-def _on_profile(model: UnmeasuredModel, profile: CardProfile, steps: StepArrays, link: Link | None) -> Answer:
+def _on_profile(model: UnmeasuredModel, profile: GpuProfile, steps: StepArrays, link: Link | None) -> Answer:
     """Forecast each step on a profiled GPU; `link` connects the ranks of a shared model."""
     counted = model.counted
     paths = dict.fromkeys(PHASES, ExecutionPath())
@@ -325,12 +325,9 @@ def _engine_kind(engine: str) -> EngineKind:
     raise RequestError(f"--engine {engine!r}: by its datasheet a GPU has ranges of eager and compiled engines only.")
 
 
-def profile_of(on: str) -> CardProfile | None:
-    """The profile that `on` names, by path, profile name or GPU; None for a GPU with only a datasheet.
+def profile_of(on: str) -> GpuProfile | None:
+    """The profile in the .json file that `on` names; None if it names a GPU.
 
-    Raises RequestError for an unknown name, or a profile that cannot be read.
+    Raises RequestError for a profile that cannot be read.
     """
-    if on.endswith(".json") or on in profiles():
-        return profile_called(on)
-    name = gpu_called(on).gpu
-    return next((profile for profile in map(read_profile, profiles().values()) if profile.datasheet == name), None)
+    return read_profile(Path(on)) if on.endswith(".json") else None

@@ -7,224 +7,131 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from profiler.data.prices import OWN, STALE_DAYS
+from profiler.data.prices import OWN
 from profiler.json_document import Document
-from profiler.predict.costs import Span
-from profiler.rent.command import RankedOffers
+from profiler.rent.command import RankedOffers, precision_words
 from profiler.rent.offers import UTILISATIONS, Offer, Ranking
-from profiler.rent.words import CLASSES, assumptions, precision_words, price_words, rate_words
-from profiler.rent.workload import Limits, Workload
-from profiler.report.blocks import Lines, Sentences, TextTable, text_table
-from profiler.report.terminal import print_blocks
-from profiler.units import duration, percent, several, significant
+from profiler.rent.sentences import assumptions, rent_sentences, usd_words
+from profiler.rent.workload import Workload
+from profiler.report.blocks import Block, Lines, Sentences, TextTable, text_table
+from profiler.report.terminal import print_block, print_blocks
+from profiler.units import percent, significant
 
-RENT_COLUMNS = ("GPUs", "as", "engine", "USD/h", "GPUs x load", "TTFT", "ms per token", "USD per 1000", "idle/day")
-LOAD_COLUMNS = ("GPUs", "as", "engine", *(percent(share) for share in UTILISATIONS), "J/token", "cheaper above")
-_MARKS: dict[Ranking, str] = {
-    "cheapest": "> ", "typically cheapest": "> ", "cannot tell": "? ", "too slow": "! ", "not ranked": "- "
-}  # fmt: skip
-_MOST_ROWS = 16
-_MOST_UNFIT = 6
-
-
-def rent_sentences(rented: RankedOffers) -> list[str]:
-    """The assumptions, then the cheapest offer, the fastest, and where the doubt is and what removes it."""
-    return [assumptions(rented), _cheapest(rented), _fastest(rented), _doubt(rented), *rented.notes]
-
-
-def _serving(rented: RankedOffers) -> list[Offer]:
-    return [offer for offer in rented.offers if offer.request_usd is not None and offer.meets != "no"]
-
-
-def _named(offer: Offer) -> str:
-    """Such as `2 x H100 SXM in 16 bits`."""
-    return f"{offer.name} in {precision_words(offer.precision)}"
-
-
-def _usd_per_thousand(offer: Offer) -> str:
-    assert offer.request_usd is not None
-    span = offer.request_usd.times(1e3)
-    text = f"{_usd(span.typical)} USD per thousand requests"
-    return text if span.low == span.high else f"{text} ({_span(span)})"
-
-
-def _cheapest(rented: RankedOffers) -> str:
-    serving = _serving(rented)
-    ranked = [offer for offer in serving if not offer.price_mark]
-    certain = next((offer for offer in ranked if offer.meets == "yes"), None)
-    if certain is not None and rented.request.load.limits == Limits():
-        return f"Cheapest: {_named(certain)}, {_deal(certain)}."
-    if certain is not None:
-        return f"Cheapest that certainly meets the limits: {_named(certain)}, {_deal(certain)}."
-    if ranked:
-        return f"None certainly meets the limits; typically cheapest: {_named(ranked[0])}, {_deal(ranked[0])}."
-    able = "can run the model" if rented.request.load.limits == Limits() else "may meet the limits"
-    return (
-        f"Not ranked: no GPU that {able} has a price of yours, or a whole one of the last {STALE_DAYS} days"
-        f" ({price_words(rented.request)}). By the prices below, {_named(serving[0])} would be the cheapest,"
-        f" {_deal(serving[0])}; give today's with --price."
-    )
-
-
-def _deal(offer: Offer) -> str:
-    """Provider, price, cost per request, and utilisation."""
-    assert offer.utilisation is not None
-    rented = several(offer.rented_gpus, "GPU", "GPUs")
-    at = f"{rented} at {percent(offer.utilisation.typical)} utilisation, " if offer.utilisation.typical != 1 else ""
-    whose = "your price of" if offer.provider == OWN else offer.provider
-    return f"{whose} {significant(offer.usd_per_h, 3)} USD/h per GPU, {at}{_usd_per_thousand(offer)}"
-
-
-def _fastest(rented: RankedOffers) -> str:
-    if rented.request.load.rate_per_s is None:
-        fastest = max(_serving(rented), key=lambda offer: offer.tokens_per_s.typical if offer.tokens_per_s else 0.0)
-        assert fastest.tokens_per_s is not None
-        speed = f"{significant(fastest.tokens_per_s.typical, 2)} output tokens/s"
-        return f"Fastest: {_named(fastest)}, {speed}, {_usd_per_thousand(fastest)}."
-    fastest = min(_serving(rented), key=lambda offer: offer.tpot_s.typical if offer.tpot_s else 0.0)
-    assert fastest.tpot_s is not None
-    return f"Fastest: {_named(fastest)}, {duration(fastest.tpot_s.typical)} per token, {_usd_per_thousand(fastest)}."
-
-
-def _doubt(rented: RankedOffers) -> str:
-    unsure = [offer for offer in rented.offers if offer.verdict == "cannot tell"]
-    unranked = [offer for offer in rented.offers if offer.verdict == "not ranked"]
-    parts = []
-    if unsure:
-        first = unsure[0]
-        why = "may miss the limits" if first.meets == "cannot tell" else "its range overlaps"
-        parts.append(
-            f"{several(len(unsure), 'other row', 'other rows')} may be cheaper, first {_named(first)} ({why});"
-            f" `roofscope ceilings --out gpu.json` on one {first.card} takes a minute and narrows it"
-        )
-    if unranked:
-        parts.append(
-            f"{several(len(unranked), 'row has', 'rows have')} a marked price (-) and no rank; today's price decides:"
-            f" --price '{unranked[0].card}=USD_PER_HOUR'"
-        )
-    return f"In doubt: {'; '.join(parts)}." if parts else "In doubt: nothing; no range overlaps the cheapest."
-
-
-def _span(span: Span, between: str = " to ") -> str:
-    return f"{_usd(span.low)}{between}{_usd(span.high)}"
-
-
-def _usd(value: float) -> str:
-    """Two significant digits, but at most three decimals."""
-    return significant(value, 2) if value >= 0.1 else f"{value:.3f}"
+_MARKS: dict[Ranking, str] = {"cheapest": "> ", "typically cheapest": "> ", "cannot tell": "? ", "too slow": "! "}
 
 
 def rent_table(offers: Sequence[Offer]) -> TextTable:
-    """Return a row per offer that fits, typical but for the ranges of times and costs."""
+    """Return a row per offer that fits: its price with provider and date, GPUs, times, and cost."""
+    headings = ("GPU", "as", "USD/h", "from", "read on", "GPUs", "TTFT", "ms/token", "cost")
     rows = []
     for offer in offers:
-        if offer.ttft_s is None or offer.tpot_s is None or offer.request_usd is None or offer.utilisation is None:
-            continue
-        usd = offer.request_usd.times(1e3)
-        price = significant(offer.usd_per_h, 3)
-        if offer.median_usd_per_h != offer.usd_per_h:
-            price += f" ({significant(offer.median_usd_per_h, 3)})"
+        assert offer.ttft_s is not None
+        assert offer.tpot_s is not None
+        assert offer.request_usd is not None
         rows.append(
             (
                 _MARKS.get(offer.verdict, "  ") + offer.name,
-                precision_words(offer.precision),
-                offer.engine,
-                price,
-                f"{offer.rented_gpus} x {percent(offer.utilisation.typical)}",
-                duration(offer.ttft_s.typical),
-                _span(offer.tpot_s.times(1e3), ".."),
-                _usd(usd.typical) if usd.low == usd.high else _span(usd, ".."),
-                significant(offer.idle_usd_per_day, 2),
+                _as(offer, offers),
+                significant(offer.usd_per_h, 3) + _host(offer),
+                offer.provider,
+                offer.price_date or ("-" if offer.provider == OWN else "undated"),
+                str(offer.rented_gpus),
+                significant(1e3 * offer.ttft_s.typical, 2),
+                f"{significant(1e3 * offer.tpot_s.low, 2)}..{significant(1e3 * offer.tpot_s.high, 2)}",
+                "..".join(
+                    dict.fromkeys(usd_words(1e3 * end) for end in (offer.request_usd.low, offer.request_usd.high))
+                ),
             )
         )
-    return _table(RENT_COLUMNS, rows, wrapped=("GPUs", "as"))
+    return _table(headings, rows)
+
+
+def _host(offer: Offer) -> str:
+    """GPUs and price of the host on a line of its own; empty for a host of one GPU."""
+    cards = offer.machine_cards
+    return f"\n{cards}: {significant(cards * offer.usd_per_h, 3)}" if cards > 1 else ""
+
+
+def _as(offer: Offer, offers: Sequence[Offer]) -> str:
+    """The precision, and the engine where offers have different ones."""
+    engine = f", {offer.engine}" if len({each.engine for each in offers}) > 1 else ""
+    return precision_words(offer.precision) + engine
 
 
 def load_table(offers: Sequence[Offer]) -> TextTable:
     """Return a row per offer that fits: typical USD per million tokens in and out, energy, and crossover."""
+    headings = ("GPU", "as", "load", *map(percent, UTILISATIONS), "J/token", "cheaper above")
     rows = []
     for offer in offers:
-        if not offer.costs:
-            continue
+        assert offer.utilisation is not None
         crossing = "-"
         if offer.crossover_from:
-            at = "never" if offer.crossover_per_s is None else rate_words(offer.crossover_per_s)
+            at = "never" if offer.crossover_per_s is None else f"{significant(offer.crossover_per_s, 2)}/s"
             crossing = f"{at} ({offer.crossover_from})"
-        joules = offer.joules_per_token_at_most
         rows.append(
             (
                 offer.name,
-                precision_words(offer.precision),
-                offer.engine,
-                *(f"{_usd(c.input.typical)} / {_usd(c.output.typical)}" for c in offer.costs),
-                "-" if joules is None else f"<= {significant(joules, 2)}",
+                _as(offer, offers),
+                percent(offer.utilisation.typical),
+                *(f"{usd_words(cost.input.typical)} / {usd_words(cost.output.typical)}" for cost in offer.costs),
+                f"<= {significant(offer.joules_per_token_at_most or 0.0, 2)}",
                 crossing,
             )
         )
-    return _table(LOAD_COLUMNS, rows, wrapped=("GPUs", "as", "cheaper above"))
+    return _table(headings, rows)
 
 
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], wrapped: Sequence[str]) -> TextTable:
-    """A table without the precision or engine that all rows share: the first sentence names it."""
-    shown = [
-        place
-        for place, name in enumerate(headings)
-        if name not in ("as", "engine") or len({row[place] for row in rows}) > 1
-    ]
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> TextTable:
+    """A table without the precision and engine that all rows share: the first sentence names them."""
+    shown = [place for place, name in enumerate(headings) if name != "as" or len({row[place] for row in rows}) > 1]
     names = [headings[place] for place in shown]
-    return text_table(
-        names, [[row[place] for place in shown] for row in rows], wrapped=[name for name in wrapped if name in names]
-    )
+    texts = [name for name in ("GPU", "as", "from", "cheaper above") if name in names]
+    return text_table(names, [[row[place] for place in shown] for row in rows], texts=["read on"], wrapped=texts)
 
 
-def _price(offer: Offer) -> str:
-    words = [offer.provider, "spot" if offer.spot else "", offer.region]
-    if offer.machine_cards > 1:
-        words.append(f"only {offer.machine_cards} at once")
-    if offer.provider != OWN:
-        words.append(offer.price_mark or f"{offer.price_age_days} days old")
-    return f"{offer.card} {significant(offer.usd_per_h, 3)} ({', '.join(word for word in words if word)})"
-
-
-def print_rented(rented: RankedOffers, console: Console) -> None:
-    """Print the assumptions, the answer, the GPUs that fit, their costs by utilisation, and why others do not fit."""
-    fitting = tuple(offer for offer in rented.offers if offer.request_usd is not None)
-    unfit = [offer for offer in rented.offers if offer.request_usd is None]
-    shown = fitting[:_MOST_ROWS]
-    marks = [
-        "USD/h: the lowest of the class (median). GPUs x load: how many, and their utilisation. USD per 1000: requests."
-        " idle/day: USD per day without a request. Ranges hold nine in ten.",
-        "> cheapest, ? may be cheaper (cannot tell), ! misses a limit, - not ranked: its price is marked below",
-        "",
+def print_rented(rented: RankedOffers, console: Console, *, by_utilisation: bool) -> None:
+    """Print the assumptions, the answer, a row per GPU, on request its costs by utilisation, and what has no row."""
+    first_of_card = {offer.card: offer for offer in reversed(rented.offers)}
+    best = [offer for offer in rented.offers if offer is first_of_card[offer.card]]
+    fitting = [offer for offer in best if offer.fits]
+    assumed, *answer = rent_sentences(rented)
+    legend = [
+        "> cheapest, ? may be cheaper, ! misses a limit. USD/h: of one GPU. GPUs: rented for this load. TTFT: typical"
+        " ms. ms/token: nine in ten are in this range. cost: USD per 1000 requests, idle time included.",
+        *(["8: 64 below a price: its smallest host has 8 GPUs, for 64 USD/h."] if any(map(_host, fitting)) else []),
     ]
-    omitted = len(fitting) - len(shown)
-    notes = [f"USD per GPU and hour: {'; '.join(dict.fromkeys(map(_price, shown)))}"]
-    notes += [
-        f"{CLASSES[other.price_class]}, not ranked against these: {_named(other)}, {_deal(other)}"
-        for other in rented.other_classes
-    ]
-    without = {(offer.precision, offer.engine): offer.why for offer in unfit if offer.verdict == "no basis"}
-    notes += [
-        f"{precision_words(form)} with {engine} engines has no row: {why}; another --engine may have one"
+    blocks: list[Block] = [Sentences(answer, plain_from=1), rent_table(fitting), Lines(legend, "dim")]
+    if by_utilisation:
+        title = (
+            "Typical USD per million tokens in / out by utilisation; cheaper above: requests/s where rankings cross:"
+        )
+        blocks += [Lines(["", title]), load_table(fitting)]
+    blocks.append(Lines([*_rowless(rented, best), *_bases(fitting)], "dim"))
+    print_block(Lines([assumed]), console)
+    print_blocks(blocks, console)
+
+
+def _rowless(rented: RankedOffers, best: Sequence[Offer]) -> list[str]:
+    """What the table does not show, and why."""
+    without = {(offer.precision, offer.engine): offer.why for offer in rented.offers if offer.verdict == "no basis"}
+    lines = [
+        f"{precision_words(form)} with {engine} engines has no row: {why}; another --engine may have one."
         for (form, engine), why in without.items()
     ]
-    too_large = [offer for offer in unfit if offer.verdict != "no basis"]
-    notes += [f"{_named(offer)} with {offer.engine}: {offer.why}" for offer in too_large[:_MOST_UNFIT]]
-    notes += [f"{len(too_large) - _MOST_UNFIT} more rows do not fit"] if len(too_large) > _MOST_UNFIT else []
-    bases = sorted(dict.fromkeys(offer.basis for offer in shown), key=len, reverse=True)
-    notes += [basis for number, basis in enumerate(bases) if not any(basis in longer for longer in bases[:number])]
-    blocks = [
-        Sentences(rent_sentences(rented), plain_from=1),
-        rent_table(shown),
-        Lines(marks, "dim"),
-        Lines(
-            ["Typical USD per million tokens in / out by utilisation; cheaper above: the load at which rankings cross:"]
-        ),
-        load_table(shown),
-        Lines([f"{omitted} more rows: --format json has them all"] if omitted else []),
-        Lines(notes, "dim"),
-    ]
-    print_blocks(blocks, console)
+    unfit = [offer for offer in best if offer.verdict == "does not fit"]
+    if unfit:
+        first, others = unfit[0], [offer.card for offer in unfit[1:]]
+        why = f"{first.card} in {precision_words(first.precision)} ({first.why})"
+        lines.append(f"Does not fit: {', '.join([why, *others])}.")
+    if hidden := sum(offer.fits for offer in rented.offers) - sum(offer.fits for offer in best):
+        lines.append(f"Each GPU has its best row; --format json has {hidden} more of other precisions and engines.")
+    return lines
+
+
+def _bases(fitting: Sequence[Offer]) -> list[str]:
+    """The published figures that the ranges rest on, each once."""
+    bases = sorted(dict.fromkeys(offer.basis for offer in fitting), key=len, reverse=True)
+    return [basis for number, basis in enumerate(bases) if not any(basis in longer for longer in bases[:number])]
 
 
 @dataclass(frozen=True)
@@ -240,15 +147,13 @@ class RentDocument(Document):
     engines: Sequence[str]
     quants: Sequence[str]
     price_class: str
+    """Only prices of this kind of provider; empty: of all."""
     provider: str
+    """Only this provider's prices; empty: of all."""
     spot: bool
-    stale_days: int
-    """The age above which a price is not ranked."""
     host_index: float | None
     """The host's dispatch time over the reference; null: that with which each GPU is mostly rented."""
     cards: Sequence[Offer]
-    other_classes: Sequence[Offer]
-    """The cheapest offer of each other class, not ranked against `cards`."""
     notes: Sequence[str]
 
 
@@ -257,6 +162,5 @@ def rent_document(rented: RankedOffers) -> RentDocument:
     request = rented.request
     return RentDocument(
         rented.model, assumptions(rented), request.load, request.batch, request.engines, request.quants,
-        request.price_class, request.provider, request.spot, STALE_DAYS, request.host_index, rented.offers,
-        rented.other_classes, rented.notes,
+        request.price_class, request.provider, request.spot, request.host_index, rented.offers, rented.notes,
     )  # fmt: skip

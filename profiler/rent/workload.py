@@ -1,4 +1,4 @@
-"""The load to serve: lengths, request rate and latency limits, by use or as requested."""
+"""What is asked of `rent`: the load to serve, precisions, engines, GPUs and prices."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import re
 from dataclasses import dataclass, replace
 
+from profiler.data.published_results import EngineKind
 from profiler.errors import RequestError
 from profiler.grid.ranges import MOST
 
@@ -41,6 +42,27 @@ WORKLOADS = {
 "Splitwise", arXiv:2311.18677). Lengths of agents: about the means of Kimi's tool and agent trace, 8596 in and 182 out
 over 23,608 requests (github:kvcache-ai/Mooncake@3b5a594 FAST25-release/README.md; R. Qin et al., "Mooncake", FAST
 2025). Batch: documents of a few pages, each summarised."""
+
+
+@dataclass(frozen=True)
+class RentRequest:
+    """The load to serve, the precisions and engines, and the GPUs with their prices."""
+
+    load: Workload = WORKLOADS["chat"]
+    batch: int | None = None
+    """Sequences always in flight, in place of a rate."""
+    quants: tuple[str, ...] = ("none",)
+    engines: tuple[EngineKind, ...] = ("compiled",)
+    price_class: str = ""
+    """Only prices of this kind of provider; empty: of all."""
+    provider: str = ""
+    """Only this provider's prices; empty: of all."""
+    spot: bool = False
+    prices: str = ""
+    """The user's own prices, such as `T4=0.35,H100 SXM=2.99`."""
+    cards: str = ""
+    host_index: float | None = None
+
 
 _RATE = re.compile(r"^\s*([0-9.eE+-]+)\s*(?:/\s*(s|min|h))?\s*$")
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}

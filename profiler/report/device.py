@@ -266,18 +266,15 @@ def ceilings_document(
 class GpuEntry(Datasheet):
     """One datasheet: `roofscope gpus --format json` is a list of them."""
 
-    profile: str | None = field(kw_only=True)
-    """The name of its measured profile; null without one."""
     ridge_flops_per_byte: Mapping[str, float | None] = field(kw_only=True)  # type: ignore[assignment]
     """By dtype; null where the datasheet has no rate."""
 
 
-def gpu_rows(gpus: Sequence[Datasheet], profiles: Mapping[str, str]) -> list[GpuEntry]:
-    """Return the entries of the JSON document; `profiles` maps a datasheet's GPU to the name of its profile."""
+def gpu_rows(gpus: Sequence[Datasheet]) -> list[GpuEntry]:
+    """Return the entries of the JSON document."""
     return [
         GpuEntry(
             **vars(gpu),
-            profile=profiles.get(gpu.gpu),
             ridge_flops_per_byte={name: gpu.ridge_flops_per_byte(name) for name in (*_RIDGES.values(), "bfloat16")},
         )
         for gpu in gpus

@@ -24,11 +24,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from left_out import LeftOut, as_published_again, family, left_out
 
-from profiler.facts.card_profile import CardProfile
 from profiler.forecast.command import RunFacts, run_facts
+from profiler.gpu_profile.kernels import fitted_on
+from profiler.gpu_profile.profile import GpuProfile, read_profile
 from profiler.grid.cells import DEFAULT_ENGINE, CellKey
 from profiler.measure.kernels import keys_between
-from profiler.predict.card_profile import fitted_on, read_profile
 from profiler.predict.kernel_times import MeasuredCells
 from profiler.predict.operator_arrays import Array
 from profiler.predict.predict import fit
@@ -127,7 +127,7 @@ def verdict(off: Array, again: Array) -> None:
     )
 
 
-def on_card(known: RunFacts, profile: CardProfile) -> None:
+def on_card(known: RunFacts, profile: GpuProfile) -> None:
     measured = known.trained.measured
     layers = sum(column.count for column in measured.demanded.columns if column.heads is not None)
     predicted = fitted_on(profile, known.facts.model.dtype, layers).forecast(measured.demanded)

@@ -201,7 +201,7 @@ def test_table_fits_100_columns(roofscope) -> None:  # type: ignore[no-untyped-d
         (("--gpu", "H100"), "Which one: H100 PCIe, H100 SXM, H100 NVL?"),
         (("--gpu", "4090"), "Which one: RTX 4090, RTX 4090 D?"),
         (("--gpu", "NVIDIA GeForce RTX 3080"), "Which one: RTX 3080, RTX 3080 12GB?"),
-        (("--gpu", "H900"), "no GPU is called 'H900'. Did you mean"),
+        (("--gpu", "H900"), "no GPU is called 'H900' in roofscope's table of NVIDIA and AMD GPUs. Did you mean"),
         (("--gpu", "hopper"), "`roofscope gpus` lists them all"),
         (("--quant", "nf4", "--crosscheck"), "--quant none"),
         (("--attn", "magic"), "eager"),

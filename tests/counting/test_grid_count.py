@@ -6,14 +6,15 @@ import random
 
 import numpy as np
 import pytest
+from machines import XEON_PROFILE
 
 from profiler.counting.cache import counted_model
 from profiler.counting.count import count
 from profiler.counting.grid_count import GridCount, count_grid
 from profiler.counting.model_numbers import ModelNumbers, model_numbers
 from profiler.errors import RequestError
+from profiler.gpu_profile.roofs import roofs_called
 from profiler.loading.source import resolve
-from profiler.predict.gpu_roofs import roofs_called
 
 
 def grid_of(model: str, *, gpus: str = "", **sizes: list[int]) -> GridCount:
@@ -54,7 +55,7 @@ def test_mistral_7b_under_a_t4() -> None:
 
 
 def test_a_profile_gives_roofs_as_a_datasheet_does() -> None:
-    grid = grid_of("smollm2-135m", gpus="xeon-amx-2-threads", context_lens=[64])
+    grid = grid_of("smollm2-135m", gpus=str(XEON_PROFILE), context_lens=[64])
     [cpu] = grid.gpus
     assert cpu.roofs.name.endswith("measured")
     assert np.isfinite(cpu.floor_s).all()

@@ -14,8 +14,8 @@ from profiler.counting.model_numbers import model_numbers
 from profiler.explore.document import LinkOption, gpu_option, model_entry
 from profiler.explore.expressions import Expression
 from profiler.facts.step import Step
+from profiler.gpu_profile.roofs import roofs_called
 from profiler.loading.source import resolve
-from profiler.predict.gpu_roofs import roofs_called
 from tests.explore.theory import Theory
 
 SETTINGS = 100

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from machines import HOST
+from machines import HOST, XEON_PROFILE
 
 from profiler.errors import RequestError, RunError
 from profiler.forecast import tensor_parallel as cards
@@ -86,7 +86,7 @@ def test_two_h100_by_their_datasheet_have_a_sentence_and_a_cost() -> None:
     ("source", "on", "words"),
     [
         (str(EPYC), "", "not replayed (this is another one)"),
-        ("smollm2-135m", "epyc-zen4-2-threads", "the GPU's profile has for their widths"),
+        ("smollm2-135m", str(XEON_PROFILE), "the GPU's profile has for their widths"),
         ("smollm2-135m", "H100 SXM", "published figures"),
     ],
 )

@@ -12,26 +12,26 @@ from typing import Any
 
 import pytest
 
-from profiler.data import prices as price_table
-from profiler.data.datasheets import gpu_called, gpus
+from profiler.data.datasheets import gpu_called
 from profiler.data.prices import prices
 from profiler.errors import RequestError
 from profiler.predict.costs import CostOverLoad
 from profiler.rent.command import RankedOffers, rent, rent_request
 from profiler.rent.cost_lines import cost_over_load
 from profiler.rent.offers import Offer
-from profiler.rent.render import rent_sentences, rent_table
+from profiler.rent.render import rent_table
+from profiler.rent.sentences import rent_sentences
 from profiler.rent.workload import workload_of
 from profiler.report.plots.costs import cost_figure
 from profiler.store.forecasts import read_costs, write_costs
 
 TODAY = date(2026, 8, 5)
-"""AWS's prices are of 2026-07-20 and GCP's of 2026-08-03, so neither is stale."""
 CARDS = "T4,L4,A10G,L40S,H100 SXM"
 
 
 def rented(model: str, use: str = "chat", today: date = TODAY, **options: Any) -> RankedOffers:
     names = ("prompt_len", "new_tokens", "rate", "ttft_ms", "tpot_ms")
+    options = {"price_class": "hyperscaler", **options}
     load = workload_of(use, **{name: options.pop(name) for name in names if name in options})
     return rent(model, rent_request(load, **options), today)
 
@@ -44,14 +44,6 @@ def chat() -> RankedOffers:
 @pytest.fixture(scope="module")
 def queue() -> RankedOffers:
     return rented("mistral-7b-v0.1", "batch", cards=CARDS, quants="none,nf4", engines="compiled,eager")
-
-
-def test_prices_are_of_cards_in_the_table_and_have_a_source() -> None:
-    known = {sheet.gpu for sheet in gpus()}
-    for price in prices():
-        assert price.card in known
-        assert 0.01 < price.usd_per_h < 30
-        assert price.source
 
 
 def cache_bytes(offer: Offer) -> float:
@@ -154,9 +146,9 @@ def test_an_offer_that_meets_the_limits_meets_them_over_its_range(chat: RankedOf
 
 
 def test_engines_are_never_mixed_without_a_column(queue: RankedOffers) -> None:
-    table = rent_table(queue.offers)
-    column = [heading.heading for heading in table.columns].index("engine")
-    assert {row[column] for row in table.rows} == {"compiled", "eager"}
+    table = rent_table([offer for offer in queue.offers if offer.fits])
+    column = [heading.heading for heading in table.columns].index("as")
+    assert {row[column].rpartition(", ")[2] for row in table.rows} == {"compiled", "eager"}
     assert "plain transformers" in rent_sentences(queue)[0]
 
 
@@ -169,41 +161,69 @@ def test_what_no_figure_covers_has_no_basis(queue: RankedOffers) -> None:
         rented("mistral-7b-v0.1", quants="fp8", engines="eager", cards="L4")
 
 
-def test_classes_are_never_ranked_against_each_other() -> None:
-    """An RTX 4090 is rented by marketplaces, and an L4 by hyperscalers."""
-    answer = rented("mistral-7b-v0.1", today=date(2026, 9, 25), price_class="marketplace", cards="L4,RTX 4090")
-    ranked = [offer for offer in answer.offers if not offer.price_mark]
-    assert {offer.price_class for offer in answer.offers} == {"marketplace"}
-    assert [offer.card for offer in ranked] == ["RTX 4090"]
-    [l4] = [offer for offer in answer.offers if offer.card == "L4"]
-    assert l4.price_mark == "without vCPU and RAM"
-    assert {offer.price_class for offer in answer.other_classes} <= {"hyperscaler", "GPU cloud", "community"}
+def test_every_gpu_with_a_price_has_a_rank() -> None:
+    """Smaller GPUs than 14.5 GB aside, whatever the age of the price and whoever rents the GPU out."""
+    answer = rented("mistral-7b-v0.1", today=date(2036, 1, 1), price_class="", ttft_ms=9e5, tpot_ms=9e5)
+    assert {offer.card for offer in answer.offers} == {price.card for price in prices() if not price.spot}
+    assert {offer.verdict for offer in answer.offers} <= {"cheapest", "typically cheapest", "cannot tell", "dearer"}
+    costs = [offer.request_usd.typical for offer in answer.offers if offer.request_usd and offer.meets == "yes"]
+    assert costs == sorted(costs)
+    [ages] = [each for each in rent_sentences(answer) if each.startswith("The prices are")]
+    undated = sum(not offer.price_date for offer in answer.offers)
+    assert f"have no date for {undated} of {len(answer.offers)} GPUs" in ages
+    assert f" to {max(offer.price_age_days or 0 for offer in answer.offers)} days old" in ages
 
 
-def test_stale_prices_are_not_ranked() -> None:
-    """31 days after AWS's prices none is ranked, and the answer says so."""
-    answer = rented("mistral-7b-v0.1", today=date(2026, 9, 4), cards="T4,A10G,L40S")
-    assert {offer.verdict for offer in answer.offers} <= {"not ranked", "too slow"}
-    assert rent_sentences(answer)[1].startswith(
-        "Not ranked: no GPU that may meet the limits has a price of yours, or a whole one of the last 30 days"
-        " (hyperscalers, on demand). By the prices below, "
-    )
-
-
-def test_your_price_replaces_the_tables_and_is_never_stale() -> None:
-    answer = rented("mistral-7b-v0.1", today=date(2027, 8, 5), cards="L4,L40S", prices="L40S=0.01")
-    assert (answer.offers[0].card, answer.offers[0].provider) == ("L40S", "yours")
+def test_your_price_wins() -> None:
+    answer = rented("mistral-7b-v0.1", cards="L4,L40S", prices="L40S=0.01")
+    assert (answer.offers[0].card, answer.offers[0].provider, answer.offers[0].usd_per_h) == ("L40S", "yours", 0.01)
     assert answer.offers[0].verdict == "cheapest"
+    assert rent_sentences(answer)[0].endswith("the lowest on-demand prices of hyperscalers and yours.")
+    alone = rent_sentences(rented("mistral-7b-v0.1", cards="L40S", prices="L40S=1.86"))
+    assert alone[0].endswith("TPOT at most 50.0 ms; your prices.")
+    assert not any("days old" in sentence for sentence in alone)
 
 
-def test_your_prices_are_of_no_class() -> None:
-    """They are the same for every provider, so the other classes have no separate offer."""
-    answer = rented("mistral-7b-v0.1", cards="L40S", prices="L40S=1.86")
-    assert answer.other_classes == ()
-    assert rent_sentences(answer)[0].endswith("TPOT at most 50.0 ms; your prices.")
-    some = rented("mistral-7b-v0.1", today=date(2026, 9, 4), cards="A40,L40S,A10G", prices="A10G=5")
-    assert {(offer.card, offer.provider) for offer in some.other_classes} == {("A40", "RunPod")}
-    assert rent_sentences(some)[0].endswith("prices of hyperscalers, on demand, and your own.")
+def test_a_gpu_that_is_rented_in_eights_has_the_price_of_its_host() -> None:
+    """AWS rents eight H200 for 8 x 7.912 = 63.3 USD/h, and for one request per second all eight are paid."""
+    [offer] = rented("mistral-7b-v0.1", cards="H200 SXM", provider="AWS").offers
+    assert (offer.usd_per_h, offer.machine_cards, offer.rented_gpus) == (7.912, 8, 8)
+    assert offer.request_usd is not None
+    assert offer.request_usd.typical == pytest.approx(8 * 7.912 / 3600)
+    [row] = rent_table([offer]).rows
+    assert "7.91\n8: 63.3" in row
+    assert "2026-07-20" in row
+
+
+def test_the_load_decides_between_hosts_of_two_and_of_eight() -> None:
+    """GCP rents two H100 for 2 x 11.06 USD/h, AWS eight for 8 x 6.88: a quarter of the chats is cheaper on two."""
+    few, many = (rented("llama-3.1-70b", rate=rate, cards="H100 SXM").offers[0] for rate in ("0.2/s", "1/s"))
+    assert (few.provider, few.machine_cards, few.rented_gpus) == ("GCP", 2, 2)
+    assert (many.provider, many.machine_cards) == ("AWS", 8)
+    assert many.rented_gpus * 6.88 < 2 * many.replicas * 11.06
+
+
+def test_limits_that_no_gpu_meets_still_have_a_table(roofscope: Callable[..., Any]) -> None:
+    """A step of Mistral-7B streams 14.2 GB, which takes an H100 of 3.35 TB/s 4.2 ms."""
+    outcome = roofscope("rent", "mistral-7b-v0.1", "--max-tpot-ms", "1", "--cards", "L4,H100 SXM", "--plain")
+    assert outcome.code == 0
+    assert "No GPU meets the limits: the best, H100 SXM in 16 bits, typically takes" in outcome.out
+    rows = [line for line in outcome.out.splitlines() if line.startswith("! ")]
+    assert {row[2:10].strip() for row in rows} == {"L4", "H100 SXM"}
+    picture = roofscope("rent", "mistral-7b-v0.1", "--max-tpot-ms", "1", "--cards", "L4", "--out", "none.svg")
+    assert "no GPU meets the limits" in picture.err
+
+
+def test_each_gpu_has_one_row_of_80_columns(roofscope: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("profiler.report.console.WIDTH", 80)
+    for quants in ("none", "none,int4wo,fp8"):
+        out = roofscope("rent", "mistral-7b-v0.1", "--quant", quants, "--plain").out
+        assert max(map(len, out.splitlines())) <= 80
+        assert not out.startswith("\n")
+        rows = out.partition("-----")[2].partition("> cheapest,")[0]
+        assert len(re.findall(r"20\d\d-\d\d-\d\d|undated", rows)) == len(
+            {each.card for each in prices() if not each.spot}
+        )
 
 
 def test_a_model_that_one_gpu_does_not_hold_is_split() -> None:
@@ -248,19 +268,11 @@ def test_a_slower_host_makes_eager_steps_dearer() -> None:
     assert steps[1].typical == pytest.approx(3 * steps[0].typical, rel=0.01)
 
 
-def test_a_price_without_its_host_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    partial = [price for price in prices() if price.card == "L4" and price.without]
-    monkeypatch.setattr(price_table, "prices", lambda: tuple(partial))
-    [offer] = rented("qwen3-8b", "batch", cards="L4", price_class="marketplace").offers
-    assert (offer.price_mark, offer.verdict) == ("without vCPU and RAM", "not ranked")
-
-
 def test_bad_requests_are_one_line(roofscope: Callable[..., Any]) -> None:
     cases = [
         (("--cards", "L4O"), "L4"),
         (("--price", "T4=0.35EUR"), "USD per hour"),
         (("--quant", "nf4"), "no basis"),
-        (("--max-tpot-ms", "0.1"), "times the limit"),
         (("--batch", "4", "--rate", "1"), "exclude each other"),
         (("--provider", "Nobody"), "AWS"),
         (("--cards", "RTX 2080 Ti"), "--price"),
@@ -270,15 +282,18 @@ def test_bad_requests_are_one_line(roofscope: Callable[..., Any]) -> None:
         assert outcome.code == 2, (arguments, outcome.out)
         assert words in outcome.err, outcome.err
         assert len(outcome.err.strip().splitlines()) == 1
-    outcome = roofscope("rent", "llama-3.1-70b", "--cards", "T4")
+    outcome = roofscope("rent", "llama-3.1-70b", "--cards", "T4,P100 PCIe 16GB")
     assert outcome.code == 2
-    assert "fits no GPU" in outcome.err
+    assert (
+        "fits no GPU that has a price: in 16 bits on P100 PCIe 16GB, the largest, it needs 142 GB: weights 141 GB"
+        in outcome.err
+    )
 
 
 def test_the_screen_the_picture_and_the_document(roofscope: Callable[..., Any], tmp_path: Path) -> None:
     picture = tmp_path / "cost.svg"
-    arguments = ("rent", "mistral-7b-v0.1", "--cards", CARDS)
-    outcome = roofscope(*arguments, "--plain", "--out", str(picture))
+    arguments = ("rent", "mistral-7b-v0.1", "--cards", CARDS, "--class", "hyperscaler")
+    outcome = roofscope(*arguments, "--by-utilisation", "--plain", "--out", str(picture))
     assert outcome.code == 0, outcome.err
     assert max(map(len, outcome.out.splitlines())) <= 100
     assert "10 %" in outcome.out

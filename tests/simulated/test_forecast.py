@@ -10,9 +10,9 @@ import torch
 
 from profiler.device.machine import machine_for
 from profiler.forecast.command import run_facts
+from profiler.gpu_profile.kernels import fitted_on
+from profiler.gpu_profile.measure import measure_profile
 from profiler.loading.meta_model import quiet_libraries
-from profiler.measure.card_profile import measure_card
-from profiler.predict.card_profile import fitted_on
 from profiler.roofs.measure import measure
 
 from .native import why_not
@@ -37,7 +37,7 @@ def test_a_run_and_a_profile_forecast_a_card_of_known_truth(tmp_path: Path) -> N
     with simulated(A100), quiet_libraries():
         machine = machine_for(torch.device("cuda", 0))
         ceilings = measure(machine, ["float16"], model_dtype="float16", stage_budget_s=0.2)
-        profile = measure_card(machine, ceilings, ["float16"], 0.1)
+        profile = measure_profile(machine, ceilings, ["float16"], 0.1)
     run, _ = said(Scenario("mistral-7b-v0.1", LAYERS, prompt_lens=[128, 512], batch_sizes=[1, 8]), [A100], tmp_path)
     known = run_facts(run.folder)
     assert known.trained.within.median < 0.05

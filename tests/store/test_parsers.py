@@ -16,16 +16,17 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from machines import XEON_PROFILE
 
 from profiler.comparison.command import thresholds
 from profiler.comparison.compare import compare_sides
 from profiler.comparison.documents import comparison_document
 from profiler.comparison.side import side_of_file
 from profiler.errors import RequestError, RunError
+from profiler.gpu_profile.profile import read_profile
 from profiler.grid.ranges import parse_values
 from profiler.json_document import json_rows
 from profiler.place.place import placed
-from profiler.predict.card_profile import FOLDER, read_profile
 from profiler.readers.detect import read_foreign
 from profiler.readers.figures import figures_of
 from profiler.rent.command import parse_prices
@@ -105,7 +106,7 @@ def one_changed(content: Any) -> st.SearchStrategy[Any]:
     return st.builds(lambda place, value: changed(content, place, value), st.sampled_from(places(content)), anything)
 
 
-PROFILE = json.loads(next(iter(sorted(FOLDER.glob("*.json")))).read_text())
+PROFILE = json.loads(XEON_PROFILE.read_text())
 DOCUMENT = json.loads((WHOLE / "run.json").read_text())
 LINES = (WHOLE / SAMPLES_FILE).read_text().splitlines()
 KINDS = {json.loads(line)["kind"]: json.loads(line) for line in LINES}

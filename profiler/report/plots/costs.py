@@ -25,7 +25,7 @@ def cost_figure(costs: CostOverLoad) -> Figure:
     less than the next cheaper one per hour. Raises RequestError if there is no line.
     """
     if not costs.lines:
-        raise RequestError("no GPU fits with a price that is ranked: there is nothing to draw.")
+        raise RequestError("no GPU meets the limits: there is nothing to draw.")
     with plt.style.context(STYLE_FILE):
         figure, axes = plt.subplots(figsize=(8, 5))
         crossovers: list[PointLabel] = []

@@ -7,12 +7,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from machines import HOST
+from machines import HOST, XEON_PROFILE
 
-from profiler.facts.card_profile import CardProfile, least_of
 from profiler.facts.telemetry import Reading, busy_share
-from profiler.predict.card_profile import profile_called, read_profile
-from profiler.run import card_profile as profiling
+from profiler.gpu_profile import measure as profiling
+from profiler.gpu_profile.profile import GpuProfile, least_of, read_profile
 
 
 def test_small_kernels_are_next_to_what_they_must_move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,13 +20,13 @@ def test_small_kernels_are_next_to_what_they_must_move(tmp_path: Path, monkeypat
     A layer of SmolLM2-135M passes hidden states of 576 to its three products, and to the two of its MLP, of 1536. It
     gets each back.
     """
-    shipped = profile_called("epyc-zen4-2-threads")
+    shipped = read_profile(XEON_PROFILE)
     alone = {4: 0.0, 64: 2e-4, 256: 8e-4}
 
-    def card(*_: object) -> CardProfile:
+    def card(*_: object) -> GpuProfile:
         return shipped
 
-    monkeypatch.setattr(profiling, "measure_card", card)
+    monkeypatch.setattr(profiling, "measure_profile", card)
     monkeypatch.setattr(profiling, "replay_small_kernels", lambda machine, dtype: alone)
     profiling.write_profile(HOST, shipped.ceilings, ["float32"], tmp_path / "card.json")
     short, long = read_profile(tmp_path / "card.json").smalls
@@ -38,7 +37,7 @@ def test_small_kernels_are_next_to_what_they_must_move(tmp_path: Path, monkeypat
     assert long.traffic_s == pytest.approx(4 * short.traffic_s, rel=0.01)
 
 
-def slowed(profile: CardProfile, number: int, times: float) -> CardProfile:
+def slowed(profile: GpuProfile, number: int, times: float) -> GpuProfile:
     """Return a pass in which a neighbour slowed one product and the dispatch of one layer."""
     products, dispatches = list(profile.products), list(profile.dispatches)
     products[number] = replace(products[number], seconds=times * products[number].seconds)
@@ -47,7 +46,7 @@ def slowed(profile: CardProfile, number: int, times: float) -> CardProfile:
 
 
 def test_of_several_passes_each_kernels_least_time_stands() -> None:
-    shipped = least_of([profile_called("epyc-zen4-2-threads")])
+    shipped = least_of([read_profile(XEON_PROFILE)])
     assert least_of([slowed(shipped, 0, 30.0), slowed(shipped, 1, 30.0)]) == shipped
     assert least_of([slowed(shipped, 0, 30.0)]) != shipped
     formats = replace(shipped, products=shipped.products[:-3])
@@ -58,10 +57,10 @@ def test_of_several_passes_each_kernels_least_time_stands() -> None:
 def test_a_busy_pass_is_followed_by_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quiet_from: int, passes: int
 ) -> None:
-    shipped = least_of([profile_called("epyc-zen4-2-threads")])
-    taken: list[CardProfile] = []
+    shipped = least_of([read_profile(XEON_PROFILE)])
+    taken: list[GpuProfile] = []
 
-    def card(*_: object) -> CardProfile:
+    def card(*_: object) -> GpuProfile:
         taken.append(shipped if len(taken) >= quiet_from else slowed(shipped, len(taken) % 2, 30.0))
         return taken[-1]
 
@@ -74,7 +73,7 @@ def test_a_busy_pass_is_followed_by_another(
 
         def __exit__(self, *_: object) -> None: ...
 
-    monkeypatch.setattr(profiling, "measure_card", card)
+    monkeypatch.setattr(profiling, "measure_profile", card)
     monkeypatch.setattr(profiling, "replay_small_kernels", lambda machine, dtype: {})
     monkeypatch.setattr(profiling, "Watch", Watched)
     warnings = profiling.write_profile(HOST, shipped.ceilings, ["float32"], tmp_path / "card.json")

@@ -1,12 +1,14 @@
-"""Measure a GPU profile in about a minute: matrix products, attention and dispatch over standard shapes."""
+"""Measure a GPU profile in about a minute and write it: products, attention and dispatch over standard shapes."""
 
 from __future__ import annotations
 
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -18,30 +20,42 @@ from profiler._version import __version__
 from profiler.counting.walk import called_modules, walk
 from profiler.device.device import software
 from profiler.device.machine import Machine
+from profiler.device.telemetry import Watch
 from profiler.engines.transformers import EagerEngine
-from profiler.errors import ModelError, RequestError
-from profiler.facts.card_profile import (
-    PROFILE_SCHEMA,
-    AttentionPoint,
-    CardProfile,
-    DispatchPoint,
-    ProductPoint,
-    fastest_points,
-)
+from profiler.errors import DeviceError, ModelError, RequestError, near_misses
 from profiler.facts.dispatch import dispatch_of
 from profiler.facts.roofs import Ceilings
-from profiler.grid.cells import DEFAULT_ENGINE
+from profiler.facts.step import ExecutionPath
+from profiler.facts.telemetry import busy_share
+from profiler.gpu_profile.kernels import fitted_on
+from profiler.gpu_profile.profile import (
+    PROFILE_SCHEMA,
+    AttentionPoint,
+    DispatchPoint,
+    GpuProfile,
+    ProductPoint,
+    SmallPoint,
+    fastest_points,
+    least_of,
+    profile_json,
+)
+from profiler.grid.cells import DEFAULT_ENGINE, PHASES, Cell, CellKey
 from profiler.loading.config import load_config
+from profiler.loading.device_map import planned_weight_bytes
 from profiler.loading.load import load
+from profiler.loading.meta_model import build_on_meta, quiet_libraries
 from profiler.loading.request import DTYPES, LoadedModel, ModelRequest, dtype_name
 from profiler.loading.source import resolve
 from profiler.measure.captured_calls import answered
 from profiler.measure.dispatch import measure_dispatch
 from profiler.measure.replay import replay_calls
+from profiler.predict.kernel_times import from_memory_s
+from profiler.predict.operator_arrays import StepArrays, operator_arrays
 from profiler.quant.formats import can_quantise
 from profiler.quant.registry import FORMATS, Quant
 from profiler.quant.storage import is_linear, model_storage_bytes, stored
 from profiler.stats import timing_of
+from profiler.store.writer import replace_file
 
 _WIDTHS = ((1024, 128), (576, 576), (576, 1536), (1536, 576), (1024, 4096), (2048, 2048), (576, 49152))
 _TRANSPOSED_WIDTHS = ((576, 576), (576, 1536), (1536, 576), (1024, 4096))
@@ -62,6 +76,51 @@ _FORMAT_S = 1.5
 """Seconds for the products of one format in one visit."""
 _MOST_FORMAT_CALL_S = 0.02
 """If some rows take longer, more rows are left out: no roof describes a library's slow path."""
+PROFILE_BUDGET_S = 24.0
+_MOST_PASSES = 3
+# If other processes were busy for more than this share of a pass, another pass follows.
+_MOST_BUSY_SHARE = 0.25
+
+
+def profiled_dtypes(dtypes: str, out: Path) -> list[str]:
+    """Return the dtypes of a profile from a comma-separated list.
+
+    Raises RequestError for an unknown dtype, or if `out` cannot be written.
+    """
+    names = [name.strip() for name in dtypes.split(",") if name.strip()]
+    for name in names:
+        if name not in DTYPES:
+            raise RequestError(f"--out-dtypes {name!r} is unknown; use {', '.join(DTYPES)}.{near_misses(name, DTYPES)}")
+    if not names:
+        raise RequestError(f"--out-dtypes {dtypes!r} names no dtype; use {', '.join(DTYPES)}.")
+    if not out.parent.is_dir():
+        raise RequestError(f"--out {out}: the folder {out.parent} does not exist; create it first.")
+    if out.is_dir():
+        raise RequestError(f"--out {out} is a folder; give a file, such as {out / 'card.json'}.")
+    return names
+
+
+def write_profile(machine: Machine, ceilings: Ceilings, names: Sequence[str], out: Path) -> list[str]:
+    """Measure the profile of a machine in some dtypes, given its roofs, and write it; return warnings.
+
+    If other processes were busy, it is measured again, and each kernel's shortest time counts. Raises RunError, and
+    DeviceError if no roof of memory or of arithmetic could be measured.
+    """
+    if not ceilings.judges:
+        why = next(iter(ceilings.missing.values()))
+        raise DeviceError(f"--out {out}: a profile needs this device's roofs, which could not be measured ({why}).")
+    passes: list[GpuProfile] = []
+    busy = 1.0
+    while busy > _MOST_BUSY_SHARE and len(passes) < _MOST_PASSES:
+        with quiet_libraries(), Watch(machine.source) as watch:
+            profile = measure_profile(machine, ceilings, names, PROFILE_BUDGET_S, installed_formats())
+            smalls = tuple(point for name in names for point in _small_points(machine, profile, name))
+        passes.append(replace(profile, smalls=smalls))
+        busy = busy_share(watch.readings)
+    replace_file(out, profile_json(least_of(passes)))
+    if busy <= _MOST_BUSY_SHARE:
+        return []
+    return [f"other processes were busy in all {len(passes)} passes of the profile: stop them and measure it again."]
 
 
 def installed_formats() -> tuple[Quant, ...]:
@@ -69,9 +128,9 @@ def installed_formats() -> tuple[Quant, ...]:
     return tuple(item.name for item in FORMATS.values() if item.is_profiled and can_quantise(item.name))
 
 
-def measure_card(
+def measure_profile(
     machine: Machine, ceilings: Ceilings, dtypes: Sequence[str], budget_s: float, formats: Sequence[Quant] = ()
-) -> CardProfile:
+) -> GpuProfile:
     """Return the profile of a machine, given its measured roofs; `budget_s` is for the kernels of all dtypes.
 
     Those of `formats` that do not run here in a dtype are left out.
@@ -89,7 +148,7 @@ def measure_card(
     for dtype in dtypes:
         dispatches += _dispatches(machine, dtype)
     info = machine.info
-    return CardProfile(
+    return GpuProfile(
         schema_version=PROFILE_SCHEMA,
         roofscope=__version__,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -243,3 +302,26 @@ def _dispatches(machine: Machine, dtype: str) -> Iterator[DispatchPoint]:
         yield DispatchPoint(
             dtype, samples.phase, samples.batch_size, dispatch.step_s / layers, dispatch.in_kernels_s / layers
         )
+
+
+def _small_points(machine: Machine, profile: GpuProfile, dtype: str) -> list[SmallPoint]:
+    """Times of a layer's small kernels in prefills of the standard model, and the time of their memory traffic.
+
+    Prefills of few tokens, whose small kernels may not show next to dispatch, are left out.
+    """
+    small_s = {tokens: seconds for tokens, seconds in replay_small_kernels(machine, dtype).items() if seconds > 0}
+    if not small_s:
+        return []
+    config = load_config(resolve(STANDARD_MODEL))
+    module = build_on_meta(config, DTYPES[dtype])
+    steps = StepArrays.of(
+        [CellKey("prefill", Cell(batch_size=1, prompt_len=tokens, new_tokens=1)) for tokens in small_s]
+    )
+    paths = dict.fromkeys(PHASES, ExecutionPath())
+    needed = operator_arrays(walk(module), steps, paths, planned_weight_bytes(module))
+    device = fitted_on(profile, dtype, config.num_hidden_layers).device
+    traffic_s = from_memory_s(needed, device, lambda column: bool(column.heads or column.shape))
+    return [
+        SmallPoint(dtype, float(each_s) / config.num_hidden_layers, small_s[int(tokens)])
+        for tokens, each_s in zip(steps.tokens, traffic_s, strict=True)
+    ]

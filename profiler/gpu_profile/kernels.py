@@ -1,29 +1,23 @@
-"""Read a GPU profile, and derive kernel and step times from its products, attention, dispatch and roofs."""
+"""Kernel and step times of any model, derived from a profile's products, attention, dispatch and roofs."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
 
 from profiler.counting.floor import floor_s
-from profiler.errors import RequestError, near_misses
-from profiler.facts.card_profile import PROFILE_SCHEMA, AttentionPoint, CardProfile, ProductPoint
 from profiler.facts.dispatch import Dispatch
 from profiler.facts.roofs import Ceilings
+from profiler.gpu_profile.profile import AttentionPoint, GpuProfile, ProductPoint
 from profiler.grid.cells import PHASES, Phase
 from profiler.predict.cross_validation import HeldOut
 from profiler.predict.interpolation import Line, Surface, line, surface
 from profiler.predict.kernel_times import DeviceRates
 from profiler.predict.operator_arrays import Array, OperatorColumn, StepArrays
 from profiler.predict.predict import FittedModel
-from profiler.units import visible_in
 
 _SAMPLING = 0.02
 """Standard deviation of the median of a few dozen calls, as a share."""
@@ -127,7 +121,7 @@ class ProfileKernels:
         return np.zeros(len(steps))
 
 
-def kernels_of(profile: CardProfile, dtype: str, layers: int) -> ProfileKernels:
+def kernels_of(profile: GpuProfile, dtype: str, layers: int) -> ProfileKernels:
     """Kernel times by all points of a profile, for a model of `dtype` with `layers` layers."""
     ceilings = profile.ceilings
     products = {
@@ -142,7 +136,7 @@ def kernels_of(profile: CardProfile, dtype: str, layers: int) -> ProfileKernels:
     return ProfileKernels(ceilings, products, attentions, layers, least_s, _small_line(profile, dtype))
 
 
-def _small_line(profile: CardProfile, dtype: str) -> Line | None:
+def _small_line(profile: GpuProfile, dtype: str) -> Line | None:
     points = [point for point in profile.smalls if point.dtype == dtype]
     if not points:
         return None
@@ -201,7 +195,7 @@ def _log_sizes(*columns: Array) -> Array:
     return np.log2(np.stack(columns, axis=1).astype(np.float64))
 
 
-def fitted_on(profile: CardProfile, dtype: str, layers: int) -> FittedModel:
+def fitted_on(profile: GpuProfile, dtype: str, layers: int) -> FittedModel:
     """A fit of a model with `layers` layers on a profiled GPU, without any measurement of the model itself."""
     dispatch: dict[Phase, dict[int, Dispatch]] = {phase: {} for phase in PHASES}
     profiled_dtype = dtype if any(point.dtype == dtype for point in profile.dispatches) else "float32"
@@ -220,7 +214,7 @@ transformers 5.23 runs about 40 per layer (counted on fake tensors: 9 multiplica
 casts, 2 each of pow, mean, rsqrt, neg, copies). Each takes at least as long as a tiny kernel in a replayed graph."""
 
 
-def held_out_kernels(profile: CardProfile, dtype: str) -> HeldOut:
+def held_out_kernels(profile: GpuProfile, dtype: str) -> HeldOut:
     """The errors of the profile's dense products, each weight shape forecast from the other shapes."""
     points = [point for point in profile.products if point.dtype == dtype and point.format == "dense"]
     errors: list[float] = []
@@ -241,54 +235,3 @@ def held_out_kernels(profile: CardProfile, dtype: str) -> HeldOut:
             errors.append(abs(seconds / point.seconds - 1))
             widths.append(abs(float(np.log(seconds / point.seconds))) / products.sigma(point.rows, *shape))
     return HeldOut(np.array(errors), np.array(widths), np.arange(len(errors)), np.array(forecasts_s))
-
-
-FOLDER = Path(__file__).parents[1] / "data" / "profiles"
-
-_ADAPTER = TypeAdapter(CardProfile)
-_NO_SAMPLES: Any = {"__all__": {"seconds"}}
-_LEFT_OUT: Any = {"ceilings": {**dict.fromkeys(("compute", "memory", "links"), _NO_SAMPLES), "host": {"seconds"}}}
-
-
-def profile_json(profile: CardProfile) -> str:
-    """The JSON text of a profile, without samples, which keeps the file small enough to share."""
-    return _ADAPTER.dump_json(profile, indent=1, exclude=_LEFT_OUT).decode() + "\n"
-
-
-def read_profile(path: Path) -> CardProfile:
-    """Read a profile. Raises RequestError if the file is missing, is not a profile, or has another schema version."""
-    try:
-        content = visible_in(json.loads(path.read_text(encoding="utf-8")))
-    except OSError:
-        raise RequestError(f"there is no profile at {path}; make one: `roofscope ceilings --out {path}`.") from None
-    except (ValueError, RecursionError):
-        raise RequestError(f"{path} is not a profile: it is not JSON.") from None
-    version = content.get("schema_version") if isinstance(content, dict) else None
-    if version != PROFILE_SCHEMA:
-        problem = f"has version {version}, not {PROFILE_SCHEMA}" if version else "is not a profile"
-        raise RequestError(f"{path} {problem}; measure the device again: `roofscope ceilings --out {path}`.")
-    try:
-        return _ADAPTER.validate_python(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        raise RequestError(f"{path} is a damaged profile: {key}: {first['msg']}.") from None
-
-
-def profiles(folder: Path = FOLDER) -> dict[str, Path]:
-    """The paths of a folder's profiles, by file name without suffix."""
-    return {path.stem: path for path in sorted(folder.glob("*.json"))}
-
-
-def profile_called(name: str) -> CardProfile:
-    """Read a profile by its path, or one of roofscope's own by its name. Raises RequestError for an unknown name."""
-    path = Path(name)
-    if path.suffix == ".json" or path.exists():
-        return read_profile(path)
-    paths = profiles()
-    if name in paths:
-        return read_profile(paths[name])
-    raise RequestError(
-        f"unknown profile {name!r}.{near_misses(name, paths)} Known: {', '.join(paths) or 'none'}; measure yours"
-        " with `roofscope ceilings --out card.json`."
-    )

@@ -13,18 +13,20 @@ import pytest
 
 from profiler.counting.floor import floor_s
 from profiler.errors import RequestError
-from profiler.facts.card_profile import (
-    PROFILE_SCHEMA,
-    AttentionPoint,
-    CardProfile,
-    DispatchPoint,
-    ProductPoint,
-    SmallPoint,
-)
 from profiler.facts.roofs import Ceilings, Roof
 from profiler.forecast.command import ForecastRequest, forecast_on
+from profiler.gpu_profile.kernels import fitted_on, held_out_kernels
+from profiler.gpu_profile.profile import (
+    PROFILE_SCHEMA,
+    AttentionPoint,
+    DispatchPoint,
+    GpuProfile,
+    ProductPoint,
+    SmallPoint,
+    profile_json,
+    read_profile,
+)
 from profiler.grid.cells import Cell, CellKey
-from profiler.predict.card_profile import fitted_on, held_out_kernels, profile_called, profile_json, read_profile
 from profiler.predict.operator_arrays import OperatorColumn, Shape, StepArrays
 
 FLOPS_PER_S, BYTES_PER_S = 1.0e11, 2.0e10
@@ -40,7 +42,7 @@ def share(rows: float, width: float) -> float:
     return min(0.95, 0.35 + 0.05 * np.log2(rows) + 0.02 * np.log2(width / 512))
 
 
-def planted() -> CardProfile:
+def planted() -> GpuProfile:
     """The profile of a GPU whose kernel times are known."""
     products = [
         ProductPoint("float32", "dense", rows, ins, outs, 4.0 * ins * outs,
@@ -59,7 +61,7 @@ def planted() -> CardProfile:
         DispatchPoint("float32", phase, batch, LAYER_S, CALLS_S) for phase in ("prefill", "decode") for batch in (1, 8)
     ]
     ceilings = Ceilings({"float32": roof(FLOPS_PER_S)}, {"read": roof(BYTES_PER_S)}, 1 << 28, True)
-    return CardProfile(
+    return GpuProfile(
         PROFILE_SCHEMA, "0", "2026-11-20T00:00:00+00:00", "a planted card", "cpu", 2, "AVX2", 64 << 30, 32 << 20, {},
         ceilings, tuple(products), tuple(attentions), tuple(dispatches),
     )  # fmt: skip
@@ -188,8 +190,8 @@ def test_a_profile_survives_its_file_and_bad_ones_are_refused(tmp_path: Path, ro
     path.write_text("{")
     with pytest.raises(RequestError, match="not JSON"):
         read_profile(path)
-    with pytest.raises(RequestError, match="unknown profile"):
-        profile_called("nosuchcard")
+    with pytest.raises(RequestError, match="there is no profile at"):
+        read_profile(tmp_path / "none.json")
 
 
 def test_a_card_without_a_profile_gets_a_range() -> None:

@@ -6,18 +6,18 @@ from pathlib import Path
 
 from profiler.counting.floor import RoofSet
 from profiler.data.datasheets import Datasheet, gpu_called
-from profiler.predict.card_profile import profile_called, profiles
+from profiler.gpu_profile.profile import read_profile
 
 _DTYPES = ("float32", "tfloat32", "float16", "bfloat16", "float8_e4m3fn", "int8")
 
 
 def roofs_called(name: str) -> RoofSet:
-    """Return the roofs of a GPU by its datasheet's name, or of a profile by its name or path.
+    """Return the roofs of a GPU by its datasheet's name, or of a profile by its path.
 
     Raises RequestError for an unknown name.
     """
-    if name in profiles() or Path(name).suffix == ".json":
-        profile = profile_called(name)
+    if name.endswith(".json"):
+        profile = read_profile(Path(name))
         peaks = {dtype: roof.per_s for dtype, roof in profile.ceilings.compute.items()}
         return RoofSet(f"{profile.name}, measured", profile.ceilings.memory_bytes_per_s, peaks, profile.room_bytes)
     return datasheet_roofs(gpu_called(name))

@@ -1,14 +1,20 @@
-"""A device profile as values: its roofs, and measured times of products, attention and dispatch."""
+"""A device profile as values, and its file: roofs, and measured times of products, attention and dispatch."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from profiler.data.room import idle_room_bytes
+from profiler.errors import RequestError
 from profiler.facts.roofs import Ceilings
 from profiler.grid.cells import Phase
+from profiler.units import visible_in
 
 PROFILE_SCHEMA = 1
 
@@ -67,7 +73,7 @@ class SmallPoint:
 
 
 @dataclass(frozen=True)
-class CardProfile:
+class GpuProfile:
     """The measurements of a device that forecasts need; they involve no particular model."""
 
     schema_version: int
@@ -103,7 +109,7 @@ class CardProfile:
         return tuple(dict.fromkeys(point.dtype for point in self.products if point.format == "dense"))
 
 
-def least_of(passes: Sequence[CardProfile]) -> CardProfile:
+def least_of(passes: Sequence[GpuProfile]) -> GpuProfile:
     """Combine profiles of one machine: each kernel and dispatch in its least time, since contention only adds time."""
     return replace(
         passes[0],
@@ -129,3 +135,33 @@ def fastest_points(points: Iterable[_Point]) -> tuple[_Point, ...]:
         if shape not in fastest or seconds < fastest[shape][0]:
             fastest[shape] = seconds, point
     return tuple(point for _, point in fastest.values())
+
+
+_ADAPTER = TypeAdapter(GpuProfile)
+_NO_SAMPLES: Any = {"__all__": {"seconds"}}
+_LEFT_OUT: Any = {"ceilings": {**dict.fromkeys(("compute", "memory", "links"), _NO_SAMPLES), "host": {"seconds"}}}
+
+
+def profile_json(profile: GpuProfile) -> str:
+    """The JSON text of a profile, without samples, which keeps the file small enough to share."""
+    return _ADAPTER.dump_json(profile, indent=1, exclude=_LEFT_OUT).decode() + "\n"
+
+
+def read_profile(path: Path) -> GpuProfile:
+    """Read a profile. Raises RequestError if the file is missing, is not a profile, or has another schema version."""
+    try:
+        content = visible_in(json.loads(path.read_text(encoding="utf-8")))
+    except OSError:
+        raise RequestError(f"there is no profile at {path}; make one: `roofscope ceilings --out {path}`.") from None
+    except (ValueError, RecursionError):
+        raise RequestError(f"{path} is not a profile: it is not JSON.") from None
+    version = content.get("schema_version") if isinstance(content, dict) else None
+    if version != PROFILE_SCHEMA:
+        problem = f"has version {version}, not {PROFILE_SCHEMA}" if version else "is not a profile"
+        raise RequestError(f"{path} {problem}; measure the device again: `roofscope ceilings --out {path}`.")
+    try:
+        return _ADAPTER.validate_python(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise RequestError(f"{path} is a damaged profile: {key}: {first['msg']}.") from None
