@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-import numpy as np
-
 from profiler.errors import RequestError
 from profiler.grid.cells import Phase
-from profiler.readers.columns import Table
 
 Record = Mapping[str, Any]
 """One JSON object, or one row of a table."""
@@ -60,7 +58,11 @@ class Figure:
     cap: int | None = None
     """The most sequences allowed at a time, if `batch_size` is how many there were on average."""
     step_tokens: float = 1.0
-    """Tokens per sequence and decode step; more than one with speculative decoding."""
+    """Tokens per sequence that a decode step gives; more than one with speculative decoding."""
+    verified_tokens: float | None = None
+    """Tokens per sequence that a decode step processes, the drafted ones included; None: at least `step_tokens`."""
+    may_speculate: bool = False
+    """Whether a step may have given several tokens without a word of it in the file."""
     loop_tokens: int | None = None
     """Tokens of all sequences, if `seconds` is a whole decode loop; 0 if the file does not say how many."""
     on_host: bool = False
@@ -134,23 +136,18 @@ class Figure:
         )
 
 
-Figures = Table[Figure]
-
-
-def figures_of(rows: Iterable[Figure]) -> Figures:
-    """The figures as a table."""
-    return Table.of(Figure, rows)
+Figures = Sequence[Figure]
 
 
 def with_settings(
     records: Sequence[Record], settings: Sequence[Settings], figures: Callable[[Record], list[Figure]]
-) -> Figures:
+) -> list[Figure]:
     """The figures of all records, each with the settings of its record."""
-    return figures_of(
+    return [
         replace(figure, settings=own)
         for record, own in zip(records, settings, strict=True)
         for figure in figures(record)
-    )
+    ]
 
 
 @dataclass(frozen=True)
@@ -163,6 +160,12 @@ class ForeignFile:
     created: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Model, device, software and other settings, by the names that a comparison uses."""
+    gpus: int | None = None
+    """GPUs that ran one model together; None if the file does not say."""
+    splits_layers: bool = False
+    """Whether each of `gpus` holds some layers, so that they work in turn, as in llama.cpp."""
+    remarks: tuple[str, ...] = ()
+    """Sentences about the whole file: what was left out, and what its reader should know first."""
 
 
 _SIZES = ("batch_size", "prompt_len", "context_len", "new_tokens")
@@ -170,30 +173,26 @@ _SIZES = ("batch_size", "prompt_len", "context_len", "new_tokens")
 
 def refuse_impossible(figures: Figures) -> None:
     """Raises RequestError for the first figure that no machine could have."""
-    seconds, widths = figures.numbers("seconds"), figures.numbers("weight_bytes")
-    doubtful = ~((seconds >= _SHORTEST_S) & (seconds <= _LONGEST_S)) | (widths > _WIDEST_BYTES)
-    for name in _SIZES:
-        doubtful |= figures.numbers(name) > _LARGEST
-    for name in ("samples_s", "half_width_s"):
-        doubtful |= figures.filled(name)
-    for index in np.flatnonzero(doubtful).tolist():
-        try:
-            _refuse_impossible(figures[index])
-        except RequestError as error:
-            raise RequestError(f"figure {index + 1} is damaged: {error}") from None
+    for number, figure in enumerate(figures, 1):
+        if fault := _fault(figure):
+            raise RequestError(f"figure {number} is damaged: {fault}")
 
 
-def _refuse_impossible(figure: Figure) -> None:
+def _fault(figure: Figure) -> str:
     for seconds in (figure.seconds, *figure.samples_s):
         if not _SHORTEST_S <= seconds <= _LONGEST_S:
-            raise RequestError(f"{seconds:.3g} s is not a possible time of a {figure.covers}.")
+            return f"{seconds:.3g} s is not a possible time of a {figure.covers}."
     if not 0 <= figure.half_width_s < math.inf:
-        raise RequestError(f"{figure.half_width_s:.3g} s is not a possible spread of times.")
+        return f"{figure.half_width_s:.3g} s is not a possible spread of times."
     for size in (getattr(figure, name) for name in _SIZES):
         if size is not None and size > _LARGEST:
-            raise RequestError(f"{escaped(size)} is not a possible number of sequences or tokens of a {figure.covers}.")
+            return f"{escaped(size)} is not a possible number of sequences or tokens of a {figure.covers}."
     if figure.weight_bytes is not None and figure.weight_bytes > _WIDEST_BYTES:
-        raise RequestError(f"{figure.weight_bytes:.3g} bytes is not a possible size of a weight.")
+        return f"{figure.weight_bytes:.3g} bytes is not a possible size of a weight."
+    return ""
+
+
+_THOUSANDS = re.compile(r"\s*\d{1,3}(?:,\d{3})+(?:\.\d*)?\s*")
 
 
 def number_of(value: object, what: str) -> float:
@@ -206,8 +205,6 @@ def number_of(value: object, what: str) -> float:
 
 def whole_of(value: object, what: str, least: int = 0) -> int:
     """`value`, a number or a text, as an integer of at least `least`. Raises RequestError naming `what`."""
-    if type(value) is str and value.isdecimal() and len(value) < 16 and int(value) >= least:
-        return int(value)  # nearly all texts of a table are of this form
     number = _float_of(value, what)
     if not number.is_integer() or not least <= number < 2**53:
         raise RequestError(f"{what} is not an integer of at least {least}: {escaped(value)}.")
@@ -215,6 +212,8 @@ def whole_of(value: object, what: str, least: int = 0) -> int:
 
 
 def _float_of(value: object, what: str) -> float:
+    if isinstance(value, str) and _THOUSANDS.fullmatch(value):
+        value = value.replace(",", "")
     try:
         return float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
@@ -260,7 +259,7 @@ def half_a_unit(text: object) -> float:
     """Half a unit of the last digit of a printed number: 0.05 for `99.9`, 0.5 for `120`; 0 if `text` is not a str."""
     if not isinstance(text, str):
         return 0.0
-    digits, _, power = text.lower().partition("e")
+    digits, _, power = text.strip().lower().partition("e")
     decimals = len(digits.partition(".")[2])
     return 0.5 * 10.0 ** (int(power or 0) - decimals)
 

@@ -18,16 +18,18 @@ from profiler.readers.figures import (
     Record,
     Settings,
     apart,
+    escaped,
     half_a_unit,
     number_of,
     samples_of,
     whole_of,
     with_settings,
 )
+from profiler.readers.sources import Source
 
 _TOOL = "llama-bench"
 _TEST = re.compile(r"(?:pp(?P<prompt>\d+))?(?:\+?tg(?P<new>\d+))?(?: @ d(?P<depth>\d+))?")
-_RATE = re.compile(r"(?P<rate>\d+\.?\d*)(?: ± (?P<spread>\d+\.?\d*))?")
+_RATE = re.compile(r"(?P<rate>\d[\d,]*\.?\d*)(?:\s*(?:±|\+/?-)\s*(?P<spread>\d[\d,]*\.?\d*))?")
 # Settings that identify a model, in order of preference.
 _MODEL_SETTINGS = ("precision", "model's name", "size", "params", "model_size", "parameters")
 _SIZES = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -70,27 +72,117 @@ _NAMES = {
     "dev": "devices",
     "backend": "backends",
 }
+# All other columns of its tables and of its JSON (get_fields), with those of older versions and of ik_llama.cpp.
+_KNOWN = {
+    *_NAMES,
+    *_NAMES.values(),
+    *[
+        "size",
+        "params",
+        "model_size",
+        "build_number",
+        "n_batch",
+        "n_ubatch",
+        "n_depth",
+        "cpu_mask",
+        "cpu_strict",
+        "poll",
+        "type_k",
+        "type_v",
+    ],
+    *[
+        "n_cpu_moe",
+        "ncmoe",
+        "use_mmap",
+        "mmap",
+        "use_direct_io",
+        "dio",
+        "no_host",
+        "noh",
+        "load_mode",
+        "lazy_mode",
+        "use_mlock",
+        "f16_kv",
+        "low_vram",
+    ],
+    *[
+        "fit_target",
+        "fitt",
+        "fit_min_ctx",
+        "fitc",
+        "cuda",
+        "vulkan",
+        "kompute",
+        "metal",
+        "sycl",
+        "rpc",
+        "opencl",
+        "gpu_blas",
+        "blas",
+        "mul_mat_q",
+        "mmq",
+    ],
+    *[
+        "rtr",
+        "mla",
+        "fmoe",
+        "amb",
+        "ser",
+        "fdn",
+        "ger",
+        "muge",
+        "mqkv",
+        "rcache",
+        "thp",
+        "repack",
+        "attn_max_batch",
+        "cuda_graphs",
+    ],
+}
+# Columns of llama-benchy, whose test names mean something else.
+_NOT_ITS_OWN = re.compile(r"ctx_.*|.*\(c\d+\)")
+_DEVICES = re.compile(r"^\s*Device \d+: (.+?), (?:compute|gfx|VMM)", re.MULTILINE)
 _DEFAULT_CHUNK = 512
 # The 95 % interval of one repetition, in standard deviations on each side.
 _COVERAGE = 2.0
 
 
-def read_llama_bench(records: Sequence[Record]) -> ForeignFile | None:
+def read_llama_bench(source: Source) -> ForeignFile | None:
     """The figures of a file of llama-bench; None for another tool's file. Raises RequestError for a broken file."""
+    records = source.records
     first = records[0]
     if {"model_type", "n_prompt", "n_gen", "avg_ns"} <= first.keys():
-        return _file(records, _figure, created=str(first.get("test_time") or ""))
-    if {"model", "test", "t/s"} <= first.keys():
-        return _file(records, _markdown_figure)
-    return None
+        return _file(source, _figure, created=str(first.get("test_time") or ""))
+    is_table = {"test", "t/s"} <= first.keys() and first.keys() & {"model", "size", "params", "backend"}
+    if not is_table or any(_NOT_ITS_OWN.fullmatch(str(record["test"])) for record in records):
+        return None
+    return _file(source, _markdown_figure)
 
 
-def _file(records: Sequence[Record], figure: Callable[[Record], Figure], created: str = "") -> ForeignFile:
+def _file(source: Source, figure: Callable[[Record], Figure], created: str = "") -> ForeignFile:
+    records = source.records
+    unknown = [escaped(name) for name in records[0] if name not in _KNOWN | _NOT_SETTINGS]
     shared, differing = apart([_settings(record) for record in records])
+    devices = _DEVICES.findall(source.text) or (shared.get("device") or "").split(", ")
+    if len(set(devices)) == 1 and devices[0]:
+        shared["device"] = devices[0]
     redundant = _redundant(differing)
     settings = [tuple(item for item in own if item[0] not in redundant) for own in differing]
     figures = with_settings(records, settings, lambda record: [figure(record)])
-    return ForeignFile("", _TOOL, figures, created, shared)
+    splits_layers = len(devices) > 1 and shared.get("split_mode", "layer") in ("layer", "1")
+    remarks = [f"columns that are not read: {', '.join(unknown)}."] if unknown else []
+    if splits_layers:
+        remarks.append(f"it ran on {len(devices)} GPUs that hold layers in turn: the roofs are those of one.")
+    return ForeignFile(
+        "",
+        _TOOL,
+        figures,
+        created,
+        shared,
+        gpus=len(devices) if len(devices) > 1 else None,
+        splits_layers=splits_layers,
+        remarks=tuple(remarks),
+    )
 
 
 def _redundant(settings: Sequence[Settings]) -> set[str]:
@@ -105,7 +197,7 @@ def _redundant(settings: Sequence[Settings]) -> set[str]:
 
 def _settings(record: Record) -> dict[str, object]:
     """The settings of a row, by the names that a comparison uses."""
-    settings = {_NAMES.get(name, name): value for name, value in record.items() if name not in _NOT_SETTINGS}
+    settings = {_NAMES.get(name, name): value for name, value in record.items() if name in _KNOWN - _NOT_SETTINGS}
     gpu = None if _on_host(record) else record.get("gpu_info")
     device = gpu or record.get("cpu_info")
     return {**settings, "device": device} if device else settings
@@ -142,6 +234,8 @@ def _common(record: Record) -> dict[str, Any]:
         "chunk_tokens": whole_of(record.get("n_ubatch") or _DEFAULT_CHUNK, "n_ubatch", 1),
         "kv_itemsize": _kv_itemsize(record),
         "on_host": _on_host(record),
+        "experts_on_host": any(str(record.get(name) or "0") != "0" for name in ("n_cpu_moe", "ncmoe"))
+        or "CPU" in str(record.get("tensor_buft_overrides") or record.get("ot")),
     }
 
 
@@ -174,6 +268,8 @@ def _of_test(
         notes.append("the type of its cache is unknown: counted with the bytes of the model's dtype")
     if not samples_s:
         notes.append("number of repetitions unknown: no interval of the mean")
+    if common.pop("experts_on_host"):
+        notes.append("a part of its weights is in the host's memory, which has another roof")
     return Figure(
         covers=covers,
         seconds=test_s / steps,
@@ -195,7 +291,7 @@ def _markdown_figure(record: Record) -> Figure:
     if test is None or rate is None:
         raise RequestError(f"a row of llama-bench cannot be read: {record['test']!r}, {record['t/s']!r}.")
     prompt, new, depth = (whole_of(test[name] or 0, "test") for name in ("prompt", "new", "depth"))
-    per_s, spread = number_of(rate["rate"], "t/s"), float(rate["spread"] or 0)
+    per_s, spread = number_of(rate["rate"], "t/s"), float((rate["spread"] or "0").replace(",", ""))
     size, params = _scaled(record.get("size"), _SIZES), _scaled(record.get("params"), _COUNTS)
     test_s = (prompt + new) / per_s
     return _of_test(

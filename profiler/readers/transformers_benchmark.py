@@ -20,6 +20,7 @@ from profiler.readers.figures import (
     whole_of,
     with_settings,
 )
+from profiler.readers.sources import Source
 from profiler.units import duration
 
 _FINE = 0.01
@@ -33,11 +34,12 @@ _SHAPE = {
 _FINEST_POWER = 14
 
 
-def read_transformers_benchmark(records: Sequence[Record]) -> ForeignFile | None:
+def read_transformers_benchmark(source: Source) -> ForeignFile | None:
     """The figures of a file of benchmark_v2; None for another tool's file. Raises RequestError for a broken file.
 
     The file maps the hash of a configuration to a result with `metadata`, `config` and `measurements`.
     """
+    records = source.records
     first_result = next(iter(records[0].values()), None)
     if not isinstance(first_result, Mapping) or inner(first_result, "measurements", "e2e_latency") is None:
         return None

@@ -128,7 +128,9 @@ def test_counts_beyond_int64_are_exact(tmp_path: Path) -> None:
 
 def test_a_gpu_without_room_for_the_model_is_reported(tmp_path: Path) -> None:
     found = place(table(tmp_path / "t", ("decode", 1, 64, 32, 1.0)), "llama-3.1-70b", gpu="T4")
-    assert "several GPUs, another GPU or another precision" in found.doubts[0]
+    assert "several GPUs (--tp N), another GPU or another precision" in found.doubts[0]
+    [row] = found.rows
+    assert (row.fits, row.regime) == (False, None)
 
 
 def test_a_generation_is_its_prefill_and_its_steps(tmp_path: Path) -> None:

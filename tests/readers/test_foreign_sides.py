@@ -168,7 +168,7 @@ def test_repetitions_without_a_spread_are_inconclusive(tmp_path: Path) -> None:
     once = [written(tmp_path / str(step_s), without_samples(row(step_s, (1.0,), stddev_ns=0))) for step_s in (0.1, 0.2)]
     assert compared(*once).changes[0].verdict == "inconclusive"
     with_samples = [written(tmp_path / str(step_s), row(step_s, (1.0,), stddev_ns=0)) for step_s in (0.1, 0.2)]
-    assert compared(*with_samples).changes[0].because == "one visit each"
+    assert compared(*with_samples).changes[0].because == "one run each"
 
 
 def test_a_printed_figure_is_known_to_half_of_its_last_digit(tmp_path: Path) -> None:

@@ -1,0 +1,96 @@
+"""Read trtllm-bench's report, `--report_json` or printed (tensorrt_llm/bench/dataclasses/reporting.py).
+
+Without `--streaming` only the time of the whole run is known. All requests are sent at once unless a concurrency is
+given, so that a request's own latency is mostly the queue.
+"""
+
+from __future__ import annotations
+
+import re
+
+from profiler.readers.figures import Figure, ForeignFile, Record, inner, number_of, texts, whole_of
+from profiler.readers.serving import served
+from profiler.readers.sources import Source
+
+
+def read_trtllm_bench(source: Source) -> ForeignFile | None:
+    """The figures of a report; None for another tool's file. Raises RequestError for a broken file."""
+    report = source.records[0]
+    if not inner(report, "performance", "total_latency_ms") or "request_info" not in report:
+        return None
+    prompt, new = _lengths(report)
+    figures = _streamed(report, prompt, new) or [_whole(report, prompt, new)]
+    engine, world = report.get("engine") or {}, report.get("world_info") or {}
+    gpus = [whole_of(world[name], name, 1) for name in ("tp_size", "pp_size") if world.get(name)]
+    settings = {
+        "model's name": engine.get("model"),
+        "quantization": _named(engine.get("quantization")),
+        "TensorRT LLM": engine.get("version"),
+        "tp_size": world.get("tp_size"),
+        "device": inner(report, "machine", "name"),
+    }
+    remarks = [f"its requests have {prompt:.4g} tokens in and {new:.4g} out on average"]
+    path = str(inner(report, "dataset", "path") or "")
+    named = re.search(r"(\d+)[_x](\d+)", path.rpartition("/")[2])
+    if named and (int(named[1]), int(named[2])) != (round(prompt), round(new)):
+        remarks[0] += f", though the dataset is called {path.rpartition('/')[2]}"
+    count = gpus[0] * (gpus[1] if len(gpus) > 1 else 1) if gpus else None
+    return ForeignFile("", "trtllm-bench", figures, settings=texts(settings), gpus=count, remarks=(f"{remarks[0]}.",))
+
+
+def _named(quantization: object) -> object:
+    return None if str(quantization) in ("None", "null", "") else quantization
+
+
+def _lengths(report: Record) -> tuple[float, float]:
+    """(prompt tokens, new tokens) of a request on average; the rates have them, too."""
+    info, rates = report["request_info"], report["performance"]
+    per_s = number_of(rates.get("request_throughput_req_s"), "request_throughput_req_s")
+    out_per_s = number_of(rates.get("system_output_throughput_tok_s"), "system_output_throughput_tok_s")
+    new = number_of(info.get("avg_output_length") or out_per_s / per_s, "avg_output_length")
+    prompt = info.get("avg_input_length")
+    if not prompt:
+        total = number_of(rates.get("system_total_throughput_tok_s"), "system_total_throughput_tok_s")
+        prompt = (total - out_per_s) / per_s
+    return number_of(prompt, "avg_input_length"), new
+
+
+def _streamed(report: Record, prompt: float, new: float) -> list[Figure]:
+    times, rates = report.get("streaming_metrics") or {}, report["performance"]
+    if not times.get("avg_tpot_ms"):
+        return []
+    accepted = inner(report, "decoding_stats", "acceptance_length") or inner(
+        report, "decoding_stats", "acceptance_length_percentiles", "average"
+    )
+    return served(
+        prompt_tokens=prompt,
+        new_tokens=new,
+        cap=None,
+        output_per_s=number_of(rates["system_output_throughput_tok_s"], "system_output_throughput_tok_s"),
+        ttft_s=number_of(times["avg_ttft_ms"], "avg_ttft_ms") / 1e3 if times.get("avg_ttft_ms") else None,
+        tpot_s=number_of(times["avg_tpot_ms"], "avg_tpot_ms") / 1e3,
+        requests_per_s=number_of(rates["request_throughput_req_s"], "request_throughput_req_s"),
+        # The report has a section on decoding only with speculative decoding.
+        acceptance=accepted or -1,
+    )
+
+
+def _whole(report: Record, prompt: float, new: float) -> Figure:
+    rates = report["performance"]
+    seconds = number_of(rates["total_latency_ms"], "total_latency_ms") / 1e3
+    per_s = number_of(rates["request_throughput_req_s"], "request_throughput_req_s")
+    latency_ms = rates.get("avg_request_latency_ms")
+    in_flight = number_of(latency_ms, "avg_request_latency_ms") / 1e3 * per_s if latency_ms else seconds * per_s
+    most = inner(report, "world_info", "max_batch_size")
+    if most:
+        in_flight = min(in_flight, number_of(most, "max_batch_size"))
+    return Figure(
+        covers="generate",
+        seconds=seconds,
+        prompt_len=max(1, round(prompt)),
+        new_tokens=max(1, round(new)),
+        requests=max(1, round(seconds * per_s)),
+        cap=max(1, round(in_flight)),
+        repeats=1,
+        notes=("prompt and generation in one figure, without --streaming",),
+    )
