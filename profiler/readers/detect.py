@@ -77,7 +77,7 @@ def read_foreign(path: Path) -> ForeignFile:
     found = [file for source in sources if (file := _read(path, source)) is not None]
     names = sorted({file.tool for file in found})
     if not found:
-        raise RequestError(_unknown(path, sources[0]))
+        raise RequestError(_unknown(path, text, sources))
     if len(names) > 1:
         raise RequestError(f"{path} has results of {' and '.join(names)}; give each a file.")
     file = replace(_joined(found), name=str(path))
@@ -121,12 +121,14 @@ def _cell(figure: Figure) -> tuple[object, ...]:
     return *shape, figure.settings
 
 
-def _unknown(path: Path, source: Source) -> str:
+def _unknown(path: Path, text: str, sources: Sequence[Source]) -> str:
     for pattern, what, option in _REFUSED:
-        if re.search(pattern, source.text, re.MULTILINE):
+        if re.search(pattern, text, re.MULTILINE):
             return (
                 f"{path} is {what}, which does not name the shapes of its figures; write a file with {option}, or a CSV"
                 f" with {CSV_COLUMNS}."
             )
-    names = escaped(", ".join(map(str, source.records[0])))
+    if not sources:
+        return f"{path} has no rows."
+    names = escaped(", ".join(map(str, sources[0].records[0])))
     return f"{path} is not a known result file (it has {names[:120]}); use one of {tools()}."

@@ -212,6 +212,8 @@ def whole_of(value: object, what: str, least: int = 0) -> int:
 
 
 def _float_of(value: object, what: str) -> float:
+    if value is None:
+        raise RequestError(f"{what} is missing.")
     if isinstance(value, str) and _THOUSANDS.fullmatch(value):
         value = value.replace(",", "")
     try:

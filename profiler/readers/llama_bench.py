@@ -73,72 +73,12 @@ _NAMES = {
     "backend": "backends",
 }
 # All other columns of its tables and of its JSON (get_fields), with those of older versions and of ik_llama.cpp.
-_KNOWN = {
-    *_NAMES,
-    *_NAMES.values(),
-    *[
-        "size",
-        "params",
-        "model_size",
-        "build_number",
-        "n_batch",
-        "n_ubatch",
-        "n_depth",
-        "cpu_mask",
-        "cpu_strict",
-        "poll",
-        "type_k",
-        "type_v",
-    ],
-    *[
-        "n_cpu_moe",
-        "ncmoe",
-        "use_mmap",
-        "mmap",
-        "use_direct_io",
-        "dio",
-        "no_host",
-        "noh",
-        "load_mode",
-        "lazy_mode",
-        "use_mlock",
-        "f16_kv",
-        "low_vram",
-    ],
-    *[
-        "fit_target",
-        "fitt",
-        "fit_min_ctx",
-        "fitc",
-        "cuda",
-        "vulkan",
-        "kompute",
-        "metal",
-        "sycl",
-        "rpc",
-        "opencl",
-        "gpu_blas",
-        "blas",
-        "mul_mat_q",
-        "mmq",
-    ],
-    *[
-        "rtr",
-        "mla",
-        "fmoe",
-        "amb",
-        "ser",
-        "fdn",
-        "ger",
-        "muge",
-        "mqkv",
-        "rcache",
-        "thp",
-        "repack",
-        "attn_max_batch",
-        "cuda_graphs",
-    ],
-}
+_OTHERS = re.compile(
+    r"size|params|model_size|build_number|n_(batch|ubatch|depth|cpu_moe)|ncmoe|cpu_(mask|strict)|poll|type_[kv]|f16_kv"
+    r"|(use_)?mmap|(use_direct_|d)io|no_?host|noh|load_mode|lazy_mode|use_mlock|low_vram|fit_target|fitt|fit_min_ctx"
+    r"|fitc|cuda(_graphs)?|vulkan|kompute|metal|sycl|rpc|opencl|(gpu_)?blas|mul_mat_q|mmq|rtr|mla|fmoe|amb|ser|fdn|ger"
+    r"|muge|mqkv|rcache|thp|repack|attn_max_batch"
+)
 # Columns of llama-benchy, whose test names mean something else.
 _NOT_ITS_OWN = re.compile(r"ctx_.*|.*\(c\d+\)")
 _DEVICES = re.compile(r"^\s*Device \d+: (.+?), (?:compute|gfx|VMM)", re.MULTILINE)
@@ -161,7 +101,7 @@ def read_llama_bench(source: Source) -> ForeignFile | None:
 
 def _file(source: Source, figure: Callable[[Record], Figure], created: str = "") -> ForeignFile:
     records = source.records
-    unknown = [escaped(name) for name in records[0] if name not in _KNOWN | _NOT_SETTINGS]
+    unknown = [escaped(name) for name in records[0] if not _is_known(name) and name not in _NOT_SETTINGS]
     shared, differing = apart([_settings(record) for record in records])
     devices = _DEVICES.findall(source.text) or (shared.get("device") or "").split(", ")
     if len(set(devices)) == 1 and devices[0]:
@@ -197,10 +137,16 @@ def _redundant(settings: Sequence[Settings]) -> set[str]:
 
 def _settings(record: Record) -> dict[str, object]:
     """The settings of a row, by the names that a comparison uses."""
-    settings = {_NAMES.get(name, name): value for name, value in record.items() if name in _KNOWN - _NOT_SETTINGS}
+    settings = {
+        _NAMES.get(name, name): value for name, value in record.items() if _is_known(name) and name not in _NOT_SETTINGS
+    }
     gpu = None if _on_host(record) else record.get("gpu_info")
     device = gpu or record.get("cpu_info")
     return {**settings, "device": device} if device else settings
+
+
+def _is_known(name: str) -> bool:
+    return name in _NAMES or name in _NAMES.values() or _OTHERS.fullmatch(name) is not None
 
 
 def _on_host(record: Record) -> bool:

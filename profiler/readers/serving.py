@@ -16,7 +16,6 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from profiler.errors import RequestError
 from profiler.readers.figures import (
     Figure,
     ForeignFile,
@@ -34,9 +33,10 @@ _KEYS = {"completed", "duration", "total_input_tokens", "total_output_tokens", "
 _LOAD = ("request_rate", "burstiness", "max_concurrency")
 # Keys of a record of `vllm bench serve` that are not parameters of a sweep.
 _RESULTS = re.compile(
-    r"(mean|median|std|p[\d.]+|total|max|spec_decode|rtfx|Unnamed)_?.*|.*(_throughput|_lens|_goodput|_id|_type)|_?date"
-    r"|backend|label|num_prompts|completed|failed|duration|request_rate|burstiness|ramp_up.*|start_times|ttfts|itls"
-    r"|generated_texts|errors|run_number|"
+    r"(mean|median|std|p[\d.]+)_(ttft|tpot|itl|e2el)_ms|(total|spec_decode)_.*|max_(output_tokens_per_s"
+    r"|concurrent_requests)"
+    r"|.*(_throughput|_lens|_goodput|_id|_type)|date|backend|label|num_prompts|completed|failed|duration|ramp_up.*"
+    r"|latencies|queue_times|start_times|ttfts|itls|generated_texts|errors|rtfx|run_number|"
 )
 _TP = ("tensor_parallel_size", "tensor-parallel-size", "tp")
 # Tokens that arrive together, from which on a step gives several or the server sends them in chunks.
@@ -153,10 +153,8 @@ def served(
     The batch of a decode step is `decoding` if the tool counted it. Otherwise it follows from the rate and the time per
     token (Little, Operations Research 9, 1961, 383-387), and so does the number of requests that wait for their first
     token. It is never more than the cap. `acceptance` is the file's acceptance length, `verified` the tokens per
-    sequence that a step processes. Raises RequestError if there is neither a cap nor a time per token.
+    sequence that a step processes.
     """
-    if cap is None and tpot_s is None:
-        raise RequestError("it has neither a concurrency nor a time per output token.")
     most = math.inf if cap is None else number_of(cap, "the concurrency")
     batch = min(most, decoding or output_per_s * (tpot_s or 0.0) or most)
     per_step = step_tokens(acceptance)

@@ -44,8 +44,6 @@ def sources_of(path: Path, text: str) -> list[Source]:
         found = [_objects(path, text, strict=is_json)]
     if not found[0].records and not is_json:
         found = [_csv(path, text)]
-    if not any(source.records for source in found):
-        raise RequestError(f"{path} has no rows.")
     # A quoted cell of a CSV may contain a line end, which has to be escaped.
     unchanged = plain(text) and (is_json or '"' not in text)
     return [
@@ -113,7 +111,8 @@ def _csv(path: Path, text: str) -> Source:
         rows = [row for row in csv.reader(io.StringIO(text), strict=True, delimiter=delimiter) if len(row) > 1]
     except csv.Error as error:
         raise RequestError(f"{path} is broken CSV: {escaped(error)}.") from None
-    head = next((index for index, (row, after) in enumerate(pairwise(rows)) if len(row) == len(after)), 0)
+    # A title has fewer cells than the head after it.
+    head = next((index for index, (row, after) in enumerate(pairwise(rows)) if len(row) >= len(after)), 0)
     names = [name.strip() for name in rows[head]] if rows else []
     if repeated := [name for name in dict.fromkeys(names) if names.count(name) > 1 and name]:
         raise RequestError(f"{path} has several columns called {escaped(repeated[0])}.")
