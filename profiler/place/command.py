@@ -15,7 +15,7 @@ from profiler.counting.memory_need import cache_bytes
 from profiler.counting.operators import Experts, ModelWork
 from profiler.counting.preset_counts import CountedModel
 from profiler.data import datasheets as datasheet
-from profiler.data.links import Link, link_called, link_of
+from profiler.data.links import link_called, link_of
 from profiler.errors import ModelError, RequestError
 from profiler.facts.step import ExecutionPath, Step
 from profiler.loading.source import ModelSource, resolve
@@ -101,21 +101,16 @@ def place(
     # llama.cpp's GPUs hold some layers each and work in turn: they add memory, not speed.
     room_bytes = (under.room_bytes or 0) * (file.gpus or 1 if file.splits_layers and not tp else 1) or None
     figures = [_of_one_batch(figure, counted, room_bytes) for figure in on_gpu]
-    line = _link(sheet, gpus, link)
-    ranks, no_link = _rank(source, gpus) if line else (None, "")
+    line, link_s, unknown_link = _linked(sheet, gpus, link, source, figures)
     widths = [_widths(figure, counted) for figure in figures]
-    compute_s, memory_s = _floors(work, figures, under, dtype, widths)
-    link_s = _link_s(ranks, figures, line) if ranks and line else [None] * len(figures)
-    fits = _fits(counted, figures, room_bytes)
-    rows = [
-        placed(figure, Floor(*floor))
-        for figure, *floor in zip(figures, compute_s.tolist(), memory_s.tolist(), link_s, fits, strict=True)
-    ]
+    floors = zip(*_floors(work, figures, under, dtype, widths), link_s, strict=True)
+    fits = [room_bytes is None or _needs(figure, counted) <= room_bytes for figure in figures]
+    rows = [placed(figure, Floor(*floor, fit)) for figure, floor, fit in zip(figures, floors, fits, strict=True)]
     warnings = [
         *file.remarks,
         *_mismatches(file, devices, figures, counted, sheet.gpu if sheet else under.device, quant),
-        *_no_room(rows, counted, figures, room_bytes, under.device),
-        *([no_link] if no_link else []),
+        *_no_room([f for f, fit in zip(figures, fits, strict=True) if not fit], len(rows), counted, under, room_bytes),
+        *unknown_link,
         *doubts(rows),
     ]
     if tp and file.gpus and tp != file.gpus:
@@ -126,8 +121,7 @@ def place(
     if here and any(row.regime is None for row in rows):
         warnings.append("this device's roofs were measured just now; if the device was busy, they are too low.")
     stored = _stored(counted, figures, widths, quant, dtype)
-    link_name = line.name if line and ranks else ""
-    return PlacedFile(file, source.name, dtype, quant, gpus, link_name, under, rows, tuple(warnings), stored)
+    return PlacedFile(file, source.name, dtype, quant, gpus, line, under, rows, tuple(warnings), stored)
 
 
 def _with_shapes(figures: Sequence[Figure], shapes: Shapes) -> Sequence[Figure]:
@@ -170,11 +164,9 @@ def _require_shapes(figures: Sequence[Figure]) -> None:
 def _of_one_batch(figure: Figure, counted: CountedModel, room_bytes: int | None) -> Figure:
     """The figure of one batch of its requests; without a batch size the largest that fits, which needs least."""
     if figure.batch_size is None:
-        per_sequence = int(cache_bytes(counted.work, 1, _tokens(figure)))
-        weights = _weight_bytes(figure, counted)
         most = figure.cap or 1
-        if room_bytes and per_sequence:
-            most = min(most, max(1, int((room_bytes - weights) // per_sequence)))
+        if room_bytes and (per_sequence := int(cache_bytes(counted.work, 1, _tokens(figure)))):
+            most = min(most, max(1, int((room_bytes - _weight_bytes(figure, counted)) // per_sequence)))
         note = f"batch unknown: {most} at a time assumed, the most that were in flight and fit, for the least floor"
         figure = replace(figure, batch_size=most, notes=(*figure.notes, note))
     return figure.of_one_batch()
@@ -213,37 +205,31 @@ def _roofs_here(work: ModelWork, dtype: str) -> RoofSet:
     return here_roofs(work, dtype)
 
 
-def _link(sheet: datasheet.Datasheet | None, gpus: int, text: str) -> Link | None:
-    """The link between the GPUs: as given, else as published for this GPU; None for one GPU."""
-    if gpus == 1:
-        if text:
-            raise RequestError(f"--link {text} is the link between several GPUs; give their number with --tp.")
-        return None
-    if text:
-        return link_called(text, gpus)
-    return None if sheet is None else link_of(sheet, gpus)
-
-
-def _rank(source: ModelSource, gpus: int) -> tuple[ModelWork | None, str]:
-    """(one rank's share, for its collectives, or None; the reason why it is unknown).
+def _linked(
+    sheet: datasheet.Datasheet | None, gpus: int, text: str, source: ModelSource, figures: Sequence[Figure]
+) -> tuple[str, list[float | None], list[str]]:
+    """(the link's name, least seconds of the messages of each figure, a warning if they are not known).
 
     Messages have the activations' width, so those of packed weights are counted with dense ones.
     """
+    unknown: list[float | None] = [None] * len(figures)
+    if gpus == 1 and text:
+        raise RequestError(f"--link {text} is the link between several GPUs; give their number with --tp.")
+    link = link_called(text, gpus) if text else None if sheet is None or gpus == 1 else link_of(sheet, gpus)
+    if link is None:
+        return "", unknown, []
     reason = ""
     for dtype in ("auto", "bfloat16"):
         try:
-            return counted_model(source, dtype, rented=True, ranks=gpus).work, ""
+            rank = counted_model(source, dtype, rented=True, ranks=gpus).work
         except (RequestError, ModelError) as error:
             reason = str(error)
-    return None, f"the time of the link between {gpus} GPUs is not known: {reason}"
-
-
-def _link_s(rank: ModelWork, figures: Sequence[Figure], link: Link) -> list[float]:
-    steps, prefill, decode = _steps(figures)
-    seconds = [collectives_s(rank, step, ExecutionPath(), link) for step in (prefill, decode)]
-    is_prefill = np.array([figure.covers != "decode" for figure in figures])
-    total: list[float] = (is_prefill * seconds[0] + steps * seconds[1]).tolist()
-    return total
+            continue
+        steps, *of_phase = _steps(figures)
+        prefill_s, decode_s = (collectives_s(rank, step, ExecutionPath(), link) for step in of_phase)
+        has_prefill = np.array([figure.covers != "decode" for figure in figures])
+        return link.name, (has_prefill * prefill_s + steps * decode_s).tolist(), []
+    return "", unknown, [f"the time of the link between {gpus} GPUs is not known: {reason}"]
 
 
 def _mismatches(
@@ -292,33 +278,24 @@ def _needs(figure: Figure, counted: CountedModel) -> float:
     return _weight_bytes(figure, counted) + cache * width
 
 
-def _fits(counted: CountedModel, figures: Sequence[Figure], room_bytes: int | None) -> list[bool]:
-    return [room_bytes is None or _needs(figure, counted) <= room_bytes for figure in figures]
-
-
 def _no_room(
-    rows: Sequence[PlacedFigure],
-    counted: CountedModel,
-    figures: Sequence[Figure],
-    room_bytes: int | None,
-    device: str,
+    outside: Sequence[Figure], all_count: int, counted: CountedModel, under: RoofSet, room_bytes: int | None
 ) -> list[str]:
-    """A sentence if the weights, or they and the cache, exceed the memory of the GPUs."""
-    outside = [figure for figure, row in zip(figures, rows, strict=True) if not row.fits]
+    """A sentence about figures whose weights, or weights and cache, exceed the memory of the GPUs."""
     if not outside or room_bytes is None:
         return []
     largest = max(outside, key=lambda figure: _needs(figure, counted))
-    weights = _weight_bytes(largest, counted)
+    needs, weights = _needs(largest, counted), _weight_bytes(largest, counted)
+    cache = f" and the cache of {largest.batch_size} x {_tokens(largest)} tokens"
     what = (
         f"the weights need {scaled(weights, 'B')}"
         if weights > room_bytes
-        else f"the weights and the cache of {largest.batch_size} x {_tokens(largest)} tokens need"
-        f" {scaled(_needs(largest, counted), 'B')}"
+        else f"the weights{cache} need {scaled(needs, 'B')}"
     )
-    which = "the file" if len(outside) == len(rows) else f"{len(outside)} of {len(rows)} figures"
+    which = "the file" if len(outside) == all_count else f"{len(outside)} of {all_count} figures"
     return [
-        f"{what}, but {device} has room for {scaled(room_bytes, 'B')}: {which} must come from several GPUs (--tp N),"
-        " another GPU or another precision, and is not judged."
+        f"{what}, but {under.device} has room for {scaled(room_bytes, 'B')}: {which} must come from several GPUs"
+        " (--tp N), another GPU or another precision, and is not judged."
     ]
 
 
@@ -378,14 +355,12 @@ def _steps(figures: Sequence[Figure]) -> tuple[Array, Step, Step]:
 
 def _floors(
     work: ModelWork, figures: Sequence[Figure], under: RoofSet, dtype: str, widths: Sequence[tuple[float, float]]
-) -> tuple[Array, Array]:
-    """(compute-bound seconds, memory-bound seconds), each float[figures]: the least time of what each figure covers."""
+) -> tuple[list[float], list[float]]:
+    """(compute-bound seconds, memory-bound seconds) of the least time of what each figure covers."""
     steps, *of_phase = _steps(figures)
-    prefills = np.array([figure.covers != "decode" for figure in figures])
+    has_prefill = np.array([figure.covers != "decode" for figure in figures])
     experts, rest = np.array(widths).T
     kv = np.array([figure.kv_itemsize or 0.0 for figure in figures])
     prefill, decode = (roof_times(work, step, under, dtype, rest, kv, experts) for step in of_phase)
-    compute_s, memory_s = (
-        prefills * prefill_s + steps * decode_s for prefill_s, decode_s in zip(prefill, decode, strict=True)
-    )
-    return compute_s, memory_s
+    compute_s, memory_s = (has_prefill * first + steps * each for first, each in zip(prefill, decode, strict=True))
+    return compute_s.tolist(), memory_s.tolist()

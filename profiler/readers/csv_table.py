@@ -47,10 +47,7 @@ def read_csv_table(source: Source) -> ForeignFile | None:
     _, bits = apart([{"bits per weight": row.get("bits_per_weight")} for _, row in rows])
     unknown = [escaped(name) for name in names if name not in _KNOWN and name]
     remarks = (f"columns that are not read: {', '.join(unknown)}.",) if unknown else ()
-    figures = [
-        replace(figure, settings=tuple(item for item in own if item[1]))
-        for figure, own in zip(figures, bits, strict=True)
-    ]
+    figures = [replace(figure, settings=own) for figure, own in zip(figures, bits, strict=True)]
     return ForeignFile("", "table", figures, remarks=remarks)
 
 

@@ -249,7 +249,7 @@ def apart(rows: Sequence[Mapping[str, object]]) -> tuple[dict[str, str], list[Se
     columns = {name: [_setting(row.get(name)) for row in rows] for name in names}
     shared = {name: texts[0] for name, texts in columns.items() if texts[0] and len(set(texts)) == 1}
     differing = [(name, texts) for name, texts in columns.items() if len(set(texts)) > 1]
-    return shared, [tuple((name, texts[at]) for name, texts in differing) for at in range(len(rows))]
+    return shared, [tuple((name, texts[at] or "-") for name, texts in differing) for at in range(len(rows))]
 
 
 def _setting(value: object) -> str:

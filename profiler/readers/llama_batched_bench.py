@@ -1,8 +1,8 @@
 """Read llama.cpp's llama-batched-bench and ik_llama.cpp's sweep-bench: JSON lines or a table.
 
 Formats: tools/batched-bench/batched-bench.cpp and examples/sweep-bench/sweep-bench.cpp. A row has the prefill of B
-prompts (of one, if they share it) and the decode of TG tokens of each. A sweep has B = 1 and starts each row with a
-cache of N_KV tokens. Each row is measured once.
+prompts and the decode of TG tokens of each. If they share one prompt, N_KV is PP + B x TG. A sweep has B = 1 and starts
+each row with a cache of N_KV tokens. Each row is measured once.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def read_llama_batched_bench(source: Source) -> ForeignFile | None:
 def _figures(row: Record) -> list[Figure]:
     prompt, new = whole_of(row["pp"], "PP"), whole_of(row["tg"], "TG")
     batch = whole_of(row.get("pl") or 1, "B", 1)
-    is_shared = str(row.get("is_pp_shared", 0)) == "1"
+    is_shared = str(row.get("is_pp_shared")) == "1" or (batch > 1 and str(row.get("n_kv")) == str(prompt + batch * new))
     # One sequence after the other: as many steps for each, at batch 1.
     is_separate = str(row.get("is_tg_separate", 0)) == "1"
     is_sweep = "pl" not in row

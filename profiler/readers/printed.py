@@ -12,8 +12,10 @@ from typing import Any
 
 from profiler.readers.figures import Record
 
-_LINE = re.compile(r"^[\s>]*(?P<label>[^:\n]+?)\s*:\s+(?P<value>\S.*?)\s*$", re.MULTILINE)
+_LINE = re.compile(r"^(?:[\w-]+\s+\| )?[ \t>#]*(?P<label>[^:\n]+?)\s*:\s+(?P<value>\S.*?)\s*$", re.MULTILINE)
 _SERVING = re.compile(r"=+ Serving Benchmark Result =+")
+_END = re.compile(r"^[^\n=]*={20,}\s*$", re.MULTILINE)
+_ASKED = ("Maximum request concurrency", "Traffic request rate")
 _TRTLLM = re.compile(r"= PERFORMANCE OVERVIEW\s*\n=+")
 _LATENCY = re.compile(r"Avg latency: +(?P<mean>[\d.e-]+) seconds(?P<rest>(?:\s+(?:Std|\d+% percentile) latency: .*)*)")
 _PERCENTILE = re.compile(r"(\d+)% percentile latency: +([\d.e-]+)")
@@ -72,13 +74,18 @@ def _labelled(text: str) -> Mapping[str, str]:
 
 
 def _serving(text: str) -> Iterator[Record]:
-    for block in _SERVING.split(text)[1:]:
-        found = _labelled(block.split("\n====")[0])
+    """Reports of serving benchmarks. What was asked may stand before a report instead of in it."""
+    before, *blocks = _SERVING.split(text)
+    for block in blocks:
+        body, *rest = _END.split(block, maxsplit=1)
+        asked = {label: value for label, value in _labelled(before).items() if label in _ASKED}
+        found = {**asked, **_labelled(body)}
+        before = "".join(rest)
         record: dict[str, Any] = dict.fromkeys(
             ("completed", "duration", "total_input_tokens", "total_output_tokens", "median_ttft_ms")
         )
         record |= {key: found[label] for label, key in _SERVING_KEYS.items() if label in found}
-        if record.get("max_concurrency") == "not set":
+        if record.get("max_concurrency") in ("not set", "None"):
             del record["max_concurrency"]
         # Of the two tools only SGLang prints its backend; only its JSON has this key.
         yield {**record, "sharegpt_output_len": None} if "Backend" in found else record
