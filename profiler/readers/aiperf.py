@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from profiler.errors import RequestError
-from profiler.readers.figures import Figure, ForeignFile, Record, inner, number_of, texts
+from profiler.readers.figures import Figure, ForeignFile
 from profiler.readers.serving import served
 from profiler.readers.sources import Source
+from profiler.readers.values import Record, inner, number_of, texts
 
 _KEYS = {"request_throughput", "request_latency", "output_token_throughput"}
 _SCALES = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "us": 1e-6, "ns": 1e-9}

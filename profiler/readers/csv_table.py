@@ -9,18 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from profiler.errors import RequestError
-from profiler.readers.figures import (
-    Covers,
-    Figure,
-    ForeignFile,
-    Record,
-    apart,
-    escaped,
-    half_a_unit,
-    number_of,
-    whole_of,
-)
+from profiler.readers.figures import Covers, Figure, ForeignFile
 from profiler.readers.sources import Source
+from profiler.readers.values import Record, apart, escaped, half_a_unit, number_of, whole_of
 
 CSV_COLUMNS = "batch_size, prompt_len, new_tokens, tokens_per_s"
 _REQUIRED = {"batch_size", "prompt_len"}

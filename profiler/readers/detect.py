@@ -10,7 +10,7 @@ from pathlib import Path
 from profiler.errors import RequestError
 from profiler.readers.aiperf import read_aiperf
 from profiler.readers.csv_table import CSV_COLUMNS, read_csv_table
-from profiler.readers.figures import Figure, ForeignFile, apart, escaped, refuse_impossible
+from profiler.readers.figures import Figure, ForeignFile, refuse_impossible
 from profiler.readers.guidellm import read_guidellm
 from profiler.readers.inference_perf import read_inference_perf
 from profiler.readers.llama_batched_bench import read_llama_batched_bench
@@ -22,6 +22,7 @@ from profiler.readers.sglang import read_sglang
 from profiler.readers.sources import Source, sources_of, text_of
 from profiler.readers.transformers_benchmark import read_transformers_benchmark
 from profiler.readers.trtllm_bench import read_trtllm_bench
+from profiler.readers.values import apart, escaped
 from profiler.readers.vllm import read_vllm
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from profiler.readers.figures import Figure, ForeignFile, Record, apart, inner, number_of, texts, with_settings
+from profiler.readers.figures import Figure, ForeignFile, with_settings
 from profiler.readers.serving import served
 from profiler.readers.sources import Source
+from profiler.readers.values import Record, apart, inner, number_of, texts
 
 
 def read_guidellm(source: Source) -> ForeignFile | None:

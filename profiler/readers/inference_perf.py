@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from profiler.errors import RequestError
-from profiler.readers.figures import Figure, ForeignFile, Record, apart, inner, number_of, with_settings
+from profiler.readers.figures import Figure, ForeignFile, with_settings
 from profiler.readers.serving import served
 from profiler.readers.sources import Source
+from profiler.readers.values import Record, apart, inner, number_of
 
 _LOAD = ("requested_rate", "concurrency")
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from profiler.readers.figures import Figure, ForeignFile, Record, apart, half_a_unit, number_of, whole_of, with_settings
+from profiler.readers.figures import Figure, ForeignFile, with_settings
 from profiler.readers.sources import Source
+from profiler.readers.values import Record, apart, half_a_unit, number_of, whole_of
 
 _COLUMNS = {
     "PP": "pp",

@@ -11,21 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from profiler.errors import RequestError
-from profiler.readers.figures import (
-    Covers,
-    Figure,
-    ForeignFile,
-    Record,
-    Settings,
-    apart,
-    escaped,
-    half_a_unit,
-    number_of,
-    samples_of,
-    whole_of,
-    with_settings,
-)
+from profiler.readers.figures import Covers, Figure, ForeignFile, with_settings
 from profiler.readers.sources import Source
+from profiler.readers.values import Record, Settings, apart, escaped, half_a_unit, number_of, samples_of, whole_of
 
 _TOOL = "llama-bench"
 _TEST = re.compile(r"(?:pp(?P<prompt>\d+))?(?:\+?tg(?P<new>\d+))?(?: @ d(?P<depth>\d+))?")

@@ -14,18 +14,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from profiler.errors import RequestError
-from profiler.readers.figures import (
-    Figure,
-    ForeignFile,
-    Record,
-    half_a_unit,
-    inner,
-    number_of,
-    samples_of,
-    texts,
-    whole_of,
-)
+from profiler.readers.figures import Figure, ForeignFile
 from profiler.readers.sources import Source
+from profiler.readers.values import Record, half_a_unit, inner, number_of, samples_of, texts, whole_of
 
 _OWN = {"ttfr (ms)", "est_ppt (ms)", "e2e_ttft (ms)", "peak t/s", "t/s (req)", "t/s (total)"}
 _CSV = {

@@ -12,16 +12,9 @@ from statistics import median
 from typing import Any
 
 from profiler.grid.cells import PHASES
-from profiler.readers.figures import (
-    Figure,
-    ForeignFile,
-    inner,
-    number_of,
-    samples_of,
-    texts,
-    whole_of,
-)
+from profiler.readers.figures import Figure, ForeignFile
 from profiler.readers.sources import Source
+from profiler.readers.values import inner, number_of, samples_of, texts, whole_of
 
 _TOOL = "optimum-benchmark"
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from profiler.readers.figures import Record
+from profiler.readers.values import Record
 
 _LINE = re.compile(r"^(?:[\w-]+\s+\| )?[ \t>#]*(?P<label>[^:\n]+?)\s*:\s+(?P<value>\S.*?)\s*$", re.MULTILINE)
 _SERVING = re.compile(r"=+ Serving Benchmark Result =+")

@@ -16,18 +16,9 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from profiler.readers.figures import (
-    Figure,
-    ForeignFile,
-    Record,
-    apart,
-    inner,
-    number_of,
-    texts,
-    whole_of,
-    with_settings,
-)
+from profiler.readers.figures import Figure, ForeignFile, with_settings
 from profiler.readers.sources import Source
+from profiler.readers.values import Record, apart, inner, number_of, texts, whole_of
 
 _KEYS = {"completed", "duration", "total_input_tokens", "total_output_tokens", "median_ttft_ms"}
 _LOAD = ("request_rate", "burstiness", "max_concurrency")

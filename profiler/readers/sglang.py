@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from profiler.readers.figures import Figure, ForeignFile, Record, Settings, apart, number_of, whole_of, with_settings
+from profiler.readers.figures import Figure, ForeignFile, with_settings
 from profiler.readers.serving import speculated, step_tokens
 from profiler.readers.sources import Source
+from profiler.readers.values import Record, Settings, apart, number_of, whole_of
 
 _SHAPE = {"batch_size", "input_len", "output_len"}
 _OFFLINE = {"prefill_latency"}

@@ -13,8 +13,8 @@ from itertools import pairwise, zip_longest
 from pathlib import Path
 
 from profiler.errors import RequestError
-from profiler.readers.figures import Record, escaped
 from profiler.readers.printed import printed_records
+from profiler.readers.values import Record, escaped
 from profiler.units import plain, visible_in
 
 MOST_FILE_BYTES = 512 * 2**20

@@ -8,19 +8,9 @@ from statistics import median
 from typing import Any
 
 from profiler.grid.cells import PHASES
-from profiler.readers.figures import (
-    Figure,
-    ForeignFile,
-    Record,
-    apart,
-    escaped,
-    inner,
-    samples_of,
-    texts,
-    whole_of,
-    with_settings,
-)
+from profiler.readers.figures import Figure, ForeignFile, with_settings
 from profiler.readers.sources import Source
+from profiler.readers.values import Record, apart, escaped, inner, samples_of, texts, whole_of
 from profiler.units import duration
 
 _FINE = 0.01

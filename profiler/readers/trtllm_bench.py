@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 
-from profiler.readers.figures import Figure, ForeignFile, Record, inner, number_of, texts, whole_of
+from profiler.readers.figures import Figure, ForeignFile
 from profiler.readers.serving import served
 from profiler.readers.sources import Source
+from profiler.readers.values import Record, inner, number_of, texts, whole_of
 
 
 def read_trtllm_bench(source: Source) -> ForeignFile | None:

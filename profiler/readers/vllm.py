@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from profiler.readers.figures import Figure, ForeignFile, Record, number_of, samples_of, whole_of
+from profiler.readers.figures import Figure, ForeignFile
 from profiler.readers.sources import Source
+from profiler.readers.values import Record, number_of, samples_of, whole_of
 
 _LATENCY = {"avg_latency", "latencies", "percentiles"}
 # Options of the command with their defaults.
