@@ -125,26 +125,19 @@ def place(
 
 
 def _with_shapes(figures: Sequence[Figure], shapes: Shapes) -> Sequence[Figure]:
-    given = [
-        _per_figure(values, len(figures), option)
-        for values, option in (
-            (shapes.prompt_lens, "--prompt-lens"),
-            (shapes.batch_sizes, "--batch-sizes"),
-            (shapes.new_tokens, "--new-tokens"),
-        )
-    ]
-    return [figure.with_shapes(*of_figure) for figure, *of_figure in zip(figures, *given, strict=True)]
-
-
-def _per_figure(values: Sequence[int], figure_count: int, option: str) -> Sequence[int | None]:
-    """One value per figure, None if there is none. Raises RequestError for any other number of values."""
-    if len(values) == figure_count:
-        return values
-    if len(values) > 1:
-        raise RequestError(
-            f"{option}: {len(values)} values for {figure_count} figures; give one value, or one per figure in order."
-        )
-    return [values[0] if values else None] * figure_count
+    """The figures with one value for all of them, or one for each. Raises RequestError for any other number."""
+    given: list[Sequence[int | None]] = []
+    for option, values in (
+        ("--prompt-lens", shapes.prompt_lens),
+        ("--batch-sizes", shapes.batch_sizes),
+        ("--new-tokens", shapes.new_tokens),
+    ):
+        if len(values) > 1 and len(values) != len(figures):
+            raise RequestError(
+                f"{option}: {len(values)} values for {len(figures)} figures; give one, or one per figure in order."
+            )
+        given.append(values if len(values) == len(figures) else [values[0] if values else None] * len(figures))
+    return [figure.with_shapes(*own) for figure, *own in zip(figures, *given, strict=True)]
 
 
 def _require_shapes(figures: Sequence[Figure]) -> None:

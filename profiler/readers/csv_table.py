@@ -53,6 +53,8 @@ def _figure(row: Record) -> Figure:
     # With a prompt, the context follows from it.
     context = whole_of(row["context_len"], "context_len", 0) if "context_len" in row and not prompt else None
     per_step = number_of(row.get("tokens_per_step") or 1, "tokens_per_step") if covers == "decode" else 1.0
+    if per_step < 1:
+        raise RequestError(f"tokens_per_step is below 1: {per_step:g}.")
     tokens = batch * ((prompt or 0) if covers == "prefill" else per_step if covers == "decode" else new or 0)
     if not tokens:
         raise RequestError(f"a {covers} of 0 tokens has no time.")

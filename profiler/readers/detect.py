@@ -10,7 +10,7 @@ from pathlib import Path
 from profiler.errors import RequestError
 from profiler.readers.aiperf import read_aiperf
 from profiler.readers.csv_table import CSV_COLUMNS, read_csv_table
-from profiler.readers.figures import Figure, ForeignFile, refuse_impossible
+from profiler.readers.figures import ForeignFile, refuse_impossible
 from profiler.readers.guidellm import read_guidellm
 from profiler.readers.inference_perf import read_inference_perf
 from profiler.readers.llama_batched_bench import read_llama_batched_bench
@@ -74,12 +74,21 @@ def tools() -> str:
 def read_foreign(path: Path) -> ForeignFile:
     """Read another tool's result file. Raises RequestError if it is broken, too large, or of no known tool."""
     text = text_of(path)
-    sources = sources_of(path, text)
-    found = [file for source in sources if (file := _read(path, source)) is not None]
-    names = sorted({file.tool for file in found})
-    if not found:
-        raise RequestError(_unknown(path, text, sources))
-    if len(names) > 1:
+    found: list[ForeignFile] = []
+    tried: list[Source] = []
+    groups = sources_of(path, text)
+    while not found:
+        try:
+            sources = next(groups, None)
+        except RequestError:
+            sources = None
+            if _refusal(path, text) is None:
+                raise
+        if sources is None:
+            raise RequestError(_refusal(path, text) or _unknown(path, tried))
+        tried += sources
+        found = [file for source in sources if (file := _read(path, source)) is not None]
+    if len(names := sorted({file.tool for file in found})) > 1:
         raise RequestError(f"{path} has results of {' and '.join(names)}; give each a file.")
     file = replace(_joined(found), name=str(path))
     if not file.figures:
@@ -111,25 +120,26 @@ def _joined(files: Sequence[ForeignFile]) -> ForeignFile:
         for number, (file, own) in enumerate(zip(files, differing, strict=True), 1)
         for figure in file.figures
     ]
-    if len({_cell(figure) for _, figure in figures}) < len(figures):
+    cells = [(f.covers, f.batch_size, f.prompt_len, f.context_len, f.new_tokens, f.settings) for _, f in figures]
+    if len(set(cells)) < len(cells):
         figures = [(n, replace(figure, settings=(("table", str(n)), *figure.settings))) for n, figure in figures]
     remarks = tuple(dict.fromkeys(remark for file in files for remark in file.remarks))
     return replace(files[0], figures=[figure for _, figure in figures], settings=shared, remarks=remarks)
 
 
-def _cell(figure: Figure) -> tuple[object, ...]:
-    shape = (figure.covers, figure.batch_size, figure.prompt_len, figure.context_len, figure.new_tokens)
-    return *shape, figure.settings
-
-
-def _unknown(path: Path, text: str, sources: Sequence[Source]) -> str:
+def _refusal(path: Path, text: str) -> str | None:
+    """What to do with a text that is known, but has no shapes; None for any other."""
     for pattern, what, option in _REFUSED:
         if re.search(pattern, text, re.MULTILINE):
             return (
                 f"{path} is {what}, which does not name the shapes of its figures; write a file with {option}, or a CSV"
                 f" with {CSV_COLUMNS}."
             )
-    if not sources:
+    return None
+
+
+def _unknown(path: Path, tried: Sequence[Source]) -> str:
+    if not tried:
         return f"{path} has no rows."
-    names = escaped(", ".join(map(str, sources[0].records[0])))
+    names = escaped(", ".join(map(str, tried[0].records[0])))
     return f"{path} is not a known result file (it has {names[:120]}); use one of {tools()}."

@@ -93,11 +93,13 @@ def _file(source: Source, figure: Callable[[Record], Figure], created: str = "")
     shared, differing = apart([_settings(record) for record in records])
     devices = _DEVICES.findall(source.text) or (shared.get("device") or "").split(", ")
     if len(set(devices)) == 1 and devices[0]:
-        shared["device"] = devices[0]
+        shared["device"] = escaped(devices[0])
     redundant = _redundant(differing)
     settings = [tuple(item for item in own if item[0] not in redundant) for own in differing]
     figures = with_settings(records, settings, lambda record: [figure(record)])
-    splits_layers = len(devices) > 1 and shared.get("split_mode", "layer") in ("layer", "1")
+    if shared.get("split_mode") == "none":
+        del devices[1:]
+    splits_layers = len(devices) > 1 and shared.get("split_mode", "layer") == "layer"
     remarks = [f"columns that are not read: {', '.join(unknown)}."] if unknown else []
     if splits_layers:
         remarks.append(f"it ran on {len(devices)} GPUs that hold layers in turn: the roofs are those of one.")

@@ -104,9 +104,9 @@ def _latency(text: str) -> Iterator[Record]:
 
 
 def _trtllm(text: str) -> Iterator[Record]:
-    found = _labelled(text)
     if not _TRTLLM.search(text):
         return
+    found = _labelled(text)
     record: dict[str, dict[str, str]] = {"performance": {}, "request_info": {}}
     for label, (section, key) in _TRTLLM_KEYS.items():
         if label in found:

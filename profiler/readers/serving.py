@@ -95,6 +95,10 @@ def _figures(record: Record) -> list[Figure]:
     duration_s = number_of(record["duration"], "duration")
     output_tokens = number_of(record["total_output_tokens"], "total_output_tokens")
     cap = record.get("max_concurrency")
+    acceptance = record.get("accept_length") or record.get("spec_decode_acceptance_length")
+    if acceptance is None and inner(record, "server_info", "speculative_algorithm") is None:
+        # A server whose settings have the algorithm, but without a value, does not speculate.
+        acceptance = -1 if "speculative_algorithm" in (record.get("server_info") or {}) else None
     drafted = inner(record, "server_info", "speculative_num_draft_tokens")
     if record.get("spec_decode_num_drafts"):
         drafts = number_of(record["spec_decode_num_drafts"], "spec_decode_num_drafts")
@@ -108,7 +112,7 @@ def _figures(record: Record) -> list[Figure]:
         tpot_s=_time_s(record, "tpot"),
         itl_s=_time_s(record, "itl"),
         requests_per_s=completed / duration_s,
-        acceptance=record.get("accept_length") or record.get("spec_decode_acceptance_length"),
+        acceptance=acceptance,
         verified=None if not drafted else number_of(drafted, "draft tokens"),
     )
 

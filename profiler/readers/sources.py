@@ -7,8 +7,8 @@ import csv
 import io
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise, zip_longest
 from pathlib import Path
 
@@ -36,21 +36,27 @@ class Source:
     """Sentences about rows that were left out."""
 
 
-def sources_of(path: Path, text: str) -> list[Source]:
-    """Everything in the text of a file that a reader may know. Raises RequestError for broken JSON or CSV."""
+def sources_of(path: Path, text: str) -> Iterator[list[Source]]:
+    """What a reader may know in the text of a file: tables and printed reports, then JSON, then a CSV.
+
+    Each is asked for only if no reader knew the one before. Raises RequestError for broken JSON or CSV.
+    """
     is_json = text.lstrip()[0] in "[{"
-    found = [] if is_json else [*_markdown(text), Source(printed_records(text), text)]
-    if not any(source.records for source in found):
-        found = [_objects(path, text, strict=is_json)]
-    if not found[0].records and not is_json:
-        found = [_csv(path, text)]
     # A quoted cell of a CSV may contain a line end, which has to be escaped.
     unchanged = plain(text) and (is_json or '"' not in text)
-    return [
-        source if unchanged else Source(visible_in(list(source.records)), source.text, source.remarks)
-        for source in found
-        if source.records
-    ]
+    groups = iter([[_objects(path, text, strict=True)]]) if is_json else _within(path, text)
+    for group in groups:
+        yield [
+            source if unchanged else replace(source, records=visible_in(list(source.records)))
+            for source in group
+            if source.records
+        ]
+
+
+def _within(path: Path, text: str) -> Iterator[list[Source]]:
+    yield [*_markdown(text), Source(printed_records(text), text)]
+    yield [_objects(path, text, strict=False)]
+    yield [_csv(path, text)]
 
 
 def text_of(path: Path) -> str:

@@ -6,6 +6,7 @@ given, so that a request's own latency is mostly the queue.
 
 from __future__ import annotations
 
+import math
 import re
 
 from profiler.readers.figures import Figure, ForeignFile
@@ -21,26 +22,27 @@ def read_trtllm_bench(source: Source) -> ForeignFile | None:
         return None
     prompt, new = _lengths(report)
     figures = _streamed(report, prompt, new) or [_whole(report, prompt, new)]
-    engine, world = report.get("engine") or {}, report.get("world_info") or {}
-    gpus = [whole_of(world[name], name, 1) for name in ("tp_size", "pp_size") if world.get(name)]
     settings = {
-        "model's name": engine.get("model"),
-        "quantization": _named(engine.get("quantization")),
-        "TensorRT LLM": engine.get("version"),
-        "tp_size": world.get("tp_size"),
+        "model's name": inner(report, "engine", "model"),
+        "quantization": inner(report, "engine", "quantization"),
+        "TensorRT LLM": inner(report, "engine", "version"),
+        "tp_size": inner(report, "world_info", "tp_size"),
         "device": inner(report, "machine", "name"),
     }
-    remarks = [f"its requests have {prompt:.4g} tokens in and {new:.4g} out on average"]
-    path = str(inner(report, "dataset", "path") or "")
-    named = re.search(r"(\d+)[_x](\d+)", path.rpartition("/")[2])
+    gpus = [inner(report, "world_info", name) for name in ("tp_size", "pp_size")]
+    remark = f"its requests have {prompt:.4g} tokens in and {new:.4g} out on average"
+    dataset = str(inner(report, "dataset", "path") or "").rpartition("/")[2]
+    named = re.search(r"(\d+)[_x](\d+)", dataset)
     if named and (int(named[1]), int(named[2])) != (round(prompt), round(new)):
-        remarks[0] += f", though the dataset is called {path.rpartition('/')[2]}"
-    count = gpus[0] * (gpus[1] if len(gpus) > 1 else 1) if gpus else None
-    return ForeignFile("", "trtllm-bench", figures, settings=texts(settings), gpus=count, remarks=(f"{remarks[0]}.",))
-
-
-def _named(quantization: object) -> object:
-    return None if str(quantization) in ("None", "null", "") else quantization
+        remark += f", though the dataset is called {dataset}"
+    return ForeignFile(
+        "",
+        "trtllm-bench",
+        figures,
+        settings={name: text for name, text in texts(settings).items() if text != "None"},
+        gpus=math.prod(whole_of(count or 1, "tp_size", 1) for count in gpus) if any(gpus) else None,
+        remarks=(f"{remark}.",),
+    )
 
 
 def _lengths(report: Record) -> tuple[float, float]:

@@ -313,3 +313,29 @@ def test_chunks_of_tokens_are_a_doubt(tmp_path: Path) -> None:
     assert decode.seconds == pytest.approx(5.124e-3, rel=1e-3)
     assert decode.may_speculate
     assert "tokens arrive about 3.5 at a time" in " ".join(decode.notes)
+
+
+def test_a_server_without_speculation_is_no_doubt(tmp_path: Path) -> None:
+    content = json.loads((FILES / "sglang-mtp.jsonl").read_text().splitlines()[0])
+    plain = {**content, "accept_length": None, "server_info": {"tp_size": 8, "speculative_algorithm": None}}
+    assert not read(json.dumps(plain), tmp_path / "f").figures[1].may_speculate
+
+
+def test_json_beside_a_table_of_something_else_is_read(tmp_path: Path) -> None:
+    """An issue with its hardware as a table, and the result as JSON; prose with a quote is no broken CSV."""
+    table = "| GPU | RAM |\n| --- | --- |\n| RTX | 96 GB |\n\n```json\n"
+    text = f"{table}{(FILES / 'vllm-serve.json').read_text()}\n```\n"
+    assert read(text, tmp_path / "f").tool == "vllm bench serve"
+    log = 'INFO "a quote, without an end\n' + (FILES / "vllm-log.txt").read_text()
+    with pytest.raises(RequestError, match="log of a vLLM server"):
+        read(log, tmp_path / "f")
+
+
+def test_a_concurrency_before_a_report_belongs_to_it(tmp_path: Path) -> None:
+    """Container logs have a prefix, comments a hash; vLLM once named the concurrency above the report alone."""
+    report = (FILES / "vllm-serve.txt").read_text()
+    twice = f"Maximum request concurrency: 4\n{report}\nMaximum request concurrency: 8\n{report}"
+    for prefix in ("", "bench-1  | ", "# "):
+        text = "".join(f"{prefix}{line}\n" for line in twice.splitlines())
+        caps = [figure.cap for figure in read(text, tmp_path / "f").figures if figure.covers == "decode"]
+        assert caps == [4, 8]
