@@ -19,7 +19,7 @@ from profiler.data.links import link_called, link_of
 from profiler.errors import ModelError, RequestError
 from profiler.facts.step import ExecutionPath, Step
 from profiler.loading.source import ModelSource, resolve
-from profiler.place.place import Floor, PlacedFigure, doubts, placed
+from profiler.place.place import PlacedFigure, doubts, placed
 from profiler.predict.gpu_roofs import datasheet_roofs
 from profiler.predict.operator_arrays import Array
 from profiler.readers.detect import read_foreign
@@ -30,6 +30,8 @@ from profiler.units import scaled, several, short_count, significant
 _SAME_PARAMS = 0.05
 _DTYPES = ("float32", "bfloat16", "float16")
 _MOST_GPUS = 1024
+# The rule for room leaves 2 % of a GPU's memory between blocks, which another tool's allocator may use.
+_FULLEST = 1.02
 # What is left for the weights outside of the experts must be between 2 and 32 bits each, or the experts are not as
 # published.
 _REST_BYTES = (0.25, 4.0)
@@ -88,7 +90,8 @@ def place(
             f"{path}: no layer was on the GPU (n_gpu_layers 0), so its figures are the host's and cannot be compared"
             " with a GPU's roofs."
         )
-    devices = _devices(file, on_gpu)
+    named = [value for figure in on_gpu for name, value in figure.settings if name == "device"]
+    devices = sorted({file.settings.get("device", ""), *named} - {""})
     gpus = _gpus(file, tp, here)
     sheet = None if here else _sheet(gpu, devices)
     source = resolve(model)
@@ -97,15 +100,15 @@ def place(
     work = counted.work
     # The dtype of the cache is also the dtype in which quantised linears return their results.
     dtype = (work.of_kind(AttentionCore) or work.operators)[0].dtype_name
-    under = _roofs_here(work, dtype) if sheet is None else datasheet_roofs(sheet, gpus)
+    under = _here(work, dtype) if sheet is None else datasheet_roofs(sheet, gpus)
     # llama.cpp's GPUs hold some layers each and work in turn: they add memory, not speed.
     room_bytes = (under.room_bytes or 0) * (file.gpus or 1 if file.splits_layers and not tp else 1) or None
     figures = [_of_one_batch(figure, counted, room_bytes) for figure in on_gpu]
     line, link_s, unknown_link = _linked(sheet, gpus, link, source, figures)
     widths = [_widths(figure, counted) for figure in figures]
     floors = zip(*_floors(work, figures, under, dtype, widths), link_s, strict=True)
-    fits = [room_bytes is None or _needs(figure, counted) <= room_bytes for figure in figures]
-    rows = [placed(figure, Floor(*floor, fit)) for figure, floor, fit in zip(figures, floors, fits, strict=True)]
+    fits = [room_bytes is None or _needs(figure, counted) <= _FULLEST * room_bytes for figure in figures]
+    rows = [placed(figure, *floor, fit) for figure, floor, fit in zip(figures, floors, fits, strict=True)]
     warnings = [
         *file.remarks,
         *_mismatches(file, devices, figures, counted, sheet.gpu if sheet else under.device, quant),
@@ -185,17 +188,16 @@ def _sheet(gpu: str, devices: Sequence[str]) -> datasheet.Datasheet:
     return sheets[0]
 
 
-# torch is loaded only for --here, hence the imports in these two functions.
-def _is_gpu_here() -> bool:
-    from profiler.device.device import resolve_device
-
-    return str(resolve_device("auto").type) != "cpu"
-
-
-def _roofs_here(work: ModelWork, dtype: str) -> RoofSet:
-    from profiler.roofs.measure import here_roofs
+def _here(work: ModelWork, dtype: str) -> RoofSet:
+    from profiler.roofs.measure import here_roofs  # loads torch, as only --here needs
 
     return here_roofs(work, dtype)
+
+
+def _is_gpu_here() -> bool:
+    from profiler.device.device import resolve_device  # loads torch, too
+
+    return str(resolve_device("auto").type) != "cpu"
 
 
 def _linked(
@@ -248,19 +250,13 @@ def _mismatches(
     return warnings
 
 
-def _devices(file: ForeignFile, figures: Sequence[Figure]) -> list[str]:
-    """The devices that the file names for these figures, sorted."""
-    own = [value for figure in figures for name, value in figure.settings if name == "device"]
-    return sorted({file.settings.get("device", ""), *own} - {""})
-
-
 def _weight_bytes(figure: Figure, counted: CountedModel) -> float:
     return counted.work.params * figure.weight_bytes if figure.weight_bytes else counted.weight_bytes
 
 
 def _tokens(figure: Figure) -> int:
-    """Tokens of a sequence in the cache at the end of what the figure covers."""
-    return max(1, (figure.depth or 0) + (0 if figure.covers == "prefill" else figure.new_tokens or 1))
+    """Tokens of a sequence in the cache in the middle of what the figure covers, as on average on a server."""
+    return max(1, (figure.depth or 0) + (0 if figure.covers == "prefill" else (figure.new_tokens or 0) // 2))
 
 
 def _needs(figure: Figure, counted: CountedModel) -> float:
@@ -279,16 +275,14 @@ def _no_room(
         return []
     largest = max(outside, key=lambda figure: _needs(figure, counted))
     needs, weights = _needs(largest, counted), _weight_bytes(largest, counted)
-    cache = f" and the cache of {largest.batch_size} x {_tokens(largest)} tokens"
-    what = (
-        f"the weights need {scaled(weights, 'B')}"
-        if weights > room_bytes
-        else f"the weights{cache} need {scaled(needs, 'B')}"
-    )
+    what, instead = f"the weights need {scaled(weights, 'B')}", "or another precision"
+    if weights <= room_bytes:
+        cache = f"the cache of {largest.batch_size} x {_tokens(largest)} tokens"
+        what, instead = f"the weights and {cache} need {scaled(needs, 'B')}", "or a cache in fewer bits"
     which = "the file" if len(outside) == all_count else f"{len(outside)} of {all_count} figures"
     return [
         f"{what}, but {under.device} has room for {scaled(room_bytes, 'B')}: {which} must come from several GPUs"
-        " (--tp N), another GPU or another precision, and is not judged."
+        f" (--tp N), another GPU {instead}, and is not judged."
     ]
 
 

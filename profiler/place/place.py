@@ -22,22 +22,6 @@ _SPECULATES_FROM = 0.5
 
 
 @dataclass(frozen=True)
-class Floor:
-    """The least time of what a figure covers, and whether its model fits."""
-
-    compute_s: float
-    memory_s: float
-    link_s: float | None
-    """Least seconds of the collectives of several GPUs, not part of the floor; None if they are not known."""
-    fits: bool
-    """Whether the weights and the cache fit into the memory of the GPUs."""
-
-    @property
-    def total_s(self) -> float:
-        return self.compute_s + self.memory_s
-
-
-@dataclass(frozen=True)
 class PlacedFigure:
     """One figure, compared with its floor."""
 
@@ -70,18 +54,19 @@ class PlacedFigure:
         return self.attained > 1 + ROOF_TOLERANCE
 
 
-def placed(figure: Figure, floor: Floor) -> PlacedFigure:
+def placed(figure: Figure, compute_s: float, memory_s: float, link_s: float | None, fits: bool) -> PlacedFigure:
     """The figure with its share of the roofline, its regime and its notes. All its shapes must be known.
 
-    A foreign figure has no time breakdown, so a low share is inconclusive.
+    `compute_s` and `memory_s` are the parts of its floor. A foreign figure has no time breakdown, so a low share is
+    inconclusive.
     """
     batch, prompt = figure.batch_size or 0, figure.prompt_len or 0
     tokens = {"prefill": prompt, "decode": figure.step_tokens, "generate": figure.new_tokens or 0}[figure.covers]
-    attained = floor.total_s / figure.seconds
-    bound: RoofSide = "compute" if floor.compute_s > floor.memory_s else "memory"
+    attained = (compute_s + memory_s) / figure.seconds
+    bound: RoofSide = "compute" if compute_s > memory_s else "memory"
     near: Regime = "compute-bound" if bound == "compute" else "memory-bound"
     is_near = attained >= (COMPUTE_SHARE if bound == "compute" else MEMORY_SHARE)
-    is_valid = floor.fits and attained <= 1 + ROOF_TOLERANCE
+    is_valid = fits and attained <= 1 + ROOF_TOLERANCE
     return PlacedFigure(
         phase=figure.covers,
         batch_size=batch,
@@ -90,13 +75,13 @@ def placed(figure: Figure, floor: Floor) -> PlacedFigure:
         new_tokens=figure.new_tokens,
         latency_s=figure.seconds,
         tokens_per_s=batch * tokens / figure.seconds,
-        floor_s=floor.total_s,
-        link_s=floor.link_s,
+        floor_s=compute_s + memory_s,
+        link_s=link_s,
         bound=bound,
         attained=attained,
-        fits=floor.fits,
+        fits=fits,
         regime=(near if is_near else "inconclusive") if is_valid else None,
-        note="; ".join(_notes(figure, attained, floor.fits)),
+        note="; ".join(_notes(figure, attained, fits)),
         settings=", ".join(map(" ".join, figure.settings)),
     )
 

@@ -23,7 +23,7 @@ from profiler.comparison.side import side_of_file
 from profiler.errors import RequestError, RunError
 from profiler.grid.ranges import parse_values
 from profiler.json_document import json_text
-from profiler.place.place import Floor, placed
+from profiler.place.place import placed
 from profiler.predict.card_profile import FOLDER, read_profile
 from profiler.readers.detect import read_foreign
 from profiler.rent.command import parse_prices
@@ -229,7 +229,7 @@ def test_other_tools_files(tmp_path: Path, data: st.DataObject) -> None:
 
 def used(file: Path) -> None:
     result_file = read_foreign(file)
-    rows = [placed(figure.of_one_batch(), Floor(1e-3, 1e-3, None, True)) for figure in result_file.figures]
+    rows = [placed(figure.of_one_batch(), 1e-3, 1e-3, None, True) for figure in result_file.figures]
     json.dumps([asdict(row) for row in rows], allow_nan=False)
     side = side_of_file(result_file)
     json_text(comparison_document(compare_sides(side, side)))
