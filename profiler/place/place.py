@@ -86,6 +86,7 @@ def placed(figure: Figure, compute_s: float, memory_s: float, link_s: float | No
     )
 
 
+ROOF_ALLOWS = "times what the roof allows"
 _SUSPICIONS: dict[Covers, str] = {
     "prefill": "the prompt may have come from a cache, or the file is of several GPUs or of another GPU or precision",
     "decode": "prompt tokens may be counted, several tokens per step speculated, or the file is of several GPUs or of"
@@ -100,7 +101,7 @@ def _notes(figure: Figure, attained: float, fits: bool) -> list[str]:
     """A suspicion if the figure is too fast, then the notes of its file, then remarks."""
     notes = list(figure.notes)
     if fits and attained > 1 + ROOF_TOLERANCE:
-        notes.insert(0, f"{attained:.3g} times what the roof allows: {_SUSPICIONS[figure.covers]}")
+        notes.insert(0, f"{attained:.3g} {ROOF_ALLOWS}: {_SUSPICIONS[figure.covers]}")
     elif fits and figure.may_speculate and figure.covers == "decode" and attained > _SPECULATES_FROM:
         notes.insert(
             0,

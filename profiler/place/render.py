@@ -10,7 +10,7 @@ from rich.console import Console
 
 from profiler.json_document import Document
 from profiler.place.command import PlacedFile
-from profiler.place.place import PlacedFigure
+from profiler.place.place import ROOF_ALLOWS, PlacedFigure
 from profiler.report.blocks import Lines, Sentences, text_table
 from profiler.report.terminal import MOST_ROWS, print_blocks
 from profiler.units import duration, significant
@@ -71,13 +71,15 @@ def _name(row: PlacedFigure, generated: str = "") -> str:
 
 
 def _notes(rows: Sequence[PlacedFigure], names: Sequence[str]) -> Iterator[str]:
+    """Each remark once, with the figures that it is about: those above the roof first, then the most frequent."""
     by_note: dict[str, list[str]] = {}
     for row, name in zip(rows, names, strict=True):
-        if row.note:
-            by_note.setdefault(row.note, []).append(name)
-    for note, of_note in sorted(by_note.items(), key=lambda item: -len(item[1]))[:_MOST_NOTES]:
-        every = f"all {len(rows)} figures" if len(of_note) == len(rows) else f"{len(of_note)} figures like {of_note[0]}"
-        yield f"{of_note[0] if len(of_note) == 1 else every}: {note}"
+        for note in filter(None, row.note.split("; ")):
+            by_note.setdefault(note, []).append(name)
+    ordered = sorted(by_note.items(), key=lambda item: (ROOF_ALLOWS not in item[0], -len(item[1])))
+    for note, figures in ordered[:_MOST_NOTES]:
+        every = f"all {len(rows)} figures" if len(figures) == len(rows) else f"{len(figures)} figures like {figures[0]}"
+        yield f"{figures[0] if len(figures) == 1 else every}: {note}"
 
 
 @dataclass(frozen=True)

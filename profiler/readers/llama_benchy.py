@@ -149,7 +149,7 @@ def _figures(tests: Iterable[_Test], *, is_cached: bool) -> list[Figure]:
                 rounding_s=seconds.rounding,
                 repeats=len(seconds.values),
                 may_speculate=test.kind == "tg",
-                notes=(_HTTP,) if test.kind == "tg" or test.many == 1 else (f"{_HTTP}; until the last first token",),
+                notes=(_HTTP,) if test.kind == "tg" or test.many == 1 else (_HTTP, "until the last first token"),
             )
         )
     return figures

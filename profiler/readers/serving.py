@@ -202,5 +202,5 @@ def speculated(step_tokens: float, verified: float | None = None) -> tuple[str, 
     """A note for a step that gives more than one token per sequence."""
     if step_tokens == 1:
         return ()
-    processed = f", and processes {verified:.3g}" if verified else "; drafted ones are not counted"
-    return (f"time per step; speculation gives {step_tokens:.3g} tokens per sequence{processed}",)
+    processed = f"processes {verified:.3g}" if verified else "those it drafts in vain are not counted"
+    return (f"a step, whose time this is, gives {step_tokens:.3g} tokens per sequence by speculation, and {processed}",)
