@@ -12,7 +12,7 @@ from profiler.counting.attention import AttentionCore
 from profiler.counting.cache import counted_model
 from profiler.counting.floor import RoofSet, collectives_s, roof_times
 from profiler.counting.memory_need import cache_bytes
-from profiler.counting.operators import Experts, ModelWork
+from profiler.counting.operators import Experts, ModelWork, RecurrentState
 from profiler.counting.preset_counts import CountedModel
 from profiler.data import datasheets as datasheet
 from profiler.data.links import link_called, link_of
@@ -84,7 +84,7 @@ def place(
     file = read_foreign(path)
     figures = _with_shapes(file.figures, shapes or Shapes())
     _require_shapes(figures)
-    on_gpu = figures if here and not _is_gpu_here() else [figure for figure in figures if not figure.on_host]
+    on_gpu = figures if here and not _is_gpu_here() else [figure for figure in figures if figure.gpu_layers != 0]
     if not on_gpu:
         raise RequestError(
             f"{path}: no layer was on the GPU (n_gpu_layers 0), so its figures are the host's and cannot be compared"
@@ -107,7 +107,11 @@ def place(
     line, link_s, unknown_link = _linked(sheet, gpus, link, source, figures)
     widths = [_widths(figure, counted) for figure in figures]
     floors = zip(*_floors(work, figures, under, dtype, widths), link_s, strict=True)
-    fits = [room_bytes is None or _needs(figure, counted) <= _FULLEST * room_bytes for figure in figures]
+    figures = [_with_offload(figure, work) for figure in figures]
+    fits = [
+        room_bytes is None or figure.weights_on_host or _needs(figure, counted) <= _FULLEST * room_bytes
+        for figure in figures
+    ]
     rows = [placed(figure, *floor, fit) for figure, floor, fit in zip(figures, floors, fits, strict=True)]
     warnings = [
         *file.remarks,
@@ -166,6 +170,17 @@ def _of_one_batch(figure: Figure, counted: CountedModel, room_bytes: int | None)
         note = f"batch unknown: {most} at a time assumed, the most that were in flight and fit, for the least floor"
         figure = replace(figure, batch_size=most, notes=(*figure.notes, note))
     return figure.of_one_batch()
+
+
+def _with_offload(figure: Figure, work: ModelWork) -> Figure:
+    """The figure with a note if a part of the weights is in the host's memory, so that they need not fit the GPU."""
+    layers = sum(op.count for op in (*work.of_kind(AttentionCore), *work.of_kind(RecurrentState)))
+    few = figure.gpu_layers is not None and figure.gpu_layers < layers
+    if not few and not figure.weights_on_host:
+        return figure
+    what = f"{figure.gpu_layers} of {layers} layers were on the GPU" if few else "experts were in the host's memory"
+    note = f"{what}: the host's memory has another, lower roof"
+    return replace(figure, weights_on_host=True, notes=(*figure.notes, note))
 
 
 def _gpus(file: ForeignFile, tp: int, here: bool) -> int:

@@ -82,7 +82,7 @@ def placed(figure: Figure, compute_s: float, memory_s: float, link_s: float | No
         fits=fits,
         regime=(near if is_near else "inconclusive") if is_valid else None,
         note="; ".join(_notes(figure, attained, fits)),
-        settings=", ".join(map(" ".join, figure.settings)),
+        settings=", ".join(f"{name} {value}" for name, value in figure.settings if value != "-"),
     )
 
 

@@ -114,17 +114,25 @@ def _joined(files: Sequence[ForeignFile]) -> ForeignFile:
     """The tables of one file as one; settings that differ between them, or their numbers, tell their rows apart."""
     if len(files) == 1:
         return files[0]
-    shared, differing = apart([file.settings for file in files])
-    figures = [
-        (number, replace(figure, settings=(*own, *figure.settings)))
-        for number, (file, own) in enumerate(zip(files, differing, strict=True), 1)
-        for figure in file.figures
+    rows = [(str(number), file, figure) for number, file in enumerate(files, 1) for figure in file.figures]
+    shared, differing = apart([{**file.settings, **dict(figure.settings)} for _, file, figure in rows])
+    # A setting that follows from one before it, such as a model's size from its name, tells no more rows apart.
+    columns = [*zip(*differing, strict=True)]
+    kept = [
+        at
+        for at, column in enumerate(columns)
+        if not any(len({*zip(first, column, strict=True)}) == len({*first}) for first in columns[:at])
     ]
-    cells = [(f.covers, f.batch_size, f.prompt_len, f.context_len, f.new_tokens, f.settings) for _, f in figures]
+    differing = [tuple(own[at] for at in kept) for own in differing]
+    figures = [replace(figure, settings=own) for (_, _, figure), own in zip(rows, differing, strict=True)]
+    cells = [(f.covers, f.batch_size, f.prompt_len, f.context_len, f.new_tokens, f.settings) for f in figures]
     if len(set(cells)) < len(cells):
-        figures = [(n, replace(figure, settings=(("table", str(n)), *figure.settings))) for n, figure in figures]
+        figures = [
+            replace(figure, settings=(("table", number), *figure.settings))
+            for (number, _, _), figure in zip(rows, figures, strict=True)
+        ]
     remarks = tuple(dict.fromkeys(remark for file in files for remark in file.remarks))
-    return replace(files[0], figures=[figure for _, figure in figures], settings=shared, remarks=remarks)
+    return replace(files[0], figures=figures, settings=shared, remarks=remarks)
 
 
 def _refusal(path: Path, text: str) -> str | None:

@@ -60,8 +60,10 @@ class Figure:
     """Whether a step may have given several tokens without a word of it in the file."""
     loop_tokens: int | None = None
     """Tokens of all sequences, if `seconds` is a whole decode loop; 0 if the file does not say how many."""
-    on_host: bool = False
-    """Whether no layer was on the GPU."""
+    gpu_layers: int | None = None
+    """Layers on the GPU, if the file says how many; 0 is none, more than the model has are all."""
+    weights_on_host: bool = False
+    """Whether some weights, such as experts, are in the host's memory."""
     settings: Settings = ()
     """The settings in which this figure differs from others of its file."""
     notes: tuple[str, ...] = ()

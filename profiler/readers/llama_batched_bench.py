@@ -62,7 +62,7 @@ def _figures(row: Record) -> list[Figure]:
         context_len=cached,
         new_tokens=new or None,
         chunk_tokens=whole_of(row["n_ubatch"], "n_ubatch", 1) if row.get("n_ubatch") else None,
-        on_host=str(row.get("n_gpu_layers")) == "0",
+        gpu_layers=layers if (layers := int(row.get("n_gpu_layers", -1))) >= 0 else None,
         repeats=1,
         notes=("measured once",),
     )

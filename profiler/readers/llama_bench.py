@@ -16,7 +16,7 @@ from profiler.readers.sources import Source
 from profiler.readers.values import Record, Settings, apart, escaped, half_a_unit, number_of, samples_of, whole_of
 
 _TOOL = "llama-bench"
-_TEST = re.compile(r"(?:pp(?P<prompt>\d+))?(?:\+?tg(?P<new>\d+))?(?: @ d(?P<depth>\d+))?")
+_TEST = re.compile(r"(?:pp ?(?P<prompt>\d+))?(?:\+?tg ?(?P<new>\d+))?(?: @ d(?P<depth>\d+))?")
 _RATE = re.compile(r"(?P<rate>\d[\d,]*\.?\d*)(?:\s*(?:±|\+/?-)\s*(?P<spread>\d[\d,]*\.?\d*))?")
 # Settings that identify a model, in order of preference.
 _MODEL_SETTINGS = ("precision", "model's name", "size", "params", "model_size", "parameters")
@@ -130,7 +130,7 @@ def _settings(record: Record) -> dict[str, object]:
     settings = {
         _NAMES.get(name, name): value for name, value in record.items() if _is_known(name) and name not in _NOT_SETTINGS
     }
-    gpu = None if _on_host(record) else record.get("gpu_info")
+    gpu = None if _gpu_layers(record) == 0 else record.get("gpu_info")
     device = gpu or record.get("cpu_info")
     return {**settings, "device": device} if device else settings
 
@@ -139,9 +139,10 @@ def _is_known(name: str) -> bool:
     return name in _NAMES or name in _NAMES.values() or _OTHERS.fullmatch(name) is not None
 
 
-def _on_host(record: Record) -> bool:
-    """Whether a machine with a GPU has no layer on it; Markdown has the column only on such a machine."""
-    return str(record.get("n_gpu_layers" if record.get("gpu_info") else "ngl")) == "0"
+def _gpu_layers(record: Record) -> int | None:
+    """Layers on the GPU of a machine that has one; Markdown has the column only on such a machine."""
+    layers = str(record.get("n_gpu_layers" if record.get("gpu_info") else "ngl"))
+    return int(layers) if layers.isdecimal() else None
 
 
 def _figure(record: Record) -> Figure:
@@ -169,8 +170,8 @@ def _common(record: Record) -> dict[str, Any]:
     return {
         "chunk_tokens": whole_of(record.get("n_ubatch") or _DEFAULT_CHUNK, "n_ubatch", 1),
         "kv_itemsize": _kv_itemsize(record),
-        "on_host": _on_host(record),
-        "experts_on_host": any(str(record.get(name) or "0") != "0" for name in ("n_cpu_moe", "ncmoe"))
+        "gpu_layers": _gpu_layers(record),
+        "weights_on_host": any(str(record.get(name) or "0") != "0" for name in ("n_cpu_moe", "ncmoe"))
         or "CPU" in str(record.get("tensor_buft_overrides") or record.get("ot")),
     }
 
@@ -204,8 +205,6 @@ def _of_test(
         notes.append("the type of its cache is unknown: counted with the bytes of the model's dtype")
     if not samples_s:
         notes.append("number of repetitions unknown: no interval of the mean")
-    if common.pop("experts_on_host"):
-        notes.append("a part of its weights is in the host's memory, which has another roof")
     return Figure(
         covers=covers,
         seconds=test_s / steps,
@@ -238,6 +237,7 @@ def _markdown_figure(record: Record) -> Figure:
         test_s * spread / per_s,
         rounding_s=test_s * half_a_unit(rate["rate"]) / per_s,
         weight_bytes=size / params if size and params else None,
+        params=round(params) if params else None,
         **_common(record),
     )
 

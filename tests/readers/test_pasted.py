@@ -215,6 +215,11 @@ def test_two_tables_in_one_file_are_told_apart(tmp_path: Path) -> None:
     q4, q8 = (TABLE.replace("gpt-oss 20B MXFP4 MoE", f"llama 8B {name}") for name in ("Q4_0", "Q8_0"))
     file = read(q4 + "\n" + q8, tmp_path / "f")
     assert {figure.settings for figure in file.figures} == {(("precision", f"llama 8B {n}"),) for n in ("Q4_0", "Q8_0")}
+    # A sweep in the second table alone; sizes follow from names, and tell nothing more apart.
+    lines = [line.replace("2048", "1024") if " tg64 |" in line else line for line in q8.splitlines()]
+    swept = "\n".join(lines).replace("11.27 GiB", "20.00 GiB")
+    names = {name for figure in read(q4 + "\n" + swept, tmp_path / "f").figures for name, _ in figure.settings}
+    assert names == {"precision", "n_ubatch"}
 
 
 def test_tables_of_two_tools_need_two_files(tmp_path: Path) -> None:
