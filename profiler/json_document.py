@@ -25,21 +25,6 @@ def json_text(document: object) -> str:
     return json.dumps(document, default=_as_json, indent=2)
 
 
-def json_rows(document: Document) -> str:
-    """Return a document as indented JSON, with each row of its last field, a sequence, in one line.
-
-    Indenting is written in Python: for 100,000 rows it takes four times as long as C's own encoder.
-    """
-    head = _as_json(document)
-    *_, name = head
-    rows = head[name]
-    rows = rows.as_dicts() if hasattr(rows, "as_dicts") else rows  # a table of columns makes no object per row
-    text = json_text({**head, name: []})
-    encode = json.JSONEncoder(default=_as_json).encode
-    lines = ",\n    ".join(map(encode, rows))
-    return text.removesuffix("[]\n}") + (f"[\n    {lines}\n  ]\n}}" if lines else "[]\n}")
-
-
 def _as_json(value: Any) -> Any:
     """Return what JSON knows of a dataclass or a mapping. Raises TypeError for anything else."""
     if is_dataclass(value) and not isinstance(value, type):

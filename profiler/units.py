@@ -105,8 +105,6 @@ def visible_in(content: Any) -> Any:
     if isinstance(content, str):
         return visible(content)
     if isinstance(content, dict):
-        if all(isinstance(part, str) and part.isprintable() for pair in content.items() for part in pair):
-            return content  # the usual case, and a table may have a million rows
         return {visible_in(key): visible_in(value) for key, value in content.items()}
     if isinstance(content, list):
         return [visible_in(value) for value in content]

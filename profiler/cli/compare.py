@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,23 +17,6 @@ if TYPE_CHECKING:
     from profiler.comparison.gate import Gate
 
 
-@contextmanager
-def _without_gc() -> Iterator[None]:
-    """Temporarily disable garbage collection, and exclude the objects that remain.
-
-    A hundred thousand figures have no reference cycles, and the search takes a third of the time.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.freeze()
-            gc.enable()
-
-
-@_without_gc()
 def compare_command(
     paths: Annotated[list[Path], typer.Argument(metavar="A B...", help="Run folders, or other tools' result files.")],
     anyway: Annotated[bool, typer.Option("--anyway", help="Show runs that are not comparable, no verdict.")] = False,
@@ -50,7 +30,7 @@ def compare_command(
     from profiler.comparison.command import compared, history_of
     from profiler.comparison.documents import comparison_document, history_document
     from profiler.comparison.render import print_changes, print_history
-    from profiler.json_document import json_rows
+    from profiler.json_document import json_text
     from profiler.report.console import screen
 
     if len(paths) < 2:
@@ -58,13 +38,13 @@ def compare_command(
     if len(paths) == 2:
         comparison = compared(paths[0], paths[1], anyway=anyway)
         if output_format == "json":
-            print(json_rows(comparison_document(comparison)))
+            print(json_text(comparison_document(comparison)))
         else:
             print_changes(comparison, screen(plain=plain))
         return
     history = history_of(paths, anyway=anyway)
     if output_format == "json":
-        print(json_rows(history_document(history)))
+        print(json_text(history_document(history)))
     else:
         print_history(history, screen(plain=plain))
 
@@ -122,13 +102,14 @@ def _gate_rerun(base: Path, max_slowdown: str, options: Options, quiet: bool, pl
         return rerun(base, max_slowdown, options, listener)
 
 
-@_without_gc()
 def place_command(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Another tool's result file, or a table.")],
     model: Annotated[str, typer.Option(help="The model that ran: hub id, folder, .gguf file, or a preset's name.")],
     gpu: Annotated[str, typer.Option("--gpu", help="The GPU that it ran on, such as 'H100 SXM'.")] = "",
     here: Annotated[bool, typer.Option("--here", help="Measure and use the roofs of this device.")] = False,
     quant: Annotated[str, typer.Option(help=f"{quant_help()}; not for GGUF, whose results name their bits.")] = "none",
+    tp: Annotated[int, typer.Option("--tp", help="GPUs that shared each step; default: as the file says, or 1.")] = 0,
+    link: Annotated[str, typer.Option("--link", help="Their link, as in `forecast`; default: the datasheet's.")] = "",
     prompt_lens: Annotated[str, typer.Option(help="Prompt lengths, for a file without shapes.")] = "",
     batch_sizes: Annotated[str, typer.Option(help="Batch sizes, for a file without shapes.")] = "",
     new_tokens: Annotated[str, typer.Option(help="New tokens, for a file without shapes.")] = "",
@@ -141,7 +122,7 @@ def place_command(
     """
     if here and gpu:
         raise RequestError("--here and --gpu name two devices; use one of the two.")
-    from profiler.json_document import json_rows
+    from profiler.json_document import json_text
     from profiler.place.command import Shapes, place
     from profiler.place.render import place_document, print_placed
     from profiler.report.console import screen
@@ -151,12 +132,11 @@ def place_command(
         _numbers(batch_sizes, "--batch-sizes"),
         _numbers(new_tokens, "--new-tokens"),
     )
-    placed = place(file, model, gpu=gpu, here=here, quant=quant, shapes=shapes)
+    placed = place(file, model, gpu=gpu, here=here, quant=quant, tp=tp, link=link, shapes=shapes)
     if output_format == "json":
-        print(json_rows(place_document(placed)))
+        print(json_text(place_document(placed)))
         return
-    title = f"{placed.file.tool}: {placed.model} {placed.stored} under the roofs of {placed.under.name}"
-    print_placed(title, placed.rows, placed.doubts, screen(plain=plain))
+    print_placed(placed, screen(plain=plain))
 
 
 def _numbers(text: str, option: str) -> tuple[int, ...]:

@@ -124,7 +124,7 @@ def _count_grid(
     from profiler.counting.grid_count import count_grid
     from profiler.counting.model_numbers import model_numbers
     from profiler.grid.ranges import parse_values
-    from profiler.json_document import json_rows
+    from profiler.json_document import json_text
     from profiler.loading.source import resolve
     from profiler.report.console import screen
     from profiler.report.count_grid import grid_blocks, grid_document, grid_frame, grid_title, number_blocks
@@ -152,7 +152,7 @@ def _count_grid(
         return
     numbers = model_numbers(counted, max(context_lens), tuple(gpus))
     if output_format == "json":
-        print(json_rows(grid_document(grid, numbers)))
+        print(json_text(grid_document(grid, numbers)))
     elif output_format == "csv":
         print(grid_frame(grid).to_csv(index=False), end="")
     else:

@@ -210,7 +210,8 @@ def _because(before: CellTime, after: CellTime) -> str:
         return "spread unknown"
     if not has_claim_visits(min(before.visits, after.visits)):
         both = not has_claim_visits(max(before.visits, after.visits))
-        return "one visit each" if both else "one visit on one side"
+        once = "one run" if before.is_foreign and after.is_foreign else "one visit"
+        return f"{once} each" if both else f"{once} on one side"
     cores = max(before.foreign_cores, after.foreign_cores)
     return f"others kept {cores:.1f} cores busy" if cores > MOST_FOREIGN_CORES else ""
 

@@ -20,13 +20,15 @@ from profiler.readers.figures import Figure, ForeignFile
 from profiler.stats import VisitSpread, estimate, student_t
 from profiler.store.document import RunDocument
 from profiler.store.folder import Run, read_gathered, read_run
-from profiler.units import duration, scaled
+from profiler.units import duration, scaled, significant
 
 Weight = Literal["refuses", "explains", "context"]
 """Effect of a difference: it forbids a comparison, may explain a change, or hardly matters."""
 
 PROCESSOR, NOT_TOLD = "processor", "not recorded"
 """A CPU's family and model, which older runs did not record; several CPUs have one name, such as AMD EPYC."""
+
+NEW_TOKENS = "new tokens"
 
 _REFUSING = ("model", "parameters", "architecture", "device", PROCESSOR)
 _CONTEXT = ("memory", "budget")
@@ -83,6 +85,10 @@ class CellTime:
     """Wall time of one visit; 0 if it is not known."""
     foreign_cores: float = 0.0
     """CPU cores that other processes kept busy during the visits."""
+    is_foreign: bool = False
+    """Whether another tool measured it, whose repetitions are runs, not visits."""
+    new_tokens: int | None = None
+    """Tokens per sequence that another tool generated; None if its file does not say."""
 
 
 @dataclass(frozen=True)
@@ -301,7 +307,7 @@ def _settings(document: RunDocument) -> dict[str, str]:
         "engine": ", ".join(engine.names),
         "threads": str(device.threads),
         "offloaded": ", ".join(sorted(model.offloaded_bytes)) or "nothing",
-        "new tokens": str(document.grid.new_tokens),
+        NEW_TOKENS: str(document.grid.new_tokens),
     }
     for phase, path in document.counting.paths.items():
         settings |= {f"{phase}, {name.replace('_', ' ')}": _words(value) for name, value in asdict(path).items()}
@@ -328,18 +334,27 @@ def side_of_file(file: ForeignFile) -> Side:
 
     Raises RequestError if two figures have one shape and no setting distinguishes them.
     """
+    steps = [figure for figure in file.figures if figure.has_step]
+    lengths: dict[MatchKey, set[int | None]] = {}
+    for figure in steps:
+        lengths.setdefault(_figure_id(figure), set()).add(figure.new_tokens)
     cells: dict[MatchKey, CellTime] = {}
-    for figure in file.figures:
-        if not figure.has_step:
-            continue
+    for figure in steps:
         key, timed = _figure_id(figure), _foreign(figure)
+        if len(lengths[key]) > 1:  # several lengths of a decode, as of llama-bench -n 64,128
+            key = key._replace(settings=(*key.settings, (NEW_TOKENS, str(figure.new_tokens or NOT_TOLD))))
         if key in cells:
             times = f"{duration(cells[key].median_s)} and {duration(timed.median_s)}"
             raise RequestError(
                 f"{file.name} holds {key.name} more than once, {times}, and no setting distinguishes them: keep one."
             )
         cells[key] = timed
-    return Side(file.name, file.created, file.tool, dict(file.settings), cells)
+    shared: dict[str, set[str]] = {
+        NEW_TOKENS: {str(figure.new_tokens) for figure in steps if figure.new_tokens},
+        "bits per weight": {significant(8 * figure.weight_bytes) for figure in steps if figure.weight_bytes},
+    }
+    settings = {name: next(iter(values)) for name, values in shared.items() if len(values) == 1}
+    return Side(file.name, file.created, file.tool, {**settings, **file.settings}, cells)
 
 
 def _figure_id(figure: Figure) -> MatchKey:
@@ -368,7 +383,8 @@ def _foreign(figure: Figure) -> CellTime:
         visits = int(figure.repeats == 1)
     low, high = max(low - figure.rounding_s, 0.01 * middle), high + figure.rounding_s
     tokens = figure.step_tokens
-    return CellTime(middle / tokens, low / tokens, high / tokens, visits)
+    times = (middle / tokens, low / tokens, high / tokens)
+    return CellTime(*times, visits, is_foreign=True, new_tokens=figure.new_tokens)
 
 
 _ONCE = estimate([[1.0]])

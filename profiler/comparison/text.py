@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from profiler.comparison.compare import Change, Comparison, History
-from profiler.comparison.side import NOT_TOLD, PROCESSOR, CellTime
+from profiler.comparison.side import NOT_TOLD, PROCESSOR, ROOFSCOPE, CellTime
 from profiler.judge.breakdown import TERM_NAMES
 from profiler.judge.difference import SAME, ChangeVerdict
 from profiler.report.blocks import TextTable, text_table
@@ -64,6 +64,7 @@ def comparison_sentences(comparison: Comparison) -> list[str]:
     if not comparison.comparable:
         return [f"Not comparable ({comparison.refusal}): side by side, without a verdict."]
     counts = Counter(item.verdict for item in comparison.changes)
+    reasons = Counter(item.because for item in comparison.changes if item.because)
     verdicts = [several(counts[name], f"is {word}", f"are {word}") for name, word in _VERDICT_WORDS if counts[name]]
     cells = several(len(comparison.changes), "common cell", "common cells")
     sentences = [f"Of {cells}, {', '.join(verdicts)}." if verdicts else "The two have no common cell."]
@@ -73,11 +74,26 @@ def comparison_sentences(comparison: Comparison) -> list[str]:
     claims = [item for item in comparison.changes if item.difference.is_claim]
     claims.sort(key=lambda item: -abs(item.difference.log_ratio))
     sentences += [f"{item.asked.name} is {change_words(item)}." for item in claims[:_MOST_SENTENCES]]
-    reasons = Counter(item.because for item in comparison.changes if item.because)
-    if reasons:
+    sentences += _unequal_outputs(comparison)
+    if len(reasons) == 1 and sum(reasons.values()) == len(comparison.changes):
+        sentences[0] = f"{sentences[0].removesuffix('.')} ({next(iter(reasons))})."
+    elif reasons:
         groups = [f"{several(count, 'cell', 'cells')} ({why})" for why, count in reasons.most_common(3)]
         sentences.append(f"No verdict for {', '.join(groups)}.")
     return sentences
+
+
+def _unequal_outputs(comparison: Comparison) -> list[str]:
+    """A sentence if other tools' sides wrote unequal numbers of tokens, on which their overall rates depend."""
+    lengths = {(item.before.new_tokens, item.after.new_tokens) for item in comparison.changes}
+    unequal = sorted((first, second) for first, second in lengths if first and second and first != second)
+    if not unequal:
+        return []
+    first, second = unequal[0]
+    return [
+        f"The first wrote {first} tokens per sequence, the second {second}: times per step and per prompt can be"
+        " compared, tokens/s and seconds of whole runs cannot."
+    ]
 
 
 _VERDICT_WORDS: tuple[tuple[ChangeVerdict, str], ...] = (
@@ -123,7 +139,7 @@ def changes_table(comparison: Comparison, most: int | None = None) -> TextTable:
             duration(item.before.median_s),
             duration(item.after.median_s),
             signed(item.change),
-            interval_words(item) if item.visits and item.low < item.high else "-",
+            interval_words(item) if _has_interval(item) else "-",
             item.verdict if comparison.comparable else "-",
             moved_briefly(item) or item.because,
         ]
@@ -133,11 +149,19 @@ def changes_table(comparison: Comparison, most: int | None = None) -> TextTable:
     return text_table(CHANGE_COLUMNS, rows, texts=("verdict",), wrapped=wrapped, total=len(comparison.changes))
 
 
+def _has_interval(change: Change) -> bool:
+    """Whether its interval was measured: that of another tool's single run is only what such runs usually have."""
+    least = 2 if change.before.is_foreign and change.after.is_foreign else 1
+    return change.visits >= least and change.low < change.high
+
+
 def column_words(comparison: Comparison) -> str:
     """A legend for the rows: what `change` means, and what makes a verdict inconclusive."""
     divided = any(item.machine for item in comparison.changes)
-    drift = "is taken off, times include it" if divided else "is not taken off"
-    words = f"change: how much longer the cell takes after than before; the machine's own drift {drift}"
+    drift = "; the machine's own drift is taken off, times include it" if divided else ""
+    if not divided and ROOFSCOPE in (comparison.before.tool, comparison.after.tool):
+        drift = "; the machine's own drift is not taken off"
+    words = f"change: how much longer the cell takes after than before{drift}"
     if not comparison.comparable or all(item.verdict != "inconclusive" for item in comparison.changes):
         return words
     return f"{words}. inconclusive: the interval contains 0 and more than {percent(SAME)}, or see its reason"

@@ -9,8 +9,9 @@ from typing import Any, Literal, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from profiler.counting.operators import ModelWork
+from profiler.counting.operators import Collective, Experts, Linear, ModelWork, Operator
 from profiler.data.datasheets import Datasheet
+from profiler.data.links import Link
 from profiler.facts.operators import OperatorWork
 from profiler.facts.step import ExecutionPath, Step
 from profiler.units import scaled
@@ -177,19 +178,26 @@ _Array = NDArray[Any]
 
 
 def roof_times(
-    work: ModelWork, step: Step, under: RoofSet, dtype: str, width: _Array, kv: _Array
+    work: ModelWork,
+    step: Step,
+    under: RoofSet,
+    dtype: str,
+    width: _Array,
+    kv: _Array,
+    experts_width: _Array | None = None,
 ) -> tuple[_Array, _Array]:
     """Return the seconds [n] that compute and memory limit in steps of shape [n].
 
-    Their sum is the sum over operators of max(FLOPs / peak, bytes / bandwidth). `width` [n] are bytes per weight and
-    `kv` [n] bytes per element of the cache, as a file reports them; 0 means unknown.
+    Their sum is the sum over operators of max(FLOPs / peak, bytes / bandwidth). `width` [n] are bytes per weight that
+    is read, `experts_width` [n] those of experts if they differ, and `kv` [n] bytes per element of the cache, as a file
+    reports them; 0 means those that were counted.
     """
     zeros = np.zeros_like(np.asarray(step.batch), dtype=np.float64)
     compute_s, memory_s = zeros.copy(), zeros.copy()
     for operator in work.operators:
         need = operator.work(step, ExecutionPath())
-        itemsize = max(1.0, float(operator.dtype.itemsize))  # some dtypes have less than a byte
-        weights = need.weight_bytes * np.where(width > 0, width / itemsize, 1.0)
+        stored = experts_width if experts_width is not None and isinstance(operator, Experts) else width
+        weights = need.weight_bytes * np.where(stored > 0, stored / bytes_per_weight(operator), 1.0)
         cache = (need.kv_read_bytes + need.kv_write_bytes) * np.where(kv > 0, kv / operator.dtype.itemsize, 1.0)
         nbytes = zeros + weights + cache + need.embedding_bytes + need.logits_bytes
         peak = under.peak(operator.dtype_name, dtype)
@@ -198,3 +206,24 @@ def roof_times(
         compute_s += where(by_compute, seconds)
         memory_s += where(~by_compute, seconds)
     return compute_s, memory_s
+
+
+def bytes_per_weight(operator: Operator) -> float:
+    """Return the bytes of one weight of an operator as counted, with its scales; packed formats have less than 1."""
+    if isinstance(operator, Linear):
+        return operator.weight.weight_bytes / (operator.weight.in_features * operator.weight.out_features)
+    if isinstance(operator, Experts):
+        return operator.expert_bytes / sum(ins * outs for ins, outs in operator.matrices)
+    return max(1.0, float(operator.dtype.itemsize))
+
+
+def collectives_s(work: ModelWork, step: Step, path: ExecutionPath, link: Link) -> _Array:
+    """Return the seconds [n] of the collectives of one rank's share of a model in steps of shape [n].
+
+    None overlaps another operator, since each uses the result of the one before.
+    """
+    total = np.zeros_like(np.asarray(step.batch), dtype=np.float64)
+    for operator in work.of_kind(Collective):
+        nbytes = np.asarray(operator.each(step, path).link_bytes, dtype=np.float64)
+        total = total + operator.count * link.seconds(operator.kind, nbytes, operator.ranks)
+    return total

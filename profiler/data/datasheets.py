@@ -109,6 +109,8 @@ _PEAK_COLUMN = {
     "float4_e2m1fn_x2": "peak_fp4_flops_per_s",
     "int8": "peak_int8_ops_per_s",
 }
+PEAK_DTYPES = tuple(_PEAK_COLUMN)
+"""Names of torch dtypes that a datasheet may have a peak of."""
 
 
 @cache

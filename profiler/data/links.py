@@ -7,8 +7,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
+from profiler.data.datasheets import Datasheet
 from profiler.data.table import rows_of
 from profiler.errors import RequestError
 
@@ -85,8 +86,8 @@ class Link:
         """
         return self.alpha_s * self.bus_bytes_per_s / bus_share("all_reduce", ranks)
 
-    def seconds(self, kind: CollectiveKind, nbytes: float, ranks: int) -> float:
-        """Return the seconds of one collective whose whole result has `nbytes`.
+    def seconds(self, kind: CollectiveKind, nbytes: Any, ranks: int) -> Any:
+        """Return the seconds of one collective whose whole result has `nbytes`, a number or an array.
 
         alpha is that of an all-reduce. A ring's all-gather has half as many hops, so its time is an upper bound.
         """
@@ -162,6 +163,25 @@ def published_link(name: str, ranks: int) -> Link:
     if alpha_s is None:
         return fitted
     return replace(fitted, alpha_s=alpha_s, source=f"latency by {_NCCL}, bandwidth published: {published}")
+
+
+_OF_DATASHEETS = {
+    "NVL3": "nvlink3",
+    "NVL4": "nvlink4",
+    "NVL5": "nvlink5",
+    "PCIe4": "pcie4x16",
+    "PCIe5": "pcie5x16",
+    "xGMI": "xgmi",
+}
+
+
+def link_of(sheet: Datasheet, gpus: int) -> Link | None:
+    """Return the published link between GPUs of a machine; None if no figure of it is published.
+
+    It is the first that the datasheet names, so that PCIe cards are assumed to have no bridge.
+    """
+    name = _OF_DATASHEETS.get(sheet.link.split(" ")[0])
+    return None if name is None else published_link(name, gpus)
 
 
 def link_called(text: str, ranks: int) -> Link:

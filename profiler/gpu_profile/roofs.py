@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from profiler.counting.floor import RoofSet
-from profiler.data.datasheets import Datasheet, gpu_called
+from profiler.data.datasheets import PEAK_DTYPES, Datasheet, gpu_called
 from profiler.gpu_profile.profile import read_profile
-
-_DTYPES = ("float32", "tfloat32", "float16", "bfloat16", "float8_e4m3fn", "int8")
 
 
 def roofs_called(name: str) -> RoofSet:
@@ -23,9 +21,13 @@ def roofs_called(name: str) -> RoofSet:
     return datasheet_roofs(gpu_called(name))
 
 
-def datasheet_roofs(sheet: Datasheet) -> RoofSet:
-    """Return the dense peaks and the bandwidth of a datasheet."""
-    peaks = {dtype: peak for dtype in _DTYPES if (peak := sheet.peak_flops_per_s(dtype))}
+def datasheet_roofs(sheet: Datasheet, gpus: int = 1) -> RoofSet:
+    """Return the dense peaks and the bandwidth of a datasheet; of several GPUs, those of all of them together."""
+    peaks = {dtype: gpus * peak for dtype in PEAK_DTYPES if (peak := sheet.peak_flops_per_s(dtype))}
     return RoofSet(
-        f"{sheet.gpu}, datasheet", sheet.bandwidth_bytes_per_s, peaks, sheet.room_bytes, sheet.fuses_grouped_heads
+        f"{sheet.gpu if gpus == 1 else f'{gpus} x {sheet.gpu}'}, datasheet",
+        gpus * sheet.bandwidth_bytes_per_s,
+        peaks,
+        gpus * sheet.room_bytes,
+        sheet.fuses_grouped_heads,
     )

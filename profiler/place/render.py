@@ -10,56 +10,76 @@ from rich.console import Console
 
 from profiler.json_document import Document
 from profiler.place.command import PlacedFile
-from profiler.place.place import PlacedFigure
-from profiler.readers.columns import Table
+from profiler.place.place import ROOF_ALLOWS, PlacedFigure
 from profiler.report.blocks import Lines, Sentences, text_table
 from profiler.report.terminal import MOST_ROWS, print_blocks
 from profiler.units import duration, significant
 
 PLACED_COLUMNS = ("what", "time", "tok/s", "floor", "by", "attained", "regime")
 _CAPTION = "floor: the least time that the work needs; by: what sets the floor; attained: floor / time"
+_LINK_CAPTION = "; link: about the least time of the messages over {link}, not in the floor"
 _MOST_NOTES = 10
 
 
-def placed_rows(rows: Sequence[PlacedFigure]) -> list[list[str]]:
-    """One row of texts per figure, in the order of PLACED_COLUMNS."""
+def print_placed(file: PlacedFile, console: Console) -> None:
+    """Print a title, the warnings, a table of the figures and their notes, each note once."""
+    title = f"{file.file.tool}: {file.model} {file.stored} under the roofs of {file.under.name}"
+    names = _names(file.rows)
+    rows = [_cells(row, name) for row, name in zip(file.rows[:MOST_ROWS], names, strict=False)]
+    headings, caption = list(PLACED_COLUMNS), _CAPTION
+    if file.link:
+        headings.insert(4, "link")
+        caption += _LINK_CAPTION.format(link=file.link)
+        for cells, row in zip(rows, file.rows, strict=False):
+            cells.insert(4, "-" if row.link_s is None else duration(row.link_s))
+    table = text_table(headings, rows, texts=("by", "regime"), wrapped=("what",), caption=caption, total=len(file.rows))
+    warnings = [Lines([f"warning: {doubt}" for doubt in file.doubts])] if file.doubts else []
+    print_blocks([Sentences([title]), *warnings, table, Lines(list(_notes(file.rows, names)))], console)
+
+
+def _cells(row: PlacedFigure, name: str) -> list[str]:
+    """The texts of a figure in the order of PLACED_COLUMNS. A share of a roof that is not the model's is not shown."""
     return [
-        [
-            _name(row),
-            duration(row.latency_s),
-            significant(row.tokens_per_s),
-            duration(row.floor_s),
-            row.bound,
-            f"{significant(100 * row.attained, 2)} %",
-            row.regime or "above the roof",
-        ]
+        name,
+        duration(row.latency_s),
+        significant(row.tokens_per_s),
+        duration(row.floor_s),
+        row.bound,
+        f"{significant(100 * row.attained, 2)} %" if row.fits else "-",
+        row.regime or ("above the roof" if row.fits else "does not fit"),
+    ]
+
+
+def _names(rows: Sequence[PlacedFigure]) -> list[str]:
+    """A name for each row; decode steps of one context also have their number of tokens."""
+    counts = Counter(map(_name, rows))
+    return [
+        _name(
+            row, f" + {row.new_tokens}" if row.phase == "decode" and row.new_tokens and counts[_name(row)] > 1 else ""
+        )
         for row in rows
     ]
 
 
-def _name(row: PlacedFigure) -> str:
+def _name(row: PlacedFigure, generated: str = "") -> str:
     settings = f", {row.settings}" if row.settings else ""
     if row.phase == "decode":
-        return f"decode {row.batch_size} x {row.prompt_len + row.context_len}{settings}"
+        return f"decode {row.batch_size} x {row.prompt_len + row.context_len}{generated}{settings}"
     context = f" after {row.context_len}" if row.context_len else ""
     generated = f" + {row.new_tokens}" if row.phase == "generate" else ""
     return f"{row.phase} {row.batch_size} x {row.prompt_len}{generated}{context}{settings}"
 
 
-def print_placed(title: str, rows: Table[PlacedFigure], doubts: Sequence[str], console: Console) -> None:
-    """Print a title, the warnings, a table of the figures and their notes, each note once."""
-    shown = placed_rows(rows.first(MOST_ROWS))
-    table = text_table(PLACED_COLUMNS, shown, texts=("by", "regime"), caption=_CAPTION, total=len(rows))
-    blocks = [Sentences([title]), Lines([f"warning: {doubt}" for doubt in doubts]), table, Lines(list(_notes(rows)))]
-    print_blocks(blocks, console)
-
-
-def _notes(rows: Table[PlacedFigure]) -> Iterator[str]:
-    notes = Counter(filter(None, rows.column("note")))
-    for note, count in notes.most_common(_MOST_NOTES):
-        first = rows[rows.column("note").index(note)]
-        figures = _name(first) if count == 1 else f"{count} figures, first {_name(first)}"
-        yield f"{figures}: {note}"
+def _notes(rows: Sequence[PlacedFigure], names: Sequence[str]) -> Iterator[str]:
+    """Each remark once, with the figures that it is about: those above the roof first, then the most frequent."""
+    by_note: dict[str, list[str]] = {}
+    for row, name in zip(rows, names, strict=True):
+        for note in filter(None, row.note.split("; ")):
+            by_note.setdefault(note, []).append(name)
+    ordered = sorted(by_note.items(), key=lambda item: (ROOF_ALLOWS not in item[0], -len(item[1])))
+    for note, figures in ordered[:_MOST_NOTES]:
+        every = f"all {len(rows)} figures" if len(figures) == len(rows) else f"{len(figures)} figures like {figures[0]}"
+        yield f"{figures[0] if len(figures) == 1 else every}: {note}"
 
 
 @dataclass(frozen=True)
@@ -83,7 +103,9 @@ class PlaceDocument(Document):
     quant: str
     roofs: PlaceRoofs
     warnings: Sequence[str]
-    rows: Sequence[PlacedFigure] | Table[PlacedFigure]
+    gpus: int
+    """GPUs that work on one step together."""
+    rows: Sequence[PlacedFigure]
 
 
 def place_document(file: PlacedFile) -> PlaceDocument:
@@ -96,5 +118,6 @@ def place_document(file: PlacedFile) -> PlaceDocument:
         quant=file.quant,
         roofs=PlaceRoofs(file.under.name, file.under.bytes_per_s, file.under.flops_per_s),
         warnings=file.doubts,
+        gpus=file.gpus,
         rows=file.rows,
     )

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profiler.counting.attention import AttentionCore
+from profiler.counting.floor import collectives_s
 from profiler.counting.memory_need import MemoryNeed, memory_need
 from profiler.counting.operators import Collective, Embedding, Linear, ModelWork, Operator
-from profiler.data.links import Link, bus_share
+from profiler.data.links import Link
 from profiler.data.published_results import EngineKind
 from profiler.facts.operators import Cause
 from profiler.facts.step import Attention, Count, ExecutionPath, Step, Work
@@ -214,13 +215,9 @@ def need_of_cells(work: ModelWork, steps: StepArrays, path: ExecutionPath, weigh
 
 
 def _collective_s(work: ModelWork, parts: list[tuple[Array, Step, ExecutionPath]], link: Link, count: int) -> Array:
-    """Seconds [n] of all collectives. None overlaps another operator, since each uses the result of the one before."""
     total = np.zeros(count)
-    for operator in work.of_kind(Collective):
-        for chosen, step, path in parts:
-            nbytes = np.asarray(operator.each(step, path).link_bytes, dtype=np.float64)
-            carried_s = nbytes * bus_share(operator.kind, operator.ranks) / link.bus_bytes_per_s
-            total[chosen] += operator.count * (link.alpha_s + carried_s)
+    for chosen, step, path in parts:
+        total[chosen] = collectives_s(work, step, path, link)
     return total
 
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from profiler.errors import RequestError
-from profiler.readers.figures import Figure, ForeignFile, Record, figures_of, inner, number_of, texts
+from profiler.readers.figures import Figure, ForeignFile
 from profiler.readers.serving import served
+from profiler.readers.sources import Source
+from profiler.readers.values import Record, inner, number_of, texts
 
 _KEYS = {"request_throughput", "request_latency", "output_token_throughput"}
 _SCALES = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "us": 1e-6, "ns": 1e-9}
@@ -21,15 +23,16 @@ _DECODING = "effective_decode_concurrency"
 _GENAI_PERF_KEYS = ("perf_analyzer", "formatted_model_name")
 
 
-def read_aiperf(records: Sequence[Record]) -> ForeignFile | None:
+def read_aiperf(source: Source) -> ForeignFile | None:
     """The figures of an export; None for another tool's file. Raises RequestError for a broken export."""
+    records = source.records
     first = records[0]
     if not first.keys() >= _KEYS or not isinstance(first["request_latency"], Mapping):
         return None
     is_genai_perf = any(inner(first, "input_config", key) is not None for key in _GENAI_PERF_KEYS)
     settings = texts({"model's name": ", ".join(map(str, _models(first))), "AIPerf": first.get("aiperf_version")})
     created = str(first.get("start_time") or "")
-    figures = figures_of(figure for record in records for figure in _figures(record))
+    figures = [figure for record in records for figure in _figures(record)]
     return ForeignFile("", "genai-perf" if is_genai_perf else "AIPerf", figures, created, settings)
 
 

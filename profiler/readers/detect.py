@@ -1,29 +1,29 @@
-"""Detect the kind of another tool's file by its content: JSON, JSON lines, CSV or a Markdown table."""
+"""Detect the kind of another tool's file by its content, and read it."""
 
 from __future__ import annotations
 
-import csv
-import io
-import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import zip_longest
 from pathlib import Path
-from typing import Any, cast
 
 from profiler.errors import RequestError
 from profiler.readers.aiperf import read_aiperf
-from profiler.readers.csv_table import read_csv_table
-from profiler.readers.figures import ForeignFile, Record, escaped, refuse_impossible
+from profiler.readers.csv_table import CSV_COLUMNS, read_csv_table
+from profiler.readers.figures import ForeignFile, refuse_impossible
 from profiler.readers.guidellm import read_guidellm
+from profiler.readers.inference_perf import read_inference_perf
+from profiler.readers.llama_batched_bench import read_llama_batched_bench
 from profiler.readers.llama_bench import read_llama_bench
+from profiler.readers.llama_benchy import read_llama_benchy
 from profiler.readers.optimum_benchmark import read_optimum_benchmark
-from profiler.readers.serving import read_vllm_serving
+from profiler.readers.serving import read_serving
 from profiler.readers.sglang import read_sglang
+from profiler.readers.sources import Source, sources_of, text_of
 from profiler.readers.transformers_benchmark import read_transformers_benchmark
+from profiler.readers.trtllm_bench import read_trtllm_bench
+from profiler.readers.values import apart, escaped
 from profiler.readers.vllm import read_vllm
-from profiler.units import plain, visible_in
 
 
 @dataclass(frozen=True)
@@ -34,22 +34,35 @@ class Reader:
     """
 
     tool: str
-    read: Callable[[list[Record]], ForeignFile | None]
+    read: Callable[[Source], ForeignFile | None]
 
 
-MOST_FILE_BYTES = 512 * 2**20
 READERS = [
-    Reader("llama-bench (json, jsonl, csv, md)", read_llama_bench),
+    Reader("llama-benchy", read_llama_benchy),
+    Reader("llama-bench", read_llama_bench),
+    Reader("llama-batched-bench, sweep-bench", read_llama_batched_bench),
     Reader("optimum-benchmark", read_optimum_benchmark),
     Reader("GuideLLM", read_guidellm),
     Reader("AIPerf, genai-perf", read_aiperf),
+    Reader("inference-perf", read_inference_perf),
+    Reader("trtllm-bench", read_trtllm_bench),
     Reader("SGLang bench", read_sglang),
     Reader("transformers' benchmark", read_transformers_benchmark),
     Reader("vllm bench", read_vllm),
-    Reader("vllm bench serve", read_vllm_serving),
-    Reader("a CSV with batch_size, prompt_len, new_tokens, tokens_per_s", read_csv_table),
+    Reader("vllm bench serve and sweep, SGLang bench_serving", read_serving),
+    Reader(f"a CSV with {CSV_COLUMNS}", read_csv_table),
 ]
 """Every kind of file. The first reader that accepts a file reads it, so more specific ones come first."""
+
+# Texts that people paste, which lack a shape or a number of requests: what they are, and what writes a file instead.
+_REFUSED = (
+    (r"Avg generation throughput:", "the log of a vLLM server", "`vllm bench serve --save-result`"),
+    (r"gen throughput \(token/s\):", "the log of an SGLang server", "`sglang.bench_serving --output-file FILE`"),
+    (r"Throughput: [\d.]+ requests/s", "the screen of `vllm bench throughput`", "its option `--output-json FILE`"),
+    (r"(?:Prefill|Decode)\. .*latency:", "the screen of SGLang's bench_one_batch", "its option `--result-filename`"),
+    (r"eval time =.*tokens per second", "a log of llama.cpp", "`llama-bench -o json`"),
+    (r"^eval rate:", "what `ollama run --verbose` prints", "`llama-bench -o json`"),
+)
 
 
 def tools() -> str:
@@ -60,92 +73,81 @@ def tools() -> str:
 
 def read_foreign(path: Path) -> ForeignFile:
     """Read another tool's result file. Raises RequestError if it is broken, too large, or of no known tool."""
-    records = _records(path)
+    text = text_of(path)
+    found: list[ForeignFile] = []
+    tried: list[Source] = []
+    groups = sources_of(path, text)
+    while not found:
+        try:
+            sources = next(groups, None)
+        except RequestError:
+            sources = None
+            if _refusal(path, text) is None:
+                raise
+        if sources is None:
+            raise RequestError(_refusal(path, text) or _unknown(path, tried))
+        tried += sources
+        found = [file for source in sources if (file := _read(path, source)) is not None]
+    if len(names := sorted({file.tool for file in found})) > 1:
+        raise RequestError(f"{path} has results of {' and '.join(names)}; give each a file.")
+    file = replace(_joined(found), name=str(path))
+    if not file.figures:
+        raise RequestError(f"{path}: {file.tool} wrote no time of a prefill or a decode into it.")
+    return file
+
+
+def _read(path: Path, source: Source) -> ForeignFile | None:
     for reader in READERS:
         try:
-            result = reader.read(records)
+            result = reader.read(source)
             if result is not None:
                 refuse_impossible(result.figures)
+                return replace(result, remarks=(*result.remarks, *source.remarks))
         except RequestError as error:
             raise RequestError(f"{path}: {error}") from None
         except (KeyError, TypeError, AttributeError, ValueError, IndexError, ArithmeticError) as error:
             raise RequestError(f"{path} is damaged: {type(error).__name__}: {escaped(error)}.") from None
-        if result is not None:
-            if not result.figures:
-                raise RequestError(f"{path}: {result.tool} wrote no time of a prefill or a decode into it.")
-            return replace(result, name=str(path))
-    raise RequestError(f"{path} is not a known result file; use one of {tools()}.")
+    return None
 
 
-def _records(path: Path) -> list[Record]:
-    """The objects or rows of a JSON, CSV or Markdown file, with invisible characters of its texts escaped."""
-    if path.is_dir():
-        raise RequestError(f"{path} is a folder; give a result file (a run's own: `roofscope judge` or `compare`).")
-    try:
-        if path.exists() and not (path.is_file() or path.is_fifo()):
-            raise RequestError(f"{path} is not a regular file.")
-        size = path.stat().st_size
-        with path.open(encoding="utf-8-sig") as file:
-            # The size of a pipe is unknown; a text has at most as many characters as bytes.
-            text = file.read(MOST_FILE_BYTES + 1) if size <= MOST_FILE_BYTES else ""
-    except UnicodeDecodeError:
-        raise RequestError(f"{path} is not a text file.") from None
-    except OSError as error:
-        raise RequestError(f"{path} cannot be read: {error.strerror or error}.") from None
-    if max(size, len(text)) > MOST_FILE_BYTES:
-        raise RequestError(f"{path} has more than the {MOST_FILE_BYTES} bytes that a result file may have.")
-    if not text.strip():
-        raise RequestError(f"{path} is empty.")
-    is_json = text.lstrip()[0] in "[{"
-    read = partial(_json, path) if is_json else _markdown if text.lstrip().startswith("|") else partial(_csv, path)
-    records = read(text)
-    if not records:
-        raise RequestError(f"{path} has no rows.")
-    # A quoted cell of a CSV may contain a line end, which has to be escaped.
-    unchanged = plain(text) and (is_json or '"' not in text)
-    return records if unchanged else cast(list[Record], visible_in(records))
+def _joined(files: Sequence[ForeignFile]) -> ForeignFile:
+    """The tables of one file as one; settings that differ between them, or their numbers, tell their rows apart."""
+    if len(files) == 1:
+        return files[0]
+    rows = [(str(number), file, figure) for number, file in enumerate(files, 1) for figure in file.figures]
+    shared, differing = apart([{**file.settings, **dict(figure.settings)} for _, file, figure in rows])
+    # A setting that follows from one before it, such as a model's size from its name, tells no more rows apart.
+    columns = [*zip(*differing, strict=True)]
+    kept = [
+        at
+        for at, column in enumerate(columns)
+        if not any(len({*zip(first, column, strict=True)}) == len({*first}) for first in columns[:at])
+    ]
+    differing = [tuple(own[at] for at in kept) for own in differing]
+    figures = [replace(figure, settings=own) for (_, _, figure), own in zip(rows, differing, strict=True)]
+    cells = [(f.covers, f.batch_size, f.prompt_len, f.context_len, f.new_tokens, f.settings) for f in figures]
+    if len(set(cells)) < len(cells):
+        figures = [
+            replace(figure, settings=(("table", number), *figure.settings))
+            for (number, _, _), figure in zip(rows, figures, strict=True)
+        ]
+    remarks = tuple(dict.fromkeys(remark for file in files for remark in file.remarks))
+    return replace(files[0], figures=figures, settings=shared, remarks=remarks)
 
 
-def _json(path: Path, text: str) -> list[Record]:
-    """The objects of one JSON document, of a list of objects, or of JSON lines."""
-    try:
-        content = json.loads(text)
-    except RecursionError:
-        raise RequestError(f"{path} is nested too deeply to be a result file.") from None
-    except ValueError as error:
-        lines = [line for line in text.splitlines() if line.strip()]
-        if len(lines) < 2 or not lines[0].rstrip().endswith("}"):
-            raise RequestError(f"{path} is broken JSON: {escaped(error)}.") from None
-        content = [_line(path, number, line) for number, line in enumerate(lines, 1)]
-    records = content if isinstance(content, list) else [content]
-    if not all(isinstance(record, dict) for record in records):
-        raise RequestError(f"{path} is not a result file: it has no JSON objects.")
-    return records
+def _refusal(path: Path, text: str) -> str | None:
+    """What to do with a text that is known, but has no shapes; None for any other."""
+    for pattern, what, option in _REFUSED:
+        if re.search(pattern, text, re.MULTILINE):
+            return (
+                f"{path} is {what}, which does not name the shapes of its figures; write a file with {option}, or a CSV"
+                f" with {CSV_COLUMNS}."
+            )
+    return None
 
 
-def _line(path: Path, number: int, line: str) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"{path} is broken in line {number}: {escaped(error)}.") from None
-
-
-def _csv(path: Path, text: str) -> list[Record]:
-    try:
-        rows = filter(None, csv.reader(io.StringIO(text), strict=True))
-        names = [name.strip() for name in next(rows, ())]
-        if repeated := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
-            raise RequestError(f"{path} has several columns called {escaped(repeated[0])}.")
-        records: list[Record] = [dict(zip_longest(names, row)) for row in rows]
-        if too_long := next((number for number, row in enumerate(records, 1) if None in row), None):
-            raise RequestError(f"{path}: row {too_long} has more cells than there are columns.")
-        return records
-    except csv.Error as error:
-        raise RequestError(f"{path} is broken CSV: {escaped(error)}.") from None
-
-
-def _markdown(text: str) -> list[Record]:
-    """The rows of a table; lines that do not begin with `|` are ignored."""
-    lines = [line.strip().strip("|").split("|") for line in text.splitlines() if line.strip().startswith("|")]
-    header, *rows = [[cell.strip() for cell in line] for line in lines]
-    return [dict(zip(header, row, strict=False)) for row in rows if not all(set(cell) <= set("-: ") for cell in row)]
+def _unknown(path: Path, tried: Sequence[Source]) -> str:
+    if not tried:
+        return f"{path} has no rows."
+    names = escaped(", ".join(map(str, tried[0].records[0])))
+    return f"{path} is not a known result file (it has {names[:120]}); use one of {tools()}."

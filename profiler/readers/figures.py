@@ -1,26 +1,19 @@
-"""The figures that every reader returns, their checks, and functions that parse a file's values."""
+"""The figures that every reader returns, and their checks."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
-
-import numpy as np
+from typing import Literal
 
 from profiler.errors import RequestError
 from profiler.grid.cells import Phase
-from profiler.readers.columns import Table
+from profiler.readers.values import Record, Settings, escaped
 
-Record = Mapping[str, Any]
-"""One JSON object, or one row of a table."""
 Covers = Literal["prefill", "decode", "generate"]
 """What a time covers: the prefill of a whole prompt, one decode step, or a whole `generate`."""
-Settings = tuple[tuple[str, str], ...]
-"""Pairs of a name and a value, as texts."""
 
-_LONGEST_TEXT = 200
 # A nanosecond to thirty years, a billion sequences or tokens, 64 bytes per weight: beyond them a file is damaged.
 _SHORTEST_S, _LONGEST_S = 1e-9, 1e9
 _LARGEST = 10**9
@@ -60,11 +53,17 @@ class Figure:
     cap: int | None = None
     """The most sequences allowed at a time, if `batch_size` is how many there were on average."""
     step_tokens: float = 1.0
-    """Tokens per sequence and decode step; more than one with speculative decoding."""
+    """Tokens per sequence that a decode step gives; more than one with speculative decoding."""
+    verified_tokens: float | None = None
+    """Tokens per sequence that a decode step processes, the drafted ones included; None: at least `step_tokens`."""
+    may_speculate: bool = False
+    """Whether a step may have given several tokens without a word of it in the file."""
     loop_tokens: int | None = None
     """Tokens of all sequences, if `seconds` is a whole decode loop; 0 if the file does not say how many."""
-    on_host: bool = False
-    """Whether no layer was on the GPU."""
+    gpu_layers: int | None = None
+    """Layers on the GPU, if the file says how many; 0 is none, more than the model has are all."""
+    weights_on_host: bool = False
+    """Whether some weights, such as experts, are in the host's memory."""
     settings: Settings = ()
     """The settings in which this figure differs from others of its file."""
     notes: tuple[str, ...] = ()
@@ -134,23 +133,18 @@ class Figure:
         )
 
 
-Figures = Table[Figure]
-
-
-def figures_of(rows: Iterable[Figure]) -> Figures:
-    """The figures as a table."""
-    return Table.of(Figure, rows)
+Figures = Sequence[Figure]
 
 
 def with_settings(
     records: Sequence[Record], settings: Sequence[Settings], figures: Callable[[Record], list[Figure]]
-) -> Figures:
+) -> list[Figure]:
     """The figures of all records, each with the settings of its record."""
-    return figures_of(
+    return [
         replace(figure, settings=own)
         for record, own in zip(records, settings, strict=True)
         for figure in figures(record)
-    )
+    ]
 
 
 @dataclass(frozen=True)
@@ -163,6 +157,12 @@ class ForeignFile:
     created: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Model, device, software and other settings, by the names that a comparison uses."""
+    gpus: int | None = None
+    """GPUs that ran one model together; None if the file does not say."""
+    splits_layers: bool = False
+    """Whether each of `gpus` holds some layers, so that they work in turn, as in llama.cpp."""
+    remarks: tuple[str, ...] = ()
+    """Sentences about the whole file: what was left out, and what its reader should know first."""
 
 
 _SIZES = ("batch_size", "prompt_len", "context_len", "new_tokens")
@@ -170,102 +170,20 @@ _SIZES = ("batch_size", "prompt_len", "context_len", "new_tokens")
 
 def refuse_impossible(figures: Figures) -> None:
     """Raises RequestError for the first figure that no machine could have."""
-    seconds, widths = figures.numbers("seconds"), figures.numbers("weight_bytes")
-    doubtful = ~((seconds >= _SHORTEST_S) & (seconds <= _LONGEST_S)) | (widths > _WIDEST_BYTES)
-    for name in _SIZES:
-        doubtful |= figures.numbers(name) > _LARGEST
-    for name in ("samples_s", "half_width_s"):
-        doubtful |= figures.filled(name)
-    for index in np.flatnonzero(doubtful).tolist():
-        try:
-            _refuse_impossible(figures[index])
-        except RequestError as error:
-            raise RequestError(f"figure {index + 1} is damaged: {error}") from None
+    for number, figure in enumerate(figures, 1):
+        if fault := _fault(figure):
+            raise RequestError(f"figure {number} is damaged: {fault}")
 
 
-def _refuse_impossible(figure: Figure) -> None:
+def _fault(figure: Figure) -> str:
     for seconds in (figure.seconds, *figure.samples_s):
         if not _SHORTEST_S <= seconds <= _LONGEST_S:
-            raise RequestError(f"{seconds:.3g} s is not a possible time of a {figure.covers}.")
+            return f"{seconds:.3g} s is not a possible time of a {figure.covers}."
     if not 0 <= figure.half_width_s < math.inf:
-        raise RequestError(f"{figure.half_width_s:.3g} s is not a possible spread of times.")
+        return f"{figure.half_width_s:.3g} s is not a possible spread of times."
     for size in (getattr(figure, name) for name in _SIZES):
         if size is not None and size > _LARGEST:
-            raise RequestError(f"{escaped(size)} is not a possible number of sequences or tokens of a {figure.covers}.")
+            return f"{escaped(size)} is not a possible number of sequences or tokens of a {figure.covers}."
     if figure.weight_bytes is not None and figure.weight_bytes > _WIDEST_BYTES:
-        raise RequestError(f"{figure.weight_bytes:.3g} bytes is not a possible size of a weight.")
-
-
-def number_of(value: object, what: str) -> float:
-    """`value`, a number or a text, as a positive finite number. Raises RequestError naming `what`."""
-    number = _float_of(value, what)
-    if isinstance(value, bool) or not math.isfinite(number) or number <= 0:
-        raise RequestError(f"{what} is not a positive number: {escaped(value)}.")
-    return number
-
-
-def whole_of(value: object, what: str, least: int = 0) -> int:
-    """`value`, a number or a text, as an integer of at least `least`. Raises RequestError naming `what`."""
-    if type(value) is str and value.isdecimal() and len(value) < 16 and int(value) >= least:
-        return int(value)  # nearly all texts of a table are of this form
-    number = _float_of(value, what)
-    if not number.is_integer() or not least <= number < 2**53:
-        raise RequestError(f"{what} is not an integer of at least {least}: {escaped(value)}.")
-    return int(number)
-
-
-def _float_of(value: object, what: str) -> float:
-    try:
-        return float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        raise RequestError(f"{what} is not a number: {escaped(value)}.") from None
-
-
-def samples_of(values: object, what: str, scale: float = 1.0) -> tuple[float, ...]:
-    """A list of positive numbers times `scale`, in seconds; empty if `values` is not a list.
-
-    Raises RequestError naming `what` for anything else in the list.
-    """
-    return tuple(number_of(value, what) * scale for value in values) if isinstance(values, list) else ()
-
-
-def inner(record: Record, *names: str) -> Any:
-    """The value at a path of keys in nested mappings; None if there is none."""
-    value: Any = record
-    for name in names:
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return value
-
-
-def texts(named: Mapping[str, object]) -> dict[str, str]:
-    """Settings as short texts, without those that are None or empty."""
-    return {name: escaped(value).strip() for name, value in named.items() if value not in (None, "")}
-
-
-def apart(rows: Sequence[Mapping[str, object]]) -> tuple[dict[str, str], list[Settings]]:
-    """Split the settings of a file's rows: (those that all rows share, for each row those that differ between rows)."""
-    names = dict.fromkeys(name for row in rows for name in row)
-    columns = {name: [_setting(row.get(name)) for row in rows] for name in names}
-    shared = {name: texts[0] for name, texts in columns.items() if texts[0] and len(set(texts)) == 1}
-    differing = [(name, texts) for name, texts in columns.items() if len(set(texts)) > 1]
-    return shared, [tuple((name, texts[at]) for name, texts in differing) for at in range(len(rows))]
-
-
-def _setting(value: object) -> str:
-    """A setting as a short text, booleans as 0 or 1, since formats differ between `true` and 1."""
-    return "" if value is None else escaped(int(value) if isinstance(value, bool) else value).strip()
-
-
-def half_a_unit(text: object) -> float:
-    """Half a unit of the last digit of a printed number: 0.05 for `99.9`, 0.5 for `120`; 0 if `text` is not a str."""
-    if not isinstance(text, str):
-        return 0.0
-    digits, _, power = text.lower().partition("e")
-    decimals = len(digits.partition(".")[2])
-    return 0.5 * 10.0 ** (int(power or 0) - decimals)
-
-
-def escaped(value: object) -> str:
-    """Any value as one short line of printable text."""
-    text = "".join(sign if sign.isprintable() else " " for sign in str(value)[: 2 * _LONGEST_TEXT])
-    return text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + "..."
+        return f"{figure.weight_bytes:.3g} bytes is not a possible size of a weight."
+    return ""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from profiler.readers.figures import Figure, ForeignFile, Record, apart, inner, number_of, texts, with_settings
+from profiler.readers.figures import Figure, ForeignFile, with_settings
 from profiler.readers.serving import served
+from profiler.readers.sources import Source
+from profiler.readers.values import Record, apart, inner, number_of, texts
 
 
-def read_guidellm(records: Sequence[Record]) -> ForeignFile | None:
+def read_guidellm(source: Source) -> ForeignFile | None:
     """The figures of a file of GuideLLM; None for another tool's file. Raises RequestError for a broken file."""
+    records = source.records
     first = records[0]
     benchmarks = first.get("benchmarks")
     if (

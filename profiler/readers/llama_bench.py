@@ -11,23 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from profiler.errors import RequestError
-from profiler.readers.figures import (
-    Covers,
-    Figure,
-    ForeignFile,
-    Record,
-    Settings,
-    apart,
-    half_a_unit,
-    number_of,
-    samples_of,
-    whole_of,
-    with_settings,
-)
+from profiler.readers.figures import Covers, Figure, ForeignFile, with_settings
+from profiler.readers.sources import Source
+from profiler.readers.values import Record, Settings, apart, escaped, half_a_unit, number_of, samples_of, whole_of
 
 _TOOL = "llama-bench"
-_TEST = re.compile(r"(?:pp(?P<prompt>\d+))?(?:\+?tg(?P<new>\d+))?(?: @ d(?P<depth>\d+))?")
-_RATE = re.compile(r"(?P<rate>\d+\.?\d*)(?: ± (?P<spread>\d+\.?\d*))?")
+_TEST = re.compile(r"(?:pp ?(?P<prompt>\d+))?(?:\+?tg ?(?P<new>\d+))?(?: @ d(?P<depth>\d+))?")
+_RATE = re.compile(r"(?P<rate>\d[\d,]*\.?\d*)(?:\s*(?:±|\+/?-)\s*(?P<spread>\d[\d,]*\.?\d*))?")
 # Settings that identify a model, in order of preference.
 _MODEL_SETTINGS = ("precision", "model's name", "size", "params", "model_size", "parameters")
 _SIZES = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -70,27 +60,59 @@ _NAMES = {
     "dev": "devices",
     "backend": "backends",
 }
+# All other columns of its tables and of its JSON (get_fields), with those of older versions and of ik_llama.cpp.
+_OTHERS = re.compile(
+    r"size|params|model_size|build_number|n_(batch|ubatch|depth|cpu_moe)|ncmoe|cpu_(mask|strict)|poll|type_[kv]|f16_kv"
+    r"|(use_)?mmap|(use_direct_|d)io|no_?host|noh|load_mode|lazy_mode|use_mlock|low_vram|fit_target|fitt|fit_min_ctx"
+    r"|fitc|cuda(_graphs)?|vulkan|kompute|metal|sycl|rpc|opencl|(gpu_)?blas|mul_mat_q|mmq|rtr|mla|fmoe|amb|ser|fdn|ger"
+    r"|muge|mqkv|rcache|thp|repack|attn_max_batch"
+)
+# Columns of llama-benchy, whose test names mean something else.
+_NOT_ITS_OWN = re.compile(r"ctx_.*|.*\(c\d+\)")
+_DEVICES = re.compile(r"^\s*Device \d+: (.+?), (?:compute|gfx|VMM)", re.MULTILINE)
 _DEFAULT_CHUNK = 512
 # The 95 % interval of one repetition, in standard deviations on each side.
 _COVERAGE = 2.0
 
 
-def read_llama_bench(records: Sequence[Record]) -> ForeignFile | None:
+def read_llama_bench(source: Source) -> ForeignFile | None:
     """The figures of a file of llama-bench; None for another tool's file. Raises RequestError for a broken file."""
+    records = source.records
     first = records[0]
     if {"model_type", "n_prompt", "n_gen", "avg_ns"} <= first.keys():
-        return _file(records, _figure, created=str(first.get("test_time") or ""))
-    if {"model", "test", "t/s"} <= first.keys():
-        return _file(records, _markdown_figure)
-    return None
+        return _file(source, _figure, created=str(first.get("test_time") or ""))
+    is_table = {"test", "t/s"} <= first.keys() and first.keys() & {"model", "size", "params", "backend"}
+    if not is_table or any(_NOT_ITS_OWN.fullmatch(str(record["test"])) for record in records):
+        return None
+    return _file(source, _markdown_figure)
 
 
-def _file(records: Sequence[Record], figure: Callable[[Record], Figure], created: str = "") -> ForeignFile:
+def _file(source: Source, figure: Callable[[Record], Figure], created: str = "") -> ForeignFile:
+    records = source.records
+    unknown = [escaped(name) for name in records[0] if not _is_known(name) and name not in _NOT_SETTINGS]
     shared, differing = apart([_settings(record) for record in records])
+    devices = _DEVICES.findall(source.text) or (shared.get("device") or "").split(", ")
+    if len(set(devices)) == 1 and devices[0]:
+        shared["device"] = escaped(devices[0])
     redundant = _redundant(differing)
     settings = [tuple(item for item in own if item[0] not in redundant) for own in differing]
     figures = with_settings(records, settings, lambda record: [figure(record)])
-    return ForeignFile("", _TOOL, figures, created, shared)
+    if shared.get("split_mode") == "none":
+        del devices[1:]
+    splits_layers = len(devices) > 1 and shared.get("split_mode", "layer") == "layer"
+    remarks = [f"columns that are not read: {', '.join(unknown)}."] if unknown else []
+    if splits_layers:
+        remarks.append(f"it ran on {len(devices)} GPUs that hold layers in turn: the roofs are those of one.")
+    return ForeignFile(
+        "",
+        _TOOL,
+        figures,
+        created,
+        shared,
+        gpus=len(devices) if len(devices) > 1 else None,
+        splits_layers=splits_layers,
+        remarks=tuple(remarks),
+    )
 
 
 def _redundant(settings: Sequence[Settings]) -> set[str]:
@@ -105,15 +127,22 @@ def _redundant(settings: Sequence[Settings]) -> set[str]:
 
 def _settings(record: Record) -> dict[str, object]:
     """The settings of a row, by the names that a comparison uses."""
-    settings = {_NAMES.get(name, name): value for name, value in record.items() if name not in _NOT_SETTINGS}
-    gpu = None if _on_host(record) else record.get("gpu_info")
+    settings = {
+        _NAMES.get(name, name): value for name, value in record.items() if _is_known(name) and name not in _NOT_SETTINGS
+    }
+    gpu = None if _gpu_layers(record) == 0 else record.get("gpu_info")
     device = gpu or record.get("cpu_info")
     return {**settings, "device": device} if device else settings
 
 
-def _on_host(record: Record) -> bool:
-    """Whether a machine with a GPU has no layer on it; Markdown has the column only on such a machine."""
-    return str(record.get("n_gpu_layers" if record.get("gpu_info") else "ngl")) == "0"
+def _is_known(name: str) -> bool:
+    return name in _NAMES or name in _NAMES.values() or _OTHERS.fullmatch(name) is not None
+
+
+def _gpu_layers(record: Record) -> int | None:
+    """Layers on the GPU of a machine that has one; Markdown has the column only on such a machine."""
+    layers = str(record.get("n_gpu_layers" if record.get("gpu_info") else "ngl"))
+    return int(layers) if layers.isdecimal() else None
 
 
 def _figure(record: Record) -> Figure:
@@ -141,7 +170,9 @@ def _common(record: Record) -> dict[str, Any]:
     return {
         "chunk_tokens": whole_of(record.get("n_ubatch") or _DEFAULT_CHUNK, "n_ubatch", 1),
         "kv_itemsize": _kv_itemsize(record),
-        "on_host": _on_host(record),
+        "gpu_layers": _gpu_layers(record),
+        "weights_on_host": any(str(record.get(name) or "0") != "0" for name in ("n_cpu_moe", "ncmoe"))
+        or "CPU" in str(record.get("tensor_buft_overrides") or record.get("ot")),
     }
 
 
@@ -195,7 +226,7 @@ def _markdown_figure(record: Record) -> Figure:
     if test is None or rate is None:
         raise RequestError(f"a row of llama-bench cannot be read: {record['test']!r}, {record['t/s']!r}.")
     prompt, new, depth = (whole_of(test[name] or 0, "test") for name in ("prompt", "new", "depth"))
-    per_s, spread = number_of(rate["rate"], "t/s"), float(rate["spread"] or 0)
+    per_s, spread = number_of(rate["rate"], "t/s"), float((rate["spread"] or "0").replace(",", ""))
     size, params = _scaled(record.get("size"), _SIZES), _scaled(record.get("params"), _COUNTS)
     test_s = (prompt + new) / per_s
     return _of_test(
@@ -206,6 +237,7 @@ def _markdown_figure(record: Record) -> Figure:
         test_s * spread / per_s,
         rounding_s=test_s * half_a_unit(rate["rate"]) / per_s,
         weight_bytes=size / params if size and params else None,
+        params=round(params) if params else None,
         **_common(record),
     )
 

@@ -7,28 +7,21 @@ configuration therefore gives the tokens of the loop, but not the number of sequ
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
 from profiler.grid.cells import PHASES
-from profiler.readers.figures import (
-    Figure,
-    ForeignFile,
-    Record,
-    figures_of,
-    inner,
-    number_of,
-    samples_of,
-    texts,
-    whole_of,
-)
+from profiler.readers.figures import Figure, ForeignFile
+from profiler.readers.sources import Source
+from profiler.readers.values import inner, number_of, samples_of, texts, whole_of
 
 _TOOL = "optimum-benchmark"
 
 
-def read_optimum_benchmark(records: Sequence[Record]) -> ForeignFile | None:
+def read_optimum_benchmark(source: Source) -> ForeignFile | None:
     """The figures of a file of optimum-benchmark; None for another tool's file. Raises RequestError if it is broken."""
+    records = source.records
     first = records[0]
     report, config = (first["report"], first.get("config") or {}) if "report" in first else (first, {})
     if not isinstance(report, Mapping) or not any(inner(report, name, "latency") for name in ("prefill", "decode")):
@@ -63,7 +56,7 @@ def read_optimum_benchmark(records: Sequence[Record]) -> ForeignFile | None:
             "optimum-benchmark": inner(config, "environment", "optimum_benchmark_version"),
         }
     )
-    return ForeignFile("", _TOOL, figures_of(figures), settings=settings)
+    return ForeignFile("", _TOOL, figures, settings=settings)
 
 
 def _size(value: object, what: str) -> int | None:

@@ -1,50 +1,119 @@
-"""Read the results of clients of a server: `vllm bench serve` (vllm/benchmarks/serve.py) and SGLang's bench_serving.
+"""Read the results of clients of a server: `vllm bench serve` and `sweep` (vllm/benchmarks), SGLang's bench_serving.
 
 Their `max_concurrency` is a cap: a semaphore that requests wait for (github.com/vllm-project/vllm/pull/9390). With a
 `request_rate` fewer are in flight. With speculative decoding, vLLM writes `spec_decode_acceptance_length` and SGLang
-`accept_length`: the mean number of tokens per step, including the one that every step gives.
+`accept_length`: the mean number of tokens per step, including the one that every step gives. A step processes vLLM's
+drafts and one token more; SGLang's `speculative_num_draft_tokens` include that token. `vllm bench sweep` adds its
+parameters and a `run_number` to the record of each run (sweep/serve.py).
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import median
+from typing import Any
 
-from profiler.errors import RequestError
-from profiler.readers.figures import Figure, ForeignFile, Record, apart, number_of, texts, with_settings
+from profiler.readers.figures import Figure, ForeignFile, with_settings
+from profiler.readers.sources import Source
+from profiler.readers.values import Record, apart, inner, number_of, texts, whole_of
 
 _KEYS = {"completed", "duration", "total_input_tokens", "total_output_tokens", "median_ttft_ms"}
 _LOAD = ("request_rate", "burstiness", "max_concurrency")
+# Keys of a record of `vllm bench serve` that are not parameters of a sweep.
+_RESULTS = re.compile(
+    r"(mean|median|std|p[\d.]+)_(ttft|tpot|itl|e2el)_ms|(total|spec_decode)_.*|max_(output_tokens_per_s"
+    r"|concurrent_requests)"
+    r"|.*(_throughput|_lens|_goodput|_id|_type)|date|backend|label|num_prompts|completed|failed|duration|ramp_up.*"
+    r"|latencies|queue_times|start_times|ttfts|itls|generated_texts|errors|rtfx|run_number|"
+)
+_TP = ("tensor_parallel_size", "tensor-parallel-size", "tp")
+# Tokens that arrive together, from which on a step gives several or the server sends them in chunks.
+_CHUNKED = 1.5
 
 
-def read_vllm_serving(records: Sequence[Record]) -> ForeignFile | None:
+def read_serving(source: Source) -> ForeignFile | None:
     """The figures of a serving benchmark; None for another tool's file. Raises RequestError for a broken file."""
-    first = records[0]
+    records, first = source.records, source.records[0]
     if not first.keys() >= _KEYS:
         return None
     is_sglang = "random_input_len" in first or "sharegpt_output_len" in first
-    load, loads = apart([{name: record.get(name) for name in _LOAD} for record in records])
+    is_sweep = "run_number" in first
+    swept = [name for name in first if is_sweep and name not in _LOAD and not _RESULTS.fullmatch(name)]
+    load, loads = apart([{name: record.get(name) for name in (*_LOAD, *swept)} for record in records])
+    figures = with_settings(records, loads, _figures)
+    server = first.get("server_info") or {}
+    gpus = inner(server, "tp_size") or next((first[name] for name in _TP if first.get(name)), None)
+    pinned = is_sglang and _is_pinned(first)
     return ForeignFile(
         "",
-        "SGLang bench_serving" if is_sglang else "vllm bench serve",
-        with_settings(records, loads, _figures),
+        "SGLang bench_serving" if is_sglang else f"vllm bench {'sweep' if is_sweep else 'serve'}",
+        _repeated(figures) if is_sweep else figures,
         str(first.get("date") or ""),
-        {**texts({"model's name": first.get("model_id"), "server": first.get("backend")}), **load},
+        {
+            **texts(
+                {
+                    "model's name": first.get("model_id"),
+                    "server": first.get("backend"),
+                    "tp_size": gpus,
+                    "quantization": inner(server, "quantization"),
+                    "draft tokens": inner(server, "speculative_num_draft_tokens"),
+                }
+            ),
+            **load,
+        },
+        gpus=whole_of(gpus, "tp_size", 1) * whole_of(inner(server, "pp_size") or 1, "pp_size", 1) if gpus else None,
+        remarks=(_PINNED,) if pinned else (),
     )
+
+
+_PINNED = "its tokens repeat, as with a pinned acceptance length: the tokens per step say nothing about real texts."
+
+
+def _is_pinned(record: Record) -> bool:
+    """Whether the texts have far fewer tokens than were generated, while the drafts were accepted."""
+    again, tokens = record.get("total_output_tokens_retokenized"), record["total_output_tokens"]
+    return bool(record.get("accept_length") and again) and number_of(again, "tokens") < number_of(tokens, "tokens") / 2
+
+
+def _repeated(figures: Sequence[Figure]) -> list[Figure]:
+    """One figure for all runs of a sweep that have the same parameters, with a repetition for each."""
+    runs: dict[tuple[object, ...], list[Figure]] = {}
+    for figure in figures:
+        runs.setdefault((figure.covers, figure.settings), []).append(figure)
+    return [
+        replace(same[0], seconds=median(samples), samples_s=samples, repeats=len(samples))
+        for same in runs.values()
+        for samples in [tuple(figure.seconds for figure in same)]
+    ]
 
 
 def _figures(record: Record) -> list[Figure]:
     completed = number_of(record["completed"], "completed")
-    new_tokens = number_of(record["total_output_tokens"], "total_output_tokens") / completed
+    duration_s = number_of(record["duration"], "duration")
+    output_tokens = number_of(record["total_output_tokens"], "total_output_tokens")
+    cap = record.get("max_concurrency")
+    acceptance = record.get("accept_length") or record.get("spec_decode_acceptance_length")
+    if acceptance is None and inner(record, "server_info", "speculative_algorithm") is None:
+        # A server whose settings have the algorithm, but without a value, does not speculate.
+        acceptance = -1 if "speculative_algorithm" in (record.get("server_info") or {}) else None
+    drafted = inner(record, "server_info", "speculative_num_draft_tokens")
+    if record.get("spec_decode_num_drafts"):
+        drafts = number_of(record["spec_decode_num_drafts"], "spec_decode_num_drafts")
+        drafted = 1 + number_of(record["spec_decode_draft_tokens"], "spec_decode_draft_tokens") / drafts
     return served(
         prompt_tokens=number_of(record["total_input_tokens"], "total_input_tokens") / completed,
-        new_tokens=new_tokens,
-        cap=record.get("max_concurrency"),
-        output_per_s=number_of(record["total_output_tokens"], "tokens") / number_of(record["duration"], "duration"),
-        ttft_s=_time_s(record, "median_ttft_ms"),
-        tpot_s=_time_s(record, "median_tpot_ms"),
-        step_tokens=step_tokens(record.get("accept_length") or record.get("spec_decode_acceptance_length")),
+        new_tokens=output_tokens / completed,
+        cap=None if cap in (None, "") else cap,
+        output_per_s=output_tokens / duration_s,
+        ttft_s=_time_s(record, "ttft"),
+        tpot_s=_time_s(record, "tpot"),
+        itl_s=_time_s(record, "itl"),
+        requests_per_s=completed / duration_s,
+        acceptance=acceptance,
+        verified=None if not drafted else number_of(drafted, "draft tokens"),
     )
 
 
@@ -55,30 +124,36 @@ def step_tokens(acceptance_length: object) -> float:
 
 
 def _time_s(record: Record, name: str) -> float | None:
-    """A time in seconds; None if it was not measured, for which some tools write 0."""
-    return number_of(record[name], name) / 1e3 if record.get(name) else None
+    """A time in seconds, the mean without a median; None if it was not measured, for which some tools write 0."""
+    value = record.get(f"median_{name}_ms") or record.get(f"mean_{name}_ms")
+    return number_of(value, f"median_{name}_ms") / 1e3 if value and float(value) else None
 
 
 def served(
+    *,
     prompt_tokens: float,
     new_tokens: float,
     cap: object,
     output_per_s: float,
     ttft_s: float | None,
     tpot_s: float | None,
+    itl_s: float | None = None,
+    requests_per_s: float = 0.0,
     decoding: float | None = None,
-    step_tokens: float = 1.0,
+    acceptance: object = None,
+    verified: float | None = None,
 ) -> list[Figure]:
     """The figures of a prefill and a decode step of a loaded server, as its client measures them.
 
     The batch of a decode step is `decoding` if the tool counted it. Otherwise it follows from the rate and the time per
-    token (Little, Operations Research 9, 1961, 383-387). It is never more than the cap. Raises RequestError if there is
-    neither a cap nor a time per token.
+    token (Little, Operations Research 9, 1961, 383-387), and so does the number of requests that wait for their first
+    token. It is never more than the cap. `acceptance` is the file's acceptance length, `verified` the tokens per
+    sequence that a step processes.
     """
-    if cap is None and tpot_s is None:
-        raise RequestError("it has neither a concurrency nor a time per output token.")
     most = math.inf if cap is None else number_of(cap, "the concurrency")
     batch = min(most, decoding or output_per_s * (tpot_s or 0.0) or most)
+    per_step = step_tokens(acceptance)
+    waiting = round(requests_per_s * (ttft_s or 0.0))
     prefill = Figure(
         covers="prefill",
         seconds=ttft_s or 0.0,
@@ -86,35 +161,46 @@ def served(
         prompt_len=max(1, round(prompt_tokens)),
         new_tokens=max(1, round(new_tokens)),
         repeats=1,
-        notes=("time to first token, including the queue, the network and other prompts", "one prompt assumed"),
+        notes=(
+            "time to first token, including the queue, the network and other prompts",
+            "one prompt assumed",
+            *([f"queueing: {waiting} requests wait for their first token at a time"] if waiting > 1 else []),
+        ),
     )
     figures = [prefill] if ttft_s else []
     if tpot_s:
+        chunk = (itl_s or 0.0) / tpot_s
+        notes: list[Any] = [_batch_note(batch, most, decoding)]
+        if most > 1:
+            notes.append("prefills of other requests may run in between")
+        if acceptance is None and chunk > _CHUNKED:
+            notes.append(f"tokens arrive about {chunk:.2g} at a time: a step may give several, or the server chunks")
         figures.append(
             replace(
                 prefill,
                 covers="decode",
-                seconds=tpot_s * step_tokens,
+                seconds=tpot_s * per_step,
                 batch_size=max(1, round(batch)),
                 cap=None if cap is None else max(1, round(most)),
-                step_tokens=step_tokens,
-                notes=(
-                    _batch_note(batch, most, decoding),
-                    "prefills of other requests may run in between",
-                    *speculated(step_tokens),
-                ),
+                step_tokens=per_step,
+                verified_tokens=verified if per_step > 1 else None,
+                may_speculate=acceptance is None,
+                notes=(*notes, *speculated(per_step, verified)),
             )
         )
     return figures
 
 
 def _batch_note(batch: float, most: float, decoding: float | None) -> str:
-    if batch == most:
+    if round(batch) >= most:
         return "batch assumed to equal the concurrency"
     below = "" if math.isinf(most) else f", below the {most:g} that were allowed"
     return ("batch counted by the tool" if decoding else "batch estimated from rate x time per token") + below
 
 
-def speculated(step_tokens: float) -> tuple[str, ...]:
+def speculated(step_tokens: float, verified: float | None = None) -> tuple[str, ...]:
     """A note for a step that gives more than one token per sequence."""
-    return () if step_tokens == 1 else (f"time per step; speculation gives {step_tokens:.3g} tokens per sequence",)
+    if step_tokens == 1:
+        return ()
+    processed = f"processes {verified:.3g}" if verified else "those it drafts in vain are not counted"
+    return (f"a step, whose time this is, gives {step_tokens:.3g} tokens per sequence by speculation, and {processed}",)

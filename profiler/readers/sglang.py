@@ -10,16 +10,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from profiler.readers.figures import Figure, ForeignFile, Record, Settings, apart, number_of, whole_of, with_settings
+from profiler.readers.figures import Figure, ForeignFile, with_settings
 from profiler.readers.serving import speculated, step_tokens
+from profiler.readers.sources import Source
+from profiler.readers.values import Record, Settings, apart, number_of, whole_of
 
 _SHAPE = {"batch_size", "input_len", "output_len"}
 _OFFLINE = {"prefill_latency"}
 _SERVED = {"latency", "input_throughput", "output_throughput"}
 
 
-def read_sglang(records: Sequence[Record]) -> ForeignFile | None:
+def read_sglang(source: Source) -> ForeignFile | None:
     """The figures of a file of either; None for another tool's file. Raises RequestError for a broken file."""
+    records = source.records
     keys = records[0].keys()
     if keys >= _SHAPE | _OFFLINE:
         name, figures = "SGLang bench_one_batch", _offline
@@ -78,6 +81,8 @@ def _served(record: Record) -> list[Figure]:
     if not steps or rest_s <= 0:
         return [prefill]
     per_step = step_tokens(record.get("acc_length"))
+    unsaid = record.get("acc_length") is None
     notes = ("mean of all steps, including HTTP and the scheduler", *speculated(per_step))
     seconds = rest_s / (steps / per_step)
-    return [prefill, replace(prefill, covers="decode", seconds=seconds, step_tokens=per_step, notes=notes)]
+    decode = replace(prefill, covers="decode", seconds=seconds, step_tokens=per_step, notes=notes)
+    return [prefill, replace(decode, may_speculate=unsaid)]

@@ -8,18 +8,9 @@ from statistics import median
 from typing import Any
 
 from profiler.grid.cells import PHASES
-from profiler.readers.figures import (
-    Figure,
-    ForeignFile,
-    Record,
-    apart,
-    escaped,
-    inner,
-    samples_of,
-    texts,
-    whole_of,
-    with_settings,
-)
+from profiler.readers.figures import Figure, ForeignFile, with_settings
+from profiler.readers.sources import Source
+from profiler.readers.values import Record, apart, escaped, inner, samples_of, texts, whole_of
 from profiler.units import duration
 
 _FINE = 0.01
@@ -33,11 +24,12 @@ _SHAPE = {
 _FINEST_POWER = 14
 
 
-def read_transformers_benchmark(records: Sequence[Record]) -> ForeignFile | None:
+def read_transformers_benchmark(source: Source) -> ForeignFile | None:
     """The figures of a file of benchmark_v2; None for another tool's file. Raises RequestError for a broken file.
 
     The file maps the hash of a configuration to a result with `metadata`, `config` and `measurements`.
     """
+    records = source.records
     first_result = next(iter(records[0].values()), None)
     if not isinstance(first_result, Mapping) or inner(first_result, "measurements", "e2e_latency") is None:
         return None

@@ -1,33 +1,48 @@
-"""Read `vllm bench latency` and `throughput` (vllm/benchmarks/latency.py, throughput.py), JSON without a shape."""
+"""Read `vllm bench latency` and `throughput` (vllm/benchmarks/latency.py, throughput.py), without a shape.
+
+What `latency` prints has a shape if the command is above it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from typing import Any
 
-from profiler.readers.figures import Figure, ForeignFile, Record, figures_of, number_of, samples_of, whole_of
+from profiler.readers.figures import Figure, ForeignFile
+from profiler.readers.sources import Source
+from profiler.readers.values import Record, number_of, samples_of, whole_of
 
 _LATENCY = {"avg_latency", "latencies", "percentiles"}
+# Options of the command with their defaults.
+_SHAPE = {"prompt_len": ("input-len", 32), "new_tokens": ("output-len", 128), "batch_size": ("batch-size", 8)}
 _THROUGHPUT = {"elapsed_time", "num_requests", "requests_per_second", "tokens_per_second"}
 
 
-def read_vllm(records: Sequence[Record]) -> ForeignFile | None:
+def read_vllm(source: Source) -> ForeignFile | None:
     """The figures of a file of `vllm bench`; None for another tool's file. Raises RequestError for a broken file."""
+    records = source.records
     first = records[0]
     if first.keys() >= _LATENCY:
-        return ForeignFile("", "vllm bench latency", figures_of(_latency(record) for record in records))
+        return ForeignFile("", "vllm bench latency", [_latency(record) for record in records])
     if first.keys() >= _THROUGHPUT:
-        return ForeignFile("", "vllm bench throughput", figures_of(_throughput(record) for record in records))
+        return ForeignFile("", "vllm bench throughput", [_throughput(record) for record in records])
     return None
 
 
 def _latency(record: Record) -> Figure:
     samples_s = samples_of(record["latencies"], "latencies")
+    shape: dict[str, Any] = {}
+    if record.get("command") is not None:
+        for name, (option, default) in _SHAPE.items():
+            given = re.search(rf"--{option}[ =]+(\d+)", str(record["command"]))
+            shape[name] = int(given[1]) if given else default
     return Figure(
         covers="generate",
         seconds=number_of(record["percentiles"].get("50") or record["avg_latency"], "avg_latency"),
         samples_s=samples_s,
         repeats=len(samples_s),
         notes=("prompt and generation in one figure",),
+        **shape,
     )
 
 

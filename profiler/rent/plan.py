@@ -12,7 +12,7 @@ from profiler.counting.memory_need import MemoryNeed, cache_bytes, path_on
 from profiler.counting.operators import Experts
 from profiler.counting.preset_counts import CountedModel
 from profiler.data.datasheets import Datasheet
-from profiler.data.links import Link, published_link
+from profiler.data.links import Link, link_of
 from profiler.data.published_results import EngineKind
 from profiler.errors import RequestError
 from profiler.grid.cells import PHASES, Phase
@@ -212,22 +212,3 @@ def _range(plan: GpuShare, phase: Phase, sheet: Datasheet, largest: int, host: f
     peak = peak_of(sheet, plan.format)
     steps = card_steps(sheet, plan.work[phase], plan.batches, peak=peak, layers=plan.layers, host_index=host)
     return step_ranges(plan.engine, plan.format, steps, query, [phase] * largest, plan.exchanged_s[phase])
-
-
-_LINKS = {
-    "NVL3": "nvlink3",
-    "NVL4": "nvlink4",
-    "NVL5": "nvlink5",
-    "PCIe4": "pcie4x16",
-    "PCIe5": "pcie5x16",
-    "xGMI": "xgmi",
-}
-
-
-def link_of(sheet: Datasheet, gpus: int) -> Link | None:
-    """The published link between GPUs of a machine; None if no figure of it is published.
-
-    It is the first that the datasheet names, so that PCIe cards are assumed to have no bridge.
-    """
-    name = _LINKS.get(sheet.link.split(" ")[0])
-    return None if name is None else published_link(name, gpus)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -232,7 +232,6 @@ class RunDocument:
 
 
 _ADAPTER = TypeAdapter(RunDocument)
-_EVIDENCE = TypeAdapter(CellEvidence)
 _NO_SAMPLES = {"__all__": {"seconds"}}
 _LEFT_OUT: Any = {
     "ceilings": {
@@ -245,22 +244,7 @@ _LEFT_OUT: Any = {
 
 def document_json(document: RunDocument) -> bytes:
     """The text of run.json in UTF-8."""
-    return b"".join(document_parts(document))
-
-
-def document_parts(document: RunDocument) -> Iterator[bytes]:
-    """Yield the text of run.json in parts, since a large run has tens of megabytes of evidence."""
-    rest = _ADAPTER.dump_json(replace(document, evidence=()), indent=2, exclude=_LEFT_OUT) + b"\n"
-    if not document.evidence:
-        yield rest
-        return
-    # A JSON string contains no line end, so a line end and two spaces can only precede a top-level key.
-    before, key, after = rest.partition(b'\n  "evidence": [')
-    yield before + key
-    for number, item in enumerate(document.evidence):
-        text = _EVIDENCE.dump_json(item, indent=2).replace(b"\n", b"\n    ")
-        yield (b",\n    " if number else b"\n    ") + text
-    yield b"\n  " + after
+    return _ADAPTER.dump_json(document, indent=2, exclude=_LEFT_OUT) + b"\n"
 
 
 def document_of(content: Mapping[str, Any]) -> RunDocument:

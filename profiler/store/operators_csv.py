@@ -115,16 +115,11 @@ def _converted(folder: Path, convert: Callable[[dict[str, str]], _Made]) -> Iter
     try:
         with path.open(encoding="utf-8", newline="") as file:
             for raw in csv.DictReader(file):
-                # Nearly all texts are printable, and a file may have a million rows.
-                yield convert(raw if all(map(_is_printable, raw.values())) else visible_in(raw))
+                yield convert(visible_in(raw))
     except FileNotFoundError:
         raise RunError(f"{folder} has no {OPERATORS_FILE}.") from None
     except (OSError, UnicodeDecodeError, csv.Error, KeyError, ValueError, TypeError, RecursionError) as error:
         raise RunError(f"{path} is damaged: {error}.") from None
-
-
-def _is_printable(value: object) -> bool:
-    return isinstance(value, str) and value.isprintable()
 
 
 def _key(row: Mapping[str, str]) -> CellKey:

@@ -6,7 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -15,7 +15,7 @@ from profiler.errors import RunError
 from profiler.facts.fact import Fact
 from profiler.facts.run_facts import Facts
 from profiler.judge.cells import CellResult
-from profiler.store.document import RunDocument, document_parts
+from profiler.store.document import RunDocument, document_json
 from profiler.store.folder import CELLS_FILE, CONFIG_FILE, RUN_FILE, cells_text
 from profiler.store.operators_csv import OPERATORS_FILE, operators_csv
 from profiler.store.samples import SAMPLES_FILE, line_of
@@ -76,7 +76,7 @@ class RunStore:
 
 def write_document(folder: Path, document: RunDocument) -> None:
     """Replace run.json. A reader sees the old file or the new one, never a part."""
-    replace_file(folder / RUN_FILE, document_parts(document))
+    replace_file(folder / RUN_FILE, document_json(document))
 
 
 def write_cells(folder: Path, results: Sequence[CellResult]) -> None:
@@ -86,7 +86,7 @@ def write_cells(folder: Path, results: Sequence[CellResult]) -> None:
 
 def write_operators(folder: Path, facts: Facts) -> None:
     """Replace operators.csv."""
-    replace_file(folder / OPERATORS_FILE, map(str.encode, operators_csv(facts)))
+    replace_file(folder / OPERATORS_FILE, "".join(operators_csv(facts)))
 
 
 def write_config(folder: Path, config: Mapping[str, object]) -> None:
@@ -108,11 +108,10 @@ def _drop_torn_line(path: Path) -> None:
         os.truncate(path, len(whole))
 
 
-def replace_file(path: Path, content: str | bytes | Iterator[bytes]) -> None:
+def replace_file(path: Path, content: str | bytes) -> None:
     """Write a file atomically: if the process is killed, `path` is the old file or the new one.
 
-    An iterator gives the content in parts. A link is replaced, not followed. Raises RunError if the file cannot be
-    written.
+    A link is replaced, not followed. Raises RunError if the file cannot be written.
     """
     draft = path.parent / f"{path.name}.part"
     try:
@@ -120,8 +119,7 @@ def replace_file(path: Path, content: str | bytes | Iterator[bytes]) -> None:
             raise RunError(f"{path} cannot be written: it is {'a folder' if path.is_dir() else 'not a regular file'}.")
         draft.unlink(missing_ok=True)
         with draft.open("xb") as file:
-            encoded = content.encode() if isinstance(content, str) else content
-            file.writelines([encoded] if isinstance(encoded, bytes) else encoded)
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)

@@ -11,7 +11,6 @@ from typing import Any
 from jsonschema import Draft202012Validator
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
-from pydantic_core import PydanticOmit
 
 from profiler.checks.doctor import Examination
 from profiler.checks.render import SelftestRow
@@ -21,7 +20,6 @@ from profiler.forecast.render import RanksDocument
 from profiler.judge.cells import CellResult
 from profiler.loading.source import Preset
 from profiler.place.render import PlaceDocument
-from profiler.readers.columns import Table
 from profiler.rent.render import RentDocument
 from profiler.report.count_grid import GridDocument
 from profiler.report.device import CeilingsDocument, GpuEntry
@@ -61,8 +59,6 @@ class _Documented(GenerateJsonSchema):
 
     def dataclass_schema(self, schema: Any) -> dict[str, Any]:
         kind = schema["cls"]
-        if kind is Table or Table in kind.__mro__:
-            raise PydanticOmit  # it is written as the list of its rows
         made = super().dataclass_schema(schema)
         made["description"] = one_line(inspect.getdoc(kind))
         made["additionalProperties"] = False

@@ -11,8 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from profiler.counting.floor import floor_on
+from profiler.counting.operators import Experts, operator_work
+from profiler.counting.preset_counts import preset_counts
+from profiler.data.datasheets import gpu_called
 from profiler.errors import RequestError
-from profiler.loading.source import load_preset
+from profiler.facts.step import ExecutionPath, Step
+from profiler.loading.source import load_preset, preset_names
 from profiler.place.command import Shapes, place
 
 FILES = Path(__file__).parents[1] / "data" / "foreign"
@@ -128,7 +133,9 @@ def test_counts_beyond_int64_are_exact(tmp_path: Path) -> None:
 
 def test_a_gpu_without_room_for_the_model_is_reported(tmp_path: Path) -> None:
     found = place(table(tmp_path / "t", ("decode", 1, 64, 32, 1.0)), "llama-3.1-70b", gpu="T4")
-    assert "several GPUs, another GPU or another precision" in found.doubts[0]
+    assert "several GPUs (--tp N), another GPU or another precision, and is not judged" in found.doubts[0]
+    [row] = found.rows
+    assert (row.fits, row.regime) == (False, None)
 
 
 def test_a_generation_is_its_prefill_and_its_steps(tmp_path: Path) -> None:
@@ -234,3 +241,148 @@ def _loaded_by(*commands: list[str]) -> set[str]:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     return set(done.stdout.splitlines()[-1].split())
+
+
+MIXTURES = [name for name in preset_names() if (counted := preset_counts(name)) and counted.work.of_kind(Experts)]
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_a_mixture_needs_room_for_all_of_its_experts(name: str, tmp_path: Path) -> None:
+    """One token reads few of them: what it reads would fit. A GPU with less room than the stored weights holds none."""
+    path = table(tmp_path / "t", ("decode", 1, 64, 32, 0.05))
+    gpu = "T4" if name != "gpt-oss-20b" else "RTX 3060 12GB"
+    found = place(path, name, gpu=gpu)
+    [row] = found.rows
+    assert (row.fits, row.regime) == (False, None)
+    assert "the weights need" in found.doubts[0]
+    assert place(path, name, gpu="B300 SXM").rows[0].fits
+
+
+def test_a_cache_without_room_is_reported(tmp_path: Path) -> None:
+    """16.1 GB of Llama-3.1-8B and 131,072 bytes per token: 64 x 8,704 tokens are 73 GB more than an A100 40GB holds."""
+    path = table(tmp_path / "t", ("decode", 64, 8192, 1024, 0.05), ("decode", 1, 8192, 1024, 0.05))
+    found = place(path, "llama-3.1-8b", gpu="A100 40GB SXM")
+    assert [row.fits for row in found.rows] == [False, True]
+    assert "the weights and the cache of 64 x 8704 tokens need 89.1 GB" in found.doubts[0]
+    assert "1 of 2 figures must come from several GPUs" in found.doubts[0]
+    assert "a cache in fewer bits" in found.doubts[0]
+
+
+FORMATS = ("none", "int8", "nf4", "fp4", "int8wo", "int4wo", "fp8")
+
+
+@pytest.mark.parametrize("quant", FORMATS)
+@pytest.mark.parametrize("gpu", ["H100 SXM", "B300 SXM", "T4", "RTX 4090"])
+def test_the_floor_is_that_of_count(gpu: str, quant: str, tmp_path: Path) -> None:
+    """For every preset and format, FP8 and FP4 peaks included; a step that does not fit has the same floor."""
+    sheet = gpu_called(gpu)
+    steps = {"prefill": Step(2, 1024, 0), "decode": Step(2, 1, 1024)}
+    for name in preset_names():
+        counted = preset_counts(name, quant)
+        # place counts a checkpoint in float32 as it is served, in 16 bits.
+        if counted is None or counted.dtype == "float32":
+            continue
+        path = table(tmp_path / "t", ("prefill", 2, 1024, "", 1.0), ("decode", 2, 1024, 1, 1.0))
+        for row in place(path, name, gpu=gpu, quant=quant).rows:
+            step = steps[row.phase]
+            operators = [operator_work(item, item.name, step, ExecutionPath()) for item in counted.work.operators]
+            assert row.floor_s == pytest.approx(floor_on(sheet, operators, counted.dtype, 0.0).floor_s, rel=1e-9), name
+
+
+def test_a_files_bits_apply_to_the_parameters(tmp_path: Path) -> None:
+    """Packed bytes are not scaled again: 4.5 bits of Llama-3.1-8B are 7.5 B x 4.5 / 8 bytes, whatever was counted."""
+    path = tmp_path / "t"
+    path.write_text("phase,batch_size,prompt_len,new_tokens,latency_s,bits_per_weight\ndecode,1,64,1,0.02,4.5\n")
+    floors = [place(path, "llama-3.1-8b", gpu="L4", quant=quant).rows[0].floor_s for quant in ("none", "nf4", "int4wo")]
+    weights = 8_030_261_248 - 128_256 * 4096
+    assert floors == pytest.approx([(weights * 4.5 / 8 + 64 * 131_072) / 300e9] * 3, rel=0.01)
+
+
+def test_experts_in_a_published_format_keep_it() -> None:
+    """gpt-oss-20b, 11.27 GiB: 19.1 B weights in MXFP4, 4.25 bits, leave 8.6 bits for the other 1.8 B.
+
+    A token reads 2.39 B of experts and 1.22 B of others: 1.27 + 1.31 GB over 1,792 GB/s are 1.44 ms of 2.56.
+    """
+    found = place(FILES / "llama-bench-moe.md", "gpt-oss-20b", gpu="RTX PRO 6000 Blackwell")
+    decode = found.rows[2]
+    assert decode.floor_s == pytest.approx(1.44e-3, rel=0.01)
+    assert decode.attained == pytest.approx(0.56, abs=0.005)
+    assert "in the experts, 8.6 elsewhere" in found.stored
+    two = place(FILES / "llama-bench-two-gpus.md", "gpt-oss-20b")
+    assert two.under.name == "RTX A5000, datasheet"
+    assert two.rows[1].attained == pytest.approx(0.46, abs=0.01)
+    assert "hold layers in turn" in two.doubts[0]
+
+
+def test_a_mean_over_a_mixture_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    path.write_text("phase,batch_size,prompt_len,new_tokens,latency_s,bits_per_weight\ndecode,1,64,1,0.02,4.5\n")
+    assert "a mean: the weights that a token uses may be wider" in place(path, "mixtral-8x7b", gpu="H100 SXM").stored
+
+
+def test_several_gpus_share_a_step() -> None:
+    """Mixtral on eight H200: 25.8 GB of two experts per layer over 38.4 TB/s, 0.67 ms of 2.66; prompts have room."""
+    file = FILES / "vllm-mixtral-before.json"
+    _, decode = place(file, "mixtral-8x7b", gpu="H200 SXM", tp=8).rows
+    assert decode.floor_s == pytest.approx(0.67e-3, rel=0.02)
+    assert decode.attained == pytest.approx(0.25, abs=0.005)
+    # 64 all-reduces of 8 KiB, each at least NCCL's latency of 6.6 + 14 x 0.6 us.
+    assert decode.link_s == pytest.approx(65 * 15e-6, rel=0.1)
+    one = place(file, "mixtral-8x7b", gpu="H200 SXM")
+    assert [row.regime for row in one.rows] == [None, None]
+    assert all("several GPUs" in row.note for row in one.rows)
+    typed = place(file, "mixtral-8x7b", gpu="H200 SXM", tp=8, link="100,1").rows[1]
+    assert typed.link_s is not None
+    assert typed.link_s > 64 * 100e-6
+    for wrong in ({"tp": -1}, {"link": "nvlink4"}):
+        with pytest.raises(RequestError):
+            place(file, "mixtral-8x7b", gpu="H200 SXM", **wrong)  # type: ignore[arg-type]
+
+
+def test_a_verifying_step_counts_its_tokens(tmp_path: Path) -> None:
+    """Six tokens touch 128 x (1 - (1 - 8/128)^6) = 41 of 128 experts, not 8: a step reads that many more bytes."""
+    record = json.loads((FILES / "sglang-mtp.jsonl").read_text().splitlines()[0])
+    path = tmp_path / "f"
+    floors = []
+    for server in ({"tp_size": 1, "speculative_num_draft_tokens": 6}, {"tp_size": 1}):
+        path.write_text(json.dumps({**record, "server_info": server}))
+        floors.append(place(path, "qwen3-30b-a3b", gpu="H200 SXM").rows[1].floor_s)
+    experts = 48 * 3 * 2048 * 768 * 2
+    touched = [128 * (1 - (1 - 8 / 128) ** tokens) for tokens in (6, 3.5)]
+    assert (floors[0] - floors[1]) * 4.8e12 == pytest.approx(experts * (touched[0] - touched[1]), rel=0.01)
+
+
+def test_tokens_per_step_of_a_table(tmp_path: Path) -> None:
+    """40.7 tokens/s at 2.76 tokens per step are steps of 67.8 ms; unsaid, half of the roof is a doubt."""
+    head = "phase,batch_size,prompt_len,new_tokens,tokens_per_s"
+    path = tmp_path / "t"
+    path.write_text(f"{head},tokens_per_step\ndecode,1,1024,256,40.7,2.76\n")
+    [row] = place(path, "llama-3.1-8b", gpu="RTX 3090").rows
+    assert (row.latency_s, row.tokens_per_s) == (pytest.approx(0.0678, rel=1e-3), pytest.approx(40.7))
+    path.write_text(f"{head}\ndecode,1,1024,256,40.7\n")
+    [row] = place(path, "llama-3.1-8b", gpu="RTX 3090").rows
+    assert row.attained > 0.5
+    assert "the file does not say how many tokens a step gives" in row.note
+    path.write_text(f"{head},tokens_per_step\ndecode,1,1024,256,40.7,1\n")
+    assert "how many tokens" not in place(path, "llama-3.1-8b", gpu="RTX 3090").rows[0].note
+
+
+def test_an_unknown_batch_is_the_largest_that_fits() -> None:
+    """Llama-3.1-8B in FP8 leaves room for about 3,960 sequences of 142 tokens, fewer than the 13,299 in flight."""
+    [row] = place(FILES / "trtllm-bench.txt", "llama-3.1-8b", gpu="H100 SXM", quant="fp8").rows
+    assert (row.phase, row.new_tokens) == ("generate", 28)
+    assert row.tokens_per_s == pytest.approx(6957.3, rel=1e-3)
+    per_sequence = 142 * 131_072
+    assert row.batch_size * per_sequence + 8.03e9 < gpu_called("H100 SXM").room_bytes
+    assert (row.batch_size + 80) * per_sequence + 8.03e9 > gpu_called("H100 SXM").room_bytes
+
+
+def test_every_column_is_on_the_screen_however_long_a_setting_is(
+    tmp_path: Path, roofscope: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    [record, *_] = json.loads((FILES / "llama-bench.json").read_text())
+    path = tmp_path / "f"
+    path.write_text(json.dumps([{**record, "tensor_split": "x" * 90}, {**record, "tensor_split": "y" * 90}]))
+    done = roofscope("place", str(path), "--model", "smollm2-135m", "--gpu", "T4", "--plain")
+    assert all(word in done.out for word in ("time", "tok/s", "floor", "by", "attained", "regime"))  # type: ignore[attr-defined]

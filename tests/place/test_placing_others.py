@@ -158,3 +158,23 @@ def test_rows_of_a_sweep_have_their_settings(tmp_path: Path) -> None:
 def test_every_model_of_a_file_is_compared_with_the_requested_one(tmp_path: Path) -> None:
     path = llama_bench(tmp_path / "f", {}, {"model_n_params": 72 * 10**9, "model_type": "qwen", "model_size": 10**10})
     assert place(path, "llama-3.1-8b").doubts == ("the file's model has 72.0 B parameters, but this model has 8.03 B.",)
+
+
+def test_weights_in_the_hosts_memory_need_no_room(tmp_path: Path) -> None:
+    """-ngl 10 of 32 layers, or experts on the host: the GPU's roof is not the file's, and 16 GB need not fit 4 GB."""
+    big = {"model_size": 16_000_000_000}
+    rows = [{"n_gpu_layers": 10, **big}, {"n_gpu_layers": 99, "n_cpu_moe": 8, **big}, {"n_gpu_layers": 99, **big}]
+    found = place(llama_bench(tmp_path / "f", *rows), "llama-3.1-8b", gpu="RTX 3060 12GB")
+    assert [row.fits for row in found.rows] == [True, True, False]
+    assert "10 of 32 layers were on the GPU" in found.rows[0].note
+    assert "another, lower roof" in found.rows[1].note
+    assert "lower roof" not in found.rows[2].note
+
+
+def test_older_tables_have_a_space_in_their_tests(tmp_path: Path) -> None:
+    """llama.cpp's README of 2023: `tg 128`, `pp 1024`."""
+    path = tmp_path / "t.md"
+    head = "| model | size | params | backend | ngl | test | t/s |\n| --- | --- | --- | --- | --- | --- | --- |\n"
+    path.write_text(head + "| llama 7B mostly Q4_0 | 3.56 GiB | 6.74 B | CUDA | 99 | tg 128 | 132.19 ± 0.55 |\n")
+    [row] = place(path, "llama-2-7b", gpu="RTX 3090").rows
+    assert (row.phase, row.new_tokens) == ("decode", 128)

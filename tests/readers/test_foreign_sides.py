@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +168,7 @@ def test_repetitions_without_a_spread_are_inconclusive(tmp_path: Path) -> None:
     once = [written(tmp_path / str(step_s), without_samples(row(step_s, (1.0,), stddev_ns=0))) for step_s in (0.1, 0.2)]
     assert compared(*once).changes[0].verdict == "inconclusive"
     with_samples = [written(tmp_path / str(step_s), row(step_s, (1.0,), stddev_ns=0)) for step_s in (0.1, 0.2)]
-    assert compared(*with_samples).changes[0].because == "one visit each"
+    assert compared(*with_samples).changes[0].because == "one run each"
 
 
 def test_a_printed_figure_is_known_to_half_of_its_last_digit(tmp_path: Path) -> None:
@@ -238,3 +238,43 @@ def test_copied_samples_are_refused(tmp_path: Path) -> None:
         read_gathered(folder, document)
     with pytest.raises(RunError, match="twice"):
         read_side(folder)
+
+
+def test_outputs_of_unequal_length_are_said(roofscope: Callable[..., Any]) -> None:
+    """86 and 104 tokens per request, one run each: +21 % per step, +59 % per prompt, and no rate as an effect.
+
+    A visit and a drift are words for our own runs.
+    """
+    done = roofscope("compare", *(str(FILES / f"vllm-mixtral-{name}.json") for name in ("before", "after")), "--plain")
+    screen = " ".join(done.out.split())
+    assert "2 are inconclusive (one run each)." in screen
+    assert "The first wrote 86 tokens per sequence, the second 104" in screen
+    assert "differs: new tokens 86 -> 104" in screen
+    assert "+58.9 % -" in screen
+    assert "+21.1 % -" in screen
+    assert not any(word in screen for word in ("visit", "drift", "19 %"))
+
+
+def test_bits_that_differ_are_a_difference(tmp_path: Path) -> None:
+    paths = []
+    for bits in (16, 8):
+        paths.append(tmp_path / str(bits))
+        paths[-1].write_text(f"batch_size,prompt_len,new_tokens,tokens_per_s,bits_per_weight\n1,512,128,100,{bits}\n")
+    assert [item.words for item in compared(*paths).differences] == ["bits per weight 16.0 -> 8.00"]
+
+
+def test_several_lengths_of_a_decode_are_several_cells() -> None:
+    """llama-bench -n 64,128,256: one context, three rows."""
+    file = FILES / "llama-bench-moe.md"
+    names = [item.asked.name for item in compared(file, file).changes if item.asked.depth == 0]
+    assert sorted(names) == [f"decode 1 x 0, new tokens {length}" for length in (128, 256, 64)]
+
+
+def test_gpus_and_quantisation_that_differ_are_named(tmp_path: Path) -> None:
+    record = json.loads((FILES / "sglang-mtp.jsonl").read_text().splitlines()[0])
+    path = tmp_path / "other"
+    path.write_text(json.dumps({**record, "server_info": {"tp_size": 4, "quantization": "w4afp8"}}))
+    before = tmp_path / "one"
+    before.write_text(json.dumps(record))
+    words = [item.words for item in compared(before, path).differences]
+    assert words == ["tp_size 8 -> 4", "quantization fp8 -> w4afp8"]

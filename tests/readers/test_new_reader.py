@@ -8,14 +8,15 @@ import pytest
 
 from profiler.errors import RequestError
 from profiler.readers.detect import READERS, Reader, read_foreign, tools
-from profiler.readers.figures import Figure, ForeignFile, figures_of
+from profiler.readers.figures import Figure, ForeignFile
+from profiler.readers.sources import Source
 
 
-def read_toy(records: list[dict[str, object]]) -> ForeignFile | None:
-    if "toybench" not in records[0]:
+def read_toy(source: Source) -> ForeignFile | None:
+    if "toybench" not in source.records[0]:
         return None
     figure = Figure("decode", 0.01, batch_size=1, prompt_len=64, new_tokens=8)
-    return ForeignFile("", "toybench", figures_of([figure]))
+    return ForeignFile("", "toybench", [figure])
 
 
 @pytest.fixture(autouse=True)

@@ -279,7 +279,7 @@ def test_what_is_broken_gets_one_line(name: str, tmp_path: Path) -> None:
 
 def test_what_has_no_end_gets_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A device and a pipe with more than the largest file are refused; a shorter pipe is read as a file is."""
-    monkeypatch.setattr("profiler.readers.detect.MOST_FILE_BYTES", 1 << 20)
+    monkeypatch.setattr("profiler.readers.sources.MOST_FILE_BYTES", 1 << 20)
     (tmp_path / "zero").symlink_to("/dev/zero")
     with pytest.raises(RequestError, match="not a regular file"):
         read_foreign(tmp_path / "zero")
@@ -333,9 +333,9 @@ def test_a_table_may_have_times_rates_and_empty_cells(tmp_path: Path) -> None:
     note = "no phase named: read as decode steps only"
     assert list(read_foreign(path).figures) == [
         # 100 tokens/s are 99.5 to 100.5; 0.5 s are 0.45 to 0.55, and 0.25 s 0.245 to 0.255.
-        Figure("decode", 0.02, 2, 64, None, 32, rounding_s=0.0001, repeats=5),
+        Figure("decode", 0.02, 2, 64, None, 32, rounding_s=0.0001, repeats=5, may_speculate=True),
         Figure("prefill", 0.5, 1, 128, None, None, rounding_s=0.05),
-        Figure("decode", 0.25, 4, None, 256, 16, rounding_s=0.005, notes=(note,)),
+        Figure("decode", 0.25, 4, None, 256, 16, rounding_s=0.005, may_speculate=True, notes=(note,)),
     ]
     names, rows = (
         names.strip() + ",samples_s,bits_per_weight\n",
@@ -343,7 +343,18 @@ def test_a_table_may_have_times_rates_and_empty_cells(tmp_path: Path) -> None:
     )
     path.write_text(names + "\n".join(rows))
     assert list(read_foreign(path).figures)[1] == Figure(
-        "decode", 0.02, 1, 64, None, 32, (0.019, 0.02, 0.022), rounding_s=0.005, repeats=3, weight_bytes=4.5 / 8
+        "decode",
+        0.02,
+        1,
+        64,
+        None,
+        32,
+        (0.019, 0.02, 0.022),
+        rounding_s=0.005,
+        repeats=3,
+        weight_bytes=4.5 / 8,
+        may_speculate=True,
+        settings=(("bits per weight", "4.5"),),
     )
     rows *= 2
     for broken, message in (

@@ -12,7 +12,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -25,10 +24,9 @@ from profiler.comparison.side import side_of_file
 from profiler.errors import RequestError, RunError
 from profiler.gpu_profile.profile import read_profile
 from profiler.grid.ranges import parse_values
-from profiler.json_document import json_rows
+from profiler.json_document import json_text
 from profiler.place.place import placed
 from profiler.readers.detect import read_foreign
-from profiler.readers.figures import figures_of
 from profiler.rent.command import parse_prices
 from profiler.store.folder import read_document, read_run
 from profiler.store.forecasts import FORECAST_FILE, read_forecast
@@ -232,9 +230,7 @@ def test_other_tools_files(tmp_path: Path, data: st.DataObject) -> None:
 
 def used(file: Path) -> None:
     result_file = read_foreign(file)
-    figures = figures_of(figure.of_one_batch() for figure in result_file.figures)
-    floor_s = np.full(len(figures), 1e-3)
-    rows = placed(figures, floor_s, floor_s)
+    rows = [placed(figure.of_one_batch(), 1e-3, 1e-3, None, True) for figure in result_file.figures]
     json.dumps([asdict(row) for row in rows], allow_nan=False)
     side = side_of_file(result_file)
-    json_rows(comparison_document(compare_sides(side, side)))
+    json_text(comparison_document(compare_sides(side, side)))

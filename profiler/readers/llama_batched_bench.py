@@ -1,0 +1,84 @@
+"""Read llama.cpp's llama-batched-bench and ik_llama.cpp's sweep-bench: JSON lines or a table.
+
+Formats: tools/batched-bench/batched-bench.cpp and examples/sweep-bench/sweep-bench.cpp. A row has the prefill of B
+prompts and the decode of TG tokens of each. If they share one prompt, N_KV is PP + B x TG. A sweep has B = 1 and starts
+each row with a cache of N_KV tokens. Each row is measured once.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from profiler.readers.figures import Figure, ForeignFile, with_settings
+from profiler.readers.sources import Source
+from profiler.readers.values import Record, apart, half_a_unit, number_of, whole_of
+
+_COLUMNS = {
+    "PP": "pp",
+    "TG": "tg",
+    "B": "pl",
+    "N_KV": "n_kv",
+    "T_PP s": "t_pp",
+    "S_PP t/s": "speed_pp",
+    "T_TG s": "t_tg",
+    "S_TG t/s": "speed_tg",
+}
+_KEYS = {"pp", "tg", "t_pp", "t_tg"}
+_SETTINGS = (
+    *("n_kv_max", "n_batch", "n_ubatch", "flash_attn", "is_pp_shared", "is_tg_separate", "n_gpu_layers"),
+    *("n_threads", "n_threads_batch"),
+)
+_HEADER = re.compile(r"\b(n_\w+|flash_attn|is_\w+) = (-?\d+)")
+
+
+def read_llama_batched_bench(source: Source) -> ForeignFile | None:
+    """The figures of either tool's file; None for another tool's file. Raises RequestError for a broken file."""
+    header = dict(_HEADER.findall(source.text))
+    records = [
+        {**header, **{_COLUMNS.get(name, name): value for name, value in record.items()}} for record in source.records
+    ]
+    if not records[0].keys() >= _KEYS:
+        return None
+    shared, differing = apart([{name: record.get(name) for name in _SETTINGS} for record in records])
+    settings = {"threads" if name == "n_threads" else name: value for name, value in shared.items()}
+    tool = "llama-batched-bench" if "pl" in records[0] else "sweep-bench"
+    return ForeignFile("", tool, with_settings(records, differing, _figures), settings=settings)
+
+
+def _figures(row: Record) -> list[Figure]:
+    prompt, new = whole_of(row["pp"], "PP"), whole_of(row["tg"], "TG")
+    batch = whole_of(row.get("pl") or 1, "B", 1)
+    is_shared = str(row.get("is_pp_shared")) == "1" or (batch > 1 and str(row.get("n_kv")) == str(prompt + batch * new))
+    # One sequence after the other: as many steps for each, at batch 1.
+    is_separate = str(row.get("is_tg_separate", 0)) == "1"
+    is_sweep = "pl" not in row
+    cached = whole_of(row["n_kv"], "N_KV") if is_sweep else None
+    prefill = Figure(
+        covers="prefill",
+        seconds=0.0,
+        batch_size=1 if is_shared else batch,
+        prompt_len=prompt or None,
+        context_len=cached,
+        new_tokens=new or None,
+        chunk_tokens=whole_of(row["n_ubatch"], "n_ubatch", 1) if row.get("n_ubatch") else None,
+        gpu_layers=layers if (layers := int(row.get("n_gpu_layers", -1))) >= 0 else None,
+        repeats=1,
+        notes=("measured once",),
+    )
+    # A sweep decodes before it adds the row's prompt to its cache.
+    decode = replace(
+        prefill,
+        covers="decode",
+        batch_size=1 if is_separate else batch,
+        prompt_len=None if is_sweep else prefill.prompt_len,
+        context_len=cached if is_sweep or prompt else 0,
+        chunk_tokens=None,
+    )
+    figures = [_timed(prefill, row, "pp", 1)] if prompt else []
+    return [*figures, _timed(decode, row, "tg", new * (batch if is_separate else 1))] if new else figures
+
+
+def _timed(figure: Figure, row: Record, phase: str, steps: int) -> Figure:
+    seconds = number_of(row[f"t_{phase}"], f"T_{phase.upper()}") / steps
+    return replace(figure, seconds=seconds, rounding_s=half_a_unit(row[f"t_{phase}"]) / steps)

@@ -1,0 +1,116 @@
+"""Read what tools print at their end, as the records that they write with an option for JSON.
+
+Labels are those of vllm/benchmarks/serve.py and latency.py, of SGLang's bench_serving.py, and of TensorRT-LLM's
+tensorrt_llm/bench/dataclasses/reporting.py, in their versions since 2024.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from profiler.readers.values import Record
+
+_LINE = re.compile(r"^(?:[\w-]+\s+\| )?[ \t>#]*(?P<label>[^:\n]+?)\s*:\s+(?P<value>\S.*?)\s*$", re.MULTILINE)
+_SERVING = re.compile(r"=+ Serving Benchmark Result =+")
+_END = re.compile(r"^[^\n=]*={20,}\s*$", re.MULTILINE)
+_ASKED = ("Maximum request concurrency", "Traffic request rate")
+_TRTLLM = re.compile(r"= PERFORMANCE OVERVIEW\s*\n=+")
+_LATENCY = re.compile(r"Avg latency: +(?P<mean>[\d.e-]+) seconds(?P<rest>(?:\s+(?:Std|\d+% percentile) latency: .*)*)")
+_PERCENTILE = re.compile(r"(\d+)% percentile latency: +([\d.e-]+)")
+_COMMAND = re.compile(r"(?:bench latency|benchmark_latency\.py)(?P<options>(?:[^\n\\]|\\\s*\n)*)")
+_SERVING_KEYS = {
+    "Backend": "backend",
+    "Successful requests": "completed",
+    "Benchmark duration (s)": "duration",
+    "Total input tokens": "total_input_tokens",
+    "Total generated tokens": "total_output_tokens",
+    "Maximum request concurrency": "max_concurrency",
+    "Max request concurrency": "max_concurrency",
+    "Request rate configured (RPS)": "request_rate",
+    "Traffic request rate": "request_rate",
+    "Acceptance length": "spec_decode_acceptance_length",
+    "Accept length": "accept_length",
+    "Drafts": "spec_decode_num_drafts",
+    "Draft tokens": "spec_decode_draft_tokens",
+    **{
+        f"{which} {name} (ms)": f"{which.lower()}_{name.lower()}_ms"
+        for which in ("Mean", "Median")
+        for name in ("TTFT", "TPOT", "ITL")
+    },
+}
+# By section and key of the JSON report.
+_TRTLLM_KEYS = {
+    "Model": ("engine", "model"),
+    "Quantization": ("engine", "quantization"),
+    "TensorRT LLM Version": ("engine", "version"),
+    "TP Size": ("world_info", "tp_size"),
+    "PP Size": ("world_info", "pp_size"),
+    "Number of requests": ("request_info", "num_requests"),
+    "Number of Sequences": ("request_info", "num_requests"),
+    "Average Input Length (tokens)": ("request_info", "avg_input_length"),
+    "Average Output Length (tokens)": ("request_info", "avg_output_length"),
+    "Request Throughput (req/sec)": ("performance", "request_throughput_req_s"),
+    "Total Output Throughput (tokens/sec)": ("performance", "system_output_throughput_tok_s"),
+    "Token Throughput (tokens/sec)": ("performance", "system_output_throughput_tok_s"),
+    "Total Token Throughput (tokens/sec)": ("performance", "system_total_throughput_tok_s"),
+    "Total Latency (ms)": ("performance", "total_latency_ms"),
+    "Average request latency (ms)": ("performance", "avg_request_latency_ms"),
+    "Average time-to-first-token [TTFT] (ms)": ("streaming_metrics", "avg_ttft_ms"),
+    "Average time-per-output-token [TPOT] (ms)": ("streaming_metrics", "avg_tpot_ms"),
+    "[AL] AVERAGE": ("decoding_stats", "acceptance_length"),
+    "Dataset Path": ("dataset", "path"),
+}  # fmt: skip
+
+
+def printed_records(text: str) -> list[Record]:
+    """The reports in a text, each as the record of its JSON; empty without one."""
+    return [*_serving(text), *_latency(text), *_trtllm(text)]
+
+
+def _labelled(text: str) -> Mapping[str, str]:
+    return {line["label"]: line["value"] for line in _LINE.finditer(text)}
+
+
+def _serving(text: str) -> Iterator[Record]:
+    """Reports of serving benchmarks. What was asked may stand before a report instead of in it."""
+    before, *blocks = _SERVING.split(text)
+    for block in blocks:
+        body, *rest = _END.split(block, maxsplit=1)
+        asked = {label: value for label, value in _labelled(before).items() if label in _ASKED}
+        found = {**asked, **_labelled(body)}
+        before = "".join(rest)
+        record: dict[str, Any] = dict.fromkeys(
+            ("completed", "duration", "total_input_tokens", "total_output_tokens", "median_ttft_ms")
+        )
+        record |= {key: found[label] for label, key in _SERVING_KEYS.items() if label in found}
+        if record.get("max_concurrency") in ("not set", "None"):
+            del record["max_concurrency"]
+        # Of the two tools only SGLang prints its backend; only its JSON has this key.
+        yield {**record, "sharegpt_output_len": None} if "Backend" in found else record
+
+
+def _latency(text: str) -> Iterator[Record]:
+    """Reports of `vllm bench latency`, with the shape that the command before them names."""
+    for report in _LATENCY.finditer(text):
+        commands = [found["options"] for found in _COMMAND.finditer(text, 0, report.start())]
+        yield {
+            "avg_latency": report["mean"],
+            "latencies": None,
+            "percentiles": dict(_PERCENTILE.findall(report["rest"])),
+            "command": commands[-1] if commands else None,
+        }
+
+
+def _trtllm(text: str) -> Iterator[Record]:
+    if not _TRTLLM.search(text):
+        return
+    found = _labelled(text)
+    record: dict[str, dict[str, str]] = {"performance": {}, "request_info": {}}
+    for label, (section, key) in _TRTLLM_KEYS.items():
+        if label in found:
+            record.setdefault(section, {})[key] = found[label]
+    if averages := re.search(r"^AVG:\s+([\d.]+)\s+([\d.]+)", text, re.MULTILINE):
+        record["request_info"] |= {"avg_input_length": averages[1], "avg_output_length": averages[2]}
+    yield record
