@@ -34,21 +34,22 @@ of Mistral-7B end out of memory with up to 2 such outputs free, and run with 2.5
 def cache_bytes(
     work: ModelWork, batch_size: Count, tokens: Count, stored: CacheFormat | None = None, newest: Count = 0
 ) -> Any:
-    """Return the bytes of the KV cache of `batch_size` sequences of `tokens` each; windows cap their layers.
+    """Return the bytes that `batch_size` sequences of `tokens` keep between steps: keys, values and states.
 
     In a quantised cache, all but the `newest` tokens are as `stored`. Arguments are integers, or int64 arrays that
     broadcast.
     """
     total: Any = 0
-    for core in work.of_kind(AttentionCore):
-        cached = tokens if core.window is None else np.minimum(tokens, core.window)
-        if stored is None:
-            token_bytes = cached * core.itemsize
-        else:
-            packed = (cached - newest) * stored.element_bytes(core.itemsize)
-            token_bytes = packed + newest * core.itemsize
-        total = total + core.count * batch_size * core.cached_elements * token_bytes
+    for operator in work.operators:
+        own = isinstance(operator, AttentionCore)
+        kept = operator.kept_bytes(tokens, stored, newest) if own else operator.kept_bytes(tokens)
+        total = total + operator.count * batch_size * kept
     return total
+
+
+def state_bytes(work: ModelWork) -> int:
+    """Return the bytes that a sequence keeps whatever its length: recurrent and convolution states."""
+    return int(cache_bytes(work, 1, 0))
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class MemoryNeed:
     weight_bytes: Any
     """The weights as stored; tied ones count once."""
     cache_bytes: Any
-    """The KV cache at its full length, as allocated."""
+    """The KV cache at its full length, as allocated, and states."""
     workspace_bytes: Any
     """The rest: hidden states, scores of an unfused attention, logits, or a copy of one layer's cache."""
     fragmentation_bytes: Any

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from profiler.counting.attention import AttentionCore
+from profiler.counting.attention import AttentionCore, Compressor, Indexer
 from profiler.counting.operators import (
     Collective,
     Convolution,
@@ -29,7 +29,9 @@ FILE = Path(__file__).with_name("preset_counts.json")
 
 _KINDS: Mapping[str, type[Operator]] = {
     kind.__name__: kind
-    for kind in (AttentionCore, Collective, Convolution, Elementwise, Embedding, Experts, Linear, RecurrentState)
+    for kind in (
+        AttentionCore, Collective, Compressor, Convolution, Elementwise, Embedding, Experts, Indexer, Linear, RecurrentState
+    )  # fmt: skip
 }
 
 
@@ -129,9 +131,12 @@ def _value(name: str, value: Any) -> Any:
 
 
 def _plain_fields(value: Any) -> dict[str, Any]:
-    values = {item.name: getattr(value, item.name) for item in fields(value) if item.name != "operators"}
-    # Almost no weight has this field, and each preset would name it hundreds of times.
-    return {name: _plain(name, each) for name, each in values.items() if name != "fused_rows" or each}
+    # Each preset would name most defaults hundreds of times.
+    return {
+        item.name: _plain(item.name, each)
+        for item in fields(value)
+        if item.name != "operators" and (each := getattr(value, item.name)) != item.default
+    }
 
 
 def _plain(name: str, value: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from profiler.counting.attention import AttentionCore
+from profiler.counting.attention import AttentionCore, Compressor, Indexer
 from profiler.counting.module_kinds import (
     activation_dtype,
     attention_heads,
@@ -19,12 +19,20 @@ from profiler.counting.module_kinds import (
     expert_banks,
     first_of,
     is_attention,
+    is_compressor,
     is_experts,
+    is_indexer,
     is_norm,
     is_recurrent,
     is_router,
+    is_sparse,
+    keeps_cache,
+    keys_per_query,
     not_run_for_text,
+    of_layer,
     over_context,
+    own_top_k,
+    runs_only_last,
     window_of,
 )
 from profiler.counting.operators import (
@@ -49,6 +57,7 @@ _DENSE_EXPERTS = frozenset({"Llama4TextExperts"})
 _RESIDUAL_ADDS_PER_LAYER = 2
 _ROPE_FLOPS_PER_ELEMENT = 3
 _GATE_FLOPS_PER_ELEMENT = 5
+_FLOAT32_BYTES = 4
 _NORM_FLOPS_PER_ELEMENT = 4
 
 
@@ -68,6 +77,7 @@ def walk(model: Any) -> ModelWork:
         understood_params=visitor.total_params - visitor.unknown_params,
         unknown=tuple(dict.fromkeys(visitor.unknown)),
         not_run=tuple(dict.fromkeys(visitor.not_run)),
+        dense_instead=tuple(dict.fromkeys(visitor.dense_instead)),
     )
 
 
@@ -105,7 +115,7 @@ def called_modules(model: Any, work: ModelWork) -> dict[Operator, list[nn.Module
     visitor = _Visitor(model, model.config.get_text_config())
     modules: dict[Operator, list[nn.Module]] = {}
     for name, module in model.named_modules():
-        operator = visitor.called(collapse_numbers(name), module)
+        operator = visitor.called(collapse_numbers(name), name, module)
         if operator in operators:
             modules.setdefault(operators[operator], []).append(module)
     return modules
@@ -123,6 +133,8 @@ class _Visitor:
         self.base_prefix = base_prefix(model)
         self.unknown: list[str] = []
         self.not_run: list[str] = []
+        self.dense_instead: list[str] = []
+        self.top_k: int | None = None
         self.unknown_params = 0
         self.total_params = 0
         self._counted: set[int] = set()
@@ -136,16 +148,18 @@ class _Visitor:
             if not_run_for_text(name, module):
                 self.not_run.append(short)
             elif is_experts(module):
-                yield self._experts(short, module)
+                yield self._experts(short, name, module)
             else:
-                yield from self._operators(short, name, module)
+                last = runs_only_last(self.model, name)
+                for operator in self._operators(short, name, module):
+                    yield replace(operator, only_last=True) if last else operator
                 continue
             finished.add(name)
             self._count(module, recurse=True)
 
-    def called(self, short: str, module: Any) -> Operator | None:
+    def called(self, short: str, name: str, module: Any) -> Operator | None:
         """Return the operator that a call of the module runs: its attention core, or its bank of experts."""
-        return self._experts(short, module) if is_experts(module) else self._attention(short, module)
+        return self._experts(short, name, module) if is_experts(module) else self._attention(short, module)
 
     def _operators(self, short: str, name: str, module: Any) -> Iterator[Operator]:
         """Yield the operators of a module without its children."""
@@ -171,11 +185,15 @@ class _Visitor:
             yield self._norm(short, name, module)
         elif isinstance(module, nn.Conv1d):
             self._count(module)
-            yield self._convolution(short, module)
+            yield self._convolution(short, name, module)
         else:
             if (core := self._attention(short, module)) is not None:
                 yield core
                 yield self._rotary(short, core)
+            if is_indexer(module):
+                yield self._indexer(short, module)
+            if hasattr(module, "compress_rate"):
+                yield self._compressor(short, name, module)
             if (state := self._state(short, module)) is not None:
                 yield state
             yield from self._other_parameters(short, module)
@@ -201,7 +219,9 @@ class _Visitor:
         if unknown:
             self.unknown.append(f"{short} ({type(module).__name__}: {', '.join(unknown)})")
 
-    def _convolution(self, short: str, module: nn.Conv1d) -> Convolution:
+    def _convolution(self, short: str, name: str, module: nn.Conv1d) -> Convolution:
+        kernel, owner = module.kernel_size[0], self.model.get_submodule(name.rpartition(".")[0])
+        itemsize = self.activation.itemsize
         return Convolution(
             name=short,
             group="state",
@@ -209,27 +229,81 @@ class _Visitor:
             dtype=module.weight.dtype,
             channels=module.out_channels,
             inputs_per_channel=module.in_channels // module.groups,
-            kernel_size=module.kernel_size[0],
+            kernel_size=kernel,
+            # transformers keeps a whole kernel of a padded convolution; others get only what they lack. Inkling's are
+            # in float32.
+            state_inputs=kernel if module.padding[0] else (kernel - 1) * module.dilation[0],
             weight_bytes=sum(p.numel() * p.element_size() for p in module.parameters()),
-            itemsize=self.activation.itemsize,
+            itemsize=_FLOAT32_BYTES if "ShortConvolution" in type(owner).__name__ else itemsize,
         )
 
     def _state(self, short: str, module: Any) -> RecurrentState | None:
-        """Return the state of a state-space or linear-attention mixer, or None for other modules."""
+        """Return the state of a state-space or linear-attention mixer, or None for other modules.
+
+        transformers keeps the states of a mixer with a decay per step in float32, and those of Lightning attention in
+        the model's dtype. FLOPs per element are those of the recurrences: h = a h + B x, y = C h has 5 (Mamba,
+        arXiv:2312.00752, Mamba-2, arXiv:2405.21060, Lightning, arXiv:2401.04658); the delta rule also reads and
+        corrects the old value of a key: S = S (a (I - b k k^T)) + b v k^T, o = S q has 7 (Gated DeltaNet,
+        arXiv:2412.06464, Kimi Delta Attention, arXiv:2510.26692).
+        """
         if not is_recurrent(module):
             return None
-        heads = first_of(module, "num_v_heads", "num_heads", "n_heads", "num_attention_heads")
-        if heads and (value_dim := first_of(module, "head_v_dim", "head_dim")):
-            elements = heads * value_dim * int(first_of(module, "head_k_dim", "ssm_state_size", "head_dim"))
+        decay = getattr(module, "A_log", None)
+        if decay is not None and decay.dim() > 1:  # Mamba-1's state is [intermediate, state], like A
+            elements = int(decay.numel())
         else:
-            elements = int(module.A_log.numel())  # Mamba-1's state is [intermediate, state], like A
+            heads = first_of(module, "num_v_heads", "num_heads", "n_heads", "num_attention_heads")
+            value_dim = first_of(module, "head_v_dim", "head_dim")
+            elements = heads * value_dim * int(first_of(module, "head_k_dim", "ssm_state_size", "head_dim"))
+        lightning = "Lightning" in type(module).__name__
+        corrects = not lightning and first_of(module, "ssm_state_size") is None
         return RecurrentState(
             name=f"{short}.state",
             group="state",
             count=1,
             dtype=self.model.dtype,
             state_elements=elements,
+            flops_per_element=7 if corrects else 5,
+            itemsize=self.activation.itemsize if lightning else _FLOAT32_BYTES,
+        )
+
+    def _indexer(self, short: str, module: Any) -> Indexer:
+        """Return the scores of an indexer, whose top-k also holds for later layers that have none of their own."""
+        self.top_k = keys_per_query(module)
+        heads, width = (
+            int(first_of(module, *names))
+            for names in (("index_n_heads", "n_heads", "num_heads"), ("index_head_dim", "head_dim"))
+        )
+        key_heads = int(first_of(module, "index_kv_heads") or 1)
+        pooled = first_of(module, "index_kpool")
+        kept = key_heads * width if not pooled else 2 * width + 1  # a key, its gates, and whether it is valid
+        return Indexer(
+            name=f"{short}.scorer" if hasattr(module, "scorer") else short,
+            group="attention",
+            count=1,
+            dtype=self.model.dtype,
+            heads=heads,
+            head_dim=width,
             itemsize=self.activation.itemsize,
+            rate=int(pooled or first_of(module, "compress_ratio", "compress_rate") or 1),
+            weighted=hasattr(module, "weights_proj"),
+            kept_elements=0 if hasattr(module, "compress_rate") else kept,
+        )
+
+    def _compressor(self, short: str, name: str, module: Any) -> Compressor:
+        parent = self.model.get_submodule(name.rpartition(".")[0])
+        indexer = next((part for part in module.children() if is_indexer(part)), None)
+        return Compressor(
+            name=f"{short}.core",
+            group="attention",
+            count=1,
+            dtype=self.model.dtype,
+            width=module.head_dim,
+            rate=module.compress_rate,
+            series=formats.stored(module.kv_proj).out_features // module.head_dim,
+            itemsize=self.activation.itemsize,
+            query_heads=int(parent.num_heads) if is_attention(parent) else 0,
+            top_k=first_of(indexer, "index_topk"),
         )
 
     def _count(self, module: nn.Module, *, recurse: bool = False) -> int:
@@ -279,9 +353,9 @@ class _Visitor:
     def _router(self, short: str, module: Any) -> Linear:
         return Linear(short, "experts", 1, module.weight.dtype, formats.stored(module), "tokens", self.activation)
 
-    def _experts(self, short: str, module: Any) -> Experts:
+    def _experts(self, short: str, name: str, module: Any) -> Experts:
         """Return experts stored as 3-D weights (transformers 5), a list of MLPs (transformers 4), or triton's MXFP4."""
-        per_token = first_of(self.config, "num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k", "moe_k")
+        mixture = self.model.get_submodule(name.rpartition(".")[0])
         banks = expert_banks(module)
         if (mxfp4_matrices := formats.triton_mxfp4_matrices(module)) is not None:
             matrices, num_experts, dtype = mxfp4_matrices, module.num_experts, self.model.dtype
@@ -307,7 +381,7 @@ class _Visitor:
             count=1,
             dtype=dtype,
             num_experts=num_experts,
-            per_token=int(per_token or 1),
+            per_token=own_top_k(mixture, self.config, module),
             matrices=matrices,
             expert_bytes=expert_bytes,
             activation_dtype=self.activation,
@@ -385,10 +459,10 @@ class _Visitor:
     def _attention(self, short: str, module: Any) -> AttentionCore | None:
         if not is_attention(module):
             return None
-        config = self.config
+        config = of_layer(self.config, module)
         query_heads, kv_heads, head_dim = attention_heads(module, config)
         latent = expanded = None
-        qk_dim = v_dim = head_dim
+        qk_dim, v_dim = head_dim, int(first_of(module, "v_head_dim") or head_dim)
         if hasattr(module, "kv_b_proj"):
             nope, rope, v_dim, rank = (
                 int(first_of(module, name) or first_of(config, name))
@@ -398,6 +472,9 @@ class _Visitor:
             if caches_latent(self.model):
                 latent, expanded = rank + rope, nope + v_dim
             kv_heads = query_heads
+        elif first_of(module, "compressor") is not None:
+            kv_heads, latent = 1, head_dim  # the one key is also the value, in a cache of its own
+        top_k = self._top_k(short, module)
         return AttentionCore(
             name=f"{short}.core",
             group="attention",
@@ -411,7 +488,18 @@ class _Visitor:
             window=window_of(config, module),
             latent_dim=latent,
             expanded_dim=expanded,
+            top_k=top_k,
+            keeps=keeps_cache(self.model, self.config, module),
         )
+
+    def _top_k(self, short: str, module: Any) -> int | None:
+        """Return the keys that an indexer chooses for a query, that of this layer or of one before."""
+        if not hasattr(module, "indexer"):
+            parts = [part for part in module.modules() if is_sparse(part)]
+            if not all(is_indexer(part) or is_compressor(part) or hasattr(part, "weights_proj") for part in parts):
+                self.dense_instead.append(short)
+            return None
+        return keys_per_query(module.indexer) if module.indexer is not None else self.top_k
 
     def _group(self, name: str) -> OperatorGroup:
         parents = name.split(".")[:-1]
