@@ -19,7 +19,17 @@ if TYPE_CHECKING:
     import torch
 
 OperatorGroup = Literal[
-    "attention_proj", "attention", "mlp", "experts", "norm", "lm_head", "embedding", "state", "collective", "other"
+    "attention_proj",
+    "attention",
+    "mlp",
+    "experts",
+    "norm",
+    "lm_head",
+    "embedding",
+    "state_proj",
+    "state",
+    "collective",
+    "other",
 ]
 
 _FLOAT32_BYTES = 4
@@ -132,7 +142,8 @@ class Experts(Operator):
     """
 
     num_experts: int
-    per_token: int
+    per_token: float
+    """Chosen by the router; on average, if it may also choose none."""
     matrices: tuple[tuple[int, int], ...]
     """(in_features, out_features) of one expert's matrices."""
     expert_bytes: int
@@ -292,6 +303,10 @@ class ModelWork:
     """Parts that a text-only step skips: towers of other modalities, cross-attention without an encoder."""
     dense_instead: tuple[str, ...] = ()
     """Attention that chooses its keys by a rule that is not known, and is counted as if it read all of them."""
+    layers: int = 0
+    """Layers of the decoder, of any kind."""
+    group_params: tuple[tuple[str, int], ...] = ()
+    """Weights of matrices by group; those of a shared module count once."""
 
     @property
     def coverage(self) -> float:

@@ -78,6 +78,8 @@ def walk(model: Any) -> ModelWork:
         unknown=tuple(dict.fromkeys(visitor.unknown)),
         not_run=tuple(dict.fromkeys(visitor.not_run)),
         dense_instead=tuple(dict.fromkeys(visitor.dense_instead)),
+        layers=int(first_of(visitor.config, "num_hidden_layers") or 0),
+        group_params=tuple(visitor.group_params.items()),
     )
 
 
@@ -135,6 +137,7 @@ class _Visitor:
         self.not_run: list[str] = []
         self.dense_instead: list[str] = []
         self.top_k: int | None = None
+        self.group_params: dict[str, int] = {}
         self.unknown_params = 0
         self.total_params = 0
         self._counted: set[int] = set()
@@ -148,7 +151,8 @@ class _Visitor:
             if not_run_for_text(name, module):
                 self.not_run.append(short)
             elif is_experts(module):
-                yield self._experts(short, name, module)
+                yield (experts := self._experts(short, name, module))
+                self._count_matrices(experts, sum(sum(formats.own_params(part).values()) for part in module.modules()))
             else:
                 last = runs_only_last(self.model, name)
                 for operator in self._operators(short, name, module):
@@ -173,7 +177,10 @@ class _Visitor:
         elif formats.is_linear(module):
             params = self._count(module)
             try:
-                yield self._linear(short, name, module)
+                yield (linear := self._linear(short, name, module))
+                if params:
+                    weight = linear.weight
+                    self._count_matrices(linear, weight.in_features * weight.out_features)
             except ValueError as error:  # a format without a rule
                 self.unknown.append(f"{short} ({error})")
                 self.unknown_params += params
@@ -306,6 +313,10 @@ class _Visitor:
             top_k=first_of(indexer, "index_topk"),
         )
 
+    def _count_matrices(self, operator: Operator, params: int) -> None:
+        """Add the weights of matrices to their group, those of a shared module once."""
+        self.group_params[operator.group] = self.group_params.get(operator.group, 0) + params
+
     def _count(self, module: nn.Module, *, recurse: bool = False) -> int:
         """Add a module's parameters to the total, shared ones once; return the number that was added."""
         added = 0
@@ -356,6 +367,7 @@ class _Visitor:
     def _experts(self, short: str, name: str, module: Any) -> Experts:
         """Return experts stored as 3-D weights (transformers 5), a list of MLPs (transformers 4), or triton's MXFP4."""
         mixture = self.model.get_submodule(name.rpartition(".")[0])
+        per_token: float = own_top_k(mixture, self.config, module)
         banks = expert_banks(module)
         if (mxfp4_matrices := formats.triton_mxfp4_matrices(module)) is not None:
             matrices, num_experts, dtype = mxfp4_matrices, module.num_experts, self.model.dtype
@@ -363,7 +375,9 @@ class _Visitor:
             expert_bytes = formats.mxfp4_bytes(sum(ins * outs for ins, outs in matrices))
             expert_bytes += sum(p.numel() * p.element_size() for p in biases) // num_experts
         elif banks:
-            num_experts = next(iter(banks.values())).shape[0]
+            # LongCat's router also chooses among experts that do nothing, for which one bank has unused rows.
+            num_experts, choices = (limit(bank.shape[0] for bank in banks.values()) for limit in (min, max))
+            per_token = per_token * num_experts / choices if choices > num_experts else per_token
             hidden = int(self.config.hidden_size)
             matrices = tuple(bank_features(name, bank, hidden) for name, bank in banks.items())
             expert_bytes = sum(p.numel() * p.element_size() for p in module.parameters()) // num_experts
@@ -381,7 +395,7 @@ class _Visitor:
             count=1,
             dtype=dtype,
             num_experts=num_experts,
-            per_token=own_top_k(mixture, self.config, module),
+            per_token=per_token,
             matrices=matrices,
             expert_bytes=expert_bytes,
             activation_dtype=self.activation,
@@ -506,6 +520,8 @@ class _Visitor:
         owner: Any = self.model
         for part in parents:
             owner = getattr(owner, part)
+            if is_recurrent(owner):
+                return "state_proj"
             if is_attention(owner):
                 return "attention_proj"
         return "experts" if any("expert" in part for part in parents) else "mlp"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any, TextIO
 
@@ -25,13 +26,15 @@ class _Ascii:
 
 
 def screen(*, plain: bool = False, stream: TextIO | None = None) -> Console:
-    """Return a console on `stream` (default: standard output), 100 columns wide or as narrow as the terminal.
+    """Return a console on `stream` (default: standard output), as wide as `COLUMNS`, or at most 100 columns.
 
     `plain` prints neither colour nor box drawing. Markup is off, since a model's name may contain brackets. Rich omits
     colours for NO_COLOR and for pipes.
     """
     default = Console(file=stream)
     width = min(WIDTH, default.width) if default.is_terminal else WIDTH
+    if os.environ.get("COLUMNS", "").isdecimal():
+        width = default.width
     if plain:
         ascii_stream: Any = _Ascii(stream or sys.stdout)
         return Console(file=ascii_stream, width=width, color_system=None, highlight=False, markup=False, emoji=False)

@@ -236,7 +236,6 @@ def _vllm_requirements(
 
 def _cache_bytes(work: ModelWork, grid: Grid) -> int:
     """Bytes of a paged cache, in blocks of up to `_BLOCK` tokens, that holds any cell of the grid."""
-    cores = work.of_kind(AttentionCore)
-    token_bytes = sum(core.count * core.cached_elements * core.itemsize for core in cores)
+    token_bytes = int(cache_bytes(work, 1, 1)) - state_bytes(work)
     blocks = max(cell.batch_size * -(-(cell.slots + _AHEAD) // _BLOCK) for cell in grid.cells)
     return int(_CACHE_MARGIN * (blocks + 1) * _BLOCK * token_bytes)
