@@ -289,7 +289,9 @@ class Indexer(Operator):
     def each(self, step: Step, path: ExecutionPath) -> Work:
         flops_per_pair = 2 * self.heads * (self.head_dim + self.weighted)
         pairs = compressed_pairs(step.query, step.context, self.rate)
-        scored = step.query * ((step.context + step.query) // self.rate)
+        # Scores of blocks of kept keys run query by query; all others cover all keys, the later ones too.
+        by_query = self.rate > 1 and self.kept_elements == self.head_dim
+        scored = pairs if by_query else step.query * ((step.context + step.query) // self.rate)
         return Work(
             model_flops=step.batch * pairs * flops_per_pair,
             kv_read_bytes=step.batch * self.kept_bytes(step.context),
@@ -331,7 +333,13 @@ class Compressor(Operator):
             model_flops=step.batch * pairs * flops_per_pair,
             kv_read_bytes=step.batch * read * self.width * self.itemsize,
             kv_write_bytes=step.batch * (entries - step.context // self.rate) * self.width * self.itemsize,
-            state_bytes=2 * step.batch * 2 * self.series * self.width * self.itemsize * np.minimum(step.query, self.rate),
+            state_bytes=2
+            * step.batch
+            * 2
+            * self.series
+            * self.width
+            * self.itemsize
+            * np.minimum(step.query, self.rate),
             avoidable_flops={Cause.MASKED_SCORES: step.batch * (step.query * entries - pairs) * flops_per_pair},
         )
 

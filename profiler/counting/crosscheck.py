@@ -41,8 +41,8 @@ class Crosscheck:
     """FLOPs of the second counter."""
     differences: tuple[CounterDifference, ...]
     left_out: tuple[CounterDifference, ...] = ()
-    """Modules that the figures above exclude, and what the second counter has for them. Recurrences and convolutions run
-    in chunks with padding. transformers (5.17 and before) computes the angles of rotary embeddings as a product."""
+    """Modules that the figures above exclude, and what the second counter has for them. Recurrences and convolutions
+    run in chunks with padding. transformers (5.17 and before) computes the angles of rotary embeddings as a product."""
 
     @property
     def equal(self) -> bool:

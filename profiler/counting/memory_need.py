@@ -41,8 +41,10 @@ def cache_bytes(
     """
     total: Any = 0
     for operator in work.operators:
-        own = isinstance(operator, AttentionCore)
-        kept = operator.kept_bytes(tokens, stored, newest) if own else operator.kept_bytes(tokens)
+        if isinstance(operator, AttentionCore):
+            kept = operator.kept_bytes(tokens, stored, newest)
+        else:
+            kept = operator.kept_bytes(tokens)
         total = total + operator.count * batch_size * kept
     return total
 
@@ -99,9 +101,10 @@ def memory_need(
 ) -> MemoryNeed:
     """Return what a cell needs: its weights, its cache at full length, and the workspace of its `prefill`.
 
-    All sequences are prefilled in one step, unless there are more `sequences` than the prefill has. The peak is in its matrix products, its attention or its logits, or in the
-    last decode step: a dynamic cache writes a layer's new cache before it frees the old one, and a quantised one
-    converts a layer. `prefill` and `new_tokens` have integers, or int64 arrays that broadcast.
+    All sequences are prefilled in one step, unless there are more `sequences` than the prefill has. The peak is in its
+    matrix products, its attention or its logits, or in the last decode step: a dynamic cache writes a layer's new cache
+    before it frees the old one, and a quantised one converts a layer. `prefill` and `new_tokens` have integers, or
+    int64 arrays that broadcast.
     """
     tokens, query = prefill.tokens, prefill.query
     sequences = prefill.batch if sequences is None else sequences

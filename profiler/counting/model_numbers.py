@@ -72,7 +72,7 @@ class ModelNumbers:
     state_bytes_per_sequence: int
     """Bytes of one sequence's recurrent and convolution states, whatever its length."""
     kv_equals_weights_at: int | None
-    """Tokens of one sequence whose KV cache is as large as the weights; None if there are no so many, or beyond 2^24."""
+    """Tokens of one sequence whose KV cache is as large as the weights; None beyond 2^24 or without end."""
     attention_is_half_at: int | None
     """Cached tokens at which attention is half of a decode step's FLOPs; None as above."""
     gpus: tuple[GpuNumbers, ...]

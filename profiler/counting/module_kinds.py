@@ -17,10 +17,12 @@ _ATTENTION = re.compile(r"((attention|attn)(sdpa|eager)?|MLA)$", re.IGNORECASE)
 _LINEAR_ATTENTION = re.compile(r"Lightning|DeltaNet|DeltaAttention")
 _INDEXER = re.compile(r"Indexer$")
 _COMPRESSOR = re.compile(r"Compressor$")
+_IN_FLOAT32 = re.compile(r"^Inkling\w*ShortConvolution$|^Dots3\w*Indexer$")
 _SPARSE = re.compile(r"Indexer|Compressor|Sparse.*Attention|BlockSparse|LSH")
 _ROUTER = re.compile(r"router|gate$|topk", re.IGNORECASE)
 _OTHER_MODALITY = re.compile(
-    r"vision|visual|image|audio|speech|video|multi_?modal|^mm_|embed_tokens_extend", re.IGNORECASE
+    r"vision|visual|image|audio|speech|video|multi_?modal|^mm_|embed_tokens_extend|^connector$|^aligner$|^q_?former$|^vq",
+    re.IGNORECASE,
 )
 _CROSS_ATTENTION = re.compile(r"^(encoder_attn|cross_?attn|cross_?attention)$", re.IGNORECASE)
 
@@ -35,7 +37,7 @@ def is_attention(module: nn.Module) -> bool:
 
 
 def is_recurrent(module: nn.Module) -> bool:
-    """Return whether a module is a mixer with a state of fixed size: by its class name, or its decay and convolution."""
+    """Return whether a mixer has a state of fixed size: by its class name, or its decay and convolution."""
     parts = (module, *module.children())
     decays = any(isinstance(getattr(part, "A_log", None), torch.Tensor) for part in parts)
     convolves = any(isinstance(part, nn.Conv1d) for part in parts)
@@ -45,6 +47,11 @@ def is_recurrent(module: nn.Module) -> bool:
 def is_indexer(module: nn.Module) -> bool:
     """Return whether a module chooses the keys of sparse attention: by its class name and its heads."""
     return bool(_INDEXER.search(type(module).__name__)) and bool(first_of(module, "head_dim", "index_head_dim"))
+
+
+def computes_in_float32(module: nn.Module) -> bool:
+    """Return whether transformers (5.23) casts a module's inputs to float32, and keeps them so, in any model."""
+    return bool(_IN_FLOAT32.search(type(module).__name__))
 
 
 def is_compressor(module: nn.Module) -> bool:
@@ -145,9 +152,12 @@ def bank_features(name: str, bank: torch.Tensor, hidden_size: int) -> tuple[int,
 def not_run_for_text(name: str, module: nn.Module) -> bool:
     """Return whether a text-only step skips the module: other modalities, or cross-attention without an encoder."""
     leaf = name.rpartition(".")[2]
-    return bool(
-        _OTHER_MODALITY.search(leaf) or _CROSS_ATTENTION.search(leaf) or "CrossAttention" in type(module).__name__
-    )
+    return is_tower(name) or bool(_CROSS_ATTENTION.search(leaf)) or "CrossAttention" in type(module).__name__
+
+
+def is_tower(name: str) -> bool:
+    """Return whether a module, by its name, reads another modality or fits it to the decoder."""
+    return bool(_OTHER_MODALITY.search(name.rpartition(".")[2]))
 
 
 def runs_only_last(model: Any, name: str) -> bool:
@@ -212,7 +222,9 @@ def _positive(value: Any) -> int | None:
 
 def attention_heads(module: Any, config: Any) -> tuple[int, int, int]:
     """Return (query heads, KV heads, head dim) of an attention module, from the module or else the config."""
-    query_heads = int(first_of(module, "num_heads", "num_attention_heads", "n_heads", "num_attn_heads") or config_query_heads(config))
+    query_heads = int(
+        first_of(module, "num_heads", "num_attention_heads", "n_heads", "num_attn_heads") or config_query_heads(config)
+    )
     groups = first_of(module, "num_key_value_groups")
     kv_heads = first_of(module, "num_key_value_heads", "num_kv_heads")
     head_dim = int(first_of(module, "head_dim", "head_size", "attention_head_size") or config_head_dim(config))

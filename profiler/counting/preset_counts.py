@@ -30,8 +30,17 @@ FILE = Path(__file__).with_name("preset_counts.json")
 _KINDS: Mapping[str, type[Operator]] = {
     kind.__name__: kind
     for kind in (
-        AttentionCore, Collective, Compressor, Convolution, Elementwise, Embedding, Experts, Indexer, Linear, RecurrentState
-    )  # fmt: skip
+        AttentionCore,
+        Collective,
+        Compressor,
+        Convolution,
+        Elementwise,
+        Embedding,
+        Experts,
+        Indexer,
+        Linear,
+        RecurrentState,
+    )
 }
 
 

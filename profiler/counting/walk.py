@@ -16,6 +16,7 @@ from profiler.counting.module_kinds import (
     bank_features,
     base_prefix,
     caches_latent,
+    computes_in_float32,
     expert_banks,
     first_of,
     is_attention,
@@ -26,6 +27,7 @@ from profiler.counting.module_kinds import (
     is_recurrent,
     is_router,
     is_sparse,
+    is_tower,
     keeps_cache,
     keys_per_query,
     not_run_for_text,
@@ -47,6 +49,8 @@ from profiler.counting.operators import (
     RecurrentState,
     Rows,
 )
+from profiler.counting.towers import picture_flops
+from profiler.facts.step import StoredWeight
 from profiler.quant import storage as formats
 
 _NUMBERS = re.compile(r"(?<=\.)\d+(?=\.|$)")
@@ -54,6 +58,9 @@ _NUMBERS = re.compile(r"(?<=\.)\d+(?=\.|$)")
 # Modules that run every expert on every token, whatever the router chooses.
 _DENSE_EXPERTS = frozenset({"Llama4TextExperts"})
 
+# Parameters that are not in a module of their own: matrices of hyper-connections, and an addend of each key in a block.
+_STREAM_MIXERS = frozenset({"fn", "hc_fn"})
+_POSITION_BIAS = "position_bias"
 _RESIDUAL_ADDS_PER_LAYER = 2
 _ROPE_FLOPS_PER_ELEMENT = 3
 _GATE_FLOPS_PER_ELEMENT = 5
@@ -71,6 +78,7 @@ def walk(model: Any) -> ModelWork:
     for operator in visitor.visit():
         key = replace(operator, count=1)
         counts[key] = counts.get(key, 0) + operator.count
+    tower_flops, pixels = picture_flops(model, visitor.towers)
     return ModelWork(
         operators=tuple(replace(operator, count=count) for operator, count in counts.items()),
         params=visitor.total_params,
@@ -80,6 +88,9 @@ def walk(model: Any) -> ModelWork:
         dense_instead=tuple(dict.fromkeys(visitor.dense_instead)),
         layers=int(first_of(visitor.config, "num_hidden_layers") or 0),
         group_params=tuple(visitor.group_params.items()),
+        tower_params=visitor.group_params.get("towers", 0),
+        tower_flops=tower_flops,
+        picture_pixels=pixels,
     )
 
 
@@ -135,6 +146,7 @@ class _Visitor:
         self.base_prefix = base_prefix(model)
         self.unknown: list[str] = []
         self.not_run: list[str] = []
+        self.towers: list[nn.Module] = []
         self.dense_instead: list[str] = []
         self.top_k: int | None = None
         self.group_params: dict[str, int] = {}
@@ -150,6 +162,10 @@ class _Visitor:
             short = collapse_numbers(name)
             if not_run_for_text(name, module):
                 self.not_run.append(short)
+                params = self._count(module, recurse=True)
+                if is_tower(name):
+                    self.towers.append(module)
+                    self.group_params["towers"] = self.group_params.get("towers", 0) + params
             elif is_experts(module):
                 yield (experts := self._experts(short, name, module))
                 self._count_matrices(experts, sum(sum(formats.own_params(part).values()) for part in module.modules()))
@@ -216,7 +232,9 @@ class _Visitor:
                 continue
             self._counted.add(id(param))
             self.total_params += param.numel()
-            if recurrent or max(param.shape, default=1) == param.numel():
+            if key in _STREAM_MIXERS and param.dim() == 2:
+                yield self._mixer(short, param)
+            elif key == _POSITION_BIAS or recurrent or max(param.shape, default=1) == param.numel():
                 vector_bytes += param.numel() * param.element_size()
             else:
                 unknown.append(key)
@@ -226,9 +244,15 @@ class _Visitor:
         if unknown:
             self.unknown.append(f"{short} ({type(module).__name__}: {', '.join(unknown)})")
 
+    def _mixer(self, short: str, weight: nn.Parameter) -> Linear:
+        """Return the product of all residual streams with the matrix of hyper-connections (arXiv:2409.19606)."""
+        outs, ins = weight.shape
+        name = str(weight.dtype).removeprefix("torch.")
+        stored = StoredWeight(name, ins, outs, weight.numel() * weight.element_size(), 0, weight.dtype)
+        return Linear(short, "other", 1, weight.dtype, stored, "tokens", self.activation)
+
     def _convolution(self, short: str, name: str, module: nn.Conv1d) -> Convolution:
         kernel, owner = module.kernel_size[0], self.model.get_submodule(name.rpartition(".")[0])
-        itemsize = self.activation.itemsize
         return Convolution(
             name=short,
             group="state",
@@ -237,11 +261,10 @@ class _Visitor:
             channels=module.out_channels,
             inputs_per_channel=module.in_channels // module.groups,
             kernel_size=kernel,
-            # transformers keeps a whole kernel of a padded convolution; others get only what they lack. Inkling's are
-            # in float32.
+            # transformers keeps a whole kernel of a padded convolution; others get only what they lack.
             state_inputs=kernel if module.padding[0] else (kernel - 1) * module.dilation[0],
             weight_bytes=sum(p.numel() * p.element_size() for p in module.parameters()),
-            itemsize=_FLOAT32_BYTES if "ShortConvolution" in type(owner).__name__ else itemsize,
+            itemsize=_FLOAT32_BYTES if computes_in_float32(owner) else self.activation.itemsize,
         )
 
     def _state(self, short: str, module: Any) -> RecurrentState | None:
@@ -291,7 +314,7 @@ class _Visitor:
             dtype=self.model.dtype,
             heads=heads,
             head_dim=width,
-            itemsize=self.activation.itemsize,
+            itemsize=_FLOAT32_BYTES if computes_in_float32(module) else self.activation.itemsize,
             rate=int(pooled or first_of(module, "compress_ratio", "compress_rate") or 1),
             weighted=hasattr(module, "weights_proj"),
             kept_elements=0 if hasattr(module, "compress_rate") else kept,

@@ -52,7 +52,9 @@ def check_sizes(config: Any) -> None:
     text = config.get_text_config()
     layers = list(text.per_layer_config) if getattr(text, "is_heterogeneous", False) else [text]
     for name, least in (*((name, 1) for name in _AT_LEAST_ONE), ("sliding_window", 0)):
-        for value in {getattr(layer, name, None) for layer in layers if not isinstance(getattr(layer, name, None), list)}:
+        for value in {
+            getattr(layer, name, None) for layer in layers if not isinstance(getattr(layer, name, None), list)
+        }:
             if isinstance(value, int) and value < least:
                 raise ModelError(f"its configuration says {name} = {value}, which is not possible.")
 

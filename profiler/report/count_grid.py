@@ -177,12 +177,13 @@ def number_blocks(numbers: ModelNumbers) -> Iterator[Block]:
     experts = f", {widths.experts_per_token:.3g} of {widths.experts} experts per token" if widths.experts else ""
     heads = f", {widths.query_heads} heads ({widths.kv_heads} KV heads) of {widths.head_dim}"
     kinds = "" if widths.attention_layers >= widths.layers else f", {widths.attention_layers or 'none'} with attention"
+    grows = numbers.kv_bytes_per_later_token > 0
     lines = [
         f"architecture: {widths.layers} layers{kinds}, width {widths.hidden_size}"
         f"{heads if widths.attention_layers else ''}, vocabulary {widths.vocabulary}{experts}",
         f"parameters:   {groups}",
         *_kept(numbers),
-        f"attention:    {_at(numbers.attention_is_half_at, 'half of the FLOPs of a decode step')}",
+        f"attention:    {_at(numbers.attention_is_half_at, 'half of the FLOPs of a decode step', grows=grows)}",
     ]
     yield Lines(lines)
     if numbers.gpus:
@@ -191,21 +192,25 @@ def number_blocks(numbers: ModelNumbers) -> Iterator[Block]:
 
 def _kept(numbers: ModelNumbers) -> Iterator[str]:
     """Yield what a sequence keeps: a cache that grows with its tokens, and a state that does not."""
+    grows = numbers.kv_bytes_per_later_token > 0
     slopes = f"{scaled(numbers.kv_bytes_per_token, 'B')} per token"
     if numbers.kv_bytes_per_later_token != numbers.kv_bytes_per_token:
         until = f" up to {numbers.windows_full_at:,}" if numbers.windows_full_at else ""
         slopes += f"{until}, then {scaled(numbers.kv_bytes_per_later_token, 'B')}"
     if numbers.kv_bytes_per_token or numbers.kv_bytes_per_sequence:
-        yield (
-            f"KV cache:     {slopes}; {scaled(numbers.kv_bytes_per_sequence, 'B')} per sequence of"
-            f" {numbers.context_len} tokens; {_at(numbers.kv_equals_weights_at, 'as large as the weights')}"
-        )
+        large = _at(numbers.kv_equals_weights_at, "as large as the weights", grows=grows)
+        sequence = f"{scaled(numbers.kv_bytes_per_sequence, 'B')} per sequence of {numbers.context_len} tokens"
+        yield f"KV cache:     {slopes}; {sequence}; {large}"
     if numbers.state_bytes_per_sequence:
         yield f"state:        {scaled(numbers.state_bytes_per_sequence, 'B')} per sequence, whatever its length"
 
 
-def _at(tokens: int | None, what: str) -> str:
-    return f"{what} at {tokens:,} tokens" if tokens else f"not {what} up to {scaled(MOST, 'tokens')}"
+def _at(tokens: int | None, what: str, *, grows: bool) -> str:
+    if tokens:
+        return f"{what} at {tokens:,} tokens"
+    if grows:
+        return f"not {what} up to {MOST:,} tokens"
+    return f"never {what}, since its windows or its state limit it"
 
 
 def _gpu_table(gpus: Sequence[GpuNumbers], context_len: int) -> TextTable:
@@ -230,7 +235,7 @@ def _gpu_table(gpus: Sequence[GpuNumbers], context_len: int) -> TextTable:
         "step bound by compute",
     )
     caption = (
-        f"Decode after {context_len} cached tokens. A batch is prefilled together, or one prompt at a time as servers do."
+        f"Decode after {context_len} cached tokens. Prompts of a batch run together, or one at a time as in servers."
         " The longest context and tok/s are of one sequence. Compute limits from the batch on that is shown."
     )
     return text_table(headings, rows, caption=caption)

@@ -9,8 +9,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from profiler.counting.attention import AttentionCore
-from profiler.counting.memory_need import memory_need
+from profiler.counting.memory_need import cache_bytes, memory_need, state_bytes
 from profiler.counting.meta import path_here
 from profiler.counting.operators import ModelWork
 from profiler.counting.walk import walk

@@ -67,7 +67,13 @@ _SHARED_KV = {
     "vocab_size_per_layer_input": 128,
     "hidden_size_per_layer_input": 16,
 }
-_GLOBAL_HEADS = {**_GROUPED, **_WINDOWS, "global_head_dim": 32, "num_global_key_value_heads": 1, "attention_k_eq_v": True}
+_GLOBAL_HEADS = {
+    **_GROUPED,
+    **_WINDOWS,
+    "global_head_dim": 32,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+}
 _QWEN_HYBRID = {**_GROUPED, **_DELTA_NET, "num_hidden_layers": 4, "layer_types": _ONE_IN_FOUR}
 _QWEN_MIXTURE = {**_QWEN_HYBRID, **_ROUTED, "num_experts": 8, "shared_expert_intermediate_size": 32}
 _MAMBA_1 = {"vocab_size": 128, "hidden_size": 64, "state_size": 8, "conv_kernel": 4, "expand": 2, "time_step_rank": 4}
@@ -95,6 +101,22 @@ _QWEN_4 = {
         "partial_rotary_factor": 0.25,
         "mrope_interleaved": True,
         "mrope_section": [1, 1, 0],
+    },
+}
+_DOTS_3 = {
+    **_DSA,
+    "sliding_window": 6,
+    "layer_types": ["indexed_attention", "sliding_attention"] * 2,
+    "shared_experts_intermediate_size": 32,
+    "per_layer_config": {
+        str(index): {
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "kv_lora_rank": 24,
+            "qk_nope_head_dim": 24,
+            "head_dim": 32,
+        }
+        for index in (1, 3)
     },
 }
 
@@ -217,27 +239,13 @@ PUBLISHED: dict[str, list[dict[str, Any]]] = {
             },
         }
     ],
-    "dots3_note_text": [
-        {
-            **_DSA,
-            "sliding_window": 6,
-            "layer_types": ["indexed_attention", "sliding_attention"] * 2,
-            "shared_experts_intermediate_size": 32,
-            "per_layer_config": {
-                str(index): {
-                    "num_attention_heads": 2,
-                    "num_key_value_heads": 2,
-                    "kv_lora_rank": 24,
-                    "qk_nope_head_dim": 24,
-                    "head_dim": 32,
-                }
-                for index in (1, 3)
-            },
-        }
-    ],
+    "dots3_note_text": [_DOTS_3],
+    "dots3_note": [{"text_config": _DOTS_3}],
     "qwen4_exp_text": [_QWEN_4],
     "qwen4_exp": [{"text_config": _QWEN_4}],
-    "olmo_hybrid": [{**_GROUPED, **_DELTA_NET, "num_hidden_layers": 4, "layer_types": _ONE_IN_FOUR, "linear_num_key_heads": 4}],
+    "olmo_hybrid": [
+        {**_GROUPED, **_DELTA_NET, "num_hidden_layers": 4, "layer_types": _ONE_IN_FOUR, "linear_num_key_heads": 4}
+    ],
     "kimi_linear": [
         {
             **_KDA,
@@ -295,6 +303,7 @@ PUBLISHED: dict[str, list[dict[str, Any]]] = {
     "gemma3n_text": [
         {**_SHARED_KV, "altup_num_inputs": 4, "laurel_rank": 8, "activation_sparsity_pattern": [0.0] * 8},
     ],
+    "gemma3n": [{"text_config": {**_SHARED_KV, "altup_num_inputs": 4, "laurel_rank": 8}}],
     "gemma4_text": [
         {**_SHARED_KV, "global_head_dim": 32, "use_double_wide_mlp": True},
         {
@@ -333,7 +342,14 @@ PUBLISHED: dict[str, list[dict[str, Any]]] = {
         }
     ],
     "dots1": [
-        {**_GROUPED, **_ROUTED, "n_routed_experts": 8, "n_shared_experts": 1, "num_hidden_layers": 3, "first_k_dense_replace": 1}
+        {
+            **_GROUPED,
+            **_ROUTED,
+            "n_routed_experts": 8,
+            "n_shared_experts": 1,
+            "num_hidden_layers": 3,
+            "first_k_dense_replace": 1,
+        }
     ],
     "longcat_flash": [
         {

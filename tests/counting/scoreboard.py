@@ -20,7 +20,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from profiler.counting.crosscheck import Crosscheck, crosscheck
 from profiler.facts.step import Step
-from profiler.loading.cache_argument import has_cache
+from profiler.loading.cache_argument import cache_of
 from profiler.loading.meta_model import build_on_meta, from_config, quiet_libraries
 
 TABLE = Path(__file__).with_name("scoreboard.csv")
@@ -72,7 +72,10 @@ def _on_cpu(config: object) -> nn.Module:
 
 
 def _each_step(model: nn.Module) -> list[Crosscheck]:
-    return [crosscheck(model, step) for step in STEPS if has_cache(model) or not step.context]
+    ids = torch.zeros(1, 2, dtype=torch.long, device=next(model.parameters()).device)
+    with torch.no_grad():
+        cached = cache_of(model(input_ids=ids)) is not None
+    return [crosscheck(model, step) for step in STEPS if cached or not step.context]
 
 
 @contextmanager

@@ -159,8 +159,10 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize("plain", [False, True])
-def test_a_screen_is_as_narrow_as_its_terminal(monkeypatch: pytest.MonkeyPatch, plain: bool) -> None:
-    for columns, width in (("80", 80), ("200", 100)):
-        monkeypatch.setenv("COLUMNS", columns)
-        assert screen(plain=plain, stream=Terminal()).width == width
+def test_a_screen_is_as_wide_as_asked(monkeypatch: pytest.MonkeyPatch, plain: bool) -> None:
+    for columns in (80, 200):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        assert screen(plain=plain, stream=Terminal()).width == columns
+        assert screen(plain=plain, stream=io.StringIO()).width == columns
+    monkeypatch.delenv("COLUMNS")
     assert screen(plain=plain, stream=io.StringIO()).width == 100
