@@ -229,7 +229,7 @@ def attention_heads(module: Any, config: Any) -> tuple[int, int, int]:
     kv_heads = first_of(module, "num_key_value_heads", "num_kv_heads")
     head_dim = int(first_of(module, "head_dim", "head_size", "attention_head_size") or config_head_dim(config))
     if kv_heads is None and formats.is_linear(keys := first_of(module, "k_proj", "key_proj")):
-        kv_heads = formats.stored(keys).out_features // head_dim
+        kv_heads = keys.out_features // head_dim
     kv_heads = int(kv_heads or (query_heads // groups if groups else config_kv_heads(config)))
     return query_heads, kv_heads, head_dim
 

@@ -196,7 +196,7 @@ def _kept(numbers: ModelNumbers) -> Iterator[str]:
     slopes = f"{scaled(numbers.kv_bytes_per_token, 'B')} per token"
     if numbers.kv_bytes_per_later_token != numbers.kv_bytes_per_token:
         until = f" up to {numbers.windows_full_at:,}" if numbers.windows_full_at else ""
-        slopes += f"{until}, then {scaled(numbers.kv_bytes_per_later_token, 'B')}"
+        slopes += f"{until}, then {scaled(numbers.kv_bytes_per_later_token, 'B') if grows else 'no more'}"
     if numbers.kv_bytes_per_token or numbers.kv_bytes_per_sequence:
         large = _at(numbers.kv_equals_weights_at, "as large as the weights", grows=grows)
         sequence = f"{scaled(numbers.kv_bytes_per_sequence, 'B')} per sequence of {numbers.context_len} tokens"
