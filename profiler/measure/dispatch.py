@@ -329,7 +329,7 @@ def hollow_config(config: Any, quant: Quant = "none") -> Any:
 
 
 def _hollow_layer(values: Mapping[str, Any], heads: int, hollow: Any) -> dict[str, Any]:
-    """Return a layer's own values without widths, and with as many queries per key as it has."""
+    """Return a layer's own values without widths, and with its queries per key, as far as the twin has heads."""
     kept = {name: value for name, value in values.items() if not _WIDTH_NAMES.search(name)}
     if kv_heads := values.get("num_key_value_heads"):
         whole = values.get("num_attention_heads", heads)

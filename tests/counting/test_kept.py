@@ -55,6 +55,7 @@ GEMMA_31B = {
     "attention_k_eq_v": True,
     "hidden_size_per_layer_input": 0,
     "sliding_window": 1024,
+    "max_position_embeddings": 262144,
     "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 10,
 }
 LLAMA = {
@@ -226,6 +227,7 @@ def test_the_routers_own_number_of_experts() -> None:
     listed = {
         **LLAMA,
         "model_type": "hunyuan_v1_moe",
+        "head_dim": 16,
         "num_experts": 4,
         "moe_topk": [3, 2],
         "num_shared_expert": [1, 1],
