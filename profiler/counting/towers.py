@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from profiler.counting.module_kinds import attention_heads, first_of, is_attention
+from profiler.counting.module_kinds import first_of, is_attention
 from profiler.quant import storage as formats
 
 _PIXELS = 448
@@ -35,8 +35,7 @@ def picture_flops(model: Any, towers: list[nn.Module]) -> tuple[int, int]:
             joined = max(1, weight.in_features // width) if _joins(weight.in_features, width) else 1
             flops += 2 * (patches // joined) * weight.in_features * weight.out_features
         elif is_attention(module):
-            heads, _, head_dim = attention_heads(module, config)
-            flops += 4 * patches**2 * heads * head_dim
+            flops += 4 * patches**2 * width
     return flops, pixels
 
 

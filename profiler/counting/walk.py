@@ -50,6 +50,7 @@ from profiler.counting.operators import (
     Rows,
 )
 from profiler.counting.towers import picture_flops
+from profiler.errors import ModelError
 from profiler.facts.step import StoredWeight
 from profiler.quant import storage as formats
 
@@ -71,9 +72,10 @@ _NORM_FLOPS_PER_ELEMENT = 4
 def walk(model: Any) -> ModelWork:
     """Return the operators of a transformers causal LM.
 
-    Parameters that no rule covers are listed in `unknown` and lower `coverage`.
+    Parameters that no rule covers are listed in `unknown` and lower `coverage`. Raises ModelError for a model that is
+    not one decoder, or a mixture that does not say how many experts a token uses.
     """
-    visitor = _Visitor(model, model.config.get_text_config())
+    visitor = _Visitor(model, _decoder_config(model))
     counts: dict[Operator, int] = {}
     for operator in visitor.visit():
         key = replace(operator, count=1)
@@ -92,6 +94,21 @@ def walk(model: Any) -> ModelWork:
         tower_flops=tower_flops,
         picture_pixels=pixels,
     )
+
+
+def _decoder_config(model: Any) -> Any:
+    """Return the config of the decoder. Raises ModelError for a model that has none, or several."""
+    try:
+        config = model.config.get_text_config()
+        model.get_input_embeddings()
+    except (ValueError, NotImplementedError):
+        config = None
+    if first_of(config, "hidden_size") is None:
+        raise ModelError(
+            f"{type(model).__name__} is not counted, since it is not one decoder of text; pass a folder whose"
+            " config.json has only the configuration of its decoder."
+        )
+    return config
 
 
 def collapse_numbers(name: str) -> str:

@@ -321,7 +321,7 @@ def hollow_config(config: Any, quant: Quant = "none") -> Any:
         layers = part.to_dict()["per_layer_config"] if differs else {}
         if differs:
             part.per_layer_config = None
-        heads = getattr(part, "num_attention_heads", None)
+        heads = int(getattr(part, "num_attention_heads", None) or 1)
         _shrink(part, _HEAD_DIM if quant == "none" else _QUANTISED_HEAD_DIM)
         if own := {index: _hollow_layer(values, heads, part) for index, values in layers.items()}:
             part.per_layer_config = own

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import cached
+import pictures
 import pytest
 import scoreboard
 
@@ -63,3 +64,21 @@ def test_a_real_cache_has_the_bytes_that_are_counted(model_type: str) -> None:
 @pytest.mark.parametrize("model_type", ["qwen4_exp_text", "glm_moe_dsa", "nemotron_h", "gemma4_unified_text", "dots1"])
 def test_torch_counts_the_same_flops(model_type: str) -> None:
     assert scoreboard.score(model_type) == ("equal", "")
+
+
+@pytest.mark.slow
+def test_image_text_types_are_built() -> None:
+    results = {name: pictures.score(name)[0] for name in pictures.types()}
+    worse = [name for name, (before, _) in scoreboard.read_table(pictures.TABLE).items() if before < results[name]]
+    assert worse == []
+    assert sum(result == "built" for result in results.values()) >= 85
+
+
+@pytest.mark.parametrize(
+    ("model_type", "tower"), [("qwen3_vl", "model.visual"), ("mistral3", "model.vision_tower"), ("gemma3n", "")]
+)
+def test_a_step_of_text_runs_no_tower(model_type: str, tower: str) -> None:
+    """The tower of Gemma-3n needs another package, so that its decoder is built alone."""
+    result, left_out = pictures.score(model_type)
+    assert result == "built"
+    assert left_out.split("; ")[0] == tower
