@@ -328,18 +328,15 @@ class Compressor(Operator):
         read = step.context // self.rate
         if self.top_k is not None:
             read = np.minimum(read, step.query * self.top_k)
+        # A new token's value and gate wait for their block; a later step reads those that wait.
+        waiting = 2 * self.series * np.minimum(step.query, self.rate)
+        read = read + np.where(np.asarray(step.context) > 0, waiting, 0)
+        written = entries - step.context // self.rate + waiting
         flops_per_pair = 4 * self.query_heads * self.width
         return Work(
             model_flops=step.batch * pairs * flops_per_pair,
             kv_read_bytes=step.batch * read * self.width * self.itemsize,
-            kv_write_bytes=step.batch * (entries - step.context // self.rate) * self.width * self.itemsize,
-            state_bytes=2
-            * step.batch
-            * 2
-            * self.series
-            * self.width
-            * self.itemsize
-            * np.minimum(step.query, self.rate),
+            kv_write_bytes=step.batch * written * self.width * self.itemsize,
             avoidable_flops={Cause.MASKED_SCORES: step.batch * (step.query * entries - pairs) * flops_per_pair},
         )
 

@@ -59,9 +59,10 @@ _NUMBERS = re.compile(r"(?<=\.)\d+(?=\.|$)")
 # Modules that run every expert on every token, whatever the router chooses.
 _DENSE_EXPERTS = frozenset({"Llama4TextExperts"})
 
-# Parameters that are not in a module of their own: matrices of hyper-connections, and an addend of each key in a block.
-_STREAM_MIXERS = frozenset({"fn", "hc_fn"})
-_POSITION_BIAS = "position_bias"
+# Parameters that are not in a module of their own: matrices of hyper-connections and of an indexer's gate, and what is
+# added to each key of a block.
+_LOOSE_MATRICES = frozenset({"fn", "hc_fn", "index_kpool_compress_gate"})
+_ADDENDS = frozenset({"position_bias", "index_kpool_compress_ape"})
 _RESIDUAL_ADDS_PER_LAYER = 2
 _ROPE_FLOPS_PER_ELEMENT = 3
 _GATE_FLOPS_PER_ELEMENT = 5
@@ -202,7 +203,7 @@ class _Visitor:
         """Yield the operators of a module without its children."""
         if isinstance(module, nn.Embedding):
             self._count(module)
-            yield self._embedding(short, module)
+            yield self._embedding(short, name, module)
         elif formats.is_gguf_table(module):
             self._count(module)
             table = module.weight  # [rows, bytes per row]
@@ -249,9 +250,9 @@ class _Visitor:
                 continue
             self._counted.add(id(param))
             self.total_params += param.numel()
-            if key in _STREAM_MIXERS and param.dim() == 2:
-                yield self._mixer(short, param)
-            elif key == _POSITION_BIAS or recurrent or max(param.shape, default=1) == param.numel():
+            if key in _LOOSE_MATRICES and param.dim() == 2:
+                yield self._loose(short, param)
+            elif key in _ADDENDS or recurrent or max(param.shape, default=1) == param.numel():
                 vector_bytes += param.numel() * param.element_size()
             else:
                 unknown.append(key)
@@ -261,8 +262,8 @@ class _Visitor:
         if unknown:
             self.unknown.append(f"{short} ({type(module).__name__}: {', '.join(unknown)})")
 
-    def _mixer(self, short: str, weight: nn.Parameter) -> Linear:
-        """Return the product of all residual streams with the matrix of hyper-connections (arXiv:2409.19606)."""
+    def _loose(self, short: str, weight: nn.Parameter) -> Linear:
+        """Return a product with a matrix that is no module: that of hyper-connections (arXiv:2409.19606) and others."""
         outs, ins = weight.shape
         name = str(weight.dtype).removeprefix("torch.")
         stored = StoredWeight(name, ins, outs, weight.numel() * weight.element_size(), 0, weight.dtype)
@@ -298,12 +299,14 @@ class _Visitor:
         decay = getattr(module, "A_log", None)
         if decay is not None and decay.dim() > 1:  # Mamba-1's state is [intermediate, state], like A
             elements = int(decay.numel())
+        elif (channels := getattr(module, "time_decay", None)) is not None:  # RWKV-4: numerator, denominator, maximum
+            elements = 3 * int(channels.numel())
         else:
             heads = first_of(module, "num_v_heads", "num_heads", "n_heads", "num_attention_heads")
             value_dim = first_of(module, "head_v_dim", "head_dim")
             elements = heads * value_dim * int(first_of(module, "head_k_dim", "ssm_state_size", "head_dim"))
         lightning = "Lightning" in type(module).__name__
-        corrects = not lightning and first_of(module, "ssm_state_size") is None
+        corrects = not lightning and first_of(module, "ssm_state_size", "time_decay") is None
         return RecurrentState(
             name=f"{short}.state",
             group="state",
@@ -368,15 +371,17 @@ class _Visitor:
         self.total_params += added
         return added
 
-    def _embedding(self, short: str, module: nn.Embedding) -> Embedding:
+    def _embedding(self, short: str, name: str, module: nn.Embedding) -> Embedding:
+        # A token looks up a row per n-gram and hash.
+        rows = first_of(self.model.get_submodule(name.rpartition(".")[0]), "ngram_heads") or 1
         return Embedding(
             name=short,
             group="embedding",
             count=1,
             dtype=module.weight.dtype,
-            width=module.embedding_dim,
+            width=rows * module.embedding_dim,
             itemsize=module.weight.element_size(),
-            per_batch=module is self.tokens_table,
+            per_batch=module is self.tokens_table or rows > 1,
         )
 
     def _linear(self, short: str, name: str, module: Any) -> Linear:

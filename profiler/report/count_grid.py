@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _MOST_ROWS = 200
 _WORK_COLUMNS = ("phase", "batch", "tokens", "FLOPs", "bytes", "FLOP/byte", "KV cache", "memory")
+_HALF = "half of the FLOPs of a decode step"
 _GPU_COLUMNS = ("phase", "batch", "tokens", "floor", "tok/s at most", "bound by")
 
 
@@ -183,8 +184,9 @@ def number_blocks(numbers: ModelNumbers) -> Iterator[Block]:
         f"{heads if widths.attention_layers else ''}, vocabulary {widths.vocabulary}{experts}",
         f"parameters:   {groups}",
         *_kept(numbers),
-        f"attention:    {_at(numbers.attention_is_half_at, 'half of the FLOPs of a decode step', grows=grows)}",
     ]
+    if widths.attention_layers:
+        lines.append(f"attention:    {_at(numbers.attention_is_half_at, _HALF, grows=grows)}")
     yield Lines(lines)
     if numbers.gpus:
         yield _gpu_table(numbers.gpus, numbers.context_len)
