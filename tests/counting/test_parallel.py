@@ -132,8 +132,8 @@ def test_fp8_blocks_are_cut_with_their_scales() -> None:
     work = walk_rank(rank, 2)
     shares = {operator.name: operator.weight for operator in work.of_kind(Linear)}
     [share] = work.of_kind(Experts)
-    for name in ("q_b_proj", "kv_b_proj", "o_proj"):
-        mine, theirs = (weights[f"model.layers.*.self_attn.{name}"] for weights in (shares, linears))
+    for name in ("mlp.gate_proj", "mlp.down_proj", "mlp.shared_experts.up_proj"):
+        mine, theirs = (weights[f"model.layers.*.{name}"] for weights in (shares, linears))
         assert mine.format == "float8"
         assert mine.weight_bytes == theirs.weight_bytes / 2
     assert share.expert_bytes == experts.expert_bytes / 2 == (3 * 512 * 512 + 3 * 4 * 4 * 4) / 2
