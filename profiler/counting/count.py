@@ -82,8 +82,6 @@ class StepCount:
     by_operator: tuple[tuple[Operator, Work], ...]
     coverage: float
     unknown: tuple[str, ...]
-    dense_instead: tuple[str, ...] = ()
-    """Sparse attention without a known rule, which is counted as dense."""
     gemms: tuple[GemmShape, ...] = ()
     gpus: tuple[CardFloor, ...] = ()
     crosscheck: Crosscheck | None = None
@@ -175,7 +173,6 @@ def count(
         by_operator=parts,
         coverage=work.coverage,
         unknown=work.unknown,
-        dense_instead=work.dense_instead,
         gemms=work.gemm_census(step) if census else (),
         gpus=tuple(on_gpu(gpu) for gpu in gpus),
         crosscheck=_second_opinion(config, kind, stored_as, step) if second_opinion else None,

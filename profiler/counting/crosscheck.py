@@ -62,7 +62,10 @@ def crosscheck(model: Any, step: Step) -> Crosscheck:
     with _eager_attention(model):
         by_module = _counter_flops(model, step)
     path = ExecutionPath(attention="eager", all_logits=not _keeps_last_logits(model))
-    apart = {name for name, module in model.named_modules() if is_recurrent(module) or _convolves(module)}
+    # The library pads the prompt of a convolution, and computes further positions.
+    convolving = {name for name, module in model.named_modules() if isinstance(module, nn.Conv1d)}
+    apart = convolving | {name.rpartition(".")[0] for name in convolving}
+    apart |= {name for name, module in model.named_modules() if is_recurrent(module)}
     counter_flops = _by_name((name, flops) for name, flops in by_module.items() if name not in apart)
     states = _by_name((name, flops) for name, flops in by_module.items() if name in apart)
     # A mixer may multiply by the weight of its linear instead of calling it (Mamba's `dt_proj`).
@@ -166,14 +169,6 @@ def _by_name(by_module: Iterable[tuple[str, int]]) -> dict[str, int]:
         short = collapse_numbers(name)
         result[short] = result.get(short, 0) + flops
     return result
-
-
-def _convolves(module: nn.Module) -> bool:
-    """Return whether a module is a causal convolution, or runs one of its own.
-
-    The library pads a prompt and computes further positions.
-    """
-    return isinstance(module, nn.Conv1d) or any(isinstance(child, nn.Conv1d) for child in module.children())
 
 
 def _keeps_last_logits(model: Any) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 from profiler.counting.attention import AttentionCore, Compressor
 from profiler.counting.floor import RoofSet, roof_times
 from profiler.counting.memory_need import cache_bytes, memory_need, path_on, state_bytes
-from profiler.counting.operators import Embedding, Experts, Linear, ModelWork, Operator
+from profiler.counting.operators import Embedding, Experts, Linear, ModelWork
 from profiler.counting.preset_counts import CountedModel
 from profiler.facts.step import ExecutionPath, Step
 
@@ -119,7 +119,7 @@ def _on_gpu(counted: CountedModel, context_len: int, roofs: RoofSet) -> GpuNumbe
 
         return least(compute_bound)
 
-    linears = replace(work, operators=tuple(item for item in work.operators if _has_weights(item)))
+    linears = replace(work, operators=tuple(item for item in work.operators if isinstance(item, Linear | Experts)))
     path = path_on(work, counted.attention, fuses_grouped_heads=roofs.fuses_grouped_heads)
 
     def most(step_of: Callable[[int], Step], *, sequences: bool = False) -> int:
@@ -187,7 +187,3 @@ def _params_by_group(work: ModelWork) -> dict[str, int]:
     """Return the weights of matrices by group; norms, biases, and an embedding apart from the LM head are `other`."""
     params = dict(work.group_params)
     return {**params, "other": work.params - sum(params.values())}
-
-
-def _has_weights(operator: Operator) -> bool:
-    return isinstance(operator, Linear | Experts)

@@ -16,7 +16,6 @@ _NORM = re.compile(r"norm|layernorm", re.IGNORECASE)
 _ATTENTION = re.compile(r"((attention|attn)(sdpa|eager)?|MLA)$", re.IGNORECASE)
 _LINEAR_ATTENTION = re.compile(r"Lightning|DeltaNet|DeltaAttention|RwkvSelfAttention")
 _INDEXER = re.compile(r"Indexer$")
-_COMPRESSOR = re.compile(r"Compressor$")
 _IN_FLOAT32 = re.compile(r"^Inkling\w*ShortConvolution$|^Dots3\w*Indexer$")
 _SPARSE = re.compile(r"Indexer|Compressor|Sparse.*Attention|BlockSparse|LSH")
 _ROUTER = re.compile(r"router|gate$|topk", re.IGNORECASE)
@@ -54,14 +53,10 @@ def computes_in_float32(module: nn.Module) -> bool:
     return bool(_IN_FLOAT32.search(type(module).__name__))
 
 
-def is_compressor(module: nn.Module) -> bool:
-    """Return whether a module makes one key of several tokens: by its class name and its rate."""
-    return bool(_COMPRESSOR.search(type(module).__name__)) and hasattr(module, "compress_rate")
-
-
-def is_sparse(module: nn.Module) -> bool:
-    """Return whether a class name says that a module attends to a choice of keys."""
-    return bool(_SPARSE.search(type(module).__name__))
+def is_sparse_without_rule(module: nn.Module) -> bool:
+    """Return whether a class name says that a module attends to a choice of keys by another rule than an indexer's."""
+    known = is_indexer(module) or hasattr(module, "compress_rate") or hasattr(module, "weights_proj")
+    return bool(_SPARSE.search(type(module).__name__)) and not known
 
 
 def keys_per_query(indexer: Any) -> int:
@@ -90,16 +85,9 @@ def own_top_k(moe: nn.Module, config: Any, experts: Any) -> int:
 
 
 _TOP_K = (
-    "top_k",
-    "topk",
-    "num_experts_per_tok",
-    "num_experts_per_token",
-    "moe_topk",
-    "moe_top_k",
-    "top_k_experts",
-    "moe_k",
+    "top_k", "topk", "num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "top_k_experts", "moe_k",
     "num_selected_experts",
-)
+)  # fmt: skip
 
 
 def is_norm(module: nn.Module) -> bool:

@@ -19,18 +19,9 @@ if TYPE_CHECKING:
     import torch
 
 OperatorGroup = Literal[
-    "attention_proj",
-    "attention",
-    "mlp",
-    "experts",
-    "norm",
-    "lm_head",
-    "embedding",
-    "state_proj",
-    "state",
-    "collective",
-    "other",
-]
+    "attention_proj", "attention", "mlp", "experts", "norm", "lm_head", "embedding", "state_proj", "state",
+    "collective", "other",
+]  # fmt: skip
 
 _FLOAT32_BYTES = 4
 

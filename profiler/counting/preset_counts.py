@@ -10,37 +10,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from profiler.counting.attention import AttentionCore, Compressor, Indexer
-from profiler.counting.operators import (
-    Collective,
-    Convolution,
-    Elementwise,
-    Embedding,
-    Experts,
-    Linear,
-    ModelWork,
-    Operator,
-    RecurrentState,
-)
+from profiler.counting import attention, operators
+from profiler.counting.operators import ModelWork, Operator
 from profiler.errors import RequestError
 from profiler.facts.step import Attention, StoredWeight
 
 FILE = Path(__file__).with_name("preset_counts.json")
 
 _KINDS: Mapping[str, type[Operator]] = {
-    kind.__name__: kind
-    for kind in (
-        AttentionCore,
-        Collective,
-        Compressor,
-        Convolution,
-        Elementwise,
-        Embedding,
-        Experts,
-        Indexer,
-        Linear,
-        RecurrentState,
-    )
+    name: kind
+    for module in (attention, operators)
+    for name, kind in vars(module).items()
+    if isinstance(kind, type) and issubclass(kind, Operator)
 }
 
 
@@ -94,23 +75,22 @@ def preset_counts(card: str, quant: str = "none", ranks: int = 1) -> CountedMode
         raise RequestError(counts)
     # A number refers to an operator as published, for operators that the format or the split does not change.
     published = preset["formats"]["none"]["operators"]
-    operators = [published[item] if isinstance(item, int) else item for item in counts["operators"]]
-    return from_json({**preset["model"], **counts, "operators": operators})
+    listed = [published[item] if isinstance(item, int) else item for item in counts["operators"]]
+    return from_json({**preset["model"], **counts, "operators": listed})
 
 
 def from_json(document: Mapping[str, Any]) -> CountedModel:
     """Return the model of a document of `counts_json`."""
     values = _values({name: value for name, value in document.items() if name not in _MODEL_FIELDS})
-    operators = tuple(_operator(item) for item in document["operators"])
-    work = ModelWork(**{**values, "operators": operators})
+    work = ModelWork(**{**values, "operators": tuple(_operator(item) for item in document["operators"])})
     return CountedModel(work, **{name: document[name] for name in _MODEL_FIELDS})
 
 
 def counts_json(model: CountedModel) -> dict[str, Any]:
     """Return a counted model as a JSON document of its fields, those of its `ModelWork`, and its operators."""
-    operators = [_plain_operator(operator) for operator in model.work.operators]
+    listed = [_plain_operator(operator) for operator in model.work.operators]
     model_fields = {name: getattr(model, name) for name in _MODEL_FIELDS}
-    return {**_plain_fields(model.work), **model_fields, "operators": operators}
+    return {**_plain_fields(model.work), **model_fields, "operators": listed}
 
 
 _MODEL_FIELDS = tuple(item.name for item in fields(CountedModel) if item.name != "work")

@@ -11,6 +11,8 @@ from profiler.quant import storage as formats
 
 _PIXELS = 448
 """The side of the picture, for towers that take any size."""
+_JOINED = (4, 9)
+"""Patches that a projector joins to one: squares of 2 x 2 and 3 x 3."""
 
 
 def picture_flops(model: Any, towers: list[nn.Module]) -> tuple[int, int]:
@@ -32,7 +34,7 @@ def picture_flops(model: Any, towers: list[nn.Module]) -> tuple[int, int]:
             flops += 2 * patches * module.weight.numel()
         elif formats.is_linear(module):
             weight = formats.stored(module)
-            joined = max(1, weight.in_features // width) if _joins(weight.in_features, width) else 1
+            joined = next((n for n in _JOINED if weight.in_features == n * width), 1)
             flops += 2 * (patches // joined) * weight.in_features * weight.out_features
         elif is_attention(module):
             flops += 4 * patches**2 * width
@@ -43,8 +45,3 @@ def _side(size: Any) -> int:
     """Return a size of a square, which some configs give twice."""
     first = size[0] if isinstance(size, list | tuple) else size
     return int(first) if isinstance(first, int) else 0
-
-
-def _joins(inputs: int, width: int) -> bool:
-    """Return whether a linear's input is a square of 2 x 2 or 3 x 3 patches."""
-    return width > 0 and inputs in (4 * width, 9 * width)

@@ -9,34 +9,8 @@ from typing import Any
 
 from torch import nn
 
+from profiler.counting import module_kinds as kinds
 from profiler.counting.attention import AttentionCore, Compressor, Indexer
-from profiler.counting.module_kinds import (
-    activation_dtype,
-    attention_heads,
-    bank_features,
-    base_prefix,
-    caches_latent,
-    computes_in_float32,
-    expert_banks,
-    first_of,
-    is_attention,
-    is_compressor,
-    is_experts,
-    is_indexer,
-    is_norm,
-    is_recurrent,
-    is_router,
-    is_sparse,
-    is_tower,
-    keeps_cache,
-    keys_per_query,
-    not_run_for_text,
-    of_layer,
-    over_context,
-    own_top_k,
-    runs_only_last,
-    window_of,
-)
 from profiler.counting.operators import (
     Convolution,
     Elementwise,
@@ -89,7 +63,7 @@ def walk(model: Any) -> ModelWork:
         unknown=tuple(dict.fromkeys(visitor.unknown)),
         not_run=tuple(dict.fromkeys(visitor.not_run)),
         dense_instead=tuple(dict.fromkeys(visitor.dense_instead)),
-        layers=int(first_of(visitor.config, "num_hidden_layers") or 0),
+        layers=int(kinds.first_of(visitor.config, "num_hidden_layers") or 0),
         group_params=tuple(visitor.group_params.items()),
         tower_params=visitor.group_params.get("towers", 0),
         tower_flops=tower_flops,
@@ -104,7 +78,7 @@ def _decoder_config(model: Any) -> Any:
         model.get_input_embeddings()
     except (ValueError, NotImplementedError):
         config = None
-    if first_of(config, "hidden_size") is None:
+    if kinds.first_of(config, "hidden_size") is None:
         raise ModelError(
             f"{type(model).__name__} is not counted, since it is not one decoder of text; pass a folder whose"
             " config.json has only the configuration of its decoder."
@@ -131,7 +105,7 @@ def linear_modules(model: Any) -> dict[LinearKey, list[nn.Module]]:
     modules: dict[LinearKey, list[nn.Module]] = {}
     expert_prefixes: tuple[str, ...] = ()
     for name, module in model.named_modules():
-        if is_experts(module):
+        if kinds.is_experts(module):
             expert_prefixes = (*expert_prefixes, name + ".")
         elif formats.is_linear(module) and not name.startswith(expert_prefixes):
             weight = formats.stored(module)
@@ -160,8 +134,8 @@ class _Visitor:
         self.config = config
         self.head = model.get_output_embeddings()
         self.tokens_table = model.get_input_embeddings()
-        self.activation = activation_dtype(model)
-        self.base_prefix = base_prefix(model)
+        self.activation = kinds.activation_dtype(model)
+        self.base_prefix = kinds.base_prefix(model)
         self.unknown: list[str] = []
         self.not_run: list[str] = []
         self.towers: list[nn.Module] = []
@@ -178,17 +152,17 @@ class _Visitor:
             if any(name.startswith(parent + ".") for parent in finished):
                 continue
             short = collapse_numbers(name)
-            if not_run_for_text(name, module):
+            if kinds.not_run_for_text(name, module):
                 self.not_run.append(short)
                 params = self._count(module, recurse=True)
-                if is_tower(name):
+                if kinds.is_tower(name):
                     self.towers.append(module)
                     self.group_params["towers"] = self.group_params.get("towers", 0) + params
-            elif is_experts(module):
+            elif kinds.is_experts(module):
                 yield (experts := self._experts(short, name, module))
                 self._count_matrices(experts, sum(sum(formats.own_params(part).values()) for part in module.modules()))
             else:
-                last = runs_only_last(self.model, name)
+                last = kinds.runs_only_last(self.model, name)
                 for operator in self._operators(short, name, module):
                     yield replace(operator, only_last=True) if last else operator
                 continue
@@ -197,7 +171,7 @@ class _Visitor:
 
     def called(self, short: str, name: str, module: Any) -> Operator | None:
         """Return the operator that a call of the module runs: its attention core, or its bank of experts."""
-        return self._experts(short, name, module) if is_experts(module) else self._attention(short, module)
+        return self._experts(short, name, module) if kinds.is_experts(module) else self._attention(short, module)
 
     def _operators(self, short: str, name: str, module: Any) -> Iterator[Operator]:
         """Yield the operators of a module without its children."""
@@ -218,10 +192,10 @@ class _Visitor:
             except ValueError as error:  # a format without a rule
                 self.unknown.append(f"{short} ({error})")
                 self.unknown_params += params
-        elif is_router(module):
+        elif kinds.is_router(module):
             self._count(module)
             yield self._router(short, module)
-        elif is_norm(module):
+        elif kinds.is_norm(module):
             self._count(module)
             yield self._norm(short, name, module)
         elif isinstance(module, nn.Conv1d):
@@ -231,7 +205,7 @@ class _Visitor:
             if (core := self._attention(short, module)) is not None:
                 yield core
                 yield self._rotary(short, core)
-            if is_indexer(module):
+            if kinds.is_indexer(module):
                 yield self._indexer(short, module)
             if hasattr(module, "compress_rate"):
                 yield self._compressor(short, name, module)
@@ -244,7 +218,7 @@ class _Visitor:
         """Yield an operator for a module's own vectors, which are streamed; its own matrices are unknown."""
         vector_bytes = 0
         unknown = []
-        recurrent = is_recurrent(module)
+        recurrent = kinds.is_recurrent(module)
         for key, param in module.named_parameters(recurse=False):
             if id(param) in self._counted:
                 continue
@@ -282,7 +256,7 @@ class _Visitor:
             # transformers keeps a whole kernel of a padded convolution; others get only what they lack.
             state_inputs=kernel if module.padding[0] else (kernel - 1) * module.dilation[0],
             weight_bytes=sum(p.numel() * p.element_size() for p in module.parameters()),
-            itemsize=_FLOAT32_BYTES if computes_in_float32(owner) else self.activation.itemsize,
+            itemsize=_FLOAT32_BYTES if kinds.computes_in_float32(owner) else self.activation.itemsize,
         )
 
     def _state(self, short: str, module: Any) -> RecurrentState | None:
@@ -294,7 +268,7 @@ class _Visitor:
         corrects the old value of a key: S = S (a (I - b k k^T)) + b v k^T, o = S q has 7 (Gated DeltaNet,
         arXiv:2412.06464, Kimi Delta Attention, arXiv:2510.26692).
         """
-        if not is_recurrent(module):
+        if not kinds.is_recurrent(module):
             return None
         decay = getattr(module, "A_log", None)
         if decay is not None and decay.dim() > 1:  # Mamba-1's state is [intermediate, state], like A
@@ -302,11 +276,11 @@ class _Visitor:
         elif (channels := getattr(module, "time_decay", None)) is not None:  # RWKV-4: numerator, denominator, maximum
             elements = 3 * int(channels.numel())
         else:
-            heads = first_of(module, "num_v_heads", "num_heads", "n_heads", "num_attention_heads")
-            value_dim = first_of(module, "head_v_dim", "head_dim")
-            elements = heads * value_dim * int(first_of(module, "head_k_dim", "ssm_state_size", "head_dim"))
+            heads = kinds.first_of(module, "num_v_heads", "num_heads", "n_heads", "num_attention_heads")
+            value_dim = kinds.first_of(module, "head_v_dim", "head_dim")
+            elements = heads * value_dim * int(kinds.first_of(module, "head_k_dim", "ssm_state_size", "head_dim"))
         lightning = "Lightning" in type(module).__name__
-        corrects = not lightning and first_of(module, "ssm_state_size", "time_decay") is None
+        corrects = not lightning and kinds.first_of(module, "ssm_state_size", "time_decay") is None
         return RecurrentState(
             name=f"{short}.state",
             group="state",
@@ -319,13 +293,13 @@ class _Visitor:
 
     def _indexer(self, short: str, module: Any) -> Indexer:
         """Return the scores of an indexer, whose top-k also holds for later layers that have none of their own."""
-        self.top_k = keys_per_query(module)
+        self.top_k = kinds.keys_per_query(module)
         heads, width = (
-            int(first_of(module, *names))
+            int(kinds.first_of(module, *names))
             for names in (("index_n_heads", "n_heads", "num_heads"), ("index_head_dim", "head_dim"))
         )
-        key_heads = int(first_of(module, "index_kv_heads") or 1)
-        pooled = first_of(module, "index_kpool")
+        key_heads = int(kinds.first_of(module, "index_kv_heads") or 1)
+        pooled = kinds.first_of(module, "index_kpool")
         kept = key_heads * width if not pooled else 2 * width + 1  # a key, its gates, and whether it is valid
         return Indexer(
             name=f"{short}.scorer" if hasattr(module, "scorer") else short,
@@ -334,15 +308,15 @@ class _Visitor:
             dtype=self.model.dtype,
             heads=heads,
             head_dim=width,
-            itemsize=_FLOAT32_BYTES if computes_in_float32(module) else self.activation.itemsize,
-            rate=int(pooled or first_of(module, "compress_ratio", "compress_rate") or 1),
+            itemsize=_FLOAT32_BYTES if kinds.computes_in_float32(module) else self.activation.itemsize,
+            rate=int(pooled or kinds.first_of(module, "compress_ratio", "compress_rate") or 1),
             weighted=hasattr(module, "weights_proj"),
             kept_elements=0 if hasattr(module, "compress_rate") else kept,
         )
 
     def _compressor(self, short: str, name: str, module: Any) -> Compressor:
         parent = self.model.get_submodule(name.rpartition(".")[0])
-        indexer = next((part for part in module.children() if is_indexer(part)), None)
+        indexer = next((part for part in module.children() if kinds.is_indexer(part)), None)
         return Compressor(
             name=f"{short}.core",
             group="attention",
@@ -352,8 +326,8 @@ class _Visitor:
             rate=module.compress_rate,
             series=formats.stored(module.kv_proj).out_features // module.head_dim,
             itemsize=self.activation.itemsize,
-            query_heads=int(parent.num_heads) if is_attention(parent) else 0,
-            top_k=first_of(indexer, "index_topk"),
+            query_heads=int(parent.num_heads) if kinds.is_attention(parent) else 0,
+            top_k=kinds.first_of(indexer, "index_topk"),
         )
 
     def _count_matrices(self, operator: Operator, params: int) -> None:
@@ -373,7 +347,7 @@ class _Visitor:
 
     def _embedding(self, short: str, name: str, module: nn.Embedding) -> Embedding:
         # A token looks up a row per n-gram and hash.
-        rows = first_of(self.model.get_submodule(name.rpartition(".")[0]), "ngram_heads") or 1
+        rows = kinds.first_of(self.model.get_submodule(name.rpartition(".")[0]), "ngram_heads") or 1
         return Embedding(
             name=short,
             group="embedding",
@@ -393,7 +367,7 @@ class _Visitor:
             rows, group = "last", "lm_head"
         elif self.base_prefix and not name.startswith(self.base_prefix):
             rows = "last"  # linears between the decoder and the head run on the head's positions
-        elif over_context(name, self.model):
+        elif kinds.over_context(name, self.model):
             executed = "context"
         return Linear(
             name=short,
@@ -412,8 +386,8 @@ class _Visitor:
     def _experts(self, short: str, name: str, module: Any) -> Experts:
         """Return experts stored as 3-D weights (transformers 5), a list of MLPs (transformers 4), or triton's MXFP4."""
         mixture = self.model.get_submodule(name.rpartition(".")[0])
-        per_token: float = own_top_k(mixture, self.config, module)
-        banks = expert_banks(module)
+        per_token: float = kinds.own_top_k(mixture, self.config, module)
+        banks = kinds.expert_banks(module)
         if (mxfp4_matrices := formats.triton_mxfp4_matrices(module)) is not None:
             matrices, num_experts, dtype = mxfp4_matrices, module.num_experts, self.model.dtype
             biases = [param for name, param in module.named_parameters() if name.endswith("_bias")]
@@ -424,7 +398,7 @@ class _Visitor:
             num_experts, choices = (limit(bank.shape[0] for bank in banks.values()) for limit in (min, max))
             per_token = per_token * num_experts / choices if choices > num_experts else per_token
             hidden = int(self.config.hidden_size)
-            matrices = tuple(bank_features(name, bank, hidden) for name, bank in banks.items())
+            matrices = tuple(kinds.bank_features(name, bank, hidden) for name, bank in banks.items())
             expert_bytes = sum(p.numel() * p.element_size() for p in module.parameters()) // num_experts
             first = next(iter(banks.values()))
             dtype = first.dtype if first.is_floating_point() else self.model.dtype
@@ -468,9 +442,9 @@ class _Visitor:
         """Return how often a norm runs per token: once per head for a norm of head width (Qwen3, Gemma-3, OLMo-2)."""
         parent_name, _, leaf = name.rpartition(".")
         parent = self.model.get_submodule(parent_name)
-        if not is_attention(parent) or not leaf.startswith(("q_", "k_", "query", "key")):
+        if not kinds.is_attention(parent) or not leaf.startswith(("q_", "k_", "query", "key")):
             return 1
-        query_heads, kv_heads, head_dim = attention_heads(parent, self.config)
+        query_heads, kv_heads, head_dim = kinds.attention_heads(parent, self.config)
         if width != head_dim:
             return 1
         return query_heads if leaf.startswith("q") else kv_heads
@@ -491,7 +465,7 @@ class _Visitor:
     def _residuals(self, short: str, module: nn.Module) -> Iterator[Elementwise]:
         """Yield the residual additions of a decoder layer, and the activation of an MLP."""
         children = dict(module.named_children())
-        if any(is_attention(child) for child in children.values()):
+        if any(kinds.is_attention(child) for child in children.values()):
             width = int(self.config.hidden_size)
             yield Elementwise(
                 name=f"{short}.residual",
@@ -502,7 +476,7 @@ class _Visitor:
                 bytes_per_token=_RESIDUAL_ADDS_PER_LAYER * 3 * width * self.activation.itemsize,
             )
         down = next((children[key] for key in ("down_proj", "c_proj", "fc2", "dense_4h_to_h") if key in children), None)
-        if down is not None and not is_attention(module) and formats.is_linear(down):
+        if down is not None and not kinds.is_attention(module) and formats.is_linear(down):
             # Also for a format without a rule, whose linear is in `unknown`.
             width = getattr(down, "in_features", None) or formats.stored(down).in_features
             gated = "gate_proj" in children or "gate_up_proj" in children
@@ -516,22 +490,22 @@ class _Visitor:
             )
 
     def _attention(self, short: str, module: Any) -> AttentionCore | None:
-        if not is_attention(module):
+        if not kinds.is_attention(module):
             return None
-        config = of_layer(self.config, module)
-        query_heads, kv_heads, head_dim = attention_heads(module, config)
+        config = kinds.of_layer(self.config, module)
+        query_heads, kv_heads, head_dim = kinds.attention_heads(module, config)
         latent = expanded = None
-        qk_dim, v_dim = head_dim, int(first_of(module, "v_head_dim") or head_dim)
+        qk_dim, v_dim = head_dim, int(kinds.first_of(module, "v_head_dim") or head_dim)
         if hasattr(module, "kv_b_proj"):
             nope, rope, v_dim, rank = (
-                int(first_of(module, name) or first_of(config, name))
+                int(kinds.first_of(module, name) or kinds.first_of(config, name))
                 for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "kv_lora_rank")
             )
             qk_dim = nope + rope
-            if caches_latent(self.model):
+            if kinds.caches_latent(self.model):
                 latent, expanded = rank + rope, nope + v_dim
             kv_heads = query_heads
-        elif first_of(module, "compressor") is not None:
+        elif kinds.first_of(module, "compressor") is not None:
             kv_heads, latent = 1, head_dim  # the one key is also the value, in a cache of its own
         top_k = self._top_k(short, module)
         return AttentionCore(
@@ -544,29 +518,28 @@ class _Visitor:
             qk_dim=qk_dim,
             v_dim=v_dim,
             itemsize=self.activation.itemsize,
-            window=window_of(config, module),
+            window=kinds.window_of(config, module),
             latent_dim=latent,
             expanded_dim=expanded,
             top_k=top_k,
-            keeps=keeps_cache(self.model, self.config, module),
+            keeps=kinds.keeps_cache(self.model, self.config, module),
         )
 
     def _top_k(self, short: str, module: Any) -> int | None:
         """Return the keys that an indexer chooses for a query, that of this layer or of one before."""
         if not hasattr(module, "indexer"):
-            parts = [part for part in module.modules() if is_sparse(part)]
-            if not all(is_indexer(part) or is_compressor(part) or hasattr(part, "weights_proj") for part in parts):
+            if any(kinds.is_sparse_without_rule(part) for part in module.modules()):
                 self.dense_instead.append(short)
             return None
-        return keys_per_query(module.indexer) if module.indexer is not None else self.top_k
+        return kinds.keys_per_query(module.indexer) if module.indexer is not None else self.top_k
 
     def _group(self, name: str) -> OperatorGroup:
         parents = name.split(".")[:-1]
         owner: Any = self.model
         for part in parents:
             owner = getattr(owner, part)
-            if is_recurrent(owner):
+            if kinds.is_recurrent(owner):
                 return "state_proj"
-            if is_attention(owner):
+            if kinds.is_attention(owner):
                 return "attention_proj"
         return "experts" if any("expert" in part for part in parents) else "mlp"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def print_count(counted: StepCount, numbers: ModelNumbers | None, console: Console) -> None:
     """Print a counted step as tables, 100 columns wide."""
-    share, check = counted.share, counted.crosscheck
+    share, check, whole = counted.share, counted.crosscheck, counted.whole
     unknown = f"{100 * (1 - counted.coverage):.3g} % of the parameters are not understood: {'; '.join(counted.unknown)}"
     blocks = [
         Lines(_totals(counted)),
@@ -39,7 +39,7 @@ def print_count(counted: StepCount, numbers: ModelNumbers | None, console: Conso
         Lines(_gpu_notes(counted.gpus, counted.dtype)),
         Lines(list(_crosscheck_lines(check)) if check else []),
         Lines([unknown] if counted.unknown else [], "warning"),
-        Lines([_dense(dense)] if (dense := counted.dense_instead) else [], "warning"),
+        Lines([_dense(whole.work.dense_instead)] if whole and whole.work.dense_instead else [], "warning"),
     ]
     print_blocks(blocks, console)
 
