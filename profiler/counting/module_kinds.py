@@ -44,8 +44,19 @@ def is_recurrent(module: nn.Module) -> bool:
 
 
 def is_indexer(module: nn.Module) -> bool:
-    """Return whether a module chooses the keys of sparse attention: by its class name and its heads."""
-    return bool(_INDEXER.search(type(module).__name__)) and bool(first_of(module, "head_dim", "index_head_dim"))
+    """Return whether a module chooses the keys of sparse attention: by its class name, its heads and its choice."""
+    sizes = (_INDEX_HEADS, _INDEX_WIDTH, ("index_topk", "token_budget", "topk_blocks"))
+    return bool(_INDEXER.search(type(module).__name__)) and all(first_of(module, *names) for names in sizes)
+
+
+def compresses(module: nn.Module) -> bool:
+    """Return whether a module makes one key of several tokens: by its rate and its projection."""
+    return all(hasattr(module, name) for name in ("compress_rate", "kv_proj", "head_dim"))
+
+
+def index_sizes(indexer: Any) -> tuple[int, int]:
+    """Return (heads, head dim) of an indexer."""
+    return int(first_of(indexer, *_INDEX_HEADS)), int(first_of(indexer, *_INDEX_WIDTH))
 
 
 def computes_in_float32(module: nn.Module) -> bool:
@@ -55,7 +66,7 @@ def computes_in_float32(module: nn.Module) -> bool:
 
 def is_sparse_without_rule(module: nn.Module) -> bool:
     """Return whether a class name says that a module attends to a choice of keys by another rule than an indexer's."""
-    known = is_indexer(module) or hasattr(module, "compress_rate") or hasattr(module, "weights_proj")
+    known = is_indexer(module) or compresses(module) or hasattr(module, "weights_proj")
     return bool(_SPARSE.search(type(module).__name__)) and not known
 
 
@@ -84,6 +95,7 @@ def own_top_k(moe: nn.Module, config: Any, experts: Any) -> int:
     )
 
 
+_INDEX_HEADS, _INDEX_WIDTH = ("index_n_heads", "n_heads", "num_heads"), ("index_head_dim", "head_dim")
 _TOP_K = (
     "top_k", "topk", "num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "top_k_experts", "moe_k",
     "num_selected_experts",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -207,7 +208,7 @@ class _Visitor:
                 yield self._rotary(short, core)
             if kinds.is_indexer(module):
                 yield self._indexer(short, module)
-            if hasattr(module, "compress_rate"):
+            if kinds.compresses(module):
                 yield self._compressor(short, name, module)
             if (state := self._state(short, module)) is not None:
                 yield state
@@ -276,9 +277,13 @@ class _Visitor:
         elif (channels := getattr(module, "time_decay", None)) is not None:  # RWKV-4: numerator, denominator, maximum
             elements = 3 * int(channels.numel())
         else:
-            heads = kinds.first_of(module, "num_v_heads", "num_heads", "n_heads", "num_attention_heads")
-            value_dim = kinds.first_of(module, "head_v_dim", "head_dim")
-            elements = heads * value_dim * int(kinds.first_of(module, "head_k_dim", "ssm_state_size", "head_dim"))
+            heads = ("num_v_heads", "num_heads", "n_heads", "num_attention_heads")
+            shape = (heads, ("head_v_dim", "head_dim"), ("head_k_dim", "ssm_state_size", "head_dim"))
+            sizes = [kinds.first_of(module, *names) for names in shape]
+            if not all(sizes):
+                self.unknown.append(f"{short} (the size of its state)")
+                return None
+            elements = math.prod(map(int, sizes))
         lightning = "Lightning" in type(module).__name__
         corrects = not lightning and kinds.first_of(module, "ssm_state_size", "time_decay") is None
         return RecurrentState(
@@ -294,10 +299,7 @@ class _Visitor:
     def _indexer(self, short: str, module: Any) -> Indexer:
         """Return the scores of an indexer, whose top-k also holds for later layers that have none of their own."""
         self.top_k = kinds.keys_per_query(module)
-        heads, width = (
-            int(kinds.first_of(module, *names))
-            for names in (("index_n_heads", "n_heads", "num_heads"), ("index_head_dim", "head_dim"))
-        )
+        heads, width = kinds.index_sizes(module)
         key_heads = int(kinds.first_of(module, "index_kv_heads") or 1)
         pooled = kinds.first_of(module, "index_kpool")
         kept = key_heads * width if not pooled else 2 * width + 1  # a key, its gates, and whether it is valid
@@ -311,7 +313,7 @@ class _Visitor:
             itemsize=_FLOAT32_BYTES if kinds.computes_in_float32(module) else self.activation.itemsize,
             rate=int(pooled or kinds.first_of(module, "compress_ratio", "compress_rate") or 1),
             weighted=hasattr(module, "weights_proj"),
-            kept_elements=0 if hasattr(module, "compress_rate") else kept,
+            kept_elements=0 if kinds.compresses(module) else kept,
         )
 
     def _compressor(self, short: str, name: str, module: Any) -> Compressor:
@@ -527,11 +529,14 @@ class _Visitor:
 
     def _top_k(self, short: str, module: Any) -> int | None:
         """Return the keys that an indexer chooses for a query, that of this layer or of one before."""
-        if not hasattr(module, "indexer"):
-            if any(kinds.is_sparse_without_rule(part) for part in module.modules()):
-                self.dense_instead.append(short)
-            return None
-        return kinds.keys_per_query(module.indexer) if module.indexer is not None else self.top_k
+        indexer = getattr(module, "indexer", None)
+        if indexer is not None and kinds.is_indexer(indexer):
+            return kinds.keys_per_query(indexer)
+        if indexer is None and hasattr(module, "indexer"):
+            return self.top_k
+        if any(kinds.is_sparse_without_rule(part) for part in module.modules()):
+            self.dense_instead.append(short)
+        return None
 
     def _group(self, name: str) -> OperatorGroup:
         parents = name.split(".")[:-1]
