@@ -228,9 +228,11 @@ def attention_heads(module: Any, config: Any) -> tuple[int, int, int]:
     groups = first_of(module, "num_key_value_groups")
     kv_heads = first_of(module, "num_key_value_heads", "num_kv_heads")
     head_dim = int(first_of(module, "head_dim", "head_size", "attention_head_size") or config_head_dim(config))
-    if kv_heads is None and formats.is_linear(keys := first_of(module, "k_proj", "key_proj")):
+    if kv_heads is None and groups:
+        kv_heads = query_heads // groups
+    elif kv_heads is None and formats.is_linear(keys := first_of(module, "k_proj", "key_proj")):
         kv_heads = keys.out_features // head_dim
-    kv_heads = int(kv_heads or (query_heads // groups if groups else config_kv_heads(config)))
+    kv_heads = int(kv_heads or config_kv_heads(config))
     return query_heads, kv_heads, head_dim
 
 
