@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from profiler.counting.attention import Compressor
-from profiler.counting.module_kinds import is_recurrent
+from profiler.counting.module_kinds import has_state
 from profiler.counting.operators import ModelWork
 from profiler.counting.walk import collapse_numbers, walk
 from profiler.facts.step import ExecutionPath, Step
@@ -62,10 +61,7 @@ def crosscheck(model: Any, step: Step) -> Crosscheck:
     with _eager_attention(model):
         by_module = _counter_flops(model, step)
     path = ExecutionPath(attention="eager", all_logits=not _keeps_last_logits(model))
-    # The library pads the prompt of a convolution, and computes further positions.
-    convolving = {name for name, module in model.named_modules() if isinstance(module, nn.Conv1d)}
-    apart = convolving | {name.rpartition(".")[0] for name in convolving}
-    apart |= {name for name, module in model.named_modules() if is_recurrent(module)}
+    apart = {name for name, module in model.named_modules() if has_state(module)}
     counter_flops = _by_name((name, flops) for name, flops in by_module.items() if name not in apart)
     states = _by_name((name, flops) for name, flops in by_module.items() if name in apart)
     # A mixer may multiply by the weight of its linear instead of calling it (Mamba's `dt_proj`).

@@ -43,6 +43,11 @@ def is_recurrent(module: nn.Module) -> bool:
     return (decays and convolves) or bool(_LINEAR_ATTENTION.search(type(module).__name__))
 
 
+def has_state(module: nn.Module) -> bool:
+    """Return whether a module keeps a state of fixed size: a recurrent one, or the inputs of its own convolution."""
+    return is_recurrent(module) or any(isinstance(part, nn.Conv1d) for part in (module, *module.children()))
+
+
 def is_indexer(module: nn.Module) -> bool:
     """Return whether a module chooses the keys of sparse attention: by its class name, its heads and its choice."""
     sizes = (_INDEX_HEADS, _INDEX_WIDTH, ("index_topk", "token_budget", "topk_blocks"))

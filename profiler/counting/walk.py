@@ -543,7 +543,7 @@ class _Visitor:
         owner: Any = self.model
         for part in parents:
             owner = getattr(owner, part)
-            if kinds.is_recurrent(owner):
+            if kinds.has_state(owner):
                 return "state_proj"
             if kinds.is_attention(owner):
                 return "attention_proj"
