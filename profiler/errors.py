@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import re
 from collections.abc import Callable, Iterable, Iterator
 from traceback import clear_frames
 
@@ -58,14 +59,22 @@ def near_misses(word: str, known: Iterable[str]) -> str:
     return f" Did you mean {' or '.join(close)}?" if close else ""
 
 
+_LONG, _LONGEST = 160, 300
+"""Characters from which a library's text is only its first sentence, and at most."""
+
+
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text, at most 300 characters, without its full stop.
+    """Return the first line of an error's text without its full stop; of a long one the first sentence.
 
     If the line ends in a colon, the next one is added.
     """
     lines = (str(error).strip() or type(error).__name__).splitlines()
     text = f"{lines[0]} {lines[1].strip()}" if lines[0].endswith(":") and len(lines) > 1 else lines[0]
-    return text.rstrip(". ")[:300]
+    if len(text) > _LONG:
+        text = re.split(r"(?<=\w{2})[.:] (?=[A-Z])", text)[0]
+    if len(text) > _LONGEST:
+        text = text[:_LONGEST].rpartition(" ")[0] + " ..."
+    return text.rstrip(". ")
 
 
 def describe_error(error: BaseException) -> str:

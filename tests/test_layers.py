@@ -134,10 +134,11 @@ def test_engines_are_not_told_apart_by_name() -> None:
                 assert "Engine.name" not in ast.unparse(node), f"{path.name}: {ast.unparse(node)}"
 
 
-def test_no_environment_variable_is_read_but_for_the_users_folders() -> None:
+def test_no_environment_variable_is_read_but_for_the_users_folders_and_width() -> None:
     for file in PACKAGE.rglob("*.py"):
         text = file.read_text()
-        assert "os.environ" not in text or re.search(r'os\.environ\.get\("XDG_(CACHE|DATA)_HOME"\)', text), file.name
+        users = re.search(r'os\.environ\.get\("(XDG_(CACHE|DATA)_HOME|COLUMNS)"\)', text)
+        assert "os.environ" not in text or users, file.name
 
 
 JUDGE = """

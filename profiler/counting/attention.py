@@ -34,24 +34,43 @@ class AttentionCore(Operator):
     """Elements per token of a cached latent, which replaces the K and V heads (MLA)."""
     expanded_dim: int | None = None
     """Elements per head after the latent of the whole context is expanded in each step (MLA in transformers)."""
+    top_k: int | None = None
+    """Keys that an indexer chooses for a query; None means all."""
+    keeps: bool = True
+    """Whether the layer keeps its keys and values; if not, it reads those of another one."""
 
     @property
     def cached_elements(self) -> int:
-        """Elements per token in this layer's cache."""
+        """Elements per token in the cache that this layer reads."""
         return self.latent_dim if self.latent_dim is not None else self.kv_heads * (self.qk_dim + self.v_dim)
+
+    def live(self, tokens: Count) -> Any:
+        """Return how many of `tokens` the cache holds for the next one, which completes its window."""
+        return tokens if self.window is None else np.minimum(tokens, self.window - 1)
+
+    def kept_bytes(self, tokens: Count, stored: CacheFormat | None = None, newest: Count = 0) -> Any:
+        """Return the bytes of a sequence's keys and values; all but the `newest` tokens are as `stored`."""
+        if not self.keeps:
+            return 0
+        cached = self.live(tokens)
+        if stored is None:
+            return self.cached_elements * cached * self.itemsize
+        packed = (cached - newest) * stored.element_bytes(self.itemsize)
+        return self.cached_elements * (packed + newest * self.itemsize)
 
     def each(self, step: Step, path: ExecutionPath) -> Work:
         flops_per_pair = 2 * self.query_heads * (self.qk_dim + self.v_dim)
-        pairs = step.batch * causal_pairs(step.query, step.context, self.window)
+        pairs = step.batch * causal_pairs(step.query, step.context, self.top_k or self.window)
         executed_pairs = step.batch * self._executed_pairs(step, path)
-        live = step.context if self.window is None else np.minimum(step.context, self.window - 1)
+        live = self.live(step.context)
+        chosen = live if self.top_k is None else np.minimum(live, step.query * self.top_k)
         by_heads = pairs * flops_per_pair
-        needed = self._needed_flops(by_heads, pairs, step.batch * live)
+        needed = self._needed_flops(by_heads, pairs, step.batch * chosen)
         return Work(
             model_flops=needed,
             vector_flops=SOFTMAX_FLOPS_PER_SCORE * self.query_heads * pairs,
-            kv_read_bytes=step.batch * self._stored_bytes(live, path),
-            kv_write_bytes=step.batch * self._written_bytes(step, path),
+            kv_read_bytes=step.batch * self._stored_bytes(chosen, path),
+            kv_write_bytes=step.batch * self._written_bytes(step, path) if self.keeps else 0,
             activation_bytes=step.tokens * self.query_heads * (self.qk_dim + self.v_dim) * self.itemsize,
             avoidable_flops={
                 Cause.MASKED_SCORES: (executed_pairs - pairs) * flops_per_pair,
@@ -97,8 +116,7 @@ class AttentionCore(Operator):
         if path.cache == "static":
             slots = self._slots(path)
             return np.maximum(slots, np.minimum(step.context, slots - 1) + step.query)
-        past = step.context if self.window is None else np.minimum(step.context, self.window - 1)
-        return past + step.query
+        return self.live(step.context) + step.query
 
     def _kernel_keys(self, step: Step, path: ExecutionPath) -> Any:
         """Return the keys that the kernel multiplies: without a mask, `sdpa` cuts off the empty slots of a prompt."""
@@ -192,7 +210,9 @@ class AttentionCore(Operator):
             read = (np.asarray(step.query) == 1) | self.masked(step, path) | (path.attention == "eager")
             empty = np.maximum(keys - live - step.query, 0)
             bytes_[Cause.UNFILLED_SLOTS] = np.where(read, empty, 0) * token_bytes
-        if path.cache == "dynamic" or (path.cache == "static" and self.window is not None):
+        if self.top_k is not None:
+            bytes_[Cause.UNCHOSEN_KEYS] = np.maximum(live - step.query * self.top_k, 0) * token_bytes
+        if self.keeps and (path.cache == "dynamic" or (path.cache == "static" and self.window is not None)):
             bytes_[Cause.CACHE_COPIES] = 2 * self._copied_slots(step, path) * token_bytes
         if path.cache_format is not None:
             bytes_ |= self._conversions(step, path, path.cache_format)
@@ -247,6 +267,99 @@ class AttentionCore(Operator):
             copies = 2 if self.itemsize < _FLOAT32_BYTES else 1
             return repeated + math.scores * (self.itemsize + copies * _FLOAT32_BYTES)
         return repeated + np.where(self._runs_math(step, path), math.scratch_bytes, 0)
+
+
+@dataclass(frozen=True)
+class Indexer(Operator):
+    """The scores by which sparse attention chooses keys: ReLU(q k) of a few narrow heads, and their weighted sum.
+
+    DeepSeek-V3.2 (arXiv:2512.02556, section 2.1). It scores every token, or every block of `rate` tokens.
+    """
+
+    heads: int
+    head_dim: int
+    itemsize: int
+    rate: int = 1
+    """Tokens per score."""
+    weighted: bool = True
+    """Whether the heads are added up with weights of their own, in a product."""
+    kept_elements: int = 0
+    """Elements that it keeps per token; 0 if a `Compressor` keeps its keys."""
+
+    def each(self, step: Step, path: ExecutionPath) -> Work:
+        flops_per_pair = 2 * self.heads * (self.head_dim + self.weighted)
+        pairs = compressed_pairs(step.query, step.context, self.rate)
+        # Scores of blocks of kept keys run query by query; all others cover all keys, the later ones too.
+        by_query = self.rate > 1 and self.kept_elements == self.head_dim
+        scored = pairs if by_query else step.query * ((step.context + step.query) // self.rate)
+        return Work(
+            model_flops=step.batch * pairs * flops_per_pair,
+            kv_read_bytes=step.batch * self.kept_bytes(step.context),
+            kv_write_bytes=step.batch * self.kept_bytes(step.query),
+            avoidable_flops={Cause.MASKED_SCORES: step.batch * (scored - pairs) * flops_per_pair},
+        )
+
+    def kept_bytes(self, tokens: Count) -> Any:
+        return tokens * (self.kept_elements * self.itemsize)
+
+
+@dataclass(frozen=True)
+class Compressor(Operator):
+    """Keys that each stand for `rate` tokens, and the inputs of those that are not complete.
+
+    Compressed attention of DeepSeek-V4 (transformers 5.23, models/deepseek_v4: `DeepseekV4HCACache` and
+    `DeepseekV4CSACache`): a gated mean over a block, which overlaps the block before if it has two series.
+    """
+
+    width: int
+    """Elements of a key, which is also its value."""
+    rate: int
+    series: int
+    """1, or 2 if the blocks overlap."""
+    itemsize: int
+    query_heads: int = 0
+    """Heads that attend to the keys; 0 for those of an indexer."""
+    top_k: int | None = None
+    """Keys that an indexer chooses for a query; None means all."""
+
+    def each(self, step: Step, path: ExecutionPath) -> Work:
+        pairs = compressed_pairs(step.query, step.context, self.rate, self.top_k)
+        entries = (step.context + step.query) // self.rate
+        read = step.context // self.rate
+        if self.top_k is not None:
+            read = np.minimum(read, step.query * self.top_k)
+        # A new token's value and gate wait for their block; a later step reads those that wait.
+        waiting = 2 * self.series * np.minimum(step.query, self.rate)
+        read = read + np.where(np.asarray(step.context) > 0, waiting, 0)
+        written = entries - step.context // self.rate + waiting
+        flops_per_pair = 4 * self.query_heads * self.width
+        return Work(
+            model_flops=step.batch * pairs * flops_per_pair,
+            kv_read_bytes=step.batch * read * self.width * self.itemsize,
+            kv_write_bytes=step.batch * written * self.width * self.itemsize,
+            avoidable_flops={Cause.MASKED_SCORES: step.batch * (step.query * entries - pairs) * flops_per_pair},
+        )
+
+    def kept_bytes(self, tokens: Count) -> Any:
+        entries = tokens // self.rate
+        waiting = 2 * self.series * (tokens - entries * self.rate)  # values and gates
+        overlap = 2 * (self.series - 1) * self.rate * np.minimum(entries, 1)
+        return (entries + waiting + overlap) * self.width * self.itemsize
+
+
+def compressed_pairs(query: Count, context: Count, rate: int, top_k: int | None = None) -> Any:
+    """Return the (query, block) pairs per sequence: a query sees the complete blocks up to itself, at most `top_k`.
+
+    The sum over i = 1..query of min((context + i) // rate, top_k).
+    """
+
+    def up_to(tokens: Any) -> Any:
+        limit = tokens if top_k is None else np.minimum(tokens, top_k * rate)
+        blocks = limit // rate
+        whole = rate * (blocks * (blocks - 1) // 2) + blocks * (limit - blocks * rate + 1)
+        return whole if top_k is None else whole + (tokens - limit) * top_k
+
+    return up_to(context + query) - up_to(context)
 
 
 def causal_pairs(query: Count, context: Count, window: int | None = None) -> Any:

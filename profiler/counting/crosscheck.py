@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from profiler.counting.attention import AttentionCore
+from profiler.counting.attention import Compressor
+from profiler.counting.module_kinds import has_state
 from profiler.counting.operators import ModelWork
 from profiler.counting.walk import collapse_numbers, walk
 from profiler.facts.step import ExecutionPath, Step
@@ -39,8 +40,8 @@ class Crosscheck:
     """FLOPs of the second counter."""
     differences: tuple[CounterDifference, ...]
     left_out: tuple[CounterDifference, ...] = ()
-    """Modules that the figures above exclude: rotary embeddings whose angles transformers (5.17 and before) computes
-    as a matrix product, inverse frequencies [width / 2, 1] x positions [1, tokens], which the walk does not count."""
+    """Modules that the figures above exclude, and what the second counter has for them. Recurrences and convolutions
+    run in chunks with padding. transformers (5.17 and before) computes the angles of rotary embeddings as a product."""
 
     @property
     def equal(self) -> bool:
@@ -58,14 +59,21 @@ def crosscheck(model: Any, step: Step) -> Crosscheck:
     """
     work = walk(model)
     with _eager_attention(model):
-        counter_flops = _counter_flops(model, step)
+        by_module = _counter_flops(model, step)
     path = ExecutionPath(attention="eager", all_logits=not _keeps_last_logits(model))
-    walk_flops = _walk_flops(work, step, path)
+    apart = {name for name, module in model.named_modules() if has_state(module)}
+    counter_flops = _by_name((name, flops) for name, flops in by_module.items() if name not in apart)
+    states = _by_name((name, flops) for name, flops in by_module.items() if name in apart)
+    # A mixer may multiply by the weight of its linear instead of calling it (Mamba's `dt_proj`).
+    of_mixers = tuple(collapse_numbers(name) + "." for name in apart)
+    walk_flops = {
+        name: flops
+        for name, flops in _walk_flops(work, step, path).items()
+        if name in counter_flops or not name.startswith(of_mixers)
+    }
     rotary = {collapse_numbers(name) for name, module in model.named_modules() if hasattr(module, "inv_freq")}
-    left_out = tuple(
-        CounterDifference(name, 0, counter_flops.pop(name))
-        for name in sorted(rotary & counter_flops.keys() - walk_flops.keys())
-    )
+    states |= {name: counter_flops.pop(name) for name in rotary & counter_flops.keys() - walk_flops.keys()}
+    left_out = tuple(CounterDifference(name, 0, flops) for name, flops in sorted(states.items()))
     differences = tuple(
         CounterDifference(name, walk_flops.get(name, 0), counter_flops.get(name, 0))
         for name in sorted({*walk_flops, *counter_flops})
@@ -93,8 +101,10 @@ def _walk_flops(work: ModelWork, step: Step, path: ExecutionPath) -> dict[str, i
     totals: dict[str, int] = {}
     for operator in work.operators:
         flops = int(operator.work(step, path).executed_flops)
-        if flops:
-            name = operator.name.removesuffix(".core") if isinstance(operator, AttentionCore) else operator.name
+        if flops and operator.group != "state":
+            name = operator.name.removesuffix(".core")
+            if isinstance(operator, Compressor):
+                name = name.rpartition(".")[0]  # attention runs over its own keys and those of the compressor at once
             totals[name] = totals.get(name, 0) + flops
     return totals
 
@@ -136,7 +146,7 @@ def _grouped_products() -> dict[Any, Any]:
 
 
 def _self_flops(totals: Mapping[str, int], root: str) -> dict[str, int]:
-    """Convert inclusive FLOPs to FLOPs without children, summed over layers; names are without the root's."""
+    """Convert inclusive FLOPs to FLOPs without children; names are without the root's."""
     own = {name: flops for name, flops in totals.items() if name != "Global"}
     for name, flops in totals.items():
         parent = name.rpartition(".")[0]
@@ -145,11 +155,15 @@ def _self_flops(totals: Mapping[str, int], root: str) -> dict[str, int]:
             parent = parent.rpartition(".")[0]
         if parent:
             own[parent] -= flops
+    return {name.removeprefix(root).lstrip("."): flops for name, flops in own.items() if flops}
+
+
+def _by_name(by_module: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """Return the sum over layers of FLOPs by module."""
     result: dict[str, int] = {}
-    for name, flops in own.items():
-        if flops:
-            short = collapse_numbers(name.removeprefix(root).lstrip("."))
-            result[short] = result.get(short, 0) + flops
+    for name, flops in by_module:
+        short = collapse_numbers(name)
+        result[short] = result.get(short, 0) + flops
     return result
 
 

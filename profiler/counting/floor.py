@@ -199,7 +199,7 @@ def roof_times(
         stored = experts_width if experts_width is not None and isinstance(operator, Experts) else width
         weights = need.weight_bytes * np.where(stored > 0, stored / bytes_per_weight(operator), 1.0)
         cache = (need.kv_read_bytes + need.kv_write_bytes) * np.where(kv > 0, kv / operator.dtype.itemsize, 1.0)
-        nbytes = zeros + weights + cache + need.embedding_bytes + need.logits_bytes
+        nbytes = zeros + weights + cache + need.state_bytes + need.embedding_bytes + need.logits_bytes
         peak = under.peak(operator.dtype_name, dtype)
         seconds = floor_s(zeros + need.model_flops, nbytes, peak, under.bytes_per_s)
         by_compute = seconds > nbytes / under.bytes_per_s

@@ -34,21 +34,24 @@ of Mistral-7B end out of memory with up to 2 such outputs free, and run with 2.5
 def cache_bytes(
     work: ModelWork, batch_size: Count, tokens: Count, stored: CacheFormat | None = None, newest: Count = 0
 ) -> Any:
-    """Return the bytes of the KV cache of `batch_size` sequences of `tokens` each; windows cap their layers.
+    """Return the bytes that `batch_size` sequences of `tokens` keep between steps: keys, values and states.
 
     In a quantised cache, all but the `newest` tokens are as `stored`. Arguments are integers, or int64 arrays that
     broadcast.
     """
     total: Any = 0
-    for core in work.of_kind(AttentionCore):
-        cached = tokens if core.window is None else np.minimum(tokens, core.window)
-        if stored is None:
-            token_bytes = cached * core.itemsize
+    for operator in work.operators:
+        if isinstance(operator, AttentionCore):
+            kept = operator.kept_bytes(tokens, stored, newest)
         else:
-            packed = (cached - newest) * stored.element_bytes(core.itemsize)
-            token_bytes = packed + newest * core.itemsize
-        total = total + core.count * batch_size * core.cached_elements * token_bytes
+            kept = operator.kept_bytes(tokens)
+        total = total + operator.count * batch_size * kept
     return total
+
+
+def state_bytes(work: ModelWork) -> int:
+    """Return the bytes that a sequence keeps whatever its length: recurrent and convolution states."""
+    return int(cache_bytes(work, 1, 0))
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class MemoryNeed:
     weight_bytes: Any
     """The weights as stored; tied ones count once."""
     cache_bytes: Any
-    """The KV cache at its full length, as allocated."""
+    """The KV cache at its full length, as allocated, and states."""
     workspace_bytes: Any
     """The rest: hidden states, scores of an unfused attention, logits, or a copy of one layer's cache."""
     fragmentation_bytes: Any
@@ -89,15 +92,22 @@ class MemoryNeed:
 
 
 def memory_need(
-    work: ModelWork, weight_bytes: int, prefill: Step, new_tokens: Count, path: ExecutionPath
+    work: ModelWork,
+    weight_bytes: int,
+    prefill: Step,
+    new_tokens: Count,
+    path: ExecutionPath,
+    sequences: Count | None = None,
 ) -> MemoryNeed:
     """Return what a cell needs: its weights, its cache at full length, and the workspace of its `prefill`.
 
-    All sequences are prefilled in one step. The peak is in its matrix products, its attention or its logits, or in the
-    last decode step: a dynamic cache writes a layer's new cache before it frees the old one, and a quantised one
-    converts a layer. `prefill` and `new_tokens` have integers, or int64 arrays that broadcast.
+    All sequences are prefilled in one step, unless there are more `sequences` than the prefill has. The peak is in its
+    matrix products, its attention or its logits, or in the last decode step: a dynamic cache writes a layer's new cache
+    before it frees the old one, and a quantised one converts a layer. `prefill` and `new_tokens` have integers, or
+    int64 arrays that broadcast.
     """
     tokens, query = prefill.tokens, prefill.query
+    sequences = prefill.batch if sequences is None else sequences
     linears = [op for op in work.of_kind(Linear) if op.rows == "tokens"]
     cores = work.of_kind(AttentionCore)
     itemsize = max((op.activation_dtype.itemsize for op in linears), default=_FLOAT32_BYTES)
@@ -115,18 +125,19 @@ def memory_need(
         # The keys and values are freed once they are in the cache.
         peaks_bytes.append(states_bytes + np.maximum(tokens * keys * itemsize, core.scratch_bytes(prefill, path)))
     lm_heads = [op for op in work.of_kind(Linear) if op.rows == "last"]
-    rows = tokens if path.all_logits else prefill.batch
+    rows = tokens if path.all_logits else sequences
     peaks_bytes.append(sum(rows * op.weight.out_features * op.activation_dtype.itemsize for op in lm_heads))
     stored = path.cache_format
     newest = np.minimum(new_tokens, stored.residual_tokens) if stored is not None else 0
-    kv_bytes = cache_bytes(work, prefill.batch, query + new_tokens, stored, newest)
+    kept_bytes = cache_bytes(work, sequences, query + new_tokens, stored, newest)
     if stored is None:
-        peaks_bytes.append(kv_bytes // max(1, sum(core.count for core in cores)))
+        kv_bytes = kept_bytes - sequences * state_bytes(work)
+        peaks_bytes.append(kv_bytes // max(1, sum(core.count for core in cores if core.keeps)))
     else:
-        cached = prefill.batch * (query + new_tokens)
+        cached = sequences * (query + new_tokens)
         peaks_bytes += [cached * core.cached_elements * stored.workspace_bytes(core.itemsize) for core in cores]
     lost_bytes = _LOST_OUTPUTS * tokens * max((op.weight.out_features for op in linears), default=0) * itemsize
-    return MemoryNeed(weight_bytes, kv_bytes, reduce(np.maximum, peaks_bytes), lost_bytes)
+    return MemoryNeed(weight_bytes, kept_bytes, reduce(np.maximum, peaks_bytes), lost_bytes)
 
 
 def path_on(work: ModelWork, attention: Attention, *, fuses_grouped_heads: bool) -> ExecutionPath:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from profiler.counting.attention import AttentionCore
+from profiler.counting.attention import AttentionCore, Compressor
 from profiler.counting.floor import RoofSet, roof_times
-from profiler.counting.memory_need import cache_bytes, memory_need, path_on
-from profiler.counting.operators import Embedding, Experts, Linear, ModelWork, Operator
+from profiler.counting.memory_need import cache_bytes, memory_need, path_on, state_bytes
+from profiler.counting.operators import Embedding, Experts, Linear, ModelWork
 from profiler.counting.preset_counts import CountedModel
 from profiler.facts.step import ExecutionPath, Step
 
-_MOST = 1 << 24
+MOST = 1 << 24
 """The longest context and the largest batch that a search covers."""
 
 
@@ -23,14 +24,15 @@ class Architecture:
     """The sizes of a model, from its operators; 0 for parts that it does not have."""
 
     layers: int
-    """Layers with attention."""
+    """Layers with attention or a state."""
+    attention_layers: int
     hidden_size: int
     query_heads: int
     kv_heads: int
     head_dim: int
     vocabulary: int
     experts: int
-    experts_per_token: int
+    experts_per_token: float
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,10 @@ class GpuNumbers:
     """The smallest batch whose whole decode step is compute-bound; None if the KV cache keeps it memory-bound."""
     largest_batch: int
     """Sequences that fit with their prefill, in whatever pieces free memory is; 0 if the model does not fit so."""
+    largest_batch_one_by_one: int
+    """The same if prompts are prefilled one at a time, as servers do."""
+    longest_context: int
+    """Tokens of one sequence that fit with their prefill in one step, up to what the model supports."""
 
 
 @dataclass(frozen=True)
@@ -57,25 +63,42 @@ class ModelNumbers:
     context_len: int
     kv_bytes_per_token: int
     """Bytes per token of one sequence in all layers, while no window is full."""
+    windows_full_at: int
+    """Tokens that fill every window; 0 if no layer has one."""
+    kv_bytes_per_later_token: int
+    """Bytes per token of one sequence beyond `windows_full_at`."""
     kv_bytes_per_sequence: int
     """Bytes of one sequence's KV cache at `context_len`."""
+    state_bytes_per_sequence: int
+    """Bytes of one sequence's recurrent and convolution states, whatever its length."""
     kv_equals_weights_at: int | None
-    """Tokens of one sequence whose KV cache is as large as the weights; None if windows or a state cap it."""
+    """Tokens of one sequence whose KV cache is as large as the weights; None beyond 2^24 or without end."""
     attention_is_half_at: int | None
-    """Cached tokens at which attention is half of a decode step's FLOPs; None if windows or a state cap it."""
+    """Cached tokens at which attention is half of a decode step's FLOPs; None as above."""
     gpus: tuple[GpuNumbers, ...]
 
 
 def model_numbers(counted: CountedModel, context_len: int, gpus: tuple[RoofSet, ...] = ()) -> ModelNumbers:
     """Return the numbers of a model whose sequences have `context_len` cached tokens."""
     work = counted.work
+    state = state_bytes(work)
+    windows_full = max((core.window or 0 for core in work.of_kind(AttentionCore)), default=0)
+
+    def kv_bytes(tokens: int) -> int:
+        return int(cache_bytes(work, 1, tokens)) - state
+
+    compressed = math.lcm(*(item.rate for item in work.of_kind(Compressor)))
+    later = windows_full + compressed
     return ModelNumbers(
         architecture=_architecture(work),
         params_by_group=_params_by_group(work),
         context_len=context_len,
-        kv_bytes_per_token=int(cache_bytes(work, 1, 1)),
-        kv_bytes_per_sequence=int(cache_bytes(work, 1, context_len)),
-        kv_equals_weights_at=least(lambda tokens: int(cache_bytes(work, 1, tokens)) >= counted.weight_bytes),
+        kv_bytes_per_token=kv_bytes(compressed) // compressed,
+        windows_full_at=windows_full,
+        kv_bytes_per_later_token=(kv_bytes(later + compressed) - kv_bytes(later)) // compressed,
+        kv_bytes_per_sequence=kv_bytes(context_len),
+        state_bytes_per_sequence=state,
+        kv_equals_weights_at=least(lambda tokens: kv_bytes(tokens) >= counted.weight_bytes),
         attention_is_half_at=least(lambda context: _attention_share(work, context) >= 0.5),
         gpus=tuple(_on_gpu(counted, context_len, roofs) for roofs in gpus),
     )
@@ -96,28 +119,37 @@ def _on_gpu(counted: CountedModel, context_len: int, roofs: RoofSet) -> GpuNumbe
 
         return least(compute_bound)
 
-    linears = replace(work, operators=tuple(item for item in work.operators if _weights(item)))
+    linears = replace(work, operators=tuple(item for item in work.operators if isinstance(item, Linear | Experts)))
     path = path_on(work, counted.attention, fuses_grouped_heads=roofs.fuses_grouped_heads)
 
-    def exceeds_room(batch: int) -> bool:
-        need = memory_need(work, counted.weight_bytes, Step(float(batch), max(1, context_len), 0), 1, path)
-        return roofs.room_bytes is not None and float(need.safe_bytes) > roofs.room_bytes
+    def most(step_of: Callable[[int], Step], *, sequences: bool = False) -> int:
+        """Return the largest number whose prefill, and the sequences of that number, fit."""
 
-    largest = (least(exceeds_room) or _MOST + 1) - 1
+        def exceeds_room(number: int) -> bool:
+            at_once = float(number) if sequences else None
+            need = memory_need(work, counted.weight_bytes, step_of(number), 1, path, at_once)
+            return roofs.room_bytes is not None and float(need.safe_bytes) > roofs.room_bytes
+
+        return (least(exceeds_room) or MOST + 1) - 1
+
+    prompt = max(1, context_len)
+    largest = most(lambda batch: Step(float(batch), prompt, 0))
     return GpuNumbers(
         gpu=roofs.name,
         tokens_per_s_at_most=1 / sum(times_s(work, 1)) if largest else None,
         linears_compute_bound_from_batch=compute_bound_from(linears),
         compute_bound_from_batch=compute_bound_from(work),
         largest_batch=largest,
+        largest_batch_one_by_one=most(lambda _: Step(1.0, prompt, 0), sequences=True),
+        longest_context=min(most(lambda tokens: Step(1.0, tokens, 0)), counted.max_positions or MOST),
     )
 
 
 def least(condition: Callable[[int], bool]) -> int | None:
-    """Return the least number from 1 to _MOST that meets a monotone condition, or None."""
-    if not condition(_MOST):
+    """Return the least number from 1 to MOST that meets a monotone condition, or None."""
+    if not condition(MOST):
         return None
-    low, high = 0, _MOST
+    low, high = 0, MOST
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if condition(middle) else (middle, high)
@@ -139,7 +171,8 @@ def _architecture(work: ModelWork) -> Architecture:
     embeddings = [operator.width for operator in work.of_kind(Embedding)]
     hidden = heads[0].weight.in_features if heads else max(embeddings, default=0)
     return Architecture(
-        layers=sum(core.count for core in cores),
+        layers=work.layers,
+        attention_layers=sum(core.count for core in cores),
         hidden_size=hidden,
         query_heads=cores[0].query_heads if cores else 0,
         kv_heads=cores[0].kv_heads if cores else 0,
@@ -152,16 +185,5 @@ def _architecture(work: ModelWork) -> Architecture:
 
 def _params_by_group(work: ModelWork) -> dict[str, int]:
     """Return the weights of matrices by group; norms, biases, and an embedding apart from the LM head are `other`."""
-    params: dict[str, int] = {}
-    for operator in work.operators:
-        if weights := _weights(operator):
-            params[operator.group] = params.get(operator.group, 0) + operator.count * weights
+    params = dict(work.group_params)
     return {**params, "other": work.params - sum(params.values())}
-
-
-def _weights(operator: Operator) -> int:
-    if isinstance(operator, Linear):
-        return operator.weight.in_features * operator.weight.out_features
-    if isinstance(operator, Experts):
-        return operator.num_experts * sum(ins * outs for ins, outs in operator.matrices)
-    return 0

@@ -8,14 +8,20 @@ from typing import Any
 import torch
 from torch import nn
 
+from profiler.errors import ModelError
+from profiler.loading.cache_argument import has_cache
 from profiler.quant import storage as formats
 
 _NORM = re.compile(r"norm|layernorm", re.IGNORECASE)
 _ATTENTION = re.compile(r"((attention|attn)(sdpa|eager)?|MLA)$", re.IGNORECASE)
-_LINEAR_ATTENTION = re.compile(r"Lightning|DeltaNet|DeltaAttention")
+_LINEAR_ATTENTION = re.compile(r"Lightning|DeltaNet|DeltaAttention|RwkvSelfAttention")
+_INDEXER = re.compile(r"Indexer$")
+_IN_FLOAT32 = re.compile(r"^Inkling\w*ShortConvolution$|^Dots3\w*Indexer$")
+_SPARSE = re.compile(r"Indexer|Compressor|Sparse.*Attention|BlockSparse|LSH")
 _ROUTER = re.compile(r"router|gate$|topk", re.IGNORECASE)
 _OTHER_MODALITY = re.compile(
-    r"vision|visual|image|audio|speech|video|multi_?modal|^mm_|embed_tokens_extend", re.IGNORECASE
+    r"vision|visual|image|audio|speech|video|multi_?modal|^mm_|embed_tokens_extend|^connector$|^aligner$|^q_?former$|^vq",
+    re.IGNORECASE,
 )
 _CROSS_ATTENTION = re.compile(r"^(encoder_attn|cross_?attn|cross_?attention)$", re.IGNORECASE)
 
@@ -30,9 +36,75 @@ def is_attention(module: nn.Module) -> bool:
 
 
 def is_recurrent(module: nn.Module) -> bool:
-    """Return whether a module is a mixer with a state of fixed size: by its decay `A_log`, or its class name."""
-    has_decay = isinstance(getattr(module, "A_log", None), torch.Tensor)
-    return has_decay or bool(_LINEAR_ATTENTION.search(type(module).__name__))
+    """Return whether a mixer has a state of fixed size: by its class name, or its decay and convolution."""
+    parts = (module, *module.children())
+    decays = any(isinstance(getattr(part, "A_log", None), torch.Tensor) for part in parts)
+    convolves = any(isinstance(part, nn.Conv1d) for part in parts)
+    return (decays and convolves) or bool(_LINEAR_ATTENTION.search(type(module).__name__))
+
+
+def has_state(module: nn.Module) -> bool:
+    """Return whether a module keeps a state of fixed size: a recurrent one, or the inputs of its own convolution."""
+    return is_recurrent(module) or any(isinstance(part, nn.Conv1d) for part in (module, *module.children()))
+
+
+def is_indexer(module: nn.Module) -> bool:
+    """Return whether a module chooses the keys of sparse attention: by its class name, its heads and its choice."""
+    sizes = (_INDEX_HEADS, _INDEX_WIDTH, ("index_topk", "token_budget", "topk_blocks"))
+    return bool(_INDEXER.search(type(module).__name__)) and all(first_of(module, *names) for names in sizes)
+
+
+def compresses(module: nn.Module) -> bool:
+    """Return whether a module makes one key of several tokens: by its rate and its projection."""
+    return all(hasattr(module, name) for name in ("compress_rate", "kv_proj", "head_dim"))
+
+
+def index_sizes(indexer: Any) -> tuple[int, int]:
+    """Return (heads, head dim) of an indexer."""
+    return int(first_of(indexer, *_INDEX_HEADS)), int(first_of(indexer, *_INDEX_WIDTH))
+
+
+def computes_in_float32(module: nn.Module) -> bool:
+    """Return whether transformers (5.23) casts a module's inputs to float32, and keeps them so, in any model."""
+    return bool(_IN_FLOAT32.search(type(module).__name__))
+
+
+def is_sparse_without_rule(module: nn.Module) -> bool:
+    """Return whether a class name says that a module attends to a choice of keys by another rule than an indexer's."""
+    known = is_indexer(module) or compresses(module) or hasattr(module, "weights_proj")
+    return bool(_SPARSE.search(type(module).__name__)) and not known
+
+
+def keys_per_query(indexer: Any) -> int:
+    """Return the most tokens that an indexer chooses for a query."""
+    blocks = first_of(indexer, "topk_blocks")
+    return int(blocks * indexer.block_size if blocks else first_of(indexer, "index_topk", "token_budget"))
+
+
+def own_top_k(moe: nn.Module, config: Any, experts: Any) -> int:
+    """Return the experts per token of a mixture: its router's own number, or else the config's.
+
+    A list in the config has one number per layer. Raises ModelError if neither says it.
+    """
+    routers = (part for part in moe.children() if is_router(part) or _ROUTER.search(type(part).__name__))
+    for owner in (*routers, moe, experts):
+        if isinstance(own := first_of(owner, *_TOP_K), int):
+            return own
+    index = first_of(moe, "layer_idx") or 0
+    for value in (first_of(part, *_TOP_K) for part in (config, first_of(config, "ffn_config"))):
+        if value is not None:
+            return int(value[min(index, len(value) - 1)] if isinstance(value, list | tuple) else value)
+    raise ModelError(
+        f"{type(moe).__name__} has experts, but neither its router nor the configuration says how many a token uses;"
+        " add num_experts_per_tok to its config.json."
+    )
+
+
+_INDEX_HEADS, _INDEX_WIDTH = ("index_n_heads", "n_heads", "num_heads"), ("index_head_dim", "head_dim")
+_TOP_K = (
+    "top_k", "topk", "num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "top_k_experts", "moe_k",
+    "num_selected_experts",
+)  # fmt: skip
 
 
 def is_norm(module: nn.Module) -> bool:
@@ -64,6 +136,8 @@ def is_experts(module: nn.Module) -> bool:
 def expert_banks(module: nn.Module) -> dict[str, torch.Tensor]:
     """Return a layer's expert weights by name: [experts, a, b], or MXFP4 blocks [experts, out, groups, 16]."""
     params = dict(module.named_parameters(recurse=False))
+    if experts := first_of(module, "moe_num_experts"):  # DBRX stacks its experts' rows
+        params = {name: param.view(experts, -1, param.shape[-1]) for name, param in params.items() if param.dim() == 2}
     blocks: dict[str, torch.Tensor] = {name: param for name, param in params.items() if name.endswith("_blocks")}
     return blocks or {name: param for name, param in params.items() if param.dim() == 3 and not formats.is_scale(name)}
 
@@ -83,9 +157,25 @@ def bank_features(name: str, bank: torch.Tensor, hidden_size: int) -> tuple[int,
 def not_run_for_text(name: str, module: nn.Module) -> bool:
     """Return whether a text-only step skips the module: other modalities, or cross-attention without an encoder."""
     leaf = name.rpartition(".")[2]
-    return bool(
-        _OTHER_MODALITY.search(leaf) or _CROSS_ATTENTION.search(leaf) or "CrossAttention" in type(module).__name__
-    )
+    return is_tower(name) or bool(_CROSS_ATTENTION.search(leaf)) or "CrossAttention" in type(module).__name__
+
+
+def is_tower(name: str) -> bool:
+    """Return whether a module, by its name, reads another modality or fits it to the decoder."""
+    return bool(_OTHER_MODALITY.search(name.rpartition(".")[2]))
+
+
+def runs_only_last(model: Any, name: str) -> bool:
+    """Return whether a prompt runs only its last position through a module: in the last layers of Gemma 4.
+
+    They read the keys of an earlier layer, so that no other position has a use (transformers 5.23, models/gemma4,
+    `_maybe_slice_kv_shared_inputs`).
+    """
+    prefix, _, rest = name.partition(".layers.")
+    index = rest.partition(".")[0]
+    decoder = model.get_submodule(prefix) if index.isdecimal() else None
+    first = getattr(decoder, "first_kv_shared_layer_idx", None)
+    return first is not None and hasattr(decoder, "_maybe_slice_kv_shared_inputs") and int(index) >= first
 
 
 def caches_latent(model: nn.Module) -> bool:
@@ -137,11 +227,17 @@ def _positive(value: Any) -> int | None:
 
 def attention_heads(module: Any, config: Any) -> tuple[int, int, int]:
     """Return (query heads, KV heads, head dim) of an attention module, from the module or else the config."""
-    query_heads = int(first_of(module, "num_heads", "num_attention_heads", "n_heads") or config_query_heads(config))
+    query_heads = int(
+        first_of(module, "num_heads", "num_attention_heads", "n_heads", "num_attn_heads") or config_query_heads(config)
+    )
     groups = first_of(module, "num_key_value_groups")
     kv_heads = first_of(module, "num_key_value_heads", "num_kv_heads")
-    kv_heads = int(kv_heads or (query_heads // groups if groups else config_kv_heads(config)))
     head_dim = int(first_of(module, "head_dim", "head_size", "attention_head_size") or config_head_dim(config))
+    if kv_heads is None and groups:
+        kv_heads = query_heads // groups
+    elif kv_heads is None and formats.is_linear(keys := first_of(module, "k_proj", "key_proj")):
+        kv_heads = keys.out_features // head_dim
+    kv_heads = int(kv_heads or config_kv_heads(config))
     return query_heads, kv_heads, head_dim
 
 
@@ -160,6 +256,20 @@ def config_head_dim(config: Any) -> int:
     return int(first_of(config, "head_dim", "kv_channels") or config.hidden_size // config_query_heads(config))
 
 
+def of_layer(config: Any, module: Any) -> Any:
+    """Return the config of a module's layer, which has that layer's values of attributes that differ."""
+    index = getattr(module, "layer_idx", None)
+    layers = _attribute(config, "per_layer_config")
+    return layers[index] if isinstance(index, int) and layers is not None and index < len(layers) else config
+
+
+def keeps_cache(model: Any, config: Any, module: Any) -> bool:
+    """Return whether an attention layer keeps keys and values: not if it reads another's, or the model has no cache."""
+    modes, index = _attribute(config, "kv_sharing_modes"), getattr(module, "layer_idx", None)
+    reuses = modes is not None and isinstance(index, int) and str(modes[index]).startswith("reuse")
+    return has_cache(model) and not reuses
+
+
 def first_of(owner: Any, *names: str) -> Any:
     """Return the first attribute of `owner` that is not None, or None."""
     return next((value for name in names if (value := _attribute(owner, name)) is not None), None)
@@ -167,6 +277,8 @@ def first_of(owner: Any, *names: str) -> Any:
 
 def _attribute(owner: Any, name: str) -> Any:
     """Return an attribute or None; a config whose layers differ raises for values of a single layer."""
+    if owner is None:
+        return None
     try:
         return getattr(owner, name, None)
     except Exception:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     import torch
 
 OperatorGroup = Literal[
-    "attention_proj", "attention", "mlp", "experts", "norm", "lm_head", "embedding", "state", "collective", "other"
-]
+    "attention_proj", "attention", "mlp", "experts", "norm", "lm_head", "embedding", "state_proj", "state",
+    "collective", "other",
+]  # fmt: skip
 
 _FLOAT32_BYTES = 4
 
@@ -49,6 +50,8 @@ class Operator(abc.ABC):
     count: int
     dtype: torch.dtype
     """The dtype of the operator's matmuls, which decides its compute roof."""
+    only_last: bool = field(default=False, kw_only=True)
+    """Whether a prompt runs only its last position through this operator, whose layer keeps no keys of its own."""
 
     @property
     def dtype_name(self) -> str:
@@ -61,7 +64,13 @@ class Operator(abc.ABC):
 
     def work(self, step: Step, path: ExecutionPath) -> Work:
         """Return the work of all `count` operators."""
+        if self.only_last and not path.all_logits:
+            step = step.last_position
         return self.each(step, path) * self.count
+
+    def kept_bytes(self, tokens: Count) -> Any:
+        """Return the bytes that one sequence of `tokens` keeps between steps for one of the `count` operators."""
+        return 0
 
     def gemms(self, step: Step) -> Sequence[GemmShape]:
         """Return the matrix products with weights in a step of scalars."""
@@ -124,7 +133,8 @@ class Experts(Operator):
     """
 
     num_experts: int
-    per_token: int
+    per_token: float
+    """Chosen by the router; on average, if it may also choose none."""
     matrices: tuple[tuple[int, int], ...]
     """(in_features, out_features) of one expert's matrices."""
     expert_bytes: int
@@ -199,39 +209,49 @@ class Convolution(Operator):
     inputs_per_channel: int
     """1 for a depthwise convolution."""
     kernel_size: int
+    state_inputs: int
+    """Inputs that are kept per channel."""
     weight_bytes: int
     itemsize: int
 
     def each(self, step: Step, path: ExecutionPath) -> Work:
-        state_bytes = step.batch * self.channels * (self.kernel_size - 1) * self.itemsize
         return Work(
             model_flops=2 * step.tokens * self.channels * self.inputs_per_channel * self.kernel_size,
             weight_bytes=self.weight_bytes,
-            kv_read_bytes=np.where(np.asarray(step.context) > 0, state_bytes, 0),
-            kv_write_bytes=state_bytes,
+            state_bytes=_read_and_written(self.kept_bytes(0), step),
             activation_bytes=2 * step.tokens * self.channels * self.itemsize,
         )
+
+    def kept_bytes(self, tokens: Count) -> Any:
+        return self.channels * self.state_inputs * self.itemsize
 
 
 @dataclass(frozen=True)
 class RecurrentState(Operator):
     """The recurrent state of a linear-attention or state-space layer, read and written once per step and sequence.
 
-    Each token updates, corrects and reads out every element: three multiply-adds (the recurrence of Mamba-2,
-    arXiv:2405.21060, and of gated delta networks, arXiv:2412.06464). A library that computes a prefill in chunks
-    executes more.
+    A library that computes a prefill in chunks executes more FLOPs.
     """
 
     state_elements: int
+    flops_per_element: int
+    """FLOPs per element and token."""
     itemsize: int
+    """Bytes of an element as kept."""
 
     def each(self, step: Step, path: ExecutionPath) -> Work:
-        state_bytes = step.batch * self.state_elements * self.itemsize
         return Work(
-            model_flops=6 * step.tokens * self.state_elements,
-            kv_read_bytes=np.where(np.asarray(step.context) > 0, state_bytes, 0),
-            kv_write_bytes=state_bytes,
+            model_flops=self.flops_per_element * step.tokens * self.state_elements,
+            state_bytes=_read_and_written(self.kept_bytes(0), step),
         )
+
+    def kept_bytes(self, tokens: Count) -> Any:
+        return self.state_elements * self.itemsize
+
+
+def _read_and_written(state_bytes: int, step: Step) -> Any:
+    """Return the bytes of a state that a step reads, unless it is the first, and writes."""
+    return step.batch * state_bytes * (1 + np.where(np.asarray(step.context) > 0, 1, 0))
 
 
 @dataclass(frozen=True)
@@ -272,6 +292,18 @@ class ModelWork:
     """Names of modules whose parameters are not in any operator."""
     not_run: tuple[str, ...] = ()
     """Parts that a text-only step skips: towers of other modalities, cross-attention without an encoder."""
+    dense_instead: tuple[str, ...] = ()
+    """Attention that chooses its keys by a rule that is not known, and is counted as if it read all of them."""
+    layers: int = 0
+    """Layers of the decoder, of any kind."""
+    group_params: tuple[tuple[str, int], ...] = ()
+    """Weights of matrices by group; those of a shared module count once."""
+    tower_params: int = 0
+    """Parameters of the towers of other modalities, which a step of text does not run."""
+    tower_flops: int = 0
+    """FLOPs of the towers for one square picture, or 0 if its patches are not known."""
+    picture_pixels: int = 0
+    """The side of that picture."""
 
     @property
     def coverage(self) -> float:
@@ -337,6 +369,7 @@ def padded_work(operator: Operator, key: CellKey, batch: Batch, path: ExecutionP
         model_flops=flops,
         vector_flops=total(useful.vector_flops),
         weight_bytes=weights.weight_bytes,
+        state_bytes=padded.state_bytes,
         kv_read_bytes=read_bytes,
         kv_write_bytes=write_bytes,
         embedding_bytes=total(useful.embedding_bytes),
@@ -362,7 +395,7 @@ def as_value(operator: Operator, name: str, work: Work) -> OperatorWork:
         dtype=operator.dtype_name,
         flops=_amount(work.model_flops),
         weight_bytes=_amount(work.weight_bytes + work.embedding_bytes + work.logits_bytes),
-        kv_bytes=_amount(work.kv_read_bytes + work.kv_write_bytes),
+        kv_bytes=_amount(work.kv_read_bytes + work.kv_write_bytes + work.state_bytes),
         activation_bytes=_amount(work.activation_bytes),
         bus_bytes=bus_bytes,
         avoidable_flops=_amounts(work.avoidable_flops),

@@ -10,26 +10,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from profiler.counting.attention import AttentionCore
-from profiler.counting.operators import (
-    Collective,
-    Convolution,
-    Elementwise,
-    Embedding,
-    Experts,
-    Linear,
-    ModelWork,
-    Operator,
-    RecurrentState,
-)
+from profiler.counting import attention, operators
+from profiler.counting.operators import ModelWork, Operator
 from profiler.errors import RequestError
 from profiler.facts.step import Attention, StoredWeight
 
 FILE = Path(__file__).with_name("preset_counts.json")
 
 _KINDS: Mapping[str, type[Operator]] = {
-    kind.__name__: kind
-    for kind in (AttentionCore, Collective, Convolution, Elementwise, Embedding, Experts, Linear, RecurrentState)
+    name: kind
+    for module in (attention, operators)
+    for name, kind in vars(module).items()
+    if isinstance(kind, type) and issubclass(kind, Operator)
 }
 
 
@@ -83,23 +75,22 @@ def preset_counts(card: str, quant: str = "none", ranks: int = 1) -> CountedMode
         raise RequestError(counts)
     # A number refers to an operator as published, for operators that the format or the split does not change.
     published = preset["formats"]["none"]["operators"]
-    operators = [published[item] if isinstance(item, int) else item for item in counts["operators"]]
-    return from_json({**preset["model"], **counts, "operators": operators})
+    listed = [published[item] if isinstance(item, int) else item for item in counts["operators"]]
+    return from_json({**preset["model"], **counts, "operators": listed})
 
 
 def from_json(document: Mapping[str, Any]) -> CountedModel:
     """Return the model of a document of `counts_json`."""
     values = _values({name: value for name, value in document.items() if name not in _MODEL_FIELDS})
-    operators = tuple(_operator(item) for item in document["operators"])
-    work = ModelWork(**{**values, "operators": operators})
+    work = ModelWork(**{**values, "operators": tuple(_operator(item) for item in document["operators"])})
     return CountedModel(work, **{name: document[name] for name in _MODEL_FIELDS})
 
 
 def counts_json(model: CountedModel) -> dict[str, Any]:
     """Return a counted model as a JSON document of its fields, those of its `ModelWork`, and its operators."""
-    operators = [_plain_operator(operator) for operator in model.work.operators]
+    listed = [_plain_operator(operator) for operator in model.work.operators]
     model_fields = {name: getattr(model, name) for name in _MODEL_FIELDS}
-    return {**_plain_fields(model.work), **model_fields, "operators": operators}
+    return {**_plain_fields(model.work), **model_fields, "operators": listed}
 
 
 _MODEL_FIELDS = tuple(item.name for item in fields(CountedModel) if item.name != "work")
@@ -129,9 +120,12 @@ def _value(name: str, value: Any) -> Any:
 
 
 def _plain_fields(value: Any) -> dict[str, Any]:
-    values = {item.name: getattr(value, item.name) for item in fields(value) if item.name != "operators"}
-    # Almost no weight has this field, and each preset would name it hundreds of times.
-    return {name: _plain(name, each) for name, each in values.items() if name != "fused_rows" or each}
+    # Each preset would name most defaults hundreds of times.
+    return {
+        item.name: _plain(item.name, each)
+        for item in fields(value)
+        if item.name != "operators" and (each := getattr(value, item.name)) != item.default
+    }
 
 
 def _plain(name: str, value: Any) -> Any:

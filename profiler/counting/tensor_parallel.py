@@ -16,6 +16,7 @@ from profiler.counting.walk import collapse_numbers, walk
 from profiler.data.links import CollectiveKind
 from profiler.errors import RequestError
 from profiler.loading.source import ModelSource
+from profiler.quant.checkpoints import published_format
 from profiler.quant.registry import Quant
 
 # The dimension of a matrix [..., out, in] that each style of a plan cuts (transformers 5.23,
@@ -77,7 +78,7 @@ def check_ranks(model: Any, ranks: int) -> None:
     if ranks < 2:
         raise RequestError(f"--tp {ranks} is not possible; use 2 or more ranks, or omit --tp.")
     kind = getattr(model.config, "model_type", type(model).__name__)
-    if getattr(model.config, "quantization_config", None) is not None:
+    if published_format(model.config) not in (None, "fp8"):
         raise RequestError(
             f"--tp {ranks}: the weights of this checkpoint are quantised, and packed weights cannot be split; use the"
             " checkpoint that it was quantised from."
@@ -127,7 +128,9 @@ def keep_share(model: Any, ranks: int, rank: int = 0) -> None:
     for name, module in model.named_modules():
         pieces = min(ranks, heads.get(name, ranks))
         for key, param in list(module.named_parameters(recurse=False)):
-            style = plan.get(collapse_numbers(f"{name}.{key}")) or plan.get(collapse_numbers(name))
+            # The scales of FP8 blocks are cut like their weights (transformers 5.23, integrations/finegrained_fp8.py).
+            weight = key.removesuffix("_scale_inv").removesuffix("_scale")
+            style = plan.get(collapse_numbers(f"{name}.{weight}")) or plan.get(collapse_numbers(name))
             if id(param) not in shares:  # the first module with a tied weight decides how it is cut
                 shape = _local_shape(tuple(param.shape), key, style, pieces, rank * pieces // ranks)
                 share = torch.empty(shape, dtype=param.dtype, device=param.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,24 +10,8 @@ from typing import Any
 
 from torch import nn
 
-from profiler.counting.attention import AttentionCore
-from profiler.counting.module_kinds import (
-    activation_dtype,
-    attention_heads,
-    bank_features,
-    base_prefix,
-    caches_latent,
-    expert_banks,
-    first_of,
-    is_attention,
-    is_experts,
-    is_norm,
-    is_recurrent,
-    is_router,
-    not_run_for_text,
-    over_context,
-    window_of,
-)
+from profiler.counting import module_kinds as kinds
+from profiler.counting.attention import AttentionCore, Compressor, Indexer
 from profiler.counting.operators import (
     Convolution,
     Elementwise,
@@ -39,6 +24,9 @@ from profiler.counting.operators import (
     RecurrentState,
     Rows,
 )
+from profiler.counting.towers import picture_flops
+from profiler.errors import ModelError
+from profiler.facts.step import StoredWeight
 from profiler.quant import storage as formats
 
 _NUMBERS = re.compile(r"(?<=\.)\d+(?=\.|$)")
@@ -46,29 +34,57 @@ _NUMBERS = re.compile(r"(?<=\.)\d+(?=\.|$)")
 # Modules that run every expert on every token, whatever the router chooses.
 _DENSE_EXPERTS = frozenset({"Llama4TextExperts"})
 
+# Parameters that are not in a module of their own: matrices of hyper-connections and of an indexer's gate, and what is
+# added to each key of a block.
+_LOOSE_MATRICES = frozenset({"fn", "hc_fn", "index_kpool_compress_gate"})
+_ADDENDS = frozenset({"position_bias", "index_kpool_compress_ape"})
 _RESIDUAL_ADDS_PER_LAYER = 2
 _ROPE_FLOPS_PER_ELEMENT = 3
 _GATE_FLOPS_PER_ELEMENT = 5
+_FLOAT32_BYTES = 4
 _NORM_FLOPS_PER_ELEMENT = 4
 
 
 def walk(model: Any) -> ModelWork:
     """Return the operators of a transformers causal LM.
 
-    Parameters that no rule covers are listed in `unknown` and lower `coverage`.
+    Parameters that no rule covers are listed in `unknown` and lower `coverage`. Raises ModelError for a model that is
+    not one decoder, or a mixture that does not say how many experts a token uses.
     """
-    visitor = _Visitor(model, model.config.get_text_config())
+    visitor = _Visitor(model, _decoder_config(model))
     counts: dict[Operator, int] = {}
     for operator in visitor.visit():
         key = replace(operator, count=1)
         counts[key] = counts.get(key, 0) + operator.count
+    tower_flops, pixels = picture_flops(model, visitor.towers)
     return ModelWork(
         operators=tuple(replace(operator, count=count) for operator, count in counts.items()),
         params=visitor.total_params,
         understood_params=visitor.total_params - visitor.unknown_params,
         unknown=tuple(dict.fromkeys(visitor.unknown)),
         not_run=tuple(dict.fromkeys(visitor.not_run)),
+        dense_instead=tuple(dict.fromkeys(visitor.dense_instead)),
+        layers=int(kinds.first_of(visitor.config, "num_hidden_layers") or 0),
+        group_params=tuple(visitor.group_params.items()),
+        tower_params=visitor.group_params.get("towers", 0),
+        tower_flops=tower_flops,
+        picture_pixels=pixels,
     )
+
+
+def _decoder_config(model: Any) -> Any:
+    """Return the config of the decoder. Raises ModelError for a model that has none, or several."""
+    try:
+        config = model.config.get_text_config()
+        model.get_input_embeddings()
+    except (ValueError, NotImplementedError):
+        config = None
+    if kinds.first_of(config, "hidden_size") is None:
+        raise ModelError(
+            f"{type(model).__name__} is not counted, since it is not one decoder of text; pass a folder whose"
+            " config.json has only the configuration of its decoder."
+        )
+    return config
 
 
 def collapse_numbers(name: str) -> str:
@@ -90,7 +106,7 @@ def linear_modules(model: Any) -> dict[LinearKey, list[nn.Module]]:
     modules: dict[LinearKey, list[nn.Module]] = {}
     expert_prefixes: tuple[str, ...] = ()
     for name, module in model.named_modules():
-        if is_experts(module):
+        if kinds.is_experts(module):
             expert_prefixes = (*expert_prefixes, name + ".")
         elif formats.is_linear(module) and not name.startswith(expert_prefixes):
             weight = formats.stored(module)
@@ -105,7 +121,7 @@ def called_modules(model: Any, work: ModelWork) -> dict[Operator, list[nn.Module
     visitor = _Visitor(model, model.config.get_text_config())
     modules: dict[Operator, list[nn.Module]] = {}
     for name, module in model.named_modules():
-        operator = visitor.called(collapse_numbers(name), module)
+        operator = visitor.called(collapse_numbers(name), name, module)
         if operator in operators:
             modules.setdefault(operators[operator], []).append(module)
     return modules
@@ -119,10 +135,14 @@ class _Visitor:
         self.config = config
         self.head = model.get_output_embeddings()
         self.tokens_table = model.get_input_embeddings()
-        self.activation = activation_dtype(model)
-        self.base_prefix = base_prefix(model)
+        self.activation = kinds.activation_dtype(model)
+        self.base_prefix = kinds.base_prefix(model)
         self.unknown: list[str] = []
         self.not_run: list[str] = []
+        self.towers: list[nn.Module] = []
+        self.dense_instead: list[str] = []
+        self.top_k: int | None = None
+        self.group_params: dict[str, int] = {}
         self.unknown_params = 0
         self.total_params = 0
         self._counted: set[int] = set()
@@ -133,25 +153,32 @@ class _Visitor:
             if any(name.startswith(parent + ".") for parent in finished):
                 continue
             short = collapse_numbers(name)
-            if not_run_for_text(name, module):
+            if kinds.not_run_for_text(name, module):
                 self.not_run.append(short)
-            elif is_experts(module):
-                yield self._experts(short, module)
+                params = self._count(module, recurse=True)
+                if kinds.is_tower(name):
+                    self.towers.append(module)
+                    self.group_params["towers"] = self.group_params.get("towers", 0) + params
+            elif kinds.is_experts(module):
+                yield (experts := self._experts(short, name, module))
+                self._count_matrices(experts, sum(sum(formats.own_params(part).values()) for part in module.modules()))
             else:
-                yield from self._operators(short, name, module)
+                last = kinds.runs_only_last(self.model, name)
+                for operator in self._operators(short, name, module):
+                    yield replace(operator, only_last=True) if last else operator
                 continue
             finished.add(name)
             self._count(module, recurse=True)
 
-    def called(self, short: str, module: Any) -> Operator | None:
+    def called(self, short: str, name: str, module: Any) -> Operator | None:
         """Return the operator that a call of the module runs: its attention core, or its bank of experts."""
-        return self._experts(short, module) if is_experts(module) else self._attention(short, module)
+        return self._experts(short, name, module) if kinds.is_experts(module) else self._attention(short, module)
 
     def _operators(self, short: str, name: str, module: Any) -> Iterator[Operator]:
         """Yield the operators of a module without its children."""
         if isinstance(module, nn.Embedding):
             self._count(module)
-            yield self._embedding(short, module)
+            yield self._embedding(short, name, module)
         elif formats.is_gguf_table(module):
             self._count(module)
             table = module.weight  # [rows, bytes per row]
@@ -159,23 +186,30 @@ class _Visitor:
         elif formats.is_linear(module):
             params = self._count(module)
             try:
-                yield self._linear(short, name, module)
+                yield (linear := self._linear(short, name, module))
+                if params:
+                    weight = linear.weight
+                    self._count_matrices(linear, weight.in_features * weight.out_features)
             except ValueError as error:  # a format without a rule
                 self.unknown.append(f"{short} ({error})")
                 self.unknown_params += params
-        elif is_router(module):
+        elif kinds.is_router(module):
             self._count(module)
             yield self._router(short, module)
-        elif is_norm(module):
+        elif kinds.is_norm(module):
             self._count(module)
             yield self._norm(short, name, module)
         elif isinstance(module, nn.Conv1d):
             self._count(module)
-            yield self._convolution(short, module)
+            yield self._convolution(short, name, module)
         else:
             if (core := self._attention(short, module)) is not None:
                 yield core
                 yield self._rotary(short, core)
+            if kinds.is_indexer(module):
+                yield self._indexer(short, module)
+            if kinds.compresses(module):
+                yield self._compressor(short, name, module)
             if (state := self._state(short, module)) is not None:
                 yield state
             yield from self._other_parameters(short, module)
@@ -185,13 +219,15 @@ class _Visitor:
         """Yield an operator for a module's own vectors, which are streamed; its own matrices are unknown."""
         vector_bytes = 0
         unknown = []
-        recurrent = is_recurrent(module)
+        recurrent = kinds.is_recurrent(module)
         for key, param in module.named_parameters(recurse=False):
             if id(param) in self._counted:
                 continue
             self._counted.add(id(param))
             self.total_params += param.numel()
-            if recurrent or max(param.shape, default=1) == param.numel():
+            if key in _LOOSE_MATRICES and param.dim() == 2:
+                yield self._loose(short, param)
+            elif key in _ADDENDS or recurrent or max(param.shape, default=1) == param.numel():
                 vector_bytes += param.numel() * param.element_size()
             else:
                 unknown.append(key)
@@ -201,7 +237,15 @@ class _Visitor:
         if unknown:
             self.unknown.append(f"{short} ({type(module).__name__}: {', '.join(unknown)})")
 
-    def _convolution(self, short: str, module: nn.Conv1d) -> Convolution:
+    def _loose(self, short: str, weight: nn.Parameter) -> Linear:
+        """Return a product with a matrix that is no module: that of hyper-connections (arXiv:2409.19606) and others."""
+        outs, ins = weight.shape
+        name = str(weight.dtype).removeprefix("torch.")
+        stored = StoredWeight(name, ins, outs, weight.numel() * weight.element_size(), 0, weight.dtype)
+        return Linear(short, "other", 1, weight.dtype, stored, "tokens", self.activation)
+
+    def _convolution(self, short: str, name: str, module: nn.Conv1d) -> Convolution:
+        kernel, owner = module.kernel_size[0], self.model.get_submodule(name.rpartition(".")[0])
         return Convolution(
             name=short,
             group="state",
@@ -209,28 +253,88 @@ class _Visitor:
             dtype=module.weight.dtype,
             channels=module.out_channels,
             inputs_per_channel=module.in_channels // module.groups,
-            kernel_size=module.kernel_size[0],
+            kernel_size=kernel,
+            # transformers keeps a whole kernel of a padded convolution; others get only what they lack.
+            state_inputs=kernel if module.padding[0] else (kernel - 1) * module.dilation[0],
             weight_bytes=sum(p.numel() * p.element_size() for p in module.parameters()),
-            itemsize=self.activation.itemsize,
+            itemsize=_FLOAT32_BYTES if kinds.computes_in_float32(owner) else self.activation.itemsize,
         )
 
     def _state(self, short: str, module: Any) -> RecurrentState | None:
-        """Return the state of a state-space or linear-attention mixer, or None for other modules."""
-        if not is_recurrent(module):
+        """Return the state of a state-space or linear-attention mixer, or None for other modules.
+
+        transformers keeps the states of a mixer with a decay per step in float32, and those of Lightning attention in
+        the model's dtype. FLOPs per element are those of the recurrences: h = a h + B x, y = C h has 5 (Mamba,
+        arXiv:2312.00752, Mamba-2, arXiv:2405.21060, Lightning, arXiv:2401.04658); the delta rule also reads and
+        corrects the old value of a key: S = S (a (I - b k k^T)) + b v k^T, o = S q has 7 (Gated DeltaNet,
+        arXiv:2412.06464, Kimi Delta Attention, arXiv:2510.26692).
+        """
+        if not kinds.is_recurrent(module):
             return None
-        heads = first_of(module, "num_v_heads", "num_heads", "n_heads", "num_attention_heads")
-        if heads and (value_dim := first_of(module, "head_v_dim", "head_dim")):
-            elements = heads * value_dim * int(first_of(module, "head_k_dim", "ssm_state_size", "head_dim"))
+        decay = getattr(module, "A_log", None)
+        if decay is not None and decay.dim() > 1:  # Mamba-1's state is [intermediate, state], like A
+            elements = int(decay.numel())
+        elif (channels := getattr(module, "time_decay", None)) is not None:  # RWKV-4: numerator, denominator, maximum
+            elements = 3 * int(channels.numel())
         else:
-            elements = int(module.A_log.numel())  # Mamba-1's state is [intermediate, state], like A
+            heads = ("num_v_heads", "num_heads", "n_heads", "num_attention_heads")
+            shape = (heads, ("head_v_dim", "head_dim"), ("head_k_dim", "ssm_state_size", "head_dim"))
+            sizes = [kinds.first_of(module, *names) for names in shape]
+            if not all(sizes):
+                self.unknown.append(f"{short} (the size of its state)")
+                return None
+            elements = math.prod(map(int, sizes))
+        lightning = "Lightning" in type(module).__name__
+        corrects = not lightning and kinds.first_of(module, "ssm_state_size", "time_decay") is None
         return RecurrentState(
             name=f"{short}.state",
             group="state",
             count=1,
             dtype=self.model.dtype,
             state_elements=elements,
-            itemsize=self.activation.itemsize,
+            flops_per_element=7 if corrects else 5,
+            itemsize=self.activation.itemsize if lightning else _FLOAT32_BYTES,
         )
+
+    def _indexer(self, short: str, module: Any) -> Indexer:
+        """Return the scores of an indexer, whose top-k also holds for later layers that have none of their own."""
+        self.top_k = kinds.keys_per_query(module)
+        heads, width = kinds.index_sizes(module)
+        key_heads = int(kinds.first_of(module, "index_kv_heads") or 1)
+        pooled = kinds.first_of(module, "index_kpool")
+        kept = key_heads * width if not pooled else 2 * width + 1  # a key, its gates, and whether it is valid
+        return Indexer(
+            name=f"{short}.scorer" if hasattr(module, "scorer") else short,
+            group="attention",
+            count=1,
+            dtype=self.model.dtype,
+            heads=heads,
+            head_dim=width,
+            itemsize=_FLOAT32_BYTES if kinds.computes_in_float32(module) else self.activation.itemsize,
+            rate=int(pooled or kinds.first_of(module, "compress_ratio", "compress_rate") or 1),
+            weighted=hasattr(module, "weights_proj"),
+            kept_elements=0 if kinds.compresses(module) else kept,
+        )
+
+    def _compressor(self, short: str, name: str, module: Any) -> Compressor:
+        parent = self.model.get_submodule(name.rpartition(".")[0])
+        indexer = next((part for part in module.children() if kinds.is_indexer(part)), None)
+        return Compressor(
+            name=f"{short}.core",
+            group="attention",
+            count=1,
+            dtype=self.model.dtype,
+            width=module.head_dim,
+            rate=module.compress_rate,
+            series=formats.stored(module.kv_proj).out_features // module.head_dim,
+            itemsize=self.activation.itemsize,
+            query_heads=int(parent.num_heads) if kinds.is_attention(parent) else 0,
+            top_k=kinds.first_of(indexer, "index_topk"),
+        )
+
+    def _count_matrices(self, operator: Operator, params: int) -> None:
+        """Add the weights of matrices to their group, those of a shared module once."""
+        self.group_params[operator.group] = self.group_params.get(operator.group, 0) + params
 
     def _count(self, module: nn.Module, *, recurse: bool = False) -> int:
         """Add a module's parameters to the total, shared ones once; return the number that was added."""
@@ -243,15 +347,17 @@ class _Visitor:
         self.total_params += added
         return added
 
-    def _embedding(self, short: str, module: nn.Embedding) -> Embedding:
+    def _embedding(self, short: str, name: str, module: nn.Embedding) -> Embedding:
+        # A token looks up a row per n-gram and hash.
+        rows = kinds.first_of(self.model.get_submodule(name.rpartition(".")[0]), "ngram_heads") or 1
         return Embedding(
             name=short,
             group="embedding",
             count=1,
             dtype=module.weight.dtype,
-            width=module.embedding_dim,
+            width=rows * module.embedding_dim,
             itemsize=module.weight.element_size(),
-            per_batch=module is self.tokens_table,
+            per_batch=module is self.tokens_table or rows > 1,
         )
 
     def _linear(self, short: str, name: str, module: Any) -> Linear:
@@ -263,7 +369,7 @@ class _Visitor:
             rows, group = "last", "lm_head"
         elif self.base_prefix and not name.startswith(self.base_prefix):
             rows = "last"  # linears between the decoder and the head run on the head's positions
-        elif over_context(name, self.model):
+        elif kinds.over_context(name, self.model):
             executed = "context"
         return Linear(
             name=short,
@@ -279,19 +385,22 @@ class _Visitor:
     def _router(self, short: str, module: Any) -> Linear:
         return Linear(short, "experts", 1, module.weight.dtype, formats.stored(module), "tokens", self.activation)
 
-    def _experts(self, short: str, module: Any) -> Experts:
+    def _experts(self, short: str, name: str, module: Any) -> Experts:
         """Return experts stored as 3-D weights (transformers 5), a list of MLPs (transformers 4), or triton's MXFP4."""
-        per_token = first_of(self.config, "num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k", "moe_k")
-        banks = expert_banks(module)
+        mixture = self.model.get_submodule(name.rpartition(".")[0])
+        per_token: float = kinds.own_top_k(mixture, self.config, module)
+        banks = kinds.expert_banks(module)
         if (mxfp4_matrices := formats.triton_mxfp4_matrices(module)) is not None:
             matrices, num_experts, dtype = mxfp4_matrices, module.num_experts, self.model.dtype
             biases = [param for name, param in module.named_parameters() if name.endswith("_bias")]
             expert_bytes = formats.mxfp4_bytes(sum(ins * outs for ins, outs in matrices))
             expert_bytes += sum(p.numel() * p.element_size() for p in biases) // num_experts
         elif banks:
-            num_experts = next(iter(banks.values())).shape[0]
+            # LongCat's router also chooses among experts that do nothing, for which one bank has unused rows.
+            num_experts, choices = (limit(bank.shape[0] for bank in banks.values()) for limit in (min, max))
+            per_token = per_token * num_experts / choices if choices > num_experts else per_token
             hidden = int(self.config.hidden_size)
-            matrices = tuple(bank_features(name, bank, hidden) for name, bank in banks.items())
+            matrices = tuple(kinds.bank_features(name, bank, hidden) for name, bank in banks.items())
             expert_bytes = sum(p.numel() * p.element_size() for p in module.parameters()) // num_experts
             first = next(iter(banks.values()))
             dtype = first.dtype if first.is_floating_point() else self.model.dtype
@@ -307,7 +416,7 @@ class _Visitor:
             count=1,
             dtype=dtype,
             num_experts=num_experts,
-            per_token=int(per_token or 1),
+            per_token=per_token,
             matrices=matrices,
             expert_bytes=expert_bytes,
             activation_dtype=self.activation,
@@ -335,9 +444,9 @@ class _Visitor:
         """Return how often a norm runs per token: once per head for a norm of head width (Qwen3, Gemma-3, OLMo-2)."""
         parent_name, _, leaf = name.rpartition(".")
         parent = self.model.get_submodule(parent_name)
-        if not is_attention(parent) or not leaf.startswith(("q_", "k_", "query", "key")):
+        if not kinds.is_attention(parent) or not leaf.startswith(("q_", "k_", "query", "key")):
             return 1
-        query_heads, kv_heads, head_dim = attention_heads(parent, self.config)
+        query_heads, kv_heads, head_dim = kinds.attention_heads(parent, self.config)
         if width != head_dim:
             return 1
         return query_heads if leaf.startswith("q") else kv_heads
@@ -358,7 +467,7 @@ class _Visitor:
     def _residuals(self, short: str, module: nn.Module) -> Iterator[Elementwise]:
         """Yield the residual additions of a decoder layer, and the activation of an MLP."""
         children = dict(module.named_children())
-        if any(is_attention(child) for child in children.values()):
+        if any(kinds.is_attention(child) for child in children.values()):
             width = int(self.config.hidden_size)
             yield Elementwise(
                 name=f"{short}.residual",
@@ -369,7 +478,7 @@ class _Visitor:
                 bytes_per_token=_RESIDUAL_ADDS_PER_LAYER * 3 * width * self.activation.itemsize,
             )
         down = next((children[key] for key in ("down_proj", "c_proj", "fc2", "dense_4h_to_h") if key in children), None)
-        if down is not None and not is_attention(module) and formats.is_linear(down):
+        if down is not None and not kinds.is_attention(module) and formats.is_linear(down):
             # Also for a format without a rule, whose linear is in `unknown`.
             width = getattr(down, "in_features", None) or formats.stored(down).in_features
             gated = "gate_proj" in children or "gate_up_proj" in children
@@ -383,21 +492,24 @@ class _Visitor:
             )
 
     def _attention(self, short: str, module: Any) -> AttentionCore | None:
-        if not is_attention(module):
+        if not kinds.is_attention(module):
             return None
-        config = self.config
-        query_heads, kv_heads, head_dim = attention_heads(module, config)
+        config = kinds.of_layer(self.config, module)
+        query_heads, kv_heads, head_dim = kinds.attention_heads(module, config)
         latent = expanded = None
-        qk_dim = v_dim = head_dim
+        qk_dim, v_dim = head_dim, int(kinds.first_of(module, "v_head_dim") or head_dim)
         if hasattr(module, "kv_b_proj"):
             nope, rope, v_dim, rank = (
-                int(first_of(module, name) or first_of(config, name))
+                int(kinds.first_of(module, name) or kinds.first_of(config, name))
                 for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "kv_lora_rank")
             )
             qk_dim = nope + rope
-            if caches_latent(self.model):
+            if kinds.caches_latent(self.model):
                 latent, expanded = rank + rope, nope + v_dim
             kv_heads = query_heads
+        elif kinds.first_of(module, "compressor") is not None:
+            kv_heads, latent = 1, head_dim  # the one key is also the value, in a cache of its own
+        top_k = self._top_k(short, module)
         return AttentionCore(
             name=f"{short}.core",
             group="attention",
@@ -408,16 +520,31 @@ class _Visitor:
             qk_dim=qk_dim,
             v_dim=v_dim,
             itemsize=self.activation.itemsize,
-            window=window_of(config, module),
+            window=kinds.window_of(config, module),
             latent_dim=latent,
             expanded_dim=expanded,
+            top_k=top_k,
+            keeps=kinds.keeps_cache(self.model, self.config, module),
         )
+
+    def _top_k(self, short: str, module: Any) -> int | None:
+        """Return the keys that an indexer chooses for a query, that of this layer or of one before."""
+        indexer = getattr(module, "indexer", None)
+        if indexer is not None and kinds.is_indexer(indexer):
+            return kinds.keys_per_query(indexer)
+        if indexer is None and hasattr(module, "indexer"):
+            return self.top_k
+        if any(kinds.is_sparse_without_rule(part) for part in module.modules()):
+            self.dense_instead.append(short)
+        return None
 
     def _group(self, name: str) -> OperatorGroup:
         parents = name.split(".")[:-1]
         owner: Any = self.model
         for part in parents:
             owner = getattr(owner, part)
-            if is_attention(owner):
+            if kinds.has_state(owner):
+                return "state_proj"
+            if kinds.is_attention(owner):
                 return "attention_proj"
         return "experts" if any("expert" in part for part in parents) else "mlp"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from profiler.counting.attention import AttentionCore
 from profiler.counting.floor import RoofSet
-from profiler.counting.memory_need import MemoryNeed, cache_bytes, memory_need, path_on
+from profiler.counting.memory_need import MemoryNeed, cache_bytes, memory_need, path_on, state_bytes
 from profiler.counting.operators import Collective, Operator
 from profiler.counting.preset_counts import CountedModel
 from profiler.data.links import bus_share, published_link, published_links
@@ -29,7 +29,7 @@ class OperatorExpressions:
     kv_bytes: Tree
     """Read and written."""
     other_bytes: Tree
-    """Embedding rows and logits."""
+    """States, embedding rows and logits."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,9 @@ class ModelEntry:
     kv_bits: int
     """Bits of one element of the KV cache."""
     cache_bytes: Tree
-    """The KV cache, as an expression of `batch` and `tokens`."""
+    """The KV cache and states, as an expression of `batch` and `tokens`."""
+    state_bytes: int
+    """The states of one sequence, which `kv_bits` do not change."""
     workspace_bytes: Tree
     """What a prefill of `query` tokens into a cache of `tokens` needs besides, with fused attention."""
     unfused_workspace_bytes: Tree
@@ -155,6 +157,7 @@ def model_entry(counted: CountedModel, quant: str, ranks: int = 1) -> ModelEntry
         weight_bytes=counted.weight_bytes,
         kv_bits=8 * max(widths, default=2),
         cache_bytes=tree_of(cache_bytes(counted.work, _symbol("batch"), _symbol("tokens"))),
+        state_bytes=state_bytes(counted.work),
         workspace_bytes=tree_of(_prefill_need(counted, fuses_grouped_heads=True).workspace_bytes),
         unfused_workspace_bytes=tree_of(_prefill_need(counted, fuses_grouped_heads=False).workspace_bytes),
         fragmentation_bytes=tree_of(_prefill_need(counted, fuses_grouped_heads=True).fragmentation_bytes),
@@ -184,7 +187,7 @@ def _operator(operator: Operator) -> OperatorExpressions:
         flops=tree_of(work.model_flops),
         weight_bytes=tree_of(work.weight_bytes),
         kv_bytes=tree_of(work.kv_read_bytes + work.kv_write_bytes),
-        other_bytes=tree_of(work.embedding_bytes + work.logits_bytes),
+        other_bytes=tree_of(work.state_bytes + work.embedding_bytes + work.logits_bytes),
     )
 
 

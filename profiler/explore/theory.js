@@ -80,7 +80,9 @@ function floorOf(work, entry, gpu, link) {
 }
 
 /** Bytes of the KV cache of `batch` sequences of `tokens` each. */
-const cacheBytes = (entry, batch, tokens, bits) => narrowed(evaluate(entry, "cache_bytes", { batch, tokens }), entry, bits);
+const stateBytes = (entry, batch) => typeof batch === "bigint" ? batch * BigInt(entry.state_bytes) : batch * entry.state_bytes;
+const cacheBytes = (entry, batch, tokens, bits) => stateBytes(entry, batch)
+  + narrowed(evaluate(entry, "cache_bytes", { batch, tokens }) - stateBytes(entry, batch), entry, bits);
 
 /** Weights, a KV cache of `tokens`, and the workspace of the prefill of `query` of them. */
 const neededBytes = (entry, gpu, batch, query, tokens, bits) => entry.weight_bytes + cacheBytes(entry, batch, tokens, bits)

@@ -75,6 +75,7 @@ class Cause(StrEnum):
     UNASKED_LOGITS = "logits nobody asked for"
     UPCAST_LOGITS = "logits upcast to float32"
     UNCHOSEN_EXPERTS = "experts nobody chose"
+    UNCHOSEN_KEYS = "keys that no indexer chose"
     OPERANDS = "operands"
     """Operands and intermediates written and read between kernels."""
     PAGE_FAULTS = "page faults"
@@ -88,7 +89,7 @@ class Cause(StrEnum):
 OF_CONTEXT = frozenset(
     {
         Cause.MASKED_SCORES, Cause.CACHE_COPIES, Cause.UNFILLED_SLOTS, Cause.REPEATED_HEADS, Cause.ATTENTION_MATRIX,
-        Cause.LATENT_EXPANDED, Cause.CACHE_CONVERSION, Cause.CONVERTED_READS,
+        Cause.LATENT_EXPANDED, Cause.CACHE_CONVERSION, Cause.CONVERTED_READS, Cause.UNCHOSEN_KEYS,
     }
 )  # fmt: skip
 """Causes whose work grows with the cache; rates attained at short contexts do not apply to it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -58,6 +59,14 @@ class Step:
     def tokens(self) -> Count:
         """Tokens processed in this step."""
         return self.batch * self.query
+
+    @property
+    def last_position(self) -> Step:
+        """The step that runs only the last of the new tokens, after all others."""
+        last = copy(self)
+        object.__setattr__(last, "query", 1)
+        object.__setattr__(last, "context", self.context + self.query - 1)
+        return last
 
 
 UNFUSED_KERNEL = "math"
@@ -121,6 +130,8 @@ class Work:
     weight_bytes: Count = 0
     kv_read_bytes: Count = 0
     kv_write_bytes: Count = 0
+    state_bytes: Count = 0
+    """Recurrent and convolution states, read and written."""
     embedding_bytes: Count = 0
     logits_bytes: Count = 0
     activation_bytes: Count = 0
@@ -132,8 +143,9 @@ class Work:
 
     @property
     def model_bytes(self) -> Count:
-        """Used weights, live KV read and new KV written, each once, plus embedding rows and logits."""
-        return self.weight_bytes + self.kv_read_bytes + self.kv_write_bytes + self.embedding_bytes + self.logits_bytes
+        """Used weights, live KV read and new KV written, each once, plus states, embedding rows and logits."""
+        kept = self.kv_read_bytes + self.kv_write_bytes + self.state_bytes
+        return self.weight_bytes + kept + self.embedding_bytes + self.logits_bytes
 
     @property
     def executed_flops(self) -> Count:
@@ -168,6 +180,7 @@ def bytes_by_kind(work: Work) -> dict[str, int | float]:
         "weights": plain_number(work.weight_bytes),
         "kv_read": plain_number(work.kv_read_bytes),
         "kv_write": plain_number(work.kv_write_bytes),
+        "state": plain_number(work.state_bytes),
         "activations": 0,
         "logits": plain_number(work.logits_bytes),
         "embedding": plain_number(work.embedding_bytes),

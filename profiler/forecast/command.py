@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
-from profiler.counting.attention import AttentionCore
 from profiler.counting.meta import counted_module
 from profiler.counting.operators import ModelWork
 from profiler.counting.tensor_parallel import walk_rank
@@ -293,7 +292,7 @@ def _on_profile(model: UnmeasuredModel, profile: GpuProfile, steps: StepArrays, 
     counted = model.counted
     paths = dict.fromkeys(PHASES, ExecutionPath())
     needed = operator_arrays(counted.work, steps, paths, counted.weight_bytes, link)
-    layers = sum(core.count for core in counted.work.of_kind(AttentionCore))
+    layers = counted.work.layers
     forecast = fitted_on(profile, counted.dtype, layers).forecast(needed)
     held_out, terms = held_out_kernels(profile, counted.dtype), forecast.terms
     kernel_share = (terms.total_s - terms.dispatch_s - terms.link_s) / terms.total_s

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from profiler.counting.attention import AttentionCore
 from profiler.counting.memory_need import path_on
 from profiler.counting.operators import Experts
 from profiler.counting.preset_counts import CountedModel
@@ -68,7 +67,7 @@ def in_range(
     if engine == "eager":
         there = path_on(counted.work, counted.attention, fuses_grouped_heads=sheet.fuses_grouped_heads)
         needed = replace(needed, need=need_of_cells(counted.work, steps, there, counted.weight_bytes))
-    layers = sum(core.count for core in counted.work.of_kind(AttentionCore))
+    layers = counted.work.layers
     peak, host_index = peak_of(sheet, format_, counted.dtype), host_index_of(sheet.gpu)
     work = executed(needed, engine)
     gpu_steps = card_steps(sheet, work, steps.batch, peak=peak, layers=layers, host_index=host_index)

@@ -29,3 +29,9 @@ def argument_name(model: Any) -> str:
     """Return the name of the cache parameter of the model's `forward`, by default `past_key_values`."""
     parameters = inspect.signature(model.forward).parameters
     return next((name for name in _NAMES if name in parameters), "past_key_values")
+
+
+def has_cache(model: Any) -> bool:
+    """Return whether the model, or the decoder inside it, takes a cache."""
+    parts = (model, getattr(model, "base_model", model))
+    return any(name in inspect.signature(part.forward).parameters for part in parts for name in _NAMES)

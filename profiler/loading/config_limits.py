@@ -45,12 +45,18 @@ def check_count(name: str, value: object) -> None:
 
 
 def check_sizes(config: Any) -> None:
-    """Raises ModelError for a transformers config with a size below 1 or a sliding window below 0 (0 means none)."""
+    """Raises ModelError for a transformers config with a size below 1 or a sliding window below 0 (0 means none).
+
+    An attribute that differs between layers is checked in each.
+    """
     text = config.get_text_config()
+    layers = list(text.per_layer_config) if getattr(text, "is_heterogeneous", False) else [text]
     for name, least in (*((name, 1) for name in _AT_LEAST_ONE), ("sliding_window", 0)):
-        value = getattr(text, name, None)
-        if isinstance(value, int) and value < least:
-            raise ModelError(f"its configuration says {name} = {value}, which is not possible.")
+        for value in {
+            getattr(layer, name, None) for layer in layers if not isinstance(getattr(layer, name, None), list)
+        }:
+            if isinstance(value, int) and value < least:
+                raise ModelError(f"its configuration says {name} = {value}, which is not possible.")
 
 
 def _values(content: Any, name: str = "") -> Iterator[tuple[str, Any]]:

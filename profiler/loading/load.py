@@ -15,7 +15,7 @@ from profiler.errors import ModelError, RequestError, first_line
 from profiler.loading.config import pretrained_location
 from profiler.loading.device_map import DeviceMap, OtherBytesOf, offloaded_bytes, plan_device_map
 from profiler.loading.gguf_header import names_mapped_once
-from profiler.loading.meta_model import plan, quiet_libraries
+from profiler.loading.meta_model import auto_class, plan, quiet_libraries
 from profiler.loading.random_weights import build_random
 from profiler.loading.request import CheckpointFit, LoadedModel, ModelRequest
 from profiler.packages import need
@@ -113,8 +113,6 @@ def _missing_checkpoint(request: ModelRequest, error: OSError) -> ModelError:
 def _load_checkpoint(
     request: ModelRequest, config: Any, other_bytes_of: OtherBytesOf
 ) -> tuple[nn.Module, DeviceMap | None, CheckpointFit]:
-    from transformers import AutoModelForCausalLM
-
     where, extra = pretrained_location(request.source)
     if request.attn:
         extra["attn_implementation"] = request.attn
@@ -130,7 +128,7 @@ def _load_checkpoint(
     if placement is not None and placement.folder is not None:
         extra["offload_folder"] = placement.folder.name
     with names_mapped_once() if request.source.kind == "gguf" else contextlib.nullcontext():
-        module, info = AutoModelForCausalLM.from_pretrained(
+        module, info = auto_class(config).from_pretrained(
             where,
             config=config,
             output_loading_info=True,

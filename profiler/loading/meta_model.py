@@ -66,17 +66,38 @@ def plan(request: ModelRequest, config: Any) -> nn.Module:
 
 def from_config(config: Any, dtype: torch.dtype, attn: str | None) -> nn.Module:
     """Build the dense model of `config` on the current device. Raises ModelError if transformers cannot build it."""
-    from transformers import AutoModelForCausalLM
-
     extra = {"attn_implementation": attn} if attn else {}
     # `load_config` removes `auto_map` unless the model is trusted; without the argument transformers would prompt.
     trusted = hasattr(config, "auto_map")
     try:
-        return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trusted, **extra)
+        return auto_class(config).from_config(config, dtype=dtype, trust_remote_code=trusted, **extra)
     except (RequestError, torch.OutOfMemoryError):
         raise
+    except ImportError as error:  # a tower needs another package, of which a step of text runs nothing
+        if (text := config.get_text_config()) is config:
+            raise ModelError(f"transformers cannot build this model: {first_line(error)}.") from error
+        return from_config(text, dtype, attn)
     except Exception as error:  # invalid sizes may fail anywhere in transformers
         raise ModelError(f"transformers cannot build this model: {first_line(error)}.") from error
+
+
+def auto_class(config: Any) -> Any:
+    """Return the class of transformers that builds a config: a causal LM, or else one that also reads pictures.
+
+    A step of text runs only the decoder of the second. Raises ModelError if transformers has neither.
+    """
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    if hasattr(config, "auto_map"):
+        return AutoModelForCausalLM
+    for auto in (AutoModelForCausalLM, AutoModelForImageTextToText):
+        if type(config) in auto._model_mapping:
+            return auto
+    kind = getattr(config, "model_type", type(config).__name__)
+    raise ModelError(
+        f"transformers has no model that generates text for {kind!r}; pass the folder of a causal LM, or one whose"
+        " config.json has only the text_config of this model."
+    )
 
 
 _FORMAT_LIBRARIES = ("bitsandbytes", "compressed-tensors", "torchao")

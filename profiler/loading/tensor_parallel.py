@@ -15,7 +15,7 @@ from profiler.device.process_group import ProcessGroup
 from profiler.errors import ModelError, RequestError, first_line
 from profiler.loading.config import pretrained_location
 from profiler.loading.load import first_call
-from profiler.loading.meta_model import from_config, quiet_libraries
+from profiler.loading.meta_model import auto_class, from_config, quiet_libraries
 from profiler.loading.random_weights import STD, as_loaded
 from profiler.loading.request import LoadedModel, ModelRequest
 from profiler.packages import need
@@ -66,13 +66,12 @@ def load_share(request: ModelRequest, config: Any, group: ProcessGroup, skeleton
 
 def _checkpoint(request: ModelRequest, config: Any, group: ProcessGroup) -> Any:
     """Load the rank's slices of the checkpoint (transformers 5.23, `distributed_config`)."""
-    from transformers import AutoModelForCausalLM
     from transformers.distributed.configuration_utils import DistributedConfig
 
     where, extra = pretrained_location(request.source)
     if request.attn:
         extra["attn_implementation"] = request.attn
-    return AutoModelForCausalLM.from_pretrained(
+    return auto_class(config).from_pretrained(
         where,
         config=copy.deepcopy(config),
         dtype=request.dtype,

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -303,6 +304,7 @@ _WIDTHS = {
     "n_inner": _WIDTH,
     "moe_intermediate_size": _EXPERT_WIDTH,
 }
+_WIDTH_NAMES = re.compile(r"_(dim|size|rank)$|^num_attention_heads$")
 _EXTRA_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 
@@ -315,8 +317,24 @@ def hollow_config(config: Any, quant: Quant = "none") -> Any:
     hollow = copy.deepcopy(config)
     text = hollow.get_text_config()
     for part in (hollow,) if text is hollow else (hollow, text):
+        differs = getattr(part, "is_heterogeneous", False)
+        layers = part.to_dict()["per_layer_config"] if differs else {}
+        if differs:
+            part.per_layer_config = None
+        heads = int(getattr(part, "num_attention_heads", None) or 1)
         _shrink(part, _HEAD_DIM if quant == "none" else _QUANTISED_HEAD_DIM)
+        if own := {index: _hollow_layer(values, heads, part) for index, values in layers.items()}:
+            part.per_layer_config = own
     return hollow
+
+
+def _hollow_layer(values: Mapping[str, Any], heads: int, hollow: Any) -> dict[str, Any]:
+    """Return a layer's own values without widths, and with its queries per key, as far as the twin has heads."""
+    kept = {name: value for name, value in values.items() if not _WIDTH_NAMES.search(name)}
+    if kv_heads := values.get("num_key_value_heads"):
+        whole = values.get("num_attention_heads", heads)
+        kept["num_key_value_heads"] = max(1, hollow.num_attention_heads * kv_heads // whole)
+    return kept
 
 
 def _shrink(config: Any, head_dim: int) -> None:

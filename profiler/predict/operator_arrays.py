@@ -266,7 +266,7 @@ def _amounts(work: Work) -> dict[str, Count]:
     return {
         "flops": work.model_flops,
         "weight_bytes": work.weight_bytes + work.embedding_bytes + work.logits_bytes,
-        "kv_bytes": work.kv_read_bytes + work.kv_write_bytes,
+        "kv_bytes": work.kv_read_bytes + work.kv_write_bytes + work.state_bytes,
         "activation_bytes": work.activation_bytes,
     }
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from profiler.counting.attention import AttentionCore
 from profiler.counting.cache import counted_model
 from profiler.counting.memory_need import MemoryNeed, cache_bytes, path_on
 from profiler.counting.operators import Experts
@@ -136,7 +135,6 @@ def _planned(
     work, weights = counted.work, counted.weight_bytes
     path = path_of(engine, counted.attention)
     batches = np.arange(1, MOST_BATCH + 1, dtype=np.int64)
-    cores = work.of_kind(AttentionCore)
     phase_work: dict[Phase, WorkAt] = {}
     exchanged_s: dict[Phase, Array] = {}
     steps: dict[Phase, StepArrays] = {}
@@ -162,7 +160,7 @@ def _planned(
         format=published_as(quant),
         engine=engine,
         gpus=gpus,
-        layers=sum(core.count for core in cores) or max(op.count for op in work.operators),
+        layers=work.layers,
         prompt_len=load.prompt_len,
         new_tokens=load.new_tokens,
         parameters=work.params,

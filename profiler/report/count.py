@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from profiler.counting.crosscheck import Crosscheck
     from profiler.counting.floor import CardFloor
     from profiler.counting.model_numbers import ModelNumbers
-    from profiler.counting.operators import GemmShape, Operator
+    from profiler.counting.operators import GemmShape, ModelWork, Operator
     from profiler.quant.checkpoints import Gguf
 
 
 def print_count(counted: StepCount, numbers: ModelNumbers | None, console: Console) -> None:
     """Print a counted step as tables, 100 columns wide."""
-    share, check = counted.share, counted.crosscheck
+    share, check, whole = counted.share, counted.crosscheck, counted.whole
     unknown = f"{100 * (1 - counted.coverage):.3g} % of the parameters are not understood: {'; '.join(counted.unknown)}"
     blocks = [
         Lines(_totals(counted)),
@@ -39,6 +39,7 @@ def print_count(counted: StepCount, numbers: ModelNumbers | None, console: Conso
         Lines(_gpu_notes(counted.gpus, counted.dtype)),
         Lines(list(_crosscheck_lines(check)) if check else []),
         Lines([unknown] if counted.unknown else [], "warning"),
+        Lines([_dense(whole.work.dense_instead)] if whole and whole.work.dense_instead else [], "warning"),
     ]
     print_blocks(blocks, console)
 
@@ -67,7 +68,19 @@ def _totals(counted: StepCount) -> list[str]:
         *([f"stored:     {_as_published(counted.published)}"] if counted.published else []),
         *([f"stored:     {_dequantised(counted.gguf, counted.dtype)}"] if counted.gguf and counted.gguf.types else []),
         *([f"note:       {counted.note}"] if counted.note else []),
+        *([f"pictures:   {_tower(counted.whole.work)}"] if counted.whole and counted.whole.work.tower_params else []),
     ]
+
+
+def _tower(work: ModelWork) -> str:
+    side = work.picture_pixels
+    flops = f"; about {scaled(work.tower_flops, 'FLOPs')} for one of {side} x {side} pixels" if work.tower_flops else ""
+    return f"towers of {short_count(work.tower_params)} parameters, which a step of text does not run{flops}"
+
+
+def _dense(names: Sequence[str]) -> str:
+    """Return the line about sparse attention without a rule."""
+    return f"{', '.join(names)}: attends to a choice of keys by a rule that is not known, and is counted as dense"
 
 
 def _as_published(name: str) -> str:
@@ -169,4 +182,4 @@ def _crosscheck_lines(check: Crosscheck) -> Iterator[str]:
     for item in check.differences:
         yield f"  {item.module or '(the model itself)'}: {item.counter_flops:,}, not {item.walk_flops:,}"
     for item in check.left_out:
-        yield f"  left out: {item.module}, whose angles are a product of {item.counter_flops:,} FLOPs"
+        yield f"  left out: {item.module}, for whose angles or recurrence it has {item.counter_flops:,} FLOPs"

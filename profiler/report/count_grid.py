@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from profiler.counting.floor import NEEDS_LESS, TIGHT
-from profiler.counting.model_numbers import GpuNumbers, ModelNumbers
+from profiler.counting.model_numbers import MOST, GpuNumbers, ModelNumbers
 from profiler.json_document import Document
 from profiler.report.blocks import Block, Lines, TextTable, text_table
 from profiler.units import duration, percent, scaled, short_count, significant
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _MOST_ROWS = 200
 _WORK_COLUMNS = ("phase", "batch", "tokens", "FLOPs", "bytes", "FLOP/byte", "KV cache", "memory")
+_HALF = "half of the FLOPs of a decode step"
 _GPU_COLUMNS = ("phase", "batch", "tokens", "floor", "tok/s at most", "bound by")
 
 
@@ -174,38 +175,71 @@ def number_blocks(numbers: ModelNumbers) -> Iterator[Block]:
         for name, count in numbers.params_by_group.items()
         if count
     )
-    experts = f", {widths.experts_per_token} of {widths.experts} experts per token" if widths.experts else ""
+    experts = f", {widths.experts_per_token:.3g} of {widths.experts} experts per token" if widths.experts else ""
+    heads = f", {widths.query_heads} heads ({widths.kv_heads} KV heads) of {widths.head_dim}"
+    kinds = "" if widths.attention_layers >= widths.layers else f", {widths.attention_layers or 'none'} with attention"
+    grows = numbers.kv_bytes_per_later_token > 0
     lines = [
-        f"architecture: {widths.layers} layers with attention, width {widths.hidden_size}, {widths.query_heads} heads"
-        f" ({widths.kv_heads} KV heads) of {widths.head_dim}, vocabulary {widths.vocabulary}{experts}",
+        f"architecture: {widths.layers} layers{kinds}, width {widths.hidden_size}"
+        f"{heads if widths.attention_layers else ''}, vocabulary {widths.vocabulary}{experts}",
         f"parameters:   {groups}",
-        f"KV cache:     {scaled(numbers.kv_bytes_per_token, 'B')} per token,"
-        f" {scaled(numbers.kv_bytes_per_sequence, 'B')} per sequence of {numbers.context_len} tokens;"
-        f" {_at(numbers.kv_equals_weights_at, 'as large as the weights')}",
-        f"attention:    {_at(numbers.attention_is_half_at, 'half of the FLOPs of a decode step')}",
+        *_kept(numbers),
     ]
+    if widths.attention_layers:
+        lines.append(f"attention:    {_at(numbers.attention_is_half_at, _HALF, grows=grows)}")
     yield Lines(lines)
     if numbers.gpus:
         yield _gpu_table(numbers.gpus, numbers.context_len)
 
 
-def _at(tokens: int | None, what: str) -> str:
-    return f"{what} at {tokens:,} tokens" if tokens else f"never {what}, since its windows or its state limit it"
+def _kept(numbers: ModelNumbers) -> Iterator[str]:
+    """Yield what a sequence keeps: a cache that grows with its tokens, and a state that does not."""
+    grows = numbers.kv_bytes_per_later_token > 0
+    slopes = f"{scaled(numbers.kv_bytes_per_token, 'B')} per token"
+    if numbers.kv_bytes_per_later_token != numbers.kv_bytes_per_token:
+        until = f" up to {numbers.windows_full_at:,}" if numbers.windows_full_at else ""
+        slopes += f"{until}, then {scaled(numbers.kv_bytes_per_later_token, 'B') if grows else 'no more'}"
+    if numbers.kv_bytes_per_token or numbers.kv_bytes_per_sequence:
+        large = _at(numbers.kv_equals_weights_at, "as large as the weights", grows=grows)
+        sequence = f"{scaled(numbers.kv_bytes_per_sequence, 'B')} per sequence of {numbers.context_len} tokens"
+        yield f"KV cache:     {slopes}; {sequence}; {large}"
+    if numbers.state_bytes_per_sequence:
+        yield f"state:        {scaled(numbers.state_bytes_per_sequence, 'B')} per sequence, whatever its length"
+
+
+def _at(tokens: int | None, what: str, *, grows: bool) -> str:
+    if tokens:
+        return f"{what} at {tokens:,} tokens"
+    if grows:
+        return f"not {what} up to {MOST:,} tokens"
+    return f"never {what}, since its windows or its state limit it"
 
 
 def _gpu_table(gpus: Sequence[GpuNumbers], context_len: int) -> TextTable:
     rows = [
         [
             gpu.gpu,
-            str(gpu.largest_batch) if gpu.largest_batch else "no room",
+            *(str(number) if number else "no room" for number in (gpu.largest_batch, gpu.largest_batch_one_by_one)),
+            f"{gpu.longest_context:,}" if gpu.longest_context else "no room",
             significant(gpu.tokens_per_s_at_most) if gpu.tokens_per_s_at_most else "-",
             _batch(gpu.linears_compute_bound_from_batch),
             _batch(gpu.compute_bound_from_batch),
         ]
         for gpu in gpus
     ]
-    headings = ("GPU", "batch at most", "tok/s at most", "linears bound by compute", "step bound by compute")
-    caption = f"decode after {context_len} cached tokens; tok/s of one sequence; bound by compute from that batch on"
+    headings = (
+        "GPU",
+        "batch at most",
+        "one prompt at a time",
+        "longest context",
+        "tok/s at most",
+        "linears bound by compute",
+        "step bound by compute",
+    )
+    caption = (
+        f"Decode after {context_len} cached tokens. Prompts of a batch run together, or one at a time as in servers."
+        " The longest context and tok/s are of one sequence. Compute limits from the batch on that is shown."
+    )
     return text_table(headings, rows, caption=caption)
 
 

@@ -278,7 +278,7 @@ GLOSSARY: dict[str, Term] = {
         "the context at which 4 x layers x heads x head width x context equals 2 x the weights: half of decode's FLOPs."
     ),
     "batch at most": Term(
-        "the most sequences that fit a GPU with their KV cache and workspace, in whatever pieces free memory is."
+        "the most sequences that fit a GPU with their KV cache, state and workspace, in whatever pieces free memory is."
     ),
     "tight": Term(
         "the tensors of a step fit a GPU, but it runs out of memory if torch's allocator leaves free memory in pieces."

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Sequence
 from functools import singledispatch
 from typing import Literal
@@ -24,6 +26,7 @@ from profiler.report.blocks import (
     TextTable,
     visible_sections,
 )
+from profiler.report.console import WIDTH
 
 MOST_ROWS = 200
 """Rows of a table on the screen; later rows are omitted."""
@@ -64,12 +67,12 @@ def _(block: Sentences, console: Console) -> None:
 def _(block: Lines, console: Console) -> None:
     mark = "! " if block.style == "warning" else ""
     for line in block.lines:
-        console.print(Text(mark + line, style=_LINE_STYLES[block.style]))
+        console.print(Text(_unbroken(mark + line, console.width), style=_LINE_STYLES[block.style]))
 
 
 @print_block.register
 def _(block: TextTable, console: Console) -> None:
-    console.print(rich_table(block))
+    console.print(rich_table(block, console.width))
 
 
 @print_block.register
@@ -88,8 +91,34 @@ def _(block: Picture, console: Console) -> None:
     """A terminal has no pictures."""
 
 
-def rich_table(table: TextTable) -> Table:
-    """Return a table for the terminal, with at most `MOST_ROWS` rows and the number of those omitted."""
+_UNIT = re.compile(r"(?<=\d) (?=(?:%|[kMGTPmnuµ]?(?:B|s|FLOPs?|tok|tokens?)(?:/\w+)?|[kMGTP])(?![\w]))")
+_GLUE = "\N{NO-BREAK SPACE}"
+
+
+def _unbroken(line: str, width: int) -> str:
+    """Return a line with breaks that leave no number without its unit."""
+    parts = textwrap.wrap(_UNIT.sub(_GLUE, line), width, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(parts).replace(_GLUE, " ")
+
+
+def _headings(table: TextTable, width: int) -> tuple[list[str], bool]:
+    """Return the headings, in several lines if the table would else be too wide, and whether it still is."""
+    headings = [column.heading for column in table.columns]
+    cells = [max((len(row[number]) for row in table.rows), default=0) for number in range(len(headings))]
+    natural = [max(len(heading), size) for heading, size in zip(headings, cells, strict=True)]
+    if sum(natural) + len(natural) <= width or any(column.wrap for column in table.columns):
+        return headings, False
+    words = [max(map(len, heading.split()), default=0) for heading in headings]
+    least = [max(1, word, size) for word, size in zip(words, cells, strict=True)]
+    wrapped = (textwrap.wrap(heading, size) for heading, size in zip(headings, least, strict=True))
+    return ["\n".join(parts) for parts in wrapped], sum(least) + len(least) > width
+
+
+def rich_table(table: TextTable, width: int = WIDTH) -> Table:
+    """Return a table for a terminal of `width` columns, with at most `MOST_ROWS` rows and the number of those omitted.
+
+    If it is too wide, its headings have several lines, and then its first column breaks.
+    """
     built = Table(
         box=box.SIMPLE_HEAD if table.has_head else None,
         show_header=table.has_head,
@@ -99,9 +128,11 @@ def rich_table(table: TextTable) -> Table:
         caption=table.caption or None,
         caption_justify="left",
     )
-    for column in table.columns:
+    headings, too_wide = _headings(table, width)
+    for number, (column, heading) in enumerate(zip(table.columns, headings, strict=True)):
         side: Literal["left", "right"] = "right" if column.number else "left"
-        built.add_column(column.heading, justify=side, no_wrap=not column.wrap, overflow="fold")
+        breaks = column.wrap or (number == 0 and too_wide)
+        built.add_column(heading, justify=side, no_wrap=not breaks, overflow="fold")
     for number, row in enumerate(table.rows[:MOST_ROWS]):
         if number and number in table.groups:
             built.add_section()

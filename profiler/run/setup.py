@@ -9,8 +9,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from profiler.counting.attention import AttentionCore
-from profiler.counting.memory_need import memory_need
+from profiler.counting.memory_need import cache_bytes, memory_need, state_bytes
 from profiler.counting.meta import path_here
 from profiler.counting.operators import ModelWork
 from profiler.counting.walk import walk
@@ -236,7 +235,6 @@ def _vllm_requirements(
 
 def _cache_bytes(work: ModelWork, grid: Grid) -> int:
     """Bytes of a paged cache, in blocks of up to `_BLOCK` tokens, that holds any cell of the grid."""
-    cores = work.of_kind(AttentionCore)
-    token_bytes = sum(core.count * core.cached_elements * core.itemsize for core in cores)
+    token_bytes = int(cache_bytes(work, 1, 1)) - state_bytes(work)
     blocks = max(cell.batch_size * -(-(cell.slots + _AHEAD) // _BLOCK) for cell in grid.cells)
     return int(_CACHE_MARGIN * (blocks + 1) * _BLOCK * token_bytes)

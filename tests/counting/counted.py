@@ -54,7 +54,7 @@ def lines(name: str, formats: dict[str, dict[str, Any]], ranks: dict[int, dict[s
 
 SPLITS = (2, 4, 8)
 _OF_A_FORMAT = ("weight_bytes", "published", "operators")
-_OF_A_RANK = (*_OF_A_FORMAT, "params", "understood_params")
+_OF_A_RANK = (*_OF_A_FORMAT, "params", "understood_params", "group_params")
 
 
 def _counts(

@@ -6,6 +6,9 @@ import contextlib
 import copy
 from typing import Any
 
+from realistic import PUBLISHED
+from transformers import AutoConfig
+
 HEADS = 4
 HEAD_DIM = 16
 SIZES = {
@@ -34,8 +37,9 @@ SIZES = {
     "qk_nope_head_dim": 16,
     "qk_rope_head_dim": 8,
     "qk_head_dim": 24,
-    "v_head_dim": 16,
+    "v_head_dim": 12,
     "sliding_window": 6,
+    "attention_chunk_size": 6,
     "n_group": 1,
     "topk_group": 1,
     "first_k_dense_replace": 1,
@@ -44,13 +48,27 @@ MOST_LAYERS = 4
 TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
 
 
+def configs(model_type: str) -> list[Any]:
+    """Return small configs of a type: those with the proportions of published models, or else the shrunk default."""
+    small = [AutoConfig.for_model(model_type, **raw) for raw in PUBLISHED.get(model_type, ())]
+    for config in small:
+        for part in parts(config):
+            _known_tokens(part)
+    return small or [shrink(AutoConfig.for_model(model_type))]
+
+
 def shrink(config: Any) -> Any:
     """Return a copy with small widths and few layers, without new keys."""
     small = copy.deepcopy(config)
-    text = small.get_text_config()
-    for part in {id(small): small, id(text): text}.values():
+    for part in parts(small):
         _shrink(part)
     return small
+
+
+def parts(config: Any) -> list[Any]:
+    """Return the config of the model and that of its decoder, which may be one."""
+    text = config.get_text_config()
+    return list({id(config): config, id(text): text}.values())
 
 
 def _shrink(config: Any) -> None:
@@ -69,6 +87,10 @@ def _shrink(config: Any) -> None:
     if "is_decoder" in vars(config):
         config.is_decoder = True
     _fewer_layers(config)
+    _known_tokens(config)
+
+
+def _known_tokens(config: Any) -> None:
     for name in TOKEN_IDS:
         value = _get(config, name)
         if isinstance(value, int) and value >= SIZES["vocab_size"]:

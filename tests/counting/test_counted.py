@@ -100,11 +100,11 @@ _EMBEDDING = Embedding("embed", "embedding", 1, torch.bfloat16, 8, 2)
     ("operator", "document"),
     [
         (
-            RecurrentState("mixer", "state", 2, torch.float32, 64, 4),
+            RecurrentState("mixer", "state", 2, torch.float32, 64, 5, 4),
             {"operator": "RecurrentState", "state_elements": 64},
         ),
         (
-            Convolution("conv", "state", 1, torch.bfloat16, 8, 1, 4, 64, 2),
+            Convolution("conv", "state", 1, torch.bfloat16, 8, 1, 4, 4, 64, 2),
             {"operator": "Convolution", "kernel_size": 4},
         ),
         (

@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 import sharded
 import torch
-from transformers import LlamaConfig
+from transformers import DeepseekV3Config, LlamaConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from profiler.counting.count import count
+from profiler.counting.operators import Experts, Linear
 from profiler.counting.tensor_parallel import chunk_length, walk_rank
+from profiler.counting.walk import walk
 from profiler.errors import RequestError
 from profiler.loading.meta_model import build_on_meta, quiet_libraries
 
@@ -112,3 +114,26 @@ def test_all_ranks_together_are_the_model() -> None:
 
     assert len({flops(4, rank) for rank in range(4)}) == 1
     assert 4 * flops(4, 0) == 2 * flops(2, 0)
+
+
+def test_fp8_blocks_are_cut_with_their_scales() -> None:
+    """Two ranks of DeepSeek-V3's shapes in blocks of 128 x 128: half of each cut weight, and half of its scales."""
+    sizes = {
+        "hidden_size": 512, "intermediate_size": 1024, "moe_intermediate_size": 512, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 4, "n_routed_experts": 8, "num_experts_per_tok": 2,
+        "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "q_lora_rank": 256, "kv_lora_rank": 128,
+        "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "vocab_size": 512, "pad_token_id": None,
+    }  # fmt: skip
+    quantised = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    config = DeepseekV3Config(**sizes, quantization_config=quantised)
+    whole, rank = (build_on_meta(config, torch.bfloat16) for _ in range(2))
+    linears = {operator.name: operator.weight for operator in walk(whole).of_kind(Linear)}
+    [experts] = walk(whole).of_kind(Experts)
+    work = walk_rank(rank, 2)
+    shares = {operator.name: operator.weight for operator in work.of_kind(Linear)}
+    [share] = work.of_kind(Experts)
+    for name in ("mlp.gate_proj", "mlp.down_proj", "mlp.shared_experts.up_proj"):
+        mine, theirs = (weights[f"model.layers.*.{name}"] for weights in (shares, linears))
+        assert mine.format == "float8"
+        assert mine.weight_bytes == theirs.weight_bytes / 2
+    assert share.expert_bytes == experts.expert_bytes / 2 == (3 * 512 * 512 + 3 * 4 * 4 * 4) / 2

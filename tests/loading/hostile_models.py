@@ -151,7 +151,7 @@ CONFIGS: dict[str, tuple[Spoil, str]] = {
     "unknown type": (config(model_type="nonsense"), "model type `nonsense`"),
     "type as a list": (config(model_type=["llama"]), "cannot be read"),
     "type that is a path": (config(model_type="../../../etc/passwd"), "model type `../"),
-    "not a language model": (config(model_type="vit"), "ViTConfig"),
+    "not a language model": (config(model_type="vit"), "generates text for 'vit'"),
     "unknown quantiser": (
         config(quantization_config={"quant_method": "nonsense"}),
         "'nonsense', which cannot be planned",

@@ -12,9 +12,11 @@ from rich.console import Console
 
 from profiler.judge.cells import columns_of
 from profiler.judge.module_times import GroupTime
+from profiler.report.blocks import Lines, text_table
 from profiler.report.breakdown_bars import breakdown_bars
 from profiler.report.console import screen
 from profiler.report.sections import print_run
+from profiler.report.terminal import print_blocks
 from profiler.report.terminal_cells import bar_text, printed_bars, shares_table
 from profiler.store.folder import Run
 
@@ -159,8 +161,28 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize("plain", [False, True])
-def test_a_screen_is_as_narrow_as_its_terminal(monkeypatch: pytest.MonkeyPatch, plain: bool) -> None:
-    for columns, width in (("80", 80), ("200", 100)):
-        monkeypatch.setenv("COLUMNS", columns)
-        assert screen(plain=plain, stream=Terminal()).width == width
+def test_a_screen_is_as_wide_as_asked(monkeypatch: pytest.MonkeyPatch, plain: bool) -> None:
+    for columns in (80, 200):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        assert screen(plain=plain, stream=Terminal()).width == columns
+        assert screen(plain=plain, stream=io.StringIO()).width == columns
+    monkeypatch.delenv("COLUMNS")
     assert screen(plain=plain, stream=io.StringIO()).width == 100
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_no_heading_is_cut_and_no_number_is_torn_from_its_unit(width: int) -> None:
+    """A table that is too wide breaks its headings between words, and then the names of its first column."""
+    names = [f"model.language_model.layers.*.{leaf}" for leaf in ("self_attn.compressor.indexer.scorer", "mlp" * 8)]
+    headings = ("operator", "linears bound by compute", "FLOP/byte", "share", "bytes", "tokens per s at most", "count")
+    rows = [[name, "from 10", "11.9", "12.5 %", "1.23 MB", "12345", "48"] for name in names]
+    line = "parameters: " + ", ".join(f"group {number} of {number}.25 GB ({number} %)" for number in range(10, 30))
+    stream = io.StringIO()
+    print_blocks([Lines([line]), text_table(headings, rows)], Console(file=stream, width=width))
+    text = stream.getvalue()
+    lines = text.splitlines()
+    assert max(len(part.rstrip()) for part in lines) <= width
+    shown = set(re.findall(r"\S+", text))
+    assert {word for heading in headings for word in heading.split()} <= shown
+    assert not any(re.match(r"\s*(%|GB)", part) for part in lines)
+    assert all(any(cell in part for part in lines) for cell in rows[0][1:])

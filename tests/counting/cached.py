@@ -1,0 +1,83 @@
+"""Compare what the walk says that a sequence keeps with the tensors in the cache of a small model that has run.
+
+`python tests/counting/cached.py` measures all types and writes the committed table again.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import scoreboard
+import torch
+import transformers
+from shrink import configs
+
+from profiler.counting.walk import walk
+from profiler.loading.cache_argument import cache_of
+from profiler.loading.meta_model import from_config, quiet_libraries
+
+TABLE = Path(__file__).with_name("cached.csv")
+BATCHES = (1, 3)
+LENGTHS = (4, 20)
+"""Tokens of a prompt: within the windows of the small configs, and beyond them."""
+
+
+def score(model_type: str) -> tuple[str, str]:
+    """Return (`equal` | `differs` | `not run`, the bytes that differ or the reason) of every config of a type."""
+    try:
+        with quiet_libraries(), warnings.catch_warnings(), scoreboard.time_limit():
+            warnings.simplefilter("ignore")
+            differences = [text for config in configs(model_type) for text in differences_of(config)]
+    except Exception as error:
+        return "not run", scoreboard.reason(error)
+    return ("differs", "; ".join(differences[:2])[:160]) if differences else ("equal", "")
+
+
+def differences_of(config: Any) -> Iterator[str]:
+    """Yield what differs between the counted and the real cache, by the bytes of an element."""
+    torch.manual_seed(0)
+    model = from_config(config, torch.bfloat16, "eager").eval()
+    work = walk(model)
+    most = min(100, model.get_input_embeddings().weight.shape[0] - 1)
+    for batch in BATCHES:
+        for length in LENGTHS:
+            with torch.no_grad():
+                output = model(input_ids=torch.randint(3, most, (batch, length)), use_cache=True)
+            real = Counter[int]()
+            for tensor in cached_tensors(cache_of(output)):
+                real[tensor.element_size()] += tensor.nbytes
+            counted = Counter[int]()
+            for operator in work.operators:
+                counted[getattr(operator, "itemsize", 0)] += batch * operator.count * int(operator.kept_bytes(length))
+            if +real != +counted:
+                yield f"{batch} x {length}: {dict(+counted)}, not {dict(+real)}"
+
+
+def cached_tensors(cache: object) -> list[torch.Tensor]:
+    """Return all tensors in a cache, apart from scalars such as a window's length."""
+    found: dict[int, torch.Tensor] = {}
+    stack = [cache]
+    seen = set()
+    while stack:
+        item = stack.pop()
+        if id(item) in seen:
+            continue
+        seen.add(id(item))
+        if isinstance(item, torch.Tensor):
+            if item.dim():
+                found[id(item)] = item
+        elif isinstance(item, dict):
+            stack += item.values()
+        elif isinstance(item, list | tuple):
+            stack += item
+        elif hasattr(item, "__dict__") and not isinstance(item, torch.nn.Module | transformers.PreTrainedConfig | type):
+            stack += vars(item).values()
+    return list(found.values())
+
+
+if __name__ == "__main__":
+    scoreboard.write_table(TABLE, score)
