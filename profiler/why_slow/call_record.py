@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from profiler.device.clock import Clock
-from profiler.why_slow.observations import CallKind
+from profiler.why_slow.observations import CallKind, CallSettings
 from profiler.why_slow.plain_models import SeenAttention
 
 _LIBRARY_PREFIXES = (
@@ -32,7 +32,7 @@ class CallRecord:
     kind: CallKind
     model: weakref.ref[Any]
     where: str
-    settings: dict[str, str]
+    settings: CallSettings
     shape: tuple[int, int, int]
     """(sequences computed, tokens passed per sequence, tokens in the cache)."""
     clock: Clock

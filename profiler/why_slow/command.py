@@ -136,7 +136,7 @@ def explained(
 
         # The calls of a GPU need one core, to dispatch them.
         settings = [call.settings for call in seen.calls]
-        threads = max((int(each["threads"]) if each["device"] == "cpu" else 1 for each in settings), default=1)
+        threads = max((each.threads if each.on_cpu else 1 for each in settings), default=1)
         seen = replace(seen, warnings=tuple(busy_words(threads, foreign)))
     if interrupted or not seen.calls:
         return judge_calls(seen, [])

@@ -26,7 +26,7 @@ def fallback_findings(
     for module in dict.fromkeys(each.module for each in fallbacks):
         here = [each for each in fallbacks if each.module == module]
         seconds = {group.calls[0].where: s for group in groups if (s := _slow_s(group, module, affordable)) is not None}
-        on_gpu = any(group.middle[0].settings["device"] != "cpu" for group in groups)
+        on_gpu = any(not group.middle[0].settings.on_cpu for group in groups)
         if not seconds:
             without_bound.setdefault(cure_of(here, on_gpu=on_gpu), []).extend(here)
             continue

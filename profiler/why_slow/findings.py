@@ -244,7 +244,7 @@ def _merged(findings: Sequence[Finding]) -> list[Finding]:
 def _callbacks(seen: Observations) -> list[Finding]:
     """Time of the script's objects within `generate`, on a CPU only: on a GPU they also wait for the device."""
     findings = []
-    calls = [call for call in seen.calls if call.callbacks_s and call.settings.get("device", "cpu") == "cpu"]
+    calls = [call for call in seen.calls if call.callbacks_s and call.settings.on_cpu]
     for where in dict.fromkeys(call.where for call in calls):
         here = [call for call in calls if call.where == where]
         names = dict.fromkeys(name for call in here for name in call.callbacks_s)
@@ -308,7 +308,7 @@ def _recompilations(seen: Observations) -> list[Finding]:
     slowest = max(seen.recompilations, key=lambda item: item.seconds)
     saves_s = min(seen.calls_s, sum(item.seconds for item in seen.recompilations))
     with_cache = (call for call in seen.calls if call.new_tokens or call.context_len)
-    grows = any(call.settings.get("cache_class") in GROWING_CACHES for call in with_cache)
+    grows = any(call.settings.cache_class in GROWING_CACHES for call in with_cache)
     return [
         Finding(
             id="recompiles",

@@ -98,7 +98,7 @@ def _call_floor(call: Call, subject: _Subject, *, decodes: bool) -> tuple[float,
         contexts = np.array([call.context_len, *range(tokens, tokens + call.new_tokens - 1)])
     device_s = _roof_times(Step(np.full(len(queries), call.batch_size), queries, contexts), subject)
     # Compiled code is dispatched as one call, so these times do not bound it.
-    dispatched = call.settings.get("compiled") != "yes"
+    dispatched = not call.settings.compiled
     prefill_s, decode_s = (subject.dispatch_s if dispatched else None) or (0.0, 0.0)
     host_s = np.where(queries > 1, prefill_s, decode_s)
     exposed_s = np.maximum(host_s - device_s, 0.0) if subject.overlaps else host_s
@@ -108,7 +108,7 @@ def _call_floor(call: Call, subject: _Subject, *, decodes: bool) -> tuple[float,
 def _steps_made(call: Call) -> Step:
     """The steps of a call as the script made it: with its padding, and without a cache if it had none."""
     further = np.arange(1, call.new_tokens)
-    if call.settings.get("cache") == "off":
+    if call.settings.cache is False:
         queries, contexts = np.append(call.prompt_len, call.prompt_len + further), np.zeros(1 + len(further), dtype=int)
     else:
         queries = np.append(call.prompt_len, np.ones(len(further), dtype=int))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -21,13 +21,13 @@ from profiler.why_slow.observations import Call, Read, most_at_once, steady_s
 from profiler.why_slow.plain_models import is_plain, token_ids, with_ids
 from profiler.why_slow.repeat_call import (
     CallGroup,
+    CallsToChange,
     Candidate,
-    EvenRunSequence,
-    RepeatedRun,
-    RunSequence,
-    Steps,
-    Whole,
+    Run,
+    in_even_sequence,
+    in_sequence,
     repeat,
+    with_steps,
 )
 
 # At most so many prompts are tried together, as one batch if there are at least so many calls.
@@ -35,40 +35,36 @@ _MOST_IN_A_BATCH = 8
 _FEWEST_ONE_BY_ONE = 4
 
 
-def padding_changes(
-    call: Call, noted: CallRecord, model: Any, unchanged: RepeatedRun, own_s: tuple[float, ...]
-) -> Iterator[Candidate]:
+def padding_change(calls: CallsToChange) -> Candidate | None:
     """A change that removes padding: cut columns that are padding in all rows, else split the batch by length."""
+    call, noted = calls.middle
     mask = noted.mask
     if mask is None or mask.dim() != 2 or mask.shape[1] != call.prompt_len or call.context_len or bool(mask.all()):
-        return
+        return None
     share = f"{100 * call.padding:.0f} % of the tokens passed are padding"
-    if call.settings["device"] != "cpu" and call.settings["attention"] == "sdpa":
+    if not call.settings.on_cpu and call.settings.attention == "sdpa":
         # torch's flash kernel accepts a mask only on a CPU (scaled_dot_product_attention).
         share += ", and the mask keeps SDPA from its flash kernel"
     used = mask.bool().any(0)
     rows = list(range(len(mask)))
     if not bool(used.all()):
-        yield Candidate(
-            "padding", share, 'pad only to the longest text of a batch: padding="longest"', call.where, unchanged,
-            _on_parts(noted, call, model, [rows]), own_s, new_tokens=call.new_tokens, prompt_s=call.steady_prompt_s,
-            saves_in_prompt=True,
+        return calls.candidate(
+            "padding", share, 'pad only to the longest text of a batch: padding="longest"',
+            _on_parts(noted, call, calls.model, [rows]), prompts=2,
         )  # fmt: skip
-        return
     if len(rows) < 2:
-        return
+        return None
     lengths = mask.sum(1).tolist()
     order = sorted(rows, key=lambda row: lengths[row])
     cuts = range(1, len(rows))
     cut = min(cuts, key=lambda at: at * lengths[order[at - 1]] + (len(rows) - at) * lengths[order[-1]])
-    yield Candidate(
-        "padding", share, "sort the texts by length, and pass texts of similar length together", call.where, unchanged,
-        _on_parts(noted, call, model, [order[:cut], order[cut:]]), own_s,
-        new_tokens=call.new_tokens, prompt_s=call.steady_prompt_s,
+    return calls.candidate(
+        "padding", share, "sort the texts by length, and pass texts of similar length together",
+        _on_parts(noted, call, calls.model, [order[:cut], order[cut:]]), prompts=2, saves_in_prompt=False,
     )  # fmt: skip
 
 
-def _on_parts(noted: CallRecord, call: Call, model: Any, parts: Sequence[Sequence[int]]) -> RepeatedRun:
+def _on_parts(noted: CallRecord, call: Call, model: Any, parts: Sequence[Sequence[int]]) -> Run:
     """A function that runs the call once per part of its rows, without columns that are padding in all of the part."""
     args, named = noted.arguments or ((), {})
     shape = tuple(noted.mask.shape)
@@ -88,7 +84,7 @@ def _on_parts(noted: CallRecord, call: Call, model: Any, parts: Sequence[Sequenc
         )
         runs.append(repeat(cut, call, model))
 
-    return RunSequence(runs)
+    return in_sequence(runs)
 
 
 def _prompts(group: CallGroup) -> list[tuple[Call, CallRecord, torch.Tensor]]:
@@ -155,7 +151,7 @@ def batching_change(group: CallGroup, most: int = _MOST_IN_A_BATCH) -> Candidate
         evidence,
         change,
         call.where,
-        RunSequence(runs) if at_once == 1 else Whole(in_threads),
+        in_sequence(runs) if at_once == 1 else Run(in_threads),
         repeat(whole, replace(call, new_tokens=tokens), group.model),
         (steady_s([call for call, *_ in chosen]),),
         shape=f"{len(chosen)} of the {'prompts' if generates else 'texts'}",
@@ -199,7 +195,7 @@ def prefix_change(group: CallGroup, most: int = _MOST_IN_A_BATCH) -> Candidate |
     call, settings = group.calls[0], group.calls[0].settings
     if call.kind != "generate" or group.model.config.is_encoder_decoder or call.context_len:
         return None
-    if settings["cache"] == "off" or settings["assistant"] == "yes" or call.batch_size > 1:
+    if not settings.cache or settings.assistant or call.batch_size > 1:
         return None
     found = _prompts(group)
     if any(noted.mask is not None and not bool(noted.mask.all()) for _, noted, _ in found):
@@ -214,7 +210,7 @@ def prefix_change(group: CallGroup, most: int = _MOST_IN_A_BATCH) -> Candidate |
     # One cache for all, as in the changed script: each run leaves at least the tokens that the next one keeps.
     kept: list[Any] = []
     changed = [
-        replace(repeat(noted, replace(each, context_len=tokens), group.model), filled=kept)
+        repeat(noted, replace(each, context_len=tokens), group.model, filled=kept)
         for (each, noted, _), tokens in zip(found[start:end], shared[start:end], strict=True)
     ]
     share = sum(shared) / sum(ids.shape[1] for ids in prompts)
@@ -225,8 +221,8 @@ def prefix_change(group: CallGroup, most: int = _MOST_IN_A_BATCH) -> Candidate |
         if _continue_each_other(prompts)
         else "compute them once, and pass copy.deepcopy of their past_key_values with each prompt",
         call.where,
-        RunSequence([repeat(noted, each, group.model) for each, noted, _ in found[start:end]]),
-        RunSequence(changed),
+        in_sequence([repeat(noted, each, group.model) for each, noted, _ in found[start:end]]),
+        in_sequence(changed),
         (steady_s(chosen),),
         shape=f"{len(chosen)} of the prompts",
         new_tokens=max(each.new_tokens for each in chosen),
@@ -260,7 +256,7 @@ def loop_without_cache(group: CallGroup) -> Candidate | None:
     pairs = _repeatable(group)
     model, first, last = group.model, pairs[0][0], pairs[-1][0]
     runs = [repeat(noted, call, model) for call, noted in pairs]
-    gradients = first.settings["gradients"] == "on"
+    gradients = first.settings.gradients
 
     def changed(steps: int) -> None:
         with torch.set_grad_enabled(gradients):
@@ -280,8 +276,8 @@ def loop_without_cache(group: CallGroup) -> Candidate | None:
         if is_plain(model)
         else "pass past_key_values and only the new token",
         first.where,
-        EvenRunSequence(runs),
-        Steps(changed, len(pairs) - 1),
+        in_even_sequence(runs),
+        with_steps(changed, len(pairs) - 1),
         (sum(call.steady_s for call, _ in pairs),),
         shape=f"{len(pairs)} forwards of {first.prompt_len} to {last.prompt_len} tokens"
         + (", changed: of one token without attention to earlier ones" if is_plain(model) else ""),
@@ -320,8 +316,8 @@ def without_reads(group: CallGroup, read: Read) -> Candidate:
         f"the host reads {read.count} values, waits {duration(read.seconds)} for them, and cannot run ahead",
         "keep tokens on the device, and read them every few steps or at the end",
         read.where,
-        Whole(functools.partial(in_a_row, reads_each)),
-        Whole(functools.partial(in_a_row, 0)),
+        Run(functools.partial(in_a_row, reads_each)),
+        Run(functools.partial(in_a_row, 0)),
         (sum(call.steady_s for call, _ in chosen),),
         shape=f"{len(chosen)} forwards in a row",
     )

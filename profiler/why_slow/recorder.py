@@ -19,7 +19,7 @@ from profiler.fallbacks import Fallback, fallback_of
 from profiler.loading.cache_argument import without_cache
 from profiler.patching import replace_attribute
 from profiler.why_slow.call_record import CallRecord, RepeatableCall, Thread, users_line
-from profiler.why_slow.call_settings import ModelSettings, context_len, nbytes_of, new_tokens, times_computed, tokens_of
+from profiler.why_slow.call_settings import ModelSettings, context_len, nbytes_of, new_tokens, tokens_of
 from profiler.why_slow.host_counters import Compiling, Reads
 from profiler.why_slow.observations import (
     Call,
@@ -290,9 +290,9 @@ class Recorder:
         wall_s = now_s() - self._start_s
         firsts: dict[str, CallRecord] = {}
         for noted in sorted(self.notes, key=lambda noted: noted.began_s):
-            firsts.setdefault(noted.settings["device"], noted)
+            firsts.setdefault(noted.settings.device, noted)
         calls = tuple(
-            self._call(number, noted, firsts[noted.settings["device"]]) for number, noted in enumerate(self.notes)
+            self._call(number, noted, firsts[noted.settings.device]) for number, noted in enumerate(self.notes)
         )
         overhead_s = self.noting_s + (self.touched + self.reads.touched) * _wrapper_s()
         return Observations(
@@ -363,12 +363,12 @@ class Recorder:
         number = self._numbers.setdefault(model, len(self._numbers))
         settings, device = self._settings.of(kind, model, named)
         rows, tokens = (int(ids.shape[0]), int(ids.shape[1])) if ids is not None else (1, 1)
-        shape = (rows * times_computed(settings), tokens, 0 if plain or ids is None else context_len(named))
+        shape = (rows * settings.times_computed, tokens, 0 if plain or ids is None else context_len(named))
         noted = CallRecord(
             kind=kind,
             model=weakref.ref(model),
             where=users_line(),
-            settings={**settings, "compiled": "yes" if compiled else "no"},
+            settings=replace(settings, compiled=True) if compiled else settings,
             shape=shape,
             clock=clock_for(device),
             start=None,

@@ -30,13 +30,8 @@ _NEAR = 0.7
 """Floor / time of the calls, from which on a script is near what the machine can do."""
 _WORTH_A_ROW = 0.01
 """Share of the script's run time from which on a part of it has its own row."""
-# (setting, its usual value, the word for another one)
-_UNUSUAL = (
-    ("gradients", "off", "gradients"),
-    ("mode", "eval", "train mode"),
-    ("compiled", "no", "compiled"),
-    ("outputs", "-", "more outputs"),
-)
+_UNUSUAL = {"gradients": "gradients", "training": "train mode", "compiled": "compiled", "outputs": "more outputs"}
+"""Settings that are usually off, and words for them."""
 
 
 def _percent(share: float) -> str:
@@ -194,7 +189,7 @@ def call_rows(why: Why) -> list[list[str]]:
     """One row per line, kind and settings of calls, in the order of CALL_COLUMNS, the slowest first."""
     groups: dict[tuple[object, ...], list[Call]] = {}
     for call in why.seen.calls:
-        key = (call.where, call.kind, call.model, bool(call.failed), *call.settings.values())
+        key = (call.where, call.kind, call.model, bool(call.failed), call.settings)
         groups.setdefault(key, []).append(call)
     ordered = sorted(groups.values(), key=lambda calls: -covered_s(calls))
     return [_row(calls) for calls in ordered[:_MOST_ROWS]]
@@ -218,18 +213,17 @@ def _row(calls: Sequence[Call]) -> list[str]:
 def _ran_with(call: Call, padding: float) -> list[str]:
     """Settings that decide how fast a call can be, in words; usual values are left out."""
     settings = call.settings
-    words = [settings[name] for name in ("dtype", "attention") if settings[name] != "-"]
-    if settings["cache"] == "off":
+    words = [word for word in (settings.dtype, settings.attention) if word]
+    if settings.cache is False:
         words.append("no cache")
     if padding:
         words.append(f"{_percent(padding)} padding")
-    words += [word for name, usual, word in _UNUSUAL if settings.get(name, usual) != usual]
-    if settings.get("placement", "-") != "-":
-        words.append(settings["placement"])
-    words += [f"{settings[name]} {name}" for name in ("beams", "answers") if settings.get(name, "-") not in ("-", "1")]
-    if call.failed:
-        words.append("failed")
-    return words
+    words += [word for name, word in _UNUSUAL.items() if getattr(settings, name)]
+    words += [settings.placement] if settings.placement else []
+    words += [
+        f"{count} {name}" for count, name in ((settings.beams, "beams"), (settings.answers, "answers")) if count > 1
+    ]
+    return [*words, "failed"] if call.failed else words
 
 
 @dataclass(frozen=True)

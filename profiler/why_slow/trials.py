@@ -313,7 +313,7 @@ def call_groups(
         # The prompt length is not in the key: in a hand-written loop without a cache it grows by one token per call.
         key = (
             call.kind, call.model.split(" (")[0], call.where, call.context_len > 0, bool(call.failed),
-            *call.settings.items(),
+            call.settings,
         )  # fmt: skip
         numbers_by_key.setdefault(key, []).append(call.number)
     loaded_at = seen.loads[-1].where if seen.loads else ""
@@ -333,7 +333,7 @@ def call_groups(
 def _why_not_repeated(call: Call) -> str:
     if call.failed:
         return f"they failed ({call.failed})"
-    if call.settings.get("compiled") == "yes":
+    if call.settings.compiled:
         return "compiled code is not repeated with changes, which would compile it again"
     return "their model no longer exists"
 
@@ -357,7 +357,7 @@ def once_warm(recorder: Recorder, seen: Observations, budget_s: float) -> Observ
                     continue
                 left_s = deadline_s - now_s()
                 # On a GPU, attention may also have made a plan for each new length.
-                whole = first.seconds <= left_s * (_COLD_SHARE if first.settings["device"] == "cpu" else 1.0)
+                whole = first.seconds <= left_s * (_COLD_SHARE if first.settings.on_cpu else 1.0)
                 by_prompt = not whole and first.prompt_s > 0
                 if noted.arguments is None or (first.prompt_s if by_prompt else first.seconds) > left_s:
                     continue

@@ -12,10 +12,10 @@ from planted_faults import tiny_llama
 import profiler
 from profiler.why_slow.breakdown import time_parts
 from profiler.why_slow.findings import CallFloor, Finding, judge_calls
-from profiler.why_slow.observations import Call, Load, Observations, ScriptGap
+from profiler.why_slow.observations import Call, CallSettings, Load, Observations, ScriptGap
 from profiler.why_slow.render import time_rows, why_sentences
 
-SETTINGS = {"device": "cpu", "threads": "1"}
+SETTINGS = CallSettings()
 
 
 def generate(number: int, seconds: float, **more: Any) -> Call:

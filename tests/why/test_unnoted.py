@@ -31,7 +31,7 @@ def test_an_encoder_whose_config_has_no_cache_is_recorded() -> None:
         model(torch.ones(1, 3, 32, 32))
     assert watching.found is not None
     [call] = watching.found.seen.calls
-    assert call.settings["cache"] == "off"
+    assert call.settings.cache is False
     assert watching.found.seen.unnoted is None
 
 
