@@ -20,6 +20,8 @@ _LIBRARY_PREFIXES = (
     "<frozen",
 )
 
+NOT_REPEATED = ("streamer", "stopping_criteria", "max_length", "min_length", "max_time", "stop_strings")
+"""Arguments that trials leave out: objects of the script with side effects, and limits that they take from the call."""
 _NO_LINE = "a library's own code"
 _STARTED_AT: weakref.WeakKeyDictionary[object, str] = weakref.WeakKeyDictionary()
 """By thread or task of a pool: the user's line that started it."""
@@ -42,7 +44,8 @@ class CallRecord:
     new_tokens: int = 0
     arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None
     """(positional, named) arguments; None if they were not stored."""
-    mask: Any = None
+    visible: Any = None
+    """Share of the tokens that its mask shows, a tensor of its device; None without a mask."""
     name: str = ""
     callbacks: dict[str, float] = field(default_factory=dict)
     """Seconds in the user's objects that `generate` calls at every token, by their class."""
@@ -62,6 +65,12 @@ class CallRecord:
     """Whether its model is no model of transformers."""
     attention: SeenAttention | None = None
     """The attention of a plain model's forward; None if none was seen."""
+
+    @property
+    def mask(self) -> Any:
+        """Its mask [batch, tokens]; None if it has another one or none, or its arguments were not kept."""
+        mask = self.arguments[1].get("attention_mask") if self.arguments else None
+        return mask if getattr(mask, "dim", lambda: 0)() == 2 else None
 
 
 @dataclass

@@ -175,8 +175,3 @@ def new_tokens(result: Any, prompt_len: int, model: Any) -> int:
     tokens = getattr(result, "sequences", result)
     length = int(tokens.shape[-1]) if hasattr(tokens, "shape") else 0
     return max(0, length - (1 if model.config.is_encoder_decoder else prompt_len))
-
-
-def nbytes_of(value: Any) -> int:
-    """Bytes of a tensor; 0 for anything else."""
-    return int(value.numel() * value.element_size()) if hasattr(value, "element_size") else 0

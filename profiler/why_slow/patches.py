@@ -125,6 +125,13 @@ def _models(module: ModuleType, recorder: Recorder) -> list[_Undo]:
             return inherited(self, *args, **named)
         return recorder.call("forward", self, functools.partial(inherited, self), args, named)
 
+    initialise = base.__init__
+
+    @functools.wraps(initialise)
+    def make(self: Any, *args: Any, **named: Any) -> None:
+        recorder.let_go()
+        initialise(self, *args, **named)
+
     from_pretrained = base.__dict__["from_pretrained"]
 
     @functools.wraps(from_pretrained.__func__)
@@ -134,6 +141,7 @@ def _models(module: ModuleType, recorder: Recorder) -> list[_Undo]:
 
     return [
         replace_attribute(base, "__call__", call),
+        replace_attribute(base, "__init__", make),
         replace_attribute(base, "from_pretrained", classmethod(load)),
     ]
 

@@ -18,9 +18,10 @@ from profiler.errors import describe_error
 from profiler.fallbacks import Fallback, fallback_of
 from profiler.loading.cache_argument import without_cache
 from profiler.patching import replace_attribute
-from profiler.why_slow.call_record import CallRecord, RepeatableCall, Thread, users_line
-from profiler.why_slow.call_settings import ModelSettings, context_len, nbytes_of, new_tokens, tokens_of
+from profiler.why_slow.call_record import NOT_REPEATED, CallRecord, RepeatableCall, Thread, users_line
+from profiler.why_slow.call_settings import ModelSettings, context_len, new_tokens, tokens_of
 from profiler.why_slow.host_counters import Compiling, Reads
+from profiler.why_slow.kept_arguments import KeptArguments
 from profiler.why_slow.observations import (
     Call,
     CallKind,
@@ -32,9 +33,6 @@ from profiler.why_slow.observations import (
 )
 from profiler.why_slow.plain_models import PlainModels, attention_of, is_plain, is_repeatable, token_ids
 
-# Arguments are stored for trials, at most of so many calls and bytes.
-_MOST_STORED_CALLS = 256
-_MOST_STORED_BYTES = 64 << 20
 # So many calls measure the cost of a wrapper.
 _OVERHEAD_CALLS = 2000
 _CALLBACKS = {"stopping_criteria": "__call__", "logits_processor": "__call__", "streamer": "put"}
@@ -58,7 +56,7 @@ class Recorder:
     touched: int = 0
     """Calls of the wrappers, to estimate their cost."""
     noting_s: float = 0.0
-    kept_bytes: int = 0
+    kept: KeptArguments = field(default_factory=KeptArguments)
     unnoted: UnrecordedCall | None = None
     fallbacks: list[Fallback] = field(default_factory=list)
     reads: Reads = field(init=False)
@@ -66,7 +64,7 @@ class Recorder:
     _loaded: list[Callable[[], Any]] = field(default_factory=list)
     _sources: dict[str, str] = field(default_factory=dict)
     _last: Any = None
-    """The model of the latest call, which a trial needs; it lives at least until the next load."""
+    """The model of the latest call, which a trial needs; it lives at least until the next one is made."""
     _texts: set[int] = field(default_factory=set)
     _warnings: set[str] = field(default_factory=set)
     _timed: set[type] = field(default_factory=set)
@@ -183,12 +181,16 @@ class Recorder:
             first = self.unnoted or UnrecordedCall(0, describe_error(error))
             self.unnoted = replace(first, count=first.count + 1)
 
+    def let_go(self) -> None:
+        """Let go of the latest model, so that its memory can be freed: another one is made."""
+        self._last = None
+
     def load(self, source: str, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Run and record a load of a model; first let go of the latest model, so that its memory can be freed."""
+        """Run and record a load of a model."""
         self.touched += 1
         if self._here.load_depth:
             return run(*args, **named)
-        self._last = None
+        self.let_go()
         self._here.load_depth = 1
         start_s, model = now_s(), None
         try:
@@ -330,7 +332,6 @@ class Recorder:
         """A record as values. Its start is read from the clock of its device, relative to the `first` call there."""
         batch, tokens, context = noted.shape
         context = noted.attention.context_len if noted.attention else context
-        padding = 0.0 if noted.mask is None else 1 - float(noted.mask.bool().float().mean())
         return Call(
             number=number,
             kind=noted.kind,
@@ -343,7 +344,7 @@ class Recorder:
             seconds=noted.clock.seconds([noted.start, noted.end])[0],
             where=noted.where,
             settings=noted.settings,
-            padding=padding,
+            padding=0.0 if noted.visible is None else 1 - float(noted.visible),
             callbacks_s=dict(noted.callbacks),
             began_s=first.began_s - self._start_s + noted.clock.seconds([first.start, noted.start])[0],
             failed=noted.failed,
@@ -357,6 +358,7 @@ class Recorder:
     ) -> CallRecord:
         import torch
 
+        self.kept.look_at_memory()
         plain = is_plain(model)
         ids = token_ids(args, named) if plain else tokens_of(args, named)
         mask = named.get("attention_mask")
@@ -372,19 +374,17 @@ class Recorder:
             shape=shape,
             clock=clock_for(device),
             start=None,
-            mask=mask if isinstance(mask, torch.Tensor) and mask.dim() == 2 else None,
+            # Not the mask itself, which would be kept for each call of a long loop.
+            visible=mask.bool().float().mean() if isinstance(mask, torch.Tensor) and mask.dim() == 2 else None,
             thread=threading.get_ident(),
             name=type(model).__name__ + (f" ({number + 1})" if number else ""),
             plain=plain,
         )
-        nbytes = sum(nbytes_of(value) for value in (*args, *named.values()))
         # Compiled code is specialised to its arguments, so no change to it is tried.
-        has_room = len(self.notes) < _MOST_STORED_CALLS and self.kept_bytes + nbytes <= _MOST_STORED_BYTES
-        if not compiled and has_room and (not plain or is_repeatable(args, named)):
-            self.kept_bytes += nbytes
-            kept = named if plain else without_cache(named)
-            stored = {name: value for name, value in kept.items() if name != "streamer"}
-            noted.arguments = (args, stored)
+        if not compiled and (not plain or is_repeatable(args, named)):
+            stored = {name: value for name, value in (named if plain else without_cache(named)).items()
+                      if name not in NOT_REPEATED}  # fmt: skip
+            noted.arguments = self.kept.keep(args, stored, device)
         if plain and not self._watches_attention:
             self._watch_attention()
         if noted.clock.ahead and not self.reads.watched:

@@ -20,8 +20,6 @@ from profiler.why_slow.recorder import Recorder
 
 _SAVES_IN_PROMPT = {"wide-dtype", "emulated-dtype", "slow-attention", "slow-experts", "slow-format", "padding"}
 """Changes that save in the prompt as well as in later tokens."""
-# Not repeated: objects of the script with side effects, and limits of the length, which a trial takes from the call.
-_DROPPED_ARGUMENTS = ("streamer", "stopping_criteria", "max_length", "min_length", "max_time", "stop_strings")
 
 
 @dataclass(frozen=True)
@@ -205,7 +203,6 @@ class RepeatedCall:
         """Run the call with `new_tokens`, after a prompt that is `further` tokens longer."""
         model = self.model()
         args, named = _in_dtype_of(model, *(self.noted.arguments or ((), {})), self.call.settings.dtype)
-        named = {name: value for name, value in named.items() if name not in _DROPPED_ARGUMENTS}
         if self.call.kind == "generate":
             named |= {"max_new_tokens": new_tokens, "min_new_tokens": new_tokens}
             args, named = _longer_prompt(model, args, named, further)
