@@ -8,11 +8,14 @@ import threading
 import weakref
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from profiler.device.clock import Clock
 from profiler.why_slow.observations import CallKind, CallSettings
 from profiler.why_slow.plain_models import SeenAttention
+
+if TYPE_CHECKING:
+    from profiler.why_slow.read_logits import LogitsRead
 
 _LIBRARY_PREFIXES = (
     *(str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
@@ -61,6 +64,8 @@ class CallRecord:
     """Seconds in transformers' own logits processors."""
     failed: str = ""
     """Class and first line of the exception; empty if the call returned."""
+    read: LogitsRead | None = None
+    """The positions of its logits that were read; None if unknown."""
     plain: bool = False
     """Whether its model is no model of transformers."""
     attention: SeenAttention | None = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import inspect
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -281,15 +280,25 @@ def _has_units(dtype: str) -> bool:
     return any(getattr(torch.cpu, name, lambda: False)() for name in names[dtype])
 
 
-def _only_last_is_used(calls: CallsToChange) -> bool:
-    """Whether these forwards are prompts of a decode loop and their model takes `logits_to_keep`."""
-    call, noted = calls.middle
-    arguments = noted.arguments[1] if noted.arguments else {}
-    accepts = "logits_to_keep" in inspect.signature(type(calls.model).forward).parameters
-    if not accepts or call.prompt_len < 2 or "labels" in arguments or "logits_to_keep" in arguments:
-        return False
-    uses_cache = any(other.shape[2] and other.model() is calls.model for other in calls.recorder.notes)
-    return bool(call.context_len == 0 and (uses_cache or grows_by_a_token(calls.group.calls)))
+def _unread_logits(calls: CallsToChange) -> Candidate | None:
+    """A change to the last positions, if the script reads one of each row, or at most half of them from the end."""
+    reads = [noted.read for noted in calls.group.notes if noted.arguments]
+    known = [each for each in reads if each is not None and each.places]
+    if not known or len(known) < len(reads):
+        return None
+    tokens = calls.call.prompt_len
+    if all(each.at_most_one_per_row for each in known):
+        keep, which = 1, "the script reads one of each row"
+    else:
+        keep = max(each.last for each in known)
+        which = f"the script reads at most the last {keep}"
+    if keep > tokens / 2:
+        return None
+    on_the_left = "pad on the left, and " if keep == 1 and any(each.last > 1 for each in known) else ""
+    return calls.candidate(
+        "all-logits", f"logits of all {tokens} positions are computed, and {which}",
+        f"{on_the_left}pass logits_to_keep={keep}", calls.with_options(logits_to_keep=keep),
+    )  # fmt: skip
 
 
 def _is_loop(calls: CallsToChange) -> bool:
@@ -316,11 +325,7 @@ CHANGES = (
     ),
     Change("frozen-weights", lambda calls: not calls.settings.gradients, _frozen_weights),
     Change("padding", lambda calls: calls.call.padding > 0, padding_change),
-    _switch(
-        "all-logits", lambda calls: not calls.generates and _only_last_is_used(calls),
-        lambda calls: f"logits of all {calls.call.prompt_len} positions are computed", "pass logits_to_keep=1",
-        logits_to_keep=1,
-    ),
+    Change("all-logits", lambda calls: not calls.generates, _unread_logits),
     Change("extra-outputs", lambda calls: bool(calls.settings.outputs), _extra_outputs),
     _switch(
         "slow-attention",

@@ -189,6 +189,17 @@ def _subclasses(base: Any) -> Iterator[Any]:
         yield from _subclasses(owner)
 
 
+def _compiler(module: ModuleType, recorder: Recorder) -> list[_Undo]:
+    compiler = module.compile
+
+    @functools.wraps(compiler)
+    def compile_noted(*args: Any, **named: Any) -> Any:
+        recorder.compiles = True
+        return compiler(*args, **named)
+
+    return [replace_attribute(module, "compile", compile_noted)]
+
+
 def _tensors(module: ModuleType, recorder: Recorder) -> list[_Undo]:
     backward = module.Tensor.backward
 
@@ -258,6 +269,7 @@ def _tokenizers(module: ModuleType, recorder: Recorder) -> list[_Undo]:
 
 _PATCHES: dict[str, Callable[[ModuleType, Recorder], list[_Undo]]] = {
     "transformers.utils.logging": _repeated_warnings,
+    "torch": _compiler,
     "torch._tensor": _tensors,
     "transformers.modeling_utils": _models,
     "torch.nn.modules.module": _plain_modules,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import itertools
 import threading
 import weakref
@@ -20,7 +21,7 @@ from profiler.loading.cache_argument import without_cache
 from profiler.patching import replace_attribute
 from profiler.why_slow.call_record import NOT_REPEATED, CallRecord, RepeatableCall, Thread, users_line
 from profiler.why_slow.call_settings import ModelSettings, context_len, new_tokens, tokens_of
-from profiler.why_slow.host_counters import Compiling, Reads
+from profiler.why_slow.host_counters import Compiling, Reads, compilations_so_far
 from profiler.why_slow.kept_arguments import KeptArguments
 from profiler.why_slow.observations import (
     Call,
@@ -35,6 +36,8 @@ from profiler.why_slow.plain_models import PlainModels, attention_of, is_plain, 
 
 # So many calls measure the cost of a wrapper.
 _OVERHEAD_CALLS = 2000
+_NEEDS_LOGITS = {"labels", "logits_to_keep"}
+"""Arguments of a forward whose logits are all used, or are chosen already."""
 _CALLBACKS = {"stopping_criteria": "__call__", "logits_processor": "__call__", "streamer": "put"}
 """Arguments of `generate` with objects that it calls at every token, and the method called."""
 
@@ -53,6 +56,8 @@ class Recorder:
     """Texts that were tokenized before, by the line that tokenized them once more."""
     trained: bool = False
     """Whether anything was differentiated, so that the script needs gradients."""
+    compiles: bool = field(default_factory=lambda: bool(compilations_so_far()))
+    """Whether the script uses torch.compile, whose code is specialised to classes of tensors."""
     touched: int = 0
     """Calls of the wrappers, to estimate their cost."""
     noting_s: float = 0.0
@@ -168,9 +173,20 @@ class Recorder:
                 noted.failed, noted.arguments = describe_error(error), None
             elif noted.kind == "generate":
                 noted.new_tokens = new_tokens(result, noted.shape[1], model)
+            elif self._may_watch_logits(noted, model):
+                from profiler.why_slow.read_logits import watch_logits
+
+                noted.read = watch_logits(result, noted.shape[1])
             self.notes.append(noted)
             self._here.last = noted.where
             self._last = model or self._last
+
+    def _may_watch_logits(self, noted: CallRecord, model: Any) -> bool:
+        """Whether a forward without a cache could leave out logits, and no compiled code gets them."""
+        if noted.arguments is None or noted.plain or noted.shape[2] or self.trained or self.compiles:
+            return False
+        takes_choice = "logits_to_keep" in inspect.signature(type(model).forward).parameters
+        return takes_choice and not _NEEDS_LOGITS & noted.arguments[1].keys()
 
     @contextlib.contextmanager
     def _errors_counted(self) -> Iterator[None]:
