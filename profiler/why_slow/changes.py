@@ -67,13 +67,15 @@ def _switch(
     within: Callable[[CallsToChange], contextlib.AbstractContextManager[None]] | None = None,
     *,
     at_load: bool = False,
+    about: Callable[[CallsToChange], float] = lambda _: 0.0,
     **options: object,
 ) -> Change:
     """A change to `options` of the call, or to what is set within a context; `at_load` at the line of the load."""
 
     def trial(calls: CallsToChange) -> Candidate:
         words = evidence if isinstance(evidence, str) else evidence(calls)
-        more: dict[str, Any] = {"within": lambda: within(calls)} if within else {}
+        more: dict[str, Any] = {"about": about(calls)}
+        more |= {"within": lambda: within(calls)} if within else {}
         more |= {"where": calls.group.loaded_at} if at_load else {}
         return calls.candidate(name, words, change, calls.with_options(**options), **more)
 
@@ -132,7 +134,8 @@ def _other_copy(calls: CallsToChange) -> Candidate | None:
     if other is None:
         return None
     changed = RepeatedCall(calls.middle[1], calls.call, functools.cache(other.make)).as_run
-    return calls.candidate(other.id, other.evidence, other.change, changed, where=calls.group.loaded_at)
+    where = calls.group.loaded_at
+    return calls.candidate(other.id, other.evidence, other.change, changed, where=where, about=other.about)
 
 
 def _fused() -> contextlib.AbstractContextManager[None]:
@@ -215,6 +218,8 @@ class Copy:
     evidence: str
     change: str
     make: Callable[[], Any]
+    about: float = 0.0
+    """Share of a call that it saves, by its bytes; 0 if it is not known to be faster."""
 
 
 def other_copy(model: Any, dtype: str) -> Copy | None:
@@ -254,6 +259,7 @@ def other_copy(model: Any, dtype: str) -> Copy | None:
         f"weights are {dtype}{'' if wide else ', for which this device has no matmul units'}",
         f"dtype=torch.{name}{auto}",
         converted,
+        1 - faster.itemsize / getattr(torch, dtype).itemsize if device.type == "cuda" or _has_units(name) else 0.0,
     )
 
 
@@ -298,7 +304,16 @@ def _unread_logits(calls: CallsToChange) -> Candidate | None:
     return calls.candidate(
         "all-logits", f"logits of all {tokens} positions are computed, and {which}",
         f"{on_the_left}pass logits_to_keep={keep}", calls.with_options(logits_to_keep=keep),
+        about=(1 - keep / tokens) * _share_of_head(calls.model),
     )  # fmt: skip
+
+
+def _share_of_head(model: Any) -> float:
+    """Share of a forward's arithmetic in the LM head, by its share of the weights that are multiplied."""
+    head, table = model.get_output_embeddings(), model.get_input_embeddings()
+    weights = {id(each): each.numel() for each in model.parameters()}
+    looked_up = table.weight.numel() if table is not None and table.weight is not head.weight else 0
+    return float(head.weight.numel() / max(1, sum(weights.values()) - looked_up))
 
 
 def _is_loop(calls: CallsToChange) -> bool:
@@ -345,7 +360,8 @@ CHANGES = (
     ),
     _switch(
         "beams", lambda calls: calls.settings.beams > 1, lambda calls: f"{calls.settings.beams} beams are followed",
-        "num_beams=1, if its answers are good enough", num_beams=1, num_return_sequences=1,
+        "num_beams=1, if its answers are good enough",
+        about=lambda calls: 1 - 1 / calls.settings.beams, num_beams=1, num_return_sequences=1,
     ),
     Change("host-sync", lambda calls: not calls.settings.on_cpu, _without_callbacks),
     _switch(

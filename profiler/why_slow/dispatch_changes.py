@@ -64,6 +64,7 @@ def compiled_step(calls: CallsToChange) -> Candidate | None:
         "uncompiled", _host_words(calls.decode),
         'pass cache_implementation="static": generate then compiles the step, and replays it as a CUDA graph',
         calls.with_options(**_static(calls)), once_s=_COMPILE_S + _COMPILE_LAYER_S * _layers(calls.model),
+        about=max(0.0, 1 - calls.decode.device_s / calls.decode.dispatch_s) if calls.decode else 0.0,
     )  # fmt: skip
     return _captured(compiled, calls.call, calls.model)
 

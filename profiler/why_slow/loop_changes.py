@@ -50,7 +50,7 @@ def padding_change(calls: CallsToChange) -> Candidate | None:
     if not bool(used.all()):
         return calls.candidate(
             "padding", share, 'pad only to the longest text of a batch: padding="longest"',
-            _on_parts(noted, call, calls.model, [rows]), prompts=2,
+            _on_parts(noted, call, calls.model, [rows]), prompts=2, about=call.padding,
         )  # fmt: skip
     if len(rows) < 2:
         return None
@@ -58,9 +58,11 @@ def padding_change(calls: CallsToChange) -> Candidate | None:
     order = sorted(rows, key=lambda row: lengths[row])
     cuts = range(1, len(rows))
     cut = min(cuts, key=lambda at: at * lengths[order[at - 1]] + (len(rows) - at) * lengths[order[-1]])
+    parts = (order[:cut], order[cut:])
     return calls.candidate(
         "padding", share, "sort the texts by length, and pass texts of similar length together",
-        _on_parts(noted, call, calls.model, [order[:cut], order[cut:]]), prompts=2, saves_in_prompt=False,
+        _on_parts(noted, call, calls.model, parts), prompts=2, saves_in_prompt=False,
+            about=1 - sum(max(lengths[row] for row in part) * len(part) for part in parts) / mask.numel(),
     )  # fmt: skip
 
 
@@ -134,6 +136,8 @@ def batching_change(group: CallGroup, most: int = _MOST_IN_A_BATCH) -> Candidate
     whole.arguments = ((), {**named, "input_ids": batch, "attention_mask": mask})
     tokens = max(call.new_tokens for call, *_ in chosen)
     at_once = most_at_once(group.calls)
+    own_s = steady_s([call for call, *_ in chosen])
+    prompt_s = sum(call.steady_prompt_s for call, *_ in chosen)
 
     def in_threads() -> None:
         with ThreadPoolExecutor(at_once) as threads:
@@ -153,10 +157,11 @@ def batching_change(group: CallGroup, most: int = _MOST_IN_A_BATCH) -> Candidate
         call.where,
         in_sequence(runs) if at_once == 1 else Run(in_threads),
         repeat(whole, replace(call, new_tokens=tokens), group.model),
-        (steady_s([call for call, *_ in chosen]),),
+        (own_s,),
         shape=f"{len(chosen)} of the {'prompts' if generates else 'texts'}",
         new_tokens=tokens,
-        prompt_s=sum(call.steady_prompt_s for call, *_ in chosen),
+        prompt_s=prompt_s,
+        about=(1 - 1 / size) * (1 - prompt_s / max(prompt_s, own_s, 1e-9)) if generates else 0.0,
         fewer=_half(batching_change, group, size),
     )
 

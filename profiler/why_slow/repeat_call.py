@@ -111,6 +111,8 @@ class Candidate:
     """About the seconds that `changed` takes more at its first run, such as those of torch.compile."""
     closer: Candidate | None = None
     """A trial that is closer to what the user would run, for the time that all others leave; it replaces this one."""
+    about: float = 0.0
+    """Share of the calls that the change saves by what is known without a trial; 0 if nothing is."""
     alone: bool = False
     """Whether only `changed` can be run, because objects of the script must not be called again."""
 
@@ -134,6 +136,11 @@ class CallGroup:
         pairs = [pair for pair in zip(self.calls, self.notes, strict=True) if pair[1].arguments is not None]
         pairs.sort(key=lambda pair: pair[0].steady_s)
         return pairs[len(pairs) // 2]
+
+    def repeated(self) -> Run:
+        """The middle call, repeated."""
+        call, noted = self.middle
+        return repeat(noted, call, self.model)
 
     @property
     def seconds(self) -> float:

@@ -21,7 +21,7 @@ IDS = torch.ones(1, 4, dtype=torch.long)
 @pytest.fixture(autouse=True)
 def no_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     with_effort(monkeypatch, script_least_s=0.0, script_most_s=0.0)
-    monkeypatch.setattr("profiler.why_slow.floor.floor_of_calls", lambda _: None)
+    monkeypatch.setattr("profiler.why_slow.floor.floor_of_calls", lambda *_: None)
 
 
 def test_an_encoder_whose_config_has_no_cache_is_recorded() -> None:
