@@ -66,6 +66,8 @@ class CallRecord:
     """Class and first line of the exception; empty if the call returned."""
     read: LogitsRead | None = None
     """The positions of its logits that were read; None if unknown."""
+    batched: bool = False
+    """Whether it is a call of `generate_batch`, whose cache is paged."""
     plain: bool = False
     """Whether its model is no model of transformers."""
     attention: SeenAttention | None = None

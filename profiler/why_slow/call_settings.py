@@ -157,6 +157,12 @@ def prompt_ids(args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
     return None
 
 
+def batch_inputs(args: tuple[Any, ...], named: Mapping[str, Any]) -> list[list[int]]:
+    """The prompts passed to `generate_batch`, each a list of token ids."""
+    inputs: list[list[int]] = named["inputs"] if "inputs" in named else args[0]
+    return inputs
+
+
 def tokens_of(args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
     """A tensor with the shape [batch, tokens] of a call: its token ids, else a slice of its embeddings, else None."""
     ids, embedded = prompt_ids(args, named), named.get("inputs_embeds")
@@ -172,6 +178,8 @@ def context_len(named: Mapping[str, Any]) -> int:
 
 def new_tokens(result: Any, prompt_len: int, model: Any) -> int:
     """Tokens per sequence that `generate` added to the prompt; of an encoder-decoder, to the start token."""
+    if isinstance(result, dict) and not hasattr(result, "sequences"):  # of generate_batch, by request
+        return max((len(each.generated_tokens) for each in result.values()), default=0)
     tokens = getattr(result, "sequences", result)
     length = int(tokens.shape[-1]) if hasattr(tokens, "shape") else 0
     return max(0, length - (1 if model.config.is_encoder_decoder else prompt_len))

@@ -25,6 +25,7 @@ from profiler.measure.dense_twins import (
 )
 from profiler.report.sentences import paying_batches
 from profiler.units import scaled, several
+from profiler.why_slow.adapters import unmerged_adapters
 from profiler.why_slow.call_settings import is_spread, pipelined_devices
 from profiler.why_slow.dispatch_changes import captured_forward, compiled_step, is_bound_by_host, static_cache_change
 from profiler.why_slow.findings import CallFloor
@@ -33,6 +34,7 @@ from profiler.why_slow.loop_changes import (
     grows_by_a_token,
     loop_without_cache,
     padding_change,
+    paged_batch_change,
     prefix_change,
     without_reads,
 )
@@ -308,6 +310,19 @@ def _unread_logits(calls: CallsToChange) -> Candidate | None:
     )  # fmt: skip
 
 
+def _merged_adapters(calls: CallsToChange) -> Candidate | None:
+    """A change to linears without their adapters, whose products take as long as merged ones."""
+    found = unmerged_adapters(calls.model)
+    if not found:
+        return None
+    kinds = " and ".join(dict.fromkeys(type(each.module).__name__ for each, _ in found))
+    return calls.candidate(
+        "unmerged-adapters", f"{len(found)} linears compute an adapter next to their weight ({kinds})",
+        "merge them once after loading: model.merge_and_unload() with peft, else add the product to the weight",
+        within=lambda: replaced([each for each, _ in found], [base for _, base in found]), where=calls.group.loaded_at,
+    )  # fmt: skip
+
+
 def _share_of_head(model: Any) -> float:
     """Share of a forward's arithmetic in the LM head, by its share of the weights that are multiplied."""
     head, table = model.get_output_embeddings(), model.get_input_embeddings()
@@ -371,8 +386,10 @@ CHANGES = (
     Change("uncompiled", lambda calls: is_plain(calls.model), captured_forward),
     Change("growing-cache", is_bound_by_host, static_cache_change),
     Change("uncompiled", is_bound_by_host, compiled_step),
+    Change("unmerged-adapters", lambda _: True, _merged_adapters),
     Change("slow-format", lambda _: True, _dense_weights),
     Change("wide-dtype", lambda _: True, _other_copy),
+    Change("one-by-one", lambda calls: calls.middle[1].batched, lambda calls: paged_batch_change(calls.group)),
     Change("one-by-one", lambda calls: not _is_loop(calls), lambda calls: batching_change(calls.group)),
     Change("shared-prefix", lambda calls: calls.generates, lambda calls: prefix_change(calls.group)),
     # Last, since threads that wait for each other may take very long on a busy machine.

@@ -16,7 +16,7 @@ from profiler import effort
 from profiler.loading.cache_argument import argument_name, cache_of
 from profiler.units import duration
 from profiler.why_slow.call_record import CallRecord
-from profiler.why_slow.call_settings import prompt_ids
+from profiler.why_slow.call_settings import batch_inputs, prompt_ids
 from profiler.why_slow.observations import Call, Read, most_at_once, steady_s
 from profiler.why_slow.plain_models import is_plain, token_ids, with_ids
 from profiler.why_slow.repeat_call import (
@@ -163,6 +163,35 @@ def batching_change(group: CallGroup, most: int = _MOST_IN_A_BATCH) -> Candidate
         prompt_s=prompt_s,
         about=(1 - 1 / size) * (1 - prompt_s / max(prompt_s, own_s, 1e-9)) if generates else 0.0,
         fewer=_half(batching_change, group, size),
+    )
+
+
+def paged_batch_change(group: CallGroup, most: int = _MOST_IN_A_BATCH) -> Candidate | None:
+    """A change that passes prompts to one call of `generate_batch`; None if they are few, or passed together."""
+    found = [(call, noted) for call, noted in _repeatable(group) if call.batch_size == 1]
+    if len(found) < _FEWEST_ONE_BY_ONE:
+        return None
+    size = min(most, len(found))
+    chosen = [found[len(found) * index // size] for index in range(size)]
+    call, noted = chosen[0]
+    whole = copy.copy(noted)
+    args, named = noted.arguments or ((), {})
+    prompts = [prompt for _, each in chosen if each.arguments for prompt in batch_inputs(*each.arguments)]
+    whole.arguments = (args[1:], {**named, "inputs": prompts})
+    tokens, own_s = max(call.new_tokens for call, _ in chosen), steady_s([call for call, _ in chosen])
+    return Candidate(
+        "one-by-one",
+        f"{len(found)} prompts are passed one by one, each to a generate_batch of its own",
+        "pass all prompts to one generate_batch",
+        call.where,
+        in_sequence([repeat(each, call, group.model) for call, each in chosen]),
+        repeat(whole, replace(call, new_tokens=tokens), group.model),
+        (own_s,),
+        shape=f"{size} of the prompts",
+        new_tokens=tokens,
+        prompt_s=sum(call.steady_prompt_s for call, _ in chosen),
+        about=1 - 1 / size,
+        fewer=_half(paged_batch_change, group, size),
     )
 
 

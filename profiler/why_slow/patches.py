@@ -239,6 +239,17 @@ def _generation(module: ModuleType, recorder: Recorder) -> list[_Undo]:
     return [replace_attribute(base, "generate", generate)]
 
 
+def _batching(module: ModuleType, recorder: Recorder) -> list[_Undo]:
+    base = module.ContinuousMixin
+    original = base.generate_batch
+
+    @functools.wraps(original)
+    def generate_batch(self: Any, *args: Any, **named: Any) -> Any:
+        return recorder.batch(self, functools.partial(original, self), args, named)
+
+    return [replace_attribute(base, "generate_batch", generate_batch)]
+
+
 def _logits_processors(module: ModuleType, recorder: Recorder) -> list[_Undo]:
     base = module.LogitsProcessorList
     original = base.__call__
@@ -274,6 +285,7 @@ _PATCHES: dict[str, Callable[[ModuleType, Recorder], list[_Undo]]] = {
     "transformers.modeling_utils": _models,
     "torch.nn.modules.module": _plain_modules,
     "transformers.generation.utils": _generation,
+    "transformers.generation.continuous_batching.continuous_api": _batching,
     "transformers.generation.logits_process": _logits_processors,
     "torch._dynamo.eval_frame": _compiled,
     "transformers.tokenization_utils_base": _tokenizers,

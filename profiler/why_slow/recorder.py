@@ -6,6 +6,7 @@ import contextlib
 import functools
 import inspect
 import itertools
+import statistics
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +21,7 @@ from profiler.fallbacks import Fallback, fallback_of
 from profiler.loading.cache_argument import without_cache
 from profiler.patching import replace_attribute
 from profiler.why_slow.call_record import NOT_REPEATED, CallRecord, RepeatableCall, Thread, users_line
-from profiler.why_slow.call_settings import ModelSettings, context_len, new_tokens, tokens_of
+from profiler.why_slow.call_settings import ModelSettings, batch_inputs, context_len, new_tokens, tokens_of
 from profiler.why_slow.host_counters import Compiling, Reads, compilations_so_far
 from profiler.why_slow.kept_arguments import KeptArguments
 from profiler.why_slow.observations import (
@@ -76,6 +77,8 @@ class Recorder:
     _numbers: weakref.WeakKeyDictionary[Any, int] = field(default_factory=weakref.WeakKeyDictionary)
     _settings: ModelSettings = field(default_factory=ModelSettings)
     _plain: PlainModels = field(default_factory=PlainModels)
+    _batches: dict[int, CallRecord] = field(default_factory=dict)
+    """By the id of a model: the call of `generate_batch` that it is in."""
     _watches_attention: bool = False
     _start_s: float = field(default_factory=now_s)
     _waited_s: float = field(default_factory=waited_for_core_s)
@@ -97,6 +100,12 @@ class Recorder:
         """Run a call of a model and record it, unless it is part of another call of this thread."""
         here = self._here
         self.touched += 1
+        if kind == "forward" and not here.depth and (batch := self._batches.get(id(model))):
+            batch.forwards += 1
+            try:
+                return self._forward(batch, run, args, named)
+            finally:
+                here.depth = 0
         if here.depth:
             noted = here.noted
             if noted is None or here.depth > 1 or kind != "forward":
@@ -120,6 +129,19 @@ class Recorder:
             here.depth, here.noted = 0, None
         self._record_end(noted, began_s, model, result)
         return result
+
+    def batch(self, model: Any, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Run `generate_batch`, whose forwards run in a thread of transformers: they belong to this call."""
+
+        def watched(*args: Any, **named: Any) -> Any:
+            if (noted := self._here.noted) is not None:
+                self._batches[id(model)] = noted
+            try:
+                return run(*args, **named)
+            finally:
+                self._batches.pop(id(model), None)
+
+        return self.call("generate", model, watched, args, named)
 
     def plain_call(self, module: Any, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Run a module of torch, and record it if it is a language model and part of no other call."""
@@ -396,6 +418,11 @@ class Recorder:
             name=type(model).__name__ + (f" ({number + 1})" if number else ""),
             plain=plain,
         )
+        inputs = batch_inputs(args, named) if kind == "generate" and ids is None and (args or "inputs" in named) else ()
+        if isinstance(inputs, list):
+            noted.batched = True
+            noted.shape = (len(inputs), round(statistics.mean(map(len, inputs))), 0)
+            noted.settings = replace(settings, cache=True, cache_class="PagedAttentionCache")
         # Compiled code is specialised to its arguments, so no change to it is tried.
         if not compiled and (not plain or is_repeatable(args, named)):
             stored = {name: value for name, value in (named if plain else without_cache(named)).items()

@@ -214,6 +214,9 @@ class RepeatedCall:
             named |= {"max_new_tokens": new_tokens, "min_new_tokens": new_tokens}
             args, named = _longer_prompt(model, args, named, further)
         named |= self.options
+        if self.noted.batched:
+            del named["min_new_tokens"]
+            return model.generate_batch(*args, **named)
         if named.get("assistant_model", True) is None:
             del named["assistant_model"]
         # The advice is inference_mode(), which saves more than no_grad().

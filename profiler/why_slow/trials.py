@@ -336,7 +336,8 @@ def call_groups(
         if steady_s(calls) < least_s:
             continue
         if model is None or all(noted.arguments is None for noted in notes):
-            untried.add(f"the calls at {calls[0].where}", _why_not_repeated(calls[0]))
+            why = "their model no longer exists" if model is None else _why_not_repeated(calls[0])
+            untried.add(f"the calls at {calls[0].where}", why)
             continue
         groups.append(CallGroup(calls, notes, model, loaded_at or calls[0].where))
     return sorted(groups, key=lambda group: -group.seconds)
@@ -347,7 +348,7 @@ def _why_not_repeated(call: Call) -> str:
         return f"they failed ({call.failed})"
     if call.settings.compiled:
         return "compiled code is not repeated with changes, which would compile it again"
-    return "their model no longer exists"
+    return "their arguments are not kept: calls share a cache, or the arguments are large"
 
 
 def once_warm(recorder: Recorder, seen: Observations, budget_s: float) -> Observations:
