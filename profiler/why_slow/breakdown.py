@@ -104,5 +104,5 @@ def _forwards(
         part_s = min(left_s, module.beyond_s)
         left_s -= part_s
         yield TimePart(f"{module.name} beyond its roof ({module.place})", part_s, beyond_floor=True)
-    kernels = "other kernels slower than the roofs" if shown else "kernels slower than the roofs (in unknown modules)"
-    yield TimePart(f"{kernels}, and dispatch beyond the least", left_s, beyond_floor=True)
+    kernels = "other kernels slower than the roofs" if shown else "kernels (modules unknown) slower than the roofs"
+    yield TimePart(f"{kernels}, and dispatch beyond least", left_s, beyond_floor=True)
