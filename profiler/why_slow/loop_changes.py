@@ -177,7 +177,7 @@ def paged_batch_change(group: CallGroup, most: int = _MOST_IN_A_BATCH) -> Candid
     whole = copy.copy(noted)
     args, named = noted.arguments or ((), {})
     prompts = [prompt for _, each in chosen if each.arguments for prompt in batch_inputs(*each.arguments)]
-    whole.arguments = (args[1:], {**named, "inputs": prompts})
+    whole.arguments = ((prompts, *args[1:]), named) if args else (args, {**named, "inputs": prompts})
     tokens, own_s = max(call.new_tokens for call, _ in chosen), steady_s([call for call, _ in chosen])
     return Candidate(
         "one-by-one",
