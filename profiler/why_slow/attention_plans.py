@@ -75,9 +75,9 @@ def _grows(group: CallGroup) -> bool:
     return (
         call.kind == "generate"
         and not is_plain(group.model)
-        and call.settings["device"].startswith("cuda")
-        and call.settings["attention"] == "sdpa"
-        and call.settings["cache_class"] in GROWING_CACHES
+        and call.settings.device.startswith("cuda")
+        and call.settings.attention == "sdpa"
+        and call.settings.cache_class in GROWING_CACHES
     )
 
 

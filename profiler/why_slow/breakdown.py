@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from profiler.why_slow.findings import CallFloor, Why
+from profiler.why_slow.findings import CallFloor, SlowModule, Why
 from profiler.why_slow.observations import Observations, steady_s
 
 
@@ -22,7 +22,7 @@ class TimePart:
 def time_parts(why: Why) -> list[TimePart]:
     """The parts of the script's run time, which add up to it, the largest first."""
     seen = why.seen
-    parts = [*_within_calls(seen, why.floor, _link_s(why)), *_outside(seen)]
+    parts = [*_within_calls(seen, why.floor, _link_s(why), why.modules), *_outside(seen)]
     other = TimePart("imports and the script's other code", max(0.0, seen.wall_s - sum(part.seconds for part in parts)))
     return sorted((part for part in [*parts, other] if part.seconds > 0), key=lambda part: -part.seconds)
 
@@ -40,7 +40,9 @@ def _link_s(why: Why) -> float:
     return sum(item.saves_s for item in why.findings if item.id == "offload" and item.is_bound)
 
 
-def _within_calls(seen: Observations, floor: CallFloor | None, link_s: float) -> Iterator[TimePart]:
+def _within_calls(
+    seen: Observations, floor: CallFloor | None, link_s: float, modules: Sequence[SlowModule]
+) -> Iterator[TimePart]:
     """The time of all calls. Those of several threads overlap, so each part gets its share of the covered time."""
     total_s = sum(call.seconds for call in seen.calls)
     if not total_s:
@@ -64,13 +66,17 @@ def _within_calls(seen: Observations, floor: CallFloor | None, link_s: float) ->
         "generate's own work: choosing tokens, masks, checks for the end", scale * around_s["own"], beyond_floor=True
     )
     forwards_s = max(0.0, scale * (sum(call.steady_s for call in done) - sum(around_s.values())))
-    yield from _forwards(forwards_s, seen, floor, link_s)
+    yield from _forwards(forwards_s, seen, floor, link_s, modules)
 
 
+# At most so many modules have a row, each with at least this share of what is beyond the floor.
+_MOST_MODULES, _WORTH_A_MODULE = 3, 0.1
 _OVER_THE_LINK = "weights over the link, at most"
 
 
-def _forwards(seconds: float, seen: Observations, floor: CallFloor | None, link_s: float) -> Iterator[TimePart]:
+def _forwards(
+    seconds: float, seen: Observations, floor: CallFloor | None, link_s: float, modules: Sequence[SlowModule]
+) -> Iterator[TimePart]:
     """The time of warm forward passes: its floor, and what is beyond that."""
     if floor is None:
         crossing_s = min(seconds, link_s)
@@ -92,4 +98,11 @@ def _forwards(seconds: float, seen: Observations, floor: CallFloor | None, link_
         part_s = min(left_s, part_s)
         left_s -= part_s
         yield TimePart(what, part_s, beyond)
-    yield TimePart("kernels slower than the roofs, and dispatch beyond the least", left_s, beyond_floor=True)
+    rest_s = left_s
+    shown = [module for module in modules[:_MOST_MODULES] if module.beyond_s >= _WORTH_A_MODULE * rest_s]
+    for module in shown:
+        part_s = min(left_s, module.beyond_s)
+        left_s -= part_s
+        yield TimePart(f"{module.name} beyond its roof ({module.place})", part_s, beyond_floor=True)
+    kernels = "other kernels slower than the roofs" if shown else "kernels (modules unknown) slower than the roofs"
+    yield TimePart(f"{kernels}, and dispatch beyond least", left_s, beyond_floor=True)

@@ -8,11 +8,14 @@ import threading
 import weakref
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from profiler.device.clock import Clock
-from profiler.why_slow.observations import CallKind
+from profiler.why_slow.observations import CallKind, CallSettings
 from profiler.why_slow.plain_models import SeenAttention
+
+if TYPE_CHECKING:
+    from profiler.why_slow.read_logits import LogitsRead
 
 _LIBRARY_PREFIXES = (
     *(str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
@@ -20,6 +23,8 @@ _LIBRARY_PREFIXES = (
     "<frozen",
 )
 
+NOT_REPEATED = ("streamer", "stopping_criteria", "max_length", "min_length", "max_time", "stop_strings")
+"""Arguments that trials leave out: objects of the script with side effects, and limits that they take from the call."""
 _NO_LINE = "a library's own code"
 _STARTED_AT: weakref.WeakKeyDictionary[object, str] = weakref.WeakKeyDictionary()
 """By thread or task of a pool: the user's line that started it."""
@@ -32,7 +37,7 @@ class CallRecord:
     kind: CallKind
     model: weakref.ref[Any]
     where: str
-    settings: dict[str, str]
+    settings: CallSettings
     shape: tuple[int, int, int]
     """(sequences computed, tokens passed per sequence, tokens in the cache)."""
     clock: Clock
@@ -42,7 +47,8 @@ class CallRecord:
     new_tokens: int = 0
     arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None
     """(positional, named) arguments; None if they were not stored."""
-    mask: Any = None
+    visible: Any = None
+    """Share of the tokens that its mask shows, a tensor of its device; None without a mask."""
     name: str = ""
     callbacks: dict[str, float] = field(default_factory=dict)
     """Seconds in the user's objects that `generate` calls at every token, by their class."""
@@ -58,10 +64,20 @@ class CallRecord:
     """Seconds in transformers' own logits processors."""
     failed: str = ""
     """Class and first line of the exception; empty if the call returned."""
+    read: LogitsRead | None = None
+    """The positions of its logits that were read; None if unknown."""
+    batched: bool = False
+    """Whether it is a call of `generate_batch`, whose cache is paged."""
     plain: bool = False
     """Whether its model is no model of transformers."""
     attention: SeenAttention | None = None
     """The attention of a plain model's forward; None if none was seen."""
+
+    @property
+    def mask(self) -> Any:
+        """Its mask [batch, tokens]; None if it has another one or none, or its arguments were not kept."""
+        mask = self.arguments[1].get("attention_mask") if self.arguments else None
+        return mask if getattr(mask, "dim", lambda: 0)() == 2 else None
 
 
 @dataclass

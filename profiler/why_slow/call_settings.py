@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from profiler.loading.cache_argument import given_cache
-from profiler.why_slow.observations import CallKind
+from profiler.why_slow.observations import CallKind, CallSettings
 from profiler.why_slow.plain_models import is_plain, plain_settings
 
 _EXTRAS = ("output_hidden_states", "output_attentions", "output_scores", "output_logits")
@@ -29,13 +29,13 @@ class ModelSettings:
     _cache: weakref.WeakKeyDictionary[Any, Any] = field(default_factory=weakref.WeakKeyDictionary)
     """By model: (its first parameter, {key: (settings, device)}). A key holds all that the settings depend on."""
 
-    def of(self, kind: CallKind, model: Any, named: dict[str, Any]) -> tuple[dict[str, str], Any]:
+    def of(self, kind: CallKind, model: Any, named: dict[str, Any]) -> tuple[CallSettings, Any]:
         """(settings, device) of a call.
 
         Those of a forward are cached: to read them from a config takes as long as a small model's forward.
         """
         if is_plain(model):
-            return plain_settings(model, _kernel())
+            return plain_settings(model, math_attention=math_attention())
         if kind == "generate":
             return _settings(kind, model, named), model.device
         first, by_key = self._cache.get(model, (lambda: None, {}))
@@ -48,7 +48,7 @@ class ModelSettings:
             parameter.dtype, parameter.device, model.training, device_map and tuple(device_map.values()),
             *_key(vars(model.config), named),
         )  # fmt: skip
-        settings: tuple[dict[str, str], Any] | None = by_key.get(key)
+        settings: tuple[CallSettings, Any] | None = by_key.get(key)
         if settings is None:
             settings = by_key[key] = (_settings(kind, model, named), model.device)
         return settings
@@ -70,14 +70,14 @@ def _key(config: Mapping[str, Any], named: Mapping[str, Any]) -> tuple[Any, ...]
     return (
         torch.is_grad_enabled(),
         torch.get_num_threads(),
-        _kernel(),
+        math_attention(),
         type(given_cache(named)),
         *(config.get(name) for name in _CONFIG_ATTRIBUTES),
         *(bool(named[name]) if name in named else None for name in ("use_cache", *_EXTRAS)),
     )
 
 
-def _settings(kind: CallKind, model: Any, named: Mapping[str, Any]) -> dict[str, str]:
+def _settings(kind: CallKind, model: Any, named: Mapping[str, Any]) -> CallSettings:
     import torch
 
     generates = kind == "generate"
@@ -93,31 +93,31 @@ def _settings(kind: CallKind, model: Any, named: Mapping[str, Any]) -> dict[str,
         for name in _EXTRAS
         if (option(model, named, name) if generates else named.get(name, getattr(config, name, False)))
     ]
-    return {
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "device": str(model.device),
-        "placement": pipelined_devices(model) or "-",
-        "attention": str(getattr(config, "_attn_implementation", None) or "-"),
-        "kernel": _kernel(),
-        "experts": str(getattr(config, "_experts_implementation", None) or "-"),
-        "cache": "on" if cache else "off",
-        "cache_class": _cache_class(model, named, generates=generates) if cache else "-",
-        "gradients": "on" if torch.is_grad_enabled() and not generates else "off",
-        "mode": "train" if model.training else "eval",
-        "outputs": ", ".join(extras) or "-",
-        "beams": str(option(model, named, "num_beams", 1)) if generates else "-",
-        "answers": str(option(model, named, "num_return_sequences", 1)) if generates else "-",
-        "assistant": "yes" if named.get("assistant_model") is not None else "no",
-        "threads": str(torch.get_num_threads()),
-    }
+    return CallSettings(
+        dtype=str(model.dtype).removeprefix("torch."),
+        device=str(model.device),
+        placement=pipelined_devices(model),
+        attention=str(getattr(config, "_attn_implementation", None) or ""),
+        math_attention=math_attention(),
+        experts=str(getattr(config, "_experts_implementation", None) or ""),
+        cache=bool(cache),
+        cache_class=_cache_class(model, named, generates=generates) if cache else "",
+        gradients=torch.is_grad_enabled() and not generates,
+        training=model.training,
+        outputs=tuple(extras),
+        beams=option(model, named, "num_beams", 1) if generates else 1,
+        answers=option(model, named, "num_return_sequences", 1) if generates else 1,
+        assistant=named.get("assistant_model") is not None,
+        threads=torch.get_num_threads(),
+    )
 
 
-def _kernel() -> str:
-    """`math` if every fused kernel of SDPA is disabled, else `-`. torch's switches apply to a CPU as well."""
+def math_attention() -> bool:
+    """Whether every fused kernel of SDPA is disabled. torch's switches apply to a CPU as well."""
     from torch.backends import cuda as switches
 
     fused = (switches.flash_sdp_enabled, switches.mem_efficient_sdp_enabled, switches.cudnn_sdp_enabled)
-    return "-" if any(enabled() for enabled in fused) else "math"
+    return not any(enabled() for enabled in fused)
 
 
 def _cache_class(model: Any, named: Mapping[str, Any], *, generates: bool) -> str:
@@ -157,18 +157,16 @@ def prompt_ids(args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
     return None
 
 
+def batch_inputs(args: tuple[Any, ...], named: Mapping[str, Any]) -> list[list[int]]:
+    """The prompts passed to `generate_batch`, each a list of token ids."""
+    inputs: list[list[int]] = named["inputs"] if "inputs" in named else args[0]
+    return inputs
+
+
 def tokens_of(args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
     """A tensor with the shape [batch, tokens] of a call: its token ids, else a slice of its embeddings, else None."""
     ids, embedded = prompt_ids(args, named), named.get("inputs_embeds")
     return embedded[..., 0] if ids is None and embedded is not None else ids
-
-
-def times_computed(settings: Mapping[str, str]) -> int:
-    """How many times `generate` computes each row that it is passed: its beams or its answers, whichever are more.
-
-    `_expand_inputs_for_generation` of transformers repeats the rows before the prompt is computed.
-    """
-    return max(int(settings[name]) if settings[name] != "-" else 1 for name in ("beams", "answers"))
 
 
 def context_len(named: Mapping[str, Any]) -> int:
@@ -180,11 +178,8 @@ def context_len(named: Mapping[str, Any]) -> int:
 
 def new_tokens(result: Any, prompt_len: int, model: Any) -> int:
     """Tokens per sequence that `generate` added to the prompt; of an encoder-decoder, to the start token."""
+    if isinstance(result, dict) and not hasattr(result, "sequences"):  # of generate_batch, by request
+        return max((len(each.generated_tokens) for each in result.values()), default=0)
     tokens = getattr(result, "sequences", result)
     length = int(tokens.shape[-1]) if hasattr(tokens, "shape") else 0
     return max(0, length - (1 if model.config.is_encoder_decoder else prompt_len))
-
-
-def nbytes_of(value: Any) -> int:
-    """Bytes of a tensor; 0 for anything else."""
-    return int(value.numel() * value.element_size()) if hasattr(value, "element_size") else 0

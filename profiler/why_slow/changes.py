@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import inspect
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,124 +25,119 @@ from profiler.measure.dense_twins import (
 )
 from profiler.report.sentences import paying_batches
 from profiler.units import scaled, several
-from profiler.why_slow.call_record import CallRecord
+from profiler.why_slow.adapters import unmerged_adapters
 from profiler.why_slow.call_settings import is_spread, pipelined_devices
-from profiler.why_slow.dispatch_changes import dispatch_changes
+from profiler.why_slow.dispatch_changes import captured_forward, compiled_step, is_bound_by_host, static_cache_change
 from profiler.why_slow.findings import CallFloor
 from profiler.why_slow.loop_changes import (
     batching_change,
     grows_by_a_token,
     loop_without_cache,
-    padding_changes,
+    padding_change,
+    paged_batch_change,
     prefix_change,
     without_reads,
 )
-from profiler.why_slow.observations import Call
 from profiler.why_slow.placement import COPY_SHARE, gathered, has_room_for_all
 from profiler.why_slow.plain_models import is_plain
 from profiler.why_slow.recorder import Recorder
-from profiler.why_slow.repeat_call import CallGroup, Candidate, RepeatedCall, RepeatedRun, repeat
+from profiler.why_slow.repeat_call import CallGroup, CallsToChange, Candidate, RepeatedCall, repeat
 
-_SAVES_IN_PROMPT = {"wide-dtype", "emulated-dtype", "slow-attention", "slow-experts", "slow-format"}
+
+@dataclass(frozen=True)
+class Change:
+    """A kind of change: the calls that it may apply to, and the trial; None if on closer look it does not apply."""
+
+    id: str
+    applies: Callable[[CallsToChange], bool]
+    trial: Callable[[CallsToChange], Candidate | None]
 
 
 def candidates(group: CallGroup, recorder: Recorder, floor: CallFloor | None = None) -> Iterator[Candidate]:
-    """The changes that apply to a group of calls; without a `floor` no step is known to be bound by the GPU."""
-    call, noted = group.middle
-    model, settings = group.model, call.settings
-    unchanged = repeat(noted, call, model)
-
-    def with_options(**options: object) -> RepeatedRun:
-        return repeat(noted, call, model, options)
-
-    def candidate(name: str, evidence: str, change: str, changed: RepeatedRun = unchanged, **more: Any) -> Candidate:
-        where = more.pop("where", call.where)
-        more |= {"new_tokens": call.new_tokens, "prompt_s": call.steady_prompt_s}
-        more["prompts"] = 3 if settings["cache"] == "off" else 2
-        more["saves_in_prompt"] = name in _SAVES_IN_PROMPT
-        return Candidate(name, evidence, change, where, unchanged, changed, group.like(call), **more)
-
-    if call.kind == "generate" and settings["cache"] == "off":
-        yield candidate(
-            "cache-off", "use_cache=False computes the whole prompt again at every token", "remove use_cache=False",
-            with_options(use_cache=True),
-        )  # fmt: skip
-    if call.kind == "forward" and (loop := loop_without_cache(group)):
-        yield loop
-    if call.kind == "forward" and len(group.calls) > 1 and (reads := recorder.reads.by_line(call.where)):
-        yield without_reads(group, reads[0])
-    if call.kind == "forward" and settings["gradients"] == "on" and not recorder.trained:
-        yield candidate(
-            "grad-on", "gradients are recorded, and nothing is differentiated", "call it within torch.inference_mode()",
-            repeat(noted, call, model, inference=True),
-        )  # fmt: skip
-    if settings["mode"] == "train" and not recorder.trained:
-        yield candidate(
-            "train-mode", "the model is in train mode", "call model.eval() after loading",
-            within=lambda: _switched(model.train, False, True),
-        )  # fmt: skip
-    if settings["gradients"] == "off" and (weight := _frozen_head(model)) is not None:
-        yield candidate(
-            "frozen-weights", "weights are frozen, so the LM head copies its weight for each last position",
-            "leave out requires_grad_(False): within torch.inference_mode() no gradient is recorded",
-            within=lambda: _switched(weight.requires_grad_, True, False),
-        )  # fmt: skip
-    yield from padding_changes(call, noted, model, unchanged, group.like(call))
-    if call.kind == "forward" and _only_last_is_used(group, recorder):
-        yield candidate(
-            "all-logits", f"logits of all {call.prompt_len} positions are computed", "pass logits_to_keep=1",
-            with_options(logits_to_keep=1),
-        )  # fmt: skip
-    if settings["outputs"] != "-":
-        yield candidate(
-            "extra-outputs", f"{settings['outputs']} are requested", "request them only where they are used",
-            with_options(**dict.fromkeys(settings["outputs"].split(", "), False)),
-        )  # fmt: skip
-    yield from _in_other_kernels(group, candidate)
-    if settings["beams"] not in ("-", "1"):
-        yield candidate(
-            "beams", f"{settings['beams']} beams are followed", "num_beams=1, if its answers are good enough",
-            with_options(num_beams=1, num_return_sequences=1),
-        )  # fmt: skip
-    if noted.callbacks and settings["device"] != "cpu":
-        yield candidate(
-            "host-sync", f"{' and '.join(noted.callbacks)} read every token on the host, which waits for the device",
-            "read every few tokens, or leave it out", alone=True,
-        )  # fmt: skip
-    if settings["assistant"] == "yes":
-        yield candidate(
-            "assistant", "an assistant model drafts", "leave out assistant_model", with_options(assistant_model=None)
-        )
-    yield from dispatch_changes(group, floor.decode.get(call.number) if floor else None, candidate)
-    yield from _dense_weights(group, call, candidate)
-    yield from _with_copies(group, call, noted, candidate)
-    is_loop = call.kind == "forward" and (grows_by_a_token(group.calls) or recorder.used_cache)
-    if not is_loop and (batch := batching_change(group)):
-        yield batch
-    if prefix := prefix_change(group):
-        yield prefix
-    # Last, since threads that wait for each other may take very long on a busy machine.
-    yield from _threads(call, candidate)
+    """The changes that apply to a group of calls."""
+    calls = CallsToChange(group, recorder, floor)
+    for change in CHANGES:
+        if change.applies(calls) and (candidate := change.trial(calls)) is not None:
+            yield candidate
 
 
-def _in_other_kernels(group: CallGroup, candidate: Callable[..., Candidate]) -> Iterator[Candidate]:
-    """Changes to fused kernels for attention and experts."""
-    model, settings = group.model, group.middle[0].settings
-    if settings["attention"] == "eager" and getattr(model, "_supports_sdpa", False):
-        yield candidate(
-            "slow-attention", "attention is eager: its scores are written out", 'attn_implementation="sdpa"',
-            within=lambda: _switched(model.set_attn_implementation, "sdpa", "eager"), where=group.loaded_at,
-        )  # fmt: skip
-    if settings["attention"] == "sdpa" and settings["kernel"] == "math":
-        yield candidate(
-            "slow-attention", "SDPA's fused kernels are disabled: its scores are written out",
-            "leave out sdpa_kernel(SDPBackend.MATH) and enable_flash_sdp(False)", within=_fused,
-        )  # fmt: skip
-    if settings["experts"] == "eager" and _has_experts(model):
-        yield candidate(
-            "slow-experts", "experts run one after the other in a loop", 'experts_implementation="grouped_mm"',
-            within=lambda: _switched(model.set_experts_implementation, "grouped_mm", "eager"), where=group.loaded_at,
-        )  # fmt: skip
+def _switch(
+    name: str,
+    applies: Callable[[CallsToChange], bool],
+    evidence: str | Callable[[CallsToChange], str],
+    change: str,
+    within: Callable[[CallsToChange], contextlib.AbstractContextManager[None]] | None = None,
+    *,
+    at_load: bool = False,
+    about: Callable[[CallsToChange], float] = lambda _: 0.0,
+    **options: object,
+) -> Change:
+    """A change to `options` of the call, or to what is set within a context; `at_load` at the line of the load."""
+
+    def trial(calls: CallsToChange) -> Candidate:
+        words = evidence if isinstance(evidence, str) else evidence(calls)
+        more: dict[str, Any] = {"about": about(calls)}
+        more |= {"within": lambda: within(calls)} if within else {}
+        more |= {"where": calls.group.loaded_at} if at_load else {}
+        return calls.candidate(name, words, change, calls.with_options(**options), **more)
+
+    return Change(name, applies, trial)
+
+
+def _grad_on(calls: CallsToChange) -> Candidate:
+    return calls.candidate(
+        "grad-on", "gradients are recorded, and nothing is differentiated", "call it within torch.inference_mode()",
+        repeat(calls.middle[1], calls.call, calls.model, inference=True),
+    )  # fmt: skip
+
+
+def _frozen_weights(calls: CallsToChange) -> Candidate | None:
+    if (weight := _frozen_head(calls.model)) is None:
+        return None
+    return calls.candidate(
+        "frozen-weights", "weights are frozen, so the LM head copies its weight for each last position",
+        "leave out requires_grad_(False): within torch.inference_mode() no gradient is recorded",
+        within=lambda: _switched(weight.requires_grad_, True, False),
+    )  # fmt: skip
+
+
+def _extra_outputs(calls: CallsToChange) -> Candidate:
+    names = calls.settings.outputs
+    return calls.candidate(
+        "extra-outputs", f"{', '.join(names)} are requested", "request them only where they are used",
+        calls.with_options(**dict.fromkeys(names, False)),
+    )  # fmt: skip
+
+
+def _without_callbacks(calls: CallsToChange) -> Candidate | None:
+    if not (names := " and ".join(calls.middle[1].callbacks)):
+        return None
+    return calls.candidate(
+        "host-sync", f"{names} read every token on the host, which waits for the device",
+        "read every few tokens, or leave it out", alone=True,
+    )  # fmt: skip
+
+
+def _more_threads(calls: CallsToChange) -> Candidate:
+    threads, cores = calls.settings.threads, _cores()
+    return calls.candidate(
+        "threads", f"torch computes with {several(threads, 'thread', 'threads')} on {cores} cores",
+        f"torch.set_num_threads({cores})", within=lambda: _switched(torch.set_num_threads, cores, threads),
+    )  # fmt: skip
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _other_copy(calls: CallsToChange) -> Candidate | None:
+    """A change that needs a copy of the model."""
+    other = other_copy(calls.model, calls.settings.dtype)
+    if other is None:
+        return None
+    changed = RepeatedCall(calls.middle[1], calls.call, functools.cache(other.make)).as_run
+    where = calls.group.loaded_at
+    return calls.candidate(other.id, other.evidence, other.change, changed, where=where, about=other.about)
 
 
 def _fused() -> contextlib.AbstractContextManager[None]:
@@ -177,42 +171,22 @@ def _switched(switch: Callable[[Any], object], to: Any, back: Any) -> Iterator[N
         switch(back)
 
 
-def _has_experts(model: Any) -> bool:
-    config = model.config.get_text_config()
+def _runs_experts_in_turn(calls: CallsToChange) -> bool:
+    if calls.settings.experts != "eager":
+        return False
+    config = calls.model.config.get_text_config()
     return any(getattr(config, name, 0) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
 
 
-def _only_last_is_used(group: CallGroup, recorder: Recorder) -> bool:
-    """Whether these forwards are prompts of a decode loop and their model takes `logits_to_keep`."""
-    call, noted = group.middle
-    arguments = noted.arguments[1] if noted.arguments else {}
-    accepts = "logits_to_keep" in inspect.signature(type(group.model).forward).parameters
-    if not accepts or call.prompt_len < 2 or "labels" in arguments or "logits_to_keep" in arguments:
-        return False
-    uses_cache = any(other.shape[2] and other.model() is group.model for other in recorder.notes)
-    return bool(call.context_len == 0 and (uses_cache or grows_by_a_token(group.calls)))
-
-
-def _threads(call: Call, candidate: Callable[..., Candidate]) -> Iterator[Candidate]:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = int(call.settings["threads"])
-    if call.settings["device"] != "cpu" or threads == cores:
-        return
-    yield candidate(
-        "threads", f"torch computes with {several(threads, 'thread', 'threads')} on {cores} cores",
-        f"torch.set_num_threads({cores})", within=lambda: _switched(torch.set_num_threads, cores, threads),
-    )  # fmt: skip
-
-
-def _dense_weights(group: CallGroup, call: Call, candidate: Callable[..., Candidate]) -> Iterator[Candidate]:
+def _dense_weights(calls: CallsToChange) -> Candidate | None:
     """A change to dense weights, on dense linears of random values in place of the packed ones."""
-    model = group.model
+    call, model = calls.call, calls.model
     linears = packed_linears(model)
     if not linears or is_spread(model):
-        return
+        return None
     own = torch.bfloat16 if is_plain(model) else model.dtype
     dtype = own if own.itemsize > 1 else torch.bfloat16
-    device = torch.device(call.settings["device"])
+    device = torch.device(call.settings.device)
     twins = functools.cache(lambda: dense_twins(linears, dtype, COPY_SHARE * available_bytes(device)))
     formats = " and ".join(dict.fromkeys(each.format for each in linears))
 
@@ -223,24 +197,15 @@ def _dense_weights(group: CallGroup, call: Call, candidate: Callable[..., Candid
         batches = f", and in a decode step {paying_batches(times)}" if times else ""
         return f", their kernel is {kernel_of(first, x)}{batches}"
 
-    yield candidate(
+    return calls.candidate(
         "slow-format", f"weights are packed ({formats})",
         "leave out the quantisation if the model fits without it", within=lambda: replaced(linears, twins()),
-        where=group.loaded_at, explain=explain,
+        where=calls.group.loaded_at, explain=explain,
     )  # fmt: skip
 
 
 # Seconds to time packed and dense linears at further batches.
 _BATCHES_S = 5.0
-
-
-def _with_copies(
-    group: CallGroup, call: Call, noted: CallRecord, candidate: Callable[..., Candidate]
-) -> Iterator[Candidate]:
-    """Changes that need a copy of the model, if there is room for one."""
-    for other in other_copies(group.model, call.settings["dtype"]):
-        changed = RepeatedCall(noted, call, functools.cache(other.make))
-        yield candidate(other.id, other.evidence, other.change, changed, where=group.loaded_at)
 
 
 _WIDE = ("float32", "float64")
@@ -255,47 +220,49 @@ class Copy:
     evidence: str
     change: str
     make: Callable[[], Any]
+    about: float = 0.0
+    """Share of a call that it saves, by its bytes; 0 if it is not known to be faster."""
 
 
-def other_copies(model: Any, dtype: str) -> Iterator[Copy]:
-    """The copies that are worth a trial. `dtype` is that of the script's calls; `make` may raise RequestError."""
+def other_copy(model: Any, dtype: str) -> Copy | None:
+    """The copy that is worth a trial. `dtype` is that of the script's calls; `make` may raise RequestError."""
     weights = sum(parameter.numel() for parameter in model.parameters())
     device = next(model.parameters()).device if is_plain(model) else model.device
     room_bytes = COPY_SHARE * available_bytes(device)
     if is_spread(model):
-        if has_room_for_all(model):
-            places = sorted({str(place) for place in model.hf_device_map.values()})
-            turns = pipelined_devices(model)
-            yield Copy(
-                "offload",
-                f"weights are spread over {', '.join(places)}"
-                + (f": {turns}" if turns else ", and cross a link at every step"),
-                f'device_map={{"": "{model.device}"}}: there is room for all of them',
-                lambda: gathered(model),
-            )
-        return
-    if packed_linears(model):
-        return
-    if name := _faster_dtype(device, dtype):
-        wide, faster = dtype in _WIDE, getattr(torch, name)
-        auto = ', or dtype="auto" for the checkpoint\'s own' if wide and name == "bfloat16" else ""
-
-        def converted() -> Any:
-            if (needs := weights * faster.itemsize) > room_bytes:
-                raise RequestError(
-                    f"its copy in {name} needs {scaled(needs, 'B')}, and there is room for {scaled(room_bytes, 'B')}"
-                )
-            # Converted one by one, so that there is never a second model in the wide dtype.
-            narrow = {id(each): torch.nn.Parameter(each.detach().to(faster), each.requires_grad)
-                      for each in model.parameters() if each.is_floating_point()}  # fmt: skip
-            return copy.deepcopy(model, narrow).to(faster)
-
-        yield Copy(
-            "wide-dtype" if wide else "emulated-dtype",
-            f"weights are {dtype}{'' if wide else ', for which this device has no matmul units'}",
-            f"dtype=torch.{name}{auto}",
-            converted,
+        if not has_room_for_all(model):
+            return None
+        places = sorted({str(place) for place in model.hf_device_map.values()})
+        turns = pipelined_devices(model)
+        return Copy(
+            "offload",
+            f"weights are spread over {', '.join(places)}"
+            + (f": {turns}" if turns else ", and cross a link at every step"),
+            f'device_map={{"": "{model.device}"}}: there is room for all of them',
+            lambda: gathered(model),
         )
+    if packed_linears(model) or (name := _faster_dtype(device, dtype)) is None:
+        return None
+    wide, faster = dtype in _WIDE, getattr(torch, name)
+    auto = ', or dtype="auto" for the checkpoint\'s own' if wide and name == "bfloat16" else ""
+
+    def converted() -> Any:
+        if (needs := weights * faster.itemsize) > room_bytes:
+            raise RequestError(
+                f"its copy in {name} needs {scaled(needs, 'B')}, and there is room for {scaled(room_bytes, 'B')}"
+            )
+        # Converted one by one, so that there is never a second model in the wide dtype.
+        narrow = {id(each): torch.nn.Parameter(each.detach().to(faster), each.requires_grad)
+                  for each in model.parameters() if each.is_floating_point()}  # fmt: skip
+        return copy.deepcopy(model, narrow).to(faster)
+
+    return Copy(
+        "wide-dtype" if wide else "emulated-dtype",
+        f"weights are {dtype}{'' if wide else ', for which this device has no matmul units'}",
+        f"dtype=torch.{name}{auto}",
+        converted,
+        1 - faster.itemsize / getattr(torch, dtype).itemsize if device.type == "cuda" or _has_units(name) else 0.0,
+    )
 
 
 def _faster_dtype(device: torch.device, dtype: str) -> str | None:
@@ -319,3 +286,113 @@ def _has_units(dtype: str) -> bool:
         "float16": ("_is_amx_fp16_supported",),
     }
     return any(getattr(torch.cpu, name, lambda: False)() for name in names[dtype])
+
+
+def _unread_logits(calls: CallsToChange) -> Candidate | None:
+    """A change to the last positions, if the script reads one of each row, or at most half of them from the end."""
+    reads = [noted.read for noted in calls.group.notes if noted.arguments]
+    known = [each for each in reads if each is not None and each.places]
+    if not known or len(known) < len(reads):
+        return None
+    tokens = calls.call.prompt_len
+    if all(each.at_most_one_per_row for each in known):
+        keep, which = 1, "the script reads one of each row"
+    else:
+        keep = max(each.last for each in known)
+        which = f"the script reads at most the last {keep}"
+    if keep > tokens / 2:
+        return None
+    on_the_left = "pad on the left, and " if keep == 1 and any(each.last > 1 for each in known) else ""
+    return calls.candidate(
+        "all-logits", f"logits of all {tokens} positions are computed, and {which}",
+        f"{on_the_left}pass logits_to_keep={keep}", calls.with_options(logits_to_keep=keep),
+        about=(1 - keep / tokens) * _share_of_head(calls.model),
+    )  # fmt: skip
+
+
+def _merged_adapters(calls: CallsToChange) -> Candidate | None:
+    """A change to linears without their adapters, whose products take as long as merged ones."""
+    found = unmerged_adapters(calls.model)
+    if not found:
+        return None
+    kinds = " and ".join(dict.fromkeys(type(each.module).__name__ for each, _ in found))
+    return calls.candidate(
+        "unmerged-adapters", f"{len(found)} linears compute an adapter next to their weight ({kinds})",
+        "merge them once after loading: model.merge_and_unload() with peft, else add the product to the weight",
+        within=lambda: replaced([each for each, _ in found], [base for _, base in found]), where=calls.group.loaded_at,
+    )  # fmt: skip
+
+
+def _share_of_head(model: Any) -> float:
+    """Share of a forward's arithmetic in the LM head, by its share of the weights that are multiplied."""
+    head, table = model.get_output_embeddings(), model.get_input_embeddings()
+    weights = {id(each): each.numel() for each in model.parameters()}
+    looked_up = table.weight.numel() if table is not None and table.weight is not head.weight else 0
+    return float(head.weight.numel() / max(1, sum(weights.values()) - looked_up))
+
+
+def _is_loop(calls: CallsToChange) -> bool:
+    return not calls.generates and (grows_by_a_token(calls.group.calls) or calls.recorder.used_cache)
+
+
+def _reads(calls: CallsToChange) -> Candidate | None:
+    reads = calls.recorder.reads.by_line(calls.call.where)
+    return without_reads(calls.group, reads[0]) if reads else None
+
+
+CHANGES = (
+    _switch(
+        "cache-off", lambda calls: calls.generates and calls.settings.cache is False,
+        "use_cache=False computes the whole prompt again at every token", "remove use_cache=False", use_cache=True,
+    ),
+    Change("cache-off", lambda calls: not calls.generates, lambda calls: loop_without_cache(calls.group)),
+    Change("host-sync", lambda calls: not calls.generates and len(calls.group.calls) > 1, _reads),
+    Change("grad-on", lambda calls: not calls.generates and calls.settings.gradients and not calls.trains, _grad_on),
+    _switch(
+        "train-mode", lambda calls: calls.settings.training and not calls.trains,
+        "the model is in train mode", "call model.eval() after loading",
+        lambda calls: _switched(calls.model.train, False, True),
+    ),
+    Change("frozen-weights", lambda calls: not calls.settings.gradients, _frozen_weights),
+    Change("padding", lambda calls: calls.call.padding > 0, padding_change),
+    Change("all-logits", lambda calls: not calls.generates, _unread_logits),
+    Change("extra-outputs", lambda calls: bool(calls.settings.outputs), _extra_outputs),
+    _switch(
+        "slow-attention",
+        lambda calls: calls.settings.attention == "eager" and getattr(calls.model, "_supports_sdpa", False),
+        "attention is eager: its scores are written out", 'attn_implementation="sdpa"',
+        lambda calls: _switched(calls.model.set_attn_implementation, "sdpa", "eager"), at_load=True,
+    ),
+    _switch(
+        "slow-attention", lambda calls: calls.settings.attention == "sdpa" and calls.settings.math_attention,
+        "SDPA's fused kernels are disabled: its scores are written out",
+        "leave out sdpa_kernel(SDPBackend.MATH) and enable_flash_sdp(False)", lambda _: _fused(),
+    ),
+    _switch(
+        "slow-experts", _runs_experts_in_turn,
+        "experts run one after the other in a loop", 'experts_implementation="grouped_mm"',
+        lambda calls: _switched(calls.model.set_experts_implementation, "grouped_mm", "eager"), at_load=True,
+    ),
+    _switch(
+        "beams", lambda calls: calls.settings.beams > 1, lambda calls: f"{calls.settings.beams} beams are followed",
+        "num_beams=1, if its answers are good enough",
+        about=lambda calls: 1 - 1 / calls.settings.beams, num_beams=1, num_return_sequences=1,
+    ),
+    Change("host-sync", lambda calls: not calls.settings.on_cpu, _without_callbacks),
+    _switch(
+        "assistant", lambda calls: calls.settings.assistant,
+        "an assistant model drafts", "leave out assistant_model", assistant_model=None,
+    ),
+    Change("uncompiled", lambda calls: is_plain(calls.model), captured_forward),
+    Change("growing-cache", is_bound_by_host, static_cache_change),
+    Change("uncompiled", is_bound_by_host, compiled_step),
+    Change("unmerged-adapters", lambda _: True, _merged_adapters),
+    Change("slow-format", lambda _: True, _dense_weights),
+    Change("wide-dtype", lambda _: True, _other_copy),
+    Change("one-by-one", lambda calls: calls.middle[1].batched, lambda calls: paged_batch_change(calls.group)),
+    Change("one-by-one", lambda calls: not _is_loop(calls), lambda calls: batching_change(calls.group)),
+    Change("shared-prefix", lambda calls: calls.generates, lambda calls: prefix_change(calls.group)),
+    # Last, since threads that wait for each other may take very long on a busy machine.
+    Change("threads", lambda calls: calls.settings.on_cpu and calls.settings.threads != _cores(), _more_threads),
+)  # fmt: skip
+"""The changes that are tried."""

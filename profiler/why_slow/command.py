@@ -29,10 +29,14 @@ from profiler.why_slow.script import run_module, run_script
 if TYPE_CHECKING:
     import pandas as pd
 
+    from profiler.why_slow.floor import Subject
+    from profiler.why_slow.module_times import ModuleTimes
+    from profiler.why_slow.repeat_call import CallGroup
+
 # Share of the budget for repeating first calls.
 _FIRST_CALLS_SHARE = 0.25
-# Share of the budget by whose end slower code was measured.
-_FALLBACKS_SHARE = 0.5
+# Share of the budget by whose end the modules that the floor or a finding needs were timed.
+_MODULES_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -136,7 +140,7 @@ def explained(
 
         # The calls of a GPU need one core, to dispatch them.
         settings = [call.settings for call in seen.calls]
-        threads = max((int(each["threads"]) if each["device"] == "cpu" else 1 for each in settings), default=1)
+        threads = max((each.threads if each.on_cpu else 1 for each in settings), default=1)
         seen = replace(seen, warnings=tuple(busy_words(threads, foreign)))
     if interrupted or not seen.calls:
         return judge_calls(seen, [])
@@ -144,6 +148,7 @@ def explained(
     from profiler.why_slow.attention_plans import plan_findings
     from profiler.why_slow.fallback_costs import fallback_findings
     from profiler.why_slow.load_costs import conversion_findings
+    from profiler.why_slow.module_times import module_times
     from profiler.why_slow.placement import placement_findings
     from profiler.why_slow.trials import UntriedChanges, call_groups, once_warm, try_changes
 
@@ -151,32 +156,71 @@ def explained(
     if budget_s is None:
         budget_s = min(limits.script_most_s, max(limits.script_least_s, seen.wall_s))
     seen = once_warm(recorder, seen, _FIRST_CALLS_SHARE * budget_s)
-    floor = _floor(recorder, seen) if limits.script_floor else None
     groups = call_groups(recorder, seen, UntriedChanges())
+    until_s = start_s + _MODULES_SHARE * budget_s
+    subjects: dict[str, Subject] = {}
+    known: dict[int, ModuleTimes | None] = {}
+
+    def times_of(group: CallGroup) -> ModuleTimes | None:
+        if known.get(id(group)) is None:
+            subject = subjects.get(type(group.model).__name__)
+            found = subject and (subject.work, subject.under)
+            known[id(group)] = module_times(group, lambda seconds: now_s() + seconds <= until_s, *(found or ()))
+        return known[id(group)]
+
+    floor = _floor(recorder, seen, groups, subjects, times_of) if limits.script_floor else None
     bounded, unknown = placement_findings(groups, seen.steady_s)
     planned, lines = plan_findings(groups, seen.steady_s)
     bounded, unknown = [*bounded, *planned], [*unknown, *lines]
     if seen.fallbacks:
-        until_s = start_s + _FALLBACKS_SHARE * budget_s
-        slower, lines = fallback_findings(seen.fallbacks, groups, seen.steady_s, lambda s: now_s() + s <= until_s)
+        slower, lines = fallback_findings(seen.fallbacks, groups, seen.steady_s, times_of)
         bounded, unknown = [*bounded, *slower], [*unknown, *lines]
-    trials, untried = try_changes(recorder, seen, budget_s, now_s() - start_s, floor)
+    trials, untried, computed = try_changes(recorder, seen, budget_s, now_s() - start_s, floor)
     loads = conversion_findings(seen, recorder.converted_models)
-    return judge_calls(seen, trials, floor, [*untried, *unknown], [*loads, *bounded])
+    until_s = start_s + budget_s
+    times = times_of(groups[0]) if groups and floor else None
+    return judge_calls(
+        seen, trials, floor, [*untried, *unknown], [*loads, *bounded, *computed], times.slowest() if times else ()
+    )
 
 
-def _floor(recorder: Recorder, seen: Observations) -> CallFloor | None:
+def _floor(
+    recorder: Recorder,
+    seen: Observations,
+    groups: Sequence[CallGroup],
+    subjects: dict[str, Subject],
+    times_of: Callable[[CallGroup], ModuleTimes | None],
+) -> CallFloor | None:
     """The floor of all calls that did not fail; None if there are none or a model cannot be counted."""
-    from profiler.why_slow.floor import floor_of_calls
+    from profiler.why_slow.floor import floor_of_calls, subject_of
 
+    outside_s: dict[int, float | None] = {}
     try:
+        for group in groups:
+            kind = type(group.model).__name__
+            if kind not in subjects:
+                subjects[kind] = subject_of(group.model, group.notes[0].attention)
+            names = tuple(f"{name}." for name in subjects[kind].outside)
+            if names and _has_other_inputs(group):
+                times = times_of(group)
+                more_s = times.roof_within(names) / len(group.calls) if times else None
+                outside_s |= {call.number: more_s for call in group.calls}
         pairs = [
             (call, noted.model()) for call, noted in zip(seen.calls, recorder.notes, strict=True) if not call.failed
         ]
         attention = {noted.name.split(" (")[0]: noted.attention for noted in recorder.notes if noted.attention}
-        return floor_of_calls(pairs, attention) if pairs else None
+        return floor_of_calls(pairs, attention, subjects, outside_s) if pairs else None
     except Exception:  # a user's model may fail in any way, and the answer is useful without a floor
         return None
+
+
+def _has_other_inputs(group: CallGroup) -> bool:
+    """Whether the calls run an encoder, or were passed other numbers than token ids: pictures, sounds."""
+    named = (group.middle[1].arguments or ((), {}))[1]
+    others = (value for name, value in named.items() if name not in ("inputs_embeds", "attention_mask"))
+    return group.model.config.is_encoder_decoder or any(
+        getattr(value, "is_floating_point", lambda: False)() for value in others
+    )
 
 
 def write(found: Why, folder: Path) -> None:

@@ -19,7 +19,7 @@ from profiler.why_slow.call_settings import is_spread
 from profiler.why_slow.findings import GROWING_CACHES, DecodeFloor
 from profiler.why_slow.observations import Call
 from profiler.why_slow.plain_models import is_plain
-from profiler.why_slow.repeat_call import CallGroup, Candidate, repeat
+from profiler.why_slow.repeat_call import CallsToChange, Candidate
 
 # Fewer tokens show no decode loop: the third step is captured.
 _LEAST_TOKENS = 8
@@ -28,77 +28,72 @@ _WARM_STEPS = 2
 _COMPILE_S, _COMPILE_LAYER_S = 10.0, 1.0
 
 
-def dispatch_changes(
-    group: CallGroup, floor: DecodeFloor | None, candidate: Callable[..., Candidate]
-) -> Iterator[Candidate]:
-    """Changes to calls on a GPU whose steps take the host longer than the GPU, as far as is known.
+def is_bound_by_host(calls: CallsToChange) -> bool:
+    """Whether the steps of these calls on a GPU take the host longer than the GPU, as far as is known."""
+    known = calls.decode
+    bound = known is None or known.dispatch_s >= known.device_s
+    return bound and not is_plain(calls.model) and _grows_a_cache(calls.call) and not is_spread(calls.model)
 
-    A plain model's calls of one shape are captured as they are.
+
+def _host_words(floor: DecodeFloor | None) -> str:
+    if floor is None:
+        return "the host dispatches every step kernel by kernel"
+    needs = f"needs at least {duration(floor.dispatch_s)} to dispatch a step"
+    return f"the host {needs}, and the GPU {duration(floor.device_s)} at its roofs"
+
+
+def static_cache_change(calls: CallsToChange) -> Candidate:
+    """A change to a static cache, whose steps the host dispatches as before."""
+    return calls.candidate(
+        "growing-cache", f"{_host_words(calls.decode)}; the cache grows at every token",
+        'pass cache_implementation="static", disable_compile=True',
+        calls.with_options(**_static(calls), disable_compile=True),
+    )  # fmt: skip
+
+
+def compiled_step(calls: CallsToChange) -> Candidate | None:
+    """A change to the compiled step; None if transformers would not compile it.
 
     `generate` compiles its decode step if the cache is static (generation/utils.py of transformers 5.23:
     `_valid_auto_compile_criteria`), and the compiled step is replayed as a CUDA graph (`CompileConfig.mode`). The step
     is captured without torch.compile first, which takes no time to compile.
     """
-    call, noted = group.middle
-    model = group.model
-    if is_plain(model):
-        if _repeats_a_shape(group, call):
-            yield _captured_forward(group, candidate)
-        return
-    if not _grows_a_cache(call) or is_spread(model) or (floor and floor.dispatch_s < floor.device_s):
-        return
-    slots = call.prompt_len + call.new_tokens
-    static = {"cache_implementation": "static", **_size(model, slots)}
-    host = "the host dispatches every step kernel by kernel"
-    if floor:
-        needs = f"needs at least {duration(floor.dispatch_s)} to dispatch a step"
-        host = f"the host {needs}, and the GPU {duration(floor.device_s)} at its roofs"
-    yield candidate(
-        "growing-cache", f"{host}; the cache grows at every token",
-        'pass cache_implementation="static", disable_compile=True',
-        repeat(noted, call, model, {**static, "disable_compile": True}),
-    )  # fmt: skip
-    if not _compiles(model):
-        return
-    compiled = candidate(
-        "uncompiled", host,
+    if not _compiles(calls.model):
+        return None
+    compiled = calls.candidate(
+        "uncompiled", _host_words(calls.decode),
         'pass cache_implementation="static": generate then compiles the step, and replays it as a CUDA graph',
-        repeat(noted, call, model, static), once_s=_COMPILE_S + _COMPILE_LAYER_S * _layers(model),
+        calls.with_options(**_static(calls)), once_s=_COMPILE_S + _COMPILE_LAYER_S * _layers(calls.model),
+        about=max(0.0, 1 - calls.decode.device_s / calls.decode.dispatch_s) if calls.decode else 0.0,
     )  # fmt: skip
-    yield _captured(compiled, call, model, slots)
+    return _captured(compiled, calls.call, calls.model)
 
 
 def _grows_a_cache(call: Call) -> bool:
     """Whether a call on a GPU makes a cache that grows, in steps that a static one could take: no beams, no drafts."""
     settings = call.settings
-    return (
+    return bool(
         call.kind == "generate"
-        and settings["device"].startswith("cuda")
-        and settings["cache"] == "on"
-        and settings["cache_class"] in GROWING_CACHES
-        and settings["beams"] in ("-", "1")
-        and settings["assistant"] == "no"
+        and settings.device.startswith("cuda")
+        and settings.cache
+        and settings.cache_class in GROWING_CACHES
+        and settings.beams == 1
+        and not settings.assistant
         and not call.context_len
         and call.new_tokens >= _LEAST_TOKENS
     )
 
 
-def _repeats_a_shape(group: CallGroup, call: Call) -> bool:
-    """Whether a plain model on one GPU is called so often with tensors of one shape that a graph could replay it."""
-    settings = call.settings
-    return (
-        settings["device"].startswith("cuda")
-        and settings["gradients"] == "off"
-        and settings.get("compiled") != "yes"
-        and len(group.like(call)) >= _LEAST_TOKENS
-    )
+def captured_forward(calls: CallsToChange) -> Candidate | None:
+    """The calls of a plain model as replays of one CUDA graph, which is captured before the trial's clock starts.
 
-
-def _captured_forward(group: CallGroup, candidate: Callable[..., Candidate]) -> Candidate:
-    """The calls of a plain model as replays of one CUDA graph, which is captured before the trial's clock starts."""
-    call, noted = group.middle
-    model, unchanged = group.model, repeat(noted, call, group.model)
-    step = GraphOfStep(model.forward, machine_for(torch.device(call.settings["device"])))
+    None if they are few, or a graph could not replay them.
+    """
+    settings, model, unchanged = calls.settings, calls.model, calls.with_options()
+    alike = len(calls.group.like(calls.call))
+    if not settings.device.startswith("cuda") or settings.gradients or settings.compiled or alike < _LEAST_TOKENS:
+        return None
+    step = GraphOfStep(model.forward, machine_for(torch.device(settings.device)))
 
     @contextlib.contextmanager
     def within() -> Iterator[None]:
@@ -109,16 +104,18 @@ def _captured_forward(group: CallGroup, candidate: Callable[..., Candidate]) -> 
                 raise RequestError("its calls do not run its `forward`, so they cannot be captured")
             yield
 
-    return candidate(
-        "uncompiled", f"the host dispatches each of {len(group.like(call))} calls of one shape kernel by kernel",
+    return calls.candidate(
+        "uncompiled", f"the host dispatches each of {alike} calls of one shape kernel by kernel",
         'torch.compile(model, mode="reduce-overhead"); pass what changes between calls as tensors of one shape',
-        within=within, shape=f"{call.words}, as a CUDA graph without torch.compile",
+        within=within, shape=f"{calls.call.words}, as a CUDA graph without torch.compile",
     )  # fmt: skip
 
 
-def _size(model: Any, slots: int) -> dict[str, int]:
-    """The option for a static cache of `slots` tokens, also for a shorter answer, if transformers has it."""
-    return {"max_cache_len": slots} if hasattr(model.generation_config, "max_cache_len") else {}
+def _static(calls: CallsToChange) -> dict[str, object]:
+    """Options for a static cache with room for the whole answer, also for a shorter one, if transformers has that."""
+    sized = hasattr(calls.model.generation_config, "max_cache_len")
+    size = {"max_cache_len": calls.call.prompt_len + calls.call.new_tokens} if sized else {}
+    return {"cache_implementation": "static", **size}
 
 
 def _compiles(model: Any) -> bool:
@@ -131,12 +128,12 @@ def _layers(model: Any) -> int:
     return int(getattr(model.config.get_text_config(), "num_hidden_layers", 1))
 
 
-def _captured(compiled: Candidate, call: Call, model: Any, slots: int) -> Candidate:
+def _captured(compiled: Candidate, call: Call, model: Any) -> Candidate:
     """The same change, tried with the step captured as it is; then compiled, if time is left."""
 
     @functools.cache
     def made() -> Mapping[str, Callable[..., Any]]:
-        return _replacements(model, machine_for(model.device), slots)
+        return _replacements(model, machine_for(model.device), call.prompt_len + call.new_tokens)
 
     return replace(
         compiled, within=lambda: patched(model, **made()), once_s=0.0, closer=compiled,

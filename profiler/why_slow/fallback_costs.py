@@ -7,26 +7,26 @@ from typing import Any
 
 from profiler.fallbacks import Fallback, cure_of, quotes_of
 from profiler.why_slow.findings import Finding
-from profiler.why_slow.repeat_call import CallGroup, WeightedRun, repeat
-
-# New tokens that stand for a longer `generate`.
-_FEW_TOKENS = 4
+from profiler.why_slow.module_times import ModuleTimes
+from profiler.why_slow.repeat_call import CallGroup
 
 
 def fallback_findings(
-    fallbacks: Sequence[Fallback], groups: Sequence[CallGroup], steady_s: float, affordable: Callable[[float], bool]
+    fallbacks: Sequence[Fallback],
+    groups: Sequence[CallGroup],
+    steady_s: float,
+    times_of: Callable[[CallGroup], ModuleTimes | None],
 ) -> tuple[list[Finding], list[str]]:
     """(findings, lines about fallbacks without a bound).
 
-    A finding's seconds are at most those of the modules that run the slower code, without their linears. A call is
-    repeated for that, if `affordable` of its seconds is true.
+    A finding's seconds are at most those of the modules that run the slower code, without their linears.
     """
     findings: list[Finding] = []
     without_bound: dict[str, list[Fallback]] = {}
     for module in dict.fromkeys(each.module for each in fallbacks):
         here = [each for each in fallbacks if each.module == module]
-        seconds = {group.calls[0].where: s for group in groups if (s := _slow_s(group, module, affordable)) is not None}
-        on_gpu = any(group.middle[0].settings["device"] != "cpu" for group in groups)
+        seconds = {group.calls[0].where: s for group in groups if (s := _slow_s(group, module, times_of)) is not None}
+        on_gpu = any(not group.middle[0].settings.on_cpu for group in groups)
         if not seconds:
             without_bound.setdefault(cure_of(here, on_gpu=on_gpu), []).extend(here)
             continue
@@ -46,55 +46,28 @@ def fallback_findings(
     return findings, lines
 
 
-def _slow_s(group: CallGroup, module: str, affordable: Callable[[float], bool]) -> float | None:
+def _slow_s(group: CallGroup, module: str, times_of: Callable[[CallGroup], ModuleTimes | None]) -> float | None:
     """Seconds of the group's calls in modules of this class, without their linears; None if they cannot be measured."""
-    call, noted = group.middle
-    slow = list(_outermost(group.model, module)) if module else []
-    if not slow or noted.arguments is None:
+    slow = dict(_outermost(group.model, module)) if module else {}
+    times = times_of(group) if slow else None
+    if times is None:
         return None
-    run = repeat(noted, call, group.model)
-    parts: tuple[WeightedRun, ...] = (WeightedRun(1.0, run),)
-    if not affordable(call.steady_s):
-        parts = run.shortened(_FEW_TOKENS)
-        if not parts or not affordable(2 * call.steady_prompt_s):
-            return None
-    spans: list[tuple[float, list[Any]]] = []
-    clock = noted.clock
-    share = 1.0
-
-    def watch(each: Any, sign: float) -> Iterator[Any]:
-        open_marks: list[Any] = []
-        yield each.register_forward_pre_hook(lambda *_: open_marks.append(clock.mark()))
-        yield each.register_forward_hook(lambda *_: spans.append((sign * share, [open_marks.pop(), clock.mark()])))
-
-    linears = [inner for each in slow for inner in each.modules() if _is_linear(inner) and inner is not each]
-    hooks = [hook for each in slow for hook in watch(each, 1.0)] + [
-        hook for each in linears for hook in watch(each, -1.0)
+    inside = [
+        times.own_s.get(".".join(filter(None, (outer, name))), 0.0)
+        for outer, each in slow.items()
+        for name, inner in each.named_modules()
+        if inner is each or not _is_linear(inner)
     ]
-    whole_s = 0.0
-    try:
-        for part in parts:
-            share, start = part.weight, clock.mark()
-            part.run()
-            end = clock.mark()
-            clock.synchronize()
-            whole_s += part.weight * clock.seconds([start, end])[0]
-    except Exception:  # a call that cannot be repeated gives no bound
-        return None
-    finally:
-        for hook in hooks:
-            hook.remove()
-    inside_s = sum(weight * clock.seconds(marks)[0] for weight, marks in spans)
-    return group.seconds * min(1.0, max(0.0, inside_s / whole_s)) if spans and whole_s > 0 else None
+    return min(group.seconds, max(0.0, sum(inside)))
 
 
-def _outermost(model: Any, name: str) -> Iterator[Any]:
-    """The modules of this class that are in no other one of it."""
+def _outermost(model: Any, kind: str) -> Iterator[tuple[str, Any]]:
+    """The modules of this class that are in no other one of it, by their names."""
     inner = set()
-    for each in model.modules():
-        if type(each).__name__.endswith(name) and each not in inner:
+    for name, each in model.named_modules():
+        if type(each).__name__.endswith(kind) and each not in inner:
             inner |= set(each.modules())
-            yield each
+            yield name, each
 
 
 def _is_linear(module: Any) -> bool:

@@ -110,7 +110,7 @@ class Finding:
     change: str
     """What to change, in words."""
     basis: str
-    """How the seconds were determined: tried, measured, or at most (a bound)."""
+    """How the seconds were determined: tried, measured, computed (an estimate), or at most (a bound)."""
     once: bool = False
     """Whether the seconds are one-time costs of first calls, which no percentage includes."""
 
@@ -118,6 +118,11 @@ class Finding:
     def is_bound(self) -> bool:
         """Whether it saves at most `saves_s`."""
         return self.basis.startswith("at most")
+
+    @property
+    def is_estimate(self) -> bool:
+        """Whether it saves about `saves_s`, as no trial was made."""
+        return self.basis.startswith("computed")
 
 
 @dataclass(frozen=True)
@@ -143,6 +148,29 @@ class DecodeFloor:
 
 
 @dataclass(frozen=True)
+class SlowModule:
+    """The modules of one class, those of torch at one place of all layers, and their time in the calls of one line."""
+
+    name: str
+    """The class."""
+    path: str
+    """Its place in the model, such as `model.layers.*.mlp`; of several, the slowest."""
+    line: str
+    """The line of its `forward`, as `modeling_llama.py:88`; empty if unknown."""
+    beyond_s: float
+    """Seconds of all calls of that line beyond its roof, without the modules within it."""
+    calls: float
+    """Calls of it in one forward; below 1 if only the prompt's forward calls it."""
+    where: str
+    """The script's line of the calls."""
+
+    @property
+    def place(self) -> str:
+        """`visual.patch_embed.proj, script.py:19`."""
+        return ", ".join(filter(None, (self.path, self.line)))
+
+
+@dataclass(frozen=True)
 class CallFloor:
     """The least time of the same calls on this machine: each prompt once, then a step per token with a cache."""
 
@@ -153,6 +181,8 @@ class CallFloor:
     """Further seconds at the roofs for work that the tokens do not need: padding, prompts computed again."""
     decode: Mapping[int, DecodeFloor] = field(default_factory=dict)
     """The last step of calls with a decode loop and known dispatch, by their number."""
+    left_out: tuple[str, ...] = ()
+    """Parts of models that ran and could not be counted, such as a tower for pictures."""
 
 
 @dataclass(frozen=True)
@@ -166,6 +196,8 @@ class Why:
     tried: tuple[ChangeTrial, ...]
     not_tried: tuple[str, ...] = ()
     """Changes that could not be tried, each with the reason."""
+    modules: tuple[SlowModule, ...] = ()
+    """The modules of the most expensive calls, the most time beyond their roofs first; empty if unknown."""
 
     @property
     def first_calls(self) -> tuple[FirstCall, ...]:
@@ -205,15 +237,16 @@ def judge_calls(
     floor: CallFloor | None = None,
     not_tried: Sequence[str] = (),
     more: Sequence[Finding] = (),
+    modules: Sequence[SlowModule] = (),
 ) -> Why:
-    """The answer, the largest saving first and bounds last; less than 2 % of the watched time is left out.
+    """The answer, the largest saving first, estimates and bounds last; less than 2 % of the watched time is left out.
 
     `more` are findings that neither a trial nor `seen` gives.
     """
     findings = [*more, *(_of_trial(trial, seen) for trial in trials if trial.is_claim)]
     findings += [*_reloads(seen), *_recompilations(seen), *_callbacks(seen), *_texts_again(seen)]
     merged = _merged([finding for finding in findings if finding.share >= LEAST_SHARE])
-    return Why(seen, tuple(merged), floor, tuple(trials), tuple(not_tried))
+    return Why(seen, tuple(merged), floor, tuple(trials), tuple(not_tried), tuple(modules))
 
 
 def _saves_s(trial: ChangeTrial, seen: Observations) -> float:
@@ -231,20 +264,19 @@ def _of_trial(trial: ChangeTrial, seen: Observations) -> Finding:
 
 def _merged(findings: Sequence[Finding]) -> list[Finding]:
     """The findings, the largest saving first; those with the same change at the same line are added up."""
-    merged: dict[tuple[str, str], Finding] = {}
+    merged: dict[tuple[object, ...], Finding] = {}
     for item in sorted(findings, key=lambda item: -item.saves_s):
-        first = merged.setdefault((item.id, item.where), item)
+        key = (item.id, item.where, item.is_estimate)
+        first = merged.setdefault(key, item)
         if first is not item:
-            merged[item.id, item.where] = replace(
-                first, saves_s=first.saves_s + item.saves_s, share=first.share + item.share
-            )
-    return sorted(merged.values(), key=lambda item: (item.is_bound, -item.saves_s))
+            merged[key] = replace(first, saves_s=first.saves_s + item.saves_s, share=first.share + item.share)
+    return sorted(merged.values(), key=lambda item: (item.is_bound or item.is_estimate, -item.saves_s))
 
 
 def _callbacks(seen: Observations) -> list[Finding]:
     """Time of the script's objects within `generate`, on a CPU only: on a GPU they also wait for the device."""
     findings = []
-    calls = [call for call in seen.calls if call.callbacks_s and call.settings.get("device", "cpu") == "cpu"]
+    calls = [call for call in seen.calls if call.callbacks_s and call.settings.on_cpu]
     for where in dict.fromkeys(call.where for call in calls):
         here = [call for call in calls if call.where == where]
         names = dict.fromkeys(name for call in here for name in call.callbacks_s)
@@ -308,7 +340,7 @@ def _recompilations(seen: Observations) -> list[Finding]:
     slowest = max(seen.recompilations, key=lambda item: item.seconds)
     saves_s = min(seen.calls_s, sum(item.seconds for item in seen.recompilations))
     with_cache = (call for call in seen.calls if call.new_tokens or call.context_len)
-    grows = any(call.settings.get("cache_class") in GROWING_CACHES for call in with_cache)
+    grows = any(call.settings.cache_class in GROWING_CACHES for call in with_cache)
     return [
         Finding(
             id="recompiles",

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
 from profiler.counting.floor import RoofSet, roof_times
+from profiler.counting.module_kinds import not_run_for_text
 from profiler.counting.operators import ModelWork
 from profiler.counting.walk import walk
 from profiler.device.machine import machine_for
@@ -25,7 +27,7 @@ from profiler.why_slow.plain_models import SeenAttention, is_plain, plain_work
 
 
 @dataclass(frozen=True)
-class _Subject:
+class Subject:
     """A model's counted work, the measured roofs of its device, and the time to dispatch it."""
 
     work: ModelWork
@@ -34,19 +36,26 @@ class _Subject:
     dispatch_s: tuple[float, float] | None
     """(prefill, decode step); None if it cannot be measured."""
     overlaps: bool
+    outside: tuple[str, ...] = ()
+    """Names of the modules that are no part of `work`: towers, encoders, and attention to them."""
 
 
 def floor_of_calls(
-    calls: Sequence[tuple[Call, nn.Module | None]], attention: Mapping[str, SeenAttention] | None = None
+    calls: Sequence[tuple[Call, nn.Module | None]],
+    attention: Mapping[str, SeenAttention] | None = None,
+    subjects: dict[str, Subject] | None = None,
+    outside_s: Mapping[int, float | None] | None = None,
 ) -> CallFloor:
     """The least total time of all calls: the roofline time of their operators, and the dispatch of a hollow twin's
     steps.
 
     A call whose model no longer exists is counted on another model of the same class. `attention` is that of plain
-    models, by class. Raises RequestError without a model.
+    models, by class. `subjects` are those known, by class. `outside_s` is the roofline time of each call's modules
+    outside of its subject's work, by its number; None if unknown. Raises RequestError without a model.
     """
     alive = {call.model.split(" (")[0]: model for call, model in calls if model is not None}
-    subjects: dict[str, _Subject] = {}
+    subjects = {} if subjects is None else subjects
+    left_out: dict[str, None] = {}
     total_s = dispatch_s = needless_s = 0.0
     decode: dict[int, DecodeFloor] = {}
     for before, call in itertools.pairwise([None, *(call for call, _ in calls)]):
@@ -54,30 +63,43 @@ def floor_of_calls(
         name = call.model.split(" (")[0]
         if name not in alive:
             raise RequestError(f"{name} no longer exists, so its calls cannot be counted.")
+        if call.kind == "generate" and getattr(alive[name].config, "is_encoder_decoder", False):
+            call = replace(call, prompt_len=1, padding=0.0)  # the decoder begins with a start token
         if name not in subjects:
-            subjects[name] = _subject(alive[name], (attention or {}).get(name))
+            subjects[name] = subject_of(alive[name], (attention or {}).get(name))
         call_s, exposed_s = _call_floor(
             call, subjects[name], decodes=before is not None and _adds_a_token(before, call)
         )
-        total_s += call_s
+        more_s = (outside_s or {}).get(call.number, 0.0)
+        left_out |= dict.fromkeys(subjects[name].outside if more_s is None else ())
+        total_s += call_s + (more_s or 0.0)
         dispatch_s += exposed_s
         needless_s += max(0.0, _roof_s(_steps_made(call), subjects[name]) - (call_s - exposed_s))
         if (dispatched := subjects[name].dispatch_s) is not None and call.new_tokens > 1:
             last = Step(*(np.array([n]) for n in (call.batch_size, 1, call.prompt_len + call.new_tokens - 1)))
             decode[call.number] = DecodeFloor(_roof_s(last, subjects[name]), dispatched[1])
     known = all(subject.dispatch_s is not None for subject in subjects.values())
-    return CallFloor(total_s, dispatch_s if known else None, needless_s, decode)
+    return CallFloor(total_s, dispatch_s if known else None, needless_s, decode, tuple(left_out))
 
 
-def _subject(model: nn.Module, attention: SeenAttention | None) -> _Subject:
+def subject_of(model: nn.Module, attention: SeenAttention | None = None) -> Subject:
+    """What the floor of a model's calls depends on. Raises RequestError if its device has no measured roofs."""
     work = plain_work(model, attention) if is_plain(model) else walk(model)
+    outside: tuple[str, ...] = ()
+    if not is_plain(model):
+        encoder: Any = model.get_encoder() if model.config.is_encoder_decoder else None
+        parts = dict(model.named_modules())
+        names = [name for name, each in parts.items() if each is encoder or (name and not_run_for_text(name, each))]
+        outside = tuple(name for name in names if not any(name.startswith(f"{other}.") for other in names))
+        within = tuple(f"{name}." for name, each in parts.items() if each is encoder)
+        work = replace(work, operators=tuple(item for item in work.operators if not item.name.startswith(within)))
     parameter = next(model.parameters())
     dtype, machine = dtype_name(parameter.dtype), machine_for(parameter.device)
     try:
         dispatch_s = least_dispatch_s(model, machine)
     except Exception:  # a class that cannot be built from only its config
         dispatch_s = None
-    return _Subject(work, here_roofs(work, dtype), dtype, dispatch_s, overlaps=machine.clock.ahead)
+    return Subject(work, here_roofs(work, dtype), dtype, dispatch_s, machine.clock.ahead, outside)
 
 
 def _adds_a_token(before: Call, call: Call) -> bool:
@@ -88,7 +110,7 @@ def _adds_a_token(before: Call, call: Call) -> bool:
     return same and call.kind == "forward" and not call.context_len and call.prompt_len == before.prompt_len + 1
 
 
-def _call_floor(call: Call, subject: _Subject, *, decodes: bool) -> tuple[float, float]:
+def _call_floor(call: Call, subject: Subject, *, decodes: bool) -> tuple[float, float]:
     """(seconds, dispatch seconds in them): the prompt without padding, then a step per new token except the last."""
     tokens = max(1, round(call.prompt_len * (1 - call.padding)))
     if decodes:
@@ -98,7 +120,7 @@ def _call_floor(call: Call, subject: _Subject, *, decodes: bool) -> tuple[float,
         contexts = np.array([call.context_len, *range(tokens, tokens + call.new_tokens - 1)])
     device_s = _roof_times(Step(np.full(len(queries), call.batch_size), queries, contexts), subject)
     # Compiled code is dispatched as one call, so these times do not bound it.
-    dispatched = call.settings.get("compiled") != "yes"
+    dispatched = not call.settings.compiled
     prefill_s, decode_s = (subject.dispatch_s if dispatched else None) or (0.0, 0.0)
     host_s = np.where(queries > 1, prefill_s, decode_s)
     exposed_s = np.maximum(host_s - device_s, 0.0) if subject.overlaps else host_s
@@ -108,7 +130,7 @@ def _call_floor(call: Call, subject: _Subject, *, decodes: bool) -> tuple[float,
 def _steps_made(call: Call) -> Step:
     """The steps of a call as the script made it: with its padding, and without a cache if it had none."""
     further = np.arange(1, call.new_tokens)
-    if call.settings.get("cache") == "off":
+    if call.settings.cache is False:
         queries, contexts = np.append(call.prompt_len, call.prompt_len + further), np.zeros(1 + len(further), dtype=int)
     else:
         queries = np.append(call.prompt_len, np.ones(len(further), dtype=int))
@@ -116,11 +138,11 @@ def _steps_made(call: Call) -> Step:
     return Step(np.full(len(queries), call.batch_size), queries, contexts)
 
 
-def _roof_s(step: Step, subject: _Subject) -> float:
+def _roof_s(step: Step, subject: Subject) -> float:
     return float(np.sum(_roof_times(step, subject)))
 
 
-def _roof_times(step: Step, subject: _Subject) -> NDArray[np.float64]:
+def _roof_times(step: Step, subject: Subject) -> NDArray[np.float64]:
     """The roofline time of each step."""
     none = np.zeros(np.shape(step.query))
     return np.add(*roof_times(subject.work, step, subject.under, subject.dtype, none, none))

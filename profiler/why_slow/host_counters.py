@@ -83,12 +83,12 @@ class Compiling:
     """torch.compile's counters when the recording began."""
 
     _breaks: Counter[str] = field(default_factory=lambda: _breaks_so_far())
-    _compilations: list[Any] = field(default_factory=lambda: _compilations_so_far())
+    _compilations: list[Any] = field(default_factory=lambda: compilations_so_far())
 
     def recompilations(self) -> Iterator[Recompilation]:
         """Code that torch.compile compiled again since the recording began."""
         before = {id(metrics) for metrics in self._compilations}
-        for metrics in _compilations_so_far():
+        for metrics in compilations_so_far():
             if metrics.recompile_reason and id(metrics) not in before:
                 reason = str(metrics.recompile_reason).strip().splitlines()[0][:_LONGEST_REASON]
                 yield Recompilation((metrics.duration_us or 0) / 1e6, reason)
@@ -111,7 +111,7 @@ def _breaks_so_far() -> Counter[str]:
     return Counter(utils.counters["graph_break"]) if utils is not None else Counter()
 
 
-def _compilations_so_far() -> list[Any]:
+def compilations_so_far() -> list[Any]:
     """Metrics of all compilations of torch.compile in this process."""
     utils = sys.modules.get("torch._dynamo.utils")
     return list(utils.get_compilation_metrics()) if utils is not None else []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -16,18 +16,18 @@ from profiler import effort
 from profiler.loading.cache_argument import argument_name, cache_of
 from profiler.units import duration
 from profiler.why_slow.call_record import CallRecord
-from profiler.why_slow.call_settings import prompt_ids
+from profiler.why_slow.call_settings import batch_inputs, prompt_ids
 from profiler.why_slow.observations import Call, Read, most_at_once, steady_s
 from profiler.why_slow.plain_models import is_plain, token_ids, with_ids
 from profiler.why_slow.repeat_call import (
     CallGroup,
+    CallsToChange,
     Candidate,
-    EvenRunSequence,
-    RepeatedRun,
-    RunSequence,
-    Steps,
-    Whole,
+    Run,
+    in_even_sequence,
+    in_sequence,
     repeat,
+    with_steps,
 )
 
 # At most so many prompts are tried together, as one batch if there are at least so many calls.
@@ -35,40 +35,38 @@ _MOST_IN_A_BATCH = 8
 _FEWEST_ONE_BY_ONE = 4
 
 
-def padding_changes(
-    call: Call, noted: CallRecord, model: Any, unchanged: RepeatedRun, own_s: tuple[float, ...]
-) -> Iterator[Candidate]:
+def padding_change(calls: CallsToChange) -> Candidate | None:
     """A change that removes padding: cut columns that are padding in all rows, else split the batch by length."""
+    call, noted = calls.middle
     mask = noted.mask
     if mask is None or mask.dim() != 2 or mask.shape[1] != call.prompt_len or call.context_len or bool(mask.all()):
-        return
+        return None
     share = f"{100 * call.padding:.0f} % of the tokens passed are padding"
-    if call.settings["device"] != "cpu" and call.settings["attention"] == "sdpa":
+    if not call.settings.on_cpu and call.settings.attention == "sdpa":
         # torch's flash kernel accepts a mask only on a CPU (scaled_dot_product_attention).
         share += ", and the mask keeps SDPA from its flash kernel"
     used = mask.bool().any(0)
     rows = list(range(len(mask)))
     if not bool(used.all()):
-        yield Candidate(
-            "padding", share, 'pad only to the longest text of a batch: padding="longest"', call.where, unchanged,
-            _on_parts(noted, call, model, [rows]), own_s, new_tokens=call.new_tokens, prompt_s=call.steady_prompt_s,
-            saves_in_prompt=True,
+        return calls.candidate(
+            "padding", share, 'pad only to the longest text of a batch: padding="longest"',
+            _on_parts(noted, call, calls.model, [rows]), prompts=2, about=call.padding,
         )  # fmt: skip
-        return
     if len(rows) < 2:
-        return
+        return None
     lengths = mask.sum(1).tolist()
     order = sorted(rows, key=lambda row: lengths[row])
     cuts = range(1, len(rows))
     cut = min(cuts, key=lambda at: at * lengths[order[at - 1]] + (len(rows) - at) * lengths[order[-1]])
-    yield Candidate(
-        "padding", share, "sort the texts by length, and pass texts of similar length together", call.where, unchanged,
-        _on_parts(noted, call, model, [order[:cut], order[cut:]]), own_s,
-        new_tokens=call.new_tokens, prompt_s=call.steady_prompt_s,
+    parts = (order[:cut], order[cut:])
+    return calls.candidate(
+        "padding", share, "sort the texts by length, and pass texts of similar length together",
+        _on_parts(noted, call, calls.model, parts), prompts=2, saves_in_prompt=False,
+            about=1 - sum(max(lengths[row] for row in part) * len(part) for part in parts) / mask.numel(),
     )  # fmt: skip
 
 
-def _on_parts(noted: CallRecord, call: Call, model: Any, parts: Sequence[Sequence[int]]) -> RepeatedRun:
+def _on_parts(noted: CallRecord, call: Call, model: Any, parts: Sequence[Sequence[int]]) -> Run:
     """A function that runs the call once per part of its rows, without columns that are padding in all of the part."""
     args, named = noted.arguments or ((), {})
     shape = tuple(noted.mask.shape)
@@ -88,7 +86,7 @@ def _on_parts(noted: CallRecord, call: Call, model: Any, parts: Sequence[Sequenc
         )
         runs.append(repeat(cut, call, model))
 
-    return RunSequence(runs)
+    return in_sequence(runs)
 
 
 def _prompts(group: CallGroup) -> list[tuple[Call, CallRecord, torch.Tensor]]:
@@ -138,6 +136,8 @@ def batching_change(group: CallGroup, most: int = _MOST_IN_A_BATCH) -> Candidate
     whole.arguments = ((), {**named, "input_ids": batch, "attention_mask": mask})
     tokens = max(call.new_tokens for call, *_ in chosen)
     at_once = most_at_once(group.calls)
+    own_s = steady_s([call for call, *_ in chosen])
+    prompt_s = sum(call.steady_prompt_s for call, *_ in chosen)
 
     def in_threads() -> None:
         with ThreadPoolExecutor(at_once) as threads:
@@ -155,13 +155,43 @@ def batching_change(group: CallGroup, most: int = _MOST_IN_A_BATCH) -> Candidate
         evidence,
         change,
         call.where,
-        RunSequence(runs) if at_once == 1 else Whole(in_threads),
+        in_sequence(runs) if at_once == 1 else Run(in_threads),
         repeat(whole, replace(call, new_tokens=tokens), group.model),
-        (steady_s([call for call, *_ in chosen]),),
+        (own_s,),
         shape=f"{len(chosen)} of the {'prompts' if generates else 'texts'}",
         new_tokens=tokens,
-        prompt_s=sum(call.steady_prompt_s for call, *_ in chosen),
+        prompt_s=prompt_s,
+        about=(1 - 1 / size) * (1 - prompt_s / max(prompt_s, own_s, 1e-9)) if generates else 0.0,
         fewer=_half(batching_change, group, size),
+    )
+
+
+def paged_batch_change(group: CallGroup, most: int = _MOST_IN_A_BATCH) -> Candidate | None:
+    """A change that passes prompts to one call of `generate_batch`; None if they are few, or passed together."""
+    found = [(call, noted) for call, noted in _repeatable(group) if call.batch_size == 1]
+    if len(found) < _FEWEST_ONE_BY_ONE:
+        return None
+    size = min(most, len(found))
+    chosen = [found[len(found) * index // size] for index in range(size)]
+    call, noted = chosen[0]
+    whole = copy.copy(noted)
+    args, named = noted.arguments or ((), {})
+    prompts = [prompt for _, each in chosen if each.arguments for prompt in batch_inputs(*each.arguments)]
+    whole.arguments = ((prompts, *args[1:]), named) if args else (args, {**named, "inputs": prompts})
+    tokens, own_s = max(call.new_tokens for call, _ in chosen), steady_s([call for call, _ in chosen])
+    return Candidate(
+        "one-by-one",
+        f"{len(found)} prompts are passed one by one, each to a generate_batch of its own",
+        "pass all prompts to one generate_batch",
+        call.where,
+        in_sequence([repeat(each, call, group.model) for call, each in chosen]),
+        repeat(whole, replace(call, new_tokens=tokens), group.model),
+        (own_s,),
+        shape=f"{size} of the prompts",
+        new_tokens=tokens,
+        prompt_s=sum(call.steady_prompt_s for call, _ in chosen),
+        about=1 - 1 / size,
+        fewer=_half(paged_batch_change, group, size),
     )
 
 
@@ -199,7 +229,7 @@ def prefix_change(group: CallGroup, most: int = _MOST_IN_A_BATCH) -> Candidate |
     call, settings = group.calls[0], group.calls[0].settings
     if call.kind != "generate" or group.model.config.is_encoder_decoder or call.context_len:
         return None
-    if settings["cache"] == "off" or settings["assistant"] == "yes" or call.batch_size > 1:
+    if not settings.cache or settings.assistant or call.batch_size > 1:
         return None
     found = _prompts(group)
     if any(noted.mask is not None and not bool(noted.mask.all()) for _, noted, _ in found):
@@ -214,7 +244,7 @@ def prefix_change(group: CallGroup, most: int = _MOST_IN_A_BATCH) -> Candidate |
     # One cache for all, as in the changed script: each run leaves at least the tokens that the next one keeps.
     kept: list[Any] = []
     changed = [
-        replace(repeat(noted, replace(each, context_len=tokens), group.model), filled=kept)
+        repeat(noted, replace(each, context_len=tokens), group.model, filled=kept)
         for (each, noted, _), tokens in zip(found[start:end], shared[start:end], strict=True)
     ]
     share = sum(shared) / sum(ids.shape[1] for ids in prompts)
@@ -225,8 +255,8 @@ def prefix_change(group: CallGroup, most: int = _MOST_IN_A_BATCH) -> Candidate |
         if _continue_each_other(prompts)
         else "compute them once, and pass copy.deepcopy of their past_key_values with each prompt",
         call.where,
-        RunSequence([repeat(noted, each, group.model) for each, noted, _ in found[start:end]]),
-        RunSequence(changed),
+        in_sequence([repeat(noted, each, group.model) for each, noted, _ in found[start:end]]),
+        in_sequence(changed),
         (steady_s(chosen),),
         shape=f"{len(chosen)} of the prompts",
         new_tokens=max(each.new_tokens for each in chosen),
@@ -260,7 +290,7 @@ def loop_without_cache(group: CallGroup) -> Candidate | None:
     pairs = _repeatable(group)
     model, first, last = group.model, pairs[0][0], pairs[-1][0]
     runs = [repeat(noted, call, model) for call, noted in pairs]
-    gradients = first.settings["gradients"] == "on"
+    gradients = first.settings.gradients
 
     def changed(steps: int) -> None:
         with torch.set_grad_enabled(gradients):
@@ -280,8 +310,8 @@ def loop_without_cache(group: CallGroup) -> Candidate | None:
         if is_plain(model)
         else "pass past_key_values and only the new token",
         first.where,
-        EvenRunSequence(runs),
-        Steps(changed, len(pairs) - 1),
+        in_even_sequence(runs),
+        with_steps(changed, len(pairs) - 1),
         (sum(call.steady_s for call, _ in pairs),),
         shape=f"{len(pairs)} forwards of {first.prompt_len} to {last.prompt_len} tokens"
         + (", changed: of one token without attention to earlier ones" if is_plain(model) else ""),
@@ -320,8 +350,8 @@ def without_reads(group: CallGroup, read: Read) -> Candidate:
         f"the host reads {read.count} values, waits {duration(read.seconds)} for them, and cannot run ahead",
         "keep tokens on the device, and read them every few steps or at the end",
         read.where,
-        Whole(functools.partial(in_a_row, reads_each)),
-        Whole(functools.partial(in_a_row, 0)),
+        Run(functools.partial(in_a_row, reads_each)),
+        Run(functools.partial(in_a_row, 0)),
         (sum(call.steady_s for call, _ in chosen),),
         shape=f"{len(chosen)} forwards in a row",
     )

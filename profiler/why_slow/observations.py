@@ -16,6 +16,49 @@ _AT_ONCE_S = 1e-5
 
 
 @dataclass(frozen=True)
+class CallSettings:
+    """How a call runs: what decides its time besides its shape."""
+
+    dtype: str = ""
+    device: str = "cpu"
+    placement: str = ""
+    """A sentence about layers on several GPUs; empty if at most one computes."""
+    attention: str = ""
+    """transformers' `attn_implementation`; empty for a plain model."""
+    math_attention: bool = False
+    """Whether every fused kernel of SDPA is disabled."""
+    experts: str = ""
+    """transformers' `experts_implementation`."""
+    cache: bool | None = None
+    """Whether keys and values of earlier tokens are kept; null for a plain model."""
+    cache_class: str = ""
+    """The class of the cache that was passed, or the implementation that `generate` makes."""
+    gradients: bool = False
+    training: bool = False
+    outputs: tuple[str, ...] = ()
+    """Further outputs that are requested, such as `output_attentions`."""
+    beams: int = 1
+    answers: int = 1
+    """`num_return_sequences`."""
+    assistant: bool = False
+    """Whether an assistant model drafts."""
+    threads: int = 1
+    compiled: bool = False
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.device == "cpu"
+
+    @property
+    def times_computed(self) -> int:
+        """How many times `generate` computes each row that it is passed: its beams or its answers, the more of them.
+
+        `_expand_inputs_for_generation` of transformers repeats the rows before the prompt is computed.
+        """
+        return max(self.beams, self.answers)
+
+
+@dataclass(frozen=True)
 class Call:
     """One call of a model that the script itself made."""
 
@@ -36,8 +79,7 @@ class Call:
     seconds: float
     where: str
     """The line of the script, as `script.py:31`; `a library's own code` if no line of the script led there."""
-    settings: Mapping[str, str]
-    """Settings of the call: dtype, attention, cache, beams, answers per prompt, gradients, mode, outputs, threads."""
+    settings: CallSettings
     padding: float = 0.0
     """Share of the tokens passed that the mask hides."""
     callbacks_s: Mapping[str, float] = field(default_factory=dict)

@@ -125,6 +125,13 @@ def _models(module: ModuleType, recorder: Recorder) -> list[_Undo]:
             return inherited(self, *args, **named)
         return recorder.call("forward", self, functools.partial(inherited, self), args, named)
 
+    initialise = base.__init__
+
+    @functools.wraps(initialise)
+    def make(self: Any, *args: Any, **named: Any) -> None:
+        recorder.let_go()
+        initialise(self, *args, **named)
+
     from_pretrained = base.__dict__["from_pretrained"]
 
     @functools.wraps(from_pretrained.__func__)
@@ -134,6 +141,7 @@ def _models(module: ModuleType, recorder: Recorder) -> list[_Undo]:
 
     return [
         replace_attribute(base, "__call__", call),
+        replace_attribute(base, "__init__", make),
         replace_attribute(base, "from_pretrained", classmethod(load)),
     ]
 
@@ -181,6 +189,17 @@ def _subclasses(base: Any) -> Iterator[Any]:
         yield from _subclasses(owner)
 
 
+def _compiler(module: ModuleType, recorder: Recorder) -> list[_Undo]:
+    compiler = module.compile
+
+    @functools.wraps(compiler)
+    def compile_noted(*args: Any, **named: Any) -> Any:
+        recorder.compiles = True
+        return compiler(*args, **named)
+
+    return [replace_attribute(module, "compile", compile_noted)]
+
+
 def _tensors(module: ModuleType, recorder: Recorder) -> list[_Undo]:
     backward = module.Tensor.backward
 
@@ -220,6 +239,17 @@ def _generation(module: ModuleType, recorder: Recorder) -> list[_Undo]:
     return [replace_attribute(base, "generate", generate)]
 
 
+def _batching(module: ModuleType, recorder: Recorder) -> list[_Undo]:
+    base = module.ContinuousMixin
+    original = base.generate_batch
+
+    @functools.wraps(original)
+    def generate_batch(self: Any, *args: Any, **named: Any) -> Any:
+        return recorder.batch(self, functools.partial(original, self), args, named)
+
+    return [replace_attribute(base, "generate_batch", generate_batch)]
+
+
 def _logits_processors(module: ModuleType, recorder: Recorder) -> list[_Undo]:
     base = module.LogitsProcessorList
     original = base.__call__
@@ -250,10 +280,12 @@ def _tokenizers(module: ModuleType, recorder: Recorder) -> list[_Undo]:
 
 _PATCHES: dict[str, Callable[[ModuleType, Recorder], list[_Undo]]] = {
     "transformers.utils.logging": _repeated_warnings,
+    "torch": _compiler,
     "torch._tensor": _tensors,
     "transformers.modeling_utils": _models,
     "torch.nn.modules.module": _plain_modules,
     "transformers.generation.utils": _generation,
+    "transformers.generation.continuous_batching.continuous_api": _batching,
     "transformers.generation.logits_process": _logits_processors,
     "torch._dynamo.eval_frame": _compiled,
     "transformers.tokenization_utils_base": _tokenizers,

@@ -106,7 +106,7 @@ def what_fits(work: ModelWork, weight_bytes: int, call: Call, machine: Machine) 
     """What would fit on one device for a call, by the rule for room of `count --gpu`."""
     device = machine.device
     room = idle_room_bytes(device.type, total_bytes(device))
-    attention: Attention = "eager" if call.settings["attention"] == "eager" else "sdpa"
+    attention: Attention = "eager" if call.settings.attention == "eager" else "sdpa"
     path = path_on(work, attention, fuses_grouped_heads=not machine.is_cuda or compute_capability(device) >= (8, 0))
 
     def needs(weights: float, prompt_len: int) -> float:

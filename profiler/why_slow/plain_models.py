@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from profiler.why_slow.observations import CallSettings
+
 _FEWEST_LINEARS = 2
 
 
@@ -70,28 +72,20 @@ def with_ids(args: tuple[Any, ...], named: Mapping[str, Any], ids: Any) -> tuple
     )
 
 
-def plain_settings(model: Any, kernel: str) -> tuple[dict[str, str], Any]:
+def plain_settings(model: Any, *, math_attention: bool) -> tuple[CallSettings, Any]:
     """(settings, device) of a call, as `call_settings` reads them from a model of transformers."""
     import torch
 
     weight = next(model.parameters())
-    return {
-        "dtype": str(weight.dtype).removeprefix("torch."),
-        "device": str(weight.device),
-        "placement": "-",
-        "attention": "-",
-        "kernel": kernel,
-        "experts": "-",
-        "cache": "-",
-        "cache_class": "-",
-        "gradients": "on" if torch.is_grad_enabled() else "off",
-        "mode": "train" if model.training else "eval",
-        "outputs": "-",
-        "beams": "-",
-        "answers": "-",
-        "assistant": "no",
-        "threads": str(torch.get_num_threads()),
-    }, weight.device
+    settings = CallSettings(
+        dtype=str(weight.dtype).removeprefix("torch."),
+        device=str(weight.device),
+        math_attention=math_attention,
+        gradients=torch.is_grad_enabled(),
+        training=model.training,
+        threads=torch.get_num_threads(),
+    )
+    return settings, weight.device
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import itertools
+import statistics
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -18,9 +20,10 @@ from profiler.errors import describe_error
 from profiler.fallbacks import Fallback, fallback_of
 from profiler.loading.cache_argument import without_cache
 from profiler.patching import replace_attribute
-from profiler.why_slow.call_record import CallRecord, RepeatableCall, Thread, users_line
-from profiler.why_slow.call_settings import ModelSettings, context_len, nbytes_of, new_tokens, times_computed, tokens_of
-from profiler.why_slow.host_counters import Compiling, Reads
+from profiler.why_slow.call_record import NOT_REPEATED, CallRecord, RepeatableCall, Thread, users_line
+from profiler.why_slow.call_settings import ModelSettings, batch_inputs, context_len, new_tokens, tokens_of
+from profiler.why_slow.host_counters import Compiling, Reads, compilations_so_far
+from profiler.why_slow.kept_arguments import KeptArguments
 from profiler.why_slow.observations import (
     Call,
     CallKind,
@@ -32,11 +35,10 @@ from profiler.why_slow.observations import (
 )
 from profiler.why_slow.plain_models import PlainModels, attention_of, is_plain, is_repeatable, token_ids
 
-# Arguments are stored for trials, at most of so many calls and bytes.
-_MOST_STORED_CALLS = 256
-_MOST_STORED_BYTES = 64 << 20
 # So many calls measure the cost of a wrapper.
 _OVERHEAD_CALLS = 2000
+_NEEDS_LOGITS = {"labels", "logits_to_keep"}
+"""Arguments of a forward whose logits are all used, or are chosen already."""
 _CALLBACKS = {"stopping_criteria": "__call__", "logits_processor": "__call__", "streamer": "put"}
 """Arguments of `generate` with objects that it calls at every token, and the method called."""
 
@@ -55,10 +57,12 @@ class Recorder:
     """Texts that were tokenized before, by the line that tokenized them once more."""
     trained: bool = False
     """Whether anything was differentiated, so that the script needs gradients."""
+    compiles: bool = field(default_factory=lambda: bool(compilations_so_far()))
+    """Whether the script uses torch.compile, whose code is specialised to classes of tensors."""
     touched: int = 0
     """Calls of the wrappers, to estimate their cost."""
     noting_s: float = 0.0
-    kept_bytes: int = 0
+    kept: KeptArguments = field(default_factory=KeptArguments)
     unnoted: UnrecordedCall | None = None
     fallbacks: list[Fallback] = field(default_factory=list)
     reads: Reads = field(init=False)
@@ -66,13 +70,15 @@ class Recorder:
     _loaded: list[Callable[[], Any]] = field(default_factory=list)
     _sources: dict[str, str] = field(default_factory=dict)
     _last: Any = None
-    """The model of the latest call, which a trial needs; it lives at least until the next load."""
+    """The model of the latest call, which a trial needs; it lives at least until the next one is made."""
     _texts: set[int] = field(default_factory=set)
     _warnings: set[str] = field(default_factory=set)
     _timed: set[type] = field(default_factory=set)
     _numbers: weakref.WeakKeyDictionary[Any, int] = field(default_factory=weakref.WeakKeyDictionary)
     _settings: ModelSettings = field(default_factory=ModelSettings)
     _plain: PlainModels = field(default_factory=PlainModels)
+    _batches: dict[int, CallRecord] = field(default_factory=dict)
+    """By the id of a model: the call of `generate_batch` that it is in."""
     _watches_attention: bool = False
     _start_s: float = field(default_factory=now_s)
     _waited_s: float = field(default_factory=waited_for_core_s)
@@ -94,6 +100,12 @@ class Recorder:
         """Run a call of a model and record it, unless it is part of another call of this thread."""
         here = self._here
         self.touched += 1
+        if kind == "forward" and not here.depth and (batch := self._batches.get(id(model))):
+            batch.forwards += 1
+            try:
+                return self._forward(batch, run, args, named)
+            finally:
+                here.depth = 0
         if here.depth:
             noted = here.noted
             if noted is None or here.depth > 1 or kind != "forward":
@@ -117,6 +129,19 @@ class Recorder:
             here.depth, here.noted = 0, None
         self._record_end(noted, began_s, model, result)
         return result
+
+    def batch(self, model: Any, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Run `generate_batch`, whose forwards run in a thread of transformers: they belong to this call."""
+
+        def watched(*args: Any, **named: Any) -> Any:
+            if (noted := self._here.noted) is not None:
+                self._batches[id(model)] = noted
+            try:
+                return run(*args, **named)
+            finally:
+                self._batches.pop(id(model), None)
+
+        return self.call("generate", model, watched, args, named)
 
     def plain_call(self, module: Any, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Run a module of torch, and record it if it is a language model and part of no other call."""
@@ -170,9 +195,20 @@ class Recorder:
                 noted.failed, noted.arguments = describe_error(error), None
             elif noted.kind == "generate":
                 noted.new_tokens = new_tokens(result, noted.shape[1], model)
+            elif self._may_watch_logits(noted, model):
+                from profiler.why_slow.read_logits import watch_logits
+
+                noted.read = watch_logits(result, noted.shape[1])
             self.notes.append(noted)
             self._here.last = noted.where
             self._last = model or self._last
+
+    def _may_watch_logits(self, noted: CallRecord, model: Any) -> bool:
+        """Whether a forward without a cache could leave out logits, and no compiled code gets them."""
+        if noted.arguments is None or noted.plain or noted.shape[2] or self.trained or self.compiles:
+            return False
+        takes_choice = "logits_to_keep" in inspect.signature(type(model).forward).parameters
+        return takes_choice and not _NEEDS_LOGITS & noted.arguments[1].keys()
 
     @contextlib.contextmanager
     def _errors_counted(self) -> Iterator[None]:
@@ -183,12 +219,16 @@ class Recorder:
             first = self.unnoted or UnrecordedCall(0, describe_error(error))
             self.unnoted = replace(first, count=first.count + 1)
 
+    def let_go(self) -> None:
+        """Let go of the latest model, so that its memory can be freed: another one is made."""
+        self._last = None
+
     def load(self, source: str, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Run and record a load of a model; first let go of the latest model, so that its memory can be freed."""
+        """Run and record a load of a model."""
         self.touched += 1
         if self._here.load_depth:
             return run(*args, **named)
-        self._last = None
+        self.let_go()
         self._here.load_depth = 1
         start_s, model = now_s(), None
         try:
@@ -290,9 +330,9 @@ class Recorder:
         wall_s = now_s() - self._start_s
         firsts: dict[str, CallRecord] = {}
         for noted in sorted(self.notes, key=lambda noted: noted.began_s):
-            firsts.setdefault(noted.settings["device"], noted)
+            firsts.setdefault(noted.settings.device, noted)
         calls = tuple(
-            self._call(number, noted, firsts[noted.settings["device"]]) for number, noted in enumerate(self.notes)
+            self._call(number, noted, firsts[noted.settings.device]) for number, noted in enumerate(self.notes)
         )
         overhead_s = self.noting_s + (self.touched + self.reads.touched) * _wrapper_s()
         return Observations(
@@ -330,7 +370,6 @@ class Recorder:
         """A record as values. Its start is read from the clock of its device, relative to the `first` call there."""
         batch, tokens, context = noted.shape
         context = noted.attention.context_len if noted.attention else context
-        padding = 0.0 if noted.mask is None else 1 - float(noted.mask.bool().float().mean())
         return Call(
             number=number,
             kind=noted.kind,
@@ -343,7 +382,7 @@ class Recorder:
             seconds=noted.clock.seconds([noted.start, noted.end])[0],
             where=noted.where,
             settings=noted.settings,
-            padding=padding,
+            padding=0.0 if noted.visible is None else 1 - float(noted.visible),
             callbacks_s=dict(noted.callbacks),
             began_s=first.began_s - self._start_s + noted.clock.seconds([first.start, noted.start])[0],
             failed=noted.failed,
@@ -357,34 +396,38 @@ class Recorder:
     ) -> CallRecord:
         import torch
 
+        self.kept.look_at_memory()
         plain = is_plain(model)
         ids = token_ids(args, named) if plain else tokens_of(args, named)
         mask = named.get("attention_mask")
         number = self._numbers.setdefault(model, len(self._numbers))
         settings, device = self._settings.of(kind, model, named)
         rows, tokens = (int(ids.shape[0]), int(ids.shape[1])) if ids is not None else (1, 1)
-        shape = (rows * times_computed(settings), tokens, 0 if plain or ids is None else context_len(named))
+        shape = (rows * settings.times_computed, tokens, 0 if plain or ids is None else context_len(named))
         noted = CallRecord(
             kind=kind,
             model=weakref.ref(model),
             where=users_line(),
-            settings={**settings, "compiled": "yes" if compiled else "no"},
+            settings=replace(settings, compiled=True) if compiled else settings,
             shape=shape,
             clock=clock_for(device),
             start=None,
-            mask=mask if isinstance(mask, torch.Tensor) and mask.dim() == 2 else None,
+            # Not the mask itself, which would be kept for each call of a long loop.
+            visible=mask.bool().float().mean() if isinstance(mask, torch.Tensor) and mask.dim() == 2 else None,
             thread=threading.get_ident(),
             name=type(model).__name__ + (f" ({number + 1})" if number else ""),
             plain=plain,
         )
-        nbytes = sum(nbytes_of(value) for value in (*args, *named.values()))
+        inputs = batch_inputs(args, named) if kind == "generate" and ids is None and (args or "inputs" in named) else ()
+        if isinstance(inputs, list):
+            noted.batched = True
+            noted.shape = (len(inputs), round(statistics.mean(map(len, inputs))), 0)
+            noted.settings = replace(settings, cache=True, cache_class="PagedAttentionCache")
         # Compiled code is specialised to its arguments, so no change to it is tried.
-        has_room = len(self.notes) < _MOST_STORED_CALLS and self.kept_bytes + nbytes <= _MOST_STORED_BYTES
-        if not compiled and has_room and (not plain or is_repeatable(args, named)):
-            self.kept_bytes += nbytes
-            kept = named if plain else without_cache(named)
-            stored = {name: value for name, value in kept.items() if name != "streamer"}
-            noted.arguments = (args, stored)
+        if not compiled and (not plain or is_repeatable(args, named)):
+            stored = {name: value for name, value in (named if plain else without_cache(named)).items()
+                      if name not in NOT_REPEATED}  # fmt: skip
+            noted.arguments = self.kept.keep(args, stored, device)
         if plain and not self._watches_attention:
             self._watch_attention()
         if noted.clock.ahead and not self.reads.watched:

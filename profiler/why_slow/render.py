@@ -12,7 +12,7 @@ from profiler.report.blocks import HTML, Lines, Section, Sentences, text_table
 from profiler.report.terminal import print_sections
 from profiler.units import duration, several
 from profiler.why_slow.breakdown import TimePart, time_parts
-from profiler.why_slow.findings import LEAST_SHARE, CallFloor, Finding, FirstCall, Why
+from profiler.why_slow.findings import LEAST_SHARE, CallFloor, Finding, FirstCall, SlowModule, Why
 from profiler.why_slow.observations import (
     Call,
     GraphBreak,
@@ -28,15 +28,12 @@ CALL_COLUMNS = ("where", "calls", "what", "time", "per call", "ran with")
 _MOST_ROWS = 30
 _NEAR = 0.7
 """Floor / time of the calls, from which on a script is near what the machine can do."""
+_MUCH = 0.25
+"""Share of the calls' time from which on one kind of module is named first."""
 _WORTH_A_ROW = 0.01
 """Share of the script's run time from which on a part of it has its own row."""
-# (setting, its usual value, the word for another one)
-_UNUSUAL = (
-    ("gradients", "off", "gradients"),
-    ("mode", "eval", "train mode"),
-    ("compiled", "no", "compiled"),
-    ("outputs", "-", "more outputs"),
-)
+_UNUSUAL = {"gradients": "gradients", "training": "train mode", "compiled": "compiled", "outputs": "more outputs"}
+"""Settings that are usually off, and words for them."""
 
 
 def _percent(share: float) -> str:
@@ -53,7 +50,7 @@ def why_sentences(why: Why) -> list[str]:
     spent = f"{seen.script} spent {duration(seen.calls_s)} in {calls}"
     floor = f"; the same tokens need {_floor_words(why.floor)}" if why.floor else ""
     begun = "Interrupted: up to here " if seen.interrupted else ""
-    lines = [f"{begun}{spent}{floor}." if seen.calls else f"{begun}{_without_calls(seen)}."]
+    lines = [*_slow_module(why), f"{begun}{spent}{floor}." if seen.calls else f"{begun}{_without_calls(seen)}."]
     lines += _failed(seen)
     if seen.calls and seen.unnoted:
         lines.append(f"{_capital(_unnoted_words(seen.unnoted))}.")
@@ -77,6 +74,20 @@ def why_sentences(why: Why) -> list[str]:
         lines.append(f"Percentages refer to {duration(seen.steady_s)}: {warm}{loads} and tokenizers.")
     saved_once = next((number for number, item in enumerate(why.findings, 1) if item.once), None)
     return [*lines, *(_first_call(first, saved_once) for first in why.first_calls)]
+
+
+def _slow_module(why: Why) -> list[str]:
+    """A sentence about the module with the most time beyond its roof, if that is more than any finding saves."""
+    calls_s = steady_s(why.seen.calls)
+    if not why.modules or why.modules[0].beyond_s < _MUCH * calls_s:
+        return []
+    module = why.modules[0]
+    if module.beyond_s <= max((item.saves_s for item in why.findings), default=0.0):
+        return []
+    count = round(module.calls)
+    often = f"{several(count, 'call', 'calls')} a step" if count else "one call a prompt"
+    beyond = f"takes {duration(module.beyond_s)} of {duration(calls_s)} beyond its roof"
+    return [f"{module.name} ({module.place}) {beyond}, in {often} ({module.where})."]
 
 
 def _first_call(first: FirstCall, saved_once: int | None) -> str:
@@ -144,9 +155,10 @@ def _largest_rest(why: Why) -> str:
 
 def _floor_words(floor: CallFloor) -> str:
     """`9.80 s on this machine, 250 ms of it dispatch`."""
+    left_out = f", without {' and '.join(floor.left_out)}, which could not be counted" if floor.left_out else ""
     if floor.dispatch_s is None:
-        return f"{duration(floor.seconds)} on this machine, without dispatch, which is unknown"
-    return f"{duration(floor.seconds)} on this machine, {duration(floor.dispatch_s)} of it dispatch"
+        return f"{duration(floor.seconds)} on this machine, without dispatch, which is unknown{left_out}"
+    return f"{duration(floor.seconds)} on this machine, {duration(floor.dispatch_s)} of it dispatch{left_out}"
 
 
 def finding_sentence(number: int, item: Finding) -> str:
@@ -163,8 +175,8 @@ def _share_words(item: Finding) -> str:
 
 
 def saved_words(item: Finding) -> str:
-    """`1.20 s`, or `at most 1.20 s` for a bound."""
-    return f"{'at most ' if item.is_bound else ''}{duration(item.saves_s)}"
+    """`1.20 s`, `at most 1.20 s` for a bound, or `about 1.20 s` for an estimate."""
+    return f"{'at most ' if item.is_bound else 'about ' if item.is_estimate else ''}{duration(item.saves_s)}"
 
 
 def _capital(text: str) -> str:
@@ -194,7 +206,7 @@ def call_rows(why: Why) -> list[list[str]]:
     """One row per line, kind and settings of calls, in the order of CALL_COLUMNS, the slowest first."""
     groups: dict[tuple[object, ...], list[Call]] = {}
     for call in why.seen.calls:
-        key = (call.where, call.kind, call.model, bool(call.failed), *call.settings.values())
+        key = (call.where, call.kind, call.model, bool(call.failed), call.settings)
         groups.setdefault(key, []).append(call)
     ordered = sorted(groups.values(), key=lambda calls: -covered_s(calls))
     return [_row(calls) for calls in ordered[:_MOST_ROWS]]
@@ -218,18 +230,17 @@ def _row(calls: Sequence[Call]) -> list[str]:
 def _ran_with(call: Call, padding: float) -> list[str]:
     """Settings that decide how fast a call can be, in words; usual values are left out."""
     settings = call.settings
-    words = [settings[name] for name in ("dtype", "attention") if settings[name] != "-"]
-    if settings["cache"] == "off":
+    words = [word for word in (settings.dtype, settings.attention) if word]
+    if settings.cache is False:
         words.append("no cache")
     if padding:
         words.append(f"{_percent(padding)} padding")
-    words += [word for name, usual, word in _UNUSUAL if settings.get(name, usual) != usual]
-    if settings.get("placement", "-") != "-":
-        words.append(settings["placement"])
-    words += [f"{settings[name]} {name}" for name in ("beams", "answers") if settings.get(name, "-") not in ("-", "1")]
-    if call.failed:
-        words.append("failed")
-    return words
+    words += [word for name, word in _UNUSUAL.items() if getattr(settings, name)]
+    words += [settings.placement] if settings.placement else []
+    words += [
+        f"{count} {name}" for count, name in ((settings.beams, "beams"), (settings.answers, "answers")) if count > 1
+    ]
+    return [*words, "failed"] if call.failed else words
 
 
 @dataclass(frozen=True)
@@ -285,6 +296,8 @@ class WhyDocument(Document):
     findings: Sequence[Finding]
     tried: Sequence[TriedChange]
     not_tried: Sequence[str]
+    modules: Sequence[SlowModule]
+    """Modules of the most expensive calls, the most time beyond their roofs first; empty if unknown."""
 
 
 def why_document(why: Why) -> WhyDocument:
@@ -310,6 +323,7 @@ def why_document(why: Why) -> WhyDocument:
         findings=why.findings,
         tried=[TriedChange(**vars(trial), saving=trial.saving, claimed=trial.is_claim) for trial in why.tried],
         not_tried=why.not_tried,
+        modules=why.modules[:_MOST_ROWS],
     )
 
 

@@ -7,29 +7,19 @@ import functools
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from profiler.loading.cache_argument import argument_name, cache_of
 from profiler.why_slow.call_record import CallRecord
 from profiler.why_slow.call_settings import prompt_ids
-from profiler.why_slow.observations import Call, steady_s
+from profiler.why_slow.findings import CallFloor, DecodeFloor
+from profiler.why_slow.observations import Call, CallSettings, steady_s
+from profiler.why_slow.recorder import Recorder
 
-# Not repeated: objects of the script with side effects, and limits of the length, which a trial takes from the call.
-_DROPPED_ARGUMENTS = ("streamer", "stopping_criteria", "max_length", "min_length", "max_time", "stop_strings")
-
-
-class RepeatedRun(Protocol):
-    """A run that a trial repeats."""
-
-    def __call__(self) -> object: ...
-
-    def shortened(self, tokens: int) -> tuple[WeightedRun, ...]:
-        """Parts that stand for the run, with at most `tokens` new tokens; 1: its prompt, without the other tokens.
-
-        Empty if it cannot be shortened.
-        """
+_SAVES_IN_PROMPT = {"wide-dtype", "emulated-dtype", "slow-attention", "slow-experts", "slow-format", "padding"}
+"""Changes that save in the prompt as well as in later tokens."""
 
 
 @dataclass(frozen=True)
@@ -41,61 +31,53 @@ class WeightedRun:
 
 
 @dataclass(frozen=True)
-class Whole:
-    """A run that cannot be shortened."""
+class Run:
+    """A run that a trial repeats."""
 
     run: Callable[[], object]
+    shortened: Callable[[int], tuple[WeightedRun, ...]] = lambda _tokens: ()
+    """Parts that stand for the run, with at most so many new tokens; 1: its prompt, without the other tokens.
+
+    Empty if it cannot be shortened.
+    """
 
     def __call__(self) -> object:
         return self.run()
 
-    def shortened(self, _tokens: int) -> tuple[WeightedRun, ...]:
-        return ()
 
-
-@dataclass(frozen=True)
-class RunSequence:
+def in_sequence(runs: Sequence[Run]) -> Run:
     """Some runs, one after the other."""
 
-    runs: Sequence[RepeatedRun]
-
-    def __call__(self) -> object:
-        return [run() for run in self.runs]
-
-    def shortened(self, tokens: int) -> tuple[WeightedRun, ...]:
-        parts = [run.shortened(tokens) for run in self.runs]
+    def shortened(tokens: int) -> tuple[WeightedRun, ...]:
+        parts = [run.shortened(tokens) for run in runs]
         return tuple(part for each in parts for part in each) if all(parts) else ()
 
+    return Run(lambda: [run() for run in runs], shortened)
 
-@dataclass(frozen=True)
-class EvenRunSequence(RunSequence):
+
+def in_even_sequence(runs: Sequence[Run]) -> Run:
     """Runs whose time changes evenly from the first to the last; shortened, some of them stand for all."""
 
-    def shortened(self, tokens: int) -> tuple[WeightedRun, ...]:
-        count = len(self.runs)
-        some = min(max(tokens, 0), count)
-        chosen = [self.runs[(2 * number + 1) * count // (2 * some)] for number in range(some)]
-        return tuple(WeightedRun(count / some, run) for run in chosen)
+    def shortened(tokens: int) -> tuple[WeightedRun, ...]:
+        some = min(max(tokens, 0), len(runs))
+        chosen = [runs[(2 * number + 1) * len(runs) // (2 * some)] for number in range(some)]
+        return tuple(WeightedRun(len(runs) / some, run) for run in chosen)
+
+    return Run(lambda: [run() for run in runs], shortened)
 
 
-@dataclass(frozen=True)
-class Steps:
-    """A first run, and `count` steps after it."""
+def with_steps(run: Callable[[int], object], count: int) -> Run:
+    """A first run and `count` steps after it; `run` runs the first and so many steps."""
 
-    run: Callable[[int], object]
-    """Runs the first and so many steps."""
-    count: int
-
-    def __call__(self) -> object:
-        return self.run(self.count)
-
-    def shortened(self, tokens: int) -> tuple[WeightedRun, ...]:
+    def shortened(tokens: int) -> tuple[WeightedRun, ...]:
         steps = tokens - 1
-        if steps < 1 or steps >= self.count:
+        if steps < 1 or steps >= count:
             return ()
-        times = self.count / steps
-        first, some = functools.partial(self.run, 0), functools.partial(self.run, steps)
+        times = count / steps
+        first, some = functools.partial(run, 0), functools.partial(run, steps)
         return (WeightedRun(1.0 - times, first), WeightedRun(times, some))
+
+    return Run(functools.partial(run, count), shortened)
 
 
 @dataclass(frozen=True)
@@ -106,8 +88,8 @@ class Candidate:
     evidence: str
     change: str
     where: str
-    as_is: RepeatedRun
-    changed: RepeatedRun
+    as_is: Run
+    changed: Run
     own_s: tuple[float, ...]
     """Seconds of the script's own calls of this shape."""
     within: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
@@ -129,6 +111,8 @@ class Candidate:
     """About the seconds that `changed` takes more at its first run, such as those of torch.compile."""
     closer: Candidate | None = None
     """A trial that is closer to what the user would run, for the time that all others leave; it replaces this one."""
+    about: float = 0.0
+    """Share of the calls that the change saves by what is known without a trial; 0 if nothing is."""
     alone: bool = False
     """Whether only `changed` can be run, because objects of the script must not be called again."""
 
@@ -152,6 +136,11 @@ class CallGroup:
         pairs = [pair for pair in zip(self.calls, self.notes, strict=True) if pair[1].arguments is not None]
         pairs.sort(key=lambda pair: pair[0].steady_s)
         return pairs[len(pairs) // 2]
+
+    def repeated(self) -> Run:
+        """The middle call, repeated."""
+        call, noted = self.middle
+        return repeat(noted, call, self.model)
 
     @property
     def seconds(self) -> float:
@@ -189,8 +178,9 @@ class RepeatedCall:
     filled: list[Any] = field(default_factory=list)
     """The cache that holds the call's context, once it is filled."""
 
-    def __call__(self) -> object:
-        return self._run(self.call.new_tokens)
+    @functools.cached_property
+    def as_run(self) -> Run:
+        return Run(functools.partial(self._run, self.call.new_tokens), self.shortened)
 
     def shortened(self, tokens: int) -> tuple[WeightedRun, ...]:
         """A long `generate` as its prompt and one token, and an average step per further token.
@@ -202,12 +192,12 @@ class RepeatedCall:
         if self.call.kind != "generate" or tokens < 1:
             return ()
         if new <= tokens:
-            return (WeightedRun(1.0, self),)
+            return (WeightedRun(1.0, self.as_run),)
         prompt = functools.partial(self._run, 1)
         if tokens == 1:
             return (WeightedRun(1.0, prompt),)
         times = (new - 1) / (tokens - 1)
-        if self.call.settings["cache"] == "on":
+        if self.call.settings.cache:
             return (WeightedRun(1.0 - times, prompt), WeightedRun(times, functools.partial(self._run, tokens)))
         middle = (new - tokens) // 2
         return (
@@ -219,12 +209,14 @@ class RepeatedCall:
     def _run(self, new_tokens: int, further: int = 0) -> object:
         """Run the call with `new_tokens`, after a prompt that is `further` tokens longer."""
         model = self.model()
-        args, named = _in_dtype_of(model, *(self.noted.arguments or ((), {})), self.call.settings["dtype"])
-        named = {name: value for name, value in named.items() if name not in _DROPPED_ARGUMENTS}
+        args, named = _in_dtype_of(model, *(self.noted.arguments or ((), {})), self.call.settings.dtype)
         if self.call.kind == "generate":
             named |= {"max_new_tokens": new_tokens, "min_new_tokens": new_tokens}
             args, named = _longer_prompt(model, args, named, further)
         named |= self.options
+        if self.noted.batched:
+            del named["min_new_tokens"]
+            return model.generate_batch(*args, **named)
         if named.get("assistant_model", True) is None:
             del named["assistant_model"]
         # The advice is inference_mode(), which saves more than no_grad().
@@ -235,7 +227,7 @@ class RepeatedCall:
 
     @property
     def _records_gradients(self) -> bool:
-        return self.call.settings["gradients"] == "on"
+        return self.call.settings.gradients
 
     def _cache(self, model: Any) -> Any:
         """A cache that holds the call's context: filled at the first run, and cropped to it before every later one."""
@@ -279,16 +271,66 @@ def _longer_prompt(
     return tuple(map(longer, args)), {name: longer(value) for name, value in named.items()}
 
 
-def repeat(
-    noted: CallRecord,
-    call: Call,
-    model: Any,
-    options: Mapping[str, object] | None = None,
-    *,
-    inference: bool = False,
-) -> RepeatedCall:
-    """A recorded call of a model, to be repeated; see RepeatedCall."""
-    return RepeatedCall(noted, call, lambda: model, options or {}, inference)
+def repeat(noted: CallRecord, call: Call, model: Any, options: Mapping[str, object] | None = None, **more: Any) -> Run:
+    """A recorded call of a model, to be repeated; `more` are fields of RepeatedCall."""
+    return RepeatedCall(noted, call, lambda: model, options or {}, **more).as_run
+
+
+@dataclass(frozen=True)
+class CallsToChange:
+    """The calls of a group, one of which stands for them in trials."""
+
+    group: CallGroup
+    recorder: Recorder
+    floor: CallFloor | None = None
+    """Without it, no step is known to be bound by the GPU."""
+
+    @functools.cached_property
+    def middle(self) -> tuple[Call, CallRecord]:
+        return self.group.middle
+
+    @property
+    def call(self) -> Call:
+        return self.middle[0]
+
+    @property
+    def settings(self) -> CallSettings:
+        return self.call.settings
+
+    @property
+    def model(self) -> Any:
+        return self.group.model
+
+    @property
+    def generates(self) -> bool:
+        return self.call.kind == "generate"
+
+    @property
+    def trains(self) -> bool:
+        return self.recorder.trained
+
+    @property
+    def decode(self) -> DecodeFloor | None:
+        return self.floor.decode.get(self.call.number) if self.floor else None
+
+    def with_options(self, **options: object) -> Run:
+        """The call, with `options` in place of its arguments."""
+        return repeat(self.middle[1], self.call, self.model, options)
+
+    def candidate(self, name: str, evidence: str, change: str, changed: Run | None = None, **more: Any) -> Candidate:
+        """A change to the call that stands for all; without `changed`, the same call within the context `within`."""
+        unchanged = self.with_options()
+        common: dict[str, Any] = {
+            "where": self.call.where,
+            "new_tokens": self.call.new_tokens,
+            "prompt_s": self.call.steady_prompt_s,
+            "prompts": 3 if self.settings.cache is False else 2,
+            "saves_in_prompt": name in _SAVES_IN_PROMPT,
+            "own_s": self.group.like(self.call),
+        }
+        return Candidate(
+            id=name, evidence=evidence, change=change, as_is=unchanged, changed=changed or unchanged, **(common | more)
+        )
 
 
 def synchronize() -> None:

@@ -24,6 +24,7 @@ from profiler.why_slow.findings import (
     MOST_ROUNDS,
     CallFloor,
     ChangeTrial,
+    Finding,
     is_settled,
     pairs_agree,
 )
@@ -57,11 +58,22 @@ class UntriedChanges:
     """Their names and lines, by the reason."""
     without_time: dict[str, float] = field(default_factory=dict)
     """Seconds that three pairs of them would take, by their names and lines."""
+    computed: list[Finding] = field(default_factory=list)
+    """What they save by what is known without a trial."""
 
     def add(self, name: str, reason: str) -> None:
         names = self.by_reason.setdefault(reason, [])
         if name not in names:
             names.append(name)
+
+    def add_without_time(self, name: str, candidate: Candidate, group: CallGroup, seconds: float, all_s: float) -> None:
+        """Add a change for whose pairs, of so many seconds, no time was left; `all_s` are those of the script."""
+        self.without_time[name] = seconds + candidate.once_s
+        saves_s = candidate.about * group.seconds
+        if candidate.about:
+            basis = "computed: from the shapes and settings of the calls; there was no time for a trial"
+            what = (candidate.where, candidate.evidence, candidate.change, basis)
+            self.computed.append(Finding(candidate.id, saves_s, saves_s / all_s, *what))
 
     def lines(self, budget_s: float) -> list[str]:
         """One line per reason; the last says which budget would be enough, given that `budget_s` was not."""
@@ -78,8 +90,8 @@ class UntriedChanges:
 
 def try_changes(
     recorder: Recorder, seen: Observations, budget_s: float, spent_s: float = 0.0, floor: CallFloor | None = None
-) -> tuple[list[ChangeTrial], list[str]]:
-    """(trials, reasons why other changes were not tried), the most expensive calls first.
+) -> tuple[list[ChangeTrial], list[str], list[Finding]]:
+    """(trials, reasons why other changes were not tried, findings of those), the most expensive calls first.
 
     Each change may take a share of the time that is left, by the seconds of its calls. A change that cannot be tried in
     at least three pairs waits until the others are done, and its share is kept for it. Trials have _TRIALS_SHARE of
@@ -108,7 +120,7 @@ def try_changes(
                     if not taken.waited:
                         waiting.append(replace(taken, waited=True))
                     else:
-                        untried.without_time[name] = plan + candidate.once_s
+                        untried.add_without_time(name, candidate, group, plan, seen.steady_s)
                     closer = None
                 else:
                     try:
@@ -116,7 +128,7 @@ def try_changes(
                         trials = _with(trial, trials)
                         closer = closer if trial.is_claim else None
                     except NoTimeLeftError:
-                        untried.without_time[name] = plan.least_s + candidate.once_s
+                        untried.add_without_time(name, candidate, group, plan.least_s, seen.steady_s)
                     except Exception as error:
                         untried.add(name, first_line(error))
                 if closer is not None:
@@ -127,7 +139,7 @@ def try_changes(
             untried.add("all other changes", "interrupted")
         except Exception as error:  # a user's model may fail in any way, and the answer is useful without more trials
             untried.add("all other changes", describe_error(error))
-    return trials, untried.lines(budget_s)
+    return trials, untried.lines(budget_s), untried.computed
 
 
 def _with(trial: ChangeTrial, trials: Sequence[ChangeTrial]) -> list[ChangeTrial]:
@@ -313,7 +325,7 @@ def call_groups(
         # The prompt length is not in the key: in a hand-written loop without a cache it grows by one token per call.
         key = (
             call.kind, call.model.split(" (")[0], call.where, call.context_len > 0, bool(call.failed),
-            *call.settings.items(),
+            call.settings,
         )  # fmt: skip
         numbers_by_key.setdefault(key, []).append(call.number)
     loaded_at = seen.loads[-1].where if seen.loads else ""
@@ -324,7 +336,8 @@ def call_groups(
         if steady_s(calls) < least_s:
             continue
         if model is None or all(noted.arguments is None for noted in notes):
-            untried.add(f"the calls at {calls[0].where}", _why_not_repeated(calls[0]))
+            why = "their model no longer exists" if model is None else _why_not_repeated(calls[0])
+            untried.add(f"the calls at {calls[0].where}", why)
             continue
         groups.append(CallGroup(calls, notes, model, loaded_at or calls[0].where))
     return sorted(groups, key=lambda group: -group.seconds)
@@ -333,9 +346,9 @@ def call_groups(
 def _why_not_repeated(call: Call) -> str:
     if call.failed:
         return f"they failed ({call.failed})"
-    if call.settings.get("compiled") == "yes":
+    if call.settings.compiled:
         return "compiled code is not repeated with changes, which would compile it again"
-    return "their model no longer exists"
+    return "their arguments are not kept: calls share a cache, or the arguments are large"
 
 
 def once_warm(recorder: Recorder, seen: Observations, budget_s: float) -> Observations:
@@ -357,7 +370,7 @@ def once_warm(recorder: Recorder, seen: Observations, budget_s: float) -> Observ
                     continue
                 left_s = deadline_s - now_s()
                 # On a GPU, attention may also have made a plan for each new length.
-                whole = first.seconds <= left_s * (_COLD_SHARE if first.settings["device"] == "cpu" else 1.0)
+                whole = first.seconds <= left_s * (_COLD_SHARE if first.settings.on_cpu else 1.0)
                 by_prompt = not whole and first.prompt_s > 0
                 if noted.arguments is None or (first.prompt_s if by_prompt else first.seconds) > left_s:
                     continue

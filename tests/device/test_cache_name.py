@@ -48,5 +48,5 @@ def test_a_watched_forward_accepts_either_name(name: str) -> None:
     named = {"use_cache": True, name: cache}
     assert context_len(named) == 7
     settings, _ = ModelSettings().of("forward", model, {**named, name: SimpleNamespace()})
-    assert settings["cache_class"] == "SimpleNamespace"
+    assert settings.cache_class == "SimpleNamespace"
     assert without_cache({**named, "streamer": None}) == {"use_cache": True, "streamer": None}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +21,7 @@ from profiler.device.device import Device
 from profiler.packages import MISSING
 from profiler.why_slow.command import ScriptAnswer
 from profiler.why_slow.findings import CallFloor, ChangeTrial, Finding, Why, judge_calls
-from profiler.why_slow.observations import Call, GraphBreak, Load, Observations, RepeatedText, ScriptGap
+from profiler.why_slow.observations import Call, CallSettings, GraphBreak, Load, Observations, RepeatedText, ScriptGap
 
 
 @contextlib.contextmanager
@@ -41,10 +42,7 @@ def _why_script(
     return 0
 
 
-_SETTINGS = {
-    "dtype": "float16", "device": "cuda:0", "placement": "-", "attention": "sdpa", "cache": "off", "gradients": "off",
-    "mode": "eval", "outputs": "-", "beams": "4", "answers": "1", "threads": "8", "compiled": "no",
-}  # fmt: skip
+_SETTINGS = CallSettings("float16", "cuda:0", attention="sdpa", cache=False, beams=4, threads=8)
 
 
 def why_answer() -> Why:
@@ -56,7 +54,7 @@ def why_answer() -> Why:
         *(generate(n, new_tokens=64, forwards=64, seconds=8.0, began_s=34.0 + 9 * n, padding=0.25) for n in (1, 2)),
         generate(3, new_tokens=0, forwards=1, seconds=1.0, began_s=62.0, failed="OutOfMemoryError: out of memory"),
         Call(4, "forward", "BertModel", 1, 128, 0, 0, 1, 1.0, "chat.py:30",
-             {**_SETTINGS, "cache": "on", "gradients": "on", "mode": "train", "beams": "-"}, began_s=64.0),
+             replace(_SETTINGS, cache=True, gradients=True, training=True, beams=1), began_s=64.0),
     )  # fmt: skip
     seen = Observations(
         "chat.py", 80.0, calls, (Load("llama", 6.0, "chat.py:8", 2.0), Load("llama", 5.0, "chat.py:12", 9.0)),

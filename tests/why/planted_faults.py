@@ -42,6 +42,7 @@ FAULTS = {
     "padded_to_the_maximum": ("padding", "length = 384", "length = 48"),
     "float32": ("wide-dtype", "torch.float32", '"auto"'),
     "all_logits": ("all-logits", "use_cache=True", "use_cache=True, logits_to_keep=1"),
+    "reranker": ("all-logits", "**pairs", "**pairs, logits_to_keep=1"),
     "one_by_one": ("one-by-one", "questions.split(1)", "questions.split(8)"),
     "eager_attention": ("slow-attention", ', attn_implementation="eager"', ""),
     "beams": ("beams", ", num_beams=5", ""),

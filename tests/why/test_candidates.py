@@ -16,7 +16,7 @@ import profiler
 from profiler.device.clock import OwnTime
 from profiler.why_slow.call_settings import pipelined_devices
 from profiler.why_slow.findings import judge_calls
-from profiler.why_slow.observations import Call, Observations
+from profiler.why_slow.observations import Call, CallSettings, Observations
 from profiler.why_slow.render import why_sentences
 
 IDS = torch.ones(1, 8, dtype=torch.long)
@@ -88,7 +88,7 @@ def test_layers_on_several_gpus_work_one_after_the_other() -> None:
 def test_a_slow_first_call_is_reported() -> None:
     """A first call of 1 s is compared with the median of the four others, 0.1 s. Two calls are too few for that."""
     calls = [
-        Call(number, "forward", "Llama", 1, 8, 0, 0, 1, seconds, "s.py:4", {})
+        Call(number, "forward", "Llama", 1, 8, 0, 0, 1, seconds, "s.py:4", CallSettings())
         for number, seconds in enumerate((1.0, 0.1, 0.1, 0.1, 0.1))
     ]
     [first] = judge_calls(Observations("s.py", 2.0, tuple(calls), (), 0.0, "", 0.0), []).first_calls

@@ -8,7 +8,6 @@ import sys
 import time
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,9 +21,12 @@ import profiler
 from profiler.fallbacks import Fallback, cure_of, fallback_of, fallback_sentences, reported_fallbacks
 from profiler.run import pipeline
 from profiler.why_slow.fallback_costs import fallback_findings
+from profiler.why_slow.module_times import ModuleTimes, module_times
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.render import note_lines, why_sentences
+from profiler.why_slow.repeat_call import CallGroup
+from profiler.why_slow.trials import UntriedChanges, call_groups
 
 IDS = torch.ones(1, 6, dtype=torch.long)
 
@@ -233,15 +235,17 @@ def test_the_bound_is_the_time_in_the_modules_without_their_linears(
     with watched(recorder), torch.inference_mode():
         mamba(IDS)
     seen = recorder.seen("script")
-    group = SimpleNamespace(
-        middle=(seen.calls[0], recorder.notes[0]), model=mamba, seconds=seen.calls_s, calls=seen.calls
-    )
+    [group] = call_groups(recorder, seen, UntriedChanges())
+
+    def times_of(group: CallGroup) -> ModuleTimes | None:
+        return module_times(group, lambda _: True)
+
     fallback = Fallback("transformers", "slow", "MambaMixer", ("mamba-ssm",))
-    [finding], lines = fallback_findings([fallback], [group], seen.steady_s, lambda _: True)  # type: ignore[list-item]
+    [finding], lines = fallback_findings([fallback], [group], seen.steady_s, times_of)
     assert not lines
     assert 2 * SLEEP_S * 0.9 <= finding.saves_s <= seen.calls_s - 20 * SLEEP_S * 0.9
     for module in ("NoSuchModule", ""):
         unknown = Fallback("torch", "slow", module, (), "install a C++ compiler")
-        nothing, [line] = fallback_findings([unknown], [group], seen.steady_s, lambda _: True)  # type: ignore[list-item]
+        nothing, [line] = fallback_findings([unknown], [group], seen.steady_s, times_of)
         assert not nothing
         assert line == 'install a C++ compiler: its seconds are unknown (torch warns "slow")'

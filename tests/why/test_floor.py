@@ -13,12 +13,12 @@ from transformers import LlamaForCausalLM
 from profiler.counting.floor import RoofSet
 from profiler.why_slow.findings import judge_calls
 from profiler.why_slow.floor import floor_of_calls
-from profiler.why_slow.observations import Call, Observations
+from profiler.why_slow.observations import Call, CallSettings, Observations
 from profiler.why_slow.render import why_sentences
 
 # At this low bandwidth only bytes count. The others are the dispatch of a prefill and of a decode step.
 BYTES_PER_S, PREFILL_S, DECODE_S = 1e6, 5.0, 2.0
-CALL = Call(0, "generate", "LlamaForCausalLM", 1, 8, 0, 4, 4, 60.0, "s.py:1", {})
+CALL = Call(0, "generate", "LlamaForCausalLM", 1, 8, 0, 4, 4, 60.0, "s.py:1", CallSettings())
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import torch
 from profiler.why_slow import load_costs
 from profiler.why_slow.findings import judge_calls
 from profiler.why_slow.load_costs import conversion_findings
-from profiler.why_slow.observations import Call, Load, Observations
+from profiler.why_slow.observations import Call, CallSettings, Load, Observations
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.render import why_sentences
 
@@ -49,7 +49,7 @@ def test_what_a_load_does_to_the_weights(quantizer: Any, named: dict[str, str], 
 def observed(conversion: str) -> Observations:
     """Three loads of 4 s and a call of 8 s."""
     loads = tuple(Load("a.gguf", 4.0, "s.py:9", 4.0 * turn, conversion, "load another") for turn in range(3))
-    calls = (Call(0, "generate", "Llama", 1, 8, 0, 4, 4, 8.0, "s.py:12", {}),)
+    calls = (Call(0, "generate", "Llama", 1, 8, 0, 4, 4, 8.0, "s.py:12", CallSettings()),)
     return Observations("s.py", 20.0, calls, loads, 0.0, "", 0.0)
 
 

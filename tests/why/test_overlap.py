@@ -17,12 +17,12 @@ from profiler.json_document import json_text
 from profiler.why_slow import trials
 from profiler.why_slow.findings import ChangeTrial, judge_calls
 from profiler.why_slow.loop_changes import batching_change
-from profiler.why_slow.observations import Call, Load, Observations, covered_s, most_at_once
+from profiler.why_slow.observations import Call, CallSettings, Load, Observations, covered_s, most_at_once
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.render import call_rows, why_document, why_sentences
 
-SETTINGS = {"dtype": "float32", "attention": "sdpa", "cache": "on"}
+SETTINGS = CallSettings("float32", attention="sdpa", cache=True)
 THREADS = 4
 
 

@@ -113,7 +113,7 @@ def test_modules_of_torch_are_not_wrapped() -> None:
 def test_a_compiled_model_is_recorded() -> None:
     model = torch.compile(Plain().eval(), backend="eager")
     seen = recorded(lambda: model(ids(4))).seen("script")
-    assert [(call.model, call.settings["compiled"]) for call in seen.calls] == [("Plain", "yes")]
+    assert [(call.model, call.settings.compiled) for call in seen.calls] == [("Plain", True)]
 
 
 def test_its_work_is_that_of_torchs_counter() -> None:

@@ -12,10 +12,11 @@ from planted_faults import tiny_llama
 import profiler
 from profiler.why_slow.breakdown import time_parts
 from profiler.why_slow.findings import CallFloor, Finding, judge_calls
-from profiler.why_slow.observations import Call, Load, Observations, ScriptGap
+from profiler.why_slow.observations import Call, CallSettings, Load, Observations, ScriptGap
 from profiler.why_slow.render import time_rows, why_sentences
 
-SETTINGS = {"device": "cpu", "threads": "1"}
+SETTINGS = CallSettings()
+REST = "kernels (modules unknown) slower than the roofs, and dispatch beyond least"
 
 
 def generate(number: int, seconds: float, **more: Any) -> Call:
@@ -43,7 +44,11 @@ def test_each_second_of_a_script_has_one_name() -> None:
             "dispatch of kernels by Python and torch, at least": 2.0,
             "work that the tokens do not need": 1.0,
             "waiting for a core that other processes used": 2.0 * 18 / 40,
-            "kernels slower than the roofs, and dispatch beyond the least": 16 - 5 - 8 - 2.0 * 18 / 40 + 0.0,
+            "kernels (modules unknown) slower than the roofs, and dispatch beyond least": 16
+            - 5
+            - 8
+            - 2.0 * 18 / 40
+            + 0.0,
             "sampling": 3.0,
             "your Stops": 1.0,
             "generate's own work": 1.0,
@@ -92,7 +97,7 @@ BOUND = "at most: the bytes that cross the link, at its measured bandwidth"
             {
                 "kernels at the roofs of this machine": 2.0, "dispatch of kernels by Python and torch, at least": 1.0,
                 "weights over the link, at most": 4.0,
-                "kernels slower than the roofs, and dispatch beyond the least": 2.0,
+                "kernels (modules unknown) slower than the roofs, and dispatch beyond least": 2.0,
             },
         ),
         (None, offload(4.0, BOUND), {"weights over the link, at most": 4.0, "the rest of forward passes": 5.0}),

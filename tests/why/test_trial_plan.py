@@ -16,32 +16,32 @@ from planted_faults import tiny_llama
 import profiler
 from profiler.device.clock import now_s
 from profiler.why_slow.findings import is_settled, pairs_agree
-from profiler.why_slow.observations import Call
+from profiler.why_slow.observations import Call, CallSettings
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.repeat_call import (
     CallGroup,
     Candidate,
-    EvenRunSequence,
     RepeatedCall,
-    Steps,
+    Run,
     WeightedRun,
-    Whole,
+    in_even_sequence,
     repeat,
+    with_steps,
 )
 from profiler.why_slow.trials import TrialPlan, UntriedChanges, plan_trial, run_trial, usual_saving
 
-SETTINGS = {"gradients": "off", "cache": "off"}
+SETTINGS = CallSettings(cache=False)
 
 
-def generate(new_tokens: int) -> RepeatedCall:
+def generate(new_tokens: int) -> Run:
     call = Call(0, "generate", "Llama", 1, 8, 0, new_tokens, new_tokens, 1.0, "s.py:4", SETTINGS)
     noted: Any = None
-    return RepeatedCall(noted, call, tiny_llama)
+    return RepeatedCall(noted, call, tiny_llama).as_run
 
 
 def candidate(seconds: float, new_tokens: int = 0, prompt_s: float = 0.0, **more: Any) -> Candidate:
-    run = generate(new_tokens) if new_tokens else Whole(lambda: None)
+    run = generate(new_tokens) if new_tokens else Run(lambda: None)
     return Candidate(
         "beams", "four beams", "one", "s.py:4", run, run, (seconds,), new_tokens=new_tokens, prompt_s=prompt_s, **more
     )
@@ -121,7 +121,7 @@ def test_fewer_tokens_stand_for_a_short_answer_without_a_cache_only() -> None:
 def test_a_prompt_stands_for_a_call_only_if_the_change_saves_in_it_and_it_is_much_of_the_call() -> None:
     """Whole pairs need half as much again as pairs of a prompt that takes 4 of 6 s."""
     assert needed_s(replace(PADDED, saves_in_prompt=False)) == pytest.approx(1.5 * needed_s(PADDED))
-    assert needed_s(replace(PADDED, changed=Whole(lambda: None))) == pytest.approx(1.5 * needed_s(PADDED))
+    assert needed_s(replace(PADDED, changed=Run(lambda: None))) == pytest.approx(1.5 * needed_s(PADDED))
     shortened = plan_trial(replace(PADDED, prompt_s=1.4), needed_s(PADDED))
     assert not isinstance(shortened, TrialPlan) or shortened.tokens != 1
 
@@ -174,7 +174,7 @@ def test_a_shortened_call_stands_for_all_of_its_tokens() -> None:
 
 
 def test_what_cannot_be_shortened() -> None:
-    assert Whole(lambda: None).shortened(8) == ()
+    assert Run(lambda: None).shortened(8) == ()
     assert generate(100).shortened(0) == ()
     short = generate(8)
     assert short.shortened(8) == (WeightedRun(1.0, short),)
@@ -187,7 +187,7 @@ def test_a_shortened_call_runs_with_a_longer_prompt(monkeypatch: pytest.MonkeyPa
     with watched(recorder):
         model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=21, do_sample=False)
     [call], [noted] = recorder.seen("s.py").calls, recorder.notes
-    without_cache = replace(call, settings={**call.settings, "cache": "off"})
+    without_cache = replace(call, settings=replace(call.settings, cache=False))
     lengths: list[tuple[int, int, int]] = []
     generate = model.generate
 
@@ -206,11 +206,11 @@ def test_a_shortened_call_runs_with_a_longer_prompt(monkeypatch: pytest.MonkeyPa
 
 def test_some_forwards_stand_for_a_loop() -> None:
     """Six of 48 forwards of 1 to 48 s represent all 1176 s. A prompt and some steps represent a loop with a cache."""
-    forwards = [Whole(lambda second=second: second) for second in range(1, 49)]
-    parts = EvenRunSequence(forwards).shortened(6)
+    forwards = [Run(lambda second=second: second) for second in range(1, 49)]
+    parts = in_even_sequence(forwards).shortened(6)
     assert len(parts) == 6
     assert sum(part.weight * float(str(part.run())) for part in parts) == pytest.approx(1176.0, rel=0.03)
-    cached = Steps(lambda steps: 5.0 + 0.5 * steps, 47)
+    cached = with_steps(lambda steps: 5.0 + 0.5 * steps, 47)
     parts = cached.shortened(6)
     assert [part.run() for part in parts] == [5.0, 7.5]
     assert sum(part.weight * float(str(part.run())) for part in parts) == pytest.approx(float(str(cached())))

@@ -21,7 +21,7 @@ IDS = torch.ones(1, 4, dtype=torch.long)
 @pytest.fixture(autouse=True)
 def no_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     with_effort(monkeypatch, script_least_s=0.0, script_most_s=0.0)
-    monkeypatch.setattr("profiler.why_slow.floor.floor_of_calls", lambda _: None)
+    monkeypatch.setattr("profiler.why_slow.floor.floor_of_calls", lambda *_: None)
 
 
 def test_an_encoder_whose_config_has_no_cache_is_recorded() -> None:
@@ -31,7 +31,7 @@ def test_an_encoder_whose_config_has_no_cache_is_recorded() -> None:
         model(torch.ones(1, 3, 32, 32))
     assert watching.found is not None
     [call] = watching.found.seen.calls
-    assert call.settings["cache"] == "off"
+    assert call.settings.cache is False
     assert watching.found.seen.unnoted is None
 
 
@@ -86,6 +86,7 @@ def test_a_failure_while_looking_for_changes_is_reported(monkeypatch: pytest.Mon
     assert trials.try_changes(recorder, recorder.seen("s.py"), 1.0) == (
         [],
         ["changes to the calls at test_unnoted.py:85: KeyError: 'unforeseen'"],
+        [],
     )
 
 

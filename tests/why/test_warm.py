@@ -9,7 +9,7 @@ import torch
 from planted_faults import tiny_llama
 
 from profiler.why_slow.findings import ChangeTrial, judge_calls
-from profiler.why_slow.observations import Call, Observations
+from profiler.why_slow.observations import Call, CallSettings, Observations
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.render import why_sentences
@@ -19,7 +19,7 @@ COLD_S = 0.2
 
 
 def call(number: int, seconds: float, warm_s: float | None = None) -> Call:
-    return Call(number, "forward", "Llama", 1, 8, 0, 0, 1, seconds, "s.py:4", {}, warm_s=warm_s)
+    return Call(number, "forward", "Llama", 1, 8, 0, 0, 1, seconds, "s.py:4", CallSettings(), warm_s=warm_s)
 
 
 def tried(saving: float, *numbers: int) -> ChangeTrial:

@@ -20,7 +20,7 @@ from profiler.device.contention import ForeignLoad
 from profiler.why_slow.call_settings import ModelSettings
 from profiler.why_slow.command import explained
 from profiler.why_slow.findings import CallFloor, ChangeTrial, judge_calls
-from profiler.why_slow.observations import Call, Load, Observations
+from profiler.why_slow.observations import Call, CallSettings, Load, Observations
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.render import call_rows, html_why, note_lines, why_document, why_sentences
 from profiler.why_slow.script import run_script
@@ -178,8 +178,8 @@ def test_recompilations_are_reported_and_add_no_graph_breaks(monkeypatch: pytest
             compiled(torch.ones(1, length, dtype=torch.long))
     assert watching.found is not None
     seen = watching.found.seen
-    assert [(call.words, call.settings["compiled"]) for call in seen.calls] == [
-        ("forward 1 x 8", "yes"), ("forward 1 x 8", "yes"), ("forward 1 x 12", "yes"),
+    assert [(call.words, call.settings.compiled) for call in seen.calls] == [
+        ("forward 1 x 8", True), ("forward 1 x 8", True), ("forward 1 x 12", True),
     ]  # fmt: skip
     assert not utils.counters["graph_break"]
     [recompilation] = seen.recompilations
@@ -221,14 +221,14 @@ def test_a_static_cache_is_advised_for_compiled_code(monkeypatch: pytest.MonkeyP
     from torch._dynamo import reset
 
     with_effort(monkeypatch, script_floor=False)
-    monkeypatch.setattr("profiler.why_slow.trials.try_changes", lambda *_, **__: ([], []))
+    monkeypatch.setattr("profiler.why_slow.trials.try_changes", lambda *_, **__: ([], [], []))
     reset()
     model = tiny_llama()
     model.forward = torch.compile(model.forward, backend="eager", dynamic=False)
     with profiler.why() as watching:
         model.generate(torch.ones(1, 8, dtype=torch.long), max_new_tokens=4, do_sample=False)
     assert watching.found is not None
-    assert watching.found.seen.calls[0].settings["cache_class"] == "DynamicCache"
+    assert watching.found.seen.calls[0].settings.cache_class == "DynamicCache"
     first = watching.found.findings[0]
     assert first.id == "recompiles"
     assert 'cache_implementation="static"' in first.change
@@ -236,7 +236,7 @@ def test_a_static_cache_is_advised_for_compiled_code(monkeypatch: pytest.MonkeyP
 
 
 def call(number: int, seconds: float) -> Call:
-    settings = {"dtype": "float32", "attention": "sdpa", "cache": "off", "mode": "train"}
+    settings = CallSettings("float32", attention="sdpa", cache=False, training=True)
     return Call(number, "generate", "Llama", 1, 64, 0, 32, 32, seconds, "s.py:4", settings)
 
 
@@ -254,12 +254,12 @@ def test_every_setting_that_changes_between_forwards_is_read(monkeypatch: pytest
     model = tiny_llama()
     model_settings = ModelSettings()
 
-    def settings() -> dict[str, str]:
+    def settings() -> CallSettings:
         return model_settings.of("forward", model, {})[0]
 
     changes = {
         "dtype": lambda: model.to(torch.bfloat16),
-        "mode": model.train,
+        "training": model.train,
         "attention": lambda: model.set_attn_implementation("eager"),
         "experts": lambda: setattr(model.config, "_experts_implementation", "grouped_mm"),
         "cache": lambda: setattr(model.config, "use_cache", False),
@@ -271,12 +271,12 @@ def test_every_setting_that_changes_between_forwards_is_read(monkeypatch: pytest
     for name, change in changes.items():
         before = settings()
         change()
-        assert settings()[name] != before[name], name
+        assert getattr(settings(), name) != getattr(before, name), name
     monkeypatch.setattr(model.config, "output_hidden_states", False)
     model.config.output_attentions = True
-    assert settings()["outputs"] == "output_attentions"
-    in_other_tests = {"device", "kernel", "cache_class", "beams", "answers", "assistant"}
-    assert set(before) - set(changes) == in_other_tests
+    assert settings().outputs == ("output_attentions",)
+    in_other_tests = {"device", "math_attention", "cache_class", "beams", "answers", "assistant", "compiled"}
+    assert set(vars(before)) - set(changes) == in_other_tests
 
 
 def test_a_trial_saves_seconds_of_all_its_calls() -> None:
@@ -354,7 +354,7 @@ class OtherProcesses(ForeignLoad):
 def test_busy_cores_are_a_warning(device: str, busy: float, warned: bool) -> None:
     """Calls with two threads need both cores; calls on a GPU need one."""
     made = call(0, 1.0)
-    here = replace(made, settings={**made.settings, "device": device, "threads": "2"})
+    here = replace(made, settings=replace(made.settings, device=device, threads=2))
 
     class FixedRecorder(Recorder):
         def seen(self, script: str, *, interrupted: bool = False) -> Observations:

@@ -1,0 +1,115 @@
+"""The arguments of calls that are kept for trials, and how much memory they may take."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from profiler.device.memory import available_bytes, total_bytes
+from profiler.units import scaled
+
+# At most so many calls are kept, of so many bytes, and of this share of the memory that was free at the first one.
+_MOST_CALLS = 256
+_MOST_BYTES = 64 << 20
+_MOST_SHARE = 0.02
+# With less than this share of the host's memory free, recording stops. Each 64th call looks.
+_SHORT_SHARE = 0.02
+_LOOK_EVERY = 64
+# An object's tensors are looked for so deep, and among so many items of each list.
+_DEEPEST, _MOST_ITEMS = 3, 64
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass
+class KeptArguments:
+    """The arguments that were kept so far, sized by their distinct storages."""
+
+    calls: int = 0
+    storages: dict[int, int] = field(default_factory=dict)
+    """Bytes of each storage."""
+    _rooms: dict[str, float] = field(default_factory=dict)
+    """Bytes that may be kept, by device."""
+    _looks: int = 0
+
+    def keep(self, args: tuple[Any, ...], named: Mapping[str, Any], device: Any) -> Arguments | None:
+        """The arguments without their graph, to be kept; None if there is no room, or one is a cache that calls share.
+
+        A view of a larger storage is copied, so that the rest of it can be freed.
+        """
+        if self.calls >= _MOST_CALLS or any(name.endswith("cache") and vars_of(each) for name, each in named.items()):
+            return None
+        if (room := self._rooms.get(str(device))) is None:
+            room = self._rooms[str(device)] = min(_MOST_BYTES, _MOST_SHARE * available_bytes(device))
+        storages = dict(self.storages)
+        try:
+            found = _kept(args, storages, room), _kept(dict(named), storages, room)
+        except MemoryError:
+            return None
+        self.storages, self.calls = storages, self.calls + 1
+        return found
+
+    def look_at_memory(self) -> None:
+        """Raises MemoryError if little of the host's memory is free."""
+        import torch
+
+        self._looks += 1
+        if self._looks % _LOOK_EVERY != 1:
+            return
+        host = torch.device("cpu")
+        free, total = available_bytes(host), total_bytes(host)
+        if free < _SHORT_SHARE * total:
+            raise MemoryError(f"recording stopped when {scaled(free, 'B')} of {scaled(total, 'B')} of memory were left")
+
+
+def _kept(value: Any, storages: dict[int, int], room: float) -> Any:
+    """A value with its tensors detached, whose storages are added; raises MemoryError if they exceed the room."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        if value.numel() * value.element_size() < value.untyped_storage().nbytes():
+            _add(value.numel() * value.element_size(), -1, storages, room)
+            value = value.clone()
+        _add(value.untyped_storage().nbytes(), value.untyped_storage()._cdata, storages, room)
+        return value.detach()
+    if isinstance(value, dict):
+        items = {name: _kept(item, storages, room) for name, item in value.items()}
+        # An output of transformers is a dictionary and a dataclass.
+        return type(value)(**items) if hasattr(value, "__dataclass_fields__") else items
+    if type(value) in (list, tuple):
+        return type(value)(_kept(item, storages, room) for item in value)
+    for tensor in _own_tensors(value):
+        _add(tensor.untyped_storage().nbytes(), tensor.untyped_storage()._cdata, storages, room)
+    return value
+
+
+def _add(nbytes: int, storage: int, storages: dict[int, int], room: float) -> None:
+    """Add a storage; -1 is one that is still to be made."""
+    if sum(storages.values()) - storages.get(storage, 0) + nbytes > room:
+        raise MemoryError
+    if storage >= 0:
+        storages[storage] = nbytes
+
+
+def _own_tensors(value: Any, deepest: int = _DEEPEST) -> Iterator[Any]:
+    """The tensors of an object that is no module: those of its attributes, also in lists and dictionaries."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif deepest:
+        items = (
+            value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else vars_of(value)
+        )
+        for item in itertools.islice(items, _MOST_ITEMS):
+            yield from _own_tensors(item, deepest - 1)
+
+
+def vars_of(value: Any) -> list[Any]:
+    """The attributes of an object that is no tensor, module, class or function."""
+    import torch
+
+    skipped = isinstance(value, torch.Tensor | torch.nn.Module | type) or callable(value)
+    return [] if skipped else list(getattr(value, "__dict__", {}).values())

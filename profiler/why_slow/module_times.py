@@ -1,0 +1,190 @@
+"""Which modules of a model take the time of a call: one repetition with hooks, and each module's own roof."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from profiler.counting.floor import RoofSet
+from profiler.counting.operators import Experts, ModelWork
+from profiler.counting.walk import called_modules, collapse_numbers
+from profiler.facts.step import ExecutionPath, Step
+from profiler.patching import patched
+from profiler.why_slow.findings import SlowModule
+from profiler.why_slow.observations import Call
+from profiler.why_slow.repeat_call import CallGroup, Run, WeightedRun
+
+# New tokens that stand for a longer `generate`.
+_FEW_TOKENS = 4
+
+
+@dataclass
+class _Visit:
+    """One call of a module."""
+
+    name: str
+    weight: float
+    marks: list[Any]
+    children: list[_Visit] = field(default_factory=list)
+    flops: float = 0.0
+    nbytes: float = 0.0
+
+
+@dataclass(frozen=True)
+class ModuleTimes:
+    """Seconds of a group's calls in each module without its children, by the module's name, and their roofs."""
+
+    group: CallGroup
+    own_s: Mapping[str, float]
+    roof_s: Mapping[str, float]
+    """Empty without roofs."""
+    calls: Mapping[str, float]
+    """Calls of the module in one of the group's calls."""
+
+    def roof_within(self, prefixes: tuple[str, ...]) -> float:
+        """Roofline seconds of the modules whose names begin with one of these."""
+        return sum(seconds for name, seconds in self.roof_s.items() if f"{name}.".startswith(prefixes))
+
+    def slowest(self) -> list[SlowModule]:
+        """The modules with the most time beyond their roofs: those of one class together, torch's own by place."""
+        modules = dict(self.group.model.named_modules())
+        by_kind: dict[tuple[type, str], list[str]] = {}
+        for name in sorted(self.own_s, key=lambda name: -self.own_s[name]):
+            kind = type(modules[name])
+            place = collapse_numbers(name) if kind.__module__.startswith("torch.nn") else ""
+            by_kind.setdefault((kind, place), []).append(name)
+        forwards = max(1, self.group.middle[0].forwards)
+        found = [
+            SlowModule(
+                kind.__name__,
+                collapse_numbers(names[0]),
+                _line_of(kind),
+                sum(max(0.0, self.own_s[name] - self.roof_s.get(name, 0.0)) for name in names),
+                sum(self.calls[name] for name in names) / forwards,
+                self.group.calls[0].where,
+            )
+            for (kind, _), names in by_kind.items()
+        ]
+        return sorted(found, key=lambda module: -module.beyond_s)
+
+
+def _line_of(kind: type) -> str:
+    """The line of a class's `forward`, as `modeling_llama.py:88`."""
+    try:
+        forward = inspect.unwrap(vars(kind).get("forward", kind))
+        return f"{Path(str(inspect.getsourcefile(forward))).name}:{inspect.getsourcelines(forward)[1]}"
+    except (OSError, TypeError):  # made at run time
+        return ""
+
+
+def module_times(
+    group: CallGroup, affordable: Callable[[float], bool], work: ModelWork | None = None, under: RoofSet | None = None
+) -> ModuleTimes | None:
+    """The times of the modules in a repetition of the group's middle call; None if it has no time or fails.
+
+    A call of which `affordable` is false is shortened. The roof of a linear or a convolution is its arithmetic or its
+    weights, that of attention is its two products or its keys and values; `work` knows the experts of a token.
+    """
+    call, noted = group.middle
+    if not (parts := _affordable_parts(group.repeated(), call, affordable)):
+        return None
+    experts = {id(module): operator for operator, modules in (called_modules(group.model, work) if work else {}).items()
+               if isinstance(operator, Experts) for module in modules}  # fmt: skip
+    clock, visits, stack = noted.clock, list[_Visit](), list[_Visit]()
+    weight = 1.0
+
+    def enter(name: str) -> None:
+        visit = _Visit(name, weight, [])
+        if stack:
+            stack[-1].children.append(visit)
+        visits.append(visit)
+        stack.append(visit)
+        visit.marks.append(clock.mark())
+
+    def leave(module: nn.Module, args: Any, found: Any) -> None:
+        mark, visit = clock.mark(), stack.pop()
+        visit.marks.append(mark)
+        _add_work(visit, module, experts.get(id(module)), args, found)
+
+    hooks = []
+    for name, module in group.model.named_modules():
+        hooks.append(module.register_forward_pre_hook(lambda *_, name=name: enter(name)))
+        hooks.append(module.register_forward_hook(leave))
+    whole_s = 0.0
+    try:
+        with _attention_counted(stack):
+            for part in parts:
+                weight, start = part.weight, clock.mark()
+                part.run()
+                end = clock.mark()
+                clock.synchronize()
+                whole_s += weight * clock.seconds([start, end])[0]
+    except Exception:  # a call that cannot be repeated has no known modules
+        return None
+    finally:
+        for hook in hooks:
+            hook.remove()
+    own_s, roof_s, calls = dict[str, float](), dict[str, float](), dict[str, float]()
+    scale = group.seconds / whole_s if whole_s > 0 else 0.0
+    peak = under.peak(call.settings.dtype, call.settings.dtype) if under else 1.0
+    for visit in visits:
+        seconds = clock.seconds(visit.marks)[0] - sum(clock.seconds(child.marks)[0] for child in visit.children)
+        own_s[visit.name] = own_s.get(visit.name, 0.0) + scale * visit.weight * seconds
+        calls[visit.name] = calls.get(visit.name, 0.0) + visit.weight
+        if under:
+            least_s = max(visit.flops / peak, visit.nbytes / under.bytes_per_s)
+            roof_s[visit.name] = roof_s.get(visit.name, 0.0) + len(group.calls) * visit.weight * least_s
+    return ModuleTimes(group, own_s, roof_s, calls)
+
+
+def _affordable_parts(run: Run, call: Call, affordable: Callable[[float], bool]) -> Sequence[WeightedRun]:
+    """The whole call, its prompt and a few tokens, or its prompt; empty if not even that is affordable."""
+    if affordable(call.steady_s):
+        return (WeightedRun(1.0, run),)
+    step_s = (call.steady_s - call.steady_prompt_s) / max(1, call.new_tokens - 1)
+    for tokens, seconds in ((_FEW_TOKENS, 2 * call.steady_prompt_s + _FEW_TOKENS * step_s), (1, call.steady_prompt_s)):
+        if call.new_tokens > tokens and affordable(seconds):
+            return run.shortened(tokens)
+    return ()
+
+
+def _add_work(visit: _Visit, module: Any, experts: Experts | None, args: Any, found: Any) -> None:
+    """Add the arithmetic and the weights of a call of a module without its children: two FLOPs per weight and output.
+
+    That holds for a linear [outputs, inputs] and for a convolution [outputs, inputs, ...].
+    """
+    weight = getattr(module, "weight", None)
+    if experts is not None and args:
+        tokens = args[0].numel() // args[0].shape[-1]
+        need = experts.work(Step(1, tokens, 0), ExecutionPath())
+        visit.flops += float(need.model_flops) / experts.count
+        visit.nbytes += float(need.weight_bytes) / experts.count
+    elif isinstance(weight, torch.Tensor) and weight.dim() > 1 and not isinstance(module, nn.Embedding):
+        outputs = getattr(module, "out_features", None) or getattr(module, "nf", None) or weight.shape[0]
+        inputs = getattr(module, "in_features", None) or weight.numel() // outputs
+        visit.flops += 2.0 * inputs * (found.numel() if isinstance(found, torch.Tensor) else 0)
+        visit.nbytes += sum(each.numel() * each.element_size() for each in module.parameters(recurse=False))
+
+
+@contextlib.contextmanager
+def _attention_counted(stack: Sequence[_Visit]) -> Iterator[None]:
+    """A context in which SDPA adds its products, and its keys and values, to the module that calls it."""
+    functional = nn.functional
+    original = functional.scaled_dot_product_attention
+
+    def attention(query: Any, key: Any, value: Any, *args: Any, **named: Any) -> Any:
+        if stack:
+            pairs = query.shape[:-1].numel() * key.shape[-2] / (2 if named.get("is_causal") else 1)
+            stack[-1].flops += 2.0 * pairs * (query.shape[-1] + value.shape[-1])
+            stack[-1].nbytes += sum(each.numel() * each.element_size() for each in (key, value))
+        return original(query, key, value, *args, **named)
+
+    with patched(functional, scaled_dot_product_attention=attention):
+        yield

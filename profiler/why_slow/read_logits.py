@@ -1,0 +1,146 @@
+"""Which positions of a forward's logits a script reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+# More reads of one forward's logits are not noted.
+_MOST_READS = 4096
+# A copy of more values is taken as a read of all that they were copied from.
+_MOST_COPIED = 1 << 22
+_OF_VALUES = {
+    "softmax", "log_softmax", "float", "half", "bfloat16", "double", "to", "type", "cpu", "cuda", "clone", "detach",
+    "contiguous", "div", "__truediv__", "mul", "__mul__", "sigmoid", "exp", "argmax",
+}  # fmt: skip
+"""Operations whose result at a position depends on that position only."""
+_OF_PLACES = {
+    "__getitem__", "select", "narrow", "squeeze", "unsqueeze", "index_select", "unbind", "chunk", "split",
+}  # fmt: skip
+"""Operations that take some of the positions."""
+_OF_NOTHING = {"__get__", "size", "dim", "numel", "__len__", "is_floating_point", "stride", "element_size", "__hash__"}
+"""Operations that read no value."""
+
+
+@dataclass
+class LogitsRead:
+    """The positions that were read of one forward's logits, with all of their columns or some."""
+
+    tokens: int
+    places: list[torch.Tensor] = field(default_factory=list)
+    """For each read, the numbers of the positions: row x tokens + position."""
+
+    def add(self, places: torch.Tensor) -> None:
+        """Add a read of values that belong to these positions, without a copy of them for each column."""
+        for dim in range(places.dim() - 1, -1, -1):
+            if places.stride(dim) == 0 and places.shape[dim] > 1:
+                places = places.select(dim, 0)
+        self.places.append(places)
+
+    @property
+    def at_most_one_per_row(self) -> bool:
+        rows = self._distinct // self.tokens
+        return len(rows.unique()) == len(rows)
+
+    @property
+    def last(self) -> int:
+        """The number of last positions that include all that were read; 0 if none was, or not all are known."""
+        return self.tokens - int((self._distinct % self.tokens).min()) if self.places else 0
+
+    @property
+    def _distinct(self) -> torch.Tensor:
+        return torch.cat([each.flatten() for each in self.places]).unique()
+
+
+class WatchedLogits(torch.Tensor):  # type: ignore[misc]
+    """Logits [batch, tokens, vocabulary] that note which positions are read, and else behave as a plain tensor.
+
+    What is computed from them is a plain tensor, except for some of them, or a value for each of them.
+    """
+
+    read: LogitsRead
+    places: torch.Tensor
+    """The number of the position that each value belongs to, with the shape of the logits."""
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Callable[..., Any], _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        watched = list(_watched((args, kwargs)))
+        with torch._C.DisableTorchFunctionSubclass():
+            args, kwargs = _plain(args), _plain(kwargs or {})
+            found = function(*args, **kwargs)
+            name = getattr(function, "__name__", "")
+            if name in _OF_NOTHING:
+                return found
+            first = watched[0]
+            if len(watched) == 1 and (places := _places(name, function, first.places, found, args, kwargs)) is not None:
+                if isinstance(found, torch.Tensor):
+                    return _with_places(found, places, first.read)
+                pairs = zip(found, places, strict=True)
+                return type(found)(_with_places(each, its, first.read) for each, its in pairs)
+            for each in watched:
+                if len(each.read.places) < _MOST_READS:
+                    each.read.add(each.places)
+            return found
+
+
+def watch_logits(found: Any, tokens: int) -> LogitsRead | None:
+    """Replace the logits [batch, tokens, vocabulary] of a forward's output by ones that note which positions are read.
+
+    None if it has no such logits, or something traces or transforms the forward.
+    """
+    logits: Any = getattr(found, "logits", None)
+    if type(logits) is not torch.Tensor or logits.dim() != 3 or logits.shape[1] != tokens or tokens < 2:
+        return None
+    if torch._C._get_tracing_state() is not None or torch._C._functorch.maybe_current_level() is not None:
+        return None
+    found.logits = watched = watched_logits(logits)
+    return watched.read
+
+
+def watched_logits(logits: torch.Tensor) -> WatchedLogits:
+    """The logits of a forward, [batch, tokens, vocabulary], as a tensor that notes which positions are read."""
+    batch, tokens, _ = logits.shape
+    numbers = torch.arange(batch * tokens, dtype=torch.int32, device=logits.device)
+    return _with_places(logits, numbers.view(batch, tokens, 1).expand(logits.shape), LogitsRead(tokens))
+
+
+def _with_places(tensor: torch.Tensor, places: torch.Tensor, read: LogitsRead) -> WatchedLogits:
+    watched: WatchedLogits = tensor.as_subclass(WatchedLogits)
+    watched.places, watched.read = places, read
+    return watched
+
+
+def _places(name: str, function: Callable[..., Any], places: torch.Tensor, found: Any, args: Any, kwargs: Any) -> Any:
+    """The positions of the values of a result; None if it is a read."""
+    if name in _OF_VALUES and isinstance(found, torch.Tensor):
+        if found.shape == places.shape:
+            return places
+        return places[..., 0] if name == "argmax" and found.shape == places.shape[:-1] else None
+    if name not in _OF_PLACES:
+        return None
+    large = isinstance(found, torch.Tensor) and found.numel() > _MOST_COPIED
+    if large and found.untyped_storage()._cdata != args[0].untyped_storage()._cdata:
+        return None
+    return function(places, *args[1:], **kwargs)
+
+
+def _watched(value: Any) -> Iterator[WatchedLogits]:
+    if isinstance(value, WatchedLogits):
+        yield value
+    elif isinstance(value, list | tuple | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _watched(item)
+
+
+def _plain(value: Any) -> Any:
+    """The value with plain tensors."""
+    if isinstance(value, WatchedLogits):
+        return value.as_subclass(torch.Tensor)
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    return type(value)(_plain(item) for item in value) if type(value) in (list, tuple) else value
