@@ -85,7 +85,7 @@ def test_sentences_about_measurements_say_what_was_measured() -> None:
     """Figures of committed runs and of other notebooks, where a sentence quotes them."""
     runs = Path(__file__).parents[1] / "runs/reference"
     by_engine = {
-        name: {cell.key.engine: cell for cell in profiler.read_run(runs / name).measured if cell.phase == "decode"}
+        name: {cell.engine: cell for cell in profiler.read_run(runs / name).measured if cell.phase == "decode"}
         for name in ("mistral-7b-h100-engines", "smollm2-135m-h100")
     }
     eager = by_engine["mistral-7b-h100-engines"]["eager"]
