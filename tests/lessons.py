@@ -56,6 +56,9 @@ def run(path: Path) -> None:
         client = NotebookClient(notebook, timeout=900, resources={"metadata": {"path": folder}}, record_timing=False)
         client.execute()
     notebook.metadata["seconds"] = round(time.perf_counter() - began)
+    for cell in notebook.cells:
+        if "outputs" in cell:  # torch's profiler marks its start and its end on stderr
+            cell.outputs = [output for output in cell.outputs if not output.get("text", "").startswith("USDT:")]
     for digest, output in pictures(notebook):
         output.metadata["drawn_by"] = digest
     nbformat.write(notebook, path)
