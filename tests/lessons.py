@@ -48,6 +48,16 @@ def pictures(notebook: NotebookNode) -> Iterator[tuple[str, NotebookNode]]:
                 yield hashlib.sha256(drawn_by.encode()).hexdigest()[:16], output
 
 
+def computed(notebook: NotebookNode) -> list[str]:
+    """The texts that cells show which measure nothing: the same on every machine without a GPU."""
+    return [
+        output.get("text") or output.get("data", {}).get("text/plain", "")
+        for cell in notebook.cells
+        if cell.cell_type == "code" and MEASURED not in cell.metadata.get("tags", [])
+        for output in cell.outputs
+    ]
+
+
 def run(path: Path) -> None:
     """Run a notebook in an empty folder, and write its outputs, digests and seconds into the file."""
     notebook = nbformat.read(path, 4)

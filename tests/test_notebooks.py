@@ -9,7 +9,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from jupyter_client.manager import KernelManager, start_new_kernel
-from lessons import pictures
+from lessons import computed, pictures
 from nbclient import NotebookClient
 
 import profiler
@@ -133,9 +133,11 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KernelManager]:
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_runs(path: Path, tmp_path: Path, kernel: KernelManager) -> None:
     notebook = nbformat.read(path, 4)
+    kept = computed(notebook)
     emptied = nbformat.v4.new_code_cell(f"%reset -f\n%cd -q {tmp_path}")
     notebook.cells.insert(0, emptied)
     NotebookClient(notebook, timeout=300, km=kernel).execute(reset_kc=True)
     shown = "".join(str(output) for cell in notebook.cells for output in cell.get("outputs", []))
     assert all(figure in shown for figure in FIGURES[path.stem]), [f for f in FIGURES[path.stem] if f not in shown]
+    assert computed(notebook) == kept, f"run `python -m tests.lessons {path.stem[:2]}`, and look at what changed"
     assert list(tmp_path.iterdir()) == [], "a notebook leaves no files"
