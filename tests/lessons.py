@@ -1,0 +1,81 @@
+"""Run notebooks whole, and keep what they show.
+
+`python -m tests.lessons 03 08` runs those two, each in a fresh folder, and writes their outputs into the files.
+A picture keeps a digest of the code that drew it, and a notebook how long it ran: `tests/test_notebooks.py` reads both.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import inspect
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+from nbformat import NotebookNode
+
+from profiler.rent.cost_lines import cost_picture
+from profiler.report.plots import COMPARISONS, PLOTS
+from profiler.report.plots.style import STYLE_FILE
+from profiler.report.plots.theory import THEORY_PLOTS
+
+NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
+MEASURED = "measured"
+"""The tag of a cell whose output is another one each time: it has times of the machine that it runs on."""
+_DRAWN = re.compile(r'\.(?:draw|picture)\([^"]*"(\w+)"\)')
+"""The name of a picture of roofscope, in the code that draws it."""
+
+
+def pictures(notebook: NotebookNode) -> Iterator[tuple[str, NotebookNode]]:
+    """Yield each picture with the digest of the code that draws it: the notebook up to there, and roofscope's plots."""
+    code, drawers = "", {**PLOTS, **COMPARISONS, **THEORY_PLOTS}
+    for cell in notebook.cells:
+        if cell.cell_type != "code":
+            continue
+        code += cell.source
+        named = [drawers[name] for name in _DRAWN.findall(cell.source)]
+        files = {inspect.getsourcefile(draw) for draw in [*named, *[cost_picture] * ("cost_picture(" in cell.source)]}
+        trees = [ast.dump(ast.parse(Path(file).read_text(encoding="utf-8"))) for file in sorted(filter(None, files))]
+        drawn_by = "\n".join([code, STYLE_FILE.read_text(encoding="utf-8"), *trees])
+        for output in cell.outputs:
+            if "image/png" in output.get("data", {}):
+                yield hashlib.sha256(drawn_by.encode()).hexdigest()[:16], output
+
+
+def computed(notebook: NotebookNode) -> list[str]:
+    """The texts that cells show which measure nothing: the same on every machine without a GPU."""
+    return [
+        output.get("text") or output.get("data", {}).get("text/plain", "")
+        for cell in notebook.cells
+        if cell.cell_type == "code" and MEASURED not in cell.metadata.get("tags", [])
+        for output in cell.outputs
+    ]
+
+
+def run(path: Path) -> None:
+    """Run a notebook in an empty folder, and write its outputs, digests and seconds into the file."""
+    notebook = nbformat.read(path, 4)
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        client = NotebookClient(notebook, timeout=900, resources={"metadata": {"path": folder}}, record_timing=False)
+        client.execute()
+    notebook.metadata["seconds"] = round(time.perf_counter() - began)
+    for cell in notebook.cells:
+        if "outputs" in cell:  # torch's profiler marks its start and its end on stderr
+            cell.outputs = [output for output in cell.outputs if not output.get("text", "").startswith("USDT:")]
+    for digest, output in pictures(notebook):
+        output.metadata["drawn_by"] = digest
+    nbformat.write(notebook, path)
+    print(f"{path.stem}: {notebook.metadata['seconds']} s")
+
+
+if __name__ == "__main__":
+    for path in NOTEBOOKS:
+        if path.stem[:2] in sys.argv[1:]:
+            run(path)
