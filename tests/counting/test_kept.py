@@ -20,9 +20,9 @@ from profiler.counting.preset_counts import CountedModel
 from profiler.counting.walk import walk
 from profiler.errors import ModelError
 from profiler.facts.step import ExecutionPath, Step, bytes_by_kind
+from profiler.gpu_profile.roofs import roofs_called
 from profiler.loading.config import config_from
 from profiler.loading.meta_model import build_on_meta
-from profiler.predict.gpu_roofs import roofs_called
 
 # Shapes of published models; the vocabulary and the number of layers do not matter here.
 QWEN_27B = {

@@ -202,8 +202,8 @@ def test_attention_kernels_are_tried_with_and_without_a_mask(
         assert hidden["a padding mask and math attention", phase] == count
 
 
-def test_the_decode_step_of_the_answer_is_tried_before_cheaper_steps(tiny_folder: Path, tmp_path: Path) -> None:
-    """Of 12 layers, a variant's share of time is enough for two in the decode at batch 1, and for four in prefills.
+def test_decode_steps_are_tried_before_cheaper_prefills(tiny_folder: Path, tmp_path: Path) -> None:
+    """Of 12 layers, a variant's share of time is enough for two in the decode at batch 1, and not at batch 4, too.
 
     The test sets the time of a prefill to a hundredth of a decode step.
     """
@@ -217,9 +217,8 @@ def test_the_decode_step_of_the_answer_is_tried_before_cheaper_steps(tiny_folder
     trials = try_variants(subject, config, of_caches(4 << 20), latencies_s, budget_s)
     first = next(trials)
     assert (first.key.phase, first.key.cell.batch_size) == ("decode", 1)
-    assert {(key.phase, key.cell.batch_size) for key in (next(trials).key, next(trials).key)} == {
-        ("prefill", 1), ("prefill", 4)
-    }  # fmt: skip
+    second = next(trials)
+    assert (second.key, second.form != first.form) == (first.key, True)
     trials.close()  # type: ignore[attr-defined]
 
 
