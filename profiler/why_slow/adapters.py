@@ -13,6 +13,8 @@ from profiler.quant.storage import is_linear
 
 # The rank of an adapter is at most this share of the smaller side of its linear.
 _MOST_RANK = 0.5
+# Pairs of inputs that show whether a module is linear.
+_PAIRS = 32
 
 
 def unmerged_adapters(model: nn.Module) -> list[tuple[PackedLinear, Any]]:
@@ -34,26 +36,31 @@ def _adapted(parent: nn.Module) -> Iterator[tuple[nn.Module, str, Any, Any]]:
 
 def _base_of(module: Any) -> Any:
     """The linear in a module whose other matrices are narrow and lead from its inputs to its outputs, else None."""
-    linears = [each for each in module.modules() if is_linear(each) and hasattr(each, "in_features")]
+    linears = [each for each in module.modules() if is_linear(each) and isinstance(each, nn.Linear)]
     if not linears:
         return None
     base = max(linears, key=lambda each: each.in_features * each.out_features)
     ins, outs = base.in_features, base.out_features
-    if base is module:  # a linear with matrices of its own
-        base = nn.Linear(ins, outs, bias=module.bias is not None, device="meta")
-        base.weight, base.bias = module.weight, module.bias
-    own = {id(each) for each in base.parameters()}
-    factors = [tuple(each.shape) for each in module.parameters() if each.dim() == 2 and id(each) not in own]
+    factors = [tuple(each.shape) for each in module.parameters() if each.dim() == 2 and each is not base.weight]
     ranks = {min(shape) for shape in factors}
     is_narrow = bool(ranks) and max(ranks) <= _MOST_RANK * min(ins, outs)
     leads = {max(shape) for shape in factors} == {ins, outs}
-    return base if is_narrow and leads and len(factors) > 1 else None
+    if not (is_narrow and leads and len(factors) > 1):
+        return None
+    if base is module:  # a linear with matrices of its own
+        base = nn.Linear(ins, outs, bias=module.bias is not None, device="meta")
+        base.weight, base.bias = module.weight, module.bias
+    return base
 
 
 def _is_linear_in_its_input(module: Any, ins: int) -> bool:
-    """Whether f(a) + f(b) = f(a + b) + f(0), except for rounding."""
+    """Whether f(a) + f(b) = f(a + b) + f(0), except for rounding.
+
+    A single pair of inputs may have the same signs in a narrow layer, where a ReLU is linear, too.
+    """
     weight = next(each for each in module.parameters() if each.is_floating_point())
-    a, b = torch.randn(2, 1, ins, dtype=weight.dtype, device=weight.device)
+    pairs = torch.randn(2, _PAIRS, ins, generator=torch.Generator().manual_seed(0))
+    a, b = pairs.to(weight.device, weight.dtype)
     try:
         with torch.no_grad():
             both, zero = module(a + b), module(torch.zeros_like(a))
