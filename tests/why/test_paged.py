@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from planted_faults import changes_to, tiny_llama
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
@@ -24,6 +25,7 @@ def test_its_forwards_belong_to_the_line_of_the_call() -> None:
     assert call.forwards >= 3
 
 
+@pytest.mark.slow
 def test_prompts_one_by_one_are_tried_in_one_call() -> None:
     model = tiny_llama()
     found = changes_to(lambda: [model.generate_batch([each], GENERATION, BATCHING) for each in PROMPTS])
