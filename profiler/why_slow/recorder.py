@@ -80,7 +80,7 @@ class Recorder:
     _batches: dict[int, CallRecord] = field(default_factory=dict)
     """By the id of a model: the call of `generate_batch` that it is in."""
     _watches_attention: bool = False
-    _start_s: float = field(default_factory=now_s)
+    _start_s: float = field(default_factory=lambda: now_s())  # a test may have another clock
     _waited_s: float = field(default_factory=waited_for_core_s)
     _compiling: Compiling = field(default_factory=Compiling)
 
