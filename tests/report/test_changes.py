@@ -82,6 +82,7 @@ def test_a_faster_precision_is_reported_with_the_terms_that_changed() -> None:
     assert any("slower" in sentence or "faster" in sentence for sentence in comparison_sentences(comparison))
 
 
+@pytest.mark.slow
 def test_two_without_a_common_cell_get_no_page(roofscope: Callable[..., Any], tmp_path: Path) -> None:
     """Runs with different batches and prompts get their own reports, and one line instead of a page of changes."""
     names = ("smollm2-135m-zen4", "smollm2-135m-xeon-float32")
