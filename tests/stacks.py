@@ -254,7 +254,7 @@ def judged(step: Step, ended: subprocess.CompletedProcess[str], without: Sequenc
 
 
 def tried(stack: str, folder: Path) -> bool:
-    """Make one stack and run its steps. Writes `stack.json`, and returns whether no step failed."""
+    """Make one stack and run its steps. Writes `stack.json`, and returns whether it was made and no step failed."""
     asked = STACKS[stack]
     work = folder / "work"
     shutil.rmtree(work, ignore_errors=True)
@@ -291,7 +291,7 @@ def tried(stack: str, folder: Path) -> bool:
         "results": [asdict(result) for result in results],
     }
     (folder / "stack.json").write_text(json.dumps(kept, indent=1))
-    return all(result.outcome != "failed" for result in results)
+    return bool(versions) and all(result.outcome != "failed" for result in results)
 
 
 def _is_missing(python: str) -> bool:
