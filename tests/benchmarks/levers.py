@@ -84,7 +84,7 @@ def _print_computed(base: Run, folder: Path, options: argparse.Namespace) -> Non
     print(f"\n{'':18}{'computed':24}{'step ms':>9}{'said ms':>18}{'saved ms':>16}", flush=True)
     held: dict[str, list[bool]] = {"between": [], "at most": []}
     widths = []
-    for cell in base.evidence:
+    for cell in base.document.evidence:
         for lever in cell.levers:
             form = SAME.get(lever.change, lever.change)
             if lever.basis != "computed" or form not in (*options.forms.split(","), *ENGINES):
