@@ -49,7 +49,7 @@ def ran_rows(run: Run) -> list[tuple[str, str, str]]:
     rows += [
         ("cache", _cache(path), _instead(first, *_CACHES, COMPILED))
         for name, path in run.document.counting.paths.items()
-        if name.endswith("decode") and _of_first_engine(run, name)
+        if name == f"{first_engine(run)} decode"
     ]
     rows += [(name, _owned(item), "") for name, item in run.document.engine.owned.items()]
     threads = run.document.device.threads
@@ -100,20 +100,14 @@ def _arithmetic(run: Run) -> str:
 
 def _attention(run: Run) -> Iterator[tuple[str, str]]:
     for name, path in run.document.counting.paths.items():
-        if not _of_first_engine(run, name):
+        engine, _, phase = name.rpartition(" ")
+        if engine != first_engine(run):
             continue
-        phase = name.split()[-1]
         if path.attention == "sdpa":
             masked = "" if path.masked_kernel == path.kernel else f", {path.masked_kernel} where a mask is passed"
             yield f"{phase} attention", f"sdpa, {path.kernel} kernel{masked}"
         else:
             yield f"{phase} attention", path.attention
-
-
-def _of_first_engine(run: Run, name: str) -> bool:
-    """Return whether a path belongs to the first engine; old runs name paths by their phase only."""
-    engine, _, phase = name.rpartition(" ")
-    return bool(phase) and engine in ("", run.document.asked.engines[0])
 
 
 def _instead(evidence: CellEvidence | None, *variants: str) -> str:
