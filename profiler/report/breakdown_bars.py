@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from profiler.judge.breakdown import TERM_NAMES
+from profiler.judge.breakdown import TERMS
 from profiler.judge.cells import CellResult
 from profiler.report.selection import spanning
 from profiler.units import percent
@@ -26,7 +26,7 @@ class Segment:
 
     @property
     def name(self) -> str:
-        return TERM_NAMES[self.term]
+        return TERMS[self.term].name
 
     @property
     def end(self) -> float:
@@ -61,14 +61,14 @@ def breakdown_bars(results: Sequence[CellResult], most_a_phase: int) -> list[Bre
 
 
 def terms_of(bars: Sequence[BreakdownBar]) -> list[str]:
-    """Return the terms that occur in any of these bars, in the order of TERM_NAMES."""
+    """Return the terms that occur in any of these bars, in the order of TERMS."""
     shown = {segment.term for bar in bars for segment in bar.segments if abs(segment.share) > 0}
-    return [term for term in TERM_NAMES if term in shown]
+    return [term for term in TERMS if term in shown]
 
 
 def _segments(result: CellResult) -> Iterator[Segment]:
     above = below = 0.0
-    for term in TERM_NAMES:
+    for term in TERMS:
         share = getattr(result, term) / result.latency_s
         if share < 0:
             below += share

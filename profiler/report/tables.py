@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TypedDict
+from dataclasses import replace
 
 from profiler.facts.roofs import Roof
 from profiler.facts.telemetry import ReadingRange
@@ -15,7 +13,7 @@ from profiler.judge.cells import CellEvidence, CellResult
 from profiler.judge.engine_differences import where_it_lies
 from profiler.judge.module_times import GroupTime
 from profiler.report.breakdown_bars import WORTH_SHOWING
-from profiler.report.selection import evidence_of, half_width, selected_cells
+from profiler.report.selection import evidence_of, selected_cells
 from profiler.report.sentences import engine_claims, interval
 from profiler.store.folder import Run
 from profiler.units import duration, percent, saving, scaled, significant
@@ -225,90 +223,3 @@ def _spread(spread: ReadingRange | None, unit: str) -> str | None:
 
 def _plain(value: float, unit: str) -> str:
     return scaled(value if value >= 0.005 else 0.0, unit).strip()
-
-
-Value = str | int | float | None
-
-
-@dataclass(frozen=True)
-class TableColumn:
-    """One column: its heading, its value, and how a number is shown."""
-
-    heading: str
-    value: Callable[[CellResult], Value]
-    show: Callable[[float], str] | None = None
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One entry of the table."""
-
-    text: str
-    sort: str | int | float
-    """The value to sort by; empty if there is no value."""
-    number: bool
-
-
-COLUMNS = (
-    TableColumn("phase", lambda cell: cell.phase),
-    TableColumn("engine", lambda cell: cell.engine),
-    TableColumn("batch", lambda cell: cell.batch_size),
-    TableColumn("prompt", lambda cell: cell.prompt_len),
-    TableColumn("context", lambda cell: cell.context_len),
-    TableColumn("status", lambda cell: cell.status),
-    TableColumn("time", lambda cell: cell.latency_s, duration),
-    TableColumn("±", half_width, percent),
-    TableColumn("visits", lambda cell: cell.visits),
-    TableColumn("p99", lambda cell: cell.p99_s, duration),
-    TableColumn("TTFT", lambda cell: cell.ttft_s, duration),
-    TableColumn("tokens/s", lambda cell: cell.tokens_per_s, significant),
-    TableColumn("TFLOP/s", lambda cell: cell.flops_per_s, lambda value: significant(value / 1e12)),
-    TableColumn("GB/s", lambda cell: cell.bytes_per_s, lambda value: significant(value / 1e9)),
-    TableColumn("MFU", lambda cell: cell.mfu, percent),
-    TableColumn("MBU", lambda cell: cell.mbu, percent),
-    TableColumn("roof", lambda cell: cell.attained, percent),
-    TableColumn("regime", lambda cell: cell.regime),
-    TableColumn("sure", lambda cell: cell.confidence),
-    TableColumn("noise", lambda cell: cell.noise),
-)
-
-
-def columns_with_values(results: Sequence[CellResult]) -> list[TableColumn]:
-    """Return the columns that have a value in some row; the engine is left out if there is one for all rows."""
-    several = len({result.engine for result in results}) > 1
-    filled = [column for column in COLUMNS if any(_entry(column, column.value(item)).sort != "" for item in results)]
-    return [column for column in filled if several or column.heading != "engine"]
-
-
-def entries(result: CellResult, columns: Sequence[TableColumn] = COLUMNS) -> list[Entry]:
-    """Return the entries of one row, in the order of the columns."""
-    return [_entry(column, column.value(result)) for column in columns]
-
-
-class PackedColumn(TypedDict):
-    """A column of many rows in the compact form that the page's script sorts."""
-
-    words: list[str]
-    """Its distinct texts, in ascending order of the values."""
-    at: list[int]
-    """The index of each row's text in `words`."""
-
-
-def packed(results: Sequence[CellResult], columns: Sequence[TableColumn] = COLUMNS) -> list[PackedColumn]:
-    """Return the columns of a table in compact form, for a page with ten thousand cells."""
-    return [_packed([_entry(column, column.value(result)) for result in results]) for column in columns]
-
-
-def _packed(column: Sequence[Entry]) -> PackedColumn:
-    values = {entry.text: entry.sort for entry in column}
-    words = sorted(values, key=lambda text: (values[text] != "", values[text]))
-    places = {text: place for place, text in enumerate(words)}
-    return PackedColumn(words=words, at=[places[entry.text] for entry in column])
-
-
-def _entry(column: TableColumn, value: Value) -> Entry:
-    number = column.show is not None or isinstance(value, int)
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return Entry("-", "", number)
-    text = column.show(float(value)) if column.show else str(value)
-    return Entry(text, value, number)

@@ -9,34 +9,21 @@ from rich.console import Console
 from rich.text import Text
 
 from profiler.grid.cells import CellKey
-from profiler.judge.breakdown import TERM_NAMES
+from profiler.judge.breakdown import TERMS
 from profiler.judge.cells import CellResult
 from profiler.report.blocks import BreakdownChart, CellsTable, TextTable, text_table
 from profiler.report.breakdown_bars import WORTH_SHOWING, BreakdownBar, breakdown_bars, terms_of
+from profiler.report.columns import columns_with_values
 from profiler.report.selection import evidence_of, half_width, of_first_engine
 from profiler.report.sentences import common_noise_line, own_noise, regime_names, visited_once
 from profiler.report.terminal import print_block, rich_table
 from profiler.store.folder import Run
-from profiler.units import duration, percent, significant
+from profiler.units import percent
 
 _BAR_WIDTH = 48
 _UNBOUNDED = 1000
 _MOST_BARS_A_PHASE = 8
 _BLOCK = "█"
-_COLORS = {
-    "weights_s": "blue",
-    "kv_s": "cyan",
-    "compute_s": "yellow",
-    "dequantise_s": "green",
-    "kernel_s": "red",
-    "avoidable_s": "bright_yellow",
-    "padding_s": "bright_red",
-    "link_s": "default",
-    "dispatch_s": "magenta",
-    "generate_s": "bright_magenta",
-    "engine_s": "bright_cyan",
-    "unexplained_s": "bright_black",
-}
 _TITLE, _SHARES = "where the time goes", "share of the time"
 _SHORT_CONFIDENCE = {"high": "high", "medium": "med", "low": "low", None: ""}
 
@@ -77,18 +64,23 @@ def cells_table(run: Run, console: Console) -> TextTable:
 
 
 def _cells_table(run: Run, omitted: Sequence[str]) -> TextTable:
-    results = run.results
-    several_engines = len({result.engine for result in results}) > 1
-    datasheet = any(not (math.isnan(result.mfu) and math.isnan(result.mbu)) for result in results)
-    names = ["phase", "engine", "batch", "tokens", "time", "±", "tok/s", "TFLOP/s", "GB/s", "MFU", "MBU", "roof"]
-    omitted = [*omitted, *([] if several_engines else ["engine"]), *([] if datasheet else ["MFU", "MBU"])]
-    headings = [name for name in (*names, "regime", "sure") if name not in omitted]
-    words, noisy, once = regime_names(run), _noisy(run), visited_once(run)
+    results, words = run.results, regime_names(run)
+    noisy, once = _noisy(run), visited_once(run)
+    columns = [column for column in columns_with_values(results, "terminal") if column.heading not in omitted]
+    # A cell without a verdict has its status in place of one, so these have a text in every run.
+    headings = list(dict.fromkeys([*(column.heading for column in columns), "regime", "sure"]))
     rows = []
     for result in results:
-        mark = "*" if result.key in once else "~" if result.key in noisy else ""
-        entries = _entries(result, words.get(result.key, ""), mark)
-        rows.append([entries[heading] for heading in headings])
+        texts = {column.heading: column.entry(result).text for column in columns}
+        if result.status == "ok":
+            mark = "*" if result.key in once else "~" if result.key in noisy else ""
+            judged = words.get(result.key, ""), _SHORT_CONFIDENCE[result.confidence]
+            texts |= {"±": _interval(result, mark)}
+        else:
+            judged = f"({result.status})", ""
+            texts |= {"±": _interval(result, "±")} if result.status == "forecast" else {}
+        texts |= dict(zip(("regime", "sure"), judged, strict=True))
+        rows.append([texts[heading] for heading in headings])
     starts = [number for number, result in enumerate(results) if number and result.phase != results[number - 1].phase]
     return text_table(headings, rows, texts=("engine", "regime", "sure"), groups=starts)
 
@@ -104,43 +96,11 @@ def _noisy(run: Run) -> set[CellKey]:
     }
 
 
-def _entries(result: CellResult, regime: str, mark: str) -> dict[str, str]:
-    """Return the texts of a cell's row by heading."""
-    identity = {
-        "phase": result.phase,
-        "engine": result.engine,
-        "batch": str(result.batch_size),
-        "tokens": str(result.key.cell.depth),
-    }
-    time = {"time": duration(result.latency_s), "tok/s": significant(result.tokens_per_s)}
-    dashes = dict.fromkeys(("time", "±", "tok/s", "TFLOP/s", "GB/s", "MFU", "MBU", "roof"), "-")
-    if result.status == "forecast":
-        return {**identity, **dashes, **time, "±": _interval(result, "±"), "regime": "(forecast)", "sure": ""}
-    if result.status != "ok":
-        return {**identity, **dashes, "regime": f"({result.status})", "sure": ""}
-    return {
-        **identity,
-        **time,
-        "±": _interval(result, mark),
-        "TFLOP/s": significant(result.flops_per_s / 1e12),
-        "GB/s": significant(result.bytes_per_s / 1e9),
-        "MFU": _share(result.mfu),
-        "MBU": _share(result.mbu),
-        "roof": _share(result.attained),
-        "regime": regime,
-        "sure": _SHORT_CONFIDENCE[result.confidence],
-    }
-
-
 def _interval(result: CellResult, mark: str) -> str:
     width = half_width(result)
     if math.isnan(width):
         return "n=1"
     return f"{mark}{100 * width:.1f} %" if width < 0.1 else f"{mark}{percent(width)}"
-
-
-def _share(value: float) -> str:
-    return "-" if math.isnan(value) else percent(value)
 
 
 def _cell_notes(run: Run) -> list[str]:
@@ -166,9 +126,7 @@ def shares_table(bars: Sequence[BreakdownBar]) -> TextTable:
     for bar in bars:
         shown = [segment for segment in bar.segments if abs(segment.share) >= WORTH_SHOWING]
         ranked = sorted(shown, key=lambda segment: -abs(segment.share))
-        # A line has no room for "below the roof", which `explain kernels` says.
-        names = [segment.name.removesuffix(" below the roof") for segment in ranked]
-        words = [f"{name} {percent(segment.share)}" for name, segment in zip(names, ranked, strict=True)]
+        words = [f"{TERMS[segment.term].short} {percent(segment.share)}" for segment in ranked]
         rows.append([bar.name, ", ".join(words)])
     return text_table((_TITLE, _SHARES), rows, wrapped=(_SHARES,))
 
@@ -177,7 +135,8 @@ def bar_legend(bars: Sequence[BreakdownBar]) -> Text:
     """Return the coloured blocks of these bars with their meanings."""
     legend = Text()
     for term in terms_of(bars):
-        legend.append(", " if legend else "").append(_BLOCK, style=_COLORS[term]).append(f" {TERM_NAMES[term]}")
+        shown = TERMS[term]
+        legend.append(", " if legend else "").append(_BLOCK, style=shown.screen_color).append(f" {shown.name}")
     return legend
 
 
@@ -191,5 +150,5 @@ def bar_text(bar: BreakdownBar) -> Text:
     for segment in bar.segments:
         if segment.share > 0:
             start, end = (round(_BAR_WIDTH * at / whole) for at in (segment.start, segment.end))
-            text.append(_BLOCK * (end - start), style=_COLORS[segment.term])
+            text.append(_BLOCK * (end - start), style=TERMS[segment.term].screen_color)
     return text
