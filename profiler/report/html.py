@@ -29,10 +29,10 @@ from profiler.report.blocks import (
     TextTable,
     visible_sections,
 )
-from profiler.report.breakdown_bars import BreakdownBar, breakdown_bars, terms_of
 from profiler.report.columns import columns_with_values
 from profiler.report.selection import MOST_ROWS_A_PHASE, spanning
 from profiler.report.svg import inline_svg
+from profiler.report.time_breakdown import BreakdownBar, breakdown_bars, terms_of
 from profiler.store.folder import Run
 from profiler.units import duration
 

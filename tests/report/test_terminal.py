@@ -13,11 +13,10 @@ from rich.console import Console
 from profiler.judge.cells import columns_of
 from profiler.judge.module_times import GroupTime
 from profiler.report.blocks import Definitions, Lines, Sentences, text_table
-from profiler.report.breakdown_bars import breakdown_bars
 from profiler.report.console import screen
 from profiler.report.sections import print_run
 from profiler.report.terminal import print_blocks
-from profiler.report.terminal_cells import bar_text, printed_bars, shares_table
+from profiler.report.time_breakdown import bar_text, breakdown_bars, printed_bars, shares_table
 from profiler.store.folder import Run
 
 

@@ -14,7 +14,6 @@ from matplotlib.ticker import FuncFormatter, LogLocator
 
 from profiler.grid.cells import Phase
 from profiler.judge.breakdown import TERMS
-from profiler.report.breakdown_bars import BreakdownBar, breakdown_bars, terms_of
 from profiler.report.plots.style import (
     REGIME_COLOR,
     depth_column,
@@ -26,6 +25,7 @@ from profiler.report.plots.style import (
     with_forecasts,
 )
 from profiler.report.selection import MOST_SIZES, evenly, of_all, of_first_engine
+from profiler.report.time_breakdown import BreakdownBar, breakdown_bars, terms_of
 from profiler.store.folder import Run
 from profiler.units import significant
 

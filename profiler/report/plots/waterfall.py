@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from profiler.errors import RequestError
 from profiler.grid.cells import PHASES
 from profiler.judge.breakdown import TERMS
+from profiler.report.engines import no_claim_lines, waterfalls
 from profiler.report.plots.style import panels_in_a_row, title
-from profiler.report.sentences import no_claim_lines, waterfalls
 from profiler.store.folder import Run
 from profiler.units import significant
 
