@@ -149,7 +149,7 @@ def _run_precisions(
         print(json.dumps([run_json(run) for run in runs], indent=2))
         return runs
     from profiler.report.console import screen
-    from profiler.report.precisions import print_comparison
+    from profiler.run.precisions import print_comparison
 
     print_comparison(runs, screen(plain=plain))
     return runs
@@ -189,8 +189,8 @@ def batch_test(
     if output_format == "json":
         print(json.dumps(run_json(result), indent=2))
     else:
-        from profiler.report.batch_test import print_doubling
         from profiler.report.console import screen
+        from profiler.run.batch_test_screen import print_doubling
 
         print_doubling(result, "prefill" if phase == "prefill" else "decode", screen(plain=plain))
     _refuse_gaps([result])

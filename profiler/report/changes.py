@@ -9,13 +9,7 @@ from profiler.facts.scheduler import OwnedModel
 from profiler.facts.step import ExecutionPath
 from profiler.judge.cells import CellEvidence, CellResult
 from profiler.quant.registry import tried_formats
-from profiler.report.blocks import (
-    DOCUMENTS,
-    Block,
-    Lines,
-    Section,
-    text_table,
-)
+from profiler.report.blocks import DOCUMENTS, Block, Lines, Section, text_table
 from profiler.report.selection import evidence_of, first_engine, selected_cells
 from profiler.report.time_breakdown import WORTH_SHOWING
 from profiler.store.folder import Run

@@ -6,12 +6,7 @@ from datetime import UTC, datetime
 
 from profiler.facts.roofs import Roof
 from profiler.facts.telemetry import ReadingRange
-from profiler.report.blocks import (
-    DOCUMENTS,
-    Lines,
-    Section,
-    text_table,
-)
+from profiler.report.blocks import DOCUMENTS, Lines, Section, text_table
 from profiler.store.folder import Run
 from profiler.units import percent, processors, scaled, significant
 
