@@ -85,7 +85,7 @@ def _print_ceilings(
 ) -> None:
     from rich.console import Console
 
-    from profiler.report.device import ceilings_table, host_words
+    from profiler.report.hardware import ceilings_table, host_words
     from profiler.report.terminal import rich_table
     from profiler.units import processors, scaled
 

@@ -7,8 +7,8 @@ import shlex
 
 from profiler.facts.roofs import Roof, memory_roof
 from profiler.report.blocks import DOCUMENTS, HTML, TERMINAL, Definitions, Lines, Section, Sentences, ShellCommand
-from profiler.report.device import host_words
 from profiler.report.glossary import footnotes
+from profiler.report.hardware import host_words
 from profiler.report.selection import first_engine, of_phase
 from profiler.stats import MOST_FOREIGN_CORES
 from profiler.store.folder import EXPLORE_FILE, Run
