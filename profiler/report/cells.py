@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from profiler.grid.cells import Cell, CellKey, Phase
-from profiler.judge.cells import CellEvidence, CellResult
+from profiler.judge.cells import CellResult
 from profiler.judge.regimes import Flag
 from profiler.judge.scaling import Doubling, DoublingTest
 from profiler.report.blocks import (
@@ -133,13 +133,12 @@ _NEEDLESS: Mapping[str, frozenset[Flag]] = {
 
 def regime_names(run: Run) -> dict[CellKey, str]:
     """Return each cell's regime, followed by the short name of its most important flag."""
-    return {item.key: _regime(item) for item in run.document.evidence}
-
-
-def _regime(item: CellEvidence) -> str:
-    flags = frozenset(item.flags) - _NEEDLESS.get(item.regime, frozenset())
-    word = next((word for flag, word in _SHORT_FLAGS.items() if flag in flags), "")
-    return f"{item.regime} ({word})" if word else item.regime
+    names: dict[CellKey, str] = {}
+    for item in run.document.evidence:
+        flags = frozenset(item.flags) - _NEEDLESS.get(item.regime, frozenset())
+        word = next((word for flag, word in _SHORT_FLAGS.items() if flag in flags), "")
+        names[item.key] = f"{item.regime} ({word})" if word else item.regime
+    return names
 
 
 _MOST_WAITING_ROWS = 8

@@ -155,9 +155,6 @@ def _text(value: object) -> str | None:
 def _spread(spread: ReadingRange | None, unit: str) -> str | None:
     if spread is None:
         return None
-    low, middle, high = (_plain(value, unit) for value in (spread.low, spread.median, spread.high))
+    readings = (spread.low, spread.median, spread.high)
+    low, middle, high = (scaled(value if value >= 0.005 else 0.0, unit).strip() for value in readings)
     return middle if low == high else f"{middle} ({low} to {high})"
-
-
-def _plain(value: float, unit: str) -> str:
-    return scaled(value if value >= 0.005 else 0.0, unit).strip()

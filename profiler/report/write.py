@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from profiler.effort import STANDARD
-from profiler.report.blocks import Picture, Section
+from profiler.report.blocks import Picture
 from profiler.report.engines import waterfalls
 from profiler.report.html import html_page
 from profiler.report.markdown import markdown_page
@@ -44,15 +44,14 @@ def html_report(run: Run, *, draw: bool = True) -> str:
     """Return the report of a run as one HTML document, without pictures unless `draw`."""
     sections = run_sections(run)
     if not draw:
-        sections = [section and _without_pictures(section) for section in sections]
+        sections = [
+            section and replace(section, blocks=[block for block in section.blocks if not isinstance(block, Picture)])
+            for section in sections
+        ]
     document = run.document
     unfinished = " · interrupted" if not document.finished else ""
     subtitle = f"{utc_minute(document.created)} · roofscope {document.roofscope}{unfinished}"
     return html_page(f"{run.model.id} on {document.device.name}", subtitle, sections)
-
-
-def _without_pictures(section: Section) -> Section:
-    return replace(section, blocks=[block for block in section.blocks if not isinstance(block, Picture)])
 
 
 def markdown_report(run: Run) -> str:
