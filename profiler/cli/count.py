@@ -73,12 +73,12 @@ def count_command(
             model, sizes, precision, gpus, picture, output_format, plain=plain, trust_remote_code=trust_remote_code
         )
         return
+    from profiler.count.step_text import print_count
     from profiler.counting.count import count
     from profiler.counting.document import count_csv, count_document
     from profiler.counting.model_numbers import model_numbers
     from profiler.json_document import json_text
     from profiler.report.console import screen
-    from profiler.report.count import print_count
 
     sheets = [name for name, roofs in zip(gpu_names, gpus, strict=True) if roofs.name.endswith("datasheet")]
     try:
@@ -120,6 +120,7 @@ def _count_grid(
     plain: bool,
     trust_remote_code: bool,
 ) -> None:
+    from profiler.count.grid import grid_blocks, grid_document, grid_frame, grid_title, number_blocks
     from profiler.counting.cache import counted_model
     from profiler.counting.grid_count import count_grid
     from profiler.counting.model_numbers import model_numbers
@@ -127,7 +128,6 @@ def _count_grid(
     from profiler.json_document import json_text
     from profiler.loading.source import resolve
     from profiler.report.console import screen
-    from profiler.report.count_grid import grid_blocks, grid_document, grid_frame, grid_title, number_blocks
     from profiler.report.terminal import print_blocks
 
     (batches, prompts, contexts), (dtype, quant), (plot, run, out) = sizes, precision, picture

@@ -15,13 +15,13 @@ from pydantic.json_schema import GenerateJsonSchema
 from profiler.checks.doctor import Examination
 from profiler.checks.render import SelftestRow
 from profiler.comparison.documents import ComparisonDocument, GateDocument, HistoryDocument
+from profiler.count.grid import GridDocument
 from profiler.counting.document import CountDocument
 from profiler.forecast.render import RanksDocument
 from profiler.judge.cells import CellResult
 from profiler.loading.source import Preset
 from profiler.place.render import PlaceDocument
 from profiler.rent.render import RentDocument
-from profiler.report.count_grid import GridDocument
 from profiler.report.device import CeilingsDocument, GpuEntry
 from profiler.report.forecast import ForecastDocument
 from profiler.report.link import LinkDocument

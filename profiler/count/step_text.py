@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from profiler.count.grid import number_blocks
 from profiler.counting.floor import TIGHT
 from profiler.facts.step import Work, bytes_by_kind, plain_number
 from profiler.report.blocks import Block, Lines, TextTable, text_table
-from profiler.report.count_grid import number_blocks
 from profiler.report.terminal import print_blocks
 from profiler.units import duration, scaled, several, short_count, significant
 

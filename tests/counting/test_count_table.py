@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from profiler.count.step_text import print_count
 from profiler.counting.count import StepCount, count
 from profiler.counting.document import count_csv, count_document
 from profiler.json_document import json_text
 from profiler.report.console import screen
-from profiler.report.count import print_count
 
 
 @pytest.fixture(scope="module")
