@@ -50,10 +50,10 @@ def forecast_command(
     """
     from profiler.forecast.check import check_forecast
     from profiler.forecast.command import ForecastRequest, forecast_on, forecast_run
+    from profiler.forecast.screen import forecast_document, print_check, print_forecast
     from profiler.forecast.tensor_parallel import RankOptions
     from profiler.json_document import json_text
     from profiler.report.console import screen
-    from profiler.report.forecast import forecast_document, print_check, print_forecast
 
     request = ForecastRequest(prompt_lens, batch_sizes, context_lens, new_tokens, dtype, quant, engine, threads)
     if not on and not Path(source).is_dir():

@@ -18,12 +18,12 @@ from profiler.comparison.documents import ComparisonDocument, GateDocument, Hist
 from profiler.count.grid import GridDocument
 from profiler.counting.document import CountDocument
 from profiler.forecast.render import RanksDocument
+from profiler.forecast.screen import ForecastDocument
 from profiler.judge.cells import CellResult
 from profiler.loading.source import Preset
 from profiler.place.render import PlaceDocument
 from profiler.rent.render import RentDocument
 from profiler.report.device import CeilingsDocument, GpuEntry
-from profiler.report.forecast import ForecastDocument
 from profiler.report.link import LinkDocument
 from profiler.store.document import RunDocument
 from profiler.why_slow.render import WhyDocument
