@@ -194,13 +194,12 @@ def selftest(on: OnDevice, output: Output) -> None:
     from profiler.device.device import resolve_device
     from profiler.device.machine import machine_for
     from profiler.roofs.measure import measure
-    from profiler.run.neighbours import host_threads
 
     machine, neighbours = machine_for(resolve_device(on.device)), Neighbours()
     results = list(run_selftest(machine, measure(machine, ["float32"], model_dtype="float32")))
     wrong, right = any(result.wrong for result in results), all(result.right for result in results)
     contention = neighbours.look()
-    busy = not right and contention.disturbs(host_threads(machine.info))
+    busy = not right and contention.disturbs(machine.info.host_threads)
     if busy:
         print(contention_line(contention, results), file=sys.stderr if output.format == "json" else sys.stdout)
     if output.format == "json" or wrong or not busy:

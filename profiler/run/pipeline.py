@@ -39,9 +39,8 @@ from profiler.run.measure import (
     measure_options,
     try_changes,
 )
-from profiler.run.neighbours import LOOK, UNSEEN, host_threads, wait_for_neighbours
 from profiler.run.options import Options, check_options
-from profiler.run.setup import load_subject, measure_foundation, other_bytes, roof_dtypes
+from profiler.run.setup import load_subject, measure_foundation, other_bytes, roof_dtypes, wait_for_neighbours
 from profiler.run.stages import Listener, Stages
 from profiler.run.tensor_parallel import Ranks, set_up_ranks
 from profiler.run.validate import PreparedRun, prepare
@@ -51,6 +50,7 @@ from profiler.store.folder import Run
 from profiler.store.writer import RunStore, write_document
 from profiler.units import several
 
+_LOOK, _UNSEEN = "the check for other processes", "busy processes are not detected"
 _TABLE, _NO_TABLE = "the table of cells during the sweep", "it is written at the end of the run"
 _LATE_SHARE = 0.1
 """A visit may exceed the budget by this share before it is given up."""
@@ -155,7 +155,7 @@ def set_up(
     contention: list[Contention] = []
     with stages.optional("reading the idle device's power", "its idle power is unknown"):
         idle_w = idle_power_w(machine.source)
-    with stages.optional(LOOK, UNSEEN):
+    with stages.optional(_LOOK, _UNSEEN):
         if group is None:
             neighbours = Neighbours()
         else:
@@ -165,7 +165,7 @@ def set_up(
             stages.left_s = lambda: budget.left_s + budget.further_s
         subject = load_subject(prepared, stages, budget)
         if neighbours is not None:
-            with stages.optional(LOOK, UNSEEN):
+            with stages.optional(_LOOK, _UNSEEN):
                 contention = wait_for_neighbours(neighbours, stages, budget)
         ceilings, dispatch = measure_foundation(prepared, subject, stages, budget, busy=bool(contention))
     else:
@@ -257,9 +257,9 @@ class _MachineChecks:
                 with self._tolerant_of_the_probe():
                     session.ledger.add(self._probe.look())
             if session.neighbours is not None:
-                with session.stages.optional(LOOK, UNSEEN):
+                with session.stages.optional(_LOOK, _UNSEEN):
                     contention = session.neighbours.look()
-                    if contention.disturbs(host_threads(machine.info)):
+                    if contention.disturbs(machine.info.host_threads):
                         session.ledger.add(contention)
             self._checked_s = machine.now_s()
         return swing(session.ledger.gathered.looks)

@@ -10,7 +10,6 @@ from profiler.device.device import Device, under_wsl
 from profiler.facts.roofs import Ceilings
 from profiler.loading.request import CheckpointFit, dtype_name
 from profiler.measure.subject import Subject
-from profiler.run.neighbours import host_threads
 from profiler.units import percent, scaled
 
 OWN_CORES = (
@@ -21,7 +20,7 @@ OWN_CORES = (
 
 def device_warnings(info: Device, foreign: ForeignLoad | None) -> list[str]:
     """Return warnings about the machine; `foreign` has observed other processes since before it was measured."""
-    warnings = busy_warnings(info, foreign) if foreign is not None else []
+    warnings = busy_words(info.host_threads, foreign) if foreign is not None else []
     if info.kind == "cuda" and info.datasheet is None:
         warnings.append(
             f"{info.name} is not in the table of datasheets: only measured roofs are used, MFU and MBU are empty."
@@ -34,11 +33,6 @@ def device_warnings(info: Device, foreign: ForeignLoad | None) -> list[str]:
             " Panel, or stay well below the GPU's memory."
         )
     return warnings
-
-
-def busy_warnings(info: Device, foreign: ForeignLoad) -> list[str]:
-    """Return a warning if other processes leave fewer cores than a device needs, observed by `foreign`."""
-    return busy_words(host_threads(info), foreign)
 
 
 def busy_words(threads: int, foreign: ForeignLoad) -> list[str]:
