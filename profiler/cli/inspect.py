@@ -188,7 +188,7 @@ def selftest(on: OnDevice, output: Output) -> None:
 
     Exit codes: 0 right, 1 a label is wrong, 3 a kernel is inconclusive.
     """
-    from profiler.checks.render import contention_line, print_selftest, selftest_row
+    from profiler.checks.render import contention_line, print_selftest
     from profiler.checks.selftest import run_selftest
     from profiler.device.contention import Neighbours
     from profiler.device.device import resolve_device
@@ -203,9 +203,7 @@ def selftest(on: OnDevice, output: Output) -> None:
     if busy:
         print(contention_line(contention, results), file=sys.stderr if output.format == "json" else sys.stdout)
     if output.format == "json" or wrong or not busy:
-        output.answer(
-            lambda: [selftest_row(result) for result in results], lambda console: print_selftest(results, console)
-        )
+        output.answer(lambda: results, lambda console: print_selftest(results, console))
     if wrong:
         raise typer.Exit(EXIT_WRONG)
     if not right:
