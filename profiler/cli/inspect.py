@@ -201,7 +201,8 @@ def selftest(on: OnDevice, output: Output) -> None:
     contention = neighbours.look()
     busy = not right and contention.disturbs(machine.info.host_threads)
     if busy:
-        print(contention_line(contention, results), file=sys.stderr if output.format == "json" else sys.stdout)
+        line = contention_line(contention, results)
+        print(line, file=sys.stderr) if output.format == "json" else output.console().print(line, highlight=False)
     if output.format == "json" or wrong or not busy:
         output.answer(lambda: results, lambda console: print_selftest(results, console))
     if wrong:

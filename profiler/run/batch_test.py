@@ -15,12 +15,13 @@ from profiler.counting.walk import walk
 from profiler.device.machine import machine_for
 from profiler.errors import RequestError
 from profiler.facts.step import Step
-from profiler.grid.cells import Cell, CellKey
+from profiler.grid.cells import PHASES, Cell, CellKey
 from profiler.judge.scaling import crossover
 from profiler.loading.device_map import planned_weight_bytes, room_here_bytes
 from profiler.loading.meta_model import plan, quiet_libraries
 from profiler.loading.request import dtype_name
 from profiler.measure.sweep import USUAL_ATTAINED
+from profiler.options import one_of
 from profiler.run.budget import SWEEP_SHARE
 from profiler.run.options import Options
 from profiler.run.setup import measure_ceilings
@@ -45,8 +46,7 @@ def prepare_batch_test(options: Options, phase: str) -> PreparedRun:
     replaced. If the budget cuts batches off, a warning says so. Raises RequestError, as `prepare` does, and if the
     budget is too small for two batches.
     """
-    if phase not in ("prefill", "decode"):
-        raise RequestError(f"--phase {phase!r} is unknown; use prefill or decode.")
+    one_of(phase, "--phase", PHASES)
     first = prepare(replace(options, batch_sizes=[1]))
     depths = [*first.grid.prompt_lens, *first.grid.context_lens]
     if len(depths) != 1 or first.grid.ragged:
