@@ -16,6 +16,7 @@ from profiler.roofs.gemm import measure_gemm
 from profiler.roofs.measure import measure
 from profiler.store.folder import read_gathered
 
+from .held import held
 from .native import why_not
 from .scenario import Scenario, said
 from .truth import H100, T4, PowerCap, Stolen, Truth
@@ -129,3 +130,20 @@ def test_the_counters_stand_next_to_the_counted_bytes(
     [ratio] = [each.value for each in decode.signals if each.signal.startswith("memory traffic by the GPU's counters")]
     assert ratio == pytest.approx(more, rel=0.1)
     assert warns == any("GPU's counters saw" in line for line in run.document.warnings)
+
+
+@pytest.mark.slow
+def test_the_twin_of_4_bit_weights_launches_the_dense_copies_of_the_model(tmp_path: Path) -> None:
+    """On an H100 bitsandbytes unpacks wide linears within the product up to few rows, and writes a copy for more.
+
+    Its own table decides (backends/cuda/ops.py, 0.50): at 8 rows k, v, q, o and down have a copy, gate and up have none.
+    """
+    scenario = Scenario("mistral-7b-v0.3", 4, "bfloat16", prompt_lens=[64], batch_sizes=[1, 8], quant="nf4")
+    truth = H100.but(launch_s=40e-6)
+    run, _ = said(scenario, [truth], tmp_path)
+    dispatch = read_gathered(run.folder, run.document).dispatch
+    one, eight = (dispatch["eager", "decode", batch].step_s for batch in (1, 8))
+    assert eight > one
+    for phase, row in held(scenario, truth, run, tmp_path):
+        if phase.phase == "decode":
+            assert row["dispatch_s"] == pytest.approx(phase.exposed_dispatch_s, rel=0.03)
