@@ -177,6 +177,17 @@ def best_lever(cell: JudgedCell, setting: Setting) -> Lever | None:
     return next(iter([*tried, *ranked]), None)
 
 
+def next_tried(cell: JudgedCell, setting: Setting, best: Lever) -> Lever | None:
+    """Return the tried change that saves most after `best` and is no part of it, if it saves at least `WORTH`."""
+    least_s, parts = WORTH * cell.split.latency_s, _REPLACED_BY.get(best.change, frozenset())
+    others = (
+        item
+        for item in levers(cell, setting)
+        if item.basis == "tried" and item.how and item.change not in {best.change, *parts} and item.saves_s >= least_s
+    )
+    return next(others, None)
+
+
 def _tried(cell: JudgedCell) -> list[Lever]:
     """The variants tried at this shape, applied to this step. A mask only ever costs time."""
     latency_s = cell.split.latency_s

@@ -11,8 +11,8 @@ from typing import Any, Literal, cast, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from profiler.judge.counted_traffic import TRAFFIC_TOLERANCE, CountedTraffic
 from profiler.judge.breakdown import StepRoofs, TimeBreakdown, at_latency, exceeds_step
+from profiler.judge.counted_traffic import TRAFFIC_TOLERANCE, CountedTraffic
 
 Regime = Literal[
     "compute-bound", "memory-bound", "overhead-bound", "kernel-bound", "link-bound", "mixed", "inconclusive"

@@ -112,9 +112,7 @@ def _alone_s(bench: _Bench) -> dict[Phase, tuple[float, ...]]:
     return dict(zip(PHASES, twin_by_itself(bench.engine, bench.machine, bench.budget_s), strict=True))
 
 
-def _alone_with_dense_copies_s(
-    bench: _Bench, batch_sizes: Sequence[int]
-) -> dict[tuple[Phase, int], tuple[float, ...]]:
+def _alone_with_dense_copies_s(bench: _Bench, batch_sizes: Sequence[int]) -> dict[tuple[Phase, int], tuple[float, ...]]:
     """Seconds of the twin's steps by itself, with the launches of as many dense copies as the model writes.
 
     Whether a 4-bit product writes its weight as a dense copy first depends on rows and shape, and the twin has neither.

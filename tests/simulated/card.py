@@ -136,7 +136,11 @@ def _clock(truth: Truth) -> Any:
     throttle, cap = truth.throttle, truth.power_cap
     return native().Clock(
         *((math.inf, 1.0) if throttle is None else (throttle.after_busy_s, throttle.share)),
-        *((math.inf, 1.0, 1.0, 0.0) if cap is None else (cap.after_computing_s, cap.share, cap.dip_share, cap.settles_s)),
+        *(
+            (math.inf, 1.0, 1.0, 0.0)
+            if cap is None
+            else (cap.after_computing_s, cap.share, cap.dip_share, cap.settles_s)
+        ),
     )
 
 

@@ -1,4 +1,4 @@
-"""What a GPU has beside its roofs, planted: costs of short kernels, power that settles, a host that others use, counters."""
+"""What a GPU has beside its roofs, planted: short kernels, power that settles, a host that others use, counters."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_the_counters_stand_next_to_the_counted_bytes(
 def test_the_twin_of_4_bit_weights_launches_the_dense_copies_of_the_model(tmp_path: Path) -> None:
     """On an H100 bitsandbytes unpacks wide linears within the product up to few rows, and writes a copy for more.
 
-    Its own table decides (backends/cuda/ops.py, 0.50): at 8 rows k, v, q, o and down have a copy, gate and up have none.
+    Its own table decides (backends/cuda/ops.py, 0.50): at 8 rows all but gate and up have a copy.
     """
     scenario = Scenario("mistral-7b-v0.3", 4, "bfloat16", prompt_lens=[64], batch_sizes=[1, 8], quant="nf4")
     truth = H100.but(launch_s=40e-6)
