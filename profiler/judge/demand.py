@@ -32,8 +32,8 @@ from profiler.judge.cell_rows import median_issue_s
 from profiler.stats import Estimate
 
 _LEAST_ROOF_WIDTH = 0.01
-"""Half width of a roof, as a share, at the least. The samples of one measurement agree within 0.01 % on a GPU; three
-measurements of an H100's memory gave 3.10 to 3.11 TB/s, and the model's own matrices are not the streams of the roof."""
+"""Half width of a roof, as a share, at the least. Samples of one measurement agree within 0.01 % on a GPU, and three
+measurements of an H100's memory gave 3.10 to 3.11 TB/s; the model's own matrices are not the streams of the roof."""
 
 
 def total_work(operators: Sequence[OperatorWork]) -> tuple[float, float]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from profiler.counting.floor import floor_on, step_floor
 from profiler.data.datasheets import Datasheet
 from profiler.facts.measurements import (
@@ -66,6 +68,8 @@ WORTH = 0.05
 """The smallest share of a step that a change must save to be advised."""
 # The smallest share of a step that a measurement can resolve.
 _LEAST_SHARE = 1e-3
+# Products that show a fixed cost: how many, over which range of bytes, and how far from one line.
+_LEAST_PRODUCTS, _LEAST_RANGE, _OFF_THE_LINE = 4, 4.0, 0.2
 # An operator with at least this share of all kernel losses is named.
 _NAMED_LOSS_SHARE = 0.3
 
@@ -453,7 +457,7 @@ def _kernels(cell: JudgedCell) -> list[Lever]:
         _bound(
             _OTHER_KERNELS,
             _lost_in_products(cell),
-            f"what products lose against their roofs when run one by one{_largest_loss(cell)}",
+            f"what products lose against their roofs when run one by one{_fixed_costs(cell)}{_largest_loss(cell)}",
             cell.split.half_widths_s.get("kernel_s", 0.0),
         ),
     ]
@@ -465,6 +469,28 @@ def _unfused_s(cell: JudgedCell) -> float:
     lost_s = sum(seconds for name, seconds in cell.lost_s.items() if name in attention)
     written_s = sum(cell.avoidable_s.get(cause, 0.0) for cause in (Cause.ATTENTION_MATRIX, Cause.REPEATED_HEADS))
     return min(written_s, max(0.0, lost_s))
+
+
+def _fixed_costs(cell: JudgedCell) -> str:
+    """Words for what the products of a decode step take besides their bytes, a fixed time for each.
+
+    It is the intercept of their times over their bytes, if these lie on a line: on an H100, 5.0 us + n / 3.2 TB/s.
+    """
+    products = [item for item in cell.operators if item.operator in cell.lost_s and item.weight_bytes]
+    if cell.key.phase != "decode" or len(products) < _LEAST_PRODUCTS:
+        return ""
+    counts = np.array([item.count for item in products])
+    nbytes = np.array([float(item.weight_bytes) for item in products]) / counts
+    calls_s = np.array([cell.lost_s[item.operator] for item in products]) / counts + nbytes / cell.roof_bytes_per_s
+    if nbytes.max() < _LEAST_RANGE * nbytes.min():
+        return ""
+    s_per_byte, fixed_s = np.polyfit(nbytes, calls_s, 1, w=np.sqrt(counts))
+    off_s = np.average(np.abs(fixed_s + s_per_byte * nbytes - calls_s), weights=counts)
+    if fixed_s <= 0 or off_s > _OFF_THE_LINE * fixed_s:
+        return ""
+    total = int(counts.sum())
+    total_s = min(total * fixed_s, _lost_in_products(cell))
+    return f", {duration(total_s)} of it the fixed {duration(fixed_s)} of each of {total}: fewer, wider ones save it"
 
 
 def _largest_loss(cell: JudgedCell) -> str:
