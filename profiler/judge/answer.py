@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from profiler.facts.measurements import WITHOUT_CUDNN
-from profiler.judge.breakdown import TERM_NAMES, TimeBreakdown
+from profiler.judge.breakdown import TERM_NAMES, TERMS, TimeBreakdown
 from profiler.judge.cells import EngineDifference, JudgedCell, Lever
 from profiler.judge.engine_differences import causes_of, engine_change
 from profiler.judge.how_to import how_to
@@ -180,23 +180,9 @@ def _largest_other_term(s: TimeBreakdown) -> str:
 
 
 def _largest_terms(s: TimeBreakdown) -> str:
-    terms = {
-        "weights need": s.weights_s,
-        "the KV cache needs": s.kv_s,
-        "arithmetic needs": s.compute_s,
-        "dequantising takes": s.dequantise_s,
-        "kernels lose": s.kernel_s,
-        "avoidable work takes": s.avoidable_s,
-        "padding takes": s.padding_s,
-        "the link takes": s.link_s,
-        "dispatch takes": s.dispatch_s,
-        "generate adds": s.generate_s,
-        "the engine takes": s.engine_s,
-        "unexplained is": s.unexplained_s,
-    }
     # Parts that add up to more than the step leave a negative rest, which is named like any other term.
-    ranked = sorted(terms.items(), key=lambda item: -abs(item[1]))[:3]
-    return ", ".join(f"{name} {duration(value)}" for name, value in ranked)
+    ranked = sorted(TERMS, key=lambda term: -abs(getattr(s, term)))[:3]
+    return ", ".join(f"{TERMS[term].clause} {duration(getattr(s, term))}" for term in ranked)
 
 
 def _prefill_sentence(prefills: Sequence[JudgedCell], setting: Setting) -> str:

@@ -15,8 +15,15 @@ from profiler.facts.run_facts import DeviceFacts
 from profiler.loading.request import dtype_name
 from profiler.measure.subject import Subject
 from profiler.run.validate import PreparedRun
-from profiler.store.document import CeilingsRecord, CountingRecord, EngineRecord, GridRecord, HealthRecord, RunDocument
-from profiler.store.migrations import SCHEMA_VERSION
+from profiler.store.document import (
+    SCHEMA_VERSION,
+    CeilingsRecord,
+    CountingRecord,
+    EngineRecord,
+    GridRecord,
+    HealthRecord,
+    RunDocument,
+)
 
 
 def opening(
