@@ -52,7 +52,7 @@ EXPERT: dict[str, dict[str, set[Regime]]] = {
 
 
 def labels(folder: Path) -> list[tuple[CellResult, Regime]]:
-    """Return every measured cell with its label by the current rules, from facts or, in old runs, from its terms."""
+    """Return every measured cell with its label by the current rules, from its facts or else from its terms."""
     run = read_run(folder)
     try:
         document = read_document(folder)

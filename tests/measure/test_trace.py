@@ -21,7 +21,7 @@ from profiler.facts.measurements import BETWEEN_MODULES
 from profiler.grid.cells import Cell, CellKey
 from profiler.measure.module_hooks import Pieces
 from profiler.measure.trace import TRACE, activity, trace_cell
-from profiler.report.sentences import activity_lines, unexplained_lines
+from profiler.report.time_breakdown import activity_lines, unexplained_lines
 from profiler.store.folder import read_run
 
 KEY = CellKey("decode", Cell(1, 16, 8))

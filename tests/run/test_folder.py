@@ -15,11 +15,9 @@ import pytest
 
 import profiler
 from profiler.errors import RunError
-from profiler.grid.cells import Cell
 from profiler.judge.cells import CELL_COLUMNS
-from profiler.run.judge_folder import judge_folder
-from profiler.store.folder import read_gathered, read_run
-from profiler.store.migrations import SCHEMA_VERSION
+from profiler.store.document import SCHEMA_VERSION
+from profiler.store.folder import read_run
 from profiler.store.samples import read_records
 from profiler.store.writer import RunStore
 
@@ -117,7 +115,7 @@ def test_two_runs_never_share_a_folder(tmp_path: Path) -> None:
     ("name", "content", "says"),
     [
         ("run.json", "{", "run.json"),
-        ("run.json", '{"schema_version": 1}', "run.json"),
+        ("run.json", '{"schema_version": 6}', "run.json"),
         ("cells.csv", "phase\nprefill\n", "batch_size"),
         ("cells.csv", None, "cells.csv"),
         ("run.json", None, "run.json"),
@@ -141,35 +139,26 @@ def test_a_damaged_sample_is_named_by_its_line(tiny_run: profiler.Run, tmp_path:
     assert len(read_run(copy).cells) == len(tiny_run.cells), "the table can still be read"
 
 
-def test_a_run_of_a_newer_version_is_refused(tiny_run: profiler.Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("schema", "says"), [(SCHEMA_VERSION + 1, "newer roofscope"), (5, r"roofscope 0\.3\.0")])
+def test_a_run_of_another_schema_names_the_release_that_reads_it(
+    tiny_run: profiler.Run, tmp_path: Path, schema: int, says: str
+) -> None:
     copy = Path(shutil.copytree(tiny_run.folder, tmp_path / "copy"))
     document = json.loads((copy / "run.json").read_text())
-    (copy / "run.json").write_text(json.dumps({**document, "schema_version": 99, "something_new": 1}))
-    with pytest.raises(RunError, match="newer"):
+    (copy / "run.json").write_text(json.dumps({**document, "schema_version": schema, "something_new": 1}))
+    with pytest.raises(RunError, match=says):
         read_run(copy)
 
 
-SCHEMA_1 = Path(__file__).parents[1] / "data" / "run_schema_1"
-
-
-def test_a_run_of_the_first_schema_still_reads(tmp_path: Path, roofscope) -> None:  # type: ignore[no-untyped-def]
-    """A folder from the version before engines is migrated when read, exported, and resumed with the engine eager."""
-    assert json.loads((SCHEMA_1 / "run.json").read_text())["schema_version"] == 1
-    run = read_run(SCHEMA_1)
-    assert run.document.schema_version == SCHEMA_VERSION
-    assert run.document.engine.names == ("eager",)
-    assert set(run.cells["engine"]) == {"eager"}
-    assert run.cells["latency_s"].notna().all()
-    exported = roofscope("export", str(SCHEMA_1))
-    assert exported.code == 0
-    assert len(exported.out.splitlines()) == 1 + len(run.cells)
-    copy = shutil.copytree(SCHEMA_1, tmp_path / "run")
-    with RunStore(copy, resume=True):
-        gathered = read_gathered(copy, run.document)
-    assert set(gathered.visits) == {Cell(1, 16, 8), Cell(1, 32, 8)}
-    assert not gathered.gaps
-    with pytest.raises(RunError, match=r"cannot be judged again: its version did not write operators\.csv"):
-        judge_folder(copy)
+def test_a_run_without_a_later_column_is_read(tiny_run: profiler.Run, tmp_path: Path) -> None:
+    """What a run did not record is not known; a table without times is damaged."""
+    copy = Path(shutil.copytree(tiny_run.folder, tmp_path / "copy"))
+    frame = pd.read_csv(copy / "cells.csv")
+    frame.drop(columns="visits").to_csv(copy / "cells.csv", index=False)
+    assert {result.visits for result in read_run(copy).results} == {None}
+    frame.drop(columns="latency_s").to_csv(copy / "cells.csv", index=False)
+    with pytest.raises(RunError, match="latency_s"):
+        read_run(copy)
 
 
 @pytest.mark.slow

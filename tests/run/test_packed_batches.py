@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import profiler
-from profiler.report.sentences import packed_line
+from profiler.report.changes import packed_line
 
 pytestmark = pytest.mark.cpu
 

@@ -16,7 +16,7 @@ from profiler.run.multi_run import run_precisions
 from profiler.run.options import Options
 from profiler.store.folder import Run, read_run
 
-RUN = Path(__file__).parents[1] / "data" / "run_schema_1"
+RUN = Path(__file__).parents[1] / "data" / "tiny_run"
 
 
 def scaled_run(quant: str, time_factor: float, bytes_factor: float) -> Run:

@@ -96,6 +96,14 @@ def test_the_cell_next_is_the_one_furthest_from_all_that_were_visited() -> None:
     assert len(set(cells)) == 64
 
 
+def test_doublings_have_a_first_visit_each_from_the_smallest_on() -> None:
+    sizes = [1, 2, 4, 8, 16, 32]
+    plan = Plan(make_grid([4], sizes, 6), 5.0, half_width=10.0, ascending=True)
+    cells = [outcome.cell for outcome in sweep({"eager": FakeEngine()}, plan, machine=HOST, vocab_size=32)]
+    assert [cell.batch_size for cell in cells[:6]] == sizes
+    assert sorted(cell.batch_size for cell in cells[6:12]) == sizes
+
+
 def test_engines_of_a_cell_are_visited_in_turn() -> None:
     """They follow each other directly, every second time in reverse order."""
     grid = make_grid([4, 8], [1, 2], 6, engines=("eager", "static"))
