@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from profiler.cli.options import Format, Plain
+from profiler.cli.options import Format, Plain, asks
 from profiler.errors import RequestError
 from profiler.quant.registry import quant_help
+from profiler.rent.options import RentOptions
 
 if TYPE_CHECKING:
     from profiler.forecast.command import ForecastRequest
@@ -108,36 +109,17 @@ def _print_ranks(
         print_ranks(answer, card, screen(plain=plain))
 
 
+@asks(of=RentOptions)
 def rent_command(
+    *,
     model: Annotated[str, typer.Argument(help="Hub id, folder, .gguf file, or a preset's name.")],
-    use: Annotated[str, typer.Option("--for", help="chat, batch or agents: lengths, rate and limits.")] = "chat",
-    rate: Annotated[str, typer.Option(help="Requests per second, such as 0.5/s, 30/min or 2000/h.")] = "",
-    prompt: Annotated[int | None, typer.Option(help="Tokens per prompt.")] = None,
-    new: Annotated[int | None, typer.Option(help="New tokens per answer.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Sequences always in flight, in place of a rate.")] = None,
-    max_ttft_ms: Annotated[float | None, typer.Option(help="Most milliseconds to the first token.")] = None,
-    max_tpot_ms: Annotated[float | None, typer.Option(help="Most milliseconds per further token.")] = None,
-    quant: Annotated[str, typer.Option(help="One or several of none, nf4, int8wo, int4wo, fp8.")] = "none",
-    engine: Annotated[
-        str, typer.Option(help="compiled (vLLM, TensorRT-LLM), eager (plain transformers), or both.")
-    ] = "compiled",
-    price_class: Annotated[
-        str, typer.Option("--class", help="Only prices of: hyperscaler, 'GPU cloud', marketplace or community.")
-    ] = "",
-    provider: Annotated[str, typer.Option(help="Only this provider's prices, such as AWS.")] = "",
-    spot: Annotated[bool, typer.Option("--spot", help="Spot prices in place of prices on demand.")] = False,
-    price: Annotated[str, typer.Option(help="Your own prices in USD per hour: 'T4=0.35,H100 SXM=2.99'.")] = "",
-    cards: Annotated[str, typer.Option(help="Only these GPUs, such as 'T4,L4,H100 SXM'.")] = "",
-    host_index: Annotated[
-        float | None, typer.Option(help="Your host's dispatch time over the reference, from `roofscope ceilings`.")
-    ] = None,
     by_utilisation: Annotated[
         bool, typer.Option("--by-utilisation", help="Also USD per million tokens at 100, 50 and 10 % load.")
     ] = False,
     out: Annotated[Path | None, typer.Option(help="PNG or SVG file: the cost over the requests per second.")] = None,
-    keep: Annotated[Path | None, typer.Option(help="Add the costs to this run's folder and report.html.")] = None,
     plain: Plain = False,
     output_format: Format = "table",
+    **options: Any,
 ) -> None:
     """Compare GPUs to rent for a model: fit, speed and cost.
 
@@ -146,39 +128,16 @@ def rent_command(
     from datetime import UTC, datetime
 
     from profiler.json_document import json_text
-    from profiler.rent.command import rent, rent_request
-    from profiler.rent.cost_lines import cost_over_load, cost_picture
-    from profiler.rent.render import print_rented, rent_document
-    from profiler.rent.workload import workload_of
+    from profiler.rent.command import rent
+    from profiler.rent.picture import cost_picture
+    from profiler.rent.text import print_rented, rent_document
     from profiler.report.console import screen
 
-    if batch is not None and rate:
-        raise RequestError("--batch and --rate exclude each other: a rate gives the number of sequences in flight.")
-    request = rent_request(
-        workload_of(use, prompt, new, rate, max_ttft_ms, max_tpot_ms),
-        batch=batch,
-        quants=quant,
-        engines=engine,
-        price_class=price_class,
-        provider=provider,
-        spot=spot,
-        prices=price,
-        cards=cards,
-        host_index=host_index,
-    )
-    offers = rent(model, request, datetime.now(UTC).date())
+    offers = rent(model, RentOptions(**options), datetime.now(UTC).date())
     if out is not None:
         from profiler.report.plots import save_figure
 
         save_figure(cost_picture(offers), out)
-    if keep is not None:
-        from profiler.report.write import write_reports
-        from profiler.store.folder import read_run
-        from profiler.store.forecasts import write_costs
-
-        run = read_run(keep)
-        write_costs(keep, cost_over_load(offers))
-        write_reports([run])
     if output_format == "json":
         print(json_text(rent_document(offers)))
     else:

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import Field, fields
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -43,12 +43,15 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 Command = TypeVar("Command", bound=Callable[..., None])
 
 
-def asks(*names: str, defaults: Mapping[str, object] | None = None) -> Callable[[Command], Command]:
-    """Return a decorator that adds the named fields of `Options` (by default all) before a command's own options.
+def asks(
+    *names: str, of: type[Any] = Options, defaults: Mapping[str, object] | None = None
+) -> Callable[[Command], Command]:
+    """Return a decorator that adds the named fields of the dataclass `of` (by default all) to a command's own options.
 
-    The command takes them as keywords; `defaults` replaces some of their defaults.
+    They are fields of `run.options.option`, and come first. The command takes them as keywords; `defaults` replaces
+    some of their defaults.
     """
-    options = [item for item in fields(Options) if item.name in names or not names]
+    options = [item for item in fields(of) if item.name in names or not names]
 
     def decorate(command: Command) -> Command:
         own = [
@@ -57,14 +60,15 @@ def asks(*names: str, defaults: Mapping[str, object] | None = None) -> Callable[
             if parameter.kind is not inspect.Parameter.VAR_KEYWORD
         ]
         shared = [_parameter(item, (defaults or {}).get(item.name, item.default)) for item in options]
-        command.__signature__ = inspect.Signature([*shared, *own])  # type: ignore[attr-defined]
+        listed = sorted([*shared, *own], key=lambda parameter: parameter.name != "model")
+        command.__signature__ = inspect.Signature(listed)  # type: ignore[attr-defined]
         return command
 
     return decorate
 
 
 def _parameter(item: Field[object], default: object) -> inspect.Parameter:
-    """Return a field of `Options` as a parameter for typer."""
+    """Return a field of a command's options as a parameter for typer."""
     text, shown = item.metadata["help"], item.metadata.get("shown") or None
     if item.name == "model":
         information = typer.Argument(help=text)
@@ -84,4 +88,4 @@ def _kind(item: Field[object], default: object) -> object:
         return Path | None
     if default is not None:
         return type(default)
-    return float | None if str(item.type).startswith("float") else str | None
+    return {"float | None": float | None, "int | None": int | None}.get(str(item.type), str | None)

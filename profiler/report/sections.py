@@ -66,7 +66,7 @@ from profiler.report.tables import (
 from profiler.report.terminal import print_sections
 from profiler.stats import samples_for
 from profiler.store.folder import EXPLORE_FILE, Run
-from profiler.store.forecasts import read_costs, read_forecast
+from profiler.store.forecasts import read_forecast
 from profiler.units import processors, scaled, short_count
 
 _MOST_SERIES = 12
@@ -281,14 +281,6 @@ def _forecast(run: Run) -> Section | None:
     return Section("What would happen", blocks, "forecast from the measured cells; bands hold nine in ten", HTML)
 
 
-def _costs(run: Run) -> Section | None:
-    if not read_costs(run.folder) or not run.measured:
-        return None
-    alt = "USD per million output tokens against the sequences in flight, by GPU, up to the largest batch of each"
-    note = "on rented GPUs, from published figures; bands hold nine in ten"
-    return Section("What a token would cost", [Picture("cost", alt, (run,))], note, HTML)
-
-
 def _doubling(run: Run) -> Section | None:
     tests = [test for test in run.document.scaling if test.axis == "batch"][:_MOST_SERIES]
     blocks: list[Block] = []
@@ -395,7 +387,6 @@ SECTIONS: list[Callable[[Run], Section | None]] = [
     _cold,
     _ranks,
     _forecast,
-    _costs,
     _doubling,
     _precision,
     _quality,
