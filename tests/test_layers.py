@@ -16,6 +16,7 @@ PACKAGE = Path(__file__).parents[1] / "profiler"
 WORDS = {
     "effort",
     "errors",
+    "options",
     "patching",
     "units",
     "stats",

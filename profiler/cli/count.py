@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from profiler.cli.options import Plain, one_of
+from profiler.cli.options import Plain
 from profiler.errors import RequestError
+from profiler.options import one_of
 from profiler.quant.registry import quant_help
 
 if TYPE_CHECKING:

@@ -25,18 +25,17 @@ _NEAR = 1.5
 class RankedOffers:
     """The ranked offers of a model."""
 
-    model: str
     request: RentOptions
     offers: tuple[Offer, ...]
     notes: tuple[str, ...] = ()
 
 
-def rent(model: str, request: RentOptions, today: date) -> RankedOffers:
+def rent(request: RentOptions, today: date) -> RankedOffers:
     """The offers of a model on GPUs with a price, ranked.
 
     Raises RequestError for an impossible request, or if the model fits no GPU, or no published figure covers it.
     """
-    planner, offers, names = Planner(model, request.load), [], request.gpu_names
+    planner, offers, names = Planner(request.model, request.load), [], request.gpu_names
     for quant in request.quants:
         for engine in request.engines:
             for sheet in gpus():
@@ -61,11 +60,11 @@ def rent(model: str, request: RentOptions, today: date) -> RankedOffers:
     if not offers:
         raise RequestError(no_price)
     if all(each.verdict == "no basis" for each in offers):
-        raise RequestError(f"{model} has {no_basis(request.quants[0], request.engines[0])}")
+        raise RequestError(f"{request.model} has {no_basis(request.quants[0], request.engines[0])}")
     if not any(each.fits for each in offers):
-        raise RequestError(_fits_nowhere(model, offers))
+        raise RequestError(_fits_nowhere(request.model, offers))
     notes = [*_notes(planner, request), *([f"{no_price[0].upper()}{no_price[1:]}"] if unpriced else [])]
-    return RankedOffers(model, request, ranked(offers), tuple(notes))
+    return RankedOffers(request, ranked(offers), tuple(notes))
 
 
 def _fits_nowhere(model: str, offers: Sequence[Offer]) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar, get_args
 
 from profiler.errors import RequestError
 from profiler.grid.ranges import MOST
-from profiler.run.options import option
+from profiler.options import argument, listed, option
 
 if TYPE_CHECKING:
     from profiler.data.prices import Price
@@ -57,6 +57,7 @@ over 23,608 requests (github:kvcache-ai/Mooncake@3b5a594 FAST25-release/README.m
 class RentOptions:
     """The options of `roofscope rent`, and of `profiler.rent.rent`. Raises RequestError for an impossible value."""
 
+    model: str = argument("Hub id, folder, .gguf file, or a preset's name.")
     use: str = option("chat", "chat, batch or agents: lengths, rate and limits.", flag="for")
     rate: str = option("", "Requests per second, such as 0.5/s, 30/min or 2000/h.")
     prompt: int | None = option(None, "Tokens per prompt.")
@@ -115,19 +116,19 @@ class RentOptions:
 
     @cached_property
     def quants(self) -> tuple[str, ...]:
-        return _listed(self.quant) or ("none",)
+        return tuple(dict.fromkeys(listed(self.quant))) or ("none",)
 
     @cached_property
     def engines(self) -> tuple[EngineKind, ...]:
         known: tuple[EngineKind, ...] = ("compiled", "eager")
-        return tuple(_one_of("--engine", name, known) for name in _listed(self.engine)) or ("compiled",)
+        return tuple(_one_of("--engine", name, known) for name in dict.fromkeys(listed(self.engine))) or ("compiled",)
 
     @cached_property
     def gpu_names(self) -> tuple[str, ...]:
         """The rows of gpus.csv that `cards` names; empty for all."""
         from profiler.data.datasheets import gpu_called
 
-        return tuple(gpu_called(name).gpu for name in _listed(self.cards))
+        return tuple(gpu_called(name).gpu for name in listed(self.cards))
 
     @cached_property
     def own_prices(self) -> dict[str, Price]:
@@ -138,10 +139,6 @@ class RentOptions:
         """Whose prices are requested, such as ` of AWS`."""
         kind = f"{self.price_class}s".replace("communitys", "community hosts") if self.price_class else ""
         return f" of {self.provider or kind or 'any provider'}"
-
-
-def _listed(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
 Name = TypeVar("Name", bound=str)
@@ -161,7 +158,7 @@ def parse_prices(text: str) -> dict[str, Price]:
     from profiler.data.prices import OWN, Price
 
     own: dict[str, Price] = {}
-    for part in _listed(text):
+    for part in listed(text):
         name, equals, value = part.rpartition("=")
         if not equals:
             raise RequestError(f"--price {part!r} has no price; give GPU=USD_PER_HOUR, such as 'T4=0.35'.")

@@ -55,7 +55,7 @@ def assumptions(rented: RankedOffers) -> str:
     table = f"the lowest {'spot' if request.spot else 'on-demand'} prices{request.of_whom}"
     prices = "your prices" if own == {True} else f"{table} and yours" if True in own else table
     return (
-        f"{rented.model} with {engines} in {precisions}; {load.use}: {load.prompt_len} tokens in,"
+        f"{request.model} with {engines} in {precisions}; {load.use}: {load.prompt_len} tokens in,"
         f" {load.new_tokens} out, {rate}, {', '.join(limits) or 'no latency limit'}; {prices}."
     )
 
@@ -303,6 +303,6 @@ def rent_document(rented: RankedOffers) -> RentDocument:
     """Return the document of the offers of a model, with every assumption."""
     request = rented.request
     return RentDocument(
-        rented.model, assumptions(rented), request.load, request.batch, request.engines, request.quants,
+        request.model, assumptions(rented), request.load, request.batch, request.engines, request.quants,
         request.price_class, request.provider, request.spot, request.host_index, rented.offers, rented.notes,
     )  # fmt: skip

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 from profiler.errors import RequestError, near_misses
 from profiler.grid.cells import DEFAULT_ENGINE
 from profiler.grid.ragged import Ragged
+from profiler.options import argument, option
 from profiler.quant.registry import quant_help
 
 DEFAULT_MODEL = "smollm2-135m"
-
-
-def option(default: Any, text: str, *, flag: str = "", shown: str = "") -> Any:
-    """A field of a command's options: its default, its help, and its flag and displayed default if they differ."""
-    return field(default=default, metadata={"help": text, "flag": flag, "shown": shown})
 
 
 @dataclass(frozen=True)
@@ -27,8 +22,8 @@ class Options:
     Lengths and sizes are numbers, or texts in the range grammar of the command line.
     """
 
-    model: str | None = option(None, "Hub id, folder, .gguf file, or a preset's name.", shown=DEFAULT_MODEL)
-    prompt_lens: str | Sequence[int] | Ragged | None = option(  # noqa: RUF009  Ragged is frozen, too
+    model: str | None = argument("Hub id, folder, .gguf file, or a preset's name.", default=None, shown=DEFAULT_MODEL)
+    prompt_lens: str | Sequence[int] | Ragged | None = option(
         None,
         "Prompt lengths: 128, or 64,256, or 64..2048*2; for unequal prompts ragged:32..512 or ragged:FILE.",
         shown="64,128,256,512; 64,512 to compare precisions, engines or devices",
@@ -55,7 +50,7 @@ class Options:
     attn: str | None = option(None, "Attention implementation, such as sdpa or eager.")
     tp: int = option(1, "Ranks to split the model over (tensor parallelism), one per GPU; starts torchrun if needed.")
     device: str = option("auto", "auto, cpu, cuda or cuda:N; or several, one after the other: cuda:0,cuda:1.")
-    out: str | Path | None = field(default=None, metadata={"help": "Run folder (default: a new one under runs/)."})
+    out: Path | str | None = option(None, "Run folder (default: a new one under runs/).")
     budget_s: float | None = option(
         None,
         "Seconds from the start to the answer, without loading.",
@@ -70,11 +65,6 @@ class Options:
     check_quality: bool = option(False, "Compare a quantised checkpoint's outputs with the original's.")
     trust_remote_code: bool = option(False, "Run the model's own code.")
     allow_pickle: bool = option(False, "Load .bin checkpoints, which can run code.")
-
-
-def flag_of(option: Field[object]) -> str:
-    """Return the command line's name of a field of Options."""
-    return "--" + (option.metadata.get("flag") or option.name).replace("_", "-")
 
 
 def check_options(given: Sequence[str]) -> None:

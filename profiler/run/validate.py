@@ -30,9 +30,10 @@ from profiler.loading.meta_model import build_on_meta, plan, quiet_libraries
 from profiler.loading.request import DTYPES, ModelRequest, dtype_name, most_positions, resolve_dtype
 from profiler.loading.source import ModelSource, resolve
 from profiler.measure.quality import text_ids
+from profiler.options import flag_of, listed
 from profiler.quant.formats import QuantOptions, check_quant
 from profiler.quant.registry import FORMATS, Quant, known_quant
-from profiler.run.options import DEFAULT_MODEL, Options, flag_of
+from profiler.run.options import DEFAULT_MODEL, Options
 from profiler.store.document import RunDocument
 from profiler.store.folder import read_document, read_results
 
@@ -75,8 +76,8 @@ def prepare(options: Options, compared: bool = False) -> PreparedRun:
     Without a named grid it is the default grid, or its corners if runs are to be `compared`, or engines.
     """
     quant = options.quant
-    engines = with_own_loop(_listed(options.engine)) or [DEFAULT_ENGINE]
-    caches = _listed(options.cache)
+    engines = with_own_loop(listed(options.engine)) or [DEFAULT_ENGINE]
+    caches = listed(options.cache)
     compared = compared or len(engines) > 1 or len(caches) > 1
     prompts, batches = options.prompt_lens, options.batch_sizes
     if prompts is None and not options.context_lens:
@@ -155,10 +156,6 @@ def prepare(options: Options, compared: bool = False) -> PreparedRun:
         budget_s=DEFAULT_BUDGET_S if options.budget_s is None else options.budget_s,
         whole=effort.STANDARD.whole_grid or (options.budget_s is None and grid_named),
     )
-
-
-def _listed(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _check_ranks(

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from profiler.counting.operators import Linear
 from profiler.device.contention import ForeignLoad
 from profiler.device.device import Device, under_wsl
-from profiler.device.memory import MAY_SPILL, NO_FALLBACK
 from profiler.facts.roofs import Ceilings
 from profiler.loading.request import CheckpointFit, dtype_name
 from profiler.measure.subject import Subject
@@ -28,7 +27,12 @@ def device_warnings(info: Device, foreign: ForeignLoad | None) -> list[str]:
             f"{info.name} is not in the table of datasheets: only measured roofs are used, MFU and MBU are empty."
         )
     if info.kind == "cuda" and under_wsl():
-        warnings.append(f"under WSL {MAY_SPILL}; {NO_FALLBACK}, or stay well below the GPU's memory.")
+        # github.com/microsoft/WSL, issue 11050; the setting's name: nvidia.custhelp.com, answer 5490.
+        warnings.append(
+            "under WSL allocations beyond the GPU's memory may spill to system memory without an error, and steps get"
+            " slow; set 'CUDA - Sysmem Fallback Policy' to 'Prefer No Sysmem Fallback' in Windows' NVIDIA Control"
+            " Panel, or stay well below the GPU's memory."
+        )
     return warnings
 
 

@@ -74,7 +74,9 @@ def test_every_command_gives_the_same_answer(roofscope: Any, gpu: str, batch: in
         assert counted["safe_bytes"] == pytest.approx(need + batch * LOST - without_new, rel=0.002)
     grid = json.loads(roofscope("count", "mistral-7b-v0.1", *size, "--gpu", gpu, "--format", "json").out)
     assert {(row["fits"], row["tight"]) for row in grid["rows"]} == {(fits, tight)}
-    planned = Planner("mistral-7b-v0.1", RentOptions(use="batch", prompt=512, new=128).load).plan("none", "eager")
+    planned = Planner("mistral-7b-v0.1", RentOptions("mistral-7b-v0.1", use="batch", prompt=512, new=128).load).plan(
+        "none", "eager"
+    )
     together = planned.largest_batch_on(gpu_called(gpu), one_by_one=False)
     assert (together >= batch) == (fits and not tight), "rent counts on what runs"
 

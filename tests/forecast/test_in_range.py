@@ -23,8 +23,8 @@ def cell(answer: Answer, phase: str) -> ForecastCell:
 
 def rented_step(model: str) -> tuple[float, float, float]:
     """The range of a decode step of 64 sequences of 2064 tokens in `rent`, in plain transformers."""
-    request = RentOptions(use="batch", prompt=2048, new=32, batch=64, engine="eager", cards=CARD)
-    [offer] = rent(model, request, date(2026, 11, 20)).offers
+    request = RentOptions(model, use="batch", prompt=2048, new=32, batch=64, engine="eager", cards=CARD)
+    [offer] = rent(request, date(2026, 11, 20)).offers
     assert offer.step_s is not None
     return offer.step_s.ends
 

@@ -28,7 +28,7 @@ CARDS = "T4,L4,A10G,L40S,H100 SXM"
 
 
 def rented(model: str, use: str = "chat", today: date = TODAY, **options: Any) -> RankedOffers:
-    return rent(model, RentOptions(use=use, **{"price_class": "hyperscaler", **options}), today)
+    return rent(RentOptions(model, use=use, **{"price_class": "hyperscaler", **options}), today)
 
 
 @pytest.fixture(scope="module")
@@ -248,7 +248,7 @@ def test_two_gpus_are_as_fast_as_forecast_says() -> None:
     link = published_link("nvlink4", 2)
     answer = forecast_on("llama-3.1-8b", "H100 SXM", ForecastRequest("2048", "16", new_tokens=32, ranks=2, link=link))
     cell = next(cell for cell in answer.cells if cell.phase == "decode")
-    load = RentOptions(use="batch", prompt=2048, new=32).load
+    load = RentOptions("llama-3.1-8b", use="batch", prompt=2048, new=32).load
     times = times_on(Planner("llama-3.1-8b", load).plan("none", "eager", 2, link), gpu_called("H100 SXM"), 16, None)
     assert [end.step_s[15] for end in times] == pytest.approx([cell.low_s, cell.latency_s, cell.high_s])
 

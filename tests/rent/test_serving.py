@@ -94,10 +94,10 @@ def test_the_cost_of_one_gpu_depends_on_its_rate_alone() -> None:
 
 def test_a_use_sets_what_is_not_given() -> None:
     assert WORKLOADS["chat"].limits == Limits(0.5, 0.05)
-    load = RentOptions(prompt=100, rate="30/min", max_tpot_ms=20).load
+    load = RentOptions("gpt2", prompt=100, rate="30/min", max_tpot_ms=20).load
     assert (load.prompt_len, load.new_tokens, load.rate_per_s) == (100, 128, 0.5)
     assert load.limits == Limits(0.5, 0.02)
-    assert RentOptions(use="batch").load.rate_per_s is None
+    assert RentOptions("gpt2", use="batch").load.rate_per_s is None
 
 
 @pytest.mark.parametrize(("text", "per_s"), [("0.5/s", 0.5), ("2", 2.0), ("90/min", 1.5), ("3600 / h", 1.0)])

@@ -11,7 +11,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from profiler.data.links import link_called
 from profiler.forecast.command import ForecastRequest
-from profiler.forecast.tensor_parallel import RankOptions, forecast_ranks
+from profiler.forecast.options import RankOptions
+from profiler.forecast.tensor_parallel import forecast_ranks
 from profiler.grid.cells import Grid
 from profiler.report.device import health_lines
 from profiler.report.progress import QuietListener
