@@ -108,9 +108,9 @@ _TOP_K = (
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Return whether a module is a norm: by its class name and its weight vector."""
+    """Return whether a module is a norm: by its class name and its weights, [width] or [heads, width] (Cohere)."""
     params = dict(module.named_parameters(recurse=False))
-    return "weight" in params and params["weight"].dim() == 1 and bool(_NORM.search(type(module).__name__))
+    return "weight" in params and params["weight"].dim() <= 2 and bool(_NORM.search(type(module).__name__))
 
 
 def is_router(module: nn.Module) -> bool:
@@ -163,6 +163,24 @@ def not_run_for_text(name: str, module: nn.Module) -> bool:
 def is_tower(name: str) -> bool:
     """Return whether a module, by its name, reads another modality or fits it to the decoder."""
     return bool(_OTHER_MODALITY.search(name.rpartition(".")[2]))
+
+
+def run_by_text(model: Any) -> tuple[str, ...]:
+    """Return the names of what a step of text runs: the decoder, the embeddings and the LM head; "" is all of a model.
+
+    A model that also reads pictures has projectors and samplers beside its decoder, which no name tells from its parts.
+    """
+    if model.config.get_text_config() is model.config:
+        return ("",)
+    decoder, embeddings, head = model.get_decoder(), model.get_input_embeddings(), model.get_output_embeddings()
+    if not any(part is embeddings for part in decoder.modules()):
+        return ("",)  # its encoder reads text, too
+    return tuple(name for name, module in model.named_modules() if module is decoder or module is head)
+
+
+def is_within(name: str, whole: str) -> bool:
+    """Return whether a module's name is that of `whole` or of one of its parts."""
+    return not whole or f"{name}.".startswith(f"{whole}.")
 
 
 def runs_only_last(model: Any, name: str) -> bool:

@@ -58,10 +58,14 @@ def configs(model_type: str) -> list[Any]:
 
 
 def shrink(config: Any) -> Any:
-    """Return a copy with small widths and few layers, without new keys."""
+    """Return a copy with small widths and few layers, without new keys; towers keep their widths."""
     small = copy.deepcopy(config)
     for part in parts(small):
         _shrink(part)
+    for tower in (getattr(small, name, None) for name in getattr(small, "sub_configs", ())):
+        for name in ("num_hidden_layers", "depth"):
+            if tower is not None and tower is not small.get_text_config() and _get(tower, name):
+                _set(tower, name, 1)
     return small
 
 
@@ -72,6 +76,7 @@ def parts(config: Any) -> list[Any]:
 
 
 def _shrink(config: Any) -> None:
+    _shrink_rotary_sections(config)
     for name, value in SIZES.items():
         old = _get(config, name)
         if isinstance(old, int) and not isinstance(old, bool):
@@ -88,6 +93,14 @@ def _shrink(config: Any) -> None:
         config.is_decoder = True
     _fewer_layers(config)
     _known_tokens(config)
+
+
+def _shrink_rotary_sections(config: Any) -> None:
+    """Shrink the parts of a head that are rotated by time, height and width, which some models know by default."""
+    rope = _get(config, "rope_parameters") or {}
+    if "rope_type" in rope:
+        total = int(HEAD_DIM // 2 * rope.get("partial_rotary_factor", 1))
+        rope["mrope_section"] = [total - 2 * (total // 3), total // 3, total // 3]
 
 
 def _known_tokens(config: Any) -> None:

@@ -15,7 +15,7 @@ from profiler.counting.count import count
 from profiler.counting.memory_need import cache_bytes, memory_need, path_on, state_bytes
 from profiler.counting.meta import counted_module
 from profiler.counting.model_numbers import ModelNumbers, model_numbers
-from profiler.counting.operators import Experts, Linear, ModelWork, RecurrentState
+from profiler.counting.operators import Elementwise, Experts, Linear, ModelWork, RecurrentState
 from profiler.counting.preset_counts import CountedModel
 from profiler.counting.walk import walk
 from profiler.errors import ModelError
@@ -247,11 +247,27 @@ def test_a_mixture_that_does_not_say_how_many_is_refused() -> None:
         walk(module)
 
 
+def test_a_norm_per_head_is_understood() -> None:
+    """Command R+ has norms of 96 x 128 and 8 x 128 in each layer; here they are of 4 x 16 and 2 x 16."""
+    cohere = {**LLAMA, "model_type": "cohere", "num_key_value_heads": 2, "use_qk_norm": True}
+    norms = [operator for operator in walk_of(cohere).of_kind(Elementwise) if operator.group == "norm"]
+    assert sum(norm.count * norm.weight_bytes for norm in norms) == 2 * (2 * (64 + 4 * 16 + 2 * 16) + 64)
+    assert walk_of(cohere).coverage == 1
+
+
+def test_a_window_beyond_what_the_model_supports_never_fills() -> None:
+    """Phi-4-mini's window is 262,144 tokens, and it supports 131,072."""
+    found = numbers(
+        {**LLAMA, "model_type": "mistral", "sliding_window": 262_144, "max_position_embeddings": 131_072}, 64
+    )
+    assert (found.windows_full_at, found.kv_bytes_per_later_token) == (0, found.kv_bytes_per_token)
+
+
 def test_a_model_of_pictures_is_counted_as_its_decoder(tmp_path: Any) -> None:
     """A tower of 12 layers, 64 wide, reads a picture of 16 x 16 patches; a step of text does not."""
     text = {**LLAMA, "hidden_size": 64, "intermediate_size": 96}
     tower = {
-        "model_type": "siglip_vision_model", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 12,
+        "model_type": "siglip_vision_model", "hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 12,
         "num_attention_heads": 4, "image_size": 224, "patch_size": 14, "vision_use_head": False,
     }  # fmt: skip
     config = config_from({"model_type": "llava", "text_config": text, "vision_config": tower}, "model")
@@ -262,7 +278,7 @@ def test_a_model_of_pictures_is_counted_as_its_decoder(tmp_path: Any) -> None:
     assert work.work(Step(1, 1, 9)).model_flops == alone.work(Step(1, 1, 9)).model_flops
     assert work.params - work.tower_params == alone.params
     patches = 256
-    layers = 12 * (2 * patches * (4 * 64 * 64 + 2 * 64 * 128) + 4 * patches**2 * 64)
+    layers = 12 * (2 * patches * (4 * 64 * 64 + 2 * 64 * 256) + 4 * patches**2 * 64)
     embedding, projector = 2 * patches * 3 * 14 * 14 * 64, 2 * patches * (64 * 64 + 64 * 64)
     assert work.picture_pixels == 224
     assert work.tower_flops == pytest.approx(layers + embedding + projector, rel=0.02)
