@@ -12,38 +12,15 @@ from transformers import AutoConfig
 HEADS = 4
 HEAD_DIM = 16
 SIZES = {
-    "hidden_size": HEADS * HEAD_DIM,
-    "intermediate_size": 96,
-    "ffn_dim": 96,
-    "decoder_ffn_dim": 96,
-    "encoder_ffn_dim": 96,
-    "num_attention_heads": HEADS,
-    "decoder_attention_heads": HEADS,
-    "encoder_attention_heads": HEADS,
-    "num_key_value_heads": 2,
-    "head_dim": HEAD_DIM,
-    "rotary_dim": 8,
-    "vocab_size": 128,
-    "max_position_embeddings": 256,
-    "moe_intermediate_size": 32,
-    "shared_expert_intermediate_size": 32,
-    "num_experts": 8,
-    "num_local_experts": 8,
-    "n_routed_experts": 8,
-    "moe_num_experts": 8,
-    "num_experts_per_tok": 2,
-    "kv_lora_rank": 16,
-    "q_lora_rank": 24,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 8,
-    "qk_head_dim": 24,
-    "v_head_dim": 12,
-    "sliding_window": 6,
-    "attention_chunk_size": 6,
-    "n_group": 1,
-    "topk_group": 1,
-    "first_k_dense_replace": 1,
-}
+    "hidden_size": HEADS * HEAD_DIM, "intermediate_size": 96, "ffn_dim": 96, "decoder_ffn_dim": 96,
+    "encoder_ffn_dim": 96, "num_attention_heads": HEADS, "decoder_attention_heads": HEADS,
+    "encoder_attention_heads": HEADS, "num_key_value_heads": 2, "head_dim": HEAD_DIM, "rotary_dim": 8,
+    "vocab_size": 128, "max_position_embeddings": 256, "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32, "num_experts": 8, "num_local_experts": 8, "n_routed_experts": 8,
+    "moe_num_experts": 8, "num_experts_per_tok": 2, "kv_lora_rank": 16, "q_lora_rank": 24, "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8, "qk_head_dim": 24, "v_head_dim": 12, "sliding_window": 6, "attention_chunk_size": 6,
+    "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
+}  # fmt: skip
 MOST_LAYERS = 4
 TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
 

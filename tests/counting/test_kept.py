@@ -26,46 +26,23 @@ from profiler.loading.meta_model import build_on_meta
 
 # Shapes of published models; the vocabulary and the number of layers do not matter here.
 QWEN_27B = {
-    "model_type": "qwen3_5_text",
-    "vocab_size": 248320,
-    "hidden_size": 5120,
-    "intermediate_size": 17408,
-    "num_hidden_layers": 64,
-    "num_attention_heads": 24,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 48,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "linear_conv_kernel_dim": 4,
+    "model_type": "qwen3_5_text", "vocab_size": 248320, "hidden_size": 5120, "intermediate_size": 17408,
+    "num_hidden_layers": 64, "num_attention_heads": 24, "num_key_value_heads": 4, "head_dim": 256,
+    "linear_num_key_heads": 16, "linear_num_value_heads": 48, "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4,
     "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 16,
-}
+}  # fmt: skip
 GEMMA_31B = {
-    "model_type": "gemma4_text",
-    "vocab_size": 262144,
-    "hidden_size": 5376,
-    "intermediate_size": 21504,
-    "num_hidden_layers": 60,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 16,
-    "head_dim": 256,
-    "global_head_dim": 512,
-    "num_global_key_value_heads": 4,
-    "attention_k_eq_v": True,
-    "hidden_size_per_layer_input": 0,
-    "sliding_window": 1024,
-    "max_position_embeddings": 262144,
+    "model_type": "gemma4_text", "vocab_size": 262144, "hidden_size": 5376, "intermediate_size": 21504,
+    "num_hidden_layers": 60, "num_attention_heads": 32, "num_key_value_heads": 16, "head_dim": 256,
+    "global_head_dim": 512, "num_global_key_value_heads": 4, "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": 0, "sliding_window": 1024, "max_position_embeddings": 262144,
     "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 10,
-}
+}  # fmt: skip
 LLAMA = {
-    "model_type": "llama",
-    "vocab_size": 128,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
+    "model_type": "llama", "vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
     "num_attention_heads": 4,
-}
+}  # fmt: skip
 
 
 def counted(raw: dict[str, Any]) -> CountedModel:
@@ -225,13 +202,9 @@ def test_the_routers_own_number_of_experts() -> None:
     [experts] = walk_of(mixture).of_kind(Experts)
     assert (experts.per_token, experts.num_experts) == (8, 128)
     listed = {
-        **LLAMA,
-        "model_type": "hunyuan_v1_moe",
-        "head_dim": 16,
-        "num_experts": 4,
-        "moe_topk": [3, 2],
+        **LLAMA, "model_type": "hunyuan_v1_moe", "head_dim": 16, "num_experts": 4, "moe_topk": [3, 2],
         "num_shared_expert": [1, 1],
-    }
+    }  # fmt: skip
     assert [operator.per_token for operator in walk_of(listed).of_kind(Experts)] == [3, 2]
 
 
