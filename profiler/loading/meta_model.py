@@ -14,7 +14,7 @@ from torch import nn
 from profiler.errors import ModelError, RequestError, first_line
 from profiler.loading.request import ModelRequest
 from profiler.packages import need
-from profiler.quant.bitsandbytes import import_bitsandbytes
+from profiler.quant.bitsandbytes import import_bitsandbytes, settle_four_bit
 from profiler.quant.checkpoints import (
     PACKED_LINEARS,
     as_dense_config,
@@ -23,7 +23,7 @@ from profiler.quant.checkpoints import (
     plan_packed,
     published_format,
 )
-from profiler.quant.formats import PLAIN, QuantOptions, quantise_modules, settle_four_bit
+from profiler.quant.formats import PLAIN, QuantOptions, quantise_modules
 from profiler.quant.registry import Quant
 
 

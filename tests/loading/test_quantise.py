@@ -30,10 +30,12 @@ from profiler.loading.meta_model import plan
 from profiler.loading.request import LoadedModel, ModelRequest
 from profiler.loading.source import resolve
 from profiler.measure.quality import check_quality, compare_logits, text_ids
+from profiler.quant.bitsandbytes import bitsandbytes_bytes
 from profiler.quant.conversions import conversion_calls
-from profiler.quant.formats import PLAIN, QuantOptions, quantise_linears
+from profiler.quant.formats import PLAIN, QuantOptions
 from profiler.quant.registry import Quant
-from profiler.quant.storage import bitsandbytes_bytes, model_storage_bytes, stored
+from profiler.quant.storage import model_storage_bytes, stored
+from profiler.quant.torchao import quantise_linears
 from profiler.run.validate import Options, prepare
 
 pytestmark = pytest.mark.cpu
