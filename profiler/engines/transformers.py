@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 
@@ -344,10 +344,8 @@ class GenerateEngine(EagerEngine):
         return tokens[:, ids_BS.shape[1] :]
 
 
-class Announce(Protocol):
-    """Announces the next cell to the other ranks: a prefill and `steps` decode steps, or with None only a prefill."""
-
-    def __call__(self, cell: Cell, steps: int | None) -> None: ...
+Announce = Callable[[Cell, int | None], None]
+"""Announces the next cell to the other ranks: a prefill and so many decode steps, or with None only a prefill."""
 
 
 class LeadingEngine(EagerEngine):
