@@ -13,6 +13,9 @@ from profiler.options import argument, option
 from profiler.rent.options import RentOptions
 
 if TYPE_CHECKING:
+    from profiler.forecast.command import ForecastRequest
+
+if TYPE_CHECKING:
     pass
 
 
@@ -78,7 +81,7 @@ def forecast_command(source: Source, options: ForecastOptions, ranks: RankOption
         print_check(checked, output.console())
 
 
-def _forecast_ranks(source: Source, options: ForecastOptions, ranks: RankOptions, output: Output) -> None:
+def _forecast_ranks(source: Source, request: ForecastRequest, ranks: RankOptions, output: Output) -> None:
     from profiler.forecast.render import print_ranks, ranks_document
     from profiler.forecast.tensor_parallel import forecast_ranks
     from profiler.report.progress import make_listener

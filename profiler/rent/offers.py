@@ -75,7 +75,7 @@ class Offer(Price):
     largest_batch: int = 0
     """The most sequences in flight that fit if all prompts are prefilled together."""
     largest_batch_one_by_one: int = 0
-    """The same if prompts are prefilled one at a time, as servers do; as many are planned with."""
+    """The same if prompts are prefilled one at a time, as servers do."""
     batch: int = 0
     """Sequences in flight at the requested rate; at full utilisation without one."""
     replicas: int = 1
@@ -130,12 +130,15 @@ def offer_of(
             gpus=share.gpus,
             precision=share.precision,
             engine=share.engine,
-            largest_batch=share.largest_batch_on(sheet, one_by_one=False),
-            largest_batch_one_by_one=largest,
+            largest_batch=share.largest_batch_on(sheet, together=True),
+            largest_batch_one_by_one=share.largest_batch_on(sheet, together=False),
             **more,
         )
 
-    largest, basis = share.largest_batch_on(sheet), " ".join(coverage_sentences(share.engine, share.format))
+    largest, basis = (
+        share.largest_batch_on(sheet, together=share.together),
+        " ".join(coverage_sentences(share.engine, share.format)),
+    )
     verdict, why = _obstacle(share, sheet, request.batch or 1)
     if why:
         price = min(prices, key=lambda price: price.machine_cards)
@@ -195,9 +198,9 @@ def _obstacle(share: GpuShare, sheet: Datasheet, batch: int) -> tuple[Ranking, s
             return "does not fit", why
         if float(capability) < needed:
             return "does not fit", f"{share.format} needs compute capability {needed}, it has {float(capability)}"
-    if share.largest_batch_on(sheet) >= batch:
+    if share.largest_batch_on(sheet, together=share.together) >= batch:
         return "cannot tell", ""
-    need = share.need_on(sheet).at(np.array(batch - 1))
+    need = share.need_on(sheet, together=share.together).at(np.array(batch - 1))
     return "does not fit", (
         f"needs {scaled(float(need.safe_bytes), 'B')}: weights {scaled(share.weight_bytes, 'B')}, KV cache"
         f" {scaled(float(need.cache_bytes), 'B')}, workspace {scaled(float(need.workspace_bytes), 'B')}, free memory in"

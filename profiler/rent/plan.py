@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from profiler.counting.cache import counted_model
-from profiler.counting.memory_need import MemoryNeed, cache_bytes, memory_need, path_on
+from profiler.counting.memory_need import MemoryNeed, cache_bytes, need_of_batch, path_on
 from profiler.counting.operators import Experts
 from profiler.counting.preset_counts import CountedModel
 from profiler.data.datasheets import Datasheet
 from profiler.data.links import Link, link_of
 from profiler.data.published_results import EngineKind
 from profiler.errors import RequestError
-from profiler.facts.step import Step
 from profiler.grid.cells import PHASES, Phase
 from profiler.grid.ranges import check_positions
 from profiler.loading.source import resolve
@@ -59,20 +58,25 @@ class GpuShare:
     """Bytes of the KV cache of one sequence at its full length."""
     needs: Mapping[tuple[bool, bool], MemoryNeed]
     """What each batch needs of a GPU's memory, by whether the GPU fuses the attention of grouped heads, and whether
-    prompts are prefilled one by one."""
+    the prompts of a batch are prefilled together."""
     work: dict[Phase, WorkAt]
     exchanged_s: dict[Phase, Array]
     """Seconds of the collectives between the GPUs."""
     mixture: bool = False
     """Whether it is a mixture of experts."""
 
-    def need_on(self, sheet: Datasheet, *, one_by_one: bool = True) -> MemoryNeed:
-        """What each batch needs of this GPU's memory; prompts are prefilled one by one, as servers do, or together."""
-        return self.needs[sheet.fuses_grouped_heads, one_by_one]
+    @property
+    def together(self) -> bool:
+        """Whether the engine prefills the prompts of a batch together, as `generate` does; servers do one at a time."""
+        return self.engine == "eager"
 
-    def largest_batch_on(self, sheet: Datasheet, *, one_by_one: bool = True) -> int:
+    def need_on(self, sheet: Datasheet, *, together: bool) -> MemoryNeed:
+        """What each batch needs of this GPU's memory, with prompts prefilled together or one at a time."""
+        return self.needs[sheet.fuses_grouped_heads, together]
+
+    def largest_batch_on(self, sheet: Datasheet, *, together: bool) -> int:
         """The most sequences that certainly fit, in whatever pieces free memory is; 0 if not even one does."""
-        need = self.need_on(sheet, one_by_one=one_by_one)
+        need = self.need_on(sheet, together=together)
         return int(np.searchsorted(need.safe_bytes, sheet.room_bytes, side="right"))
 
 
@@ -104,7 +108,7 @@ class Planner:
         A model in 16 bits may be split over 2, 4 or 8 GPUs with a published link.
         """
         single = self.plan(quant, engine)
-        if quant != "none" or single.largest_batch_on(sheet) >= batch:
+        if quant != "none" or single.largest_batch_on(sheet, together=single.together) >= batch:
             return single
         for gpus in MOST_GPUS:
             link = link_of(sheet, gpus)
@@ -114,7 +118,7 @@ class Planner:
                 split = self.plan(quant, engine, gpus, link)
             except RequestError:
                 continue
-            if split.largest_batch_on(sheet) >= batch:
+            if split.largest_batch_on(sheet, together=split.together) >= batch:
                 return split
         return single
 
@@ -146,16 +150,17 @@ def _planned(
         exchanged_s[phase] = np.broadcast_to(needed.exchanged_s, len(batches))
 
     needs = {
-        (fuses, one_by_one): memory_need(
+        (fuses, together): need_of_batch(
             work,
             weights,
-            Step(np.ones_like(batches) if one_by_one else batches, load.prompt_len, 0),
+            batches,
+            load.prompt_len,
             load.new_tokens,
             path if engine != "eager" else path_on(work, counted.attention, fuses_grouped_heads=fuses),
-            sequences=batches,
+            together=together,
         )
         for fuses in (True, False)
-        for one_by_one in (True, False)
+        for together in (True, False)
     }
     return GpuShare(
         precision=counted.published or quant,

@@ -19,8 +19,8 @@ from profiler.report.terminal import print_block, print_blocks
 from profiler.units import duration, percent, several, significant
 
 _ENGINES: dict[EngineKind, str] = {
-    "compiled": "compiled engines (vLLM, TensorRT-LLM)",
-    "eager": "plain transformers (eager)",
+    "compiled": "compiled engines (vLLM, TensorRT-LLM: prompts one at a time)",
+    "eager": "plain transformers (eager: prompts of a batch together)",
 }
 _MARKS: dict[Ranking, str] = {"cheapest": "> ", "typically cheapest": "> ", "cannot tell": "? ", "too slow": "! "}
 

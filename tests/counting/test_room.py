@@ -77,7 +77,7 @@ def test_every_command_gives_the_same_answer(roofscope: Any, gpu: str, batch: in
     planned = Planner("mistral-7b-v0.1", RentOptions("mistral-7b-v0.1", use="batch", prompt=512, new=128).load).plan(
         "none", "eager"
     )
-    together = planned.largest_batch_on(gpu_called(gpu), one_by_one=False)
+    together = planned.largest_batch_on(gpu_called(gpu), together=True)
     assert (together >= batch) == (fits and not tight), "rent counts on what runs"
 
 
