@@ -78,7 +78,7 @@ _COMMANDS: dict[str, Callable[..., Any]] = {
     "doctor": inspect.doctor,
     "run": run.run,
     "batch-test": run.batch_test,
-    "count": count.count_command,
+    "count": count.count,
     "explore": explore.explore,
     "ceilings": inspect.ceilings,
     "gpus": inspect.gpus,

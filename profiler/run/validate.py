@@ -6,7 +6,7 @@ import copy
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,7 +16,6 @@ from profiler import effort
 from profiler.counting.tensor_parallel import check_cut, check_ranks, replicated_kv_heads
 from profiler.device.device import resolve_device
 from profiler.device.process_group import cards
-from profiler.effort import Effort
 from profiler.engines.registry import OWNING, check_engine, engines_of_caches, with_own_loop
 from profiler.engines.vllm import check_vllm
 from profiler.errors import RequestError, RunError
@@ -57,8 +56,6 @@ class PreparedRun:
     command: str
     warnings: tuple[str, ...] = ()
     """Warnings about the request itself."""
-    effort: Effort = field(default_factory=lambda: effort.STANDARD)
-    """How long and how often each part is measured."""
     budget_s: float = DEFAULT_BUDGET_S
     """Seconds from the start of the run to its answer, without loading; at least this for a whole grid."""
     whole: bool = False

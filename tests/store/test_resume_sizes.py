@@ -60,11 +60,11 @@ def test_ten_thousand_cells_are_resumed_in_seconds(
 
     A run of any size has the set-up. A third of the 16 s rebuilds the lost table of visited cells.
     """
-    set_up, dispatch_of = run.set_up, foundation.measure_dispatch
+    measure_foundation, dispatch_of = run.measure_foundation, foundation.measure_dispatch
     marks_s = []
 
-    def timed_set_up(*arguments: Any) -> Any:
-        result = set_up(*arguments)
+    def timed_foundation(*arguments: Any, **named: Any) -> Any:
+        result = measure_foundation(*arguments, **named)
         marks_s.append(time.process_time())
         return result
 
@@ -80,7 +80,7 @@ def test_ten_thousand_cells_are_resumed_in_seconds(
         measured = dispatch_of(loaded, config, machine, batches[:1], *rest)
         return [replace(dispatch, batch_size=batch) for dispatch in measured for batch in batches]
 
-    monkeypatch.setattr(run, "set_up", timed_set_up)
+    monkeypatch.setattr(run, "measure_foundation", timed_foundation)
     monkeypatch.setattr(foundation, "measure_dispatch", dispatch_of_one_batch)
     prepared = prepare_resume(interrupted, Options(model=str(tiny_folder), budget_s=0.1, no_levers=True))
     with pytest.raises(ReachedError):
