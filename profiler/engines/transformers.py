@@ -1,4 +1,4 @@
-"""Engines that step a transformers model: eager, static cache, CUDA graph, compiled, generate, tensor parallel."""
+"""Engines that step a transformers model: eager, static cache, CUDA graph, compiled, generate."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ import torch
 
 from profiler.device.machine import Machine, Recording
 from profiler.device.memory import storage_bytes
-from profiler.device.process_group import ProcessGroup
 from profiler.device.torch_profiler import recorded
 from profiler.engines.base import DecodeState, Engine
 from profiler.engines.caches import deepen, greedy_token, moving_window, quantized_cache, static_cache, unwindowed
 from profiler.facts.cache_format import CACHE_FORMATS, CacheFormat
-from profiler.grid.cells import Cell
 from profiler.loading.cache_argument import argument_name, cache_of
 
 StepFunction = Callable[[torch.Tensor, Any], torch.Tensor]
@@ -342,28 +340,3 @@ class GenerateEngine(EagerEngine):
         if forwards != new_tokens:
             raise RuntimeError(f"generate ran {forwards} forwards for {new_tokens} tokens")
         return tokens[:, ids_BS.shape[1] :]
-
-
-Announce = Callable[[Cell, int | None], None]
-"""Announces the next cell to the other ranks: a prefill and so many decode steps, or with None only a prefill."""
-
-
-class LeadingEngine(EagerEngine):
-    """Runs rank 0's share. A failed step ends the run, since the other ranks wait for the rest of it."""
-
-    def __init__(self, model: Any, machine: Machine, group: ProcessGroup, announce: Announce) -> None:
-        super().__init__(model, machine)
-        self._group = group
-        self._announce = announce
-        self.helper_pids = group.helper_pids
-
-    def announce(self, cell: Cell, steps: int | None) -> None:
-        self._announce(cell, steps)
-
-    def prefill(self, ids_BS: torch.Tensor, slots: int) -> DecodeState:  # noqa: N803
-        with self._group.together():
-            return super().prefill(ids_BS, slots)
-
-    def decode(self, state: DecodeState) -> DecodeState:
-        with self._group.together():
-            return super().decode(state)
