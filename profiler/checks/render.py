@@ -9,24 +9,46 @@ from typing import TYPE_CHECKING
 from profiler.judge.breakdown import TERM_NAMES, TimeBreakdown
 from profiler.judge.regimes import Evidence
 from profiler.report.blocks import TextColumn, TextTable, text_table
+from profiler.report.terminal import rich_table
 from profiler.units import duration, percent, scaled
 
 if TYPE_CHECKING:
-    from profiler.checks.installation import CheckResult
+    from rich.console import Console
+
+    from profiler.checks.doctor import Examination
     from profiler.checks.selftest import SelftestResult
     from profiler.facts.contention import Contention
 
 _MARKS = {True: "ok", False: "NO", None: "-"}
 
 
-def findings_table(findings: Sequence[CheckResult]) -> TextTable:
-    """Return a table without a header: one row for each part of the installation."""
-    rows = [[item.name, "slow" if item.works and item.slow else _MARKS[item.works], item.says] for item in findings]
-    return TextTable((TextColumn(""), TextColumn(""), TextColumn("", wrap=True)), rows)
+def print_examination(examination: Examination, console: Console) -> None:
+    """Print the command to run first, and a row for each part of the installation."""
+    console.print(f"run first: {examination.first}", highlight=False)
+    console.print()
+    rows = [
+        [item.name, "slow" if item.works and item.slow else _MARKS[item.works], item.says]
+        for item in examination.findings
+    ]
+    columns = (TextColumn(""), TextColumn(""), TextColumn("", wrap=True))
+    console.print(rich_table(TextTable(columns, rows), console.width), highlight=False)
 
 
-def selftest_table(results: Sequence[SelftestResult]) -> TextTable:
-    """Return a table of the known kernels: expected label, result, and the largest parts of their time."""
+def print_selftest(results: Sequence[SelftestResult], console: Console) -> None:
+    """Print a table of the known kernels, and the reason why each inconclusive one has no label."""
+    console.print(rich_table(_selftest_table(results), console.width))
+    for item in results:
+        if not item.right and not item.wrong:
+            rounds = ", ".join(f"{label} ({count})" for label, count in item.rounds.items())
+            console.print(
+                f"inconclusive: {item.name}: the rounds gave {rounds}; during them memory reached"
+                f" {_range(item.memory_bytes_per_s, 'B/s')} and matmuls {_range(item.compute_flops_per_s, 'FLOP/s')}",
+                highlight=False,
+            )
+
+
+def _selftest_table(results: Sequence[SelftestResult]) -> TextTable:
+    """A row per known kernel: expected label, result, and the largest parts of its time."""
     headings = ("known kernel", "expected", "result", "confidence", "rounds", "time", "where it goes")
     caption = "rounds: how many gave the expected label, each under the roofs that it measured"
     rows = [
@@ -42,17 +64,6 @@ def selftest_table(results: Sequence[SelftestResult]) -> TextTable:
         for item in results
     ]
     return text_table(headings, rows, texts=headings[:4], wrapped=headings[-1:], caption=caption)
-
-
-def selftest_doubts(results: Sequence[SelftestResult]) -> list[str]:
-    """Return the reason why each inconclusive kernel has no label."""
-    return [
-        f"inconclusive: {item.name}: the rounds gave"
-        f" {', '.join(f'{label} ({count})' for label, count in item.rounds.items())}; during them memory reached"
-        f" {_range(item.memory_bytes_per_s, 'B/s')} and matmuls {_range(item.compute_flops_per_s, 'FLOP/s')}"
-        for item in results
-        if not item.right and not item.wrong
-    ]
 
 
 def contention_line(contention: Contention, results: Sequence[SelftestResult]) -> str:

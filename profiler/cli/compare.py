@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from profiler.cli.options import EXIT_INCOMPLETE, EXIT_REQUEST, EXIT_WRONG, Format, Plain, Quiet, one_of
+from profiler.cli.options import EXIT_INCOMPLETE, EXIT_REQUEST, EXIT_WRONG, Format, Plain, Quiet
 from profiler.errors import RequestError
 from profiler.grid.ranges import parse_values
+from profiler.options import one_of
 from profiler.quant.registry import quant_help
 from profiler.run.options import Options
 

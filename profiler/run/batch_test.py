@@ -60,7 +60,7 @@ def prepare_batch_test(options: Options, phase: str) -> PreparedRun:
         module = plan(request, first.config)
         work = walk(module)
         weights = planned_weight_bytes(module)
-        ceilings = measure_ceilings(request, machine, work, fresh=options.fresh, effort=first.effort)
+        ceilings = measure_ceilings(request, machine, work, fresh=options.fresh)
     roofs = _Roofs(ceilings.compute_flops_per_s(dtype_name(request.dtype)), ceilings.memory_bytes_per_s)
     cells = first.grid.cells
     knee = _predicted_knee(work, CellKey("prefill" if phase == "prefill" else "decode", cells[0]), roofs)

@@ -23,8 +23,9 @@ from profiler.device.machine import machine_for
 from profiler.engines.transformers import EagerEngine
 from profiler.forecast import tensor_parallel as cards
 from profiler.forecast.command import ForecastRequest
+from profiler.forecast.options import RankOptions
 from profiler.forecast.shards import trained_alike
-from profiler.forecast.tensor_parallel import RankOptions, RanksAnswer, forecast_ranks
+from profiler.forecast.tensor_parallel import RanksAnswer, forecast_ranks
 from profiler.loading.config import load_config
 from profiler.loading.meta_model import from_config, quiet_libraries
 from profiler.loading.request import DTYPES

@@ -20,7 +20,7 @@ from profiler.forecast.render import RanksDocument
 from profiler.judge.cells import CellResult
 from profiler.loading.source import Preset
 from profiler.place.render import PlaceDocument
-from profiler.rent.render import RentDocument
+from profiler.rent.text import RentDocument
 from profiler.report.count_grid import GridDocument
 from profiler.report.device import CeilingsDocument, GpuEntry
 from profiler.report.forecast import ForecastDocument

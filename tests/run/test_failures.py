@@ -13,13 +13,13 @@ from machines import HOST, small
 from torch._dynamo.exc import FailOnRecompileLimitHit
 
 import profiler
-from profiler.device.process_group import ProcessGroup
 from profiler.engines.transformers import EagerEngine
 from profiler.errors import DeviceError, RankError, RequestError
 from profiler.facts.visits import Gap
 from profiler.grid.cells import Cell
 from profiler.measure import trials
 from profiler.measure.visit import VisitContext, visit_safely, warm_up
+from profiler.ranks.process_group import ProcessGroup
 from profiler.report.progress import QuietListener
 from profiler.run.stages import Stages
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from functools import partialmethod
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -14,18 +13,15 @@ import torch
 from profiler.checks import installation
 from profiler.checks.doctor import examine
 from profiler.checks.installation import CheckResult
-from profiler.device.machine import CudaMachine
-from profiler.errors import RequestError
 
 from .card import Card
 from .native import why_not
-from .truth import A100, H100, RTX_4090, T4, Truth
+from .truth import A100, H100, T4, Truth
 from .world import World, simulated, standing_in
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
 ON_A_CARD = ["attention", "KV lengths", "fp8 by row", "fp8 by tensor", "int8 products", "grouped products"]
-ON_A_CARD += ["out of memory", "recovery"]
 
 
 @pytest.mark.slow
@@ -104,8 +100,6 @@ def test_a_healthy_card(truth: Truth, attention: str, absent: list[str]) -> None
     assert [name for name, item in found.items() if item.works is None] == absent
     assert found["attention"].says == attention
     assert found["KV lengths"].says.startswith("a new KV length costs nothing extra")
-    assert found["out of memory"].says == "allocations beyond the GPU's memory fail: a run sees the end of memory"
-    assert found["recovery"].says == "random numbers, memory and the stream work after a failed capture"
 
 
 def test_a_t4_has_no_fused_attention_for_grouped_heads() -> None:
@@ -185,101 +179,3 @@ def test_the_cost_of_a_new_kv_length(plan_s: float, said: str | None) -> None:
             "cuDNN builds a plan for each; torch.backends.cuda.enable_cudnn_sdp(False) needs none"
             in found["KV lengths"].says
         )
-
-
-def plain_capture(machine: CudaMachine, work: Callable[[], object], *, returns: bool) -> Callable[[], object]:
-    """Capture as in torch's documentation, which restores nothing after a failure; `returns` to the stream before."""
-    graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-    try:
-        with torch.cuda.graph(graph, stream=torch.cuda.Stream()):
-            work()
-    except RuntimeError as error:
-        if returns:
-            torch.cuda.set_stream(before)
-        raise RequestError("this cannot be captured") from error
-    return graph.replay
-
-
-@pytest.mark.parametrize(
-    ("release", "says"),
-    [
-        ((2, 11), "torch draws no random numbers (Offset increment"),
-        ((2, 12), "torch does not give back freed memory"),
-        ((2, 14), "work goes to another stream"),
-    ],
-)
-def test_releases_of_torch_that_keep_the_state_of_a_failed_capture(release: tuple[int, int], says: str) -> None:
-    truth, plain = H100.but(torch_version=release), partialmethod(plain_capture, returns=release < (2, 14))
-    found = on(truth, lambda _: mock.patch.object(CudaMachine, "capture", plain))
-    assert bad(found) == ["recovery"]
-    assert found["recovery"].says.startswith(f"after a failed capture {says}")
-    assert found["recovery"].says.endswith("use torch 2.13 or newer")
-    assert bad(on(truth)) == [], "our own capture restores that state"
-
-
-@contextlib.contextmanager
-def asked_bytes(spills: bool) -> Iterator[list[int]]:
-    """Record every allocation of a gibibyte or more. A card that `spills` refuses none."""
-    real, asked = torch.empty, []
-
-    def empty(*size: Any, **kwargs: Any) -> torch.Tensor:
-        if isinstance(size[0], int) and size[0] >= 1 << 30:
-            asked.append(size[0])
-            return real(1, **kwargs) if spills else real(*size, **kwargs)
-        return real(*size, **kwargs)
-
-    with mock.patch.object(torch, "empty", empty):
-        yield asked
-
-
-def test_memory_that_spills() -> None:
-    found = on(RTX_4090, lambda _: asked_bytes(spills=True))
-    assert bad(found) == ["out of memory"]
-    assert found["out of memory"].says == (
-        "allocations beyond the GPU's memory spill to system memory: batch-test cannot see the end of memory; set"
-        " 'CUDA - Sysmem Fallback Policy' to 'Prefer No Sysmem Fallback' in Windows' NVIDIA Control Panel"
-    )
-
-
-def test_more_than_the_free_memory_is_requested_once() -> None:
-    with asked_bytes(spills=False) as asked:
-        on(T4)
-    [nbytes] = asked
-    free = T4.memory_bytes - T4.taken_bytes
-    assert free < nbytes <= free + (1 << 30)
-
-
-@pytest.mark.parametrize(
-    ("truth", "nvml", "says"),
-    [
-        (T4.but(other_processes=1), True, "not tried: 1 other process uses this GPU"),
-        (T4, False, "not tried: NVML does not say which processes use this GPU"),
-    ],
-)
-def test_no_memory_is_requested_if_others_use_the_card(truth: Truth, nvml: bool, says: str) -> None:
-    silent: Any = contextlib.nullcontext() if nvml else standing_in("pynvml", None)
-    with asked_bytes(spills=False) as asked:
-        assert on(truth, lambda _: silent)["out of memory"] == CheckResult("out of memory", None, says)
-    assert asked == []
-
-
-def test_under_wsl_no_memory_is_requested(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    kernel = tmp_path / "version"
-    kernel.write_text("Linux version 6.6.87.2-microsoft-standard-WSL2 (root@439a258ad544) (gcc 11.2.0)\n")
-    monkeypatch.setattr("profiler.device.device.KERNEL_FILE", kernel)
-    found = on(RTX_4090, lambda _: asked_bytes(spills=True))
-    assert bad(found) == ["out of memory"]
-    assert found["out of memory"].says.startswith("not tried under WSL: allocations beyond the GPU's memory may spill")
-
-
-def test_an_error_that_is_not_out_of_memory_is_a_line() -> None:
-    real = torch.empty
-
-    def empty(*size: Any, **kwargs: Any) -> torch.Tensor:
-        if isinstance(size[0], int) and size[0] >= 1 << 30:
-            raise RuntimeError("CUDA driver error: device not ready")
-        return real(*size, **kwargs)
-
-    found = on(H100, lambda _: mock.patch.object(torch, "empty", empty))
-    assert bad(found) == ["out of memory"]
-    assert found["out of memory"].says.startswith("CUDA driver error: device not ready; a run takes this error")

@@ -11,8 +11,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from profiler.data.links import link_called
 from profiler.forecast.command import ForecastRequest
-from profiler.forecast.tensor_parallel import RankOptions, forecast_ranks
+from profiler.forecast.options import RankOptions
+from profiler.forecast.tensor_parallel import forecast_ranks
 from profiler.grid.cells import Grid
+from profiler.ranks.run import execute_ranks
 from profiler.report.device import health_lines
 from profiler.report.progress import QuietListener
 from profiler.run.multi_run import device_healths, run_devices
@@ -83,7 +85,7 @@ def test_a_link_of_known_truth_is_measured_and_found_in_every_step(
             model=str(folder), prompt_lens=[prompt], batch_sizes=[batch], new_tokens=8, dtype="float16", tp=2,
             weights="random", budget_s=2.0, device="cuda", out=tmp_path / "run", no_levers=True,
         )  # fmt: skip
-        run = execute(prepare(options), QuietListener(), group=group)
+        run = execute_ranks(prepare(options), QuietListener(), group)
     measured = run.document.ceilings.collective
     assert measured is not None
     assert measured.alpha_s == pytest.approx(link.alpha_s, rel=0.05)
@@ -130,7 +132,7 @@ def test_narrower_kernels_of_known_truth_are_replayed_and_found_in_the_step_of_t
             forecast_ranks(str(tmp_path / "one"), "", ForecastRequest(batch_sizes="8"), typed, QuietListener())[0]
         ]
         with linked(world.card, link, 2) as group:
-            two = execute(prepare(Options(out=tmp_path / "two", tp=2, **asked)), QuietListener(), group=group)
+            two = execute_ranks(prepare(Options(out=tmp_path / "two", tp=2, **asked)), QuietListener(), group)
     answers.append(
         forecast_ranks(str(tmp_path / "one"), "", ForecastRequest(batch_sizes="8"), typed, QuietListener())[0]
     )
