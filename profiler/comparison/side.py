@@ -368,15 +368,19 @@ def _foreign(figure: Figure) -> CellTime:
     """The time of another tool's figure, per token for a decode; each repetition counts as a visit.
 
     The spread comes only from the repetitions, so Student's t widens the interval of two or three that agree by chance
-    (Biometrika 6, 1908, 1-25). A figure without a spread gets the interval of one visit with the usual spread. A spread
-    over an unknown number of repetitions counts as no visit. Rounding adds half of the last digit.
+    (Biometrika 6, 1908, 1-25). A spread without them proves at least two, and two give the widest interval. A figure
+    without a spread gets the interval of one visit with the usual spread. Rounding adds half of the last digit.
     """
     middle, visits = figure.seconds, figure.repeats
     low, high = middle - figure.half_width_s, middle + figure.half_width_s
-    if len(figure.samples_s) > 1:
-        time_s = estimate([[value] for value in figure.samples_s])
-        middle, visits = time_s.median_s, len(figure.samples_s)
-        half = student_t(visits - 1) * stdev(figure.samples_s) / math.sqrt(visits)
+    samples_s = figure.samples_s
+    if figure.spread_s:
+        spread_s = min(figure.spread_s, _WIDEST * middle)
+        samples_s = (middle - spread_s, middle + spread_s)
+    if len(samples_s) > 1:
+        time_s = estimate([[value] for value in samples_s])
+        middle, visits = time_s.median_s, len(samples_s)
+        half = student_t(visits - 1) * stdev(samples_s) / math.sqrt(visits)
         low, high = min(time_s.low_s, middle - half), max(time_s.high_s, middle + half)
     elif not figure.half_width_s or not figure.repeats:
         low, high = min(low, middle * _ONCE.low_s), max(high, middle * _ONCE.high_s)
@@ -387,5 +391,7 @@ def _foreign(figure: Figure) -> CellTime:
     return CellTime(*times, visits, is_foreign=True, new_tokens=figure.new_tokens)
 
 
+# A standard deviation as large as the mean is no narrower interval.
+_WIDEST = 0.99
 _ONCE = estimate([[1.0]])
 """The interval of a time that was measured once, as shares of that time."""

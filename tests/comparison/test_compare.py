@@ -228,7 +228,8 @@ def test_another_tools_file_is_a_side() -> None:
     ours = side({asked(prompt_len=128): timed(0.029)})
     [change] = compare_sides(ours, file).changes
     assert change.after.median_s == pytest.approx(1 / 68.49)
-    assert change.verdict == "inconclusive", "its table lacks the number of repetitions"
+    # 68.49 ± 2.42 tokens/s.
+    assert change.verdict == "faster"
 
 
 def test_two_cells_of_one_depth_are_not_merged_when_compared_with_another_tool() -> None:

@@ -148,10 +148,8 @@ def test_configurations_of_one_shape_are_distinguished(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("before", "after"), [("1.23 ± 0.00", "1.22 ± 0.00"), ("125.00 ± 1.60", "122.00 ± 1.60"), ("9.00", "1.00")]
-)
-def test_an_unknown_number_of_repetitions_is_inconclusive(before: str, after: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("before", "after"), [("1.23 ± 0.00", "1.22 ± 0.00"), ("9.00", "1.00")])
+def test_a_rate_without_a_spread_is_inconclusive(before: str, after: str, tmp_path: Path) -> None:
     """llama-bench's tables have a mean and a standard deviation, which is 0.00 for a single repetition."""
     files = (markdown(tmp_path / "a", before), markdown(tmp_path / "b", after))
     [change] = compared(*files).changes
@@ -159,6 +157,18 @@ def test_an_unknown_number_of_repetitions_is_inconclusive(before: str, after: st
     gate = gated(*files, "0.5%")
     assert gate.outcome == "inconclusive"
     assert budget_words(gate) == "1 cell needs a file with every repetition"
+
+
+def test_a_spread_proves_at_least_two_repetitions(tmp_path: Path) -> None:
+    """Two that deviate by 1.6 have an interval of 12.7 x 1.6 = 20 tokens/s: 16 % of 125, so 2 % less is no change.
+
+    12.706 is Student's t of two repetitions. Half of the rate is less than 0.84 of it.
+    """
+    [same] = compared(markdown(tmp_path / "a", "125 ± 1.6"), markdown(tmp_path / "b", "122.00 ± 1.60")).changes
+    assert same.verdict == "inconclusive"
+    assert same.before.high_s / same.before.median_s - 1 == pytest.approx(12.706 * 1.6 / 125, rel=0.03)
+    [half] = compared(markdown(tmp_path / "a", "125 ± 1.6"), markdown(tmp_path / "b", "62.5 +/- 0.8")).changes
+    assert half.verdict == "slower"
 
 
 def test_repetitions_without_a_spread_are_inconclusive(tmp_path: Path) -> None:
@@ -196,7 +206,7 @@ def test_equal_machines_seldom_differ(spread: float, repeats: int, tmp_path: Pat
     assert len(differs) == 100
     assert sum(differs) <= 5
     means = [[without_samples(record) for record in side_rows] for side_rows in rows]
-    assert not any(item.verdict in ("slower", "faster") for item in _sides(tmp_path, means).changes)
+    assert sum(item.verdict in ("slower", "faster") for item in _sides(tmp_path, means).changes) <= 5
 
 
 def test_different_machines_differ(tmp_path: Path) -> None:

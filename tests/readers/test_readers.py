@@ -34,8 +34,8 @@ def test_llama_bench_says_the_same_in_every_format() -> None:
     assert [figure.covers for figure in by_md] == ["prefill", "prefill", "decode"]
     assert by_md[0].seconds == pytest.approx(128 / 459.02)
     assert 8 * by_md[0].weight_bytes == pytest.approx(5.744, abs=1e-2)  # type: ignore[operator]
-    # The standard deviation is 33.97 of 159.18 tokens/s. With an unknown number of repetitions, it is that of one.
-    assert by_md[2].half_width_s / by_md[2].seconds == pytest.approx(2 * 33.97 / 159.18)
+    # The standard deviation is 33.97 of 159.18 tokens/s.
+    assert by_md[2].spread_s / by_md[2].seconds == pytest.approx(33.97 / 159.18)
     assert by_md[2].rounding_s / by_md[2].seconds == pytest.approx(0.005 / 159.18)
     assert {figure.repeats for figure in (*by_md, first, second, third)} == {0}
 
@@ -253,7 +253,9 @@ BROKEN = {
     "not finite": '[{"model_type": "x", "n_prompt": 64, "n_gen": 0, "avg_ns": NaN}]',
     "huge": '[{"model_type": "x", "n_prompt": 1e300, "n_gen": 0, "avg_ns": 1}]',
     "a list where a number should be": '[{"model_type": "x", "n_prompt": [], "n_gen": 0, "avg_ns": 1}]',
-    "half a line": '{"batch_size": 1, "input_len": 8, "output_len": 8, "prefill_latency": 1}\n{"batch_size": 1, "inp',
+    "half an object": '{"batch_size": 1, "input_len": 8, "output_len": 8, "prefill_l',
+    "a decimal comma": "batch_size;prompt_len;new_tokens;tokens_per_s\n1;512;128;104,9\n",
+    "a rate in seconds": "batch_size,prompt_len,new_tokens,tokens_per_s\n1,512,128,9.5 ms\n",
     "markup in a phase": "batch_size,prompt_len,phase,latency_s\n1,8,<script>alert(1)</script>,1\n",
     "a quote without an end": 'batch_size,prompt_len,latency_s\n1,"8,1\n',
     "a test of another kind": "| model | test | t/s |\n| --- | --- | --- |\n| x | zz9 | fast |\n",
@@ -356,17 +358,16 @@ def test_a_table_may_have_times_rates_and_empty_cells(tmp_path: Path) -> None:
         may_speculate=True,
         settings=(("bits per weight", "4.5"),),
     )
-    rows *= 2
     for broken, message in (
-        ("ok,decode,2,64,,32,0.02,,,0.01;-1,", "row 5: samples_s is not a positive number: -1"),
-        ("ok,decode,2,64,,32,0.02,,,,0", "row 5: bits_per_weight is not a positive number: 0"),
-        ("ok,decode,2,64,,32,nan,,", "row 5: latency_s is not a positive number: nan"),
-        ("ok,decode,2,6.5,,32,1,,", "row 5: prompt_len is not an integer of at least 0: 6.5"),
-        ("ok,decode,,64,,32,1,,", "row 5: batch_size is not a number: "),
-        ("ok,prefill,2,,64,,1,,", "row 5: a prefill of 0 tokens has no time"),
-        ("ok,train,2,64,,32,1,,", "row 5: 'train' is not a phase"),
-        ("ok,decode,2,64,,32,,,", "row 5: tokens_per_s is not a number: "),
+        ("ok,decode,2,64,,32,0.02,,,0.01;-1", "row 1: samples_s is not a positive number: -1"),
+        ("ok,decode,2,64,,32,0.02,,,,0", "row 1: bits_per_weight is not a positive number: 0"),
+        ("ok,decode,2,64,,32,nan,,", "row 1: latency_s is not a positive number: nan"),
+        ("ok,decode,2,6.5,,32,1,,", "row 1: prompt_len is not an integer of at least 0: 6.5"),
+        ("ok,decode,,64,,32,1,,", "row 1: batch_size is missing"),
+        ("ok,prefill,2,,64,,1,,", "row 1: a prefill of 0 tokens has no time"),
+        ("ok,train,2,64,,32,1,,", "row 1: 'train' is not a phase"),
+        ("ok,decode,2,64,,32,,,", "row 1: tokens_per_s is missing"),
     ):
-        path.write_text(names + "\n".join([*rows, broken]))
+        path.write_text(names + "\n".join([broken, *rows]))
         with pytest.raises(RequestError, match=re.escape(message)):
             read_foreign(path)
