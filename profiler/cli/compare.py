@@ -124,7 +124,7 @@ def place_command(
         raise RequestError("--here and --gpu name two devices; use one of the two.")
     from profiler.json_document import json_text
     from profiler.place.command import Shapes, place
-    from profiler.place.render import place_document, print_placed
+    from profiler.place.render import print_placed
     from profiler.report.console import screen
 
     shapes = Shapes(
@@ -134,7 +134,7 @@ def place_command(
     )
     placed = place(file, model, gpu=gpu, here=here, quant=quant, tp=tp, link=link, shapes=shapes)
     if output_format == "json":
-        print(json_text(place_document(placed)))
+        print(json_text(placed))
         return
     print_placed(placed, screen(plain=plain))
 

@@ -19,8 +19,9 @@ from profiler.data.links import link_called, link_of
 from profiler.errors import ModelError, RequestError
 from profiler.facts.step import ExecutionPath, Step
 from profiler.gpu_profile.roofs import datasheet_roofs
+from profiler.json_document import view
 from profiler.loading.source import ModelSource, resolve
-from profiler.place.place import PlacedFigure, doubts, placed
+from profiler.place.place import PlacedFile, PlaceRoofs, doubts, placed
 from profiler.predict.operator_arrays import Array
 from profiler.readers.detect import read_foreign
 from profiler.readers.figures import Figure, ForeignFile
@@ -44,25 +45,6 @@ class Shapes:
     prompt_lens: tuple[int, ...] = ()
     batch_sizes: tuple[int, ...] = ()
     new_tokens: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class PlacedFile:
-    """The figures of a file, compared with roofs."""
-
-    file: ForeignFile
-    model: str
-    dtype: str
-    quant: str
-    gpus: int
-    """GPUs that work on one step together; `under` has the roofs of all of them."""
-    link: str
-    """The name of the link between them; empty without one."""
-    under: RoofSet
-    rows: Sequence[PlacedFigure]
-    doubts: tuple[str, ...]
-    stored: str
-    """The precision of the weights that the floors assume, in words."""
 
 
 def place(
@@ -127,8 +109,19 @@ def place(
         warnings.append(f"{count} ran with no layer on the GPU (n_gpu_layers 0).")
     if here and any(row.regime is None for row in rows):
         warnings.append("this device's roofs were measured just now; if the device was busy, they are too low.")
-    stored = _stored(counted, figures, widths, quant, dtype)
-    return PlacedFile(file, source.name, dtype, quant, gpus, line, under, rows, tuple(warnings), stored)
+    return PlacedFile(
+        tool=file.tool,
+        file=file.name,
+        model=source.name,
+        dtype=dtype,
+        quant=quant,
+        stored=_stored(counted, figures, widths, quant, dtype),
+        roofs=view(PlaceRoofs, under),
+        warnings=warnings,
+        gpus=gpus,
+        link=line,
+        rows=rows,
+    )
 
 
 def _with_shapes(figures: Sequence[Figure], shapes: Shapes) -> Sequence[Figure]:

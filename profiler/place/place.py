@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Literal
 
+from profiler.json_document import Document
 from profiler.judge.regimes import COMPUTE_SHARE, MEMORY_SHARE, ROOF_TOLERANCE, Regime
 from profiler.readers.figures import Covers, Figure
 
@@ -47,11 +48,43 @@ class PlacedFigure:
     note: str
     settings: str = ""
     """The settings in which the figure differs from others of its file."""
+    spread: float | None = None
+    """Standard deviation of the repetitions / `latency_s`; None if the file has neither."""
 
     @property
     def is_above(self) -> bool:
         """Whether it is above the roof by more than its tolerance."""
         return self.attained > 1 + ROOF_TOLERANCE
+
+
+@dataclass(frozen=True)
+class PlaceRoofs:
+    """The roofs that the figures are compared with."""
+
+    name: str
+    bytes_per_s: float
+    flops_per_s: Mapping[str, float]
+    """Peak FLOP/s by dtype."""
+
+
+@dataclass(frozen=True)
+class PlacedFile(Document):
+    """`roofscope place --format json`."""
+
+    tool: str
+    file: str
+    model: str
+    dtype: str
+    quant: str
+    stored: str
+    """The precision of the weights that the floors assume, in words."""
+    roofs: PlaceRoofs
+    warnings: Sequence[str]
+    gpus: int
+    """GPUs that work on one step together; `roofs` are those of all of them."""
+    link: str
+    """The name of the link between them; empty without one."""
+    rows: Sequence[PlacedFigure]
 
 
 def placed(figure: Figure, compute_s: float, memory_s: float, link_s: float | None, fits: bool) -> PlacedFigure:
@@ -83,7 +116,12 @@ def placed(figure: Figure, compute_s: float, memory_s: float, link_s: float | No
         regime=(near if is_near else "inconclusive") if is_valid else None,
         note="; ".join(_notes(figure, attained, fits)),
         settings=", ".join(f"{name} {value}" for name, value in figure.settings if value != "-"),
+        spread=_spread_s(figure) / figure.seconds if _spread_s(figure) else None,
     )
+
+
+def _spread_s(figure: Figure) -> float:
+    return statistics.stdev(figure.samples_s) if len(figure.samples_s) > 1 else figure.spread_s
 
 
 ROOF_ALLOWS = "times what the roof allows"
