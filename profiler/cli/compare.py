@@ -29,7 +29,7 @@ def compare_command(
     """
     from profiler.comparison.command import compared, history_of
     from profiler.comparison.documents import comparison_document, history_document
-    from profiler.comparison.render import print_changes, print_history
+    from profiler.comparison.text import print_changes, print_history
     from profiler.json_document import json_text
     from profiler.report.console import screen
 
@@ -71,8 +71,7 @@ def gate_command(
     """
     from profiler.comparison.command import gated
     from profiler.comparison.documents import gate_document
-    from profiler.comparison.gate_formats import GATE_FORMATS
-    from profiler.comparison.render import print_gate
+    from profiler.comparison.gate_formats import GATE_FORMATS, print_gate
     from profiler.json_document import json_text
     from profiler.report.console import screen
 

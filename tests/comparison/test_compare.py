@@ -14,9 +14,8 @@ from yardstick import yardstick_s
 from profiler.comparison.command import compare as compare_folders
 from profiler.comparison.command import compared
 from profiler.comparison.compare import compare_sides, history
-from profiler.comparison.render import print_history
 from profiler.comparison.side import NOT_TOLD, MatchKey, Side, differences, read_side, side_of_file
-from profiler.comparison.text import change_words, difference_lines, history_sentences
+from profiler.comparison.text import change_words, difference_lines, history_sentences, print_history
 from profiler.errors import RequestError
 from profiler.readers.detect import read_foreign
 from profiler.report.console import screen
