@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 def compare_command(
     paths: Annotated[list[Path], typer.Argument(metavar="A B...", help="Run folders, or other tools' result files.")],
     anyway: Annotated[bool, typer.Option("--anyway", help="Show runs that are not comparable, no verdict.")] = False,
+    tp: Annotated[
+        str, typer.Option("--tp", help="GPUs that shared each step, such as 4,8; default: as A and B say.")
+    ] = "",
     plain: Plain = False,
     output_format: Format = "table",
 ) -> None:
@@ -36,13 +39,13 @@ def compare_command(
     if len(paths) < 2:
         raise RequestError("compare needs two or more run folders: roofscope compare BEFORE AFTER.")
     if len(paths) == 2:
-        comparison = compared(paths[0], paths[1], anyway=anyway)
+        comparison = compared(paths[0], paths[1], anyway=anyway, tp=_numbers(tp, "--tp"))
         if output_format == "json":
             print(json_text(comparison_document(comparison)))
         else:
             print_changes(comparison, screen(plain=plain))
         return
-    history = history_of(paths, anyway=anyway)
+    history = history_of(paths, anyway=anyway, tp=_numbers(tp, "--tp"))
     if output_format == "json":
         print(json_text(history_document(history)))
     else:

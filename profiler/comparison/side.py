@@ -28,7 +28,7 @@ Weight = Literal["refuses", "explains", "context"]
 PROCESSOR, NOT_TOLD = "processor", "not recorded"
 """A CPU's family and model, which older runs did not record; several CPUs have one name, such as AMD EPYC."""
 
-NEW_TOKENS = "new tokens"
+NEW_TOKENS, GPUS = "new tokens", "tp_size"
 
 _REFUSING = ("model", "parameters", "architecture", "device", PROCESSOR)
 _CONTEXT = ("memory", "budget")
@@ -117,6 +117,8 @@ class Side:
     clock_hz: float | None = None
     witness: MachineState | None = None
     is_cpu: bool = True
+    remarks: tuple[str, ...] = ()
+    """Sentences about another tool's file: what was left out, and what its reader should know first."""
 
     @property
     def engines(self) -> tuple[str, ...]:
@@ -183,7 +185,8 @@ def _keyed(side: Side, by_engine: bool, by_depth: bool, swept: Sequence[str]) ->
         if by_depth and cell.phase == "decode" and prompted not in side.cells:
             cell = prompted
         if swept:
-            settings = {**side.settings, **dict(cell.settings)}
+            length = {NEW_TOKENS: str(timed.new_tokens)} if timed.new_tokens and cell.phase == "decode" else {}
+            settings = {**side.settings, **length, **dict(cell.settings)}
             cell = cell._replace(settings=tuple((name, settings.get(name, NOT_TOLD)) for name in swept))
         yield cell if by_engine else cell._replace(engine=""), timed
 
@@ -196,9 +199,16 @@ def in_order(keys: Sequence[MatchKey]) -> list[MatchKey]:
 ROOFSCOPE = "roofscope"
 
 
-def read_side(path: Path) -> Side:
-    """Read a run folder or another tool's file as one side of a comparison. Raises RunError or RequestError."""
-    return side_of_file(read_foreign(path)) if path.is_file() else side_of_run(read_run(path))
+def read_side(path: Path, gpus: int = 0) -> Side:
+    """Read a run folder or another tool's file as one side of a comparison. Raises RunError or RequestError.
+
+    `gpus` is the number of GPUs that shared each step, for a file that does not say; 0 if it is not known.
+    """
+    side = side_of_file(read_foreign(path)) if path.is_file() else side_of_run(read_run(path))
+    named = side.settings.get(GPUS)
+    if gpus and named not in (None, str(gpus)):
+        raise RequestError(f"{path} says that {named} GPUs shared each step, not {gpus}; leave out --tp.")
+    return replace(side, settings={**side.settings, GPUS: str(gpus)}) if gpus else side
 
 
 def side_of_run(run: Run) -> Side:
@@ -305,6 +315,7 @@ def _settings(document: RunDocument) -> dict[str, str]:
         "weights": model.weights,
         "attention": model.attention,
         "engine": ", ".join(engine.names),
+        GPUS: str(document.ranks),
         "threads": str(device.threads),
         "offloaded": ", ".join(sorted(model.offloaded_bytes)) or "nothing",
         NEW_TOKENS: str(document.grid.new_tokens),
@@ -354,7 +365,10 @@ def side_of_file(file: ForeignFile) -> Side:
         "bits per weight": {significant(8 * figure.weight_bytes) for figure in steps if figure.weight_bytes},
     }
     settings = {name: next(iter(values)) for name, values in shared.items() if len(values) == 1}
-    return Side(file.name, file.created, file.tool, {**settings, **file.settings}, cells)
+    if file.gpus and not file.splits_layers:
+        settings[GPUS] = str(file.gpus)
+    settings |= file.settings
+    return Side(file.name, file.created, file.tool, settings, cells, remarks=file.remarks)
 
 
 def _figure_id(figure: Figure) -> MatchKey:

@@ -148,6 +148,8 @@ def difference_lines(comparison: Comparison) -> list[str]:
     if all(side.settings.get(PROCESSOR) == NOT_TOLD for side in (comparison.before, comparison.after)):
         name = comparison.before.settings.get("device", "")
         lines.append(f"neither run recorded its processor's family; several are named {name}")
+    for word, side in (("before", comparison.before), ("after", comparison.after)):
+        lines += [f"{word}: {remark}" for remark in side.remarks]
     return lines
 
 

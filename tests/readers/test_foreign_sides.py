@@ -288,3 +288,20 @@ def test_gpus_and_quantisation_that_differ_are_named(tmp_path: Path) -> None:
     before.write_text(json.dumps(record))
     words = [item.words for item in compared(before, path).differences]
     assert words == ["tp_size 8 -> 4", "quantization fp8 -> w4afp8"]
+    with pytest.raises(RequestError, match="says that 8 GPUs shared each step, not 2"):
+        compared(before, path, tp=(2,))
+
+
+def test_gpus_of_files_that_do_not_say_are_given(roofscope: Callable[..., Any]) -> None:
+    files = [str(FILES / f"vllm-mixtral-{name}.json") for name in ("before", "after")]
+    assert "differs: tp_size 4 -> 8" in roofscope("compare", *files, "--tp", "4,8", "--plain").out
+    assert "tp_size" not in roofscope("compare", *files, "--tp", "8", "--plain").out
+    assert "one for each of the 2 sides" in roofscope("compare", *files, "--tp", "1,2,3").err
+
+
+def test_what_a_file_left_out_is_said(tmp_path: Path, roofscope: Callable[..., Any]) -> None:
+    path = tmp_path / "f"
+    path.write_text((FILES / "llama-bench-moe.md").read_text().rstrip()[:-20])
+    screen = " ".join(roofscope("compare", str(FILES / "llama-bench-moe.md"), str(path), "--plain").out.split())
+    assert "after: row 7 is cut or broken" in screen
+    assert "1 cell is only in the first" in screen
