@@ -74,7 +74,7 @@ def test_each_tool_is_detected_by_its_content(name: str, tmp_path: Path) -> None
         for size in ("covers", "batch_size", "prompt_len", "context_len", "new_tokens"):
             value = getattr(figure, size)
             assert row[size] in ("*", "" if value is None else str(value)), size
-        assert not row["seconds"] or figure.seconds == pytest.approx(float(row["seconds"]), rel=3e-4)
+        assert not row["seconds"] or figure.seconds == pytest.approx(float(row["seconds"]), rel=5e-4)
 
 
 @pytest.mark.parametrize("name", ["aiperf.json", "sglang-serving.jsonl", "vllm-serve.json"])
