@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -12,9 +12,6 @@ from profiler.errors import RequestError
 from profiler.grid.ranges import parse_values
 from profiler.quant.registry import quant_help
 from profiler.run.options import Options
-
-if TYPE_CHECKING:
-    from profiler.comparison.gate import Gate
 
 
 def compare_command(
@@ -38,14 +35,15 @@ def compare_command(
 
     if len(paths) < 2:
         raise RequestError("compare needs two or more run folders: roofscope compare BEFORE AFTER.")
+    gpus = _numbers(tp, "--tp")
     if len(paths) == 2:
-        comparison = compared(paths[0], paths[1], anyway=anyway, tp=_numbers(tp, "--tp"))
+        comparison = compared(paths[0], paths[1], anyway=anyway, tp=gpus)
         if output_format == "json":
             print(json_text(comparison_document(comparison)))
         else:
             print_changes(comparison, screen(plain=plain))
         return
-    history = history_of(paths, anyway=anyway, tp=_numbers(tp, "--tp"))
+    history = history_of(paths, anyway=anyway, tp=gpus)
     if output_format == "json":
         print(json_text(history_document(history)))
     else:
@@ -85,7 +83,12 @@ def gate_command(
         gate = gated(base, new, max_slowdown)
     else:
         options = Options(model=model, budget_s=budget_s, device=device, out=out)
-        gate = _gate_rerun(base, max_slowdown, options, quiet, plain)
+        from profiler.report.progress import make_listener
+
+        with make_listener(quiet=quiet, plain=plain) as listener:
+            from profiler.comparison.rerun import rerun as measure_again
+
+            gate = measure_again(base, max_slowdown, options, listener)
     if output_format == "table":
         print_gate(gate, screen(plain=plain))
     elif output_format == "json":
@@ -93,15 +96,6 @@ def gate_command(
     else:
         print(GATE_FORMATS[output_format](gate), end="" if output_format == "junit" else "\n")
     raise typer.Exit(_GATE_EXITS[gate.outcome])
-
-
-def _gate_rerun(base: Path, max_slowdown: str, options: Options, quiet: bool, plain: bool) -> Gate:
-    from profiler.report.progress import make_listener
-
-    with make_listener(quiet=quiet, plain=plain) as listener:
-        from profiler.comparison.rerun import rerun
-
-        return rerun(base, max_slowdown, options, listener)
 
 
 def place_command(

@@ -10,7 +10,7 @@ from statistics import stdev
 from typing import Literal, NamedTuple
 
 from profiler.errors import RequestError
-from profiler.facts.roofs import Ceilings, DriftReading, swing
+from profiler.facts.roofs import DriftReading, swing
 from profiler.facts.visits import Visit, foreign_cores, phase_samples, visit_spreads
 from profiler.grid.cells import PHASES, Cell, CellKey, Phase
 from profiler.judge.breakdown import TERMS
@@ -143,23 +143,18 @@ class SettingDifference:
 
 def differences(before: Side, after: Side) -> tuple[SettingDifference, ...]:
     """Settings that differ between the sides: first those that forbid a comparison, then those that may explain it."""
-    items = [
-        _difference(name, before.settings[name], after.settings[name])
-        for name in before.settings
-        if name in after.settings and before.settings[name] != after.settings[name]
-    ]
+    items = []
+    for name, first in before.settings.items():
+        second = after.settings.get(name, first)
+        refuses = name in _REFUSING and NOT_TOLD not in (first, second)
+        weight: Weight = "refuses" if refuses else "context" if name in _CONTEXT else "explains"
+        if first != second:
+            items.append(SettingDifference(name, first, second, weight))
     if before.clock_hz and after.clock_hz and abs(after.clock_hz / before.clock_hz - 1) > _CLOCK_TOLERANCE:
         first, second = (f"{clock_hz / 1e6:.0f} MHz" for clock_hz in (before.clock_hz, after.clock_hz))
         items.append(SettingDifference("clock", first, second, "explains"))
     order = ("refuses", "explains", "context")
     return tuple(sorted(items, key=lambda item: order.index(item.weight)))
-
-
-def _difference(name: str, before: str, after: str) -> SettingDifference:
-    weight: Weight = "context" if name in _CONTEXT else "explains"
-    if name in _REFUSING and NOT_TOLD not in (before, after):
-        weight = "refuses"
-    return SettingDifference(name, before, after, weight)
 
 
 def aligned(sides: Sequence[Side]) -> list[Mapping[MatchKey, CellTime]]:
@@ -225,7 +220,16 @@ def side_of_run(run: Run) -> Side:
     for row in run.measured:
         if (key := match_key(row.key)) in cells:
             cells[key] = _with_split(cells[key], row, half_widths.get(row.key, {}))
-    ceilings = document.ceilings.ceilings
+    ceilings, dtype, witness = document.ceilings.ceilings, document.model.dtype, None
+    if ceilings.judges:
+        witness = MachineState(
+            memory_bytes_per_s=ceilings.memory_bytes_per_s,
+            memory_half_width=ceilings.memory_half_width,
+            compute_flops_per_s=ceilings.compute_flops_per_s(dtype),
+            compute_half_width=ceilings.compute_half_width(dtype),
+            roofs_at_unix_s=ceilings.measured_at_unix_s,
+            looks=tuple(gathered.looks),
+        )
     return Side(
         name=str(run.folder),
         created=document.created,
@@ -233,19 +237,8 @@ def side_of_run(run: Run) -> Side:
         settings=_settings(document),
         cells=cells,
         clock_hz=readings.clock_hz.median if readings and readings.clock_hz else None,
-        witness=_witness(ceilings, document.model.dtype, gathered.looks) if ceilings.judges else None,
+        witness=witness,
         is_cpu=document.device.kind == "cpu",
-    )
-
-
-def _witness(ceilings: Ceilings, dtype: str, looks: Sequence[DriftReading]) -> MachineState:
-    return MachineState(
-        memory_bytes_per_s=ceilings.memory_bytes_per_s,
-        memory_half_width=ceilings.memory_half_width,
-        compute_flops_per_s=ceilings.compute_flops_per_s(dtype),
-        compute_half_width=ceilings.compute_half_width(dtype),
-        roofs_at_unix_s=ceilings.measured_at_unix_s,
-        looks=tuple(looks),
     )
 
 

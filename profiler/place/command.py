@@ -66,7 +66,13 @@ def place(
     file = read_foreign(path)
     figures = _with_shapes(file.figures, shapes or Shapes())
     _require_shapes(figures)
-    on_gpu = figures if here and not _is_gpu_here() else [figure for figure in figures if figure.gpu_layers != 0]
+    is_cpu = False
+    if here:
+        from profiler.device.device import resolve_device  # loads torch, as only --here needs
+        from profiler.roofs.measure import here_roofs
+
+        is_cpu = resolve_device("auto").type == "cpu"
+    on_gpu = [figure for figure in figures if is_cpu or figure.gpu_layers != 0]
     if not on_gpu:
         raise RequestError(
             f"{path}: no layer was on the GPU (n_gpu_layers 0), so its figures are the host's and cannot be compared"
@@ -82,7 +88,7 @@ def place(
     work = counted.work
     # The dtype of the cache is also the dtype in which quantised linears return their results.
     dtype = (work.of_kind(AttentionCore) or work.operators)[0].dtype_name
-    under = _here(work, dtype) if sheet is None else datasheet_roofs(sheet, gpus)
+    under = here_roofs(work, dtype) if sheet is None else datasheet_roofs(sheet, gpus)
     # llama.cpp's GPUs hold some layers each and work in turn: they add memory, not speed.
     room_bytes = (under.room_bytes or 0) * (file.gpus or 1 if file.splits_layers and not tp else 1) or None
     figures = [_of_one_batch(figure, counted, room_bytes) for figure in on_gpu]
@@ -194,18 +200,6 @@ def _sheet(gpu: str, devices: Sequence[str]) -> datasheet.Datasheet:
         ran_on = f" The file names {' and '.join(devices)}." if devices else ""
         raise RequestError(f"which GPU's roofs? Give --gpu NAME, or --here for this device's own.{ran_on}")
     return sheets[0]
-
-
-def _here(work: ModelWork, dtype: str) -> RoofSet:
-    from profiler.roofs.measure import here_roofs  # loads torch, as only --here needs
-
-    return here_roofs(work, dtype)
-
-
-def _is_gpu_here() -> bool:
-    from profiler.device.device import resolve_device  # loads torch, too
-
-    return str(resolve_device("auto").type) != "cpu"
 
 
 def _linked(

@@ -85,7 +85,8 @@ def read_foreign(path: Path) -> ForeignFile:
     except RequestError as error:
         raise RequestError(_refusal(path, text) or str(error)) from None
     if not found:
-        raise RequestError(_refusal(path, text) or _unknown(path, first))
+        has = f" (it has {escaped(', '.join(map(str, first)))[:120]})" if first else ""
+        raise RequestError(_refusal(path, text) or f"{path} is not a known result file{has}; use one of {tools()}.")
     if len(names := sorted({file.tool for file in found})) > 1:
         raise RequestError(f"{path} has results of {' and '.join(names)}; give each a file.")
     if len({file.gpus for file in found}) > 1:
@@ -138,8 +139,3 @@ def _refusal(path: Path, text: str) -> str | None:
                 f" with {CSV_COLUMNS}."
             )
     return None
-
-
-def _unknown(path: Path, first: Record) -> str:
-    has = f" (it has {escaped(', '.join(map(str, first)))[:120]})" if first else ""
-    return f"{path} is not a known result file{has}; use one of {tools()}."

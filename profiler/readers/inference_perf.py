@@ -8,17 +8,17 @@ from profiler.readers.serving import served
 from profiler.readers.sources import Source
 from profiler.readers.values import Record, inner, needed, number_at
 
+_LOAD = ("requested_rate", "concurrency")
+
 
 def read_inference_perf(source: Source) -> ForeignFile | None:
     """The figures of a report; None for another tool's file. Raises RequestError for a broken file."""
     if not all("load_summary" in record and "successes" in record for record in source.records):
         return None
-    figures, load = told_apart(source.records, _load, _figures)
+    figures, load = told_apart(
+        source.records, lambda report: {name: report["load_summary"].get(name) for name in _LOAD}, _figures
+    )
     return ForeignFile("inference-perf", figures, settings=load)
-
-
-def _load(report: Record) -> Record:
-    return {name: inner(report, f"load_summary.{name}") for name in ("requested_rate", "concurrency")}
 
 
 def _figures(report: Record) -> list[Figure]:

@@ -12,7 +12,7 @@ from statistics import median
 from profiler.grid.cells import PHASES
 from profiler.readers.figures import Figure, ForeignFile
 from profiler.readers.sources import Source
-from profiler.readers.values import Measured, Record, first_of, inner, measured, needed, number_at, texts, whole_of
+from profiler.readers.values import Measured, first_of, inner, measured, number_at, texts, whole_of
 
 
 def read_optimum_benchmark(source: Source) -> ForeignFile | None:
@@ -34,11 +34,12 @@ def read_optimum_benchmark(source: Source) -> ForeignFile | None:
     for phase in PHASES:
         if (latency := inner(report, f"{phase}.latency")) is None:
             continue
-        time_s = measured(latency.get("mean"), f"{phase}.latency.mean", values=latency.get("values"))
-        if time_s.values:
-            time_s = Measured(median(time_s.values), values=time_s.values)
+        mean_s = measured(latency.get("mean"), f"{phase}.latency.mean", values=latency.get("values"))
+        loop_tokens = None if phase == "prefill" else 0
         # The configuration takes precedence, since the throughput counts beams as tokens.
-        loop_tokens = None if phase == "prefill" else 0 if shape["new_tokens"] else _loop_tokens(report)
+        if phase == "decode" and not shape["new_tokens"]:
+            loop_tokens = round(mean_s.value * (number_at(report, "decode.throughput.value") or 0.0))
+        time_s = Measured(median(mean_s.values), values=mean_s.values) if mean_s.values else mean_s
         figure = Figure(phase, loop_tokens=loop_tokens, notes=notes)
         figures.append(figure.timed(time_s).with_shapes(**shape))
     settings = {
@@ -50,9 +51,3 @@ def read_optimum_benchmark(source: Source) -> ForeignFile | None:
         "optimum-benchmark": inner(config, "environment.optimum_benchmark_version"),
     }
     return ForeignFile("optimum-benchmark", figures, settings=texts(settings))
-
-
-def _loop_tokens(report: Record) -> int:
-    """Tokens of all sequences in a whole decode loop; 0 if the file has no throughput."""
-    per_s = number_at(report, "decode.throughput.value")
-    return max(1, round(per_s * needed(report, "decode.latency.mean"))) if per_s else 0

@@ -135,7 +135,8 @@ def _rows(path: Path, text: str, delimiter: str) -> list[tuple[int, list[str]]]:
     """(number of its last line from 1, cells) of each row of a text. Raises RequestError for a quote without an end."""
     if delimiter == "|":
         split = [_UNESCAPED.split(line.rstrip()) for line in text.split("\n")]
-        return [(line, [_cell(text) for text in cells]) for line, cells in enumerate(split, 1)]
+        cells = [[cell.strip(" *`").replace("\\|", "|") for cell in row] for row in split]
+        return list(enumerate(cells, 1))
     reader = csv.reader(io.StringIO(text), strict=True, delimiter=delimiter)
     try:
         return [(reader.line_num, [cell.strip() for cell in row]) for row in reader]
@@ -143,10 +144,6 @@ def _rows(path: Path, text: str, delimiter: str) -> list[tuple[int, list[str]]]:
         if delimiter != _DELIMITERS[-1]:
             return []
         raise RequestError(f"{path} is broken CSV: {escaped(error)}.") from None
-
-
-def _cell(text: str) -> str:
-    return text.strip(" *`").replace("\\|", "|")
 
 
 def _is_rule(row: Sequence[str]) -> bool:
