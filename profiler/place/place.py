@@ -124,7 +124,7 @@ def _spread_s(figure: Figure) -> float:
     return statistics.stdev(figure.samples_s) if len(figure.samples_s) > 1 else figure.spread_s
 
 
-ROOF_ALLOWS = "times what the roof allows"
+ROOF_ALLOWS = "faster than the roof allows"
 _SUSPICIONS: dict[Covers, str] = {
     "prefill": "the prompt may have come from a cache, or the file is of several GPUs or of another GPU or precision",
     "decode": "prompt tokens may be counted, several tokens per step speculated, or the file is of several GPUs or of"
@@ -139,7 +139,7 @@ def _notes(figure: Figure, attained: float, fits: bool) -> list[str]:
     """A suspicion if the figure is too fast, then the notes of its file, then remarks."""
     notes = list(figure.notes)
     if fits and attained > 1 + ROOF_TOLERANCE:
-        notes.insert(0, f"{attained:.3g} {ROOF_ALLOWS}: {_SUSPICIONS[figure.covers]}")
+        notes.insert(0, f"{ROOF_ALLOWS}: {_SUSPICIONS[figure.covers]}")
     elif fits and figure.may_speculate and figure.covers == "decode" and attained > _SPECULATES_FROM:
         notes.insert(
             0,
