@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import pandas as pd
+
 from .kinds import KINDS, modes, plausible
 from .oracles import Ran
 from .pool import Lost, forked
 from .scenarios import SCENARIOS, Played
 from .sites import Injection, Site, positions
-from .tables import tables
 from .trial import Trial, ran, tried
 
 _LONGEST_S = 180.0
@@ -103,8 +104,24 @@ def main() -> None:
             planned = random.Random(options.seed).sample(planned, min(options.sample, len(planned)))
             print(f"{len(planned)} of them by seed {options.seed}", flush=True)
         trials = _trials(recordings, planned, options.jobs)
-    print(*tables(trials, sites), sep="\n")
+    _print(trials)
     sys.exit(1 if any(trial.failures for trial in trials) else 0)
+
+
+def _print(trials: Sequence[Trial]) -> None:
+    """Print how many faults of each API and of each kind ended with which exit code."""
+    failed = sum(bool(trial.failures) for trial in trials)
+    print(f"{len(trials)} faults, {failed} after which something does not hold")
+    rows = pd.DataFrame(
+        {
+            "API": each.injection.site.api,
+            "fault": f"{each.injection.kind} {each.injection.mode}",
+            "exit code": each.code,
+        }
+        for each in trials
+    )
+    for name in ("API", "fault"):
+        print(pd.crosstab(rows[name], rows["exit code"].astype(str)).to_string(), end="\n\n")
 
 
 def _trials(recordings: dict[str, Recorded], planned: Sequence[Injection], jobs: int) -> list[Trial]:

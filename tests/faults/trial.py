@@ -16,6 +16,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from simulated.scenario import flags
 from simulated.world import simulated
 
 from profiler.cli.app import main
@@ -73,7 +74,7 @@ def ran(played: Played, model: Path, folder: Path, injection: Injection | None =
         options = {name: options[name] for name in _AGAIN if name in options} | {"resume": folder}
     else:
         options["weights"] = "random"
-    words = ["roofscope", "run", str(model), *_flags({**options, "device": "cuda"}), "--quiet", "--plain"]
+    words = ["roofscope", "run", str(model), *flags({**options, "device": "cuda"}), "--quiet", "--plain"]
     with simulated(played.truth) as world, contextlib.ExitStack() as stack:
         seam = Seam(world, [folder, Path(os.environ["XDG_CACHE_HOME"])], injection)
         for name, value in _BRIEF.items():
@@ -120,14 +121,6 @@ def _ended() -> tuple[int | None, str]:
     except BaseException:
         return None, traceback.format_exc()
     return None, "the command did not end by an exit code"
-
-
-def _flags(options: dict[str, Any]) -> list[str]:
-    return [
-        part
-        for name, value in options.items()
-        for part in ("--" + name.replace("_", "-"), *([] if value is True else [str(value)]))
-    ]
 
 
 @contextlib.contextmanager

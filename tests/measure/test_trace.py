@@ -35,6 +35,7 @@ def test_intervals_add_up() -> None:
     assert (found.gaps, found.gap_s) == (1, pytest.approx(2e-3 + 0.5e-6))
     assert found.longest_s == pytest.approx(3e-3)
     assert found.busy_share == pytest.approx(6 / 8, rel=1e-3)
+    assert activity(KEY, []).busy_share == 0.0
 
 
 def test_a_named_range_on_the_card_is_no_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,10 +67,6 @@ def test_a_named_range_on_the_card_is_no_kernel(tmp_path: Path, monkeypatch: pyt
     assert decode.gap_s == pytest.approx(2e-3)
 
 
-def test_nothing_ran() -> None:
-    assert activity(KEY, []).busy_share == 0.0
-
-
 @pytest.fixture(scope="module")
 def traced(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> profiler.Run:
     return profiler.profile(
@@ -84,6 +81,8 @@ def traced(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> profi
     )
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_a_step_has_the_operators_that_torch_dispatches(traced: profiler.Run) -> None:
     """Two layers have 2 x 7 linears and a head; each is one operator among many more small ones."""
     assert len(traced.document.activity) == 4
@@ -94,6 +93,8 @@ def test_a_step_has_the_operators_that_torch_dispatches(traced: profiler.Run) ->
     assert len(activity_lines(traced)) == 4
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_the_trace_is_small_and_can_be_read(traced: profiler.Run) -> None:
     path = traced.folder / TRACE
     assert path.stat().st_size < 2_000_000

@@ -248,6 +248,7 @@ def test_a_size_between_two_of_the_curve_can_be_either() -> None:
         ({64: 1.2e12, 128: 1e12, 256: 1e12, 512: 1e12}, 1e12, "none: no size is read clearly faster"),
         ({64: 4e12, 128: 1e12, 256: 1e12, 512: 1e12}, 5e11, "the roof: the curve ends at twice of it"),
         ({64: 4e12, 128: 3.5e12, 256: 1e12, 512: 1e12}, 1e12, "none: the cache holds the larger size, too"),
+        ({32: 1e12, 64: 1e12, 128: 5e11}, 5e11, "the last size: no larger one shows that memory is that slow"),
     ],
 )
 def test_a_figure_that_was_measured_too_low_makes_no_cache(rates: dict[int, float], roof: float, wrong: str) -> None:
@@ -255,13 +256,6 @@ def test_a_figure_that_was_measured_too_low_makes_no_cache(rates: dict[int, floa
     curve = tuple(CurvePoint(nbytes, per_s) for nbytes, per_s in rates.items())
     found = Ceilings({}, {"read": Roof(roof, roof, roof, 9, "given")}, max(rates), True, curve)
     assert found.out_of_the_cache(67) == found, wrong
-
-
-def test_the_last_size_of_a_curve_is_no_plateau() -> None:
-    """The curve ends at 256, read half as fast as 128: no larger size shows that memory is that slow."""
-    curve = tuple(CurvePoint(nbytes, per_s) for nbytes, per_s in {64: 1e12, 128: 1e12, 256: 5e11}.items())
-    found = Ceilings({}, {"read": Roof(5e11, 5e11, 5e11, 9, "given")}, 256, True, curve)
-    assert found.out_of_the_cache(200) == found
 
 
 def test_a_curve_that_was_read_in_a_faster_minute_makes_no_cache() -> None:

@@ -39,12 +39,6 @@ def test_batches_are_doubled_and_slopes_stand_beside_predictions(  # type: ignor
     assert series.best in batches
 
 
-def test_a_wrong_phase_is_one_line(roofscope, tiny_folder: Path) -> None:  # type: ignore[no-untyped-def]
-    found = roofscope("batch-test", str(tiny_folder), "--phase", "training")
-    assert found.code == 2
-    assert "use prefill or decode" in found.err
-
-
 def test_batches_go_two_doublings_past_the_knee_of_the_dtype_that_runs(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,19 +30,9 @@ BUDGET_S = 20.0
 
 def profiled(folder: Path, out: Path, **options: object) -> tuple[int, Run, float]:
     """Return (exit code, run, simulated seconds without loading) of a run of the scenario."""
-    arguments = {
-        "dtype": SCENARIO.dtype,
-        "prompt_lens": ",".join(map(str, SCENARIO.prompt_lens)),
-        "batch_sizes": ",".join(map(str, SCENARIO.batch_sizes)),
-        "new_tokens": SCENARIO.new_tokens,
-        "fresh": True,
-        "no_levers": True,
-        "out": out,
-        **options,
-    }
     with simulated(T4) as world:
         start_s = world.host.now_s
-        code = command_line("run", str(folder), **arguments)
+        code = command_line("run", str(folder), **SCENARIO.options(), fresh=True, out=out, **options)
         took_s = world.host.now_s - start_s
     run = read_run(out)
     return code, run, took_s - run.document.stage_s["loading"]

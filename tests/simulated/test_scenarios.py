@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import gc
-import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -31,16 +28,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
 ]
-
-
-def test_a_repeated_run_is_the_same(tmp_path: Path) -> None:
-    """Time is the simulated host's, so the speed of this machine has no effect on a figure."""
-    scenario = Scenario("smollm2-135m", 1, prompt_lens=[64], batch_sizes=[1])
-    (first, before), (second, after) = (
-        said(scenario, [A100], tmp_path, budget=1, out=tmp_path / name) for name in ("first", "second")
-    )
-    assert first.cells.equals(second.cells)
-    assert before.host.now_s == after.host.now_s
 
 
 def test_failures_outside_the_sweep_change_no_figure(tmp_path: Path) -> None:
@@ -120,19 +107,8 @@ def test_a_small_card_spills_to_the_host(tmp_path: Path) -> None:
     decode = run.cells[run.cells["phase"] == "decode"].iloc[0]
     assert decode["regime"] == "link-bound"
     assert first_lever(run, dict(decode)) == "memory for all weights on the device"
-    waiting = run.document.model.offloaded_bytes["host"]
-    assert decode["latency_s"] > waiting / truth.link_bytes_per_s
-
-
-def test_the_second_card_is_measured_on_request(tmp_path: Path) -> None:
-    """Everything runs on `cuda:1`: a stream or a graph of card 0 would time nothing."""
-    scenario = Scenario("mistral-7b-v0.3", 2, engine="graph", prompt_lens=[128], batch_sizes=[1])
-    slow = T4.but(bytes_per_s=T4.bytes_per_s / 2)
-    run, world = said(scenario, [T4, slow], tmp_path, device="cuda:1")
-    assert run.document.ceilings.memory_bytes_per_s == pytest.approx(slow.bytes_per_s, rel=ROOFS)
-    assert world.cards[0].busy_s == 0.0
-    for phase, row in pairs(so(scenario, slow, tmp_path), run.cells):
-        assert row["latency_s"] == pytest.approx(phase.latency_s, rel=REST)
+    crossing_s = run.document.model.offloaded_bytes["host"] / (truth.link_bytes_per_s * truth.pageable_share)
+    assert decode["link_s"] == pytest.approx(crossing_s, rel=REST)
 
 
 def test_two_cards_one_after_the_other_in_one_process(tmp_path: Path) -> None:
@@ -142,10 +118,8 @@ def test_two_cards_one_after_the_other_in_one_process(tmp_path: Path) -> None:
     folder = str(scenario.folder(tmp_path))
     with simulated(*truths):
         for index in range(2):
-            code = command_line(
-                "run", folder, device=f"cuda:{index}", engine="graph", dtype="float16", prompt_lens=64, batch_sizes=1,
-                new_tokens=8, fresh=True, no_levers=True, out=tmp_path / str(index),
-            )  # fmt: skip
+            out = tmp_path / str(index)
+            code = command_line("run", folder, **scenario.options(), device=f"cuda:{index}", fresh=True, out=out)
             assert code == 0
     for index, truth in enumerate(truths):
         run = read_run(tmp_path / str(index))
@@ -361,25 +335,6 @@ def test_a_neighbour_on_the_card_is_named(tmp_path: Path) -> None:
     assert any("other processes computed on this GPU" in warning for warning in run.document.warnings)
 
 
-def test_the_command_line_on_a_card_of_8_gb(roofscope: Callable[..., Any], tmp_path: Path) -> None:
-    """Cells that fit run, and the rest is skipped with the memory that it needs. Missing numbers give exit code 3."""
-    truth = A100.but(memory_bytes=8 << 30)
-    folder = Scenario("mistral-7b-v0.3", 4).folder(tmp_path)
-    with simulated(truth):
-        done = roofscope(
-            "run", str(folder), "--device", "cuda", "--weights", "random", "--dtype", "float16", "--prompt-lens", "512",
-            "--batch-sizes", "1,512", "--new-tokens", "4", "--no-levers", "--out", str(tmp_path / "run"), "--format",
-            "json",
-        )  # fmt: skip
-    assert done.code == 3, done.err
-    found = json.loads(done.out)
-    assert found["device"]["name"] == truth.name
-    assert found["ceilings"]["memory"]["read"]["per_s"] == pytest.approx(truth.bytes_per_s, rel=ROOFS)
-    status = {(cell["phase"], cell["batch_size"]): cell["status"] for cell in found["cells"]}
-    assert status["prefill", 1] == status["decode", 1] == "ok"
-    assert status["prefill", 512] in ("oom", "skipped")
-
-
 def test_a_prefill_into_a_reset_cache_takes_what_one_into_a_new_cache_takes(tmp_path: Path) -> None:
     """A graph's cache is reset, and only the device has its length. transformers reads it, which is one wait. Then
     it skips the mask as for a new cache (masking_utils.py, `_ignore_causal_mask_sdpa`), so the kernels are the same."""
@@ -400,14 +355,7 @@ def test_experts_of_a_reused_cache_get_the_whole_prompt(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("model", "layers", "host"),
-    [
-        ("mixtral-8x7b", 2, "fast"),
-        ("mixtral-8x7b", 2, "slow"),
-        ("deepseek-v2-lite", 3, "fast"),
-        ("deepseek-v2-lite", 3, "slow"),
-        ("gpt-oss-20b", 2, "fast"),
-        ("gpt-oss-20b", 2, "slow"),
-    ],
+    [("mixtral-8x7b", 2, "fast"), ("deepseek-v2-lite", 3, "slow"), ("gpt-oss-20b", 2, "slow")],
 )
 def test_experts(model: str, layers: int, host: str, tmp_path: Path) -> None:
     """A token reaches few experts, a prompt nearly all; the verdict is clear.
