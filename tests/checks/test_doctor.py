@@ -165,9 +165,7 @@ def test_a_missing_package_names_its_use_and_its_one_command(monkeypatch: pytest
         "gguf", False, "missing, needed for GGUF files: pip install 'gguf>=0.10'"
     )
     assert checks.optional("torchao") == CheckResult(
-        "torchao",
-        False,
-        "0.9.0 is too old, needed for --quant int8wo, int4wo and fp8: pip install 'torchao>=0.15'",
+        "torchao", False, "0.9.0 is too old, needed for --quant int8wo, int4wo and fp8: pip install 'torchao>=0.15'"
     )
     assert checks.optional("vllm") == CheckResult("vllm", True, "0.32.0")
     requirements(monkeypatch, required, {})

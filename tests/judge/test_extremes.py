@@ -110,10 +110,7 @@ def test_roofs_that_agree_change_nothing() -> None:
     """Later roofs within 5 %, or weights read as fast as a stream, change nothing."""
     base, warnings = judged(STEADY)
     assert warnings == []
-    for same in (
-        replace(STEADY, roofs_again=(later_roofs(0.97, 1.03),)),
-        with_weight_read(STEADY, 0.96),
-    ):
+    for same in (replace(STEADY, roofs_again=(later_roofs(0.97, 1.03),)), with_weight_read(STEADY, 0.96)):
         assert extreme_shares(same) == {}
         assert judged(same) == (base, [])
 

@@ -65,11 +65,7 @@ def deepseek(layers: int) -> Any:
 
 @pytest.mark.parametrize(
     ("model", "expected", "short", "long"),
-    [
-        (llama(5), Pattern(5, 0, 1), 1, 2),
-        (gemma(18), Pattern(18, 0, 6), 6, 12),
-        (deepseek(4), Pattern(4, 1, 1), 2, 3),
-    ],
+    [(llama(5), Pattern(5, 0, 1), 1, 2), (gemma(18), Pattern(18, 0, 6), 6, 12), (deepseek(4), Pattern(4, 1, 1), 2, 3)],
 )
 def test_a_short_model_holds_every_kind_of_layer(model: Any, expected: Pattern, short: int, long: int) -> None:
     pattern = pattern_of(model, model.config)

@@ -159,10 +159,7 @@ def test_float8_is_measured_as_torchao_multiplies_it(monkeypatch: pytest.MonkeyP
     """`_scaled_mm` gets the arguments of torchao's linear with scales per row, which `--quant fp8` creates."""
     pytest.importorskip("torchao")
     from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, PerRow
-    from torchao.quantization.quantize_.workflows.float8.float8_tensor import (
-        Float8Tensor,
-        QuantizeTensorToFloat8Kwargs,
-    )
+    from torchao.quantization.quantize_.workflows.float8.float8_tensor import Float8Tensor, QuantizeTensorToFloat8Kwargs
 
     seen: list[dict[str, object]] = []
 

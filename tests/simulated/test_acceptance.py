@@ -21,10 +21,7 @@ from . import mutations
 from .acceptance import CARDS, cut, on_card, scoreboard
 from .native import why_not
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
 
 Planted = contextlib.AbstractContextManager[Any]
 

@@ -13,10 +13,7 @@ from .native import why_not
 from .scenario import Scenario, said, so
 from .truth import H100, T4
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
 
 PLAN_S = 22e-3
 """Reported for one card (GB10); other cards take up to 440 ms."""

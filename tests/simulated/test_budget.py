@@ -18,10 +18,7 @@ from .scenario import Scenario, command_line, so
 from .truth import T4
 from .world import simulated
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
 
 SCENARIO = Scenario("mistral-7b-v0.3", 8, prompt_lens=[64, 128, 256, 512], batch_sizes=[1, 2, 4, 8, 16], new_tokens=16)
 CORNERS = {(1, 64), (1, 512), (16, 64), (16, 512)}

@@ -12,10 +12,7 @@ import pytest
 from .__main__ import main
 from .native import why_not
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
 
 ASKED = (
     "--model mistral-7b-v0.1 --layers 4 --bandwidth 1.3e12 --flops float16=1.1e14 --launch 7e-6 --memory 24e9"

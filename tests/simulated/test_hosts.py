@@ -23,10 +23,7 @@ from .oracle import Phase
 from .scenario import Scenario, said, so
 from .truth import H100
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
 
 HOSTS = {"slow": 40e-6, "middling": 7e-6, "fast": 2e-6}
 

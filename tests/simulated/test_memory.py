@@ -21,10 +21,7 @@ from .scenario import Scenario, command_line, so
 from .truth import A100, H100
 from .world import simulated
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
 
 MIB = 1 << 20
 

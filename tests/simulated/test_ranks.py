@@ -26,10 +26,7 @@ from .scenario import Scenario
 from .truth import A100
 from .world import simulated
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
 LAYERS, HIDDEN = 1, 4096
 
 
@@ -59,9 +56,7 @@ def test_the_slow_card_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.ci
 @pytest.mark.parametrize(
-    ("link", "binds"),
-    [(LinkTruth(12e-6, 250e9), False), (LinkTruth(120e-6, 12e9), True)],
-    ids=["NVLink", "PCIe"],
+    ("link", "binds"), [(LinkTruth(12e-6, 250e9), False), (LinkTruth(120e-6, 12e9), True)], ids=["NVLink", "PCIe"]
 )
 def test_a_link_of_known_truth_is_measured_and_found_in_every_step(
     link: LinkTruth, binds: bool, tmp_path: Path

@@ -13,10 +13,7 @@ from .native import why_not
 from .scenario import Scenario, said, so
 from .truth import A100, GIB, T4, Truth
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
 
 
 PROBE = 270_000_000

@@ -24,10 +24,7 @@ from .stream import CAPTURING
 from .truth import A100, H100, RTX_4090, T4, PowerCap, Throttle
 from .world import simulated
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
 
 
 def test_failures_outside_the_sweep_change_no_figure(tmp_path: Path) -> None:

@@ -17,10 +17,7 @@ from .native import why_not
 from .truth import A100, T4
 from .world import World, simulated
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
 
 STEPS = 8
 LONG, PADDING = 8184, 8
