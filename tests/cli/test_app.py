@@ -60,6 +60,7 @@ def test_help_and_version_answer_at_once(argument: str) -> None:
         (("run", "--prompt-lens", "64..8"), "64..8"),
         (("run", "--prompt-lens", "9000"), "8192"),
         (("run", "--device", "cuda:77"), "cuda:77"),
+        (("doctor", "--device", "tpu"), "tpu"),
         (("run", "--engine", "warp"), "eager"),
         (("run", "--budget", "nan"), "--budget"),
         (("run", "--frobnicate"), "frobnicate"),

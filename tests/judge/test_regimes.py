@@ -170,8 +170,6 @@ def test_a_faster_machine_with_a_faster_clock_changes_nothing(
 DEVICES = {
     "2-core Xeon": (30e9, 350e9, False),
     "T4": (240e9, 40e12, True),
-    "L40S": (650e9, 170e12, True),
-    "RTX 4090": (920e9, 160e12, True),
     "A100 SXM": (1.75e12, 260e12, True),
     "H100 SXM": (3.0e12, 680e12, True),
     "H200": (4.3e12, 770e12, True),
@@ -195,7 +193,7 @@ def on(
     )
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ["2-core Xeon", "T4", "H100 SXM"])
 class TestEveryDevice:
     """The same cases on each device: the ratio of a step to the device's roofs decides, not their size."""
 

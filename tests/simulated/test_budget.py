@@ -93,11 +93,3 @@ def test_a_resume_measures_what_was_forecast(
     assert {row.status for row in resumed.results} == {"ok"}
     assert {row.key.cell for row in resumed.measured} >= forecasts
     assert all(isinstance(fact, ForecastTime) for fact in read_gathered(folder, run.document).forecasts.values())
-
-
-def test_a_budget_that_ends_before_the_first_visit_still_measures_one_cell(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with_effort(monkeypatch, whole_grid=False)
-    _, run, _ = profiled(SCENARIO.folder(tmp_path), tmp_path / "run", budget=0.1)
-    assert {(row.batch_size, row.prompt_len) for row in run.measured} == {(1, 64)}

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from profiler.forecast.command import ForecastRequest
 from profiler.forecast.tensor_parallel import RankOptions, forecast_ranks
@@ -17,7 +15,6 @@ from profiler.run.multi_run import device_healths, run_devices
 from profiler.run.options import Options
 from profiler.run.pipeline import execute
 from profiler.run.validate import prepare
-from profiler.why_slow.call_settings import pipelined_devices
 
 from .card import Region
 from .native import why_not
@@ -134,44 +131,3 @@ def test_narrower_kernels_of_known_truth_are_replayed_and_found_in_the_step_of_t
     assert abs(off[0]["prefill"]) < 0.15
     assert off[1]["decode"] < -0.15
     assert off[1]["prefill"] < -0.15
-
-
-def test_layers_spread_by_a_device_map_run_card_after_card_and_are_reported() -> None:
-    """With two of four layers each, two cards together work as long as a single card, and never at once."""
-    alone, (first, second) = _step([]), _step(["model.layers.2", "model.layers.3", "model.norm", "lm_head"])
-    assert alone[1] == []
-    assert max(end_s for _, end_s in first) <= min(start_s for start_s, _ in second)
-    assert _worked_s(first) + _worked_s(second) == pytest.approx(_worked_s(alone[0]), rel=0.05)
-
-
-def _step(on_second: list[str]) -> list[list[tuple[float, float]]]:
-    """Return the start and the end of each kernel of a step, by card."""
-    from accelerate import dispatch_model
-
-    config = LlamaConfig(
-        hidden_size=HIDDEN, intermediate_size=14336, num_attention_heads=32, num_key_value_heads=8,
-        num_hidden_layers=4, vocab_size=32000,
-    )  # fmt: skip
-    with simulated(A100, A100) as world:
-        with torch.device("meta"):
-            model = LlamaForCausalLM(config).to(torch.float16).eval()
-        model = model.to_empty(device="cuda:0")
-        assert pipelined_devices(model) == ""
-        if on_second:
-            names = ["embed_tokens", "rotary_emb", *(f"layers.{number}" for number in range(4)), "norm"]
-            names = [*(f"model.{name}" for name in names), "lm_head"]
-            model = dispatch_model(model, {name: f"cuda:{int(name in on_second)}" for name in names})
-            assert pipelined_devices(model) == "layers run GPU after GPU: one of 2 works at a time"
-        ids = torch.zeros(1, 1, dtype=torch.long, device="cuda:0")
-        with torch.inference_mode():
-            model(input_ids=ids, use_cache=False)
-            for card in world.cards:
-                card.log = []
-            model(input_ids=ids, use_cache=False)
-        return [
-            [(kernel.start_s, kernel.start_s + kernel.duration_s) for kernel in card.log or []] for card in world.cards
-        ]
-
-
-def _worked_s(kernels: list[tuple[float, float]]) -> float:
-    return sum(end_s - start_s for start_s, end_s in kernels)

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import gc
 from pathlib import Path
-from unittest import mock
 
 import pytest
-import torch
 
-from profiler.engines.transformers import GraphEngine
 from profiler.facts.measurements import COMPILED
 from profiler.facts.roofs import Ceilings
-from profiler.facts.telemetry import Timeline
 from profiler.judge.regimes import Flag
 from profiler.store.folder import Run, read_gathered, read_run
 
@@ -20,36 +16,10 @@ from .held import REST, ROOFS, SAVE_THE_HOST, first_lever, held
 from .native import why_not
 from .oracle import pairs
 from .scenario import Scenario, command_line, said, so
-from .stream import CAPTURING
 from .truth import A100, H100, RTX_4090, T4, PowerCap, Throttle
 from .world import simulated
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
-
-
-def test_failures_outside_the_sweep_change_no_figure(tmp_path: Path) -> None:
-    """A failed capture of an engine, replays without memory and a trace without CUPTI leave eager's cells unchanged."""
-    scenario = Scenario("mistral-7b-v0.3", 1, engine="eager,graph", prompt_lens=[64], batch_sizes=[1])
-    refused = mock.patch.object(GraphEngine, "_advance", side_effect=RuntimeError(CAPTURING))
-    full = mock.patch("profiler.run.measure.replay_kernels", side_effect=torch.OutOfMemoryError("CUDA out of memory."))
-    with refused, full:
-        run, _ = said(scenario, [H100], tmp_path, breakdown=True)
-    cells = run.cells.set_index(["engine", "phase"])
-    assert set(cells.loc["eager", "status"]) == {"ok"}
-    assert set(cells.loc["graph", "status"]) == {"failed"}
-    assert run.document.finished
-    assert {item.engine for item in run.document.breakdown} == {"eager"}
-    assert run.document.activity == (), "unseen kernels are not reported as none"
-    gathered = read_gathered(run.folder, run.document)
-    short = [visit for visits in gathered.visits.values() for visit in visits]
-    assert all(visit.wall_s < 0.1 for visit in short)
-    timeline = Timeline(gathered.readings)
-    seen = [timeline.active([(visit.at_unix_s, visit.wall_s)]) for visit in short]
-    assert {shares.clock_hz for shares in seen} == {H100.clock_hz}, (
-        "the clock is read, though visits are shorter than the watch's interval"
-    )
-    assert {shares.sm for shares in seen} == {None}, "NVML reports a share of a time that is longer than a visit"
-    assert {visit.foreign_cores for visit in short} == {None}, "other host processes make no card's cell noisy"
 
 
 def test_a_prefill_that_cannot_be_captured_is_not_called_slow_kernels(tmp_path: Path) -> None:
