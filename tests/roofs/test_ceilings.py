@@ -105,7 +105,7 @@ def test_roofs_from_a_busy_minute_are_not_kept(of_fake_clock: Ceilings) -> None:
     assert again(0.5).measured_at_unix_s == first.measured_at_unix_s
 
 
-def test_a_slow_product_does_not_eat_the_budget() -> None:
+def test_a_slow_product_does_not_eat_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """A dtype without a fast kernel must not climb to sizes that take minutes."""
     calls: list[int] = []
     original = products.square_product
@@ -114,11 +114,8 @@ def test_a_slow_product_does_not_eat_the_budget() -> None:
         calls.append(size)
         return original(device, dtype, size)
 
-    products.square_product = counted
-    try:
-        products.measure_gemm(small(clock=FakeClock()), "float32", 0.05)
-    finally:
-        products.square_product = original
+    monkeypatch.setattr(products, "square_product", counted)
+    products.measure_gemm(small(clock=FakeClock()), "float32", 0.05)
     assert calls == [256]  # one call already took a (fake) second
 
 
