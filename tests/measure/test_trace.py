@@ -1,4 +1,4 @@
-"""Kernels, gaps and unexplained time: intervals made by hand, and a small real model."""
+"""Kernels, gaps, the parts of a step and unexplained time: intervals made by hand, and a small real model."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import contextlib
 import gzip
 import json
 import time
+from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from clocks import FakeClock
-from machines import CPU
+from machines import CPU, HOST
 
 import profiler
 from profiler.device.machine import CudaMachine, Machine
@@ -159,3 +161,37 @@ def test_groups_are_nvtx_ranges_within_each_other(monkeypatch: pytest.MonkeyPatc
     quiet.enter("mlp")
     quiet.leave()
     assert len(calls) == 4
+
+
+class KnownTimes:
+    """A clock that gives these seconds between its marks."""
+
+    def __init__(self, *seconds: float) -> None:
+        self._seconds, self._marks = list(seconds), count()
+
+    def mark(self) -> int:
+        return next(self._marks)
+
+    def seconds(self, marks: Sequence[int]) -> list[float]:
+        return self._seconds
+
+    def synchronize(self) -> None:
+        pass
+
+
+def parts(*seconds: float) -> dict[str, float]:
+    pieces = Pieces(Machine(HOST.device, clock=KnownTimes(*seconds)))
+    pieces.start()
+    for _ in seconds[1:]:
+        pieces.enter("mlp")
+    return pieces.finish()
+
+
+def test_parts_add_up_to_the_step() -> None:
+    assert parts(1e-3, 0.0, 2e-3) == {"between modules": 1e-3, "mlp": 2e-3}
+
+
+@pytest.mark.parametrize("seconds", [(0.0, 0.0), (float("nan"), 1e-3), (-1e-3, 2e-3)])
+def test_a_clock_that_is_wrong_gives_no_parts(seconds: tuple[float, ...]) -> None:
+    with pytest.raises(RuntimeError, match="the clock gave"):
+        parts(*seconds)
