@@ -43,8 +43,6 @@ class Trial:
 
     injection: Injection
     code: int | None
-    stage: str
-    """The stage of the run at the first fault."""
     failures: tuple[str, ...]
     said: str
     """The run's stderr, and the exception that it raised."""
@@ -62,9 +60,7 @@ def tried(injection: Injection, played: Played, model: Path, base: Ran) -> Trial
     failed = failures(Case(injection, base, first, resumed))
     if not first.fired:
         failed.append("fires: the call was not reached")
-    said = first.err + first.escaped
-    stage = first.fired[0].stage if first.fired else ""
-    return Trial(injection, first.code, stage, tuple(failed), said)
+    return Trial(injection, first.code, tuple(failed), first.err + first.escaped)
 
 
 def ran(played: Played, model: Path, folder: Path, injection: Injection | None = None, *, resume: bool = False) -> Ran:
