@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import mmap
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,16 +13,14 @@ from machines import CPU, HOST, SmallMachine, small
 from memories import SimulatedMachine, SimulatedMemory
 
 from profiler.device.memory import page_faults
-from profiler.device.telemetry import NoSource
 from profiler.errors import NoRoomError
 from profiler.facts.roofs import PINNED, Ceilings, CurvePoint, Roof
-from profiler.facts.telemetry import Reading
 from profiler.judge.roof_range import moved
 from profiler.roofs import gemm as products
 from profiler.roofs.links import measure_links
 from profiler.roofs.measure import measure, remeasure_roofs
 from profiler.roofs.memory_bandwidth import measure_page_fault_s
-from profiler.roofs.sampler import clocked, sample
+from profiler.roofs.sampler import sample
 
 
 @pytest.fixture(scope="module")
@@ -40,23 +37,6 @@ def test_rates_are_work_over_the_clocks_time(of_fake_clock: Ceilings) -> None:
     assert roofs.memory["copy"].per_s == roofs.stream_bytes
     assert roofs.memory["triad"].per_s == pytest.approx(roofs.stream_bytes, rel=1e-6)
     assert roofs.beyond_cache
-
-
-class Ticking(NoSource):
-    """A device whose clock is 1.2 GHz in the first reading and 1.0 GHz in all later ones."""
-
-    def __init__(self) -> None:
-        self._clocks = itertools.chain([1.2e9], itertools.repeat(1.0e9))
-
-    def read(self) -> Reading:
-        return Reading(clock_hz=next(self._clocks))
-
-
-def test_a_probe_of_a_moment_knows_its_clock() -> None:
-    """It ends before the thread's first reading; one reading right after it is enough."""
-    found = clocked(lambda: Roof(1.0, 1.0, 1.0, 1, "at once"), small(source=Ticking()))
-    assert found.clock_hz == 1.2e9
-    assert clocked(lambda: found, small(source=NoSource())).clock_hz is None
 
 
 @pytest.mark.parametrize(("budget_s", "takes_s"), [(0.5, 0.5), (1.5, 1.0)])
