@@ -133,27 +133,19 @@ def _real_nvml_errors() -> Iterator[None]:
 @contextlib.contextmanager
 def _heard() -> Iterator[list[str]]:
     """Capture both streams, from Python and from C."""
-    sys.stdout.flush()
-    sys.stderr.flush()
     said = ["", ""]
-    kept = [os.dup(1), os.dup(2)]
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        with (
-            open(os.dup(out.fileno()), "w") as new_out,
-            open(os.dup(err.fileno()), "w") as new_err,
-            contextlib.redirect_stdout(new_out),
-            contextlib.redirect_stderr(new_err),
-        ):
-            os.dup2(out.fileno(), 1)
-            os.dup2(err.fileno(), 2)
-            try:
-                yield said
-            finally:
-                new_out.flush()
-                new_err.flush()
-                for number, before in enumerate(kept, start=1):
-                    os.dup2(before, number)
-                    os.close(before)
-        for number, file in enumerate((out, err)):
-            file.seek(0)
-            said[number] = file.read().decode(errors="replace")
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(tempfile.TemporaryFile("w+", errors="replace")) for _ in said]
+        stack.enter_context(contextlib.redirect_stdout(files[0]))
+        stack.enter_context(contextlib.redirect_stderr(files[1]))
+        kept = [os.dup(1), os.dup(2)]
+        for number, file in enumerate(files):
+            os.dup2(file.fileno(), number + 1)
+        try:
+            yield said
+        finally:
+            for number, (file, before) in enumerate(zip(files, kept, strict=True)):
+                os.dup2(before, number + 1)
+                os.close(before)
+                file.seek(0)
+                said[number] = file.read()
