@@ -134,6 +134,8 @@ def _real_nvml_errors() -> Iterator[None]:
 def _heard() -> Iterator[list[str]]:
     """Capture both streams, from Python and from C."""
     said = ["", ""]
+    sys.stdout.flush()
+    sys.stderr.flush()
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(tempfile.TemporaryFile("w+", errors="replace")) for _ in said]
         stack.enter_context(contextlib.redirect_stdout(files[0]))
