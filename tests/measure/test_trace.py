@@ -6,8 +6,6 @@ import contextlib
 import gzip
 import json
 import time
-from collections.abc import Sequence
-from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -163,24 +161,8 @@ def test_groups_are_nvtx_ranges_within_each_other(monkeypatch: pytest.MonkeyPatc
     assert len(calls) == 4
 
 
-class KnownTimes:
-    """A clock that gives these seconds between its marks."""
-
-    def __init__(self, *seconds: float) -> None:
-        self._seconds, self._marks = list(seconds), count()
-
-    def mark(self) -> int:
-        return next(self._marks)
-
-    def seconds(self, marks: Sequence[int]) -> list[float]:
-        return self._seconds
-
-    def synchronize(self) -> None:
-        pass
-
-
 def parts(*seconds: float) -> dict[str, float]:
-    pieces = Pieces(Machine(HOST.device, clock=KnownTimes(*seconds)))
+    pieces = Pieces(Machine(HOST.device, clock=FakeClock(*seconds)))
     pieces.start()
     for _ in seconds[1:]:
         pieces.enter("mlp")
