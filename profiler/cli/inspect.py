@@ -53,7 +53,7 @@ def ceilings(on: OnDevice, measured: Measured, output: Output) -> None:
     from profiler.roofs.links import measure_links
     from profiler.roofs.measure import measure
     from profiler.roofs.sampler import attempt
-    from profiler.run.warnings import device_warnings, health_warnings, missing_roofs, roof_warnings
+    from profiler.run.warnings import busy_words, device_warnings, health_warnings, missing_roofs, roof_warnings
 
     names = profiled_dtypes(measured.out_dtypes, measured.out) if measured.out else []
     machine, foreign = machine_for(resolve_device(on.device)), ForeignLoad()
@@ -70,7 +70,8 @@ def ceilings(on: OnDevice, measured: Measured, output: Output) -> None:
     peaks = {name: sheet.peak_flops_per_s(name) for name in dtypes} if sheet else {}
     sheet_per_s = {**peaks, **({"bandwidth": sheet.bandwidth_bytes_per_s} if sheet else {})}
     warnings = [
-        *device_warnings(info, foreign),
+        *busy_words(info.host_threads, foreign),
+        *device_warnings(info),
         *health_warnings(info, roofs),
         *missing_roofs(roofs),
         *roof_warnings(roofs),
@@ -102,8 +103,7 @@ def _print_ceilings(
 
 
 def _ceilings_of_link(device: str, measured: Measured, output: Output) -> None:
-    from profiler.device.device import resolve_device
-    from profiler.device.process_group import cards
+    from profiler.device.device import gpu_count, resolve_device
 
     ranks, plot = measured.link_ranks, measured.plot
     if ranks < 2:
@@ -113,19 +113,20 @@ def _ceilings_of_link(device: str, measured: Measured, output: Output) -> None:
     if measured.out is not None:
         raise RequestError("--link measures the link only; write the profile (--out) with a command of its own.")
     kind = resolve_device(device).type
-    if kind == "cuda" and ranks > cards():
-        raise RequestError(f"--link {ranks}: this machine has {cards()} GPUs; use at most that many, or --device cpu.")
+    if kind == "cuda" and ranks > gpu_count():
+        raise RequestError(
+            f"--link {ranks}: this machine has {gpu_count()} GPUs; use at most that many, or --device cpu."
+        )
     if start_ranks(ranks):
         return
     from profiler.device.machine import machine_for
-    from profiler.device.process_group import ProcessGroup
-    from profiler.roofs.links import measure_collective
+    from profiler.ranks.process_group import ProcessGroup
 
     group = ProcessGroup(kind)
     if group.size != ranks:
         raise RequestError(f"torchrun started {group.size} processes; use --link {group.size}.")
     group.share_cores()
-    link = measure_collective(group, machine_for(group.device))
+    link = group.measure_link(machine_for(group.device))
     group.close()
     if group.rank:
         return

@@ -96,7 +96,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 
 
 def asks(only: Collection[str] = (), **defaults: object) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator: on the command line, a command takes the fields of the options classes that it takes.
+    """Return a decorator: on the command line, a command takes the options in the classes that it takes.
 
     `only` names the fields of the first class that are asked for (default: all), and `defaults` replaces defaults.
     """
@@ -110,7 +110,7 @@ def asks(only: Collection[str] = (), **defaults: object) -> Callable[[Callable[.
             if not is_dataclass(kind):  # as typer.Context
                 parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind))
                 continue
-            asked = [item for item in fields(kind) if groups or not only or item.name in only]
+            asked = [item for item in fields(kind) if item.metadata and (groups or not only or item.name in only)]
             groups[name] = kind, [item.name for item in asked]
             kinds = typing.get_type_hints(kind)
             for item in asked:

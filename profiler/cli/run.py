@@ -22,8 +22,8 @@ from profiler.run.options import Options
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from profiler.device.process_group import ProcessGroup
     from profiler.grid.cells import Phase
+    from profiler.ranks.process_group import ProcessGroup
     from profiler.report.progress import QuietListener
     from profiler.store.folder import Run
 
@@ -73,7 +73,12 @@ def _run_one(
 
     prepared = prepare(options) if folder is None else prepare_resume(folder, options)
     try:
-        return execute(prepared, listener, group=group, spent_s=max(0.0, time.time() - start_s))
+        spent_s = max(0.0, time.time() - start_s)
+        if group is None:
+            return execute(prepared, listener, spent_s=spent_s)
+        from profiler.ranks.run import execute_ranks
+
+        return execute_ranks(prepared, listener, group, spent_s=spent_s)
     except RankError as error:
         raise RankError(f"{error}; the measurements are in {prepared.out}.") from error
     except KeyboardInterrupt:
@@ -95,8 +100,7 @@ def _group_of(options: Options, resume: Path | None) -> ProcessGroup | None:
     It is finished if this process started the ranks, or followed as one of them. Raises RequestError for options that
     do not work with tensor parallelism.
     """
-    from profiler.device.machine import machine_for
-    from profiler.device.process_group import ProcessGroup
+    from profiler.ranks.process_group import ProcessGroup
     from profiler.run.validate import prepare, prepare_resume
 
     prepared = prepare(options) if resume is None else prepare_resume(resume, options)
@@ -107,9 +111,9 @@ def _group_of(options: Options, resume: Path | None) -> ProcessGroup | None:
         raise RequestError(f"torchrun started {group.size} processes; use --tp {group.size}.")
     if group.rank == 0:
         return group
-    from profiler.run.tensor_parallel import follow_rank
+    from profiler.ranks.run import follow_rank
 
-    follow_rank(prepared, group, machine_for(group.device))
+    follow_rank(prepared, group)
     return None
 
 

@@ -148,15 +148,18 @@ class _Visitor:
         self._counted: set[int] = set()
 
     def visit(self) -> Iterator[Operator]:
-        finished: set[str] = set()
+        run_by_text = kinds.run_by_text(self.model)
+        finished: tuple[str, ...] = ()
         for name, module in self.model.named_modules():
-            if any(name.startswith(parent + ".") for parent in finished):
+            if name.startswith(finished):
                 continue
             short = collapse_numbers(name)
-            if kinds.not_run_for_text(name, module):
-                self.not_run.append(short)
+            beside = not any(kinds.is_within(name, part) or kinds.is_within(part, name) for part in run_by_text)
+            if beside or kinds.not_run_for_text(name, module):
                 params = self._count(module, recurse=True)
-                if kinds.is_tower(name):
+                if params or not beside:
+                    self.not_run.append(short)
+                if beside or kinds.is_tower(name):
                     self.towers.append(module)
                     self.group_params["towers"] = self.group_params.get("towers", 0) + params
             elif kinds.is_experts(module):
@@ -167,7 +170,7 @@ class _Visitor:
                 for operator in self._operators(short, name, module):
                     yield replace(operator, only_last=True) if last else operator
                 continue
-            finished.add(name)
+            finished = (*finished, f"{name}.")
             self._count(module, recurse=True)
 
     def called(self, short: str, name: str, module: Any) -> Operator | None:

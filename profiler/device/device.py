@@ -103,6 +103,21 @@ def compute_capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
 
 
+def gpu_count() -> int:
+    """Return the number of CUDA devices of this machine."""
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def make_current(device: torch.device) -> None:
+    """Make a CUDA device the one that this process uses; a CPU always is."""
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
 def resolve_device(name: str) -> torch.device:
     """Return the device for `auto`, `cpu`, `cuda` or `cuda:N`. Raises DeviceError if it does not exist."""
     import torch

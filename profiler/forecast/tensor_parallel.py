@@ -22,6 +22,7 @@ from profiler.forecast.command import (
     profile_of,
     run_facts,
 )
+from profiler.forecast.options import RankOptions
 from profiler.forecast.shards import SET_S, ShardTime, machine_of, replay_shards
 from profiler.json_document import view
 from profiler.predict.result import Answer, ForecastCell, ForecastError, StepShape
@@ -31,19 +32,6 @@ from profiler.store.folder import read_document
 from profiler.units import duration, scaled, significant
 
 _MOST_RANKS = 64
-
-
-@dataclass(frozen=True)
-class RankOptions:
-    """The numbers of GPUs, their link, and the price of one, as on the command line.
-
-    Without a price, costs are GPU seconds. Rental prices depend on the class of the provider and on the machine that
-    must be rented whole: `roofscope rent` compares them.
-    """
-
-    tp: str
-    link: str
-    usd_per_h: float | None = None
 
 
 def forecast_ranks(

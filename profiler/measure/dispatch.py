@@ -31,8 +31,9 @@ from profiler.measure.captured_calls import ReusedCache, callable_modules, caugh
 from profiler.measure.kernels import conversions, replayable_linears
 from profiler.measure.replay import replay_calls
 from profiler.patching import patched
+from profiler.quant.bitsandbytes import dense_copies
 from profiler.quant.registry import FORMATS, Quant
-from profiler.quant.storage import dense_copies, is_linear, stored
+from profiler.quant.storage import is_linear, stored
 from profiler.stats import undisturbed
 
 TWIN_STEPS = 24

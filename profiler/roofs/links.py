@@ -1,4 +1,4 @@
-"""Bandwidth from the host's memory, the disk or another GPU to a device, and of all-reduces between ranks."""
+"""Bandwidth from the host's memory, the disk or another GPU to a device."""
 
 from __future__ import annotations
 
@@ -12,14 +12,11 @@ import numpy as np
 import torch
 
 from profiler import effort
-from profiler.data.links import Link, fit_link
 from profiler.device.machine import Machine
-from profiler.device.process_group import ProcessGroup
 from profiler.facts.roofs import PINNED, Roof
 from profiler.roofs.sampler import attempt, random_bytes, roof_of, sample
 
 _LINK_BYTES = 256 << 20
-_COLLECTIVE_S = 4.0
 
 
 def measure_links(
@@ -38,17 +35,6 @@ def measure_links(
         with attempt(f"the link from {name}", machine, missing):
             links[name] = _LINKS.get(name, partial(_direct_link, name))(machine, budget_s)
     return links, missing
-
-
-def measure_collective(group: ProcessGroup, machine: Machine) -> Link:
-    """Measure latency and bandwidth of all-reduces between the ranks (on all ranks at once).
-
-    It takes some 4 s: 17 messages, 1 KiB to 64 MiB. Raises RankError if a rank is gone.
-    """
-    name = "gloo" if group.device.type == "cpu" else "NCCL"
-    with group.together():
-        points = group.measure_exchange(machine, _COLLECTIVE_S)
-    return fit_link(f"{name}, {group.size} ranks", points, "measured in this run")
 
 
 def _host_link(machine: Machine, budget_s: float) -> Roof:

@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 
 from profiler._version import __version__
 from profiler.device.clock import instrument_s
-from profiler.device.contention import ForeignLoad
 from profiler.device.device import software
 from profiler.facts.dispatch import DispatchSamples, dispatch_of, dispatch_seconds
 from profiler.facts.roofs import Ceilings
@@ -38,13 +37,12 @@ def opening(
     stages: Stages,
     *,
     idle_power_w: float | None,
-    foreign: ForeignLoad | None = None,
 ) -> RunDocument:
     """Return run.json as it is before anything was timed: model, device, software, roofs, grid and warnings."""
     machine, grid = subject.machine, prepared.grid
     warnings = [*prepared.warnings]
     with stages.optional("the check of device and model", "some warnings may be missing"):
-        warnings += device_warnings(machine.info, foreign)
+        warnings += device_warnings(machine.info)
         warnings += model_warnings(subject, ceilings)
     health = HealthRecord(idle_power_w=idle_power_w)
     with stages.optional("the device's settings", "they are not stored with the run"):

@@ -34,7 +34,6 @@ from profiler.run.cold_start import fresh_starts
 from profiler.run.fact_log import FactLog
 from profiler.run.setup import dispatch_of_twin
 from profiler.run.stages import Stages
-from profiler.run.tensor_parallel import Ranks
 from profiler.run.validate import PreparedRun
 from profiler.store.document import RunDocument
 
@@ -74,17 +73,16 @@ class Session:
     ledger: FactLog
     stages: Stages
     budget: RunBudget
-    ranks: Ranks | None
     neighbours: Neighbours | None = None
-    """None in a run over several ranks."""
+    """Other processes of this machine; None if they cannot be observed."""
     fallbacks: list[Fallback] = field(default_factory=list)
     """Slower code that libraries have reported so far; it grows while they work."""
+    forecasts: bool = True
+    """Whether cells that were not measured are forecast from this run."""
 
 
 def explain_cells(session: Session) -> None:
     """Measure what splits the times of cells: the roofs once more, kernels in isolation, and parts of `generate`."""
-    if session.ranks is not None:
-        _time_shares(session, session.ranks)
     _remeasure_roofs(session)
     if session.subject.loaded.offloaded:
         return
@@ -92,10 +90,9 @@ def explain_cells(session: Session) -> None:
     cells = [cell for cell in session.prepared.grid.cells if cell in visited]
     measured = [cell for cell in cells if not engines[cell.engine].owns_model]
     _replay(session, measured)
-    if session.ranks is None:
-        with session.stages.optional("the timing of generate's parts", "its overhead is not broken down"):
-            budget_s = session.budget.part_s(RunPart.GENERATE)
-            session.ledger.extend(time_generate(session.subject, measured, budget_s))
+    with session.stages.optional("the timing of generate's parts", "its overhead is not broken down"):
+        budget_s = session.budget.part_s(RunPart.GENERATE)
+        session.ledger.extend(time_generate(session.subject, measured, budget_s))
 
 
 def try_changes(session: Session) -> None:
@@ -111,12 +108,6 @@ def try_changes(session: Session) -> None:
     del session.fallbacks[count:]  # those of formats and engines that are only tried
 
 
-def _time_shares(session: Session, ranks: Ranks) -> None:
-    session.stages.begin("ranks", "timing each rank's own share")
-    visited = session.ledger.gathered.visits
-    session.ledger.extend(ranks.own_steps([cell for cell in session.prepared.grid.cells if cell in visited]))
-
-
 def _remeasure_roofs(session: Session) -> None:
     session.stages.begin("roofs", "measuring the roofs again")
     roof_s = min(session.budget.part_s(RunPart.ROOFS) / _ROOFS, effort.STANDARD.roofs_again_s)
@@ -130,13 +121,12 @@ def _remeasure_roofs(session: Session) -> None:
 
 def _replay(session: Session, measured: list[Cell]) -> None:
     session.stages.begin("replays", "replaying each cell's kernels in isolation")
-    if session.ranks is None:
-        _complete_dispatch(session, measured)
+    _complete_dispatch(session, measured)
     with session.stages.optional(_REPLAYS, _NO_REPLAYS):
         session.ledger.extend(_replayed(session, measured, 1.0))
         for _ in range(_MOST_REPEATS):
             _repeat_parts(session, measured)
-        if session.ranks is None:
+        if session.forecasts:
             _replay_between(session, measured)
 
 
@@ -184,7 +174,7 @@ def _repeat_parts(session: Session, measured: list[Cell]) -> None:
     facts = session.ledger.facts
     cells = [cell for cell in cells_of_disturbed_parts(facts) if cell in measured]
     disturbed = [*cells, *(cell for cell in cells_of_disturbed_dispatch(facts) if cell in measured)]
-    if disturbed and session.ranks is None:
+    if disturbed:
         _measure_dispatch(session, {cell.batch_size for cell in disturbed}, {cell.engine for cell in disturbed})
     if cells:
         session.ledger.extend(_replayed(session, cells, _REPEAT_SHARE))
@@ -224,7 +214,7 @@ def _try_levers(session: Session) -> None:
 def _compare_with_dense(session: Session, budget_s: float) -> None:
     """Time the model's packed linears against dense ones at several batches, unless an earlier run did."""
     subject, machine = session.subject, session.subject.machine
-    if subject.loaded.offloaded or session.ranks is not None or session.ledger.gathered.latest(PackedBatches):
+    if subject.loaded.offloaded or session.ledger.gathered.latest(PackedBatches):
         return
     with session.stages.optional("the comparison with dense linears", "the break-even batch is unknown"):
         linears, room_bytes = packed_linears(subject.loaded.module), _DENSE_MEMORY_SHARE * machine.available_bytes()
@@ -269,7 +259,7 @@ def floors_s(session: Session) -> Mapping[CellKey, float]:
 def forecast_missing_cells(session: Session) -> None:
     """Forecast the cells that the budget did not reach, from those that were measured."""
     subject, ledger = session.subject, session.ledger
-    if session.ranks is not None:
+    if not session.forecasts:
         return
     with session.stages.optional("the forecast of cells that were not measured", "they have no time"):
         facts, results = ledger.facts, judge_run(ledger.facts).cells

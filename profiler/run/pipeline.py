@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from traceback import clear_frames
-from typing import Any
+from typing import Any, TypeVar
 
 from profiler import effort
-from profiler.device.contention import ForeignLoad, Neighbours
-from profiler.device.machine import machine_for
-from profiler.device.process_group import ProcessGroup
-from profiler.device.telemetry import Watch, idle_power_w, source_for
+from profiler.device.contention import Neighbours
+from profiler.device.machine import Machine, machine_for
+from profiler.device.telemetry import Watch, idle_power_w
 from profiler.engines.registry import ENGINES
-from profiler.errors import DeviceError, RankError
+from profiler.errors import DeviceError
 from profiler.facts.contention import Contention
 from profiler.facts.measurements import Readings
 from profiler.facts.roofs import swing
@@ -40,17 +40,16 @@ from profiler.run.measure import (
     try_changes,
 )
 from profiler.run.options import Options, check_options
-from profiler.run.setup import load_subject, measure_foundation, other_bytes, roof_dtypes, wait_for_neighbours
+from profiler.run.setup import LOOK, UNSEEN, load_subject, measure_foundation, other_bytes, wait_for_neighbours
 from profiler.run.stages import Listener, Stages
-from profiler.run.tensor_parallel import Ranks, set_up_ranks
 from profiler.run.validate import PreparedRun, prepare
-from profiler.run.warnings import OWN_CORES
 from profiler.store.document import RunDocument
 from profiler.store.folder import Run
 from profiler.store.writer import RunStore, write_document
 from profiler.units import several
 
-_LOOK, _UNSEEN = "the check for other processes", "busy processes are not detected"
+OneSession = TypeVar("OneSession", bound=Session)
+
 _TABLE, _NO_TABLE = "the table of cells during the sweep", "it is written at the end of the run"
 _LATE_SHARE = 0.1
 """A visit may exceed the budget by this share before it is given up."""
@@ -73,50 +72,49 @@ def profile(model: str | None = None, *, listener: Listener | None = None, **opt
 
 
 def execute(
-    prepared: PreparedRun,
-    listener: Listener,
-    visits: Sweep = sweep,
-    group: ProcessGroup | None = None,
-    *,
-    spent_s: float = 0.0,
-    further_runs: int = 0,
+    prepared: PreparedRun, listener: Listener, visits: Sweep = sweep, *, spent_s: float = 0.0, further_runs: int = 0
 ) -> Run:
     """Execute a checked request: count, measure, time, try; then split the times and report, also if it is interrupted.
 
     `visits` decides the order of visits. `spent_s` of the budget elapsed before; `further_runs` of the same command
-    follow. With a `group`, this process is its rank 0, and the other ranks follow it (`tensor_parallel.follow_rank`).
+    follow.
     """
+
+    def measured(session: Session) -> None:
+        time_cells(session, visits)
+        explain_cells(session)
+        try_changes(session)
+        measure_options(session, prepared.out)
+
     with RunStore(prepared.out, resume=prepared.resumed) as store, quiet_libraries(), reported_fallbacks() as fallbacks:
-        session = set_up(prepared, store, listener, fallbacks, group, spent_s, further_runs)
-        stages = session.stages
-        ended: KeyboardInterrupt | DeviceError | RankError | None = None
-        try:
-            time_cells(session, visits)
-            explain_cells(session)
-            if session.ranks is None:
-                try_changes(session)
-            else:
-                session.ranks.end()
-            measure_options(session, store.folder)
-        except (DeviceError, RankError) as error:
-            ended = error
-        except KeyboardInterrupt as interrupt:
-            # torchrun ends the other ranks as soon as one is gone, so a lost rank is the reason.
-            ended = group.failure() if group is not None and group.lost() else interrupt
-        if ended is None or isinstance(ended, KeyboardInterrupt):
-            forecast_missing_cells(session)
-        document = replace(closing(session.document, session.subject, stages, ended), fallbacks=tuple(fallbacks))
-        write_document(store.folder, document)
-        del session  # the folder has its content, and judging needs the model's memory
-        if ended:
-            clear_frames(ended.__traceback__)  # the traceback's frames hold it as well
-        run = judge_folder(store.folder, finished=ended is None)
-        if isinstance(ended, RankError):
-            raise ended  # torchrun waits for this process to end; `roofscope report` can write the report
+        return complete(set_up(prepared, store, listener, fallbacks, spent_s, further_runs), measured)
+
+
+def complete(session: OneSession, measured: Callable[[OneSession], None]) -> Run:
+    """Let `measured` fill the session's log, then judge and report, also if it is interrupted.
+
+    It is given the only reference to the session, whose model's memory judging needs.
+    """
+    folder, stages = session.prepared.out, session.stages
+    ended: KeyboardInterrupt | DeviceError | None = None
+    try:
+        measured(session)
+    except (DeviceError, KeyboardInterrupt) as error:
+        ended = error
+    if not isinstance(ended, DeviceError):
+        forecast_missing_cells(session)
+    document = closing(session.document, session.subject, stages, ended)
+    document = replace(document, fallbacks=tuple(session.fallbacks))
+    write_document(folder, document)
+    del session
+    if ended:
+        clear_frames(ended.__traceback__)  # the traceback's frames hold it as well
+    run = judge_folder(folder, finished=ended is None)
+    if not isinstance(ended, DeviceError) or ended.time_to_report:
         run = _report(run, document, stages)
-        if ended:
-            raise ended
-        return run
+    if ended:
+        raise ended
+    return run
 
 
 def set_up(
@@ -124,7 +122,6 @@ def set_up(
     store: RunStore,
     listener: Listener,
     fallbacks: list[Fallback],
-    group: ProcessGroup | None,
     spent_s: float,
     further_runs: int,
 ) -> Session:
@@ -133,60 +130,56 @@ def set_up(
     `fallbacks` grows while the libraries work.
     """
     machine = machine_for(prepared.request.device)
-    if group is not None:
-        prepared = replace(prepared, request=replace(prepared.request, device=group.device))
-        machine = machine_for(group.device, source=source_for(group.device, group.helper_pids))
-    grid, stages = prepared.grid, Stages(listener, machine)
+    stages = Stages(listener, machine)
+    budget = budget_of(prepared, machine, spent_s, further_runs)
+    neighbours = None
+    contention: list[Contention] = []
+    idle_w = idle_power(stages)
+    with stages.optional(LOOK, UNSEEN):
+        neighbours = Neighbours()
+    if not prepared.whole:
+        stages.left_s = lambda: budget.left_s + budget.further_s
+    subject = load_subject(prepared, stages, budget)
+    if neighbours is not None:
+        with stages.optional(LOOK, UNSEEN):
+            contention = wait_for_neighbours(neighbours, stages, budget)
+    ceilings, dispatch = measure_foundation(prepared, subject, stages, budget, busy=bool(contention))
+    document = opening(prepared, subject, ceilings, dispatch, stages, idle_power_w=idle_w)
+    ledger = open_log(prepared, store, document, subject, [ceilings, *dispatch, *contention])
+    return Session(prepared, subject, document, ledger, stages, budget, neighbours, fallbacks)
+
+
+def idle_power(stages: Stages) -> float | None:
+    """Return the watts of the idle device; None if they cannot be read."""
+    with stages.optional("reading the idle device's power", "its idle power is unknown"):
+        return idle_power_w(stages.machine.source)
+    return None
+
+
+def budget_of(prepared: PreparedRun, machine: Machine, spent_s: float, further_runs: int = 0) -> RunBudget:
+    """Return the budget of a run, without the parts that it does not have; arguments as of `execute`."""
+    grid = prepared.grid
     absent = {
         RunPart.TRIALS: prepared.options.no_levers,
         RunPart.GENERATE: not any(ENGINES[name].whole_calls for name in grid.engines if name in ENGINES),
         RunPart.QUEUE: grid.ragged is None,
     }
-    budget = RunBudget(
+    return RunBudget(
         machine,
         prepared.budget_s,
         effort.STANDARD,
-        whole=prepared.whole or group is not None,
+        whole=prepared.whole,
         spent_s=spent_s,
         without={part for part, is_absent in absent.items() if is_absent},
         further_runs=further_runs,
     )
-    idle_w = foreign = neighbours = ranks = None
-    contention: list[Contention] = []
-    with stages.optional("reading the idle device's power", "its idle power is unknown"):
-        idle_w = idle_power_w(machine.source)
-    with stages.optional(_LOOK, _UNSEEN):
-        if group is None:
-            neighbours = Neighbours()
-        else:
-            foreign = ForeignLoad(group.helper_pids)
-    if group is None:
-        if not prepared.whole:
-            stages.left_s = lambda: budget.left_s + budget.further_s
-        subject = load_subject(prepared, stages, budget)
-        if neighbours is not None:
-            with stages.optional(_LOOK, _UNSEEN):
-                contention = wait_for_neighbours(neighbours, stages, budget)
-        ceilings, dispatch = measure_foundation(prepared, subject, stages, budget, busy=bool(contention))
-    else:
-        stages.begin("loading", f"loading {prepared.request.source.name} over {group.size} ranks")
-        ranks = Ranks(prepared, group, machine)
-        stages.begin("roofs", "measuring the roofs of all ranks at once, and the link between them")
-        dtypes = roof_dtypes(ranks.work, prepared.request, machine.info)
-        subject, ceilings, dispatch = set_up_ranks(prepared, ranks, dtypes)
-        if ranks.own_cores:
-            prepared = replace(prepared, warnings=(*prepared.warnings, OWN_CORES))
-    document = opening(prepared, subject, ceilings, dispatch, stages, idle_power_w=idle_w, foreign=foreign)
-    document = replace(document, ranks=group.size if group else 1)
-    ledger = open_log(prepared, store, document, subject, [ceilings, *dispatch, *contention])
-    return Session(prepared, subject, document, ledger, stages, budget, ranks, neighbours, fallbacks)
 
 
 def time_cells(session: Session, visits: Sweep) -> None:
     """Time the cells in repeated visits, and watch the device's telemetry, its own speed and other processes."""
     subject, ledger, stages, budget = session.subject, session.ledger, session.stages, session.budget
     grid, machine, whole = session.prepared.grid, subject.machine, session.prepared.whole
-    late_s = _LATE_SHARE * budget.total_s if session.ranks is None else math.inf
+    late_s = _LATE_SHARE * budget.total_s
     plan = Plan(grid, budget.sweep_s, whole, floors_s=floors_s(session), late_s=late_s, effort=effort.STANDARD)
     if whole:
         budget.extend(expected_sweep_s(plan))
@@ -257,7 +250,7 @@ class _MachineChecks:
                 with self._tolerant_of_the_probe():
                     session.ledger.add(self._probe.look())
             if session.neighbours is not None:
-                with session.stages.optional(_LOOK, _UNSEEN):
+                with session.stages.optional(LOOK, UNSEEN):
                     contention = session.neighbours.look()
                     if contention.disturbs(machine.info.host_threads):
                         session.ledger.add(contention)

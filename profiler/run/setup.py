@@ -34,8 +34,9 @@ from profiler.loading.load import load
 from profiler.loading.request import LoadedModel, ModelRequest, dtype_name
 from profiler.measure.dispatch import measure_dispatch
 from profiler.measure.subject import Subject, execution_paths
+from profiler.quant.bitsandbytes import four_bit_rule_error
 from profiler.quant.registry import FORMATS
-from profiler.quant.storage import four_bit_rule_error, model_storage_bytes
+from profiler.quant.storage import model_storage_bytes
 from profiler.roofs.drift_probe import PROBE_BYTES
 from profiler.roofs.host_dispatch import measure_host_pace
 from profiler.roofs.links import measure_links
@@ -46,6 +47,8 @@ from profiler.run.budget import RunBudget
 from profiler.run.stages import Stages
 from profiler.run.validate import PreparedRun
 
+LOOK, UNSEEN = "the check for other processes", "busy processes are not detected"
+"""Name of this part and the effect of its failure, for `Stages.optional`."""
 _LOOK_S = 0.5
 """Seconds between two looks at other processes."""
 _NO_DISPATCH = "the host's share of a step is unexplained"

@@ -14,8 +14,7 @@ import torch
 
 from profiler import effort
 from profiler.counting.tensor_parallel import check_cut, check_ranks, replicated_kv_heads
-from profiler.device.device import resolve_device
-from profiler.device.process_group import cards
+from profiler.device.device import gpu_count, resolve_device
 from profiler.engines.registry import OWNING, check_engine, engines_of_caches, with_own_loop
 from profiler.engines.vllm import check_vllm
 from profiler.errors import RequestError, RunError
@@ -168,8 +167,8 @@ def _check_ranks(
             f"--tp {tp}: transformers cuts the {kv} KV heads of this model into pieces over {tp} ranks, and fails; use"
             f" {kv} or fewer (`roofscope count --tp {tp}` counts them as copied)."
         )
-    if device.type == "cuda" and tp > cards():
-        raise RequestError(f"--tp {tp}: this machine has {cards()} GPUs; use at most that many, or --device cpu.")
+    if device.type == "cuda" and tp > gpu_count():
+        raise RequestError(f"--tp {tp}: this machine has {gpu_count()} GPUs; use at most that many, or --device cpu.")
     if grid.engines != (DEFAULT_ENGINE,):
         raise RequestError(f"--tp {tp} works only with --engine {DEFAULT_ENGINE}, not {','.join(grid.engines)}.")
     if options.breakdown or options.trace or options.cold:

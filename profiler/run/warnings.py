@@ -12,15 +12,10 @@ from profiler.loading.request import CheckpointFit, dtype_name
 from profiler.measure.subject import Subject
 from profiler.units import percent, scaled
 
-OWN_CORES = (
-    "each rank runs on its own cores here, and gloo's event loops cannot preempt it: a plain torchrun gives neither,"
-    " and its steps take longer."
-)
 
-
-def device_warnings(info: Device, foreign: ForeignLoad | None) -> list[str]:
-    """Return warnings about the machine; `foreign` has observed other processes since before it was measured."""
-    warnings = busy_words(info.host_threads, foreign) if foreign is not None else []
+def device_warnings(info: Device) -> list[str]:
+    """Return warnings about the machine."""
+    warnings = []
     if info.kind == "cuda" and info.datasheet is None:
         warnings.append(
             f"{info.name} is not in the table of datasheets: only measured roofs are used, MFU and MBU are empty."

@@ -19,8 +19,8 @@ from profiler.counting.document import CountDocument
 from profiler.forecast.render import RanksDocument
 from profiler.judge.cells import CellResult
 from profiler.loading.source import Preset
-from profiler.place.render import PlaceDocument
-from profiler.rent.render import RentDocument
+from profiler.place.place import PlacedFile
+from profiler.rent.text import RentDocument
 from profiler.report.count_grid import GridDocument
 from profiler.report.device import CeilingsDocument, GpuEntry
 from profiler.report.forecast import ForecastDocument
@@ -36,7 +36,7 @@ TYPES: dict[str, tuple[str, Any]] = {
     "compare": ("`compare A B`", ComparisonDocument),
     "history": ("`compare A B C ...`", HistoryDocument),
     "gate": ("`gate`", GateDocument),
-    "place": ("`place`", PlaceDocument),
+    "place": ("`place`", PlacedFile),
     "forecast": ("`forecast`", ForecastDocument),
     "forecast-tp": ("`forecast --tp`", RanksDocument),
     "rent": ("`rent`", RentDocument),

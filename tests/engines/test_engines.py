@@ -159,12 +159,9 @@ def tiny(kind: str) -> Any:
     import transformers as t
 
     shared = {
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
+        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
         "vocab_size": 128,
-    }
+    }  # fmt: skip
     torch.manual_seed(0)
     if kind == "window":
         config: Any = t.MistralConfig(**shared, num_key_value_heads=2, sliding_window=16)
@@ -173,22 +170,10 @@ def tiny(kind: str) -> Any:
         config = t.Gemma2Config(**shared, num_key_value_heads=2, head_dim=16, sliding_window=16)
         return t.Gemma2ForCausalLM(config).eval()
     config = t.DeepseekV2Config(
-        **shared,
-        num_key_value_heads=4,
-        kv_lora_rank=16,
-        q_lora_rank=None,
-        qk_nope_head_dim=8,
-        qk_rope_head_dim=8,
-        v_head_dim=8,
-        n_routed_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=16,
-        first_k_dense_replace=1,
-        n_shared_experts=1,
-        n_group=1,
-        topk_group=1,
-        topk_method="greedy",
-    )
+        **shared, num_key_value_heads=4, kv_lora_rank=16, q_lora_rank=None, qk_nope_head_dim=8, qk_rope_head_dim=8,
+        v_head_dim=8, n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, first_k_dense_replace=1,
+        n_shared_experts=1, n_group=1, topk_group=1, topk_method="greedy",
+    )  # fmt: skip
     return t.DeepseekV2ForCausalLM(config).eval()
 
 

@@ -13,8 +13,9 @@ from machines import HOST, XEON_PROFILE
 from profiler.errors import RequestError, RunError
 from profiler.forecast import tensor_parallel as cards
 from profiler.forecast.command import ForecastRequest
+from profiler.forecast.options import RankOptions
 from profiler.forecast.render import rank_rows, worse_lines
-from profiler.forecast.tensor_parallel import RankCell, RankOptions, RankTime, forecast_ranks, parse_ranks
+from profiler.forecast.tensor_parallel import RankCell, RankTime, forecast_ranks, parse_ranks
 from profiler.judge.device_health import DeviceRun, healths
 from profiler.report.device import health_lines
 from profiler.report.progress import QuietListener

@@ -20,8 +20,9 @@ from profiler.counting.walk import linear_modules
 from profiler.device.contention import ForeignLoad
 from profiler.facts.measurements import Replay, Replays
 from profiler.forecast.command import ForecastRequest, meta_model_of, run_facts
+from profiler.forecast.options import RankOptions
 from profiler.forecast.shards import machine_of, shard_times, shorten, trained_alike
-from profiler.forecast.tensor_parallel import RankOptions, forecast_ranks
+from profiler.forecast.tensor_parallel import forecast_ranks
 from profiler.grid.cells import Cell, CellKey
 from profiler.predict.operator_arrays import StepArrays
 from profiler.quant.storage import model_storage_bytes

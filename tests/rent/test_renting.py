@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from profiler.data.datasheets import gpu_called
 from profiler.data.prices import prices
 from profiler.errors import RequestError
-from profiler.predict.costs import CostOverLoad
-from profiler.rent.command import RankedOffers, rent, rent_request
-from profiler.rent.cost_lines import cost_over_load
+from profiler.rent.command import RankedOffers, rent
 from profiler.rent.offers import Offer
-from profiler.rent.render import rent_table
-from profiler.rent.sentences import rent_sentences
-from profiler.rent.workload import workload_of
-from profiler.report.plots.costs import cost_figure
-from profiler.store.forecasts import read_costs, write_costs
+from profiler.rent.options import RentOptions
+from profiler.rent.picture import cost_picture
+from profiler.rent.serving import Fleet
+from profiler.rent.text import rent_sentences, rent_table
 
 TODAY = date(2026, 8, 5)
 CARDS = "T4,L4,A10G,L40S,H100 SXM"
 
 
 def rented(model: str, use: str = "chat", today: date = TODAY, **options: Any) -> RankedOffers:
-    names = ("prompt_len", "new_tokens", "rate", "ttft_ms", "tpot_ms")
-    options = {"price_class": "hyperscaler", **options}
-    load = workload_of(use, **{name: options.pop(name) for name in names if name in options})
-    return rent(model, rent_request(load, **options), today)
+    return rent(RentOptions(model, use=use, **{"price_class": "hyperscaler", **options}), today)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +38,7 @@ def chat() -> RankedOffers:
 
 @pytest.fixture(scope="module")
 def queue() -> RankedOffers:
-    return rented("mistral-7b-v0.1", "batch", cards=CARDS, quants="none,nf4", engines="compiled,eager")
+    return rented("mistral-7b-v0.1", "batch", cards=CARDS, quant="none,nf4", engine="compiled,eager")
 
 
 def cache_bytes(offer: Offer) -> float:
@@ -55,7 +50,7 @@ def cache_bytes(offer: Offer) -> float:
 
 def test_what_fits_is_arithmetic() -> None:
     """Mistral-7B has 14.48 GB of weights in 16 bits and 131,072 bytes of cache per token."""
-    load: dict[str, Any] = {"prompt_len": 512, "new_tokens": 128, "engines": "eager", "price_class": "marketplace"}
+    load: dict[str, Any] = {"prompt": 512, "new": 128, "engine": "eager", "price_class": "marketplace"}
     [a100] = rented("mistral-7b-v0.1", "batch", cards="A100 80GB SXM", **load).offers
     assert "14.5 GB" in a100.why
     assert cache_bytes(a100) == pytest.approx(640 * 131_072, rel=1e-3)
@@ -63,6 +58,10 @@ def test_what_fits_is_arithmetic() -> None:
     # A prompt of 512 also has four hidden states and three outputs of the MLP; 2.5 more are free, but not in one piece.
     workspace = 512 * (4 * 4096 + 5.5 * 14336) * 2
     assert a100.largest_batch == pytest.approx(room / (640 * 131_072 + workspace), abs=1)
+    # Prefilled one at a time, a single prompt has that workspace: the cache of the others takes the room.
+    one_by_one = a100.largest_batch_one_by_one
+    assert one_by_one == pytest.approx((room - workspace) / (640 * 131_072), rel=0.05)
+    assert one_by_one > 1.5 * a100.largest_batch
 
 
 def test_16_bits_are_two_bytes_a_weight() -> None:
@@ -70,7 +69,7 @@ def test_16_bits_are_two_bytes_a_weight() -> None:
 
     They are 9.242 B by arXiv:2408.00118, with its table of 256,000 words.
     """
-    [offer] = rented("gemma-2-9b", "batch", cards="L4", prompt_len=512).offers
+    [offer] = rented("gemma-2-9b", "batch", cards="L4", prompt=512).offers
     assert offer.fits
     assert "weights 18.5 GB" in offer.why
     # 42 layers of 8 heads of 256, K and V, 640 tokens, 2 bytes.
@@ -94,9 +93,9 @@ def test_a_model_of_an_unpublished_size_has_a_note() -> None:
 
 def test_a_prompt_beyond_the_models_positions_is_refused() -> None:
     """GPT-2 has 1024 positions (its paper's context)."""
-    rented("gpt2", prompt_len=1000, new_tokens=24, cards="L4")
+    rented("gpt2", prompt=1000, new=24, cards="L4")
     with pytest.raises(RequestError, match=r"1025 tokens, but this model's limit is 1024; use a shorter --prompt"):
-        rented("gpt2", prompt_len=1000, new_tokens=25, cards="L4")
+        rented("gpt2", prompt=1000, new=25, cards="L4")
 
 
 def served(offers: RankedOffers) -> list[Offer]:
@@ -158,12 +157,12 @@ def test_what_no_figure_covers_has_no_basis(queue: RankedOffers) -> None:
     assert verdicts["nf4", "compiled"] == "no basis"
     assert verdicts["nf4", "eager"] != "no basis"
     with pytest.raises(RequestError, match="no basis: no figure of fp8 in plain transformers"):
-        rented("mistral-7b-v0.1", quants="fp8", engines="eager", cards="L4")
+        rented("mistral-7b-v0.1", quant="fp8", engine="eager", cards="L4")
 
 
 def test_every_gpu_with_a_price_has_a_rank() -> None:
     """Smaller GPUs than 14.5 GB aside, whatever the age of the price and whoever rents the GPU out."""
-    answer = rented("mistral-7b-v0.1", today=date(2036, 1, 1), price_class="", ttft_ms=9e5, tpot_ms=9e5)
+    answer = rented("mistral-7b-v0.1", today=date(2036, 1, 1), price_class="", max_ttft_ms=9e5, max_tpot_ms=9e5)
     assert {offer.card for offer in answer.offers} == {price.card for price in prices() if not price.spot}
     assert {offer.verdict for offer in answer.offers} <= {"cheapest", "typically cheapest", "cannot tell", "dearer"}
     costs = [offer.request_usd.typical for offer in answer.offers if offer.request_usd and offer.meets == "yes"]
@@ -175,11 +174,11 @@ def test_every_gpu_with_a_price_has_a_rank() -> None:
 
 
 def test_your_price_wins() -> None:
-    answer = rented("mistral-7b-v0.1", cards="L4,L40S", prices="L40S=0.01")
+    answer = rented("mistral-7b-v0.1", cards="L4,L40S", price="L40S=0.01")
     assert (answer.offers[0].card, answer.offers[0].provider, answer.offers[0].usd_per_h) == ("L40S", "yours", 0.01)
     assert answer.offers[0].verdict == "cheapest"
     assert rent_sentences(answer)[0].endswith("the lowest on-demand prices of hyperscalers and yours.")
-    alone = rent_sentences(rented("mistral-7b-v0.1", cards="L40S", prices="L40S=1.86"))
+    alone = rent_sentences(rented("mistral-7b-v0.1", cards="L40S", price="L40S=1.86"))
     assert alone[0].endswith("TPOT at most 50.0 ms; your prices.")
     assert not any("days old" in sentence for sentence in alone)
 
@@ -249,15 +248,21 @@ def test_two_gpus_are_as_fast_as_forecast_says() -> None:
     link = published_link("nvlink4", 2)
     answer = forecast_on("llama-3.1-8b", "H100 SXM", ForecastRequest("2048", "16", new_tokens=32, ranks=2, link=link))
     cell = next(cell for cell in answer.cells if cell.phase == "decode")
-    plan = Planner("llama-3.1-8b", workload_of("batch", 2048, 32)).plan("none", "eager", 2, link)
-    times = times_on(plan, gpu_called("H100 SXM"), 16, None)
-    assert [end.step_s[15] for end in times.ends] == pytest.approx([cell.low_s, cell.latency_s, cell.high_s])
+    load = RentOptions("llama-3.1-8b", use="batch", prompt=2048, new=32).load
+    times = times_on(Planner("llama-3.1-8b", load).plan("none", "eager", 2, link), gpu_called("H100 SXM"), 16, None)
+    assert [end.step_s[15] for end in times] == pytest.approx([cell.low_s, cell.latency_s, cell.high_s])
 
 
 def test_a_slower_host_makes_eager_steps_dearer() -> None:
     steps = [
         rented(
-            "mistral-7b-v0.1", batch=1, engines="eager", cards="H100 SXM", host_index=index, ttft_ms=9e3, tpot_ms=9e3
+            "mistral-7b-v0.1",
+            batch=1,
+            engine="eager",
+            cards="H100 SXM",
+            host_index=index,
+            max_ttft_ms=9e3,
+            max_tpot_ms=9e3,
         )
         .offers[0]
         .step_s
@@ -311,39 +316,13 @@ def test_the_screen_the_picture_and_the_document(roofscope: Callable[..., Any], 
 
 
 def test_a_line_of_costs_falls_until_another_gpu_is_needed(chat: RankedOffers) -> None:
-    costs = cost_over_load(chat)
-    offers = {offer.name: offer for offer in chat.offers}
-    for line in costs.lines:
-        offer = offers[line.name.partition(",")[0]]
-        for rate, span in zip(line.rates_per_s, line.usd_per_thousand, strict=True):
-            assert span.typical == pytest.approx(1e3 * offer.planned.usd_per_request(rate))
-            assert span.low <= span.typical <= span.high
-
-
-def test_the_title_of_the_picture_names_the_engine(chat: RankedOffers) -> None:
-    costs = cost_over_load(chat)
-    [axes] = cost_figure(costs).axes
-    title = axes.get_title(loc="left")
-    assert "compiled engines (vLLM" in title
-    [line, *_] = costs.lines
-    for rate, crosses in ((None, 0), (line.rates_per_s[3], 1)):
-        [axes] = cost_figure(replace(costs, lines=(replace(line, crossover_per_s=rate),))).axes
-        assert sum(drawn.get_marker() == "+" for drawn in axes.lines) == crosses
-        assert ("+: crossover" in axes.get_title(loc="left")) == bool(crosses)
-
-
-def test_kept_costs_are_read_again(chat: RankedOffers, tmp_path: Path) -> None:
-    write_costs(tmp_path, cost_over_load(chat))
-    assert read_costs(tmp_path) == cost_over_load(chat)
-
-
-@pytest.mark.parametrize("rates", [[], [1, 2], ["a"]])
-def test_kept_costs_that_cannot_be_drawn_are_none(rates: list[Any], tmp_path: Path) -> None:
-    span = {"low": 1.0, "typical": 2.0, "high": 3.0}
-    line = {"name": "T4", "usd_per_h": 1.0, "rates_per_s": rates, "usd_per_thousand": [span], "crossover_per_s": None}
-    costs = {"title": "a model", "rate_per_s": None, "lines": [line]}
-    (tmp_path / "costs.json").write_text(json.dumps(costs))
-    assert read_costs(tmp_path) is None
-    line["rates_per_s"] = [4]
-    (tmp_path / "costs.json").write_text(json.dumps(costs))
-    assert isinstance(read_costs(tmp_path), CostOverLoad)
+    """Each line of the picture is what the hour of as many GPUs as a rate needs costs, over its requests."""
+    [axes] = cost_picture(chat).axes
+    assert "compiled engines (vLLM" in axes.get_title(loc="left")
+    first = chat.offers[0]
+    assert first.capacity_per_s is not None
+    line = next(line for line in axes.lines if str(line.get_label()).startswith(f"{first.name}, 16 bits"))
+    fleet = Fleet(first.capacity_per_s.low, 1, 1, first.usd_per_h)
+    rates, usd = np.asarray(line.get_xdata()).tolist(), np.asarray(line.get_ydata()).tolist()
+    assert usd == pytest.approx([1e3 * fleet.rented_gpus(rate) * first.usd_per_h / 3600 / rate for rate in rates])
+    assert any(later > earlier for earlier, later in itertools.pairwise(usd))
