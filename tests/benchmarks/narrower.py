@@ -25,7 +25,7 @@ from profiler.forecast import tensor_parallel as cards
 from profiler.forecast.command import ForecastRequest
 from profiler.forecast.options import RankOptions
 from profiler.forecast.shards import trained_alike
-from profiler.forecast.tensor_parallel import RanksAnswer, forecast_ranks
+from profiler.forecast.tensor_parallel import RanksDocument, forecast_ranks
 from profiler.loading.config import load_config
 from profiler.loading.meta_model import from_config, quiet_libraries
 from profiler.loading.request import DTYPES
@@ -75,16 +75,16 @@ def main() -> None:
         )
 
 
-def forecasts(run: Path, ranks: int) -> tuple[RanksAnswer, RanksAnswer]:
+def forecasts(run: Path, ranks: int) -> tuple[RanksDocument, RanksDocument]:
     """Return forecasts over a link that takes no time: with replayed linears, and with an assumed share of the roof."""
     sizes = read_run(run).document.grid
     request = ForecastRequest(
         prompt_lens=",".join(map(str, sizes.prompt_lens)), batch_sizes=",".join(map(str, sizes.batch_sizes))
     )
     free = RankOptions(str(ranks), "0,1e9")
-    replayed, _ = forecast_ranks(str(run), "", request, free, QuietListener())
+    replayed = forecast_ranks(str(run), "", request, free, QuietListener())
     with mock.patch.object(cards, "machine_of", return_value="left out"):
-        assumed, _ = forecast_ranks(str(run), "", request, free, QuietListener())
+        assumed = forecast_ranks(str(run), "", request, free, QuietListener())
     return replayed, assumed
 
 
