@@ -17,7 +17,7 @@ from profiler.data.datasheets import gpu_called
 from profiler.data.prices import prices
 from profiler.errors import RequestError
 from profiler.rent.command import RentDocument, rent
-from profiler.rent.cards import Offer
+from profiler.rent.offers import Offer
 from profiler.rent.options import RentOptions
 from profiler.rent.picture import cost_picture
 from profiler.rent.serving import Fleet
