@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from profiler.counting.cache import counted_model
-from profiler.counting.memory_need import MemoryNeed, cache_bytes, need_of_batch, path_on
+from profiler.counting.memory_need import MemoryNeed, cache_bytes, path_on
 from profiler.counting.operators import Experts
 from profiler.counting.preset_counts import CountedModel
 from profiler.data.datasheets import Datasheet
@@ -17,7 +17,7 @@ from profiler.errors import RequestError
 from profiler.grid.cells import PHASES, Phase
 from profiler.grid.ranges import check_positions
 from profiler.loading.source import resolve
-from profiler.predict.operator_arrays import Array, StepArrays, operator_arrays, path_of
+from profiler.predict.operator_arrays import Array, StepArrays, need_of_cells, operator_arrays, path_of
 from profiler.predict.published_efficiency import (
     Range,
     WorkAt,
@@ -153,8 +153,7 @@ def _planned(
 
     def need_with(*, fuses_grouped_heads: bool) -> MemoryNeed:
         there = path if engine != "eager" else path_on(work, counted.attention, fuses_grouped_heads=fuses_grouped_heads)
-        together = engine == "eager"  # `generate`; servers prefill prompts one at a time
-        return need_of_batch(work, weights, batches, load.prompt_len, load.new_tokens, there, together=together)
+        return need_of_cells(work, steps["prefill"], there, weights)
 
     return GpuShare(
         precision=counted.published or quant,

@@ -14,8 +14,8 @@ from profiler.rent.workload import Limits
 from profiler.units import duration, percent, several, significant
 
 _ENGINES: dict[EngineKind, str] = {
-    "compiled": "compiled engines (vLLM, TensorRT-LLM: prompts one at a time)",
-    "eager": "plain transformers (eager: prompts of a batch together)",
+    "compiled": "compiled engines (vLLM, TensorRT-LLM)",
+    "eager": "plain transformers (eager)",
 }
 
 
