@@ -114,7 +114,8 @@ def test_a_t4_has_no_fused_attention_for_grouped_heads() -> None:
     assert bad(found) == ["attention"]
     assert found["attention"].slow
     assert found["attention"].says.startswith("kernel math; with a mask memory-efficient; math copies K and V")
-    assert "--engine static decodes with a mask" in found["attention"].says
+    assert "use_gqa_in_sdpa = lambda *_: False" in found["attention"].says
+    assert 'cache_implementation="static"' in found["attention"].says
     assert found["fp8 by row"] == CheckResult("fp8 by row", None, "no fp8 units: --quant fp8 multiplies in 16 bits")
 
 
