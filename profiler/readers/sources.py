@@ -26,7 +26,7 @@ _NEXT_OBJECT = re.compile(r"[\s,]*(?=\{)")
 _RULE = re.compile(r":?-+:?")
 _DELIMITERS = "\t;,"
 _UNESCAPED = re.compile(r"(?<!\\)\|")
-_QUOTED = re.compile(r"^[\s>]*", re.MULTILINE)
+_QUOTED = re.compile(r"^[ \t>]*", re.MULTILINE)
 
 
 @dataclass(frozen=True)
