@@ -41,6 +41,13 @@ class Source:
     repeated: str = ""
     """A name that several columns have, so that neither takes precedence; empty if there is none."""
 
+    @property
+    def only(self) -> Record:
+        """The one report of a tool that writes a file for each. Raises RequestError if there are several."""
+        if len(self.records) > 1:
+            raise RequestError(f"it has {len(self.records)} reports; give each a file.")
+        return self.records[0]
+
 
 def sources_of(path: Path, text: str) -> Iterator[list[Source]]:
     """What a reader may know in the text of a file: tables and printed reports, then JSON, then other tables.
