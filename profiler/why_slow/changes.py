@@ -7,7 +7,7 @@ import copy
 import functools
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from profiler.why_slow.adapters import unmerged_adapters
 from profiler.why_slow.call_settings import is_spread, pipelined_devices
 from profiler.why_slow.dispatch_changes import captured_forward, compiled_step, is_bound_by_host, static_cache_change
 from profiler.why_slow.findings import CallFloor
+from profiler.why_slow.floor import at_roofs_s, made_s, with_all_logits
 from profiler.why_slow.loop_changes import (
     batching_change,
     grows_by_a_token,
@@ -38,6 +39,7 @@ from profiler.why_slow.loop_changes import (
     prefix_change,
     without_reads,
 )
+from profiler.why_slow.observations import Call
 from profiler.why_slow.placement import COPY_SHARE, gathered, has_room_for_all
 from profiler.why_slow.plain_models import is_plain
 from profiler.why_slow.recorder import Recorder
@@ -69,14 +71,17 @@ def _switch(
     within: Callable[[CallsToChange], contextlib.AbstractContextManager[None]] | None = None,
     *,
     at_load: bool = False,
-    about: Callable[[CallsToChange], float] = lambda _: 0.0,
+    instead: Callable[[Call], Call] | None = None,
     **options: object,
 ) -> Change:
-    """A change to `options` of the call, or to what is set within a context; `at_load` at the line of the load."""
+    """A change to `options` of the call, or to what is set within a context; `at_load` at the line of the load.
+
+    `instead` gives the changed call, from whose shape the saving can be estimated.
+    """
 
     def trial(calls: CallsToChange) -> Candidate:
         words = evidence if isinstance(evidence, str) else evidence(calls)
-        more: dict[str, Any] = {"about": about(calls)}
+        more: dict[str, Any] = {"about": calls.saved_share([calls.call], [instead(calls.call)]) if instead else 0.0}
         more |= {"within": lambda: within(calls)} if within else {}
         more |= {"where": calls.group.loaded_at} if at_load else {}
         return calls.candidate(name, words, change, calls.with_options(**options), **more)
@@ -137,7 +142,12 @@ def _other_copy(calls: CallsToChange) -> Candidate | None:
         return None
     changed = RepeatedCall(calls.middle[1], calls.call, functools.cache(other.make)).as_run
     where = calls.group.loaded_at
-    return calls.candidate(other.id, other.evidence, other.change, changed, where=where, about=other.about)
+    about = 0.0
+    if other.id == "wide-dtype" and (subject := calls.subject) is not None:
+        # Half of the bytes, of what is at the roofs: dispatch and slow kernels may take as long in any dtype.
+        at_roofs = min(1.0, at_roofs_s(calls.call, subject) / max(calls.call.steady_s, 1e-9))
+        about = other.bytes_saved * at_roofs
+    return calls.candidate(other.id, other.evidence, other.change, changed, where=where, about=about)
 
 
 def _fused() -> contextlib.AbstractContextManager[None]:
@@ -220,8 +230,8 @@ class Copy:
     evidence: str
     change: str
     make: Callable[[], Any]
-    about: float = 0.0
-    """Share of a call that it saves, by its bytes; 0 if it is not known to be faster."""
+    bytes_saved: float = 0.0
+    """Share of the weights' bytes that it saves; 0 if the device has no units for its dtype."""
 
 
 def other_copy(model: Any, dtype: str) -> Copy | None:
@@ -285,7 +295,7 @@ def _has_units(dtype: str) -> bool:
         "bfloat16": ("_is_avx512_bf16_supported", "_is_amx_tile_supported"),
         "float16": ("_is_amx_fp16_supported",),
     }
-    return any(getattr(torch.cpu, name, lambda: False)() for name in names[dtype])
+    return any(getattr(torch.cpu, name, lambda: False)() for name in names.get(dtype, ()))
 
 
 def _unread_logits(calls: CallsToChange) -> Candidate | None:
@@ -306,7 +316,7 @@ def _unread_logits(calls: CallsToChange) -> Candidate | None:
     return calls.candidate(
         "all-logits", f"logits of all {tokens} positions are computed, and {which}",
         f"{on_the_left}pass logits_to_keep={keep}", calls.with_options(logits_to_keep=keep),
-        about=(1 - keep / tokens) * _share_of_head(calls.model),
+        about=(tokens - keep) / max(1, tokens - 1) * _share_of_head(calls),
     )  # fmt: skip
 
 
@@ -323,12 +333,11 @@ def _merged_adapters(calls: CallsToChange) -> Candidate | None:
     )  # fmt: skip
 
 
-def _share_of_head(model: Any) -> float:
-    """Share of a forward's arithmetic in the LM head, by its share of the weights that are multiplied."""
-    head, table = model.get_output_embeddings(), model.get_input_embeddings()
-    weights = {id(each): each.numel() for each in model.parameters()}
-    looked_up = table.weight.numel() if table is not None and table.weight is not head.weight else 0
-    return float(head.weight.numel() / max(1, sum(weights.values()) - looked_up))
+def _share_of_head(calls: CallsToChange) -> float:
+    """Share of a forward at the roofs that the LM head takes for all positions but one; 0 if the roofs are unknown."""
+    if (subject := calls.subject) is None:
+        return 0.0
+    return 1 - made_s([calls.call], subject) / made_s([calls.call], with_all_logits(subject))
 
 
 def _is_loop(calls: CallsToChange) -> bool:
@@ -344,8 +353,9 @@ CHANGES = (
     _switch(
         "cache-off", lambda calls: calls.generates and calls.settings.cache is False,
         "use_cache=False computes the whole prompt again at every token", "remove use_cache=False", use_cache=True,
+        instead=lambda call: replace(call, settings=replace(call.settings, cache=True)),
     ),
-    Change("cache-off", lambda calls: not calls.generates, lambda calls: loop_without_cache(calls.group)),
+    Change("cache-off", lambda calls: not calls.generates, loop_without_cache),
     Change("host-sync", lambda calls: not calls.generates and len(calls.group.calls) > 1, _reads),
     Change("grad-on", lambda calls: not calls.generates and calls.settings.gradients and not calls.trains, _grad_on),
     _switch(
@@ -376,7 +386,8 @@ CHANGES = (
     _switch(
         "beams", lambda calls: calls.settings.beams > 1, lambda calls: f"{calls.settings.beams} beams are followed",
         "num_beams=1, if its answers are good enough",
-        about=lambda calls: 1 - 1 / calls.settings.beams, num_beams=1, num_return_sequences=1,
+        instead=lambda call: replace(call, batch_size=call.batch_size // call.settings.times_computed),
+        num_beams=1, num_return_sequences=1,
     ),
     Change("host-sync", lambda calls: not calls.settings.on_cpu, _without_callbacks),
     _switch(
@@ -389,9 +400,9 @@ CHANGES = (
     Change("unmerged-adapters", lambda _: True, _merged_adapters),
     Change("slow-format", lambda _: True, _dense_weights),
     Change("wide-dtype", lambda _: True, _other_copy),
-    Change("one-by-one", lambda calls: calls.middle[1].batched, lambda calls: paged_batch_change(calls.group)),
-    Change("one-by-one", lambda calls: not _is_loop(calls), lambda calls: batching_change(calls.group)),
-    Change("shared-prefix", lambda calls: calls.generates, lambda calls: prefix_change(calls.group)),
+    Change("one-by-one", lambda calls: calls.middle[1].batched, paged_batch_change),
+    Change("one-by-one", lambda calls: not _is_loop(calls), batching_change),
+    Change("shared-prefix", lambda calls: calls.generates, prefix_change),
     # Last, since threads that wait for each other may take very long on a busy machine.
     Change("threads", lambda calls: calls.settings.on_cpu and calls.settings.threads != _cores(), _more_threads),
 )  # fmt: skip

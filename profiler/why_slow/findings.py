@@ -6,8 +6,12 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from profiler.why_slow.observations import Observations, covered_s, steady_s
+
+if TYPE_CHECKING:
+    from profiler.why_slow.floor import Subject
 
 LEAST_SHARE = 0.02
 """Share of the watched time below which a saving or a cost is not reported."""
@@ -183,6 +187,10 @@ class CallFloor:
     """The last step of calls with a decode loop and known dispatch, by their number."""
     left_out: tuple[str, ...] = ()
     """Parts of models that ran and could not be counted, such as a tower for pictures."""
+    subjects: Mapping[str, Subject] = field(default_factory=dict)
+    """By class of model: its counted work and the roofs, to estimate other calls of it."""
+    with_more: frozenset[int] = frozenset()
+    """Numbers of the calls that ran modules besides those of their subject: towers, encoders."""
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,8 @@ def padding_change(calls: CallsToChange) -> Candidate | None:
     if not bool(used.all()):
         return calls.candidate(
             "padding", share, 'pad only to the longest text of a batch: padding="longest"',
-            _on_parts(noted, call, calls.model, [rows]), prompts=2, about=call.padding,
+            _on_parts(noted, call, calls.model, [rows]), prompts=2,
+            about=calls.saved_share([call], [replace(call, prompt_len=int(used.sum()))]),
         )  # fmt: skip
     if len(rows) < 2:
         return None
@@ -59,10 +60,12 @@ def padding_change(calls: CallsToChange) -> Candidate | None:
     cuts = range(1, len(rows))
     cut = min(cuts, key=lambda at: at * lengths[order[at - 1]] + (len(rows) - at) * lengths[order[-1]])
     parts = (order[:cut], order[cut:])
+    apart = [replace(call, batch_size=len(part) * call.settings.times_computed, prompt_len=lengths[part[-1]])
+             for part in parts]  # fmt: skip
     return calls.candidate(
         "padding", share, "sort the texts by length, and pass texts of similar length together",
         _on_parts(noted, call, calls.model, parts), prompts=2, saves_in_prompt=False,
-            about=1 - sum(max(lengths[row] for row in part) * len(part) for part in parts) / mask.numel(),
+        about=calls.saved_share([call], apart),
     )  # fmt: skip
 
 
@@ -105,11 +108,12 @@ def _repeatable(group: CallGroup) -> list[tuple[Call, CallRecord]]:
     return [pair for pair in zip(group.calls, group.notes, strict=True) if pair[1].arguments is not None]
 
 
-def batching_change(group: CallGroup, most: int = _MOST_IN_A_BATCH) -> Candidate | None:
+def batching_change(calls: CallsToChange, most: int = _MOST_IN_A_BATCH) -> Candidate | None:
     """A change that passes prompts or texts as one batch instead of one by one; not those that continue a chat.
 
     At most `most` of them are tried.
     """
+    group = calls.group
     if is_plain(group.model):  # it may have no mask for padding
         return None
     found = _prompts(group)
@@ -135,9 +139,8 @@ def batching_change(group: CallGroup, most: int = _MOST_IN_A_BATCH) -> Candidate
     }
     whole.arguments = ((), {**named, "input_ids": batch, "attention_mask": mask})
     tokens = max(call.new_tokens for call, *_ in chosen)
-    at_once = most_at_once(group.calls)
-    own_s = steady_s([call for call, *_ in chosen])
-    prompt_s = sum(call.steady_prompt_s for call, *_ in chosen)
+    at_once, own = most_at_once(group.calls), [call for call, *_ in chosen]
+    together = replace(call, new_tokens=tokens, batch_size=size * call.settings.times_computed, prompt_len=longest)
 
     def in_threads() -> None:
         with ThreadPoolExecutor(at_once) as threads:
@@ -157,17 +160,18 @@ def batching_change(group: CallGroup, most: int = _MOST_IN_A_BATCH) -> Candidate
         call.where,
         in_sequence(runs) if at_once == 1 else Run(in_threads),
         repeat(whole, replace(call, new_tokens=tokens), group.model),
-        (own_s,),
+        (steady_s(own),),
         shape=f"{len(chosen)} of the {'prompts' if generates else 'texts'}",
         new_tokens=tokens,
-        prompt_s=prompt_s,
-        about=(1 - 1 / size) * (1 - prompt_s / max(prompt_s, own_s, 1e-9)) if generates else 0.0,
-        fewer=_half(batching_change, group, size),
+        prompt_s=sum(each.steady_prompt_s for each in own),
+        about=calls.saved_share(own, [together]) if at_once == 1 else 0.0,
+        fewer=_half(batching_change, calls, size),
     )
 
 
-def paged_batch_change(group: CallGroup, most: int = _MOST_IN_A_BATCH) -> Candidate | None:
+def paged_batch_change(calls: CallsToChange, most: int = _MOST_IN_A_BATCH) -> Candidate | None:
     """A change that passes prompts to one call of `generate_batch`; None if they are few, or passed together."""
+    group = calls.group
     found = [(call, noted) for call, noted in _repeatable(group) if call.batch_size == 1]
     if len(found) < _FEWEST_ONE_BY_ONE:
         return None
@@ -178,7 +182,9 @@ def paged_batch_change(group: CallGroup, most: int = _MOST_IN_A_BATCH) -> Candid
     args, named = noted.arguments or ((), {})
     prompts = [prompt for _, each in chosen if each.arguments for prompt in batch_inputs(*each.arguments)]
     whole.arguments = ((prompts, *args[1:]), named) if args else (args, {**named, "inputs": prompts})
-    tokens, own_s = max(call.new_tokens for call, _ in chosen), steady_s([call for call, _ in chosen])
+    own, tokens = [call for call, _ in chosen], max(call.new_tokens for call, _ in chosen)
+    longest = max(call.prompt_len for call in own)
+    together = replace(call, new_tokens=tokens, batch_size=size, prompt_len=longest)
     return Candidate(
         "one-by-one",
         f"{len(found)} prompts are passed one by one, each to a generate_batch of its own",
@@ -186,20 +192,20 @@ def paged_batch_change(group: CallGroup, most: int = _MOST_IN_A_BATCH) -> Candid
         call.where,
         in_sequence([repeat(each, call, group.model) for call, each in chosen]),
         repeat(whole, replace(call, new_tokens=tokens), group.model),
-        (own_s,),
+        (steady_s(own),),
         shape=f"{size} of the prompts",
         new_tokens=tokens,
-        prompt_s=sum(call.steady_prompt_s for call, _ in chosen),
-        about=1 - 1 / size,
-        fewer=_half(paged_batch_change, group, size),
+        prompt_s=sum(each.steady_prompt_s for each in own),
+        about=calls.saved_share(own, [together]),
+        fewer=_half(paged_batch_change, calls, size),
     )
 
 
 def _half(
-    change: Callable[[CallGroup, int], Candidate | None], group: CallGroup, count: int
+    change: Callable[[CallsToChange, int], Candidate | None], calls: CallsToChange, count: int
 ) -> Callable[[], Candidate | None] | None:
     """A function that makes the change to half of `count` calls; None if that would be a single one."""
-    return functools.partial(change, group, count // 2) if count > 3 else None
+    return functools.partial(change, calls, count // 2) if count > 3 else None
 
 
 def _padded(row: torch.Tensor, length: int, *, left: bool) -> torch.Tensor:
@@ -221,13 +227,14 @@ def _continue_each_other(prompts: Sequence[Any]) -> bool:
 _LEAST_PREFIX = 64
 
 
-def prefix_change(group: CallGroup, most: int = _MOST_IN_A_BATCH) -> Candidate | None:
+def prefix_change(calls: CallsToChange, most: int = _MOST_IN_A_BATCH) -> Candidate | None:
     """A change that keeps the cache of what prompts share with the one before; None if most of them share little.
 
     At most `most` of them are tried, from the middle of the script.
     """
+    group = calls.group
     call, settings = group.calls[0], group.calls[0].settings
-    if call.kind != "generate" or group.model.config.is_encoder_decoder or call.context_len:
+    if group.model.config.is_encoder_decoder or call.context_len:
         return None
     if not settings.cache or settings.assistant or call.batch_size > 1:
         return None
@@ -247,6 +254,8 @@ def prefix_change(group: CallGroup, most: int = _MOST_IN_A_BATCH) -> Candidate |
         repeat(noted, replace(each, context_len=tokens), group.model, filled=kept)
         for (each, noted, _), tokens in zip(found[start:end], shared[start:end], strict=True)
     ]
+    continued = [replace(each, context_len=tokens, prompt_len=each.prompt_len - tokens)
+                 for each, tokens in zip(chosen, shared[start:end], strict=True)]  # fmt: skip
     share = sum(shared) / sum(ids.shape[1] for ids in prompts)
     return Candidate(
         "shared-prefix",
@@ -261,7 +270,8 @@ def prefix_change(group: CallGroup, most: int = _MOST_IN_A_BATCH) -> Candidate |
         shape=f"{len(chosen)} of the prompts",
         new_tokens=max(each.new_tokens for each in chosen),
         prompt_s=sum(each.steady_prompt_s for each in chosen),
-        fewer=_half(prefix_change, group, len(chosen)),
+        about=calls.saved_share(chosen, continued),
+        fewer=_half(prefix_change, calls, len(chosen)),
     )
 
 
@@ -282,13 +292,15 @@ def grows_by_a_token(calls: Sequence[Call]) -> bool:
     return mostly_one and not calls[0].context_len
 
 
-def loop_without_cache(group: CallGroup) -> Candidate | None:
+def loop_without_cache(calls: CallsToChange) -> Candidate | None:
     """A change that adds a cache to forwards whose prompt grows by a token each; None if it does not grow."""
-    calls = group.calls
-    if not grows_by_a_token(calls):
+    group = calls.group
+    if not grows_by_a_token(group.calls):
         return None
     pairs = _repeatable(group)
-    model, first, last = group.model, pairs[0][0], pairs[-1][0]
+    own = [call for call, _ in pairs]
+    model, first, last = group.model, own[0], own[-1]
+    steps = [replace(each, prompt_len=1, context_len=each.prompt_len - 1) for each in own[1:]]
     runs = [repeat(noted, call, model) for call, noted in pairs]
     gradients = first.settings.gradients
 
@@ -305,17 +317,18 @@ def loop_without_cache(group: CallGroup) -> Candidate | None:
 
     return Candidate(
         "cache-off",
-        f"each of {len(calls)} forwards computes the whole prompt again, which grows by one token",
+        f"each of {len(group.calls)} forwards computes the whole prompt again, which grows by one token",
         "keep the keys and values of earlier tokens, and pass only the new token"
         if is_plain(model)
         else "pass past_key_values and only the new token",
         first.where,
         in_even_sequence(runs),
         with_steps(changed, len(pairs) - 1),
-        (sum(call.steady_s for call, _ in pairs),),
+        (sum(call.steady_s for call in own),),
         shape=f"{len(pairs)} forwards of {first.prompt_len} to {last.prompt_len} tokens"
         + (", changed: of one token without attention to earlier ones" if is_plain(model) else ""),
         new_tokens=len(pairs),
+        about=calls.saved_share(own, [first, *steps]),
     )
 
 

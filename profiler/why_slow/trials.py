@@ -71,7 +71,7 @@ class UntriedChanges:
         self.without_time[name] = seconds + candidate.once_s
         saves_s = candidate.about * group.seconds
         if candidate.about:
-            basis = "computed: from the shapes and settings of the calls; there was no time for a trial"
+            basis = "computed: from the shapes of the calls and the roofs; there was no time for a trial"
             what = (candidate.where, candidate.evidence, candidate.change, basis)
             self.computed.append(Finding(candidate.id, saves_s, saves_s / all_s, *what))
 

@@ -18,6 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from profiler import effort
 from profiler.device.clock import CoreClock
 from profiler.why_slow.changes import candidates
+from profiler.why_slow.findings import CallFloor
 from profiler.why_slow.observations import Observations
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
@@ -141,13 +142,15 @@ def run_watched(script: Path, model: Path) -> Recorder:
     return recorder
 
 
-def changes_to(run: Callable[[], object]) -> dict[str, Candidate]:
+def changes_to(
+    run: Callable[[], object], floor: Callable[[Recorder], CallFloor | None] = lambda _: None
+) -> dict[str, Candidate]:
     """The changes that apply to the model calls in `run`, by name."""
     recorder = Recorder()
     with watched(recorder), torch.no_grad():
         run()
     groups = call_groups(recorder, recorder.seen("s.py"), UntriedChanges())
-    return {candidate.id: candidate for group in groups for candidate in candidates(group, recorder)}
+    return {candidate.id: candidate for group in groups for candidate in candidates(group, recorder, floor(recorder))}
 
 
 def taken_s(seen: Observations) -> float:

@@ -21,6 +21,7 @@ from profiler.why_slow.observations import Call, CallSettings, Load, Observation
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.render import call_rows, why_document, why_sentences
+from profiler.why_slow.repeat_call import CallsToChange
 
 SETTINGS = CallSettings("float32", attention="sdpa", cache=True)
 THREADS = 4
@@ -104,7 +105,7 @@ def test_calls_from_threads_are_repeated_in_threads(monkeypatch: pytest.MonkeyPa
     assert most_at_once(seen.calls) == THREADS
     assert sum(item.seconds for item in seen.calls) > seen.wall_s > seen.calls_s > 0.4
     [group] = trials.call_groups(recorder, seen, trials.UntriedChanges())
-    candidate = batching_change(group)
+    candidate = batching_change(CallsToChange(group, recorder))
     assert candidate is not None
     assert "up to 4 calls at once in threads" in candidate.evidence
     slow.most = 0
