@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ import torch
 from profiler.device.clock import clock_for, now_s
 from profiler.device.device import describe
 from profiler.device.memory import available_bytes
-from profiler.errors import RequestError
+from profiler.errors import RequestError, first_line
 from profiler.measure.dense_twins import (
     dense_twins,
     kernel_of,
@@ -30,6 +31,7 @@ from profiler.why_slow.call_settings import is_spread, pipelined_devices
 from profiler.why_slow.dispatch_changes import captured_forward, compiled_step, is_bound_by_host, static_cache_change
 from profiler.why_slow.findings import CallFloor
 from profiler.why_slow.floor import at_roofs_s, made_s, with_all_logits
+from profiler.why_slow.hub_kernels import attention_kernel, with_attention, with_layers
 from profiler.why_slow.loop_changes import (
     batching_change,
     grows_by_a_token,
@@ -48,18 +50,31 @@ from profiler.why_slow.repeat_call import CallGroup, CallsToChange, Candidate, R
 
 @dataclass(frozen=True)
 class Change:
-    """A kind of change: the calls that it may apply to, and the trial; None if on closer look it does not apply."""
+    """A kind of change: the calls that it may apply to, and the trial; None if on closer look it does not apply.
+
+    A trial raises RequestError if the change applies, but cannot be tried on this machine.
+    """
 
     id: str
     applies: Callable[[CallsToChange], bool]
     trial: Callable[[CallsToChange], Candidate | None]
 
 
-def candidates(group: CallGroup, recorder: Recorder, floor: CallFloor | None = None) -> Iterator[Candidate]:
-    """The changes that apply to a group of calls."""
+def candidates(
+    group: CallGroup,
+    recorder: Recorder,
+    floor: CallFloor | None = None,
+    without_trial: Callable[[str, str], object] = lambda _name, _reason: None,
+) -> Iterator[Candidate]:
+    """The changes that apply to a group of calls; `without_trial` gets those that cannot be tried, and the reason."""
     calls = CallsToChange(group, recorder, floor)
     for change in CHANGES:
-        if change.applies(calls) and (candidate := change.trial(calls)) is not None:
+        try:
+            candidate = change.trial(calls) if change.applies(calls) else None
+        except RequestError as error:
+            without_trial(f"{change.id} ({calls.call.where})", first_line(error))
+            continue
+        if candidate is not None:
             yield candidate
 
 
@@ -340,6 +355,34 @@ def _share_of_head(calls: CallsToChange) -> float:
     return 1 - made_s([calls.call], subject) / made_s([calls.call], with_all_logits(subject))
 
 
+def _has_hub_kernels(calls: CallsToChange) -> bool:
+    """Whether the model could run kernels of the hub: on a GPU, or on a CPU with the package, as few are for a CPU."""
+    model, settings = calls.model, calls.settings
+    possible = not (is_plain(model) or is_spread(model) or calls.trains or getattr(model, "use_kernels", True))
+    return possible and (not settings.on_cpu or importlib.util.find_spec("kernels") is not None)
+
+
+def _hub_attention(calls: CallsToChange) -> Candidate | None:
+    name = attention_kernel(calls.model) if calls.settings.attention == "sdpa" else None
+    if name is None or calls.settings.dtype not in _HALVES:
+        return None
+    with with_attention(calls.model, name):  # raises if it is not on this machine
+        pass
+    return calls.candidate(
+        "hub-attention", "attention runs the kernels of torch", f'attn_implementation="{name}"',
+        within=lambda: with_attention(calls.model, name), where=calls.group.loaded_at,
+    )  # fmt: skip
+
+
+def _hub_layers(calls: CallsToChange) -> Candidate:
+    with with_layers(calls.model):
+        pass
+    return calls.candidate(
+        "hub-layers", "layers run operators of torch, and the hub has kernels for some", "use_kernels=True",
+        within=lambda: with_layers(calls.model), where=calls.group.loaded_at,
+    )  # fmt: skip
+
+
 def _is_loop(calls: CallsToChange) -> bool:
     return not calls.generates and (grows_by_a_token(calls.group.calls) or calls.recorder.used_cache)
 
@@ -397,6 +440,8 @@ CHANGES = (
     Change("uncompiled", lambda calls: is_plain(calls.model), captured_forward),
     Change("growing-cache", is_bound_by_host, static_cache_change),
     Change("uncompiled", is_bound_by_host, compiled_step),
+    Change("hub-attention", _has_hub_kernels, _hub_attention),
+    Change("hub-layers", _has_hub_kernels, _hub_layers),
     Change("unmerged-adapters", lambda _: True, _merged_adapters),
     Change("slow-format", lambda _: True, _dense_weights),
     Change("wide-dtype", lambda _: True, _other_copy),

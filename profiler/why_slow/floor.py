@@ -22,7 +22,7 @@ from profiler.loading.request import dtype_name
 from profiler.measure.dispatch import least_dispatch_s
 from profiler.roofs.measure import here_roofs
 from profiler.why_slow.findings import CallFloor, DecodeFloor
-from profiler.why_slow.observations import Call
+from profiler.why_slow.observations import Call, steady_s
 from profiler.why_slow.plain_models import SeenAttention, is_plain, plain_work
 
 
@@ -51,7 +51,8 @@ def floor_of_calls(
 
     A call whose model no longer exists is counted on another model of the same class. `attention` is that of plain
     models, by class. `subjects` are those known, by class. `outside_s` is the roofline time of each call's modules
-    outside of its subject's work, by its number; None if unknown. Raises RequestError without a model.
+    outside of its subject's work, by its number; None if unknown. Dispatch counts as unknown if it would make the
+    floor longer than the calls. Raises RequestError without a model.
     """
     alive = {call.model.split(" (")[0]: model for call, model in calls if model is not None}
     subjects = {} if subjects is None else subjects
@@ -78,6 +79,9 @@ def floor_of_calls(
             last = Step(*(np.array([n]) for n in (call.batch_size, 1, call.prompt_len + call.new_tokens - 1)))
             decode[call.number] = DecodeFloor(_roof_s(last, subjects[name]), dispatched[1])
     known = all(subject.dispatch_s is not None for subject in subjects.values())
+    if dispatch_s and total_s > steady_s([call for call, _ in calls]):  # a busy machine has disturbed its measurement
+        subjects |= {name: replace(subject, dispatch_s=None) for name, subject in subjects.items()}
+        return floor_of_calls(calls, attention, subjects, outside_s)
     return CallFloor(
         total_s,
         dispatch_s if known else None,

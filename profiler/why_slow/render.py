@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -214,17 +214,28 @@ def call_rows(why: Why) -> list[list[str]]:
 
 def _row(calls: Sequence[Call]) -> list[str]:
     seconds = sum(call.seconds for call in calls)
-    shapes = list(dict.fromkeys(call.words for call in calls))
     padding = sum(call.padding for call in calls) / len(calls)
     first = calls[0]
     return [
         first.where,
         str(len(calls)),
-        shapes[0] + (f" .. {shapes[-1].split(' ', 1)[1]}" if len(shapes) > 1 else ""),
+        _shapes(calls),
         duration(covered_s(calls)),
         duration(seconds / len(calls)),
         ", ".join(_ran_with(first, padding)),
     ]
+
+
+def _shapes(calls: Sequence[Call]) -> str:
+    """`generate 1 x 12..83 + 24`: the shapes of calls of one kind in words, with the range of each number."""
+    shape = f"{calls[0].kind} {_range(call.batch_size for call in calls)} x {_range(call.prompt_len for call in calls)}"
+    new, cached = _range(call.new_tokens for call in calls), _range(call.context_len for call in calls)
+    return shape + (f" + {new}" if new != "0" else f" @ {cached}" if cached != "0" else "")
+
+
+def _range(sizes: Iterable[int]) -> str:
+    ordered = sorted(sizes)
+    return f"{ordered[0]}..{ordered[-1]}" if ordered[0] < ordered[-1] else str(ordered[0])
 
 
 def _ran_with(call: Call, padding: float) -> list[str]:

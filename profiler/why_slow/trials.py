@@ -177,7 +177,8 @@ def _candidates(
     pending = []
     for group in groups:
         try:
-            pending += [_Pending(candidate, group) for candidate in candidates(group, recorder, floor)]
+            found = candidates(group, recorder, floor, untried.add)
+            pending += [_Pending(candidate, group) for candidate in found]
         except Exception as error:
             untried.add(f"changes to the calls at {group.calls[0].where}", describe_error(error))
     return sorted(pending, key=lambda each: -each.usual_s)

@@ -1,4 +1,4 @@
-"""What a change would save without a trial, by the roofs: the arithmetic of a memory-bound and of a compute-bound call."""
+"""What a change would save without a trial, by the roofs of a memory-bound and of a compute-bound device."""
 
 from __future__ import annotations
 
