@@ -45,6 +45,12 @@ FAULTS = {
     "all_logits": ("all-logits", "use_cache=True", "use_cache=True, logits_to_keep=1"),
     "reranker": ("all-logits", "**pairs", "**pairs, logits_to_keep=1"),
     "one_by_one": ("one-by-one", "questions.split(1)", "questions.split(8)"),
+    "paged_one_by_one": ("one-by-one", "[[question] for question in questions]", "[questions]"),
+    "adapters": (
+        "unmerged-adapters",
+        'with_adapters(AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype="auto"))',
+        'AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype="auto")',
+    ),
     "eager_attention": ("slow-attention", ', attn_implementation="eager"', ""),
     "beams": ("beams", ", num_beams=5", ""),
     "stops_on_repeats": ("callbacks", ", stopping_criteria=[Repeats()]", ""),
