@@ -32,35 +32,39 @@ _WORTH_ANOTHER_LOOK = 0.1
 """Share of the watched time from which on a saving is reported as undecided, if the pairs do not agree."""
 
 
+Rounds = Sequence[tuple[float, float]]
+
+
 @dataclass(frozen=True)
-class ChangeTrial:
-    """Interleaved pairs of a call, unchanged and with one change, on the script's own model."""
+class TriedChange:
+    """Pairs of a call, unchanged and with one change, measured alternately."""
 
     id: str
-    calls: tuple[int, ...]
-    """Numbers of the calls that the trial is evidence for."""
-    rounds: tuple[tuple[float, float], ...]
+    calls: Sequence[int]
+    """Numbers of the calls that it is evidence for."""
+    rounds: Rounds
     """(seconds unchanged, seconds changed) of each pair."""
     where: str
     evidence: str
     change: str
     shape: str
     """The calls that were repeated, in words."""
-    against_its_own: bool = False
+    against_its_own: bool
     """Whether the unchanged times are those of the script's own calls, as there was no time to repeat them."""
-
-    @property
-    def saving(self) -> float:
-        """Share of the call that the change saves, by the median pair; negative if it costs time."""
-        return statistics.median(1 - changed / as_is for as_is, changed in self.rounds) if self.rounds else 0.0
-
-    @property
-    def is_claim(self) -> bool:
-        """Whether the pairs agree on a saving."""
-        return pairs_agree(self.rounds)
+    saving: float
+    """Share of the call that the change saves, by the median pair; negative if it costs time."""
+    claimed: bool
+    """Whether its pairs support the saving."""
 
 
-Rounds = Sequence[tuple[float, float]]
+def tried_change(
+    identity: str, calls: Sequence[int], rounds: Rounds, where: str, evidence: str, change: str, shape: str,
+    *, against_its_own: bool = False,
+) -> TriedChange:  # fmt: skip
+    """A trial, with what its pairs say."""
+    saving = statistics.median(1 - changed / as_is for as_is, changed in rounds) if rounds else 0.0
+    what = (where, evidence, change, shape, against_its_own)
+    return TriedChange(identity, calls, rounds, *what, saving, pairs_agree(rounds))
 
 
 def pairs_agree(rounds: Rounds) -> bool:
@@ -201,7 +205,7 @@ class Why:
     findings: tuple[Finding, ...]
     floor: CallFloor | None
     """None if it is unknown."""
-    tried: tuple[ChangeTrial, ...]
+    tried: tuple[TriedChange, ...]
     not_tried: tuple[str, ...] = ()
     """Changes that could not be tried, each with the reason."""
     modules: tuple[SlowModule, ...] = ()
@@ -221,27 +225,27 @@ class Why:
         return tuple(slow_first_calls)
 
     @property
-    def undecided(self) -> tuple[ChangeTrial, ...]:
+    def undecided(self) -> tuple[TriedChange, ...]:
         """Trials that save at least 10 % of the watched time by their median pair, but whose pairs do not agree."""
         return tuple(trial for trial in self._no_claims if self.share_of(trial) >= _WORTH_ANOTHER_LOOK)
 
     @property
-    def too_close(self) -> tuple[ChangeTrial, ...]:
+    def too_close(self) -> tuple[TriedChange, ...]:
         """Trials that save 2 % to 10 % of the watched time by their median pair, but whose pairs do not agree."""
         return tuple(trial for trial in self._no_claims if LEAST_SHARE <= self.share_of(trial) < _WORTH_ANOTHER_LOOK)
 
     @property
-    def _no_claims(self) -> list[ChangeTrial]:
-        return [trial for trial in self.tried if not trial.is_claim]
+    def _no_claims(self) -> list[TriedChange]:
+        return [trial for trial in self.tried if not trial.claimed]
 
-    def share_of(self, trial: ChangeTrial) -> float:
+    def share_of(self, trial: TriedChange) -> float:
         """Share of the watched time that a trial saves, by its median pair."""
         return _saves_s(trial, self.seen) / self.seen.steady_s
 
 
 def judge_calls(
     seen: Observations,
-    trials: Sequence[ChangeTrial],
+    trials: Sequence[TriedChange],
     floor: CallFloor | None = None,
     not_tried: Sequence[str] = (),
     more: Sequence[Finding] = (),
@@ -251,19 +255,19 @@ def judge_calls(
 
     `more` are findings that neither a trial nor `seen` gives.
     """
-    findings = [*more, *(_of_trial(trial, seen) for trial in trials if trial.is_claim)]
+    findings = [*more, *(_of_trial(trial, seen) for trial in trials if trial.claimed)]
     findings += [*_reloads(seen), *_recompilations(seen), *_callbacks(seen), *_texts_again(seen)]
     merged = _merged([finding for finding in findings if finding.share >= LEAST_SHARE])
     return Why(seen, tuple(merged), floor, tuple(trials), tuple(not_tried), tuple(modules))
 
 
-def _saves_s(trial: ChangeTrial, seen: Observations) -> float:
+def _saves_s(trial: TriedChange, seen: Observations) -> float:
     """Seconds that a trial saves: its share of the steady-state time of its calls, as trials use warm calls."""
     numbers = set(trial.calls)
     return trial.saving * steady_s([call for call in seen.calls if call.number in numbers])
 
 
-def _of_trial(trial: ChangeTrial, seen: Observations) -> Finding:
+def _of_trial(trial: TriedChange, seen: Observations) -> Finding:
     saves_s = _saves_s(trial, seen)
     how = "changed, compared with the script's calls" if trial.against_its_own else "unchanged and changed, in turn"
     basis = f"tried: {trial.shape}, {len(trial.rounds)} times {how}"

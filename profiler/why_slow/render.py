@@ -12,7 +12,7 @@ from profiler.report.blocks import HTML, Lines, Section, Sentences, text_table
 from profiler.report.terminal import print_sections
 from profiler.units import duration, several
 from profiler.why_slow.breakdown import TimePart, time_parts
-from profiler.why_slow.findings import LEAST_SHARE, CallFloor, Finding, FirstCall, SlowModule, Why
+from profiler.why_slow.findings import LEAST_SHARE, CallFloor, Finding, FirstCall, SlowModule, TriedChange, Why
 from profiler.why_slow.observations import (
     Call,
     GraphBreak,
@@ -255,28 +255,6 @@ def _ran_with(call: Call, padding: float) -> list[str]:
 
 
 @dataclass(frozen=True)
-class TriedChange:
-    """Pairs of a call, unchanged and with one change, measured alternately."""
-
-    id: str
-    calls: Sequence[int]
-    """Numbers of the calls that it is evidence for."""
-    rounds: Sequence[tuple[float, float]]
-    """(seconds unchanged, seconds changed) of each pair."""
-    where: str
-    evidence: str
-    change: str
-    shape: str
-    """The calls that were repeated, in words."""
-    against_its_own: bool
-    """Whether the unchanged times are those of the script's own calls, as there was no time to repeat them."""
-    saving: float
-    """Share of the call that the change saves, by the median pair; negative if it costs time."""
-    claimed: bool
-    """Whether its pairs support the saving."""
-
-
-@dataclass(frozen=True)
 class WhyDocument(Document):
     """`roofscope why --format json`, and why.json."""
 
@@ -332,7 +310,7 @@ def why_document(why: Why) -> WhyDocument:
         interrupted=seen.interrupted,
         answer=why_sentences(why),
         findings=why.findings,
-        tried=[TriedChange(**vars(trial), saving=trial.saving, claimed=trial.is_claim) for trial in why.tried],
+        tried=why.tried,
         not_tried=why.not_tried,
         modules=why.modules[:_MOST_ROWS],
     )
