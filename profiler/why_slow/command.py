@@ -169,11 +169,11 @@ def explained(
         return known[id(group)]
 
     floor = _floor(recorder, seen, groups, subjects, times_of) if limits.script_floor else None
-    bounded, unknown = placement_findings(groups, seen.steady_s)
-    planned, lines = plan_findings(groups, seen.steady_s)
+    bounded, unknown = placement_findings(groups)
+    planned, lines = plan_findings(groups)
     bounded, unknown = [*bounded, *planned], [*unknown, *lines]
     if seen.fallbacks:
-        slower, lines = fallback_findings(seen.fallbacks, groups, seen.steady_s, times_of)
+        slower, lines = fallback_findings(seen.fallbacks, groups, times_of)
         bounded, unknown = [*bounded, *slower], [*unknown, *lines]
     trials, untried, computed = try_changes(recorder, seen, budget_s, now_s() - start_s, floor)
     loads = conversion_findings(seen, recorder.converted_models)

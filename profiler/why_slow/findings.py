@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -133,6 +133,13 @@ class Finding:
         return self.basis.startswith("computed")
 
 
+def new_finding(
+    identity: str, saves_s: float, where: str, evidence: str, change: str, basis: str, *, once: bool = False
+) -> Finding:
+    """A finding, whose share `judge_calls` sets."""
+    return Finding(identity, saves_s, 0.0, where, evidence, change, basis, once)
+
+
 @dataclass(frozen=True)
 class FirstCall:
     """The first call of a shape, compared with the median of the others, or with its own repeat if they are few."""
@@ -257,6 +264,7 @@ def judge_calls(
     """
     findings = [*more, *(_of_trial(trial, seen) for trial in trials if trial.claimed)]
     findings += [*_reloads(seen), *_recompilations(seen), *_callbacks(seen), *_texts_again(seen)]
+    findings = [replace(finding, share=finding.saves_s / seen.steady_s) for finding in findings]
     merged = _merged([finding for finding in findings if finding.share >= LEAST_SHARE])
     return Why(seen, tuple(merged), floor, tuple(trials), tuple(not_tried), tuple(modules))
 
@@ -268,10 +276,9 @@ def _saves_s(trial: TriedChange, seen: Observations) -> float:
 
 
 def _of_trial(trial: TriedChange, seen: Observations) -> Finding:
-    saves_s = _saves_s(trial, seen)
     how = "changed, compared with the script's calls" if trial.against_its_own else "unchanged and changed, in turn"
     basis = f"tried: {trial.shape}, {len(trial.rounds)} times {how}"
-    return Finding(trial.id, saves_s, saves_s / seen.steady_s, trial.where, trial.evidence, trial.change, basis)
+    return new_finding(trial.id, _saves_s(trial, seen), trial.where, trial.evidence, trial.change, basis)
 
 
 def _merged(findings: Sequence[Finding]) -> list[Finding]:
@@ -285,86 +292,57 @@ def _merged(findings: Sequence[Finding]) -> list[Finding]:
     return sorted(merged.values(), key=lambda item: (item.is_bound or item.is_estimate, -item.saves_s))
 
 
-def _callbacks(seen: Observations) -> list[Finding]:
+def _callbacks(seen: Observations) -> Iterator[Finding]:
     """Time of the script's objects within `generate`, on a CPU only: on a GPU they also wait for the device."""
-    findings = []
     calls = [call for call in seen.calls if call.callbacks_s and call.settings.on_cpu]
     for where in dict.fromkeys(call.where for call in calls):
         here = [call for call in calls if call.where == where]
         names = dict.fromkeys(name for call in here for name in call.callbacks_s)
         saves_s = min(covered_s(here), sum(sum(call.callbacks_s.values()) for call in here))
-        findings.append(
-            Finding(
-                id="callbacks",
-                saves_s=saves_s,
-                share=saves_s / seen.steady_s,
-                where=where,
-                evidence=f"generate calls your {' and '.join(names)} at every token",
-                change="do less in it: read only the newest tokens, and only every few tokens",
-                basis="measured: the time within it",
-            )
-        )
-    return findings
+        yield new_finding(
+            "callbacks", saves_s, where, f"generate calls your {' and '.join(names)} at every token",
+            "do less in it: read only the newest tokens, and only every few tokens", "measured: the time within it",
+        )  # fmt: skip
 
 
-def _texts_again(seen: Observations) -> list[Finding]:
+def _texts_again(seen: Observations) -> Iterator[Finding]:
     """Time to tokenize texts that were tokenized before."""
-    return [
-        Finding(
-            id="text-again",
-            saves_s=item.seconds,
-            share=item.seconds / seen.steady_s,
-            where=item.where,
-            evidence=f"a text that was tokenized before is tokenized again {item.count} times",
-            change="tokenize it once, before the loop",
-            basis="measured: the calls after the first",
-        )
-        for item in seen.texts_again
-    ]
+    for item in seen.texts_again:
+        yield new_finding(
+            "text-again", item.seconds, item.where,
+            f"a text that was tokenized before is tokenized again {item.count} times",
+            "tokenize it once, before the loop", "measured: the calls after the first",
+        )  # fmt: skip
 
 
-def _reloads(seen: Observations) -> list[Finding]:
+def _reloads(seen: Observations) -> Iterator[Finding]:
     """Time of loads of a model that was loaded before."""
-    findings = []
     for source in dict.fromkeys(load.source for load in seen.loads):
-        loads = [load for load in seen.loads if load.source == source]
-        repeats = loads[1:]
+        _first, *repeats = [load for load in seen.loads if load.source == source]
         if repeats:
-            saves_s = covered_s(repeats)
-            findings.append(
-                Finding(
-                    id="reloads",
-                    saves_s=saves_s,
-                    share=saves_s / seen.steady_s,
-                    where=repeats[0].where,
-                    evidence=f"the same model, {source}, was loaded {len(loads)} times",
-                    change="load it once, before the loop",
-                    basis=f"measured: the {'load' if len(repeats) == 1 else 'loads'} after the first",
-                )
-            )
-    return findings
+            yield new_finding(
+                "reloads", covered_s(repeats), repeats[0].where,
+                f"the same model, {source}, was loaded {1 + len(repeats)} times", "load it once, before the loop",
+                f"measured: the {'load' if len(repeats) == 1 else 'loads'} after the first",
+            )  # fmt: skip
 
 
-def _recompilations(seen: Observations) -> list[Finding]:
+def _recompilations(seen: Observations) -> Iterator[Finding]:
     """Time of compilations after the first of the same code; they happen within the calls."""
     if not seen.recompilations:
-        return []
+        return
     slowest = max(seen.recompilations, key=lambda item: item.seconds)
-    saves_s = min(seen.calls_s, sum(item.seconds for item in seen.recompilations))
     with_cache = (call for call in seen.calls if call.new_tokens or call.context_len)
     grows = any(call.settings.cache_class in GROWING_CACHES for call in with_cache)
-    return [
-        Finding(
-            id="recompiles",
-            saves_s=saves_s,
-            share=saves_s / seen.steady_s,
-            where=seen.calls[0].where if seen.calls else "",
-            evidence=f"the model was compiled {len(seen.recompilations)} times more ({slowest.reason})",
-            change=(
-                'a cache of fixed size: cache_implementation="static" (a growing one has a new shape at every token)'
-                if grows
-                else "keep shapes the same (pad to few lengths), or use torch.compile(dynamic=True)"
-            ),
-            basis="measured: the compilations after the first",
-        )
-    ]
+    yield new_finding(
+        identity="recompiles",
+        saves_s=min(seen.calls_s, sum(item.seconds for item in seen.recompilations)),
+        where=seen.calls[0].where if seen.calls else "",
+        evidence=f"the model was compiled {len(seen.recompilations)} times more ({slowest.reason})",
+        change=(
+            'a cache of fixed size: cache_implementation="static" (a growing one has a new shape at every token)'
+            if grows
+            else "keep shapes the same (pad to few lengths), or use torch.compile(dynamic=True)"
+        ),
+        basis="measured: the compilations after the first",
+    )

@@ -127,7 +127,7 @@ def _steps_needed(call: Call, *, decodes: bool) -> Step:
     if decodes:
         queries, contexts = np.array([1]), np.array([tokens - 1])
     else:
-        queries = np.array([tokens, *[1] * (call.new_tokens - 1)])
+        queries = np.array([_computed(tokens, call), *[1] * (call.new_tokens - 1)])
         contexts = np.array([call.context_len, *range(tokens, tokens + call.new_tokens - 1)])
     return Step(np.full(len(queries), call.batch_size), queries, contexts)
 
@@ -166,9 +166,14 @@ def _steps_made(call: Call) -> Step:
     if call.settings.cache is False:
         queries, contexts = np.append(call.prompt_len, call.prompt_len + further), np.zeros(1 + len(further), dtype=int)
     else:
-        queries = np.append(call.prompt_len, np.ones(len(further), dtype=int))
+        queries = np.append(_computed(call.prompt_len, call), np.ones(len(further), dtype=int))
         contexts = np.append(call.context_len, call.prompt_len + further - 1)
     return Step(np.full(len(queries), call.batch_size), queries, contexts)
+
+
+def _computed(tokens: int, call: Call) -> int:
+    """Tokens of a prompt that are not in the cache: `generate` gets all of them, a forward the further ones."""
+    return max(1, tokens - call.context_len) if call.kind == "generate" else tokens
 
 
 def _roof_s(step: Step, subject: Subject) -> float:

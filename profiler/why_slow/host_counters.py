@@ -13,7 +13,7 @@ from typing import Any
 from profiler.device.clock import now_s
 from profiler.patching import replace_attribute
 from profiler.why_slow.call_record import RepeatableCall, Thread, users_line
-from profiler.why_slow.observations import GraphBreak, Read, Recompilation
+from profiler.why_slow.observations import GraphBreak, LineTime, Recompilation
 
 _READS = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "__repr__")
 """Methods of a tensor that return its values to the host."""
@@ -62,7 +62,7 @@ class Reads:
             here.reading = False
             self._by_lines.setdefault((users_line(), here.last), RepeatableCall()).add(now_s() - start_s)
 
-    def by_line(self, after: str | None = None) -> tuple[Read, ...]:
+    def by_line(self, after: str | None = None) -> tuple[LineTime, ...]:
         """Reads by their line, the longest waits first; with `after`, only those that follow calls of that line."""
         totals: dict[str, RepeatableCall] = {}
         for (where, last), item in self._by_lines.items():
@@ -71,7 +71,7 @@ class Reads:
                 total.count += item.count
                 total.seconds += item.seconds
         ordered = sorted(totals.items(), key=lambda pair: -pair[1].seconds)
-        return tuple(Read(where, total.count, total.seconds) for where, total in ordered)
+        return tuple(LineTime(where, total.count, total.seconds) for where, total in ordered)
 
 
 _LONGEST_REASON = 80

@@ -17,7 +17,7 @@ from profiler.loading.cache_argument import argument_name, cache_of
 from profiler.units import duration
 from profiler.why_slow.call_record import CallRecord
 from profiler.why_slow.call_settings import batch_inputs, prompt_ids
-from profiler.why_slow.observations import Call, Read, most_at_once, steady_s
+from profiler.why_slow.observations import Call, LineTime, most_at_once, steady_s
 from profiler.why_slow.plain_models import is_plain, token_ids, with_ids
 from profiler.why_slow.repeat_call import (
     CallGroup,
@@ -138,9 +138,7 @@ def batching_change(calls: CallsToChange, most: int = _MOST_IN_A_BATCH) -> Candi
         if name != "inputs" and not (isinstance(value, torch.Tensor) and value.shape[:2] == (1, call.prompt_len))
     }
     whole.arguments = ((), {**named, "input_ids": batch, "attention_mask": mask})
-    tokens = max(call.new_tokens for call, *_ in chosen)
     at_once, own = most_at_once(group.calls), [call for call, *_ in chosen]
-    together = replace(call, new_tokens=tokens, batch_size=size * call.settings.times_computed, prompt_len=longest)
 
     def in_threads() -> None:
         with ThreadPoolExecutor(at_once) as threads:
@@ -153,20 +151,27 @@ def batching_change(calls: CallsToChange, most: int = _MOST_IN_A_BATCH) -> Candi
     if generates and all(torch.equal(row, ids[0]) for row in ids):
         evidence = f"the same prompt is passed {len(group.calls)} times, {how}"
         change = f"pass it once, with num_return_sequences={len(chosen)}"
+    as_is = in_sequence(runs) if at_once == 1 else Run(in_threads)
+    return _in_one_call(calls, evidence, change, own, as_is, whole, _half(batching_change, calls, size))
+
+
+def _in_one_call(
+    calls: CallsToChange, evidence: str, change: str, own: Sequence[Call], as_is: Run, whole: CallRecord,
+    fewer: Callable[[], Candidate | None] | None,
+) -> Candidate:  # fmt: skip
+    """The change that makes one call, with the record `whole`, in place of the script's `own` calls."""
+    first, tokens = own[0], max(call.new_tokens for call in own)
+    together = replace(first, new_tokens=tokens, batch_size=len(own) * first.settings.times_computed,
+                       prompt_len=max(call.prompt_len for call in own))  # fmt: skip
     return Candidate(
-        "one-by-one",
-        evidence,
-        change,
-        call.where,
-        in_sequence(runs) if at_once == 1 else Run(in_threads),
-        repeat(whole, replace(call, new_tokens=tokens), group.model),
-        (steady_s(own),),
-        shape=f"{len(chosen)} of the {'prompts' if generates else 'texts'}",
+        "one-by-one", evidence, change, first.where, as_is,
+        repeat(whole, replace(first, new_tokens=tokens), calls.model), (steady_s(own),),
+        shape=f"{len(own)} of the {'prompts' if calls.generates else 'texts'}",
         new_tokens=tokens,
-        prompt_s=sum(each.steady_prompt_s for each in own),
-        about=calls.saved_share(own, [together]) if at_once == 1 else 0.0,
-        fewer=_half(batching_change, calls, size),
-    )
+        prompt_s=sum(call.steady_prompt_s for call in own),
+        about=calls.saved_share(own, [together]) if most_at_once(own) == 1 else 0.0,
+        fewer=fewer,
+    )  # fmt: skip
 
 
 def paged_batch_change(calls: CallsToChange, most: int = _MOST_IN_A_BATCH) -> Candidate | None:
@@ -177,28 +182,15 @@ def paged_batch_change(calls: CallsToChange, most: int = _MOST_IN_A_BATCH) -> Ca
         return None
     size = min(most, len(found))
     chosen = [found[len(found) * index // size] for index in range(size)]
-    call, noted = chosen[0]
+    _, noted = chosen[0]
     whole = copy.copy(noted)
     args, named = noted.arguments or ((), {})
     prompts = [prompt for _, each in chosen if each.arguments for prompt in batch_inputs(*each.arguments)]
     whole.arguments = ((prompts, *args[1:]), named) if args else (args, {**named, "inputs": prompts})
-    own, tokens = [call for call, _ in chosen], max(call.new_tokens for call, _ in chosen)
-    longest = max(call.prompt_len for call in own)
-    together = replace(call, new_tokens=tokens, batch_size=size, prompt_len=longest)
-    return Candidate(
-        "one-by-one",
-        f"{len(found)} prompts are passed one by one, each to a generate_batch of its own",
-        "pass all prompts to one generate_batch",
-        call.where,
-        in_sequence([repeat(each, call, group.model) for call, each in chosen]),
-        repeat(whole, replace(call, new_tokens=tokens), group.model),
-        (steady_s(own),),
-        shape=f"{size} of the prompts",
-        new_tokens=tokens,
-        prompt_s=sum(each.steady_prompt_s for each in own),
-        about=calls.saved_share(own, [together]),
-        fewer=_half(paged_batch_change, calls, size),
-    )
+    evidence = f"{len(found)} prompts are passed one by one, each to a generate_batch of its own"
+    as_is = in_sequence([repeat(each, call, group.model) for call, each in chosen])
+    own, fewer = [call for call, _ in chosen], _half(paged_batch_change, calls, size)
+    return _in_one_call(calls, evidence, "pass all prompts to one generate_batch", own, as_is, whole, fewer)
 
 
 def _half(
@@ -250,12 +242,11 @@ def prefix_change(calls: CallsToChange, most: int = _MOST_IN_A_BATCH) -> Candida
     chosen = [each for each, _, _ in found[start:end]]
     # One cache for all, as in the changed script: each run leaves at least the tokens that the next one keeps.
     kept: list[Any] = []
+    continued = [replace(each, context_len=tokens) for each, tokens in zip(chosen, shared[start:end], strict=True)]
     changed = [
-        repeat(noted, replace(each, context_len=tokens), group.model, filled=kept)
-        for (each, noted, _), tokens in zip(found[start:end], shared[start:end], strict=True)
+        repeat(noted, each, group.model, filled=kept)
+        for each, (_, noted, _) in zip(continued, found[start:end], strict=True)
     ]
-    continued = [replace(each, context_len=tokens, prompt_len=each.prompt_len - tokens)
-                 for each, tokens in zip(chosen, shared[start:end], strict=True)]  # fmt: skip
     share = sum(shared) / sum(ids.shape[1] for ids in prompts)
     return Candidate(
         "shared-prefix",
@@ -341,7 +332,7 @@ def _plain_steps(model: Any, noted: CallRecord, steps: int) -> None:
         model(*args, **named)
 
 
-def without_reads(group: CallGroup, read: Read) -> Candidate:
+def without_reads(group: CallGroup, read: LineTime) -> Candidate:
     """A change that leaves out the reads on the host that follow each forward of a loop."""
     pairs = _repeatable(group)
     middle = len(pairs) // 2

@@ -26,6 +26,7 @@ from profiler.why_slow.findings import (
     Finding,
     TriedChange,
     is_settled,
+    new_finding,
     pairs_agree,
     tried_change,
 )
@@ -67,14 +68,13 @@ class UntriedChanges:
         if name not in names:
             names.append(name)
 
-    def add_without_time(self, name: str, candidate: Candidate, group: CallGroup, seconds: float, all_s: float) -> None:
-        """Add a change for whose pairs, of so many seconds, no time was left; `all_s` are those of the script."""
+    def add_without_time(self, name: str, candidate: Candidate, group: CallGroup, seconds: float) -> None:
+        """Add a change for whose pairs, of so many seconds, no time was left."""
         self.without_time[name] = seconds + candidate.once_s
-        saves_s = candidate.about * group.seconds
         if candidate.about:
             basis = "computed: from the shapes of the calls and the roofs; there was no time for a trial"
             what = (candidate.where, candidate.evidence, candidate.change, basis)
-            self.computed.append(Finding(candidate.id, saves_s, saves_s / all_s, *what))
+            self.computed.append(new_finding(candidate.id, candidate.about * group.seconds, *what))
 
     def lines(self, budget_s: float) -> list[str]:
         """One line per reason; the last says which budget would be enough, given that `budget_s` was not."""
@@ -121,7 +121,7 @@ def try_changes(
                     if not taken.waited:
                         waiting.append(replace(taken, waited=True))
                     else:
-                        untried.add_without_time(name, candidate, group, plan, seen.steady_s)
+                        untried.add_without_time(name, candidate, group, plan)
                     closer = None
                 else:
                     try:
@@ -129,7 +129,7 @@ def try_changes(
                         trials = _with(trial, trials)
                         closer = closer if trial.claimed else None
                     except NoTimeLeftError:
-                        untried.add_without_time(name, candidate, group, plan.least_s, seen.steady_s)
+                        untried.add_without_time(name, candidate, group, plan.least_s)
                     except Exception as error:
                         untried.add(name, first_line(error))
                 if closer is not None:
