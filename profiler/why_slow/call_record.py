@@ -81,14 +81,14 @@ class CallRecord:
 
 
 @dataclass
-class RepeatableCall:
+class TimeTotal:
     """A count and a total of seconds."""
 
     count: int = 0
     seconds: float = 0.0
 
-    def add(self, seconds: float) -> None:
-        self.count += 1
+    def add(self, seconds: float, count: int = 1) -> None:
+        self.count += count
         self.seconds += seconds
 
 

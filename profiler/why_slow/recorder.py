@@ -20,7 +20,7 @@ from profiler.errors import describe_error
 from profiler.fallbacks import Fallback, fallback_of
 from profiler.loading.cache_argument import without_cache
 from profiler.patching import replace_attribute
-from profiler.why_slow.call_record import NOT_REPEATED, CallRecord, RepeatableCall, Thread, users_line
+from profiler.why_slow.call_record import NOT_REPEATED, CallRecord, TimeTotal, Thread, users_line
 from profiler.why_slow.call_settings import ModelSettings, batch_inputs, context_len, new_tokens, tokens_of
 from profiler.why_slow.host_counters import Compiling, Reads, compilations_so_far
 from profiler.why_slow.kept_arguments import KeptArguments
@@ -52,7 +52,7 @@ class Recorder:
     text_where: str = ""
     undo: list[Callable[[], None]] = field(default_factory=list)
     """Functions that restore the methods that are timed."""
-    again: dict[str, RepeatableCall] = field(default_factory=dict)
+    again: dict[str, TimeTotal] = field(default_factory=dict)
     """Texts that were tokenized before, by the line that tokenized them once more."""
     trained: bool = False
     """Whether anything was differentiated, so that the script needs gradients."""
@@ -286,7 +286,7 @@ class Recorder:
         if texts is None:
             return
         if key in self._texts:
-            self.again.setdefault(users_line(), RepeatableCall()).add(spent_s)
+            self.again.setdefault(users_line(), TimeTotal()).add(spent_s)
         self._texts.add(key)
 
     def warning(self, library: str, text: str) -> None:
