@@ -12,7 +12,7 @@ from typing import Any
 
 from profiler.device.clock import now_s
 from profiler.patching import replace_attribute
-from profiler.why_slow.call_record import TimeTotal, Thread, users_line
+from profiler.why_slow.call_record import Thread, TimeTotal, users_line
 from profiler.why_slow.observations import GraphBreak, LineTime, Recompilation
 
 _READS = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "__repr__")

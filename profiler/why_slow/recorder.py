@@ -20,7 +20,7 @@ from profiler.errors import describe_error
 from profiler.fallbacks import Fallback, fallback_of
 from profiler.loading.cache_argument import without_cache
 from profiler.patching import replace_attribute
-from profiler.why_slow.call_record import NOT_REPEATED, CallRecord, TimeTotal, Thread, users_line
+from profiler.why_slow.call_record import NOT_REPEATED, CallRecord, Thread, TimeTotal, users_line
 from profiler.why_slow.call_settings import ModelSettings, batch_inputs, context_len, new_tokens, tokens_of
 from profiler.why_slow.host_counters import Compiling, Reads, compilations_so_far
 from profiler.why_slow.kept_arguments import KeptArguments
