@@ -7,6 +7,7 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator
 from traceback import clear_frames
+from typing import ClassVar
 
 
 class RoofscopeError(Exception):
@@ -32,6 +33,16 @@ class ModelError(RequestError):
 class DeviceError(RequestError):
     """A device that does not exist, stopped working, or cannot do the request."""
 
+    time_to_report: ClassVar[bool] = True
+    """Whether the run that it ends still writes its reports."""
+
+
+class RankError(DeviceError):
+    """A rank of a shared model ended or failed. torchrun waits for this process to end; measurements are kept."""
+
+    exit_code = 3
+    time_to_report = False
+
 
 class CaptureError(RequestError):
     """Work that cannot be recorded as a CUDA graph."""
@@ -43,12 +54,6 @@ class NoRoomError(RequestError):
 
 class RunError(RequestError):
     """A run folder that cannot be written or read, or that belongs to something else."""
-
-
-class RankError(RoofscopeError):
-    """A rank of a shared model ended or failed, which ends the run; its measurements are kept."""
-
-    exit_code = 3
 
 
 def near_misses(word: str, known: Iterable[str]) -> str:
@@ -92,11 +97,11 @@ def is_of_device(error: BaseException) -> bool:
 def tolerate_errors(failed: Callable[[Exception], object] = lambda _: None) -> Iterator[None]:
     """Suppress an error within, after a call of `failed` with it.
 
-    A lost device (DeviceError), a lost rank (RankError) and an interrupt still end the run.
+    A lost device (DeviceError), which may be a lost rank, and an interrupt still end the run.
     """
     try:
         yield
-    except (DeviceError, RankError):
+    except DeviceError:
         raise
     except Exception as error:
         failed(error)

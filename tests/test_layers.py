@@ -16,6 +16,7 @@ PACKAGE = Path(__file__).parents[1] / "profiler"
 WORDS = {
     "effort",
     "errors",
+    "options",
     "patching",
     "units",
     "stats",
@@ -31,7 +32,7 @@ CORE = (
     "predict", "readers", "store", "gpu_profile", "report", "run",
 )  # fmt: skip
 """Packages of the core in the order of the data: each may import those before it."""
-COMMANDS = ("count", "comparison", "forecast", "rent", "place", "why_slow", "checks", "explore")
+COMMANDS = ("count", "comparison", "forecast", "rent", "place", "why_slow", "checks", "explore", "ranks")
 """One package per further command: each may import the core, and no other command's package."""
 TORCH_FREE = ("grid", "data", "facts", "judge", "predict", "readers", "store", "report")
 """Packages that work where torch cannot be imported."""

@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from profiler import packages
-from profiler.checks import attention as attention_checks
 from profiler.checks import gpu as gpu_checks
 from profiler.checks import installation as checks
 from profiler.checks.installation import CheckResult, quietly, run_check
@@ -106,17 +105,10 @@ def _device_checks(machine: Machine) -> Iterator[CheckResult]:
 
 
 def _gpu_checks(machine: Machine) -> Iterator[CheckResult]:
-    """Run the checks of a CUDA GPU. The capture that has to fail is last."""
-    yield run_check("attention", lambda: attention_checks.attention(machine), "a run cannot know its attention kernel")
-    yield run_check("KV lengths", lambda: attention_checks.new_lengths(machine), "attention does not run in 16 bits")
+    yield run_check("attention", lambda: gpu_checks.attention(machine), "a run cannot know its attention kernel")
+    yield run_check("KV lengths", lambda: gpu_checks.new_lengths(machine), "attention does not run in 16 bits")
     for kind in gpu_checks.PRODUCTS:
         yield run_check(kind.name, partial(gpu_checks.product, machine, kind), kind.fails)
-    yield run_check(
-        "out of memory",
-        lambda: gpu_checks.out_of_memory(machine),
-        "a run takes this error for a fault, not for the end of memory",
-    )
-    yield run_check("recovery", lambda: gpu_checks.recovery(machine), "a capture that fails may end a run")
 
 
 def _command() -> str:

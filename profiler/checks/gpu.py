@@ -1,16 +1,18 @@
-"""Checks of a GPU: matrix products, captures and memory. Each runs once and leaves no state."""
+"""Checks of a GPU: attention kernels, the cost of a new KV length, and matrix products. Each leaves no state."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from profiler.checks.installation import CheckResult
-from profiler.device.device import compute_capability, under_wsl
-from profiler.device.memory import MAY_SPILL, NO_FALLBACK
-from profiler.errors import RequestError, first_line
-from profiler.units import several
+from profiler.device.device import compute_capability
+from profiler.errors import first_line
+from profiler.facts.measurements import COMPILED, REPEATED_HEADS
+from profiler.judge.how_to import how_to
+from profiler.units import duration
 
 if TYPE_CHECKING:
     import torch
@@ -19,9 +21,84 @@ if TYPE_CHECKING:
 
 _SIDE = 64
 """Rows and columns of the operands: `torch._int_mm` needs over 16 rows, and `torch._scaled_mm` multiples of 16."""
-_EXCESS_BYTES = 1 << 30
-_BLOCK_BYTES = 64 << 20
-"""torch's allocator makes a separate segment for a block of 10 MiB or more (CUDACachingAllocator.h, kMinLargeAlloc)."""
+_QUERY_HEADS, _KV_HEADS, _HEAD_DIM = 32, 8, 128
+"""Query heads, KV heads and head width of Mistral-7B and Llama-3.1-8B."""
+_PROMPT = 512
+_LENGTHS = range(600, 606)
+"""KV lengths that are new in this process, in the order of a decode loop."""
+_COSTLY = 10.0
+"""A new length is reported if its first call takes this many times as long as the second."""
+
+
+def attention(machine: Machine) -> CheckResult:
+    """Report the kernels of `scaled_dot_product_attention` in prefill and decode, with and without a mask."""
+    from profiler.facts.step import UNFUSED_KERNEL
+
+    plain, masked = (
+        [_kernel(machine, query=query, masked=with_mask) for query in (_PROMPT, 1)] for with_mask in (False, True)
+    )
+    words = f"{_phases(plain)}; with a mask {_phases(masked)}" if plain != masked else _phases(plain)
+    words = f"kernel {words}"
+    if UNFUSED_KERNEL not in (*plain, *masked):
+        return CheckResult("attention", True, words)
+    words += f"; {UNFUSED_KERNEL} copies K and V for every head and writes its scores to memory"
+    if plain[1] == UNFUSED_KERNEL != masked[1]:
+        ways = " or, in decode, ".join(how_to(change, on_gpu=True).line for change in (REPEATED_HEADS, COMPILED))
+        words += f"; avoid it by {ways}"
+    elif UNFUSED_KERNEL in masked:
+        words += ": a newer torch may have a kernel for this GPU"
+    return CheckResult("attention", True, words, slow=True)
+
+
+def new_lengths(machine: Machine) -> CheckResult:
+    """Compare the first attention call at a KV length with the second.
+
+    cuDNN builds a plan for every new shape (ATen/native/cudnn/MHA.cpp). torch prefers cuDNN on Hopper and Blackwell
+    since 2.11.
+    """
+    import torch
+    import torch.nn.functional as F
+
+    from profiler.measure.new_lengths import first_and_second_s
+
+    name, dtype = "KV lengths", getattr(torch, machine.info.sixteen_bit_dtype)
+
+    def attention_at(length: int) -> Callable[[], object]:
+        query = torch.zeros(1, _QUERY_HEADS, 1, _HEAD_DIM, device=machine.device, dtype=dtype)
+        key, value = torch.zeros(2, 1, _KV_HEADS, length, _HEAD_DIM, device=machine.device, dtype=dtype)
+        return partial(F.scaled_dot_product_attention, query, key, value, enable_gqa=True)
+
+    with torch.inference_mode():  # as in a run
+        first_s, second_s = first_and_second_s(machine, attention_at, _LENGTHS)
+    if first_s <= _COSTLY * second_s:
+        return CheckResult(name, True, f"a new KV length costs nothing extra ({duration(second_s)} per call)")
+    words = f"each new KV length costs about {duration(first_s - second_s)} once, and {duration(second_s)} after that"
+    if _kernel(machine, query=1, masked=False) == "cudnn":
+        words += (
+            ": cuDNN builds a plan for each; torch.backends.cuda.enable_cudnn_sdp(False) needs none, and --engine"
+            " static has one length"
+        )
+    return CheckResult(name, True, words, slow=True)
+
+
+def _kernel(machine: Machine, *, query: int, masked: bool) -> str:
+    """Return the kernel of a grouped attention with `query` new tokens in 16 bits."""
+    import torch
+
+    from profiler.counting.attention import AttentionCore
+    from profiler.counting.attention_kernel import sdpa_kernel
+
+    dtype = getattr(torch, machine.info.sixteen_bit_dtype)
+    core = AttentionCore(
+        "core", "attention", 1, dtype, _QUERY_HEADS, _KV_HEADS, _HEAD_DIM, _HEAD_DIM, itemsize=dtype.itemsize
+    )
+    return sdpa_kernel(core, machine.device, dtype, query=query, keys=_PROMPT, masked=masked)
+
+
+def _phases(kernels: Sequence[str]) -> str:
+    """Return text such as `flash` or `math in prefill, flash in decode`."""
+    prefill, decode = kernels
+    return prefill if prefill == decode else f"{prefill} in prefill, {decode} in decode"
 
 
 @dataclass(frozen=True)
@@ -130,85 +207,3 @@ def product(machine: Machine, kind: OptionalProduct) -> CheckResult:
     if machine.waits(call):  # without a kernel for the GPU, `_grouped_mm` reads the groups' ends (GroupedMMUtils.h)
         return CheckResult(kind.name, True, "works, but waits for the GPU in every call: no --engine graph", slow=True)
     return CheckResult(kind.name, True, kind.works)
-
-
-def out_of_memory(machine: Machine) -> CheckResult:
-    """Check that an allocation beyond the GPU's memory fails; a run and `batch-test` find the end of memory by that.
-
-    Not tried if another process uses the GPU, and never under WSL, where it can crash Windows
-    (github.com/microsoft/WSL, issue 40732).
-    """
-    import torch
-
-    name = "out of memory"
-    if under_wsl():
-        return CheckResult(name, False, f"not tried under WSL: {MAY_SPILL}; {NO_FALLBACK}")
-    if getattr(torch.cuda.get_device_properties(machine.device), "is_integrated", False):
-        return CheckResult(name, None, "not tried: this GPU shares the host's memory")
-    processes = machine.source.read().other_processes
-    if processes is None:
-        return CheckResult(name, None, "not tried: NVML does not say which processes use this GPU")
-    if processes:
-        return CheckResult(
-            name, None, f"not tried: {several(processes, 'other process uses', 'other processes use')} this GPU"
-        )
-    machine.release()
-    try:
-        torch.empty(machine.available_bytes() + _EXCESS_BYTES, dtype=torch.uint8, device=machine.device)
-    except torch.OutOfMemoryError:
-        return CheckResult(name, True, "allocations beyond the GPU's memory fail: a run sees the end of memory")
-    machine.release()
-    return CheckResult(
-        name,
-        False,
-        "allocations beyond the GPU's memory spill to system memory: batch-test cannot see the end of memory;"
-        f" {NO_FALLBACK}",
-    )
-
-
-def recovery(machine: Machine) -> CheckResult:
-    """Check that torch works after a failed capture, since some captures of a run fail.
-
-    In older versions torch keeps the state of such a capture: its generator up to 2.11 (pytorch#176752), its allocator
-    up to 2.12.0 (pytorch#180395).
-    """
-    import torch
-
-    device, clock = machine.device, machine.clock
-    x = torch.ones(1, device=device)
-
-    def add_and_wait() -> None:
-        x.add(1)
-        clock.synchronize()  # CUDA allows no wait within a capture
-
-    add_and_wait()
-    try:
-        machine.capture(add_and_wait)
-    except RequestError:
-        pass
-    else:
-        return CheckResult("recovery", False, "a capture that waits for the GPU did not fail: captures hold no work")
-    faults = []
-    if torch.cuda.current_stream(device) != torch.cuda.default_stream(device):
-        faults.append("work goes to another stream: times are wrong")
-    try:
-        torch.rand(1, device=device)
-    except RuntimeError as error:
-        faults.append(f"torch draws no random numbers ({first_line(error)}): the run ends early")
-    if not _releases_memory(machine):
-        faults.append("torch does not give back freed memory: batches run out of memory too early")
-    if faults:
-        return CheckResult("recovery", False, f"after a failed capture {'; '.join(faults)}; use torch 2.13 or newer")
-    return CheckResult("recovery", True, "random numbers, memory and the stream work after a failed capture")
-
-
-def _releases_memory(machine: Machine) -> bool:
-    """Return whether torch returns freed memory to the GPU."""
-    import torch
-
-    machine.release()
-    block = torch.empty(_BLOCK_BYTES, dtype=torch.uint8, device=machine.device)
-    before = torch.cuda.memory_reserved(machine.device)
-    del block
-    machine.release()
-    return bool(torch.cuda.memory_reserved(machine.device) < before)

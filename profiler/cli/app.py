@@ -14,12 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from profiler._version import __version__
-from profiler.cli import compare, forecast, run
-from profiler.cli import count as counting
-from profiler.cli import explore as exploring
-from profiler.cli import inspect as inspection
-from profiler.cli import report as folders
-from profiler.cli import why as script_why
+from profiler.cli import compare, count, explore, forecast, inspect, report, run, why
 from profiler.cli.options import EXIT_INTERRUPTED, EXIT_REQUEST
 from profiler.cli.ranks import started_by_torchrun
 from profiler.errors import RoofscopeError, describe_error, first_line, is_of_device
@@ -80,29 +75,29 @@ def _root(
 
 
 _COMMANDS: dict[str, Callable[..., Any]] = {
-    "doctor": inspection.doctor,
+    "doctor": inspect.doctor,
     "run": run.run,
     "batch-test": run.batch_test,
-    "count": counting.count_command,
-    "explore": exploring.explore_command,
-    "ceilings": inspection.ceilings,
-    "gpus": inspection.gpus_command,
-    "selftest": inspection.selftest,
+    "count": count.count,
+    "explore": explore.explore,
+    "ceilings": inspect.ceilings,
+    "gpus": inspect.gpus,
+    "selftest": inspect.selftest,
     "compare": compare.compare_command,
     "gate": compare.gate_command,
     "place": compare.place_command,
     "forecast": forecast.forecast_command,
     "rent": forecast.rent_command,
-    "judge": folders.judge_command,
-    "export": folders.export,
-    "report": folders.report,
-    "plot": folders.plot,
-    "explain": folders.explain_command,
-    "models": inspection.models,
+    "judge": report.judge,
+    "export": report.export,
+    "report": report.report,
+    "plot": report.plot,
+    "explain": report.explain,
+    "models": inspect.models,
 }
 for _name, _command in _COMMANDS.items():
     app.command(_name)(_command)
-app.command("why", cls=script_why.WhyCommand, context_settings=script_why.SETTINGS)(script_why.why_command)
+app.command("why", cls=why.WhyCommand, context_settings=why.SETTINGS)(why.why)
 
 
 def main() -> None:

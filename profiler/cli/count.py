@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, ClassVar
 
-import typer
-
-from profiler.cli.options import Plain, one_of
+from profiler.cli.options import Output, asks
 from profiler.errors import RequestError
+from profiler.options import argument, flag_of, listed, one_of, option
 from profiler.quant.registry import quant_help
 
 if TYPE_CHECKING:
@@ -19,144 +19,138 @@ _PLOTS = ("roofline", "map", "intensity", "latency", "kv")
 _DEFAULT_BATCHES, _DEFAULT_LENS = "1..32*2", "128..2048*2"
 
 
-def count_command(
-    model: Annotated[str, typer.Argument(help="Hub id, folder, .gguf file, or a preset's name.")],
-    phase: Annotated[str, typer.Option(help="prefill or decode.")] = "decode",
-    batch: Annotated[int, typer.Option(help="Sequences.")] = 1,
-    prompt: Annotated[int, typer.Option(help="Prompt tokens.")] = 512,
-    context: Annotated[int | None, typer.Option(help="Cached tokens (default: none, or the prompt in decode).")] = None,
-    batch_sizes: Annotated[str, typer.Option(help=f"A grid: batch sizes, such as {_DEFAULT_BATCHES}.")] = "",
-    prompt_lens: Annotated[str, typer.Option(help=f"A grid: prompt lengths, such as {_DEFAULT_LENS}.")] = "",
-    context_lens: Annotated[str, typer.Option(help="A grid: cached tokens of decode (default: --prompt-lens).")] = "",
-    dtype: Annotated[str, typer.Option(help="auto (the checkpoint's), float32, bfloat16 or float16.")] = "auto",
-    quant: Annotated[str, typer.Option(help=f"{quant_help()}.")] = "none",
-    attn: Annotated[
-        str, typer.Option(help="What is executed: sdpa (a fused kernel), eager, or auto: as transformers would.")
-    ] = "auto",
-    gpu: Annotated[str, typer.Option("--gpu", help="GPUs or GPU profiles, such as 'T4,H100 SXM'.")] = "",
-    plot: Annotated[str, typer.Option(help=f"Draw the grid: {', '.join(_PLOTS)}.")] = "",
-    run: Annotated[Path | None, typer.Option(metavar="RUN", help="--plot roofline: add a run's cells.")] = None,
-    out: Annotated[Path | None, typer.Option(help="--plot: a PNG or SVG file (default: MODEL-PLOT.png).")] = None,
-    tp: Annotated[int, typer.Option("--tp", help="Ranks of tensor parallelism; counts one rank's share.")] = 1,
-    gemm_census: Annotated[bool, typer.Option("--gemm-census", help="List the shape of every matmul.")] = False,
-    crosscheck: Annotated[bool, typer.Option("--crosscheck", help="Count again with torch's own counter.")] = False,
-    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run the model's own code.")] = False,
-    plain: Plain = False,
-    output_format: Annotated[str, typer.Option("--format", help="table, json or csv.")] = "table",
-) -> None:
+@dataclass(frozen=True)
+class CountOptions:
+    """What `count` counts: one step, or a grid of them. Raises RequestError for options of one step with a grid."""
+
+    model: str = argument("Hub id, folder, .gguf file, or a preset's name.")
+    phase: str = option("decode", "prefill or decode.")
+    batch: int = option(1, "Sequences.")
+    prompt: int = option(512, "Prompt tokens.")
+    context: int | None = option(None, "Cached tokens (default: none, or the prompt in decode).")
+    batch_sizes: str = option("", f"A grid: batch sizes, such as {_DEFAULT_BATCHES}.")
+    prompt_lens: str = option("", f"A grid: prompt lengths, such as {_DEFAULT_LENS}.")
+    context_lens: str = option("", "A grid: cached tokens of decode (default: --prompt-lens).")
+    dtype: str = option("auto", "auto (the checkpoint's), float32, bfloat16 or float16.")
+    quant: str = option("none", f"{quant_help()}.")
+    attn: str = option("auto", "What is executed: sdpa (a fused kernel), eager, or auto: as transformers would.")
+    gpu: str = option("", "GPUs or GPU profiles, such as 'T4,H100 SXM'.")
+    plot: str = option("", f"Draw the grid: {', '.join(_PLOTS)}.")
+    run: Path | None = option(None, "--plot roofline: add a run's cells.", metavar="RUN")
+    out: Path | None = option(None, "--plot: a PNG or SVG file (default: MODEL-PLOT.png).")
+    tp: int = option(1, "Ranks of tensor parallelism; counts one rank's share.")
+    gemm_census: bool = option(False, "List the shape of every matmul.")
+    crosscheck: bool = option(False, "Count again with torch's own counter.")
+    trust_remote_code: bool = option(False, "Run the model's own code.")
+
+    one_step: ClassVar = ("phase", "batch", "prompt", "context", "attn", "tp", "gemm_census", "crosscheck")
+
+    @property
+    def is_grid(self) -> bool:
+        return bool(self.batch_sizes or self.prompt_lens or self.context_lens or self.plot)
+
+    def __post_init__(self) -> None:
+        given = [item for item in fields(self) if getattr(self, item.name) != item.default]
+        if self.is_grid and (flags := [flag_of(item) for item in given if item.name in self.one_step]):
+            raise RequestError(
+                f"{', '.join(flags)}: for one step; a grid has --batch-sizes, --prompt-lens and --context-lens."
+            )
+
+
+@dataclass(frozen=True)
+class CountOutput(Output):
+    """How `count` prints its answer."""
+
+    format: str = option("table", "table, json or csv.")
+
+    formats = ("table", "json", "csv")
+
+
+@asks()
+def count(options: CountOptions, output: CountOutput) -> None:
     """Count FLOPs, bytes and memory of steps without running them.
 
     Counts one step, or a grid with --batch-sizes, --prompt-lens, --context-lens or --plot.
     """
-    one_of(output_format, "--format", ("table", "json", "csv"))
     from profiler.gpu_profile.roofs import roofs_called
 
-    gpu_names = [name.strip() for name in gpu.split(",") if name.strip()]
-    gpus = [roofs_called(name) for name in gpu_names]
-    if batch_sizes or prompt_lens or context_lens or plot:
-        single = {
-            "--phase": phase != "decode",
-            "--batch": batch != 1,
-            "--prompt": prompt != 512,
-            "--context": context is not None,
-            "--attn": attn != "auto",
-            "--tp": tp != 1,
-            "--gemm-census": gemm_census,
-            "--crosscheck": crosscheck,
-        }
-        if options := [name for name, is_given in single.items() if is_given]:
-            raise RequestError(
-                f"{', '.join(options)}: for one step; a grid has --batch-sizes, --prompt-lens and --context-lens."
-            )
-        sizes, precision, picture = (batch_sizes, prompt_lens, context_lens), (dtype, quant), (plot, run, out)
-        _count_grid(
-            model, sizes, precision, gpus, picture, output_format, plain=plain, trust_remote_code=trust_remote_code
-        )
-        return
+    gpus = {name: roofs_called(name) for name in listed(options.gpu)}
+    if options.is_grid:
+        _count_grid(options, list(gpus.values()), output)
+    else:
+        _count_step(options, gpus, output)
+
+
+def _count_step(options: CountOptions, gpus: dict[str, RoofSet], output: CountOutput) -> None:
     from profiler.count.step_text import print_count
     from profiler.counting.count import count
     from profiler.counting.document import count_csv, count_document
     from profiler.counting.model_numbers import model_numbers
-    from profiler.json_document import json_text
-    from profiler.report.console import screen
 
-    sheets = [name for name, roofs in zip(gpu_names, gpus, strict=True) if roofs.name.endswith("datasheet")]
     try:
         counted = count(
-            model,
-            phase=phase,
-            batch=batch,
-            prompt=prompt,
-            context=context,
-            dtype=dtype,
-            quant=quant,
-            attn=attn,
-            census=gemm_census,
-            gpu_names=",".join(sheets),
-            second_opinion=crosscheck,
-            tp=tp,
-            trust_remote_code=trust_remote_code,
+            options.model,
+            phase=options.phase,
+            batch=options.batch,
+            prompt=options.prompt,
+            context=options.context,
+            dtype=options.dtype,
+            quant=options.quant,
+            attn=options.attn,
+            census=options.gemm_census,
+            gpu_names=",".join(name for name, roofs in gpus.items() if roofs.name.endswith("datasheet")),
+            second_opinion=options.crosscheck,
+            tp=options.tp,
+            trust_remote_code=options.trust_remote_code,
         )
     except OverflowError:
-        raise RequestError(f"a {phase} of --batch {batch} is more work than 64-bit integers can count.") from None
-    depth = prompt if context is None else context
-    numbers = model_numbers(counted.whole, max(1, depth), tuple(gpus)) if counted.whole else None
-    if output_format == "json":
-        print(json_text(count_document(counted, numbers)))
-    elif output_format == "csv":
+        words = f"a {options.phase} of --batch {options.batch} is more work than 64-bit integers can count."
+        raise RequestError(words) from None
+    depth = options.prompt if options.context is None else options.context
+    numbers = model_numbers(counted.whole, max(1, depth), tuple(gpus.values())) if counted.whole else None
+    if output.format == "csv":
         print(count_csv(counted), end="")
-    else:
-        print_count(counted, numbers, screen(plain=plain))
+        return
+    output.answer(lambda: count_document(counted, numbers), lambda console: print_count(counted, numbers, console))
 
 
-def _count_grid(
-    model: str,
-    sizes: tuple[str, str, str],
-    precision: tuple[str, str],
-    gpus: list[RoofSet],
-    picture: tuple[str, Path | None, Path | None],
-    output_format: str,
-    *,
-    plain: bool,
-    trust_remote_code: bool,
-) -> None:
+def _count_grid(options: CountOptions, gpus: list[RoofSet], output: CountOutput) -> None:
     from profiler.count.grid import grid_blocks, grid_document, grid_frame, grid_title, number_blocks
     from profiler.counting.cache import counted_model
     from profiler.counting.grid_count import count_grid
     from profiler.counting.model_numbers import model_numbers
     from profiler.grid.ranges import parse_values
-    from profiler.json_document import json_text
     from profiler.loading.source import resolve
-    from profiler.report.console import screen
     from profiler.report.terminal import print_blocks
 
-    (batches, prompts, contexts), (dtype, quant), (plot, run, out) = sizes, precision, picture
-    if plot:
-        one_of(plot, "--plot", _PLOTS)
-    source = resolve(model)
-    counted = counted_model(source, dtype, quant, trust_remote_code=trust_remote_code)
-    prompts = prompts or ("" if contexts else _DEFAULT_LENS)
+    if options.plot:
+        one_of(options.plot, "--plot", _PLOTS)
+    source = resolve(options.model)
+    counted = counted_model(source, options.dtype, options.quant, trust_remote_code=options.trust_remote_code)
+    prompts = options.prompt_lens or ("" if options.context_lens else _DEFAULT_LENS)
     prompt_lens = parse_values(prompts, "--prompt-lens") if prompts else ()
-    context_lens = parse_values(contexts, "--context-lens") if contexts else prompt_lens
+    context_lens = parse_values(options.context_lens, "--context-lens") if options.context_lens else prompt_lens
     grid = count_grid(
         source.name,
         counted,
-        quant,
-        batch_sizes=parse_values(batches or _DEFAULT_BATCHES, "--batch-sizes"),
+        options.quant,
+        batch_sizes=parse_values(options.batch_sizes or _DEFAULT_BATCHES, "--batch-sizes"),
         prompt_lens=prompt_lens,
         context_lens=context_lens,
         gpus=gpus,
     )
-    if plot:
-        print(_draw(grid, plot, run, out or Path(f"{Path(source.name).name}-{plot}.png")))
+    if options.plot:
+        out = options.out or Path(f"{Path(source.name).name}-{options.plot}.png")
+        print(_draw(grid, options.plot, options.run, out))
+        return
+    if output.format == "csv":
+        print(grid_frame(grid).to_csv(index=False), end="")
         return
     numbers = model_numbers(counted, max(context_lens), tuple(gpus))
-    if output_format == "json":
-        print(json_text(grid_document(grid, numbers)))
-    elif output_format == "csv":
-        print(grid_frame(grid).to_csv(index=False), end="")
-    else:
-        print_blocks([grid_title(grid), *number_blocks(numbers), *grid_blocks(grid)], screen(plain=plain))
+    output.answer(
+        lambda: grid_document(grid, numbers),
+        lambda console: print_blocks([grid_title(grid), *number_blocks(numbers), *grid_blocks(grid)], console),
+    )
 
 
 def _draw(grid: GridCount, plot: str, run: Path | None, out: Path) -> Path:

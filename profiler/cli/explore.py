@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
+from profiler.cli.options import asks
+from profiler.options import argument, listed, option
 from profiler.quant.registry import quant_help
 
 if TYPE_CHECKING:
@@ -15,15 +16,19 @@ if TYPE_CHECKING:
     from profiler.store.folder import Run
 
 
-def explore_command(
-    model: Annotated[str, typer.Argument(help="Hub id, folder, .gguf file, or a preset's name.")],
-    gpu: Annotated[str, typer.Option("--gpu", help="GPUs or GPU profiles (default: five common ones).")] = "",
-    quant: Annotated[str, typer.Option(help=f"Several of {quant_help()} (default: all).")] = "",
-    run: Annotated[Path | None, typer.Option(metavar="RUN", help="Add a run's roofs, cells and forecasts.")] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="The page (default: MODEL-explore.html, or explore.html in the run's folder).")
-    ] = None,
-) -> None:
+@dataclass(frozen=True)
+class Page:
+    """What the page of `explore` shows, and its file."""
+
+    model: str = argument("Hub id, folder, .gguf file, or a preset's name.")
+    gpu: str = option("", "GPUs or GPU profiles (default: five common ones).")
+    quant: str = option("", f"Several of {quant_help()} (default: all).")
+    run: Path | None = option(None, "Add a run's roofs, cells and forecasts.", metavar="RUN")
+    out: Path | None = option(None, "The page (default: MODEL-explore.html, or explore.html in the run's folder).")
+
+
+@asks()
+def explore(page: Page) -> None:
     """Write an offline page with sliders: the limits of a model on GPUs.
 
     With --run, the page is written into the run's folder, and its report.html links to it.
@@ -34,11 +39,11 @@ def explore_command(
     from profiler.store.folder import EXPLORE_FILE, read_run
     from profiler.store.writer import replace_file
 
-    measured = None if run is None else read_run(run)
-    document = explore_document(model, _names(gpu) or DEFAULT_GPUS, _names(quant), measured)
+    measured = None if page.run is None else read_run(page.run)
+    document = explore_document(page.model, listed(page.gpu) or DEFAULT_GPUS, listed(page.quant), measured)
     if measured is not None:
         document = page_with_forecasts(document, measured, _forecasts(measured, document))
-    path = out or (run / EXPLORE_FILE if run else Path(f"{Path(document.model).name}-explore.html"))
+    path = page.out or (page.run / EXPLORE_FILE if page.run else Path(f"{Path(document.model).name}-explore.html"))
     replace_file(path, explore_page(document))
     if measured is not None and path == measured.folder / EXPLORE_FILE:
         replace_file(measured.folder / "report.html", html_report(measured))
@@ -57,7 +62,3 @@ def _forecasts(run: Run, document: ExploreDocument) -> tuple[ForecastCell, ...]:
         return forecast_run(run.folder, request).cells
     except RunError:
         return ()
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())

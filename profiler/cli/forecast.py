@@ -2,48 +2,44 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from profiler.cli.options import Format, Plain
+from profiler.cli.options import Output, asks
 from profiler.errors import RequestError
-from profiler.quant.registry import quant_help
+from profiler.forecast.options import ForecastOptions, RankOptions
+from profiler.options import argument, option
+from profiler.rent.options import RentOptions
 
 if TYPE_CHECKING:
     from profiler.forecast.command import ForecastRequest
-    from profiler.forecast.tensor_parallel import RankOptions
+
+if TYPE_CHECKING:
+    pass
 
 
-def forecast_command(
-    source: Annotated[str, typer.Argument(metavar="RUN|MODEL", help="A run folder, or with --on a model.")],
-    on: Annotated[str, typer.Option(help="A GPU such as 'L4', or a profile's .json file.")] = "",
-    prompt_lens: Annotated[str, typer.Option(help="Prompt lengths: 128, or 64..4096*2 (default: the run's).")] = "",
-    batch_sizes: Annotated[str, typer.Option(help="Batch sizes (default: the run's, and two doublings).")] = "",
-    context_lens: Annotated[str, typer.Option(help="Decode with this many tokens in the KV cache.")] = "",
-    new_tokens: Annotated[int, typer.Option(help="Tokens after each prompt (0: those of the run).")] = 0,
-    dtype: Annotated[str, typer.Option(help="Another dtype; with RUN, one that it tried.")] = "auto",
-    quant: Annotated[str, typer.Option(help=f"{quant_help()}; with RUN, one that it tried.")] = "none",
-    engine: Annotated[
-        str, typer.Option(help="With RUN: one of its engines, or static if it tried that. --on: eager or compiled.")
-    ] = "",
-    threads: Annotated[int, typer.Option(help="With a RUN on a CPU: half its threads, if it tried that.")] = 0,
-    tp: Annotated[str, typer.Option("--tp", help="Tensor parallelism over so many GPUs: 2,4,8.")] = "",
-    link: Annotated[
-        str, typer.Option(help="--tp: nvlink3, nvlink4, nvlink5, pcie4x16, pcie5x16, xgmi, or alpha_us,GB/s.")
-    ] = "",
-    price: Annotated[
-        float | None, typer.Option(help="--tp: USD per hour of one GPU; costs are GPU seconds without it.")
-    ] = None,
-    check: Annotated[bool, typer.Option("--check", help="Then measure the cells, and print the error.")] = False,
-    model: Annotated[str, typer.Option(help="--check: the path of the run's model if it was local.")] = "",
-    budget_s: Annotated[float, typer.Option("--budget", help="--check: seconds from the start to the answer.")] = 60.0,
-    out: Annotated[Path | None, typer.Option(help="PNG or SVG file: the forecast over the batch size.")] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Add the forecast to the run's folder and report.html.")] = False,
-    plain: Plain = False,
-    output_format: Format = "table",
-) -> None:
+@dataclass(frozen=True)
+class Source:
+    """What is forecast, and on what."""
+
+    source: str = argument("A run folder, or with --on a model.", "RUN|MODEL")
+    on: str = option("", "A GPU such as 'L4', or a profile's .json file.")
+
+
+@dataclass(frozen=True)
+class Use:
+    """What is done with a forecast."""
+
+    check: bool = option(False, "Then measure the cells, and print the error.")
+    model: str = option("", "--check: the path of the run's model if it was local.")
+    budget_s: float = option(60.0, "--check: seconds from the start to the answer.", flag="budget")
+    out: Path | None = option(None, "PNG or SVG file: the forecast over the batch size.")
+    keep: bool = option(False, "Add the forecast to the run's folder and report.html.")
+
+
+@asks()
+def forecast_command(source: Source, options: ForecastOptions, ranks: RankOptions, use: Use, output: Output) -> None:
     """Predict the times of cells that were not measured.
 
     Prints the error of such forecasts too.
@@ -51,135 +47,76 @@ def forecast_command(
     from profiler.forecast.check import check_forecast
     from profiler.forecast.command import ForecastRequest, forecast_on, forecast_run
     from profiler.forecast.screen import forecast_document, print_check, print_forecast
-    from profiler.forecast.tensor_parallel import RankOptions
-    from profiler.json_document import json_text
-    from profiler.report.console import screen
 
-    request = ForecastRequest(prompt_lens, batch_sizes, context_lens, new_tokens, dtype, quant, engine, threads)
-    if not on and not Path(source).is_dir():
-        raise RequestError(f"{source!r} is not a run folder; pass one, or a model with --on GPU.")
-    if check and on:
+    folder, on, request = Path(source.source), source.on, ForecastRequest(**vars(options))
+    if not on and not folder.is_dir():
+        raise RequestError(f"{source.source!r} is not a run folder; pass one, or a model with --on GPU.")
+    if use.check and on:
         raise RequestError("--check runs on this device; omit --on, or forecast a run of this device.")
-    if tp or link or price is not None:
-        if not tp or check or keep or out is not None:
+    if ranks != RankOptions():
+        if not ranks.tp or use.check or use.keep or use.out is not None:
             raise RequestError(
                 "--link and --price need --tp, which only prints its forecast: use no --check, --keep or --out."
             )
-        _print_ranks(source, on, request, RankOptions(tp, link, price), output_format, plain)
+        _forecast_ranks(source, request, ranks, output)
         return
-    answer = forecast_on(source, on, request) if on else forecast_run(Path(source), request)
-    if keep and on:
+    answer = forecast_on(source.source, on, request) if on else forecast_run(folder, request)
+    if use.keep and on:
         raise RequestError("--keep needs a run folder to write to, and --on has none; omit one of the two.")
-    if keep:
+    if use.keep:
         from profiler.report.write import write_reports
         from profiler.store.folder import read_run
         from profiler.store.forecasts import write_forecast
 
-        write_forecast(Path(source), answer)
-        write_reports([read_run(Path(source))])
-    if out is not None:
+        write_forecast(folder, answer)
+        write_reports([read_run(folder)])
+    if use.out is not None:
         from profiler.report.plots import save_figure
         from profiler.report.plots.forecast import forecast_band
 
-        save_figure(forecast_band(answer), out)
-    comparison = check_forecast(Path(source), request, answer, budget_s, model) if check else None
-    if output_format == "json":
-        print(json_text(forecast_document(answer, comparison)))
-        return
-    print_forecast(answer, screen(plain=plain))
-    if comparison is not None:
-        print_check(comparison, screen(plain=plain))
+        save_figure(forecast_band(answer), use.out)
+    checked = check_forecast(folder, request, answer, use.budget_s, use.model) if use.check else None
+    output.answer(lambda: forecast_document(answer, checked), lambda console: print_forecast(answer, console))
+    if checked is not None and output.format == "table":
+        print_check(checked, output.console())
 
 
-def _print_ranks(
-    source: str, on: str, request: ForecastRequest, options: RankOptions, output_format: str, plain: bool
-) -> None:
-    from profiler.forecast.render import print_ranks, ranks_document
+def _forecast_ranks(source: Source, request: ForecastRequest, ranks: RankOptions, output: Output) -> None:
+    from profiler.forecast.render import print_ranks
     from profiler.forecast.tensor_parallel import forecast_ranks
-    from profiler.json_document import json_text
-    from profiler.report.console import screen
     from profiler.report.progress import make_listener
 
-    with make_listener(quiet=False, plain=plain) as listener:
-        answer, card = forecast_ranks(source, on, request, options, listener)
-    if output_format == "json":
-        print(json_text(ranks_document(answer, card)))
-    else:
-        print_ranks(answer, card, screen(plain=plain))
+    with make_listener(quiet=False, plain=output.plain) as listener:
+        answer = forecast_ranks(source.source, source.on, request, ranks, listener)
+    output.answer(lambda: answer, lambda console: print_ranks(answer, console))
 
 
-def rent_command(
-    model: Annotated[str, typer.Argument(help="Hub id, folder, .gguf file, or a preset's name.")],
-    use: Annotated[str, typer.Option("--for", help="chat, batch or agents: lengths, rate and limits.")] = "chat",
-    rate: Annotated[str, typer.Option(help="Requests per second, such as 0.5/s, 30/min or 2000/h.")] = "",
-    prompt: Annotated[int | None, typer.Option(help="Tokens per prompt.")] = None,
-    new: Annotated[int | None, typer.Option(help="New tokens per answer.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Sequences always in flight, in place of a rate.")] = None,
-    max_ttft_ms: Annotated[float | None, typer.Option(help="Most milliseconds to the first token.")] = None,
-    max_tpot_ms: Annotated[float | None, typer.Option(help="Most milliseconds per further token.")] = None,
-    quant: Annotated[str, typer.Option(help="One or several of none, nf4, int8wo, int4wo, fp8.")] = "none",
-    engine: Annotated[
-        str, typer.Option(help="compiled (vLLM, TensorRT-LLM), eager (plain transformers), or both.")
-    ] = "compiled",
-    price_class: Annotated[
-        str, typer.Option("--class", help="Only prices of: hyperscaler, 'GPU cloud', marketplace or community.")
-    ] = "",
-    provider: Annotated[str, typer.Option(help="Only this provider's prices, such as AWS.")] = "",
-    spot: Annotated[bool, typer.Option("--spot", help="Spot prices in place of prices on demand.")] = False,
-    price: Annotated[str, typer.Option(help="Your own prices in USD per hour: 'T4=0.35,H100 SXM=2.99'.")] = "",
-    cards: Annotated[str, typer.Option(help="Only these GPUs, such as 'T4,L4,H100 SXM'.")] = "",
-    host_index: Annotated[
-        float | None, typer.Option(help="Your host's dispatch time over the reference, from `roofscope ceilings`.")
-    ] = None,
-    by_utilisation: Annotated[
-        bool, typer.Option("--by-utilisation", help="Also USD per million tokens at 100, 50 and 10 % load.")
-    ] = False,
-    out: Annotated[Path | None, typer.Option(help="PNG or SVG file: the cost over the requests per second.")] = None,
-    keep: Annotated[Path | None, typer.Option(help="Add the costs to this run's folder and report.html.")] = None,
-    plain: Plain = False,
-    output_format: Format = "table",
-) -> None:
+@dataclass(frozen=True)
+class Shown:
+    """What `rent` shows besides its table."""
+
+    by_utilisation: bool = option(False, "Also USD per million tokens at 100, 50 and 10 % load.")
+    out: Path | None = option(None, "PNG or SVG file: the cost over the requests per second.")
+
+
+@asks()
+def rent_command(options: RentOptions, shown: Shown, output: Output) -> None:
     """Compare GPUs to rent for a model: fit, speed and cost.
 
     States its assumptions, then the cheapest, the fastest, and the doubt.
     """
     from datetime import UTC, datetime
 
-    from profiler.json_document import json_text
-    from profiler.rent.command import rent, rent_request
-    from profiler.rent.cost_lines import cost_over_load, cost_picture
-    from profiler.rent.render import print_rented, rent_document
-    from profiler.rent.workload import workload_of
-    from profiler.report.console import screen
+    from profiler.rent.command import rent
+    from profiler.rent.picture import cost_picture
+    from profiler.rent.text import print_rented
 
-    if batch is not None and rate:
-        raise RequestError("--batch and --rate exclude each other: a rate gives the number of sequences in flight.")
-    request = rent_request(
-        workload_of(use, prompt, new, rate, max_ttft_ms, max_tpot_ms),
-        batch=batch,
-        quants=quant,
-        engines=engine,
-        price_class=price_class,
-        provider=provider,
-        spot=spot,
-        prices=price,
-        cards=cards,
-        host_index=host_index,
-    )
-    offers = rent(model, request, datetime.now(UTC).date())
-    if out is not None:
+    offers = rent(options, datetime.now(UTC).date())
+    if shown.out is not None:
         from profiler.report.plots import save_figure
 
-        save_figure(cost_picture(offers), out)
-    if keep is not None:
-        from profiler.report.write import write_reports
-        from profiler.store.folder import read_run
-        from profiler.store.forecasts import write_costs
-
-        run = read_run(keep)
-        write_costs(keep, cost_over_load(offers))
-        write_reports([run])
-    if output_format == "json":
-        print(json_text(rent_document(offers)))
-    else:
-        print_rented(offers, screen(plain=plain), by_utilisation=by_utilisation)
+        save_figure(cost_picture(offers), shown.out)
+    output.answer(
+        lambda: offers,
+        lambda console: print_rented(offers, console, by_utilisation=shown.by_utilisation),
+    )

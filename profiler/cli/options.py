@@ -1,17 +1,22 @@
-"""Options of a run, exit codes, and checks of choices that several commands share."""
+"""The command line of options classes, the options that several commands share, and exit codes."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import Field, fields
+import typing
+from collections.abc import Callable, Collection
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from profiler.errors import RequestError, near_misses
-from profiler.run.options import Options, flag_of
+from profiler.options import argument, flag_of, one_of, option
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from profiler.report.progress import QuietListener
 
 EXIT_WRONG = 1
 """A self-test found a wrong label, a gate found something slower, or roofscope itself failed."""
@@ -23,10 +28,59 @@ EXIT_INTERRUPTED = 130
 """Interrupted: the measurements are saved, and `--resume` finishes the run."""
 
 
-def one_of(value: str, option: str, known: tuple[str, ...]) -> None:
-    """Raises RequestError with similar values if `value` is not in `known`."""
-    if value not in known:
-        raise RequestError(f"{option} {value!r} is unknown; use {', '.join(known)}.{near_misses(value, known)}")
+@dataclass(frozen=True)
+class Output:
+    """How a command prints its answer."""
+
+    plain: bool = option(False, "No colours and no box drawing.")
+    format: str = option("table", "table or json (one document on stdout).")
+
+    formats: ClassVar[tuple[str, ...]] = ("table", "json")
+
+    def __post_init__(self) -> None:
+        one_of(self.format, "--format", self.formats)
+
+    def answer(self, document: Callable[[], object], show: Callable[[Console], object]) -> None:
+        """Print the JSON document, or `show` the answer on the terminal."""
+        if self.format == "json":
+            from profiler.json_document import json_text
+
+            print(json_text(document()))
+        else:
+            show(self.console())
+
+    def console(self) -> Console:
+        """Return the console of this command."""
+        from profiler.report.console import screen
+
+        return screen(plain=self.plain)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a command that measures prints meanwhile."""
+
+    quiet: bool = option(False, "No progress.", short="-q")
+
+    def listener(self, output: Output) -> QuietListener:
+        """Return the listener that prints the progress; it is also a context manager."""
+        from profiler.report.progress import make_listener
+
+        return make_listener(quiet=self.quiet, plain=output.plain)
+
+
+@dataclass(frozen=True)
+class OnDevice:
+    """The device that a command measures or checks."""
+
+    device: str = option("auto", "auto, cpu, cuda or cuda:N.")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The run that a command reads."""
+
+    folder: Path = argument("A run folder.", "RUN")
 
 
 def _table_or_json(value: str) -> str:
@@ -40,48 +94,60 @@ Format = Annotated[
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 
-Command = TypeVar("Command", bound=Callable[..., None])
 
+def asks(only: Collection[str] = (), **defaults: object) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator: on the command line, a command takes the options in the classes that it takes.
 
-def asks(*names: str, defaults: Mapping[str, object] | None = None) -> Callable[[Command], Command]:
-    """Return a decorator that adds the named fields of `Options` (by default all) before a command's own options.
-
-    The command takes them as keywords; `defaults` replaces some of their defaults.
+    `only` names the fields of the first class that are asked for (default: all), and `defaults` replaces defaults.
     """
-    options = [item for item in fields(Options) if item.name in names or not names]
 
-    def decorate(command: Command) -> Command:
-        own = [
-            parameter
-            for parameter in inspect.signature(command, eval_str=True).parameters.values()
-            if parameter.kind is not inspect.Parameter.VAR_KEYWORD
-        ]
-        shared = [_parameter(item, (defaults or {}).get(item.name, item.default)) for item in options]
-        command.__signature__ = inspect.Signature([*shared, *own])  # type: ignore[attr-defined]
-        return command
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        hints: dict[str, Any] = typing.get_type_hints(command)
+        hints.pop("return")
+        parameters: list[inspect.Parameter] = []
+        groups: dict[str, tuple[Any, list[str]]] = {}
+        for name, kind in hints.items():
+            if not is_dataclass(kind):  # as typer.Context
+                parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind))
+                continue
+            asked = [item for item in fields(kind) if item.metadata and (groups or not only or item.name in only)]
+            groups[name] = kind, [item.name for item in asked]
+            kinds = typing.get_type_hints(kind)
+            for item in asked:
+                parameters.append(_parameter(item, kinds[item.name], defaults.get(item.name, item.default)))
+
+        def from_command_line(**given: Any) -> None:
+            made = {name: kind(**{each: given.pop(each) for each in names}) for name, (kind, names) in groups.items()}
+            command(**made, **given)
+
+        from_command_line.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        from_command_line.__doc__ = command.__doc__
+        return from_command_line
 
     return decorate
 
 
-def _parameter(item: Field[object], default: object) -> inspect.Parameter:
-    """Return a field of `Options` as a parameter for typer."""
-    text, shown = item.metadata["help"], item.metadata.get("shown") or None
-    if item.name == "model":
-        information = typer.Argument(help=text)
+def _parameter(item: Field[Any], kind: Any, default: object) -> inspect.Parameter:
+    """Return a field as a parameter for typer."""
+    facts = item.metadata
+    shared: dict[str, Any] = {
+        "help": facts["help"], "metavar": facts["metavar"] or None, "show_default": facts["shown"] or True
+    }  # fmt: skip
+    if facts["is_argument"]:
+        information = typer.Argument(**shared)
     else:
-        information = typer.Option(flag_of(item), help=text, show_default=shown or True)
+        information = typer.Option(*filter(None, (flag_of(item), facts["short"])), **shared)
     return inspect.Parameter(
         item.name,
         inspect.Parameter.KEYWORD_ONLY,
-        default=default,
-        annotation=Annotated[_kind(item, default), information],
+        default=inspect.Parameter.empty if default is MISSING else default,
+        annotation=Annotated[_first_kind(kind), information],
     )
 
 
-def _kind(item: Field[object], default: object) -> object:
-    """Return the type of an option: that of its default, or text without a default."""
-    if item.name == "out":
-        return Path | None
-    if default is not None:
-        return type(default)
-    return float | None if str(item.type).startswith("float") else str | None
+def _first_kind(kind: Any) -> Any:
+    """Return the first type of a union, which is that of the command line, and None if the union has it."""
+    kinds = typing.get_args(kind)
+    if typing.get_origin(kind) is list or not kinds:
+        return kind
+    return kinds[0] | None if type(None) in kinds else kinds[0]

@@ -14,9 +14,9 @@ def started_by_torchrun() -> bool:
     """Return whether torchrun started this process, without importing torch, which takes a second."""
     if "torch" not in sys.modules and not sys.argv[0].endswith("__main__.py"):
         return False
-    from profiler.device.process_group import under_torchrun
+    import torch.distributed as dist
 
-    return under_torchrun()
+    return bool(dist.is_available() and dist.is_torchelastic_launched())
 
 
 def start_ranks(ranks: int) -> bool:
@@ -26,8 +26,7 @@ def start_ranks(ranks: int) -> bool:
     """
     if started_by_torchrun():
         return False
-    from profiler.device.process_group import torchrun_command
-
-    if subprocess.run(torchrun_command(sys.executable, ranks, sys.argv[1:]), check=False).returncode:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    if subprocess.run([*torchrun, "-m", "profiler", *sys.argv[1:]], check=False).returncode:
         raise typer.Exit(EXIT_INCOMPLETE)
     return True

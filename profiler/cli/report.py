@@ -2,66 +2,66 @@
 
 from __future__ import annotations
 
-import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from profiler.cli.options import Format, Plain, one_of
+from profiler.cli.options import Output, RunFolder, asks
 from profiler.errors import RequestError
+from profiler.options import argument, one_of, option
 
 
-def export(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
-    output_format: Annotated[str, typer.Option("--format", help="csv, md, json, parquet or latex.")] = "csv",
-    out: Annotated[Path | None, typer.Option(help="File to write (default: stdout).")] = None,
-) -> None:
+@dataclass(frozen=True)
+class TableFile:
+    """The file that `export` writes."""
+
+    format: str = option("csv", "csv, md, json, parquet or latex.")
+    out: Path | None = option(None, "File to write (default: stdout).")
+
+
+@asks()
+def export(run: RunFolder, file: TableFile) -> None:
     """Write a run's tokens-per-second table."""
     from profiler.report.export import EXPORTERS, tokens_table
     from profiler.store.folder import read_run
 
-    one_of(output_format, "--format", tuple(EXPORTERS))
-    content = EXPORTERS[output_format](tokens_table(read_run(folder)))
-    if out is None:
-        if output_format == "parquet" and sys.stdout.isatty():
+    one_of(file.format, "--format", EXPORTERS)
+    content = EXPORTERS[file.format](tokens_table(read_run(run.folder)))
+    if file.out is None:
+        if file.format == "parquet" and sys.stdout.isatty():
             raise RequestError("--format parquet is binary; name a file with --out.")
         sys.stdout.buffer.write(content)
         return
     from profiler.store.writer import replace_file
 
-    replace_file(out, content)
+    replace_file(file.out, content)
 
 
-def judge_command(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
-    plain: Plain = False,
-    output_format: Format = "table",
-) -> None:
+@asks()
+def judge(run: RunFolder, output: Output) -> None:
     """Judge a run again with the current rules, without torch.
 
     Reads the measurements in its folder, and writes its reports again.
     """
+    from profiler.cli.run import run_json
+    from profiler.report.sections import print_run
     from profiler.report.write import write_reports
     from profiler.run.judge_folder import judge_folder
 
-    run = judge_folder(folder)
-    write_reports([run])
-    if output_format == "json":
-        from profiler.cli.run import run_json
-
-        print(json.dumps(run_json(run), indent=2))
-        return
-    from profiler.report.console import screen
-    from profiler.report.sections import print_run
-
-    print_run(run, screen(plain=plain))
+    judged = judge_folder(run.folder)
+    write_reports([judged])
+    output.answer(lambda: run_json(judged), lambda console: print_run(judged, console))
 
 
-def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
-) -> None:
+@dataclass(frozen=True)
+class RunFolders:
+    """The runs that `report` reads."""
+
+    folders: list[Path] = argument("Run folders.", "RUN...")
+
+
+@asks()
+def report(given: RunFolders) -> None:
     """Write the reports and pictures of runs again.
 
     Writes report.html, report.md and PNG files; for two runs, also a page of what changed.
@@ -71,22 +71,28 @@ def report(
     from profiler.report.write import write_reports
     from profiler.store.folder import read_run
 
-    runs = [read_run(folder) for folder in folders]
+    runs = [read_run(folder) for folder in given.folders]
     for run in runs:
         write_reports([run])
         print(run.folder / "report.html")
     if len(runs) == 2:
         try:
-            compared(*folders, anyway=True)
+            compared(*given.folders, anyway=True)
             print(write_changes(*runs))
         except RequestError as reason:
             print(f"roofscope: there is no page of what changed, since {reason}", file=sys.stderr)
 
 
-def plot(
-    folders: Annotated[list[Path], typer.Argument(metavar="RUN... NAME", help="Run folders, then the picture.")],
-    out: Annotated[Path | None, typer.Option(help="PNG or SVG file (default: NAME.png in the run folder).")] = None,
-) -> None:
+@dataclass(frozen=True)
+class PictureOfRuns:
+    """What `plot` draws, and its file."""
+
+    folders: list[Path] = argument("Run folders, then the picture.", "RUN... NAME")
+    out: Path | None = option(None, "PNG or SVG file (default: NAME.png in the run folder).")
+
+
+@asks()
+def plot(picture: PictureOfRuns) -> None:
     """Draw a picture of one or several runs.
 
     Pictures of a run: roofline, operators, split, map, intensity, throughput, depth, doubling, steps. Pictures of
@@ -96,19 +102,24 @@ def plot(
     from profiler.report.plots import save
     from profiler.store.folder import read_run
 
-    *runs, last = folders
-    name = str(last)
-    if not runs:
+    *folders, last = picture.folders
+    if not folders:
         raise RequestError("plot needs a run folder and the name of a picture: roofscope plot RUN roofline.")
-    path = out or runs[0] / f"{name}.png"
-    save([read_run(folder) for folder in runs], name, path)
+    path = picture.out or folders[0] / f"{last}.png"
+    save([read_run(folder) for folder in folders], str(last), path)
     print(path)
 
 
-def explain_command(
-    term: Annotated[str | None, typer.Argument(help="A word of the reports, such as MBU.", show_default=False)] = None,
-    folder: Annotated[Path | None, typer.Option("--run", metavar="RUN", help="Add this run's figures.")] = None,
-) -> None:
+@dataclass(frozen=True)
+class Term:
+    """The term that `explain` explains."""
+
+    term: str | None = argument("A word of the reports, such as MBU.", default=None)
+    run: Path | None = option(None, "Add this run's figures.", metavar="RUN")
+
+
+@asks()
+def explain(asked: Term) -> None:
     """Explain a term of the reports; without a term, list all.
 
     With --run, the explanation has that run's figures.
@@ -119,7 +130,7 @@ def explain_command(
     from profiler.report.glossary import GLOSSARY, explanation
     from profiler.store.folder import read_run
 
-    run = read_run(folder) if folder is not None else None
-    text = ", ".join(GLOSSARY) if term is None else explanation(term, run)
+    run = read_run(asked.run) if asked.run is not None else None
+    text = ", ".join(GLOSSARY) if asked.term is None else explanation(asked.term, run)
     for line in text.splitlines():
         print(fill(line, screen().width, break_on_hyphens=False))

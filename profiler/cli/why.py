@@ -7,14 +7,16 @@ import functools
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperCommand
 
-from profiler.cli.options import Format, Plain
+from profiler.cli.options import Output, asks
 from profiler.errors import RequestError
+from profiler.options import argument, option
 
 if TYPE_CHECKING:
     from profiler.why_slow.command import ScriptAnswer
@@ -39,43 +41,45 @@ SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_int
 """Arguments after the script belong to the script."""
 
 
-def why_command(
-    context: typer.Context,
-    script: Annotated[
-        str | None, typer.Argument(metavar="SCRIPT.py [ITS ARGUMENTS]", help="Your script and its arguments.")
-    ] = None,
-    module: Annotated[str, typer.Option("-m", metavar="MODULE", help="Run a module instead of a file.")] = "",
-    out: Annotated[Path | None, typer.Option(help="Folder for why.json and why.html (default: under runs/).")] = None,
-    budget_s: Annotated[
-        float | None,
-        typer.Option(
-            "--budget",
-            min=0.0,
-            show_default=False,
-            help="Most seconds for the answer (default: as long as the script took, at least 30, at most 300).",
-        ),
-    ] = None,
-    plain: Plain = False,
-    output_format: Format = "table",
-) -> None:
+@dataclass(frozen=True)
+class Script:
+    """The script that `why` runs, and its answer's folder."""
+
+    script: str | None = argument("Your script and its arguments.", "SCRIPT.py [ITS ARGUMENTS]", default=None)
+    module: str = option("", "Run a module instead of a file.", flag="-m", metavar="MODULE")
+    out: Path | None = option(None, "Folder for why.json and why.html (default: under runs/).")
+    budget_s: float | None = option(
+        None,
+        "Most seconds for the answer (default: as long as the script took, at least 30, at most 300).",
+        flag="budget",
+    )
+
+    def __post_init__(self) -> None:
+        if not self.module and self.script is None:
+            raise RequestError(
+                "why needs a script: roofscope why SCRIPT.py [its arguments], or roofscope why -m MODULE."
+            )
+        if self.budget_s is not None and not self.budget_s >= 0:
+            raise RequestError(f"--budget {self.budget_s:g} is not possible; give seconds of 0 or more.")
+
+
+@asks()
+def why(context: typer.Context, given: Script, output: Output) -> None:
     """Run your own script, and report why its models are slow.
 
     Names the lines to change, and the seconds that each change saves. The script is not modified.
     """
-    if not module and script is None:
-        raise RequestError("why needs a script: roofscope why SCRIPT.py [its arguments], or roofscope why -m MODULE.")
     from profiler.why_slow.command import why_script
 
     # With -m, what typer takes for the script is the module's first argument.
-    arguments = [*([script] if module and script is not None else []), *context.args]
-    path = None if module or script is None else Path(script)
-    as_json = output_format == "json"
-    print_answer = functools.partial(_print_answer, plain=plain, as_json=as_json)
-    streams = _script_streams(to_stderr=as_json)
-    raise typer.Exit(why_script(path, module, arguments, out, streams, print_answer, budget_s))
+    arguments = [*([given.script] if given.module and given.script is not None else []), *context.args]
+    path = None if given.module or given.script is None else Path(given.script)
+    print_answer = functools.partial(_print_answer, output=output)
+    streams = _script_streams(to_stderr=output.format == "json")
+    raise typer.Exit(why_script(path, given.module, arguments, given.out, streams, print_answer, given.budget_s))
 
 
-def _print_answer(answer: ScriptAnswer, *, plain: bool, as_json: bool) -> None:
+def _print_answer(answer: ScriptAnswer, *, output: Output) -> None:
     """Print the answer: a document on stdout, or a table on stderr, so that stdout is the script's."""
     from profiler.json_document import json_text
     from profiler.report.console import screen
@@ -89,10 +93,10 @@ def _print_answer(answer: ScriptAnswer, *, plain: bool, as_json: bool) -> None:
             sep="\n",
             file=sys.stderr,
         )
-    elif as_json:
+    elif output.format == "json":
         print(json_text(why_document(answer.why)))
     else:
-        print_why(answer.why, screen(plain=plain, stream=sys.stderr))
+        print_why(answer.why, screen(plain=output.plain, stream=sys.stderr))
         print(f"next: open {answer.folder}/why.html", file=sys.stderr)
 
 

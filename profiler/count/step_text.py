@@ -18,7 +18,7 @@ from profiler.units import duration, scaled, several, short_count, significant
 if TYPE_CHECKING:
     from profiler.counting.count import RankShare, StepCount
     from profiler.counting.crosscheck import Crosscheck
-    from profiler.counting.floor import CardFloor
+    from profiler.counting.floor import GpuRow
     from profiler.counting.model_numbers import ModelNumbers
     from profiler.counting.operators import GemmShape, ModelWork, Operator
     from profiler.quant.checkpoints import Gguf
@@ -139,7 +139,7 @@ def _gemms(gemms: Sequence[GemmShape]) -> TextTable:
     return text_table(headings, [[str(getattr(gemm, name)) for name in headings] for gemm in gemms], texts=headings)
 
 
-def _gpus(gpus: Sequence[CardFloor]) -> list[Block]:
+def _gpus(gpus: Sequence[GpuRow]) -> list[Block]:
     """Return a table of the GPUs that the step fits."""
     rows = [
         [
@@ -157,7 +157,7 @@ def _gpus(gpus: Sequence[CardFloor]) -> list[Block]:
     return [text_table(headings, rows, texts=("bound by",))] if rows else []
 
 
-def _gpu_notes(gpus: Sequence[CardFloor], dtype: str) -> list[str]:
+def _gpu_notes(gpus: Sequence[GpuRow], dtype: str) -> list[str]:
     """Return a line for each GPU that the step does not or hardly fit, or whose matrix units need another dtype."""
     lines = []
     for gpu in gpus:

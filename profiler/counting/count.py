@@ -11,7 +11,7 @@ import torch
 from profiler.counting.attention import AttentionCore
 from profiler.counting.attention_kernel import attention_path
 from profiler.counting.crosscheck import Crosscheck, crosscheck
-from profiler.counting.floor import CardFloor, floor_on
+from profiler.counting.floor import GpuRow, floor_on
 from profiler.counting.memory_need import cache_bytes, memory_need, path_on
 from profiler.counting.meta import counted_module, counted_on_meta
 from profiler.counting.operators import Collective, GemmShape, ModelWork, Operator, operator_work
@@ -83,7 +83,7 @@ class StepCount:
     coverage: float
     unknown: tuple[str, ...]
     gemms: tuple[GemmShape, ...] = ()
-    gpus: tuple[CardFloor, ...] = ()
+    gpus: tuple[GpuRow, ...] = ()
     crosscheck: Crosscheck | None = None
     share: RankShare | None = None
     """Under tensor parallelism, one rank's share; all other figures are then of that rank. Else None."""
@@ -153,7 +153,7 @@ def count(
     # A decode step needs the memory of the prefill that filled its cache.
     first = prompt if phase == "prefill" else max(1, keys - 1)
 
-    def on_gpu(gpu: Datasheet) -> CardFloor:
+    def on_gpu(gpu: Datasheet) -> GpuRow:
         there = path_on(work, path.attention, fuses_grouped_heads=gpu.fuses_grouped_heads)
         need = memory_need(work, counted.weight_bytes, Step(batch, first, 0), keys - first, there)
         return floor_on(gpu, operators, counted.dtype, float(need.peak_bytes), float(need.safe_bytes))

@@ -6,10 +6,10 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Literal
 
 from profiler.counting.count import RankShare, StepCount
 from profiler.counting.crosscheck import CounterDifference
+from profiler.counting.floor import GpuRow
 from profiler.counting.model_numbers import ModelNumbers
 from profiler.counting.operators import GemmShape, Operator
 from profiler.facts.step import ExecutionPath, Work, bytes_by_kind, plain_number
@@ -17,16 +17,7 @@ from profiler.json_document import Document, view
 from profiler.units import escape_formula
 
 Number = int | float
-_CSV_COLUMNS = (
-    "name",
-    "group",
-    "count",
-    "dtype",
-    "model_flops",
-    "executed_flops",
-    "model_bytes",
-    "executed_bytes",
-)
+_CSV_COLUMNS = ("name", "group", "count", "dtype", "model_flops", "executed_flops", "model_bytes", "executed_bytes")
 
 
 @dataclass(frozen=True)
@@ -68,31 +59,6 @@ class GgufRow:
     kept_by_kernels: bool
     """Whether transformers loads this architecture packed on a device that has a kernel for it."""
     name: str
-
-
-@dataclass(frozen=True)
-class GpuRow:
-    """One step on one GPU, by its dense datasheet peaks."""
-
-    gpu: str
-    dtype: str
-    """The model's dtype, or one with as many bits that this GPU has units for."""
-    ridge_flops_per_byte: float | None
-    """The ridge point of that dtype; null if the datasheet has no rate for it."""
-    floor_s: float | None
-    """Sum over operators of max(FLOPs / peak, bytes / bandwidth); null if the model does not fit or has no rate."""
-    bound: Literal["compute", "memory"] | None
-    """The roof that limits the larger part of the floor."""
-    needs_bytes: float
-    """Weights, KV cache and workspace: all tensors at their peak."""
-    safe_bytes: float
-    """The bytes with which the step runs, in whatever pieces free memory is."""
-    room_bytes: int
-    """What a model may take of the GPU's memory."""
-    tight: bool
-    """Whether the step fits, but runs out of memory if free memory is in pieces."""
-    refusal: str | None
-    """The reason why there is no floor, in one line; null if there is one."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +144,7 @@ def count_document(counted: StepCount, numbers: ModelNumbers | None = None) -> C
         operators=[_operator_row(operator, part) for operator, part in counted.by_operator],
         tp=counted.share,
         gemms=counted.gemms or None,
-        gpus=[view(GpuRow, gpu) for gpu in counted.gpus] or None,
+        gpus=counted.gpus or None,
         crosscheck=view(CrosscheckRow, counted.crosscheck) if counted.crosscheck else None,
         numbers=numbers,
     )

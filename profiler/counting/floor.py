@@ -79,46 +79,33 @@ TIGHT = "tight: its tensors fit, but it runs out of memory if free memory is in 
 
 
 @dataclass(frozen=True)
-class CardFloor:
+class GpuRow:
     """One step on one GPU, by its dense datasheet peaks."""
 
     gpu: str
     dtype: str
     """The model's dtype, or one with as many bits that this GPU has units for."""
     ridge_flops_per_byte: float | None
-    """The ridge point of that dtype; None if the table has no rate for it."""
+    """The ridge point of that dtype; null if the datasheet has no rate for it."""
     floor_s: float | None
-    """Sum over operators of max(FLOPs / peak, bytes / bandwidth); None if the model does not fit or has no rate."""
+    """Sum over operators of max(FLOPs / peak, bytes / bandwidth); null if the model does not fit or has no rate."""
     bound: Literal["compute", "memory"] | None
     """The roof that limits the larger part of the floor."""
     needs_bytes: float
-    """The bytes of all tensors of the step at their peak (`memory_need`)."""
+    """Weights, KV cache and workspace: all tensors at their peak."""
     safe_bytes: float
-    """The bytes with which it runs, in whatever pieces free memory is."""
+    """The bytes with which the step runs, in whatever pieces free memory is."""
     room_bytes: int
-    """What a model may take of the GPU's memory (`Datasheet.room_bytes`)."""
-
-    @property
-    def tight(self) -> bool:
-        """Whether the tensors fit, but the step runs out of memory if free memory is in pieces."""
-        return self.needs_bytes <= self.room_bytes < self.safe_bytes
-
-    @property
-    def refusal(self) -> str | None:
-        """The reason why there is no floor, in one line; None if there is one."""
-        if self.floor_s is not None:
-            return None
-        if self.ridge_flops_per_byte is None:
-            return f"{self.gpu}: the datasheet table has no {self.dtype} rate"
-        return (
-            f"{self.gpu}: does not fit; the step needs {scaled(self.needs_bytes, 'B')}, the GPU has room for"
-            f" {scaled(self.room_bytes, 'B')}; {NEEDS_LESS}"
-        )
+    """What a model may take of the GPU's memory."""
+    tight: bool
+    """Whether the step fits, but runs out of memory if free memory is in pieces."""
+    refusal: str | None
+    """The reason why there is no floor, in one line; null if there is one."""
 
 
 def floor_on(
     card: Datasheet, operators: Sequence[OperatorWork], dtype: str, needs_bytes: float, safe_bytes: float = 0.0
-) -> CardFloor:
+) -> GpuRow:
     """Return the floor of a step of these operators on a GPU, for a model of `dtype` that needs `needs_bytes`.
 
     GPUs without bfloat16 units run in float16, which has the same bytes. An operator whose dtype the GPU has no units
@@ -133,15 +120,26 @@ def floor_on(
             ((item.flops, item.model_bytes, card.peak_flops_per_s(item.dtype) or model_peak) for item in operators),
             card.bandwidth_bytes_per_s,
         )
-    return CardFloor(
+    ridge, room_bytes = card.ridge_flops_per_byte(dtype), card.room_bytes
+    refusal = None
+    if ridge is None:
+        refusal = f"{card.gpu}: the datasheet table has no {dtype} rate"
+    elif floor is None:
+        refusal = (
+            f"{card.gpu}: does not fit; the step needs {scaled(needs_bytes, 'B')}, the GPU has room for"
+            f" {scaled(room_bytes, 'B')}; {NEEDS_LESS}"
+        )
+    return GpuRow(
         gpu=card.gpu,
         dtype=dtype,
-        ridge_flops_per_byte=card.ridge_flops_per_byte(dtype),
+        ridge_flops_per_byte=ridge,
         floor_s=floor.total_s if floor else None,
         bound=floor.bound if floor else None,
         needs_bytes=needs_bytes,
         safe_bytes=max(needs_bytes, safe_bytes),
-        room_bytes=card.room_bytes,
+        room_bytes=room_bytes,
+        tight=needs_bytes <= room_bytes < safe_bytes,
+        refusal=refusal,
     )
 
 

@@ -140,6 +140,24 @@ def memory_need(
     return MemoryNeed(weight_bytes, kept_bytes, reduce(np.maximum, peaks_bytes), lost_bytes)
 
 
+def need_of_batch(
+    work: ModelWork,
+    weight_bytes: int,
+    batch: Count,
+    prompt_len: Count,
+    new_tokens: Count,
+    path: ExecutionPath,
+    *,
+    together: bool,
+) -> MemoryNeed:
+    """Return what `batch` sequences need whose prompts are prefilled in one step (`together`), or one at a time.
+
+    `generate` runs them together. Servers run one at a time, or parts of a prompt, which need less.
+    """
+    prefill = Step(batch if together else 1, prompt_len, 0)
+    return memory_need(work, weight_bytes, prefill, new_tokens, path, batch)
+
+
 def path_on(work: ModelWork, attention: Attention, *, fuses_grouped_heads: bool) -> ExecutionPath:
     """Return the path of plain transformers on a GPU that is not here, as far as it decides the workspace.
 

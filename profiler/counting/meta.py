@@ -13,7 +13,7 @@ from profiler.counting.operators import ModelWork
 from profiler.counting.preset_counts import CountedModel
 from profiler.counting.tensor_parallel import check_cut, walk_rank
 from profiler.counting.walk import walk
-from profiler.facts.step import Attention, ExecutionPath
+from profiler.facts.step import ExecutionPath
 from profiler.loading.config import load_config
 from profiler.loading.device_map import planned_weight_bytes
 from profiler.loading.meta_model import build_on_meta
@@ -51,12 +51,14 @@ def counted_module(module: nn.Module, config: Any, dtype: torch.dtype, quant: Qu
 
     Raises RequestError for a model that cannot be split into `ranks`.
     """
+    # Models whose scores need more than `sdpa` computes do not support it: caps (Gemma-2), sinks (gpt-oss).
+    supports_sdpa = getattr(module, "_supports_sdpa", True)
     return CountedModel(
         walk(module) if ranks == 1 else walk_rank(module, ranks),
         planned_weight_bytes(module),
         dtype_name(dtype),
         published_format(config) if quant == "none" else None,
-        own_attention(module),
+        "sdpa" if supports_sdpa else "eager",
         most_positions(config),
     )
 
@@ -68,11 +70,3 @@ def path_here(
     attention = getattr(module.config.get_text_config(), "_attn_implementation", None) or "sdpa"
     cores = work.of_kind(AttentionCore)
     return attention_path(attention, cores, device, dtype, query=query, keys=query)
-
-
-def own_attention(module: nn.Module) -> Attention:
-    """Return the default attention of a model in transformers: `sdpa`, or `eager` if the model does not support it.
-
-    Models whose scores need more than `sdpa` computes do not: caps (Gemma-2), sinks (gpt-oss).
-    """
-    return "sdpa" if getattr(module, "_supports_sdpa", True) else "eager"

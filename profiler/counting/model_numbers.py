@@ -10,7 +10,7 @@ import numpy as np
 
 from profiler.counting.attention import AttentionCore, Compressor
 from profiler.counting.floor import RoofSet, roof_times
-from profiler.counting.memory_need import cache_bytes, memory_need, path_on, state_bytes
+from profiler.counting.memory_need import cache_bytes, need_of_batch, path_on, state_bytes
 from profiler.counting.operators import Embedding, Experts, Linear, ModelWork
 from profiler.counting.preset_counts import CountedModel
 from profiler.facts.step import ExecutionPath, Step
@@ -64,7 +64,7 @@ class ModelNumbers:
     kv_bytes_per_token: int
     """Bytes per token of one sequence in all layers, while no window is full."""
     windows_full_at: int
-    """Tokens that fill every window; 0 if no layer has one."""
+    """Tokens that fill every window; 0 if no layer has one that is shorter than what the model supports."""
     kv_bytes_per_later_token: int
     """Bytes per token of one sequence beyond `windows_full_at`."""
     kv_bytes_per_sequence: int
@@ -82,7 +82,9 @@ def model_numbers(counted: CountedModel, context_len: int, gpus: tuple[RoofSet, 
     """Return the numbers of a model whose sequences have `context_len` cached tokens."""
     work = counted.work
     state = state_bytes(work)
-    windows_full = max((core.window or 0 for core in work.of_kind(AttentionCore)), default=0)
+    longest = counted.max_positions or MOST
+    windows = [core.window for core in work.of_kind(AttentionCore) if core.window and core.window < longest]
+    windows_full = max(windows, default=0)
 
     def kv_bytes(tokens: int) -> int:
         return int(cache_bytes(work, 1, tokens)) - state
@@ -122,26 +124,20 @@ def _on_gpu(counted: CountedModel, context_len: int, roofs: RoofSet) -> GpuNumbe
     linears = replace(work, operators=tuple(item for item in work.operators if isinstance(item, Linear | Experts)))
     path = path_on(work, counted.attention, fuses_grouped_heads=roofs.fuses_grouped_heads)
 
-    def most(step_of: Callable[[int], Step], *, sequences: bool = False) -> int:
-        """Return the largest number whose prefill, and the sequences of that number, fit."""
-
-        def exceeds_room(number: int) -> bool:
-            at_once = float(number) if sequences else None
-            need = memory_need(work, counted.weight_bytes, step_of(number), 1, path, at_once)
-            return roofs.room_bytes is not None and float(need.safe_bytes) > roofs.room_bytes
-
-        return (least(exceeds_room) or MOST + 1) - 1
+    def fits(batch: int, tokens: int, *, together: bool = True) -> bool:
+        need = need_of_batch(work, counted.weight_bytes, float(batch), tokens, 1, path, together=together)
+        return roofs.room_bytes is None or float(need.safe_bytes) <= roofs.room_bytes
 
     prompt = max(1, context_len)
-    largest = most(lambda batch: Step(float(batch), prompt, 0))
+    largest = _most(lambda batch: fits(batch, prompt))
     return GpuNumbers(
         gpu=roofs.name,
         tokens_per_s_at_most=1 / sum(times_s(work, 1)) if largest else None,
         linears_compute_bound_from_batch=compute_bound_from(linears),
         compute_bound_from_batch=compute_bound_from(work),
         largest_batch=largest,
-        largest_batch_one_by_one=most(lambda _: Step(1.0, prompt, 0), sequences=True),
-        longest_context=min(most(lambda tokens: Step(1.0, tokens, 0)), counted.max_positions or MOST),
+        largest_batch_one_by_one=_most(lambda batch: fits(batch, prompt, together=False)),
+        longest_context=min(_most(lambda tokens: fits(1, tokens)), counted.max_positions or MOST),
     )
 
 
@@ -154,6 +150,11 @@ def least(condition: Callable[[int], bool]) -> int | None:
         middle = (low + high) // 2
         low, high = (low, middle) if condition(middle) else (middle, high)
     return high
+
+
+def _most(condition: Callable[[int], bool]) -> int:
+    """Return the largest number up to MOST that meets a condition which smaller ones meet; 0 if none does."""
+    return (least(lambda number: not condition(number)) or MOST + 1) - 1
 
 
 def _attention_share(work: ModelWork, context_len: int) -> float:

@@ -14,7 +14,7 @@ from profiler.quant import storage as formats
 
 _NORM = re.compile(r"norm|layernorm", re.IGNORECASE)
 _ATTENTION = re.compile(r"((attention|attn)(sdpa|eager)?|MLA)$", re.IGNORECASE)
-_LINEAR_ATTENTION = re.compile(r"Lightning|DeltaNet|DeltaAttention|RwkvSelfAttention")
+_LINEAR_ATTENTION = re.compile(r"Lightning|DeltaNet|DeltaAttention")
 _INDEXER = re.compile(r"Indexer$")
 _IN_FLOAT32 = re.compile(r"^Inkling\w*ShortConvolution$|^Dots3\w*Indexer$")
 _SPARSE = re.compile(r"Indexer|Compressor|Sparse.*Attention|BlockSparse|LSH")
@@ -40,7 +40,14 @@ def is_recurrent(module: nn.Module) -> bool:
     parts = (module, *module.children())
     decays = any(isinstance(getattr(part, "A_log", None), torch.Tensor) for part in parts)
     convolves = any(isinstance(part, nn.Conv1d) for part in parts)
-    return (decays and convolves) or bool(_LINEAR_ATTENTION.search(type(module).__name__))
+    by_name = bool(_LINEAR_ATTENTION.search(type(module).__name__))
+    return (decays and convolves) or by_name or recurrent_channels(module) is not None
+
+
+def recurrent_channels(module: nn.Module) -> torch.Tensor | None:
+    """Return the decay per channel of RWKV or RG-LRU, whose state has no heads; None for other modules."""
+    decay = first_of(module, "time_decay", "recurrent_param")
+    return decay if isinstance(decay, torch.Tensor) else None
 
 
 def has_state(module: nn.Module) -> bool:
@@ -108,9 +115,9 @@ _TOP_K = (
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Return whether a module is a norm: by its class name and its weight vector."""
+    """Return whether a module is a norm: by its class name and its weights, [width] or [heads, width] (Cohere)."""
     params = dict(module.named_parameters(recurse=False))
-    return "weight" in params and params["weight"].dim() == 1 and bool(_NORM.search(type(module).__name__))
+    return "weight" in params and params["weight"].dim() <= 2 and bool(_NORM.search(type(module).__name__))
 
 
 def is_router(module: nn.Module) -> bool:
@@ -163,6 +170,24 @@ def not_run_for_text(name: str, module: nn.Module) -> bool:
 def is_tower(name: str) -> bool:
     """Return whether a module, by its name, reads another modality or fits it to the decoder."""
     return bool(_OTHER_MODALITY.search(name.rpartition(".")[2]))
+
+
+def run_by_text(model: Any) -> tuple[str, ...]:
+    """Return the names of what a step of text runs: the decoder, the embeddings and the LM head; "" is all of a model.
+
+    A model that also reads pictures has projectors and samplers beside its decoder, which no name tells from its parts.
+    """
+    if model.config.get_text_config() is model.config:
+        return ("",)
+    decoder, embeddings, head = model.get_decoder(), model.get_input_embeddings(), model.get_output_embeddings()
+    if not any(part is embeddings for part in decoder.modules()):
+        return ("",)  # its encoder reads text, too
+    return tuple(name for name, module in model.named_modules() if module is decoder or module is head)
+
+
+def is_within(name: str, whole: str) -> bool:
+    """Return whether a module's name is that of `whole` or of one of its parts."""
+    return not whole or f"{name}.".startswith(f"{whole}.")
 
 
 def runs_only_last(model: Any, name: str) -> bool:
@@ -226,34 +251,24 @@ def _positive(value: Any) -> int | None:
 
 
 def attention_heads(module: Any, config: Any) -> tuple[int, int, int]:
-    """Return (query heads, KV heads, head dim) of an attention module, from the module or else the config."""
-    query_heads = int(
-        first_of(module, "num_heads", "num_attention_heads", "n_heads", "num_attn_heads") or config_query_heads(config)
+    """Return (query heads, KV heads, head dim) of an attention module, from the module or else the config.
+
+    By default there are as many KV heads as query heads, and a head is as wide as the hidden size over their number.
+    """
+    in_config = int(first_of(config, "num_attention_heads", "n_head", "num_heads") or 1)
+    query_heads = int(first_of(module, "num_heads", "num_attention_heads", "n_heads", "num_attn_heads") or in_config)
+    head_dim = int(
+        first_of(module, "head_dim", "head_size", "attention_head_size")
+        or first_of(config, "head_dim", "kv_channels")
+        or config.hidden_size // in_config
     )
-    groups = first_of(module, "num_key_value_groups")
     kv_heads = first_of(module, "num_key_value_heads", "num_kv_heads")
-    head_dim = int(first_of(module, "head_dim", "head_size", "attention_head_size") or config_head_dim(config))
-    if kv_heads is None and groups:
+    if kv_heads is None and (groups := first_of(module, "num_key_value_groups")):
         kv_heads = query_heads // groups
     elif kv_heads is None and formats.is_linear(keys := first_of(module, "k_proj", "key_proj")):
         kv_heads = keys.out_features // head_dim
-    kv_heads = int(kv_heads or config_kv_heads(config))
-    return query_heads, kv_heads, head_dim
-
-
-def config_query_heads(config: Any) -> int:
-    """Return the number of query heads in the config."""
-    return int(first_of(config, "num_attention_heads", "n_head", "num_heads") or 1)
-
-
-def config_kv_heads(config: Any) -> int:
-    """Return the number of KV heads in the config, by default that of the query heads."""
-    return int(first_of(config, "num_key_value_heads", "num_kv_heads", "n_head_kv") or config_query_heads(config))
-
-
-def config_head_dim(config: Any) -> int:
-    """Return the head dim in the config, by default hidden size over query heads."""
-    return int(first_of(config, "head_dim", "kv_channels") or config.hidden_size // config_query_heads(config))
+    kv_heads = kv_heads or first_of(config, "num_key_value_heads", "num_kv_heads", "n_head_kv") or in_config
+    return query_heads, int(kv_heads), head_dim
 
 
 def of_layer(config: Any, module: Any) -> Any:

@@ -63,6 +63,11 @@ class Device:
         """Whether the host can run ahead of the device, which then hides dispatch."""
         return self.kind == "cuda"
 
+    @property
+    def host_threads(self) -> int:
+        """The host threads that it needs: all of a CPU's, one to dispatch a GPU's steps."""
+        return self.threads if self.kind == "cpu" else 1
+
 
 def describe(device: torch.device) -> Device:
     """Return the name, memory, caches and capability of `device`."""
@@ -96,6 +101,21 @@ def compute_capability(device: torch.device) -> tuple[int, int]:
     import torch
 
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+
+
+def gpu_count() -> int:
+    """Return the number of CUDA devices of this machine."""
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def make_current(device: torch.device) -> None:
+    """Make a CUDA device the one that this process uses; a CPU always is."""
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
 
 
 def resolve_device(name: str) -> torch.device:

@@ -231,9 +231,3 @@ def inner_tensors(tensor: Any) -> list[torch.Tensor]:
         return [tensor]
     names, _ = tensor.__tensor_flatten__()
     return [inner for name in names for inner in inner_tensors(getattr(tensor, name))]
-
-
-NO_FALLBACK = "set 'CUDA - Sysmem Fallback Policy' to 'Prefer No Sysmem Fallback' in Windows' NVIDIA Control Panel"
-"""NVIDIA's wording: nvidia.custhelp.com, answer 5490."""
-MAY_SPILL = "allocations beyond the GPU's memory may spill to system memory without an error, and steps get slow"
-"""Under WSL, whatever that setting says (github.com/microsoft/WSL, issue 11050)."""

@@ -11,7 +11,7 @@ import torch
 from profiler.facts.cache_format import CacheFormat
 from profiler.facts.scheduler import OwnedModel, SchedulerIterations
 from profiler.facts.step import CacheKind
-from profiler.grid.cells import Cell, Phase
+from profiler.grid.cells import PHASES, Cell, Phase
 
 
 @dataclass
@@ -23,57 +23,60 @@ class DecodeState:
 
 
 class Engine(Protocol):
-    """One way to run a causal LM. `slots` is the final number of tokens in the cache."""
+    """One way to run a causal LM; eager steps by default. `slots` is the final number of tokens in the cache."""
 
     name: ClassVar[str]
-    cache: ClassVar[CacheKind]
-    cache_format: ClassVar[CacheFormat | None]
+    cache: ClassVar[CacheKind] = "dynamic"
+    cache_format: ClassVar[CacheFormat | None] = None
     """How a quantised cache stores keys and values; None for other caches."""
-    hookable: ClassVar[bool]
+    hookable: ClassVar[bool] = True
     """Whether a step runs the Python code of the modules, so that hooks on them work without other effects."""
-    eager_phases: ClassVar[tuple[Phase, ...]]
+    eager_phases: ClassVar[tuple[Phase, ...]] = PHASES
     """Phases in which the hollow twin has the dispatch of the model; compiled code would differ."""
-    replays_as_graph: ClassVar[bool]
+    replays_as_graph: ClassVar[bool] = False
     """Whether a decode step is one launch of a captured graph. It needs a device that captures, and a model without a
     sliding window that the host moves."""
-    keeps_cache: ClassVar[bool]
+    keeps_cache: ClassVar[bool] = False
     """Whether the cache of a shape is emptied and reused between prefills, instead of newly created."""
-    owns_model: ClassVar[bool]
+    owns_model: ClassVar[bool] = False
     """Whether it loads the model and its cache itself, so that its kernels are hidden."""
-    pads: ClassVar[bool]
+    pads: ClassVar[bool] = False
     """Whether prompts of unequal lengths are padded to the longest, with a mask."""
-    whole_calls: ClassVar[bool]
+    whole_calls: ClassVar[bool] = False
     """Whether a cell is timed by `call`, which runs the prompt and all steps."""
-    taxes: ClassVar[bool]
+    taxes: ClassVar[bool] = False
     """Whether such a call runs the same steps as roofscope's loop, so that its overhead can be measured."""
     keeps_last_logits: bool
     """Whether the LM head of a prefill runs only on the last position."""
-    kept_bytes: int
+    kept_bytes: int = 0
     """Bytes that it keeps for shapes other than the last prepared one."""
-    helper_pids: Sequence[int]
+    helper_pids: Sequence[int] = ()
     """Ids of the processes on this host that work for this run, and so are no foreign load."""
-    graph_skips: int | None
+    graph_skips: int | None = None
     """Compiled pieces that run without the requested CUDA graph; None if none was requested."""
-    graph_breaks: int | None
+    graph_breaks: int | None = None
     """How often a step returns from its compiled code to Python; None if nothing is compiled."""
 
-    @property
-    def owned(self) -> OwnedModel | None:
-        """The model and cache of an engine that owns them; None for others."""
+    owned: OwnedModel | None = None
+    """The model and cache of an engine that owns them; None for others."""
 
     @property
     def scheduled(self) -> tuple[SchedulerIterations, ...]:
         """Iterations of the last call from the engine's scheduler; empty without one."""
+        return ()
 
     @property
     def cache_used_bytes(self) -> int | None:
         """Peak use of the engine's cache during the last call; None if it does not own one."""
+        return None
 
     def prepare(self, batch: int, slots: int) -> None:
         """Prepare a shape before it is timed: compile, capture."""
+        return
 
     def announce(self, cell: Cell, steps: int | None) -> None:
         """Announce the next cell: a prefill and `steps` decode steps, or with None only a prefill. Never timed."""
+        return
 
     def prefill(self, ids_BS: torch.Tensor, slots: int) -> DecodeState:  # noqa: N803
         """Run the prompts [batch, tokens] and return the state with the first new token."""

@@ -1,25 +1,21 @@
-"""Engines that step a transformers model: eager, static cache, CUDA graph, compiled, generate, tensor parallel."""
+"""Engines that step a transformers model: eager, static cache, CUDA graph, compiled, generate."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 
 from profiler.device.machine import Machine, Recording
 from profiler.device.memory import storage_bytes
-from profiler.device.process_group import ProcessGroup
 from profiler.device.torch_profiler import recorded
-from profiler.engines.base import DecodeState
+from profiler.engines.base import DecodeState, Engine
 from profiler.engines.caches import deepen, greedy_token, moving_window, quantized_cache, static_cache, unwindowed
 from profiler.facts.cache_format import CACHE_FORMATS, CacheFormat
-from profiler.facts.scheduler import OwnedModel, SchedulerIterations
-from profiler.facts.step import CacheKind
-from profiler.grid.cells import PHASES, Cell, Phase
 from profiler.loading.cache_argument import argument_name, cache_of
 
 StepFunction = Callable[[torch.Tensor, Any], torch.Tensor]
@@ -35,27 +31,10 @@ _COMPILED_REGION = "Torch-Compiled Region"
 """The name in torch's profiler of each entry into compiled code (torch/_dynamo/convert_frame.py)."""
 
 
-class EagerEngine:
+class EagerEngine(Engine):
     """transformers without changes: eager dispatch and the model's default cache (DynamicCache)."""
 
     name: ClassVar[str] = "eager"
-    cache: ClassVar[CacheKind] = "dynamic"
-    cache_format: ClassVar[CacheFormat | None] = None
-    hookable: ClassVar[bool] = True
-    eager_phases: ClassVar[tuple[Phase, ...]] = PHASES
-    replays_as_graph: ClassVar[bool] = False
-    keeps_cache: ClassVar[bool] = False
-    owns_model: ClassVar[bool] = False
-    pads: ClassVar[bool] = False
-    whole_calls: ClassVar[bool] = False
-    taxes: ClassVar[bool] = False
-    kept_bytes: int = 0
-    helper_pids: Sequence[int] = ()
-    graph_breaks: int | None = None
-    graph_skips: int | None = None
-    owned: OwnedModel | None = None
-    scheduled: tuple[SchedulerIterations, ...] = ()
-    cache_used_bytes: int | None = None
 
     def __init__(self, model: Any, machine: Machine) -> None:
         self._model = model
@@ -64,12 +43,6 @@ class EagerEngine:
         self._cache_name = argument_name(model)
         self.keeps_last_logits = "logits_to_keep" in parameters
         self._prefill_options = {"logits_to_keep": 1} if self.keeps_last_logits else {}
-
-    def prepare(self, batch: int, slots: int) -> None:
-        return None
-
-    def announce(self, cell: Cell, steps: int | None) -> None:
-        return None
 
     def prefill(self, ids_BS: torch.Tensor, slots: int) -> DecodeState:  # noqa: N803
         return self._prefill(ids_BS, None)
@@ -367,30 +340,3 @@ class GenerateEngine(EagerEngine):
         if forwards != new_tokens:
             raise RuntimeError(f"generate ran {forwards} forwards for {new_tokens} tokens")
         return tokens[:, ids_BS.shape[1] :]
-
-
-class Announce(Protocol):
-    """Announces the next cell to the other ranks: a prefill and `steps` decode steps, or with None only a prefill."""
-
-    def __call__(self, cell: Cell, steps: int | None) -> None: ...
-
-
-class LeadingEngine(EagerEngine):
-    """Runs rank 0's share. A failed step ends the run, since the other ranks wait for the rest of it."""
-
-    def __init__(self, model: Any, machine: Machine, group: ProcessGroup, announce: Announce) -> None:
-        super().__init__(model, machine)
-        self._group = group
-        self._announce = announce
-        self.helper_pids = group.helper_pids
-
-    def announce(self, cell: Cell, steps: int | None) -> None:
-        self._announce(cell, steps)
-
-    def prefill(self, ids_BS: torch.Tensor, slots: int) -> DecodeState:  # noqa: N803
-        with self._group.together():
-            return super().prefill(ids_BS, slots)
-
-    def decode(self, state: DecodeState) -> DecodeState:
-        with self._group.together():
-            return super().decode(state)

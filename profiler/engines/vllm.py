@@ -14,7 +14,7 @@ import logging
 import math
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,12 +25,11 @@ import torch
 from profiler.device.clock import now_s
 from profiler.device.machine import Machine
 from profiler.device.memory import storage_bytes
-from profiler.engines.base import DecodeState
+from profiler.engines.base import DecodeState, Engine
 from profiler.errors import NoRoomError, RequestError, first_line
-from profiler.facts.cache_format import CacheFormat
 from profiler.facts.scheduler import OwnedModel, SchedulerIterations, in_rows, scheduled_of, trouble
 from profiler.facts.step import CacheKind
-from profiler.grid.cells import Cell, Phase
+from profiler.grid.cells import Phase
 
 _LEAST = (0, 32)
 """The oldest supported version; older ones do not report their iterations."""
@@ -61,25 +60,17 @@ class VllmRequirements:
     trust_remote_code: bool = False
 
 
-class VllmEngine:
+class VllmEngine(Engine):
     """vLLM's offline engine in this process."""
 
     name: ClassVar[str] = "vllm"
     cache: ClassVar[CacheKind] = "paged"
-    cache_format: ClassVar[CacheFormat | None] = None
     hookable: ClassVar[bool] = False
     eager_phases: ClassVar[tuple[Phase, ...]] = ()
-    replays_as_graph: ClassVar[bool] = False
     keeps_cache: ClassVar[bool] = True
-    pads: ClassVar[bool] = False
     whole_calls: ClassVar[bool] = True
-    taxes: ClassVar[bool] = False
     owns_model: ClassVar[bool] = True
     keeps_last_logits: bool = True
-    kept_bytes: int = 0
-    helper_pids: Sequence[int] = ()
-    graph_breaks: int | None = None
-    graph_skips: int | None = None
     owned: OwnedModel
 
     def __init__(self, requirements: VllmRequirements, machine: Machine) -> None:
@@ -125,12 +116,6 @@ class VllmEngine:
     def cache_used_bytes(self) -> int:
         """Peak use of the cache during the last call, in whole blocks."""
         return round(self._most_usage * self._usable_blocks) * self._block_bytes
-
-    def announce(self, cell: Cell, steps: int | None) -> None:
-        return None
-
-    def prepare(self, batch: int, slots: int) -> None:
-        return None
 
     def call(self, ids_BS: torch.Tensor, new_tokens: int, mark: Callable[[], object]) -> torch.Tensor:  # noqa: N803
         """Return the greedy tokens [batch, new_tokens]; `mark` runs first and when all sequences have their n-th token.

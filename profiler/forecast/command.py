@@ -22,6 +22,7 @@ from profiler.facts.run_facts import Facts
 from profiler.facts.step import ExecutionPath
 from profiler.forecast.check_log import checks_line
 from profiler.forecast.datasheet_range import UnmeasuredModel, in_range
+from profiler.forecast.options import ForecastOptions
 from profiler.gpu_profile.kernels import fitted_on, held_out_kernels
 from profiler.gpu_profile.profile import GpuProfile, read_profile
 from profiler.grid.cells import PHASES, CellKey, Grid, Phase
@@ -113,18 +114,9 @@ def meta_model_of(folder: Path, document: RunDocument) -> nn.Module:
 
 
 @dataclass(frozen=True)
-class ForecastRequest:
-    """The cells to forecast, and the variant of the run; empty texts and 0 mean the run's own values."""
+class ForecastRequest(ForecastOptions):
+    """The requested cells, and the GPUs that share the model."""
 
-    prompt_lens: str = ""
-    batch_sizes: str = ""
-    context_lens: str = ""
-    new_tokens: int = 0
-    dtype: str = "auto"
-    quant: str = "none"
-    engine: str = ""
-    """With a run: one of its engines. On a GPU by its datasheet: `eager` or `compiled`."""
-    threads: int = 0
     ranks: int = 1
     """Ranks of a tensor-parallel group; 1 is a single device."""
     link: Link | None = None

@@ -11,7 +11,7 @@ from profiler.judge.breakdown import TERM_NAMES, TERMS, TimeBreakdown
 from profiler.judge.cells import EngineDifference, JudgedCell, Lever
 from profiler.judge.engine_differences import causes_of, engine_change
 from profiler.judge.how_to import how_to
-from profiler.judge.levers import WORTH, Setting, best_lever, levers
+from profiler.judge.levers import WORTH, Setting, best_lever, levers, next_tried
 from profiler.judge.regimes import PACED_SHARE, Flag
 from profiler.judge.scaling import best_of
 from profiler.units import duration, percent, saving, scaled, significant
@@ -224,9 +224,10 @@ def _change_sentence(decodes: Sequence[JudgedCell], setting: Setting) -> str:
         gain = best.tokens_per_s / first.tokens_per_s
         cost = best.split.latency_s / first.split.latency_s
         if gain > 1.1:
+            a_token = duration(best.split.latency_s / best.key.cell.batch_size)
             parts.append(
                 f"batch {best.key.cell.batch_size} gives {significant(gain, 2)}x the tokens/s"
-                f" for {significant(cost, 2)}x the step"
+                f" for {significant(cost, 2)}x the step, {a_token} a token"
             )
     lever = best_lever(first, replace(setting, cards=()))
     if lever is not None and lever.saves_s >= WORTH * first.split.latency_s:
@@ -258,7 +259,7 @@ def _first_use_sentences(decodes: Sequence[JudgedCell]) -> list[str]:
 
 
 def _how_sentences(decodes: Sequence[JudgedCell], setting: Setting) -> list[str]:
-    """The line to paste for the change of the first cell, and what measures it; then a larger saving not tried."""
+    """The line to paste for the change of the first cell, and what measures it; then another one, and one not tried."""
     cell = decodes[0]
     setting = replace(setting, cards=())
     lever = best_lever(cell, setting)
@@ -270,6 +271,8 @@ def _how_sentences(decodes: Sequence[JudgedCell], setting: Setting) -> list[str]
             f" Add {lever.measured_by} to this command to measure it on the whole model." if lever.measured_by else ""
         )
         sentences.append(f"To change it, write: {lever.how}.{whole}")
+    if (other := next_tried(cell, setting, lever)) is not None:
+        sentences.append(f"By itself, {_saving(other)} (tried): {other.how}.")
     more = next((item for item in levers(cell, setting) if (item.at_least_s or 0.0) > lever.saves_s), None)
     if more is not None and more.change != lever.change:
         sentences.append(

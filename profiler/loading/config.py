@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from contextlib import suppress
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 from profiler.errors import ModelError, first_line
@@ -10,7 +14,6 @@ from profiler.loading.config_limits import check_claims, check_sizes
 from profiler.loading.gguf_header import check_gguf
 from profiler.loading.meta_model import quiet_libraries
 from profiler.loading.source import ModelSource
-from profiler.loading.torchao_import import without_torchao
 from profiler.packages import need
 
 
@@ -19,7 +22,7 @@ def load_config(source: ModelSource, trust_remote_code: bool = False) -> Any:
 
     Raises ModelError if it cannot be found or read, RequestError if the package gguf is needed and missing.
     """
-    without_torchao()
+    _without_torchao()
     from transformers import AutoConfig, PreTrainedConfig
 
     raw: dict[str, Any] = {}
@@ -47,7 +50,7 @@ def load_config(source: ModelSource, trust_remote_code: bool = False) -> Any:
 
 def config_from(content: Mapping[str, Any], name: str) -> Any:
     """Build the transformers config of a parsed config.json, without its custom code. Raises ModelError."""
-    without_torchao()
+    _without_torchao()
     from transformers import AutoConfig
 
     check_claims(content)
@@ -112,3 +115,31 @@ def _config_error(source: ModelSource, error: Exception, *, needs_code: bool) ->
             f" (offline, gated, or no such model); {advice}."
         )
     return ModelError(f"{source.name}: its configuration cannot be read: {first_line(error)}.")
+
+
+_QUANTIZER = "transformers.quantizers.quantizer_torchao"
+_SAFETENSORS = "torchao.prototype.safetensors.safetensors_support"
+
+
+def _without_torchao() -> None:
+    """Import transformers' torchao quantizer, which every model imports, without torchao.
+
+    The quantizer takes one function from torchao, for saving. Its replacement imports torchao when it is called.
+    Modules that are already imported stay. If this import fails, the plain one follows at first use.
+    """
+    if _QUANTIZER in sys.modules or _SAFETENSORS in sys.modules:
+        return
+    stub = ModuleType(_SAFETENSORS)
+    vars(stub)["flatten_tensor_state_dict"] = _flatten_tensor_state_dict
+    sys.modules[_SAFETENSORS] = stub
+    try:
+        with suppress(Exception):
+            import_module(_QUANTIZER)
+    finally:
+        del sys.modules[_SAFETENSORS]
+
+
+def _flatten_tensor_state_dict(*args: Any, **kwargs: Any) -> Any:
+    from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
+
+    return flatten_tensor_state_dict(*args, **kwargs)

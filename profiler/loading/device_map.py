@@ -15,6 +15,7 @@ from torch import nn
 from profiler.data.room import room_bytes
 from profiler.device.memory import available_bytes, storage_bytes
 from profiler.errors import ModelError
+from profiler.quant.registry import library_of
 
 
 @dataclass(frozen=True)
@@ -94,19 +95,11 @@ def planned_weight_bytes(module: nn.Module) -> int:
     total = 0
     seen: set[int] = set()
     for owner in module.modules():
-        for key, param in owner.named_parameters(recurse=False):
-            if id(param) in seen:
-                continue
-            seen.add(id(param))
-            kind = param.__class__.__name__
-            size = storage_bytes([param])
-            if key == "weight" and kind == "Params4bit":
-                # 4 bits per weight and a scale per block of 64: bfloat16 for a CPU's fused kernel, else float32.
-                elements = owner.in_features * owner.out_features
-                size = elements // 2 + elements // 64 * (2 if owner.support_avx512bf16_for_cpu else 4)
-            elif key == "weight" and kind == "Int8Params":
-                size = owner.in_features * owner.out_features
-            total += size
+        for param in owner.parameters(recurse=False):
+            if id(param) not in seen:
+                seen.add(id(param))
+                library = library_of(param)
+                total += library.stored(owner).weight_bytes if library else storage_bytes([param])
         total += storage_bytes(owner.buffers(recurse=False))  # GPTQ and AWQ keep their integers in them
     return total
 

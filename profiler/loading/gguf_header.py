@@ -6,12 +6,12 @@ import contextlib
 import functools
 import mmap
 import struct
-from collections.abc import Iterator
 from math import prod
 from pathlib import Path
 
 from profiler.errors import ModelError
 from profiler.loading.config_limits import check_count
+from profiler.patching import patched
 
 # Struct format by gguf_metadata_value_type, https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 _VALUE_FORMS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -29,8 +29,7 @@ _MOST_ELEMENTS = 2**21
 _MOST_WEIGHTS_PER_BYTE = 256 / 50
 
 
-@contextlib.contextmanager
-def names_mapped_once() -> Iterator[None]:
+def names_mapped_once() -> contextlib.AbstractContextManager[None]:
     """Cache gguf's map of tensor names while transformers loads a file.
 
     transformers (5.23, modeling_gguf_pytorch_utils.py) builds it for every module: 397 times for 30 layers, a third of
@@ -38,12 +37,7 @@ def names_mapped_once() -> Iterator[None]:
     """
     import gguf
 
-    build = gguf.get_tensor_name_map
-    gguf.get_tensor_name_map = functools.cache(build)
-    try:
-        yield
-    finally:
-        gguf.get_tensor_name_map = build
+    return patched(gguf, get_tensor_name_map=functools.cache(gguf.get_tensor_name_map))
 
 
 def check_gguf(file: Path) -> None:

@@ -119,7 +119,7 @@ def _load_checkpoint(
     planned = plan(request, copy.deepcopy(config))
     if request.quant != "none":
         extra["quantization_config"] = quantization_config(
-            request.quant, request.dtype, request.quant_options, planned=planned, device=request.device
+            request.quant, request.dtype, request.quant_options, planned, request.device
         )
     placement = plan_device_map(
         planned, request.device, quantised=request.quant != "none", other_bytes=other_bytes_of(planned)

@@ -14,7 +14,8 @@ from torch import nn
 from profiler.errors import ModelError, RequestError, first_line
 from profiler.loading.request import ModelRequest
 from profiler.packages import need
-from profiler.quant.bitsandbytes import import_bitsandbytes
+from profiler.patching import patched
+from profiler.quant.bitsandbytes import import_bitsandbytes, settle_four_bit
 from profiler.quant.checkpoints import (
     PACKED_LINEARS,
     as_dense_config,
@@ -23,7 +24,7 @@ from profiler.quant.checkpoints import (
     plan_packed,
     published_format,
 )
-from profiler.quant.formats import PLAIN, QuantOptions, quantise_modules, settle_four_bit
+from profiler.quant.formats import PLAIN, QuantOptions, quantise_modules
 from profiler.quant.registry import Quant
 
 
@@ -173,18 +174,11 @@ def quiet_libraries() -> Iterator[None]:
             logger.setLevel(logger_level)
 
 
-@contextlib.contextmanager
-def _quiet_tqdm() -> Iterator[None]:
+def _quiet_tqdm() -> contextlib.AbstractContextManager[None]:
     """Suppress the progress bar of transformers' GGUF reader, which uses tqdm directly and ignores the switch."""
     try:
         import transformers.modeling_gguf_pytorch_utils as gguf_utils
-
-        original = gguf_utils.tqdm
-    except (ImportError, AttributeError):
-        yield
-        return
-    gguf_utils.tqdm = lambda iterable, *_args, **_kwargs: iterable
-    try:
-        yield
-    finally:
-        gguf_utils.tqdm = original
+    except ImportError:
+        return contextlib.nullcontext()
+    silent = {"tqdm": lambda iterable, *_args, **_kwargs: iterable} if hasattr(gguf_utils, "tqdm") else {}
+    return patched(gguf_utils, **silent)

@@ -25,9 +25,9 @@ from profiler.facts.step import ExecutionPath, Step
 from profiler.grid.cells import PHASES, Cell, CellKey, Grid, Phase
 from profiler.loading.request import LoadedModel, ModelRequest, dtype_name
 from profiler.measure.visit import seeded_prompts
-from profiler.quant.bitsandbytes import four_bit_fuses_on_cpu
+from profiler.quant.bitsandbytes import four_bit_fuses_on_cpu, four_bit_rows
 from profiler.quant.registry import FORMATS
-from profiler.quant.storage import four_bit_rows, model_storage_bytes, stored
+from profiler.quant.storage import model_storage_bytes, stored
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,46 @@
-"""Import bitsandbytes without its download; query its CPU support without an import."""
+"""The formats of bitsandbytes: quantised linears, their bytes and rules, random weights, and the library's import."""
 
 from __future__ import annotations
 
 import ctypes
 import importlib.util
+import math
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, partial
+from importlib import import_module
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
+
+import torch
+from torch import nn
 
 from profiler.device.device import resolve_device
+from profiler.device.memory import storage_bytes
+from profiler.errors import ModelError, RequestError, describe_error, first_line
+from profiler.facts.step import StoredWeight
+from profiler.patching import patched
+from profiler.quant.formats import QuantOptions
+from profiler.quant.random_codes import INT8_CODES, fill_random, rms
+from profiler.quant.registry import ConversionCall, Quant
+from profiler.quant.storage import quant_state_tensors, stored_as
 
 _KERNELS = "kernels"
+# functional.py (0.50): blocks of 64 weights by default; double quantisation packs absmax into uint8 blocks of 256, with
+# a 256-entry float32 code book and one float32 offset.
+_BLOCK = 64
+_NESTED_BLOCK = 256
+_FUSED_FLOOR = 4
+_CODE_ENTRIES_4BIT = 16
+_CODE_ENTRIES_8BIT = 256
+_FLOAT32_BYTES = 4
+_BFLOAT16_BYTES = 2
+# The fused kernel needs blocks of 64 inputs in tiles of 32 outputs (`_convert_weight_packed_for_cpu`).
+_FUSED_INPUTS = 64
+_FUSED_OUTPUTS = 32
 
 
 def import_bitsandbytes() -> Any:
@@ -23,7 +53,7 @@ def import_bitsandbytes() -> Any:
     kernels = sys.modules.get(_KERNELS)
     sys.modules[_KERNELS] = None  # type: ignore[assignment]
     try:
-        return importlib.import_module("bitsandbytes.functional")
+        return import_module("bitsandbytes.functional")
     finally:
         if is_absent:
             del sys.modules[_KERNELS]
@@ -44,3 +74,309 @@ def four_bit_fuses_on_cpu() -> bool:
         return bool(ctypes.CDLL(str(Path(package.origin).with_name("libbitsandbytes_cpu.so"))).has_avx512bf16_cpu())
     except (OSError, AttributeError):  # an older library, or one for another processor
         return False
+
+
+def quantise(
+    quant: Quant, module: Any, dtype: torch.dtype, options: QuantOptions, device: torch.device | None
+) -> nn.Module:
+    """Quantise the linears of a model on meta, as `from_pretrained` would."""
+    try:
+        import_bitsandbytes()
+    except Exception as error:  # a broken installation may raise anything
+        raise RequestError(
+            f"--quant {quant}: bitsandbytes cannot be imported ({first_line(error)}); see `roofscope doctor`."
+        ) from error
+    from transformers.quantizers import AutoHfQuantizer
+
+    quantizer = AutoHfQuantizer.from_config(config(quant, dtype, options, module, device), pre_quantized=False)
+    quantizer.preprocess_model(model=module, device_map=None, keep_in_fp32_modules=None)
+    settle_four_bit(module, device, f"--quant {quant}", "use --quant int8 or int8wo")
+    return cast(nn.Module, module)
+
+
+def settle_four_bit(module: nn.Module, device: torch.device | None, format_name: str, instead: str) -> None:
+    """Set the device on which bitsandbytes' 4-bit layers of a model on meta will run; it decides their layout.
+
+    A layer only checks whether this machine's CPU has the fused kernel (AVX512-BF16) and applies the answer to any
+    device (bitsandbytes 0.50: nn/modules.py, `Linear4bit`). Its first step converts the weights to that layout.
+    Raises ModelError for a layer whose shape the kernel does not support, since that step would fail. The message
+    ends with `instead`, the advice.
+    """
+    for name, layer in module.named_modules():
+        if not hasattr(layer, "support_avx512bf16_for_cpu"):
+            continue
+        if device is not None:
+            layer.planned_device = device
+        layer.support_avx512bf16_for_cpu &= device is not None and device.type == "cpu"
+        if not layer.support_avx512bf16_for_cpu:
+            continue
+        for side, features, tile in (
+            ("inputs", layer.in_features, _FUSED_INPUTS),
+            ("outputs", layer.out_features, _FUSED_OUTPUTS),
+        ):
+            if features % tile:
+                raise ModelError(
+                    f"{format_name}: bitsandbytes' fused kernel on this CPU needs {side} in multiples of {tile},"
+                    f" and {name} has {features}; {instead}."
+                )
+
+
+def config(quant: Quant, dtype: torch.dtype, options: QuantOptions, _planned: Any, _device: torch.device | None) -> Any:
+    """transformers' BitsAndBytesConfig: blocks of 64 weights in 4 bits, or LLM.int8()."""
+    from transformers import BitsAndBytesConfig
+
+    if quant == "int8":
+        return BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type=quant,
+        bnb_4bit_compute_dtype=options.compute_dtype or dtype,
+        bnb_4bit_use_double_quant=options.double,
+    )
+
+
+def stored(module: Any) -> StoredWeight:
+    """Return how a weight of bitsandbytes is stored."""
+    return _stored_int8(module) if type(module.weight).__name__ == "Int8Params" else _stored_four_bit(module)
+
+
+def _stored_four_bit(module: Any) -> StoredWeight:
+    """bitsandbytes' 4 bits in the layout of a step: a CPU with AVX512-BF16 repacks them in its first step.
+
+    The fused kernel always computes in bfloat16 (backends/cpu/ops.py, `gemv_4bit`). A module on meta has the device
+    where it will run (`planned_device`), and the library's own attribute says whether it is repacked there.
+    """
+    weight = module.weight
+    state = getattr(weight, "quant_state", None)
+    if state is not None and weight.device.type != "meta":
+        device, fused = weight.device, getattr(state, "packing_format_for_cpu", False)
+        weight_bytes = storage_bytes([weight.data, *quant_state_tensors(state)])
+        default_dtype = state.dtype
+    else:
+        device = getattr(module, "planned_device", weight.device)
+        fused = getattr(module, "support_avx512bf16_for_cpu", False)
+        elements, nested = module.in_features * module.out_features, bool(weight.compress_statistics)
+        weight_bytes = (_repacked_4bit_bytes if fused else _quantised_4bit_bytes)(elements, nested)
+        default_dtype = torch.float32
+    compute_dtype = torch.bfloat16 if fused else module.compute_dtype or default_dtype
+    rows = None if fused else four_bit_rows(device, compute_dtype, module.in_features, module.out_features)
+    return stored_as(
+        weight.quant_type,
+        module,
+        weight_bytes,
+        compute_dtype,
+        dense_from_rows=rows.dense_from if rows else None,
+        fused_rows=rows.fused if rows else (),
+    )
+
+
+def _stored_int8(module: Any) -> StoredWeight:
+    weight = module.weight
+    # The first forward moves the integers (CB) and the row scales (SCB, float32) from the parameter to the state.
+    scales = getattr(weight, "SCB", None)
+    scales = getattr(module.state, "SCB", None) if scales is None else scales
+    integers = getattr(module.state, "CB", None)
+    weight_bytes = _int8_bytes(module.in_features, module.out_features)
+    if weight.device.type != "meta" and scales is not None:
+        weight_bytes = storage_bytes([weight.data if integers is None else integers, scales])
+    return stored_as("int8", module, weight_bytes, torch.int8)
+
+
+def bitsandbytes_bytes(quant: Literal["int8", "nf4", "fp4"], ins: int, outs: int) -> int:
+    """Bytes of a weight of `ins` x `outs` in a format of bitsandbytes, with its scales, on a GPU; needs no library."""
+    return _int8_bytes(ins, outs) if quant == "int8" else _quantised_4bit_bytes(ins * outs, nested=False)
+
+
+def _int8_bytes(ins: int, outs: int) -> int:
+    """8 bits per weight + a float32 scale per output."""
+    return ins * outs + outs * _FLOAT32_BYTES
+
+
+def _quantised_4bit_bytes(elements: int, nested: bool) -> int:
+    """4 bits per weight + absmax per block of 64; nested absmax is uint8, with a second level per block of 256."""
+    blocks = -(-elements // _BLOCK)
+    packed = -(-elements // 2) + _CODE_ENTRIES_4BIT * _FLOAT32_BYTES
+    if not nested:
+        return packed + blocks * _FLOAT32_BYTES
+    second = -(-blocks // _NESTED_BLOCK) * _FLOAT32_BYTES
+    return packed + blocks + second + _CODE_ENTRIES_8BIT * _FLOAT32_BYTES + _FLOAT32_BYTES
+
+
+def _repacked_4bit_bytes(elements: int, nested: bool) -> int:
+    """4 bits per weight + bfloat16 absmax per block of 64. Nested absmax is unpacked; only its offset remains.
+
+    Source: bitsandbytes/functional.py (0.50), `_convert_weight_packed_for_cpu`.
+    """
+    packed = elements // 2 + _CODE_ENTRIES_4BIT * _FLOAT32_BYTES
+    return packed + elements // _BLOCK * _BFLOAT16_BYTES + (_FLOAT32_BYTES if nested else 0)
+
+
+@dataclass(frozen=True)
+class FourBitRows:
+    """Numbers of rows of input for which bitsandbytes dequantises a 4-bit weight before the product."""
+
+    dense_from: int
+    """The fewest of them."""
+    fused: tuple[tuple[int, int], ...] = ()
+    """Ranges of more rows, (first, last), without a dense copy."""
+
+    @property
+    def always_from(self) -> int:
+        """The number of rows from which every product has a dense copy."""
+        return self.fused[-1][1] + 1 if self.fused else self.dense_from
+
+
+@cache
+def four_bit_rows(device: torch.device, dtype: torch.dtype, ins: int, outs: int) -> FourBitRows | None:
+    """Return the rows of input for which bitsandbytes dequantises the weight first; None if it cannot be imported.
+
+    CPU without AVX512-BF16: always (backends/default/ops.py, `_gemm_4bit_default_impl`). CUDA: 0.49 and older fuse
+    one row only (autograd/_functions.py, `A.numel() == A.shape[-1]`). From 0.50 on, the library's table by
+    architecture and shape decides (backends/cuda/ops.py). Without a GPU, as on meta, only its floor is known: up to
+    4 rows are always fused (`_GEMM_4BIT_CUSTOM_FLOOR_M`).
+    """
+    if device.type == "cpu":
+        return FourBitRows(1)
+    try:
+        import_bitsandbytes()
+    except Exception:  # missing, or a broken installation, which may raise anything
+        return None
+    version: str = import_module("bitsandbytes").__version__
+    if tuple(int(part) for part in version.split(".")[:2]) < (0, 50):
+        return FourBitRows(2)
+    if ins % _BLOCK:
+        return FourBitRows(1)
+    if device.type != "cuda":
+        return FourBitRows(_FUSED_FLOOR + 1)
+    table = _four_bit_table(device)
+    if table.error:
+        return FourBitRows(_FUSED_FLOOR + 1)
+    return dense_rows(lambda rows: table.fuses(dtype, rows, outs, ins), table.most_rows)
+
+
+@dataclass(frozen=True)
+class _FourBitTable:
+    """bitsandbytes' table of 4-bit kernels for one GPU (0.50)."""
+
+    fuses: Callable[[torch.dtype, int, int, int], bool]
+    """Whether the product of (dtype, rows, outs, ins) has no dense copy."""
+    most_rows: int
+    error: str = ""
+    """Why the table cannot be read: another version, a broken installation, or a GPU that did not respond."""
+
+
+@cache
+def _four_bit_table(device: torch.device) -> _FourBitTable:
+    try:
+        from bitsandbytes.backends.cuda import ops
+
+        fuses = partial(ops._gemm_4bit_use_custom_fn, device.index or 0)
+        # It looks at the GPU once, and only for more rows than are always fused.
+        fuses(torch.float16, _FUSED_FLOOR + 1, _BLOCK, _BLOCK)
+        return _FourBitTable(fuses, ops._gemm_4bit_custom_max_m)
+    except Exception as error:
+        return _FourBitTable(lambda *_: False, 0, describe_error(error))
+
+
+@contextmanager
+def dense_copies(dense: bool) -> Iterator[None]:
+    """Context manager in which every 4-bit product of few rows on a GPU writes a dense copy first, or none does.
+
+    From 0.50 on, the answer of bitsandbytes' table decides (backends/cuda/ops.py). Raises ImportError or AttributeError
+    for another version.
+    """
+    from bitsandbytes.backends.cuda import ops
+
+    with patched(ops, _gemm_4bit_use_custom_fn=lambda *_: not dense):
+        yield
+
+
+def four_bit_rule_error(device: torch.device) -> str:
+    """Return why bitsandbytes' table of 4-bit kernels cannot be read on a GPU; empty if it can, or has none.
+
+    `four_bit_rows` then assumes the table's floor.
+    """
+    try:
+        version = import_module("bitsandbytes").__version__
+    except Exception as error:  # missing, or a broken installation, which may raise anything
+        return describe_error(error)
+    has_table = device.type == "cuda" and tuple(int(part) for part in version.split(".")[:2]) >= (0, 50)
+    return _four_bit_table(device).error if has_table else ""
+
+
+def dense_rows(fused: Callable[[int], bool], most: int) -> FourBitRows:
+    """Return the rows for which `fused(rows)` is false; above `most` rows it always is."""
+    ranges = []
+    for is_fused, group in groupby(range(1, most + 1), lambda rows: bool(fused(rows))):
+        numbers = list(group)
+        if is_fused:
+            ranges.append((numbers[0], numbers[-1]))
+    if ranges and ranges[0][0] == 1:
+        return FourBitRows(ranges[0][1] + 1, tuple(ranges[1:]))
+    return FourBitRows(1, tuple(ranges))
+
+
+def random_weight(owner: Any, device: torch.device, std: float) -> nn.Parameter:
+    """Return random values with a standard deviation of about `std` in the layout of the planned weight of `owner`."""
+    if type(owner.weight).__name__ == "Int8Params":
+        return _random_int8(owner, device, std)
+    return _random_four_bit(owner, device, std)
+
+
+def _random_four_bit(owner: Any, device: torch.device, std: float) -> nn.Parameter:
+    """Return a bitsandbytes 4-bit weight: 16 codes, and the absolute maximum of each block.
+
+    For a CPU's fused kernel the data is drawn in the repacked layout (functional.py, 0.50: [outs, ins / 2] bytes,
+    [ins / block, outs] bfloat16). Repacking would take longer than drawing, and only permutes random codes.
+    """
+    from bitsandbytes.functional import QuantState, get_4bit_type, quantize_blockwise
+    from bitsandbytes.nn import Params4bit
+
+    planned, outs, ins = owner.weight, owner.out_features, owner.in_features
+    dtype, fused = owner.compute_dtype, owner.support_avx512bf16_for_cpu
+    quantised_shape = torch.Size([math.ceil(outs * ins / 2), 1])
+    code = get_4bit_type(planned.quant_type, device=device)
+    absmax = torch.full((math.ceil(outs * ins / planned.blocksize),), std / rms(code), device=device)
+    state = QuantState(
+        absmax=absmax,
+        shape=torch.Size([outs, ins]),
+        code=code,
+        blocksize=planned.blocksize,
+        quant_type=planned.quant_type,
+        dtype=dtype,
+    )
+    if planned.compress_statistics:
+        state.offset = torch.zeros((), device=device)
+        state.nested = not fused
+    if fused:
+        state.absmax = absmax.to(torch.bfloat16).view(-1, outs)
+        state.dtype = torch.bfloat16
+        # The library's inverse needs these to save or move the layer.
+        state.original_dtype, state.original_qshape = dtype, quantised_shape
+        state.original_nested = bool(planned.compress_statistics)
+        state.packing_format_for_cpu = True
+    elif state.nested:
+        state.absmax, state.state2 = quantize_blockwise(absmax, blocksize=_NESTED_BLOCK)
+    data = fill_random(torch.empty((outs, ins // 2) if fused else quantised_shape, dtype=torch.uint8, device=device))
+    options = {**planned.__dict__, "quant_state": state, "bnb_quantized": True}
+    parameter = Params4bit(data, requires_grad=False, **options)
+    if parameter.module is not None:
+        parameter.module.quant_state = state
+    return cast(nn.Parameter, parameter)
+
+
+def _random_int8(owner: Any, device: torch.device, std: float) -> nn.Parameter:
+    """Return an LLM.int8() weight: int8, where 127 is the absolute maximum of its row."""
+    from bitsandbytes.nn import Int8Params
+
+    data = fill_random(torch.empty(owner.out_features, owner.in_features, dtype=torch.int8, device=device))
+    scales = torch.full((owner.out_features,), 127 * std / rms(INT8_CODES), device=device)
+    return cast(nn.Parameter, Int8Params(data, requires_grad=False, has_fp16_weights=False, CB=data, SCB=scales))
+
+
+def dense_copy(_quant: Quant, module: Any, _weight: StoredWeight) -> ConversionCall | None:
+    """Return the call that writes a dense copy of a 4-bit weight."""
+    from bitsandbytes import functional
+
+    packed = module.weight
+    return lambda: functional.dequantize_4bit(packed.data, packed.quant_state)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -10,10 +10,8 @@ import torch
 from torch import nn
 
 from profiler.facts.step import StoredWeight
-from profiler.quant.registry import FORMATS
+from profiler.quant.registry import ConversionCall, library_of
 from profiler.quant.storage import stored
-
-ConversionCall = Callable[[], object]
 
 
 def conversion_calls(modules: Sequence[nn.Module], rows: int, activations: torch.dtype) -> list[ConversionCall]:
@@ -28,10 +26,10 @@ def conversion_calls(modules: Sequence[nn.Module], rows: int, activations: torch
         return _llm_int8(modules, weights[0], rows, activations)
     if not all(weight.writes_dense_copy(rows) for weight in weights):
         return []
-    copy = FORMATS[weights[0].format].dense_copy
-    if copy is None:
-        raise NotImplementedError(f"{weights[0].format} has no dense copy to time")
-    return [copy(module, weight) for module, weight in zip(modules, weights, strict=True)]
+    library = library_of(modules[0].weight)
+    pairs = zip(modules, weights, strict=True)
+    copies = [library.dense_copy(weight.format, module, weight) for module, weight in pairs] if library else []
+    return [copy for copy in copies if copy is not None]
 
 
 def _llm_int8(
@@ -80,18 +78,3 @@ def without_waiting(module: Any, x: torch.Tensor) -> ConversionCall:
 
 def _check_outliers(halves: torch.Tensor, threshold: float) -> None:
     (halves.abs() >= threshold).any()
-
-
-def bitsandbytes_4bit_copy(module: Any, _weight: StoredWeight) -> ConversionCall:
-    from bitsandbytes import functional
-
-    packed = module.weight
-    return lambda: functional.dequantize_4bit(packed.data, packed.quant_state)
-
-
-def torchao_int8_copy(module: Any, weight: StoredWeight) -> ConversionCall:
-    return lambda: module.weight.qdata.t().to(weight.compute_dtype)
-
-
-def torchao_fp8_copy(module: Any, _weight: StoredWeight) -> ConversionCall:
-    return lambda: module.weight.dequantize()

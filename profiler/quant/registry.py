@@ -4,24 +4,55 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from profiler.errors import RequestError, near_misses
 
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from profiler.facts.step import StoredWeight
+    from profiler.quant.formats import QuantOptions
+
 Quant = str
 """The name of a format in `FORMATS`."""
+ConversionCall = Callable[[], object]
 
 
-def _lazily(function: str) -> Callable[..., Any]:
-    """Wrap a function of `quant/`, given as `module.function`; imported at its first call to keep torch out of here."""
+class Library(Protocol):
+    """What the module of a library in `quant/` has for its formats; it may import torch."""
 
-    def call(*args: Any, **named: Any) -> Any:
-        module, _, name = function.rpartition(".")
-        return getattr(import_module(f"profiler.quant.{module}"), name)(*args, **named)
+    def quantise(
+        self, quant: Quant, module: Any, dtype: torch.dtype, options: QuantOptions, device: torch.device | None, /
+    ) -> nn.Module:
+        """Quantise the linears of a model on meta, as `from_pretrained` would."""
 
-    return call
+    def config(
+        self, quant: Quant, dtype: torch.dtype, options: QuantOptions, planned: Any, device: torch.device | None, /
+    ) -> Any:
+        """Return the `quantization_config` of `from_pretrained`; `planned` is the model on meta."""
+
+    def stored(self, module: Any, /) -> StoredWeight:
+        """Return how the weight of a linear is stored."""
+
+    def random_weight(self, owner: Any, device: torch.device, std: float, /) -> nn.Parameter:
+        """Return random values with a standard deviation of about `std` in the layout of the planned weight."""
+
+    def dense_copy(self, quant: Quant, module: Any, weight: StoredWeight, /) -> ConversionCall | None:
+        """Return the call that writes a dense copy before a product; None: no copy is written."""
+
+
+def _bitsandbytes() -> Library:
+    from profiler.quant import bitsandbytes
+
+    return bitsandbytes
+
+
+def _torchao() -> Library:
+    from profiler.quant import torchao
+
+    return torchao
 
 
 @dataclass(frozen=True)
@@ -29,8 +60,12 @@ class QuantFormat:
     """A format that weights are quantised to on request."""
 
     name: str
-    library: str = ""
+    package: str = ""
     """The package that quantises, as pip names it; empty: none is needed."""
+    library: Callable[[], Library] | None = None
+    """Imports the code of the format's library, and with it torch; None: the weights stay dense."""
+    weights: tuple[str, ...] = ()
+    """The names of the classes that its weights have."""
     bits: float = 16.0
     """Bits per weight, excluding scales."""
     multiplies_packed: bool = False
@@ -47,50 +82,45 @@ class QuantFormat:
     """Whether a GPU profile (`ceilings --out`) times its matrix products."""
     in_doctor: bool = False
     """Whether `doctor` lists the presets that fit in it."""
-    quantise: Callable[..., Any] | None = None
-    """(module on meta, dtype, options, device) -> the module with the linears that `from_pretrained` makes."""
-    config: Callable[..., Any] | None = None
-    """(dtype, options, planned module, device) -> the `quantization_config` of `from_pretrained`."""
-    dense_copy: Callable[..., Any] | None = None
-    """(module, its stored weight) -> the call that writes a dense copy before a product; None: no copy is written."""
 
-
-def _library_format(library: str, name: str, **settings: Any) -> QuantFormat:
-    return QuantFormat(
-        name,
-        library,
-        quantise=partial(_lazily(f"formats.quantise_with_{library}"), name),
-        config=partial(_lazily(f"formats.{library}_config"), name),
-        **settings,
-    )
-
-
-_bitsandbytes = partial(_library_format, "bitsandbytes")
-_torchao = partial(_library_format, "torchao")
-
-
-_FOUR_BIT_COPY = _lazily("conversions.bitsandbytes_4bit_copy")
 
 FORMATS: dict[str, QuantFormat] = {
     item.name: item
     for item in (
         QuantFormat("none", published_as="dense"),
-        _bitsandbytes("int8", bits=8, is_tried=True, in_doctor=True),
-        _bitsandbytes(
-            "nf4", bits=4, has_options=True, is_tried=True, is_profiled=True, in_doctor=True, dense_copy=_FOUR_BIT_COPY
+        QuantFormat(
+            "int8", "bitsandbytes", _bitsandbytes, ("Int8Params",), bits=8, is_tried=True, in_doctor=True
         ),
-        _bitsandbytes("fp4", bits=4, has_options=True, published_as="nf4", dense_copy=_FOUR_BIT_COPY),
-        _torchao(
-            "int8wo", bits=8, multiplies_packed=True, least_capability=8.0, is_tried=True, is_profiled=True,
-            dense_copy=_lazily("conversions.torchao_int8_copy"),
+        QuantFormat(
+            "nf4", "bitsandbytes", _bitsandbytes, ("Params4bit",), bits=4, has_options=True, is_tried=True,
+            is_profiled=True, in_doctor=True,
         ),
-        _torchao(
-            "int4wo", bits=4, multiplies_packed=True, least_capability=8.0, is_tried=True, is_profiled=True
+        QuantFormat(
+            "fp4", "bitsandbytes", _bitsandbytes, ("Params4bit",), bits=4, has_options=True, published_as="nf4"
         ),
-        _torchao("fp8", bits=8, least_capability=8.9, dense_copy=_lazily("conversions.torchao_fp8_copy")),
+        QuantFormat(
+            "int8wo", "torchao", _torchao, ("Int8Tensor",), bits=8, multiplies_packed=True, least_capability=8.0,
+            is_tried=True, is_profiled=True,
+        ),
+        QuantFormat(
+            "int4wo", "torchao", _torchao, ("Int4OpaqueTensor", "Int4TilePackedTo4dTensor"), bits=4,
+            multiplies_packed=True, least_capability=8.0, is_tried=True, is_profiled=True,
+        ),
+        QuantFormat("fp8", "torchao", _torchao, ("Float8Tensor",), bits=8, least_capability=8.9),
     )
 }  # fmt: skip
 """By name, in the order in which messages list them."""
+
+
+def format_of(weight: object) -> QuantFormat | None:
+    """Return the first format whose class a weight has; None for other weights."""
+    return next((item for item in FORMATS.values() if type(weight).__name__ in item.weights), None)
+
+
+def library_of(weight: object) -> Library | None:
+    """Return the library whose class a weight has; None for other weights."""
+    found = format_of(weight)
+    return found.library() if found and found.library else None
 
 
 def known_quant(quant: str) -> Quant:
@@ -113,8 +143,8 @@ def published_as(quant: str) -> str:
 
 
 def quant_help() -> str:
-    """All formats by library, for help texts: `none, int8, nf4, fp4 (bitsandbytes), int8wo, int4wo, fp8 (torchao)`."""
-    by_library: dict[str, list[str]] = {}
+    """All formats by package, for help texts: `none, int8, nf4, fp4 (bitsandbytes), int8wo, int4wo, fp8 (torchao)`."""
+    by_package: dict[str, list[str]] = {}
     for item in FORMATS.values():
-        by_library.setdefault(item.library, []).append(item.name)
-    return ", ".join(", ".join(names) + (f" ({library})" if library else "") for library, names in by_library.items())
+        by_package.setdefault(item.package, []).append(item.name)
+    return ", ".join(", ".join(names) + (f" ({package})" if package else "") for package, names in by_package.items())

@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
-from profiler.rent.command import rent, rent_request
-from profiler.rent.cost_lines import cost_over_load, cost_picture
-from profiler.rent.sentences import rent_sentences
-from profiler.rent.workload import workload_of
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["cost_over_load", "cost_picture", "rent", "rent_request", "rent_sentences", "workload_of"]
+from profiler.rent.options import RentOptions
+
+if TYPE_CHECKING:
+    from profiler.rent.command import rent
+    from profiler.rent.picture import cost_picture
+    from profiler.rent.text import rent_sentences
+
+__all__ = ["RentOptions", "cost_picture", "rent", "rent_sentences"]
+
+_HOMES = {"cost_picture": "picture", "rent": "command", "rent_sentences": "text"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use, so that `roofscope --help` does not wait for numpy."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'profiler.rent' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"profiler.rent.{_HOMES[name]}"), name)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from profiler.counting.cache import counted_model
-from profiler.counting.memory_need import MemoryNeed, cache_bytes, path_on
+from profiler.counting.memory_need import MemoryNeed, cache_bytes, need_of_batch, path_on
 from profiler.counting.operators import Experts
 from profiler.counting.preset_counts import CountedModel
 from profiler.data.datasheets import Datasheet
@@ -17,7 +18,7 @@ from profiler.errors import RequestError
 from profiler.grid.cells import PHASES, Phase
 from profiler.grid.ranges import check_positions
 from profiler.loading.source import resolve
-from profiler.predict.operator_arrays import Array, StepArrays, need_of_cells, operator_arrays, path_of
+from profiler.predict.operator_arrays import Array, StepArrays, operator_arrays, path_of
 from profiler.predict.published_efficiency import (
     Range,
     WorkAt,
@@ -28,10 +29,9 @@ from profiler.predict.published_efficiency import (
     step_ranges,
 )
 from profiler.quant.registry import published_as
+from profiler.rent.options import MOST_BATCH, Workload
 from profiler.rent.serving import StepTimes
-from profiler.rent.workload import Workload
 
-MOST_BATCH = 4096
 MOST_GPUS = (2, 4, 8)
 """Numbers of GPUs over which a model is split if one does not hold it."""
 
@@ -56,10 +56,9 @@ class GpuShare:
     """Bytes of the weights in memory."""
     cache_bytes: float
     """Bytes of the KV cache of one sequence at its full length."""
-    need: MemoryNeed
-    """What each batch needs of a GPU's memory."""
-    unfused_need: MemoryNeed
-    """The same on a GPU without a fused attention kernel for grouped heads."""
+    needs: Mapping[tuple[bool, bool], MemoryNeed]
+    """What each batch needs of a GPU's memory, by whether the GPU fuses the attention of grouped heads, and whether
+    the prompts of a batch are prefilled together."""
     work: dict[Phase, WorkAt]
     exchanged_s: dict[Phase, Array]
     """Seconds of the collectives between the GPUs."""
@@ -67,16 +66,18 @@ class GpuShare:
     """Whether it is a mixture of experts."""
 
     @property
-    def batches(self) -> Array:
-        return np.arange(1, len(self.need.peak_bytes) + 1)
+    def together(self) -> bool:
+        """Whether the engine prefills the prompts of a batch together, as `generate` does; servers do one at a time."""
+        return self.engine == "eager"
 
-    def need_on(self, sheet: Datasheet) -> MemoryNeed:
-        """What each batch needs of this GPU's memory."""
-        return self.need if sheet.fuses_grouped_heads else self.unfused_need
+    def need_on(self, sheet: Datasheet, *, together: bool) -> MemoryNeed:
+        """What each batch needs of this GPU's memory, with prompts prefilled together or one at a time."""
+        return self.needs[sheet.fuses_grouped_heads, together]
 
-    def largest_batch_on(self, sheet: Datasheet) -> int:
+    def largest_batch_on(self, sheet: Datasheet, *, together: bool) -> int:
         """The most sequences that certainly fit, in whatever pieces free memory is; 0 if not even one does."""
-        return int(np.searchsorted(self.need_on(sheet).safe_bytes, sheet.room_bytes, side="right"))
+        need = self.need_on(sheet, together=together)
+        return int(np.searchsorted(need.safe_bytes, sheet.room_bytes, side="right"))
 
 
 @dataclass
@@ -107,7 +108,7 @@ class Planner:
         A model in 16 bits may be split over 2, 4 or 8 GPUs with a published link.
         """
         single = self.plan(quant, engine)
-        if quant != "none" or single.largest_batch_on(sheet) >= batch:
+        if quant != "none" or single.largest_batch_on(sheet, together=single.together) >= batch:
             return single
         for gpus in MOST_GPUS:
             link = link_of(sheet, gpus)
@@ -117,15 +118,13 @@ class Planner:
                 split = self.plan(quant, engine, gpus, link)
             except RequestError:
                 continue
-            if split.largest_batch_on(sheet) >= batch:
+            if split.largest_batch_on(sheet, together=split.together) >= batch:
                 return split
         return single
 
     def _count(self, quant: str, gpus: int) -> CountedModel:
         if (quant, gpus) not in self._counted:
-            source = resolve(self.model)
-            counted = counted_model(source, quant=quant, rented=True, ranks=gpus)
-            self._counted[quant, gpus] = counted
+            self._counted[quant, gpus] = counted_model(resolve(self.model), quant=quant, rented=True, ranks=gpus)
         return self._counted[quant, gpus]
 
 
@@ -137,24 +136,32 @@ def _planned(
     batches = np.arange(1, MOST_BATCH + 1, dtype=np.int64)
     phase_work: dict[Phase, WorkAt] = {}
     exchanged_s: dict[Phase, Array] = {}
-    steps: dict[Phase, StepArrays] = {}
     for phase in PHASES:
         prefill = phase == "prefill"
-        steps[phase] = StepArrays(
+        steps = StepArrays(
             prefill=np.full(len(batches), prefill),
             batch=batches,
             prompt_len=np.full(len(batches), load.prompt_len),
             context=np.full(len(batches), 0 if prefill else load.prompt_len + load.new_tokens // 2),
             new_tokens=np.full(len(batches), load.new_tokens),
         )
-        needed = operator_arrays(work, steps[phase], dict.fromkeys(PHASES, path), weights, link)
+        needed = operator_arrays(work, steps, dict.fromkeys(PHASES, path), weights, link)
         phase_work[phase] = executed(needed, engine)
         exchanged_s[phase] = np.broadcast_to(needed.exchanged_s, len(batches))
 
-    def need_with(*, fuses_grouped_heads: bool) -> MemoryNeed:
-        there = path if engine != "eager" else path_on(work, counted.attention, fuses_grouped_heads=fuses_grouped_heads)
-        return need_of_cells(work, steps["prefill"], there, weights)
-
+    needs = {
+        (fuses, together): need_of_batch(
+            work,
+            weights,
+            batches,
+            load.prompt_len,
+            load.new_tokens,
+            path if engine != "eager" else path_on(work, counted.attention, fuses_grouped_heads=fuses),
+            together=together,
+        )
+        for fuses in (True, False)
+        for together in (True, False)
+    }
     return GpuShare(
         precision=counted.published or quant,
         format=published_as(quant),
@@ -166,47 +173,30 @@ def _planned(
         parameters=work.params,
         weight_bytes=float(weights),
         cache_bytes=float(cache_bytes(work, 1, load.prompt_len + load.new_tokens)),
-        need=need_with(fuses_grouped_heads=True),
-        unfused_need=need_with(fuses_grouped_heads=False),
+        needs=needs,
         work=phase_work,
         exchanged_s=exchanged_s,
         mixture=any(isinstance(op, Experts) for op in work.operators),
     )
 
 
-@dataclass(frozen=True)
-class Times:
-    """The step times of a plan on a GPU: the ends of the 90 % range, and the typical ones."""
+def times_on(plan: GpuShare, sheet: Datasheet, largest: int, host_index: float | None) -> tuple[StepTimes, ...]:
+    """The fastest, the typical and the slowest times of the 90 % range, on one GPU or its group.
 
-    low: StepTimes
-    typical: StepTimes
-    high: StepTimes
-
-    @property
-    def ends(self) -> tuple[StepTimes, StepTimes, StepTimes]:
-        return self.low, self.typical, self.high
-
-
-def times_on(plan: GpuShare, sheet: Datasheet, largest: int, host_index: float | None) -> Times:
-    """The times of one prompt, and of decode steps of 1 to `largest` sequences, on one GPU or its group.
-
-    `host_index` is the host's dispatch time relative to the reference; None: that with which the GPU is mostly rented.
+    They are of one prompt, and of decode steps of 1 to `largest` sequences. `host_index` is the host's dispatch time
+    relative to the reference; None: that with which the GPU is mostly rented.
     """
-    host = host_index_of(sheet.gpu) if host_index is None else host_index
-    prompt = _range(plan, "prefill", sheet, 1, host)
-    step = _range(plan, "decode", sheet, largest, host)
-    return Times(*(
-        StepTimes(float(prompt_s[0]), step_s, plan.new_tokens)
-        for prompt_s, step_s in zip(_ends(prompt), _ends(step), strict=True)
-    ))  # fmt: skip
+    host = host_index_of(sheet) if host_index is None else host_index
+    peak, batches = peak_of(sheet, plan.format), np.arange(1, MOST_BATCH + 1)
 
+    def range_of(phase: Phase, count: int) -> Range:
+        steps = card_steps(sheet, plan.work[phase], batches, peak=peak, layers=plan.layers, host_index=host)
+        query = np.full(count, plan.prompt_len if phase == "prefill" else 1)
+        return step_ranges(plan.engine, plan.format, steps, query, [phase] * count, plan.exchanged_s[phase])
 
-def _ends(seconds: Range) -> tuple[Array, Array, Array]:
-    return seconds.low_s, seconds.typical_s, seconds.high_s
-
-
-def _range(plan: GpuShare, phase: Phase, sheet: Datasheet, largest: int, host: float) -> Range:
-    query = np.full(largest, plan.prompt_len if phase == "prefill" else 1)
-    peak = peak_of(sheet, plan.format)
-    steps = card_steps(sheet, plan.work[phase], plan.batches, peak=peak, layers=plan.layers, host_index=host)
-    return step_ranges(plan.engine, plan.format, steps, query, [phase] * largest, plan.exchanged_s[phase])
+    prompt, step = range_of("prefill", 1), range_of("decode", largest)
+    return (
+        StepTimes(float(prompt.low_s[0]), step.low_s, plan.new_tokens),
+        StepTimes(float(prompt.typical_s[0]), step.typical_s, plan.new_tokens),
+        StepTimes(float(prompt.high_s[0]), step.high_s, plan.new_tokens),
+    )

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from profiler.predict.operator_arrays import Array
-from profiler.rent.workload import Limits
+from profiler.rent.options import Limits
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,6 @@ class Operation:
     """Seconds per output token, with the interruptions by other prompts."""
     step_s: float
     """Seconds of a decode step without them."""
-    sustained: bool = True
-    """Whether the requested rate is possible; if not, `rate_per_s` is the largest that is."""
 
 
 @dataclass(frozen=True)
@@ -65,54 +63,21 @@ class StepTimes:
         return self._operation(batch, float(self.rates_per_s[batch - 1]))
 
     def at_rate(self, rate_per_s: float) -> Operation:
-        """The GPU at this rate, with the fewest sequences in flight that sustain it."""
+        """The GPU at this rate, or at the largest possible, with the fewest sequences in flight that sustain it."""
         rates = np.maximum.accumulate(self.rates_per_s)
         batch = int(np.searchsorted(rates, rate_per_s)) + 1
-        if batch > len(rates):
-            return self._operation(len(rates), float(self.rates_per_s[-1]), sustained=False)
-        return self._operation(batch, rate_per_s)
+        return self._operation(batch, rate_per_s) if batch <= len(rates) else self.with_in_flight(len(rates))
 
-    def _operation(self, batch: int, rate_per_s: float, *, sustained: bool = True) -> Operation:
+    def _operation(self, batch: int, rate_per_s: float) -> Operation:
         step_s = float(self.step_s[batch - 1])
         ttft_s, tpot_s = float(self.ttft_s(rate_per_s, step_s)), float(self.tpot_s(rate_per_s, step_s))
-        return Operation(batch, rate_per_s, ttft_s, tpot_s, step_s, sustained)
+        return Operation(batch, rate_per_s, ttft_s, tpot_s, step_s)
 
-    def largest_within(self, limits: Limits) -> int:
-        """The most sequences in flight within the limits; 0 if even one exceeds them."""
+    def within(self, limits: Limits) -> Array:
+        """bool[largest batch]: whether 1 to n sequences always in flight stay within the limits."""
         rates = self.rates_per_s
-        meets = np.ones(len(rates), dtype=bool)
-        if limits.ttft_s is not None:
-            meets &= self.ttft_s(rates, self.step_s) <= limits.ttft_s
-        if limits.tpot_s is not None:
-            meets &= self.tpot_s(rates, self.step_s) <= limits.tpot_s
-        within = np.flatnonzero(meets)
-        return int(within[-1]) + 1 if len(within) else 0
-
-
-def replicas_for(rate_per_s: float, capacity_per_s: float) -> int:
-    """The replicas that serve a rate, at least 1."""
-    return max(1, math.ceil(rate_per_s / capacity_per_s - 1e-9))
-
-
-def machines_full(gpus: int, machine_gpus: int) -> int:
-    """The GPUs that are rented for `gpus`, in whole machines of `machine_gpus`."""
-    return math.ceil(gpus / machine_gpus) * machine_gpus
-
-
-_MOST_REPLICAS = 64
-
-
-def crossover_rate(dearer: Fleet, cheaper: Fleet) -> float | None:
-    """The requests per second above which the dearer GPU first costs less; None if that needs more than 64 replicas.
-
-    Costs change only where another replica is needed, so only the rates above full replicas of `cheaper` are tried.
-    """
-    for replicas in range(1, _MOST_REPLICAS + 1):
-        rate = replicas * cheaper.capacity_per_s
-        above = math.nextafter(rate, math.inf) * (1 + 1e-6)
-        if dearer.usd_per_h(above) < cheaper.usd_per_h(above):
-            return rate
-    return None
+        ttft_s, tpot_s = self.ttft_s(rates, self.step_s), self.tpot_s(rates, self.step_s)
+        return np.asarray((ttft_s <= (limits.ttft_s or math.inf)) & (tpot_s <= (limits.tpot_s or math.inf)))
 
 
 @dataclass(frozen=True)
@@ -127,9 +92,13 @@ class Fleet:
     """GPUs of the machine that must be rented whole."""
     usd_per_gpu_h: float
 
+    def replicas(self, rate_per_s: float) -> int:
+        """The replicas that serve a rate, at least 1."""
+        return max(1, math.ceil(rate_per_s / self.capacity_per_s - 1e-9))
+
     def rented_gpus(self, rate_per_s: float) -> int:
-        """The GPUs that are rented for a rate."""
-        return machines_full(replicas_for(rate_per_s, self.capacity_per_s) * self.gpus, self.machine_gpus)
+        """The GPUs that are rented for a rate, in whole machines."""
+        return math.ceil(self.replicas(rate_per_s) * self.gpus / self.machine_gpus) * self.machine_gpus
 
     def usd_per_h(self, rate_per_s: float) -> float:
         """USD per hour of all rented GPUs, busy or idle."""

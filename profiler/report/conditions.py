@@ -1,4 +1,4 @@
-"""What only some runs have: unequal prompts, ranks, forecasts and costs."""
+"""What only some runs have: unequal prompts, ranks and forecasts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from profiler.report.blocks import HTML, Lines, Picture, Section
 from profiler.report.forecast import answer_sentences, forecast_table
 from profiler.stats import CLAIM_VISITS
 from profiler.store.folder import Run
-from profiler.store.forecasts import read_costs, read_forecast
+from profiler.store.forecasts import read_forecast
 from profiler.units import duration, percent, saving, scaled, signed_duration
 
 
@@ -108,11 +108,3 @@ def forecast(run: Run) -> Section | None:
     table, assumptions = forecast_table(forecast.cells)
     blocks = [Lines(answer_sentences(forecast), "paragraph"), *pictures, table, Lines(assumptions)]
     return Section("What would happen", blocks, "forecast from the measured cells; bands hold nine in ten", HTML)
-
-
-def costs(run: Run) -> Section | None:
-    if not read_costs(run.folder) or not run.measured:
-        return None
-    alt = "USD per million output tokens against the sequences in flight, by GPU, up to the largest batch of each"
-    note = "on rented GPUs, from published figures; bands hold nine in ten"
-    return Section("What a token would cost", [Picture("cost", alt, (run,))], note, HTML)

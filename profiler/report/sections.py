@@ -36,7 +36,6 @@ SECTIONS: list[Callable[[Run], Section | None]] = [
     engines.cold,
     conditions.ranks,
     conditions.forecast,
-    conditions.costs,
     cells.doubling,
     hardware.precision,
     hardware.quality,

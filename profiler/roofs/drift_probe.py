@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import torch
 
+from profiler import effort
 from profiler.device.clock import time_calls
 from profiler.device.machine import Machine
-from profiler.effort import STANDARD, Effort
 from profiler.facts.roofs import DriftReading
 
 PROBE_BYTES = 256 << 20
@@ -28,9 +28,10 @@ class DriftProbe:
     therefore repeats bursts of calls until two in a row agree.
     """
 
-    def __init__(self, machine: Machine, effort: Effort = STANDARD) -> None:
+    def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        self._calls, self._most_bursts = effort.drift_calls, effort.drift_bursts
+        limits = effort.STANDARD
+        self._calls, self._most_bursts = limits.drift_calls, limits.drift_bursts
         self._buffer = torch.rand(PROBE_BYTES // 4, device=machine.device)
         self._left, self._right = (torch.rand(_SIDE, _SIDE, device=machine.device) for _ in range(2))
 

@@ -1,4 +1,4 @@
-"""Bandwidth from the host's memory, the disk or another GPU to a device, and of all-reduces between ranks."""
+"""Bandwidth from the host's memory, the disk or another GPU to a device."""
 
 from __future__ import annotations
 
@@ -12,14 +12,11 @@ import numpy as np
 import torch
 
 from profiler import effort
-from profiler.data.links import Link, fit_link
 from profiler.device.machine import Machine
-from profiler.device.process_group import ProcessGroup
 from profiler.facts.roofs import PINNED, Roof
 from profiler.roofs.sampler import attempt, random_bytes, roof_of, sample
 
 _LINK_BYTES = 256 << 20
-_COLLECTIVE_S = 4.0
 
 
 def measure_links(
@@ -36,19 +33,8 @@ def measure_links(
     missing: dict[str, str] = {}
     for name in (*names, *((PINNED,) if "host" in names and machine.is_cuda else ())):
         with attempt(f"the link from {name}", machine, missing):
-            links[name] = _LINKS.get(name, partial(_peer_link, name))(machine, budget_s)
+            links[name] = _LINKS.get(name, partial(_direct_link, name))(machine, budget_s)
     return links, missing
-
-
-def measure_collective(group: ProcessGroup, machine: Machine) -> Link:
-    """Measure latency and bandwidth of all-reduces between the ranks (on all ranks at once).
-
-    It takes some 4 s: 17 messages, 1 KiB to 64 MiB. Raises RankError if a rank is gone.
-    """
-    name = "gloo" if group.device.type == "cpu" else "NCCL"
-    with group.together():
-        points = group.measure_exchange(machine, _COLLECTIVE_S)
-    return fit_link(f"{name}, {group.size} ranks", points, "measured in this run")
 
 
 def _host_link(machine: Machine, budget_s: float) -> Roof:
@@ -62,22 +48,15 @@ def _host_link(machine: Machine, budget_s: float) -> Roof:
     return roof_of(_LINK_BYTES, seconds, "256 MiB, pageable host memory to device")
 
 
-def _pinned_link(machine: Machine, budget_s: float) -> Roof:
-    """Bytes/s from the host's pinned memory to the device, which the GPU reads directly."""
-    source = random_bytes(_LINK_BYTES, torch.device("cpu")).pin_memory()
-    return _copy_rate(source, machine, budget_s, "256 MiB, pinned host memory to device")
-
-
-def _peer_link(peer: str, machine: Machine, budget_s: float) -> Roof:
-    """Bytes/s from another GPU (NVLink or PCIe)."""
-    source = random_bytes(_LINK_BYTES, torch.device(peer))
-    return _copy_rate(source, machine, budget_s, f"256 MiB, {peer} to {machine.device}")
-
-
-def _copy_rate(source: torch.Tensor, machine: Machine, budget_s: float, method: str) -> Roof:
+def _direct_link(name: str, machine: Machine, budget_s: float) -> Roof:
+    """Bytes/s from the host's pinned memory, which the GPU reads directly, or another GPU's (NVLink or PCIe)."""
+    is_pinned = name == PINNED
+    source = random_bytes(_LINK_BYTES, torch.device("cpu" if is_pinned else name))
+    source = source.pin_memory() if is_pinned else source
     target = torch.empty_like(source, device=machine.device)
     seconds = sample(lambda: target.copy_(source, non_blocking=True), machine, budget_s)
-    return roof_of(_LINK_BYTES, seconds, method)
+    ends = "pinned host memory to device" if is_pinned else f"{name} to {machine.device}"
+    return roof_of(_LINK_BYTES, seconds, f"256 MiB, {ends}")
 
 
 def _disk_link(machine: Machine, budget_s: float) -> Roof:
@@ -106,4 +85,4 @@ def disk_fetch(nbytes: int, machine: Machine) -> Iterator[Callable[[], torch.Ten
         yield read
 
 
-_LINKS = {"host": _host_link, "disk": _disk_link, PINNED: _pinned_link}
+_LINKS = {"host": _host_link, "disk": _disk_link}

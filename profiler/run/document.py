@@ -1,20 +1,23 @@
-"""The run.json that is written before the first measurement: model, device, software, grid, execution paths."""
+"""run.json while a run is measured: before its first measurement, and at its end."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 
 from profiler._version import __version__
-from profiler.device.device import Device, software
+from profiler.device.clock import instrument_s
+from profiler.device.device import software
 from profiler.facts.dispatch import DispatchSamples, dispatch_of, dispatch_seconds
 from profiler.facts.roofs import Ceilings
 from profiler.facts.run_facts import DeviceFacts
 from profiler.loading.request import dtype_name
 from profiler.measure.subject import Subject
+from profiler.run.stages import Stages
 from profiler.run.validate import PreparedRun
+from profiler.run.warnings import device_warnings, model_warnings
 from profiler.store.document import (
     SCHEMA_VERSION,
     CeilingsRecord,
@@ -31,26 +34,52 @@ def opening(
     subject: Subject,
     ceilings: Ceilings,
     dispatch: Sequence[DispatchSamples],
-    health: HealthRecord,
-    warnings: Sequence[str],
-    instrument_s_per_step: float | None,
+    stages: Stages,
+    *,
+    idle_power_w: float | None,
 ) -> RunDocument:
-    """Return run.json as it is before anything was timed: model, device, software, roofs, grid."""
-    grid = prepared.grid
+    """Return run.json as it is before anything was timed: model, device, software, roofs, grid and warnings."""
+    machine, grid = subject.machine, prepared.grid
+    warnings = [*prepared.warnings]
+    with stages.optional("the check of device and model", "some warnings may be missing"):
+        warnings += device_warnings(machine.info)
+        warnings += model_warnings(subject, ceilings)
+    health = HealthRecord(idle_power_w=idle_power_w)
+    with stages.optional("the device's settings", "they are not stored with the run"):
+        health = replace(health, not_seen=machine.source.missing, settings=machine.source.facts())
+    clock_s = None
+    with stages.optional("the overhead of a time mark", "it is not stored with the run"):
+        clock_s = instrument_s(machine.clock)
+    info, sheet, dtype = machine.info, machine.info.datasheet, dtype_name(subject.request.dtype)
+    by_step = {(item.engine, item.phase, item.batch_size): dispatch_of(item) for item in dispatch}
     return RunDocument(
         schema_version=SCHEMA_VERSION,
         roofscope=__version__,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         command=prepared.command,
         model=subject.model_facts(grid),
-        device=device_facts(subject.machine.info, dtype_name(subject.request.dtype)),
+        device=DeviceFacts(
+            kind=info.kind,
+            name=info.name,
+            memory_bytes=info.memory_bytes,
+            last_level_cache_bytes=info.last_level_cache_bytes,
+            threads=info.threads,
+            compute_capability=info.compute_capability,
+            datasheet=sheet.gpu if sheet else None,
+            datasheet_flops_per_s=sheet.peak_flops_per_s(dtype) if sheet else None,
+            datasheet_bytes_per_s=sheet.bandwidth_bytes_per_s if sheet else None,
+        ),
         software=software(),
-        ceilings=ceilings_record(ceilings, dispatch),
+        ceilings=CeilingsRecord(
+            **{item.name: getattr(ceilings, item.name) for item in fields(ceilings)},
+            memory_bytes_per_s=ceilings.memory_bytes_per_s if ceilings.memory else None,
+            dispatch_s=dispatch_seconds(by_step),
+        ),
         grid=GridRecord(grid.prompt_lens, grid.batch_sizes, grid.context_lens, grid.new_tokens, grid.ragged),
         engine=EngineRecord(
             names=grid.engines,
             budget_s=prepared.options.budget_s,
-            instrument_s_per_step=instrument_s_per_step,
+            instrument_s_per_step=clock_s,
             generate=tuple(name for name, engine in subject.engines.items() if engine.taxes),
             replay_as_graph=tuple(name for name, engine in subject.engines.items() if engine.replays_as_graph),
             owned={name: engine.owned for name, engine in subject.engines.items() if engine.owned},
@@ -67,29 +96,23 @@ def opening(
     )
 
 
-def device_facts(info: Device, dtype: str) -> DeviceFacts:
-    """Return a device's entry in run.json, with its datasheet's dense peak for `dtype`."""
-    sheet = info.datasheet
-    return DeviceFacts(
-        kind=info.kind,
-        name=info.name,
-        memory_bytes=info.memory_bytes,
-        last_level_cache_bytes=info.last_level_cache_bytes,
-        threads=info.threads,
-        compute_capability=info.compute_capability,
-        datasheet=sheet.gpu if sheet else None,
-        datasheet_flops_per_s=sheet.peak_flops_per_s(dtype) if sheet else None,
-        datasheet_bytes_per_s=sheet.bandwidth_bytes_per_s if sheet else None,
-    )
-
-
-def ceilings_record(ceilings: Ceilings, dispatch: Sequence[DispatchSamples]) -> CeilingsRecord:
-    """Return the entry of the roofs in run.json, with the dispatch time per engine, phase and batch size."""
-    by_step = {(item.engine, item.phase, item.batch_size): dispatch_of(item) for item in dispatch}
-    return CeilingsRecord(
-        **{item.name: getattr(ceilings, item.name) for item in fields(ceilings)},
-        memory_bytes_per_s=ceilings.memory_bytes_per_s if ceilings.memory else None,
-        dispatch_s=dispatch_seconds(by_step),
+def closing(document: RunDocument, subject: Subject, stages: Stages, ended: BaseException | None) -> RunDocument:
+    """Return run.json with what is known only at the end; `ended` ended the measuring before its time."""
+    engines, source = subject.engines, subject.machine.source
+    breaks = {name: engine.graph_breaks for name, engine in engines.items() if engine.graph_breaks is not None}
+    skips = {name: engine.graph_skips for name, engine in engines.items() if engine.graph_skips is not None}
+    names_by_reason: dict[str, list[str]] = {}
+    for name, why in source.failures.items():
+        names_by_reason.setdefault(why, []).append(name)
+    for why, names in names_by_reason.items():
+        stages.miss("telemetry", why, f"{', '.join(names)} cannot be read")
+    return replace(
+        document,
+        engine=replace(document.engine, graph_breaks=breaks, graph_skips=skips),
+        health=replace(document.health, not_seen=source.missing),
+        missing=tuple(stages.missing),
+        stage_s={name: round(seconds, 3) for name, seconds in stages.spent_s().items()},
+        ended_by=str(ended or ""),
     )
 
 

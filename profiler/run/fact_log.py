@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
 
 from profiler.device.machine import Machine
+from profiler.errors import RunError
 from profiler.facts.fact import Fact, MergedFacts
+from profiler.facts.measurements import CellPeak, PredictedPeaks
 from profiler.facts.operators import OperatorWork
 from profiler.facts.run_facts import Facts
 from profiler.grid.cells import Cell, CellKey
 from profiler.judge.cells import CellResult
 from profiler.judge.judge_run import judge_cells
+from profiler.measure.subject import Subject
+from profiler.run.document import config_of
+from profiler.run.validate import PreparedRun
 from profiler.store.document import RunDocument
-from profiler.store.folder import facts_of
-from profiler.store.writer import RunStore, write_cells
+from profiler.store.folder import facts_of, read_document, read_gathered, read_results, refuse_another
+from profiler.store.writer import RunStore, write_cells, write_config, write_document, write_operators
 
 # Writing the table during a sweep may take this share of its wall time.
 _TABLE_SHARE = 0.05
@@ -54,6 +60,11 @@ class FactLog:
         self._store.append(fact)
         self.gathered.add(fact)
 
+    def extend(self, facts: Iterable[Fact]) -> None:
+        """Append facts, each as soon as it is measured."""
+        for fact in facts:
+            self.add(fact)
+
     def judge(self, cells: Sequence[Cell]) -> None:
         """Judge these cells from the facts so far, and write the table, unless it was written a moment ago."""
         self._changed |= dict.fromkeys(cells)
@@ -68,3 +79,29 @@ class FactLog:
         write_cells(self._store.folder, [self._rows[key] for key in self.facts.grid.keys])
         end_s = self._machine.now_s()
         self._next_table_s = end_s + (end_s - start_s) * (1 / _TABLE_SHARE - 1)
+
+
+def open_log(
+    prepared: PreparedRun, store: RunStore, document: RunDocument, subject: Subject, known: Sequence[Fact]
+) -> FactLog:
+    """Return the log of a folder that has all that is known before the first cell, and the facts of an earlier part.
+
+    Raises RunError if the folder to resume has the run of another device or model.
+    """
+    gathered = MergedFacts()
+    rows: Sequence[CellResult] = ()
+    if prepared.resumed:
+        earlier = read_document(prepared.out)
+        refuse_another(earlier, document)
+        gathered = read_gathered(prepared.out, earlier)
+        with contextlib.suppress(RunError):  # a lost table: at the end all cells are judged again
+            rows = read_results(prepared.out)
+    write_document(store.folder, document)
+    write_config(store.folder, config_of(prepared))
+    operators = {key: subject.operators_of(key) for key in prepared.grid.keys}
+    log = FactLog(store, subject.machine, document, operators, gathered)
+    peaks = tuple(CellPeak(cell, subject.predicted_peak(cell)) for cell in prepared.grid.cells)
+    log.extend([*known, PredictedPeaks(peaks)])
+    write_operators(store.folder, log.facts)
+    log.begin(rows)
+    return log

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from profiler import effort
 from profiler.device.contention import Neighbours
-from profiler.device.telemetry import Watch
-from profiler.facts.measurements import PackedBatches, Readings, Replays
-from profiler.facts.roofs import swing
+from profiler.facts.measurements import PackedBatches, Replays
 from profiler.facts.visits import Gap, Visit
 from profiler.fallbacks import Fallback
 from profiler.grid.cells import PHASES, Cell, CellKey
@@ -26,31 +24,24 @@ from profiler.measure.kernels import keys_between, replay_between, replay_kernel
 from profiler.measure.module_hooks import hook_cell
 from profiler.measure.quality import check_quality
 from profiler.measure.subject import Subject
-from profiler.measure.sweep import Plan, Progress, expected_sweep_s
 from profiler.measure.trace import trace_cell
 from profiler.measure.trials import try_variants
-from profiler.measure.visit import warm_up
 from profiler.predict.from_facts import forecast_missing
 from profiler.predict.operator_arrays import OperatorArrays, Paths, StepArrays, operator_arrays
-from profiler.roofs.drift_probe import DriftProbe
 from profiler.roofs.measure import remeasure_roofs
 from profiler.run.budget import RunBudget, RunPart
 from profiler.run.cold_start import fresh_starts
 from profiler.run.fact_log import FactLog
-from profiler.run.neighbours import LOOK, UNSEEN, host_threads
-from profiler.run.setup import dispatch_of_twin, other_bytes
+from profiler.run.setup import dispatch_of_twin
 from profiler.run.stages import Stages
-from profiler.run.tensor_parallel import Ranks
 from profiler.run.validate import PreparedRun
-from profiler.units import several
+from profiler.store.document import RunDocument
 
 # Kernels that were disturbed are replayed again at most this often, each time in this share of the replays' time.
 _MOST_REPEATS = 2
 _REPEAT_SHARE = 0.2
 # Hooking a step takes the time of four: two are hooked, and two are not.
 _HOOKED_STEPS = 4
-# A visit may exceed the budget by this share before it is given up.
-_LATE_SHARE = 0.1
 # Trials of variants take at most this many seconds, and are left out below `_LEVERS_LEAST_S`.
 _LEVERS_MOST_S = 15.0
 # The roofs that are measured again: reads, a matrix-vector product, and the model's own product.
@@ -64,11 +55,7 @@ _LEVERS_LEAST_S = 4.0
 _DENSE_SHARE = 0.2
 _DENSE_MEMORY_SHARE = 0.3
 
-_CHECK_EVERY_S = 2.0
-"""Time between checks of the machine, each of which takes a quarter of a second on a CPU."""
-
 _REPLAYS, _NO_REPLAYS = "the replays of kernels", "time lost in kernels that have none is unexplained"
-_NO_DRIFT = "a change in the machine's own speed is not detected"
 _NOT_SEARCHED = "its cause is unknown"
 
 Sweep = Callable[..., Iterator[Visit | Gap]]
@@ -81,151 +68,49 @@ class Session:
 
     prepared: PreparedRun
     subject: Subject
+    document: RunDocument
+    """run.json as it was before the first measurement."""
     ledger: FactLog
     stages: Stages
     budget: RunBudget
-    ranks: Ranks | None
     neighbours: Neighbours | None = None
-    """None in a run over several ranks."""
+    """Other processes of this machine; None if they cannot be observed."""
     fallbacks: list[Fallback] = field(default_factory=list)
     """Slower code that libraries have reported so far; it grows while they work."""
+    forecasts: bool = True
+    """Whether cells that were not measured are forecast from this run."""
 
 
-def measure_cells(session: Session, visits: Sweep) -> None:
-    """Sweep the cells, measure the roofs again, replay kernels, try variants, and search for unexplained time."""
-    _sweep(session, visits)
-    budget = session.budget
-    budget.extend(0.0)
-    session.stages.left_s = lambda: budget.left_s + budget.further_s  # not of the session, which holds the model
-    if session.ranks is not None:
-        _time_shares(session, session.ranks)
-    with session.stages.optional("the table of cells during the sweep", "it is written at the end of the run"):
-        session.ledger.keep_table()
+def explain_cells(session: Session) -> None:
+    """Measure what splits the times of cells: the roofs once more, kernels in isolation, and parts of `generate`."""
     _remeasure_roofs(session)
     if session.subject.loaded.offloaded:
         return
-    measured = _steppable(session)
+    visited, engines = session.ledger.gathered.visits, session.subject.engines
+    cells = [cell for cell in session.prepared.grid.cells if cell in visited]
+    measured = [cell for cell in cells if not engines[cell.engine].owns_model]
     _replay(session, measured)
-    if session.ranks is None:
-        _time_generate(session, measured)
-        count = len(session.fallbacks)
-        _try_batching(session)
-        _try_levers(session)
-        _search_unexplained(session)
-        del session.fallbacks[count:]  # those of formats and engines that are only tried
+    with session.stages.optional("the timing of generate's parts", "its overhead is not broken down"):
+        budget_s = session.budget.part_s(RunPart.GENERATE)
+        session.ledger.extend(time_generate(session.subject, measured, budget_s))
 
 
-def _sweep(session: Session, visits: Sweep) -> None:
-    subject, ledger, stages = session.subject, session.ledger, session.stages
-    grid, machine, budget = session.prepared.grid, subject.machine, session.budget
-    floors_s = _floors_s(session)
-    plan = Plan(
-        grid,
-        budget.sweep_s,
-        session.prepared.whole,
-        floors_s=floors_s,
-        late_s=_LATE_SHARE * budget.total_s if session.ranks is None else math.inf,
-        effort=session.prepared.effort,
-    )
-    if session.prepared.whole:
-        budget.extend(expected_sweep_s(plan))
-        stages.left_s = lambda: budget.left_s + budget.further_s
-    stages.begin("timing", f"timing {several(len(grid.cells), 'cell', 'cells')}")
-    probe = _drift_probe(session)
-    own_bytes = other_bytes(subject.engines, machine.allocated_bytes() - subject.held_bytes, subject.model_bytes)
-
-    checked_s = -math.inf
-
-    def check_machine() -> float:
-        nonlocal checked_s
-        if machine.now_s() - checked_s > _CHECK_EVERY_S:
-            if probe is not None:
-                with stages.optional("the drift probe", _NO_DRIFT):
-                    ledger.add(probe.look())
-            _check_neighbours(session)
-            checked_s = machine.now_s()
-        return swing(ledger.gathered.looks)
-
-    # Cells without a number are tried again: what they lacked, such as memory, may be available now.
-    earlier = [visit for visits in ledger.gathered.visits.values() for visit in visits]
-    with Watch(machine.source) as watch:
-        for name, engine in subject.engines.items():
-            cell = replace(grid.cells[0], engine=name)
-            warm_up(engine, cell, machine, vocab_size=subject.vocab_size, budget_s=budget.warm_up_s)
-        sweep_s = budget.sweep_s
-        after_s = budget.after_sweep_s if session.prepared.whole else budget.left_s - sweep_s
-        for outcome in visits(
-            subject.engines,
-            replace(plan, budget_s=sweep_s),
-            machine=machine,
-            vocab_size=subject.vocab_size,
-            own_bytes=own_bytes,
-            fits=lambda cell: _no_room(session, cell),
-            on_progress=lambda progress: stages.listener.progress(
-                _run_progress(progress, budget, after_s), len(grid.cells)
-            ),
-            before_visits=check_machine,
-            earlier=earlier,
-        ):
-            if isinstance(outcome, Gap):
-                _report_lost_visits(session, outcome)
-            ledger.add(outcome)
-            if machine.is_cuda and isinstance(outcome, Visit) and outcome.wall_s < watch.interval_s:
-                watch.look(outcome.at_unix_s + outcome.wall_s / 2)
-            if readings := watch.taken():
-                ledger.add(Readings(readings))
-            with stages.optional("the table of cells during the sweep", "it is written at the end of the run"):
-                ledger.judge([outcome.cell])
-        check_machine()
-
-
-def _report_lost_visits(session: Session, gap: Gap) -> None:
-    """Record that a cell with a number gets no further visits; after its first failure it gets one more."""
-    gathered = session.ledger.gathered
-    if gap.cell in gathered.visits and (gap.cell in gathered.gaps or gap.status != "failed"):
-        session.stages.miss("later visits of some cells", gap.reason, "their times are from earlier visits")
-
-
-def _check_neighbours(session: Session) -> None:
-    """Record other processes that since the last check took cores which this run needs."""
-    if session.neighbours is None:
+def try_changes(session: Session) -> None:
+    """Try other ways to batch, formats, caches, attention and engines, then search for unexplained time."""
+    if session.subject.loaded.offloaded:
         return
-    with session.stages.optional(LOOK, UNSEEN):
-        contention = session.neighbours.look()
-        if contention.disturbs(host_threads(session.subject.machine.info)):
-            session.ledger.add(contention)
-
-
-def _run_progress(progress: Progress, budget: RunBudget, after_s: float) -> Progress:
-    """Progress with the times of the whole run instead of those of the sweep; `after_s` are those of later parts."""
-    left_s = progress.left_s + after_s + budget.further_s
-    return replace(progress, elapsed_s=budget.elapsed_s, left_s=left_s)
-
-
-def _drift_probe(session: Session) -> DriftProbe | None:
-    """A probe of the machine's own speed; None if there is no room for its buffers."""
-    with session.stages.optional("the drift probe", _NO_DRIFT):
-        return DriftProbe(session.subject.machine, session.prepared.effort)
-    return None
-
-
-def _no_room(session: Session, cell: Cell) -> str | None:
-    """Why a cell cannot fit into memory; None if it may fit, or if that is unknown."""
-    with session.stages.optional("the check for free memory", "cells are tried without it"):
-        return session.subject.no_room(cell)
-    return None
-
-
-def _time_shares(session: Session, ranks: Ranks) -> None:
-    session.stages.begin("ranks", "timing each rank's own share")
-    visited = session.ledger.gathered.visits
-    for own in ranks.own_steps([cell for cell in session.prepared.grid.cells if cell in visited]):
-        session.ledger.add(own)
+    count = len(session.fallbacks)
+    with session.stages.optional("batching the prompts in other ways", "no other way is compared"):
+        latencies_s = _latencies_s(session.ledger)
+        session.ledger.extend(try_ways(session.subject, latencies_s, session.budget.part_s(RunPart.QUEUE)))
+    _try_levers(session)
+    _search_unexplained(session)
+    del session.fallbacks[count:]  # those of formats and engines that are only tried
 
 
 def _remeasure_roofs(session: Session) -> None:
     session.stages.begin("roofs", "measuring the roofs again")
-    roof_s = min(session.budget.part_s(RunPart.ROOFS) / _ROOFS, session.prepared.effort.roofs_again_s)
+    roof_s = min(session.budget.part_s(RunPart.ROOFS) / _ROOFS, effort.STANDARD.roofs_again_s)
     if not roof_s:
         return
     subject, ceilings = session.subject, session.ledger.facts.ceilings
@@ -234,22 +119,14 @@ def _remeasure_roofs(session: Session) -> None:
         session.ledger.add(remeasure_roofs(subject.machine, ceilings, dtype, roof_s))
 
 
-def _steppable(session: Session) -> list[Cell]:
-    """Visited cells, without those of engines that own their model."""
-    visited, engines = session.ledger.gathered.visits, session.subject.engines
-    return [cell for cell in session.prepared.grid.cells if cell in visited and not engines[cell.engine].owns_model]
-
-
 def _replay(session: Session, measured: list[Cell]) -> None:
     session.stages.begin("replays", "replaying each cell's kernels in isolation")
-    if session.ranks is None:
-        _complete_dispatch(session, measured)
+    _complete_dispatch(session, measured)
     with session.stages.optional(_REPLAYS, _NO_REPLAYS):
-        for replays in _replayed(session, measured, 1.0):
-            session.ledger.add(replays)
+        session.ledger.extend(_replayed(session, measured, 1.0))
         for _ in range(_MOST_REPEATS):
             _repeat_parts(session, measured)
-        if session.ranks is None:
+        if session.forecasts:
             _replay_between(session, measured)
 
 
@@ -262,10 +139,14 @@ def _complete_dispatch(session: Session, measured: list[Cell]) -> None:
         if begun and (cell.engine, "decode", cell.batch_size) not in known:
             missing.setdefault(cell.engine, set()).add(cell.batch_size)
     for engine, sizes in missing.items():
-        for dispatch in dispatch_of_twin(
-            session.prepared, session.subject, session.stages, session.budget, sorted(sizes), [engine]
-        ):
-            session.ledger.add(dispatch)
+        _measure_dispatch(session, sizes, {engine})
+
+
+def _measure_dispatch(session: Session, batch_sizes: set[int], engines: set[str]) -> None:
+    sizes, names = sorted(batch_sizes), sorted(engines)
+    session.ledger.extend(
+        dispatch_of_twin(session.prepared, session.subject, session.stages, session.budget, sizes, names)
+    )
 
 
 def _replay_between(session: Session, measured: list[Cell]) -> None:
@@ -293,28 +174,10 @@ def _repeat_parts(session: Session, measured: list[Cell]) -> None:
     facts = session.ledger.facts
     cells = [cell for cell in cells_of_disturbed_parts(facts) if cell in measured]
     disturbed = [*cells, *(cell for cell in cells_of_disturbed_dispatch(facts) if cell in measured)]
-    if disturbed and session.ranks is None:
-        batches, engines = sorted({cell.batch_size for cell in disturbed}), sorted({cell.engine for cell in disturbed})
-        for dispatch in dispatch_of_twin(
-            session.prepared, session.subject, session.stages, session.budget, batches, engines
-        ):
-            session.ledger.add(dispatch)
+    if disturbed:
+        _measure_dispatch(session, {cell.batch_size for cell in disturbed}, {cell.engine for cell in disturbed})
     if cells:
-        for replays in _replayed(session, cells, _REPEAT_SHARE):
-            session.ledger.add(replays)
-
-
-def _time_generate(session: Session, measured: list[Cell]) -> None:
-    with session.stages.optional("the timing of generate's parts", "its overhead is not broken down"):
-        for steps in time_generate(session.subject, measured, session.budget.part_s(RunPart.GENERATE)):
-            session.ledger.add(steps)
-
-
-def _try_batching(session: Session) -> None:
-    with session.stages.optional("batching the prompts in other ways", "no other way is compared"):
-        latencies_s = _latencies_s(session.ledger)
-        for queue in try_ways(session.subject, latencies_s, session.budget.part_s(RunPart.QUEUE)):
-            session.ledger.add(queue)
+        session.ledger.extend(_replayed(session, cells, _REPEAT_SHARE))
 
 
 def _try_levers(session: Session) -> None:
@@ -328,38 +191,35 @@ def _try_levers(session: Session) -> None:
     start_s = session.subject.machine.now_s()
     _compare_with_dense(session, _DENSE_SHARE * budget_s)
     budget_s -= session.subject.machine.now_s() - start_s
+
+    def on_failure(form: str, error: Exception) -> None:
+        session.stages.failed(f"trying {form}", error, "this change has no trial")
+
     with session.stages.optional("trying changes", "changes that have no trial are computed only"):
         trials, ceilings = session.ledger.gathered.trials, session.ledger.facts.ceilings
-        for trial in try_variants(
+        tried = try_variants(
             session.subject,
             session.prepared.config,
             ceilings,
             _latencies_s(session.ledger),
             budget_s,
             compiling,
-            _failed_trial(session),
+            on_failure,
             known={(key, trial.form) for key, of_cell in trials.items() for trial in of_cell},
             savings_s=promised_s(judge_run(session.ledger.facts).evidence),
-        ):
-            session.ledger.add(trial)
+        )
+        session.ledger.extend(tried)
 
 
 def _compare_with_dense(session: Session, budget_s: float) -> None:
     """Time the model's packed linears against dense ones at several batches, unless an earlier run did."""
     subject, machine = session.subject, session.subject.machine
-    if subject.loaded.offloaded or session.ranks is not None or session.ledger.gathered.latest(PackedBatches):
+    if subject.loaded.offloaded or session.ledger.gathered.latest(PackedBatches):
         return
     with session.stages.optional("the comparison with dense linears", "the break-even batch is unknown"):
         linears, room_bytes = packed_linears(subject.loaded.module), _DENSE_MEMORY_SHARE * machine.available_bytes()
         if found := packed_batches(linears, subject.request.dtype, room_bytes, machine, budget_s):
             session.ledger.add(found)
-
-
-def _failed_trial(session: Session) -> Callable[[str, Exception], None]:
-    def on_failure(form: str, error: Exception) -> None:
-        session.stages.failed(f"trying {form}", error, "this change has no trial")
-
-    return on_failure
 
 
 def _search_unexplained(session: Session) -> None:
@@ -377,9 +237,8 @@ def _search_unexplained(session: Session) -> None:
         if has_time and key not in ledger.gathered.hooked:
             stages.begin("unexplained", f"searching for unexplained time in {key.name}")
             with stages.optional("the search for unexplained time", _NOT_SEARCHED):
-                for hooked in hook_cell(session.subject, key.cell):
-                    if hooked.key in unexplained:
-                        ledger.add(hooked)
+                hooked_keys = hook_cell(session.subject, key.cell)
+                ledger.extend(hooked for hooked in hooked_keys if hooked.key in unexplained)
 
 
 def _latencies_s(ledger: FactLog) -> dict[CellKey, float]:
@@ -388,19 +247,19 @@ def _latencies_s(ledger: FactLog) -> dict[CellKey, float]:
     return {result.key: result.latency_s for result in results if result.status == "ok"}
 
 
-def _floors_s(session: Session) -> Mapping[CellKey, float]:
-    """The least seconds of each step, from which visits are estimated before any is measured."""
-    facts, floors_s = session.ledger.facts, dict[CellKey, float]()
+def floors_s(session: Session) -> Mapping[CellKey, float]:
+    """Return the least seconds of each step, from which visits are estimated before any is measured."""
+    facts, floors = session.ledger.facts, dict[CellKey, float]()
     with session.stages.optional("the estimate of the time left", "progress is shown without it"):
         for key in facts.grid.keys:
-            floors_s[key] = breakdown_of(facts, key, latency_s=1.0)[0].floor_s
-    return floors_s
+            floors[key] = breakdown_of(facts, key, latency_s=1.0)[0].floor_s
+    return floors
 
 
 def forecast_missing_cells(session: Session) -> None:
     """Forecast the cells that the budget did not reach, from those that were measured."""
     subject, ledger = session.subject, session.ledger
-    if session.ranks is not None:
+    if not session.forecasts:
         return
     with session.stages.optional("the forecast of cells that were not measured", "they have no time"):
         facts, results = ledger.facts, judge_run(ledger.facts).cells
@@ -410,8 +269,7 @@ def forecast_missing_cells(session: Session) -> None:
             def count(keys: Sequence[CellKey], paths: Paths = paths) -> OperatorArrays:
                 return operator_arrays(subject.work, StepArrays.of(keys), paths, subject.model_bytes)
 
-            for forecast in forecast_missing(facts, results, count, name):
-                ledger.add(forecast)
+            ledger.extend(forecast_missing(facts, results, count, name))
 
 
 def measure_options(session: Session, folder: Path) -> None:
@@ -434,21 +292,17 @@ def _look_inside(session: Session, engine: str, trace_folder: Path | None) -> No
     """Time the module groups in every cell of an engine; trace kernels and gaps in its smallest and largest cell."""
     cells = [cell for cell in session.ledger.gathered.visits if cell.engine == engine]
     for cell in cells:
-        for hooked in hook_cell(session.subject, cell):
-            session.ledger.add(hooked)
+        session.ledger.extend(hook_cell(session.subject, cell))
     by_size = sorted(cells, key=lambda cell: cell.batch_size * cell.depth)
     for number, cell in enumerate(dict.fromkeys([*by_size[:1], *by_size[-1:]])):
-        for activity in trace_cell(session.subject, cell, None if number else trace_folder):
-            session.ledger.add(activity)
+        session.ledger.extend(trace_cell(session.subject, cell, None if number else trace_folder))
 
 
 def _start_cold(session: Session) -> None:
     subject = session.subject
     session.stages.begin("cold", "starting the model in a fresh process, and stepping it after idle time")
     with session.stages.optional("the cold starts", "the times of a fresh process are unknown"):
-        for start in fresh_starts(session.prepared, subject.machine, subject.model_bytes):
-            session.ledger.add(start)
+        session.ledger.extend(fresh_starts(session.prepared, subject.machine, subject.model_bytes))
     engine, cell = next(iter(subject.engines.values())), session.prepared.grid.cells[0]
     with session.stages.optional("the steps after a pause", "the cost of a pause is unknown"):
-        for steps in steps_after_idle(engine, cell, subject.machine, session.prepared.effort.idle_pauses):
-            session.ledger.add(steps)
+        session.ledger.extend(steps_after_idle(engine, cell, subject.machine, effort.STANDARD.idle_pauses))

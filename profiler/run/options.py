@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 from profiler.errors import RequestError, near_misses
 from profiler.grid.cells import DEFAULT_ENGINE
 from profiler.grid.ragged import Ragged
+from profiler.options import argument, option
 from profiler.quant.registry import quant_help
 
 DEFAULT_MODEL = "smollm2-135m"
-
-
-def _option(default: Any, text: str, *, flag: str = "", shown: str = "") -> Any:
-    """A field of Options: its default, its help, and its flag and displayed default if they differ."""
-    return field(default=default, metadata={"help": text, "flag": flag, "shown": shown})
 
 
 @dataclass(frozen=True)
@@ -27,54 +22,49 @@ class Options:
     Lengths and sizes are numbers, or texts in the range grammar of the command line.
     """
 
-    model: str | None = _option(None, "Hub id, folder, .gguf file, or a preset's name.", shown=DEFAULT_MODEL)
-    prompt_lens: str | Sequence[int] | Ragged | None = _option(  # noqa: RUF009  Ragged is frozen, too
+    model: str | None = argument("Hub id, folder, .gguf file, or a preset's name.", default=None, shown=DEFAULT_MODEL)
+    prompt_lens: str | Sequence[int] | Ragged | None = option(
         None,
         "Prompt lengths: 128, or 64,256, or 64..2048*2; for unequal prompts ragged:32..512 or ragged:FILE.",
         shown="64,128,256,512; 64,512 to compare precisions, engines or devices",
     )
-    context_lens: str | Sequence[int] = _option("", "Decode with this many tokens in the KV cache, without a prefill.")
-    batch_sizes: str | Sequence[int] | None = _option(
+    context_lens: str | Sequence[int] = option("", "Decode with this many tokens in the KV cache, without a prefill.")
+    batch_sizes: str | Sequence[int] | None = option(
         None, "Batch sizes, in the same grammar.", shown="1,2,4,8; 1,8 to compare"
     )
-    new_tokens: int = _option(32, "Tokens to decode after each prompt.")
-    dtype: str = _option("auto", "auto, float32, bfloat16 or float16.")
-    quant: str = _option("none", f"{quant_help()}; or several: none,nf4.")
-    double_quant: bool = _option(False, "nf4, fp4: quantise the scales too.")
-    compute_dtype: str = _option("auto", "nf4, fp4: the dtype of the matrix products.")
-    weights: str = _option("auto", "auto, checkpoint or random (nothing is downloaded).")
-    engine: str = _option(
+    new_tokens: int = option(32, "Tokens to decode after each prompt.")
+    dtype: str = option("auto", "auto, float32, bfloat16 or float16.")
+    quant: str = option("none", f"{quant_help()}; or several: none,nf4.")
+    double_quant: bool = option(False, "nf4, fp4: quantise the scales too.")
+    compute_dtype: str = option("auto", "nf4, fp4: the dtype of the matrix products.")
+    weights: str = option("auto", "auto, checkpoint or random (nothing is downloaded).")
+    engine: str = option(
         DEFAULT_ENGINE,
         "How the model is stepped: eager, static, compile, graph, generate, vllm; or several: eager,vllm.",
     )
-    cache: str = _option(
+    cache: str = option(
         "",
         "KV cache of eager steps: quantized (the first that works of fp8, quanto, hqq); or several: dynamic,fp8.",
         shown="dynamic",
     )
-    attn: str | None = _option(None, "Attention implementation, such as sdpa or eager.")
-    tp: int = _option(1, "Ranks to split the model over (tensor parallelism), one per GPU; starts torchrun if needed.")
-    device: str = _option("auto", "auto, cpu, cuda or cuda:N; or several, one after the other: cuda:0,cuda:1.")
-    out: str | Path | None = field(default=None, metadata={"help": "Run folder (default: a new one under runs/)."})
-    budget_s: float | None = _option(
+    attn: str | None = option(None, "Attention implementation, such as sdpa or eager.")
+    tp: int = option(1, "Ranks to split the model over (tensor parallelism), one per GPU; starts torchrun if needed.")
+    device: str = option("auto", "auto, cpu, cuda or cuda:N; or several, one after the other: cuda:0,cuda:1.")
+    out: Path | str | None = option(None, "Run folder (default: a new one under runs/).")
+    budget_s: float | None = option(
         None,
         "Seconds from the start to the answer, without loading.",
         flag="budget",
         shown="60; a grid that you name is measured whole",
     )
-    fresh: bool = _option(False, "Measure the roofs again instead of using those of the last day.")
-    no_levers: bool = _option(False, "Do not measure what other dtypes, formats, caches or attention would save.")
-    breakdown: bool = _option(False, "Add a pass that shows where the time goes inside a step.")
-    trace: bool = _option(False, "As --breakdown, with a Chrome trace of one decode step.")
-    cold: bool = _option(False, "Add a fresh process's load and first calls, and steps after 1, 5 and 30 s of idling.")
-    check_quality: bool = _option(False, "Compare a quantised checkpoint's outputs with the original's.")
-    trust_remote_code: bool = _option(False, "Run the model's own code.")
-    allow_pickle: bool = _option(False, "Load .bin checkpoints, which can run code.")
-
-
-def flag_of(option: Field[object]) -> str:
-    """Return the command line's name of a field of Options."""
-    return "--" + (option.metadata.get("flag") or option.name).replace("_", "-")
+    fresh: bool = option(False, "Measure the roofs again instead of using those of the last day.")
+    no_levers: bool = option(False, "Do not measure what other dtypes, formats, caches or attention would save.")
+    breakdown: bool = option(False, "Add a pass that shows where the time goes inside a step.")
+    trace: bool = option(False, "As --breakdown, with a Chrome trace of one decode step.")
+    cold: bool = option(False, "Add a fresh process's load and first calls, and steps after 1, 5 and 30 s of idling.")
+    check_quality: bool = option(False, "Compare a quantised checkpoint's outputs with the original's.")
+    trust_remote_code: bool = option(False, "Run the model's own code.")
+    allow_pickle: bool = option(False, "Load .bin checkpoints, which can run code.")
 
 
 def check_options(given: Sequence[str]) -> None:

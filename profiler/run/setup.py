@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch import nn
 
+from profiler import effort
 from profiler.counting.memory_need import cache_bytes, memory_need, state_bytes
 from profiler.counting.meta import path_here
 from profiler.counting.operators import ModelWork
 from profiler.counting.walk import walk
+from profiler.device.contention import Neighbours
 from profiler.device.device import Device, software
 from profiler.device.machine import Machine
-from profiler.effort import STANDARD, Effort
 from profiler.engines.base import Engine
 from profiler.engines.padded import PaddedEngine
 from profiler.engines.registry import ENGINES, OWNING
 from profiler.engines.vllm import VllmRequirements
 from profiler.errors import ModelError, RoofscopeError, describe_error, first_line
+from profiler.facts.contention import Contention
 from profiler.facts.dispatch import DispatchSamples
 from profiler.facts.roofs import Ceilings
 from profiler.facts.step import ExecutionPath, Step
@@ -31,8 +34,9 @@ from profiler.loading.load import load
 from profiler.loading.request import LoadedModel, ModelRequest, dtype_name
 from profiler.measure.dispatch import measure_dispatch
 from profiler.measure.subject import Subject, execution_paths
+from profiler.quant.bitsandbytes import four_bit_rule_error
 from profiler.quant.registry import FORMATS
-from profiler.quant.storage import four_bit_rule_error, model_storage_bytes
+from profiler.quant.storage import model_storage_bytes
 from profiler.roofs.drift_probe import PROBE_BYTES
 from profiler.roofs.host_dispatch import measure_host_pace
 from profiler.roofs.links import measure_links
@@ -43,14 +47,16 @@ from profiler.run.budget import RunBudget
 from profiler.run.stages import Stages
 from profiler.run.validate import PreparedRun
 
+LOOK, UNSEEN = "the check for other processes", "busy processes are not detected"
+"""Name of this part and the effect of its failure, for `Stages.optional`."""
+_LOOK_S = 0.5
+"""Seconds between two looks at other processes."""
 _NO_DISPATCH = "the host's share of a step is unexplained"
 
 
-def set_up(
-    prepared: PreparedRun, stages: Stages, budget: RunBudget, is_busy: Callable[[], bool]
-) -> tuple[Subject, Ceilings, list[DispatchSamples]]:
-    """Load the model, ask `is_busy` whether other processes disturb, and measure the roofs and dispatch."""
-    request, grid, machine = prepared.request, prepared.grid, stages.machine
+def load_subject(prepared: PreparedRun, stages: Stages, budget: RunBudget) -> Subject:
+    """Load the model, make its engines, and count the work of its steps, by the kernels that this device chooses."""
+    request, machine = prepared.request, stages.machine
     before_bytes = machine.allocated_bytes()  # of this process's other models, as in a notebook
     with budget.apart():
         stages.begin(
@@ -58,14 +64,54 @@ def set_up(
         )
         loaded = _load(prepared)
         work = walk(loaded.module)
-        for name in OWNING.keys() & set(grid.engines):
+        for name in OWNING.keys() & set(prepared.grid.engines):
             stages.begin(f"loading into {name}", f"{name} loads the model, compiles it and warms up")
         engines = make_engines(prepared, loaded, work, machine)
     held_bytes = machine.allocated_bytes() - before_bytes
-    busy = is_busy()
+    paths: dict[tuple[str, Phase], ExecutionPath] = {
+        (name, phase): ExecutionPath() for name in engines for phase in PHASES
+    }
+    with stages.optional("the choice of kernels", "work is counted as if the fastest ran"):
+        paths = execution_paths(loaded, work, engines, prepared.grid)
+    if FORMATS[request.quant].has_options and (why := four_bit_rule_error(machine.device)):
+        stages.miss("bitsandbytes' choice of 4-bit kernels", why, "dense copies are counted from 5 rows on")
+    return Subject(machine, loaded, work, engines, paths, prepared.grid, held_bytes)
+
+
+def wait_for_neighbours(neighbours: Neighbours, stages: Stages, budget: RunBudget) -> list[Contention]:
+    """Wait, for at most `budget.neighbours_s`, until no other process keeps cores busy that this run needs.
+
+    Returns what still disturbs the run; empty if nothing does.
+    """
+    threads, most_s = stages.machine.info.host_threads, budget.neighbours_s
+    others = neighbours.look()
+    if not others.disturbs(threads):
+        return []
+    looks = int(most_s / _LOOK_S)
+    if looks:
+        stages.begin(
+            "waiting",
+            f"{others.busy_cores} busy with {others.who}: waiting at most {most_s:.0f} s for that to end",
+        )
+    for _ in range(looks):
+        time.sleep(_LOOK_S)
+        others = neighbours.look()
+        if not others.disturbs(threads):
+            return []
+    return [others]
+
+
+def measure_foundation(
+    prepared: PreparedRun, subject: Subject, stages: Stages, budget: RunBudget, *, busy: bool
+) -> tuple[Ceilings, list[DispatchSamples]]:
+    """Measure what all cells depend on: the roofs, the links to offloaded weights, and dispatch.
+
+    `busy` says that other processes disturb: roofs are then neither checked nor measured on the model's weights.
+    """
+    machine, loaded = subject.machine, subject.loaded
     stages.begin("roofs", "measuring this device's roofs")
     ceilings = measure_ceilings(
-        request, machine, work, fresh=prepared.options.fresh, effort=prepared.effort, budget=budget, busy=busy
+        subject.request, machine, subject.work, fresh=prepared.options.fresh, budget=budget, busy=busy
     )
     links, missing = measure_links(sorted(loaded.offloaded_bytes), machine)
     weights = None
@@ -75,16 +121,9 @@ def set_up(
     ceilings = replace(ceilings, links=links, weights=weights, missing={**ceilings.missing, **missing})
     for name, why in ceilings.missing.items():
         stages.miss(f"measuring {name}", why, "this roof is missing")
-    paths: dict[tuple[str, Phase], ExecutionPath] = {
-        (name, phase): ExecutionPath() for name in engines for phase in PHASES
-    }
-    with stages.optional("the choice of kernels", "work is counted as if the fastest ran"):
-        paths = execution_paths(loaded, work, engines, grid)
-    if FORMATS[request.quant].has_options and (why := four_bit_rule_error(machine.device)):
-        stages.miss("bitsandbytes' choice of 4-bit kernels", why, "dense copies are counted from 5 rows on")
     stages.begin("dispatch", "measuring dispatch on the hollow twin")
-    subject = Subject(machine, loaded, work, engines, paths, grid, held_bytes)
-    return subject, ceilings, dispatch_of_twin(prepared, subject, stages, budget, grid.batch_sizes, grid.engines)
+    grid = prepared.grid
+    return ceilings, dispatch_of_twin(prepared, subject, stages, budget, grid.batch_sizes, grid.engines)
 
 
 def _load(prepared: PreparedRun) -> LoadedModel:
@@ -143,7 +182,6 @@ def measure_ceilings(
     work: ModelWork,
     *,
     fresh: bool,
-    effort: Effort = STANDARD,
     budget: RunBudget | None = None,
     busy: bool = False,
 ) -> Ceilings:
@@ -153,21 +191,20 @@ def measure_ceilings(
     cached roofs are not checked.
     """
     dtypes, model_dtype = roof_dtypes(work, request, machine.info), dtype_name(request.dtype)
-    roof_s = effort.roof_s if budget is None else budget.roof_s
-    host_pace_s = effort.host_pace_s if budget is None else budget.host_pace_s
+    limits = effort.STANDARD if budget is None else budget
 
     def measure_missing(known: Ceilings | None) -> Ceilings:
         roofs = measure(
             machine,
             dtypes,
             model_dtype=model_dtype,
-            stage_budget_s=roof_s,
+            stage_budget_s=limits.roof_s,
             known=known,
-            checks_known=effort.checks_kept_roofs and not busy,
+            checks_known=effort.STANDARD.checks_kept_roofs and not busy,
         )
         missing, host = dict(roofs.missing), roofs.host
         with attempt("the host's pace", machine, missing):
-            host = host or measure_host_pace(machine, host_pace_s)
+            host = host or measure_host_pace(machine, limits.host_pace_s)
         return replace(roofs, host=host, missing=missing)
 
     ceilings = cached(measure_missing, machine, software(), fresh=fresh)

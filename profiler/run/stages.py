@@ -53,8 +53,7 @@ class Stages:
     def optional(self, what: str, effect: str) -> Iterator[None]:
         """Context manager for a part without which the run continues: its failure is recorded in `missing`.
 
-        `effect` says what its absence means for the figures. Raises DeviceError if the device is lost, and RankError if
-        a rank is.
+        `effect` says what its absence means for the figures. Raises DeviceError if the device is lost.
         """
         with tolerate_errors(lambda error: self.miss(what, describe_error(error), effect)):
             yield

@@ -6,7 +6,7 @@ import copy
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -14,9 +14,7 @@ import torch
 
 from profiler import effort
 from profiler.counting.tensor_parallel import check_cut, check_ranks, replicated_kv_heads
-from profiler.device.device import resolve_device
-from profiler.device.process_group import cards
-from profiler.effort import Effort
+from profiler.device.device import gpu_count, resolve_device
 from profiler.engines.registry import OWNING, check_engine, engines_of_caches, with_own_loop
 from profiler.engines.vllm import check_vllm
 from profiler.errors import RequestError, RunError
@@ -30,9 +28,10 @@ from profiler.loading.meta_model import build_on_meta, plan, quiet_libraries
 from profiler.loading.request import DTYPES, ModelRequest, dtype_name, most_positions, resolve_dtype
 from profiler.loading.source import ModelSource, resolve
 from profiler.measure.quality import text_ids
+from profiler.options import flag_of, listed, one_of
 from profiler.quant.formats import QuantOptions, check_quant
 from profiler.quant.registry import FORMATS, Quant, known_quant
-from profiler.run.options import DEFAULT_MODEL, Options, flag_of
+from profiler.run.options import DEFAULT_MODEL, Options
 from profiler.store.document import RunDocument
 from profiler.store.folder import read_document, read_results
 
@@ -56,8 +55,6 @@ class PreparedRun:
     command: str
     warnings: tuple[str, ...] = ()
     """Warnings about the request itself."""
-    effort: Effort = field(default_factory=lambda: effort.STANDARD)
-    """How long and how often each part is measured."""
     budget_s: float = DEFAULT_BUDGET_S
     """Seconds from the start of the run to its answer, without loading; at least this for a whole grid."""
     whole: bool = False
@@ -75,8 +72,8 @@ def prepare(options: Options, compared: bool = False) -> PreparedRun:
     Without a named grid it is the default grid, or its corners if runs are to be `compared`, or engines.
     """
     quant = options.quant
-    engines = with_own_loop(_listed(options.engine)) or [DEFAULT_ENGINE]
-    caches = _listed(options.cache)
+    engines = with_own_loop(listed(options.engine)) or [DEFAULT_ENGINE]
+    caches = listed(options.cache)
     compared = compared or len(engines) > 1 or len(caches) > 1
     prompts, batches = options.prompt_lens, options.batch_sizes
     if prompts is None and not options.context_lens:
@@ -88,12 +85,11 @@ def prepare(options: Options, compared: bool = False) -> PreparedRun:
         options = replace(options, budget_s=DEFAULT_BUDGET_S)  # the command that repeats this run names its grid
     model = DEFAULT_MODEL if options.model is None else options.model
     known_quant(quant)
-    if options.attn is not None and options.attn not in get_args(Attention):
-        raise RequestError(f"--attn {options.attn!r} is unknown; use {', '.join(get_args(Attention))}.")
+    if options.attn is not None:
+        one_of(options.attn, "--attn", get_args(Attention))
     if options.budget_s is not None and not 0 < options.budget_s < math.inf:
         raise RequestError(f"--budget {options.budget_s:g} is not possible; give seconds above 0.")
-    if options.compute_dtype != "auto" and options.compute_dtype not in DTYPES:
-        raise RequestError(f"--compute-dtype {options.compute_dtype!r} is unknown; use auto, {', '.join(DTYPES)}.")
+    one_of(options.compute_dtype, "--compute-dtype", ("auto", *DTYPES))
     source = resolve(model)
     device = resolve_device(options.device)
     config = load_config(source, options.trust_remote_code)
@@ -157,10 +153,6 @@ def prepare(options: Options, compared: bool = False) -> PreparedRun:
     )
 
 
-def _listed(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
 def _check_ranks(
     options: Options, source: ModelSource, config: object, quant: Quant, device: torch.device, grid: Grid
 ) -> None:
@@ -175,8 +167,8 @@ def _check_ranks(
             f"--tp {tp}: transformers cuts the {kv} KV heads of this model into pieces over {tp} ranks, and fails; use"
             f" {kv} or fewer (`roofscope count --tp {tp}` counts them as copied)."
         )
-    if device.type == "cuda" and tp > cards():
-        raise RequestError(f"--tp {tp}: this machine has {cards()} GPUs; use at most that many, or --device cpu.")
+    if device.type == "cuda" and tp > gpu_count():
+        raise RequestError(f"--tp {tp}: this machine has {gpu_count()} GPUs; use at most that many, or --device cpu.")
     if grid.engines != (DEFAULT_ENGINE,):
         raise RequestError(f"--tp {tp} works only with --engine {DEFAULT_ENGINE}, not {','.join(grid.engines)}.")
     if options.breakdown or options.trace or options.cold:

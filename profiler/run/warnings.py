@@ -7,34 +7,27 @@ from collections.abc import Sequence
 from profiler.counting.operators import Linear
 from profiler.device.contention import ForeignLoad
 from profiler.device.device import Device, under_wsl
-from profiler.device.memory import MAY_SPILL, NO_FALLBACK
 from profiler.facts.roofs import Ceilings
 from profiler.loading.request import CheckpointFit, dtype_name
 from profiler.measure.subject import Subject
-from profiler.run.neighbours import host_threads
 from profiler.units import percent, scaled
 
-OWN_CORES = (
-    "each rank runs on its own cores here, and gloo's event loops cannot preempt it: a plain torchrun gives neither,"
-    " and its steps take longer."
-)
 
-
-def device_warnings(info: Device, foreign: ForeignLoad | None) -> list[str]:
-    """Return warnings about the machine; `foreign` has observed other processes since before it was measured."""
-    warnings = busy_warnings(info, foreign) if foreign is not None else []
+def device_warnings(info: Device) -> list[str]:
+    """Return warnings about the machine."""
+    warnings = []
     if info.kind == "cuda" and info.datasheet is None:
         warnings.append(
             f"{info.name} is not in the table of datasheets: only measured roofs are used, MFU and MBU are empty."
         )
     if info.kind == "cuda" and under_wsl():
-        warnings.append(f"under WSL {MAY_SPILL}; {NO_FALLBACK}, or stay well below the GPU's memory.")
+        # github.com/microsoft/WSL, issue 11050; the setting's name: nvidia.custhelp.com, answer 5490.
+        warnings.append(
+            "under WSL allocations beyond the GPU's memory may spill to system memory without an error, and steps get"
+            " slow; set 'CUDA - Sysmem Fallback Policy' to 'Prefer No Sysmem Fallback' in Windows' NVIDIA Control"
+            " Panel, or stay well below the GPU's memory."
+        )
     return warnings
-
-
-def busy_warnings(info: Device, foreign: ForeignLoad) -> list[str]:
-    """Return a warning if other processes leave fewer cores than a device needs, observed by `foreign`."""
-    return busy_words(host_threads(info), foreign)
 
 
 def busy_words(threads: int, foreign: ForeignLoad) -> list[str]:

@@ -23,17 +23,18 @@ import torch
 import torch.distributed as dist
 from transformers import LlamaConfig
 
+from profiler.cli.ranks import started_by_torchrun
 from profiler.counting.operators import Collective
 from profiler.data.links import Link, fit_link
 from profiler.device.machine import machine_for
-from profiler.device.process_group import ProcessGroup, under_torchrun
 from profiler.engines.transformers import EagerEngine
 from profiler.facts.step import ExecutionPath, Step
 from profiler.grid.cells import Cell, CellKey
 from profiler.loading.meta_model import quiet_libraries
 from profiler.measure.visit import follow
+from profiler.ranks.process_group import ProcessGroup
+from profiler.ranks.run import Ranks, RankTiming, middle, own_work, rank_shares
 from profiler.run.options import Options
-from profiler.run.tensor_parallel import Ranks, RankTiming, middle, own_work, rank_shares
 from profiler.run.validate import prepare
 
 SLOWED = ((0.0, 1000.0), (200.0, 4.0), (1000.0, 1.0), (4000.0, 0.25))
@@ -51,7 +52,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=64)
     parser.add_argument("--turns", type=int, default=4)
     arguments = parser.parse_args()
-    if not under_torchrun():
+    if not started_by_torchrun():
         ranks = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={arguments.ranks}", __file__]
         with tempfile.TemporaryDirectory() as folder:
             model = [] if arguments.model else ["--model", _small(folder)]

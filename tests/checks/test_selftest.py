@@ -67,7 +67,7 @@ def test_wrong_roofs_move_the_verdict(roofs: Ceilings, monkeypatch: pytest.Monke
         memory={name: replace(roof, per_s=3 * roof.per_s) for name, roof in roofs.memory.items()},
         compute={name: replace(roof, per_s=4 * roof.per_s) for name, roof in roofs.compute.items()},
     )
-    labels = {result.name: result.label.regime for result in islice(run_selftest(HOST, faster), 2)}
+    labels = {result.name: result.regime for result in islice(run_selftest(HOST, faster), 2)}
     assert labels["a stream past every cache"] == "inconclusive"
     assert labels["a large matrix product"] == "inconclusive"
 
@@ -84,17 +84,6 @@ def test_better_kernels_recover_the_time_that_slow_ones_lose() -> None:
     one_call_s = min(fastest_s(lambda: F.linear(rows, weight)), fastest_s(lambda: weight @ rows.t()))
     assert fastest_s(lambda: [F.linear(row, weight) for row in rows]) > 2 * one_call_s
     assert fastest_s(lambda: F.linear(rows[0], packed.float() * 0.5)) > 2 * fastest_s(lambda: F.linear(rows[0], weight))
-
-
-def test_roofs_and_curve(roofs: Ceilings) -> None:
-    """A working set in a cache is read faster than memory; one larger than every cache is not."""
-    small, large = 1 << 20, roofs.stream_bytes
-    assert roofs.memory_bytes_per_s_for(large * 2) == roofs.memory_bytes_per_s
-    assert roofs.memory_bytes_per_s_for(small) >= roofs.memory_bytes_per_s_for(large)
-    assert not roofs.cache_resident(large)
-    sizes = [point.nbytes for point in roofs.curve]
-    assert sizes == sorted(sizes)
-    assert sizes[0] == 1 << 20
 
 
 def test_ceilings_command(roofscope, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]

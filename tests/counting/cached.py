@@ -1,16 +1,16 @@
 """Compare what the walk says that a sequence keeps with the tensors in the cache of a small model that has run.
 
-`python tests/counting/cached.py` measures all types and writes the committed table again.
+`python tests/counting/cached.py` measures all causal and image-text types and writes the committed tables again.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pictures
 import scoreboard
 import torch
 import transformers
@@ -18,9 +18,11 @@ from shrink import configs
 
 from profiler.counting.walk import walk
 from profiler.loading.cache_argument import cache_of
-from profiler.loading.meta_model import from_config, quiet_libraries
+from profiler.loading.meta_model import quiet_libraries
 
 TABLE = Path(__file__).with_name("cached.csv")
+PICTURES = Path(__file__).with_name("pictures_cached.csv")
+"""Of the image-text types, for prompts without pictures."""
 BATCHES = (1, 3)
 LENGTHS = (4, 20)
 """Tokens of a prompt: within the windows of the small configs, and beyond them."""
@@ -31,22 +33,23 @@ def score(model_type: str) -> tuple[str, str]:
     try:
         with quiet_libraries(), warnings.catch_warnings(), scoreboard.time_limit():
             warnings.simplefilter("ignore")
-            differences = [text for config in configs(model_type) for text in differences_of(config)]
+            small = configs(model_type)
+            differences = [text for config in small for text in scoreboard.on_cpu_or_meta(config, differences_of)]
     except Exception as error:
         return "not run", scoreboard.reason(error)
     return ("differs", "; ".join(differences[:2])[:160]) if differences else ("equal", "")
 
 
-def differences_of(config: Any) -> Iterator[str]:
-    """Yield what differs between the counted and the real cache, by the bytes of an element."""
-    torch.manual_seed(0)
-    model = from_config(config, torch.bfloat16, "eager").eval()
+def differences_of(model: Any) -> list[str]:
+    """Return what differs between the counted and the real cache, by the bytes of an element."""
+    differences = []
     work = walk(model)
     most = min(100, model.get_input_embeddings().weight.shape[0] - 1)
     for batch in BATCHES:
         for length in LENGTHS:
+            tokens = torch.randint(3, most, (batch, length), device=next(model.parameters()).device)
             with torch.no_grad():
-                output = model(input_ids=torch.randint(3, most, (batch, length)), use_cache=True)
+                output = model(input_ids=tokens, use_cache=True)
             real = Counter[int]()
             for tensor in cached_tensors(cache_of(output)):
                 real[tensor.element_size()] += tensor.nbytes
@@ -54,7 +57,8 @@ def differences_of(config: Any) -> Iterator[str]:
             for operator in work.operators:
                 counted[getattr(operator, "itemsize", 0)] += batch * operator.count * int(operator.kept_bytes(length))
             if +real != +counted:
-                yield f"{batch} x {length}: {dict(+counted)}, not {dict(+real)}"
+                differences.append(f"{batch} x {length}: {dict(+counted)}, not {dict(+real)}")
+    return differences
 
 
 def cached_tensors(cache: object) -> list[torch.Tensor]:
@@ -80,4 +84,5 @@ def cached_tensors(cache: object) -> list[torch.Tensor]:
 
 
 if __name__ == "__main__":
-    scoreboard.write_table(TABLE, score)
+    scoreboard.write_table(TABLE, scoreboard.types(), score)
+    scoreboard.write_table(PICTURES, pictures.types(), score)

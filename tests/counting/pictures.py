@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import csv
 import warnings
 from pathlib import Path
 
@@ -35,14 +34,5 @@ def score(model_type: str) -> tuple[str, str]:
     return "built", "; ".join(work.not_run)
 
 
-def main() -> None:
-    results = [(name, *score(name)) for name in types()]
-    with TABLE.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["type", "result", "detail"])
-        writer.writerows(results)
-    print(sum(result == "built" for _, result, _ in results), "of", len(results))
-
-
 if __name__ == "__main__":
-    main()
+    scoreboard.write_table(TABLE, types(), score)

@@ -8,9 +8,11 @@ from __future__ import annotations
 import csv
 import signal
 import warnings
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 import transformers
@@ -27,6 +29,7 @@ TABLE = Path(__file__).with_name("scoreboard.csv")
 STEPS = (Step(2, 8, 0), Step(1, 12, 0), Step(3, 1, 10), Step(1, 1, 5))
 RANK = {"equal": 0, "differs": 1, "not run": 2}
 _SECONDS_A_TYPE = 30
+T = TypeVar("T")
 _FEW_PARAMETERS = 500_000
 
 
@@ -52,18 +55,22 @@ def reason(error: Exception) -> str:
 
 
 def _checks(config: object) -> list[Crosscheck]:
-    """Run on the CPU if there are few weights, and else on meta. If one fails, try the other.
+    return on_cpu_or_meta(config, _each_step)
+
+
+def on_cpu_or_meta(config: Any, run: Callable[[nn.Module], T]) -> T:
+    """Run a model on the CPU if it has few weights, and else on meta. If one fails, try the other.
 
     CPU kernels are compiled and those of meta are Python. Meta tensors have no values, but accept any dtype.
     """
-    on_meta = build_on_meta(config, torch.bfloat16, attn="eager")
+    on_meta = build_on_meta(config, torch.bfloat16, attn="eager").eval()
     first, second = _on_cpu, lambda _: on_meta
     if sum(parameter.numel() for parameter in on_meta.parameters()) > _FEW_PARAMETERS:
         first, second = second, first
     try:
-        return _each_step(first(config))
+        return run(first(config))
     except (RuntimeError, NotImplementedError):
-        return _each_step(second(config))
+        return run(second(config))
 
 
 def _on_cpu(config: object) -> nn.Module:
@@ -98,15 +105,14 @@ def read_table(table: Path = TABLE) -> dict[str, tuple[str, str]]:
         return {row["type"]: (row["result"], row["detail"]) for row in csv.DictReader(file)}
 
 
-def write_table(table: Path, score: Callable[[str], tuple[str, str]]) -> None:
-    results = [(name, *score(name)) for name in types()]
+def write_table(table: Path, names: Iterable[str], score: Callable[[str], tuple[str, str]]) -> None:
+    results = [(name, *score(name)) for name in names]
     with table.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["type", "result", "detail"])
         writer.writerows(results)
-    counts = {result: sum(row[1] == result for row in results) for result in RANK}
-    print(f"transformers {transformers.__version__}: {counts}")
+    print(f"transformers {transformers.__version__}, {table.stem}: {Counter(row[1] for row in results)}")
 
 
 if __name__ == "__main__":
-    write_table(TABLE, score)
+    write_table(TABLE, types(), score)

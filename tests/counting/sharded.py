@@ -8,14 +8,15 @@ group of that size, and sends nothing.
 
 from __future__ import annotations
 
-import csv
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import scoreboard
 import torch
 import torch.distributed as dist
 from shrink import shrink
@@ -26,7 +27,6 @@ from transformers import AutoConfig
 from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 from transformers.initialization import no_tie_weights
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from profiler.counting.memory_need import cache_bytes
 from profiler.counting.operators import Collective
@@ -163,19 +163,6 @@ def score(model_type: str, mesh: Any) -> tuple[str, str]:
     return ("equal", "") if theirs.sent is not None else ("weights equal", theirs.why[:100])
 
 
-def read_table() -> dict[str, str]:
-    with TABLE.open(newline="") as file:
-        return {row["type"]: row["result"] for row in csv.DictReader(file)}
-
-
-def main() -> None:
-    with group(2) as mesh, TABLE.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["type", "result", "detail"])
-        rows = [(name, *score(name, mesh)) for name in sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)]
-        writer.writerows(rows)
-    print({result: sum(row[1] == result for row in rows) for result in sorted({row[1] for row in rows})})
-
-
 if __name__ == "__main__":
-    main()
+    with group(2) as mesh:
+        scoreboard.write_table(TABLE, scoreboard.types(), partial(score, mesh=mesh))

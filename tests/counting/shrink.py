@@ -12,38 +12,15 @@ from transformers import AutoConfig
 HEADS = 4
 HEAD_DIM = 16
 SIZES = {
-    "hidden_size": HEADS * HEAD_DIM,
-    "intermediate_size": 96,
-    "ffn_dim": 96,
-    "decoder_ffn_dim": 96,
-    "encoder_ffn_dim": 96,
-    "num_attention_heads": HEADS,
-    "decoder_attention_heads": HEADS,
-    "encoder_attention_heads": HEADS,
-    "num_key_value_heads": 2,
-    "head_dim": HEAD_DIM,
-    "rotary_dim": 8,
-    "vocab_size": 128,
-    "max_position_embeddings": 256,
-    "moe_intermediate_size": 32,
-    "shared_expert_intermediate_size": 32,
-    "num_experts": 8,
-    "num_local_experts": 8,
-    "n_routed_experts": 8,
-    "moe_num_experts": 8,
-    "num_experts_per_tok": 2,
-    "kv_lora_rank": 16,
-    "q_lora_rank": 24,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 8,
-    "qk_head_dim": 24,
-    "v_head_dim": 12,
-    "sliding_window": 6,
-    "attention_chunk_size": 6,
-    "n_group": 1,
-    "topk_group": 1,
-    "first_k_dense_replace": 1,
-}
+    "hidden_size": HEADS * HEAD_DIM, "intermediate_size": 96, "ffn_dim": 96, "decoder_ffn_dim": 96,
+    "encoder_ffn_dim": 96, "num_attention_heads": HEADS, "decoder_attention_heads": HEADS,
+    "encoder_attention_heads": HEADS, "num_key_value_heads": 2, "head_dim": HEAD_DIM, "rotary_dim": 8,
+    "vocab_size": 128, "max_position_embeddings": 256, "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32, "num_experts": 8, "num_local_experts": 8, "n_routed_experts": 8,
+    "moe_num_experts": 8, "num_experts_per_tok": 2, "kv_lora_rank": 16, "q_lora_rank": 24, "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8, "qk_head_dim": 24, "v_head_dim": 12, "sliding_window": 6, "attention_chunk_size": 6,
+    "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
+}  # fmt: skip
 MOST_LAYERS = 4
 TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
 
@@ -58,10 +35,14 @@ def configs(model_type: str) -> list[Any]:
 
 
 def shrink(config: Any) -> Any:
-    """Return a copy with small widths and few layers, without new keys."""
+    """Return a copy with small widths and few layers, without new keys; towers keep their widths."""
     small = copy.deepcopy(config)
     for part in parts(small):
         _shrink(part)
+    for tower in (getattr(small, name, None) for name in getattr(small, "sub_configs", ())):
+        for name in ("num_hidden_layers", "depth"):
+            if tower is not None and tower is not small.get_text_config() and _get(tower, name):
+                _set(tower, name, 1)
     return small
 
 
@@ -72,6 +53,7 @@ def parts(config: Any) -> list[Any]:
 
 
 def _shrink(config: Any) -> None:
+    _shrink_rotary_sections(config)
     for name, value in SIZES.items():
         old = _get(config, name)
         if isinstance(old, int) and not isinstance(old, bool):
@@ -88,6 +70,14 @@ def _shrink(config: Any) -> None:
         config.is_decoder = True
     _fewer_layers(config)
     _known_tokens(config)
+
+
+def _shrink_rotary_sections(config: Any) -> None:
+    """Shrink the parts of a head that are rotated by time, height and width, which some models know by default."""
+    rope = _get(config, "rope_parameters") or {}
+    if "rope_type" in rope:
+        total = int(HEAD_DIM // 2 * rope.get("partial_rotary_factor", 1))
+        rope["mrope_section"] = [total - 2 * (total // 3), total // 3, total // 3]
 
 
 def _known_tokens(config: Any) -> None:

@@ -22,14 +22,10 @@ def test_decode_of_mistral(roofscope) -> None:  # type: ignore[no-untyped-def]
     counted = document(
         roofscope, "mistral-7b-v0.1", "--phase", "decode", "--batch", "1", "--prompt", "512", "--crosscheck"
     )
-    assert counted["params"] == 7_241_732_096
-    assert counted["model_flops"] == 14_489_747_456
     assert (counted["batch"], counted["query_tokens"], counted["context_tokens"]) == (1, 1, 512)
     moved = counted["bytes"]
     assert moved["total"] == 14_288_632_320 == sum(value for name, value in moved.items() if name != "total")
     assert moved["kv_read"] == 67_108_864
-    assert counted["intensity"] == pytest.approx(1.014, abs=1e-3)
-    assert counted["coverage"] == 1.0
     assert sum(operator["model_flops"] for operator in counted["operators"]) == counted["model_flops"]
     assert counted["crosscheck"] == {
         "counter": "torch.utils.flop_counter.FlopCounterMode",
@@ -52,12 +48,6 @@ def test_decode_of_mistral(roofscope) -> None:  # type: ignore[no-untyped-def]
 def test_second_opinion_at_full_size(roofscope, name: str) -> None:  # type: ignore[no-untyped-def]
     counted = document(roofscope, name, "--phase", "prefill", "--prompt", "64", "--batch", "2", "--crosscheck")
     assert counted["crosscheck"]["equal"], counted["crosscheck"]["differences"]
-
-
-def test_prefill_executes_the_full_square_in_eager_attention(roofscope) -> None:  # type: ignore[no-untyped-def]
-    counted = document(roofscope, "mistral-7b-v0.1", "--phase", "prefill", "--attn", "eager")
-    assert counted["model_flops"] == 7_215_941_419_008
-    assert counted["executed_flops"] == 7_284_526_678_016
 
 
 def test_the_default_attention_of_transformers_is_counted(roofscope) -> None:  # type: ignore[no-untyped-def]
@@ -108,18 +98,6 @@ def test_a_card_without_bfloat16_units_runs_in_float16(roofscope) -> None:  # ty
     assert (card["gpu"], card["dtype"]) == ("T4", "float16")
     assert card["floor_s"] == pytest.approx(111e-3, rel=0.02)
     assert "T4: has no bfloat16 units; its floor is that of float16" in roofscope("count", *arguments).out
-
-
-@pytest.mark.parametrize(
-    ("name", "row"),
-    [
-        ("NVIDIA H100 80GB HBM3", "H100 SXM"),
-        ("DGX Spark", "GB10"),
-        ("5090", "RTX 5090"),
-    ],
-)
-def test_a_card_by_its_name_or_its_drivers(roofscope, name: str, row: str) -> None:  # type: ignore[no-untyped-def]
-    assert [card["gpu"] for card in document(roofscope, "smollm2-135m", "--gpu", name)["gpus"]] == [row]
 
 
 def test_a_model_that_does_not_fit_has_no_floor(roofscope) -> None:  # type: ignore[no-untyped-def]
@@ -199,9 +177,6 @@ def test_table_fits_100_columns(roofscope) -> None:  # type: ignore[no-untyped-d
         (("--batch", "0"), "batch"),
         (("--phase", "middle"), "prefill"),
         (("--gpu", "H100"), "Which one: H100 PCIe, H100 SXM, H100 NVL?"),
-        (("--gpu", "4090"), "Which one: RTX 4090, RTX 4090 D?"),
-        (("--gpu", "NVIDIA GeForce RTX 3080"), "Which one: RTX 3080, RTX 3080 12GB?"),
-        (("--gpu", "H900"), "no GPU is called 'H900' in roofscope's table of NVIDIA and AMD GPUs. Did you mean"),
         (("--gpu", "hopper"), "`roofscope gpus` lists them all"),
         (("--quant", "nf4", "--crosscheck"), "--quant none"),
         (("--attn", "magic"), "eager"),

@@ -89,8 +89,9 @@ def test_a_format_has_its_own_bytes() -> None:
     head_and_norms = 2 * (32_000 * 4096 + 65 * 4096)
     expected = 32 * (4 * 4096**2 + 3 * 4096 * 11_008) * (4 / 8 + 4 / 64) + head_and_norms
     assert bundled.work.work(Step(1, 1, 0)).weight_bytes == pytest.approx(expected, rel=1e-4)
-    # The total adds the table, of which a step reads one row, and 64 rotary frequencies twice in float32.
-    assert bundled.weight_bytes == pytest.approx(expected + 2 * 32_000 * 4096 + 2 * 64 * 4, rel=1e-9)
+    # The total adds a code book of 16 values per matrix, the table, of which a step reads one row, and 64 rotary
+    # frequencies twice in float32.
+    assert bundled.weight_bytes == expected + 32 * 7 * 16 * 4 + 2 * 32_000 * 4096 + 2 * 64 * 4
 
 
 _EMBEDDING = Embedding("embed", "embedding", 1, torch.bfloat16, 8, 2)

@@ -18,14 +18,9 @@ def tiny_llama() -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
-        hidden_size=HEADS * WIDTH,
-        intermediate_size=96,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        num_key_value_heads=KV_HEADS,
-        vocab_size=128,
-        attn_implementation="sdpa",
-    )
+        hidden_size=HEADS * WIDTH, intermediate_size=96, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS, vocab_size=128, attn_implementation="sdpa",
+    )  # fmt: skip
     return LlamaForCausalLM(config).eval()
 
 

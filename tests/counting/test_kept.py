@@ -15,7 +15,7 @@ from profiler.counting.count import count
 from profiler.counting.memory_need import cache_bytes, memory_need, path_on, state_bytes
 from profiler.counting.meta import counted_module
 from profiler.counting.model_numbers import ModelNumbers, model_numbers
-from profiler.counting.operators import Experts, Linear, ModelWork, RecurrentState
+from profiler.counting.operators import Elementwise, Experts, Linear, ModelWork, RecurrentState
 from profiler.counting.preset_counts import CountedModel
 from profiler.counting.walk import walk
 from profiler.errors import ModelError
@@ -26,46 +26,23 @@ from profiler.loading.meta_model import build_on_meta
 
 # Shapes of published models; the vocabulary and the number of layers do not matter here.
 QWEN_27B = {
-    "model_type": "qwen3_5_text",
-    "vocab_size": 248320,
-    "hidden_size": 5120,
-    "intermediate_size": 17408,
-    "num_hidden_layers": 64,
-    "num_attention_heads": 24,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 48,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "linear_conv_kernel_dim": 4,
+    "model_type": "qwen3_5_text", "vocab_size": 248320, "hidden_size": 5120, "intermediate_size": 17408,
+    "num_hidden_layers": 64, "num_attention_heads": 24, "num_key_value_heads": 4, "head_dim": 256,
+    "linear_num_key_heads": 16, "linear_num_value_heads": 48, "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4,
     "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 16,
-}
+}  # fmt: skip
 GEMMA_31B = {
-    "model_type": "gemma4_text",
-    "vocab_size": 262144,
-    "hidden_size": 5376,
-    "intermediate_size": 21504,
-    "num_hidden_layers": 60,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 16,
-    "head_dim": 256,
-    "global_head_dim": 512,
-    "num_global_key_value_heads": 4,
-    "attention_k_eq_v": True,
-    "hidden_size_per_layer_input": 0,
-    "sliding_window": 1024,
-    "max_position_embeddings": 262144,
+    "model_type": "gemma4_text", "vocab_size": 262144, "hidden_size": 5376, "intermediate_size": 21504,
+    "num_hidden_layers": 60, "num_attention_heads": 32, "num_key_value_heads": 16, "head_dim": 256,
+    "global_head_dim": 512, "num_global_key_value_heads": 4, "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": 0, "sliding_window": 1024, "max_position_embeddings": 262144,
     "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 10,
-}
+}  # fmt: skip
 LLAMA = {
-    "model_type": "llama",
-    "vocab_size": 128,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
+    "model_type": "llama", "vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
     "num_attention_heads": 4,
-}
+}  # fmt: skip
 
 
 def counted(raw: dict[str, Any]) -> CountedModel:
@@ -225,13 +202,9 @@ def test_the_routers_own_number_of_experts() -> None:
     [experts] = walk_of(mixture).of_kind(Experts)
     assert (experts.per_token, experts.num_experts) == (8, 128)
     listed = {
-        **LLAMA,
-        "model_type": "hunyuan_v1_moe",
-        "head_dim": 16,
-        "num_experts": 4,
-        "moe_topk": [3, 2],
+        **LLAMA, "model_type": "hunyuan_v1_moe", "head_dim": 16, "num_experts": 4, "moe_topk": [3, 2],
         "num_shared_expert": [1, 1],
-    }
+    }  # fmt: skip
     assert [operator.per_token for operator in walk_of(listed).of_kind(Experts)] == [3, 2]
 
 
@@ -247,11 +220,41 @@ def test_a_mixture_that_does_not_say_how_many_is_refused() -> None:
         walk(module)
 
 
+def test_a_gated_linear_recurrence_keeps_a_value_per_channel() -> None:
+    """RecurrentGemma has 2 layers of RG-LRU before attention: gates of 4 blocks of 16 x 16, a float32 a channel."""
+    griffin = {
+        "model_type": "recurrent_gemma", "vocab_size": 128, "hidden_size": 64, "intermediate_size": 96,
+        "num_hidden_layers": 3, "num_attention_heads": 4, "lru_width": 64, "attention_window_size": 6,
+    }  # fmt: skip
+    work = walk_of(griffin)
+    [state] = work.of_kind(RecurrentState)
+    gates = [operator for operator in work.of_kind(Linear) if "gate_weight" in operator.name]
+    assert (state.count, state.kept_bytes(9), state.flops_per_element) == (2, 64 * 4, 5)
+    assert sum(gate.work(Step(1, 1, 0), ExecutionPath()).model_flops for gate in gates) == 2 * 2 * 2 * 4 * 16 * 16
+    assert work.coverage == 1
+
+
+def test_a_norm_per_head_is_understood() -> None:
+    """Command R+ has norms of 96 x 128 and 8 x 128 in each layer; here they are of 4 x 16 and 2 x 16."""
+    cohere = {**LLAMA, "model_type": "cohere", "num_key_value_heads": 2, "use_qk_norm": True}
+    norms = [operator for operator in walk_of(cohere).of_kind(Elementwise) if operator.group == "norm"]
+    assert sum(norm.count * norm.weight_bytes for norm in norms) == 2 * (2 * (64 + 4 * 16 + 2 * 16) + 64)
+    assert walk_of(cohere).coverage == 1
+
+
+def test_a_window_beyond_what_the_model_supports_never_fills() -> None:
+    """Phi-4-mini's window is 262,144 tokens, and it supports 131,072."""
+    found = numbers(
+        {**LLAMA, "model_type": "mistral", "sliding_window": 262_144, "max_position_embeddings": 131_072}, 64
+    )
+    assert (found.windows_full_at, found.kv_bytes_per_later_token) == (0, found.kv_bytes_per_token)
+
+
 def test_a_model_of_pictures_is_counted_as_its_decoder(tmp_path: Any) -> None:
     """A tower of 12 layers, 64 wide, reads a picture of 16 x 16 patches; a step of text does not."""
     text = {**LLAMA, "hidden_size": 64, "intermediate_size": 96}
     tower = {
-        "model_type": "siglip_vision_model", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 12,
+        "model_type": "siglip_vision_model", "hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 12,
         "num_attention_heads": 4, "image_size": 224, "patch_size": 14, "vision_use_head": False,
     }  # fmt: skip
     config = config_from({"model_type": "llava", "text_config": text, "vision_config": tower}, "model")
@@ -262,7 +265,7 @@ def test_a_model_of_pictures_is_counted_as_its_decoder(tmp_path: Any) -> None:
     assert work.work(Step(1, 1, 9)).model_flops == alone.work(Step(1, 1, 9)).model_flops
     assert work.params - work.tower_params == alone.params
     patches = 256
-    layers = 12 * (2 * patches * (4 * 64 * 64 + 2 * 64 * 128) + 4 * patches**2 * 64)
+    layers = 12 * (2 * patches * (4 * 64 * 64 + 2 * 64 * 256) + 4 * patches**2 * 64)
     embedding, projector = 2 * patches * 3 * 14 * 14 * 64, 2 * patches * (64 * 64 + 64 * 64)
     assert work.picture_pixels == 224
     assert work.tower_flops == pytest.approx(layers + embedding + projector, rel=0.02)

@@ -37,16 +37,9 @@ def tiny_mistral(window: int | None) -> Any:
     from transformers import MistralConfig, MistralForCausalLM
 
     config = MistralConfig(
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        vocab_size=128,
-        sliding_window=window,
-        attn_implementation="sdpa",
-    )
+        hidden_size=64, intermediate_size=96, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=16, vocab_size=128, sliding_window=window, attn_implementation="sdpa",
+    )  # fmt: skip
     return MistralForCausalLM(config).eval()
 
 
@@ -195,12 +188,6 @@ def test_a_mask_makes_the_kernel_run_the_whole_rectangle() -> None:
     assert work.model_flops == 684 * flops_per_pair
     assert work.executed_flops == 1600 * flops_per_pair
     assert core.each(Step(1, 20, 0), ExecutionPath()).executed_flops == 210 * flops_per_pair
-
-
-def test_eager_attention_is_not_fused() -> None:
-    path = attention_path("eager", [], CPU, torch.float32, query=1, keys=8)
-    assert not path.fused
-    assert not path.fused_masked
 
 
 def test_int8_conversions_of_one_product() -> None:

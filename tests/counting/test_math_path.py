@@ -178,14 +178,9 @@ def test_the_peak_of_a_prefill_is_what_the_allocator_gave(kernel: str, dtype: to
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
-        hidden_size=512,
-        intermediate_size=1408,
-        num_hidden_layers=2,
-        num_attention_heads=16,
-        num_key_value_heads=4,
-        vocab_size=1000,
-        attn_implementation="eager" if kernel == "eager" else "sdpa",
-    )
+        hidden_size=512, intermediate_size=1408, num_hidden_layers=2, num_attention_heads=16, num_key_value_heads=4,
+        vocab_size=1000, attn_implementation="eager" if kernel == "eager" else "sdpa",
+    )  # fmt: skip
     model = LlamaForCausalLM(config).to(dtype).eval()
     work = walk(model)
     engine = EagerEngine(model, HOST)

@@ -23,6 +23,7 @@ from profiler.loading.load import load
 from profiler.loading.meta_model import build_on_meta
 from profiler.loading.request import ModelRequest
 from profiler.loading.source import resolve
+from profiler.quant.conversions import conversion_calls
 from profiler.quant.storage import stored
 
 W4A16 = {
@@ -129,6 +130,7 @@ def test_gptq_is_planned_to_the_size_of_the_published_files(group_size: int, fil
     dense_bytes = storage_bytes([module.lm_head.weight, module.model.embed_tokens.weight])
     assert dense_bytes == 2 * 32000 * 4096 * 2
     assert stored_bytes(module) / 1e9 == pytest.approx(file_gb, rel=0.005)
+    assert planned_weight_bytes(module) / 1e9 == pytest.approx(file_gb, rel=0.005), "integers in buffers, too"
     counted = walk(module)
     assert (counted.params, counted.coverage) == (6_738_415_616, 1.0)
 
@@ -221,16 +223,11 @@ def test_packed_gguf_blocks() -> None:
     assert (counted.params, counted.coverage) == (dense.params, 1.0) == (6_738_415_616, 1.0)
     weight = stored(module.lm_head)
     assert (weight.bits_per_weight, weight.dense_from_rows) == (8.5, 9)
+    assert conversion_calls([module.lm_head], 9, torch.float32) == [], "its kernel converts part by part"
     step = Step(1, 1, 0)
     norms = 65 * 4096 * 4
     assert counted.work(step).weight_bytes == (6_738_415_616 - 65 * 4096 - 32000 * 4096) * 34 // 32 + norms
     assert counted.work(step).embedding_bytes == 4096 * 34 // 32
-
-
-def test_packed_integers_in_buffers_are_planned_as_memory() -> None:
-    """Llama-2-7B in GPTQ needs 4.02 GB with its integers and scales, not only the 0.5 GB of dense weights."""
-    module = planned("llama-2-7b", quant_method="gptq", bits=4, group_size=64)
-    assert planned_weight_bytes(module) / 1e9 == pytest.approx(4.02, rel=0.005)
 
 
 def test_mxfp4_for_a_model_without_such_experts_is_a_named_error() -> None:
@@ -269,17 +266,9 @@ def mxfp4_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from transformers import GptOssConfig, GptOssForCausalLM
 
     config = GptOssConfig(
-        hidden_size=64,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        num_local_experts=4,
-        num_experts_per_tok=2,
-        vocab_size=128,
-        layer_types=["full_attention"],
-    )
+        hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=16, num_local_experts=4, num_experts_per_tok=2, vocab_size=128, layer_types=["full_attention"],
+    )  # fmt: skip
     model = GptOssForCausalLM(config).to(torch.bfloat16)
     tensors = dict(model.state_dict())
     for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:

@@ -22,8 +22,8 @@ from profiler.device.machine import machine_for
 from profiler.explore.document import model_entry
 from profiler.explore.expressions import evaluate
 from profiler.facts.roofs import READ, Ceilings, Roof
+from profiler.rent.options import RentOptions
 from profiler.rent.plan import Planner
-from profiler.rent.workload import workload_of
 from profiler.run import batch_test
 from profiler.run.options import Options
 
@@ -74,8 +74,11 @@ def test_every_command_gives_the_same_answer(roofscope: Any, gpu: str, batch: in
         assert counted["safe_bytes"] == pytest.approx(need + batch * LOST - without_new, rel=0.002)
     grid = json.loads(roofscope("count", "mistral-7b-v0.1", *size, "--gpu", gpu, "--format", "json").out)
     assert {(row["fits"], row["tight"]) for row in grid["rows"]} == {(fits, tight)}
-    planned = Planner("mistral-7b-v0.1", workload_of("batch", 512, 128)).plan("none", "eager")
-    assert (planned.largest_batch_on(gpu_called(gpu)) >= batch) == (fits and not tight), "rent counts on what runs"
+    planned = Planner("mistral-7b-v0.1", RentOptions("mistral-7b-v0.1", use="batch", prompt=512, new=128).load).plan(
+        "none", "eager"
+    )
+    together = planned.largest_batch_on(gpu_called(gpu), together=True)
+    assert (together >= batch) == (fits and not tight), "rent counts on what runs"
 
 
 def test_what_is_tight_is_printed_so(roofscope: Any) -> None:

@@ -13,16 +13,16 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
 from profiler.checks.doctor import Examination
-from profiler.checks.render import SelftestRow
+from profiler.checks.selftest import SelftestRow
 from profiler.comparison.documents import ComparisonDocument, GateDocument, HistoryDocument
 from profiler.count.grid import GridDocument
 from profiler.counting.document import CountDocument
-from profiler.forecast.render import RanksDocument
 from profiler.forecast.screen import ForecastDocument
+from profiler.forecast.tensor_parallel import RanksDocument
 from profiler.judge.cells import CellResult
 from profiler.loading.source import Preset
-from profiler.place.render import PlaceDocument
-from profiler.rent.render import RentDocument
+from profiler.place.place import PlacedFile
+from profiler.rent.command import RentDocument
 from profiler.report.device import CeilingsDocument, GpuEntry
 from profiler.report.link import LinkDocument
 from profiler.store.document import RunDocument
@@ -36,7 +36,7 @@ TYPES: dict[str, tuple[str, Any]] = {
     "compare": ("`compare A B`", ComparisonDocument),
     "history": ("`compare A B C ...`", HistoryDocument),
     "gate": ("`gate`", GateDocument),
-    "place": ("`place`", PlaceDocument),
+    "place": ("`place`", PlacedFile),
     "forecast": ("`forecast`", ForecastDocument),
     "forecast-tp": ("`forecast --tp`", RanksDocument),
     "rent": ("`rent`", RentDocument),

@@ -14,14 +14,9 @@ from profiler.device.machine import Machine
 from profiler.engines.transformers import CompileEngine
 
 _SHARED = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 128,
-    "max_position_embeddings": 256,
-}
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 128, "max_position_embeddings": 256,
+}  # fmt: skip
 WINDOW = 16
 
 

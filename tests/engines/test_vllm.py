@@ -43,15 +43,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=4,
-        num_key_value_heads=KV_HEADS,
-        vocab_size=VOCAB,
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
-    )
+        hidden_size=128, intermediate_size=256, num_hidden_layers=LAYERS, num_attention_heads=4,
+        num_key_value_heads=KV_HEADS, vocab_size=VOCAB, max_position_embeddings=1024, tie_word_embeddings=True,
+    )  # fmt: skip
     path = tmp_path_factory.mktemp("models") / "tiny"
     LlamaForCausalLM(config).save_pretrained(path)
     return path

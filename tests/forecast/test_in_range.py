@@ -10,8 +10,7 @@ import pytest
 from profiler.errors import RequestError
 from profiler.forecast.command import ForecastRequest, forecast_on
 from profiler.predict.result import Answer, ForecastCell
-from profiler.rent.command import rent, rent_request
-from profiler.rent.workload import workload_of
+from profiler.rent import RentOptions, rent
 
 CARD = "A100 80GB SXM"
 BYTES_PER_S = 2.039e12
@@ -24,8 +23,8 @@ def cell(answer: Answer, phase: str) -> ForecastCell:
 
 def rented_step(model: str) -> tuple[float, float, float]:
     """The range of a decode step of 64 sequences of 2064 tokens in `rent`, in plain transformers."""
-    load = workload_of("batch", 2048, 32)
-    [offer] = rent(model, rent_request(load, batch=64, engines="eager", cards=CARD), date(2026, 11, 20)).offers
+    request = RentOptions(model, use="batch", prompt=2048, new=32, batch=64, engine="eager", cards=CARD)
+    [offer] = rent(request, date(2026, 11, 20)).cards
     assert offer.step_s is not None
     return offer.step_s.ends
 

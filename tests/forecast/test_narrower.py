@@ -20,8 +20,9 @@ from profiler.counting.walk import linear_modules
 from profiler.device.contention import ForeignLoad
 from profiler.facts.measurements import Replay, Replays
 from profiler.forecast.command import ForecastRequest, meta_model_of, run_facts
+from profiler.forecast.options import RankOptions
 from profiler.forecast.shards import machine_of, shard_times, shorten, trained_alike
-from profiler.forecast.tensor_parallel import RankOptions, forecast_ranks
+from profiler.forecast.tensor_parallel import forecast_ranks
 from profiler.grid.cells import Cell, CellKey
 from profiler.predict.operator_arrays import StepArrays
 from profiler.quant.storage import model_storage_bytes
@@ -136,7 +137,7 @@ def test_planted_times_of_linears_of_half_the_width_are_in_the_forecast(
     )  # fmt: skip
     listener = StageListener()
     wanted, free = ForecastRequest(prompt_lens="8", batch_sizes="1"), RankOptions("2", "0,1e9")
-    answer, _ = forecast_ranks(str(tmp_path / "run"), "", wanted, free, listener)
+    answer = forecast_ranks(str(tmp_path / "run"), "", wanted, free, listener)
     [stage] = listener.stages
     assert "one of 2 ranks" in stage
     assert answer.notes[0].startswith("A rank's linears were replayed here")

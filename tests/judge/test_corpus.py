@@ -39,10 +39,7 @@ EXPERT: dict[str, dict[str, set[Regime]]] = {
         "prefill": {"compute-bound", "mixed"},
         "decode": {"memory-bound", "kernel-bound", "mixed"},
     },
-    "smollm2-135m-xeon": {
-        "prefill": {"compute-bound", "kernel-bound", "mixed"},
-        "decode": {"memory-bound", "mixed"},
-    },
+    "smollm2-135m-xeon": {"prefill": {"compute-bound", "kernel-bound", "mixed"}, "decode": {"memory-bound", "mixed"}},
     # AMX makes arithmetic so fast (2.8 TFLOP/s) that products of few rows, copies and dispatch share every step.
     "smollm2-135m-xeon-bfloat16": {"prefill": {"kernel-bound", "mixed"}, "decode": {"kernel-bound", "mixed"}},
     # At batch 1, 21 of 29 ms are bytes and dispatch. From batch 4 on products lose more.

@@ -131,12 +131,7 @@ _DEEP = 100_000
 
 CONFIGS: dict[str, tuple[Spoil, str]] = {
     "10^9 layers": (config(num_hidden_layers=10**9), "num_hidden_layers = 1000000000"),
-    "10^9 layers, with a type each": (
-        config(model_type="qwen2", num_hidden_layers=10**9),
-        "num_hidden_layers = 1000000000",
-    ),
     "10^9 layers by another name": (config(model_type="gpt2", n_layer=10**9), "n_layer = 1000000000"),
-    "10^9 experts": (config(model_type="mixtral", num_local_experts=10**9), "num_local_experts = 1000000000"),
     "layers below 0": (config(num_hidden_layers=-1), "num_hidden_layers = -1"),
     "width of 0": (config(hidden_size=0), "hidden_size = 0"),
     "width of 10^30": (config(hidden_size=10**30), "cannot build this model"),
@@ -147,9 +142,7 @@ CONFIGS: dict[str, tuple[Spoil, str]] = {
         "'factor' in its config.json is NaN",
     ),
     "layers as text": (config(num_hidden_layers="many"), "'num_hidden_layers' expected int"),
-    "layers as null": (config(num_hidden_layers=None), "'num_hidden_layers' expected int"),
     "unknown type": (config(model_type="nonsense"), "model type `nonsense`"),
-    "type as a list": (config(model_type=["llama"]), "cannot be read"),
     "type that is a path": (config(model_type="../../../etc/passwd"), "model type `../"),
     "not a language model": (config(model_type="vit"), "generates text for 'vit'"),
     "unknown quantiser": (
@@ -159,7 +152,6 @@ CONFIGS: dict[str, tuple[Spoil, str]] = {
     "quantiser as a list": (config(quantization_config=["gptq"]), "cannot be read"),
     "attention kernel from the hub": (config(attn_implementation="stranger/kernel"), "'stranger/kernel' from the hub"),
     "activation that is none": (config(hidden_act="__import__('os').system('id')"), "cannot build"),
-    "dtype that is code": (config(dtype="os.system"), "os.system"),
     "10^7 characters of brackets": (config_text("[" * 10**7), "nested too deeply"),
     "nested a little too deeply": (
         config_text('{"model_type": "llama", "a":' + '{"a":' * 900 + "1" + "}" * 901),
@@ -179,13 +171,11 @@ CONFIGS: dict[str, tuple[Spoil, str]] = {
 
 CHECKPOINTS: dict[str, tuple[Spoil, str]] = {
     "index to ../ with the right ending": (index("../outside.safetensors"), "leads out of"),
-    "index to itself": (index(INDEX), "is a pickle"),
     "index to a pickle": (
         lambda folder: (pickled("pytorch_model.bin")(folder), index("pytorch_model.bin")(folder))[1],
         "is a pickle",
     ),
     "index to a list": (index_text('{"weight_map": {"a": ["b"]}}'), "is not valid"),
-    "index is a list": (index_text("[]"), "is not a JSON object"),
     "index with a NUL": (index("a\x00.safetensors"), "not a file name"),
     "weights without an end": (linked(WEIGHTS, "/dev/zero"), "leads out of"),
     "weights are a pipe": (fifo(WEIGHTS), "not a regular file"),
@@ -197,7 +187,6 @@ CHECKPOINTS: dict[str, tuple[Spoil, str]] = {
         "offset for tensor `b`",
     ),
     "offsets below 0": (header({"a": tensor("F32", [2], -8, 0)}), "-8"),
-    "offsets past the end": (header({"a": tensor("F32", [10**6], 0, 4 * 10**6)}), "not fully covered"),
     "shape that overflows": (header({"a": tensor("F32", [2**32, 2**32], 0, 16)}), "overflow"),
     "no tensor": (header({}, 0), "no tensors"),
     "pickle called safetensors": (pickled(WEIGHTS, without_weights=False), "cannot be read as a safetensors file"),
@@ -232,19 +221,13 @@ def layers(architecture: bytes, count: int) -> bytes:
 
 GGUFS: dict[str, tuple[bytes, str]] = {
     "2^60 tensors": (gguf(2**60, 0), "claims 1152921504606846976 tensors"),
-    "2^60 pairs": (gguf(0, 2**60), "claims 1152921504606846976 pairs"),
     "a string of 2^40 bytes": (gguf(0, 1, text(b"a", 2**40)), "ends within"),
-    "an array of 2^60 bytes": (gguf(0, 2, _LLAMA + array(_UINT8, 2**60)), "claims 1152921504606846976 elements"),
     "2^20 pairs that are there": (
         gguf(0, 2**20, (text(b"a") + struct.pack("<IB", _UINT8, 0)) * 2**20),
         "claims 1048576 pairs",
     ),
     "arrays in arrays": (gguf(0, 2, _LLAMA + arrays(10**5)), "elements that are arrays"),
     "unknown kind of value": (gguf(0, 1, text(b"a") + struct.pack("<I", 99)), "unknown kind, 99"),
-    "a tensor of 2^32 dimensions": (
-        gguf(1, 1, _LLAMA + text(b"t") + struct.pack("<I", 2**32 - 1)),
-        "4294967295 dimensions",
-    ),
     "a tensor of 2^62 numbers": (
         gguf(1, 1, _LLAMA + text(b"t") + struct.pack("<IQQIQ", 2, 2**31, 2**31, 0, 0) + bytes(64)),
         "4611686018427387904 weights",

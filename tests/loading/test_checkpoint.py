@@ -36,12 +36,7 @@ def test_gguf_is_the_real_model(smollm2: LoadedModel) -> None:
     assert walk(smollm2.module).params == 134_515_008
     assert smollm2.fit == CheckpointFit()
     assert not smollm2.offloaded
-
-
-@pytest.mark.slow
-def test_a_gguf_model_names_the_types_of_its_file(smollm2: LoadedModel) -> None:
-    """The file's name says Q4_1; its embedding table is in Q8_0."""
-    assert smollm2.unpacked_from == "GGUF (Q4_1, Q8_0)"
+    assert smollm2.unpacked_from == "GGUF (Q4_1, Q8_0)", "its name says Q4_1, and its embedding table is in Q8_0"
 
 
 @pytest.mark.parametrize(("architecture", "packed"), [("lfm2", True), ("qwen35", True), ("llama", False)])
@@ -123,13 +118,6 @@ def _check(folder: Path, *, allow_pickle: bool = False) -> None:
 @pytest.fixture
 def copied(tiny_folder: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(tiny_folder, tmp_path / "model"))
-
-
-def test_cut_safetensors(copied: Path) -> None:
-    file = copied / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:1000])
-    with pytest.raises(ModelError, match=r"model\.safetensors"):
-        _check(copied)
 
 
 def test_pickle_needs_the_flag(copied: Path) -> None:

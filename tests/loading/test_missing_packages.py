@@ -123,6 +123,6 @@ def test_a_bitsandbytes_that_does_not_import_is_one_line(monkeypatch: pytest.Mon
     def broken() -> None:
         raise ImportError("libcudart.so.13: cannot open shared object file: No such file or directory")
 
-    monkeypatch.setattr("profiler.quant.formats.import_bitsandbytes", broken)
+    monkeypatch.setattr("profiler.quant.bitsandbytes.import_bitsandbytes", broken)
     with pytest.raises(RequestError, match=r"nf4: bitsandbytes cannot be imported \(libcudart\.so\.13: cannot"):
         build_on_meta(load_config(resolve("smollm2-135m")), torch.bfloat16, "nf4")

@@ -58,13 +58,9 @@ def test_tied_embeddings_survive_the_disk(monkeypatch: pytest.MonkeyPatch, tmp_p
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config: Any = LlamaConfig(
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        vocab_size=128,
+        hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, vocab_size=128,
         tie_word_embeddings=True,
-    )
+    )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(tmp_path / "tied")
     prompt = torch.arange(1, 17).reshape(1, 16)
     with torch.inference_mode():

@@ -29,7 +29,7 @@ def test_counting_a_model_does_not_import_torchao() -> None:
 def test_the_replacement_calls_torchaos_function() -> None:
     import torch
 
-    from profiler.loading.torchao_import import _flatten_tensor_state_dict
+    from profiler.loading.config import _flatten_tensor_state_dict
 
     original = import_module("torchao.prototype.safetensors.safetensors_support").flatten_tensor_state_dict
     state = {"weight": torch.arange(3.0)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,17 +20,21 @@ class Halved(nn.Linear):
     """A linear whose weights take one byte each."""
 
 
-def halve(module: nn.Module, *_: object) -> nn.Module:
-    for parent in module.modules():
-        for name, child in parent.named_children():
-            if type(child) is nn.Linear and name != "lm_head":
-                linear = Halved(child.in_features, child.out_features, bias=False, device="meta")
-                linear.weight = nn.Parameter(linear.weight.to(torch.float8_e4m3fn), requires_grad=False)
-                setattr(parent, name, linear)
-    return module
+class Toybox(SimpleNamespace):
+    """A library in one class, as others are in one module."""
+
+    @staticmethod
+    def quantise(_quant: str, module: nn.Module, *_: object) -> nn.Module:
+        for parent in module.modules():
+            for name, child in parent.named_children():
+                if type(child) is nn.Linear and name != "lm_head":
+                    linear = Halved(child.in_features, child.out_features, bias=False, device="meta")
+                    linear.weight = nn.Parameter(linear.weight.to(torch.float8_e4m3fn), requires_grad=False)
+                    setattr(parent, name, linear)
+        return module
 
 
-TOY = QuantFormat("toy8", bits=8, is_tried=True, published_as="int8wo", quantise=halve)
+TOY = QuantFormat("toy8", library=Toybox, bits=8, is_tried=True, published_as="int8wo")
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-import profiler.device.process_group as machine_ranks
+import profiler.ranks.process_group as machine_ranks
+import profiler.ranks.run as job
 import profiler.run.measure as measuring
-import profiler.run.tensor_parallel as job
 from profiler.cli.app import main
 from profiler.engines.base import greedy_tokens
 from profiler.engines.transformers import EagerEngine
@@ -82,7 +82,7 @@ def run(found: Path) -> None:
     job.Ranks.__init__ = init  # type: ignore[method-assign]
     job.measure = fake_roofs  # type: ignore[attr-defined]
     job.measure_dispatch = lambda *_, **__: []  # type: ignore[attr-defined]
-    job._LINK_S = 0.3
+    machine_ranks._LINK_S = 0.3
     machine_ranks.SWEEP_BYTES = SWEEP_BYTES
     measuring.remeasure_roofs = lambda *_, **__: RoofsRemeasured({}, {})  # type: ignore[attr-defined]
     main()

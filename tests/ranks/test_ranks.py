@@ -26,8 +26,8 @@ from profiler.engines.transformers import EagerEngine
 from profiler.errors import RequestError
 from profiler.facts.visits import Visit
 from profiler.grid.cells import Cell
+from profiler.ranks.run import RankTiming, rank_shares
 from profiler.run.options import Options
-from profiler.run.tensor_parallel import RankTiming, rank_shares
 from profiler.run.validate import prepare
 from profiler.store.folder import read_run
 from profiler.store.operators_csv import read_operators
@@ -168,7 +168,7 @@ def test_a_killed_rank_ends_the_others_and_is_named(folder: Path, tmp_path: Path
 @pytest.mark.slow
 def test_a_rank_that_waits_for_a_missing_one_ends_on_sigterm() -> None:
     """The wait is in C++, where no handler of Python's runs; torchrun would kill it only after 30 s."""
-    program = "from profiler.cli.app import *; from profiler.device.process_group import ProcessGroup;"
+    program = "from profiler.cli.app import *; from profiler.ranks.process_group import ProcessGroup;"
     program += "signal.signal(signal.SIGTERM,"
     program += "lambda *_: None); print(flush=True); ProcessGroup('cpu')"
     with socket.socket() as free:
@@ -275,6 +275,6 @@ def test_more_ranks_than_cards(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(request, "resolve_device", lambda name: torch.device("cuda", 0))
     monkeypatch.setattr(request, "resolve_dtype", lambda *_: torch.float16)
-    monkeypatch.setattr(request, "cards", lambda: 1)
+    monkeypatch.setattr(request, "gpu_count", lambda: 1)
     with pytest.raises(RequestError, match="this machine has 1 GPUs"):
         prepare(Options(model=str(folder), prompt_lens="8", new_tokens=4, tp=2))

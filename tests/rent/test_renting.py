@@ -2,48 +2,43 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from profiler.data.datasheets import gpu_called
 from profiler.data.prices import prices
 from profiler.errors import RequestError
-from profiler.predict.costs import CostOverLoad
-from profiler.rent.command import RankedOffers, rent, rent_request
-from profiler.rent.cost_lines import cost_over_load
+from profiler.rent.command import RentDocument, rent
 from profiler.rent.offers import Offer
-from profiler.rent.render import rent_table
-from profiler.rent.sentences import rent_sentences
-from profiler.rent.workload import workload_of
-from profiler.report.plots.costs import cost_figure
-from profiler.store.forecasts import read_costs, write_costs
+from profiler.rent.options import RentOptions
+from profiler.rent.picture import cost_picture
+from profiler.rent.serving import Fleet
+from profiler.rent.text import rent_sentences, rent_table
 
 TODAY = date(2026, 8, 5)
 CARDS = "T4,L4,A10G,L40S,H100 SXM"
 
 
-def rented(model: str, use: str = "chat", today: date = TODAY, **options: Any) -> RankedOffers:
-    names = ("prompt_len", "new_tokens", "rate", "ttft_ms", "tpot_ms")
-    options = {"price_class": "hyperscaler", **options}
-    load = workload_of(use, **{name: options.pop(name) for name in names if name in options})
-    return rent(model, rent_request(load, **options), today)
+def rented(model: str, use: str = "chat", today: date = TODAY, **options: Any) -> RentDocument:
+    return rent(RentOptions(model, use=use, **{"price_class": "hyperscaler", **options}), today)
 
 
 @pytest.fixture(scope="module")
-def chat() -> RankedOffers:
+def chat() -> RentDocument:
     return rented("mistral-7b-v0.1", cards=CARDS)
 
 
 @pytest.fixture(scope="module")
-def queue() -> RankedOffers:
-    return rented("mistral-7b-v0.1", "batch", cards=CARDS, quants="none,nf4", engines="compiled,eager")
+def queue() -> RentDocument:
+    return rented("mistral-7b-v0.1", "batch", cards=CARDS, quant="none,nf4", engine="compiled,eager")
 
 
 def cache_bytes(offer: Offer) -> float:
@@ -55,14 +50,18 @@ def cache_bytes(offer: Offer) -> float:
 
 def test_what_fits_is_arithmetic() -> None:
     """Mistral-7B has 14.48 GB of weights in 16 bits and 131,072 bytes of cache per token."""
-    load: dict[str, Any] = {"prompt_len": 512, "new_tokens": 128, "engines": "eager", "price_class": "marketplace"}
-    [a100] = rented("mistral-7b-v0.1", "batch", cards="A100 80GB SXM", **load).offers
+    load: dict[str, Any] = {"prompt": 512, "new": 128, "engine": "eager", "price_class": "marketplace"}
+    [a100] = rented("mistral-7b-v0.1", "batch", cards="A100 80GB SXM", **load).cards
     assert "14.5 GB" in a100.why
     assert cache_bytes(a100) == pytest.approx(640 * 131_072, rel=1e-3)
     room = 0.98 * (gpu_called("A100 80GB SXM").usable_bytes - 0.45e9) - 14.48e9
     # A prompt of 512 also has four hidden states and three outputs of the MLP; 2.5 more are free, but not in one piece.
     workspace = 512 * (4 * 4096 + 5.5 * 14336) * 2
     assert a100.largest_batch == pytest.approx(room / (640 * 131_072 + workspace), abs=1)
+    # Prefilled one at a time, a single prompt has that workspace: the cache of the others takes the room.
+    one_by_one = a100.largest_batch_one_by_one
+    assert one_by_one == pytest.approx((room - workspace) / (640 * 131_072), rel=0.05)
+    assert one_by_one > 1.5 * a100.largest_batch
 
 
 def test_16_bits_are_two_bytes_a_weight() -> None:
@@ -70,7 +69,7 @@ def test_16_bits_are_two_bytes_a_weight() -> None:
 
     They are 9.242 B by arXiv:2408.00118, with its table of 256,000 words.
     """
-    [offer] = rented("gemma-2-9b", "batch", cards="L4", prompt_len=512).offers
+    [offer] = rented("gemma-2-9b", "batch", cards="L4", prompt=512).cards
     assert offer.fits
     assert "weights 18.5 GB" in offer.why
     # 42 layers of 8 heads of 256, K and V, 640 tokens, 2 bytes.
@@ -94,16 +93,16 @@ def test_a_model_of_an_unpublished_size_has_a_note() -> None:
 
 def test_a_prompt_beyond_the_models_positions_is_refused() -> None:
     """GPT-2 has 1024 positions (its paper's context)."""
-    rented("gpt2", prompt_len=1000, new_tokens=24, cards="L4")
+    rented("gpt2", prompt=1000, new=24, cards="L4")
     with pytest.raises(RequestError, match=r"1025 tokens, but this model's limit is 1024; use a shorter --prompt"):
-        rented("gpt2", prompt_len=1000, new_tokens=25, cards="L4")
+        rented("gpt2", prompt=1000, new=25, cards="L4")
 
 
-def served(offers: RankedOffers) -> list[Offer]:
-    return [offer for offer in offers.offers if offer.request_usd is not None]
+def served(offers: RentDocument) -> list[Offer]:
+    return [offer for offer in offers.cards if offer.request_usd is not None]
 
 
-def test_a_full_queue_costs_the_hour_over_its_requests(queue: RankedOffers) -> None:
+def test_a_full_queue_costs_the_hour_over_its_requests(queue: RentDocument) -> None:
     """With n in flight, n prompts and 127 shared steps give n answers."""
     for offer in served(queue):
         assert offer.request_usd is not None
@@ -119,7 +118,7 @@ def test_a_full_queue_costs_the_hour_over_its_requests(queue: RankedOffers) -> N
         assert both == pytest.approx(1e6 * offer.request_usd.typical)
 
 
-def test_at_a_rate_the_idle_time_is_paid(chat: RankedOffers) -> None:
+def test_at_a_rate_the_idle_time_is_paid(chat: RentDocument) -> None:
     """At 1 request per second, a GPU of any speed costs its hour over 3600 requests."""
     singles = [offer for offer in served(chat) if offer.rented_gpus == 1]
     assert singles
@@ -132,7 +131,7 @@ def test_at_a_rate_the_idle_time_is_paid(chat: RankedOffers) -> None:
         assert offer.idle_usd_per_day == pytest.approx(24 * offer.usd_per_h)
 
 
-def test_an_offer_that_meets_the_limits_meets_them_over_its_range(chat: RankedOffers) -> None:
+def test_an_offer_that_meets_the_limits_meets_them_over_its_range(chat: RentDocument) -> None:
     assert {offer.meets for offer in served(chat)} >= {"yes"}
     for offer in served(chat):
         assert offer.ttft_s is not None
@@ -145,48 +144,48 @@ def test_an_offer_that_meets_the_limits_meets_them_over_its_range(chat: RankedOf
             assert offer.tpot_s.typical <= 0.05
 
 
-def test_engines_are_never_mixed_without_a_column(queue: RankedOffers) -> None:
-    table = rent_table([offer for offer in queue.offers if offer.fits])
+def test_engines_are_never_mixed_without_a_column(queue: RentDocument) -> None:
+    table = rent_table([offer for offer in queue.cards if offer.fits])
     column = [heading.heading for heading in table.columns].index("as")
     assert {row[column].rpartition(", ")[2] for row in table.rows} == {"compiled", "eager"}
     assert "plain transformers" in rent_sentences(queue)[0]
 
 
-def test_what_no_figure_covers_has_no_basis(queue: RankedOffers) -> None:
+def test_what_no_figure_covers_has_no_basis(queue: RentDocument) -> None:
     """nf4 is a format of bitsandbytes, which runs in plain transformers; no figure of it with vLLM is published."""
-    verdicts = {(offer.precision, offer.engine): offer.verdict for offer in queue.offers if offer.card == "L40S"}
+    verdicts = {(offer.precision, offer.engine): offer.verdict for offer in queue.cards if offer.card == "L40S"}
     assert verdicts["nf4", "compiled"] == "no basis"
     assert verdicts["nf4", "eager"] != "no basis"
     with pytest.raises(RequestError, match="no basis: no figure of fp8 in plain transformers"):
-        rented("mistral-7b-v0.1", quants="fp8", engines="eager", cards="L4")
+        rented("mistral-7b-v0.1", quant="fp8", engine="eager", cards="L4")
 
 
 def test_every_gpu_with_a_price_has_a_rank() -> None:
     """Smaller GPUs than 14.5 GB aside, whatever the age of the price and whoever rents the GPU out."""
-    answer = rented("mistral-7b-v0.1", today=date(2036, 1, 1), price_class="", ttft_ms=9e5, tpot_ms=9e5)
-    assert {offer.card for offer in answer.offers} == {price.card for price in prices() if not price.spot}
-    assert {offer.verdict for offer in answer.offers} <= {"cheapest", "typically cheapest", "cannot tell", "dearer"}
-    costs = [offer.request_usd.typical for offer in answer.offers if offer.request_usd and offer.meets == "yes"]
+    answer = rented("mistral-7b-v0.1", today=date(2036, 1, 1), price_class="", max_ttft_ms=9e5, max_tpot_ms=9e5)
+    assert {offer.card for offer in answer.cards} == {price.card for price in prices() if not price.spot}
+    assert {offer.verdict for offer in answer.cards} <= {"cheapest", "typically cheapest", "cannot tell", "dearer"}
+    costs = [offer.request_usd.typical for offer in answer.cards if offer.request_usd and offer.meets == "yes"]
     assert costs == sorted(costs)
     [ages] = [each for each in rent_sentences(answer) if each.startswith("The prices are")]
-    undated = sum(not offer.price_date for offer in answer.offers)
-    assert f"have no date for {undated} of {len(answer.offers)} GPUs" in ages
-    assert f" to {max(offer.price_age_days or 0 for offer in answer.offers)} days old" in ages
+    undated = sum(not offer.price_date for offer in answer.cards)
+    assert f"have no date for {undated} of {len(answer.cards)} GPUs" in ages
+    assert f" to {max(offer.price_age_days or 0 for offer in answer.cards)} days old" in ages
 
 
 def test_your_price_wins() -> None:
-    answer = rented("mistral-7b-v0.1", cards="L4,L40S", prices="L40S=0.01")
-    assert (answer.offers[0].card, answer.offers[0].provider, answer.offers[0].usd_per_h) == ("L40S", "yours", 0.01)
-    assert answer.offers[0].verdict == "cheapest"
+    answer = rented("mistral-7b-v0.1", cards="L4,L40S", price="L40S=0.01")
+    assert (answer.cards[0].card, answer.cards[0].provider, answer.cards[0].usd_per_h) == ("L40S", "yours", 0.01)
+    assert answer.cards[0].verdict == "cheapest"
     assert rent_sentences(answer)[0].endswith("the lowest on-demand prices of hyperscalers and yours.")
-    alone = rent_sentences(rented("mistral-7b-v0.1", cards="L40S", prices="L40S=1.86"))
+    alone = rent_sentences(rented("mistral-7b-v0.1", cards="L40S", price="L40S=1.86"))
     assert alone[0].endswith("TPOT at most 50.0 ms; your prices.")
     assert not any("days old" in sentence for sentence in alone)
 
 
 def test_a_gpu_that_is_rented_in_eights_has_the_price_of_its_host() -> None:
     """AWS rents eight H200 for 8 x 7.912 = 63.3 USD/h, and for one request per second all eight are paid."""
-    [offer] = rented("mistral-7b-v0.1", cards="H200 SXM", provider="AWS").offers
+    [offer] = rented("mistral-7b-v0.1", cards="H200 SXM", provider="AWS").cards
     assert (offer.usd_per_h, offer.machine_cards, offer.rented_gpus) == (7.912, 8, 8)
     assert offer.request_usd is not None
     assert offer.request_usd.typical == pytest.approx(8 * 7.912 / 3600)
@@ -197,7 +196,7 @@ def test_a_gpu_that_is_rented_in_eights_has_the_price_of_its_host() -> None:
 
 def test_the_load_decides_between_hosts_of_two_and_of_eight() -> None:
     """GCP rents two H100 for 2 x 11.06 USD/h, AWS eight for 8 x 6.88: a quarter of the chats is cheaper on two."""
-    few, many = (rented("llama-3.1-70b", rate=rate, cards="H100 SXM").offers[0] for rate in ("0.2/s", "1/s"))
+    few, many = (rented("llama-3.1-70b", rate=rate, cards="H100 SXM").cards[0] for rate in ("0.2/s", "1/s"))
     assert (few.provider, few.machine_cards, few.rented_gpus) == ("GCP", 2, 2)
     assert (many.provider, many.machine_cards) == ("AWS", 8)
     assert many.rented_gpus * 6.88 < 2 * many.replicas * 11.06
@@ -228,7 +227,7 @@ def test_each_gpu_has_one_row_of_80_columns(roofscope: Callable[..., Any], monke
 
 def test_a_model_that_one_gpu_does_not_hold_is_split() -> None:
     """Llama-3.1-70B has 141 GB of weights in 16 bits: 70.6 GB on each of two H100 of 80 GB."""
-    [offer] = rented("llama-3.1-70b", cards="H100 SXM", provider="AWS").offers
+    [offer] = rented("llama-3.1-70b", cards="H100 SXM", provider="AWS").cards
     assert offer.name == "2 x H100 SXM"
     assert "weights 70.6 GB" in offer.why
     assert offer.step_s is not None
@@ -249,17 +248,23 @@ def test_two_gpus_are_as_fast_as_forecast_says() -> None:
     link = published_link("nvlink4", 2)
     answer = forecast_on("llama-3.1-8b", "H100 SXM", ForecastRequest("2048", "16", new_tokens=32, ranks=2, link=link))
     cell = next(cell for cell in answer.cells if cell.phase == "decode")
-    plan = Planner("llama-3.1-8b", workload_of("batch", 2048, 32)).plan("none", "eager", 2, link)
-    times = times_on(plan, gpu_called("H100 SXM"), 16, None)
-    assert [end.step_s[15] for end in times.ends] == pytest.approx([cell.low_s, cell.latency_s, cell.high_s])
+    load = RentOptions("llama-3.1-8b", use="batch", prompt=2048, new=32).load
+    times = times_on(Planner("llama-3.1-8b", load).plan("none", "eager", 2, link), gpu_called("H100 SXM"), 16, None)
+    assert [end.step_s[15] for end in times] == pytest.approx([cell.low_s, cell.latency_s, cell.high_s])
 
 
 def test_a_slower_host_makes_eager_steps_dearer() -> None:
     steps = [
         rented(
-            "mistral-7b-v0.1", batch=1, engines="eager", cards="H100 SXM", host_index=index, ttft_ms=9e3, tpot_ms=9e3
+            "mistral-7b-v0.1",
+            batch=1,
+            engine="eager",
+            cards="H100 SXM",
+            host_index=index,
+            max_ttft_ms=9e3,
+            max_tpot_ms=9e3,
         )
-        .offers[0]
+        .cards[0]
         .step_s
         for index in (1.0, 3.0)
     ]
@@ -310,40 +315,14 @@ def test_the_screen_the_picture_and_the_document(roofscope: Callable[..., Any], 
         assert row["price_class"] == "hyperscaler"
 
 
-def test_a_line_of_costs_falls_until_another_gpu_is_needed(chat: RankedOffers) -> None:
-    costs = cost_over_load(chat)
-    offers = {offer.name: offer for offer in chat.offers}
-    for line in costs.lines:
-        offer = offers[line.name.partition(",")[0]]
-        for rate, span in zip(line.rates_per_s, line.usd_per_thousand, strict=True):
-            assert span.typical == pytest.approx(1e3 * offer.planned.usd_per_request(rate))
-            assert span.low <= span.typical <= span.high
-
-
-def test_the_title_of_the_picture_names_the_engine(chat: RankedOffers) -> None:
-    costs = cost_over_load(chat)
-    [axes] = cost_figure(costs).axes
-    title = axes.get_title(loc="left")
-    assert "compiled engines (vLLM" in title
-    [line, *_] = costs.lines
-    for rate, crosses in ((None, 0), (line.rates_per_s[3], 1)):
-        [axes] = cost_figure(replace(costs, lines=(replace(line, crossover_per_s=rate),))).axes
-        assert sum(drawn.get_marker() == "+" for drawn in axes.lines) == crosses
-        assert ("+: crossover" in axes.get_title(loc="left")) == bool(crosses)
-
-
-def test_kept_costs_are_read_again(chat: RankedOffers, tmp_path: Path) -> None:
-    write_costs(tmp_path, cost_over_load(chat))
-    assert read_costs(tmp_path) == cost_over_load(chat)
-
-
-@pytest.mark.parametrize("rates", [[], [1, 2], ["a"]])
-def test_kept_costs_that_cannot_be_drawn_are_none(rates: list[Any], tmp_path: Path) -> None:
-    span = {"low": 1.0, "typical": 2.0, "high": 3.0}
-    line = {"name": "T4", "usd_per_h": 1.0, "rates_per_s": rates, "usd_per_thousand": [span], "crossover_per_s": None}
-    costs = {"title": "a model", "rate_per_s": None, "lines": [line]}
-    (tmp_path / "costs.json").write_text(json.dumps(costs))
-    assert read_costs(tmp_path) is None
-    line["rates_per_s"] = [4]
-    (tmp_path / "costs.json").write_text(json.dumps(costs))
-    assert isinstance(read_costs(tmp_path), CostOverLoad)
+def test_a_line_of_costs_falls_until_another_gpu_is_needed(chat: RentDocument) -> None:
+    """Each line of the picture is what the hour of as many GPUs as a rate needs costs, over its requests."""
+    [axes] = cost_picture(chat).axes
+    assert "compiled engines (vLLM" in axes.get_title(loc="left")
+    first = chat.cards[0]
+    assert first.capacity_per_s is not None
+    line = next(line for line in axes.lines if str(line.get_label()).startswith(f"{first.name}, 16 bits"))
+    fleet = Fleet(first.capacity_per_s.low, 1, 1, first.usd_per_h)
+    rates, usd = np.asarray(line.get_xdata()).tolist(), np.asarray(line.get_ydata()).tolist()
+    assert usd == pytest.approx([1e3 * fleet.rented_gpus(rate) * first.usd_per_h / 3600 / rate for rate in rates])
+    assert any(later > earlier for earlier, later in itertools.pairwise(usd))

@@ -1,4 +1,4 @@
-"""Requests per second by Little's law, compared with a simulated queue; crossovers, compared with brute force."""
+"""Requests per second by Little's law, compared with a simulated queue."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from profiler.errors import RequestError
-from profiler.rent.serving import Fleet, StepTimes, crossover_rate
-from profiler.rent.workload import WORKLOADS, Limits, parse_rate, workload_of
+from profiler.rent.options import WORKLOADS, Limits, RentOptions, parse_rate
+from profiler.rent.serving import Fleet, StepTimes
 
 
 def times(prompt_s: float, fixed_s: float, each_s: float, largest: int, new_tokens: int = 101) -> StepTimes:
@@ -64,17 +64,18 @@ def test_the_rate_of_a_batch_by_hand() -> None:
     assert full.tpot_s == pytest.approx(0.012 * 1.4 / 1.2)
     # Little's law: sequences in flight = rate x seconds of decoding.
     assert full.rate_per_s * 100 * full.tpot_s == pytest.approx(10)
-    assert not gpu.at_rate(7.2).sustained
-    assert gpu.at_rate(7.1).sustained
+    assert gpu.at_rate(7.2).rate_per_s == pytest.approx(10 / 1.4)
+    assert gpu.at_rate(7.1).rate_per_s == 7.1
 
 
 def test_limits_bound_the_sequences_in_flight() -> None:
     gpu = times(0.020, 0.010, 0.0002, 100)
-    most = gpu.largest_within(Limits(tpot_s=0.020))
+    most = int(gpu.within(Limits(tpot_s=0.020)).sum())
+    assert 0 < most < 100
     assert gpu.with_in_flight(most).tpot_s <= 0.020 < gpu.with_in_flight(most + 1).tpot_s
-    assert gpu.largest_within(Limits(tpot_s=0.005)) == 0
-    assert gpu.largest_within(Limits()) == 100
-    assert gpu.largest_within(Limits(ttft_s=0.019)) == 0
+    assert not gpu.within(Limits(tpot_s=0.005)).any()
+    assert gpu.within(Limits()).all()
+    assert not gpu.within(Limits(ttft_s=0.019)).any()
 
 
 def test_the_cost_of_one_gpu_depends_on_its_rate_alone() -> None:
@@ -91,35 +92,12 @@ def test_the_cost_of_one_gpu_depends_on_its_rate_alone() -> None:
     assert [machine.rented_gpus(rate) for rate in (1.0, 160.0, 161.0)] == [8, 8, 16]
 
 
-@pytest.mark.parametrize(
-    ("dearer", "cheaper"),
-    [
-        (Fleet(10.0, 1, 1, 3.0), Fleet(2.0, 1, 1, 1.0)),
-        (Fleet(10.0, 1, 8, 3.0), Fleet(2.0, 1, 1, 1.0)),
-        (Fleet(9.0, 2, 1, 2.0), Fleet(2.5, 1, 1, 1.1)),
-        (Fleet(3.0, 1, 1, 3.0), Fleet(2.0, 1, 1, 1.0)),
-    ],
-)
-def test_a_crossover_is_the_first_rate_at_which_the_dearer_costs_less(dearer: Fleet, cheaper: Fleet) -> None:
-    rates = np.arange(0.01, 100, 0.01)
-    below = [rate for rate in rates if dearer.usd_per_h(rate) < cheaper.usd_per_h(rate)]
-    found = crossover_rate(dearer, cheaper)
-    assert (found is None) == (not below)
-    if found is not None:
-        assert below[0] == pytest.approx(found, abs=0.02)
-
-
-def test_three_slow_gpus_are_one_fast_one() -> None:
-    """1 USD/h for 2 requests per second, 3 USD/h for 10: the fourth slow GPU is needed above 6 per second."""
-    assert crossover_rate(Fleet(10.0, 1, 1, 3.0), Fleet(2.0, 1, 1, 1.0)) == pytest.approx(6.0)
-
-
 def test_a_use_sets_what_is_not_given() -> None:
     assert WORKLOADS["chat"].limits == Limits(0.5, 0.05)
-    load = workload_of("chat", prompt_len=100, rate="30/min", tpot_ms=20)
+    load = RentOptions("gpt2", prompt=100, rate="30/min", max_tpot_ms=20).load
     assert (load.prompt_len, load.new_tokens, load.rate_per_s) == (100, 128, 0.5)
     assert load.limits == Limits(0.5, 0.02)
-    assert workload_of("batch").rate_per_s is None
+    assert RentOptions("gpt2", use="batch").load.rate_per_s is None
 
 
 @pytest.mark.parametrize(("text", "per_s"), [("0.5/s", 0.5), ("2", 2.0), ("90/min", 1.5), ("3600 / h", 1.0)])

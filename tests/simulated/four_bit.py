@@ -12,7 +12,7 @@ from unittest import mock
 
 import torch
 
-from profiler.quant.storage import _four_bit_table, four_bit_rows
+from profiler.quant.bitsandbytes import _four_bit_table, four_bit_rows
 
 NAME = "bitsandbytes.backends.cuda.ops"
 

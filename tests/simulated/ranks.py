@@ -22,9 +22,9 @@ from torch import nn
 from profiler.counting.tensor_parallel import _SENDS
 from profiler.counting.walk import collapse_numbers
 from profiler.data.links import CollectiveKind, bus_share
-from profiler.device.process_group import ProcessGroup, _Peer
 from profiler.loading.request import LoadedModel, ModelRequest
-from profiler.loading.tensor_parallel import Share
+from profiler.ranks.process_group import ProcessGroup, _Peer
+from profiler.ranks.share import Share
 
 from .card import Card, Work
 
@@ -77,7 +77,7 @@ def linked(card: Card, link: LinkTruth, size: int) -> Iterator[SimulatedGroup]:
         mock.patch.object(dist, "all_reduce", all_reduce),
         mock.patch.object(dist, "broadcast"),
         mock.patch.object(functional, "all_gather_tensor", all_gather),
-        mock.patch("profiler.run.tensor_parallel.load_share", _share),
+        mock.patch("profiler.ranks.run.load_share", _share),
     ):
         yield SimulatedGroup(size)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from functools import partialmethod
 from typing import Any
 from unittest import mock
 
@@ -14,18 +12,15 @@ import torch
 from profiler.checks import installation
 from profiler.checks.doctor import examine
 from profiler.checks.installation import CheckResult
-from profiler.device.machine import CudaMachine
-from profiler.errors import RequestError
 
 from .card import Card
 from .native import why_not
-from .truth import A100, H100, RTX_4090, T4, Truth
-from .world import World, simulated, standing_in
+from .truth import A100, H100, T4, Truth
+from .world import simulated, standing_in
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
 ON_A_CARD = ["attention", "KV lengths", "fp8 by row", "fp8 by tensor", "int8 products", "grouped products"]
-ON_A_CARD += ["out of memory", "recovery"]
 
 
 @pytest.mark.slow
@@ -71,14 +66,16 @@ def test_a_card_on_which_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["int8 products"].says.endswith("int8 has no roof here")
 
 
-Fault = Callable[[World], contextlib.AbstractContextManager[object]]
-
-
-def on(truth: Truth, fault: Fault = lambda _: contextlib.nullcontext()) -> dict[str, CheckResult]:
-    """Return the checks that only a card gets, by name, on a card with a fault; no compiler and no model is tried."""
-    others = mock.patch.object(installation, "compiling")
-    no_presets = mock.patch("profiler.loading.source.preset_names", return_value=())
-    with simulated(truth) as world, fault(world), others, no_presets:
+def on(truth: Truth, *within: Any, **answers: Any) -> dict[str, CheckResult]:
+    """Return the checks that only a card gets, by name, `within` some contexts and with these functions of torch."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(simulated(truth))
+        for context in within:
+            stack.enter_context(context)
+        for name, answer in answers.items():
+            stack.enter_context(mock.patch.object(torch, name, answer))
+        stack.enter_context(mock.patch.object(installation, "compiling"))
+        stack.enter_context(mock.patch("profiler.loading.source.preset_names", return_value=()))
         found = {item.name: item for item in examine().findings}
     assert [name for name in found if name in ON_A_CARD] == ON_A_CARD
     return {name: found[name] for name in ON_A_CARD}
@@ -104,181 +101,46 @@ def test_a_healthy_card(truth: Truth, attention: str, absent: list[str]) -> None
     assert [name for name, item in found.items() if item.works is None] == absent
     assert found["attention"].says == attention
     assert found["KV lengths"].says.startswith("a new KV length costs nothing extra")
-    assert found["out of memory"].says == "allocations beyond the GPU's memory fail: a run sees the end of memory"
-    assert found["recovery"].says == "random numbers, memory and the stream work after a failed capture"
 
 
-def test_a_t4_has_no_fused_attention_for_grouped_heads() -> None:
-    """aten/native/transformers/cuda/sdp_utils.cpp: flash needs compute capability 8.0, memory-efficient equal heads."""
-    found = on(T4)
-    assert bad(found) == ["attention"]
-    assert found["attention"].slow
-    assert found["attention"].says.startswith("kernel math; with a mask memory-efficient; math copies K and V")
-    assert "--engine static decodes with a mask" in found["attention"].says
-    assert found["fp8 by row"] == CheckResult("fp8 by row", None, "no fp8 units: --quant fp8 multiplies in 16 bits")
+def by_tensor_only(*args: Any, real: Any = torch._scaled_mm, **kwargs: Any) -> torch.Tensor:
+    """torch 2.10 on sm_120 (pytorch#192707)."""
+    if kwargs["scale_a"].numel() > 1:
+        raise RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasLtMatmul`\nand more")
+    return real(*args, **kwargs)
 
 
-def test_a_card_without_any_fused_attention() -> None:
-    found = on(H100, lambda _: mock.patch.object(torch, "_fused_sdp_choice", return_value=0))
-    assert bad(found) == ["attention"]
-    assert found["attention"].says.startswith("kernel math; math copies K and V")
-    assert "a newer torch" in found["attention"].says
-
-
-def test_fp8_by_row_that_cublas_does_not_support() -> None:
-    """pytorch#192707: torch 2.10 on sm_120."""
-    real = torch._scaled_mm
-
-    def by_tensor_only(*args: Any, **kwargs: Any) -> torch.Tensor:
-        if kwargs["scale_a"].numel() > 1:
-            raise RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasLtMatmul`\nand more")
-        return real(*args, **kwargs)
-
-    found = on(H100, lambda _: mock.patch.object(torch, "_scaled_mm", by_tensor_only))
-    assert bad(found) == ["fp8 by row"]
-    assert found["fp8 by row"].says == (
-        "CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasLtMatmul`; --quant fp8 cannot run here and fp8 has"
-        " no roof; use --quant int8wo"
-    )
-
-
-def test_products_that_torch_lacks() -> None:
-    lacks = AttributeError("module 'torch' has no such attribute")
-    found = on(
-        H100,
-        lambda _: mock.patch.multiple(
-            torch, _int_mm=mock.Mock(side_effect=lacks), _grouped_mm=mock.Mock(side_effect=lacks)
-        ),
-    )
-    assert bad(found) == ["int8 products", "grouped products"]
-    for name, means in (
-        ("int8 products", "int8 has no roof here"),
-        ("grouped products", "mixtures of experts run one expert after the other"),
-    ):
-        assert found[name].says.startswith(f"module 'torch' has no such attribute; {means}")
-
-
-def test_grouped_products_without_a_kernel_wait_for_the_card() -> None:
+def waiting(*args: Any, offs: torch.Tensor, real: Any = torch._grouped_mm) -> torch.Tensor:
     """aten/native/GroupedMMUtils.h, `_grouped_mm_fallback`: it copies the groups' ends to the host first."""
-    real = torch._grouped_mm
-
-    def fallback(left: torch.Tensor, right: torch.Tensor, *, offs: torch.Tensor) -> torch.Tensor:
-        offs.cpu()
-        return real(left, right, offs=offs)
-
-    found = on(A100, lambda _: mock.patch.object(torch, "_grouped_mm", fallback))
-    assert bad(found) == ["grouped products"]
-    assert found["grouped products"].works
-    assert "no --engine graph" in found["grouped products"].says
+    offs.cpu()
+    return real(*args, offs=offs)
 
 
-@pytest.mark.parametrize(("plan_s", "said"), [(22e-3, "22.0 ms"), (50e-6, None)])
-def test_the_cost_of_a_new_kv_length(plan_s: float, said: str | None) -> None:
-    """cuDNN's plans take 22 ms on a GB10, as reported. 50 us are less than ten calls."""
-    found = on(H100.but(plan_s=plan_s))
-    assert found["attention"].says == "kernel cudnn"
-    assert bad(found) == ([] if said is None else ["KV lengths"])
-    if said is not None:
-        assert found["KV lengths"].says.startswith(f"each new KV length costs about {said} once")
-        assert (
-            "cuDNN builds a plan for each; torch.backends.cuda.enable_cudnn_sdp(False) needs none"
-            in found["KV lengths"].says
-        )
-
-
-def plain_capture(machine: CudaMachine, work: Callable[[], object], *, returns: bool) -> Callable[[], object]:
-    """Capture as in torch's documentation, which restores nothing after a failure; `returns` to the stream before."""
-    graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-    try:
-        with torch.cuda.graph(graph, stream=torch.cuda.Stream()):
-            work()
-    except RuntimeError as error:
-        if returns:
-            torch.cuda.set_stream(before)
-        raise RequestError("this cannot be captured") from error
-    return graph.replay
+LACKS = mock.Mock(side_effect=AttributeError("module 'torch' has no such attribute"))
 
 
 @pytest.mark.parametrize(
-    ("release", "says"),
+    ("truth", "answers", "name", "says"),
     [
-        ((2, 11), "torch draws no random numbers (Offset increment"),
-        ((2, 12), "torch does not give back freed memory"),
-        ((2, 14), "work goes to another stream"),
+        # sdp_utils.cpp: flash needs compute capability 8.0, memory-efficient equal heads.
+        (T4, {}, "attention", "kernel math; with a mask memory-efficient; math copies K and V"),
+        (T4, {}, "attention", "use_gqa_in_sdpa = lambda *_: False or, in decode, model.generate("),
+        (H100, {"_fused_sdp_choice": mock.Mock(return_value=0)}, "attention", "kernel math; math copies K and V"),
+        (
+            H100,
+            {"_scaled_mm": by_tensor_only},
+            "fp8 by row",
+            "`cublasLtMatmul`; --quant fp8 cannot run here and fp8 has",
+        ),
+        (H100, {"_int_mm": LACKS}, "int8 products", "module 'torch' has no such attribute; int8 has no roof here"),
+        (H100, {"_grouped_mm": LACKS}, "grouped products", "mixtures of experts run one expert after the other"),
+        (A100, {"_grouped_mm": waiting}, "grouped products", "no --engine graph"),
+        # cuDNN's plans take 22 ms on a GB10, as reported; 50 us are less than ten calls.
+        (H100.but(plan_s=22e-3), {}, "KV lengths", "each new KV length costs about 22.0 ms once"),
+        (H100.but(plan_s=50e-6), {}, "", ""),
     ],
 )
-def test_releases_of_torch_that_keep_the_state_of_a_failed_capture(release: tuple[int, int], says: str) -> None:
-    truth, plain = H100.but(torch_version=release), partialmethod(plain_capture, returns=release < (2, 14))
-    found = on(truth, lambda _: mock.patch.object(CudaMachine, "capture", plain))
-    assert bad(found) == ["recovery"]
-    assert found["recovery"].says.startswith(f"after a failed capture {says}")
-    assert found["recovery"].says.endswith("use torch 2.13 or newer")
-    assert bad(on(truth)) == [], "our own capture restores that state"
-
-
-@contextlib.contextmanager
-def asked_bytes(spills: bool) -> Iterator[list[int]]:
-    """Record every allocation of a gibibyte or more. A card that `spills` refuses none."""
-    real, asked = torch.empty, []
-
-    def empty(*size: Any, **kwargs: Any) -> torch.Tensor:
-        if isinstance(size[0], int) and size[0] >= 1 << 30:
-            asked.append(size[0])
-            return real(1, **kwargs) if spills else real(*size, **kwargs)
-        return real(*size, **kwargs)
-
-    with mock.patch.object(torch, "empty", empty):
-        yield asked
-
-
-def test_memory_that_spills() -> None:
-    found = on(RTX_4090, lambda _: asked_bytes(spills=True))
-    assert bad(found) == ["out of memory"]
-    assert found["out of memory"].says == (
-        "allocations beyond the GPU's memory spill to system memory: batch-test cannot see the end of memory; set"
-        " 'CUDA - Sysmem Fallback Policy' to 'Prefer No Sysmem Fallback' in Windows' NVIDIA Control Panel"
-    )
-
-
-def test_more_than_the_free_memory_is_requested_once() -> None:
-    with asked_bytes(spills=False) as asked:
-        on(T4)
-    [nbytes] = asked
-    free = T4.memory_bytes - T4.taken_bytes
-    assert free < nbytes <= free + (1 << 30)
-
-
-@pytest.mark.parametrize(
-    ("truth", "nvml", "says"),
-    [
-        (T4.but(other_processes=1), True, "not tried: 1 other process uses this GPU"),
-        (T4, False, "not tried: NVML does not say which processes use this GPU"),
-    ],
-)
-def test_no_memory_is_requested_if_others_use_the_card(truth: Truth, nvml: bool, says: str) -> None:
-    silent: Any = contextlib.nullcontext() if nvml else standing_in("pynvml", None)
-    with asked_bytes(spills=False) as asked:
-        assert on(truth, lambda _: silent)["out of memory"] == CheckResult("out of memory", None, says)
-    assert asked == []
-
-
-def test_under_wsl_no_memory_is_requested(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    kernel = tmp_path / "version"
-    kernel.write_text("Linux version 6.6.87.2-microsoft-standard-WSL2 (root@439a258ad544) (gcc 11.2.0)\n")
-    monkeypatch.setattr("profiler.device.device.KERNEL_FILE", kernel)
-    found = on(RTX_4090, lambda _: asked_bytes(spills=True))
-    assert bad(found) == ["out of memory"]
-    assert found["out of memory"].says.startswith("not tried under WSL: allocations beyond the GPU's memory may spill")
-
-
-def test_an_error_that_is_not_out_of_memory_is_a_line() -> None:
-    real = torch.empty
-
-    def empty(*size: Any, **kwargs: Any) -> torch.Tensor:
-        if isinstance(size[0], int) and size[0] >= 1 << 30:
-            raise RuntimeError("CUDA driver error: device not ready")
-        return real(*size, **kwargs)
-
-    found = on(H100, lambda _: mock.patch.object(torch, "empty", empty))
-    assert bad(found) == ["out of memory"]
-    assert found["out of memory"].says.startswith("CUDA driver error: device not ready; a run takes this error")
+def test_what_does_not_work_is_the_only_bad_line(truth: Truth, answers: dict[str, Any], name: str, says: str) -> None:
+    found = on(truth, **answers)
+    assert bad(found) == ([name] if name else [])
+    assert not name or says in found[name].says

@@ -27,7 +27,7 @@ from profiler.grid.ranges import parse_values
 from profiler.json_document import json_text
 from profiler.place.place import placed
 from profiler.readers.detect import read_foreign
-from profiler.rent.command import parse_prices
+from profiler.rent.options import parse_prices
 from profiler.store.folder import read_document, read_run
 from profiler.store.forecasts import FORECAST_FILE, read_forecast
 from profiler.store.operators_csv import OPERATOR_COLUMNS, read_operators

@@ -117,13 +117,13 @@ def test_the_warnings_of_a_run_are_reported_once_per_cure() -> None:
 def test_a_run_writes_and_prints_what_a_library_warned_of(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measure = pipeline.measure_cells
+    measure = pipeline.time_cells
 
     def warn_and_measure(*args: Any) -> None:
         logging.getLogger("transformers.integrations").warning(MAMBA_5)
         measure(*args)
 
-    monkeypatch.setattr(pipeline, "measure_cells", warn_and_measure)
+    monkeypatch.setattr(pipeline, "time_cells", warn_and_measure)
     run = profiler.profile(
         str(tiny_folder), prompt_lens=[8], batch_sizes=[1], new_tokens=4, budget_s=2, no_levers=True, device="cpu",
         out=tmp_path / "run",
@@ -241,11 +241,11 @@ def test_the_bound_is_the_time_in_the_modules_without_their_linears(
         return module_times(group, lambda _: True)
 
     fallback = Fallback("transformers", "slow", "MambaMixer", ("mamba-ssm",))
-    [finding], lines = fallback_findings([fallback], [group], seen.steady_s, times_of)
+    [finding], lines = fallback_findings([fallback], [group], times_of)
     assert not lines
     assert 2 * SLEEP_S * 0.9 <= finding.saves_s <= seen.calls_s - 20 * SLEEP_S * 0.9
     for module in ("NoSuchModule", ""):
         unknown = Fallback("torch", "slow", module, (), "install a C++ compiler")
-        nothing, [line] = fallback_findings([unknown], [group], seen.steady_s, times_of)
+        nothing, [line] = fallback_findings([unknown], [group], times_of)
         assert not nothing
         assert line == 'install a C++ compiler: its seconds are unknown (torch warns "slow")'

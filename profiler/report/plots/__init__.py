@@ -10,7 +10,6 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
 from profiler.errors import RequestError, near_misses
-from profiler.report.plots.costs import cost_of_run
 from profiler.report.plots.curves import depth_chart, doubling, precisions, throughput
 from profiler.report.plots.forecast import of_run
 from profiler.report.plots.maps import breakdown_chart, intensity_map, regime_map
@@ -34,7 +33,6 @@ PLOTS: dict[str, Callable[[Run], Figure]] = {
     "steps": steps,
     "engines": engines,
     "forecast": of_run,
-    "cost": cost_of_run,
 }
 """Pictures of one run."""
 

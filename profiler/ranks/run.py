@@ -5,35 +5,53 @@ from __future__ import annotations
 import copy
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from profiler.counting.operators import ModelWork
 from profiler.counting.tensor_parallel import walk_rank
 from profiler.data.links import Link
-from profiler.device.machine import Machine
-from profiler.device.process_group import ProcessGroup, in_common_s, silent
-from profiler.engines.base import Engine
-from profiler.engines.transformers import EagerEngine, LeadingEngine
-from profiler.facts.dispatch import DispatchSamples
+from profiler.device.contention import ForeignLoad
+from profiler.device.machine import Machine, machine_for
+from profiler.device.telemetry import source_for
+from profiler.engines.base import DecodeState, Engine
+from profiler.engines.transformers import EagerEngine
 from profiler.facts.measurements import RankSteps
 from profiler.facts.roofs import Ceilings
+from profiler.facts.visits import Gap, Visit
+from profiler.fallbacks import Fallback, reported_fallbacks
 from profiler.grid.cells import Cell
 from profiler.loading.meta_model import plan, quiet_libraries
 from profiler.loading.request import dtype_name
-from profiler.loading.tensor_parallel import Share, load_share
 from profiler.measure.dispatch import measure_dispatch
 from profiler.measure.subject import Subject, execution_paths
+from profiler.measure.sweep import Plan, sweep
 from profiler.measure.visit import VisitContext, follow
-from profiler.roofs.links import measure_collective
+from profiler.ranks.process_group import ProcessGroup, in_common_s, silent
+from profiler.ranks.share import Share, load_share
 from profiler.roofs.measure import measure
+from profiler.run.document import opening
+from profiler.run.fact_log import open_log
+from profiler.run.measure import Session, explain_cells, measure_options
+from profiler.run.pipeline import budget_of, complete, idle_power, time_cells
+from profiler.run.setup import LOOK, UNSEEN, roof_dtypes
+from profiler.run.stages import Listener, Stages
 from profiler.run.validate import PreparedRun
+from profiler.run.warnings import busy_words
+from profiler.store.folder import Run
+from profiler.store.writer import RunStore
 
-"""Seconds for the sweep of all-reduces, as long as a stage of the roofs."""
+OWN_CORES = (
+    "each rank runs on its own cores here, and gloo's event loops cannot preempt it: a plain torchrun gives neither,"
+    " and its steps take longer."
+)
+_TWIN_SHARE, _TWIN_MOST_S = 0.02, 1.5
+"""The share of the budget, and the seconds at most, for each measurement of dispatch."""
 _OWN_STEPS = 6
 """Decode steps in each pass over a rank's share of a cell."""
 _PASSES = 3
@@ -114,6 +132,26 @@ def middle(passes: Sequence[RankSteps]) -> RankSteps:
     )
 
 
+class LeadingEngine(EagerEngine):
+    """Runs rank 0's share. A failed step ends the run, since the other ranks wait for the rest of it."""
+
+    def __init__(self, model: Any, machine: Machine, group: ProcessGroup) -> None:
+        super().__init__(model, machine)
+        self._group = group
+        self.helper_pids = group.helper_pids
+
+    def announce(self, cell: Cell, steps: int | None) -> None:
+        self._group.order(Order("step", cell, steps))
+
+    def prefill(self, ids_BS: torch.Tensor, slots: int) -> DecodeState:  # noqa: N803
+        with self._group.together():
+            return super().prefill(ids_BS, slots)
+
+    def decode(self, state: DecodeState) -> DecodeState:
+        with self._group.together():
+            return super().decode(state)
+
+
 class Ranks:
     """One rank's side of a run: its share of the model, and its work in step with the other ranks."""
 
@@ -130,11 +168,7 @@ class Ranks:
 
     def engine(self) -> LeadingEngine:
         """Return the engine that steps the model from rank 0."""
-
-        def announce(cell: Cell, steps: int | None) -> None:
-            self.group.order(Order("step", cell, steps))
-
-        return LeadingEngine(self.share.joined, self.machine, self.group, announce)
+        return LeadingEngine(self.share.joined, self.machine, self.group)
 
     def roofs(self, dtypes: Sequence[str]) -> tuple[Ceilings, Link]:
         """Return this device's roofs while all ranks measure theirs, and the link between them (rank 0)."""
@@ -168,7 +202,7 @@ class Ranks:
 
     def _roofs(self, dtypes: Sequence[str]) -> tuple[Ceilings, Link]:
         roofs = measure(self.machine, list(dtypes), model_dtype=dtype_name(self.share.alone.request.dtype))
-        return roofs, measure_collective(self.group, self.machine)
+        return roofs, self.group.measure_link(self.machine)
 
     def _share_timings(self, cell: Cell) -> list[RankTiming]:
         """This rank's passes over its share of a cell, without the one that warms up."""
@@ -177,24 +211,91 @@ class Ranks:
         return timings[1:]
 
 
-def set_up_ranks(
-    prepared: PreparedRun, ranks: Ranks, dtypes: Sequence[str]
-) -> tuple[Subject, Ceilings, list[DispatchSamples]]:
+@dataclass(frozen=True, kw_only=True)
+class RankSession(Session):
+    """The session of rank 0."""
+
+    ranks: Ranks
+
+
+def execute_ranks(prepared: PreparedRun, listener: Listener, group: ProcessGroup, *, spent_s: float = 0.0) -> Run:
+    """Execute a checked request as rank 0 of `group`, whose other ranks follow it (`follow_rank`).
+
+    The whole grid is visited, and nothing is tried or forecast: what one rank does differently, the others must follow.
+    Raises RankError if another rank ends or fails; what was measured is kept.
+    """
+
+    def measured(session: RankSession) -> None:
+        try:
+            time_cells(session, _patient_sweep)
+            _time_shares(session)
+            explain_cells(session)
+            session.ranks.end()
+            measure_options(session, prepared.out)
+        except KeyboardInterrupt:
+            # torchrun ends the other ranks as soon as one is gone, so a lost rank is the reason.
+            if group.lost():
+                raise group.failure() from None
+            raise
+
+    with RunStore(prepared.out, resume=prepared.resumed) as store, quiet_libraries(), reported_fallbacks() as fallbacks:
+        return complete(_set_up(prepared, store, listener, fallbacks, group, spent_s), measured)
+
+
+def _patient_sweep(engines: Any, plan: Plan, **named: Any) -> Iterator[Visit | Gap]:
+    """A sweep that gives no visit up, since the other ranks would wait for the rest of it."""
+    return sweep(engines, replace(plan, late_s=math.inf), **named)
+
+
+def _time_shares(session: RankSession) -> None:
+    session.stages.begin("ranks", "timing each rank's own share")
+    visited = session.ledger.gathered.visits
+    for own in session.ranks.own_steps([cell for cell in session.prepared.grid.cells if cell in visited]):
+        session.ledger.add(own)
+
+
+def _set_up(
+    prepared: PreparedRun,
+    store: RunStore,
+    listener: Listener,
+    fallbacks: list[Fallback],
+    group: ProcessGroup,
+    spent_s: float,
+) -> RankSession:
     """Set up rank 0: the work of its share, roofs measured by all ranks at once, the link, and dispatch."""
-    machine, grid, held_bytes = ranks.machine, prepared.grid, ranks.machine.allocated_bytes()
+    machine = machine_for(group.device, source=source_for(group.device, group.helper_pids))
+    prepared = replace(prepared, request=replace(prepared.request, device=group.device))
+    stages, grid, foreign = Stages(listener, machine), prepared.grid, None
+    budget = budget_of(replace(prepared, whole=True), machine, spent_s)
+    idle_w = idle_power(stages)
+    with stages.optional(LOOK, UNSEEN):
+        foreign = ForeignLoad(group.helper_pids)
+    stages.begin("loading", f"loading {prepared.request.source.name} over {group.size} ranks")
+    ranks = Ranks(prepared, group, machine)
+    stages.begin("roofs", "measuring the roofs of all ranks at once, and the link between them")
+    held_bytes, loaded = machine.allocated_bytes(), ranks.share.alone
+    dtypes = roof_dtypes(ranks.work, prepared.request, machine.info)
     roofs, link = ranks.roofs(dtypes)
-    loaded = ranks.share.alone
     engines = {name: ranks.engine() for name in grid.engines}
     paths = execution_paths(loaded, ranks.work, engines, grid)
     subject = Subject(machine, loaded, ranks.work, engines, paths, grid, held_bytes)
     own = roofs.only(list(dtypes), dtype_name(loaded.request.dtype), machine.info.datasheet)
     ceilings = replace(own, collective=link)
-    twin_s = min(0.02 * prepared.budget_s, 1.5)
+    twin_s = min(_TWIN_SHARE * prepared.budget_s, _TWIN_MOST_S)
     dispatch = measure_dispatch(loaded, prepared.config, machine, grid.batch_sizes, grid.engines, twin_s)
-    return subject, ceilings, dispatch
+    warnings = [*prepared.warnings, *([OWN_CORES] if ranks.own_cores else [])]
+    with stages.optional(LOOK, UNSEEN):
+        warnings += busy_words(machine.info.host_threads, foreign) if foreign else []
+    prepared = replace(prepared, warnings=tuple(warnings))
+    document = opening(prepared, subject, ceilings, dispatch, stages, idle_power_w=idle_w)
+    document = replace(document, ranks=group.size)
+    ledger = open_log(prepared, store, document, subject, [ceilings, *dispatch])
+    return RankSession(
+        prepared, subject, document, ledger, stages, budget, fallbacks=fallbacks, forecasts=False, ranks=ranks
+    )
 
 
-def follow_rank(prepared: PreparedRun, group: ProcessGroup, machine: Machine) -> None:
+def follow_rank(prepared: PreparedRun, group: ProcessGroup) -> None:
     """Run a rank other than 0 until rank 0 ends the run."""
     with quiet_libraries():
-        Ranks(prepared, group, machine).follow()
+        Ranks(prepared, group, machine_for(group.device)).follow()

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from profiler.device.clock import now_s
-from profiler.device.process_group import ProcessGroup
 from profiler.errors import ModelError, RequestError, first_line
 from profiler.loading.config import pretrained_location
 from profiler.loading.load import first_call
@@ -19,6 +18,7 @@ from profiler.loading.meta_model import auto_class, from_config, quiet_libraries
 from profiler.loading.random_weights import STD, as_loaded
 from profiler.loading.request import LoadedModel, ModelRequest
 from profiler.packages import need
+from profiler.ranks.process_group import ProcessGroup
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -19,8 +19,9 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from profiler.data.links import MessageTime
-from profiler.device.clock import time_calls
+from profiler.data.links import Link, MessageTime, fit_link
+from profiler.device.clock import now_s, time_calls
+from profiler.device.device import make_current
 from profiler.device.machine import Machine
 from profiler.errors import RankError, RoofscopeError, first_line
 from profiler.patching import patched
@@ -31,6 +32,7 @@ _NOTICE_S = 3.0
 """A killed process is detected within this time."""
 SWEEP_BYTES = tuple((1 << 10) << step for step in range(17))
 """1 KiB to 64 MiB."""
+_LINK_S = 4.0
 _MOST_CALLS = 200
 _LEAST_CALLS = 3
 _LARGE_BYTES = 1 << 20
@@ -42,16 +44,6 @@ _SMALL_ELEMENTS = 512
 _FORWARDING_S = 100e-6
 """Time for gloo's threads on this core to forward the message to the others. A rank that works on at once would delay
 it until its next exchange, and the ranks would work one after the other."""
-
-
-def under_torchrun() -> bool:
-    """Return whether torchrun started this process."""
-    return bool(dist.is_available() and dist.is_torchelastic_launched())
-
-
-def cards() -> int:
-    """Return the number of CUDA devices of this machine."""
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 @dataclass(frozen=True)
@@ -70,8 +62,7 @@ class ProcessGroup:
         handler = signal.signal(signal.SIGTERM, signal.SIG_DFL)
         local = dist.get_node_local_rank(0)
         self.device = torch.device("cpu") if device_type == "cpu" else torch.device("cuda", local)
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
+        make_current(self.device)
         backend = "gloo" if self.device.type == "cpu" else "nccl"
         dist.init_process_group(backend, timeout=_PATIENCE)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
@@ -159,10 +150,10 @@ class ProcessGroup:
     def lost(self) -> tuple[int, ...]:
         """Return the ranks of this host whose process is gone, after at most 3 s."""
         here = socket.gethostname()
-        deadline_s = time.monotonic() + _NOTICE_S
+        deadline_s = now_s() + _NOTICE_S
         while True:
             ranks = tuple(rank for rank, peer in enumerate(self._peers) if peer.host == here and _gone(peer.pid))
-            if ranks or time.monotonic() > deadline_s:
+            if ranks or now_s() > deadline_s:
                 return ranks
             time.sleep(0.05)
 
@@ -178,6 +169,16 @@ class ProcessGroup:
     def close(self) -> None:
         """End the group."""
         dist.destroy_process_group()
+
+    def measure_link(self, machine: Machine) -> Link:
+        """Measure latency and bandwidth of all-reduces between the ranks, on all of them at once.
+
+        It takes some 4 s: 17 messages, 1 KiB to 64 MiB. Raises RankError if a rank is gone.
+        """
+        with self.together():
+            points = self.measure_exchange(machine, _LINK_S)
+        name = "gloo" if self.device.type == "cpu" else "NCCL"
+        return fit_link(f"{name}, {self.size} ranks", points, "measured in this run")
 
     def measure_exchange(self, machine: Machine, budget_s: float) -> tuple[MessageTime, ...]:
         """Time all-reduces of 1 KiB to 64 MiB on all ranks, from the arrival of the last rank.
@@ -289,11 +290,3 @@ def _gone(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (OSError, IndexError):
         return False
-
-
-def torchrun_command(python: str, ranks: int, arguments: Sequence[str]) -> list[str]:
-    """Return the command that starts roofscope under torchrun on this machine, once per rank."""
-    return [
-        python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m", "profiler",
-        *arguments,
-    ]  # fmt: skip

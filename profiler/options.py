@@ -1,0 +1,37 @@
+"""Options of commands: fields of frozen dataclasses, each with its help; the command line is made from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import MISSING, Field, field
+from typing import Any
+
+from profiler.errors import RequestError, near_misses
+
+
+def option(default: Any, text: str, *, flag: str = "", short: str = "", shown: str = "", metavar: str = "") -> Any:
+    """A field that is an option: its default and its help; its flag and displayed default if they differ."""
+    facts = {"help": text, "flag": flag, "short": short, "shown": shown, "metavar": metavar, "is_argument": False}
+    return field(default=default, metadata=facts)
+
+
+def argument(text: str, metavar: str = "", *, default: Any = MISSING, shown: str = "") -> Any:
+    """A field that is an argument of a command line: its help, and its name in the usage if that differs."""
+    return field(default=default, metadata={"help": text, "shown": shown, "metavar": metavar, "is_argument": True})
+
+
+def flag_of(item: Field[Any]) -> str:
+    """Return the command line's name of an option."""
+    name: str = item.metadata.get("flag") or item.name
+    return name if name.startswith("-") else "--" + name.replace("_", "-")
+
+
+def listed(text: str) -> list[str]:
+    """Return the names in a list with commas, such as `none,nf4`."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def one_of(value: str, option: str, known: Iterable[str]) -> None:
+    """Raise RequestError with similar values if `value` is not in `known`."""
+    if value not in known:
+        raise RequestError(f"{option} {value!r} is unknown; use {', '.join(known)}.{near_misses(value, known)}")
