@@ -82,13 +82,13 @@ def forecast(source: Source, options: ForecastOptions, ranks: RankOptions, use: 
 
 
 def _forecast_ranks(source: Source, request: ForecastRequest, ranks: RankOptions, output: Output) -> None:
-    from profiler.forecast.render import print_ranks, ranks_document
+    from profiler.forecast.render import print_ranks
     from profiler.forecast.tensor_parallel import forecast_ranks
     from profiler.report.progress import make_listener
 
     with make_listener(quiet=False, plain=output.plain) as listener:
-        answer, card = forecast_ranks(source.source, source.on, request, ranks, listener)
-    output.answer(lambda: ranks_document(answer, card), lambda console: print_ranks(answer, card, console))
+        answer = forecast_ranks(source.source, source.on, request, ranks, listener)
+    output.answer(lambda: answer, lambda console: print_ranks(answer, console))
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def rent(options: RentOptions, shown: Shown, output: Output) -> None:
 
     from profiler.rent.command import rent
     from profiler.rent.picture import cost_picture
-    from profiler.rent.text import print_rented, rent_document
+    from profiler.rent.text import print_rented
 
     offers = rent(options, datetime.now(UTC).date())
     if shown.out is not None:
@@ -117,6 +117,6 @@ def rent(options: RentOptions, shown: Shown, output: Output) -> None:
 
         save_figure(cost_picture(offers), shown.out)
     output.answer(
-        lambda: rent_document(offers),
+        lambda: offers,
         lambda console: print_rented(offers, console, by_utilisation=shown.by_utilisation),
     )

@@ -86,7 +86,7 @@ def ceilings(on: OnDevice, measured: Measured, output: Output) -> None:
 def _print_ceilings(
     console: Console, info: Device, roofs: Ceilings, sheet_per_s: Mapping[str, float | None], warnings: Sequence[str]
 ) -> None:
-    from profiler.report.device import ceilings_table, host_words
+    from profiler.report.hardware import ceilings_table, host_words
     from profiler.report.terminal import rich_table
     from profiler.units import processors, scaled
 

@@ -26,6 +26,10 @@ Known = Annotated[float | None, BeforeValidator(lambda cell: cell or None)]
 """A number, or None for an empty cell."""
 
 
+Flag = Annotated[bool, BeforeValidator(lambda cell: cell == "true")]
+"""Whether a cell says `true`."""
+
+
 @dataclass(frozen=True)
 class Datasheet:
     """One GPU as its maker describes it. All peaks are dense, without 2:4 sparsity."""
@@ -54,6 +58,12 @@ class Datasheet:
     peak_fp4_flops_per_s: Known
     link_bytes_per_s: Known
     link: str
+    published_link: str
+    """The row of links.csv for the first link of `link`; empty without a published figure."""
+    rented: Flag
+    """Whether it is among the GPUs that are rented most, which `run` names next to its own."""
+    small_host: Flag
+    """Whether it is mostly rented with a few cores of an older server (`predict.published_efficiency`)."""
     healthy_gemm_flops_per_s: Known
     healthy_copy_bytes_per_s: Known
     """Measured rates of a healthy card: a product of size 8192 in `healthy_dtype`, and a device copy (read plus write).

@@ -165,23 +165,12 @@ def published_link(name: str, ranks: int) -> Link:
     return replace(fitted, alpha_s=alpha_s, source=f"latency by {_NCCL}, bandwidth published: {published}")
 
 
-_OF_DATASHEETS = {
-    "NVL3": "nvlink3",
-    "NVL4": "nvlink4",
-    "NVL5": "nvlink5",
-    "PCIe4": "pcie4x16",
-    "PCIe5": "pcie5x16",
-    "xGMI": "xgmi",
-}
-
-
 def link_of(sheet: Datasheet, gpus: int) -> Link | None:
     """Return the published link between GPUs of a machine; None if no figure of it is published.
 
     It is the first that the datasheet names, so that PCIe cards are assumed to have no bridge.
     """
-    name = _OF_DATASHEETS.get(sheet.link.split(" ")[0])
-    return None if name is None else published_link(name, gpus)
+    return published_link(sheet.published_link, gpus) if sheet.published_link else None
 
 
 def link_called(text: str, ranks: int) -> Link:

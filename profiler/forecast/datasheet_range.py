@@ -68,7 +68,7 @@ def in_range(
         there = path_on(counted.work, counted.attention, fuses_grouped_heads=sheet.fuses_grouped_heads)
         needed = replace(needed, need=need_of_cells(counted.work, steps, there, counted.weight_bytes))
     layers = counted.work.layers
-    peak, host_index = peak_of(sheet, format_, counted.dtype), host_index_of(sheet.gpu)
+    peak, host_index = peak_of(sheet, format_, counted.dtype), host_index_of(sheet)
     work = executed(needed, engine)
     gpu_steps = card_steps(sheet, work, steps.batch, peak=peak, layers=layers, host_index=host_index)
     phases = [steps.phase(index) for index in range(len(steps))]

@@ -24,7 +24,7 @@ from profiler.forecast.command import (
 )
 from profiler.forecast.options import RankOptions
 from profiler.forecast.shards import SET_S, ShardTime, machine_of, replay_shards
-from profiler.json_document import view
+from profiler.json_document import Document, view
 from profiler.options import listed
 from profiler.predict.result import Answer, ForecastCell, ForecastError, StepShape
 from profiler.report.progress import QuietListener
@@ -37,8 +37,8 @@ _MOST_RANKS = 64
 
 def forecast_ranks(
     source: str, on: str, request: ForecastRequest, options: RankOptions, listener: QuietListener
-) -> tuple[RanksAnswer, str]:
-    """(the requested cells on one GPU and on each number of GPUs, the GPU's name).
+) -> RanksDocument:
+    """Forecast the requested cells on one GPU and on each number of GPUs.
 
     For a run on this very device, a rank's linears are replayed, which `listener` reports. Raises RequestError for
     impossible options, or for a model that cannot be split.
@@ -62,25 +62,26 @@ def forecast_ranks(
         _check_splittable(basis, ranks)
         kernels, kernel_notes = _replayed_kernels(basis, [requests[count] for count in ranks], listener)
         answers = {count: forecast_from_facts(basis, each, kernels.get(count)) for count, each in requests.items()}
-    single = answers[1]
-    card = _card(source, on)
-    return RanksAnswer(
+    single, card, link = answers[1], _card(source, on), next(iter(links.values())).name
+    cells = across([(count, answer.cells) for count, answer in answers.items()], options.usd_per_h)
+    return RanksDocument(
         source=single.source,
         model=single.model,
         precision=single.precision,
         on=f"each of several {card}",
         how=single.how,
+        sentence=_sentence(cells, link, card),
+        link=link,
         links=tuple(
             f"Link of {count} GPUs: {duration(link.alpha_s)} per message, {scaled(link.bus_bytes_per_s, 'B/s')};"
             f" {link.source}."
             for count, link in links.items()
         ),
-        link=next(iter(links.values())).name,
         price="" if options.usd_per_h is None else f"USD {options.usd_per_h:g} per hour and GPU.",
         error=single.error,
-        cells=across([(count, answer.cells) for count, answer in answers.items()], options.usd_per_h),
+        cells=cells,
         notes=(*kernel_notes, *_notes(single)),
-    ), card
+    )
 
 
 def parse_ranks(text: str) -> tuple[int, ...]:
@@ -173,13 +174,14 @@ WORTH = 1.01
 
 
 @dataclass(frozen=True)
-class RankTime:
-    """The forecast of a step on `ranks` GPUs."""
+class RankTimeRow:
+    """The forecast of a step on a number of GPUs."""
 
     ranks: int
     latency_s: float
     low_s: float
     high_s: float
+    """`low_s` and `high_s` are the ends of the 90 % interval."""
     link_s: float
     """The part of `latency_s` that collectives take."""
     tokens_per_s: float
@@ -188,103 +190,101 @@ class RankTime:
     tight: bool
     """Whether the step fits, but runs out of memory if free memory is in pieces."""
     usd_per_million: float | None
-    """USD per million tokens at this batch, for all GPUs; None without a price."""
-
-    @property
-    def card_s_per_million(self) -> float:
-        """GPU seconds per million tokens, summed over all GPUs."""
-        return 1e6 * self.ranks / self.tokens_per_s
+    """USD per million tokens at this batch, for all GPUs; null without a price."""
+    gain: float | None
+    """Speed relative to the fewest GPUs that the step fits; null where it does not fit."""
+    card_s_per_million: float
+    """GPU seconds per million tokens, summed over all GPUs."""
 
 
 @dataclass(frozen=True)
-class RankCell(StepShape):
-    """The forecasts of one step by number of GPUs, ascending from one."""
+class RankRow(StepShape):
+    """One step by number of GPUs."""
 
-    times: tuple[RankTime, ...]
+    worse_from: int | None
+    """The fewest GPUs on which the step is no faster than on the number before; null if it is always faster."""
+    times: Sequence[RankTimeRow]
 
     @property
-    def base(self) -> RankTime | None:
+    def base(self) -> RankTimeRow | None:
         """The time on the fewest GPUs that the step fits; None if it fits none of these numbers."""
         return next((time for time in self.times if time.fits), None)
 
-    def gain(self, time: RankTime) -> float:
-        """Speed relative to `base`; NaN if the step does not fit."""
-        return self.base.latency_s / time.latency_s if self.base and time.fits else math.nan
 
-    @property
-    def worse_from(self) -> int | None:
-        """The fewest GPUs on which the step is no faster than on the number before; None if it is always faster."""
-        fitting = [time for time in self.times if time.fits]
-        for before, after in itertools.pairwise(fitting):
-            if after.latency_s * WORTH > before.latency_s:
-                return after.ranks
-        return None
+def slower_from(times: Sequence[RankTimeRow]) -> int | None:
+    """The fewest GPUs on which a step is no faster than on the number before; None if it is always faster."""
+    fitting = [time for time in times if time.fits]
+    for before, after in itertools.pairwise(fitting):
+        if after.latency_s * WORTH > before.latency_s:
+            return after.ranks
+    return None
 
 
 @dataclass(frozen=True)
-class RanksAnswer:
-    """A forecast by number of GPUs, with its basis and its error."""
+class RanksDocument(Document):
+    """`roofscope forecast --tp --format json`."""
 
     source: str
     model: str
     precision: str
     on: str
     how: str
-    links: tuple[str, ...]
-    """One sentence on the link for each number of GPUs."""
+    sentence: str
     link: str
-    """The link's name."""
+    links: Sequence[str]
     price: str
-    """One sentence on the price of a GPU, with its source; empty without a price."""
     error: ForecastError
-    cells: tuple[RankCell, ...]
-    notes: tuple[str, ...] = ()
-
-    def sentence(self, card: str) -> str:
-        """The gain of each number of GPUs, for decode if it was forecast.
-
-        For example `Two H100 SXM over pcie5x16 give 1.04x at batch 1 and 1.7x at batch 64.`
-        """
-        phase = "decode" if any(cell.phase == "decode" for cell in self.cells) else "prefill"
-        cells = [cell for cell in self.cells if cell.phase == phase]
-        # The smallest and the largest batch that fit, at the longest context, where more GPUs matter most.
-        fitting = [cell for cell in cells if cell.base is not None]
-        if not fitting:
-            return f"No {phase} fits these numbers of GPUs."
-        depth = max(cell.depth for cell in fitting)
-        deepest = sorted((cell for cell in fitting if cell.depth == depth), key=lambda cell: cell.batch_size)
-        first, last = deepest[0], deepest[-1]
-        lines = []
-        for position, time in enumerate(first.times):
-            if time.ranks == 1:
-                continue
-            words = [
-                f"{_gain(cell, cell.times[position])} at batch {cell.batch_size}"
-                for cell in ([first, last] if last is not first else [first])
-            ]
-            number = _WORDS.get(time.ranks, str(time.ranks))
-            lines.append(f"{number} {card} over {self.link} give {' and '.join(words)}.")
-        return " ".join(lines)
+    cells: Sequence[RankRow]
+    notes: Sequence[str]
 
 
-def _gain(cell: RankCell, time: RankTime) -> str:
-    gain = cell.gain(time)
-    if math.isnan(gain):
+def _sentence(every: Sequence[RankRow], link: str, card: str) -> str:
+    """The gain of each number of GPUs over a link, for decode if it was forecast.
+
+    For example `Two H100 SXM over pcie5x16 give 1.04x at batch 1 and 1.7x at batch 64.`
+    """
+    phase = "decode" if any(cell.phase == "decode" for cell in every) else "prefill"
+    # The smallest and the largest batch that fit, at the longest context, where more GPUs matter most.
+    fitting = [cell for cell in every if cell.phase == phase and cell.base is not None]
+    if not fitting:
+        return f"No {phase} fits these numbers of GPUs."
+    depth = max(cell.depth for cell in fitting)
+    deepest = sorted((cell for cell in fitting if cell.depth == depth), key=lambda cell: cell.batch_size)
+    first, last = deepest[0], deepest[-1]
+    lines = []
+    for position, time in enumerate(first.times):
+        if time.ranks == 1:
+            continue
+        words = [
+            f"{_gain(cell, cell.times[position])} at batch {cell.batch_size}"
+            for cell in ([first, last] if last is not first else [first])
+        ]
+        number = _WORDS.get(time.ranks, str(time.ranks))
+        lines.append(f"{number} {card} over {link} give {' and '.join(words)}.")
+    return " ".join(lines)
+
+
+def _gain(cell: RankRow, time: RankTimeRow) -> str:
+    if time.gain is None:
         return "no room"
     if cell.base is time:
         return "room for it"
-    return f"{gain:.2f}x" if gain < 1.995 else f"{gain:.1f}x"
+    return f"{time.gain:.2f}x" if time.gain < 1.995 else f"{time.gain:.1f}x"
 
 
-def across(forecasts: Sequence[tuple[int, Sequence[ForecastCell]]], usd_per_h: float | None) -> tuple[RankCell, ...]:
+def across(forecasts: Sequence[tuple[int, Sequence[ForecastCell]]], usd_per_h: float | None) -> tuple[RankRow, ...]:
     """Join the cells of several forecasts, one per number of GPUs, ascending; `usd_per_h` is the price of one GPU."""
-    cells = []
+    rows = []
     for index, first in enumerate(forecasts[0][1]):
+        cells = [(ranks, forecast[index]) for ranks, forecast in forecasts]
+        base_s = next((cell.latency_s for _, cell in cells if cell.fits), None)
         times = []
-        for ranks, forecast in forecasts:
-            cell = forecast[index]
-            usd = None if usd_per_h is None else 1e6 * ranks * usd_per_h / _S_PER_HOUR / cell.tokens_per_s
+        for ranks, cell in cells:
+            card_s = 1e6 * ranks / cell.tokens_per_s
+            usd = None if usd_per_h is None else card_s * usd_per_h / _S_PER_HOUR
+            gain = base_s / cell.latency_s if base_s and cell.fits else None
             link_s = cell.terms.get("link_s", 0.0)
-            times.append(view(RankTime, cell, ranks=ranks, link_s=link_s, usd_per_million=usd))
-        cells.append(view(RankCell, first, times=tuple(times)))
-    return tuple(cells)
+            further = {"link_s": link_s, "usd_per_million": usd, "gain": gain, "card_s_per_million": card_s}
+            times.append(view(RankTimeRow, cell, ranks=ranks, **further))
+        rows.append(view(RankRow, first, times=times, worse_from=slower_from(times)))
+    return tuple(rows)

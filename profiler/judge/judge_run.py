@@ -44,8 +44,6 @@ from profiler.judge.roof_range import extreme_shares
 from profiler.judge.scaling import SIZE_OF, BoundSide, DoublingTest, Series, doubling_tests, series_of
 from profiler.stats import Estimate, NoiseReport, VisitSpread, estimate, narrow_enough, noise_report, undisturbed
 
-# The GPUs that are rented most. `roofscope gpus` lists all others.
-_RENTED = ("T4", "L4", "A10G", "L40S", "A100 80GB SXM", "H100 SXM", "H200 SXM", "B200 SXM")
 _SIXTEEN_BIT = ("bfloat16", "float16")
 # The unexplained share of a step above which it is measured by operator group.
 _UNEXPLAINED_SHARE = 0.20
@@ -196,7 +194,7 @@ def setting_of(facts: Facts) -> Setting:
         cards=tuple(
             gpu
             for gpu in gpus()
-            if gpu.gpu in _RENTED and gpu.gpu != device.datasheet and gpu.peak_flops_per_s(model.dtype) is not None
+            if gpu.rented and gpu.gpu != device.datasheet and gpu.peak_flops_per_s(model.dtype) is not None
         ),
         dtype=model.dtype,
     )

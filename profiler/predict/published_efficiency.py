@@ -156,23 +156,22 @@ def steps_of(points: Sequence[PublishedFigure]) -> CardSteps:
         np.array([peak_of(sheets[point.gpu], point.format) for point in points]),
         np.array([sheets[point.gpu].bandwidth_bytes_per_s for point in points]),
         np.array([sheets[point.gpu].rated_clock_hz for point in points]),
-        np.array([host_index_of(point.gpu) for point in points]),
+        np.array([host_index_of(sheets[point.gpu]) for point in points]),
         np.array([point.batch for point in points]),
     )
 
 
-_SMALL_INSTANCES = ("P4", "P100", "V100", "T4", "L4", "A10", "A16", "A2")
 SMALL_INSTANCE_INDEX = 1.4
-"""Dispatch time per layer, relative to larger GPUs, of GPUs that are mostly rented with a few cores of an older server.
+"""Dispatch time per layer, relative to larger GPUs, of GPUs that are mostly rented with a few cores of an older server
+(`small_host` of gpus.csv).
 
 Eager steps far above their roofs take 1.06 ms per layer for gemma-2b on an A10G and 1.08 ms for Qwen2.5-3B on a T4,
 compared with 0.66 to 0.78 ms on the hosts of an RTX 4090 and an A100 (published.csv)."""
 
 
-def host_index_of(gpu: str) -> float:
+def host_index_of(sheet: Datasheet) -> float:
     """Dispatch time of the host with which a GPU is mostly rented, relative to the hosts of larger GPUs."""
-    word = gpu.split()[0]
-    return SMALL_INSTANCE_INDEX if word in (*_SMALL_INSTANCES, "A10G") else 1.0
+    return SMALL_INSTANCE_INDEX if sheet.small_host else 1.0
 
 
 def peak_of(sheet: Datasheet, format_: str, dtype: str = "float16") -> float:

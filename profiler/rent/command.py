@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from datetime import date
 
 from profiler.data.datasheets import gpu_called, gpus
-from profiler.data.prices import prices_of
-from profiler.data.published_results import published
+from profiler.data.prices import OWN, prices_of
+from profiler.data.published_results import EngineKind, published
 from profiler.errors import RequestError
+from profiler.json_document import Document, view
 from profiler.predict.published_efficiency import NO_MIXTURE, no_basis
 from profiler.rent.offers import Offer, offer_of, ranked
-from profiler.rent.options import RentOptions
+from profiler.rent.options import RentOptions, Workload
 from profiler.rent.plan import Planner
-from profiler.units import short_count
+from profiler.units import duration, short_count, significant
 
 _BYTES_PER_WEIGHT = 2
 _NEAR = 1.5
@@ -22,16 +23,30 @@ _NEAR = 1.5
 
 
 @dataclass(frozen=True)
-class RankedOffers:
-    """The ranked offers of a model."""
+class RentDocument(Document):
+    """`roofscope rent --format json`."""
 
-    request: RentOptions
-    offers: tuple[Offer, ...]
-    notes: tuple[str, ...] = ()
+    model: str
+    assumptions: str
+    """The load, limits, engines, precisions and prices as one sentence."""
+    load: Workload
+    batch: int | None
+    """Sequences always in flight, in place of a rate."""
+    engines: Sequence[str]
+    quants: Sequence[str]
+    price_class: str
+    """Only prices of this kind of provider; empty: of all."""
+    provider: str
+    """Only this provider's prices; empty: of all."""
+    spot: bool
+    host_index: float | None
+    """The host's dispatch time over the reference; null: that with which each GPU is mostly rented."""
+    cards: Sequence[Offer]
+    notes: Sequence[str]
 
 
-def rent(request: RentOptions, today: date) -> RankedOffers:
-    """The offers of a model on GPUs with a price, ranked.
+def rent(request: RentOptions, today: date) -> RentDocument:
+    """The offers of a model on GPUs with a price, ranked, with every assumption.
 
     Raises RequestError for an impossible request, or if the model fits no GPU, or no published figure covers it.
     """
@@ -64,7 +79,40 @@ def rent(request: RentOptions, today: date) -> RankedOffers:
     if not any(each.fits for each in offers):
         raise RequestError(_fits_nowhere(request.model, offers))
     notes = [*_notes(planner, request), *([f"{no_price[0].upper()}{no_price[1:]}"] if unpriced else [])]
-    return RankedOffers(request, ranked(offers), tuple(notes))
+    return view(RentDocument, request, assumptions=_assumptions(request, offers), cards=ranked(offers), notes=notes)
+
+
+_ENGINES: dict[EngineKind, str] = {
+    "compiled": "compiled engines (vLLM, TensorRT-LLM: prompts one at a time)",
+    "eager": "plain transformers (eager: prompts of a batch together)",
+}
+
+
+def _assumptions(request: RentOptions, offers: Sequence[Offer]) -> str:
+    """Model, engine, precision, lengths, load, limits and whose prices, as one sentence."""
+    load = request.load
+    engines = " and ".join(_ENGINES[engine] for engine in request.engines)
+    precisions = " and ".join(dict.fromkeys(precision_words(offer.precision) for offer in offers))
+    if request.batch is not None:
+        rate = f"always {request.batch} in flight"
+    elif load.rate_per_s is None:
+        rate = "a queue that is never empty"
+    else:
+        amount, unit = (load.rate_per_s, "s") if load.rate_per_s >= 0.1 else (3600 * load.rate_per_s, "h")
+        number = f"{float(significant(amount, 2)):g}"
+        rate = f"{number} {'request' if number == '1' else 'requests'}/{unit}"
+    limits = [
+        f"{name} at most {duration(limit)}"
+        for name, limit in (("TTFT", load.limits.ttft_s), ("TPOT", load.limits.tpot_s))
+        if limit is not None
+    ]
+    own = {offer.provider == OWN for offer in offers}
+    table = f"the lowest {'spot' if request.spot else 'on-demand'} prices{request.of_whom}"
+    prices = "your prices" if own == {True} else f"{table} and yours" if True in own else table
+    return (
+        f"{request.model} with {engines} in {precisions}; {load.use}: {load.prompt_len} tokens in,"
+        f" {load.new_tokens} out, {rate}, {', '.join(limits) or 'no latency limit'}; {prices}."
+    )
 
 
 def _fits_nowhere(model: str, offers: Sequence[Offer]) -> str:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from profiler.errors import RequestError
-from profiler.rent.command import RankedOffers, precision_words
+from profiler.rent.command import RentDocument, precision_words
 from profiler.rent.serving import Fleet
-from profiler.rent.text import assumptions
 from profiler.units import significant
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ _BEYOND = 3.0
 _TITLE_CHARACTERS = 105
 
 
-def cost_picture(rented: RankedOffers) -> Figure:
+def cost_picture(rented: RentDocument) -> Figure:
     """Draw USD per thousand requests over the requests per second, a line per offer that may meet the limits, up to 5.
 
     A line falls while a GPU has idle time, and jumps where another GPU is needed. Raises RequestError if no GPU may
@@ -33,7 +32,7 @@ def cost_picture(rented: RankedOffers) -> Figure:
 
     from profiler.report.plots.style import LINE_STYLES, STYLE_FILE, log_ticks
 
-    drawn = [offer for offer in rented.offers if offer.capacity_per_s and offer.meets != "no"][:_MOST_LINES]
+    drawn = [offer for offer in rented.cards if offer.capacity_per_s and offer.meets != "no"][:_MOST_LINES]
     if not drawn:
         raise RequestError("no GPU meets the limits: there is nothing to draw.")
     spans = [offer.capacity_per_s for offer in drawn if offer.capacity_per_s]
@@ -54,7 +53,7 @@ def cost_picture(rented: RankedOffers) -> Figure:
             label = f"{offer.name}, {precision_words(offer.precision)}{engine}, {offer.usd_per_h:.2f} USD/h"
             [line] = axes.plot(rates, usd, ls=style.dashes, label=label)
             axes.fill_between(rates, low, high, color=line.get_color(), alpha=0.10, lw=0)
-        requested_per_s = rented.request.load.rate_per_s
+        requested_per_s = rented.load.rate_per_s
         if requested_per_s is not None:
             axes.axvline(requested_per_s, color="0.4", lw=0.9, ls=":")
         axes.set(xscale="log", yscale="log", xlabel="requests per second", ylabel="USD per thousand requests")
@@ -62,6 +61,6 @@ def cost_picture(rented: RankedOffers) -> Figure:
             log_ticks(axis, lambda value: significant(value, 1))
         axes.legend(fontsize=8)
         dotted = "" if requested_per_s is None else ", dotted: the requested rate"
-        title = textwrap.fill(assumptions(rented), _TITLE_CHARACTERS)
+        title = textwrap.fill(rented.assumptions, _TITLE_CHARACTERS)
         axes.set_title(f"{title}\nbands: nine in ten, steps: one more GPU{dotted}", fontsize=9, loc="left")
     return figure

@@ -186,7 +186,7 @@ def times_on(plan: GpuShare, sheet: Datasheet, largest: int, host_index: float |
     They are of one prompt, and of decode steps of 1 to `largest` sequences. `host_index` is the host's dispatch time
     relative to the reference; None: that with which the GPU is mostly rented.
     """
-    host = host_index_of(sheet.gpu) if host_index is None else host_index
+    host = host_index_of(sheet) if host_index is None else host_index
     peak, batches = peak_of(sheet, plan.format), np.arange(1, MOST_BATCH + 1)
 
     def range_of(phase: Phase, count: int) -> Range:

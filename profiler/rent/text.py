@@ -1,63 +1,29 @@
-"""The offers of `rent` as sentences and tables, and as JSON."""
+"""The offers of `rent` as sentences and tables."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from rich.console import Console
 
 from profiler.data.prices import OWN
-from profiler.data.published_results import EngineKind
-from profiler.json_document import Document
-from profiler.rent.command import RankedOffers, precision_words
+from profiler.rent.command import RentDocument, precision_words
 from profiler.rent.offers import UTILISATIONS, Offer, Ranking, Span
-from profiler.rent.options import Limits, Workload
+from profiler.rent.options import Limits
 from profiler.report.blocks import Block, Lines, Sentences, TextTable, text_table
 from profiler.report.terminal import print_block, print_blocks
 from profiler.units import duration, percent, several, significant
 
-_ENGINES: dict[EngineKind, str] = {
-    "compiled": "compiled engines (vLLM, TensorRT-LLM: prompts one at a time)",
-    "eager": "plain transformers (eager: prompts of a batch together)",
-}
 _MARKS: dict[Ranking, str] = {"cheapest": "> ", "typically cheapest": "> ", "cannot tell": "? ", "too slow": "! "}
 
 
-def rent_sentences(rented: RankedOffers) -> list[str]:
+def rent_sentences(rented: RentDocument) -> list[str]:
     """The assumptions; the cheapest offer, the fastest, what is in doubt, how old the prices are; and caveats."""
-    fitting = [offer for offer in rented.offers if offer.fits]
+    fitting = [offer for offer in rented.cards if offer.fits]
     able = [offer for offer in fitting if offer.meets != "no"]
     answer = [_cheapest(able[0], rented), _fastest(able, rented), _doubt(able)] if able else [_misses(fitting, rented)]
-    return [assumptions(rented), *answer, *_ages(fitting), *rented.notes]
-
-
-def assumptions(rented: RankedOffers) -> str:
-    """Model, engine, precision, lengths, load, limits and whose prices, as one sentence."""
-    request, load = rented.request, rented.request.load
-    engines = " and ".join(_ENGINES[engine] for engine in request.engines)
-    precisions = " and ".join(dict.fromkeys(precision_words(offer.precision) for offer in rented.offers))
-    if request.batch is not None:
-        rate = f"always {request.batch} in flight"
-    elif load.rate_per_s is None:
-        rate = "a queue that is never empty"
-    else:
-        amount, unit = (load.rate_per_s, "s") if load.rate_per_s >= 0.1 else (3600 * load.rate_per_s, "h")
-        number = f"{float(significant(amount, 2)):g}"
-        rate = f"{number} {'request' if number == '1' else 'requests'}/{unit}"
-    limits = [
-        f"{name} at most {duration(limit)}"
-        for name, limit in (("TTFT", load.limits.ttft_s), ("TPOT", load.limits.tpot_s))
-        if limit is not None
-    ]
-    own = {offer.provider == OWN for offer in rented.offers}
-    table = f"the lowest {'spot' if request.spot else 'on-demand'} prices{request.of_whom}"
-    prices = "your prices" if own == {True} else f"{table} and yours" if True in own else table
-    return (
-        f"{request.model} with {engines} in {precisions}; {load.use}: {load.prompt_len} tokens in,"
-        f" {load.new_tokens} out, {rate}, {', '.join(limits) or 'no latency limit'}; {prices}."
-    )
+    return [rented.assumptions, *answer, *_ages(fitting), *rented.notes]
 
 
 def _usd(usd: float) -> str:
@@ -75,12 +41,12 @@ def _named(offer: Offer) -> str:
     return f"{offer.name} in {precision_words(offer.precision)}"
 
 
-def _cheapest(first: Offer, rented: RankedOffers) -> str:
+def _cheapest(first: Offer, rented: RentDocument) -> str:
     assert first.utilisation is not None
     head = "Cheapest"
     if first.meets != "yes":
         head = "None certainly meets the limits; typically cheapest"
-    elif rented.request.load.limits != Limits():
+    elif rented.load.limits != Limits():
         head = "Cheapest that certainly meets the limits"
     when = "" if first.provider == OWN else f", {first.price_date or 'undated'}"
     number = several(first.rented_gpus, "GPU", "GPUs")
@@ -97,14 +63,14 @@ def _cost(offer: Offer) -> str:
     )
 
 
-def _fastest(able: Sequence[Offer], rented: RankedOffers) -> str:
+def _fastest(able: Sequence[Offer], rented: RentDocument) -> str:
     def tokens_per_s(offer: Offer) -> float:
         return offer.tokens_per_s.typical if offer.tokens_per_s else 0.0
 
     def tpot_s(offer: Offer) -> float:
         return offer.tpot_s.typical if offer.tpot_s else math.inf
 
-    if rented.request.load.rate_per_s is None:
+    if rented.load.rate_per_s is None:
         fastest = max(able, key=tokens_per_s)
         speed = f"{significant(tokens_per_s(fastest), 2)} output tokens/s"
     else:
@@ -125,9 +91,9 @@ def _doubt(able: Sequence[Offer]) -> str:
     )
 
 
-def _misses(fitting: Sequence[Offer], rented: RankedOffers) -> str:
+def _misses(fitting: Sequence[Offer], rented: RentDocument) -> str:
     """By how much the best offer misses the limits, and what would meet them."""
-    limits = rented.request.load.limits
+    limits = rented.load.limits
 
     def excess(offer: Offer) -> list[tuple[float, str, str, Span]]:
         """(typical time / limit, what it is, its option, the time), the worst first."""
@@ -145,9 +111,9 @@ def _misses(fitting: Sequence[Offer], rented: RankedOffers) -> str:
     takes = [f"{duration(span.typical)} {words} ({ratio:.1f} times the limit)" for ratio, words, _, span in missed]
     options = " ".join(f"{option} {math.ceil(1e3 * span.high)}" for *_, option, span in missed)
     faster = ""
-    if "compiled" not in rented.request.engines:
+    if "compiled" not in rented.engines:
         faster = "; --engine compiled is faster"
-    elif rented.request.quants == ("none",):
+    elif rented.quants == ("none",):
         faster = "; --quant int4wo or fp8 may be faster"
     return (
         f"No GPU meets the limits: the best, {_named(best)}, typically takes {' and '.join(takes)}; {options} would"
@@ -230,10 +196,10 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> TextTable:
     return text_table(names, [[row[place] for place in shown] for row in rows], texts=["read on"], wrapped=texts)
 
 
-def print_rented(rented: RankedOffers, console: Console, *, by_utilisation: bool) -> None:
+def print_rented(rented: RentDocument, console: Console, *, by_utilisation: bool) -> None:
     """Print the assumptions, the answer, a row per GPU, on request its costs by utilisation, and what has no row."""
-    first_of_card = {offer.card: offer for offer in reversed(rented.offers)}
-    best = [offer for offer in rented.offers if offer is first_of_card[offer.card]]
+    first_of_card = {offer.card: offer for offer in reversed(rented.cards)}
+    best = [offer for offer in rented.cards if offer is first_of_card[offer.card]]
     fitting = [offer for offer in best if offer.fits]
     assumed, *answer = rent_sentences(rented)
     legend = [
@@ -253,9 +219,9 @@ def print_rented(rented: RankedOffers, console: Console, *, by_utilisation: bool
     print_blocks(blocks, console)
 
 
-def _rowless(rented: RankedOffers, best: Sequence[Offer]) -> list[str]:
+def _rowless(rented: RentDocument, best: Sequence[Offer]) -> list[str]:
     """What the table does not show, and why."""
-    without = {(offer.precision, offer.engine): offer.why for offer in rented.offers if offer.verdict == "no basis"}
+    without = {(offer.precision, offer.engine): offer.why for offer in rented.cards if offer.verdict == "no basis"}
     lines = [
         f"{precision_words(form)} with {engine} engines has no row: {why}; another --engine may have one."
         for (form, engine), why in without.items()
@@ -265,7 +231,7 @@ def _rowless(rented: RankedOffers, best: Sequence[Offer]) -> list[str]:
         first, others = unfit[0], [offer.card for offer in unfit[1:]]
         why = f"{first.card} in {precision_words(first.precision)} ({first.why})"
         lines.append(f"Does not fit: {', '.join([why, *others])}.")
-    if hidden := sum(offer.fits for offer in rented.offers) - sum(offer.fits for offer in best):
+    if hidden := sum(offer.fits for offer in rented.cards) - sum(offer.fits for offer in best):
         lines.append(f"Each GPU has its best row; --format json has {hidden} more of other precisions and engines.")
     return lines
 
@@ -274,35 +240,3 @@ def _bases(fitting: Sequence[Offer]) -> list[str]:
     """The published figures that the ranges rest on, each once."""
     bases = sorted(dict.fromkeys(offer.basis for offer in fitting), key=len, reverse=True)
     return [basis for number, basis in enumerate(bases) if not any(basis in longer for longer in bases[:number])]
-
-
-@dataclass(frozen=True)
-class RentDocument(Document):
-    """`roofscope rent --format json`."""
-
-    model: str
-    assumptions: str
-    """The load, limits, engines, precisions and prices as one sentence."""
-    load: Workload
-    batch: int | None
-    """Sequences always in flight, in place of a rate."""
-    engines: Sequence[str]
-    quants: Sequence[str]
-    price_class: str
-    """Only prices of this kind of provider; empty: of all."""
-    provider: str
-    """Only this provider's prices; empty: of all."""
-    spot: bool
-    host_index: float | None
-    """The host's dispatch time over the reference; null: that with which each GPU is mostly rented."""
-    cards: Sequence[Offer]
-    notes: Sequence[str]
-
-
-def rent_document(rented: RankedOffers) -> RentDocument:
-    """Return the document of the offers of a model, with every assumption."""
-    request = rented.request
-    return RentDocument(
-        request.model, assumptions(rented), request.load, request.batch, request.engines, request.quants,
-        request.price_class, request.provider, request.spot, request.host_index, rented.offers, rented.notes,
-    )  # fmt: skip

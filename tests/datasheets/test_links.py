@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from profiler.data import links
+from profiler.data.datasheets import gpus
 from profiler.data.links import MessageTime, bus_share, fit_link, link_called, published_link, published_links
 from profiler.errors import RequestError
 
@@ -108,3 +109,13 @@ def test_a_link_from_two_numbers() -> None:
 def test_invalid_links_are_refused(text: str) -> None:
     with pytest.raises(RequestError, match="--link"):
         link_called(text, 2)
+
+
+def test_a_datasheets_link_is_the_published_one_of_its_kind() -> None:
+    """`NVL4 900` of a datasheet is NVLink 4. PCIe 3 and the first NVLinks have no published figure."""
+    kinds = {(sheet.link.split(" ")[0], sheet.published_link) for sheet in gpus() if sheet.published_link}
+    assert kinds == {
+        ("NVL3", "nvlink3"), ("NVL4", "nvlink4"), ("NVL5", "nvlink5"), ("PCIe4", "pcie4x16"), ("PCIe5", "pcie5x16"),
+        ("xGMI", "xgmi"),
+    }  # fmt: skip
+    assert not {sheet.gpu for sheet in gpus() if not sheet.published_link} & {"H100 SXM", "A100 80GB SXM", "L4"}

@@ -16,11 +16,11 @@ from profiler.checks.doctor import Examination
 from profiler.checks.selftest import SelftestRow
 from profiler.comparison.documents import ComparisonDocument, GateDocument, HistoryDocument
 from profiler.counting.document import CountDocument
-from profiler.forecast.render import RanksDocument
+from profiler.forecast.tensor_parallel import RanksDocument
 from profiler.judge.cells import CellResult
 from profiler.loading.source import Preset
 from profiler.place.place import PlacedFile
-from profiler.rent.text import RentDocument
+from profiler.rent.command import RentDocument
 from profiler.report.count_grid import GridDocument
 from profiler.report.device import CeilingsDocument, GpuEntry
 from profiler.report.forecast import ForecastDocument

@@ -24,6 +24,8 @@ KINDS = {
     "windowed and full layers": ("gemma-2-9b", "int8"),
     "latent attention": ("deepseek-v2-lite", "none"),
     "mixture of experts": ("mixtral-8x7b", "fp8"),
+    "transposed weights": ("gpt2", "none"),
+    "weights that are published packed": ("gpt-oss-20b", "none"),
 }
 
 
@@ -65,6 +67,21 @@ def test_equal_to_the_last_flop_and_byte(kind: str) -> None:
         assert page["bound"] == floors.bound[index]
         assert page["fits"] == floors.fits[index]
         assert page["safe_bytes"] == pytest.approx(need.safe_bytes[index], rel=1e-12)
+
+
+def test_a_decode_step_by_hand() -> None:
+    """Mistral-7B: 7,241,732,096 weights of 2 bytes, of which a step does not read the embedding's 32,000 x 4,096.
+
+    Matmuls take 2 FLOPs per weight, norms none, and attention 4 x 32 layers x 4,096 x 513; the cache has 131,072 bytes
+    per token.
+    """
+    entry = model_entry(counted_model(resolve("mistral-7b-v0.1")), "none")
+    [page] = Theory().ask(entry, gpu_option(roofs_called("T4")), [(1, 1, 512)])
+    norms, embeddings = 65 * 4096, 32_000 * 4096
+    matrices = 7_241_732_096 - embeddings - norms
+    assert int(page["flops"]) == 2 * matrices + 4 * 32 * 4096 * 513
+    logits_and_embedding = 2 * 32_000 + 2 * 4096
+    assert int(page["bytes"]) == 2 * (matrices + norms) + 513 * 131_072 + logits_and_embedding
 
 
 def test_a_formula_that_the_page_cannot_evaluate_is_refused() -> None:

@@ -15,8 +15,9 @@ from profiler.forecast import tensor_parallel as cards
 from profiler.forecast.command import ForecastRequest
 from profiler.forecast.options import RankOptions
 from profiler.forecast.render import rank_rows, worse_lines
-from profiler.forecast.tensor_parallel import RankCell, RankTime, forecast_ranks, parse_ranks
+from profiler.forecast.tensor_parallel import RankRow, across, forecast_ranks, parse_ranks
 from profiler.judge.device_health import DeviceRun, healths
+from profiler.predict.result import ForecastCell
 from profiler.report.device import health_lines
 from profiler.report.progress import QuietListener
 from profiler.store.folder import read_document, read_run
@@ -36,9 +37,9 @@ def _read_once() -> Iterator[None]:
         yield
 
 
-def cell_of(link: str, batch: int = 1) -> RankCell:
+def cell_of(link: str, batch: int = 1) -> RankRow:
     wanted = ForecastRequest(batch_sizes=str(batch), prompt_lens="128")
-    answer, _ = forecast_ranks(str(EPYC), "", wanted, RankOptions("3", link), QuietListener())
+    answer = forecast_ranks(str(EPYC), "", wanted, RankOptions("3", link), QuietListener())
     return next(cell for cell in answer.cells if cell.phase == "decode")
 
 
@@ -47,7 +48,9 @@ def test_latency_is_paid_once_a_message_and_nothing_else_changes() -> None:
     assert fast.times[0] == slow.times[0]
     assert slow.times[1].latency_s - fast.times[1].latency_s == pytest.approx(MESSAGES * 1e-3, rel=1e-6)
     # A rank has a third of every linear, and all of dispatch and of the norms.
-    assert 1.2 < fast.gain(fast.times[1]) < 3
+    gain = fast.times[1].gain
+    assert gain is not None
+    assert 1.2 < gain < 3
 
 
 def test_bandwidth_is_paid_by_the_formulas_of_nccl_tests() -> None:
@@ -70,10 +73,8 @@ def test_the_crossover_is_where_messages_cost_what_narrower_kernels_save() -> No
 
 def test_two_h100_by_their_datasheet_have_a_sentence_and_a_cost() -> None:
     wanted = ForecastRequest(batch_sizes="1,64", prompt_lens="512")
-    answer, card = forecast_ranks(
-        "llama-3.1-8b", "H100 SXM", wanted, RankOptions("2", "pcie5x16", 2.0), QuietListener()
-    )
-    sentence = answer.sentence(card)
+    answer = forecast_ranks("llama-3.1-8b", "H100 SXM", wanted, RankOptions("2", "pcie5x16", 2.0), QuietListener())
+    sentence = answer.sentence
     assert sentence.startswith("Two H100 SXM over pcie5x16 give ")
     assert "at batch 1 and" in sentence
     assert sentence.endswith("at batch 64.")
@@ -93,18 +94,18 @@ def test_two_h100_by_their_datasheet_have_a_sentence_and_a_cost() -> None:
 )
 def test_a_note_names_the_basis_of_a_ranks_kernels(source: str, on: str, words: str) -> None:
     wanted = ForecastRequest(batch_sizes="1", prompt_lens="64")
-    answer, _ = forecast_ranks(source, on, wanted, RankOptions("3", "8,20"), QuietListener())
+    answer = forecast_ranks(source, on, wanted, RankOptions("3", "8,20"), QuietListener())
     assert words in answer.notes[0]
 
 
 @pytest.mark.slow
 def test_a_model_that_needs_two_cards_is_compared_from_there() -> None:
     wanted = ForecastRequest(batch_sizes="1", prompt_lens="512", dtype="bfloat16")
-    answer, card = forecast_ranks("llama-3.1-70b", "H100 SXM", wanted, RankOptions("2,4", "nvlink4"), QuietListener())
+    answer = forecast_ranks("llama-3.1-70b", "H100 SXM", wanted, RankOptions("2,4", "nvlink4"), QuietListener())
     decode = next(cell for cell in answer.cells if cell.phase == "decode")
     assert [time.fits for time in decode.times] == [False, True, True]  # 141 GB of weights, 80 GB per card
     assert decode.base is decode.times[1]
-    assert "room for it" in answer.sentence(card)
+    assert "room for it" in answer.sentence
 
 
 @pytest.mark.parametrize(
@@ -148,13 +149,13 @@ def test_a_run_of_packed_weights_or_of_several_ranks_is_no_basis(
 
 
 def test_worse_from_compares_only_numbers_that_fit() -> None:
-    def time(ranks: int, seconds: float, fits: bool = True) -> RankTime:
-        return RankTime(ranks, seconds, seconds, seconds, 0.0, 1 / seconds, "mixed", fits, False, None)
+    def forecast(seconds: float, fits: bool = True) -> list[ForecastCell]:
+        return [ForecastCell("decode", 1, 8, 9, seconds, seconds, seconds, 1 / seconds, "mixed", "", fits)]
 
-    cell = RankCell("decode", 1, 8, 9, (time(1, 9.0, False), time(2, 3.0), time(4, 2.0), time(8, 2.1)))
+    [cell] = across([(1, forecast(9.0, fits=False)), (2, forecast(3.0)), (4, forecast(2.0)), (8, forecast(2.1))], None)
     assert cell.base is cell.times[1]
     assert cell.worse_from == 8
-    assert cell.gain(cell.times[2]) == pytest.approx(1.5)
+    assert [time.gain for time in cell.times] == [None, 1.0, pytest.approx(1.5), pytest.approx(3.0 / 2.1)]
 
 
 def test_a_slow_card_is_ill_and_a_noisy_one_is_not() -> None:

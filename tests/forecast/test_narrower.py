@@ -137,7 +137,7 @@ def test_planted_times_of_linears_of_half_the_width_are_in_the_forecast(
     )  # fmt: skip
     listener = StageListener()
     wanted, free = ForecastRequest(prompt_lens="8", batch_sizes="1"), RankOptions("2", "0,1e9")
-    answer, _ = forecast_ranks(str(tmp_path / "run"), "", wanted, free, listener)
+    answer = forecast_ranks(str(tmp_path / "run"), "", wanted, free, listener)
     [stage] = listener.stages
     assert "one of 2 ranks" in stage
     assert answer.notes[0].startswith("A rank's linears were replayed here")

@@ -16,7 +16,7 @@ import pytest
 from profiler.data.datasheets import gpu_called
 from profiler.data.prices import prices
 from profiler.errors import RequestError
-from profiler.rent.command import RankedOffers, rent
+from profiler.rent.command import RentDocument, rent
 from profiler.rent.offers import Offer
 from profiler.rent.options import RentOptions
 from profiler.rent.picture import cost_picture
@@ -27,17 +27,17 @@ TODAY = date(2026, 8, 5)
 CARDS = "T4,L4,A10G,L40S,H100 SXM"
 
 
-def rented(model: str, use: str = "chat", today: date = TODAY, **options: Any) -> RankedOffers:
+def rented(model: str, use: str = "chat", today: date = TODAY, **options: Any) -> RentDocument:
     return rent(RentOptions(model, use=use, **{"price_class": "hyperscaler", **options}), today)
 
 
 @pytest.fixture(scope="module")
-def chat() -> RankedOffers:
+def chat() -> RentDocument:
     return rented("mistral-7b-v0.1", cards=CARDS)
 
 
 @pytest.fixture(scope="module")
-def queue() -> RankedOffers:
+def queue() -> RentDocument:
     return rented("mistral-7b-v0.1", "batch", cards=CARDS, quant="none,nf4", engine="compiled,eager")
 
 
@@ -51,7 +51,7 @@ def cache_bytes(offer: Offer) -> float:
 def test_what_fits_is_arithmetic() -> None:
     """Mistral-7B has 14.48 GB of weights in 16 bits and 131,072 bytes of cache per token."""
     load: dict[str, Any] = {"prompt": 512, "new": 128, "engine": "eager", "price_class": "marketplace"}
-    [a100] = rented("mistral-7b-v0.1", "batch", cards="A100 80GB SXM", **load).offers
+    [a100] = rented("mistral-7b-v0.1", "batch", cards="A100 80GB SXM", **load).cards
     assert "14.5 GB" in a100.why
     assert cache_bytes(a100) == pytest.approx(640 * 131_072, rel=1e-3)
     room = 0.98 * (gpu_called("A100 80GB SXM").usable_bytes - 0.45e9) - 14.48e9
@@ -69,7 +69,7 @@ def test_16_bits_are_two_bytes_a_weight() -> None:
 
     They are 9.242 B by arXiv:2408.00118, with its table of 256,000 words.
     """
-    [offer] = rented("gemma-2-9b", "batch", cards="L4", prompt=512).offers
+    [offer] = rented("gemma-2-9b", "batch", cards="L4", prompt=512).cards
     assert offer.fits
     assert "weights 18.5 GB" in offer.why
     # 42 layers of 8 heads of 256, K and V, 640 tokens, 2 bytes.
@@ -98,11 +98,11 @@ def test_a_prompt_beyond_the_models_positions_is_refused() -> None:
         rented("gpt2", prompt=1000, new=25, cards="L4")
 
 
-def served(offers: RankedOffers) -> list[Offer]:
-    return [offer for offer in offers.offers if offer.request_usd is not None]
+def served(offers: RentDocument) -> list[Offer]:
+    return [offer for offer in offers.cards if offer.request_usd is not None]
 
 
-def test_a_full_queue_costs_the_hour_over_its_requests(queue: RankedOffers) -> None:
+def test_a_full_queue_costs_the_hour_over_its_requests(queue: RentDocument) -> None:
     """With n in flight, n prompts and 127 shared steps give n answers."""
     for offer in served(queue):
         assert offer.request_usd is not None
@@ -118,7 +118,7 @@ def test_a_full_queue_costs_the_hour_over_its_requests(queue: RankedOffers) -> N
         assert both == pytest.approx(1e6 * offer.request_usd.typical)
 
 
-def test_at_a_rate_the_idle_time_is_paid(chat: RankedOffers) -> None:
+def test_at_a_rate_the_idle_time_is_paid(chat: RentDocument) -> None:
     """At 1 request per second, a GPU of any speed costs its hour over 3600 requests."""
     singles = [offer for offer in served(chat) if offer.rented_gpus == 1]
     assert singles
@@ -131,7 +131,7 @@ def test_at_a_rate_the_idle_time_is_paid(chat: RankedOffers) -> None:
         assert offer.idle_usd_per_day == pytest.approx(24 * offer.usd_per_h)
 
 
-def test_an_offer_that_meets_the_limits_meets_them_over_its_range(chat: RankedOffers) -> None:
+def test_an_offer_that_meets_the_limits_meets_them_over_its_range(chat: RentDocument) -> None:
     assert {offer.meets for offer in served(chat)} >= {"yes"}
     for offer in served(chat):
         assert offer.ttft_s is not None
@@ -144,16 +144,16 @@ def test_an_offer_that_meets_the_limits_meets_them_over_its_range(chat: RankedOf
             assert offer.tpot_s.typical <= 0.05
 
 
-def test_engines_are_never_mixed_without_a_column(queue: RankedOffers) -> None:
-    table = rent_table([offer for offer in queue.offers if offer.fits])
+def test_engines_are_never_mixed_without_a_column(queue: RentDocument) -> None:
+    table = rent_table([offer for offer in queue.cards if offer.fits])
     column = [heading.heading for heading in table.columns].index("as")
     assert {row[column].rpartition(", ")[2] for row in table.rows} == {"compiled", "eager"}
     assert "plain transformers" in rent_sentences(queue)[0]
 
 
-def test_what_no_figure_covers_has_no_basis(queue: RankedOffers) -> None:
+def test_what_no_figure_covers_has_no_basis(queue: RentDocument) -> None:
     """nf4 is a format of bitsandbytes, which runs in plain transformers; no figure of it with vLLM is published."""
-    verdicts = {(offer.precision, offer.engine): offer.verdict for offer in queue.offers if offer.card == "L40S"}
+    verdicts = {(offer.precision, offer.engine): offer.verdict for offer in queue.cards if offer.card == "L40S"}
     assert verdicts["nf4", "compiled"] == "no basis"
     assert verdicts["nf4", "eager"] != "no basis"
     with pytest.raises(RequestError, match="no basis: no figure of fp8 in plain transformers"):
@@ -163,20 +163,20 @@ def test_what_no_figure_covers_has_no_basis(queue: RankedOffers) -> None:
 def test_every_gpu_with_a_price_has_a_rank() -> None:
     """Smaller GPUs than 14.5 GB aside, whatever the age of the price and whoever rents the GPU out."""
     answer = rented("mistral-7b-v0.1", today=date(2036, 1, 1), price_class="", max_ttft_ms=9e5, max_tpot_ms=9e5)
-    assert {offer.card for offer in answer.offers} == {price.card for price in prices() if not price.spot}
-    assert {offer.verdict for offer in answer.offers} <= {"cheapest", "typically cheapest", "cannot tell", "dearer"}
-    costs = [offer.request_usd.typical for offer in answer.offers if offer.request_usd and offer.meets == "yes"]
+    assert {offer.card for offer in answer.cards} == {price.card for price in prices() if not price.spot}
+    assert {offer.verdict for offer in answer.cards} <= {"cheapest", "typically cheapest", "cannot tell", "dearer"}
+    costs = [offer.request_usd.typical for offer in answer.cards if offer.request_usd and offer.meets == "yes"]
     assert costs == sorted(costs)
     [ages] = [each for each in rent_sentences(answer) if each.startswith("The prices are")]
-    undated = sum(not offer.price_date for offer in answer.offers)
-    assert f"have no date for {undated} of {len(answer.offers)} GPUs" in ages
-    assert f" to {max(offer.price_age_days or 0 for offer in answer.offers)} days old" in ages
+    undated = sum(not offer.price_date for offer in answer.cards)
+    assert f"have no date for {undated} of {len(answer.cards)} GPUs" in ages
+    assert f" to {max(offer.price_age_days or 0 for offer in answer.cards)} days old" in ages
 
 
 def test_your_price_wins() -> None:
     answer = rented("mistral-7b-v0.1", cards="L4,L40S", price="L40S=0.01")
-    assert (answer.offers[0].card, answer.offers[0].provider, answer.offers[0].usd_per_h) == ("L40S", "yours", 0.01)
-    assert answer.offers[0].verdict == "cheapest"
+    assert (answer.cards[0].card, answer.cards[0].provider, answer.cards[0].usd_per_h) == ("L40S", "yours", 0.01)
+    assert answer.cards[0].verdict == "cheapest"
     assert rent_sentences(answer)[0].endswith("the lowest on-demand prices of hyperscalers and yours.")
     alone = rent_sentences(rented("mistral-7b-v0.1", cards="L40S", price="L40S=1.86"))
     assert alone[0].endswith("TPOT at most 50.0 ms; your prices.")
@@ -185,7 +185,7 @@ def test_your_price_wins() -> None:
 
 def test_a_gpu_that_is_rented_in_eights_has_the_price_of_its_host() -> None:
     """AWS rents eight H200 for 8 x 7.912 = 63.3 USD/h, and for one request per second all eight are paid."""
-    [offer] = rented("mistral-7b-v0.1", cards="H200 SXM", provider="AWS").offers
+    [offer] = rented("mistral-7b-v0.1", cards="H200 SXM", provider="AWS").cards
     assert (offer.usd_per_h, offer.machine_cards, offer.rented_gpus) == (7.912, 8, 8)
     assert offer.request_usd is not None
     assert offer.request_usd.typical == pytest.approx(8 * 7.912 / 3600)
@@ -196,7 +196,7 @@ def test_a_gpu_that_is_rented_in_eights_has_the_price_of_its_host() -> None:
 
 def test_the_load_decides_between_hosts_of_two_and_of_eight() -> None:
     """GCP rents two H100 for 2 x 11.06 USD/h, AWS eight for 8 x 6.88: a quarter of the chats is cheaper on two."""
-    few, many = (rented("llama-3.1-70b", rate=rate, cards="H100 SXM").offers[0] for rate in ("0.2/s", "1/s"))
+    few, many = (rented("llama-3.1-70b", rate=rate, cards="H100 SXM").cards[0] for rate in ("0.2/s", "1/s"))
     assert (few.provider, few.machine_cards, few.rented_gpus) == ("GCP", 2, 2)
     assert (many.provider, many.machine_cards) == ("AWS", 8)
     assert many.rented_gpus * 6.88 < 2 * many.replicas * 11.06
@@ -227,7 +227,7 @@ def test_each_gpu_has_one_row_of_80_columns(roofscope: Callable[..., Any], monke
 
 def test_a_model_that_one_gpu_does_not_hold_is_split() -> None:
     """Llama-3.1-70B has 141 GB of weights in 16 bits: 70.6 GB on each of two H100 of 80 GB."""
-    [offer] = rented("llama-3.1-70b", cards="H100 SXM", provider="AWS").offers
+    [offer] = rented("llama-3.1-70b", cards="H100 SXM", provider="AWS").cards
     assert offer.name == "2 x H100 SXM"
     assert "weights 70.6 GB" in offer.why
     assert offer.step_s is not None
@@ -264,7 +264,7 @@ def test_a_slower_host_makes_eager_steps_dearer() -> None:
             max_ttft_ms=9e3,
             max_tpot_ms=9e3,
         )
-        .offers[0]
+        .cards[0]
         .step_s
         for index in (1.0, 3.0)
     ]
@@ -315,11 +315,11 @@ def test_the_screen_the_picture_and_the_document(roofscope: Callable[..., Any], 
         assert row["price_class"] == "hyperscaler"
 
 
-def test_a_line_of_costs_falls_until_another_gpu_is_needed(chat: RankedOffers) -> None:
+def test_a_line_of_costs_falls_until_another_gpu_is_needed(chat: RentDocument) -> None:
     """Each line of the picture is what the hour of as many GPUs as a rate needs costs, over its requests."""
     [axes] = cost_picture(chat).axes
     assert "compiled engines (vLLM" in axes.get_title(loc="left")
-    first = chat.offers[0]
+    first = chat.cards[0]
     assert first.capacity_per_s is not None
     line = next(line for line in axes.lines if str(line.get_label()).startswith(f"{first.name}, 16 bits"))
     fleet = Fleet(first.capacity_per_s.low, 1, 1, first.usd_per_h)

@@ -13,7 +13,8 @@ from profiler.data.datasheets import gpus
 from profiler.facts.roofs import Ceilings
 from profiler.report.blocks import TextTable
 from profiler.report.console import screen
-from profiler.report.device import ceilings_table, gpus_table
+from profiler.report.device import gpus_table
+from profiler.report.hardware import ceilings_table
 from profiler.report.terminal import rich_table
 
 
@@ -31,10 +32,10 @@ def test_a_roof_is_next_to_its_datasheet(capsys: pytest.CaptureFixture[str]) -> 
         launch={"host_s": 4e-6},
     )
     lines = printed(capsys, ceilings_table(ceilings, {"float32": 1e13, "bandwidth": 3e11}))
-    assert "float32 8.00 TFLOP/s 7.20 T- 8.80 T 80 % - 8 by hand" in lines
-    assert "read 150 GB/s 135 G- 165 G 50 % - 8 by hand" in lines
+    assert "float32 8.00 TFLOP/s 7.20 T to 8.80 T 80 % - 8 by hand" in lines
+    assert "read 150 GB/s 135 G to 165 G 50 % - 8 by hand" in lines
     assert "launch, host 4.00 us - one tiny kernel" in lines
-    assert "read 150 GB/s 135 G- 165 G - - 8 by hand" in printed(capsys, ceilings_table(ceilings, {}))
+    assert "read 150 GB/s 135 G to 165 G - - 8 by hand" in printed(capsys, ceilings_table(ceilings, {}))
 
 
 def test_every_card_is_one_line_of_100_columns(capsys: pytest.CaptureFixture[str]) -> None:

@@ -115,14 +115,10 @@ def test_narrower_kernels_of_known_truth_are_replayed_and_found_in_the_step_of_t
             card.core.times = planted
         execute(prepare(Options(out=tmp_path / "one", **asked)), QuietListener())
         typed = RankOptions("2", f"{1e6 * link.alpha_s:g},{1e-9 * link.bus_bytes_per_s:g}")
-        answers = [
-            forecast_ranks(str(tmp_path / "one"), "", ForecastRequest(batch_sizes="8"), typed, QuietListener())[0]
-        ]
+        answers = [forecast_ranks(str(tmp_path / "one"), "", ForecastRequest(batch_sizes="8"), typed, QuietListener())]
         with linked(world.card, link, 2) as group:
             two = execute_ranks(prepare(Options(out=tmp_path / "two", tp=2, **asked)), QuietListener(), group)
-    answers.append(
-        forecast_ranks(str(tmp_path / "one"), "", ForecastRequest(batch_sizes="8"), typed, QuietListener())[0]
-    )
+    answers.append(forecast_ranks(str(tmp_path / "one"), "", ForecastRequest(batch_sizes="8"), typed, QuietListener()))
     assert "replayed here" in answers[0].notes[0]
     assert "they were not replayed" in answers[1].notes[0], "the card is gone"
     taken_s = {row.phase: row.latency_s for row in two.measured}
