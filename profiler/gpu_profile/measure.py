@@ -22,7 +22,7 @@ from profiler.device.device import software
 from profiler.device.machine import Machine
 from profiler.device.telemetry import Watch
 from profiler.engines.transformers import EagerEngine
-from profiler.errors import DeviceError, ModelError, RequestError, near_misses
+from profiler.errors import DeviceError, ModelError, RequestError
 from profiler.facts.dispatch import dispatch_of
 from profiler.facts.roofs import Ceilings
 from profiler.facts.step import ExecutionPath
@@ -49,6 +49,7 @@ from profiler.loading.source import resolve
 from profiler.measure.captured_calls import answered
 from profiler.measure.dispatch import measure_dispatch
 from profiler.measure.replay import replay_calls
+from profiler.options import listed, one_of
 from profiler.predict.kernel_times import from_memory_s
 from profiler.predict.operator_arrays import StepArrays, operator_arrays
 from profiler.quant.formats import can_quantise
@@ -87,10 +88,9 @@ def profiled_dtypes(dtypes: str, out: Path) -> list[str]:
 
     Raises RequestError for an unknown dtype, or if `out` cannot be written.
     """
-    names = [name.strip() for name in dtypes.split(",") if name.strip()]
+    names = listed(dtypes)
     for name in names:
-        if name not in DTYPES:
-            raise RequestError(f"--out-dtypes {name!r} is unknown; use {', '.join(DTYPES)}.{near_misses(name, DTYPES)}")
+        one_of(name, "--out-dtypes", DTYPES)
     if not names:
         raise RequestError(f"--out-dtypes {dtypes!r} names no dtype; use {', '.join(DTYPES)}.")
     if not out.parent.is_dir():
