@@ -1,4 +1,4 @@
-"""A clock that counts calls."""
+"""A clock without time."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 
 class FakeClock:
-    """A clock whose every mark is one second after the previous one."""
+    """A clock whose every mark is one second after the previous one; or between whose marks are the given seconds."""
 
     ahead = False
 
-    def __init__(self) -> None:
-        self.now = 0.0
+    def __init__(self, *given: float) -> None:
+        self.now, self._given = 0.0, list(given)
 
     def mark(self) -> float:
         self.now += 1.0
@@ -22,4 +22,4 @@ class FakeClock:
         pass
 
     def seconds(self, marks: Sequence[float]) -> list[float]:
-        return [after - before for before, after in itertools.pairwise(marks)]
+        return self._given or [after - before for before, after in itertools.pairwise(marks)]

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from profiler.checks.installation import CheckResult
 from profiler.device.device import compute_capability
 from profiler.errors import first_line
+from profiler.facts.measurements import COMPILED, REPEATED_HEADS
+from profiler.judge.how_to import how_to
 from profiler.units import duration
 
 if TYPE_CHECKING:
@@ -41,7 +43,8 @@ def attention(machine: Machine) -> CheckResult:
         return CheckResult("attention", True, words)
     words += f"; {UNFUSED_KERNEL} copies K and V for every head and writes its scores to memory"
     if plain[1] == UNFUSED_KERNEL != masked[1]:
-        words += ": --engine static decodes with a mask and avoids it"
+        ways = " or, in decode, ".join(how_to(change, on_gpu=True).line for change in (REPEATED_HEADS, COMPILED))
+        words += f"; avoid it by {ways}"
     elif UNFUSED_KERNEL in masked:
         words += ": a newer torch may have a kernel for this GPU"
     return CheckResult("attention", True, words, slow=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -14,13 +14,13 @@ from profiler.options import one_of
 from profiler.quant.registry import quant_help
 from profiler.run.options import Options
 
-if TYPE_CHECKING:
-    from profiler.comparison.gate import Gate
-
 
 def compare_command(
     paths: Annotated[list[Path], typer.Argument(metavar="A B...", help="Run folders, or other tools' result files.")],
     anyway: Annotated[bool, typer.Option("--anyway", help="Show runs that are not comparable, no verdict.")] = False,
+    tp: Annotated[
+        str, typer.Option("--tp", help="GPUs that shared each step, such as 4,8; default: as A and B say.")
+    ] = "",
     plain: Plain = False,
     output_format: Format = "table",
 ) -> None:
@@ -30,20 +30,21 @@ def compare_command(
     """
     from profiler.comparison.command import compared, history_of
     from profiler.comparison.documents import comparison_document, history_document
-    from profiler.comparison.render import print_changes, print_history
+    from profiler.comparison.text import print_changes, print_history
     from profiler.json_document import json_text
     from profiler.report.console import screen
 
     if len(paths) < 2:
         raise RequestError("compare needs two or more run folders: roofscope compare BEFORE AFTER.")
+    gpus = _numbers(tp, "--tp")
     if len(paths) == 2:
-        comparison = compared(paths[0], paths[1], anyway=anyway)
+        comparison = compared(paths[0], paths[1], anyway=anyway, tp=gpus)
         if output_format == "json":
             print(json_text(comparison_document(comparison)))
         else:
             print_changes(comparison, screen(plain=plain))
         return
-    history = history_of(paths, anyway=anyway)
+    history = history_of(paths, anyway=anyway, tp=gpus)
     if output_format == "json":
         print(json_text(history_document(history)))
     else:
@@ -72,8 +73,7 @@ def gate_command(
     """
     from profiler.comparison.command import gated
     from profiler.comparison.documents import gate_document
-    from profiler.comparison.gate_formats import GATE_FORMATS
-    from profiler.comparison.render import print_gate
+    from profiler.comparison.gate_formats import GATE_FORMATS, print_gate
     from profiler.json_document import json_text
     from profiler.report.console import screen
 
@@ -84,7 +84,12 @@ def gate_command(
         gate = gated(base, new, max_slowdown)
     else:
         options = Options(model=model, budget_s=budget_s, device=device, out=out)
-        gate = _gate_rerun(base, max_slowdown, options, quiet, plain)
+        from profiler.report.progress import make_listener
+
+        with make_listener(quiet=quiet, plain=plain) as listener:
+            from profiler.comparison.rerun import rerun as measure_again
+
+            gate = measure_again(base, max_slowdown, options, listener)
     if output_format == "table":
         print_gate(gate, screen(plain=plain))
     elif output_format == "json":
@@ -92,15 +97,6 @@ def gate_command(
     else:
         print(GATE_FORMATS[output_format](gate), end="" if output_format == "junit" else "\n")
     raise typer.Exit(_GATE_EXITS[gate.outcome])
-
-
-def _gate_rerun(base: Path, max_slowdown: str, options: Options, quiet: bool, plain: bool) -> Gate:
-    from profiler.report.progress import make_listener
-
-    with make_listener(quiet=quiet, plain=plain) as listener:
-        from profiler.comparison.rerun import rerun
-
-        return rerun(base, max_slowdown, options, listener)
 
 
 def place_command(
@@ -125,7 +121,7 @@ def place_command(
         raise RequestError("--here and --gpu name two devices; use one of the two.")
     from profiler.json_document import json_text
     from profiler.place.command import Shapes, place
-    from profiler.place.render import place_document, print_placed
+    from profiler.place.render import print_placed
     from profiler.report.console import screen
 
     shapes = Shapes(
@@ -135,7 +131,7 @@ def place_command(
     )
     placed = place(file, model, gpu=gpu, here=here, quant=quant, tp=tp, link=link, shapes=shapes)
     if output_format == "json":
-        print(json_text(place_document(placed)))
+        print(json_text(placed))
         return
     print_placed(placed, screen(plain=plain))
 

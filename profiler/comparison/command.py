@@ -12,7 +12,7 @@ from profiler.comparison.compare import Comparison, History, compare_sides, hist
 from profiler.comparison.documents import changes_frame
 from profiler.comparison.gate import Gate
 from profiler.comparison.gate import gate as gate_of
-from profiler.comparison.side import SettingDifference, differences, in_order, read_side
+from profiler.comparison.side import SettingDifference, Side, differences, in_order, read_side
 from profiler.errors import RequestError
 from profiler.grid.cells import PHASES, Phase
 
@@ -30,12 +30,12 @@ def compare(before: str | PathLike[str], after: str | PathLike[str], *, anyway: 
     return changes_frame(compared(Path(before), Path(after), anyway=anyway))
 
 
-def compared(before: Path, after: Path, *, anyway: bool = False) -> Comparison:
-    """Compare two run folders or files of other tools.
+def compared(before: Path, after: Path, *, anyway: bool = False, tp: Sequence[int] = ()) -> Comparison:
+    """Compare two run folders or files of other tools; `tp` as for `_sides`.
 
     Raises RequestError if one has no cell or they have none in common, or, unless `anyway`, if they are not comparable.
     """
-    comparison = compare_sides(read_side(before), read_side(after))
+    comparison = compare_sides(*_sides((before, after), tp))
     for path, side in ((before, comparison.before), (after, comparison.after)):
         if not side.cells:
             raise RequestError(
@@ -53,6 +53,17 @@ def compared(before: Path, after: Path, *, anyway: bool = False) -> Comparison:
     return comparison
 
 
+def _sides(paths: Sequence[Path], tp: Sequence[int]) -> list[Side]:
+    """The sides of a comparison.
+
+    `tp` are the GPUs that shared each step: of all sides, or of each one; empty if the sides say it or nobody knows.
+    """
+    if len(tp) not in (0, 1, len(paths)) or any(gpus < 1 for gpus in tp):
+        raise RequestError(f"--tp: give one number of GPUs, or one for each of the {len(paths)} sides.")
+    gpus = tp if len(tp) == len(paths) else [*tp, 0][:1] * len(paths)
+    return [read_side(*side) for side in zip(paths, gpus, strict=True)]
+
+
 def refuse(found: Sequence[SettingDifference]) -> None:
     """Raise RequestError if a difference forbids a verdict."""
     reasons = [item.words for item in found if item.weight == "refuses"]
@@ -60,12 +71,12 @@ def refuse(found: Sequence[SettingDifference]) -> None:
         raise RequestError(f"not comparable: {'; '.join(reasons)}. --anyway shows them side by side.")
 
 
-def history_of(paths: Sequence[Path], *, anyway: bool = False) -> History:
-    """Compare several runs, ordered from the oldest.
+def history_of(paths: Sequence[Path], *, anyway: bool = False, tp: Sequence[int] = ()) -> History:
+    """Compare several runs, ordered from the oldest; `tp` as for `_sides`.
 
     Raises RequestError if one of them is not comparable with the first, unless `anyway`.
     """
-    runs = history([read_side(path) for path in paths])
+    runs = history(_sides(paths, tp))
     if not anyway:
         for side in runs.sides[1:]:
             refuse(differences(runs.sides[0], side))

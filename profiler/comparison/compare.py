@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from itertools import pairwise
 from typing import Literal
@@ -20,7 +20,7 @@ from profiler.comparison.side import (
     in_order,
 )
 from profiler.judge.breakdown import TERMS
-from profiler.judge.difference import ChangeVerdict, Difference, difference, has_claim_visits
+from profiler.judge.difference import Difference, difference, has_claim_visits
 from profiler.stats import MOST_FOREIGN_CORES, estimate
 
 Resource = Literal["memory", "compute"]
@@ -57,15 +57,15 @@ class Shift:
         return abs(moved) > self.half_width and agree
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """One cell on both sides of a comparison."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change(Difference):
+    """One cell on both sides: after next to before, with the machine's own change divided out."""
 
+    visits: int
+    """Visits of the side with fewer."""
     asked: MatchKey
     before: CellTime
     after: CellTime
-    difference: Difference
-    """After next to before, with the machine's own change divided out."""
     machine: float
     """The part that was divided out: 0.04 if the machine itself was 4 % slower."""
     machine_half_width: float
@@ -76,38 +76,9 @@ class Change:
     """Seconds that each term gained; they add up to `after - before`."""
 
     @property
-    def change(self) -> float:
-        """after / before - 1; 0.07 is 7 % slower."""
-        return self.difference.change
-
-    @property
-    def low(self) -> float:
-        """Lower end of the 95 % interval of the change."""
-        return self.difference.low
-
-    @property
-    def high(self) -> float:
-        """Upper end of the same interval."""
-        return self.difference.high
-
-    @property
-    def verdict(self) -> ChangeVerdict:
-        return self.difference.verdict
-
-    @property
-    def visits(self) -> int:
-        """Visits of the side that has fewer."""
-        return min(self.before.visits, self.after.visits)
-
-    @property
     def disturbed(self) -> bool:
         """Whether other processes kept cores busy on one of the sides."""
         return self.foreign_cores > MOST_FOREIGN_CORES
-
-    @property
-    def because(self) -> str:
-        """Why the two times allow no verdict, however far apart they are; empty if they allow one."""
-        return _because(self.before, self.after)
 
     @property
     def foreign_cores(self) -> float:
@@ -144,12 +115,6 @@ class Comparison:
     def comparable(self) -> bool:
         return not self.refusal
 
-    @property
-    def machine(self) -> float:
-        """Share by which the machine itself was slower in the median cell."""
-        shares = sorted(item.machine for item in self.changes)
-        return shares[len(shares) // 2] if shares else 0.0
-
 
 @dataclass(frozen=True)
 class _Pair:
@@ -173,7 +138,14 @@ class _Pair:
             machine_half_width=half_width,
             because=_because(before, after) if self.comparable else "not comparable",
         )
-        change = Change(key, before, after, found, math.expm1(machine), half_width)
+        change = Change(
+            **{item.name: getattr(found, item.name) for item in fields(found)},
+            asked=key,
+            before=before,
+            after=after,
+            machine=math.expm1(machine),
+            machine_half_width=half_width,
+        )
         return _with_terms(change, self.roof_factors)
 
 
@@ -305,7 +277,7 @@ def _moved(change: Change, gained: Mapping[str, float]) -> str | None:
 
     None if it gained less than its interval, or less than `_LEAST_MOVED` of the change.
     """
-    if not change.difference.is_claim:
+    if not change.is_claim:
         return None
     sign = 1.0 if change.verdict == "slower" else -1.0
     sides = (change.before, change.after)
@@ -373,7 +345,7 @@ def history(sides: Sequence[Side]) -> History:
                 level = number
                 continue
             change = pair(level, number).change(match_key, cells[level][match_key], side[match_key])
-            if change.difference.is_claim:
+            if change.is_claim:
                 steps.append(ChangePoint(number, change))
                 level = number
         rows.append(CellHistory(match_key, tuple(side.get(match_key) for side in cells), tuple(steps)))

@@ -133,7 +133,7 @@ def _phase_gate(phase: Phase, threshold: float, changes: Sequence[Change]) -> Ph
     scatter = _scatter(fair)
     cells = []
     for item in changes:
-        own, own_variance = item.difference.log_ratio, _own_variance(item)
+        own, own_variance = item.log_ratio, _own_variance(item)
         mean, variance, weight = _shrunk(own, own_variance, pool) if pool and item in fair else (own, own_variance, 1.0)
         half_width = _COVERAGE * math.sqrt(variance + shared**2)
         own_half_width = _COVERAGE * math.sqrt(scatter**2 * own_variance + shared**2)
@@ -189,8 +189,8 @@ def _scatter(changes: Sequence[Change]) -> float:
     count = len(changes)
     if count < _LEAST_SCATTERED:
         return 1.0
-    middle = median(item.difference.log_ratio for item in changes)
-    distances = [abs(item.difference.log_ratio - middle) / math.sqrt(_own_variance(item)) for item in changes]
+    middle = median(item.log_ratio for item in changes)
+    distances = [abs(item.log_ratio - middle) / math.sqrt(_own_variance(item)) for item in changes]
     return min(1.0, MAD_TO_SIGMA * median(distances) * count / (count - 0.8))
 
 
@@ -205,7 +205,7 @@ def _own_variance(change: Change) -> float:
     A run's common drift may be scatter of each cell instead, so it counts here too: a cell differs from its phase only
     beyond its whole interval.
     """
-    half_width = (change.difference.log_high - change.difference.log_low) / 2
+    half_width = (change.log_high - change.log_low) / 2
     return max(1e-12, half_width**2 - change.machine_half_width**2) / _COVERAGE**2
 
 
@@ -214,7 +214,7 @@ def _pooled(changes: Sequence[Change]) -> _Pool:
 
     Source: DerSimonian and Laird, Controlled Clinical Trials 7, 1986, 177-188.
     """
-    values = [item.difference.log_ratio for item in changes]
+    values = [item.log_ratio for item in changes]
     variances = [_own_variance(item) for item in changes]
     weights = [1 / variance for variance in variances]
     total = sum(weights)

@@ -10,7 +10,7 @@ from statistics import stdev
 from typing import Literal, NamedTuple
 
 from profiler.errors import RequestError
-from profiler.facts.roofs import Ceilings, DriftReading, swing
+from profiler.facts.roofs import DriftReading, swing
 from profiler.facts.visits import Visit, foreign_cores, phase_samples, visit_spreads
 from profiler.grid.cells import PHASES, Cell, CellKey, Phase
 from profiler.judge.breakdown import TERMS
@@ -28,7 +28,7 @@ Weight = Literal["refuses", "explains", "context"]
 PROCESSOR, NOT_TOLD = "processor", "not recorded"
 """A CPU's family and model, which older runs did not record; several CPUs have one name, such as AMD EPYC."""
 
-NEW_TOKENS = "new tokens"
+NEW_TOKENS, GPUS = "new tokens", "tp_size"
 
 _REFUSING = ("model", "parameters", "architecture", "device", PROCESSOR)
 _CONTEXT = ("memory", "budget")
@@ -117,6 +117,8 @@ class Side:
     clock_hz: float | None = None
     witness: MachineState | None = None
     is_cpu: bool = True
+    remarks: tuple[str, ...] = ()
+    """Sentences about another tool's file: what was left out, and what its reader should know first."""
 
     @property
     def engines(self) -> tuple[str, ...]:
@@ -141,23 +143,18 @@ class SettingDifference:
 
 def differences(before: Side, after: Side) -> tuple[SettingDifference, ...]:
     """Settings that differ between the sides: first those that forbid a comparison, then those that may explain it."""
-    items = [
-        _difference(name, before.settings[name], after.settings[name])
-        for name in before.settings
-        if name in after.settings and before.settings[name] != after.settings[name]
-    ]
+    items = []
+    for name, first in before.settings.items():
+        second = after.settings.get(name, first)
+        refuses = name in _REFUSING and NOT_TOLD not in (first, second)
+        weight: Weight = "refuses" if refuses else "context" if name in _CONTEXT else "explains"
+        if first != second:
+            items.append(SettingDifference(name, first, second, weight))
     if before.clock_hz and after.clock_hz and abs(after.clock_hz / before.clock_hz - 1) > _CLOCK_TOLERANCE:
         first, second = (f"{clock_hz / 1e6:.0f} MHz" for clock_hz in (before.clock_hz, after.clock_hz))
         items.append(SettingDifference("clock", first, second, "explains"))
     order = ("refuses", "explains", "context")
     return tuple(sorted(items, key=lambda item: order.index(item.weight)))
-
-
-def _difference(name: str, before: str, after: str) -> SettingDifference:
-    weight: Weight = "context" if name in _CONTEXT else "explains"
-    if name in _REFUSING and NOT_TOLD not in (before, after):
-        weight = "refuses"
-    return SettingDifference(name, before, after, weight)
 
 
 def aligned(sides: Sequence[Side]) -> list[Mapping[MatchKey, CellTime]]:
@@ -183,7 +180,8 @@ def _keyed(side: Side, by_engine: bool, by_depth: bool, swept: Sequence[str]) ->
         if by_depth and cell.phase == "decode" and prompted not in side.cells:
             cell = prompted
         if swept:
-            settings = {**side.settings, **dict(cell.settings)}
+            length = {NEW_TOKENS: str(timed.new_tokens)} if timed.new_tokens and cell.phase == "decode" else {}
+            settings = {**side.settings, **length, **dict(cell.settings)}
             cell = cell._replace(settings=tuple((name, settings.get(name, NOT_TOLD)) for name in swept))
         yield cell if by_engine else cell._replace(engine=""), timed
 
@@ -196,9 +194,16 @@ def in_order(keys: Sequence[MatchKey]) -> list[MatchKey]:
 ROOFSCOPE = "roofscope"
 
 
-def read_side(path: Path) -> Side:
-    """Read a run folder or another tool's file as one side of a comparison. Raises RunError or RequestError."""
-    return side_of_file(read_foreign(path)) if path.is_file() else side_of_run(read_run(path))
+def read_side(path: Path, gpus: int = 0) -> Side:
+    """Read a run folder or another tool's file as one side of a comparison. Raises RunError or RequestError.
+
+    `gpus` is the number of GPUs that shared each step, for a file that does not say; 0 if it is not known.
+    """
+    side = side_of_file(read_foreign(path)) if path.is_file() else side_of_run(read_run(path))
+    named = side.settings.get(GPUS)
+    if gpus and named not in (None, str(gpus)):
+        raise RequestError(f"{path} says that {named} GPUs shared each step, not {gpus}; leave out --tp.")
+    return replace(side, settings={**side.settings, GPUS: str(gpus)}) if gpus else side
 
 
 def side_of_run(run: Run) -> Side:
@@ -215,7 +220,16 @@ def side_of_run(run: Run) -> Side:
     for row in run.measured:
         if (key := match_key(row.key)) in cells:
             cells[key] = _with_split(cells[key], row, half_widths.get(row.key, {}))
-    ceilings = document.ceilings.ceilings
+    ceilings, dtype, witness = document.ceilings.ceilings, document.model.dtype, None
+    if ceilings.judges:
+        witness = MachineState(
+            memory_bytes_per_s=ceilings.memory_bytes_per_s,
+            memory_half_width=ceilings.memory_half_width,
+            compute_flops_per_s=ceilings.compute_flops_per_s(dtype),
+            compute_half_width=ceilings.compute_half_width(dtype),
+            roofs_at_unix_s=ceilings.measured_at_unix_s,
+            looks=tuple(gathered.looks),
+        )
     return Side(
         name=str(run.folder),
         created=document.created,
@@ -223,19 +237,8 @@ def side_of_run(run: Run) -> Side:
         settings=_settings(document),
         cells=cells,
         clock_hz=readings.clock_hz.median if readings and readings.clock_hz else None,
-        witness=_witness(ceilings, document.model.dtype, gathered.looks) if ceilings.judges else None,
+        witness=witness,
         is_cpu=document.device.kind == "cpu",
-    )
-
-
-def _witness(ceilings: Ceilings, dtype: str, looks: Sequence[DriftReading]) -> MachineState:
-    return MachineState(
-        memory_bytes_per_s=ceilings.memory_bytes_per_s,
-        memory_half_width=ceilings.memory_half_width,
-        compute_flops_per_s=ceilings.compute_flops_per_s(dtype),
-        compute_half_width=ceilings.compute_half_width(dtype),
-        roofs_at_unix_s=ceilings.measured_at_unix_s,
-        looks=tuple(looks),
     )
 
 
@@ -305,6 +308,7 @@ def _settings(document: RunDocument) -> dict[str, str]:
         "weights": model.weights,
         "attention": model.attention,
         "engine": ", ".join(engine.names),
+        GPUS: str(document.ranks),
         "threads": str(device.threads),
         "offloaded": ", ".join(sorted(model.offloaded_bytes)) or "nothing",
         NEW_TOKENS: str(document.grid.new_tokens),
@@ -354,7 +358,10 @@ def side_of_file(file: ForeignFile) -> Side:
         "bits per weight": {significant(8 * figure.weight_bytes) for figure in steps if figure.weight_bytes},
     }
     settings = {name: next(iter(values)) for name, values in shared.items() if len(values) == 1}
-    return Side(file.name, file.created, file.tool, {**settings, **file.settings}, cells)
+    if file.gpus and not file.splits_layers:
+        settings[GPUS] = str(file.gpus)
+    settings |= file.settings
+    return Side(file.name, file.created, file.tool, settings, cells, remarks=file.remarks)
 
 
 def _figure_id(figure: Figure) -> MatchKey:
@@ -368,15 +375,19 @@ def _foreign(figure: Figure) -> CellTime:
     """The time of another tool's figure, per token for a decode; each repetition counts as a visit.
 
     The spread comes only from the repetitions, so Student's t widens the interval of two or three that agree by chance
-    (Biometrika 6, 1908, 1-25). A figure without a spread gets the interval of one visit with the usual spread. A spread
-    over an unknown number of repetitions counts as no visit. Rounding adds half of the last digit.
+    (Biometrika 6, 1908, 1-25). A spread without them proves at least two, and two give the widest interval. A figure
+    without a spread gets the interval of one visit with the usual spread. Rounding adds half of the last digit.
     """
     middle, visits = figure.seconds, figure.repeats
     low, high = middle - figure.half_width_s, middle + figure.half_width_s
-    if len(figure.samples_s) > 1:
-        time_s = estimate([[value] for value in figure.samples_s])
-        middle, visits = time_s.median_s, len(figure.samples_s)
-        half = student_t(visits - 1) * stdev(figure.samples_s) / math.sqrt(visits)
+    samples_s = figure.samples_s
+    if figure.spread_s:
+        spread_s = min(figure.spread_s, _WIDEST * middle)
+        samples_s = (middle - spread_s, middle + spread_s)
+    if len(samples_s) > 1:
+        time_s = estimate([[value] for value in samples_s])
+        middle, visits = time_s.median_s, len(samples_s)
+        half = student_t(visits - 1) * stdev(samples_s) / math.sqrt(visits)
         low, high = min(time_s.low_s, middle - half), max(time_s.high_s, middle + half)
     elif not figure.half_width_s or not figure.repeats:
         low, high = min(low, middle * _ONCE.low_s), max(high, middle * _ONCE.high_s)
@@ -387,5 +398,7 @@ def _foreign(figure: Figure) -> CellTime:
     return CellTime(*times, visits, is_foreign=True, new_tokens=figure.new_tokens)
 
 
+# A standard deviation as large as the mean is no narrower interval.
+_WIDEST = 0.99
 _ONCE = estimate([[1.0]])
 """The interval of a time that was measured once, as shares of that time."""

@@ -1,24 +1,61 @@
-"""Format changes between runs as sentences, table rows and JSON."""
+"""The sentences and tables of a comparison and a history, and how they are printed."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 
+from rich.console import Console
+
 from profiler.comparison.compare import Change, Comparison, History
-from profiler.comparison.side import NOT_TOLD, PROCESSOR, ROOFSCOPE, CellTime
+from profiler.comparison.side import NOT_TOLD, PROCESSOR, ROOFSCOPE, Side
 from profiler.judge.breakdown import TERM_NAMES
-from profiler.judge.difference import SAME, ChangeVerdict
-from profiler.report.blocks import TextTable, text_table
-from profiler.units import duration, percent, several, signed_duration
+from profiler.judge.difference import SAME
+from profiler.report.blocks import Lines, Sentences, TextTable, text_table
+from profiler.report.terminal import MOST_ROWS, print_blocks
+from profiler.units import duration, percent, several, signed_duration, utc_minute
 
 CHANGE_COLUMNS = ("cell", "before", "after", "change", "interval", "verdict", "reason")
 # A smaller shift of the machine gets no sentence.
 _LEAST_SHIFT = 0.005
 _MOST_SENTENCES = 5
-_NO_TERM = "no term stands out"
 _MOST_RUNS = 6
 """Columns that fit on a terminal."""
+
+
+def print_changes(comparison: Comparison, console: Console) -> None:
+    """Print the comparison of two runs: the answer, the settings that differ, and a table of cells."""
+    blocks = [
+        Sentences(comparison_sentences(comparison)),
+        Lines(difference_lines(comparison)),
+        Lines([column_words(comparison)], "dim"),
+        changes_table(comparison, MOST_ROWS),
+        sides_lines(comparison),
+    ]
+    print_blocks(blocks, console)
+
+
+def print_history(history: History, console: Console) -> None:
+    """Print several runs, oldest first, one column each."""
+    runs = _selected_runs(history)
+    omitted = len(history.sides) - len(runs)
+    rest = f"{omitted} more runs, at which fewer cells changed or none: --format json has them all"
+    blocks = [
+        Sentences(history_sentences(history)),
+        text_table(("cell", *(f"run {number}" for number in runs)), _history_rows(history, runs)),
+        Lines([f"run {number}: {_name(history.sides[number])}" for number in runs], "dim"),
+        Lines([rest] if omitted else []),
+    ]
+    print_blocks(blocks, console)
+
+
+def sides_lines(comparison: Comparison) -> Lines:
+    """The names of both sides with their dates or tools."""
+    return Lines([f"before: {_name(comparison.before)}", f"after: {_name(comparison.after)}"], "dim")
+
+
+def _name(side: Side) -> str:
+    return f"{side.name} ({utc_minute(side.created) or side.tool})"
 
 
 def signed(share: float) -> str:
@@ -28,29 +65,19 @@ def signed(share: float) -> str:
 
 def change_words(change: Change) -> str:
     """`7.1 % (5.9 to 8.3) slower: dispatch +2.10 ms of +2.30 ms`, or `inconclusive (one visit each)`."""
-    if not change.difference.is_claim:
+    if not change.is_claim:
         return f"{change.verdict} ({change.because or interval_words(change)})"
     sign = 1 if change.verdict == "slower" else -1
     ends = sorted(100 * sign * end for end in (change.low, change.high))
     text = f"{100 * sign * change.change:.1f} % ({ends[0]:.1f} to {ends[1]:.1f}) {change.verdict}"
-    moved = moved_words(change)
-    return f"{text}: {moved}" if moved else text
+    gained = f" of {signed_duration(change.gained_s)}" if change.moved else ""
+    return f"{text}: {moved}{gained}" if (moved := moved_words(change)) else text
 
 
 def moved_words(change: Change) -> str:
-    """`dispatch +2.10 ms of +2.30 ms`; empty without a time breakdown."""
+    """`dispatch +2.10 ms`; empty without a claimed change or a time breakdown."""
     if change.moved is None:
-        return _NO_TERM if change.terms else ""
-    return (
-        f"{TERM_NAMES[change.moved]} {signed_duration(change.terms[change.moved])} of"
-        f" {signed_duration(change.gained_s)}"
-    )
-
-
-def moved_briefly(change: Change) -> str:
-    """`dispatch +2.10 ms`, for a table row; empty without a claimed change."""
-    if change.moved is None:
-        return _NO_TERM if change.terms and change.difference.is_claim else ""
+        return "no term stands out" if change.terms and change.is_claim else ""
     return f"{TERM_NAMES[change.moved]} {signed_duration(change.terms[change.moved])}"
 
 
@@ -63,16 +90,17 @@ def comparison_sentences(comparison: Comparison) -> list[str]:
     """Sentences on how many cells changed, the machine's own part, and the cells that changed most."""
     if not comparison.comparable:
         return [f"Not comparable ({comparison.refusal}): side by side, without a verdict."]
-    counts = Counter(item.verdict for item in comparison.changes)
+    counts = Counter[str](item.verdict for item in comparison.changes)
     reasons = Counter(item.because for item in comparison.changes if item.because)
-    verdicts = [several(counts[name], f"is {word}", f"are {word}") for name, word in _VERDICT_WORDS if counts[name]]
+    words = (("slower", "slower"), ("faster", "faster"), ("same", "the same"), ("inconclusive", "inconclusive"))
+    verdicts = [several(counts[name], f"is {word}", f"are {word}") for name, word in words if counts[name]]
     cells = several(len(comparison.changes), "common cell", "common cells")
     sentences = [f"Of {cells}, {', '.join(verdicts)}." if verdicts else "The two have no common cell."]
     unmatched = (("first", comparison.only_before), ("second", comparison.only_after))
     sentences += [f"{several(count, 'cell is', 'cells are')} only in the {side}." for side, count in unmatched if count]
     sentences += machine_sentences(comparison)
-    claims = [item for item in comparison.changes if item.difference.is_claim]
-    claims.sort(key=lambda item: -abs(item.difference.log_ratio))
+    claims = [item for item in comparison.changes if item.is_claim]
+    claims.sort(key=lambda item: -abs(item.log_ratio))
     sentences += [f"{item.asked.name} is {change_words(item)}." for item in claims[:_MOST_SENTENCES]]
     sentences += _unequal_outputs(comparison)
     if len(reasons) == 1 and sum(reasons.values()) == len(comparison.changes):
@@ -94,14 +122,6 @@ def _unequal_outputs(comparison: Comparison) -> list[str]:
         f"The first wrote {first} tokens per sequence, the second {second}: times per step and per prompt can be"
         " compared, tokens/s and seconds of whole runs cannot."
     ]
-
-
-_VERDICT_WORDS: tuple[tuple[ChangeVerdict, str], ...] = (
-    ("slower", "slower"),
-    ("faster", "faster"),
-    ("same", "the same"),
-    ("inconclusive", "inconclusive"),
-)
 
 
 def machine_sentences(comparison: Comparison) -> list[str]:
@@ -128,6 +148,8 @@ def difference_lines(comparison: Comparison) -> list[str]:
     if all(side.settings.get(PROCESSOR) == NOT_TOLD for side in (comparison.before, comparison.after)):
         name = comparison.before.settings.get("device", "")
         lines.append(f"neither run recorded its processor's family; several are named {name}")
+    for word, side in (("before", comparison.before), ("after", comparison.after)):
+        lines += [f"{word}: {remark}" for remark in side.remarks]
     return lines
 
 
@@ -141,7 +163,7 @@ def changes_table(comparison: Comparison, most: int | None = None) -> TextTable:
             signed(item.change),
             interval_words(item) if _has_interval(item) else "-",
             item.verdict if comparison.comparable else "-",
-            moved_briefly(item) or item.because,
+            moved_words(item) or (item.because if comparison.comparable else ""),
         ]
         for item in comparison.changes[:most]
     ]
@@ -167,7 +189,7 @@ def column_words(comparison: Comparison) -> str:
     return f"{words}. inconclusive: the interval contains 0 and more than {percent(SAME)}, or see its reason"
 
 
-def selected_history(history: History) -> list[int]:
+def _selected_runs(history: History) -> list[int]:
     """Indices of the runs that fit in a table: the first, the last, and those at which most cells changed."""
     last = len(history.sides) - 1
     if last < _MOST_RUNS:
@@ -176,24 +198,20 @@ def selected_history(history: History) -> list[int]:
     return sorted({0, last, *inner[: _MOST_RUNS - 2]})
 
 
-def history_rows(history: History, runs: Sequence[int]) -> list[list[str]]:
+def _history_rows(history: History, runs: Sequence[int]) -> list[list[str]]:
     """One row per cell, one column per run of `runs`: the time, and the change at that run."""
     rows = []
     for cell in history.cells:
-        steps = {step.at: step.change for step in cell.steps}
-        rows.append([cell.asked.name, *(_time_words(cell.times[number], steps.get(number)) for number in runs)])
+        steps = {step.at: f" ({signed(step.change.change)})" for step in cell.steps}
+        times = [(cell.times[number], steps.get(number, "")) for number in runs]
+        words = ["-" if time is None else duration(time.median_s) + step for time, step in times]
+        rows.append([cell.asked.name, *words])
     return rows
 
 
 def _changed_cells(history: History) -> Counter[int]:
     """Number of cells that changed at each run."""
     return Counter(step.at for cell in history.cells for step in cell.steps)
-
-
-def _time_words(timed: CellTime | None, change: Change | None) -> str:
-    if timed is None:
-        return "-"
-    return duration(timed.median_s) + (f" ({signed(change.change)})" if change else "")
 
 
 def history_sentences(history: History) -> list[str]:
@@ -209,6 +227,6 @@ def history_sentences(history: History) -> list[str]:
         cells = sum(cell.times[number] is not None for cell in history.cells)
         sentences.append(f"At {history.sides[number].name} {changed_cells[number]} of {cells} cells changed{why}.")
         changes = [step.change for cell in history.cells for step in cell.steps if step.at == number]
-        worst = max(changes, key=lambda item: abs(item.difference.log_ratio))
+        worst = max(changes, key=lambda item: abs(item.log_ratio))
         sentences.append(f"{worst.asked.name} became {change_words(worst)}.")
     return sentences or [f"No change of a cell was found over {len(history.sides)} runs."]

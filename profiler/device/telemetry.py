@@ -18,7 +18,7 @@ from profiler.device.clock import now_s
 from profiler.device.contention import ForeignLoad
 from profiler.device.device import processor
 from profiler.errors import describe_error
-from profiler.facts.telemetry import THROTTLE_BITS, Reading
+from profiler.facts.telemetry import THROTTLE_BITS, HardwareCounters, Reading
 
 if TYPE_CHECKING:
     import torch
@@ -51,9 +51,16 @@ class TelemetrySource(Protocol):
     def energy_j(self) -> float | None:
         """Return joules since some fixed moment; None without an energy counter."""
 
+    def counters(self) -> HardwareCounters | None:
+        """Return the GPU's own counters since the last call; None without them, or if that was too short ago."""
+
 
 _NOT_OFFERED = ("Not Supported", "Function Not Found", "Insufficient Permissions")
 """NVML's errors for a field that the card, the driver or the user's rights do not give (nvml.h, nvmlReturn_t)."""
+
+
+_LEAST_COUNTED_S = 0.5
+"""The shortest interval that counters describe. They are refreshed about every 0.1 s (nvml.h, nvmlGpmMetricsGet)."""
 
 
 class NvmlSource:
@@ -65,6 +72,7 @@ class NvmlSource:
         self.failures: dict[str, str] = {}
         nvml.nvmlInit()
         self._handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+        self._counted: tuple[float, Any] | None = None
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -119,6 +127,27 @@ class NvmlSource:
         energy_mj = self._ask("energy", lambda: self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle))
         return None if energy_mj is None else energy_mj / 1e3
 
+    def counters(self) -> HardwareCounters | None:
+        """NVML's GPM metrics, which need no root: on GPUs from Hopper on, but not on their slices (MIG)."""
+        nvml = self._nvml
+        try:
+            if not nvml.nvmlGpmQueryDeviceSupport(self._handle).isSupportedDevice:
+                return None
+            sample = nvml.nvmlGpmSampleGet(self._handle, nvml.nvmlGpmSampleAlloc())
+        except Exception:  # older cards, drivers and libraries have none, and a user may lack the right to them
+            return None
+        before, self._counted = self._counted, (now_s(), sample)
+        if before is None:
+            return None
+        try:
+            if self._counted[0] - before[0] < _LEAST_COUNTED_S:
+                return None
+            return HardwareCounters(*(value / 100 for value in _gpm_values(nvml, before[1], sample)))
+        except Exception:
+            return None
+        finally:
+            nvml.nvmlGpmSampleFree(before[1])
+
     def _ask(self, name: str, *questions: Callable[[], Any]) -> Any:
         """The first answer; without one None, and the name becomes one of the missing."""
         for question in questions:
@@ -130,6 +159,22 @@ class NvmlSource:
                     self.failures.setdefault(name, describe_error(error))
         self._missing[name] = None
         return None
+
+
+def _gpm_values(nvml: Any, before: Any, after: Any) -> list[float]:
+    """GPM metrics between two samples, in percent, in the order of HardwareCounters."""
+    metrics = (nvml.NVML_GPM_METRIC_SM_UTIL, nvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL, nvml.NVML_GPM_METRIC_DRAM_BW_UTIL)
+    request = nvml.c_nvmlGpmMetricsGet_t()
+    request.version = nvml.NVML_GPM_METRICS_GET_VERSION
+    request.numMetrics = len(metrics)
+    request.sample1, request.sample2 = before, after
+    for number, metric in enumerate(metrics):
+        request.metrics[number].metricId = metric
+    nvml.nvmlGpmMetricsGet(request)
+    found = [request.metrics[number] for number in range(len(metrics))]
+    if any(metric.nvmlReturn for metric in found):
+        raise RuntimeError("a metric has no value")
+    return [float(metric.value) for metric in found]
 
 
 def _others(pids: Sequence[int]) -> int | None:
@@ -183,6 +228,9 @@ class HostSource:
     def energy_j(self) -> float | None:
         return self._rapl.energy_j()
 
+    def counters(self) -> HardwareCounters | None:
+        return None
+
 
 class NoSource:
     """A device that reports nothing; `why` is the reason of every failure."""
@@ -199,6 +247,9 @@ class NoSource:
         return {}
 
     def energy_j(self) -> float | None:
+        return None
+
+    def counters(self) -> HardwareCounters | None:
         return None
 
 

@@ -45,6 +45,18 @@ class Reading:
     at_unix_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class HardwareCounters:
+    """What the GPU's own counters say of an interval: means over it, as shares of 1 (nvml.h, nvmlGpmMetricId_t)."""
+
+    sm: float
+    """Share of the SMs that were busy (NVML_GPM_METRIC_SM_UTIL)."""
+    tensor: float
+    """Share of the time in which the SMs ran tensor operations (NVML_GPM_METRIC_ANY_TENSOR_UTIL)."""
+    dram: float
+    """Memory bandwidth in use over the theoretical maximum (NVML_GPM_METRIC_DRAM_BW_UTIL)."""
+
+
 @dataclass(frozen=True)
 class ActiveShares:
     """Shares of the time in which any SM, or the memory, was active at all; None if the device does not report it."""

@@ -9,6 +9,7 @@ from typing import Literal
 
 from profiler.facts.fact import Fact, MergedFacts
 from profiler.facts.scheduler import SchedulerIterations, prefill_iterations
+from profiler.facts.telemetry import HardwareCounters
 from profiler.grid.cells import PHASES, Cell, CellKey, Phase
 from profiler.stats import VisitSpread, spread_of
 
@@ -56,6 +57,8 @@ class Visit(Fact, kind="visit"):
     """Peak use of the cache of an engine that owns it."""
     first_decode_s: tuple[float, ...] = ()
     """Decode steps of the first, untimed loop of this shape in the process (CUDA)."""
+    decode_counters: HardwareCounters | None = None
+    """The GPU's own counters over the decode loop; None without them, or if the loop was too short for them."""
 
     def merge_into(self, merged: MergedFacts) -> None:
         merged.visits.setdefault(self.cell, []).append(self)

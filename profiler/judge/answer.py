@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from profiler.facts.measurements import WITHOUT_CUDNN
-from profiler.judge.breakdown import TERM_NAMES, TimeBreakdown
+from profiler.judge.breakdown import TERM_NAMES, TERMS, TimeBreakdown
 from profiler.judge.cells import EngineDifference, JudgedCell, Lever
 from profiler.judge.engine_differences import causes_of, engine_change
 from profiler.judge.how_to import how_to
-from profiler.judge.levers import WORTH, Setting, best_lever, levers
+from profiler.judge.levers import WORTH, Setting, best_lever, levers, next_tried
 from profiler.judge.regimes import PACED_SHARE, Flag
 from profiler.judge.scaling import best_of
 from profiler.units import duration, percent, saving, scaled, significant
@@ -180,23 +180,9 @@ def _largest_other_term(s: TimeBreakdown) -> str:
 
 
 def _largest_terms(s: TimeBreakdown) -> str:
-    terms = {
-        "weights need": s.weights_s,
-        "the KV cache needs": s.kv_s,
-        "arithmetic needs": s.compute_s,
-        "dequantising takes": s.dequantise_s,
-        "kernels lose": s.kernel_s,
-        "avoidable work takes": s.avoidable_s,
-        "padding takes": s.padding_s,
-        "the link takes": s.link_s,
-        "dispatch takes": s.dispatch_s,
-        "generate adds": s.generate_s,
-        "the engine takes": s.engine_s,
-        "unexplained is": s.unexplained_s,
-    }
     # Parts that add up to more than the step leave a negative rest, which is named like any other term.
-    ranked = sorted(terms.items(), key=lambda item: -abs(item[1]))[:3]
-    return ", ".join(f"{name} {duration(value)}" for name, value in ranked)
+    ranked = sorted(TERMS, key=lambda term: -abs(getattr(s, term)))[:3]
+    return ", ".join(f"{TERMS[term].clause} {duration(getattr(s, term))}" for term in ranked)
 
 
 def _prefill_sentence(prefills: Sequence[JudgedCell], setting: Setting) -> str:
@@ -238,9 +224,10 @@ def _change_sentence(decodes: Sequence[JudgedCell], setting: Setting) -> str:
         gain = best.tokens_per_s / first.tokens_per_s
         cost = best.split.latency_s / first.split.latency_s
         if gain > 1.1:
+            a_token = duration(best.split.latency_s / best.key.cell.batch_size)
             parts.append(
                 f"batch {best.key.cell.batch_size} gives {significant(gain, 2)}x the tokens/s"
-                f" for {significant(cost, 2)}x the step"
+                f" for {significant(cost, 2)}x the step, {a_token} a token"
             )
     lever = best_lever(first, replace(setting, cards=()))
     if lever is not None and lever.saves_s >= WORTH * first.split.latency_s:
@@ -272,7 +259,7 @@ def _first_use_sentences(decodes: Sequence[JudgedCell]) -> list[str]:
 
 
 def _how_sentences(decodes: Sequence[JudgedCell], setting: Setting) -> list[str]:
-    """The line to paste for the change of the first cell, and what measures it; then a larger saving not tried."""
+    """The line to paste for the change of the first cell, and what measures it; then another one, and one not tried."""
     cell = decodes[0]
     setting = replace(setting, cards=())
     lever = best_lever(cell, setting)
@@ -284,6 +271,8 @@ def _how_sentences(decodes: Sequence[JudgedCell], setting: Setting) -> list[str]
             f" Add {lever.measured_by} to this command to measure it on the whole model." if lever.measured_by else ""
         )
         sentences.append(f"To change it, write: {lever.how}.{whole}")
+    if (other := next_tried(cell, setting, lever)) is not None:
+        sentences.append(f"By itself, {_saving(other)} (tried): {other.how}.")
     more = next((item for item in levers(cell, setting) if (item.at_least_s or 0.0) > lever.saves_s), None)
     if more is not None and more.change != lever.change:
         sentences.append(

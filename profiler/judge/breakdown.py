@@ -189,22 +189,45 @@ def step_terms(
     return replace(terms, dispatch_s=exposed_s)
 
 
-TERM_NAMES = {
-    "weights_s": "weights",
-    "kv_s": "KV cache",
-    "compute_s": "arithmetic",
-    "dequantise_s": "dequantisation",
-    "kernel_s": "kernels below the roof",
-    "avoidable_s": "avoidable work",
-    "padding_s": "padding",
-    "link_s": "link",
-    "dispatch_s": "dispatch",
-    "generate_s": "generate tax",
-    "engine_s": "engine",
-    "unexplained_s": "unexplained",
+@dataclass(frozen=True)
+class Term:
+    """A term of the time breakdown: the words and colours of sentences, tables, pages and pictures."""
+
+    name: str
+    """In tables and legends."""
+    clause: str
+    """Before its time in a sentence: subject and verb."""
+    color: str
+    """In pictures, as `#rrggbb`: the colour-blind safe colours of Okabe and Ito, then of Paul Tol."""
+    hatch: str
+    """In pictures, since colour is never the only distinction."""
+    page_color: str
+    """Its colour on a page, by the name of a variable in style.css, which has a light and a dark one."""
+    screen_color: str
+    """On a terminal."""
+
+    @property
+    def short(self) -> str:
+        """Its name where a line has little room, which the glossary explains."""
+        return self.name.removesuffix(" below the roof")
+
+
+TERMS = {
+    "weights_s": Term("weights", "weights need", "#0072B2", "", "blue", "blue"),
+    "kv_s": Term("KV cache", "the KV cache needs", "#56B4E9", "//", "sky", "cyan"),
+    "compute_s": Term("arithmetic", "arithmetic needs", "#E69F00", "", "amber", "yellow"),
+    "dequantise_s": Term("dequantisation", "dequantising takes", "#009E73", "oo", "green", "green"),
+    "kernel_s": Term("kernels below the roof", "kernels lose", "#D55E00", "\\\\", "vermilion", "red"),
+    "avoidable_s": Term("avoidable work", "avoidable work takes", "#F0E442", "", "yellow", "bright_yellow"),
+    "padding_s": Term("padding", "padding takes", "#AA4499", "++", "plum", "bright_red"),
+    "link_s": Term("link", "the link takes", "#000000", "--", "ink", "default"),
+    "dispatch_s": Term("dispatch", "dispatch takes", "#CC79A7", "..", "pink", "magenta"),
+    "generate_s": Term("generate tax", "generate adds", "#882255", "oo", "wine", "bright_magenta"),
+    "engine_s": Term("engine", "the engine takes", "#44AA99", "//", "teal", "bright_cyan"),
+    "unexplained_s": Term("unexplained", "unexplained is", "#999999", "xx", "grey", "bright_black"),
 }
-TERMS = tuple(TERM_NAMES)
-"""The terms that add up to a measured step."""
+"""The terms that add up to a measured step, by their columns of cells.csv."""
+TERM_NAMES = {column: term.name for column, term in TERMS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,17 +388,14 @@ def _half_widths(
     dispatch_s = roofs.dispatch.half_width_s if roofs.dispatch and terms["dispatch_s"] else 0.0
     avoidable_s = memory * terms["avoidable_s"]
     return {
+        **dict.fromkeys(TERMS, 0.0),
         "weights_s": memory * terms["weights_s"],
         "kv_s": memory * terms["kv_s"],
         "compute_s": compute * terms["compute_s"],
         "dequantise_s": dequantise_s,
         "kernel_s": math.hypot(replay_s, roof_s, dequantise_s),
         "avoidable_s": avoidable_s,
-        "padding_s": 0.0,
-        "link_s": 0.0,
         "dispatch_s": dispatch_s,
-        "generate_s": 0.0,
-        "engine_s": 0.0,
         "unexplained_s": math.hypot(latency_half_width_s, replay_s, unreplayed_s + avoidable_s, dispatch_s),
     }
 

@@ -279,6 +279,12 @@ class Lever:
         return kind + duration(self.saves_s)
 
     @property
+    def middle_s(self) -> float:
+        """The middle of what it may save: a bound starts at 0, a range at its lower end."""
+        least_s = 0.0 if self.at_most else self.saves_s if self.at_least_s is None else self.at_least_s
+        return (least_s + self.saves_s) / 2
+
+    @property
     def is_claim(self) -> bool:
         """Whether the sign of the saving is certain."""
         return abs(self.saves_s) > self.half_width_s and (self.at_least_s is None or self.at_least_s > 0)

@@ -19,7 +19,10 @@ class HowTo:
 
 
 _STATIC = 'model.generate(..., cache_implementation="static")'
-_FOUR_BIT = 'from_pretrained(..., quantization_config=BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="{}"))'
+_FOUR_BIT = (
+    'from_pretrained(..., quantization_config=BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="{}",'
+    " bnb_4bit_compute_dtype=torch.{}))"
+)
 _TORCHAO = "from_pretrained(..., quantization_config=TorchAoConfig({}()))"
 
 _HOW: dict[str, HowTo] = {
@@ -27,12 +30,6 @@ _HOW: dict[str, HowTo] = {
     EIGHT_BIT_CACHE: HowTo('past_key_values=QuantizedCache("fp8", model.config)', "--cache dynamic,fp8"),
     WITHOUT_CUDNN: HowTo("torch.backends.cuda.enable_cudnn_sdp(False)"),
     REPEATED_HEADS: HowTo("transformers.integrations.sdpa_attention.use_gqa_in_sdpa = lambda *_: False"),
-    SIXTEEN_BIT_DTYPE: HowTo("from_pretrained(..., dtype=torch.bfloat16)", "--dtype bfloat16"),
-    "bfloat16": HowTo("from_pretrained(..., dtype=torch.bfloat16)", "--dtype bfloat16"),
-    "float16": HowTo("from_pretrained(..., dtype=torch.float16)", "--dtype float16"),
-    FOUR_BIT_WEIGHTS: HowTo(_FOUR_BIT.format("nf4"), "--quant none,nf4"),
-    "nf4": HowTo(_FOUR_BIT.format("nf4"), "--quant none,nf4"),
-    "fp4": HowTo(_FOUR_BIT.format("fp4"), "--quant none,fp4"),
     "int8": HowTo(
         "from_pretrained(..., quantization_config=BitsAndBytesConfig(load_in_8bit=True))", "--quant none,int8"
     ),
@@ -46,12 +43,23 @@ _ON_CPU = {"int4wo": "PrototypeInt4WeightOnlyConfig", "fp8": "Float8WeightOnlyCo
 """torchao's configurations on a CPU, where they differ from those on a GPU (`quant/formats.py`)."""
 
 
-def how_to(change: str, on_gpu: bool) -> HowTo:
-    """Return how a change is made; an empty line if it has none.
+_SIXTEEN_BITS = {SIXTEEN_BIT_DTYPE: None, "bfloat16": "bfloat16", "float16": "float16"}
+_FOUR_BITS = {FOUR_BIT_WEIGHTS: "nf4", "nf4": "nf4", "fp4": "fp4"}
 
+
+def how_to(change: str, on_gpu: bool, sixteen_bit_dtype: str = "bfloat16") -> HowTo:
+    """Return how a change is made; an empty line if it has none. What computes in 16 bits does so in that dtype.
+
+    bitsandbytes computes in float32 by default, whatever the model's dtype (`BitsAndBytesConfig`).
     transformers' `generate` compiles the step of a static cache, and replays it as a graph, on a GPU only
     (generation/utils.py, `_valid_auto_compile_criteria`).
     """
+    if change in _SIXTEEN_BITS:
+        dtype = _SIXTEEN_BITS[change] or sixteen_bit_dtype
+        return HowTo(f"from_pretrained(..., dtype=torch.{dtype})", f"--dtype {dtype}")
+    if change in _FOUR_BITS:
+        quant = _FOUR_BITS[change]
+        return HowTo(_FOUR_BIT.format(quant, sixteen_bit_dtype), f"--quant none,{quant}")
     if change in (GRAPHED, COMPILED):
         engine = "graph" if change == GRAPHED else "compile"
         line = _STATIC if on_gpu else "model.forward = torch.compile(model.forward)  # and a StaticCache"

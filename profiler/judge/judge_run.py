@@ -27,6 +27,7 @@ from profiler.judge.cells import (
     trial_results,
     with_nearby_trials,
 )
+from profiler.judge.counted_traffic import counted_traffic
 from profiler.judge.demand import as_served, breakdown_of, faults_of, lost_s, roofs_of, total_work
 from profiler.judge.engine_differences import (
     GenerateOverhead,
@@ -176,7 +177,9 @@ def _rated_row(facts: Facts, key: CellKey, row: CellResult, time_s: Estimate, no
 def setting_of(facts: Facts) -> Setting:
     """The properties of the device and the model on which advice depends."""
     model, device, ceilings = facts.model, facts.device, facts.ceilings
-    sixteen_bit = [ceilings.compute[name].per_s for name in _SIXTEEN_BIT if name in ceilings.compute]
+    sixteen_bit = {name: ceilings.compute[name].per_s for name in _SIXTEEN_BIT if name in ceilings.compute}
+    fastest = max(sixteen_bit, key=lambda name: sixteen_bit[name], default=None)
+    is_wide = model.dtype == "float32"
     return Setting(
         memory_bytes_per_s=ceilings.memory_bytes_per_s,
         compute_flops_per_s=ceilings.compute_flops_per_s(model.dtype),
@@ -186,7 +189,8 @@ def setting_of(facts: Facts) -> Setting:
         weights=float(model.linear_weights),
         cache_bits=8.0 * model.cache_itemsize,
         four_bit_dense_from_rows=model.four_bit_dense_from_rows,
-        sixteen_bit_flops_per_s=max(sixteen_bit, default=None) if model.dtype == "float32" else None,
+        sixteen_bit_flops_per_s=sixteen_bit[fastest] if is_wide and fastest else None,
+        sixteen_bit_dtype=fastest or _SIXTEEN_BIT[0] if is_wide else model.dtype,
         cards=tuple(
             gpu
             for gpu in gpus()
@@ -312,6 +316,7 @@ def _measurement(facts: Facts, key: CellKey, split: TimeBreakdown, observed: _Ob
         depth_side=sides.get("prompt" if key.phase == "prefill" else "context", ""),
         sm_active=observed.activity.sm,
         memory_active=observed.activity.memory,
+        traffic=counted_traffic(facts, key),
         power_capped=observed.power_capped,
         clock_share=observed.clock_share,
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from profiler.counting.floor import floor_on, step_floor
 from profiler.data.datasheets import Datasheet
 from profiler.facts.measurements import (
@@ -17,7 +19,7 @@ from profiler.facts.measurements import (
     STATIC_CACHE,
     WITHOUT_CUDNN,
 )
-from profiler.facts.operators import COLLECTIVE, Cause
+from profiler.facts.operators import COLLECTIVE, Cause, OperatorWork
 from profiler.judge.cells import CellEvidence, EngineDifference, JudgedCell, Lever, TrialResult
 from profiler.judge.engine_differences import causes_of, engine_change
 from profiler.judge.how_to import FOUR_BIT_WEIGHTS, SIXTEEN_BIT_DTYPE, how_to
@@ -66,6 +68,8 @@ WORTH = 0.05
 """The smallest share of a step that a change must save to be advised."""
 # The smallest share of a step that a measurement can resolve.
 _LEAST_SHARE = 1e-3
+# Products that show a fixed cost: how many, over which range of bytes, and how far from one line.
+_LEAST_PRODUCTS, _LEAST_RANGE, _OFF_THE_LINE = 4, 4.0, 0.2
 # An operator with at least this share of all kernel losses is named.
 _NAMED_LOSS_SHARE = 0.3
 
@@ -90,6 +94,8 @@ class Setting:
     """Rows from which every 4-bit kernel first writes a dense 16-bit copy on this device; None if it never does."""
     sixteen_bit_flops_per_s: float | None = None
     """The highest measured 16-bit compute roof, for a float32 model; None for others, or if none was measured."""
+    sixteen_bit_dtype: str = "bfloat16"
+    """The 16-bit dtype in which a change computes: the model's own, or that with the highest roof."""
     cards: tuple[Datasheet, ...] = ()
     """Other GPUs to compare with."""
     busy: bool = False
@@ -159,12 +165,12 @@ def levers(cell: JudgedCell, setting: Setting, others: Sequence[JudgedCell] = ()
 
 
 def _with_line(lever: Lever, setting: Setting) -> Lever:
-    how = how_to(lever.change, setting.can_graph)
+    how = how_to(lever.change, setting.can_graph, setting.sixteen_bit_dtype)
     return replace(lever, how=how.line, measured_by="" if lever.basis == "measured" else how.options)
 
 
 def best_lever(cell: JudgedCell, setting: Setting) -> Lever | None:
-    """Return the change to advise for a cell: the tried one that saves most, or else the first of `levers`.
+    """Return the change to advise for a cell: the tried one that saves most, or else the one of the highest middle.
 
     A tried change is advised only if it saves a twentieth of the step. An 8-bit KV cache that was not tried is not
     advised: bytes promise a saving there, and the measurements that its reason cites found a loss.
@@ -172,7 +178,18 @@ def best_lever(cell: JudgedCell, setting: Setting) -> Lever | None:
     ranked = [item for item in levers(cell, setting) if item.basis == "tried" or item.change != EIGHT_BIT_CACHE]
     least_s = WORTH * cell.split.latency_s
     tried = [item for item in ranked if item.basis == "tried" and item.saves_s >= least_s]
-    return next(iter([*tried, *ranked]), None)
+    return next(iter([*tried, *sorted(ranked, key=lambda item: -item.middle_s)]), None)
+
+
+def next_tried(cell: JudgedCell, setting: Setting, best: Lever) -> Lever | None:
+    """Return the tried change that saves most after `best` and is no part of it, if it saves at least `WORTH`."""
+    least_s, parts = WORTH * cell.split.latency_s, _REPLACED_BY.get(best.change, frozenset())
+    others = (
+        item
+        for item in levers(cell, setting)
+        if item.basis == "tried" and item.how and item.change not in {best.change, *parts} and item.saves_s >= least_s
+    )
+    return next(others, None)
 
 
 def _tried(cell: JudgedCell) -> list[Lever]:
@@ -286,11 +303,15 @@ def _four_bit_weights(cell: JudgedCell, setting: Setting) -> list[Lever]:
     if dense_from is not None and cell.key.tokens >= dense_from:
         dense_s = 2 * setting.weights * _SIXTEEN_BITS / 8 / setting.memory_bytes_per_s
         because = f"with {duration(dense_s)} taken off for the dense copy that their kernel writes and reads"
-    split = cell.split
-    streamed = split.weights_s / (split.weights_s + split.compute_s) if split.weights_s else 0.0
-    saves_s = split.weights_s * (1 - _FOUR_BITS / bits) + streamed * _lost_in_products(cell)
-    because = f"{because}; {_other_answers('nf4')}"
-    return [_bound(FOUR_BIT_WEIGHTS, saves_s * _in_linears(cell, setting) - dense_s, because)]
+    split, packed = cell.split, _in_linears(cell, setting)
+    if setting.sixteen_bit_flops_per_s is not None:
+        kept = (packed * _FOUR_BITS + (1 - packed) * _SIXTEEN_BITS) / bits
+        saves_s = _saved_in_16_bits_s(cell, setting, kept, setting.sixteen_bit_flops_per_s)
+        because = f"{because}, with products in {setting.sixteen_bit_dtype}"
+    else:
+        streamed = split.weights_s / (split.weights_s + split.compute_s) if split.weights_s else 0.0
+        saves_s = packed * (split.weights_s * (1 - _FOUR_BITS / bits) + streamed * _lost_in_products(cell))
+    return [_bound(FOUR_BIT_WEIGHTS, saves_s - dense_s, f"{because}; {_other_answers('nf4')}")]
 
 
 def _in_linears(cell: JudgedCell, setting: Setting) -> float:
@@ -436,7 +457,7 @@ def _kernels(cell: JudgedCell) -> list[Lever]:
         _bound(
             _OTHER_KERNELS,
             _lost_in_products(cell),
-            f"what products lose against their roofs when run one by one{_largest_loss(cell)}",
+            f"what products lose against their roofs when run one by one{_fixed_costs(cell)}{_largest_loss(cell)}",
             cell.split.half_widths_s.get("kernel_s", 0.0),
         ),
     ]
@@ -450,6 +471,28 @@ def _unfused_s(cell: JudgedCell) -> float:
     return min(written_s, max(0.0, lost_s))
 
 
+def _fixed_costs(cell: JudgedCell) -> str:
+    """Words for what the products of a decode step take besides their bytes, a fixed time for each.
+
+    It is the intercept of their times over their bytes, if these lie on a line: on an H100, 5.0 us + n / 3.2 TB/s.
+    """
+    products = [item for item in cell.operators if item.operator in cell.lost_s and item.weight_bytes]
+    if cell.key.phase != "decode" or len(products) < _LEAST_PRODUCTS:
+        return ""
+    counts = np.array([item.count for item in products])
+    nbytes = np.array([float(item.weight_bytes) for item in products]) / counts
+    calls_s = np.array([cell.lost_s[item.operator] for item in products]) / counts + nbytes / cell.roof_bytes_per_s
+    if nbytes.max() < _LEAST_RANGE * nbytes.min():
+        return ""
+    s_per_byte, fixed_s = np.polyfit(nbytes, calls_s, 1, w=np.sqrt(counts))
+    off_s = np.average(np.abs(fixed_s + s_per_byte * nbytes - calls_s), weights=counts)
+    if fixed_s <= 0 or off_s > _OFF_THE_LINE * fixed_s:
+        return ""
+    total = int(counts.sum())
+    total_s = min(total * fixed_s, _lost_in_products(cell))
+    return f", {duration(total_s)} of it the fixed {duration(fixed_s)} of each of {total}: fewer, wider ones save it"
+
+
 def _largest_loss(cell: JudgedCell) -> str:
     """Words that name the operator with the largest kernel loss, if that is at least 30 % of all losses."""
     name = max(cell.lost_s, key=lambda each: cell.lost_s[each], default="")
@@ -461,28 +504,46 @@ def _largest_loss(cell: JudgedCell) -> str:
 def _sixteen_bit_dtype(cell: JudgedCell, setting: Setting) -> list[Lever]:
     """What a 16-bit dtype saves of a float32 step: half the bytes, and another compute roof.
 
-    At least the floors differ by that much, if its kernels lose as many seconds against their roofs. At most they lose
-    none, and all other work takes half the time. Kernels for few rows may be far from their roofs in one dtype and
-    close in the other: then the lower end is unknown, and the saving a bound.
+    At least the floors of all but attention differ by that much, if kernels lose as many seconds against their roofs;
+    attention computes its softmax in float32 in any dtype. At most kernels lose none, and all other work takes half the
+    time. Kernels for few rows may be far from their roofs in one dtype and close in the other: then the lower end is
+    unknown, and the saving a bound.
     """
     roof = setting.sixteen_bit_flops_per_s
     if roof is None:
         return []
-    weights, cache = (min(1.0, _SIXTEEN_BITS / bits) for bits in (setting.weight_bits, setting.cache_bits))
-    wide, narrow = (
-        step_floor(
-            ((op.flops, weights * op.weight_bytes + cache * op.kv_bytes, flops_per_s) for op in cell.operators),
-            cell.roof_bytes_per_s,
-        ).total_s
-        for weights, cache, flops_per_s in ((1.0, 1.0, setting.compute_flops_per_s), (weights, cache, roof))
-    )
-    split = cell.split
-    other_s = split.avoidable_s + max(0.0, split.unexplained_s)
-    most_s = split.latency_s - split.dispatch_s - narrow - weights * other_s
+    kept = min(1.0, _SIXTEEN_BITS / setting.weight_bits)
+    most_s = _saved_in_16_bits_s(cell, setting, kept, roof)
     because = f"half the bytes, and its products reach {scaled(roof, 'FLOP/s')} here"
     if not setting.can_graph and cell.key.phase == "decode":
         return [_bound(SIXTEEN_BIT_DTYPE, most_s, f"{because}; few rows may reach less")]
-    return [Lever(SIXTEEN_BIT_DTYPE, max(most_s, wide - narrow), because, at_least_s=wide - narrow)]
+    others = [item for item in cell.operators if item.group != "attention"]
+    wide_s = _floor_s(cell, others, setting.compute_flops_per_s)
+    least_s = wide_s - _floor_s(cell, others, roof, kept, min(1.0, _SIXTEEN_BITS / setting.cache_bits))
+    return [Lever(SIXTEEN_BIT_DTYPE, max(most_s, least_s), because, at_least_s=least_s)]
+
+
+def _saved_in_16_bits_s(cell: JudgedCell, setting: Setting, kept: float, flops_per_s: float) -> float:
+    """What a float32 step saves at most in 16 bits: kernels at their roofs, and half of what is no kernel's time.
+
+    `kept` is the share of the weights' bytes that is still read.
+    """
+    split, cache_kept = cell.split, min(1.0, _SIXTEEN_BITS / setting.cache_bits)
+    other_s = split.avoidable_s + max(0.0, split.unexplained_s)
+    floor_s = _floor_s(cell, cell.operators, flops_per_s, kept, cache_kept)
+    return split.latency_s - split.dispatch_s - floor_s - _SIXTEEN_BITS / _DTYPE_BITS["float32"] * other_s
+
+
+def _floor_s(
+    cell: JudgedCell,
+    operators: Sequence[OperatorWork],
+    flops_per_s: float,
+    weights_kept: float = 1.0,
+    cache_kept: float = 1.0,
+) -> float:
+    """Seconds of operators at the roofs, with shares of the bytes of their weights and of their cache."""
+    parts = ((op.flops, weights_kept * op.weight_bytes + cache_kept * op.kv_bytes, flops_per_s) for op in operators)
+    return step_floor(parts, cell.roof_bytes_per_s).total_s
 
 
 def _card(cell: JudgedCell, setting: Setting) -> list[Lever]:

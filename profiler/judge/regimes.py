@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profiler.judge.breakdown import StepRoofs, TimeBreakdown, at_latency, exceeds_step
+from profiler.judge.counted_traffic import TRAFFIC_TOLERANCE, CountedTraffic
 
 Regime = Literal[
     "compute-bound", "memory-bound", "overhead-bound", "kernel-bound", "link-bound", "mixed", "inconclusive"
@@ -145,6 +146,7 @@ class Measurement:
     sm_active: float | None = None
     memory_active: float | None = None
     """NVML's shares of the time in which any SM, or the memory, was active."""
+    traffic: CountedTraffic | None = None
     power_capped: bool = False
     clock_share: float = 1.0
     """The GPU's clock during the cell over that of its compute roof's measurement.
@@ -427,6 +429,15 @@ def _optional_evidence(m: Measurement, shares: _Shares) -> list[Evidence]:
         items.append(Evidence("time with any SM active (NVML)", m.sm_active, f"< {SM_IDLE} overhead", vote, 1.0))
     if m.memory_active is not None:
         items.append(Evidence("time with memory active (NVML)", m.memory_active, "no share of bandwidth", "", 0.0))
+    if m.traffic is not None:
+        counters, within = m.traffic.counters, f"{1 - TRAFFIC_TOLERANCE:.2f} to {1 + TRAFFIC_TOLERANCE:.2f} agree"
+        over_executed = m.traffic.bytes_per_s / m.traffic.executed_bytes_per_s
+        items += [
+            Evidence("memory traffic by the GPU's counters / executed bytes", over_executed, within, "", 0.0),
+            Evidence("memory bandwidth in use by the GPU's counters", counters.dram, "share of the datasheet", "", 0.0),
+            Evidence("SMs busy by the GPU's counters", counters.sm, "share of all SMs", "", 0.0),
+            Evidence("tensor cores busy by the GPU's counters", counters.tensor, "share of the time", "", 0.0),
+        ]
     return items
 
 

@@ -13,6 +13,7 @@ from profiler.facts.visits import Gap, Visit
 from profiler.grid.cells import Cell
 from profiler.judge.breakdown import exceeds_step
 from profiler.judge.cells import JudgedCell
+from profiler.judge.counted_traffic import counted_traffic
 from profiler.judge.demand import was_disturbed
 from profiler.judge.machine_speed import busy_sentences, swing_words
 from profiler.judge.regimes import Flag
@@ -34,6 +35,7 @@ def run_warnings(facts: Facts, judged: Sequence[JudgedCell]) -> list[str]:
         *_unsteady(judged),
         *_above_roof(judged),
         *_parts_exceed(judged),
+        *_other_traffic(facts, judged),
         *_slow_twin(facts.dispatch.values()),
         *_gaps(facts.gaps, facts.visits),
         *_two_clocks(facts.visits),
@@ -119,6 +121,17 @@ def _parts_exceed(judged: Sequence[JudgedCell]) -> list[str]:
         f"in {several(len(shares), 'cell', 'cells')} the parts of a step, each measured by itself, take longer than the"
         f" whole step (most: {percent(shares[key])} longer, {key.name}): a step finds in a cache what a replay reads"
         " from memory, or the machine was slower in between. Kernels lose at most the printed time there."
+    ]
+
+
+def _other_traffic(facts: Facts, judged: Sequence[JudgedCell]) -> list[str]:
+    """Cells in which the GPU's own counters contradict the counted bytes."""
+    found = ((cell.key.name, counted_traffic(facts, cell.key)) for cell in judged)
+    return [
+        f"in {name} the GPU's counters saw {scaled(each.bytes_per_s, 'B/s')} of memory traffic, and its operators move"
+        f" {scaled(each.executed_bytes_per_s, 'B/s')}: another process may use this GPU, or the counts miss work."
+        for name, each in found
+        if each is not None and each.differs
     ]
 
 

@@ -31,7 +31,8 @@ from profiler.measure.captured_calls import ReusedCache, callable_modules, caugh
 from profiler.measure.kernels import conversions, replayable_linears
 from profiler.measure.replay import replay_calls
 from profiler.patching import patched
-from profiler.quant.registry import Quant
+from profiler.quant.bitsandbytes import dense_copies
+from profiler.quant.registry import FORMATS, Quant
 from profiler.quant.storage import is_linear, stored
 from profiler.stats import undisturbed
 
@@ -96,15 +97,45 @@ class _Bench:
 
 
 def _engine_samples(bench: _Bench, batch_sizes: Sequence[int], phases: Sequence[Phase]) -> list[DispatchSamples]:
-    alone_s = dict(zip(PHASES, twin_by_itself(bench.engine, bench.machine, bench.budget_s), strict=True))
     if not bench.machine.is_cuda and not bench.loaded.offloaded:
-        return _among_weights(bench, alone_s, batch_sizes, phases)
+        return _among_weights(bench, _alone_s(bench), batch_sizes, phases)
+    alone_s = _alone_with_dense_copies_s(bench, batch_sizes)
     waits = {phase: _waits(bench.engine, bench.machine, phase) for phase in phases}
     return [
-        DispatchSamples(bench.engine.name, phase, batch, alone_s[phase], waits=waits[phase])
+        DispatchSamples(bench.engine.name, phase, batch, alone_s[phase, batch], waits=waits[phase])
         for phase in phases
         for batch in batch_sizes
     ]
+
+
+def _alone_s(bench: _Bench) -> dict[Phase, tuple[float, ...]]:
+    """Seconds of the twin's steps by itself."""
+    return dict(zip(PHASES, twin_by_itself(bench.engine, bench.machine, bench.budget_s), strict=True))
+
+
+def _alone_with_dense_copies_s(bench: _Bench, batch_sizes: Sequence[int]) -> dict[tuple[Phase, int], tuple[float, ...]]:
+    """Seconds of the twin's steps by itself, with the launches of as many dense copies as the model writes.
+
+    Whether a 4-bit product writes its weight as a dense copy first depends on rows and shape, and the twin has neither.
+    So it steps with no copy, and with one in every linear. At each batch size, the model's share of linears that write
+    one adds that share of the difference; in a prefill all do.
+    """
+    modules = (module for module in bench.loaded.module.modules() if is_linear(module))
+    packed = [weight for weight in map(stored, modules) if FORMATS.get(weight.format, FORMATS["none"]).has_options]
+    try:
+        with dense_copies(False):
+            alone_s = _alone_s(bench)
+        with dense_copies(True):
+            copying_s = _alone_s(bench) if packed else alone_s
+    except (ImportError, AttributeError):  # without bitsandbytes' table, there is one path
+        alone_s = copying_s = _alone_s(bench)
+    found = {}
+    for phase, batch in itertools.product(PHASES, batch_sizes):
+        more_s = undisturbed(copying_s[phase]).quartile_s - undisturbed(alone_s[phase]).quartile_s
+        writes = [phase == "prefill" or bool(weight.writes_dense_copy(batch)) for weight in packed]
+        share = sum(writes) / len(writes) if writes else 0.0
+        found[phase, batch] = tuple(seconds + share * max(0.0, more_s) for seconds in alone_s[phase])
+    return found
 
 
 def _waits(engine: Engine, machine: Machine, phase: Phase) -> bool:

@@ -28,6 +28,7 @@ from profiler.measure.captured_calls import (
 )
 from profiler.measure.replay import replay_calls, replay_linears
 from profiler.measure.subject import Subject
+from profiler.measure.sweep import corners
 from profiler.quant.conversions import conversion_calls
 from profiler.quant.storage import model_storage_bytes
 from profiler.stats import timing_of
@@ -85,14 +86,19 @@ def replay_kernels(
     def has_time(key: CellKey, steps: float) -> bool:
         return key not in steps_s or machine.now_s() + steps * steps_s[key] <= end_s
 
-    for users in (users for users in shapes.values() if has_time(users[0], _LINEAR_STEPS[machine.captures])):
-        share_s = budget_s * (1 - _CALLS_SHARE) / len(shapes)
-        of_linears = partial(_replay_linears, subject, linears, users[0], ceilings, share_s)
-        yield Replays(tuple(users), _until_failure(of_linears, on_failure))
-    keys = [key for users in shapes.values() for key in users]
-    for key in (key for key in keys if has_time(key, _CALL_STEPS[machine.captures])):
-        of_calls = partial(replay_single_calls, subject, key, ceilings, budget_s * _CALLS_SHARE / len(keys))
-        yield Replays((key,), _until_failure(of_calls, on_failure))
+    # Of a step, only linears and calls together explain the time, so the corners have both before other cells have any.
+    ends = {key for cell in corners(cells) for key in cell.keys}
+    at_ends = [users for users in shapes.values() if ends.intersection(users)]
+    linears_s, calls_s = budget_s * (1 - _CALLS_SHARE) / len(shapes), budget_s * _CALLS_SHARE
+    for part in (at_ends, [users for users in shapes.values() if users not in at_ends]):
+        keys = [key for users in part for key in users]
+        for users in (users for users in part if has_time(users[0], _LINEAR_STEPS[machine.captures])):
+            of_linears = partial(_replay_linears, subject, linears, users[0], ceilings, linears_s)
+            yield Replays(tuple(users), _until_failure(of_linears, on_failure))
+        for key in (key for key in keys if has_time(key, _CALL_STEPS[machine.captures])):
+            share_s = calls_s / sum(map(len, shapes.values()))
+            of_calls = partial(replay_single_calls, subject, key, ceilings, share_s)
+            yield Replays((key,), _until_failure(of_calls, on_failure))
 
 
 def _until_failure(

@@ -61,6 +61,8 @@ class Plan:
     late_s: float = math.inf
     """Seconds beyond the budget at which the current visit is given up."""
     effort: Effort = STANDARD
+    ascending: bool = False
+    """Whether each size has its first visit before any has a second, from the smallest on: a slope needs neighbours."""
 
 
 @dataclass
@@ -215,7 +217,7 @@ class _Rounds:
     def _stages(self) -> Iterator[tuple[Sequence[Cell], int]]:
         """Cells, and the visits that each of them needs before the next stage."""
         everything = list(self._states)
-        for cells in (corners(everything), everything):
+        for cells in (everything,) if self._plan.ascending else (corners(everything), everything):
             for least in range(1, min(CLAIM_VISITS, self._plan.effort.rounds) + 1):
                 yield cells, least
 
@@ -230,6 +232,8 @@ class _Rounds:
         return [turn for turn in turns if self._costs.of_all(turn) <= left_s]
 
     def _in_order(self, turns: list[list[Cell]], least: int) -> list[list[Cell]]:
+        if self._plan.ascending and least == 1:
+            return sorted(turns, key=lambda turn: turn[0].batch_size * turn[0].depth)
         if least == 1:
             visited = [cell for cell, state in self._states.items() if state.visits]
             return _furthest_first(turns, visited, self._costs)

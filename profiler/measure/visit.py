@@ -20,6 +20,7 @@ from profiler.effort import STANDARD, Effort
 from profiler.engines.base import Engine
 from profiler.errors import NoRoomError, RoofscopeError, describe_error, tolerate_errors
 from profiler.facts.scheduler import SchedulerIterations
+from profiler.facts.telemetry import HardwareCounters
 from profiler.facts.visits import Gap, Visit
 from profiler.grid.cells import Cell
 from profiler.stats import LEAST_SAMPLES
@@ -174,6 +175,7 @@ def _visit(engine: Engine, cell: Cell, round_number: int, context: VisitContext)
         decode_faults=loop.decode_faults,
         scheduled=loop.scheduled,
         cache_used_bytes=loop.cache_used_bytes,
+        decode_counters=loop.counters,
     )
 
 
@@ -191,6 +193,7 @@ class _Loop:
     decode_faults: int
     scheduled: tuple[SchedulerIterations, ...] = ()
     cache_used_bytes: int | None = None
+    counters: HardwareCounters | None = None
 
 
 def run_loop(engine: Engine, cell: Cell, context: VisitContext, *, steps: int | None = None) -> _Loop:
@@ -218,6 +221,7 @@ def run_loop(engine: Engine, cell: Cell, context: VisitContext, *, steps: int | 
         state.token_B1.cpu()
         ttft_s = machine.now_s() - start_s
     clock.synchronize()
+    machine.source.counters()  # their interval starts here
     faults_between = page_faults()
     loop_start_s = machine.now_s()
     loop_marks = [clock.mark()]
@@ -231,6 +235,7 @@ def run_loop(engine: Engine, cell: Cell, context: VisitContext, *, steps: int | 
     issued_s = machine.now_s()
     clock.synchronize()
     end_s = machine.now_s()
+    counters = machine.source.counters()
     return _Loop(
         prefill_s=clock.seconds(marks)[0] if marks else None,
         ttft_s=ttft_s,
@@ -240,6 +245,7 @@ def run_loop(engine: Engine, cell: Cell, context: VisitContext, *, steps: int | 
         wall_s=end_s - start_s,
         prefill_faults=faults_between - faults_before,
         decode_faults=page_faults() - faults_between,
+        counters=counters,
     )
 
 

@@ -19,8 +19,9 @@ from profiler.data.links import link_called, link_of
 from profiler.errors import ModelError, RequestError
 from profiler.facts.step import ExecutionPath, Step
 from profiler.gpu_profile.roofs import datasheet_roofs
+from profiler.json_document import view
 from profiler.loading.source import ModelSource, resolve
-from profiler.place.place import PlacedFigure, doubts, placed
+from profiler.place.place import PlacedFile, PlaceRoofs, doubts, placed
 from profiler.predict.operator_arrays import Array
 from profiler.readers.detect import read_foreign
 from profiler.readers.figures import Figure, ForeignFile
@@ -46,25 +47,6 @@ class Shapes:
     new_tokens: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class PlacedFile:
-    """The figures of a file, compared with roofs."""
-
-    file: ForeignFile
-    model: str
-    dtype: str
-    quant: str
-    gpus: int
-    """GPUs that work on one step together; `under` has the roofs of all of them."""
-    link: str
-    """The name of the link between them; empty without one."""
-    under: RoofSet
-    rows: Sequence[PlacedFigure]
-    doubts: tuple[str, ...]
-    stored: str
-    """The precision of the weights that the floors assume, in words."""
-
-
 def place(
     path: Path,
     model: str,
@@ -84,7 +66,13 @@ def place(
     file = read_foreign(path)
     figures = _with_shapes(file.figures, shapes or Shapes())
     _require_shapes(figures)
-    on_gpu = figures if here and not _is_gpu_here() else [figure for figure in figures if figure.gpu_layers != 0]
+    is_cpu = False
+    if here:
+        from profiler.device.device import resolve_device  # loads torch, as only --here needs
+        from profiler.roofs.measure import here_roofs
+
+        is_cpu = resolve_device("auto").type == "cpu"
+    on_gpu = [figure for figure in figures if is_cpu or figure.gpu_layers != 0]
     if not on_gpu:
         raise RequestError(
             f"{path}: no layer was on the GPU (n_gpu_layers 0), so its figures are the host's and cannot be compared"
@@ -100,7 +88,7 @@ def place(
     work = counted.work
     # The dtype of the cache is also the dtype in which quantised linears return their results.
     dtype = (work.of_kind(AttentionCore) or work.operators)[0].dtype_name
-    under = _here(work, dtype) if sheet is None else datasheet_roofs(sheet, gpus)
+    under = here_roofs(work, dtype) if sheet is None else datasheet_roofs(sheet, gpus)
     # llama.cpp's GPUs hold some layers each and work in turn: they add memory, not speed.
     room_bytes = (under.room_bytes or 0) * (file.gpus or 1 if file.splits_layers and not tp else 1) or None
     figures = [_of_one_batch(figure, counted, room_bytes) for figure in on_gpu]
@@ -127,8 +115,19 @@ def place(
         warnings.append(f"{count} ran with no layer on the GPU (n_gpu_layers 0).")
     if here and any(row.regime is None for row in rows):
         warnings.append("this device's roofs were measured just now; if the device was busy, they are too low.")
-    stored = _stored(counted, figures, widths, quant, dtype)
-    return PlacedFile(file, source.name, dtype, quant, gpus, line, under, rows, tuple(warnings), stored)
+    return PlacedFile(
+        tool=file.tool,
+        file=file.name,
+        model=source.name,
+        dtype=dtype,
+        quant=quant,
+        stored=_stored(counted, figures, widths, quant, dtype),
+        roofs=view(PlaceRoofs, under),
+        warnings=warnings,
+        gpus=gpus,
+        link=line,
+        rows=rows,
+    )
 
 
 def _with_shapes(figures: Sequence[Figure], shapes: Shapes) -> Sequence[Figure]:
@@ -201,18 +200,6 @@ def _sheet(gpu: str, devices: Sequence[str]) -> datasheet.Datasheet:
         ran_on = f" The file names {' and '.join(devices)}." if devices else ""
         raise RequestError(f"which GPU's roofs? Give --gpu NAME, or --here for this device's own.{ran_on}")
     return sheets[0]
-
-
-def _here(work: ModelWork, dtype: str) -> RoofSet:
-    from profiler.roofs.measure import here_roofs  # loads torch, as only --here needs
-
-    return here_roofs(work, dtype)
-
-
-def _is_gpu_here() -> bool:
-    from profiler.device.device import resolve_device  # loads torch, too
-
-    return str(resolve_device("auto").type) != "cpu"
 
 
 def _linked(

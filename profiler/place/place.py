@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Literal
 
+from profiler.json_document import Document
 from profiler.judge.regimes import COMPUTE_SHARE, MEMORY_SHARE, ROOF_TOLERANCE, Regime
 from profiler.readers.figures import Covers, Figure
 
@@ -47,11 +48,43 @@ class PlacedFigure:
     note: str
     settings: str = ""
     """The settings in which the figure differs from others of its file."""
+    spread: float | None = None
+    """Standard deviation of the repetitions / `latency_s`; None if the file has neither."""
 
     @property
     def is_above(self) -> bool:
         """Whether it is above the roof by more than its tolerance."""
         return self.attained > 1 + ROOF_TOLERANCE
+
+
+@dataclass(frozen=True)
+class PlaceRoofs:
+    """The roofs that the figures are compared with."""
+
+    name: str
+    bytes_per_s: float
+    flops_per_s: Mapping[str, float]
+    """Peak FLOP/s by dtype."""
+
+
+@dataclass(frozen=True)
+class PlacedFile(Document):
+    """`roofscope place --format json`."""
+
+    tool: str
+    file: str
+    model: str
+    dtype: str
+    quant: str
+    stored: str
+    """The precision of the weights that the floors assume, in words."""
+    roofs: PlaceRoofs
+    warnings: Sequence[str]
+    gpus: int
+    """GPUs that work on one step together; `roofs` are those of all of them."""
+    link: str
+    """The name of the link between them; empty without one."""
+    rows: Sequence[PlacedFigure]
 
 
 def placed(figure: Figure, compute_s: float, memory_s: float, link_s: float | None, fits: bool) -> PlacedFigure:
@@ -83,10 +116,15 @@ def placed(figure: Figure, compute_s: float, memory_s: float, link_s: float | No
         regime=(near if is_near else "inconclusive") if is_valid else None,
         note="; ".join(_notes(figure, attained, fits)),
         settings=", ".join(f"{name} {value}" for name, value in figure.settings if value != "-"),
+        spread=_spread_s(figure) / figure.seconds if _spread_s(figure) else None,
     )
 
 
-ROOF_ALLOWS = "times what the roof allows"
+def _spread_s(figure: Figure) -> float:
+    return statistics.stdev(figure.samples_s) if len(figure.samples_s) > 1 else figure.spread_s
+
+
+ROOF_ALLOWS = "faster than the roof allows"
 _SUSPICIONS: dict[Covers, str] = {
     "prefill": "the prompt may have come from a cache, or the file is of several GPUs or of another GPU or precision",
     "decode": "prompt tokens may be counted, several tokens per step speculated, or the file is of several GPUs or of"
@@ -101,7 +139,7 @@ def _notes(figure: Figure, attained: float, fits: bool) -> list[str]:
     """A suspicion if the figure is too fast, then the notes of its file, then remarks."""
     notes = list(figure.notes)
     if fits and attained > 1 + ROOF_TOLERANCE:
-        notes.insert(0, f"{attained:.3g} {ROOF_ALLOWS}: {_SUSPICIONS[figure.covers]}")
+        notes.insert(0, f"{ROOF_ALLOWS}: {_SUSPICIONS[figure.covers]}")
     elif fits and figure.may_speculate and figure.covers == "decode" and attained > _SPECULATES_FROM:
         notes.insert(
             0,

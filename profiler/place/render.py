@@ -1,53 +1,54 @@
-"""Another tool's figures compared with roofs: as rows, as JSON and on the screen."""
+"""Another tool's figures compared with roofs, on the screen."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 
-from profiler.json_document import Document
-from profiler.place.command import PlacedFile
-from profiler.place.place import ROOF_ALLOWS, PlacedFigure
+from profiler.place.place import ROOF_ALLOWS, PlacedFigure, PlacedFile
 from profiler.report.blocks import Lines, Sentences, text_table
 from profiler.report.terminal import MOST_ROWS, print_blocks
 from profiler.units import duration, significant
 
-PLACED_COLUMNS = ("what", "time", "tok/s", "floor", "by", "attained", "regime")
 _CAPTION = "floor: the least time that the work needs; by: what sets the floor; attained: floor / time"
-_LINK_CAPTION = "; link: about the least time of the messages over {link}, not in the floor"
 _MOST_NOTES = 10
 
 
 def print_placed(file: PlacedFile, console: Console) -> None:
-    """Print a title, the warnings, a table of the figures and their notes, each note once."""
-    title = f"{file.file.tool}: {file.model} {file.stored} under the roofs of {file.under.name}"
+    """Print a title, the warnings, a table of the figures and their notes, each note once.
+
+    A share of a roof that is not the model's is not shown.
+    """
+    title = f"{file.tool}: {file.model} {file.stored} under the roofs of {file.roofs.name}"
     names = _names(file.rows)
-    rows = [_cells(row, name) for row, name in zip(file.rows[:MOST_ROWS], names, strict=False)]
-    headings, caption = list(PLACED_COLUMNS), _CAPTION
-    if file.link:
-        headings.insert(4, "link")
-        caption += _LINK_CAPTION.format(link=file.link)
-        for cells, row in zip(rows, file.rows, strict=False):
-            cells.insert(4, "-" if row.link_s is None else duration(row.link_s))
-    table = text_table(headings, rows, texts=("by", "regime"), wrapped=("what",), caption=caption, total=len(file.rows))
-    warnings = [Lines([f"warning: {doubt}" for doubt in file.doubts])] if file.doubts else []
+    columns = {
+        "what": names,
+        "time": [duration(row.latency_s) for row in file.rows],
+        "spread": ["-" if row.spread is None else f"{100 * row.spread:.1f} %" for row in file.rows],
+        "tok/s": [significant(row.tokens_per_s) for row in file.rows],
+        "floor": [duration(row.floor_s) for row in file.rows],
+        "link": ["-" if row.link_s is None else duration(row.link_s) for row in file.rows],
+        "by": [row.bound for row in file.rows],
+        "attained": [f"{significant(100 * row.attained, 2)} %" if row.fits else "-" for row in file.rows],
+        "regime": [row.regime or ("above the roof" if row.fits else "does not fit") for row in file.rows],
+    }
+    caption = _CAPTION
+    if all(row.spread is None for row in file.rows):
+        del columns["spread"]
+    else:
+        caption += "; spread: standard deviation of the repetitions"
+    if not file.link:
+        del columns["link"]
+    else:
+        caption += f"; link: about the least time of the messages over {file.link}, not in the floor"
+    rows = [list(row) for row in zip(*columns.values(), strict=True)][:MOST_ROWS]
+    table = text_table(
+        list(columns), rows, texts=("by", "regime"), wrapped=("what",), caption=caption, total=len(names)
+    )
+    warnings = [Lines([f"warning: {text}" for text in file.warnings])] if file.warnings else []
     print_blocks([Sentences([title]), *warnings, table, Lines(list(_notes(file.rows, names)))], console)
-
-
-def _cells(row: PlacedFigure, name: str) -> list[str]:
-    """The texts of a figure in the order of PLACED_COLUMNS. A share of a roof that is not the model's is not shown."""
-    return [
-        name,
-        duration(row.latency_s),
-        significant(row.tokens_per_s),
-        duration(row.floor_s),
-        row.bound,
-        f"{significant(100 * row.attained, 2)} %" if row.fits else "-",
-        row.regime or ("above the roof" if row.fits else "does not fit"),
-    ]
 
 
 def _names(rows: Sequence[PlacedFigure]) -> list[str]:
@@ -80,44 +81,3 @@ def _notes(rows: Sequence[PlacedFigure], names: Sequence[str]) -> Iterator[str]:
     for note, figures in ordered[:_MOST_NOTES]:
         every = f"all {len(rows)} figures" if len(figures) == len(rows) else f"{len(figures)} figures like {figures[0]}"
         yield f"{figures[0] if len(figures) == 1 else every}: {note}"
-
-
-@dataclass(frozen=True)
-class PlaceRoofs:
-    """The roofs that the figures are compared with."""
-
-    name: str
-    bytes_per_s: float
-    flops_per_s: Mapping[str, float]
-    """Peak FLOP/s by dtype."""
-
-
-@dataclass(frozen=True)
-class PlaceDocument(Document):
-    """`roofscope place --format json`."""
-
-    tool: str
-    file: str
-    model: str
-    dtype: str
-    quant: str
-    roofs: PlaceRoofs
-    warnings: Sequence[str]
-    gpus: int
-    """GPUs that work on one step together."""
-    rows: Sequence[PlacedFigure]
-
-
-def place_document(file: PlacedFile) -> PlaceDocument:
-    """The JSON document of a file's figures."""
-    return PlaceDocument(
-        tool=file.file.tool,
-        file=file.file.name,
-        model=file.model,
-        dtype=file.dtype,
-        quant=file.quant,
-        roofs=PlaceRoofs(file.under.name, file.under.bytes_per_s, file.under.flops_per_s),
-        warnings=file.doubts,
-        gpus=file.gpus,
-        rows=file.rows,
-    )

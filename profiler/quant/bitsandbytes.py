@@ -6,7 +6,8 @@ import ctypes
 import importlib.util
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
@@ -21,6 +22,7 @@ from profiler.device.device import resolve_device
 from profiler.device.memory import storage_bytes
 from profiler.errors import ModelError, RequestError, describe_error, first_line
 from profiler.facts.step import StoredWeight
+from profiler.patching import patched
 from profiler.quant.formats import QuantOptions
 from profiler.quant.random_codes import INT8_CODES, fill_random, rms
 from profiler.quant.registry import ConversionCall, Quant
@@ -274,6 +276,19 @@ def _four_bit_table(device: torch.device) -> _FourBitTable:
         return _FourBitTable(fuses, ops._gemm_4bit_custom_max_m)
     except Exception as error:
         return _FourBitTable(lambda *_: False, 0, describe_error(error))
+
+
+@contextmanager
+def dense_copies(dense: bool) -> Iterator[None]:
+    """Context manager in which every 4-bit product of few rows on a GPU writes a dense copy first, or none does.
+
+    From 0.50 on, the answer of bitsandbytes' table decides (backends/cuda/ops.py). Raises ImportError or AttributeError
+    for another version.
+    """
+    from bitsandbytes.backends.cuda import ops
+
+    with patched(ops, _gemm_4bit_use_custom_fn=lambda *_: not dense):
+        yield
 
 
 def four_bit_rule_error(device: torch.device) -> str:

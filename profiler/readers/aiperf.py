@@ -6,34 +6,37 @@ AIPerf's `concurrency` is a cap. Its `effective_decode_concurrency` is the time-
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from profiler.errors import RequestError
 from profiler.readers.figures import Figure, ForeignFile
 from profiler.readers.serving import served
 from profiler.readers.sources import Source
-from profiler.readers.values import Record, inner, number_of, texts
+from profiler.readers.values import SECONDS, Record, first_of, inner, needed, number_at, texts
 
 _KEYS = {"request_throughput", "request_latency", "output_token_throughput"}
-_SCALES = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "us": 1e-6, "ns": 1e-9}
 # The paths in an older AIPerf, in genai-perf, and in an older genai-perf, whose arguments are not nested.
-_CONCURRENCY = (("loadgen", "concurrency"), ("perf_analyzer", "stimulus", "concurrency"), ("concurrency",))
-_MODELS = (("endpoint", "model_names"), ("model_names",), ("model",))
-_DECODING = "effective_decode_concurrency"
+_CONCURRENCY = ("loadgen.concurrency", "perf_analyzer.stimulus.concurrency", "concurrency")
+_MODELS = ("endpoint.model_names", "model_names", "model")
 _GENAI_PERF_KEYS = ("perf_analyzer", "formatted_model_name")
 
 
 def read_aiperf(source: Source) -> ForeignFile | None:
     """The figures of an export; None for another tool's file. Raises RequestError for a broken export."""
-    records = source.records
-    first = records[0]
+    first = source.records[0]
     if not first.keys() >= _KEYS or not isinstance(first["request_latency"], Mapping):
         return None
-    is_genai_perf = any(inner(first, "input_config", key) is not None for key in _GENAI_PERF_KEYS)
-    settings = texts({"model's name": ", ".join(map(str, _models(first))), "AIPerf": first.get("aiperf_version")})
-    created = str(first.get("start_time") or "")
-    figures = [figure for record in records for figure in _figures(record)]
-    return ForeignFile("", "genai-perf" if is_genai_perf else "AIPerf", figures, created, settings)
+    asked = first.get("input_config") or {}
+    is_genai_perf = any(asked.get(key) is not None for key in _GENAI_PERF_KEYS)
+    items = inner(asked, "models.items")
+    names = [item["name"] for item in items] if isinstance(items, list) else first_of(asked, *_MODELS)
+    settings = {
+        "model's name": ", ".join(map(str, names)) if isinstance(names, list) else None,
+        "AIPerf": first.get("aiperf_version"),
+    }
+    figures = [figure for record in source.records for figure in _figures(record)]
+    tool = "genai-perf" if is_genai_perf else "AIPerf"
+    return ForeignFile(tool, figures, str(first.get("start_time") or ""), texts(settings))
 
 
 def _figures(record: Record) -> list[Figure]:
@@ -42,43 +45,26 @@ def _figures(record: Record) -> list[Figure]:
             "it has no time between tokens, since without --streaming all tokens arrive at once; add --streaming."
         )
     return served(
-        prompt_tokens=_average(record, "input_sequence_length"),
-        new_tokens=_average(record, "output_sequence_length"),
-        cap=_concurrency(record),
-        output_per_s=_average(record, "output_token_throughput"),
+        prompt_tokens=needed(record, "input_sequence_length.avg"),
+        new_tokens=needed(record, "output_sequence_length.avg"),
+        cap=_concurrency(record.get("input_config") or {}),
+        output_per_s=needed(record, "output_token_throughput.avg"),
         ttft_s=_time_s(record, "time_to_first_token"),
         tpot_s=tpot_s,
-        decoding=_average(record, _DECODING) if inner(record, _DECODING, "avg") else None,
+        decoding=number_at(record, "effective_decode_concurrency.avg"),
     )
 
 
-def _models(record: Record) -> list[object]:
-    items = inner(record, "input_config", "models", "items")
-    if isinstance(items, list):
-        return [item["name"] for item in items]
-    names = _first(record, _MODELS)
-    return names if isinstance(names, list) else []
-
-
-def _concurrency(record: Record) -> object:
+def _concurrency(asked: Record) -> object:
     """The concurrency of the last phase that is not excluded, as a warm-up is; without phases, that of the run."""
-    phases = inner(record, "input_config", "phases")
+    phases = asked.get("phases")
     if isinstance(phases, list):
         measured = [phase for phase in phases if not phase.get("exclude_from_results")]
         return measured[-1].get("concurrency") if measured else None
-    return _first(record, _CONCURRENCY)
-
-
-def _first(record: Record, paths: Sequence[tuple[str, ...]]) -> object:
-    """The first non-empty value at `paths` in the tool's configuration; None without one."""
-    return next((value for path in paths if (value := inner(record, "input_config", *path))), None)
-
-
-def _average(record: Record, metric: str) -> float:
-    return number_of(inner(record, metric, "avg"), metric)
+    return first_of(asked, *_CONCURRENCY)
 
 
 def _time_s(record: Record, metric: str) -> float | None:
     """The median of a time in seconds, or its mean if the file has no median; None if it was not measured."""
-    value = inner(record, metric, "p50") or inner(record, metric, "avg")
-    return number_of(value, metric) * _SCALES.get(str(inner(record, metric, "unit")), 1e-3) if value else None
+    value = number_at(record, f"{metric}.p50", f"{metric}.avg")
+    return value * SECONDS.get(str(inner(record, f"{metric}.unit")), 1e-3) if value else None

@@ -6,12 +6,13 @@ stored, and `tokens_per_step`, which speculative decoding gives.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from profiler.errors import RequestError
-from profiler.readers.figures import Covers, Figure, ForeignFile
+from profiler.readers.figures import Covers, Figure, ForeignFile, told_apart
 from profiler.readers.sources import Source
-from profiler.readers.values import Record, apart, escaped, half_a_unit, number_of, whole_of
+from profiler.readers.values import PER_SECOND, SECONDS, Record, measured, not_read, number_of, whole_of
 
 CSV_COLUMNS = "batch_size, prompt_len, new_tokens, tokens_per_s"
 _REQUIRED = {"batch_size", "prompt_len"}
@@ -19,7 +20,7 @@ _TIMES = {"latency_s", "tokens_per_s"}
 _KNOWN = _REQUIRED | _TIMES | {
     *("status", "phase", "context_len", "new_tokens", "repeats", "samples_s", "bits_per_weight", "tokens_per_step")
 }  # fmt: skip
-_COVERS: dict[str, Covers] = {"prefill": "prefill", "decode": "decode", "generate": "generate"}
+_COVERS: Mapping[str, Covers] = {"prefill": "prefill", "decode": "decode", "generate": "generate"}
 _NO_PHASE = "no phase named: read as decode steps only"
 
 
@@ -28,18 +29,17 @@ def read_csv_table(source: Source) -> ForeignFile | None:
     names = source.records[0].keys()
     if not names >= _REQUIRED or not names & _TIMES:
         return None
-    rows = [(number, row) for number, row in enumerate(source.records, 1) if row.get("status") in (None, "", "ok")]
-    figures = []
-    for number, row in rows:
-        try:
-            figures.append(_figure({name: str(cell).strip() for name, cell in row.items() if cell not in (None, "")}))
-        except RequestError as error:
-            raise RequestError(f"row {number}: {error}") from None
-    _, bits = apart([{"bits per weight": row.get("bits_per_weight")} for _, row in rows])
-    unknown = [escaped(name) for name in names if name not in _KNOWN and name]
-    remarks = (f"columns that are not read: {', '.join(unknown)}.",) if unknown else ()
-    figures = [replace(figure, settings=own) for figure, own in zip(figures, bits, strict=True)]
-    return ForeignFile("", "table", figures, remarks=remarks)
+    rows = [{**row, "row": number} for number, row in enumerate(source.records, 1)]
+    done = [row for row in rows if row.get("status") in (None, "", "ok")]
+    figures, _ = told_apart(done, lambda row: {"bits per weight": row.get("bits_per_weight")}, _figures)
+    return ForeignFile("table", figures, remarks=not_read(names, _KNOWN))
+
+
+def _figures(record: Record) -> list[Figure]:
+    try:
+        return [_figure({name: str(cell) for name, cell in record.items() if cell not in (None, "")})]
+    except RequestError as error:
+        raise RequestError(f"row {record['row']}: {error}") from None
 
 
 def _figure(row: Record) -> Figure:
@@ -48,37 +48,31 @@ def _figure(row: Record) -> Figure:
     covers = _COVERS.get(phase or ("decode" if new else "prefill"))
     if covers is None:
         raise RequestError(f"{phase[:40]!r} is not a phase; use prefill, decode or generate.")
-    batch = whole_of(row.get("batch_size", ""), "batch_size", 1)
+    batch = whole_of(row.get("batch_size"), "batch_size", 1)
     prompt = whole_of(row.get("prompt_len") or 0, "prompt_len", 0) or None
-    # With a prompt, the context follows from it.
-    context = whole_of(row["context_len"], "context_len", 0) if "context_len" in row and not prompt else None
     per_step = number_of(row.get("tokens_per_step") or 1, "tokens_per_step") if covers == "decode" else 1.0
     if per_step < 1:
         raise RequestError(f"tokens_per_step is below 1: {per_step:g}.")
-    tokens = batch * ((prompt or 0) if covers == "prefill" else per_step if covers == "decode" else new or 0)
+    tokens = batch * {"prefill": prompt or 0, "decode": per_step, "generate": new or 0}[covers]
     if not tokens:
         raise RequestError(f"a {covers} of 0 tokens has no time.")
     if "latency_s" in row:
-        seconds = number_of(row["latency_s"], "latency_s")
-        rounding_s = half_a_unit(row["latency_s"])
+        time_s = measured(row["latency_s"], "latency_s", SECONDS)
     else:
-        per_s = number_of(row.get("tokens_per_s", ""), "tokens_per_s")
-        seconds = tokens / per_s
-        rounding_s = seconds * half_a_unit(row["tokens_per_s"].replace(",", "")) / per_s
-    samples = tuple(number_of(text.strip(), "samples_s") for text in row.get("samples_s", "").split(";") if text)
-    repeats = whole_of(row["repeats"], "repeats", 1) if "repeats" in row else 0
-    return Figure(
+        time_s = measured(row.get("tokens_per_s"), "tokens_per_s", PER_SECOND).of(tokens)
+    samples = [text.strip() for text in row.get("samples_s", "").split(";") if text]
+    figure = Figure(
         covers=covers,
-        seconds=seconds,
-        rounding_s=rounding_s,
         batch_size=batch,
         prompt_len=prompt,
-        context_len=context,
+        # With a prompt, the context follows from it.
+        context_len=whole_of(row["context_len"], "context_len", 0) if "context_len" in row and not prompt else None,
         new_tokens=new,
-        samples_s=samples,
-        repeats=len(samples) or repeats,
+        repeats=whole_of(row["repeats"], "repeats", 1) if "repeats" in row else 0,
         weight_bytes=number_of(row["bits_per_weight"], "bits_per_weight") / 8 if "bits_per_weight" in row else None,
         step_tokens=per_step,
         may_speculate=covers == "decode" and "tokens_per_step" not in row,
         notes=() if phase or not new else (_NO_PHASE,),
     )
+    values = tuple(number_of(text, "samples_s") for text in samples)
+    return figure.timed(replace(time_s, values=values))

@@ -22,7 +22,7 @@ from profiler.readers.sglang import read_sglang
 from profiler.readers.sources import Source, sources_of, text_of
 from profiler.readers.transformers_benchmark import read_transformers_benchmark
 from profiler.readers.trtllm_bench import read_trtllm_bench
-from profiler.readers.values import apart, escaped
+from profiler.readers.values import Record, apart, escaped
 from profiler.readers.vllm import read_vllm
 
 
@@ -61,6 +61,7 @@ _REFUSED = (
     (r"Throughput: [\d.]+ requests/s", "the screen of `vllm bench throughput`", "its option `--output-json FILE`"),
     (r"(?:Prefill|Decode)\. .*latency:", "the screen of SGLang's bench_one_batch", "its option `--result-filename`"),
     (r"eval time =.*tokens per second", "a log of llama.cpp", "`llama-bench -o json`"),
+    (r"INSERT INTO \w+ \(build_commit", "llama-bench's SQL", "`llama-bench -o json`"),
     (r"^eval rate:", "what `ollama run --verbose` prints", "`llama-bench -o json`"),
 )
 
@@ -75,21 +76,21 @@ def read_foreign(path: Path) -> ForeignFile:
     """Read another tool's result file. Raises RequestError if it is broken, too large, or of no known tool."""
     text = text_of(path)
     found: list[ForeignFile] = []
-    tried: list[Source] = []
-    groups = sources_of(path, text)
-    while not found:
-        try:
-            sources = next(groups, None)
-        except RequestError:
-            sources = None
-            if _refusal(path, text) is None:
-                raise
-        if sources is None:
-            raise RequestError(_refusal(path, text) or _unknown(path, tried))
-        tried += sources
-        found = [file for source in sources if (file := _read(path, source)) is not None]
+    first: Record = {}
+    try:
+        for sources in sources_of(path, text):
+            first = first or next((source.records[0] for source in sources), {})
+            if found := [file for source in sources if (file := _read(path, source)) is not None]:
+                break
+    except RequestError as error:
+        raise RequestError(_refusal(path, text) or str(error)) from None
+    if not found:
+        has = f" (it has {escaped(', '.join(map(str, first)))[:120]})" if first else ""
+        raise RequestError(_refusal(path, text) or f"{path} is not a known result file{has}; use one of {tools()}.")
     if len(names := sorted({file.tool for file in found})) > 1:
         raise RequestError(f"{path} has results of {' and '.join(names)}; give each a file.")
+    if len({file.gpus for file in found}) > 1:
+        raise RequestError(f"{path} has results of unequal numbers of GPUs; give each a file.")
     file = replace(_joined(found), name=str(path))
     if not file.figures:
         raise RequestError(f"{path}: {file.tool} wrote no time of a prefill or a decode into it.")
@@ -101,6 +102,8 @@ def _read(path: Path, source: Source) -> ForeignFile | None:
         try:
             result = reader.read(source)
             if result is not None:
+                if source.repeated:
+                    raise RequestError(f"it has several columns called {escaped(source.repeated)}.")
                 refuse_impossible(result.figures)
                 return replace(result, remarks=(*result.remarks, *source.remarks))
         except RequestError as error:
@@ -116,17 +119,9 @@ def _joined(files: Sequence[ForeignFile]) -> ForeignFile:
         return files[0]
     rows = [(str(number), file, figure) for number, file in enumerate(files, 1) for figure in file.figures]
     shared, differing = apart([{**file.settings, **dict(figure.settings)} for _, file, figure in rows])
-    # A setting that follows from one before it, such as a model's size from its name, tells no more rows apart.
-    columns = [*zip(*differing, strict=True)]
-    kept = [
-        at
-        for at, column in enumerate(columns)
-        if not any(len({*zip(first, column, strict=True)}) == len({*first}) for first in columns[:at])
-    ]
-    differing = [tuple(own[at] for at in kept) for own in differing]
     figures = [replace(figure, settings=own) for (_, _, figure), own in zip(rows, differing, strict=True)]
-    cells = [(f.covers, f.batch_size, f.prompt_len, f.context_len, f.new_tokens, f.settings) for f in figures]
-    if len(set(cells)) < len(cells):
+    cells = {(f.covers, f.batch_size, f.prompt_len, f.context_len, f.new_tokens, f.settings) for f in figures}
+    if len(cells) < len(figures):
         figures = [
             replace(figure, settings=(("table", number), *figure.settings))
             for (number, _, _), figure in zip(rows, figures, strict=True)
@@ -144,10 +139,3 @@ def _refusal(path: Path, text: str) -> str | None:
                 f" with {CSV_COLUMNS}."
             )
     return None
-
-
-def _unknown(path: Path, tried: Sequence[Source]) -> str:
-    if not tried:
-        return f"{path} has no rows."
-    names = escaped(", ".join(map(str, tried[0].records[0])))
-    return f"{path} is not a known result file (it has {names[:120]}); use one of {tools()}."

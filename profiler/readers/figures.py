@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from profiler.errors import RequestError
 from profiler.grid.cells import Phase
-from profiler.readers.values import Record, Settings, escaped
+from profiler.readers.values import Measured, Record, Settings, apart, escaped
 
 Covers = Literal["prefill", "decode", "generate"]
 """What a time covers: the prefill of a whole prompt, one decode step, or a whole `generate`."""
@@ -25,7 +24,7 @@ class Figure:
     """One measured time from another tool's file. Shapes that the file does not name are None."""
 
     covers: Covers
-    seconds: float
+    seconds: float = 0.0
     """Seconds of what `covers` names."""
     batch_size: int | None = None
     prompt_len: int | None = None
@@ -34,8 +33,10 @@ class Figure:
     new_tokens: int | None = None
     samples_s: tuple[float, ...] = ()
     """Seconds of each repetition, if the file has them."""
+    spread_s: float = 0.0
+    """Standard deviation of the repetitions, if the file has it instead of them; tools divide by n or by n - 1."""
     half_width_s: float = 0.0
-    """Half width of the 95 % interval; of one repetition if their number is unknown; 0 without a spread."""
+    """Half width of the 95 % interval of `seconds`, if a clock is coarser than the repetitions tell."""
     rounding_s: float = 0.0
     """Half a unit of the last digit that the file prints: the resolution of `seconds`."""
     requests: int | None = None
@@ -85,13 +86,16 @@ class Figure:
     def step_phase(self) -> Phase:
         return "prefill" if self.covers == "prefill" else "decode"
 
-    @property
-    def tokens(self) -> int | None:
-        """Tokens processed in `seconds`: the prompts' in a prefill, the generated ones otherwise; None if unknown."""
-        per_sequence = (
-            self.prompt_len if self.covers == "prefill" else 1 if self.covers == "decode" else self.new_tokens
+    def timed(self, time_s: Measured) -> Figure:
+        """The figure with a time in seconds, and its repetitions or their spread."""
+        return replace(
+            self,
+            seconds=time_s.value,
+            samples_s=time_s.values,
+            spread_s=0.0 if time_s.values else time_s.spread,
+            rounding_s=time_s.rounding,
+            repeats=len(time_s.values) or self.repeats,
         )
-        return None if per_sequence is None or self.batch_size is None else per_sequence * self.batch_size
 
     def of_one_batch(self) -> Figure:
         """The figure scaled from all requests to one batch of at most `batch_size` of them."""
@@ -106,9 +110,9 @@ class Figure:
             return self
         return replace(
             self,
-            prompt_len=prompt_len if self.prompt_len is None and self.context_len is None else self.prompt_len,
-            batch_size=batch_size if self.batch_size is None else self.batch_size,
-            new_tokens=new_tokens if self.new_tokens is None else self.new_tokens,
+            prompt_len=prompt_len if self.depth is None else self.prompt_len,
+            batch_size=self.batch_size or batch_size,
+            new_tokens=self.new_tokens or new_tokens,
         ).by_step()
 
     def by_step(self) -> Figure:
@@ -124,36 +128,16 @@ class Figure:
                 f"its decode loop made {self.loop_tokens} tokens after the first of each sequence, which does not match"
                 f" a batch of {self.batch_size}" + (f" and {self.new_tokens} new tokens." if self.new_tokens else ".")
             )
-        return replace(
-            self,
-            seconds=self.seconds / steps,
-            samples_s=tuple(value / steps for value in self.samples_s),
-            new_tokens=steps + 1,
-            loop_tokens=None,
-        )
-
-
-Figures = Sequence[Figure]
-
-
-def with_settings(
-    records: Sequence[Record], settings: Sequence[Settings], figures: Callable[[Record], list[Figure]]
-) -> list[Figure]:
-    """The figures of all records, each with the settings of its record."""
-    return [
-        replace(figure, settings=own)
-        for record, own in zip(records, settings, strict=True)
-        for figure in figures(record)
-    ]
+        time_s = Measured(self.seconds, values=self.samples_s).times(1 / steps)
+        return replace(self.timed(time_s), new_tokens=steps + 1, loop_tokens=None)
 
 
 @dataclass(frozen=True)
 class ForeignFile:
     """The content of one result file of another tool."""
 
-    name: str
     tool: str
-    figures: Figures
+    figures: Sequence[Figure]
     created: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Model, device, software and other settings, by the names that a comparison uses."""
@@ -163,27 +147,34 @@ class ForeignFile:
     """Whether each of `gpus` holds some layers, so that they work in turn, as in llama.cpp."""
     remarks: tuple[str, ...] = ()
     """Sentences about the whole file: what was left out, and what its reader should know first."""
+    name: str = ""
 
 
-_SIZES = ("batch_size", "prompt_len", "context_len", "new_tokens")
+def told_apart(
+    records: Sequence[Record],
+    settings: Callable[[Record], Mapping[str, object]],
+    figures: Callable[[Record], Sequence[Figure]],
+) -> tuple[list[Figure], dict[str, str]]:
+    """(the figures of all records, each with the settings in which its record differs; the settings that all share)."""
+    shared, differing = apart([settings(record) for record in records])
+    pairs = zip(records, differing, strict=True)
+    return [replace(figure, settings=own) for record, own in pairs for figure in figures(record)], shared
 
 
-def refuse_impossible(figures: Figures) -> None:
+def refuse_impossible(figures: Sequence[Figure]) -> None:
     """Raises RequestError for the first figure that no machine could have."""
     for number, figure in enumerate(figures, 1):
-        if fault := _fault(figure):
-            raise RequestError(f"figure {number} is damaged: {fault}")
+        for seconds in (figure.seconds, *figure.samples_s):
+            if not _SHORTEST_S <= seconds <= _LONGEST_S:
+                raise _damaged(number, f"{seconds:.3g} s is not a possible time of a {figure.covers}")
+        if not all(0 <= spread_s <= _LONGEST_S for spread_s in (figure.half_width_s, figure.spread_s)):
+            raise _damaged(number, "its spread is not a possible one of times")
+        for size in (figure.batch_size, figure.prompt_len, figure.context_len, figure.new_tokens):
+            if size is not None and size > _LARGEST:
+                raise _damaged(number, f"{escaped(size)} is not a possible number of sequences or tokens")
+        if figure.weight_bytes is not None and figure.weight_bytes > _WIDEST_BYTES:
+            raise _damaged(number, f"{figure.weight_bytes:.3g} bytes is not a possible size of a weight")
 
 
-def _fault(figure: Figure) -> str:
-    for seconds in (figure.seconds, *figure.samples_s):
-        if not _SHORTEST_S <= seconds <= _LONGEST_S:
-            return f"{seconds:.3g} s is not a possible time of a {figure.covers}."
-    if not 0 <= figure.half_width_s < math.inf:
-        return f"{figure.half_width_s:.3g} s is not a possible spread of times."
-    for size in (getattr(figure, name) for name in _SIZES):
-        if size is not None and size > _LARGEST:
-            return f"{escaped(size)} is not a possible number of sequences or tokens of a {figure.covers}."
-    if figure.weight_bytes is not None and figure.weight_bytes > _WIDEST_BYTES:
-        return f"{figure.weight_bytes:.3g} bytes is not a possible size of a weight."
-    return ""
+def _damaged(number: int, fault: str) -> RequestError:
+    return RequestError(f"figure {number} is damaged: {fault}.")

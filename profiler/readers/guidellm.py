@@ -2,46 +2,38 @@
 
 from __future__ import annotations
 
-from profiler.readers.figures import Figure, ForeignFile, with_settings
-from profiler.readers.serving import served
+from profiler.readers.figures import Figure, ForeignFile, told_apart
+from profiler.readers.serving import milliseconds, served
 from profiler.readers.sources import Source
-from profiler.readers.values import Record, apart, inner, number_of, texts
+from profiler.readers.values import Record, first_of, inner, number_at, texts
 
 
 def read_guidellm(source: Source) -> ForeignFile | None:
     """The figures of a file of GuideLLM; None for another tool's file. Raises RequestError for a broken file."""
-    records = source.records
-    first = records[0]
+    first = source.records[0]
     benchmarks = first.get("benchmarks")
-    if (
-        not isinstance(benchmarks, list)
-        or not benchmarks
-        or inner(benchmarks[0], "metrics", "time_to_first_token_ms") is None
-    ):
+    if not isinstance(benchmarks, list) or not benchmarks or not inner(benchmarks[0], "metrics.time_to_first_token_ms"):
         return None
-    load, loads = apart([inner(benchmark, "config", "strategy") or {} for benchmark in benchmarks])
-    figures = with_settings(benchmarks, loads, _figures)
-    model = inner(first, "args", "model") or inner(first, "args", "backend_kwargs", "model")
-    return ForeignFile("", "GuideLLM", figures, settings={**texts({"model's name": model}), **load})
+    figures, load = told_apart(benchmarks, lambda benchmark: inner(benchmark, "config.strategy") or {}, _figures)
+    settings = texts({"model's name": first_of(first, "args.model", "args.backend_kwargs.model")})
+    return ForeignFile("GuideLLM", figures, settings={**settings, **load})
 
 
 def _figures(benchmark: Record) -> list[Figure]:
-    metrics = benchmark["metrics"]
-    tpot_ms = _figure(metrics, "inter_token_latency_ms") or _figure(metrics, "time_per_output_token_ms")
-    ttft_ms = _figure(metrics, "time_to_first_token_ms")
-    if not tpot_ms and not ttft_ms:
+    """The figures of the requests that succeeded."""
+    tpot_s = milliseconds(benchmark, _median("inter_token_latency_ms"), _median("time_per_output_token_ms"))
+    ttft_s = milliseconds(benchmark, _median("time_to_first_token_ms"))
+    if not tpot_s and not ttft_s:
         return []
     return served(
-        prompt_tokens=_figure(metrics, "prompt_token_count") or 1.0,
-        new_tokens=_figure(metrics, "output_token_count") or 1.0,
-        cap=inner(benchmark, "config", "strategy", "streams") or _figure(metrics, "request_concurrency", "mean"),
-        output_per_s=_figure(metrics, "output_tokens_per_second", "mean") or 0.0,
-        ttft_s=ttft_ms / 1e3 if ttft_ms else None,
-        tpot_s=tpot_ms / 1e3 if tpot_ms else None,
+        prompt_tokens=number_at(benchmark, _median("prompt_token_count")) or 1.0,
+        new_tokens=number_at(benchmark, _median("output_token_count")) or 1.0,
+        cap=first_of(benchmark, "config.strategy.streams", "metrics.request_concurrency.successful.mean"),
+        output_per_s=number_at(benchmark, "metrics.output_tokens_per_second.successful.mean") or 0.0,
+        ttft_s=ttft_s,
+        tpot_s=tpot_s,
     )
 
 
-def _figure(metrics: Record, name: str, which: str = "median") -> float | None:
-    """A statistic over the requests that succeeded; None if there is none."""
-    value = inner(metrics, name, "successful", which)
-    return number_of(value, name) if value else None
+def _median(metric: str) -> str:
+    return f"metrics.{metric}.successful.median"

@@ -8,11 +8,12 @@ each row with a cache of N_KV tokens. Each row is measured once.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 
-from profiler.readers.figures import Figure, ForeignFile, with_settings
+from profiler.readers.figures import Figure, ForeignFile, told_apart
 from profiler.readers.sources import Source
-from profiler.readers.values import Record, apart, half_a_unit, number_of, whole_of
+from profiler.readers.values import Record, measured, not_read, whole_of
 
 _COLUMNS = {
     "PP": "pp",
@@ -23,12 +24,15 @@ _COLUMNS = {
     "S_PP t/s": "speed_pp",
     "T_TG s": "t_tg",
     "S_TG t/s": "speed_tg",
+    "T s": "t",
+    "S t/s": "speed",
 }
 _KEYS = {"pp", "tg", "t_pp", "t_tg"}
 _SETTINGS = (
     *("n_kv_max", "n_batch", "n_ubatch", "flash_attn", "is_pp_shared", "is_tg_separate", "n_gpu_layers"),
     *("n_threads", "n_threads_batch"),
 )
+# The line above a table.
 _HEADER = re.compile(r"\b(n_\w+|flash_attn|is_\w+) = (-?\d+)")
 
 
@@ -40,10 +44,14 @@ def read_llama_batched_bench(source: Source) -> ForeignFile | None:
     ]
     if not records[0].keys() >= _KEYS:
         return None
-    shared, differing = apart([{name: record.get(name) for name in _SETTINGS} for record in records])
-    settings = {"threads" if name == "n_threads" else name: value for name, value in shared.items()}
+    figures, settings = told_apart(records, _settings, _figures)
     tool = "llama-batched-bench" if "pl" in records[0] else "sweep-bench"
-    return ForeignFile("", tool, with_settings(records, differing, _figures), settings=settings)
+    unknown = not_read(source.records[0], {*_COLUMNS, *_COLUMNS.values(), *_SETTINGS})
+    return ForeignFile(tool, figures, settings=settings, remarks=unknown)
+
+
+def _settings(record: Record) -> Mapping[str, object]:
+    return {"threads" if name == "n_threads" else name: record.get(name) for name in _SETTINGS}
 
 
 def _figures(row: Record) -> list[Figure]:
@@ -56,7 +64,6 @@ def _figures(row: Record) -> list[Figure]:
     cached = whole_of(row["n_kv"], "N_KV") if is_sweep else None
     prefill = Figure(
         covers="prefill",
-        seconds=0.0,
         batch_size=1 if is_shared else batch,
         prompt_len=prompt or None,
         context_len=cached,
@@ -75,10 +82,6 @@ def _figures(row: Record) -> list[Figure]:
         context_len=cached if is_sweep or prompt else 0,
         chunk_tokens=None,
     )
-    figures = [_timed(prefill, row, "pp", 1)] if prompt else []
-    return [*figures, _timed(decode, row, "tg", new * (batch if is_separate else 1))] if new else figures
-
-
-def _timed(figure: Figure, row: Record, phase: str, steps: int) -> Figure:
-    seconds = number_of(row[f"t_{phase}"], f"T_{phase.upper()}") / steps
-    return replace(figure, seconds=seconds, rounding_s=half_a_unit(row[f"t_{phase}"]) / steps)
+    figures = [prefill.timed(measured(row["t_pp"], "T_PP"))] if prompt else []
+    steps = new * (batch if is_separate else 1)
+    return [*figures, decode.timed(measured(row["t_tg"], "T_TG").times(1 / steps))] if new else figures

@@ -16,32 +16,22 @@ from dataclasses import dataclass
 from profiler.errors import RequestError
 from profiler.readers.figures import Figure, ForeignFile
 from profiler.readers.sources import Source
-from profiler.readers.values import Record, half_a_unit, inner, number_of, samples_of, texts, whole_of
+from profiler.readers.values import Measured, Record, first_of, inner, measured, not_read, texts, whole_of
 
 _OWN = {"ttfr (ms)", "est_ppt (ms)", "e2e_ttft (ms)", "peak t/s", "t/s (req)", "t/s (total)"}
+_KNOWN = _OWN | {"model", "test", "t/s", "peak t/s (req)"}
 _CSV = {
     "test_name": "test",
-    "t_s_mean": "t/s",
-    "t_s_req_mean": "t/s (req)",
-    "est_ppt_mean": "est_ppt (ms)",
-    "ttfr_mean": "ttfr (ms)",
+    "t_s": "t/s",
+    "t_s_req": "t/s (req)",
+    "peak_ts": "peak t/s",
+    "peak_ts_req": "peak t/s (req)",
+    "est_ppt": "est_ppt (ms)",
+    "ttfr": "ttfr (ms)",
+    "e2e_ttft": "e2e_ttft (ms)",
 }
 _TEST = re.compile(r"(?P<context>ctx_)?(?P<kind>pp|tg)(?P<size>\d*)(?: @ d(?P<depth>\d+))?(?: \(c(?P<many>\d+)\))?")
-_NUMBER = re.compile(r"(?P<mean>[\d,]*\.?\d+)(?:\s*(?:±|\+/?-)\s*(?P<spread>[\d,]*\.?\d+))?")
-_COVERAGE = 2.0
 _HTTP = "measured over HTTP, less a measured latency"
-
-
-@dataclass(frozen=True)
-class _Mean:
-    """The mean of a metric over repetitions."""
-
-    value: float
-    spread: float = 0.0
-    """Standard deviation."""
-    rounding: float = 0.0
-    """Half a unit of the last digit."""
-    values: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -54,10 +44,10 @@ class _Test:
     many: int
     is_context: bool
     """Whether it fills the context for the tests after it."""
-    total_per_s: _Mean | None
-    per_s: _Mean | None
+    total_per_s: Measured | None
+    per_s: Measured | None
     """Of one request."""
-    wait_ms: _Mean | None
+    wait_ms: Measured | None
     """Until the first response, less the latency."""
 
 
@@ -68,14 +58,27 @@ def read_llama_benchy(source: Source) -> ForeignFile | None:
         tests = [_of_run(run, kind) for run in first["benchmarks"] for kind in ("pp", "tg")]
         figures = _figures(tests, is_cached=bool(first.get("prefix_caching_enabled")))
         settings = texts({"model's name": first.get("model"), "llama-benchy": first.get("version")})
-        return ForeignFile("", "llama-benchy", figures, str(first.get("timestamp") or ""), settings)
-    rows = [{_CSV.get(name, name): value for name, value in record.items()} for record in source.records]
+        return ForeignFile("llama-benchy", figures, str(first.get("timestamp") or ""), settings)
+    rows = [_as_in_table(record) for record in source.records]
     if "test" not in rows[0] or not rows[0].keys() & _OWN:
         return None
     tests = [_of_row(row) for row in rows]
-    models = {str(row["model"]) for row in rows if row.get("model")}
+    models = ", ".join(sorted({str(row["model"]) for row in rows if row.get("model")}))
     figures = _figures(tests, is_cached=any(test.is_context for test in tests))
-    return ForeignFile("", "llama-benchy", figures, settings=texts({"model's name": ", ".join(sorted(models))}))
+    return ForeignFile(
+        "llama-benchy", figures, settings=texts({"model's name": models}), remarks=not_read(rows[0], _KNOWN)
+    )
+
+
+def _as_in_table(record: Record) -> Record:
+    """A row by the table's names; CSV has a mean and a standard deviation in two columns."""
+    row = {}
+    for name, value in record.items():
+        spread = record.get(name.replace("_mean", "_std"))
+        if not name.endswith("_std"):
+            text = f"{value} ± {spread}" if name.endswith("_mean") and value and spread else value
+            row[_CSV.get(name.removesuffix("_mean"), name)] = text
+    return row
 
 
 def _of_run(run: Record, kind: str) -> _Test:
@@ -91,18 +94,16 @@ def _of_run(run: Record, kind: str) -> _Test:
     )
 
 
-def _metric(run: Record, name: str) -> _Mean | None:
-    if not (mean := inner(run, name, "mean")):
-        return None
-    values = samples_of(inner(run, name, "values"), name)
-    return _Mean(number_of(mean, name), float(inner(run, name, "std") or 0), values=values)
+def _metric(run: Record, name: str) -> Measured | None:
+    found = run.get(name) or {}
+    return measured(found["mean"], name, values=found.get("values")) if found.get("mean") else None
 
 
 def _of_row(row: Record) -> _Test:
     test = _TEST.fullmatch(str(row["test"]).strip())
     if test is None:
         raise RequestError(f"a row of llama-benchy cannot be read: {row['test']!r}.")
-    total = _mean(row, "t/s (total)") or _mean(row, "t/s")
+    total = _cell(row, "t/s (total)", "t/s")
     return _Test(
         kind=test["kind"],
         size=whole_of(test["size"] or 0, "test"),
@@ -110,18 +111,15 @@ def _of_row(row: Record) -> _Test:
         many=whole_of(test["many"] or 1, "test", 1),
         is_context=bool(test["context"]),
         total_per_s=total,
-        per_s=_mean(row, "t/s (req)") or (total if (test["many"] or "1") == "1" else None),
-        wait_ms=_mean(row, "est_ppt (ms)") or _mean(row, "ttfr (ms)"),
+        per_s=_cell(row, "t/s (req)") or (total if (test["many"] or "1") == "1" else None),
+        wait_ms=_cell(row, "est_ppt (ms)", "ttfr (ms)"),
     )
 
 
-def _mean(row: Record, name: str) -> _Mean | None:
+def _cell(row: Record, *names: str) -> Measured | None:
     """A cell such as `8521.08 ± 69.61`; None if it has no number above 0."""
-    found = _NUMBER.fullmatch(str(row.get(name) or "").strip())
-    if found is None or not float(found["mean"].replace(",", "")):
-        return None
-    spread = float((found["spread"] or "0").replace(",", ""))
-    return _Mean(number_of(found["mean"], name), spread, half_a_unit(found["mean"]))
+    value = first_of(row, *names)
+    return measured(value, names[0]) if value and any(digit in str(value) for digit in "123456789") else None
 
 
 def _figures(tests: Iterable[_Test], *, is_cached: bool) -> list[Figure]:
@@ -133,25 +131,19 @@ def _figures(tests: Iterable[_Test], *, is_cached: bool) -> list[Figure]:
             shapes[key] = _shape(test, is_cached)
         # A decode row does not name its prompt, which is that of the row before it.
         prompt, context = shapes.get(key, (0, test.depth))
-        seconds = _prefill_s(test, prompt) if test.kind == "pp" else _step_s(test)
-        if seconds is None:
+        time_s = _prefill_s(test, prompt) if test.kind == "pp" else _step_s(test)
+        if time_s is None:
             continue
-        figures.append(
-            Figure(
-                covers="prefill" if test.kind == "pp" else "decode",
-                seconds=seconds.value,
-                batch_size=test.many,
-                prompt_len=prompt or None,
-                context_len=context if context or not prompt else None,
-                new_tokens=test.size or None if test.kind == "tg" else None,
-                samples_s=seconds.values,
-                half_width_s=0.0 if seconds.values else _COVERAGE * seconds.spread,
-                rounding_s=seconds.rounding,
-                repeats=len(seconds.values),
-                may_speculate=test.kind == "tg",
-                notes=(_HTTP,) if test.kind == "tg" or test.many == 1 else (_HTTP, "until the last first token"),
-            )
+        figure = Figure(
+            covers="prefill" if test.kind == "pp" else "decode",
+            batch_size=test.many,
+            prompt_len=prompt or None,
+            context_len=context if context or not prompt else None,
+            new_tokens=test.size or None if test.kind == "tg" else None,
+            may_speculate=test.kind == "tg",
+            notes=(_HTTP,) if test.kind == "tg" or test.many == 1 else (_HTTP, "until the last first token"),
         )
+        figures.append(figure.timed(time_s))
     return figures
 
 
@@ -168,25 +160,15 @@ def _shape(test: _Test, is_cached: bool) -> tuple[int, int]:
     return (test.size, test.depth) if is_cached else (test.size + test.depth, 0)
 
 
-def _prefill_s(test: _Test, prompt: int) -> _Mean | None:
+def _prefill_s(test: _Test, prompt: int) -> Measured | None:
     """Seconds of the prefill of all requests of a test."""
     if test.many > 1 and test.total_per_s:
-        return _inverse(test.total_per_s, test.many * prompt)
-    wait = test.wait_ms
-    if wait is None:
-        return None
-    values = tuple(value / 1e3 for value in wait.values)
-    return _Mean(wait.value / 1e3, wait.spread / 1e3, wait.rounding / 1e3, values)
+        return test.total_per_s.of(test.many * prompt)
+    return test.wait_ms.times(1e-3) if test.wait_ms else None
 
 
-def _step_s(test: _Test) -> _Mean | None:
+def _step_s(test: _Test) -> Measured | None:
     """Seconds of one decode step of all requests of a test."""
     if test.per_s:
-        return _inverse(test.per_s, 1)
-    return _inverse(test.total_per_s, test.many) if test.total_per_s else None
-
-
-def _inverse(rate: _Mean, tokens: int) -> _Mean:
-    seconds = tokens / rate.value
-    values = tuple(tokens / value for value in rate.values)
-    return _Mean(seconds, seconds * rate.spread / rate.value, seconds * rate.rounding / rate.value, values)
+        return test.per_s.of(1)
+    return test.total_per_s.of(test.many) if test.total_per_s else None

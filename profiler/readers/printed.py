@@ -7,16 +7,14 @@ tensorrt_llm/bench/dataclasses/reporting.py, in their versions since 2024.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from profiler.readers.values import Record
 
-_LINE = re.compile(r"^(?:[\w-]+\s+\| )?[ \t>#]*(?P<label>[^:\n]+?)\s*:\s+(?P<value>\S.*?)\s*$", re.MULTILINE)
 _SERVING = re.compile(r"=+ Serving Benchmark Result =+")
-_END = re.compile(r"^[^\n=]*={20,}\s*$", re.MULTILINE)
-_ASKED = ("Maximum request concurrency", "Traffic request rate")
-_TRTLLM = re.compile(r"= PERFORMANCE OVERVIEW\s*\n=+")
+_END = re.compile(r"^.*={20,}\s*$", re.MULTILINE)
+_TRTLLM = re.compile(r"= PERFORMANCE OVERVIEW\s*\n.*={20,}")
 _LATENCY = re.compile(r"Avg latency: +(?P<mean>[\d.e-]+) seconds(?P<rest>(?:\s+(?:Std|\d+% percentile) latency: .*)*)")
 _PERCENTILE = re.compile(r"(\d+)% percentile latency: +([\d.e-]+)")
 _COMMAND = re.compile(r"(?:bench latency|benchmark_latency\.py)(?P<options>(?:[^\n\\]|\\\s*\n)*)")
@@ -40,6 +38,8 @@ _SERVING_KEYS = {
         for name in ("TTFT", "TPOT", "ITL")
     },
 }
+_SERVING_NEEDED = ("completed", "duration", "total_input_tokens", "total_output_tokens", "median_ttft_ms")
+_ASKED = ("Maximum request concurrency", "Traffic request rate")
 # By section and key of the JSON report.
 _TRTLLM_KEYS = {
     "Model": ("engine", "model"),
@@ -69,8 +69,17 @@ def printed_records(text: str) -> list[Record]:
     return [*_serving(text), *_latency(text), *_trtllm(text)]
 
 
-def _labelled(text: str) -> Mapping[str, str]:
-    return {line["label"]: line["value"] for line in _LINE.finditer(text)}
+def _labelled(text: str, labels: Iterable[str]) -> Mapping[str, str]:
+    """The values after labels, whatever a log or a container prints before them; of several the last.
+
+    A longer label may end with another one, as "Total Token Throughput" does.
+    """
+    found = {}
+    for label in labels:
+        line = rf"(?:^|[^A-Za-z\s])[ \t]*{re.escape(label)}\s*: +(\S.*?)\s*$"
+        if values := re.findall(line, text, re.MULTILINE):
+            found[label] = values[-1]
+    return found
 
 
 def _serving(text: str) -> Iterator[Record]:
@@ -78,13 +87,10 @@ def _serving(text: str) -> Iterator[Record]:
     before, *blocks = _SERVING.split(text)
     for block in blocks:
         body, *rest = _END.split(block, maxsplit=1)
-        asked = {label: value for label, value in _labelled(before).items() if label in _ASKED}
-        found = {**asked, **_labelled(body)}
+        found = {**_labelled(before, _ASKED), **_labelled(body, _SERVING_KEYS)}
         before = "".join(rest)
-        record: dict[str, Any] = dict.fromkeys(
-            ("completed", "duration", "total_input_tokens", "total_output_tokens", "median_ttft_ms")
-        )
-        record |= {key: found[label] for label, key in _SERVING_KEYS.items() if label in found}
+        record: dict[str, Any] = dict.fromkeys(_SERVING_NEEDED)
+        record |= {_SERVING_KEYS[label]: value for label, value in found.items()}
         if record.get("max_concurrency") in ("not set", "None"):
             del record["max_concurrency"]
         # Of the two tools only SGLang prints its backend; only its JSON has this key.
@@ -106,11 +112,11 @@ def _latency(text: str) -> Iterator[Record]:
 def _trtllm(text: str) -> Iterator[Record]:
     if not _TRTLLM.search(text):
         return
-    found = _labelled(text)
+    found = _labelled(text, _TRTLLM_KEYS)
     record: dict[str, dict[str, str]] = {"performance": {}, "request_info": {}}
     for label, (section, key) in _TRTLLM_KEYS.items():
         if label in found:
             record.setdefault(section, {})[key] = found[label]
-    if averages := re.search(r"^AVG:\s+([\d.]+)\s+([\d.]+)", text, re.MULTILINE):
+    if averages := re.search(r"\bAVG:\s+([\d.]+)\s+([\d.]+)", text, re.MULTILINE):
         record["request_info"] |= {"avg_input_length": averages[1], "avg_output_length": averages[2]}
     yield record

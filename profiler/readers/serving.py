@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
-from typing import Any
 
-from profiler.readers.figures import Figure, ForeignFile, with_settings
+from profiler.readers.figures import Figure, ForeignFile, told_apart
 from profiler.readers.sources import Source
-from profiler.readers.values import Record, apart, inner, number_of, texts, whole_of
+from profiler.readers.values import Record, first_of, inner, needed, number_at, number_of, texts, whole_of
 
 _KEYS = {"completed", "duration", "total_input_tokens", "total_output_tokens", "median_ttft_ms"}
 _LOAD = ("request_rate", "burstiness", "max_concurrency")
@@ -36,46 +35,44 @@ _CHUNKED = 1.5
 
 def read_serving(source: Source) -> ForeignFile | None:
     """The figures of a serving benchmark; None for another tool's file. Raises RequestError for a broken file."""
-    records, first = source.records, source.records[0]
+    first = source.records[0]
     if not first.keys() >= _KEYS:
         return None
     is_sglang = "random_input_len" in first or "sharegpt_output_len" in first
     is_sweep = "run_number" in first
-    swept = [name for name in first if is_sweep and name not in _LOAD and not _RESULTS.fullmatch(name)]
-    load, loads = apart([{name: record.get(name) for name in (*_LOAD, *swept)} for record in records])
-    figures = with_settings(records, loads, _figures)
-    server = first.get("server_info") or {}
-    gpus = inner(server, "tp_size") or next((first[name] for name in _TP if first.get(name)), None)
-    pinned = is_sglang and _is_pinned(first)
+    figures, load = told_apart(source.records, _load, _figures)
+    gpus = first_of(first, "server_info.tp_size", *_TP)
+    stages = inner(first, "server_info.pp_size") or 1
+    settings = {
+        "model's name": first.get("model_id"),
+        "server": first.get("backend"),
+        "tp_size": gpus,
+        "quantization": inner(first, "server_info.quantization"),
+        "draft tokens": inner(first, "server_info.speculative_num_draft_tokens"),
+    }
     return ForeignFile(
-        "",
         "SGLang bench_serving" if is_sglang else f"vllm bench {'sweep' if is_sweep else 'serve'}",
         _repeated(figures) if is_sweep else figures,
         str(first.get("date") or ""),
-        {
-            **texts(
-                {
-                    "model's name": first.get("model_id"),
-                    "server": first.get("backend"),
-                    "tp_size": gpus,
-                    "quantization": inner(server, "quantization"),
-                    "draft tokens": inner(server, "speculative_num_draft_tokens"),
-                }
-            ),
-            **load,
-        },
-        gpus=whole_of(gpus, "tp_size", 1) * whole_of(inner(server, "pp_size") or 1, "pp_size", 1) if gpus else None,
-        remarks=(_PINNED,) if pinned else (),
+        {**texts(settings), **load},
+        gpus=whole_of(gpus, "tp_size", 1) * whole_of(stages, "pp_size", 1) if gpus else None,
+        remarks=(_PINNED,) if is_sglang and _is_pinned(first) else (),
     )
 
 
 _PINNED = "its tokens repeat, as with a pinned acceptance length: the tokens per step say nothing about real texts."
 
 
+def _load(record: Record) -> Mapping[str, object]:
+    """What was asked of the server; of a sweep, its parameters, too."""
+    swept = [name for name in record if name not in _LOAD and not _RESULTS.fullmatch(name)]
+    return {name: record.get(name) for name in (*_LOAD, *(swept if "run_number" in record else ()))}
+
+
 def _is_pinned(record: Record) -> bool:
     """Whether the texts have far fewer tokens than were generated, while the drafts were accepted."""
-    again, tokens = record.get("total_output_tokens_retokenized"), record["total_output_tokens"]
-    return bool(record.get("accept_length") and again) and number_of(again, "tokens") < number_of(tokens, "tokens") / 2
+    again = number_at(record, "total_output_tokens_retokenized")
+    return bool(record.get("accept_length") and again and again < needed(record, "total_output_tokens") / 2)
 
 
 def _repeated(figures: Sequence[Figure]) -> list[Figure]:
@@ -91,29 +88,27 @@ def _repeated(figures: Sequence[Figure]) -> list[Figure]:
 
 
 def _figures(record: Record) -> list[Figure]:
-    completed = number_of(record["completed"], "completed")
-    duration_s = number_of(record["duration"], "duration")
-    output_tokens = number_of(record["total_output_tokens"], "total_output_tokens")
-    cap = record.get("max_concurrency")
-    acceptance = record.get("accept_length") or record.get("spec_decode_acceptance_length")
-    if acceptance is None and inner(record, "server_info", "speculative_algorithm") is None:
+    completed, duration_s = needed(record, "completed"), needed(record, "duration")
+    output_tokens = needed(record, "total_output_tokens")
+    acceptance = first_of(record, "accept_length", "spec_decode_acceptance_length")
+    server = record.get("server_info") or {}
+    if acceptance is None and server.get("speculative_algorithm") is None and "speculative_algorithm" in server:
         # A server whose settings have the algorithm, but without a value, does not speculate.
-        acceptance = -1 if "speculative_algorithm" in (record.get("server_info") or {}) else None
-    drafted = inner(record, "server_info", "speculative_num_draft_tokens")
-    if record.get("spec_decode_num_drafts"):
-        drafts = number_of(record["spec_decode_num_drafts"], "spec_decode_num_drafts")
-        drafted = 1 + number_of(record["spec_decode_draft_tokens"], "spec_decode_draft_tokens") / drafts
+        acceptance = -1
+    drafted = number_at(server, "speculative_num_draft_tokens")
+    if drafts := number_at(record, "spec_decode_num_drafts"):
+        drafted = 1 + needed(record, "spec_decode_draft_tokens") / drafts
     return served(
-        prompt_tokens=number_of(record["total_input_tokens"], "total_input_tokens") / completed,
+        prompt_tokens=needed(record, "total_input_tokens") / completed,
         new_tokens=output_tokens / completed,
-        cap=None if cap in (None, "") else cap,
+        cap=first_of(record, "max_concurrency"),
         output_per_s=output_tokens / duration_s,
-        ttft_s=_time_s(record, "ttft"),
-        tpot_s=_time_s(record, "tpot"),
-        itl_s=_time_s(record, "itl"),
+        ttft_s=milliseconds(record, "median_ttft_ms", "mean_ttft_ms"),
+        tpot_s=milliseconds(record, "median_tpot_ms", "mean_tpot_ms"),
+        itl_s=milliseconds(record, "median_itl_ms", "mean_itl_ms"),
         requests_per_s=completed / duration_s,
         acceptance=acceptance,
-        verified=None if not drafted else number_of(drafted, "draft tokens"),
+        verified=drafted,
     )
 
 
@@ -123,10 +118,10 @@ def step_tokens(acceptance_length: object) -> float:
     return 1.0 if without else max(1.0, number_of(acceptance_length, "the acceptance length"))
 
 
-def _time_s(record: Record, name: str) -> float | None:
-    """A time in seconds, the mean without a median; None if it was not measured, for which some tools write 0."""
-    value = record.get(f"median_{name}_ms") or record.get(f"mean_{name}_ms")
-    return number_of(value, f"median_{name}_ms") / 1e3 if value and float(value) else None
+def milliseconds(record: Record, *paths: str) -> float | None:
+    """Seconds of the first time in milliseconds at one of `paths`; None if none was measured."""
+    value = number_at(record, *paths)
+    return value / 1e3 if value else None
 
 
 def served(
@@ -170,7 +165,7 @@ def served(
     figures = [prefill] if ttft_s else []
     if tpot_s:
         chunk = (itl_s or 0.0) / tpot_s
-        notes: list[Any] = [_batch_note(batch, most, decoding)]
+        notes = [_batch_note(batch, most, decoding)]
         if most > 1:
             notes.append("prefills of other requests may run in between")
         if acceptance is None and chunk > _CHUNKED:

@@ -7,13 +7,12 @@ the server's avg_spec_accept_length: the mean number of tokens per step, includi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
-from profiler.readers.figures import Figure, ForeignFile, with_settings
+from profiler.readers.figures import Figure, ForeignFile, told_apart
 from profiler.readers.serving import speculated, step_tokens
 from profiler.readers.sources import Source
-from profiler.readers.values import Record, Settings, apart, number_of, whole_of
+from profiler.readers.values import Record, number_of, whole_of
 
 _SHAPE = {"batch_size", "input_len", "output_len"}
 _OFFLINE = {"prefill_latency"}
@@ -30,16 +29,11 @@ def read_sglang(source: Source) -> ForeignFile | None:
         name, figures = "SGLang bench_one_batch_server", _served
     else:
         return None
-    shared, differing = _run_names(records)
-    return ForeignFile("", name, with_settings(records, differing, figures), settings=shared)
-
-
-def _run_names(records: Sequence[Record]) -> tuple[dict[str, str], list[Settings]]:
-    """Run names as settings, if several records have one shape; otherwise a name may only name the shape."""
-    shapes = [tuple(record[name] for name in sorted(_SHAPE)) for record in records]
-    if len(set(shapes)) == len(shapes):
-        return {}, [()] * len(records)
-    return apart([{"run_name": record.get("run_name")} for record in records])
+    shapes = {tuple(record[name] for name in sorted(_SHAPE)) for record in records}
+    # A run's name may only name the shape, so it counts only if several records have one shape.
+    names = ("run_name",) if len(shapes) < len(records) else ()
+    told, shared = told_apart(records, lambda record: {item: record.get(item) for item in names}, figures)
+    return ForeignFile(name, told, settings=shared)
 
 
 def _prefill(record: Record, seconds: float, note: str) -> Figure:

@@ -8,21 +8,25 @@ import io
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 from pathlib import Path
 
 from profiler.errors import RequestError
 from profiler.readers.printed import printed_records
 from profiler.readers.values import Record, escaped
-from profiler.units import plain, visible_in
+from profiler.units import visible_in
 
 MOST_FILE_BYTES = 512 * 2**20
 _COLOURS = re.compile(r"\x1b\[[\d;]*m")
-_BEGINS_JSON = re.compile(r"^\s*(?=[{\[])", re.MULTILINE)
+# A bracket of JSON, not of a log's line such as `[I] Loading`.
+_BEGINS_JSON = re.compile(r"^\s*(?=\{|\[\s*[{\[])", re.MULTILINE)
+_NEXT_OBJECT = re.compile(r"[\s,]*(?=\{)")
 # The line of dashes below a table's head.
-_RULE = re.compile(r"[\s>]*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*")
-_QUOTED = re.compile(r"^[\s>]*")
+_RULE = re.compile(r":?-+:?")
+_DELIMITERS = "\t;,"
+_UNESCAPED = re.compile(r"(?<!\\)\|")
+_QUOTED = re.compile(r"^[\s>]*", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -31,32 +35,33 @@ class Source:
 
     records: Sequence[Record]
     text: str = ""
-    """The whole file, whose other lines may name the device or the options."""
+    """What is above a table, or the whole file; its lines may name the device or the options."""
     remarks: tuple[str, ...] = ()
     """Sentences about rows that were left out."""
+    repeated: str = ""
+    """A name that several columns have, so that neither takes precedence; empty if there is none."""
 
 
 def sources_of(path: Path, text: str) -> Iterator[list[Source]]:
-    """What a reader may know in the text of a file: tables and printed reports, then JSON, then a CSV.
+    """What a reader may know in the text of a file: tables and printed reports, then JSON, then other tables.
 
     Each is asked for only if no reader knew the one before. Raises RequestError for broken JSON or CSV.
     """
-    is_json = text.lstrip()[0] in "[{"
-    # A quoted cell of a CSV may contain a line end, which has to be escaped.
-    unchanged = plain(text) and (is_json or '"' not in text)
-    groups = iter([[_objects(path, text, strict=True)]]) if is_json else _within(path, text)
-    for group in groups:
+    is_json = _BEGINS_JSON.match(text)
+    for group in iter([[_objects(path, text, strict=True)]]) if is_json else _within(path, text):
         yield [
-            source if unchanged else replace(source, records=visible_in(list(source.records)))
+            Source(visible_in(list(source.records)), source.text, source.remarks, source.repeated)
             for source in group
             if source.records
         ]
 
 
 def _within(path: Path, text: str) -> Iterator[list[Source]]:
-    yield [*_markdown(text), Source(printed_records(text), text)]
+    unquoted = _QUOTED.sub("", text)
+    yield [*_tables(path, unquoted, "|"), Source(printed_records(text), text)]
     yield [_objects(path, text, strict=False)]
-    yield [_csv(path, text)]
+    for delimiter in _DELIMITERS:
+        yield _tables(path, text, delimiter)
 
 
 def text_of(path: Path) -> str:
@@ -74,87 +79,89 @@ def text_of(path: Path) -> str:
         is_utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
         text = content.decode("utf-16" if is_utf16 else "utf-8-sig")
     except UnicodeDecodeError:
-        raise RequestError(f"{path} is not a text file.") from None
+        raise RequestError(f"{path} is not a text file in UTF-8 or UTF-16.") from None
     except OSError as error:
         raise RequestError(f"{path} cannot be read: {error.strerror or error}.") from None
     if max(size, len(content)) > MOST_FILE_BYTES:
         raise RequestError(f"{path} has more than the {MOST_FILE_BYTES} bytes that a result file may have.")
     if not text.strip():
         raise RequestError(f"{path} is empty.")
-    return _COLOURS.sub("", text.replace("\r\n", "\n").replace("\u00a0", " "))
+    return _COLOURS.sub("", text.replace("\r\n", "\n").replace("\r", "\n").replace("\u00a0", " "))
 
 
 def _objects(path: Path, text: str, *, strict: bool) -> Source:
-    """The objects of a JSON document, of JSON lines, or of JSON between other lines.
+    """The objects of a JSON document, of JSON lines, or of JSON between other lines, and the whole ones of a cut list.
 
-    With `strict`, as for a text that begins with JSON, broken JSON raises RequestError; otherwise it is left out.
+    With `strict`, as for a text that begins with JSON, a text without a whole object raises RequestError.
     """
-    decoder, end, values, broken = json.JSONDecoder(), 0, [], False
-    for begin in _BEGINS_JSON.finditer(text):
-        if begin.end() < end:
-            continue
+    decoder, end, values, fault = json.JSONDecoder(), 0, [], ""
+    while begin := _NEXT_OBJECT.match(text, end) or _BEGINS_JSON.search(text, end):
         try:
             value, end = decoder.raw_decode(text, begin.end())
         except RecursionError:
             raise RequestError(f"{path} is nested too deeply to be a result file.") from None
         except ValueError as error:
-            if strict:
-                line = text.count("\n", 0, begin.end()) + 1
-                raise RequestError(f"{path} is broken JSON in line {line}: {escaped(error)}.") from None
-            broken = True
-            continue
-        values += value if isinstance(value, list) else [value]
-    if strict and not all(isinstance(value, dict) for value in values):
-        raise RequestError(f"{path} is not a result file: it has no JSON objects.")
-    records = [value for value in values if isinstance(value, dict)]
-    return Source(records, text, ("a part of its JSON is broken, and was left out.",) if broken else ())
-
-
-def _csv(path: Path, text: str) -> Source:
-    """The rows of a table; lines of one cell are text around it, and so is what comes before its head."""
-    delimiter = next((sign for sign in ",;\t" if sign in text), ",")
-    try:
-        rows = [row for row in csv.reader(io.StringIO(text), strict=True, delimiter=delimiter) if len(row) > 1]
-    except csv.Error as error:
-        raise RequestError(f"{path} is broken CSV: {escaped(error)}.") from None
-    # A title has fewer cells than the head after it.
-    head = next((index for index, (row, after) in enumerate(pairwise(rows)) if len(row) >= len(after)), 0)
-    names = [name.strip() for name in rows[head]] if rows else []
-    if repeated := [name for name in dict.fromkeys(names) if names.count(name) > 1 and name]:
-        raise RequestError(f"{path} has several columns called {escaped(repeated[0])}.")
-    numbered = list(enumerate(rows[head + 1 :], 1))
-    remarks = [
-        f"row {number} has {len(row)} cells for {len(names)} columns, and was left out."
-        for number, row in numbered
-        if len(row) > len(names)
-    ]
-    records = [dict(zip_longest(names, row)) for _, row in numbered if len(row) <= len(names)]
-    return Source(records, text, tuple(remarks))
-
-
-def _markdown(text: str) -> list[Source]:
-    """Every table with a head and a line of dashes; other lines are skipped, within a table, too."""
-    lines = [_QUOTED.sub("", line).rstrip() for line in text.splitlines()]
-    heads = [
-        number - 1
-        for number, line in enumerate(lines)
-        if number and "|" in line and "|" in lines[number - 1] and _RULE.fullmatch(line)
-    ]
-    return [_table(lines[first:last], text) for first, last in pairwise([*heads, len(lines)])]
-
-
-def _table(lines: Sequence[str], text: str) -> Source:
-    head, _, *rest = lines
-    names, records, remarks = _cells(head), [], []
-    rows = [line for line in rest if line.startswith("|") or ("|" in line and not head.startswith("|"))]
-    for number, line in enumerate(rows, 1):
-        cells = _cells(line)
-        if len(cells) == len(names) and line.endswith("|") == head.endswith("|"):
-            records.append(dict(zip(names, cells, strict=True)))
+            fault, end = escaped(error), begin.end() + 1
+            if strict and text[begin.end()] == "{":
+                break
         else:
-            remarks.append(f"row {number} is cut or broken ({len(cells)} of {len(names)} cells), and was left out.")
-    return Source(records, text, tuple(remarks))
+            values += value if isinstance(value, list) else [value]
+    records = [value for value in values if isinstance(value, dict)]
+    if strict and not records:
+        raise RequestError(f"{path} is broken JSON: {fault}." if fault else f"{path} is JSON without an object.")
+    return Source(records, text, ("a part of its JSON is broken or cut, and was left out.",) if fault else ())
 
 
-def _cells(line: str) -> list[str]:
-    return [cell.strip(" *`") for cell in line.removeprefix("|").removesuffix("|").split("|")]
+def _tables(path: Path, text: str, delimiter: str) -> list[Source]:
+    """Every table whose cells have this sign between them; other lines are skipped, within a table, too.
+
+    A head has a line of dashes below it. Without one, the first line that has as many cells as the next is the head.
+    """
+    numbered = [(line, row) for line, row in _rows(path, text, delimiter) if len(row) > 1]
+    rows = [row for _, row in numbered]
+    heads = [at for at, (row, below) in enumerate(pairwise(rows)) if _is_rule(below) and not _is_rule(row)]
+    if not heads and rows:
+        # A title has fewer cells than the head after it.
+        head = next((row for row, below in pairwise(rows) if len(row) >= len(below)), rows[0])
+        heads = [at for at, row in enumerate(rows) if row == head]
+    lines = text.split("\n")
+    return [
+        _table(rows[first:last], "\n".join(lines[: numbered[first][0] - 1]), delimiter, is_last=last == len(rows))
+        for first, last in pairwise([*heads, len(rows)])
+    ]
+
+
+def _rows(path: Path, text: str, delimiter: str) -> list[tuple[int, list[str]]]:
+    """(number of its last line from 1, cells) of each row of a text. Raises RequestError for a quote without an end."""
+    if delimiter == "|":
+        split = [_UNESCAPED.split(line.rstrip()) for line in text.split("\n")]
+        cells = [[cell.strip(" *`").replace("\\|", "|") for cell in row] for row in split]
+        return list(enumerate(cells, 1))
+    reader = csv.reader(io.StringIO(text), strict=True, delimiter=delimiter)
+    try:
+        return [(reader.line_num, [cell.strip() for cell in row]) for row in reader]
+    except csv.Error as error:
+        if delimiter != _DELIMITERS[-1]:
+            return []
+        raise RequestError(f"{path} is broken CSV: {escaped(error)}.") from None
+
+
+def _is_rule(row: Sequence[str]) -> bool:
+    return any(row) and all(_RULE.fullmatch(cell) or not cell for cell in row)
+
+
+def _table(rows: Sequence[Sequence[str]], above: str, delimiter: str, *, is_last: bool) -> Source:
+    """The records of a table by the names in its head; a row that is cut is left out and named."""
+    names, *rest = rows
+    is_framed = delimiter == "|" and not names[0]
+    rest = [row for row in rest if not _is_rule(row) and not (is_framed and row[0])]
+    records, remarks = [], []
+    for number, row in enumerate(rest, 1):
+        # Spreadsheets leave out empty cells at the end of a row.
+        may_be_short = delimiter != "|" and not (is_last and number == len(rest))
+        if len(row) == len(names) or (len(row) < len(names) and may_be_short):
+            records.append({name: cell for name, cell in zip_longest(names, row) if name})
+        else:
+            remarks.append(f"row {number} is cut or broken ({len(row)} cells for {len(names)}), and was left out.")
+    repeated = next((name for name in names if name and names.count(name) > 1), "")
+    return Source(records, above, tuple(remarks), repeated)

@@ -8,9 +8,9 @@ from statistics import median
 from typing import Any
 
 from profiler.grid.cells import PHASES
-from profiler.readers.figures import Figure, ForeignFile, with_settings
+from profiler.readers.figures import Figure, ForeignFile, told_apart
 from profiler.readers.sources import Source
-from profiler.readers.values import Record, apart, escaped, inner, samples_of, texts, whole_of
+from profiler.readers.values import Record, escaped, inner, number_of, texts, whole_of
 from profiler.units import duration
 
 _FINE = 0.01
@@ -31,27 +31,29 @@ def read_transformers_benchmark(source: Source) -> ForeignFile | None:
     """
     records = source.records
     first_result = next(iter(records[0].values()), None)
-    if not isinstance(first_result, Mapping) or inner(first_result, "measurements", "e2e_latency") is None:
+    if not isinstance(first_result, Mapping) or inner(first_result, "measurements.e2e_latency") is None:
         return None
     results = [item for record in records for item in record.values()]
-    configs = [_config(result) for result in results]
-    shared, differing = apart([{name: config.get(name) for name in config if name not in _SHAPE} for config in configs])
+    figures, shared = told_apart(results, _settings, _figures)
     first = results[0].get("metadata") or {}
     settings = texts(
         {
             "model's name": first.get("model_id"),
             "transformers": first.get("commit_id"),
-            "device": inner(first, "hardware_info", "gpu_name"),
+            "device": inner(first, "hardware_info.gpu_name"),
         }
     )
     created = escaped(first.get("timestamp") or "")
-    figures = with_settings(results, differing, _figures)
-    return ForeignFile("", "transformers benchmark", figures, created, {**shared, **settings})
+    return ForeignFile("transformers benchmark", figures, created, {**shared, **settings})
 
 
 def _config(result: Record) -> Mapping[str, Any]:
-    config: Mapping[str, Any] = inner(result, "metadata", "config") or result.get("config") or {}
+    config: Mapping[str, Any] = inner(result, "metadata.config") or result.get("config") or {}
     return config
+
+
+def _settings(result: Record) -> Mapping[str, object]:
+    return {name: value for name, value in _config(result).items() if name not in _SHAPE}
 
 
 def _figures(result: Record) -> list[Figure]:
@@ -60,12 +62,13 @@ def _figures(result: Record) -> list[Figure]:
     steps = new_tokens - 1
     # The streamer of `generate` adds a last stamp at its end, which is not a token's; continuous batching does not.
     divisor = steps if config.get("continuous_batching") else new_tokens
-    first_s = samples_of(measurements.get("time_to_first_token"), "time_to_first_token")
-    step_s = samples_of(measurements.get("inter_token_latency"), "inter_token_latency", divisor / steps)
+    first_s, step_s = (
+        tuple(scale * number_of(value, name) for value in measurements.get(name) or ())
+        for name, scale in (("time_to_first_token", 1.0), ("inter_token_latency", divisor / steps))
+    )
     clock_s = _clock_step_s(first_s)
     prefill = Figure(
         covers=PHASES[0],
-        seconds=0.0,
         batch_size=whole_of(config.get("batch_size"), "batch_size", 1),
         prompt_len=whole_of(config.get("sequence_length"), "sequence_length", 1),
         new_tokens=new_tokens,

@@ -10,33 +10,35 @@ import math
 import re
 
 from profiler.readers.figures import Figure, ForeignFile
-from profiler.readers.serving import served
+from profiler.readers.serving import milliseconds, served
 from profiler.readers.sources import Source
-from profiler.readers.values import Record, inner, number_of, texts, whole_of
+from profiler.readers.values import Record, first_of, inner, needed, number_at, texts, whole_of
+
+_PER_S = "performance.request_throughput_req_s"
+_OUT_PER_S = "performance.system_output_throughput_tok_s"
 
 
 def read_trtllm_bench(source: Source) -> ForeignFile | None:
     """The figures of a report; None for another tool's file. Raises RequestError for a broken file."""
     report = source.records[0]
-    if not inner(report, "performance", "total_latency_ms") or "request_info" not in report:
+    if not inner(report, "performance.total_latency_ms") or "request_info" not in report:
         return None
     prompt, new = _lengths(report)
     figures = _streamed(report, prompt, new) or [_whole(report, prompt, new)]
     settings = {
-        "model's name": inner(report, "engine", "model"),
-        "quantization": inner(report, "engine", "quantization"),
-        "TensorRT LLM": inner(report, "engine", "version"),
-        "tp_size": inner(report, "world_info", "tp_size"),
-        "device": inner(report, "machine", "name"),
+        "model's name": inner(report, "engine.model"),
+        "quantization": inner(report, "engine.quantization"),
+        "TensorRT LLM": inner(report, "engine.version"),
+        "tp_size": inner(report, "world_info.tp_size"),
+        "device": inner(report, "machine.name"),
     }
-    gpus = [inner(report, "world_info", name) for name in ("tp_size", "pp_size")]
+    gpus = [inner(report, f"world_info.{name}") for name in ("tp_size", "pp_size")]
     remark = f"its requests have {prompt:.4g} tokens in and {new:.4g} out on average"
-    dataset = str(inner(report, "dataset", "path") or "").rpartition("/")[2]
+    dataset = str(inner(report, "dataset.path") or "").rpartition("/")[2]
     named = re.search(r"(\d+)[_x](\d+)", dataset)
     if named and (int(named[1]), int(named[2])) != (round(prompt), round(new)):
         remark += f", though the dataset is called {dataset}"
     return ForeignFile(
-        "",
         "trtllm-bench",
         figures,
         settings={name: text for name, text in texts(settings).items() if text != "None"},
@@ -47,53 +49,43 @@ def read_trtllm_bench(source: Source) -> ForeignFile | None:
 
 def _lengths(report: Record) -> tuple[float, float]:
     """(prompt tokens, new tokens) of a request on average; the rates have them, too."""
-    info, rates = report["request_info"], report["performance"]
-    per_s = number_of(rates.get("request_throughput_req_s"), "request_throughput_req_s")
-    out_per_s = number_of(rates.get("system_output_throughput_tok_s"), "system_output_throughput_tok_s")
-    new = number_of(info.get("avg_output_length") or out_per_s / per_s, "avg_output_length")
-    prompt = info.get("avg_input_length")
-    if not prompt:
-        total = number_of(rates.get("system_total_throughput_tok_s"), "system_total_throughput_tok_s")
-        prompt = (total - out_per_s) / per_s
-    return number_of(prompt, "avg_input_length"), new
+    per_s, out_per_s = needed(report, _PER_S), needed(report, _OUT_PER_S)
+    new = number_at(report, "request_info.avg_output_length") or out_per_s / per_s
+    prompt = number_at(report, "request_info.avg_input_length")
+    return prompt or (needed(report, "performance.system_total_throughput_tok_s") - out_per_s) / per_s, new
 
 
 def _streamed(report: Record, prompt: float, new: float) -> list[Figure]:
-    times, rates = report.get("streaming_metrics") or {}, report["performance"]
-    if not times.get("avg_tpot_ms"):
+    tpot_s = milliseconds(report, "streaming_metrics.avg_tpot_ms")
+    if not tpot_s:
         return []
-    accepted = inner(report, "decoding_stats", "acceptance_length") or inner(
-        report, "decoding_stats", "acceptance_length_percentiles", "average"
+    accepted = first_of(
+        report, "decoding_stats.acceptance_length", "decoding_stats.acceptance_length_percentiles.average"
     )
     return served(
         prompt_tokens=prompt,
         new_tokens=new,
         cap=None,
-        output_per_s=number_of(rates["system_output_throughput_tok_s"], "system_output_throughput_tok_s"),
-        ttft_s=number_of(times["avg_ttft_ms"], "avg_ttft_ms") / 1e3 if times.get("avg_ttft_ms") else None,
-        tpot_s=number_of(times["avg_tpot_ms"], "avg_tpot_ms") / 1e3,
-        requests_per_s=number_of(rates["request_throughput_req_s"], "request_throughput_req_s"),
+        output_per_s=needed(report, _OUT_PER_S),
+        ttft_s=milliseconds(report, "streaming_metrics.avg_ttft_ms"),
+        tpot_s=tpot_s,
+        requests_per_s=needed(report, _PER_S),
         # The report has a section on decoding only with speculative decoding.
         acceptance=accepted or -1,
     )
 
 
 def _whole(report: Record, prompt: float, new: float) -> Figure:
-    rates = report["performance"]
-    seconds = number_of(rates["total_latency_ms"], "total_latency_ms") / 1e3
-    per_s = number_of(rates["request_throughput_req_s"], "request_throughput_req_s")
-    latency_ms = rates.get("avg_request_latency_ms")
-    in_flight = number_of(latency_ms, "avg_request_latency_ms") / 1e3 * per_s if latency_ms else seconds * per_s
-    most = inner(report, "world_info", "max_batch_size")
-    if most:
-        in_flight = min(in_flight, number_of(most, "max_batch_size"))
+    seconds, per_s = needed(report, "performance.total_latency_ms") / 1e3, needed(report, _PER_S)
+    latency_s = milliseconds(report, "performance.avg_request_latency_ms")
+    most = number_at(report, "world_info.max_batch_size") or math.inf
     return Figure(
         covers="generate",
         seconds=seconds,
         prompt_len=max(1, round(prompt)),
         new_tokens=max(1, round(new)),
         requests=max(1, round(seconds * per_s)),
-        cap=max(1, round(in_flight)),
+        cap=max(1, round(min(most, (latency_s or seconds) * per_s))),
         repeats=1,
         notes=("prompt and generation in one figure, without --streaming",),
     )

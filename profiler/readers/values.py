@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from profiler.errors import RequestError
@@ -15,29 +16,68 @@ Settings = tuple[tuple[str, str], ...]
 """Pairs of a name and a value, as texts."""
 
 _LONGEST_TEXT = 200
-_THOUSANDS = re.compile(r"\s*\d{1,3}(?:,\d{3})+(?:\.\d*)?\s*")
+# Windows' PowerShell 5 redirects `±` as the two signs that its bytes are in code page 437 or 1252.
+_PLUS_MINUS = r"(?:±|\+/?-|┬▒|Â±)"
+_THOUSANDS = r"\d{1,3}(?:,\d{3})+(?:\.\d*)?"
+_DIGITS = rf"{_THOUSANDS}|[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
+_NUMBER = re.compile(rf"(?P<mean>{_DIGITS})(?:\s*{_PLUS_MINUS}\s*(?P<spread>{_DIGITS}))?\s*(?P<unit>[^\d\s±+-]\S*)?")
+# Units that tools and people write after a number, with their factors.
+SECONDS = {"s": 1.0, "sec": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+PER_SECOND = dict.fromkeys(("t/s", "tok/s", "tokens/s"), 1.0)
+BYTES = {"KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "TiB": 2.0**40}
+COUNTS = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+# What names a model, in order of preference.
+_OF_MODEL = ("precision", "model's name", "size", "params", "model_size", "parameters")
 
 
-def number_of(value: object, what: str) -> float:
-    """`value`, a number or a text, as a positive finite number. Raises RequestError naming `what`."""
-    number = _float_of(value, what)
-    if isinstance(value, bool) or not math.isfinite(number) or number <= 0:
+@dataclass(frozen=True)
+class Measured:
+    """A positive number with what a file says about its precision."""
+
+    value: float
+    spread: float = 0.0
+    """Standard deviation of the repetitions; 0 if the file does not say."""
+    rounding: float = 0.0
+    """Half a unit of the last digit that is printed."""
+    values: tuple[float, ...] = ()
+    """Each repetition, if the file has them."""
+
+    def times(self, factor: float) -> Measured:
+        values = tuple(factor * value for value in self.values)
+        return Measured(factor * self.value, factor * self.spread, factor * self.rounding, values)
+
+    def of(self, amount: float) -> Measured:
+        """`amount` divided by this rate: seconds for tokens. Spread and rounding keep their share."""
+        each = amount / self.value
+        values = tuple(amount / value for value in self.values)
+        return Measured(each, each * self.spread / self.value, each * self.rounding / self.value, values)
+
+
+def measured(
+    value: object, what: str, units: Mapping[str, float] | None = None, *, values: object = None, spread: object = None
+) -> Measured:
+    """`value`, a number or a text such as `8,521.08 ± 69.61 t/s`, whose unit must be one of `units`.
+
+    `values` are its repetitions and `spread` their standard deviation, if the file has them elsewhere. Raises
+    RequestError naming `what` for anything else, or if the number is not positive and finite.
+    """
+    found = _NUMBER.fullmatch(value.strip()) if isinstance(value, str) else None
+    unit = (found["unit"] if found else None) or ""
+    if isinstance(value, bool) or (unit and unit not in (units or {})):
+        raise RequestError(f"{what} is not a number: {escaped(value)}.")
+    factor = (units or {}).get(unit, 1.0)
+    number = factor * _plain(found["mean"] if found else value, what)
+    if not math.isfinite(number) or number <= 0:
         raise RequestError(f"{what} is not a positive number: {escaped(value)}.")
-    return number
+    deviation = factor * _plain((found["spread"] if found else None) or spread or 0.0, what)
+    each = tuple(number_of(item, what) for item in values) if isinstance(values, list) else ()
+    return Measured(number, deviation, factor * _half_a_unit(found["mean"]) if found else 0.0, each)
 
 
-def whole_of(value: object, what: str, least: int = 0) -> int:
-    """`value`, a number or a text, as an integer of at least `least`. Raises RequestError naming `what`."""
-    number = _float_of(value, what)
-    if not number.is_integer() or not least <= number < 2**53:
-        raise RequestError(f"{what} is not an integer of at least {least}: {escaped(value)}.")
-    return int(number)
-
-
-def _float_of(value: object, what: str) -> float:
+def _plain(value: object, what: str) -> float:
     if value is None:
         raise RequestError(f"{what} is missing.")
-    if isinstance(value, str) and _THOUSANDS.fullmatch(value):
+    if isinstance(value, str) and re.fullmatch(_THOUSANDS, value.strip()):
         value = value.replace(",", "")
     try:
         return float(value)  # type: ignore[arg-type]
@@ -45,20 +85,54 @@ def _float_of(value: object, what: str) -> float:
         raise RequestError(f"{what} is not a number: {escaped(value)}.") from None
 
 
-def samples_of(values: object, what: str, scale: float = 1.0) -> tuple[float, ...]:
-    """A list of positive numbers times `scale`, in seconds; empty if `values` is not a list.
-
-    Raises RequestError naming `what` for anything else in the list.
-    """
-    return tuple(number_of(value, what) * scale for value in values) if isinstance(values, list) else ()
+def _half_a_unit(digits: str) -> float:
+    """Half a unit of the last digit of a printed number: 0.05 for `99.9`, 0.5 for `120`."""
+    digits, _, power = digits.lower().partition("e")
+    return 0.5 * 10.0 ** (int(power or 0) - len(digits.partition(".")[2]))
 
 
-def inner(record: Record, *names: str) -> Any:
-    """The value at a path of keys in nested mappings; None if there is none."""
+def number_of(value: object, what: str) -> float:
+    """`value`, a number or a text, as a positive finite number. Raises RequestError naming `what`."""
+    return measured(value, what).value
+
+
+def whole_of(value: object, what: str, least: int = 0) -> int:
+    """`value`, a number or a text, as an integer of at least `least`. Raises RequestError naming `what`."""
+    number = _plain(value, what)
+    if not number.is_integer() or not least <= number < 2**53:
+        raise RequestError(f"{what} is not an integer of at least {least}: {escaped(value)}.")
+    return int(number)
+
+
+def inner(record: Record, path: str) -> Any:
+    """The value at a path of keys in nested mappings, such as `metrics.latency.median`; None if there is none."""
     value: Any = record
-    for name in names:
+    for name in path.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
     return value
+
+
+def first_of(record: Record, *paths: str) -> Any:
+    """The first value at one of `paths` that is not empty; None without one."""
+    return next((value for path in paths if (value := inner(record, path)) not in (None, "", [], {})), None)
+
+
+def number_at(record: Record, *paths: str) -> float | None:
+    """The first positive number at one of `paths`; None if all are missing or 0, which tools write for "not measured".
+
+    Raises RequestError naming the path of anything else.
+    """
+    for path in paths:
+        value = inner(record, path)
+        if value not in (None, "") and _plain(value, path):
+            return number_of(value, path)
+    return None
+
+
+def needed(record: Record, *paths: str) -> float:
+    """The same; raises RequestError naming the first path if there is no number."""
+    number = number_at(record, *paths)
+    return number_of(inner(record, paths[0]), paths[0]) if number is None else number
 
 
 def texts(named: Mapping[str, object]) -> dict[str, str]:
@@ -67,12 +141,19 @@ def texts(named: Mapping[str, object]) -> dict[str, str]:
 
 
 def apart(rows: Sequence[Mapping[str, object]]) -> tuple[dict[str, str], list[Settings]]:
-    """Split the settings of a file's rows: (those that all rows share, for each row those that differ between rows)."""
+    """Split the settings of a file's rows: (those that all rows share, for each row those that differ between rows).
+
+    Of what names a model, the first setting that distinguishes all models is enough.
+    """
     names = dict.fromkeys(name for row in rows for name in row)
     columns = {name: [_setting(row.get(name)) for row in rows] for name in names}
-    shared = {name: texts[0] for name, texts in columns.items() if texts[0] and len(set(texts)) == 1}
-    differing = [(name, texts) for name, texts in columns.items() if len(set(texts)) > 1]
-    return shared, [tuple((name, texts[at] or "-") for name, texts in differing) for at in range(len(rows))]
+    shared = {name: column[0] for name, column in columns.items() if column[0] and len(set(column)) == 1}
+    differing = {name: column for name, column in columns.items() if len(set(column)) > 1}
+    of_model = [name for name in _OF_MODEL if name in differing]
+    models = len(set(zip(*(differing[name] for name in of_model), strict=True)))
+    enough = next((name for name in of_model if len(set(differing[name])) == models), None)
+    kept = {name: column for name, column in differing.items() if enough in (None, name) or name not in of_model}
+    return shared, [tuple((name, column[at] or "-") for name, column in kept.items()) for at in range(len(rows))]
 
 
 def _setting(value: object) -> str:
@@ -80,13 +161,10 @@ def _setting(value: object) -> str:
     return "" if value is None else escaped(int(value) if isinstance(value, bool) else value).strip()
 
 
-def half_a_unit(text: object) -> float:
-    """Half a unit of the last digit of a printed number: 0.05 for `99.9`, 0.5 for `120`; 0 if `text` is not a str."""
-    if not isinstance(text, str):
-        return 0.0
-    digits, _, power = text.strip().lower().partition("e")
-    decimals = len(digits.partition(".")[2])
-    return 0.5 * 10.0 ** (int(power or 0) - decimals)
+def not_read(names: Iterable[str], known: Collection[str]) -> tuple[str, ...]:
+    """A remark that names the columns of a table that no reader knows; none if all are known."""
+    unknown = [escaped(name) for name in names if name and name not in known]
+    return (f"columns that are not read: {', '.join(unknown)}.",) if unknown else ()
 
 
 def escaped(value: object) -> str:

@@ -8,8 +8,8 @@ from profiler.grid.cells import Phase
 from profiler.judge.cells import CellResult
 from profiler.judge.scaling import Doubling, DoublingTest
 from profiler.report.blocks import Lines, Section, Sentences, TextTable, text_table
+from profiler.report.overview import end_lines, roofs_lines
 from profiler.report.selection import MOST_SIZES, evenly
-from profiler.report.sentences import end_lines, roofs_lines
 from profiler.report.terminal import print_sections
 from profiler.store.folder import Run
 from profiler.units import duration, significant

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pandas as pd
 
+from profiler.report.columns import EXPORTED_COLUMNS
 from profiler.store.folder import Run
 from profiler.units import escape_formula
 
@@ -45,37 +46,9 @@ EXPORTERS: dict[str, Callable[[pd.DataFrame], bytes]] = {
 }
 
 
-TOKENS_TABLE_COLUMNS = (
-    "phase",
-    "batch_size",
-    "prompt_len",
-    "context_len",
-    "status",
-    "latency_s",
-    "latency_low_s",
-    "latency_high_s",
-    "tokens_per_s",
-    "tokens_per_s_per_seq",
-    "flops_per_s",
-    "bytes_per_s",
-    "mfu",
-    "mbu",
-    "attained",
-    "regime",
-    "confidence",
-    "engine",
-    "ttft_s",
-    "ttft_p90_s",
-    "ttft_p99_s",
-    "p90_s",
-    "p99_s",
-    "visits",
-)
-
-
 def tokens_table(run: Run) -> pd.DataFrame:
-    """Return `TOKENS_TABLE_COLUMNS` of every cell and phase: numbers, with units in the names of the columns."""
-    return run.cells[list(TOKENS_TABLE_COLUMNS)]
+    """Return `EXPORTED_COLUMNS` of every cell and phase: numbers, with units in the names of the columns."""
+    return run.cells[list(EXPORTED_COLUMNS)]
 
 
 def markdown_table(frame: pd.DataFrame) -> str:

@@ -15,7 +15,7 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from profiler.judge.breakdown import TERM_NAMES
+from profiler.judge.breakdown import TERMS
 from profiler.report.blocks import (
     Block,
     BreakdownChart,
@@ -29,10 +29,10 @@ from profiler.report.blocks import (
     TextTable,
     visible_sections,
 )
-from profiler.report.breakdown_bars import BreakdownBar, breakdown_bars, terms_of
-from profiler.report.selection import MOST_ROWS_A_PHASE, MOST_SORTED_A_PHASE, spanning
+from profiler.report.columns import columns_with_values
+from profiler.report.selection import MOST_ROWS_A_PHASE, spanning
 from profiler.report.svg import inline_svg
-from profiler.report.tables import columns_with_values, entries, packed
+from profiler.report.time_breakdown import BreakdownBar, breakdown_bars, terms_of
 from profiler.store.folder import Run
 from profiler.units import duration
 
@@ -46,7 +46,8 @@ def html_page(title: str, subtitle: str, sections: Sequence[Section | None]) -> 
     ]
     sortable = any(isinstance(block, CellsTable) for section, _ in shown for block in section.blocks)
     template = _templates().get_template("page.html.j2")
-    return template.render(title=title, subtitle=subtitle, sections=shown, sortable=sortable)
+    colors = {column.removesuffix("_s"): term.page_color for column, term in TERMS.items()}
+    return template.render(title=title, subtitle=subtitle, sections=shown, sortable=sortable, colors=colors)
 
 
 def link_from(run: Run, folder: Path) -> str:
@@ -64,7 +65,6 @@ def _templates() -> Environment:
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
-    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     environment.globals.update(policy=_policy(environment))
     return environment
 
@@ -116,21 +116,13 @@ def _(block: Picture) -> Markup:
 @_render_block.register
 def _(block: CellsTable) -> Markup:
     results = block.run.results
-    rows = spanning(results, MOST_ROWS_A_PHASE)
-    sorted_rows = spanning(results, MOST_SORTED_A_PHASE)
-    columns = columns_with_values(results)
-    note = ""
-    if len(rows) < len(results):
-        which = (
-            ": those that span the run, and when sorted the first of all" if len(sorted_rows) == len(results) else ""
-        )
-        note = f"{len(rows)} of {len(results)} rows{which}; all are in cells.csv."
+    shown = spanning(results, MOST_ROWS_A_PHASE)
+    columns = columns_with_values(results, "html")
     return _macro(
         "cells",
         headings=[column.heading for column in columns],
-        rows=[entries(result, columns) for result in rows],
-        packed=packed(sorted_rows, columns),
-        note=note,
+        rows=[[column.entry(result) for column in columns] for result in shown],
+        note=f"{len(shown)} of {len(results)} rows; all are in cells.csv." if len(shown) < len(results) else "",
     )
 
 
@@ -139,7 +131,7 @@ def _(block: BreakdownChart) -> Markup:
     measured = block.run.measured
     bars = breakdown_bars(measured, _MOST_BARS_A_PHASE)
     note = f"{len(bars)} of {len(measured)} cells; all are in cells.csv." if len(bars) < len(measured) else ""
-    terms = [(term.removesuffix("_s"), TERM_NAMES[term]) for term in terms_of(bars)]
+    terms = [(term.removesuffix("_s"), TERMS[term].name) for term in terms_of(bars)]
     return _macro("bars", terms=terms, bars=_drawn_bars(bars), note=note)
 
 

@@ -18,9 +18,9 @@ from profiler.report.blocks import (
     TextTable,
     visible_sections,
 )
+from profiler.report.columns import columns_with_values
 from profiler.report.export import markdown_text
 from profiler.report.selection import MOST_ROWS_A_PHASE, spanning
-from profiler.report.tables import columns_with_values, entries
 
 
 def markdown_page(title: str, sections: Sequence[Section | None]) -> str:
@@ -75,8 +75,8 @@ def _(block: CellsTable) -> list[str]:
     results = block.run.results
     shown = spanning(results, MOST_ROWS_A_PHASE)
     note = [f"{len(shown)} of {len(results)} rows; all are in cells.csv.", ""] if len(shown) < len(results) else []
-    columns = columns_with_values(results)
-    rows = [entries(result, columns) for result in shown]
+    columns = columns_with_values(results, "markdown")
+    rows = [[column.entry(result) for column in columns] for result in shown]
     numbers = [entry.number for entry in rows[0]] if rows else [False] * len(columns)
     headings = [(column.heading, number) for column, number in zip(columns, numbers, strict=True)]
     return [*note, *_table(headings, [[entry.text for entry in row] for row in rows])]

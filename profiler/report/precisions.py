@@ -25,8 +25,10 @@ from profiler.report.blocks import (
     TextTable,
     text_table,
 )
+from profiler.report.cells import regime_names
+from profiler.report.hardware import quality_line
+from profiler.report.overview import NO_NUMBER
 from profiler.report.selection import of_phase
-from profiler.report.sentences import NO_NUMBER, quality_line, regime_names
 from profiler.report.terminal import print_sections
 from profiler.stats import CLAIM_VISITS
 from profiler.store.folder import Run

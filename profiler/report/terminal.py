@@ -9,7 +9,8 @@ from functools import singledispatch
 from typing import Literal
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -30,8 +31,24 @@ from profiler.report.console import WIDTH
 
 MOST_ROWS = 200
 """Rows of a table on the screen; later rows are omitted."""
+_UNIT = re.compile(r"(?<=\d) (?=(?:%|[kMGTPmnuµ]?(?:B|s|FLOPs?|tok|tokens?)(?:/\w+)?|[kMGTP])(?![\w]))")
+_GLUE = "\ue000"  # for Rich, as for Python, a no-break space is white space at which a line may break
 _COLORS = {"slower": "red", "faster": "green", "SLOWER": "red", "pass": "green"}
 _LINE_STYLES = {"plain": "", "paragraph": "", "dim": "dim", "warning": "yellow"}
+
+
+class UnbrokenText:
+    """A text whose lines never end between a number and its unit."""
+
+    def __init__(self, text: str, style: str = "") -> None:
+        self._glued = Text(_UNIT.sub(_GLUE, text), style)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for segment in console.render(self._glued, options):
+            yield segment._replace(text=segment.text.replace(_GLUE, " "))
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement.get(console, options, self._glued)
 
 
 def print_sections(sections: Sequence[Section | None], console: Console) -> None:
@@ -60,14 +77,14 @@ def print_block(block: Block, console: Console) -> None:
 def _(block: Sentences, console: Console) -> None:
     for number, sentence in enumerate(block.sentences):
         bold = block.plain_from is None or number < block.plain_from
-        console.print(Text(sentence, style="bold" if bold else ""))
+        console.print(UnbrokenText(sentence, "bold" if bold else ""))
 
 
 @print_block.register
 def _(block: Lines, console: Console) -> None:
     mark = "! " if block.style == "warning" else ""
     for line in block.lines:
-        console.print(Text(_unbroken(mark + line, console.width), style=_LINE_STYLES[block.style]))
+        console.print(UnbrokenText(mark + line, _LINE_STYLES[block.style]))
 
 
 @print_block.register
@@ -78,7 +95,7 @@ def _(block: TextTable, console: Console) -> None:
 @print_block.register
 def _(block: Definitions, console: Console) -> None:
     for name, meaning in block.terms:
-        console.print(Text(f"{name}: {meaning}"))
+        console.print(UnbrokenText(f"{name}: {meaning}"))
 
 
 @print_block.register
@@ -89,16 +106,6 @@ def _(block: ShellCommand, console: Console) -> None:
 @print_block.register
 def _(block: Picture, console: Console) -> None:
     """A terminal has no pictures."""
-
-
-_UNIT = re.compile(r"(?<=\d) (?=(?:%|[kMGTPmnuµ]?(?:B|s|FLOPs?|tok|tokens?)(?:/\w+)?|[kMGTP])(?![\w]))")
-_GLUE = "\N{NO-BREAK SPACE}"
-
-
-def _unbroken(line: str, width: int) -> str:
-    """Return a line with breaks that leave no number without its unit."""
-    parts = textwrap.wrap(_UNIT.sub(_GLUE, line), width, break_long_words=False, break_on_hyphens=False)
-    return "\n".join(parts).replace(_GLUE, " ")
 
 
 def _headings(table: TextTable, width: int) -> tuple[list[str], bool]:
@@ -125,7 +132,6 @@ def rich_table(table: TextTable, width: int = WIDTH) -> Table:
         show_edge=False,
         pad_edge=False,
         padding=(0, 1, 0, 0),
-        caption=table.caption or None,
         caption_justify="left",
     )
     headings, too_wide = _headings(table, width)
@@ -136,8 +142,9 @@ def rich_table(table: TextTable, width: int = WIDTH) -> Table:
     for number, row in enumerate(table.rows[:MOST_ROWS]):
         if number and number in table.groups:
             built.add_section()
-        built.add_row(*(Text(text, style=_COLORS.get(text, "")) for text in row))
-    if omitted := max(table.total, len(table.rows)) - min(len(table.rows), MOST_ROWS):
-        rest = f"{omitted} more rows: --format json has them all"
-        built.caption = f"{table.caption}; {rest}" if table.caption else rest
+        built.add_row(*(UnbrokenText(text, _COLORS.get(text, "")) for text in row))
+    omitted = max(table.total, len(table.rows)) - min(len(table.rows), MOST_ROWS)
+    rest = f"{omitted} more rows: --format json has them all" if omitted else ""
+    if caption := "; ".join(filter(None, (table.caption, rest))):
+        built.caption = UnbrokenText(caption, "table.caption")  # type: ignore[assignment]  # Rich renders any
     return built

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from profiler.effort import STANDARD
 from profiler.report.blocks import Picture, Section
+from profiler.report.engines import waterfalls
 from profiler.report.html import html_page, link_from
 from profiler.report.markdown import markdown_page
 from profiler.report.plots import save
 from profiler.report.precisions import comparison_sections
 from profiler.report.sections import run_sections
-from profiler.report.sentences import waterfalls
 from profiler.store.folder import Run
 from profiler.store.writer import replace_file
 from profiler.units import utc_minute

@@ -18,8 +18,15 @@ from profiler.measure.subject import Subject
 from profiler.run.stages import Stages
 from profiler.run.validate import PreparedRun
 from profiler.run.warnings import device_warnings, model_warnings
-from profiler.store.document import CeilingsRecord, CountingRecord, EngineRecord, GridRecord, HealthRecord, RunDocument
-from profiler.store.migrations import SCHEMA_VERSION
+from profiler.store.document import (
+    SCHEMA_VERSION,
+    CeilingsRecord,
+    CountingRecord,
+    EngineRecord,
+    GridRecord,
+    HealthRecord,
+    RunDocument,
+)
 
 
 def opening(

@@ -1,1 +1,1 @@
-"""The run folder: append, fsync, resume, migrate."""
+"""The run folder: append, fsync, resume."""

@@ -26,6 +26,8 @@ from profiler.judge.padding import RaggedStep
 from profiler.judge.scaling import DoublingTest
 from profiler.judge.stragglers import RankStep
 
+SCHEMA_VERSION = 6
+
 
 @dataclass(frozen=True)
 class GridRecord:
@@ -185,8 +187,6 @@ class RunDocument:
     """Wall time of the run, by stage."""
     set_up_warnings: tuple[str, ...] = ()
     """Warnings that were known before the first measurement."""
-    missing_facts: tuple[str, ...] = ()
-    """Facts that an older version did not write; such a run cannot be judged again."""
     missing: tuple[Missing, ...] = ()
     """Parts of the run that failed; the step times do not depend on them."""
     fallbacks: tuple[Fallback, ...] = ()

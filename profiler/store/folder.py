@@ -7,7 +7,7 @@ import io
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,8 +21,7 @@ from profiler.facts.roofs import Ceilings
 from profiler.facts.run_facts import Facts, ModelFacts
 from profiler.grid.cells import CellKey
 from profiler.judge.cells import CELL_COLUMNS, CellResult
-from profiler.store.document import RunDocument, document_of
-from profiler.store.migrations import ADDED_COLUMNS, migrated
+from profiler.store.document import SCHEMA_VERSION, RunDocument, document_of
 from profiler.store.operators_csv import read_operators
 from profiler.store.samples import SAMPLES_FILE, read_facts_of
 from profiler.units import escape_formula, unescape_formula, visible, visible_in
@@ -108,10 +107,26 @@ def read_document(folder: Path) -> RunDocument:
             raise RunError(f"{path} is not a regular file; roofscope does not read a run folder that contains one.")
     try:
         content = visible_in(json.loads(document_path.read_text(encoding="utf-8")))
-        return document_of(migrated(folder, content))
+        _check_schema(folder, content.get("schema_version"))
+        return document_of(content)
     except (ValidationError, ValueError, AttributeError, KeyError, TypeError, OSError, RecursionError) as error:
         problem = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
         raise RunError(f"{document_path} is damaged or from another version: {problem}.") from None
+
+
+def _check_schema(folder: Path, version: object) -> None:
+    """Raises RunError for a run of another schema, naming the release that reads it."""
+    if isinstance(version, int) and version > SCHEMA_VERSION:
+        raise RunError(f"{folder} was written by a newer roofscope (schema {version}); upgrade to read it.")
+    if isinstance(version, int) and version < SCHEMA_VERSION:
+        raise RunError(
+            f"{folder} was written by an older roofscope (schema {version}); read it with roofscope {_LAST_OF_OLDER},"
+            " or measure again."
+        )
+
+
+_LAST_OF_OLDER = "0.3.0"
+"""The last release that reads schemas before `SCHEMA_VERSION`."""
 
 
 def read_run(folder: Path) -> Run:
@@ -130,7 +145,7 @@ def read_results(folder: Path) -> tuple[CellResult, ...]:
     try:
         with cells_path.open(encoding="utf-8", newline="") as file:
             reader = csv.DictReader(file)
-            missing = [name for name in CELL_COLUMNS if name not in {*(reader.fieldnames or ()), *ADDED_COLUMNS}]
+            missing = [name for name in _REQUIRED if name not in (reader.fieldnames or ())]
             if missing:
                 raise RunError(f"{cells_path} lacks the column {missing[0]!r}.")
             return tuple(_RESULT.validate_python(_row(row)) for row in reader)
@@ -144,14 +159,14 @@ def read_results(folder: Path) -> tuple[CellResult, ...]:
 
 
 _RESULT = TypeAdapter(CellResult)
+_REQUIRED = (*(item.name for item in fields(CellResult) if item.default is MISSING), "latency_s")
+"""Columns without which a row says nothing; a run that was written before another column existed lacks it."""
 
 
 def _row(row: Mapping[str, str | None]) -> dict[str, str]:
     """The non-empty texts of a row, so that a field's default applies; `.0` is dropped for integer fields."""
     return {
-        name: unescape_formula(visible(text)).removesuffix(".0")
-        for name in CELL_COLUMNS
-        if (text := row.get(name, ADDED_COLUMNS.get(name)))
+        name: unescape_formula(visible(text)).removesuffix(".0") for name in CELL_COLUMNS if (text := row.get(name))
     }
 
 
@@ -161,8 +176,7 @@ def read_gathered(folder: Path, document: RunDocument) -> MergedFacts:
     Raises RunError for a file that cannot be read or has the same visit twice.
     """
     merged = MergedFacts()
-    # Older versions did not write a cell's new tokens, since all cells had the same.
-    for fact in read_facts_of(folder, {"new_tokens": document.grid.new_tokens}):
+    for fact in read_facts_of(folder):
         merged.add(fact)
     for cell, visits in merged.visits.items():
         if len({(visit.round, visit.at_unix_s) for visit in visits}) < len(visits):
@@ -193,11 +207,6 @@ def facts_of(document: RunDocument, operators: Mapping[CellKey, Sequence[Operato
 
 def read_facts(folder: Path, document: RunDocument, gathered: MergedFacts) -> Facts:
     """The input of a judgement of a run folder. Raises RunError if facts are missing."""
-    if document.missing_facts:
-        raise RunError(
-            f"{folder} cannot be judged again: its version did not write {', '.join(document.missing_facts)};"
-            " use the verdicts in cells.csv."
-        )
     facts = facts_of(document, read_operators(folder), gathered)
     missing = [
         key for key in facts.grid.keys if key not in facts.operators or key.cell not in facts.predicted_peak_bytes

@@ -48,7 +48,7 @@ OPERATOR_COLUMNS = tuple(OPERATOR_COLUMN_MEANINGS)
 
 
 def operators_csv(facts: Facts) -> Iterator[str]:
-    """Yield operators.csv line by line, since a large run has hundreds of thousands of them."""
+    """Yield operators.csv line by line."""
     writer = csv.writer(_Line, lineterminator="\n")
     memory_bytes_per_s = facts.ceilings.memory_bytes_per_s
     compute_flops_per_s = cache(facts.ceilings.compute_flops_per_s)
@@ -117,7 +117,9 @@ def _converted(folder: Path, convert: Callable[[dict[str, str]], _Made]) -> Iter
             for raw in csv.DictReader(file):
                 yield convert(visible_in(raw))
     except FileNotFoundError:
-        raise RunError(f"{folder} has no {OPERATORS_FILE}.") from None
+        raise RunError(
+            f"{folder} cannot be judged again, since it has no {OPERATORS_FILE}; cells.csv has its verdicts."
+        ) from None
     except (OSError, UnicodeDecodeError, csv.Error, KeyError, ValueError, TypeError, RecursionError) as error:
         raise RunError(f"{path} is damaged: {error}.") from None
 
@@ -146,7 +148,7 @@ def _operator(row: Mapping[str, str]) -> OperatorWork:
         weight_bytes=_amount(row["weight_bytes"]),
         kv_bytes=_amount(row["kv_bytes"]),
         activation_bytes=_amount(row["activation_bytes"]),
-        bus_bytes=_amount(row.get("bus_bytes") or "0"),
+        bus_bytes=_amount(row["bus_bytes"]),
         avoidable_flops=_causes(row["avoidable_flops_by_cause"]),
         avoidable_bytes=_causes(row["avoidable_bytes_by_cause"]),
     )

@@ -17,7 +17,6 @@ from profiler import facts
 from profiler.errors import RunError
 from profiler.facts.fact import Fact
 from profiler.grid.cells import Cell
-from profiler.store.migrations import dispatch_within
 from profiler.units import visible_in
 
 SAMPLES_FILE = "samples.jsonl"
@@ -47,8 +46,6 @@ def fact_of(record: Mapping[str, Any]) -> Fact:
     """The fact of a parsed line. Raises ValidationError, KeyError or TypeError if the record is not a fact."""
     values = dict(record)
     kind = values.pop("kind")
-    if kind == "dispatch":
-        values = dispatch_within(values)
     names = {item.name for item in fields(cast(Any, Fact.kinds[kind]))}
     if "key" in names or "cell" in names:
         cell = {name: values.pop(name) for name in _CELL if name in values}
@@ -65,15 +62,12 @@ def read_records(folder: Path) -> list[dict[str, Any]]:
     return [record for _, record in _numbered(folder)]
 
 
-def read_facts_of(folder: Path, defaults: Mapping[str, Any] | None = None) -> list[Fact]:
-    """All facts of samples.jsonl; `defaults` are fields of a cell that older versions did not write.
-
-    Raises RunError naming the first line that cannot be read.
-    """
+def read_facts_of(folder: Path) -> list[Fact]:
+    """All facts of samples.jsonl. Raises RunError naming the first line that cannot be read."""
     facts = []
     for number, record in _numbered(folder):
         try:
-            facts.append(fact_of({**(defaults or {}), **record} if record.get("kind") in ("visit", "gap") else record))
+            facts.append(fact_of(record))
         except (ValidationError, KeyError, TypeError):
             raise RunError(f"{folder / SAMPLES_FILE}, line {number} is not a fact of a run.") from None
     return facts
@@ -88,11 +82,7 @@ def _numbered(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     with file:
         for number, raw in enumerate(file, start=1):
             try:
-                line = raw.decode()
-                record = json.loads(line)
-                # Most lines contain only numbers, and there may be a million of them.
-                if "\\" in line or not line.rstrip("\n").isprintable():
-                    record = visible_in(record)
+                record = visible_in(json.loads(raw))
             except (ValueError, RecursionError):
                 raise RunError(f"{folder / SAMPLES_FILE}, line {number} is damaged.") from None
             if not isinstance(record, dict):

@@ -23,7 +23,7 @@ from profiler.measure.dense_twins import (
     replaced,
     times_by_batch,
 )
-from profiler.report.sentences import paying_batches
+from profiler.report.changes import paying_batches
 from profiler.units import scaled, several
 from profiler.why_slow.adapters import unmerged_adapters
 from profiler.why_slow.call_settings import is_spread, pipelined_devices

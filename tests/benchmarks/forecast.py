@@ -1,12 +1,9 @@
-"""Errors of forecasts: python tests/benchmarks/forecast.py [RUN ...] [--card card.json]
+"""Errors of forecasts: python tests/benchmarks/forecast.py [RUN ...]
 
 For each run of 32 cells: a forecast of 24 cells from the other 8, and of each cell from all others. The 8 are the
 prefill and the decode of four visits, chosen without looking at times: each batch size and each prompt length once, two
 opposite corners of the grid and a crossed middle. No forecast can be closer to a time than a second measurement of the
 same cell. The difference between two visits of a cell is therefore printed next to the errors.
-
-With a card's profile: the run's model is forecast on it, as if it had never run there. Published figures are compared
-with ranges that were made without any figure of their source.
 """
 
 from __future__ import annotations
@@ -14,19 +11,12 @@ from __future__ import annotations
 import argparse
 import itertools
 import statistics
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from left_out import LeftOut, as_published_again, family, left_out
-
 from profiler.forecast.command import RunFacts, run_facts
-from profiler.gpu_profile.kernels import fitted_on
-from profiler.gpu_profile.profile import GpuProfile, read_profile
 from profiler.grid.cells import DEFAULT_ENGINE, CellKey
 from profiler.measure.kernels import keys_between
 from profiler.predict.kernel_times import MeasuredCells
@@ -43,8 +33,6 @@ LIMITS = (0.05, 0.12)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="*", type=Path, default=TAKEN)
-    parser.add_argument("--card", type=Path, help="a profile of the card that the runs were taken on")
-    parser.add_argument("--no-published", action="store_true")
     options = parser.parse_args()
     for folder in options.runs:
         known = run_facts(folder)
@@ -59,10 +47,6 @@ def main() -> None:
             verdict(off, visited_again(known))
         say("  each from the others", known.trained.within.errors)
         say("  the extremes from the rest", known.trained.outside.errors)
-        if options.card:
-            on_card(known, read_profile(options.card))
-    if not options.no_published:
-        ranges()
 
 
 def crossed(known: RunFacts) -> Array:
@@ -124,35 +108,6 @@ def verdict(off: Array, again: Array) -> None:
     print(
         f"{text}; the same cells visited again differ by {100 * noise[0]:.1f} % and {100 * noise[1]:.1f} %"
         f" ({len(again)} pairs){'' if quiet else ': this run is too noisy to show it'}"
-    )
-
-
-def on_card(known: RunFacts, profile: GpuProfile) -> None:
-    measured = known.trained.measured
-    layers = sum(column.count for column in measured.demanded.columns if column.heads is not None)
-    predicted = fitted_on(profile, known.facts.model.dtype, layers).forecast(measured.demanded)
-    off = predicted.latency_s / measured.latency_s - 1
-    for phase in (True, False):
-        chosen = measured.demanded.steps.prefill == phase
-        if chosen.any():
-            say(f"  {'prefill' if phase else 'decode'} on the card's profile", off[chosen])
-
-
-def ranges() -> None:
-    rows: dict[tuple[str, str], list[LeftOut]] = {}
-    for one in left_out():
-        point = one.point
-        several = ", several sequences" if point.phase == "decode" and point.batch > 1 else ""
-        what = f"{family(point)} {point.phase}{several}"
-        for key in ((point.kind, what), (point.kind, "in all"), ("all", "")):
-            rows.setdefault(key, []).append(one)
-    for (kind, what), figures in sorted(rows.items()):
-        share, width = statistics.mean(one.inside for one in figures), statistics.median(one.width for one in figures)
-        print(f"published {kind} {what}: {100 * share:.0f} % of {len(figures)} inside, upper/lower {width:.2f}")
-    differ = as_published_again()
-    print(
-        f"the same card, model and format published again: {len(differ)} figures, nine in ten within a range of"
-        f" upper/lower {np.exp(2 * np.quantile(differ, 0.9)):.2f} around what the others of it say"
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import sys
 import types
 from dataclasses import replace
@@ -16,24 +15,13 @@ import torch
 from profiler import packages
 from profiler.checks import gpu as gpu_checks
 from profiler.checks import installation as checks
-from profiler.checks.doctor import PresetFit, examine, first_command, fit_words
+from profiler.checks.doctor import PresetFit, first_command, fit_words
 from profiler.checks.installation import CheckResult, run_check
 from profiler.device.machine import Machine
 
-ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 NAMES = ["driver", "torch", "packages", "device", "memory", "NVML", "CUPTI", "bitsandbytes", "compile", "graphs"]
 NAMES += ["torchao", "compressed-tensors", "gguf", "vllm", "fits"]
-
-
-@pytest.fixture
-def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise AssertionError("a connection was opened")
-
-    for name in ("connect", "connect_ex"):
-        monkeypatch.setattr(socket.socket, name, refuse)
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
 
 
 def driver(monkeypatch: pytest.MonkeyPatch, cuda: int | None) -> None:
@@ -45,7 +33,7 @@ def driver(monkeypatch: pytest.MonkeyPatch, cuda: int | None) -> None:
 
 
 @pytest.mark.slow
-def test_on_a_cpu(roofscope, no_network: None, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+def test_on_a_cpu(roofscope, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr("profiler.loading.source.preset_names", lambda: ("gpt2", "llama-2-7b", "mistral-7b-v0.1"))
     done = roofscope("doctor", "--device", "cpu", "--format", "json")
     assert done.code == 0
@@ -165,9 +153,7 @@ def test_a_missing_package_names_its_use_and_its_one_command(monkeypatch: pytest
         "gguf", False, "missing, needed for GGUF files: pip install 'gguf>=0.10'"
     )
     assert checks.optional("torchao") == CheckResult(
-        "torchao",
-        False,
-        "0.9.0 is too old, needed for --quant int8wo, int4wo and fp8: pip install 'torchao>=0.15'",
+        "torchao", False, "0.9.0 is too old, needed for --quant int8wo, int4wo and fp8: pip install 'torchao>=0.15'"
     )
     assert checks.optional("vllm") == CheckResult("vllm", True, "0.32.0")
     requirements(monkeypatch, required, {})
@@ -219,10 +205,3 @@ def test_each_model_is_listed_at_its_widest_precision() -> None:
     assert first_command(fits, on_card=True).startswith("roofscope run mistral-7b-v0.1 --quant nf4 --prompt-lens")
     assert first_command(fits[-3:], on_card=True).startswith("roofscope run small --prompt-lens")
     assert first_command([], on_card=True) == "roofscope ceilings"
-
-
-def test_a_named_device_that_does_not_exist_is_an_error(roofscope) -> None:  # type: ignore[no-untyped-def]
-    done = roofscope("doctor", "--device", "tpu")
-    assert done.code == 2
-    assert done.err.count("\n") == 1
-    assert examine.__module__ == "profiler.checks.doctor"

@@ -86,17 +86,6 @@ def test_better_kernels_recover_the_time_that_slow_ones_lose() -> None:
     assert fastest_s(lambda: F.linear(rows[0], packed.float() * 0.5)) > 2 * fastest_s(lambda: F.linear(rows[0], weight))
 
 
-def test_roofs_and_curve(roofs: Ceilings) -> None:
-    """A working set in a cache is read faster than memory; one larger than every cache is not."""
-    small, large = 1 << 20, roofs.stream_bytes
-    assert roofs.memory_bytes_per_s_for(large * 2) == roofs.memory_bytes_per_s
-    assert roofs.memory_bytes_per_s_for(small) >= roofs.memory_bytes_per_s_for(large)
-    assert not roofs.cache_resident(large)
-    sizes = [point.nbytes for point in roofs.curve]
-    assert sizes == sorted(sizes)
-    assert sizes[0] == 1 << 20
-
-
 def test_ceilings_command(roofscope, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     with_effort(monkeypatch, roof_s=0.1, host_pace_s=0.1)
     document = json.loads(roofscope("ceilings", "--format", "json").out)

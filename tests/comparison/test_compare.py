@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import random
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from sides import asked, side, timed, witness
-from yardstick import yardstick_s
 
 from profiler.comparison.command import compare as compare_folders
 from profiler.comparison.command import compared
 from profiler.comparison.compare import compare_sides, history
-from profiler.comparison.render import print_history
 from profiler.comparison.side import NOT_TOLD, MatchKey, Side, differences, read_side, side_of_file
-from profiler.comparison.text import change_words, difference_lines, history_sentences
+from profiler.comparison.text import change_words, difference_lines, history_sentences, print_history
 from profiler.errors import RequestError
 from profiler.readers.detect import read_foreign
 from profiler.report.console import screen
@@ -25,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "runs" / "reference" / "smollm2-135m-2-cores"
 AGAIN = ROOT / "runs" / "reference" / "smollm2-135m-precisions" / "none"
 OTHER_MACHINE = ROOT / "runs" / "reference" / "smollm2-135m-epyc"
-OLD = ROOT / "tests" / "data" / "run_schema_1"
+OLD = ROOT / "tests" / "data" / "tiny_run"
 
 
 def before() -> Side:
@@ -190,14 +186,8 @@ def test_cells_are_keyed_by_what_was_asked() -> None:
     assert {(key.prompt_len, key.context_len) for key in keys} == {(64, 0), (128, 0), (256, 0), (512, 0)}
 
 
-def test_a_run_of_schema_1_is_a_side() -> None:
-    comparison = compared(OLD, OLD)
-    assert len(comparison.changes) == 4
-    assert all(item.change == 0 and item.verdict in ("same", "inconclusive") for item in comparison.changes)
-
-
-def test_a_run_of_schema_1_is_compared_with_one_of_today() -> None:
-    """Its tiny model gets no verdict against the default one of schema 4; both are shown side by side on request.
+def test_another_model_is_shown_side_by_side() -> None:
+    """A tiny model gets no verdict against the default one; both are shown side by side on request.
 
     With the settings of today's run it gets a verdict: 671 us from its table, compared with 57.2 ms.
     """
@@ -228,7 +218,8 @@ def test_another_tools_file_is_a_side() -> None:
     ours = side({asked(prompt_len=128): timed(0.029)})
     [change] = compare_sides(ours, file).changes
     assert change.after.median_s == pytest.approx(1 / 68.49)
-    assert change.verdict == "inconclusive", "its table lacks the number of repetitions"
+    # 68.49 ± 2.42 tokens/s.
+    assert change.verdict == "faster"
 
 
 def test_two_cells_of_one_depth_are_not_merged_when_compared_with_another_tool() -> None:
@@ -279,24 +270,16 @@ def test_slow_drift_is_found_once_it_has_added_up() -> None:
     assert [step.at for step in history(runs).cells[0].steps] == [2]
 
 
-def test_two_hundred_runs_of_sixty_cells(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each cell changes at different runs, all of them at the 137th: printed in seconds, within 100 columns."""
-    moments, levels = random.Random(0), dict.fromkeys(range(16, 76), 1.0)
-    runs = []
-    for day in range(200):
-        for prompt_len in levels:
-            by = 1.08 if day == 137 else moments.choice((0.9, 1.1)) if moments.random() < 0.05 else 1.0
-            levels[prompt_len] *= by
-        cells = {asked(prompt_len=length): timed(0.01 * level) for length, level in levels.items()}
+def test_a_long_history_shows_the_runs_at_which_most_changed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Three of four cells change at the 13th of twenty runs, one each at five others: six columns, 14 runs less."""
+    changed = {3: [1], 5: [2], 7: [4], 9: [8], 11: [1], 13: [1, 2, 4]}
+    levels, runs = dict.fromkeys((1, 2, 4, 8), 0.01), []
+    for day in range(20):
+        levels = {batch: level * (1.1 if batch in changed.get(day, ()) else 1.0) for batch, level in levels.items()}
+        cells = {asked(batch): timed(level) for batch, level in levels.items()}
         runs.append(side(cells, created=f"{day:03}", name=f"day {day}"))
-    before_s = time.process_time()
-    found = history(runs)
-    print_history(found, screen())
-    assert time.process_time() - before_s < 330 * yardstick_s()
+    print_history(history(runs), screen())
     printed = capsys.readouterr().out
-    assert "At day 137 60 of 60 cells changed" in printed
-    assert max(map(len, printed.splitlines())) <= 100
-    assert "194 more runs" in printed
-    assert "run 0: day 0" in printed
-    assert "run 137: day 137" in printed
-    assert "run 199: day 199" in printed
+    assert "At day 13 3 of 4 cells changed" in printed
+    assert "14 more runs" in printed
+    assert all(f"run {day}: day {day}" in printed for day in (0, 13, 19))

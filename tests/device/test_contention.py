@@ -1,4 +1,4 @@
-"""Busy processes next to this one are seen by name."""
+"""Busy processes next to this one are seen by name, and the load of others is counted without our own."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import psutil
 import pytest
 
-from profiler.device.contention import Neighbours
+from profiler.device.contention import ForeignLoad, Neighbours
 from profiler.facts.contention import BusyProcess, Contention
 
 _SPIN = "import time; end = time.time() + 60\nwhile time.time() < end: pass"
@@ -61,3 +62,29 @@ def test_others_disturb_where_they_leave_too_few_cores() -> None:
 def test_what_cannot_be_seen_is_said_so() -> None:
     assert Contention(1.0, 2, (BusyProcess("java", 7, 0.9),)).who == "java (pid 7)"
     assert "not visible" in Contention(1.0, 2, (BusyProcess("sshd", 7, 0.1),)).who
+
+
+def test_an_ended_process_does_not_count() -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    assert ForeignLoad([process.pid]).watched == ForeignLoad().watched
+
+
+@pytest.mark.cpu
+def test_own_processes_are_no_foreign_load() -> None:
+    """A helper that keeps running, and a child that ends meanwhile; the kernel counts CPU time in ticks of 10 ms."""
+    loop = "import time; end = time.process_time() + {}\nwhile time.process_time() < end: pass"
+    helper = subprocess.Popen([sys.executable, "-c", loop.format(60)])
+    try:
+        foreign, without_helper, without_children = ForeignLoad(), ForeignLoad([helper.pid]), ForeignLoad(children=True)
+        before, started_s = psutil.Process(helper.pid).cpu_times(), time.perf_counter()
+        subprocess.run([sys.executable, "-c", loop.format(0.3)], check=True)
+        loads = [load.cores() for load in (foreign, without_helper, without_children)]
+        after, took_s = psutil.Process(helper.pid).cpu_times(), time.perf_counter() - started_s
+    finally:
+        helper.kill()
+        helper.wait()
+    busy, helped, own = (cores for cores in loads if cores is not None)
+    worked_s = after.user + after.system - before.user - before.system
+    assert busy - helped == pytest.approx(worked_s / took_s, abs=0.1)
+    assert busy - own >= 0.9 * (0.3 + worked_s) / took_s - 0.1

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +18,7 @@ import torch
 
 from profiler.checks import installation as checks
 from profiler.device.telemetry import NoSource, NvmlSource, Watch, idle_power_w, nvml_source, source_for
-from profiler.facts.telemetry import Timeline, complaints, health
+from profiler.facts.telemetry import complaints, health
 
 SOURCE = Path(__file__).with_name("nvml.c")
 UUIDS = ("8a3e5c1f-0000-0000-0000-000000000000", "8a3e5c1f-0000-0000-0000-000000000001")
@@ -204,20 +204,6 @@ def test_a_card_that_falls_off_the_bus(nvml: State) -> None:
     assert clock_hz is not None
     assert clock_hz.low == 1.98e9
     assert "(power cap) in 100 % of the readings" in " ".join(complaints(watch.readings))
-
-
-def test_utilisation_is_of_the_last_second(nvml: State) -> None:
-    """After 0.1 s of work, a card reports the share of a longer time; only readings after a second count."""
-    shares = []
-    for busy_s in (0.1, 5.0):
-        nvml({**H100, "sm_percent": 100, "busy_from": time.monotonic() - busy_s})
-        reading = replace(source_for(CARD).read(), at_unix_s=busy_s)
-        shares.append((reading.sm_active, Timeline([reading]).active([(0.0, busy_s)]).sm))
-    (early, early_median), (late, late_median) = shares
-    assert early is not None
-    assert 0.1 <= early < 0.9
-    assert early_median is None
-    assert late == late_median == 1.0
 
 
 def test_no_driver_and_no_library(nvml: State, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 
 import pytest
@@ -51,12 +50,6 @@ def test_activity_is_only_that_of_the_visits() -> None:
     assert Timeline(readings).active([(20.0, 2.0)]) == ActiveShares(None, None)
 
 
-def test_throttling_is_only_that_of_the_visits() -> None:
-    readings = [Reading(throttle=("power cap",), at_unix_s=0.5), Reading(throttle=("hardware thermal",), at_unix_s=5.0)]
-    assert Timeline(readings).throttled([(0.0, 1.0)], "prefill") == ("power cap",)
-    assert Timeline(readings).throttled([(0.0, 1.0), (4.0, 2.0)], "prefill") == ("hardware thermal", "power cap")
-
-
 def test_the_power_cap_of_a_prefill_is_not_the_decode_steps() -> None:
     """Power is averaged over up to a second, so a reading early in the loop may be about the prefill before it."""
     cell = Cell(16, 512, 32)
@@ -71,12 +64,3 @@ def test_the_power_cap_of_a_prefill_is_not_the_decode_steps() -> None:
     assert timeline.throttled(visit.spans("decode"), "decode") == ()
     late = Timeline([*readings, Reading(throttle=("power cap",), at_unix_s=101.9)])
     assert late.throttled(visit.spans("decode"), "decode") == ("power cap",)
-
-
-def test_readings_of_any_spans() -> None:
-    """Spans in any order, one within another, and one of negative length; compared with a check of every pair."""
-    spans = [(30.0, 5.0), (0.0, 12.0), (2.0, 1.0), (40.0, -1.0), (33.0, 9.0)]
-    readings = [Reading(clock_hz=float(moment), at_unix_s=moment / 2) for moment in range(1, 100)]
-    inside = [r.clock_hz or 0.0 for r in readings if any(a <= r.at_unix_s <= a + s for a, s in spans)]
-    assert Timeline(readings).active(spans).clock_hz == statistics.median(inside)
-    assert 40 < len(inside) < 60

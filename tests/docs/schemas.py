@@ -19,7 +19,7 @@ from profiler.counting.document import CountDocument
 from profiler.forecast.tensor_parallel import RanksDocument
 from profiler.judge.cells import CellResult
 from profiler.loading.source import Preset
-from profiler.place.render import PlaceDocument
+from profiler.place.place import PlacedFile
 from profiler.rent.command import RentDocument
 from profiler.report.count_grid import GridDocument
 from profiler.report.device import CeilingsDocument, GpuEntry
@@ -36,7 +36,7 @@ TYPES: dict[str, tuple[str, Any]] = {
     "compare": ("`compare A B`", ComparisonDocument),
     "history": ("`compare A B C ...`", HistoryDocument),
     "gate": ("`gate`", GateDocument),
-    "place": ("`place`", PlaceDocument),
+    "place": ("`place`", PlacedFile),
     "forecast": ("`forecast`", ForecastDocument),
     "forecast-tp": ("`forecast --tp`", RanksDocument),
     "rent": ("`rent`", RentDocument),

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import pandas as pd
+
 from .kinds import KINDS, modes, plausible
 from .oracles import Ran
 from .pool import Lost, forked
 from .scenarios import SCENARIOS, Played
 from .sites import Injection, Site, positions
-from .tables import tables
 from .trial import Trial, ran, tried
 
 _LONGEST_S = 180.0
@@ -82,20 +83,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument("--sample", type=int, default=0, help="try so many, drawn by --seed (default: all)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--replay", metavar="LINE", help="'API@file:line#n kind once|on scenario': only this one")
     parser.add_argument("--scenarios", default=",".join(SCENARIOS), help="of " + ", ".join(SCENARIOS))
-    parser.add_argument("--only", default="", help="faults whose line holds this")
+    parser.add_argument("--only", default="", help="faults whose line holds this; a whole line replays one")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
     options = parser.parse_args()
-    replayed = None if options.replay is None else Injection.parse(options.replay)
-    names = [replayed.scenario] if replayed else options.scenarios.split(",")
     with tempfile.TemporaryDirectory(prefix="roofscope-faults-") as folder:
-        recordings = {name: recorded(SCENARIOS[name], Path(folder)) for name in names}
-        if replayed:
-            trial = recordings[replayed.scenario].tried(replayed)
-            print(trial.said)
-            print(*(trial.failures or ("all holds",)), sep="\n")
-            sys.exit(1 if trial.failures else 0)
+        recordings = {name: recorded(SCENARIOS[name], Path(folder)) for name in options.scenarios.split(",")}
         planned = [each for each in injections(recordings.values()) if options.only in str(each)]
         sites = {call.site for each in recordings.values() for call in each.base.calls}
         print(f"{len(sites)} sites, {len(planned)} faults", flush=True)
@@ -103,8 +96,24 @@ def main() -> None:
             planned = random.Random(options.seed).sample(planned, min(options.sample, len(planned)))
             print(f"{len(planned)} of them by seed {options.seed}", flush=True)
         trials = _trials(recordings, planned, options.jobs)
-    print(*tables(trials, sites), sep="\n")
+    _print(trials)
     sys.exit(1 if any(trial.failures for trial in trials) else 0)
+
+
+def _print(trials: Sequence[Trial]) -> None:
+    """Print how many faults of each API and of each kind ended with which exit code."""
+    failed = sum(bool(trial.failures) for trial in trials)
+    print(f"{len(trials)} faults, {failed} after which something does not hold")
+    rows = pd.DataFrame(
+        {
+            "API": each.injection.site.api,
+            "fault": f"{each.injection.kind} {each.injection.mode}",
+            "exit code": each.code,
+        }
+        for each in trials
+    )
+    for name in ("API", "fault"):
+        print(pd.crosstab(rows[name], rows["exit code"].astype(str)).to_string(), end="\n\n")
 
 
 def _trials(recordings: dict[str, Recorded], planned: Sequence[Injection], jobs: int) -> list[Trial]:
@@ -116,10 +125,12 @@ def _trials(recordings: dict[str, Recorded], planned: Sequence[Injection], jobs:
     with contextlib.suppress(KeyboardInterrupt):
         for number, answer in forked(calls, jobs=jobs, limit_s=_LONGEST_S):
             if isinstance(answer, Lost):
-                answer = Trial(planned[number], None, "", (f"ends: {answer.why}",), answer.why)
+                answer = Trial(planned[number], None, (f"ends: {answer.why}",), answer.why)
             trials.append(answer)
             for failure in answer.failures:
                 print(f"{answer.injection}: {failure}"[:400], flush=True)
+            if len(planned) == 1:
+                print(answer.said)
             if len(trials) % 100 == 0:
                 print(f"-- {len(trials)} in {time.monotonic() - started_s:.0f} s", flush=True)
     return trials

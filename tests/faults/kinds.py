@@ -89,45 +89,32 @@ KINDS: dict[str, Kind] = {
 
 _NVML = ("nvml-lost", "nvml-unsupported")
 _CALL = ("passing", "sticky")
-_SET_UP = ("not-set-up",)
+
+
+def _alike(names: str, *kinds: str) -> dict[str, tuple[str, ...]]:
+    """Return functions of torch.cuda that fail in the same ways."""
+    return {f"torch.cuda.{name}": kinds for name in names.split()}
+
 
 PLAUSIBLE: Mapping[str, tuple[str, ...]] = {
     "kernel": ("sticky", "passing", "slow"),
     "allocate": ("oom",),
-    "torch.cuda.synchronize": (*_CALL, "slow"),
-    "torch.cuda.Event": ("passing",),
-    "torch.cuda.Event.record": _CALL,
-    "torch.cuda.Event.elapsed_time": ("not-ready", "zero", "negative", "nan", "tenfold"),
-    "torch.cuda.Event.synchronize": _CALL,
-    "torch.cuda.Stream": ("passing",),
-    "torch.cuda.CUDAGraph": ("passing",),
-    "torch.cuda.CUDAGraph.replay": (*_CALL, "oom", "slow"),
-    "torch.cuda.graph.__enter__": _CALL,
-    "torch.cuda.CUDAGraph.capture_begin": ("passing",),
-    "torch.cuda.CUDAGraph.capture_end": ("passing", "oom"),
-    "torch.cuda.stream": ("passing",),
-    "torch.cuda.set_stream": ("passing",),
-    "torch.cuda.current_stream": ("passing",),
-    "torch.cuda.set_device": ("passing", "not-set-up"),
-    "torch.cuda.current_device": _SET_UP,
-    "torch.cuda.get_device_properties": _SET_UP,
-    "torch.cuda.get_device_capability": _SET_UP,
-    "torch.cuda.get_device_name": _SET_UP,
-    "torch.cuda.is_bf16_supported": _SET_UP,
-    "torch.cuda.mem_get_info": (*_CALL, "none-free", "twice-free"),
-    "torch.cuda.reset_peak_memory_stats": _SET_UP,
-    "torch.cuda.empty_cache": _CALL,
-    "torch.cuda.nvtx.range_push": ("passing",),
-    "torch.cuda.nvtx.range_pop": ("passing",),
+    **_alike("synchronize", *_CALL, "slow"),
+    **_alike("Event Stream CUDAGraph CUDAGraph.capture_begin stream set_stream current_stream", "passing"),
+    **_alike("nvtx.range_push nvtx.range_pop", "passing"),
+    **_alike("Event.record Event.synchronize graph.__enter__ empty_cache", *_CALL),
+    **_alike("Event.elapsed_time", "not-ready", "zero", "negative", "nan", "tenfold"),
+    **_alike("CUDAGraph.replay", *_CALL, "oom", "slow"),
+    **_alike("CUDAGraph.capture_end", "passing", "oom"),
+    **_alike("set_device", "passing", "not-set-up"),
+    **_alike("current_device get_device_properties get_device_capability get_device_name", "not-set-up"),
+    **_alike("is_bf16_supported reset_peak_memory_stats", "not-set-up"),
+    **_alike("mem_get_info", *_CALL, "none-free", "twice-free"),
     "torch.nn.functional.scaled_dot_product_attention": ("no-kernel", "unimplemented", "oom"),
     "torch._fused_sdp_choice": ("unimplemented", "no-kernel"),
-    "torch._scaled_mm": ("unimplemented", "runtime"),
-    "torch._int_mm": ("unimplemented", "runtime"),
-    "torch._grouped_mm": ("unimplemented", "runtime"),
+    **dict.fromkeys(("torch._scaled_mm", "torch._int_mm", "torch._grouped_mm"), ("unimplemented", "runtime")),
     "torch.compile": ("inductor",),
-    "torch.profiler.profile.__enter__": ("cupti",),
-    "torch.profiler.profile.__exit__": ("cupti",),
-    "torch.profiler.profile.events": ("cupti",),
+    **{f"torch.profiler.profile.{name}": ("cupti",) for name in ("__enter__", "__exit__", "events")},
     "torch.profiler.profile.export_chrome_trace": ("cupti", "full"),
     "pynvml.nvmlInit": ("nvml-library",),
     "pynvml.nvmlDeviceGetClockInfo": (*_NVML, "halved"),

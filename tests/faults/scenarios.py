@@ -28,18 +28,7 @@ class Played:
     """Whether to try only false answers and slow calls: otherwise the cells of this run have high confidence."""
 
     def arguments(self, folder: Path) -> dict[str, Any]:
-        asked = self.asked
-        every = {
-            "dtype": asked.dtype,
-            "quant": asked.quant,
-            "engine": asked.engine,
-            "prompt_lens": ",".join(map(str, asked.prompt_lens)),
-            "batch_sizes": ",".join(map(str, asked.batch_sizes)),
-            "new_tokens": asked.new_tokens,
-            "no_levers": True,
-            "out": folder,
-            **self.options,
-        }
+        every = {**self.asked.options(), "out": folder, **self.options}
         return {name: value for name, value in every.items() if value is not None}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,10 +17,6 @@ _DOORS = frozenset(
     for name in ("device/clock.py", "device/machine.py", "device/memory.py", "user_cache.py", "store/writer.py")
 )
 """Modules through which every package calls a device or the disk; the site is their caller."""
-
-_LINE = re.compile(
-    r"(?P<api>.+)@(?P<place>[^@#]+:\d+)#(?P<number>\d+) (?P<kind>\S+) (?P<mode>once|on) (?P<scenario>\S+)"
-)
 
 
 @dataclass(frozen=True, order=True)
@@ -62,15 +57,6 @@ class Injection:
 
     def __str__(self) -> str:
         return f"{self.site}#{self.number} {self.kind} {self.mode} {self.scenario}"
-
-    @classmethod
-    def parse(cls, line: str) -> Injection:
-        """Parse the line of an injection. Raises ValueError for any other line."""
-        parts = _LINE.fullmatch(line.strip())
-        if parts is None:
-            raise ValueError(f"{line!r} names no fault; write 'API@file:line#n kind once|on scenario'.")
-        site = Site(parts["api"], parts["place"])
-        return cls(site, int(parts["number"]), parts["kind"], parts["mode"], parts["scenario"])
 
     def hits(self, site: Site, number: int) -> bool:
         return site == self.site and (number == self.number if self.mode == "once" else number >= self.number)

@@ -16,6 +16,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from simulated.scenario import flags
 from simulated.world import simulated
 
 from profiler.cli.app import main
@@ -42,8 +43,6 @@ class Trial:
 
     injection: Injection
     code: int | None
-    stage: str
-    """The stage of the run at the first fault."""
     failures: tuple[str, ...]
     said: str
     """The run's stderr, and the exception that it raised."""
@@ -61,9 +60,7 @@ def tried(injection: Injection, played: Played, model: Path, base: Ran) -> Trial
     failed = failures(Case(injection, base, first, resumed))
     if not first.fired:
         failed.append("fires: the call was not reached")
-    said = first.err + first.escaped
-    stage = first.fired[0].stage if first.fired else ""
-    return Trial(injection, first.code, stage, tuple(failed), said)
+    return Trial(injection, first.code, tuple(failed), first.err + first.escaped)
 
 
 def ran(played: Played, model: Path, folder: Path, injection: Injection | None = None, *, resume: bool = False) -> Ran:
@@ -73,7 +70,7 @@ def ran(played: Played, model: Path, folder: Path, injection: Injection | None =
         options = {name: options[name] for name in _AGAIN if name in options} | {"resume": folder}
     else:
         options["weights"] = "random"
-    words = ["roofscope", "run", str(model), *_flags({**options, "device": "cuda"}), "--quiet", "--plain"]
+    words = ["roofscope", "run", str(model), *flags({**options, "device": "cuda"}), "--quiet", "--plain"]
     with simulated(played.truth) as world, contextlib.ExitStack() as stack:
         seam = Seam(world, [folder, Path(os.environ["XDG_CACHE_HOME"])], injection)
         for name, value in _BRIEF.items():
@@ -122,14 +119,6 @@ def _ended() -> tuple[int | None, str]:
     return None, "the command did not end by an exit code"
 
 
-def _flags(options: dict[str, Any]) -> list[str]:
-    return [
-        part
-        for name, value in options.items()
-        for part in ("--" + name.replace("_", "-"), *([] if value is True else [str(value)]))
-    ]
-
-
 @contextlib.contextmanager
 def _real_nvml_errors() -> Iterator[None]:
     """Give the simulated module the exceptions of nvidia-ml-py."""
@@ -144,27 +133,21 @@ def _real_nvml_errors() -> Iterator[None]:
 @contextlib.contextmanager
 def _heard() -> Iterator[list[str]]:
     """Capture both streams, from Python and from C."""
+    said = ["", ""]
     sys.stdout.flush()
     sys.stderr.flush()
-    said = ["", ""]
-    kept = [os.dup(1), os.dup(2)]
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        with (
-            open(os.dup(out.fileno()), "w") as new_out,
-            open(os.dup(err.fileno()), "w") as new_err,
-            contextlib.redirect_stdout(new_out),
-            contextlib.redirect_stderr(new_err),
-        ):
-            os.dup2(out.fileno(), 1)
-            os.dup2(err.fileno(), 2)
-            try:
-                yield said
-            finally:
-                new_out.flush()
-                new_err.flush()
-                for number, before in enumerate(kept, start=1):
-                    os.dup2(before, number)
-                    os.close(before)
-        for number, file in enumerate((out, err)):
-            file.seek(0)
-            said[number] = file.read().decode(errors="replace")
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(tempfile.TemporaryFile("w+", errors="replace")) for _ in said]
+        stack.enter_context(contextlib.redirect_stdout(files[0]))
+        stack.enter_context(contextlib.redirect_stderr(files[1]))
+        kept = [os.dup(1), os.dup(2)]
+        for number, file in enumerate(files):
+            os.dup2(file.fileno(), number + 1)
+        try:
+            yield said
+        finally:
+            for number, (file, before) in enumerate(zip(files, kept, strict=True)):
+                os.dup2(before, number + 1)
+                os.close(before)
+                file.seek(0)
+                said[number] = file.read()

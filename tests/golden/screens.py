@@ -20,6 +20,8 @@ _RUNS = "runs/reference/smollm2-135m"
 
 COMMANDS = {
     "compare": f"compare {_RUNS}-zen5-float32 {_RUNS}-zen5-bfloat16 --plain",
+    "compare-files": "compare tests/data/foreign/vllm-mixtral-before.json tests/data/foreign/vllm-mixtral-after.json"
+    " --tp 4,8 --plain",
     "count": "count mistral-7b-v0.1 --gpu 'T4,H100 SXM' --plain",
     "count-grid": "count mistral-7b-v0.1 --batch-sizes 1,8 --prompt-lens 128,2048 --gpu T4 --plain",
     "explain": f"explain MBU --run {_RUNS}-xeon-minute",
@@ -33,6 +35,10 @@ COMMANDS = {
     "forecast": f"forecast {_RUNS}-xeon --batch-sizes 1,4,16 --plain",
     "forecast-on": "forecast mistral-7b-v0.1 --on T4 --quant nf4 --prompt-lens 512 --batch-sizes 1,8 --plain",
     "place": "place tests/data/foreign/llama-bench.csv --model smollm2-135m --gpu T4 --plain",
+    "place-gpus": "place tests/data/foreign/vllm-mixtral-before.json --model mixtral-8x7b --gpu 'H200 SXM' --tp 8"
+    " --plain",
+    "place-mixture": "place tests/data/foreign/llama-bench-two-gpus.md --model gpt-oss-20b --plain",
+    "place-too-fast": "place tests/data/foreign/llama-batched-bench.md --model gpt-oss-20b --gpu L4 --plain",
     "rent": "rent mistral-7b-v0.1 --for chat --cards T4,A10G,L40S --price T4=0.53,A10G=1.01,L40S=1.86 --plain",
     "doctor": "doctor --plain",
     "why": "why --plain chat.py",

@@ -101,12 +101,6 @@ def test_a_missing_package_is_named_with_its_wheel(
     assert capsys.readouterr().err == "not installed: pydantic, nvidia-ml-py; carry their wheels, as --help shows.\n"
 
 
-def test_an_unknown_group_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", ["acceptance.py", "--only", "rofs"])
-    assert acceptance.main() == 2
-    assert "--only 'rofs' is unknown; use installation, recovery, roofs" in capsys.readouterr().err
-
-
 def test_no_file_names_a_call_that_changes_a_card() -> None:
     """No file sets a clock, a power limit, persistence or MIG, or starts the program that does."""
     setters = ("nvmlDeviceSet", "nvmlDeviceReset", '"nvidia-smi"')

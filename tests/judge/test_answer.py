@@ -27,6 +27,15 @@ KEY = CellKey("decode", CELL)
 SETTING = Setting(1e12, 100e12, weight_bits=4.5, can_graph=True)
 
 
+def breakdown(latency_s: float, weights_s: float, **terms: float) -> TimeBreakdown:
+    """Return a breakdown at the roof of its weights; terms that are not given are 0."""
+    zeros = dict.fromkeys(("kv_s", "compute_s", "dequantise_s", "kernel_s", "avoidable_s", "dispatch_s"), 0.0)
+    return TimeBreakdown(
+        latency_s=latency_s, device_s=weights_s, floor_s=weights_s, weights_s=weights_s,
+        **{**zeros, "unexplained_s": 0.0, **terms},
+    )  # fmt: skip
+
+
 def visit(engine: str, decode_s: float) -> Visit:
     return Visit(
         replace(CELL, engine=engine), round=0, prefill_s=None, decode_s=(decode_s,) * 8, wall_s=2.0, warm_up_s=(),
@@ -52,11 +61,7 @@ def measured(of: Facts, **seconds: float) -> Facts:
     (0.50, 0.02, "No change is known that saves 5 %: this step is at 50 % of its roofline."),
 ])  # fmt: skip
 def test_only_a_step_near_its_roof_has_nothing_to_gain(attained: float, unexplained: float, words: str) -> None:
-    weights_s, rest = attained * 1e-2, ("kv_s", "compute_s", "dequantise_s", "kernel_s", "avoidable_s", "dispatch_s")
-    parts = TimeBreakdown(
-        latency_s=1e-2, device_s=weights_s, floor_s=weights_s, weights_s=weights_s, unexplained_s=unexplained * 1e-2,
-        **dict.fromkeys(rest, 0.0),
-    )  # fmt: skip
+    parts = breakdown(1e-2, attained * 1e-2, unexplained_s=unexplained * 1e-2)
     verdict = Verdict("memory-bound" if attained > 0.6 else "inconclusive", "high", (), ())
     cell = JudgedCell(KEY, 100.0, 1e9, attained * 1e12, 1e12, 100e12, parts, verdict)
     [*_, change] = answer([cell], SETTING)
@@ -65,11 +70,7 @@ def test_only_a_step_near_its_roof_has_nothing_to_gain(attained: float, unexplai
 
 def test_parts_that_took_longer_than_the_step_are_named_as_such() -> None:
     """A decode took 127 ms, but its kernels lost 318 ms when they were measured later, while other work ran."""
-    rest = ("kv_s", "compute_s", "dequantise_s", "avoidable_s")
-    parts = TimeBreakdown(
-        latency_s=0.127, device_s=0.013, floor_s=0.013, weights_s=0.013, kernel_s=0.318, dispatch_s=0.025,
-        unexplained_s=-0.229, **dict.fromkeys(rest, 0.0),
-    )  # fmt: skip
+    parts = breakdown(0.127, 0.013, kernel_s=0.318, dispatch_s=0.025, unexplained_s=-0.229)
     cell = JudgedCell(KEY, 100.0, 1e9, 4e9, 43e9, 187e9, parts, Verdict("inconclusive", "low", (), ()))
     [first, *_] = answer([cell], SETTING)
     assert "parts took 356 ms when each was measured by itself, and the whole step only 127 ms" in first
@@ -135,11 +136,7 @@ def test_each_engine_is_named_once() -> None:
 
 def step(phase: Phase, batch: int, dispatch_s: float, **more: Any) -> JudgedCell:
     """A step with 8 ms of weights and this dispatch."""
-    rest = ("kv_s", "compute_s", "dequantise_s", "kernel_s", "avoidable_s", "unexplained_s")
-    parts = TimeBreakdown(
-        latency_s=8e-3 + dispatch_s, device_s=8e-3, floor_s=8e-3, weights_s=8e-3, dispatch_s=dispatch_s,
-        **dict.fromkeys(rest, 0.0),
-    )  # fmt: skip
+    parts = breakdown(8e-3 + dispatch_s, 8e-3, dispatch_s=dispatch_s)
     key = CellKey(phase, replace(CELL, batch_size=batch, prompt_len=64, context_len=0))
     verdict = Verdict("mixed", "high", (), ())
     return JudgedCell(key, 100.0, 1e9, 1e12, 1e12, 100e12, parts, verdict, **more)
@@ -164,13 +161,9 @@ def test_an_engine_named_for_a_prefill_is_still_compared_at_decode() -> None:
 
 def test_the_batch_to_change_to_is_the_best_and_not_the_largest() -> None:
     """The steps of batches 1, 8 and 64 take 10, 15 and 600 ms: batch 8 gives 5.3 times the tokens/s."""
-    weights, rest = 8e-3, ("kv_s", "compute_s", "dequantise_s", "kernel_s", "avoidable_s", "dispatch_s")
     cells = []
     for batch, latency_s in ((1, 10e-3), (8, 15e-3), (64, 600e-3)):
-        parts = TimeBreakdown(
-            latency_s=latency_s, device_s=weights, floor_s=weights, weights_s=weights,
-            unexplained_s=latency_s - weights, **dict.fromkeys(rest, 0.0),
-        )  # fmt: skip
+        parts = breakdown(latency_s, 8e-3, unexplained_s=latency_s - 8e-3)
         key = CellKey("decode", replace(CELL, batch_size=batch))
         verdict = Verdict("memory-bound", "high", (), ())
         cells.append(JudgedCell(key, batch / latency_s, 1e9, 1e12, 1e12, 100e12, parts, verdict))

@@ -79,6 +79,18 @@ def test_a_step_clearly_above_its_roof_has_low_confidence() -> None:
     assert (Flag.ABOVE_ROOF in far.flags, far.confidence) == (True, "low")
 
 
+@pytest.mark.parametrize(
+    "name", ["Llama-2-7B batch 1 A100 gpt-fast", "H100 decode batch 1 graph", "a product at 85 % of its roof"]
+)
+def test_a_clear_case_has_high_confidence(name: str) -> None:
+    assert named(name).confidence == "high"
+
+
+def test_a_cache_larger_than_the_weights_says_so() -> None:
+    for name in ("A100 decode batch 64 KV", "Llama-2-7B batch 256 H100-64GB vLLM"):
+        assert Flag.KV_BOUND in named(name).flags
+
+
 def test_a_throttled_card_says_so() -> None:
     assert Flag.THROTTLED in named("H100 prefill at half clock").flags
 

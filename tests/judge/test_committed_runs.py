@@ -18,8 +18,7 @@ SMALL = "mistral-7b-h100-default"
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "folder",
-    [pytest.param(each, marks=pytest.mark.ci if each.name == SMALL else (), id=each.name) for each in FOLDERS],
+    "folder", [pytest.param(each, marks=pytest.mark.ci if each.name == SMALL else (), id=each.name) for each in FOLDERS]
 )
 def test_a_committed_run_is_judged_as_it_is_stored(folder: Path, tmp_path: Path) -> None:
     document = read_document(folder)

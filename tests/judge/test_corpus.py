@@ -39,10 +39,7 @@ EXPERT: dict[str, dict[str, set[Regime]]] = {
         "prefill": {"compute-bound", "mixed"},
         "decode": {"memory-bound", "kernel-bound", "mixed"},
     },
-    "smollm2-135m-xeon": {
-        "prefill": {"compute-bound", "kernel-bound", "mixed"},
-        "decode": {"memory-bound", "mixed"},
-    },
+    "smollm2-135m-xeon": {"prefill": {"compute-bound", "kernel-bound", "mixed"}, "decode": {"memory-bound", "mixed"}},
     # AMX makes arithmetic so fast (2.8 TFLOP/s) that products of few rows, copies and dispatch share every step.
     "smollm2-135m-xeon-bfloat16": {"prefill": {"kernel-bound", "mixed"}, "decode": {"kernel-bound", "mixed"}},
     # At batch 1, 21 of 29 ms are bytes and dispatch. From batch 4 on products lose more.
@@ -52,7 +49,7 @@ EXPERT: dict[str, dict[str, set[Regime]]] = {
 
 
 def labels(folder: Path) -> list[tuple[CellResult, Regime]]:
-    """Return every measured cell with its label by the current rules, from facts or, in old runs, from its terms."""
+    """Return every measured cell with its label by the current rules, from its facts or else from its terms."""
     run = read_run(folder)
     try:
         document = read_document(folder)

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from profiler.facts.dispatch import (
-    Calls,
-    Dispatch,
-    DispatchSamples,
-    bounded_by_steps,
-    cold_dispatch,
-    dispatch_of,
-)
+from profiler.facts.dispatch import Calls, Dispatch, DispatchSamples, bounded_by_steps, cold_dispatch, dispatch_of
 from profiler.facts.visits import Visit
 from profiler.grid.cells import Cell
 from profiler.stats import LowerQuartile

@@ -110,10 +110,7 @@ def test_roofs_that_agree_change_nothing() -> None:
     """Later roofs within 5 %, or weights read as fast as a stream, change nothing."""
     base, warnings = judged(STEADY)
     assert warnings == []
-    for same in (
-        replace(STEADY, roofs_again=(later_roofs(0.97, 1.03),)),
-        with_weight_read(STEADY, 0.96),
-    ):
+    for same in (replace(STEADY, roofs_again=(later_roofs(0.97, 1.03),)), with_weight_read(STEADY, 0.96)):
         assert extreme_shares(same) == {}
         assert judged(same) == (base, [])
 
@@ -219,27 +216,24 @@ def test_a_step_above_a_roof_proves_something_if_the_roof_rose() -> None:
     assert not flagged(replace(above, roofs_again=(later_roofs(memory=1.5),)))
 
 
-def test_the_read_of_weights_is_compared_with_the_roof_of_their_size() -> None:
-    """A model of 4 MiB is in a cache that reads at 400 GB/s, not in memory at 100 GB/s."""
-    ceilings = replace(STEADY.ceilings, curve=(CurvePoint(4 << 20, 4 * W), *STEADY.ceilings.curve))
-    small = WeightReadRoof(4 << 20, roof(W))
-    assert weight_read_share(replace(ceilings, weights=small)) == pytest.approx(0.25)
-    assert weight_read_share(replace(ceilings, weights=WeightReadRoof(GB, roof(W)))) == 1.0
-
-
-def test_the_read_of_weights_is_compared_with_a_stream_in_the_same_pieces() -> None:
-    """Short reads reach 70 of 100 GB/s in any memory; reads of the weights are as fast, or half as fast."""
-    pieces = roof(0.7 * W)
-    assert weight_read_share(replace(STEADY.ceilings, weights=WeightReadRoof(GB, roof(0.69 * W), pieces))) == 1.0
-    assert weight_read_share(
-        replace(STEADY.ceilings, weights=WeightReadRoof(GB, roof(0.35 * W), pieces))
-    ) == pytest.approx(0.5)
-
-
-def test_an_uncertain_read_of_weights_is_ignored() -> None:
-    """The read is 20 % slower than a stream, but its five samples have quartiles that are 30 % apart."""
-    vague = WeightReadRoof(GB, Roof(0.8 * W, 0.65 * W, 0.95 * W, samples=5, method="by hand"))
-    assert weight_read_share(replace(STEADY.ceilings, weights=vague)) == 1.0
+@pytest.mark.parametrize(
+    ("witness", "share"),
+    [
+        # A model of 4 MiB is in a cache that reads at 400 GB/s, not in memory at 100 GB/s.
+        (WeightReadRoof(4 << 20, roof(W)), 0.25),
+        (WeightReadRoof(GB, roof(W)), 1.0),
+        # Short reads reach 70 of 100 GB/s in any memory; reads of the weights are as fast, or half as fast.
+        (WeightReadRoof(GB, roof(0.69 * W), roof(0.7 * W)), 1.0),
+        (WeightReadRoof(GB, roof(0.35 * W), roof(0.7 * W)), 0.5),
+        # The read is 20 % slower than a stream, but its five samples have quartiles that are 30 % apart.
+        (WeightReadRoof(GB, Roof(0.8 * W, 0.65 * W, 0.95 * W, samples=5, method="by hand")), 1.0),
+    ],
+)
+def test_the_read_of_weights_is_compared_with_a_stream_of_their_size_and_pieces(
+    witness: WeightReadRoof, share: float
+) -> None:
+    curve = (CurvePoint(4 << 20, 4 * W), *STEADY.ceilings.curve)
+    assert weight_read_share(replace(STEADY.ceilings, curve=curve, weights=witness)) == pytest.approx(share)
 
 
 HALF_CLOCK = tuple(Reading(clock_hz=0.5e9, at_unix_s=100.0 * number + 0.01) for number in range(4))

@@ -21,13 +21,7 @@ from profiler.counting.walk import walk
 from profiler.engines.caches import rewind
 from profiler.engines.registry import ENGINES
 from profiler.facts.step import Step
-from profiler.measure.captured_calls import (
-    answered,
-    callable_modules,
-    caught_calls,
-    masks_of_uncaptured_steps,
-    step_of,
-)
+from profiler.measure.captured_calls import answered, callable_modules, caught_calls, masks_of_uncaptured_steps, step_of
 
 pytestmark = pytest.mark.cpu
 

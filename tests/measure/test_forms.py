@@ -15,18 +15,16 @@ import torch
 from machines import HOST
 from subjects import PLANTED, of_caches, subject_of
 
-from profiler.device.machine import Machine
 from profiler.facts.cache_format import CACHE_FORMATS
 from profiler.facts.measurements import COMPILED, GRAPHED, REPEATED_HEADS, STATIC_CACHE, WITHOUT_CUDNN
 from profiler.facts.roofs import READ, Ceilings
 from profiler.facts.visits import Gap, Visit
 from profiler.grid.cells import PHASES, Cell, CellKey
-from profiler.judge.cells import CellEvidence, trial_results
+from profiler.judge.cells import CellEvidence
 from profiler.measure.short_model import Pattern, pattern_of, shortened, stack_of
-from profiler.measure.subject import Subject
 from profiler.measure.sweep import Plan, sweep
 from profiler.measure.trials import steps_per_turn, try_variants
-from profiler.measure.variants import Variant, variants_of
+from profiler.measure.variants import variants_of
 from profiler.predict.operator_arrays import StepArrays, operator_arrays
 from profiler.report.progress import QuietListener
 from profiler.run.options import Options
@@ -67,11 +65,7 @@ def deepseek(layers: int) -> Any:
 
 @pytest.mark.parametrize(
     ("model", "expected", "short", "long"),
-    [
-        (llama(5), Pattern(5, 0, 1), 1, 2),
-        (gemma(18), Pattern(18, 0, 6), 6, 12),
-        (deepseek(4), Pattern(4, 1, 1), 2, 3),
-    ],
+    [(llama(5), Pattern(5, 0, 1), 1, 2), (gemma(18), Pattern(18, 0, 6), 6, 12), (deepseek(4), Pattern(4, 1, 1), 2, 3)],
 )
 def test_a_short_model_holds_every_kind_of_layer(model: Any, expected: Pattern, short: int, long: int) -> None:
     pattern = pattern_of(model, model.config)
@@ -237,63 +231,6 @@ def test_compiled_code_is_a_form_of_one_decode_step(tiny_folder: Path) -> None:
         assert form.corners(keys) == (decodes if form.name == STATIC_CACHE else keys)
 
 
-class Late(Machine):
-    """A machine by whose clock loading the short model took 50 seconds."""
-
-    def __init__(self) -> None:
-        super().__init__(torch.device("cpu"))
-        self._asked = 0
-
-    def now_s(self) -> float:
-        self._asked += 1
-        return 0.0 if self._asked == 1 else 50.0
-
-
-@pytest.mark.slow
-def test_nothing_is_compiled_where_too_little_time_is_left(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """10 of 60 seconds are enough for every variant except the one that takes 25 to compile."""
-    subject, config = subject_of(str(tiny_folder))
-    monkeypatch.setattr("torch.compile", None)
-    late = replace(subject, machine=Late())
-    [cell] = subject.grid.cells
-    found = list(try_variants(late, config, of_caches(4 << 20), dict.fromkeys(cell.keys, 1e-4), 60.0, compiling=True))
-    assert {trial.form for trial in found} == {form.name for form in variants_of(subject)}
-
-
-class Stopped:
-    """A clock that does not advance."""
-
-    ahead = False
-
-    def mark(self) -> None:
-        pass
-
-    def synchronize(self) -> None:
-        pass
-
-    def seconds(self, marks: Sequence[object]) -> list[float]:
-        return [0.0] * (len(marks) - 1)
-
-
-@pytest.mark.slow
-def test_a_clock_that_stands_still_leaves_a_form_without_a_trial(
-    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    subject, config = subject_of(str(tiny_folder))
-    monkeypatch.setattr("profiler.measure.trials.variants_of", lambda subject, _: variants_of(subject)[:2])
-    stopped = replace(subject, machine=Machine(torch.device("cpu"), clock=Stopped()))  # type: ignore[arg-type]
-    [cell] = subject.grid.cells
-    failed: dict[str, Exception] = {}
-    found = list(
-        try_variants(
-            stopped, config, of_caches(4 << 20), dict.fromkeys(cell.keys, 1e-4), 60.0, on_failure=failed.__setitem__
-        )
-    )
-    assert not found
-    assert failed
-    assert all("a step of 0 s" in str(error) for error in failed.values())
-
-
 def test_steps_that_no_hook_sees_are_not_cut_at_their_layers(tiny_folder: Path) -> None:
     """Variants are compared with the run's first engine. If it replays recorded work, its layers run no Python."""
     subject, config = subject_of(str(tiny_folder))
@@ -301,29 +238,6 @@ def test_steps_that_no_hook_sees_are_not_cut_at_their_layers(tiny_folder: Path) 
     engine: Any = SimpleNamespace(hookable=False, eager_phases=PHASES, cache_format=None)
     recorded = replace(subject, engines={"eager": engine})
     assert not list(try_variants(recorded, config, of_caches(4 << 20), dict.fromkeys(cell.keys, 1e-4), 60.0))
-
-
-@pytest.mark.slow
-@pytest.mark.timing
-def test_torch_compile_is_tried_where_there_is_time(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two layers of 64 columns are only host work, of which compiled code saves a part."""
-    subject, config = subject_of(str(tiny_folder))
-    ceilings = of_caches(4 << 20)
-    [cell] = subject.grid.cells
-
-    def of_engines(subject: Subject, compiling: bool) -> list[Variant]:
-        return [form for form in variants_of(subject, compiling) if form.engine]
-
-    monkeypatch.setattr("profiler.measure.trials.variants_of", of_engines)
-
-    def shares(compiling: bool) -> dict[tuple[str, str], float]:
-        trials = list(try_variants(subject, config, ceilings, dict.fromkeys(cell.keys, 1e-4), 60.0, compiling))
-        return {(trial.form, trial.key.phase): item.ratio for trial in trials for item in trial_results([trial])}
-
-    compiled = shares(compiling=True)
-    assert compiled.pop((COMPILED, "decode")) < 0.8
-    caches = {("a static cache", "decode"), *(("an 8-bit KV cache", phase) for phase in PHASES)}
-    assert set(compiled) == set(shares(compiling=False)) == caches
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from profiler.errors import RequestError
 from profiler.judge.breakdown import TERMS
 from profiler.judge.engine_differences import PART_NAMES
 from profiler.measure.generate import count_reads
-from profiler.report.optional_sections import generate_lines
+from profiler.report.engines import generate_lines
 
 _DELAY_S = 0.02
 

@@ -71,16 +71,3 @@ def test_what_is_called_in_between_is_made_in_every_pass_and_not_timed() -> None
     warm, passes = made[:2], made[2:]
     assert warm == ["first", "second"]
     assert passes[:6] == ["first", "second", "between"] * 2
-
-
-def test_other_data_is_read_in_every_pass() -> None:
-    """256 MiB at 200 GB/s take more than a millisecond; two linears of 8 x 8 take about ten microseconds."""
-    layers = [Seen(8, 8), Seen(8, 8)]
-
-    def passes(nbytes: int) -> int:
-        found = replay_linears(
-            {"layer": layers}, {"layer": 1}, HOST, dtype=torch.float32, budget_s=0.05, between_bytes=nbytes
-        )
-        return len(found["layer"])
-
-    assert passes(256 << 20) < passes(0)

@@ -1,4 +1,4 @@
-"""Kernels, gaps and unexplained time: intervals made by hand, and a small real model."""
+"""Kernels, gaps, the parts of a step and unexplained time: intervals made by hand, and a small real model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from clocks import FakeClock
-from machines import CPU
+from machines import CPU, HOST
 
 import profiler
 from profiler.device.machine import CudaMachine, Machine
@@ -21,7 +21,7 @@ from profiler.facts.measurements import BETWEEN_MODULES
 from profiler.grid.cells import Cell, CellKey
 from profiler.measure.module_hooks import Pieces
 from profiler.measure.trace import TRACE, activity, trace_cell
-from profiler.report.sentences import activity_lines, unexplained_lines
+from profiler.report.time_breakdown import activity_lines, unexplained_lines
 from profiler.store.folder import read_run
 
 KEY = CellKey("decode", Cell(1, 16, 8))
@@ -35,6 +35,7 @@ def test_intervals_add_up() -> None:
     assert (found.gaps, found.gap_s) == (1, pytest.approx(2e-3 + 0.5e-6))
     assert found.longest_s == pytest.approx(3e-3)
     assert found.busy_share == pytest.approx(6 / 8, rel=1e-3)
+    assert activity(KEY, []).busy_share == 0.0
 
 
 def test_a_named_range_on_the_card_is_no_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,10 +67,6 @@ def test_a_named_range_on_the_card_is_no_kernel(tmp_path: Path, monkeypatch: pyt
     assert decode.gap_s == pytest.approx(2e-3)
 
 
-def test_nothing_ran() -> None:
-    assert activity(KEY, []).busy_share == 0.0
-
-
 @pytest.fixture(scope="module")
 def traced(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> profiler.Run:
     return profiler.profile(
@@ -84,6 +81,8 @@ def traced(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> profi
     )
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_a_step_has_the_operators_that_torch_dispatches(traced: profiler.Run) -> None:
     """Two layers have 2 x 7 linears and a head; each is one operator among many more small ones."""
     assert len(traced.document.activity) == 4
@@ -94,6 +93,8 @@ def test_a_step_has_the_operators_that_torch_dispatches(traced: profiler.Run) ->
     assert len(activity_lines(traced)) == 4
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_the_trace_is_small_and_can_be_read(traced: profiler.Run) -> None:
     path = traced.folder / TRACE
     assert path.stat().st_size < 2_000_000
@@ -158,3 +159,21 @@ def test_groups_are_nvtx_ranges_within_each_other(monkeypatch: pytest.MonkeyPatc
     quiet.enter("mlp")
     quiet.leave()
     assert len(calls) == 4
+
+
+def parts(*seconds: float) -> dict[str, float]:
+    pieces = Pieces(Machine(HOST.device, clock=FakeClock(*seconds)))
+    pieces.start()
+    for _ in seconds[1:]:
+        pieces.enter("mlp")
+    return pieces.finish()
+
+
+def test_parts_add_up_to_the_step() -> None:
+    assert parts(1e-3, 0.0, 2e-3) == {"between modules": 1e-3, "mlp": 2e-3}
+
+
+@pytest.mark.parametrize("seconds", [(0.0, 0.0), (float("nan"), 1e-3), (-1e-3, 2e-3)])
+def test_a_clock_that_is_wrong_gives_no_parts(seconds: tuple[float, ...]) -> None:
+    with pytest.raises(RuntimeError, match="the clock gave"):
+        parts(*seconds)

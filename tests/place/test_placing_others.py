@@ -141,8 +141,8 @@ def test_figures_without_a_layer_on_the_gpu_are_left_out(tmp_path: Path) -> None
     [decode] = found.rows
     assert decode.latency_s == pytest.approx(9e-3)
     assert "n_gpu_layers 99" in decode.settings
-    assert found.under.device == "RTX 4090"
-    [doubt] = found.doubts
+    assert found.roofs.name == "RTX 4090, datasheet"
+    [doubt] = found.warnings
     assert "1 figure is left out" in doubt
     assert "n_gpu_layers 0" in doubt
     for gpu in ("", "RTX 4090"):
@@ -157,7 +157,9 @@ def test_rows_of_a_sweep_have_their_settings(tmp_path: Path) -> None:
 
 def test_every_model_of_a_file_is_compared_with_the_requested_one(tmp_path: Path) -> None:
     path = llama_bench(tmp_path / "f", {}, {"model_n_params": 72 * 10**9, "model_type": "qwen", "model_size": 10**10})
-    assert place(path, "llama-3.1-8b").doubts == ("the file's model has 72.0 B parameters, but this model has 8.03 B.",)
+    assert place(path, "llama-3.1-8b").warnings == [
+        "the file's model has 72.0 B parameters, but this model has 8.03 B."
+    ]
 
 
 def test_weights_in_the_hosts_memory_need_no_room(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from profiler.comparison.command import compared, gated
 from profiler.comparison.compare import Comparison, compare_sides
 from profiler.comparison.gate_formats import budget_words
 from profiler.comparison.side import read_side, side_of_file
+from profiler.comparison.text import difference_lines
 from profiler.errors import RequestError, RunError
 from profiler.readers.detect import read_foreign
 from profiler.store.folder import read_document, read_gathered
@@ -148,10 +149,8 @@ def test_configurations_of_one_shape_are_distinguished(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("before", "after"), [("1.23 ± 0.00", "1.22 ± 0.00"), ("125.00 ± 1.60", "122.00 ± 1.60"), ("9.00", "1.00")]
-)
-def test_an_unknown_number_of_repetitions_is_inconclusive(before: str, after: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("before", "after"), [("1.23 ± 0.00", "1.22 ± 0.00"), ("9.00", "1.00")])
+def test_a_rate_without_a_spread_is_inconclusive(before: str, after: str, tmp_path: Path) -> None:
     """llama-bench's tables have a mean and a standard deviation, which is 0.00 for a single repetition."""
     files = (markdown(tmp_path / "a", before), markdown(tmp_path / "b", after))
     [change] = compared(*files).changes
@@ -159,6 +158,18 @@ def test_an_unknown_number_of_repetitions_is_inconclusive(before: str, after: st
     gate = gated(*files, "0.5%")
     assert gate.outcome == "inconclusive"
     assert budget_words(gate) == "1 cell needs a file with every repetition"
+
+
+def test_a_spread_proves_at_least_two_repetitions(tmp_path: Path) -> None:
+    """Two that deviate by 1.6 have an interval of 12.7 x 1.6 = 20 tokens/s: 16 % of 125, so 2 % less is no change.
+
+    12.706 is Student's t of two repetitions. Half of the rate is less than 0.84 of it.
+    """
+    [same] = compared(markdown(tmp_path / "a", "125 ± 1.6"), markdown(tmp_path / "b", "122.00 ± 1.60")).changes
+    assert same.verdict == "inconclusive"
+    assert same.before.high_s / same.before.median_s - 1 == pytest.approx(12.706 * 1.6 / 125, rel=0.03)
+    [half] = compared(markdown(tmp_path / "a", "125 ± 1.6"), markdown(tmp_path / "b", "62.5 +/- 0.8")).changes
+    assert half.verdict == "slower"
 
 
 def test_repetitions_without_a_spread_are_inconclusive(tmp_path: Path) -> None:
@@ -196,7 +207,7 @@ def test_equal_machines_seldom_differ(spread: float, repeats: int, tmp_path: Pat
     assert len(differs) == 100
     assert sum(differs) <= 5
     means = [[without_samples(record) for record in side_rows] for side_rows in rows]
-    assert not any(item.verdict in ("slower", "faster") for item in _sides(tmp_path, means).changes)
+    assert sum(item.verdict in ("slower", "faster") for item in _sides(tmp_path, means).changes) <= 5
 
 
 def test_different_machines_differ(tmp_path: Path) -> None:
@@ -240,21 +251,6 @@ def test_copied_samples_are_refused(tmp_path: Path) -> None:
         read_side(folder)
 
 
-def test_outputs_of_unequal_length_are_said(roofscope: Callable[..., Any]) -> None:
-    """86 and 104 tokens per request, one run each: +21 % per step, +59 % per prompt, and no rate as an effect.
-
-    A visit and a drift are words for our own runs.
-    """
-    done = roofscope("compare", *(str(FILES / f"vllm-mixtral-{name}.json") for name in ("before", "after")), "--plain")
-    screen = " ".join(done.out.split())
-    assert "2 are inconclusive (one run each)." in screen
-    assert "The first wrote 86 tokens per sequence, the second 104" in screen
-    assert "differs: new tokens 86 -> 104" in screen
-    assert "+58.9 % -" in screen
-    assert "+21.1 % -" in screen
-    assert not any(word in screen for word in ("visit", "drift", "19 %"))
-
-
 def test_bits_that_differ_are_a_difference(tmp_path: Path) -> None:
     paths = []
     for bits in (16, 8):
@@ -278,3 +274,15 @@ def test_gpus_and_quantisation_that_differ_are_named(tmp_path: Path) -> None:
     before.write_text(json.dumps(record))
     words = [item.words for item in compared(before, path).differences]
     assert words == ["tp_size 8 -> 4", "quantization fp8 -> w4afp8"]
+    for tp, message in (((2,), "says that 8 GPUs shared each step, not 2"), ((8, 4, 2), "each of the 2 sides")):
+        with pytest.raises(RequestError, match=message):
+            compared(before, path, tp=tp)
+
+
+def test_what_a_file_left_out_is_said(tmp_path: Path) -> None:
+    """The file has one length of a decode less, and its others still match."""
+    path = tmp_path / "f"
+    path.write_text((FILES / "llama-bench-moe.md").read_text().rstrip()[:-20])
+    comparison = compared(FILES / "llama-bench-moe.md", path)
+    assert (len(comparison.changes), comparison.only_before, comparison.only_after) == (6, 1, 0)
+    assert "after: row 7 is cut or broken" in difference_lines(comparison)[1]

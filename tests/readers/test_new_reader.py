@@ -16,7 +16,7 @@ def read_toy(source: Source) -> ForeignFile | None:
     if "toybench" not in source.records[0]:
         return None
     figure = Figure("decode", 0.01, batch_size=1, prompt_len=64, new_tokens=8)
-    return ForeignFile("", "toybench", [figure])
+    return ForeignFile("toybench", [figure])
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from profiler.judge.cells import CellEvidence, CellResult, columns_of
 from profiler.store.folder import Run, read_run
 
 ROOT = Path(__file__).parents[2]
-OLD = ROOT / "tests" / "data" / "run_schema_1"
+OLD = ROOT / "tests" / "data" / "tiny_run"
 WHOLE = ROOT / "runs" / "reference" / "smollm2-135m-2-cores"
 PRECISIONS = ROOT / "runs" / "reference" / "smollm2-135m-precisions"
 

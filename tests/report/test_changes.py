@@ -15,8 +15,7 @@ from pages import Page
 
 from profiler.comparison.command import compared
 from profiler.comparison.page import html_changes, write_changes
-from profiler.comparison.render import print_changes
-from profiler.comparison.text import changes_table, column_words, comparison_sentences
+from profiler.comparison.text import changes_table, column_words, comparison_sentences, print_changes
 from profiler.report.console import screen
 from profiler.store.folder import read_run
 

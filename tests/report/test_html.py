@@ -11,7 +11,7 @@ import pytest
 from made_runs import old_run, whole_run, with_document, with_results
 from pages import Page
 
-from profiler.judge.breakdown import TERM_NAMES
+from profiler.judge.breakdown import TERMS
 from profiler.judge.cells import EngineDifference, columns_of
 from profiler.report.roofline_data import roof_lines
 from profiler.report.write import html_report, write_reports
@@ -71,7 +71,7 @@ def test_every_term_has_a_colour_and_a_runs_terms_are_in_the_legend(old_page: st
     """A term without a rule in the page's style would be an invisible bar."""
     [style] = re.findall(r"<style>.*?</style>", old_page, re.DOTALL)
     classes = {name for _tag, attrs in Page(old_page).tags for name in (attrs.get("class") or "").split()}
-    rules = {f"p-{term.removesuffix('_s')}" for term in TERM_NAMES}
+    rules = {f"p-{term.removesuffix('_s')}" for term in TERMS}
     assert all(f".{name} {{ background: " in style for name in rules)
     # An eager run on one device converts, pads and fetches nothing, and has no engine term.
     present = ("weights", "kv", "compute", "kernel", "avoidable", "dispatch", "unexplained")

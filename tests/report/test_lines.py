@@ -11,18 +11,13 @@ from profiler.facts.roofs import REFERENCE_HOST, REFERENCE_HOST_STEP_S, HostPace
 from profiler.facts.telemetry import ReadingRange, health
 from profiler.judge.cells import EngineDifference, Lever, columns_of
 from profiler.judge.regimes import Flag
-from profiler.report.sentences import (
-    activity_lines,
-    common_noise_line,
-    host_line,
-    no_claim_lines,
-    noise_lines,
-    own_noise,
-    regime_names,
-    stage_line,
-    visited_once,
-)
-from profiler.report.tables import breakdown_rows, card_rows, engine_rows, health_rows, lever_rows, waiting_rows
+from profiler.report.cells import regime_names, waiting_rows
+from profiler.report.changes import card_rows, lever_rows
+from profiler.report.engines import engine_rows, no_claim_lines
+from profiler.report.hardware import health_rows
+from profiler.report.noise import common_noise_line, noise_lines, own_noise, visited_once
+from profiler.report.overview import host_line, stage_line
+from profiler.report.time_breakdown import activity_lines, breakdown_rows
 from profiler.store.folder import Run
 
 DRIFT = "the machine itself drifted by 23 %"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from made_runs import whole_run, with_document
 
 from profiler.facts.measurements import BatchTimes, PackedBatches
-from profiler.report.sentences import packed_line
+from profiler.report.changes import packed_line
 
 PACKED_S = {1: 1e-3, 4: 1.5e-3, 8: 3e-3, 16: 9e-3}
 """Time by batch; the dense linears take 2 ms at every batch."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from made_runs import key, result, whole_run
 
-from profiler.report.breakdown_bars import breakdown_bars
+from profiler.report.time_breakdown import breakdown_bars
 
 
 def test_terms_are_shares_of_the_time() -> None:

@@ -12,12 +12,11 @@ from rich.console import Console
 
 from profiler.judge.cells import columns_of
 from profiler.judge.module_times import GroupTime
-from profiler.report.blocks import Lines, text_table
-from profiler.report.breakdown_bars import breakdown_bars
+from profiler.report.blocks import Definitions, Lines, Sentences, text_table
 from profiler.report.console import screen
 from profiler.report.sections import print_run
 from profiler.report.terminal import print_blocks
-from profiler.report.terminal_cells import bar_text, printed_bars, shares_table
+from profiler.report.time_breakdown import bar_text, breakdown_bars, printed_bars, shares_table
 from profiler.store.folder import Run
 
 
@@ -178,7 +177,9 @@ def test_no_heading_is_cut_and_no_number_is_torn_from_its_unit(width: int) -> No
     rows = [[name, "from 10", "11.9", "12.5 %", "1.23 MB", "12345", "48"] for name in names]
     line = "parameters: " + ", ".join(f"group {number} of {number}.25 GB ({number} %)" for number in range(10, 30))
     stream = io.StringIO()
-    print_blocks([Lines([line]), text_table(headings, rows)], Console(file=stream, width=width))
+    shares = text_table(("cell", "share"), [["1 x 64", line]], wrapped=("share",), caption=line)
+    blocks = [Sentences([line]), Lines([line]), Definitions([("MFU", line)]), shares, text_table(headings, rows)]
+    print_blocks(blocks, Console(file=stream, width=width))
     text = stream.getvalue()
     lines = text.splitlines()
     assert max(len(part.rstrip()) for part in lines) <= width

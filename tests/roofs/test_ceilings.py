@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import mmap
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,16 +13,14 @@ from machines import CPU, HOST, SmallMachine, small
 from memories import SimulatedMachine, SimulatedMemory
 
 from profiler.device.memory import page_faults
-from profiler.device.telemetry import NoSource
 from profiler.errors import NoRoomError
 from profiler.facts.roofs import PINNED, Ceilings, CurvePoint, Roof
-from profiler.facts.telemetry import Reading
 from profiler.judge.roof_range import moved
 from profiler.roofs import gemm as products
 from profiler.roofs.links import measure_links
 from profiler.roofs.measure import measure, remeasure_roofs
 from profiler.roofs.memory_bandwidth import measure_page_fault_s
-from profiler.roofs.sampler import clocked, sample
+from profiler.roofs.sampler import sample
 
 
 @pytest.fixture(scope="module")
@@ -40,23 +37,6 @@ def test_rates_are_work_over_the_clocks_time(of_fake_clock: Ceilings) -> None:
     assert roofs.memory["copy"].per_s == roofs.stream_bytes
     assert roofs.memory["triad"].per_s == pytest.approx(roofs.stream_bytes, rel=1e-6)
     assert roofs.beyond_cache
-
-
-class Ticking(NoSource):
-    """A device whose clock is 1.2 GHz in the first reading and 1.0 GHz in all later ones."""
-
-    def __init__(self) -> None:
-        self._clocks = itertools.chain([1.2e9], itertools.repeat(1.0e9))
-
-    def read(self) -> Reading:
-        return Reading(clock_hz=next(self._clocks))
-
-
-def test_a_probe_of_a_moment_knows_its_clock() -> None:
-    """It ends before the thread's first reading; one reading right after it is enough."""
-    found = clocked(lambda: Roof(1.0, 1.0, 1.0, 1, "at once"), small(source=Ticking()))
-    assert found.clock_hz == 1.2e9
-    assert clocked(lambda: found, small(source=NoSource())).clock_hz is None
 
 
 @pytest.mark.parametrize(("budget_s", "takes_s"), [(0.5, 0.5), (1.5, 1.0)])
@@ -105,7 +85,7 @@ def test_roofs_from_a_busy_minute_are_not_kept(of_fake_clock: Ceilings) -> None:
     assert again(0.5).measured_at_unix_s == first.measured_at_unix_s
 
 
-def test_a_slow_product_does_not_eat_the_budget() -> None:
+def test_a_slow_product_does_not_eat_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """A dtype without a fast kernel must not climb to sizes that take minutes."""
     calls: list[int] = []
     original = products.square_product
@@ -114,11 +94,8 @@ def test_a_slow_product_does_not_eat_the_budget() -> None:
         calls.append(size)
         return original(device, dtype, size)
 
-    products.square_product = counted
-    try:
-        products.measure_gemm(small(clock=FakeClock()), "float32", 0.05)
-    finally:
-        products.square_product = original
+    monkeypatch.setattr(products, "square_product", counted)
+    products.measure_gemm(small(clock=FakeClock()), "float32", 0.05)
     assert calls == [256]  # one call already took a (fake) second
 
 
@@ -159,10 +136,7 @@ def test_float8_is_measured_as_torchao_multiplies_it(monkeypatch: pytest.MonkeyP
     """`_scaled_mm` gets the arguments of torchao's linear with scales per row, which `--quant fp8` creates."""
     pytest.importorskip("torchao")
     from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, PerRow
-    from torchao.quantization.quantize_.workflows.float8.float8_tensor import (
-        Float8Tensor,
-        QuantizeTensorToFloat8Kwargs,
-    )
+    from torchao.quantization.quantize_.workflows.float8.float8_tensor import Float8Tensor, QuantizeTensorToFloat8Kwargs
 
     seen: list[dict[str, object]] = []
 
@@ -248,6 +222,7 @@ def test_a_size_between_two_of_the_curve_can_be_either() -> None:
         ({64: 1.2e12, 128: 1e12, 256: 1e12, 512: 1e12}, 1e12, "none: no size is read clearly faster"),
         ({64: 4e12, 128: 1e12, 256: 1e12, 512: 1e12}, 5e11, "the roof: the curve ends at twice of it"),
         ({64: 4e12, 128: 3.5e12, 256: 1e12, 512: 1e12}, 1e12, "none: the cache holds the larger size, too"),
+        ({32: 1e12, 64: 1e12, 128: 5e11}, 5e11, "the last size: no larger one shows that memory is that slow"),
     ],
 )
 def test_a_figure_that_was_measured_too_low_makes_no_cache(rates: dict[int, float], roof: float, wrong: str) -> None:
@@ -255,13 +230,6 @@ def test_a_figure_that_was_measured_too_low_makes_no_cache(rates: dict[int, floa
     curve = tuple(CurvePoint(nbytes, per_s) for nbytes, per_s in rates.items())
     found = Ceilings({}, {"read": Roof(roof, roof, roof, 9, "given")}, max(rates), True, curve)
     assert found.out_of_the_cache(67) == found, wrong
-
-
-def test_the_last_size_of_a_curve_is_no_plateau() -> None:
-    """The curve ends at 256, read half as fast as 128: no larger size shows that memory is that slow."""
-    curve = tuple(CurvePoint(nbytes, per_s) for nbytes, per_s in {64: 1e12, 128: 1e12, 256: 5e11}.items())
-    found = Ceilings({}, {"read": Roof(5e11, 5e11, 5e11, 9, "given")}, 256, True, curve)
-    assert found.out_of_the_cache(200) == found
 
 
 def test_a_curve_that_was_read_in_a_faster_minute_makes_no_cache() -> None:

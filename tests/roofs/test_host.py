@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 import pytest
 import torch
 from machines import HOST
-from pydantic import TypeAdapter
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from profiler.facts.roofs import REFERENCE_HOST_STEP_S, Ceilings, HostPace, Roof
 from profiler.roofs.host_dispatch import measure_host_pace
-from profiler.store.samples import fact_of, line_of
-
-CEILINGS = Ceilings(
-    compute={"float32": Roof(1e12, 1e12, 1e12, 5, "by hand")},
-    memory={"read": Roof(1e10, 1e10, 1e10, 5, "by hand")},
-    stream_bytes=1 << 28,
-    beyond_cache=True,
-)
 
 
 class Seen(TorchDispatchMode):
@@ -70,21 +59,3 @@ def test_it_is_what_a_plain_loop_takes() -> None:
             taken.append(time.thread_time() - before)
     torch.set_num_threads(threads)
     assert 0.5 < measure_host_pace(HOST, 1.0).step_s / sorted(taken)[25] < 2
-
-
-def test_the_index_is_a_ratio_to_the_reference() -> None:
-    assert HostPace(1.9 * REFERENCE_HOST_STEP_S).index == pytest.approx(1.9)
-
-
-def test_roofs_that_were_kept_without_it_still_read() -> None:
-    adapter = TypeAdapter(Ceilings)
-    older = adapter.dump_python(CEILINGS, mode="json")
-    del older["host"]
-    assert adapter.validate_python(older).host is None
-
-
-def test_it_lies_among_the_facts_with_its_samples() -> None:
-    import json
-
-    with_pace = replace(CEILINGS, host=HostPace(5e-3, (5e-3, 6e-3)))
-    assert fact_of(json.loads(line_of(with_pace))) == with_pace

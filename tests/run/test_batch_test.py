@@ -12,37 +12,10 @@ from profiler.errors import RequestError
 from profiler.facts.roofs import READ, Ceilings, Roof
 from profiler.run import batch_test
 from profiler.run.options import Options
-from profiler.store.folder import read_run
 
 
 def roof(per_s: float) -> Roof:
     return Roof(per_s, per_s, per_s, 9, "given")
-
-
-@pytest.mark.slow
-def test_batches_are_doubled_and_slopes_stand_beside_predictions(  # type: ignore[no-untyped-def]
-    roofscope, tiny_folder: Path, tmp_path: Path
-) -> None:
-    folder = tmp_path / "run"
-    options = ["--prompt", "16", "--new-tokens", "8", "--budget", "2", "--quiet", "--out", str(folder)]
-    found = roofscope("batch-test", str(tiny_folder), *options)
-    assert found.code == 0, found.err
-    run = read_run(folder)
-    batches = sorted(set(run.cells["batch_size"]))
-    assert batches == [2**power for power in range(len(batches))]
-    assert len(batches) >= 4
-    [series] = [s for s in run.document.scaling if s.axis == "batch" and s.fixed["phase"] == "decode"]
-    for step in series.doublings:
-        assert step.low <= step.slope <= step.high
-        assert step.flops_slope == pytest.approx(1.0)
-        assert 0 < step.bytes_slope < 1
-    assert series.best in batches
-
-
-def test_a_wrong_phase_is_one_line(roofscope, tiny_folder: Path) -> None:  # type: ignore[no-untyped-def]
-    found = roofscope("batch-test", str(tiny_folder), "--phase", "training")
-    assert found.code == 2
-    assert "use prefill or decode" in found.err
 
 
 def test_batches_go_two_doublings_past_the_knee_of_the_dtype_that_runs(

@@ -19,7 +19,7 @@ from profiler.facts.measurements import FirstCalls, FreshStart
 from profiler.grid.cells import Cell, Grid
 from profiler.judge.cells import EngineDifference
 from profiler.measure.idle import steps_after_idle
-from profiler.report.optional_sections import break_even, cold_lines
+from profiler.report.engines import break_even, cold_lines
 from profiler.run import cold_start as cold
 
 _DELAY_S = 0.02

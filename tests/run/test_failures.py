@@ -10,7 +10,6 @@ import pytest
 import torch
 from hurry import with_effort
 from machines import HOST, small
-from torch._dynamo.exc import FailOnRecompileLimitHit
 
 import profiler
 from profiler.engines.transformers import EagerEngine
@@ -60,12 +59,7 @@ def no_memory() -> BaseException:
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
-        (
-            FailOnRecompileLimitHit("recompile_limit reached\nwith more"),
-            "FailOnRecompileLimitHit: recompile_limit reached",
-        ),
-        (AttributeError("no attribute 'cos'"), "AttributeError: no attribute 'cos'"),
-        (RuntimeError(), "RuntimeError"),
+        (RuntimeError("recompile_limit reached\nwith more"), "RuntimeError: recompile_limit reached"),
         (RequestError("this engine cannot."), "this engine cannot."),
     ],
 )
@@ -74,13 +68,7 @@ def test_a_cell_that_raises_is_a_gap_with_its_type_and_first_line(error: Excepti
 
 
 @pytest.mark.parametrize(
-    "error",
-    [
-        no_memory(),
-        MemoryError("std::bad_alloc"),
-        torch.OutOfMemoryError("CUDA"),
-        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
-    ],
+    "error", [no_memory(), RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")]
 )
 def test_an_allocator_that_has_no_memory_is_out_of_memory(error: Exception) -> None:
     assert visited(error) == Gap(CELL, "oom", "out of memory")
@@ -119,10 +107,7 @@ def test_a_stage_that_fails_is_told_and_what_it_held_is_given_back(monkeypatch: 
 def test_a_device_that_is_lost_since_a_failure_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = small()
     monkeypatch.setattr(machine, "trouble", lambda: "it fell off the bus")
-    stages, lost = (
-        Stages(QuietListener(), machine),
-        pytest.raises(DeviceError, match="after the replays: it fell"),
-    )
+    stages, lost = (Stages(QuietListener(), machine), pytest.raises(DeviceError, match="after the replays: it fell"))
     with lost, stages.optional("the replays", "kernels have no times"):
         raise KeyError("x")
     with pytest.raises(DeviceError, match="stopped working after 1 x 8"):
@@ -167,13 +152,7 @@ def test_a_batch_size_that_fails_leaves_a_run_with_the_others(
     with_effort(monkeypatch, trials_share=15.0, roofs_again_s=0.5)
     listener = Hears()
     run = profiler.profile(
-        str(tiny_folder),
-        prompt_lens=[8],
-        batch_sizes=[1, 2],
-        new_tokens=8,
-        budget_s=1,
-        out=tmp_path,
-        listener=listener,
+        str(tiny_folder), prompt_lens=[8], batch_sizes=[1, 2], new_tokens=8, budget_s=1, out=tmp_path, listener=listener
     )
     assert dict(zip(run.cells["batch_size"], run.cells["status"], strict=True)) == {1: "ok", 2: "failed"}
     assert run.document.finished

@@ -15,25 +15,21 @@ import pytest
 
 import profiler
 from profiler.errors import RunError
-from profiler.grid.cells import Cell
-from profiler.judge.cells import CELL_COLUMNS
-from profiler.run.judge_folder import judge_folder
-from profiler.store.folder import read_gathered, read_run
-from profiler.store.migrations import SCHEMA_VERSION
+from profiler.store.document import SCHEMA_VERSION
+from profiler.store.folder import read_run
 from profiler.store.samples import read_records
-from profiler.store.writer import RunStore
 
 
-@pytest.fixture(scope="module")
-def tiny_run(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> profiler.Run:
-    """Profile a tiny model through the Python interface."""
-    folder = tmp_path_factory.mktemp("runs") / "tiny"
-    return profiler.profile(
-        str(tiny_folder), prompt_lens=[8, 16], batch_sizes=[1, 2], new_tokens=8, budget_s=1, out=folder
+@pytest.fixture
+def stored(tmp_path: Path) -> profiler.Run:
+    """A copy of a committed run."""
+    return read_run(
+        Path(shutil.copytree(ROOT / "runs" / "reference" / "smollm2-135m-zen5-bfloat16", tmp_path / "copy"))
     )
 
 
-HURRIED = Path(__file__).parents[1] / "hurry.py"
+ROOT = Path(__file__).parents[2]
+HURRIED = ROOT / "tests" / "hurry.py"
 
 
 def run_cli(*arguments: str) -> subprocess.Popen[str]:
@@ -43,28 +39,11 @@ def run_cli(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-@pytest.mark.slow
-def test_python_and_command_line_give_the_same_columns(
-    tiny_run: profiler.Run, tiny_folder: Path, tmp_path: Path
-) -> None:
-    folder = tmp_path / "cli"
-    options = ["--prompt-lens", "8,16", "--batch-sizes", "1..2*2", "--new-tokens", "8", "--budget", "1"]
-    process = run_cli(str(tiny_folder), *options, "--out", str(folder), "--format", "json")
-    out, err = process.communicate(timeout=170)
-    assert process.returncode == 0, err
-    assert "Warning" not in err
-    document = json.loads(out)
-    counted = ["phase", "batch_size", "prompt_len", "context_len", "new_tokens", "status", "model_flops", "model_bytes"]
-    pd.testing.assert_frame_equal(read_run(folder).cells[counted], tiny_run.cells[counted], check_dtype=False)
-    assert list(document["cells"][0]) == list(CELL_COLUMNS)
-    assert document["schema_version"] == SCHEMA_VERSION
-
-
-def test_a_second_run_does_not_touch_the_first(tiny_run: profiler.Run, roofscope) -> None:  # type: ignore[no-untyped-def]
-    before = (tiny_run.folder / "run.json").read_text()
-    done = roofscope("run", "--out", str(tiny_run.folder))
+def test_a_second_run_does_not_touch_the_first(stored: profiler.Run, roofscope) -> None:  # type: ignore[no-untyped-def]
+    before = (stored.folder / "run.json").read_text()
+    done = roofscope("run", "--out", str(stored.folder))
     assert (done.code, done.err.count("\n")) == (2, 1)
-    assert (tiny_run.folder / "run.json").read_text() == before
+    assert (stored.folder / "run.json").read_text() == before
 
 
 @pytest.mark.slow
@@ -108,68 +87,49 @@ def test_a_killed_run_is_finished_by_resume(roofscope, tiny_folder: Path, tmp_pa
     assert roofscope("run", str(tiny_folder), "--resume", str(folder)).code == 2, "a finished run is not changed"
 
 
-def test_two_runs_never_share_a_folder(tmp_path: Path) -> None:
-    with RunStore(tmp_path / "run"), pytest.raises(RunError, match="another roofscope"):
-        RunStore(tmp_path / "run", resume=True)
-
-
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
         ("run.json", "{", "run.json"),
-        ("run.json", '{"schema_version": 1}', "run.json"),
+        ("run.json", '{"schema_version": 6}', "run.json"),
         ("cells.csv", "phase\nprefill\n", "batch_size"),
         ("cells.csv", None, "cells.csv"),
         ("run.json", None, "run.json"),
     ],
 )
-def test_a_damaged_folder_says_which_file(
-    tiny_run: profiler.Run, tmp_path: Path, name: str, content: str | None, says: str
-) -> None:
-    copy = Path(shutil.copytree(tiny_run.folder, tmp_path / "copy"))
-    (copy / name).unlink() if content is None else (copy / name).write_text(content)
+def test_a_damaged_folder_says_which_file(stored: profiler.Run, name: str, content: str | None, says: str) -> None:
+    file = stored.folder / name
+    file.unlink() if content is None else file.write_text(content)
     with pytest.raises(RunError, match=says):
-        read_run(copy)
+        read_run(stored.folder)
 
 
-def test_a_damaged_sample_is_named_by_its_line(tiny_run: profiler.Run, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(tiny_run.folder, tmp_path / "copy"))
-    lines = (copy / "samples.jsonl").read_text().splitlines()
-    (copy / "samples.jsonl").write_text("\n".join([lines[0], lines[1][:40], *lines[2:]]) + "\n")
+def test_a_damaged_sample_is_named_by_its_line(stored: profiler.Run) -> None:
+    samples = stored.folder / "samples.jsonl"
+    lines = samples.read_text().splitlines()
+    samples.write_text("\n".join([lines[0], lines[1][:40], *lines[2:]]) + "\n")
     with pytest.raises(RunError, match="line 2"):
-        read_records(copy)
-    assert len(read_run(copy).cells) == len(tiny_run.cells), "the table can still be read"
+        read_records(stored.folder)
+    assert len(read_run(stored.folder).cells) == len(stored.cells), "the table can still be read"
 
 
-def test_a_run_of_a_newer_version_is_refused(tiny_run: profiler.Run, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(tiny_run.folder, tmp_path / "copy"))
-    document = json.loads((copy / "run.json").read_text())
-    (copy / "run.json").write_text(json.dumps({**document, "schema_version": 99, "something_new": 1}))
-    with pytest.raises(RunError, match="newer"):
+@pytest.mark.parametrize(("schema", "says"), [(SCHEMA_VERSION + 1, "newer roofscope"), (5, r"roofscope 0\.3\.0")])
+def test_a_run_of_another_schema_names_the_release_that_reads_it(stored: profiler.Run, schema: int, says: str) -> None:
+    document = json.loads((stored.folder / "run.json").read_text())
+    (stored.folder / "run.json").write_text(json.dumps({**document, "schema_version": schema, "something_new": 1}))
+    with pytest.raises(RunError, match=says):
+        read_run(stored.folder)
+
+
+def test_a_run_without_a_later_column_is_read(stored: profiler.Run) -> None:
+    """What a run did not record is not known; a table without times is damaged."""
+    copy = stored.folder
+    frame = pd.read_csv(copy / "cells.csv")
+    frame.drop(columns="visits").to_csv(copy / "cells.csv", index=False)
+    assert {result.visits for result in read_run(copy).results} == {None}
+    frame.drop(columns="latency_s").to_csv(copy / "cells.csv", index=False)
+    with pytest.raises(RunError, match="latency_s"):
         read_run(copy)
-
-
-SCHEMA_1 = Path(__file__).parents[1] / "data" / "run_schema_1"
-
-
-def test_a_run_of_the_first_schema_still_reads(tmp_path: Path, roofscope) -> None:  # type: ignore[no-untyped-def]
-    """A folder from the version before engines is migrated when read, exported, and resumed with the engine eager."""
-    assert json.loads((SCHEMA_1 / "run.json").read_text())["schema_version"] == 1
-    run = read_run(SCHEMA_1)
-    assert run.document.schema_version == SCHEMA_VERSION
-    assert run.document.engine.names == ("eager",)
-    assert set(run.cells["engine"]) == {"eager"}
-    assert run.cells["latency_s"].notna().all()
-    exported = roofscope("export", str(SCHEMA_1))
-    assert exported.code == 0
-    assert len(exported.out.splitlines()) == 1 + len(run.cells)
-    copy = shutil.copytree(SCHEMA_1, tmp_path / "run")
-    with RunStore(copy, resume=True):
-        gathered = read_gathered(copy, run.document)
-    assert set(gathered.visits) == {Cell(1, 16, 8), Cell(1, 32, 8)}
-    assert not gathered.gaps
-    with pytest.raises(RunError, match=r"cannot be judged again: its version did not write operators\.csv"):
-        judge_folder(copy)
 
 
 @pytest.mark.slow

@@ -10,13 +10,13 @@ from types import SimpleNamespace
 import pytest
 
 from profiler.errors import RequestError
-from profiler.report.precisions import compare_with_first, precision_sentences, warnings_of
+from profiler.report.precisions import precision_sentences, warnings_of
 from profiler.report.progress import QuietListener
 from profiler.run.multi_run import run_precisions
 from profiler.run.options import Options
 from profiler.store.folder import Run, read_run
 
-RUN = Path(__file__).parents[1] / "data" / "run_schema_1"
+RUN = Path(__file__).parents[1] / "data" / "tiny_run"
 
 
 def scaled_run(quant: str, time_factor: float, bytes_factor: float) -> Run:
@@ -35,22 +35,8 @@ def scaled_run(quant: str, time_factor: float, bytes_factor: float) -> Run:
     return Run(run.folder, replace(run.document, model=model), tuple(results))
 
 
-def test_speed_up_is_the_ratio_of_times_with_its_interval() -> None:
-    """Both times are known to 1 %, independently of each other, so the logarithms of their ends add in quadrature."""
-    half_width = math.hypot(math.log(1.01), math.log(0.99))
-    found = compare_with_first([scaled_run("none", 1.0, 1.0), scaled_run("nf4", 0.5, 0.25)])
-    assert {item.key.phase for item in found} == {"prefill", "decode"}
-    for item in found:
-        assert item.speed_up == pytest.approx(2.0)
-        assert item.low == pytest.approx(2.0 * math.exp(-half_width))
-        assert item.high == pytest.approx(2.0 * math.exp(half_width))
-
-
 def test_words_say_where_it_wins_and_loses() -> None:
     base = scaled_run("none", 1.0, 1.0)
-    [faster] = precision_sentences([base, scaled_run("nf4", 0.5, 0.25)])
-    assert "nf4 takes 4x less memory" in faster
-    assert "decode is faster throughout (up to 2x" in faster
     [slower] = precision_sentences([base, scaled_run("int8", 4.0, 0.5)])
     assert "decode is slower throughout (down to 0.25x" in slower
     [same] = precision_sentences([base, scaled_run("fp4", 1.0, 0.25)])

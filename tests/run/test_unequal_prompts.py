@@ -11,7 +11,7 @@ from hurry import with_effort
 import profiler
 from profiler.grid.ragged import BUCKETED, PACKED, REFILLING, SORTED
 from profiler.judge.breakdown import TERMS
-from profiler.report.optional_sections import ragged_lines
+from profiler.report.conditions import ragged_lines
 from profiler.run.judge_folder import judge_folder
 
 

@@ -3,7 +3,7 @@
 The order is that of aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (torch 2.13). cuDNN: compute capability 9.x
 and 10.x, 16 bits, heads of up to 128 (wheels of torch 2.11 and later have the cuDNN that this needs). Flash: from 8.0
 on, 16 bits, no mask, one head width of at most 256. Memory-efficient: no grouped heads, bfloat16 from 8.0 on. Otherwise
-math.
+math. Kernels that are switched off (`sdpa_kernel`, `enable_flash_sdp`) are not selected.
 """
 
 from __future__ import annotations
@@ -31,21 +31,25 @@ def choice(
     mask: torch.Tensor | None,
     grouped: bool,
 ) -> int:
-    """Return the backend's number, as `torch._fused_sdp_choice` does."""
+    """Return the backend's number, as `torch._fused_sdp_choice` does. Raises RuntimeError if all that work are off."""
+    enabled = torch.backends.cuda
     dtype, width = query.dtype, query.shape[-1]
     eights = all(tensor.shape[-1] % 8 == 0 for tensor in (query, key, value))
     widths = key.shape[-1], value.shape[-1]
     narrow = max(widths) <= _CUDNN_WIDTH or widths == _CUDNN_LATENT_WIDTHS
-    may_run = torch.backends.cuda.cudnn_sdp_enabled() and key.shape[-2] != 1
+    may_run = enabled.cudnn_sdp_enabled() and key.shape[-2] != 1
     if capability[0] in (9, 10) and dtype in _HALVES and eights and narrow and may_run:
         return CUDNN
     one_width = width == key.shape[-1] == value.shape[-1]
-    if capability >= (8, 0) and dtype in _HALVES and mask is None and one_width and width <= _FLASH_WIDTH and eights:
+    takes_flash = capability >= (8, 0) and dtype in _HALVES and mask is None and eights
+    if enabled.flash_sdp_enabled() and takes_flash and one_width and width <= _FLASH_WIDTH:
         return FLASH
     heads_equal = query.shape[1] == key.shape[1]
     known = dtype in (torch.float16, torch.float32) or (dtype is torch.bfloat16 and capability >= (8, 0))
-    if known and not (grouped and not heads_equal) and eights:
+    if enabled.mem_efficient_sdp_enabled() and known and not (grouped and not heads_equal) and eights:
         return EFFICIENT
+    if not enabled.math_sdp_enabled():
+        raise RuntimeError("No available kernel. Aborting execution.")
     return MATH
 
 

@@ -121,6 +121,8 @@ def speeds(truth: Truth) -> Any:
     return native().Speeds(
         truth.bytes_per_s,
         truth.l2_bytes_per_s,
+        truth.ramp_s,
+        truth.gap_s,
         truth.smallest_kernel_s,
         truth.launch_s,
         truth.graph_launch_s,
@@ -134,12 +136,16 @@ def _clock(truth: Truth) -> Any:
     throttle, cap = truth.throttle, truth.power_cap
     return native().Clock(
         *((math.inf, 1.0) if throttle is None else (throttle.after_busy_s, throttle.share)),
-        *((math.inf, 1.0) if cap is None else (cap.after_computing_s, cap.share)),
+        *(
+            (math.inf, 1.0, 1.0, 0.0)
+            if cap is None
+            else (cap.after_computing_s, cap.share, cap.dip_share, cap.settles_s)
+        ),
     )
 
 
 def duration_s(kernel: Kernel, truth: Truth, clock_share: float = 1.0) -> float:
-    """Return max(bytes / bandwidth, FLOPs / peak, the smallest kernel), or the time over a link."""
+    """Return a ramp and max(bytes / bandwidth, FLOPs / peak); or the smallest kernel, or the time over a link."""
     work = kernel.work
     done = work.name, kernel.memory_bytes, kernel.l2_bytes, work.flops, work.dtype, work.link_s
     found: float = speeds(truth).duration_s(*done, clock_share)

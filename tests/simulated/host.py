@@ -12,6 +12,7 @@ from time import strftime
 from typing import Any
 
 from .native import native
+from .truth import Stolen
 
 _WAITS = "called a synchronizing CUDA operation"
 
@@ -19,8 +20,10 @@ _WAITS = "called a synchronizing CUDA operation"
 class Host:
     """The clock of the simulated host, and its sleeping threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, stolen: Stolen | None = None) -> None:
         self.core = native().Host()
+        if stolen is not None:
+            self.core.stolen_every_s, self.core.stolen_for_s = stolen.every_s, stolen.seconds
         self.unix_at_start_s = 1.8e9 - self.now_s
         self.sync_debug_mode = 0
         """torch's reaction to a call that waits for a card: 0 nothing, 1 a warning, 2 an error."""
@@ -125,7 +128,7 @@ class SimulatedTime:
         return round(self._host.now_s * 1e9)
 
     def thread_time_ns(self) -> int:
-        return self.perf_counter_ns()
+        return round((self._host.now_s - self._host.core.stolen_s) * 1e9)
 
     def monotonic(self) -> float:
         return self._host.now_s

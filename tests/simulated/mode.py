@@ -293,7 +293,7 @@ class CardMode(TorchDispatchMode):
         values, packed, shape, absmax, blocksize, quant_type, *_ = args
         func = torch.ops.bitsandbytes.gemm_4bit.default
         if four_bit.fuses(values, shape, blocksize):
-            return self._calls.run(self._kind(func), args, kwargs)
+            return self._calls.run(self._kind(func), args, kwargs, again=False)  # the table may be replaced
         bitsandbytes = torch.ops.bitsandbytes
         with self:
             if (nested := kwargs.get("absmax_8bit")) is not None:

@@ -12,6 +12,10 @@ from .cuda import uuid_of
 
 _POWER_CAP = 0x4
 """nvml.h, nvmlClocksEventReasonSwPowerCap."""
+_GPM_FROM = (9, 0)
+"""Capability of the first GPUs with GPM metrics."""
+STREAM_SHARE = 0.9
+"""Attained bandwidth over the theoretical maximum, as in `truth.py`."""
 _WINDOW_S = 1 / 6
 """Utilisation covers the last 1/6 s to 1 s (nvml.h, nvmlUtilization_t)."""
 
@@ -36,10 +40,37 @@ def answers(cards: Sequence[Card]) -> Any:
         share = round(100 * card.active_share(_WINDOW_S))
         return types.SimpleNamespace(gpu=share, memory=share // 2)
 
+    def counted(card: Card, _sample: Any) -> tuple[Card, float, float, float, int]:
+        """What a GPM sample holds: the time, and busy seconds, seconds of arithmetic and bytes until then."""
+        return card, card.host.now_s, card.busy_s, card.core.computing_s, card.core.memory_bytes
+
+    def metrics(request: Any) -> None:
+        card, *before = request.sample1
+        seconds, busy_s, computing_s, nbytes = (b - a for a, b in zip(before, request.sample2[1:], strict=True))
+        peak = card.truth.bytes_per_s / STREAM_SHARE
+        shares = {2: busy_s / seconds, 5: computing_s / seconds, 10: nbytes / seconds / peak}
+        for metric in request.metrics[: request.numMetrics]:
+            metric.value, metric.nvmlReturn = 100 * shares[metric.metricId], 0
+
+    def request() -> Any:
+        return types.SimpleNamespace(metrics=[types.SimpleNamespace() for _ in range(3)])
+
     module = types.ModuleType("pynvml")
     module.__dict__.update(
         NVML_CLOCK_SM=1,
         NVML_TEMPERATURE_GPU=0,
+        NVML_GPM_METRIC_SM_UTIL=2,
+        NVML_GPM_METRIC_ANY_TENSOR_UTIL=5,
+        NVML_GPM_METRIC_DRAM_BW_UTIL=10,
+        NVML_GPM_METRICS_GET_VERSION=1,
+        c_nvmlGpmMetricsGet_t=request,
+        nvmlGpmQueryDeviceSupport=lambda card: types.SimpleNamespace(
+            isSupportedDevice=int(card.truth.capability >= _GPM_FROM)
+        ),
+        nvmlGpmSampleAlloc=lambda: None,
+        nvmlGpmSampleFree=lambda sample: None,
+        nvmlGpmSampleGet=counted,
+        nvmlGpmMetricsGet=metrics,
         nvmlInit=lambda: None,
         nvmlDeviceGetHandleByUUID=by_uuid.__getitem__,
         nvmlSystemGetDriverVersion=lambda: "580.00",

@@ -5,6 +5,7 @@ The profiler only loads quantised models here. None of its measuring, counting o
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -154,18 +155,12 @@ class _Asked:
         return flops / truth.flops_per_s[dtype], nbytes / bytes_per_s
 
 
-class _logged:  # noqa: N801
-    """Collects the card's kernels within the block."""
-
-    def __init__(self, card: Card) -> None:
-        self._card = card
-
-    def __enter__(self) -> list[Kernel]:
-        self._card.log = log = []
-        return log
-
-    def __exit__(self, *_: object) -> None:
-        self._card.log = None
+@contextlib.contextmanager
+def _logged(card: Card) -> Iterator[list[Kernel]]:
+    """Collect the card's kernels within the block."""
+    card.log = log = []
+    yield log
+    card.log = None
 
 
 def _phase(name: str, batch: int, prompt: int, steps: Sequence[list[Kernel]], truth: Truth, asked: _Asked) -> Phase:
@@ -249,18 +244,15 @@ def _regime(steps: Sequence[list[Kernel]], truth: Truth, latency_s: float, idle_
     if lost_s > _LOST * latency_s:
         return "kernel-bound"
     gains = {name: latency_s - timeline_s(steps, faster) for name, faster in _faster(truth).items()}
-    linked = [[replace_link(kernel) for kernel in step] for step in steps]
+    linked = [
+        [replace(kernel, work=kernel.work._replace(link_s=kernel.work.link_s / _FASTER)) for kernel in step]
+        for step in steps
+    ]
     gains["link-bound"] = latency_s - timeline_s(linked, truth)
     (first, most), (_, second), *_ = sorted(gains.items(), key=lambda item: -item[1])
     if first == "overhead-bound" and idle_s < _IDLE * latency_s:
         return "mixed"
     return first if most > _ALIKE * second else "mixed"
-
-
-def replace_link(kernel: Kernel) -> Kernel:
-    """Return the same kernel over a faster link."""
-    work = kernel.work._replace(link_s=kernel.work.link_s / _FASTER)
-    return replace(kernel, work=work)
 
 
 def _lost_s(kernel: Kernel, truth: Truth) -> float:
@@ -291,38 +283,33 @@ Prefill = Callable[[torch.Tensor], torch.Tensor]
 Decode = Callable[[torch.Tensor], torch.Tensor]
 
 
-def _eager(model: Any, batch: int, slots: int) -> tuple[Prefill, Decode]:
+def _stepped(model: Any, new_cache: Callable[[], Any], *, kept: bool = False) -> tuple[Prefill, Decode]:
+    """Step with a new cache for each prompt; `kept`: with one cache, which is reset."""
     held: dict[str, Any] = {}
 
-    def prefill(ids: torch.Tensor) -> torch.Tensor:
-        held.clear()
-        output = model(input_ids=ids, use_cache=True, logits_to_keep=1)
+    def stepped(ids: torch.Tensor, cache: Any) -> torch.Tensor:
+        output = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
         held["cache"] = output.past_key_values
         return output.logits[:, -1:].argmax(-1)
 
-    def decode(token: torch.Tensor) -> torch.Tensor:
-        return model(input_ids=token, past_key_values=held["cache"], use_cache=True).logits[:, -1:].argmax(-1)
+    def prefill(ids: torch.Tensor) -> torch.Tensor:
+        if kept and held:
+            held["cache"].reset()
+            return stepped(ids, held["cache"])
+        held.clear()
+        return stepped(ids, new_cache())
 
-    return prefill, decode
+    return prefill, lambda token: stepped(token, held["cache"])
+
+
+def _eager(model: Any, batch: int, slots: int) -> tuple[Prefill, Decode]:
+    return _stepped(model, lambda: None)
 
 
 def _static(model: Any, batch: int, slots: int, *, kept: bool = False) -> tuple[Prefill, Decode]:
     from transformers import StaticCache
 
-    held: dict[str, Any] = {}
-
-    def prefill(ids: torch.Tensor) -> torch.Tensor:
-        if kept and held:
-            held["cache"].reset()
-        else:
-            held["cache"] = StaticCache(config=model.config, max_cache_len=slots)
-        output = model(input_ids=ids, past_key_values=held["cache"], use_cache=True, logits_to_keep=1)
-        return output.logits[:, -1:].argmax(-1)
-
-    def decode(token: torch.Tensor) -> torch.Tensor:
-        return model(input_ids=token, past_key_values=held["cache"], use_cache=True).logits[:, -1:].argmax(-1)
-
-    return prefill, decode
+    return _stepped(model, lambda: StaticCache(config=model.config, max_cache_len=slots), kept=kept)
 
 
 def _recorded(model: Any, batch: int, slots: int) -> tuple[Prefill, torch.Tensor, Callable[[], None]]:

@@ -90,11 +90,7 @@ class Operator:
         )
 
     def price(
-        self,
-        args: Sequence[Any],
-        inputs: Sequence[torch.Tensor],
-        outputs: Sequence[torch.Tensor],
-        fresh: Sequence[int],
+        self, args: Sequence[Any], inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], fresh: Sequence[int]
     ) -> Price | None:
         """Return the price of a call, or None if no kernel runs. `fresh` are the outputs with new memory."""
         if not self.runs or not (fresh or self.mutates):

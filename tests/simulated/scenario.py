@@ -59,21 +59,22 @@ class Scenario:
         config.save_pretrained(path)
         return path
 
+    def options(self) -> dict[str, Any]:
+        """Return the options of `roofscope run` for the request."""
+        return {
+            "dtype": self.dtype,
+            "quant": self.quant,
+            "engine": self.engine,
+            "prompt_lens": _listed(self.prompt_lens),
+            "batch_sizes": _listed(self.batch_sizes),
+            "new_tokens": self.new_tokens,
+            "no_levers": True,
+        }
+
 
 def said(scenario: Scenario, truths: Sequence[Truth], parent: Path, **options: Any) -> tuple[Run, World]:
     """Return the run of `roofscope run` on these cards. Raises the error that ends it."""
-    asked = {
-        "dtype": scenario.dtype,
-        "quant": scenario.quant,
-        "engine": scenario.engine,
-        "prompt_lens": _listed(scenario.prompt_lens),
-        "batch_sizes": _listed(scenario.batch_sizes),
-        "new_tokens": scenario.new_tokens,
-        "fresh": True,
-        "no_levers": True,
-        "out": parent / "run",
-        **options,
-    }
+    asked = {**scenario.options(), "fresh": True, "out": parent / "run", **options}
     folder = scenario.folder(parent)
     with simulated(*truths) as world, mock.patch("profiler.report.write.write_reports"):  # these pages are not needed
         code = command_line("run", str(folder), **asked)
@@ -85,13 +86,8 @@ def said(scenario: Scenario, truths: Sequence[Truth], parent: Path, **options: A
 def command_line(*words: str, **options: Any) -> int:
     """Run a command in this process, with random weights. Return its exit code, or raise the error that ends it."""
     asked = {"device": "cuda", "weights": "random", **options}
-    flags = [
-        part
-        for name, value in asked.items()
-        for part in ("--" + name.replace("_", "-"), *([] if value is True else [str(value)]))
-    ]
     with (
-        mock.patch.object(sys, "argv", ["roofscope", *words, *flags, "--quiet", "--plain", "--debug"]),
+        mock.patch.object(sys, "argv", ["roofscope", *words, *flags(asked), "--quiet", "--plain", "--debug"]),
         contextlib.redirect_stdout(io.StringIO()),
     ):
         try:
@@ -99,6 +95,15 @@ def command_line(*words: str, **options: Any) -> int:
         except SystemExit as ended:
             return int(ended.code or 0)
     raise AssertionError("a command ends by its exit code")
+
+
+def flags(options: Mapping[str, Any]) -> list[str]:
+    """Return the words of a command line; True is an option without a value."""
+    return [
+        part
+        for name, value in options.items()
+        for part in ("--" + name.replace("_", "-"), *([] if value is True else [str(value)]))
+    ]
 
 
 def _listed(numbers: Sequence[int]) -> str:

@@ -18,10 +18,7 @@ from .scenario import Scenario, command_line, so
 from .truth import T4
 from .world import simulated
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
 
 SCENARIO = Scenario("mistral-7b-v0.3", 8, prompt_lens=[64, 128, 256, 512], batch_sizes=[1, 2, 4, 8, 16], new_tokens=16)
 CORNERS = {(1, 64), (1, 512), (16, 64), (16, 512)}
@@ -30,19 +27,9 @@ BUDGET_S = 20.0
 
 def profiled(folder: Path, out: Path, **options: object) -> tuple[int, Run, float]:
     """Return (exit code, run, simulated seconds without loading) of a run of the scenario."""
-    arguments = {
-        "dtype": SCENARIO.dtype,
-        "prompt_lens": ",".join(map(str, SCENARIO.prompt_lens)),
-        "batch_sizes": ",".join(map(str, SCENARIO.batch_sizes)),
-        "new_tokens": SCENARIO.new_tokens,
-        "fresh": True,
-        "no_levers": True,
-        "out": out,
-        **options,
-    }
     with simulated(T4) as world:
         start_s = world.host.now_s
-        code = command_line("run", str(folder), **arguments)
+        code = command_line("run", str(folder), **SCENARIO.options(), fresh=True, out=out, **options)
         took_s = world.host.now_s - start_s
     run = read_run(out)
     return code, run, took_s - run.document.stage_s["loading"]
@@ -106,11 +93,3 @@ def test_a_resume_measures_what_was_forecast(
     assert {row.status for row in resumed.results} == {"ok"}
     assert {row.key.cell for row in resumed.measured} >= forecasts
     assert all(isinstance(fact, ForecastTime) for fact in read_gathered(folder, run.document).forecasts.values())
-
-
-def test_a_budget_that_ends_before_the_first_visit_still_measures_one_cell(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with_effort(monkeypatch, whole_grid=False)
-    _, run, _ = profiled(SCENARIO.folder(tmp_path), tmp_path / "run", budget=0.1)
-    assert {(row.batch_size, row.prompt_len) for row in run.measured} == {(1, 64)}

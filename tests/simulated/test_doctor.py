@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -17,7 +16,7 @@ from profiler.checks.installation import CheckResult
 from .card import Card
 from .native import why_not
 from .truth import A100, H100, T4, Truth
-from .world import World, simulated, standing_in
+from .world import simulated, standing_in
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
@@ -67,14 +66,16 @@ def test_a_card_on_which_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["int8 products"].says.endswith("int8 has no roof here")
 
 
-Fault = Callable[[World], contextlib.AbstractContextManager[object]]
-
-
-def on(truth: Truth, fault: Fault = lambda _: contextlib.nullcontext()) -> dict[str, CheckResult]:
-    """Return the checks that only a card gets, by name, on a card with a fault; no compiler and no model is tried."""
-    others = mock.patch.object(installation, "compiling")
-    no_presets = mock.patch("profiler.loading.source.preset_names", return_value=())
-    with simulated(truth) as world, fault(world), others, no_presets:
+def on(truth: Truth, *within: Any, **answers: Any) -> dict[str, CheckResult]:
+    """Return the checks that only a card gets, by name, `within` some contexts and with these functions of torch."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(simulated(truth))
+        for context in within:
+            stack.enter_context(context)
+        for name, answer in answers.items():
+            stack.enter_context(mock.patch.object(torch, name, answer))
+        stack.enter_context(mock.patch.object(installation, "compiling"))
+        stack.enter_context(mock.patch("profiler.loading.source.preset_names", return_value=()))
         found = {item.name: item for item in examine().findings}
     assert [name for name in found if name in ON_A_CARD] == ON_A_CARD
     return {name: found[name] for name in ON_A_CARD}
@@ -102,79 +103,44 @@ def test_a_healthy_card(truth: Truth, attention: str, absent: list[str]) -> None
     assert found["KV lengths"].says.startswith("a new KV length costs nothing extra")
 
 
-def test_a_t4_has_no_fused_attention_for_grouped_heads() -> None:
-    """aten/native/transformers/cuda/sdp_utils.cpp: flash needs compute capability 8.0, memory-efficient equal heads."""
-    found = on(T4)
-    assert bad(found) == ["attention"]
-    assert found["attention"].slow
-    assert found["attention"].says.startswith("kernel math; with a mask memory-efficient; math copies K and V")
-    assert "--engine static decodes with a mask" in found["attention"].says
-    assert found["fp8 by row"] == CheckResult("fp8 by row", None, "no fp8 units: --quant fp8 multiplies in 16 bits")
+def by_tensor_only(*args: Any, real: Any = torch._scaled_mm, **kwargs: Any) -> torch.Tensor:
+    """torch 2.10 on sm_120 (pytorch#192707)."""
+    if kwargs["scale_a"].numel() > 1:
+        raise RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasLtMatmul`\nand more")
+    return real(*args, **kwargs)
 
 
-def test_a_card_without_any_fused_attention() -> None:
-    found = on(H100, lambda _: mock.patch.object(torch, "_fused_sdp_choice", return_value=0))
-    assert bad(found) == ["attention"]
-    assert found["attention"].says.startswith("kernel math; math copies K and V")
-    assert "a newer torch" in found["attention"].says
-
-
-def test_fp8_by_row_that_cublas_does_not_support() -> None:
-    """pytorch#192707: torch 2.10 on sm_120."""
-    real = torch._scaled_mm
-
-    def by_tensor_only(*args: Any, **kwargs: Any) -> torch.Tensor:
-        if kwargs["scale_a"].numel() > 1:
-            raise RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasLtMatmul`\nand more")
-        return real(*args, **kwargs)
-
-    found = on(H100, lambda _: mock.patch.object(torch, "_scaled_mm", by_tensor_only))
-    assert bad(found) == ["fp8 by row"]
-    assert found["fp8 by row"].says == (
-        "CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasLtMatmul`; --quant fp8 cannot run here and fp8 has"
-        " no roof; use --quant int8wo"
-    )
-
-
-def test_products_that_torch_lacks() -> None:
-    lacks = AttributeError("module 'torch' has no such attribute")
-    found = on(
-        H100,
-        lambda _: mock.patch.multiple(
-            torch, _int_mm=mock.Mock(side_effect=lacks), _grouped_mm=mock.Mock(side_effect=lacks)
-        ),
-    )
-    assert bad(found) == ["int8 products", "grouped products"]
-    for name, means in (
-        ("int8 products", "int8 has no roof here"),
-        ("grouped products", "mixtures of experts run one expert after the other"),
-    ):
-        assert found[name].says.startswith(f"module 'torch' has no such attribute; {means}")
-
-
-def test_grouped_products_without_a_kernel_wait_for_the_card() -> None:
+def waiting(*args: Any, offs: torch.Tensor, real: Any = torch._grouped_mm) -> torch.Tensor:
     """aten/native/GroupedMMUtils.h, `_grouped_mm_fallback`: it copies the groups' ends to the host first."""
-    real = torch._grouped_mm
-
-    def fallback(left: torch.Tensor, right: torch.Tensor, *, offs: torch.Tensor) -> torch.Tensor:
-        offs.cpu()
-        return real(left, right, offs=offs)
-
-    found = on(A100, lambda _: mock.patch.object(torch, "_grouped_mm", fallback))
-    assert bad(found) == ["grouped products"]
-    assert found["grouped products"].works
-    assert "no --engine graph" in found["grouped products"].says
+    offs.cpu()
+    return real(*args, offs=offs)
 
 
-@pytest.mark.parametrize(("plan_s", "said"), [(22e-3, "22.0 ms"), (50e-6, None)])
-def test_the_cost_of_a_new_kv_length(plan_s: float, said: str | None) -> None:
-    """cuDNN's plans take 22 ms on a GB10, as reported. 50 us are less than ten calls."""
-    found = on(H100.but(plan_s=plan_s))
-    assert found["attention"].says == "kernel cudnn"
-    assert bad(found) == ([] if said is None else ["KV lengths"])
-    if said is not None:
-        assert found["KV lengths"].says.startswith(f"each new KV length costs about {said} once")
-        assert (
-            "cuDNN builds a plan for each; torch.backends.cuda.enable_cudnn_sdp(False) needs none"
-            in found["KV lengths"].says
-        )
+LACKS = mock.Mock(side_effect=AttributeError("module 'torch' has no such attribute"))
+
+
+@pytest.mark.parametrize(
+    ("truth", "answers", "name", "says"),
+    [
+        # sdp_utils.cpp: flash needs compute capability 8.0, memory-efficient equal heads.
+        (T4, {}, "attention", "kernel math; with a mask memory-efficient; math copies K and V"),
+        (T4, {}, "attention", "use_gqa_in_sdpa = lambda *_: False or, in decode, model.generate("),
+        (H100, {"_fused_sdp_choice": mock.Mock(return_value=0)}, "attention", "kernel math; math copies K and V"),
+        (
+            H100,
+            {"_scaled_mm": by_tensor_only},
+            "fp8 by row",
+            "`cublasLtMatmul`; --quant fp8 cannot run here and fp8 has",
+        ),
+        (H100, {"_int_mm": LACKS}, "int8 products", "module 'torch' has no such attribute; int8 has no roof here"),
+        (H100, {"_grouped_mm": LACKS}, "grouped products", "mixtures of experts run one expert after the other"),
+        (A100, {"_grouped_mm": waiting}, "grouped products", "no --engine graph"),
+        # cuDNN's plans take 22 ms on a GB10, as reported; 50 us are less than ten calls.
+        (H100.but(plan_s=22e-3), {}, "KV lengths", "each new KV length costs about 22.0 ms once"),
+        (H100.but(plan_s=50e-6), {}, "", ""),
+    ],
+)
+def test_what_does_not_work_is_the_only_bad_line(truth: Truth, answers: dict[str, Any], name: str, says: str) -> None:
+    found = on(truth, **answers)
+    assert bad(found) == ([name] if name else [])
+    assert not name or says in found[name].says

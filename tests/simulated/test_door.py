@@ -12,10 +12,7 @@ import pytest
 from .__main__ import main
 from .native import why_not
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
 
 ASKED = (
     "--model mistral-7b-v0.1 --layers 4 --bandwidth 1.3e12 --flops float16=1.1e14 --launch 7e-6 --memory 24e9"
@@ -31,13 +28,8 @@ def test_the_command_prints_truth_and_figures(
     main()
     found = json.loads(capsys.readouterr().out)
     assert not (tmp_path / "measured").exists(), "simulated roofs are not stored with measured ones"
-    assert {*found["truth"]} >= {"memory_bytes_per_s", "compute_flops_per_s", "launch_s"}
-    assert {*found["recovered"]} >= {"memory_bytes_per_s", "compute_flops_per_s", "dispatch_s"}
     assert found["truth"]["memory_bytes_per_s"] == 1.3e12
-    for name in ("memory_bytes_per_s", "compute_flops_per_s"):
-        assert found["recovered"][name] == pytest.approx(found["truth"][name], rel=0.03)
-    for name in ("launch_s", "dispatch_s"):
-        assert found["recovered"][name] == pytest.approx(found["truth"][name], rel=0.05)
+    assert found["recovered"] == pytest.approx(found["truth"], rel=0.05)
     assert {(cell["phase"], cell["batch_size"], cell["prompt_len"]) for cell in found["cells"]} == set(
         itertools.product(("prefill", "decode"), (1, 8), (128, 512))
     )

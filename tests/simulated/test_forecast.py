@@ -20,10 +20,7 @@ from .scenario import Scenario, said
 from .truth import A100
 from .world import simulated
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
 
 LAYERS = 2
 

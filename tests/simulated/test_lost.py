@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from profiler.device.machine import machine_for
 from profiler.engines.transformers import EagerEngine
 from profiler.errors import DeviceError
 from profiler.report.progress import QuietListener
@@ -24,10 +23,7 @@ from .scenario import Scenario, said
 from .truth import T4
 from .world import simulated
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
 
 SCENARIO = Scenario("smollm2-135m", layers=1, prompt_lens=(16, 32, 64), batch_sizes=(1, 2))
 LOST = "CUDA error: unspecified launch failure"
@@ -76,24 +72,3 @@ def test_a_card_that_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     ]
     assert len(visits) == len(set(visits))
     assert len({(prompt, batch) for prompt, batch, _ in visits}) == 6
-
-
-def test_an_error_that_is_raised_once_is_no_lost_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error that ends the context is raised again by every later call.
-
-    Here only the first synchronisation raises one, such as that of a launch with wrong arguments (cudaGetLastError
-    clears it).
-    """
-    with simulated(T4):
-        machine = machine_for(torch.device("cuda", 0))
-        real, calls = torch.cuda.synchronize, []
-
-        def once(*arguments: Any) -> Any:
-            calls.append(arguments)
-            if len(calls) == 1:
-                raise RuntimeError("CUDA error: invalid argument")
-            return real(*arguments)
-
-        monkeypatch.setattr(torch.cuda, "synchronize", once)
-        machine.recover("a trial")
-        assert len(calls) == 2

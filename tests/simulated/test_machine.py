@@ -21,8 +21,8 @@ pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
 CARD = torch.device("cuda", 0)
 MIB, GIB = 1 << 20, 1 << 30
-VERSIONS = [(2, 11), (2, 12), (2, 13), (2, 14)]
-"""torch releases that leave different states after a failed capture (PRs 176752, 180395, 190348)."""
+OLDEST, NEWEST = (2, 11), (2, 14)
+"""torch releases: the generator, the allocator and the pool are left in capture by the one, by the other none."""
 
 
 def reserved_after_release() -> int:
@@ -30,24 +30,6 @@ def reserved_after_release() -> int:
     torch.empty(256 * MIB, dtype=torch.uint8, device="cuda")
     torch.cuda.empty_cache()
     return torch.cuda.memory_reserved()
-
-
-def test_a_kernel_takes_its_roof_and_the_host_runs_ahead() -> None:
-    """All other tests of this folder rely on this rule of time."""
-    with simulated(H100.but(l2_bytes=0, smallest_kernel_s=0.0)) as world:
-        a = torch.empty(8192, 8192, dtype=torch.bfloat16, device="cuda")
-        torch.cuda.synchronize()
-        began_s = world.host.now_s
-        before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        a @ a
-        before.record()
-        a @ a
-        after.record()
-        assert world.host.now_s - began_s == pytest.approx(2 * 7e-6 + 2e-6), "two launches and two events"
-        with pytest.raises(RuntimeError, match="not ready"):
-            before.elapsed_time(after)
-        torch.cuda.synchronize()
-        assert before.elapsed_time(after) == pytest.approx(1e3 * 2 * 8192**3 / 8.4e14, rel=1e-3)
 
 
 def test_reserved_is_not_allocated() -> None:
@@ -66,14 +48,6 @@ def test_reserved_is_not_allocated() -> None:
         assert torch.cuda.mem_get_info()[0] == free
 
 
-def test_running_out_of_memory_in_a_capture_is_no_fault_of_the_capture() -> None:
-    with simulated(H100):
-        before = torch.cuda.current_stream()
-        with pytest.raises(torch.OutOfMemoryError):
-            machine_for(CARD).capture(lambda: torch.zeros(100 << 30, dtype=torch.uint8, device="cuda"))
-        assert torch.cuda.current_stream() is before
-
-
 def test_streams_and_graphs_are_those_of_the_machines_card() -> None:
     """Without `set_device` they would be card 0's, and a capture would record nothing."""
     with simulated(H100, T4) as world:
@@ -87,7 +61,7 @@ def test_streams_and_graphs_are_those_of_the_machines_card() -> None:
         assert world.cards[0].busy_s == 0.0
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", [OLDEST, (2, 12), NEWEST])
 def test_a_machine_recovers_after_a_failed_capture(version: tuple[int, int]) -> None:
     """`test_doctor.py` shows that a plain capture does not."""
 
@@ -146,7 +120,7 @@ def test_cudas_own_allocator_captures_without_a_pool(monkeypatch: pytest.MonkeyP
         pytest.param(Scenario("mistral-7b-v0.1", 1, prompt_lens=[64], batch_sizes=[1]), A100, id="windows"),
     ],
 )
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", [OLDEST, NEWEST])
 def test_a_run_ends_on_every_release(scenario: Scenario, card: Truth, version: tuple[int, int], tmp_path: Path) -> None:
     """LLM.int8() waits in every linear, and a windowed layer of a growing cache copies its length to the card."""
     run, world = said(scenario, [card.but(torch_version=version)], tmp_path)

@@ -14,42 +14,16 @@ from profiler.device.machine import machine_for
 from profiler.engines.transformers import GraphEngine
 from profiler.store.folder import read_gathered, read_run
 
-from .held import REST, first_lever
+from .held import REST
 from .native import why_not
 from .oracle import pairs
-from .scenario import Scenario, command_line, said, so
-from .truth import A100, H100, T4
+from .scenario import Scenario, command_line, so
+from .truth import A100, H100
 from .world import simulated
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
 
 MIB = 1 << 20
-
-
-def test_a_whole_model_spills_on_a_gpu_of_14_gib(tmp_path: Path) -> None:
-    """Mistral-7B in float16 (14.48 GB) and the memory for a step do not fit in 14 GiB.
-
-    Its last layers stay in pageable memory of the host. They cross the link at each step, before the card reads them
-    like all others.
-    """
-    scenario = Scenario("mistral-7b-v0.1", prompt_lens=[64], batch_sizes=[1], new_tokens=4)
-    run, world = said(scenario, [T4.but(memory_bytes=14 << 30)], tmp_path, budget=2)
-    weights = 2 * 7_241_732_096  # https://huggingface.co/mistralai/Mistral-7B-v0.1
-    assert run.document.model.storage_bytes == pytest.approx(weights, rel=1e-6)
-    waiting = run.document.model.offloaded_bytes["host"]
-    assert weights - waiting < world.card.memory.total_bytes < weights + 2e9
-    assert set((run.document.model.placement or {}).values()) == {"cuda:0", "cpu"}
-    crossing_s = waiting / (T4.link_bytes_per_s * T4.pageable_share)
-    reading_s = (weights - 2 * 32_000 * 4096) / T4.bytes_per_s  # a step reads one row of the embedding
-    for row in run.cells.to_dict("records"):
-        # Attention in plain products, as on a T4, adds its time.
-        assert row["latency_s"] - row["avoidable_s"] == pytest.approx(crossing_s + reading_s, rel=REST)
-        assert row["link_s"] == pytest.approx(crossing_s, rel=REST)
-        assert row["regime"] == "link-bound"
-        assert first_lever(run, row) == "memory for all weights on the device"
 
 
 def test_memory_of_graphs_and_of_other_streams_is_not_available() -> None:

@@ -13,18 +13,21 @@ from .native import why_not
 from .scenario import Scenario, said, so
 from .truth import A100, GIB, T4, Truth
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
 
 
 PROBE = 270_000_000
 """The profiler's own buffers: 256 MiB of the drift probe, and some small ones."""
 
 
-@pytest.mark.parametrize("truth", [A100, T4], ids=["fused attention", "math attention"])
-@pytest.mark.parametrize(("layers", "prompt", "batch"), [(16, 512, 16), (16, 2048, 8), (4, 512, 64)])
+@pytest.mark.parametrize(
+    ("truth", "layers", "prompt", "batch"),
+    [
+        pytest.param(A100, 16, 512, 16, id="fused attention"),
+        pytest.param(T4, 16, 2048, 8, id="math attention, long prompts"),
+        pytest.param(T4, 4, 512, 64, id="math attention, many prompts"),
+    ],
+)
 def test_what_fits_by_the_rule_runs_and_what_does_not_is_refused(
     truth: Truth, layers: int, prompt: int, batch: int, tmp_path: Path
 ) -> None:

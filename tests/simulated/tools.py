@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -129,25 +127,3 @@ class Neighbour:
 
     def wait(self) -> None:
         pass
-
-
-@contextlib.contextmanager
-def without_packages(packages: Sequence[str]) -> Iterator[None]:
-    """Hide packages within the context: neither their modules nor their metadata are found."""
-    found = importlib.metadata.distribution
-
-    def distribution(name: str) -> Any:
-        if name in packages:
-            raise importlib.metadata.PackageNotFoundError(name)
-        return found(name)
-
-    names = [name for name in sys.modules if name.partition(".")[0] in packages]
-    kept = {name: sys.modules.pop(name) for name in names}
-    sys.modules.update(dict.fromkeys(packages))  # type: ignore[arg-type]  None: importing it fails
-    try:
-        with mock.patch.object(importlib.metadata, "distribution", distribution):
-            yield
-    finally:
-        for name in [name for name in sys.modules if name.partition(".")[0] in packages]:
-            del sys.modules[name]
-        sys.modules.update(kept)

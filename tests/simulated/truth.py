@@ -27,6 +27,18 @@ class PowerCap:
 
     after_computing_s: float
     share: float
+    dip_share: float = 1.0
+    """The share to which it falls first."""
+    settles_s: float = 0.0
+    """The time constant with which it then reaches `share`; 0: at once. An H100 took about 0.1 s."""
+
+
+@dataclass(frozen=True)
+class Stolen:
+    """Others have the host's core for `seconds`, after each `every_s` of its own work."""
+
+    every_s: float
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -58,6 +70,11 @@ class Truth:
     plan_s: float = 0.0
     """Seconds of the host to plan attention of a shape that is new to cuDNN, on cards of capability 9.x and 10.x."""
     smallest_kernel_s: float = 2e-6
+    ramp_s: float = 0.0
+    """Seconds that each kernel takes besides its bytes and FLOPs. An H100's streams took 8 us."""
+    gap_s: float = 0.0
+    """Seconds between two kernels of one stream, in a graph too."""
+    stolen: Stolen | None = None
     link_bytes_per_s: float = 25e9
     """Bytes/s from pinned host memory over PCIe."""
     pageable_share: float = 0.5

@@ -81,7 +81,7 @@ def simulated(*truths: Truth, hurried: bool = True) -> Iterator[World]:
     """Give this process these cards and the clock of their host, within the context; `hurried` takes fewer samples."""
     with contextlib.suppress(ImportError):
         import bitsandbytes  # noqa: F401  it looks for libraries at import, for the cards that it finds
-    host = Host()
+    host = Host(truths[0].stolen)
     cards = tuple(Card(index, truth, host) for index, truth in enumerate(truths))
     mode = CardMode(cards, host)
     driver = Driver(cards, mode.known)

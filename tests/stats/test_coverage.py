@@ -161,8 +161,16 @@ def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("few_resamples")
-@pytest.mark.parametrize("name", NOISES)
-@pytest.mark.parametrize(("cells", "runs"), [(1, 300), (POOLED, 100)])
+@pytest.mark.parametrize(
+    ("name", "cells", "runs"),
+    [
+        *((name, 1, 300) for name in NOISES),
+        *(
+            pytest.param(name, POOLED, 100, marks=() if name.startswith("slow drift") else pytest.mark.slow)
+            for name in NOISES
+        ),
+    ],
+)
 def test_intervals_of_four_visits_contain_the_truth(name: str, cells: int, runs: int) -> None:
     shares = [with_visits(name, cells, 4, seed) for seed in range(runs)]
     assert np.mean(shares) >= least_coverage(runs)
@@ -193,8 +201,7 @@ def bursts(rng: np.random.Generator, share: float, samples: int) -> tuple[float,
     return tuple(np.where(slow, quiet * (1 + rng.uniform(0.15, 1.5, samples)), quiet).tolist())
 
 
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.45])
-@pytest.mark.parametrize("visits", [2, 3, 4])
+@pytest.mark.parametrize(("share", "visits"), [(0.0, 4), (0.3, 3), (0.45, 2), (0.45, 4)])
 def test_six_prefills_a_visit_are_separate_samples(share: float, visits: int) -> None:
     """At least 90 % of the intervals contain the median. As one block per visit it was 46 to 88 % in bursts."""
     rng, rounds = np.random.default_rng(1), 100

@@ -43,7 +43,7 @@ from profiler.store.writer import RunStore, write_cells, write_document
 
 GRID = make_grid([2, 4, 8], [1, 2], 6)
 LONG_GRID = make_grid(range(2, 62), [1, 2], 6)
-SCHEMA_1 = Path(__file__).parents[1] / "data" / "run_schema_1"
+TINY_RUN = Path(__file__).parents[1] / "data" / "tiny_run"
 
 
 class PlainEngine:
@@ -160,8 +160,8 @@ def test_a_disk_that_is_full_for_whole_files(tmp_path: Path, monkeypatch: pytest
         (tmp_path / "run" / "run.json").write_text("{}")
         monkeypatch.setattr(os, "fsync", lambda fd: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")))
         write = {
-            "cells.csv": lambda: write_cells(store.folder, read_run(SCHEMA_1).results),
-            "run.json": lambda: write_document(store.folder, read_document(SCHEMA_1)),
+            "cells.csv": lambda: write_cells(store.folder, read_run(TINY_RUN).results),
+            "run.json": lambda: write_document(store.folder, read_document(TINY_RUN)),
         }
         with pytest.raises(RunError, match=rf"{place} cannot be written: No space left"):
             write[place]()

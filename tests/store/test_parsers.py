@@ -34,7 +34,7 @@ from profiler.store.operators_csv import OPERATOR_COLUMNS, read_operators
 from profiler.store.samples import SAMPLES_FILE, read_facts_of
 
 ROOT = Path(__file__).parents[2]
-OLD = ROOT / "tests" / "data" / "run_schema_1"
+OLD = ROOT / "tests" / "data" / "tiny_run"
 WHOLE = ROOT / "runs" / "reference" / "smollm2-135m-2-cores"
 FOREIGN = sorted(
     file for file in (ROOT / "tests" / "data").rglob("*") if file.suffix in (".json", ".jsonl", ".csv", ".md")

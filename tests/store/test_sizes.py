@@ -1,11 +1,10 @@
-"""The time to judge a run grows in proportion to its size, and the size of its HTML page is bounded.
+"""The time to judge a run grows in proportion to its size.
 
 All times are CPU seconds, which other processes hardly change.
 """
 
 from __future__ import annotations
 
-import json
 import time
 import tracemalloc
 from pathlib import Path
@@ -20,22 +19,18 @@ SOURCE = Path(__file__).parents[2] / "runs" / "reference" / "smollm2-135m-zen4"
 
 
 @pytest.mark.slow
-def test_judging_grows_with_the_cells_and_the_page_hardly(tmp_path: Path) -> None:
+def test_judging_grows_with_the_cells(tmp_path: Path) -> None:
     """Four times the cells; a comparison of all pairs would take sixteen times as long."""
-    took_s, pages = [], []
+    took_s = []
     for side in (8, 16):
         folder = enlarge(SOURCE, tmp_path / str(side), side, side)
         begun_s = time.process_time()
         run = judge_folder(folder)
         took_s.append(time.process_time() - begun_s)
         assert len(run.measured) == len(run.results) == 2 * side**2
-        pages.append(html_report(run))
+    page = html_report(run)
     assert took_s[1] < 8 * took_s[0]
-    assert len(pages[1]) < 2 * len(pages[0])
-    columns = json.loads(pages[1].split('id="rows">')[1].split("</script>")[0])
-    assert {len(column["at"]) for column in columns} == {512}, "the page sorts all rows"
-    assert "200 of 512 rows" in pages[1]
-    assert "prefill (eager) (144 of 256)" in pages[1]
+    assert "prefill (eager) (144 of 256)" in page
 
 
 @pytest.mark.slow

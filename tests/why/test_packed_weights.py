@@ -20,7 +20,7 @@ from profiler.measure.dense_twins import (
     replaced,
     times_by_batch,
 )
-from profiler.report.sentences import paying_batches
+from profiler.report.changes import paying_batches
 
 IDS = torch.ones(2, 8, dtype=torch.long)
 LINEARS_OF_A_LAYER = 7

@@ -13,11 +13,9 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator
 
 from profiler.grid.cells import Phase
-from profiler.judge.breakdown import TERM_NAMES
-from profiler.report.breakdown_bars import BreakdownBar, breakdown_bars, terms_of
+from profiler.judge.breakdown import TERMS
 from profiler.report.plots.style import (
     REGIME_COLOR,
-    TERM_STYLE,
     depth_column,
     depth_label,
     first_engine_frame,
@@ -27,6 +25,7 @@ from profiler.report.plots.style import (
     with_forecasts,
 )
 from profiler.report.selection import MOST_SIZES, evenly, of_all, of_first_engine
+from profiler.report.time_breakdown import BreakdownBar, breakdown_bars, terms_of
 from profiler.store.folder import Run
 from profiler.units import significant
 
@@ -114,11 +113,11 @@ def breakdown_chart(run: Run) -> Figure:
 
 
 def _draw_term(axes: Axes, bars: list[BreakdownBar], term: str) -> None:
-    color, hatch = TERM_STYLE[term]
+    shown = TERMS[term]
     segments = [segment for bar in bars for segment in bar.segments if segment.term == term]
     widths, starts = [100 * abs(item.share) for item in segments], [100 * item.start for item in segments]
     at = range(len(bars))
-    axes.barh(at, widths, left=starts, color=color, hatch=hatch, ec="white", lw=0.4, label=TERM_NAMES[term])
+    axes.barh(at, widths, left=starts, color=shown.color, hatch=shown.hatch, ec="white", lw=0.4, label=shown.name)
 
 
 def intensity_map(run: Run) -> Figure:

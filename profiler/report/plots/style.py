@@ -64,21 +64,6 @@ REGIME_COLOR = {
     "mixed": "#F0E442",
     "inconclusive": "#DDDDDD",
 }
-TERM_STYLE = {
-    "weights_s": ("#0072B2", ""),
-    "kv_s": ("#56B4E9", "//"),
-    "compute_s": ("#E69F00", ""),
-    "dequantise_s": ("#009E73", "oo"),
-    "kernel_s": ("#D55E00", "\\\\"),
-    "avoidable_s": ("#F0E442", ""),
-    "padding_s": ("#AA4499", "++"),
-    "link_s": ("#000000", "--"),
-    "dispatch_s": ("#CC79A7", ".."),
-    "generate_s": ("#882255", "oo"),
-    "engine_s": ("#44AA99", "//"),
-    "unexplained_s": ("#999999", "xx"),
-}
-"""Colour and hatch of each term of the time breakdown."""
 
 
 @contextmanager

@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 
 from profiler.errors import RequestError
 from profiler.grid.cells import PHASES
-from profiler.judge.breakdown import TERM_NAMES, TERMS
-from profiler.report.plots.style import TERM_STYLE, panels_in_a_row, title
-from profiler.report.sentences import no_claim_lines, waterfalls
+from profiler.judge.breakdown import TERMS
+from profiler.report.engines import no_claim_lines, waterfalls
+from profiler.report.plots.style import panels_in_a_row, title
 from profiler.store.folder import Run
 from profiler.units import significant
 
@@ -70,12 +70,12 @@ def waterfall_figure(panels: Sequence[Panel], name: str) -> Figure:
 def _draw(axes: Axes, panel: Panel) -> None:
     total_s, after_s = panel.times_s
     moved = {name: panel.terms[name] for name in TERMS if abs(panel.terms.get(name, 0.0)) > _WORTH_DRAWING * total_s}
-    names = [panel.ends[0], *(TERM_NAMES[name] for name in moved), panel.ends[1]]
+    names = [panel.ends[0], *(TERMS[name].name for name in moved), panel.ends[1]]
     axes.bar(0, 1e3 * total_s, color=_TOTAL_COLOR)
     at_s = least_s = total_s
     for position, (name, gain) in enumerate(moved.items(), 1):
-        color, hatch = TERM_STYLE[name]
-        axes.bar(position, 1e3 * abs(gain), bottom=1e3 * min(at_s, at_s + gain), color=color, hatch=hatch)
+        term = TERMS[name]
+        axes.bar(position, 1e3 * abs(gain), bottom=1e3 * min(at_s, at_s + gain), color=term.color, hatch=term.hatch)
         axes.plot([position - 1, position], [1e3 * at_s] * 2, color=_TOTAL_COLOR, lw=0.8)
         at_s += gain
         least_s = min(least_s, at_s)

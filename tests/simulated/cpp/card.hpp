@@ -5,6 +5,7 @@
 #include <c10/util/ArrayRef.h>
 
 #include <algorithm>
+#include <cmath>
 #include <deque>
 #include <limits>
 #include <list>
@@ -33,6 +34,8 @@ Name interned(const std::string& name) {
 
 struct Host {
   double now_s = 1000.0;
+  double stolen_every_s = std::numeric_limits<double>::infinity(), stolen_for_s = 0.0;
+  double stolen_s = 0.0;  // so far: others had the core, and this process's own time stood still
   int64_t operators = 0;
   double wake_s = std::numeric_limits<double>::infinity();
   py::object wake;
@@ -44,7 +47,16 @@ struct Host {
     }
     now_s = std::max(now_s, moment_s);
   }
-  void advance(double seconds) { wait_until(now_s + seconds); }
+  // Its own work. Others take the core in between, for so long at the end of each period.
+  void advance(double seconds) {
+    worked_s += seconds;
+    double taken_s = stolen_for_s * std::floor(worked_s / stolen_every_s) - stolen_s;
+    if (taken_s > 0.0) stolen_s += taken_s;
+    wait_until(now_s + seconds + std::max(0.0, taken_s));
+  }
+
+ private:
+  double worked_s = 0.0;
 };
 
 struct Work {
@@ -57,15 +69,16 @@ struct Work {
 };
 
 // What lowers the clock: so many busy seconds for good, or so many seconds of arithmetic, which draw all the power that
-// the card may take; as many of other work or of rest let it rise again.
+// the card may take; as many of other work or of rest let it rise again. A power limit may first let it fall further,
+// and settle in a time constant.
 struct Clock {
-  double after_busy_s, busy_share, after_computing_s, capped_share;
-  double busy_s = 0.0, computing_s = 0.0, end_s = 0.0;
+  double after_busy_s, busy_share, after_computing_s, capped_share, dip_share, settles_s;
+  double busy_s = 0.0, computing_s = 0.0, end_s = 0.0, capped_since_s = 0.0;
   bool capped = false;
   std::deque<std::pair<double, double>> changes;  // from when, and to which share of the rated clock
 
   // For the next kernel.
-  double share() const { return (busy_s >= after_busy_s ? busy_share : 1.0) * (capped ? capped_share : 1.0); }
+  double share() const { return (busy_s >= after_busy_s ? busy_share : 1.0) * (capped ? settled_share() : 1.0); }
 
   double share_at(double moment_s) const {
     for (auto each = changes.rbegin(); each != changes.rend(); ++each)
@@ -83,19 +96,27 @@ struct Clock {
   }
 
  private:
+  double settled_share() const {
+    if (settles_s == 0.0) return capped_share;
+    return capped_share - (capped_share - dip_share) * std::exp(-(end_s - capped_since_s) / settles_s);
+  }
+
   void heat(double seconds) {
     computing_s = std::clamp(computing_s + seconds, 0.0, after_computing_s);
-    if (computing_s == after_computing_s) capped = true;
+    if (computing_s == after_computing_s && !capped) {
+      capped = true;
+      capped_since_s = end_s;
+    }
     if (computing_s == 0.0) capped = false;
   }
 };
 
 struct Speeds {
-  double bytes_per_s, l2_bytes_per_s, smallest_kernel_s, launch_s, graph_launch_s, host_operator_s;
+  double bytes_per_s, l2_bytes_per_s, ramp_s, gap_s, smallest_kernel_s, launch_s, graph_launch_s, host_operator_s;
   std::map<std::string, double> flops_per_s;
   std::vector<std::pair<std::string, double>> kernel_share;
 
-  // max(bytes / bandwidth, FLOPs / peak, the smallest kernel), or what a link takes.
+  // A ramp and max(bytes / bandwidth, FLOPs / peak); or the smallest kernel, or what a link takes.
   double duration_s(
       const std::string& name, int64_t memory_bytes, int64_t l2_bytes, double flops, const std::string& dtype,
       double link_s, double clock_share) const {
@@ -107,7 +128,7 @@ struct Speeds {
         share = reached;
         break;
       }
-    return std::max({moving / share, computing / share, link_s, smallest_kernel_s});
+    return std::max({ramp_s + std::max(moving, computing) / share, link_s, smallest_kernel_s});
   }
 
   double moving_s(int64_t memory_bytes, int64_t l2_bytes, double clock_share) const {
@@ -257,6 +278,8 @@ struct Card {
   Queue* queue = nullptr;  // the current one
   bool generator_captures = false;  // as torch's default generator of this card believes
   std::deque<std::pair<double, double>> spans;  // start and end of what kept it busy lately
+  int64_t memory_bytes = 0;  // that its kernels moved
+  double computing_s = 0.0;  // in which its kernels' time was that of their arithmetic
   py::object on_kernel = py::none();
   py::object times = py::none();  // how many times as long kernels take, where something is planted
   int64_t operators_before = 0;
@@ -332,12 +355,14 @@ struct Card {
 
   void submit(c10::ArrayRef<Kernel> kernels, double host_s) {
     double seconds = 0.0;
-    for (const Kernel& kernel : kernels) seconds += kernel.duration_s;
+    for (const Kernel& kernel : kernels) seconds += kernel.duration_s + speeds.gap_s;
     double start_s = queue->submit(host, seconds, host_s);
     double end_s = start_s;
     for (const Kernel& kernel : kernels) {
       clock.run(end_s, kernel.duration_s, kernel.computes);
-      end_s += kernel.duration_s;
+      end_s += kernel.duration_s + speeds.gap_s;
+      memory_bytes += kernel.memory_bytes;
+      if (kernel.computes) computing_s += kernel.duration_s;
     }
     if (!spans.empty() && start_s - spans.back().second < LULL_S) {
       spans.back().second = start_s + seconds;
@@ -354,7 +379,7 @@ struct Card {
       on_kernel(
           *work.name, work.reads, work.writes, work.flops, *work.dtype, work.link_s, kernel.memory_bytes,
           kernel.l2_bytes, kernel.launched, operators, kernel.duration_s, start_s);
-      start_s += kernel.duration_s;
+      start_s += kernel.duration_s + speeds.gap_s;
       operators = 0;
     }
   }

@@ -58,6 +58,9 @@ PYBIND11_MODULE(native, module) {
   py::class_<Host>(module, "Host")
       .def(py::init<>())
       .def_readwrite("now_s", &Host::now_s)
+      .def_readwrite("stolen_every_s", &Host::stolen_every_s)
+      .def_readwrite("stolen_for_s", &Host::stolen_for_s)
+      .def_readonly("stolen_s", &Host::stolen_s)
       .def_readwrite("operators", &Host::operators)
       .def_readwrite("wake_s", &Host::wake_s)
       .def_readwrite("wake", &Host::wake)
@@ -87,13 +90,14 @@ PYBIND11_MODULE(native, module) {
       });
 
   py::class_<Speeds>(module, "Speeds")
-      .def(py::init<double, double, double, double, double, double, std::map<std::string, double>,
+      .def(py::init<double, double, double, double, double, double, double, double, std::map<std::string, double>,
                     std::vector<std::pair<std::string, double>>>())
       .def("duration_s", &Speeds::duration_s);
 
   py::class_<Clock>(module, "Clock").def(
-      py::init([](double after_busy_s, double busy_share, double after_computing_s, double capped_share) {
-        return Clock{after_busy_s, busy_share, after_computing_s, capped_share};
+      py::init([](double after_busy_s, double busy_share, double after_computing_s, double capped_share,
+                  double dip_share, double settles_s) {
+        return Clock{after_busy_s, busy_share, after_computing_s, capped_share, dip_share, settles_s};
       }));
 
   py::class_<Recording>(module, "Recording")
@@ -129,6 +133,8 @@ PYBIND11_MODULE(native, module) {
       .def_readonly("index", &Card::index)
       .def_readonly("memory", &Card::memory)
       .def_property_readonly("busy_s", [](const Card& card) { return card.clock.busy_s; })
+      .def_readonly("memory_bytes", &Card::memory_bytes)
+      .def_readonly("computing_s", &Card::computing_s)
       .def_readwrite("queue", &Card::queue)
       .def_readwrite("generator_captures", &Card::generator_captures)
       .def_readwrite("on_kernel", &Card::on_kernel)

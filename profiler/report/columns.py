@@ -1,0 +1,105 @@
+"""The columns of a run's cells: those that tables show, and those that exports have."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from profiler.judge.cells import CellResult
+from profiler.report.blocks import DOCUMENTS, MEDIA, TERMINAL, Medium
+from profiler.report.selection import half_width
+from profiler.units import duration, percent, significant
+
+Value = str | int | float | None
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table of cells: its heading, its value, and how a number is shown."""
+
+    heading: str
+    value: Callable[[CellResult], Value]
+    show: Callable[[float], str] | None = None
+    media: frozenset[Medium] = MEDIA
+    """Whose tables have it."""
+
+    def entry(self, result: CellResult) -> Entry:
+        """Return the entry of one row."""
+        value = self.value(result)
+        number = self.show is not None or isinstance(value, int)
+        if value is None or (isinstance(value, float) and math.isnan(value)):
+            return Entry("-", "", number)
+        return Entry(self.show(float(value)) if self.show else str(value), value, number)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry of a table of cells."""
+
+    text: str
+    sort: str | int | float
+    """The value to sort by; empty if there is no value."""
+    number: bool
+
+
+COLUMNS = (
+    Column("phase", lambda cell: cell.phase),
+    Column("engine", lambda cell: cell.engine),
+    Column("batch", lambda cell: cell.batch_size),
+    Column("prompt", lambda cell: cell.prompt_len, media=DOCUMENTS),
+    Column("context", lambda cell: cell.context_len, media=DOCUMENTS),
+    Column("tokens", lambda cell: cell.key.cell.depth, media=TERMINAL),
+    Column("status", lambda cell: cell.status, media=DOCUMENTS),
+    Column("time", lambda cell: cell.latency_s, duration),
+    Column("±", half_width, percent),
+    Column("visits", lambda cell: cell.visits, media=DOCUMENTS),
+    Column("p99", lambda cell: cell.p99_s, duration, DOCUMENTS),
+    Column("TTFT", lambda cell: cell.ttft_s, duration, DOCUMENTS),
+    Column("tokens/s", lambda cell: cell.tokens_per_s, significant, DOCUMENTS),
+    Column("tok/s", lambda cell: cell.tokens_per_s, significant, TERMINAL),
+    Column("TFLOP/s", lambda cell: cell.flops_per_s, lambda value: significant(value / 1e12)),
+    Column("GB/s", lambda cell: cell.bytes_per_s, lambda value: significant(value / 1e9)),
+    Column("MFU", lambda cell: cell.mfu, percent),
+    Column("MBU", lambda cell: cell.mbu, percent),
+    Column("roof", lambda cell: cell.attained, percent),
+    Column("regime", lambda cell: cell.regime),
+    Column("sure", lambda cell: cell.confidence),
+    Column("noise", lambda cell: cell.noise, media=DOCUMENTS),
+)
+
+
+def columns_with_values(results: Sequence[CellResult], medium: Medium) -> list[Column]:
+    """Return the columns of a medium with a value in some row; without the engine if all rows have the same."""
+    several = len({result.engine for result in results}) > 1
+    filled = [column for column in COLUMNS if any(column.entry(result).sort != "" for result in results)]
+    return [column for column in filled if medium in column.media and (several or column.heading != "engine")]
+
+
+EXPORTED_COLUMNS = (
+    "phase",
+    "batch_size",
+    "prompt_len",
+    "context_len",
+    "status",
+    "latency_s",
+    "latency_low_s",
+    "latency_high_s",
+    "tokens_per_s",
+    "tokens_per_s_per_seq",
+    "flops_per_s",
+    "bytes_per_s",
+    "mfu",
+    "mbu",
+    "attained",
+    "regime",
+    "confidence",
+    "engine",
+    "ttft_s",
+    "ttft_p90_s",
+    "ttft_p99_s",
+    "p90_s",
+    "p99_s",
+    "visits",
+)
+"""The columns of cells.csv that exports have, in their order."""

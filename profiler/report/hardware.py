@@ -1,0 +1,141 @@
+"""The device, its roofs and its health, and how the model is stored on it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from profiler.facts.roofs import Roof
+from profiler.facts.telemetry import ReadingRange
+from profiler.report.blocks import (
+    DOCUMENTS,
+    Lines,
+    Section,
+    text_table,
+)
+from profiler.store.folder import Run
+from profiler.units import percent, processors, scaled, significant
+
+
+def precision(run: Run) -> Section:
+    model = run.model
+    quant = ""
+    if model.quant != "none":
+        scales = " with quantised scales" if model.double_quant else ""
+        quant = f", weights in {model.quant}{scales}, products in {model.compute_dtype}"
+    unpacked = f"; published as {model.unpacked_from}, here they are dense" if model.unpacked_from else ""
+    text = (
+        f"{model.dtype}{quant}: {scaled(model.storage_bytes, 'B')} of {model.weights} weights,"
+        f" {8 * model.storage_bytes / model.params:.3g} bits per parameter{unpacked}; {model.attention} attention."
+        " --quant none,nf4 measures several precisions on one grid."
+    )
+    note = "counted from the tensors as stored in memory; timing does not depend on their values"
+    return Section("Precision", [Lines([text], "paragraph")], note, DOCUMENTS)
+
+
+def quality(run: Run) -> Section | None:
+    quality = quality_line(run)
+    return Section("Quality", [Lines([quality])], "measured") if quality else None
+
+
+def quality_line(run: Run) -> str | None:
+    """Return the divergence of a quantised model from the unquantised one; None without `--check-quality`."""
+    quality = run.document.quality
+    if quality is None:
+        return None
+    return (
+        f"compared with the unquantised model, over {quality.tokens} tokens: mean KL divergence"
+        f" {significant(quality.mean_kl_nats, 2)} nats, the same first choice at {percent(quality.top1_agreement)}"
+        " of them (a sanity figure, not a benchmark)"
+    )
+
+
+def roofs(run: Run) -> Section:
+    document = run.document
+    measured_at = datetime.fromtimestamp(document.ceilings.measured_at_unix_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    sheet = f"; datasheet: {document.device.datasheet}" if document.device.datasheet else ""
+    headings = ("roof", "median", "quartiles", "of the datasheet", "clock", "method")
+    table = text_table(headings, roof_rows(run), texts=("quartiles",), wrapped=("method",))
+    return Section("Roofs", [table], f"measured here on {measured_at}{sheet}", DOCUMENTS)
+
+
+def roof_rows(run: Run) -> list[list[str]]:
+    """Return a row per measured roof: name, median, quartiles, share of the datasheet, clock, method."""
+    ceilings, device = run.document.ceilings, run.document.device
+    rows = [
+        _roof_row(f"memory: {name}", "B/s", roof, device.datasheet_bytes_per_s)
+        for name, roof in ceilings.memory.items()
+    ]
+    for name, roof in ceilings.compute.items():
+        peak = device.datasheet_flops_per_s if name == run.model.dtype else None
+        rows.append(_roof_row(f"compute: {name}", "FLOP/s", roof, peak))
+    if ceilings.weights is not None:
+        rows.append(_roof_row("memory: the model's own weights", "B/s", ceilings.weights.roof, None))
+        if ceilings.weights.stream is not None:
+            rows.append(_roof_row("memory: a stream in the same pieces", "B/s", ceilings.weights.stream, None))
+    rows += [_roof_row(f"links: {name}", "B/s", roof, None) for name, roof in ceilings.links.items()]
+    return rows
+
+
+def _roof_row(name: str, unit: str, roof: Roof, peak: float | None) -> list[str]:
+    return [
+        name,
+        scaled(roof.per_s, unit),
+        f"{scaled(roof.low_per_s, unit)} to {scaled(roof.high_per_s, unit)}",
+        percent(roof.per_s / peak) if peak else "-",
+        scaled(roof.clock_hz, "Hz") if roof.clock_hz else "-",
+        roof.method,
+    ]
+
+
+def health(run: Run) -> Section:
+    device = run.document.device
+    rows = [["device", f"{device.name}, {processors(device.threads, device.kind)}"], *health_rows(run)]
+    software = ", ".join(f"{name} {version}" for name, version in run.document.software.items())
+    table = text_table(("", ""), [*rows, ["software", software]], wrapped=("",))
+    return Section("Device and software", [table], "measured during the run", DOCUMENTS)
+
+
+def health_rows(run: Run) -> list[list[str]]:
+    """Return the device's telemetry during the run and its settings; the last row names what is not available."""
+    health = run.document.health
+    known: dict[str, str | None] = {}
+    if readings := health.readings:
+        known = {
+            "readings": str(readings.readings),
+            "clock": _spread(readings.clock_hz, "Hz"),
+            "power": _spread(readings.power_w, "W"),
+            "SMs active": _spread(readings.sm_active, ""),
+            "memory active": _spread(readings.memory_active, ""),
+            "temperature": _spread(readings.temperature_c, "°C"),
+            "cores busy with other processes": _spread(readings.busy_cores_elsewhere, ""),
+            "other processes on the device": _text(readings.other_processes),
+            "throttled by": None if readings.throttle is None else ", ".join(readings.throttle) or "nothing",
+        }
+    known["power at rest"] = None if health.idle_power_w is None else scaled(health.idle_power_w, "W")
+    known |= dict(_setting(name, value) for name, value in health.settings.items())
+    unseen = [*(name for name, text in known.items() if text is None), *health.not_seen]
+    missing = dict.fromkeys(name.replace("_", " ") for name in unseen)
+    rows = [[name, text] for name, text in known.items() if text is not None]
+    return [*rows, ["not available here", ", ".join(missing)]] if missing else rows
+
+
+def _setting(name: str, value: str | float | None) -> tuple[str, str | None]:
+    """Return a setting's name in words, and its value with the unit that the name ends with."""
+    if name.endswith("_w"):
+        return name.removesuffix("_w").replace("_", " "), None if value is None else f"{value} W"
+    return name.replace("_", " "), _text(value)
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def _spread(spread: ReadingRange | None, unit: str) -> str | None:
+    if spread is None:
+        return None
+    low, middle, high = (_plain(value, unit) for value in (spread.low, spread.median, spread.high))
+    return middle if low == high else f"{middle} ({low} to {high})"
+
+
+def _plain(value: float, unit: str) -> str:
+    return scaled(value if value >= 0.005 else 0.0, unit).strip()

@@ -1,0 +1,175 @@
+"""What a report begins and ends with: answer, setting, warnings, words, method."""
+
+from __future__ import annotations
+
+import math
+import shlex
+
+from profiler.facts.roofs import Roof, memory_roof
+from profiler.report.blocks import (
+    DOCUMENTS,
+    HTML,
+    TERMINAL,
+    Definitions,
+    Lines,
+    Section,
+    Sentences,
+    ShellCommand,
+)
+from profiler.report.device import host_words
+from profiler.report.glossary import footnotes
+from profiler.report.selection import first_engine, of_phase
+from profiler.stats import MOST_FOREIGN_CORES
+from profiler.store.folder import EXPLORE_FILE, Run
+from profiler.units import clock_time, duration, percent, scaled, short_count
+
+NO_NUMBER = "No cell has a number: there is nothing to conclude."
+
+
+def answer(run: Run) -> Section:
+    return Section("", [Sentences(run.document.answer or [NO_NUMBER])])
+
+
+def interrupted(run: Run) -> Section | None:
+    text = "Interrupted: the cells below are those measured until then."
+    return None if run.document.finished else Section("", [Lines([text], "warning")])
+
+
+def warnings(run: Run) -> Section | None:
+    warnings = run.document.warnings
+    return Section("Warnings", [Lines(warnings, "warning")], media=DOCUMENTS) if warnings else None
+
+
+def setting(run: Run) -> Section:
+    """The model, the device and its roofs."""
+    device = run.document.device
+    lines = [
+        f"{run.model.id}: {short_count(run.model.params)} parameters, {precision_line(run)}, on {device.name}",
+        "measured roofs: " + ", ".join(roofs_lines(run)),
+    ]
+    host = host_line(run)
+    return Section("", [Lines(lines, "paragraph"), *([Lines([host], "dim")] if host else [])])
+
+
+def precision_line(run: Run) -> str:
+    """Return `float32, random weights`: the precision and the origin of the weights, for a heading."""
+    return f"{run.model.precision}{', random weights' if run.model.weights == 'random' else ''}"
+
+
+def roofs_lines(run: Run) -> list[str]:
+    """Return the measured roofs, each with the datasheet's value if there is one."""
+    ceilings, device, dtype = run.document.ceilings, run.document.device, run.model.dtype
+    bandwidth, compute = ceilings.memory_bytes_per_s, ceilings.compute.get(dtype)
+    lines = ["the memory roof is not known"]
+    if bandwidth is not None:
+        share = _of_sheet(memory_roof(ceilings.memory), device.datasheet_bytes_per_s)
+        lines = [f"memory {scaled(bandwidth, 'B/s')}{share}"]
+    if compute:
+        share = _of_sheet(compute, device.datasheet_flops_per_s)
+        lines.append(f"compute {scaled(compute.per_s, 'FLOP/s')} in {dtype}{share}")
+    by_batch = ceilings.dispatch_s.get(first_engine(run), {}).get("decode", {})
+    smallest = min(by_batch, default=None)
+    if first_engine(run) in run.document.engine.owned:
+        return [*lines, f"dispatch is part of the time of {first_engine(run)}"]
+    lines.append(
+        "dispatch not measured" if smallest is None else f"dispatch {duration(by_batch[smallest])} per decode step"
+    )
+    return lines
+
+
+def _of_sheet(roof: Roof, peak: float | None) -> str:
+    if not roof.measured:
+        return " (the datasheet's, not measured)"
+    return f" ({percent(roof.per_s / peak)} of the datasheet)" if peak else ""
+
+
+def host_line(run: Run) -> str | None:
+    """Return how the host's pace compares, and the shortest step of an engine that dispatches every operator.
+
+    None without a measured pace, or if other processes used the CPU, which slows dispatch.
+    """
+    ceilings, replayed = run.document.ceilings, run.document.engine.replay_as_graph
+    readings = run.document.health.readings
+    elsewhere = readings.busy_cores_elsewhere if readings else None
+    if ceilings.host is None or (elsewhere is not None and elsewhere.median > MOST_FOREIGN_CORES):
+        return None
+    decodes = [phases.get("decode", {}) for name, phases in ceilings.dispatch_s.items() if name not in replayed]
+    least_s = min((seconds for by_batch in decodes for seconds in by_batch.values()), default=math.inf)
+    steps_s = [item.latency_s for item in run.measured if item.phase == "decode" and item.engine not in replayed]
+    if least_s > min(steps_s, default=math.inf) or least_s == math.inf:
+        return host_words(ceilings.host)
+    otherwise = ", a graph can" if run.document.device.kind == "cuda" else ""
+    return f"{host_words(ceilings.host)}; no eager engine can go below {duration(least_s)} per step here{otherwise}"
+
+
+def explore(run: Run) -> Section | None:
+    if not run.measured:
+        return None
+    if (run.folder / EXPLORE_FILE).exists():
+        text = "This model's floors, memory and forecasts at any batch, prompt and context, with the measured cells."
+        return Section("Explore with sliders", [Lines([text], "paragraph")], media=HTML, link=EXPLORE_FILE)
+    command = f"roofscope explore {shlex.quote(run.model.id)} --run ."
+    return Section("Explore with sliders", [ShellCommand("In this folder", command)], media=DOCUMENTS)
+
+
+def cost_of_measuring(run: Run) -> Section:
+    lines = [line for line in (instrument_line(run), stage_line(run)) if line]
+    return Section("", [Lines(lines, "dim")])
+
+
+# A smaller share of a step, taken by the measurement itself, has no figure.
+_LEAST_OVERHEAD = 0.01
+
+
+def instrument_line(run: Run) -> str:
+    """Return the overhead of the measurement per step, absolute and as a share of the fastest decode step."""
+    mark_s = run.document.engine.instrument_s_per_step
+    fastest_s = min((result.latency_s for result in of_phase(run.measured, "decode")), default=None)
+    if mark_s is None or fastest_s is None:
+        return "measurement overhead: not known"
+    share = mark_s / fastest_s
+    words = percent(share) if share >= _LEAST_OVERHEAD else f"less than {percent(_LEAST_OVERHEAD)}"
+    return f"measurement overhead: {duration(mark_s)} per step, {words} of the fastest one"
+
+
+# Shorter stages are omitted from the line on wall time.
+_SHORTEST_STAGE_S = 0.5
+
+
+def stage_line(run: Run) -> str | None:
+    """Return `wall time 2:05: timing 70 s, replays 10 s`: the stages of the run, the longest first."""
+    stages = run.document.stage_s
+    if not stages:
+        return None
+    ordered = sorted(stages.items(), key=lambda item: -item[1])
+    parts = [f"{name} {seconds:.0f} s" for name, seconds in ordered if seconds >= _SHORTEST_STAGE_S]
+    return f"wall time {clock_time(sum(stages.values()))}" + (f": {', '.join(parts)}" if parts else "")
+
+
+def words(run: Run) -> Section | None:
+    pairs = [line.replace("**", "", 2).split(": ", 1) for line in footnotes(run)] if run.measured else []
+    return Section("Words", [Definitions([(name, meaning) for name, meaning in pairs])], media=DOCUMENTS)
+
+
+def method(run: Run) -> Section:
+    coverage = run.document.counting.coverage
+    text = (
+        "Times are medians with a 95 % interval whose unit is the visit; that of a cell visited once is within the"
+        " visit. Rates use model work, the algorithm's minimum; the library's work beyond it is avoidable."
+        " Verdicts use the roofs measured here, never a datasheet."
+    )
+    text += f" The count does not understand {100 * (1 - coverage):.3g} % of the parameters." if coverage < 1 else ""
+    blocks = [Lines([text], "paragraph"), ShellCommand("Repeat it", run.document.command)]
+    return Section("Method and limits", blocks, media=DOCUMENTS)
+
+
+def last_warnings(run: Run) -> Section:
+    """At the end of a screen, where they are seen."""
+    return Section("", [Lines(run.document.warnings, "warning"), Lines(end_lines(run), "dim")], media=TERMINAL)
+
+
+def end_lines(run: Run) -> list[str]:
+    """Return the run's folder and, if it has a report, the page to open next: the end of a screen."""
+    page = run.folder / "report.html"
+    next_line = f"next: open {page}; roofscope explain TERM explains a word of this screen"
+    return [f"run: {run.folder}", *([next_line] if page.exists() else [])]

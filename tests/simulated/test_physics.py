@@ -1,0 +1,149 @@
+"""What a GPU has beside its roofs, planted: short kernels, power that settles, a host that others use, counters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from profiler.device.machine import machine_for
+from profiler.device.telemetry import nvml_source
+from profiler.effort import Effort
+from profiler.roofs.gemm import measure_gemm
+from profiler.roofs.measure import measure
+from profiler.store.folder import read_gathered
+
+from .held import held
+from .native import why_not
+from .scenario import Scenario, said
+from .truth import H100, T4, PowerCap, Stolen, Truth
+from .world import simulated
+
+pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+
+CARD = torch.device("cuda", 0)
+CAP = PowerCap(after_computing_s=0.02, share=0.89, dip_share=0.72)
+"""An H100 under its power limit: 780 TFLOP/s for 20 ms, then 562 for about 50 ms, and 692 to 700 after that."""
+
+
+@pytest.mark.slow
+def test_a_cost_of_each_kernel_is_not_taken_for_a_slow_memory() -> None:
+    """Streams on an H100 took 8.1 us + n / 3.13 TB/s, so one of 512 MiB shows 2.98 TB/s."""
+    with simulated(H100.but(ramp_s=8.1e-6), hurried=False):
+        found = measure(machine_for(CARD), ["bfloat16"], model_dtype="bfloat16", stage_budget_s=Effort().roof_s)
+    assert found.memory_bytes_per_s == pytest.approx(H100.bytes_per_s, rel=0.015)
+
+
+def capped(settles_s: float) -> Truth:
+    return H100.but(power_cap=PowerCap(CAP.after_computing_s, CAP.share, CAP.dip_share, settles_s))
+
+
+def test_a_power_limit_has_settled_before_the_roof_is_taken() -> None:
+    with simulated(capped(0.1), hurried=False):
+        roof = measure_gemm(machine_for(CARD), "bfloat16", Effort().roof_s)
+    assert roof.per_s == pytest.approx(CAP.share * H100.flops_per_s["bfloat16"], rel=0.03)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settles_s", [0.1, 3.0])
+def test_heat_of_its_own_prefills_is_no_drift_of_the_machine(settles_s: float, tmp_path: Path) -> None:
+    """A short prefill runs at the full clock or at the capped one, after whatever ran before it.
+
+    If the limit settles in seconds, no roof of one second has settled: a cell above it has no sure label.
+    """
+    scenario = Scenario("mistral-7b-v0.3", 4, "bfloat16", batch_sizes=(1, 16))
+    run, _ = said(scenario, [capped(settles_s)], tmp_path)
+    evidence = run.document.evidence
+    assert not any("machine" in reason for item in evidence for reason in item.noise_reasons)
+    assert not any("power-capped" in item.flags for item in evidence if item.phase == "decode")
+    assert all(item.confidence == "low" for item in evidence if "above-roof" in item.flags)
+    assert any("power cap" in line for line in run.document.warnings)
+
+
+@pytest.mark.slow
+def test_a_host_that_others_use_shows_its_undisturbed_step(tmp_path: Path) -> None:
+    """Others take the core for 5 ms after each 11 ms of work: two of three steps of 7 ms are disturbed."""
+    scenario = Scenario("mistral-7b-v0.3", 4, "bfloat16", prompt_lens=[64], batch_sizes=[1], new_tokens=32)
+    slow_host = H100.but(launch_s=40e-6)
+    medians, undisturbed = [], []
+    for number, truth in enumerate((slow_host, slow_host.but(stolen=Stolen(11e-3, 5e-3)))):
+        run, _ = said(scenario, [truth], tmp_path / str(number))
+        [decode] = [row for row in run.measured if row.phase == "decode"]
+        medians.append(decode.latency_s)
+        visits = next(iter(read_gathered(run.folder, run.document).visits.values()))
+        undisturbed.append(min(min(visit.decode_s[1:]) for visit in visits))
+        assert decode.regime == "overhead-bound"
+    assert medians[1] > 1.2 * medians[0]
+    assert undisturbed[1] == pytest.approx(undisturbed[0], rel=0.1)
+
+
+def test_a_kernel_that_is_switched_off_is_not_selected() -> None:
+    """sdp_utils.cpp: the memory-efficient kernel takes no grouped heads; torch raises if nothing else is allowed."""
+    with simulated(H100), torch.inference_mode():
+        query = torch.zeros(1, 32, 8, 128, dtype=torch.bfloat16, device=CARD)
+        key = torch.zeros(1, 8, 8, 128, dtype=torch.bfloat16, device=CARD)
+        with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION), pytest.raises(RuntimeError, match="No available kernel"):
+            scaled_dot_product_attention(query, key, key, enable_gqa=True)
+        for kernel, number in ((SDPBackend.FLASH_ATTENTION, 1), (SDPBackend.CUDNN_ATTENTION, 3), (SDPBackend.MATH, 0)):
+            with sdpa_kernel(kernel):
+                assert torch._fused_sdp_choice(query, key, key, enable_gqa=True) == number
+
+
+@pytest.mark.parametrize(("truth", "counts"), [(H100, True), (T4, False)], ids=["H100", "T4"])
+def test_counters_of_an_interval_are_those_of_its_kernels(truth: Truth, counts: bool) -> None:
+    """GPM metrics exist from Hopper on. Streams reach 0.9 of the simulated memory's theoretical maximum."""
+    with simulated(truth) as world:
+        machine, source = machine_for(CARD), nvml_source(CARD)
+        data = torch.zeros(256 << 20, dtype=torch.uint8, device=CARD)
+        assert source.counters() is None, "an interval has a start"
+        while world.card.busy_s < 0.6:
+            data.sum()
+        machine.clock.synchronize()
+        found = source.counters()
+        assert source.counters() is None, "the interval is too short"
+    assert source.missing == ()
+    if not counts:
+        assert found is None
+        return
+    assert found is not None
+    assert found.dram == pytest.approx(0.9, rel=0.02)
+    assert found.sm == pytest.approx(1.0, rel=0.02)
+    assert found.tensor == 0.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("more", "warns"), [(1.0, False), (2.0, True)], ids=["alone", "other-traffic"])
+def test_the_counters_stand_next_to_the_counted_bytes(
+    more: float, warns: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A decode loop of 0.7 s moves its weights at every step; other traffic that the counters see is a finding."""
+    scenario = Scenario("mistral-7b-v0.3", 8, "bfloat16", prompt_lens=[64], batch_sizes=[1], new_tokens=700)
+    if more != 1.0:
+        from . import nvml
+
+        monkeypatch.setattr(nvml, "STREAM_SHARE", nvml.STREAM_SHARE * more)
+    run, _ = said(scenario, [H100], tmp_path)
+    [decode] = [item for item in run.document.evidence if item.phase == "decode"]
+    [ratio] = [each.value for each in decode.signals if each.signal.startswith("memory traffic by the GPU's counters")]
+    assert ratio == pytest.approx(more, rel=0.1)
+    assert warns == any("GPU's counters saw" in line for line in run.document.warnings)
+
+
+@pytest.mark.slow
+def test_the_twin_of_4_bit_weights_launches_the_dense_copies_of_the_model(tmp_path: Path) -> None:
+    """On an H100 bitsandbytes unpacks wide linears within the product up to few rows, and writes a copy for more.
+
+    Its own table decides (backends/cuda/ops.py, 0.50): at 8 rows all but gate and up have a copy.
+    """
+    scenario = Scenario("mistral-7b-v0.3", 4, "bfloat16", prompt_lens=[64], batch_sizes=[1, 8], quant="nf4")
+    truth = H100.but(launch_s=40e-6)
+    run, _ = said(scenario, [truth], tmp_path)
+    dispatch = read_gathered(run.folder, run.document).dispatch
+    one, eight = (dispatch["eager", "decode", batch].step_s for batch in (1, 8))
+    assert eight > one
+    for phase, row in held(scenario, truth, run, tmp_path):
+        if phase.phase == "decode":
+            assert row["dispatch_s"] == pytest.approx(phase.exposed_dispatch_s, rel=0.03)
