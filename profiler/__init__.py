@@ -30,6 +30,13 @@ _HOMES = {
 }
 
 
+def load_ipython_extension(shell: Any) -> None:
+    """Register `%%why`; IPython calls this at `%load_ext profiler`."""
+    from profiler.why_slow.notebook import register
+
+    register(shell)
+
+
 def __getattr__(name: str) -> Any:
     """Import on first use, so that `roofscope --help` does not wait for torch."""
     if name not in _HOMES:

@@ -16,7 +16,7 @@ class Document:
 
 def view(kind: type[_T], source: object, **further: Any) -> _T:
     """Return a `kind` with the fields `further`, and all others from the attributes of `source` with the same names."""
-    names = [item.name for item in _fields(kind) if item.name not in further]
+    names = [item.name for item in fields(kind) if item.name not in further]  # type: ignore[arg-type]
     return kind(**{name: getattr(source, name) for name in names}, **further)
 
 
@@ -28,21 +28,12 @@ def json_text(document: object) -> str:
 def _as_json(value: Any) -> Any:
     """Return what JSON knows of a dataclass or a mapping. Raises TypeError for anything else."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {item.name: getattr(value, item.name) for item in _fields(type(value)) if not _left_out(value, item)}
+        return {item.name: getattr(value, item.name) for item in fields(value) if not _left_out(value, item)}
     if isinstance(value, Mapping):
         return dict(value)
     if hasattr(value, "__fspath__"):
         return str(value)
     raise TypeError(f"{type(value).__name__} is not JSON")
-
-
-_FIELDS: dict[type, Any] = {}
-
-
-def _fields(kind: Any) -> Any:
-    if kind not in _FIELDS:
-        _FIELDS[kind] = fields(kind)
-    return _FIELDS[kind]
 
 
 def _left_out(value: object, item: Any) -> bool:

@@ -15,7 +15,6 @@ from profiler.device.clock import time_calls
 from profiler.device.machine import Machine
 from profiler.facts.roofs import Ceilings
 from profiler.judge.breakdown import TERM_NAMES
-from profiler.judge.regimes import Regime
 from profiler.roofs.links import disk_fetch
 from profiler.stats import NOTHING, Timing
 
@@ -45,7 +44,8 @@ _ROWS = 16
 class Label:
     """A regime, with its cause if it is kernel-bound."""
 
-    regime: Regime
+    regime: str
+    """A `Regime`."""
     cause: str = ""
     """For kernel-bound, the largest term: `kernels below the roof` or `dequantisation`."""
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from profiler.judge.breakdown import TERM_NAMES, TimeBreakdown
-from profiler.judge.regimes import Evidence
 from profiler.report.blocks import TextColumn, TextTable, text_table
 from profiler.report.terminal import rich_table
 from profiler.units import duration, percent, scaled
@@ -16,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from profiler.checks.doctor import Examination
-    from profiler.checks.selftest import SelftestResult
+    from profiler.checks.selftest import SelftestRow
     from profiler.facts.contention import Contention
 
 _MARKS = {True: "ok", False: "NO", None: "-"}
@@ -34,7 +32,7 @@ def print_examination(examination: Examination, console: Console) -> None:
     console.print(rich_table(TextTable(columns, rows), console.width), highlight=False)
 
 
-def print_selftest(results: Sequence[SelftestResult], console: Console) -> None:
+def print_selftest(results: Sequence[SelftestRow], console: Console) -> None:
     """Print a table of the known kernels, and the reason why each inconclusive one has no label."""
     console.print(rich_table(_selftest_table(results), console.width))
     for item in results:
@@ -47,18 +45,18 @@ def print_selftest(results: Sequence[SelftestResult], console: Console) -> None:
             )
 
 
-def _selftest_table(results: Sequence[SelftestResult]) -> TextTable:
+def _selftest_table(results: Sequence[SelftestRow]) -> TextTable:
     """A row per known kernel: expected label, result, and the largest parts of its time."""
     headings = ("known kernel", "expected", "result", "confidence", "rounds", "time", "where it goes")
     caption = "rounds: how many gave the expected label, each under the roofs that it measured"
     rows = [
         [
             item.name,
-            str(item.expected),
+            item.expected_label,
             "right" if item.right else f"{item.label}  WRONG" if item.wrong else "inconclusive",
-            (item.verdict.confidence or "") if item.right else "",
-            f"{item.rounds.get(str(item.expected), 0)} of {sum(item.rounds.values())}",
-            duration(item.split.latency_s),
+            item.confidence if item.right else "",
+            f"{item.rounds.get(item.expected_label, 0)} of {sum(item.rounds.values())}",
+            duration(item.latency_s),
             _largest_terms(item.split),
         ]
         for item in results
@@ -66,7 +64,7 @@ def _selftest_table(results: Sequence[SelftestResult]) -> TextTable:
     return text_table(headings, rows, texts=headings[:4], wrapped=headings[-1:], caption=caption)
 
 
-def contention_line(contention: Contention, results: Sequence[SelftestResult]) -> str:
+def contention_line(contention: Contention, results: Sequence[SelftestRow]) -> str:
     """Return the warning that other processes kept cores busy, so that kernels could not be judged."""
     unknown = sum(not item.right and not item.wrong for item in results)
     return (
@@ -87,47 +85,3 @@ def _largest_terms(parts: TimeBreakdown) -> str:
 
 def _range(values: tuple[float, float], unit: str) -> str:
     return " to ".join(scaled(value, unit) for value in values)
-
-
-@dataclass(frozen=True)
-class SelftestRow:
-    """One known kernel and its label; `roofscope selftest --format json` is a list of these."""
-
-    name: str
-    expected: str
-    expected_cause: str
-    regime: str
-    cause: str
-    confidence: str
-    right: bool
-    wrong: bool
-    """Whether the label is false; `inconclusive` is not."""
-    rounds: Mapping[str, int]
-    """How many rounds gave each label."""
-    latency_s: float
-    split: TimeBreakdown
-    """The kernel's time breakdown."""
-    memory_bytes_per_s: tuple[float, float]
-    compute_flops_per_s: tuple[float, float]
-    """The lowest and the highest roof that were measured before and during its rounds."""
-    signals: Sequence[Evidence]
-
-
-def selftest_row(result: SelftestResult) -> SelftestRow:
-    """Return a known kernel's entry of the JSON document."""
-    return SelftestRow(
-        name=result.name,
-        expected=result.expected.regime,
-        expected_cause=result.expected.cause,
-        regime=result.label.regime,
-        cause=result.label.cause,
-        confidence=result.verdict.confidence,
-        right=result.right,
-        wrong=result.wrong,
-        rounds=result.rounds,
-        latency_s=result.split.latency_s,
-        split=result.split,
-        memory_bytes_per_s=result.memory_bytes_per_s,
-        compute_flops_per_s=result.compute_flops_per_s,
-        signals=result.verdict.evidence,
-    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ from profiler.errors import RequestError
 from profiler.facts.dispatch import Dispatch
 from profiler.facts.roofs import Ceilings
 from profiler.judge.breakdown import TERM_NAMES, Demand, StepRoofs, TimeBreakdown, break_down
-from profiler.judge.regimes import DOMINANCE, Measurement, Verdict, judge_cell
+from profiler.judge.regimes import DOMINANCE, Evidence, Measurement, Verdict, judge_cell
 from profiler.stats import Timing, timing_of
 
 LEAST_KERNEL_ROUNDS, MOST_KERNEL_ROUNDS = 6, 15
@@ -31,30 +31,35 @@ ABOVE_ROOF = 1.25
 
 
 @dataclass(frozen=True)
-class SelftestResult:
-    """The label of a known kernel, with its evidence."""
+class SelftestRow:
+    """One known kernel and its label; `roofscope selftest --format json` is a list of these."""
 
     name: str
-    expected: Label
-    label: Label
-    """The label of nearly every round and of their medians if the roofs were steady, else inconclusive."""
-    rounds: dict[str, int]
+    expected: str
+    expected_cause: str
+    regime: str
+    cause: str
+    confidence: str
+    right: bool
+    wrong: bool
+    """Whether the label is false; `inconclusive` is not."""
+    rounds: Mapping[str, int]
     """How many rounds gave each label."""
-    verdict: Verdict
-    """The verdict on the medians of all rounds."""
+    latency_s: float
     split: TimeBreakdown
+    """The kernel's time breakdown."""
     memory_bytes_per_s: tuple[float, float]
     compute_flops_per_s: tuple[float, float]
-    """The lowest and the highest roof that were measured before and during the rounds."""
+    """The lowest and the highest roof that were measured before and during its rounds."""
+    signals: Sequence[Evidence]
 
     @property
-    def right(self) -> bool:
-        return self.label == self.expected
+    def label(self) -> str:
+        return str(Label(self.regime, self.cause))
 
     @property
-    def wrong(self) -> bool:
-        """Whether the label is false; `inconclusive` is not."""
-        return not self.right and self.label.regime != "inconclusive"
+    def expected_label(self) -> str:
+        return str(Label(self.expected, self.expected_cause))
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,7 @@ class _Round:
     conversions: tuple[Timing, ...]
 
 
-def run_selftest(machine: Machine, ceilings: Ceilings) -> Iterator[SelftestResult]:
+def run_selftest(machine: Machine, ceilings: Ceilings) -> Iterator[SelftestRow]:
     """Time and judge the known kernels, one after the other.
 
     The roofs of a shared machine change from minute to minute (memory: 42, 78, 92 and 103 GB/s in four runs on one
@@ -86,7 +91,7 @@ def run_selftest(machine: Machine, ceilings: Ceilings) -> Iterator[SelftestResul
             yield _selftest(kernel, bench, before)
 
 
-def _selftest(kernel: KnownKernel, bench: KernelBench, before: RoofsNow) -> SelftestResult:
+def _selftest(kernel: KnownKernel, bench: KernelBench, before: RoofsNow) -> SelftestRow:
     rounds = _time_rounds(kernel, bench)
     memory = [item.roofs.memory_bytes_per_s for item in rounds]
     compute = [item.roofs.compute_flops_per_s for item in rounds]
@@ -105,15 +110,23 @@ def _selftest(kernel: KnownKernel, bench: KernelBench, before: RoofsNow) -> Self
     counts = Counter(judge(item, item.roofs, *2 * (item.whole.median_s,))[0] for item in rounds)
     steady = all(high <= _STEADY * low for low, _, high in map(statistics.quantiles, (memory, compute)))
     agreed = steady and label == label_before and counts[label] >= _AGREEING * len(rounds)
-    return SelftestResult(
+    if not agreed:
+        label = Label("inconclusive")
+    return SelftestRow(
         name=kernel.name,
-        expected=kernel.label,
-        label=label if agreed else Label("inconclusive"),
+        expected=kernel.label.regime,
+        expected_cause=kernel.label.cause,
+        regime=label.regime,
+        cause=label.cause,
+        confidence=verdict.confidence,
+        right=label == kernel.label,
+        wrong=label not in (kernel.label, Label("inconclusive")),
         rounds={str(name): count for name, count in counts.most_common()},
-        verdict=verdict,
+        latency_s=breakdown.latency_s,
         split=breakdown,
         memory_bytes_per_s=_range([before.memory_bytes_per_s, *memory]),
         compute_flops_per_s=_range([before.compute_flops_per_s, *compute]),
+        signals=verdict.evidence,
     )
 
 

@@ -53,7 +53,7 @@ def ceilings(on: OnDevice, measured: Measured, output: Output) -> None:
     from profiler.roofs.links import measure_links
     from profiler.roofs.measure import measure
     from profiler.roofs.sampler import attempt
-    from profiler.run.warnings import busy_warnings, device_warnings, health_warnings, missing_roofs, roof_warnings
+    from profiler.run.warnings import busy_words, device_warnings, health_warnings, missing_roofs, roof_warnings
 
     names = profiled_dtypes(measured.out_dtypes, measured.out) if measured.out else []
     machine, foreign = machine_for(resolve_device(on.device)), ForeignLoad()
@@ -70,7 +70,7 @@ def ceilings(on: OnDevice, measured: Measured, output: Output) -> None:
     peaks = {name: sheet.peak_flops_per_s(name) for name in dtypes} if sheet else {}
     sheet_per_s = {**peaks, **({"bandwidth": sheet.bandwidth_bytes_per_s} if sheet else {})}
     warnings = [
-        *busy_warnings(info, foreign),
+        *busy_words(info.host_threads, foreign),
         *device_warnings(info),
         *health_warnings(info, roofs),
         *missing_roofs(roofs),
@@ -86,7 +86,7 @@ def ceilings(on: OnDevice, measured: Measured, output: Output) -> None:
 def _print_ceilings(
     console: Console, info: Device, roofs: Ceilings, sheet_per_s: Mapping[str, float | None], warnings: Sequence[str]
 ) -> None:
-    from profiler.report.device import ceilings_table, host_words
+    from profiler.report.hardware import ceilings_table, host_words
     from profiler.report.terminal import rich_table
     from profiler.units import processors, scaled
 
@@ -189,25 +189,23 @@ def selftest(on: OnDevice, output: Output) -> None:
 
     Exit codes: 0 right, 1 a label is wrong, 3 a kernel is inconclusive.
     """
-    from profiler.checks.render import contention_line, print_selftest, selftest_row
+    from profiler.checks.render import contention_line, print_selftest
     from profiler.checks.selftest import run_selftest
     from profiler.device.contention import Neighbours
     from profiler.device.device import resolve_device
     from profiler.device.machine import machine_for
     from profiler.roofs.measure import measure
-    from profiler.run.neighbours import host_threads
 
     machine, neighbours = machine_for(resolve_device(on.device)), Neighbours()
     results = list(run_selftest(machine, measure(machine, ["float32"], model_dtype="float32")))
     wrong, right = any(result.wrong for result in results), all(result.right for result in results)
     contention = neighbours.look()
-    busy = not right and contention.disturbs(host_threads(machine.info))
+    busy = not right and contention.disturbs(machine.info.host_threads)
     if busy:
-        print(contention_line(contention, results), file=sys.stderr if output.format == "json" else sys.stdout)
+        line = contention_line(contention, results)
+        print(line, file=sys.stderr) if output.format == "json" else output.console().print(line, highlight=False)
     if output.format == "json" or wrong or not busy:
-        output.answer(
-            lambda: [selftest_row(result) for result in results], lambda console: print_selftest(results, console)
-        )
+        output.answer(lambda: results, lambda console: print_selftest(results, console))
     if wrong:
         raise typer.Exit(EXIT_WRONG)
     if not right:

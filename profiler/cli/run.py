@@ -148,7 +148,7 @@ def _run_precisions(options: Options, progress: Progress, output: Output) -> lis
         from profiler.run.multi_run import run_precisions
 
         runs = run_precisions(options, listed(options.quant), listener)
-    from profiler.report.precisions import print_comparison
+    from profiler.run.precisions import print_comparison
 
     output.answer(lambda: [run_json(run) for run in runs], lambda console: print_comparison(runs, console))
     return runs
@@ -183,7 +183,7 @@ def batch_test(options: Options, test: BatchTest, progress: Progress, output: Ou
         for warning in prepared.warnings:
             listener.stage(warning)
         result = execute(prepared, listener)
-    from profiler.report.batch_test import print_doubling
+    from profiler.run.batch_test_screen import print_doubling
 
     phase: Phase = "prefill" if test.phase == "prefill" else "decode"
     output.answer(lambda: run_json(result), lambda console: print_doubling(result, phase, console))

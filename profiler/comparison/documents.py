@@ -58,7 +58,7 @@ class ChangeRow:
     machine: float
     """The part that was divided out: 0.04 if the machine itself was 4 % slower."""
     before_visits: int
-    """Visits of the cell; 0 if another tool's file gives no number of repetitions."""
+    """Visits of the cell, or another tool's repetitions: 2 if only their spread is known, 0 if neither is."""
     after_visits: int
     """The same of the second side."""
 

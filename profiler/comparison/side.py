@@ -74,7 +74,7 @@ class CellTime:
     high_s: float
     """95 % interval; both ends equal the median if its spread is unknown."""
     visits: int
-    """0 if another tool's file gives no number of repetitions, or no spread."""
+    """Visits, or another tool's repetitions: 2 if only their spread is known, 0 if neither is."""
     terms: Mapping[str, float] = field(default_factory=dict)
     """Time breakdown in seconds; empty if it is not known."""
     half_widths_s: Mapping[str, float] = field(default_factory=dict)

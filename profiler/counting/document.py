@@ -17,16 +17,7 @@ from profiler.json_document import Document, view
 from profiler.units import escape_formula
 
 Number = int | float
-_CSV_COLUMNS = (
-    "name",
-    "group",
-    "count",
-    "dtype",
-    "model_flops",
-    "executed_flops",
-    "model_bytes",
-    "executed_bytes",
-)
+_CSV_COLUMNS = ("name", "group", "count", "dtype", "model_flops", "executed_flops", "model_bytes", "executed_bytes")
 
 
 @dataclass(frozen=True)

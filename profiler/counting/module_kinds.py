@@ -14,7 +14,7 @@ from profiler.quant import storage as formats
 
 _NORM = re.compile(r"norm|layernorm", re.IGNORECASE)
 _ATTENTION = re.compile(r"((attention|attn)(sdpa|eager)?|MLA)$", re.IGNORECASE)
-_LINEAR_ATTENTION = re.compile(r"Lightning|DeltaNet|DeltaAttention|RwkvSelfAttention")
+_LINEAR_ATTENTION = re.compile(r"Lightning|DeltaNet|DeltaAttention")
 _INDEXER = re.compile(r"Indexer$")
 _IN_FLOAT32 = re.compile(r"^Inkling\w*ShortConvolution$|^Dots3\w*Indexer$")
 _SPARSE = re.compile(r"Indexer|Compressor|Sparse.*Attention|BlockSparse|LSH")
@@ -40,7 +40,14 @@ def is_recurrent(module: nn.Module) -> bool:
     parts = (module, *module.children())
     decays = any(isinstance(getattr(part, "A_log", None), torch.Tensor) for part in parts)
     convolves = any(isinstance(part, nn.Conv1d) for part in parts)
-    return (decays and convolves) or bool(_LINEAR_ATTENTION.search(type(module).__name__))
+    by_name = bool(_LINEAR_ATTENTION.search(type(module).__name__))
+    return (decays and convolves) or by_name or recurrent_channels(module) is not None
+
+
+def recurrent_channels(module: nn.Module) -> torch.Tensor | None:
+    """Return the decay per channel of RWKV or RG-LRU, whose state has no heads; None for other modules."""
+    decay = first_of(module, "time_decay", "recurrent_param")
+    return decay if isinstance(decay, torch.Tensor) else None
 
 
 def has_state(module: nn.Module) -> bool:

@@ -206,7 +206,4 @@ def _collectives(model: Any, ranks: int) -> Iterator[tuple[str, Collective]]:
             width = module.embedding_dim
         else:
             width = hidden
-        yield (
-            short,
-            Collective(f"{short}.{kind}", "collective", 1, dtype, kind, ranks, None, width, dtype.itemsize),
-        )
+        yield (short, Collective(f"{short}.{kind}", "collective", 1, dtype, kind, ranks, None, width, dtype.itemsize))

@@ -34,9 +34,9 @@ _NUMBERS = re.compile(r"(?<=\.)\d+(?=\.|$)")
 # Modules that run every expert on every token, whatever the router chooses.
 _DENSE_EXPERTS = frozenset({"Llama4TextExperts"})
 
-# Parameters that are not in a module of their own: matrices of hyper-connections and of an indexer's gate, and what is
-# added to each key of a block.
-_LOOSE_MATRICES = frozenset({"fn", "hc_fn", "index_kpool_compress_gate"})
+# Parameters that are not in a module of their own: matrices of hyper-connections, of an indexer's gate and of RG-LRU's
+# gates, and what is added to each key of a block.
+_LOOSE_MATRICES = frozenset({"fn", "hc_fn", "index_kpool_compress_gate", "input_gate_weight", "recurrent_gate_weight"})
 _ADDENDS = frozenset({"position_bias", "index_kpool_compress_ape"})
 _RESIDUAL_ADDS_PER_LAYER = 2
 _ROPE_FLOPS_PER_ELEMENT = 3
@@ -228,8 +228,8 @@ class _Visitor:
                 continue
             self._counted.add(id(param))
             self.total_params += param.numel()
-            if key in _LOOSE_MATRICES and param.dim() == 2:
-                yield self._loose(short, param)
+            if key in _LOOSE_MATRICES and param.dim() > 1:
+                yield self._loose(f"{short}.{key}" if recurrent else short, param)
             elif key in _ADDENDS or recurrent or max(param.shape, default=1) == param.numel():
                 vector_bytes += param.numel() * param.element_size()
             else:
@@ -242,7 +242,8 @@ class _Visitor:
 
     def _loose(self, short: str, weight: nn.Parameter) -> Linear:
         """Return a product with a matrix that is no module: that of hyper-connections (arXiv:2409.19606) and others."""
-        outs, ins = weight.shape
+        ins = weight.shape[-1]  # those of one block, if it has several: [blocks, out, in]
+        outs = weight.numel() // ins
         name = str(weight.dtype).removeprefix("torch.")
         stored = StoredWeight(name, ins, outs, weight.numel() * weight.element_size(), 0, weight.dtype)
         return Linear(short, "other", 1, weight.dtype, stored, "tokens", self.activation)
@@ -268,17 +269,18 @@ class _Visitor:
 
         transformers keeps the states of a mixer with a decay per step in float32, and those of Lightning attention in
         the model's dtype. FLOPs per element are those of the recurrences: h = a h + B x, y = C h has 5 (Mamba,
-        arXiv:2312.00752, Mamba-2, arXiv:2405.21060, Lightning, arXiv:2401.04658); the delta rule also reads and
-        corrects the old value of a key: S = S (a (I - b k k^T)) + b v k^T, o = S q has 7 (Gated DeltaNet,
-        arXiv:2412.06464, Kimi Delta Attention, arXiv:2510.26692).
+        arXiv:2312.00752, Mamba-2, arXiv:2405.21060, Lightning, arXiv:2401.04658, RG-LRU, arXiv:2402.19427); the delta
+        rule also reads and corrects the old value of a key: S = S (a (I - b k k^T)) + b v k^T, o = S q has 7 (Gated
+        DeltaNet, arXiv:2412.06464, Kimi Delta Attention, arXiv:2510.26692).
         """
         if not kinds.is_recurrent(module):
             return None
         decay = getattr(module, "A_log", None)
         if decay is not None and decay.dim() > 1:  # Mamba-1's state is [intermediate, state], like A
             elements = int(decay.numel())
-        elif (channels := getattr(module, "time_decay", None)) is not None:  # RWKV-4: numerator, denominator, maximum
-            elements = 3 * int(channels.numel())
+        elif (channels := kinds.recurrent_channels(module)) is not None:
+            # RWKV-4 keeps numerator, denominator and maximum; RG-LRU one value.
+            elements = channels.numel() * (3 if hasattr(module, "time_decay") else 1)
         else:
             heads = ("num_v_heads", "num_heads", "n_heads", "num_attention_heads")
             shape = (heads, ("head_v_dim", "head_dim"), ("head_k_dim", "ssm_state_size", "head_dim"))
@@ -288,7 +290,7 @@ class _Visitor:
                 return None
             elements = math.prod(map(int, sizes))
         lightning = "Lightning" in type(module).__name__
-        corrects = not lightning and kinds.first_of(module, "ssm_state_size", "time_decay") is None
+        corrects = not lightning and kinds.first_of(module, "ssm_state_size", "time_decay", "recurrent_param") is None
         return RecurrentState(
             name=f"{short}.state",
             group="state",

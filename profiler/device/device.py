@@ -63,6 +63,11 @@ class Device:
         """Whether the host can run ahead of the device, which then hides dispatch."""
         return self.kind == "cuda"
 
+    @property
+    def host_threads(self) -> int:
+        """The host threads that it needs: all of a CPU's, one to dispatch a GPU's steps."""
+        return self.threads if self.kind == "cpu" else 1
+
 
 def describe(device: torch.device) -> Device:
     """Return the name, memory, caches and capability of `device`."""

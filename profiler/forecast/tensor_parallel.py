@@ -27,7 +27,7 @@ from profiler.forecast.shards import SET_S, ShardTime, machine_of, replay_shards
 from profiler.json_document import Document, view
 from profiler.predict.result import Answer, ForecastCell, ForecastError, StepShape
 from profiler.report.progress import QuietListener
-from profiler.run.warnings import busy_warnings
+from profiler.run.warnings import busy_words
 from profiler.store.folder import read_document
 from profiler.units import duration, scaled, significant
 
@@ -137,7 +137,7 @@ def _replayed_kernels(
     return kernels_by_ranks, (
         "A rank's linears were replayed here, in turn with the whole ones. Its attention and experts are assumed to"
         " reach the same share of their roof as the whole ones.",
-        *(f"Meanwhile {warning}" for warning in busy_warnings(machine.info, foreign)),
+        *(f"Meanwhile {warning}" for warning in busy_words(machine.info.host_threads, foreign)),
     )
 
 

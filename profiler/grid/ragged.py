@@ -19,7 +19,6 @@ QUEUE_BATCHES = 4
 _RANGE = re.compile(r"(\d{1,9})\.\.(\d{1,9})")
 _LINE = re.compile(r"(\d{1,9})(?:[,;\s]+(\d{1,9}))?")
 _SEED = 0
-_MOST_LINES = 100_000
 _GRAMMAR = (
     "use ragged:32..512 (drawn evenly, seeded), or ragged:FILE with a prompt's length on each line, and after a comma"
     " its number of new tokens if they differ"
@@ -143,8 +142,6 @@ def _read(path: Path, text: str, new_tokens: int) -> tuple[Request, ...]:
         if match is None or int(match[1]) < 1 or (match[2] and int(match[2]) < 1):
             raise GridError(f"--prompt-lens: line {number} of {path.name} is not a length of 1 or more; {_GRAMMAR}.")
         requests.append(Request(int(match[1]), int(match[2] or new_tokens)))
-    if len(requests) > _MOST_LINES:
-        raise GridError(f"--prompt-lens: {path.name} has more than {_MOST_LINES} lengths.")
     return tuple(requests)
 
 

@@ -205,6 +205,8 @@ class Term:
     """Its colour on a page, by the name of a variable in style.css, which has a light and a dark one."""
     screen_color: str
     """On a terminal."""
+    meaning: str
+    """In the glossary, after its name and a colon."""
 
     @property
     def short(self) -> str:
@@ -213,19 +215,55 @@ class Term:
 
 
 TERMS = {
-    "weights_s": Term("weights", "weights need", "#0072B2", "", "blue", "blue"),
-    "kv_s": Term("KV cache", "the KV cache needs", "#56B4E9", "//", "sky", "cyan"),
-    "compute_s": Term("arithmetic", "arithmetic needs", "#E69F00", "", "amber", "yellow"),
-    "dequantise_s": Term("dequantisation", "dequantising takes", "#009E73", "oo", "green", "green"),
-    "kernel_s": Term("kernels below the roof", "kernels lose", "#D55E00", "\\\\", "vermilion", "red"),
-    "avoidable_s": Term("avoidable work", "avoidable work takes", "#F0E442", "", "yellow", "bright_yellow"),
-    "padding_s": Term("padding", "padding takes", "#AA4499", "++", "plum", "bright_red"),
-    "link_s": Term("link", "the link takes", "#000000", "--", "ink", "default"),
-    "dispatch_s": Term("dispatch", "dispatch takes", "#CC79A7", "..", "pink", "magenta"),
-    "generate_s": Term("generate tax", "generate adds", "#882255", "oo", "wine", "bright_magenta"),
-    "engine_s": Term("engine", "the engine takes", "#44AA99", "//", "teal", "bright_cyan"),
-    "unexplained_s": Term("unexplained", "unexplained is", "#999999", "xx", "grey", "bright_black"),
-}
+    "weights_s": Term(
+        "weights", "weights need", "#0072B2", "", "blue", "blue",
+        "the time to read the weights at the measured roofs; a term of the time breakdown.",
+    ),
+    "kv_s": Term(
+        "KV cache", "the KV cache needs", "#56B4E9", "//", "sky", "cyan",
+        "keys and values of all earlier tokens, read whole at every decode step.",
+    ),
+    "compute_s": Term(
+        "arithmetic", "arithmetic needs", "#E69F00", "", "amber", "yellow",
+        "the time of operators that the compute roof limits; a term of the time breakdown.",
+    ),
+    "dequantise_s": Term(
+        "dequantisation", "dequantising takes", "#009E73", "oo", "green", "green",
+        "converting between formats inside a matmul (dense copies of packed weights, scaled int32), timed separately.",
+    ),
+    "kernel_s": Term(
+        "kernels below the roof", "kernels lose", "#D55E00", "\\\\", "vermilion", "red",
+        "the time of the library's kernels above their own roofs at these shapes, measured by replaying each of them.",
+    ),
+    "avoidable_s": Term(
+        "avoidable work", "avoidable work takes", "#F0E442", "", "yellow", "bright_yellow",
+        "the library's work beyond the algorithm's minimum: copies, conversions, newly allocated memory.",
+    ),
+    "padding_s": Term(
+        "padding", "padding takes", "#AA4499", "++", "plum", "bright_red",
+        "positions without a token in a batch of unequal prompts: computed in a prefill, read again by every step.",
+    ),
+    "link_s": Term(
+        "link", "the link takes", "#000000", "--", "ink", "default",
+        "the connection between the device and the host, the disk or another GPU.",
+    ),
+    "dispatch_s": Term(
+        "dispatch", "dispatch takes", "#CC79A7", "..", "pink", "magenta",
+        "the time of Python, transformers and torch to start a step's operators; measured on the hollow twin.",
+    ),
+    "generate_s": Term(
+        "generate tax", "generate adds", "#882255", "oo", "wine", "bright_magenta",
+        "the extra time of a step in transformers' own generate over the same step of our loop, measured in turns.",
+    ),
+    "engine_s": Term(
+        "engine", "the engine takes", "#44AA99", "//", "teal", "bright_cyan",
+        "time added by an engine that owns its model (vLLM): scheduler, sampler, launches, losses of hidden kernels.",
+    ),
+    "unexplained_s": Term(
+        "unexplained", "unexplained is", "#999999", "xx", "grey", "bright_black",
+        "the measured time less all terms of the breakdown; negative if a roof or a count is too low.",
+    ),
+}  # fmt: skip
 """The terms that add up to a measured step, by their columns of cells.csv."""
 TERM_NAMES = {column: term.name for column, term in TERMS.items()}
 

@@ -56,6 +56,8 @@ _REPLACED_BY: Mapping[str, frozenset[str]] = {
     WITHOUT_CUDNN: frozenset({_OTHER_ATTENTION}),
 }
 """By tried variant other than a format: the computed changes that it replaces."""
+_WEIGHTS = frozenset({*FORMATS, *_DTYPE_BITS})
+"""Ways to hold the weights, of which a model has one."""
 _REPLACED_BY_ENGINE: Mapping[str, frozenset[str]] = {
     "static": frozenset({STATIC_CACHE}),
     "graph": frozenset({GRAPHED}),
@@ -182,8 +184,13 @@ def best_lever(cell: JudgedCell, setting: Setting) -> Lever | None:
 
 
 def next_tried(cell: JudgedCell, setting: Setting, best: Lever) -> Lever | None:
-    """Return the tried change that saves most after `best` and is no part of it, if it saves at least `WORTH`."""
+    """Return the tried change that saves most after `best` and is neither a part of it nor in its place.
+
+    It saves at least `WORTH` of the step.
+    """
     least_s, parts = WORTH * cell.split.latency_s, _REPLACED_BY.get(best.change, frozenset())
+    if best.change in _WEIGHTS:
+        parts = _WEIGHTS
     others = (
         item
         for item in levers(cell, setting)

@@ -9,14 +9,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from profiler.loading.device_map import (
-    DeviceMap,
-    OtherBytesOf,
-    dispatch,
-    plan_device_map,
-    read_back,
-    written,
-)
+from profiler.loading.device_map import DeviceMap, OtherBytesOf, dispatch, plan_device_map, read_back, written
 from profiler.loading.meta_model import from_config
 from profiler.loading.request import ModelRequest
 from profiler.quant.formats import quantise_modules

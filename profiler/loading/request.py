@@ -16,11 +16,7 @@ from profiler.loading.source import ModelSource
 from profiler.quant.formats import PLAIN, QuantOptions
 from profiler.quant.registry import Quant
 
-DTYPES: dict[str, torch.dtype] = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
+DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,8 @@ def _resolve_folder(path: Path) -> ModelSource:
     if adapter.is_file():
         raise ModelError(
             f"the folder {str(path)!r} contains an adapter, which transformers would apply to a model from elsewhere;"
-            " merge the two (peft: merge_and_unload) and pass the result."
+            ' merge the two and pass the result: python -c "from peft import AutoPeftModelForCausalLM as Model;'
+            f" Model.from_pretrained({str(path)!r}).merge_and_unload().save_pretrained('merged')\" (pip install peft)."
         )
     if not config.is_file():
         ggufs = sorted(file.name for file in path.glob("*.gguf"))

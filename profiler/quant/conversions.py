@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from profiler.facts.step import StoredWeight
-from profiler.quant.registry import FORMATS, ConversionCall
+from profiler.quant.registry import ConversionCall, library_of
 from profiler.quant.storage import stored
 
 
@@ -26,12 +26,10 @@ def conversion_calls(modules: Sequence[nn.Module], rows: int, activations: torch
         return _llm_int8(modules, weights[0], rows, activations)
     if not all(weight.writes_dense_copy(rows) for weight in weights):
         return []
-    name = weights[0].format
-    library = FORMATS[name].library if name in FORMATS else None
-    copies = [library and library().dense_copy(name, *pair) for pair in zip(modules, weights, strict=True)]
-    if None in copies:
-        raise NotImplementedError(f"{name} has no dense copy to time")
-    return [copy for copy in copies if copy]
+    library = library_of(modules[0].weight)
+    pairs = zip(modules, weights, strict=True)
+    copies = [library.dense_copy(weight.format, module, weight) for module, weight in pairs] if library else []
+    return [copy for copy in copies if copy is not None]
 
 
 def _llm_int8(

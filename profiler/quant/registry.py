@@ -112,10 +112,15 @@ FORMATS: dict[str, QuantFormat] = {
 """By name, in the order in which messages list them."""
 
 
+def format_of(weight: object) -> QuantFormat | None:
+    """Return the first format whose class a weight has; None for other weights."""
+    return next((item for item in FORMATS.values() if type(weight).__name__ in item.weights), None)
+
+
 def library_of(weight: object) -> Library | None:
     """Return the library whose class a weight has; None for other weights."""
-    kind = type(weight).__name__
-    return next((item.library() for item in FORMATS.values() if item.library and kind in item.weights), None)
+    found = format_of(weight)
+    return found.library() if found and found.library else None
 
 
 def known_quant(quant: str) -> Quant:

@@ -16,7 +16,7 @@ from profiler.facts.step import StoredWeight
 from profiler.packages import version_of
 from profiler.quant.formats import QuantOptions
 from profiler.quant.random_codes import FLOAT8_CODES, INT4_CODES, INT8_CODES, fill_random, rms
-from profiler.quant.registry import ConversionCall, Quant
+from profiler.quant.registry import ConversionCall, Quant, format_of
 from profiler.quant.storage import stored_as
 
 # torchao's int4 kernels support these groups; the largest that divides every width needs the fewest scales.
@@ -26,21 +26,9 @@ _TILE_INPUTS = 1024
 _TILE_OUTPUTS = 8
 _TILE_WORDS = (128, 32, 4)
 _FP8_CAPABILITY = (8, 9)
-_CAST_AT_EACH_CALL = ("Int8Tensor", "Float8Tensor")
-_TORCHAO_FORMATS = {
-    "Int8Tensor": "int8wo",
-    "Float8Tensor": "fp8",
-    "Int4OpaqueTensor": "int4wo",
-    "Int4TilePackedTo4dTensor": "int4wo",
-}
 # Excludes the upper half of the exponents of float8_e4m3fn, which includes NaN.
 _FLOAT8_MASK = 0b1011_1111
-_CODES = {
-    "Int8Tensor": INT8_CODES,
-    "Float8Tensor": FLOAT8_CODES,
-    "Int4OpaqueTensor": INT4_CODES,
-    "Int4TilePackedTo4dTensor": INT4_CODES,
-}
+_CODES = {"int8wo": INT8_CODES, "int4wo": INT4_CODES, "fp8": FLOAT8_CODES}
 
 
 def quantise(
@@ -160,14 +148,15 @@ def stored(module: Any) -> StoredWeight:
     float8_tensor.py dequantises). int4 is unpacked inside its kernel.
     """
     weight = module.weight
-    name = type(weight).__name__
+    known = format_of(weight)
+    name = known.name if known else type(weight).__name__
     quantised_inputs = getattr(weight, "act_quant_kwargs", None) is not None
     return stored_as(
-        _TORCHAO_FORMATS.get(name, name),
+        name,
         module,
         storage_bytes([weight]),
         weight.qdata.dtype if quantised_inputs else weight.dtype,
-        dense_from_rows=1 if name in _CAST_AT_EACH_CALL and not quantised_inputs else None,
+        dense_from_rows=1 if name in ("int8wo", "fp8") and not quantised_inputs else None,
     )
 
 
@@ -179,7 +168,9 @@ def random_weight(owner: Any, device: torch.device, std: float) -> nn.Parameter:
     data = fill_random(tensors["qdata"])
     if data.dtype == torch.float8_e4m3fn:
         data.view(torch.uint8).bitwise_and_(_FLOAT8_MASK)
-    scale = std / rms(_CODES[type(planned).__name__])
+    known = format_of(planned)
+    assert known is not None, "a format of `--quant`"
+    scale = std / rms(_CODES[known.name])
     if "zero_point" in tensors:
         tensors["zero_point"].zero_()
     if "scale" in tensors:

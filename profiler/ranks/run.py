@@ -38,12 +38,11 @@ from profiler.roofs.measure import measure
 from profiler.run.document import opening
 from profiler.run.fact_log import open_log
 from profiler.run.measure import Session, explain_cells, measure_options
-from profiler.run.neighbours import LOOK, UNSEEN
 from profiler.run.pipeline import budget_of, complete, idle_power, time_cells
-from profiler.run.setup import roof_dtypes
+from profiler.run.setup import LOOK, UNSEEN, roof_dtypes
 from profiler.run.stages import Listener, Stages
 from profiler.run.validate import PreparedRun
-from profiler.run.warnings import busy_warnings
+from profiler.run.warnings import busy_words
 from profiler.store.folder import Run
 from profiler.store.writer import RunStore
 
@@ -286,7 +285,7 @@ def _set_up(
     dispatch = measure_dispatch(loaded, prepared.config, machine, grid.batch_sizes, grid.engines, twin_s)
     warnings = [*prepared.warnings, *([OWN_CORES] if ranks.own_cores else [])]
     with stages.optional(LOOK, UNSEEN):
-        warnings += busy_warnings(machine.info, foreign) if foreign else []
+        warnings += busy_words(machine.info.host_threads, foreign) if foreign else []
     prepared = replace(prepared, warnings=tuple(warnings))
     document = opening(prepared, subject, ceilings, dispatch, stages, idle_power_w=idle_w)
     document = replace(document, ranks=group.size)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -77,13 +77,10 @@ def read_foreign(path: Path) -> ForeignFile:
     text = text_of(path)
     found: list[ForeignFile] = []
     first: Record = {}
-    try:
-        for sources in sources_of(path, text):
-            first = first or next((source.records[0] for source in sources), {})
-            if found := [file for source in sources if (file := _read(path, source)) is not None]:
-                break
-    except RequestError as error:
-        raise RequestError(_refusal(path, text) or str(error)) from None
+    for sources in _groups(path, text):
+        first = first or next((source.records[0] for source in sources), {})
+        if found := [file for source in sources if (file := _read(path, source)) is not None]:
+            break
     if not found:
         has = f" (it has {escaped(', '.join(map(str, first)))[:120]})" if first else ""
         raise RequestError(_refusal(path, text) or f"{path} is not a known result file{has}; use one of {tools()}.")
@@ -95,6 +92,14 @@ def read_foreign(path: Path) -> ForeignFile:
     if not file.figures:
         raise RequestError(f"{path}: {file.tool} wrote no time of a prefill or a decode into it.")
     return file
+
+
+def _groups(path: Path, text: str) -> Iterator[list[Source]]:
+    """`sources_of` a text; one without a source, such as a log with a quote, is refused by its name if it has one."""
+    try:
+        yield from sources_of(path, text)
+    except RequestError as error:
+        raise RequestError(_refusal(path, text) or str(error)) from None
 
 
 def _read(path: Path, source: Source) -> ForeignFile | None:

@@ -15,7 +15,7 @@ def read_guidellm(source: Source) -> ForeignFile | None:
     if not isinstance(benchmarks, list) or not benchmarks or not inner(benchmarks[0], "metrics.time_to_first_token_ms"):
         return None
     figures, load = told_apart(benchmarks, lambda benchmark: inner(benchmark, "config.strategy") or {}, _figures)
-    settings = texts({"model's name": first_of(first, "args.model", "args.backend_kwargs.model")})
+    settings = texts({"model's name": first_of(source.only, "args.model", "args.backend_kwargs.model")})
     return ForeignFile("GuideLLM", figures, settings={**settings, **load})
 
 

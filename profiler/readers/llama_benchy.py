@@ -55,7 +55,7 @@ def read_llama_benchy(source: Source) -> ForeignFile | None:
     """The figures of a file of llama-benchy; None for another tool's file. Raises RequestError for a broken file."""
     first = source.records[0]
     if inner(first, "latency_mode") and isinstance(first.get("benchmarks"), list):
-        tests = [_of_run(run, kind) for run in first["benchmarks"] for kind in ("pp", "tg")]
+        tests = [_of_run(run, kind) for run in source.only["benchmarks"] for kind in ("pp", "tg")]
         figures = _figures(tests, is_cached=bool(first.get("prefix_caching_enabled")))
         settings = texts({"model's name": first.get("model"), "llama-benchy": first.get("version")})
         return ForeignFile("llama-benchy", figures, str(first.get("timestamp") or ""), settings)

@@ -18,9 +18,10 @@ from profiler.readers.values import Measured, first_of, inner, measured, number_
 def read_optimum_benchmark(source: Source) -> ForeignFile | None:
     """The figures of a file of optimum-benchmark; None for another tool's file. Raises RequestError if it is broken."""
     first = source.records[0]
-    report, config = (first["report"], first.get("config") or {}) if "report" in first else (first, {})
+    report = first.get("report", first)
     if not any(inner(report, f"{phase}.latency") for phase in PHASES):
         return None
+    config = source.only.get("config") or {}
     sizes = {
         "batch_size": inner(config, "scenario.input_shapes.batch_size"),
         "prompt_len": inner(config, "scenario.input_shapes.sequence_length"),

@@ -119,4 +119,5 @@ def _trtllm(text: str) -> Iterator[Record]:
             record.setdefault(section, {})[key] = found[label]
     if averages := re.search(r"\bAVG:\s+([\d.]+)\s+([\d.]+)", text, re.MULTILINE):
         record["request_info"] |= {"avg_input_length": averages[1], "avg_output_length": averages[2]}
-    yield record
+    # Of several reports it is not known which line belongs to which one, so their reader refuses them.
+    yield from [record] * len(_TRTLLM.findall(text))

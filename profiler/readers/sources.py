@@ -26,7 +26,7 @@ _NEXT_OBJECT = re.compile(r"[\s,]*(?=\{)")
 _RULE = re.compile(r":?-+:?")
 _DELIMITERS = "\t;,"
 _UNESCAPED = re.compile(r"(?<!\\)\|")
-_QUOTED = re.compile(r"^[\s>]*", re.MULTILINE)
+_QUOTED = re.compile(r"^[ \t>]*", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,13 @@ class Source:
     """Sentences about rows that were left out."""
     repeated: str = ""
     """A name that several columns have, so that neither takes precedence; empty if there is none."""
+
+    @property
+    def only(self) -> Record:
+        """The one report of a tool that writes a file for each. Raises RequestError if there are several."""
+        if len(self.records) > 1:
+            raise RequestError(f"it has {len(self.records)} reports; give each a file.")
+        return self.records[0]
 
 
 def sources_of(path: Path, text: str) -> Iterator[list[Source]]:

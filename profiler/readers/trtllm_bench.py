@@ -23,7 +23,7 @@ def read_trtllm_bench(source: Source) -> ForeignFile | None:
     report = source.records[0]
     if not inner(report, "performance.total_latency_ms") or "request_info" not in report:
         return None
-    prompt, new = _lengths(report)
+    prompt, new = _lengths(source.only)
     figures = _streamed(report, prompt, new) or [_whole(report, prompt, new)]
     settings = {
         "model's name": inner(report, "engine.model"),

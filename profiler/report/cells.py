@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.text import Text
 
 from profiler.grid.cells import Cell, CellKey, Phase
-from profiler.judge.cells import CellEvidence, CellResult
+from profiler.judge.cells import CellResult
 from profiler.judge.regimes import Flag
-from profiler.report.batch_test import doubling_table
+from profiler.judge.scaling import Doubling, DoublingTest
 from profiler.report.blocks import (
     DOCUMENTS,
     HTML,
@@ -28,17 +28,11 @@ from profiler.report.blocks import (
 from profiler.report.columns import columns_with_values
 from profiler.report.noise import common_noise_line, own_noise, visited_once
 from profiler.report.roofline_data import cell_points, roof_lines
-from profiler.report.selection import (
-    MOST_SIZES,
-    evenly,
-    evidence_of,
-    half_width,
-    of_all,
-)
+from profiler.report.selection import MOST_SIZES, evenly, evidence_of, half_width, of_all
 from profiler.report.terminal import print_block, rich_table
 from profiler.stats import samples_for
 from profiler.store.folder import Run
-from profiler.units import duration, percent
+from profiler.units import duration, percent, significant
 
 
 def cells(run: Run) -> Section:
@@ -139,13 +133,12 @@ _NEEDLESS: Mapping[str, frozenset[Flag]] = {
 
 def regime_names(run: Run) -> dict[CellKey, str]:
     """Return each cell's regime, followed by the short name of its most important flag."""
-    return {item.key: _regime(item) for item in run.document.evidence}
-
-
-def _regime(item: CellEvidence) -> str:
-    flags = frozenset(item.flags) - _NEEDLESS.get(item.regime, frozenset())
-    word = next((word for flag, word in _SHORT_FLAGS.items() if flag in flags), "")
-    return f"{item.regime} ({word})" if word else item.regime
+    names: dict[CellKey, str] = {}
+    for item in run.document.evidence:
+        flags = frozenset(item.flags) - _NEEDLESS.get(item.regime, frozenset())
+        word = next((word for flag, word in _SHORT_FLAGS.items() if flag in flags), "")
+        names[item.key] = f"{item.regime} ({word})" if word else item.regime
+    return names
 
 
 _MOST_WAITING_ROWS = 8
@@ -250,3 +243,37 @@ def doubling(run: Run) -> Section | None:
         blocks += [Lines([f"{name}: {' '.join(test.sentences)}"], "paragraph"), doubling_table(run, test)]
     note = "slopes: measured, next to those that the counts predict"
     return Section("Doubling the batch", blocks, note, DOCUMENTS) if blocks else None
+
+
+_DOUBLING_COLUMNS = ("batch", "time", "tok/s", "gain", "slope", "interval", "by bytes", "by FLOPs", "evidence for")
+
+
+def doubling_table(run: Run, test: DoublingTest) -> TextTable:
+    """Return a row per batch size, with the slope from the size before it.
+
+    Of more than `MOST_SIZES` doublings, evenly picked ones are shown, from the first to the last.
+    """
+    by_batch = {result.batch_size: result for result in run.measured if test.holds(result)}
+    steps = evenly(test.doublings, MOST_SIZES)
+    rows = [[*_batch_texts(by_batch[test.doublings[0].smaller]), *[""] * 6]]
+    rows += [[*_batch_texts(by_batch[step.larger]), *_slope_texts(step)] for step in steps]
+    omitted = len(test.doublings) - len(steps)
+    caption = "slope: 0 if a larger batch takes no longer, 1 if time grows with it; by bytes, by FLOPs: as counted"
+    caption += f"; {omitted} more sizes are in run.json" if omitted else ""
+    return text_table(_DOUBLING_COLUMNS, rows, texts=("evidence for",), caption=caption)
+
+
+def _batch_texts(result: CellResult) -> list[str]:
+    return [str(result.batch_size), duration(result.latency_s), significant(result.tokens_per_s)]
+
+
+def _slope_texts(step: Doubling) -> list[str]:
+    """Return gain, slope, interval, the slopes that bytes and FLOPs predict, and the bound that the slope supports."""
+    return [
+        f"{step.gain:.2f}x",
+        f"{step.slope:.2f}",
+        f"{step.low:.2f} .. {step.high:.2f}",
+        f"{step.bytes_slope:.2f}",
+        f"{step.flops_slope:.2f}",
+        step.side,
+    ]

@@ -6,16 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from profiler.facts.measurements import COMPILED, DYNAMIC_CACHE, EIGHT_BIT_CACHE, PADDING_MASK, UNQUANTISED, BatchTimes
 from profiler.facts.scheduler import OwnedModel
-from profiler.facts.step import ExecutionPath
 from profiler.judge.cells import CellEvidence, CellResult
 from profiler.quant.registry import tried_formats
-from profiler.report.blocks import (
-    DOCUMENTS,
-    Block,
-    Lines,
-    Section,
-    text_table,
-)
+from profiler.report.blocks import DOCUMENTS, Block, Lines, Section, text_table
 from profiler.report.selection import evidence_of, first_engine, selected_cells
 from profiler.report.time_breakdown import WORTH_SHOWING
 from profiler.store.folder import Run
@@ -65,7 +58,11 @@ def ran_rows(run: Run) -> list[tuple[str, str, str]]:
     if model.experts is not None:
         rows.append(("experts", model.experts, _instead(first, *_EXPERTS)))
     rows += [
-        ("cache", _cache(path), _instead(first, *_CACHES, COMPILED))
+        (
+            "cache",
+            _CACHE_WORDS[path.cache] + (f": {path.cache_format.name}" if path.cache_format else ""),
+            _instead(first, *_CACHES, COMPILED),
+        )
         for name, path in run.document.counting.paths.items()
         if name == f"{first_engine(run)} decode"
     ]
@@ -76,11 +73,6 @@ def ran_rows(run: Run) -> list[tuple[str, str, str]]:
     elif "MIG" in run.document.device.name:
         rows.append(("card", f"a slice of one: {run.document.device.name}", ""))
     return rows
-
-
-def _cache(path: ExecutionPath) -> str:
-    stored = path.cache_format
-    return _CACHE_WORDS[path.cache] + (f": {stored.name}" if stored is not None else "")
 
 
 def _owned(item: OwnedModel) -> str:

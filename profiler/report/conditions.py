@@ -6,12 +6,7 @@ from collections.abc import Iterator
 
 from profiler.data.links import Link
 from profiler.judge.padding import RaggedStep
-from profiler.report.blocks import (
-    HTML,
-    Lines,
-    Picture,
-    Section,
-)
+from profiler.report.blocks import HTML, Lines, Picture, Section
 from profiler.report.forecast import answer_sentences, forecast_table
 from profiler.stats import CLAIM_VISITS
 from profiler.store.folder import Run

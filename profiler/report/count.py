@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 def print_count(counted: StepCount, numbers: ModelNumbers | None, console: Console) -> None:
     """Print a counted step as tables, 100 columns wide."""
     share, check, whole = counted.share, counted.crosscheck, counted.whole
+    dense = whole.work.dense_instead if whole else ()
+    unruled = f"{', '.join(dense)}: attends to a choice of keys by a rule that is not known, and is counted as dense"
     unknown = f"{100 * (1 - counted.coverage):.3g} % of the parameters are not understood: {'; '.join(counted.unknown)}"
     blocks = [
         Lines(_totals(counted)),
@@ -39,7 +41,7 @@ def print_count(counted: StepCount, numbers: ModelNumbers | None, console: Conso
         Lines(_gpu_notes(counted.gpus, counted.dtype)),
         Lines(list(_crosscheck_lines(check)) if check else []),
         Lines([unknown] if counted.unknown else [], "warning"),
-        Lines([_dense(whole.work.dense_instead)] if whole and whole.work.dense_instead else [], "warning"),
+        Lines([unruled] if dense else [], "warning"),
     ]
     print_blocks(blocks, console)
 
@@ -76,11 +78,6 @@ def _tower(work: ModelWork) -> str:
     side = work.picture_pixels
     flops = f"; about {scaled(work.tower_flops, 'FLOPs')} for one of {side} x {side} pixels" if work.tower_flops else ""
     return f"towers of {short_count(work.tower_params)} parameters, which a step of text does not run{flops}"
-
-
-def _dense(names: Sequence[str]) -> str:
-    """Return the line about sparse attention without a rule."""
-    return f"{', '.join(names)}: attends to a choice of keys by a rule that is not known, and is counted as dense"
 
 
 def _as_published(name: str) -> str:

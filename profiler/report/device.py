@@ -20,7 +20,7 @@ from profiler.facts.roofs import (
 from profiler.json_document import Document
 from profiler.judge.device_health import DeviceHealth
 from profiler.report.blocks import TextTable, text_table
-from profiler.units import duration, percent, scaled, significant
+from profiler.units import percent, significant
 
 _SHOWN = frozenset(
     {
@@ -51,25 +51,17 @@ def gpus_table(gpus: Sequence[Datasheet]) -> TextTable:
     return text_table(headings, [_gpu(gpu) for gpu in gpus], caption=caption)
 
 
-_PEAKS = {
-    "fp64, TFLOP/s": "float64",
-    "fp32, TFLOP/s": "float32",
-    "tf32, TFLOP/s": "tfloat32",
-    "fp16, TFLOP/s": "float16",
-    "bf16, TFLOP/s": "bfloat16",
-    "fp8, TFLOP/s": "float8_e4m3fn",
-    "fp4, TFLOP/s": "float4_e2m1fn_x2",
-    "int8, TOP/s": "int8",
-}
-
-_RIDGES = {
+_DTYPES = {
+    "fp64": "float64",
     "fp32": "float32",
     "tf32": "tfloat32",
     "fp16": "float16",
+    "bf16": "bfloat16",
     "fp8": "float8_e4m3fn",
     "fp4": "float4_e2m1fn_x2",
     "int8": "int8",
 }
+_RIDGES = {name: dtype for name, dtype in _DTYPES.items() if name not in ("fp64", "bf16")}
 
 
 def gpu_columns(gpus: Sequence[Datasheet]) -> TextTable:
@@ -79,7 +71,10 @@ def gpu_columns(gpus: Sequence[Datasheet]) -> TextTable:
         "bandwidth, GB/s": [gpu.bandwidth_bytes_per_s / 1e9 for gpu in gpus],
         "L2, MiB": [gpu.l2_bytes / 2**20 for gpu in gpus],
         "SMs": [gpu.sm_count for gpu in gpus],
-        **{name: [_in_tera(gpu.peak_flops_per_s(dtype)) for gpu in gpus] for name, dtype in _PEAKS.items()},
+        **{
+            f"{name}, {'TOP/s' if name == 'int8' else 'TFLOP/s'}": [_in_tera(gpu.peak_flops_per_s(of)) for gpu in gpus]
+            for name, of in _DTYPES.items()
+        },
         **{
             f"ridge {name}, FLOP/byte": [gpu.ridge_flops_per_byte(dtype) for gpu in gpus]
             for name, dtype in _RIDGES.items()
@@ -105,62 +100,14 @@ def _in_tera(value: float | None) -> float | None:
 
 def _gpu(gpu: Datasheet) -> list[str]:
     best16 = gpu.peak_bf16_flops_per_s or gpu.peak_fp16_flops_per_s
-    peaks = (
-        gpu.peak_fp64_flops_per_s,
-        gpu.peak_fp32_flops_per_s,
-        gpu.peak_tf32_flops_per_s,
-        best16,
-        gpu.peak_fp8_flops_per_s,
-        gpu.peak_fp4_flops_per_s,
-        gpu.peak_int8_ops_per_s,
-    )
+    peaks = {name: gpu.peak_flops_per_s(dtype) for name, dtype in _DTYPES.items() if name != "bf16"} | {"fp16": best16}
     return [
         gpu.gpu + (" ?" if _SHOWN.intersection(gpu.uncertain) else ""),
         f"{gpu.memory_bytes / 2**30:.0f}",
         f"{gpu.bandwidth_bytes_per_s / 1e9:.0f}",
-        *(_shown(_in_tera(peak)) for peak in peaks),
+        *(_shown(_in_tera(peak)) for peak in peaks.values()),
         significant(best16 / gpu.bandwidth_bytes_per_s) if best16 else "-",
         f"{gpu.tdp_w:.0f}",
-    ]
-
-
-def ceilings_table(ceilings: Ceilings, datasheet_per_s: Mapping[str, float | None]) -> TextTable:
-    """Return the measured roofs of one device, with quartiles and the datasheet's values.
-
-    `datasheet_per_s` has FLOP/s by dtype and bytes/s as `bandwidth`; it is empty where there is no datasheet.
-    """
-    rows = [_roof(name, "FLOP/s", roof, datasheet_per_s.get(name)) for name, roof in ceilings.compute.items()]
-    rows += [_roof(name, "B/s", roof, datasheet_per_s.get("bandwidth")) for name, roof in ceilings.memory.items()]
-    rows += [
-        [f"launch, {name.removesuffix('_s')}", duration(seconds), "", "-", "", "", "one tiny kernel"]
-        for name, seconds in ceilings.launch.items()
-    ]
-    headings = ("roof", "measured", "quartiles", "of datasheet", "clock", "samples", "how")
-    return text_table(headings, rows, wrapped=("how",))
-
-
-def host_words(host: HostPace) -> str:
-    """`this host dispatches 1.9x slower than the reference, an AMD EPYC (Zen 4, 2.6 GHz)`."""
-    index = host.index
-    pace = (
-        f"{index:.1f}x slower than"
-        if index >= 1.05
-        else f"{1 / index:.1f}x faster than"
-        if index <= 0.95
-        else "as fast as"
-    )
-    return f"this host dispatches {pace} the reference, an {REFERENCE_HOST}"
-
-
-def _roof(name: str, unit: str, roof: Roof, sheet: float | None) -> list[str]:
-    return [
-        name,
-        scaled(roof.per_s, unit),
-        f"{scaled(roof.low_per_s, '')}- {scaled(roof.high_per_s, '')}",
-        percent(roof.per_s / sheet) if sheet else "-",
-        scaled(roof.clock_hz, "Hz") if roof.clock_hz else "-",
-        str(roof.samples),
-        roof.method,
     ]
 
 

@@ -9,22 +9,10 @@ from dataclasses import replace
 from profiler.facts.measurements import FirstCalls, FreshStart
 from profiler.judge.cells import EngineDifference
 from profiler.judge.engine_differences import PART_NAMES, GenerateOverhead, where_it_lies
-from profiler.report.blocks import (
-    Block,
-    Lines,
-    Picture,
-    Section,
-    text_table,
-)
+from profiler.report.blocks import Block, Lines, Picture, Section, text_table
 from profiler.stats import CLAIM_VISITS
 from profiler.store.folder import Run
-from profiler.units import (
-    duration,
-    percent,
-    saving,
-    scaled,
-    several,
-)
+from profiler.units import duration, percent, saving, scaled, several
 
 
 def engines(run: Run) -> Section | None:

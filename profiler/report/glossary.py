@@ -6,9 +6,11 @@ import math
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from profiler.errors import RequestError, near_misses
 from profiler.grid.cells import PHASES, Phase
+from profiler.judge.breakdown import TERMS
 from profiler.judge.regimes import Regime
 from profiler.report.selection import of_phase
 from profiler.stats import samples_for
@@ -36,8 +38,8 @@ def explanation(term: str, run: Run | None = None) -> str:
     return f"{key}: {GLOSSARY[key].meaning}" + (f"\nIn this run: {figures}" if figures else "")
 
 
-def footnotes(run: Run) -> list[str]:
-    """Return a line per term that this run's report uses: its meaning, and the run's figures if there are any."""
+def footnotes(run: Run) -> list[tuple[str, str]]:
+    """Return each term that this run's report uses, and its meaning with the run's figures if there are any."""
     used = ["intensity", "attained", "dispatch", "kernels", "avoidable work", "unexplained", "TTFT", "interval"]
     used += sorted({result.regime for result in run.results if result.regime})
     if run.document.engine.owned:
@@ -46,11 +48,8 @@ def footnotes(run: Run) -> list[str]:
         used += ["MFU", "MBU"]
     if any(result.status == "forecast" for result in run.results):
         used.append("forecast")
-    lines = []
-    for name in used:
-        figures = GLOSSARY[name].figures(run)
-        lines.append(f"**{name}**: {GLOSSARY[name].meaning}" + (f" Here: {figures}." if figures else ""))
-    return lines
+    figures = {name: GLOSSARY[name].figures(run) for name in used}
+    return [(name, GLOSSARY[name].meaning + (f" Here: {text}." if text else "")) for name, text in figures.items()]
 
 
 def _range(run: Run, column: str, show: Callable[[float], str], phase: Phase = "decode") -> str | None:
@@ -84,12 +83,12 @@ def _of_sheet(run: Run, column: str) -> str | None:
     return _both(run, column, percent) or without
 
 
-def _counted(run: Run, regime: Regime) -> str | None:
+def _counted(run: Run, *, regime: Regime) -> str | None:
     measured = run.measured
     return f"{sum(result.regime == regime for result in measured)} of {len(measured)} cells" if measured else None
 
 
-def _share(run: Run, column: str) -> str | None:
+def _share(run: Run, *, column: str) -> str | None:
     ratios = (getattr(result, column) / result.latency_s for result in run.measured)
     shares = [share for share in ratios if not math.isnan(share)]
     ends = dict.fromkeys(map(percent, (min(shares), max(shares)))) if shares else ()
@@ -128,6 +127,26 @@ def _interval(run: Run) -> str | None:
     return f"half-width {100 * statistics.median(widths):.1f} % at the median cell" if widths else None
 
 
+_REGIMES: dict[Regime, str] = {
+    "memory-bound": "moving bytes explains most of the device's time; fewer bytes help, faster arithmetic does not.",
+    "compute-bound": "arithmetic explains most of the device's time; a faster dtype helps, fewer bytes do not.",
+    "overhead-bound": (
+        "the host's dispatch sets the pace; graphs, compiling or larger batches help, a faster device does not."
+    ),
+    "mixed": (
+        "two causes contribute and neither dominates (a GPU and its host that take equally long, too), or"
+        " vLLM hides its causes."
+    ),
+    "kernel-bound": (
+        "replayed in isolation, the kernels stay far below every roof at these shapes; other kernels or formats help."
+    ),
+    "link-bound": (
+        "weights outside the GPU, or results that GPUs exchange, set the pace; a faster device does not help."
+    ),
+    "inconclusive": "the evidence is missing, too noisy or contradicts itself; no label would be honest.",
+}
+"""What each regime means."""
+
 GLOSSARY: dict[str, Term] = {
     "prefill": Term(
         "the forward pass over a whole prompt; it fills the KV cache and gives the first token.",
@@ -145,8 +164,7 @@ GLOSSARY: dict[str, Term] = {
         "the measured time of a cell as a sum of terms: weights, KV cache, arithmetic, kernels, dispatch and others."
     ),
     "split": Term("the picture of the time breakdown (`split.png`)."),
-    "weights": Term("the time to read the weights at the measured roofs; a term of the time breakdown."),
-    "arithmetic": Term("the time of operators that the compute roof limits; a term of the time breakdown."),
+    **{term.short: Term(term.meaning, partial(_share, column=column)) for column, term in TERMS.items()},
     "regime": Term("what limits a cell: memory-, compute-, overhead-, kernel- or link-bound, mixed, or inconclusive."),
     "sure": Term("the confidence in a regime (high, medium or low): how far the evidence is from the thresholds."),
     "tried": Term(
@@ -161,7 +179,6 @@ GLOSSARY: dict[str, Term] = {
     "precision": Term("how weights are stored and products computed: a dtype (bfloat16) or a format (nf4, int8wo)."),
     "product": Term("a matrix multiplication."),
     "linear": Term("a layer that multiplies its input with a weight matrix."),
-    "link": Term("the connection between the device and the host, the disk or another GPU."),
     "slope": Term("of log time against log size: 0 means more work is free, 1 that time grows with the work."),
     "context": Term("the tokens that are in the KV cache when a decode step starts."),
     "instrument": Term("the measurement's own cost: marks around each step."),
@@ -194,80 +211,19 @@ GLOSSARY: dict[str, Term] = {
         "the share of the measured roofline: the time that the work needs at the measured roofs over the time it took.",
         lambda run: _both(run, "attained", percent),
     ),
-    "memory-bound": Term(
-        "moving bytes explains most of the device's time; fewer bytes help, faster arithmetic does not.",
-        lambda run: _counted(run, "memory-bound"),
-    ),
-    "compute-bound": Term(
-        "arithmetic explains most of the device's time; a faster dtype helps, fewer bytes do not.",
-        lambda run: _counted(run, "compute-bound"),
-    ),
-    "overhead-bound": Term(
-        "the host's dispatch sets the pace; graphs, compiling or larger batches help, a faster device does not.",
-        lambda run: _counted(run, "overhead-bound"),
-    ),
-    "mixed": Term(
-        "two causes contribute and neither dominates (a GPU and its host that take equally long, too), or vLLM"
-        " hides its causes.",
-        lambda run: _counted(run, "mixed"),
-    ),
-    "kernel-bound": Term(
-        "replayed in isolation, the kernels stay far below every roof at these shapes; other kernels or formats help.",
-        lambda run: _counted(run, "kernel-bound"),
-    ),
-    "link-bound": Term(
-        "weights outside the GPU, or results that GPUs exchange, set the pace; a faster device does not help.",
-        lambda run: _counted(run, "link-bound"),
-    ),
-    "inconclusive": Term(
-        "the evidence is missing, too noisy or contradicts itself; no label would be honest.",
-        lambda run: _counted(run, "inconclusive"),
-    ),
-    "dispatch": Term(
-        "the time of Python, transformers and torch to start a step's operators; measured on the hollow twin.",
-        lambda run: _share(run, "dispatch_s"),
-    ),
+    **{name: Term(meaning, partial(_counted, regime=name)) for name, meaning in _REGIMES.items()},
     "CUDA graph": Term("the kernels of a step, recorded once; the host then starts all of them with one launch."),
     "static cache": Term("a KV cache of fixed size: no shape changes from step to step, so steps can be captured."),
-    "generate tax": Term(
-        "the extra time of a step in transformers' own generate over the same step of our loop, measured in turns.",
-        lambda run: _share(run, "generate_s"),
-    ),
-    "engine": Term(
-        "time added by an engine that owns its model (vLLM): scheduler, sampler, launches, losses of hidden kernels.",
-        lambda run: _share(run, "engine_s"),
-    ),
-    "padding": Term(
-        "positions without a token in a batch of unequal prompts: computed in a prefill, read again by every step.",
-        lambda run: _share(run, "padding_s"),
-    ),
     "hollow twin": Term(
         "the same architecture with next to no width: it dispatches the same operators and computes almost nothing.",
-        lambda run: _share(run, "dispatch_s"),
-    ),
-    "kernels": Term(
-        "the time of the library's kernels above their own roofs at these shapes, measured by replaying each of them.",
-        lambda run: _share(run, "kernel_s"),
-    ),
-    "avoidable work": Term(
-        "the library's work beyond the algorithm's minimum: copies, conversions, newly allocated memory.",
-        lambda run: _share(run, "avoidable_s"),
-    ),
-    "dequantisation": Term(
-        "converting between formats inside a matmul (dense copies of packed weights, scaled int32), timed separately.",
-        lambda run: _share(run, "dequantise_s"),
+        lambda run: _share(run, column="dispatch_s"),
     ),
     "lever": Term(
         "a change and the time it saves in one cell: measured in this run, tried on this device, or computed from the"
         " cell's breakdown."
     ),
-    "unexplained": Term(
-        "the measured time less all terms of the breakdown; negative if a roof or a count is too low.",
-        lambda run: _share(run, "unexplained_s"),
-    ),
     "model work": Term("the minimum of FLOPs and bytes that the algorithm needs; rates, MFU and MBU use it."),
     "executed work": Term("the FLOPs and bytes that the library executes; the part above model work is avoidable."),
-    "KV cache": Term("keys and values of all earlier tokens, read whole at every decode step."),
     "KV bytes": Term(
         "bytes of the KV cache: 2 x layers x KV heads x head width x bytes per element, per token and sequence."
     ),

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from profiler.facts.roofs import Roof
+from profiler.facts.roofs import REFERENCE_HOST, Ceilings, HostPace, Roof
 from profiler.facts.telemetry import ReadingRange
-from profiler.report.blocks import (
-    DOCUMENTS,
-    Lines,
-    Section,
-    text_table,
-)
+from profiler.report.blocks import DOCUMENTS, Lines, Section, TextTable, text_table
 from profiler.store.folder import Run
-from profiler.units import percent, processors, scaled, significant
+from profiler.units import duration, percent, processors, scaled, significant
 
 
 def precision(run: Run) -> Section:
@@ -53,13 +49,13 @@ def roofs(run: Run) -> Section:
     document = run.document
     measured_at = datetime.fromtimestamp(document.ceilings.measured_at_unix_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
     sheet = f"; datasheet: {document.device.datasheet}" if document.device.datasheet else ""
-    headings = ("roof", "median", "quartiles", "of the datasheet", "clock", "method")
+    headings = ("roof", "median", "quartiles", "of the datasheet", "clock", "samples", "method")
     table = text_table(headings, roof_rows(run), texts=("quartiles",), wrapped=("method",))
     return Section("Roofs", [table], f"measured here on {measured_at}{sheet}", DOCUMENTS)
 
 
 def roof_rows(run: Run) -> list[list[str]]:
-    """Return a row per measured roof: name, median, quartiles, share of the datasheet, clock, method."""
+    """Return a row per measured roof: name, median, quartiles, share of the datasheet, clock, samples, method."""
     ceilings, device = run.document.ceilings, run.document.device
     rows = [
         _roof_row(f"memory: {name}", "B/s", roof, device.datasheet_bytes_per_s)
@@ -80,11 +76,37 @@ def _roof_row(name: str, unit: str, roof: Roof, peak: float | None) -> list[str]
     return [
         name,
         scaled(roof.per_s, unit),
-        f"{scaled(roof.low_per_s, unit)} to {scaled(roof.high_per_s, unit)}",
+        f"{scaled(roof.low_per_s, '')} to {scaled(roof.high_per_s, '')}",
         percent(roof.per_s / peak) if peak else "-",
         scaled(roof.clock_hz, "Hz") if roof.clock_hz else "-",
+        str(roof.samples),
         roof.method,
     ]
+
+
+def ceilings_table(ceilings: Ceilings, datasheet_per_s: Mapping[str, float | None]) -> TextTable:
+    """Return the measured roofs of one device, with quartiles and the datasheet's values.
+
+    `datasheet_per_s` has FLOP/s by dtype and bytes/s as `bandwidth`; it is empty where there is no datasheet.
+    """
+    rows = [_roof_row(name, "FLOP/s", roof, datasheet_per_s.get(name)) for name, roof in ceilings.compute.items()]
+    rows += [_roof_row(name, "B/s", roof, datasheet_per_s.get("bandwidth")) for name, roof in ceilings.memory.items()]
+    rows += [
+        [f"launch, {name.removesuffix('_s')}", duration(seconds), "", "-", "", "", "one tiny kernel"]
+        for name, seconds in ceilings.launch.items()
+    ]
+    headings = ("roof", "measured", "quartiles", "of datasheet", "clock", "samples", "how")
+    return text_table(headings, rows, wrapped=("how",))
+
+
+def host_words(host: HostPace) -> str:
+    """`this host dispatches 1.9x slower than the reference, an AMD EPYC (Zen 4, 2.6 GHz)`."""
+    pace = "as fast as"
+    if host.index >= 1.05:
+        pace = f"{host.index:.1f}x slower than"
+    elif host.index <= 0.95:
+        pace = f"{1 / host.index:.1f}x faster than"
+    return f"this host dispatches {pace} the reference, an {REFERENCE_HOST}"
 
 
 def health(run: Run) -> Section:
@@ -133,9 +155,6 @@ def _text(value: object) -> str | None:
 def _spread(spread: ReadingRange | None, unit: str) -> str | None:
     if spread is None:
         return None
-    low, middle, high = (_plain(value, unit) for value in (spread.low, spread.median, spread.high))
+    readings = (spread.low, spread.median, spread.high)
+    low, middle, high = (scaled(value if value >= 0.005 else 0.0, unit).strip() for value in readings)
     return middle if low == high else f"{middle} ({low} to {high})"
-
-
-def _plain(value: float, unit: str) -> str:
-    return scaled(value if value >= 0.005 else 0.0, unit).strip()

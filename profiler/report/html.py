@@ -6,7 +6,6 @@ import base64
 import hashlib
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache, singledispatch
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from profiler.report.blocks import (
 from profiler.report.columns import columns_with_values
 from profiler.report.selection import MOST_ROWS_A_PHASE, spanning
 from profiler.report.svg import inline_svg
-from profiler.report.time_breakdown import BreakdownBar, breakdown_bars, terms_of
+from profiler.report.time_breakdown import breakdown_bars, terms_of
 from profiler.store.folder import Run
 from profiler.units import duration
 
@@ -46,7 +45,7 @@ def html_page(title: str, subtitle: str, sections: Sequence[Section | None]) -> 
     ]
     sortable = any(isinstance(block, CellsTable) for section, _ in shown for block in section.blocks)
     template = _templates().get_template("page.html.j2")
-    colors = {column.removesuffix("_s"): term.page_color for column, term in TERMS.items()}
+    colors = {column: term.page_color for column, term in TERMS.items()}
     return template.render(title=title, subtitle=subtitle, sections=shown, sortable=sortable, colors=colors)
 
 
@@ -131,8 +130,11 @@ def _(block: BreakdownChart) -> Markup:
     measured = block.run.measured
     bars = breakdown_bars(measured, _MOST_BARS_A_PHASE)
     note = f"{len(bars)} of {len(measured)} cells; all are in cells.csv." if len(bars) < len(measured) else ""
-    terms = [(term.removesuffix("_s"), TERMS[term].name) for term in terms_of(bars)]
-    return _macro("bars", terms=terms, bars=_drawn_bars(bars), note=note)
+    # All bars are on one scale.
+    low = min((segment.start for bar in bars for segment in bar.segments), default=0.0)
+    high = max((segment.end for bar in bars for segment in bar.segments), default=1.0)
+    terms = {term: TERMS[term].name for term in terms_of(bars)}
+    return _macro("bars", terms=terms, bars=bars, low=low, percent=100 / (high - low), duration=duration, note=note)
 
 
 @_render_block.register
@@ -143,47 +145,3 @@ def _(block: Definitions) -> Markup:
 @_render_block.register
 def _(block: ShellCommand) -> Markup:
     return _macro("command", label=block.label, command=block.command)
-
-
-@dataclass(frozen=True)
-class _Part:
-    css: str
-    """The term's class in style.css."""
-    left: float
-    width: float
-    """Position, in percent of the bar."""
-    words: str
-
-
-@dataclass(frozen=True)
-class _Bar:
-    name: str
-    time: str
-    parts: tuple[_Part, ...]
-
-    @property
-    def words(self) -> str:
-        return ", ".join(part.words for part in self.parts)
-
-
-def _drawn_bars(bars: Sequence[BreakdownBar]) -> list[_Bar]:
-    """Time breakdowns of cells, all on one scale."""
-    low = min((segment.start for bar in bars for segment in bar.segments), default=0.0)
-    high = max((segment.end for bar in bars for segment in bar.segments), default=1.0)
-    percent = 100 / (high - low)
-    return [
-        _Bar(
-            bar.name,
-            duration(bar.result.latency_s),
-            tuple(
-                _Part(
-                    segment.term.removesuffix("_s"),
-                    percent * (segment.start - low),
-                    percent * abs(segment.share),
-                    f"{segment.name} {100 * segment.share:.1f} %",
-                )
-                for segment in bar.segments
-            ),
-        )
-        for bar in bars
-    ]

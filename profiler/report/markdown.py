@@ -76,10 +76,8 @@ def _(block: CellsTable) -> list[str]:
     shown = spanning(results, MOST_ROWS_A_PHASE)
     note = [f"{len(shown)} of {len(results)} rows; all are in cells.csv.", ""] if len(shown) < len(results) else []
     columns = columns_with_values(results, "markdown")
-    rows = [[column.entry(result) for column in columns] for result in shown]
-    numbers = [entry.number for entry in rows[0]] if rows else [False] * len(columns)
-    headings = [(column.heading, number) for column, number in zip(columns, numbers, strict=True)]
-    return [*note, *_table(headings, [[entry.text for entry in row] for row in rows])]
+    headings = [(column.heading, any(column.entry(result).number for result in shown)) for column in columns]
+    return [*note, *_table(headings, [[column.entry(result).text for column in columns] for result in shown])]
 
 
 @_render_block.register

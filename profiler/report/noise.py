@@ -6,11 +6,7 @@ import re
 from collections.abc import Sequence
 
 from profiler.grid.cells import CellKey
-from profiler.report.blocks import (
-    DOCUMENTS,
-    Lines,
-    Section,
-)
+from profiler.report.blocks import DOCUMENTS, Lines, Section
 from profiler.store.folder import Run
 
 

@@ -6,18 +6,9 @@ import math
 import shlex
 
 from profiler.facts.roofs import Roof, memory_roof
-from profiler.report.blocks import (
-    DOCUMENTS,
-    HTML,
-    TERMINAL,
-    Definitions,
-    Lines,
-    Section,
-    Sentences,
-    ShellCommand,
-)
-from profiler.report.device import host_words
+from profiler.report.blocks import DOCUMENTS, HTML, TERMINAL, Definitions, Lines, Section, Sentences, ShellCommand
 from profiler.report.glossary import footnotes
+from profiler.report.hardware import host_words
 from profiler.report.selection import first_engine, of_phase
 from profiler.stats import MOST_FOREIGN_CORES
 from profiler.store.folder import EXPLORE_FILE, Run
@@ -147,8 +138,7 @@ def stage_line(run: Run) -> str | None:
 
 
 def words(run: Run) -> Section | None:
-    pairs = [line.replace("**", "", 2).split(": ", 1) for line in footnotes(run)] if run.measured else []
-    return Section("Words", [Definitions([(name, meaning) for name, meaning in pairs])], media=DOCUMENTS)
+    return Section("Words", [Definitions(footnotes(run))], media=DOCUMENTS) if run.measured else None
 
 
 def method(run: Run) -> Section:

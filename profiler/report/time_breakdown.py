@@ -24,12 +24,7 @@ from profiler.report.blocks import (
     text_table,
 )
 from profiler.report.roofline_data import group_points
-from profiler.report.selection import (
-    evidence_of,
-    of_first_engine,
-    selected_cells,
-    spanning,
-)
+from profiler.report.selection import evidence_of, of_first_engine, selected_cells, spanning
 from profiler.report.terminal import print_block, rich_table
 from profiler.store.folder import Run
 from profiler.units import duration, percent, several, significant
@@ -55,6 +50,10 @@ class Segment:
     @property
     def end(self) -> float:
         return self.start + abs(self.share)
+
+    @property
+    def words(self) -> str:
+        return f"{self.name} {100 * self.share:.1f} %"
 
 
 @dataclass(frozen=True)

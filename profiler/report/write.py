@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from pathlib import Path
 
 from profiler.effort import STANDARD
-from profiler.report.blocks import Picture, Section
+from profiler.report.blocks import Picture
 from profiler.report.engines import waterfalls
-from profiler.report.html import html_page, link_from
+from profiler.report.html import html_page
 from profiler.report.markdown import markdown_page
 from profiler.report.plots import save
-from profiler.report.precisions import comparison_sections
 from profiler.report.sections import run_sections
 from profiler.store.folder import Run
 from profiler.store.writer import replace_file
@@ -46,33 +44,16 @@ def html_report(run: Run, *, draw: bool = True) -> str:
     """Return the report of a run as one HTML document, without pictures unless `draw`."""
     sections = run_sections(run)
     if not draw:
-        sections = [section and _without_pictures(section) for section in sections]
+        sections = [
+            section and replace(section, blocks=[block for block in section.blocks if not isinstance(block, Picture)])
+            for section in sections
+        ]
     document = run.document
     unfinished = " · interrupted" if not document.finished else ""
     subtitle = f"{utc_minute(document.created)} · roofscope {document.roofscope}{unfinished}"
     return html_page(f"{run.model.id} on {document.device.name}", subtitle, sections)
 
 
-def _without_pictures(section: Section) -> Section:
-    return replace(section, blocks=[block for block in section.blocks if not isinstance(block, Picture)])
-
-
 def markdown_report(run: Run) -> str:
     """Return the report of a run as Markdown; it links to the pictures in the run's folder."""
     return markdown_page(f"{run.model.id} on {run.document.device.name}", run_sections(run))
-
-
-def html_comparison(runs: Sequence[Run], folder: Path) -> str:
-    """Return a comparison of several runs of one model as an HTML document in `folder`, with links to their reports."""
-    first = runs[0]
-    names = ", ".join(run.model.quant for run in runs)
-    subtitle = f"{names} · {utc_minute(first.document.created)} · roofscope {first.document.roofscope}"
-    links = [link_from(run, folder) for run in runs]
-    return html_page(f"{first.model.id} on {first.document.device.name}", subtitle, comparison_sections(runs, links))
-
-
-def write_comparison(runs: Sequence[Run], folder: Path) -> None:
-    """Write report.html into a folder, for several runs of one model, and precisions.png where all have a number."""
-    if all(run.measured for run in runs):
-        save(runs, "precisions", folder / "precisions.png")
-    replace_file(folder / "report.html", html_comparison(runs, folder))

@@ -33,7 +33,7 @@ def measure_links(
     missing: dict[str, str] = {}
     for name in (*names, *((PINNED,) if "host" in names and machine.is_cuda else ())):
         with attempt(f"the link from {name}", machine, missing):
-            links[name] = _LINKS.get(name, partial(_peer_link, name))(machine, budget_s)
+            links[name] = _LINKS.get(name, partial(_direct_link, name))(machine, budget_s)
     return links, missing
 
 
@@ -48,22 +48,15 @@ def _host_link(machine: Machine, budget_s: float) -> Roof:
     return roof_of(_LINK_BYTES, seconds, "256 MiB, pageable host memory to device")
 
 
-def _pinned_link(machine: Machine, budget_s: float) -> Roof:
-    """Bytes/s from the host's pinned memory to the device, which the GPU reads directly."""
-    source = random_bytes(_LINK_BYTES, torch.device("cpu")).pin_memory()
-    return _copy_rate(source, machine, budget_s, "256 MiB, pinned host memory to device")
-
-
-def _peer_link(peer: str, machine: Machine, budget_s: float) -> Roof:
-    """Bytes/s from another GPU (NVLink or PCIe)."""
-    source = random_bytes(_LINK_BYTES, torch.device(peer))
-    return _copy_rate(source, machine, budget_s, f"256 MiB, {peer} to {machine.device}")
-
-
-def _copy_rate(source: torch.Tensor, machine: Machine, budget_s: float, method: str) -> Roof:
+def _direct_link(name: str, machine: Machine, budget_s: float) -> Roof:
+    """Bytes/s from the host's pinned memory, which the GPU reads directly, or another GPU's (NVLink or PCIe)."""
+    is_pinned = name == PINNED
+    source = random_bytes(_LINK_BYTES, torch.device("cpu" if is_pinned else name))
+    source = source.pin_memory() if is_pinned else source
     target = torch.empty_like(source, device=machine.device)
     seconds = sample(lambda: target.copy_(source, non_blocking=True), machine, budget_s)
-    return roof_of(_LINK_BYTES, seconds, method)
+    ends = "pinned host memory to device" if is_pinned else f"{name} to {machine.device}"
+    return roof_of(_LINK_BYTES, seconds, f"256 MiB, {ends}")
 
 
 def _disk_link(machine: Machine, budget_s: float) -> Roof:
@@ -92,4 +85,4 @@ def disk_fetch(nbytes: int, machine: Machine) -> Iterator[Callable[[], torch.Ten
         yield read
 
 
-_LINKS = {"host": _host_link, "disk": _disk_link, PINNED: _pinned_link}
+_LINKS = {"host": _host_link, "disk": _disk_link}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from profiler.counting.floor import floor_s
 from profiler.counting.memory_need import memory_need
@@ -15,12 +15,13 @@ from profiler.counting.walk import walk
 from profiler.device.machine import machine_for
 from profiler.errors import RequestError
 from profiler.facts.step import Step
-from profiler.grid.cells import Cell, CellKey
+from profiler.grid.cells import PHASES, Cell, CellKey
 from profiler.judge.scaling import crossover
 from profiler.loading.device_map import planned_weight_bytes, room_here_bytes
 from profiler.loading.meta_model import plan, quiet_libraries
 from profiler.loading.request import dtype_name
 from profiler.measure.sweep import USUAL_ATTAINED
+from profiler.options import one_of
 from profiler.run.budget import SWEEP_SHARE
 from profiler.run.options import Options
 from profiler.run.setup import measure_ceilings
@@ -33,12 +34,8 @@ _PAST_THE_KNEE = 4
 _LEAST_BATCHES = 2
 
 
-@dataclass(frozen=True)
-class _Roofs:
-    """The roofs from which the time of a step is estimated before it runs."""
-
-    flops_per_s: float
-    bytes_per_s: float
+_Roofs = tuple[float, float]
+"""FLOP/s and bytes/s, from which the time of a step is estimated before it runs."""
 
 
 def prepare_batch_test(options: Options, phase: str) -> PreparedRun:
@@ -49,8 +46,7 @@ def prepare_batch_test(options: Options, phase: str) -> PreparedRun:
     replaced. If the budget cuts batches off, a warning says so. Raises RequestError, as `prepare` does, and if the
     budget is too small for two batches.
     """
-    if phase not in ("prefill", "decode"):
-        raise RequestError(f"--phase {phase!r} is unknown; use prefill or decode.")
+    one_of(phase, "--phase", PHASES)
     first = prepare(replace(options, batch_sizes=[1]))
     depths = [*first.grid.prompt_lens, *first.grid.context_lens]
     if len(depths) != 1 or first.grid.ragged:
@@ -61,7 +57,7 @@ def prepare_batch_test(options: Options, phase: str) -> PreparedRun:
         work = walk(module)
         weights = planned_weight_bytes(module)
         ceilings = measure_ceilings(request, machine, work, fresh=options.fresh)
-    roofs = _Roofs(ceilings.compute_flops_per_s(dtype_name(request.dtype)), ceilings.memory_bytes_per_s)
+    roofs = ceilings.compute_flops_per_s(dtype_name(request.dtype)), ceilings.memory_bytes_per_s
     cells = first.grid.cells
     knee = _predicted_knee(work, CellKey("prefill" if phase == "prefill" else "decode", cells[0]), roofs)
     most = MOST_SEQUENCES if knee is None else min(MOST_SEQUENCES, max(8, int(_PAST_THE_KNEE * knee)))
@@ -104,7 +100,7 @@ def _expected_visit_s(work: ModelWork, cell: Cell, roofs: _Roofs) -> float:
     seconds = 0.0
     for key in cell.keys:
         step = work.work(Step.of(key))
-        least_s = floor_s(float(step.model_flops), float(step.model_bytes), roofs.flops_per_s, roofs.bytes_per_s)
+        least_s = floor_s(float(step.model_flops), float(step.model_bytes), *roofs)
         seconds += least_s * (2 if key.phase == "prefill" else cell.decode_steps)
     return seconds / USUAL_ATTAINED
 
@@ -115,4 +111,4 @@ def _predicted_knee(work: ModelWork, key: CellKey, roofs: _Roofs) -> float | Non
     one, two = work.work(replace(step, batch=1)), work.work(replace(step, batch=2))
     smaller = (1.0, float(one.model_flops), float(one.model_bytes))
     larger = (2.0, float(two.model_flops), float(two.model_bytes))
-    return crossover(smaller, larger, roofs.flops_per_s, roofs.bytes_per_s)
+    return crossover(smaller, larger, *roofs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from profiler.device.machine import Machine
 from profiler.errors import RunError
@@ -60,6 +60,11 @@ class FactLog:
         self._store.append(fact)
         self.gathered.add(fact)
 
+    def extend(self, facts: Iterable[Fact]) -> None:
+        """Append facts, each as soon as it is measured."""
+        for fact in facts:
+            self.add(fact)
+
     def judge(self, cells: Sequence[Cell]) -> None:
         """Judge these cells from the facts so far, and write the table, unless it was written a moment ago."""
         self._changed |= dict.fromkeys(cells)
@@ -96,8 +101,7 @@ def open_log(
     operators = {key: subject.operators_of(key) for key in prepared.grid.keys}
     log = FactLog(store, subject.machine, document, operators, gathered)
     peaks = tuple(CellPeak(cell, subject.predicted_peak(cell)) for cell in prepared.grid.cells)
-    for fact in (*known, PredictedPeaks(peaks)):
-        log.add(fact)
+    log.extend([*known, PredictedPeaks(peaks)])
     write_operators(store.folder, log.facts)
     log.begin(rows)
     return log

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from profiler.facts.dispatch import dispatch_seconds
 from profiler.facts.measurements import Activity, AfterIdle, FreshStart, PackedBatches, Quality
 from profiler.facts.telemetry import health
-from profiler.facts.visits import Visit
 from profiler.fallbacks import fallback_sentences
-from profiler.grid.cells import Cell
 from profiler.judge.judge_run import judge_run
 from profiler.judge.module_times import group_times
 from profiler.judge.stragglers import rank_steps
@@ -33,12 +30,15 @@ def judge_folder(folder: Path, *, finished: bool = False) -> Run:
     judgement = judge_run(facts)
     hooked_cells = facts.hooked.values() if document.looked_inside else ()
     preparation_s: dict[str, float] = {}
+    cache_used_bytes: dict[str, int] = {}
     for cell, visits in facts.visits.items():
         spent_s = sum(visit.preparation_s for visit in visits)
         preparation_s[cell.engine] = preparation_s.get(cell.engine, 0.0) + spent_s
+        used_bytes = [visit.cache_used_bytes or 0 for visit in visits]
+        cache_used_bytes[cell.engine] = max([cache_used_bytes.get(cell.engine, 0), *used_bytes])
     ended_by = [document.ended_by] if document.ended_by else []
     owned = {
-        name: replace(item, cache_used_bytes=_most_used(name, facts.visits))
+        name: replace(item, cache_used_bytes=cache_used_bytes.get(name, 0))
         for name, item in document.engine.owned.items()
     }
     document = replace(
@@ -69,15 +69,7 @@ def judge_folder(folder: Path, *, finished: bool = False) -> Run:
             *run_warnings(facts, judgement.judged),
         ),
     )
-    cells = judgement.cells
     write_operators(folder, facts)
-    del judgement, facts, gathered, hooked_cells  # with ten thousand cells, half of all the memory
-    write_cells(folder, cells)
+    write_cells(folder, judgement.cells)
     write_document(folder, document)
-    return Run(folder, document, cells)
-
-
-def _most_used(engine: str, visits: Mapping[Cell, Sequence[Visit]]) -> int:
-    """Largest number of bytes of an engine's own cache that were in use at once."""
-    engine_visits = (visit for cell, of_cell in visits.items() if cell.engine == engine for visit in of_cell)
-    return max((visit.cache_used_bytes or 0 for visit in engine_visits), default=0)
+    return Run(folder, document, judgement.cells)

@@ -86,11 +86,13 @@ def explain_cells(session: Session) -> None:
     _remeasure_roofs(session)
     if session.subject.loaded.offloaded:
         return
-    measured = _steppable(session)
+    visited, engines = session.ledger.gathered.visits, session.subject.engines
+    cells = [cell for cell in session.prepared.grid.cells if cell in visited]
+    measured = [cell for cell in cells if not engines[cell.engine].owns_model]
     _replay(session, measured)
     with session.stages.optional("the timing of generate's parts", "its overhead is not broken down"):
-        for steps in time_generate(session.subject, measured, session.budget.part_s(RunPart.GENERATE)):
-            session.ledger.add(steps)
+        budget_s = session.budget.part_s(RunPart.GENERATE)
+        session.ledger.extend(time_generate(session.subject, measured, budget_s))
 
 
 def try_changes(session: Session) -> None:
@@ -100,8 +102,7 @@ def try_changes(session: Session) -> None:
     count = len(session.fallbacks)
     with session.stages.optional("batching the prompts in other ways", "no other way is compared"):
         latencies_s = _latencies_s(session.ledger)
-        for queue in try_ways(session.subject, latencies_s, session.budget.part_s(RunPart.QUEUE)):
-            session.ledger.add(queue)
+        session.ledger.extend(try_ways(session.subject, latencies_s, session.budget.part_s(RunPart.QUEUE)))
     _try_levers(session)
     _search_unexplained(session)
     del session.fallbacks[count:]  # those of formats and engines that are only tried
@@ -118,18 +119,11 @@ def _remeasure_roofs(session: Session) -> None:
         session.ledger.add(remeasure_roofs(subject.machine, ceilings, dtype, roof_s))
 
 
-def _steppable(session: Session) -> list[Cell]:
-    """Visited cells, without those of engines that own their model."""
-    visited, engines = session.ledger.gathered.visits, session.subject.engines
-    return [cell for cell in session.prepared.grid.cells if cell in visited and not engines[cell.engine].owns_model]
-
-
 def _replay(session: Session, measured: list[Cell]) -> None:
     session.stages.begin("replays", "replaying each cell's kernels in isolation")
     _complete_dispatch(session, measured)
     with session.stages.optional(_REPLAYS, _NO_REPLAYS):
-        for replays in _replayed(session, measured, 1.0):
-            session.ledger.add(replays)
+        session.ledger.extend(_replayed(session, measured, 1.0))
         for _ in range(_MOST_REPEATS):
             _repeat_parts(session, measured)
         if session.forecasts:
@@ -145,10 +139,14 @@ def _complete_dispatch(session: Session, measured: list[Cell]) -> None:
         if begun and (cell.engine, "decode", cell.batch_size) not in known:
             missing.setdefault(cell.engine, set()).add(cell.batch_size)
     for engine, sizes in missing.items():
-        for dispatch in dispatch_of_twin(
-            session.prepared, session.subject, session.stages, session.budget, sorted(sizes), [engine]
-        ):
-            session.ledger.add(dispatch)
+        _measure_dispatch(session, sizes, {engine})
+
+
+def _measure_dispatch(session: Session, batch_sizes: set[int], engines: set[str]) -> None:
+    sizes, names = sorted(batch_sizes), sorted(engines)
+    session.ledger.extend(
+        dispatch_of_twin(session.prepared, session.subject, session.stages, session.budget, sizes, names)
+    )
 
 
 def _replay_between(session: Session, measured: list[Cell]) -> None:
@@ -177,14 +175,9 @@ def _repeat_parts(session: Session, measured: list[Cell]) -> None:
     cells = [cell for cell in cells_of_disturbed_parts(facts) if cell in measured]
     disturbed = [*cells, *(cell for cell in cells_of_disturbed_dispatch(facts) if cell in measured)]
     if disturbed:
-        batches, engines = sorted({cell.batch_size for cell in disturbed}), sorted({cell.engine for cell in disturbed})
-        for dispatch in dispatch_of_twin(
-            session.prepared, session.subject, session.stages, session.budget, batches, engines
-        ):
-            session.ledger.add(dispatch)
+        _measure_dispatch(session, {cell.batch_size for cell in disturbed}, {cell.engine for cell in disturbed})
     if cells:
-        for replays in _replayed(session, cells, _REPEAT_SHARE):
-            session.ledger.add(replays)
+        session.ledger.extend(_replayed(session, cells, _REPEAT_SHARE))
 
 
 def _try_levers(session: Session) -> None:
@@ -204,7 +197,7 @@ def _try_levers(session: Session) -> None:
 
     with session.stages.optional("trying changes", "changes that have no trial are computed only"):
         trials, ceilings = session.ledger.gathered.trials, session.ledger.facts.ceilings
-        for trial in try_variants(
+        tried = try_variants(
             session.subject,
             session.prepared.config,
             ceilings,
@@ -214,8 +207,8 @@ def _try_levers(session: Session) -> None:
             on_failure,
             known={(key, trial.form) for key, of_cell in trials.items() for trial in of_cell},
             savings_s=promised_s(judge_run(session.ledger.facts).evidence),
-        ):
-            session.ledger.add(trial)
+        )
+        session.ledger.extend(tried)
 
 
 def _compare_with_dense(session: Session, budget_s: float) -> None:
@@ -244,9 +237,8 @@ def _search_unexplained(session: Session) -> None:
         if has_time and key not in ledger.gathered.hooked:
             stages.begin("unexplained", f"searching for unexplained time in {key.name}")
             with stages.optional("the search for unexplained time", _NOT_SEARCHED):
-                for hooked in hook_cell(session.subject, key.cell):
-                    if hooked.key in unexplained:
-                        ledger.add(hooked)
+                hooked_keys = hook_cell(session.subject, key.cell)
+                ledger.extend(hooked for hooked in hooked_keys if hooked.key in unexplained)
 
 
 def _latencies_s(ledger: FactLog) -> dict[CellKey, float]:
@@ -277,8 +269,7 @@ def forecast_missing_cells(session: Session) -> None:
             def count(keys: Sequence[CellKey], paths: Paths = paths) -> OperatorArrays:
                 return operator_arrays(subject.work, StepArrays.of(keys), paths, subject.model_bytes)
 
-            for forecast in forecast_missing(facts, results, count, name):
-                ledger.add(forecast)
+            ledger.extend(forecast_missing(facts, results, count, name))
 
 
 def measure_options(session: Session, folder: Path) -> None:
@@ -301,21 +292,17 @@ def _look_inside(session: Session, engine: str, trace_folder: Path | None) -> No
     """Time the module groups in every cell of an engine; trace kernels and gaps in its smallest and largest cell."""
     cells = [cell for cell in session.ledger.gathered.visits if cell.engine == engine]
     for cell in cells:
-        for hooked in hook_cell(session.subject, cell):
-            session.ledger.add(hooked)
+        session.ledger.extend(hook_cell(session.subject, cell))
     by_size = sorted(cells, key=lambda cell: cell.batch_size * cell.depth)
     for number, cell in enumerate(dict.fromkeys([*by_size[:1], *by_size[-1:]])):
-        for activity in trace_cell(session.subject, cell, None if number else trace_folder):
-            session.ledger.add(activity)
+        session.ledger.extend(trace_cell(session.subject, cell, None if number else trace_folder))
 
 
 def _start_cold(session: Session) -> None:
     subject = session.subject
     session.stages.begin("cold", "starting the model in a fresh process, and stepping it after idle time")
     with session.stages.optional("the cold starts", "the times of a fresh process are unknown"):
-        for start in fresh_starts(session.prepared, subject.machine, subject.model_bytes):
-            session.ledger.add(start)
+        session.ledger.extend(fresh_starts(session.prepared, subject.machine, subject.model_bytes))
     engine, cell = next(iter(subject.engines.values())), session.prepared.grid.cells[0]
     with session.stages.optional("the steps after a pause", "the cost of a pause is unknown"):
-        for steps in steps_after_idle(engine, cell, subject.machine, effort.STANDARD.idle_pauses):
-            session.ledger.add(steps)
+        session.ledger.extend(steps_after_idle(engine, cell, subject.machine, effort.STANDARD.idle_pauses))

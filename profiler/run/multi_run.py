@@ -25,7 +25,7 @@ def run_precisions(options: Options, precisions: Sequence[str], listener: Listen
     each = [replace(options, quant=name) for name in precisions]
     base, prepared = _prepare_each(each, precisions, "--quant", "precision")
     runs = _execute_each(prepared, listener)
-    from profiler.report.write import write_comparison
+    from profiler.run.precisions import write_comparison
 
     write_comparison(runs, base)
     return runs

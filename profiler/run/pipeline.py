@@ -39,9 +39,8 @@ from profiler.run.measure import (
     measure_options,
     try_changes,
 )
-from profiler.run.neighbours import LOOK, UNSEEN, host_threads, wait_for_neighbours
 from profiler.run.options import Options, check_options
-from profiler.run.setup import load_subject, measure_foundation, other_bytes
+from profiler.run.setup import LOOK, UNSEEN, load_subject, measure_foundation, other_bytes, wait_for_neighbours
 from profiler.run.stages import Listener, Stages
 from profiler.run.validate import PreparedRun, prepare
 from profiler.store.document import RunDocument
@@ -253,7 +252,7 @@ class _MachineChecks:
             if session.neighbours is not None:
                 with session.stages.optional(LOOK, UNSEEN):
                     contention = session.neighbours.look()
-                    if contention.disturbs(host_threads(machine.info)):
+                    if contention.disturbs(machine.info.host_threads):
                         session.ledger.add(contention)
             self._checked_s = machine.now_s()
         return swing(session.ledger.gathered.looks)

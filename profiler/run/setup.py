@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ from profiler.counting.memory_need import cache_bytes, memory_need, state_bytes
 from profiler.counting.meta import path_here
 from profiler.counting.operators import ModelWork
 from profiler.counting.walk import walk
+from profiler.device.contention import Neighbours
 from profiler.device.device import Device, software
 from profiler.device.machine import Machine
 from profiler.engines.base import Engine
@@ -21,6 +23,7 @@ from profiler.engines.padded import PaddedEngine
 from profiler.engines.registry import ENGINES, OWNING
 from profiler.engines.vllm import VllmRequirements
 from profiler.errors import ModelError, RoofscopeError, describe_error, first_line
+from profiler.facts.contention import Contention
 from profiler.facts.dispatch import DispatchSamples
 from profiler.facts.roofs import Ceilings
 from profiler.facts.step import ExecutionPath, Step
@@ -44,6 +47,10 @@ from profiler.run.budget import RunBudget
 from profiler.run.stages import Stages
 from profiler.run.validate import PreparedRun
 
+LOOK, UNSEEN = "the check for other processes", "busy processes are not detected"
+"""Name of this part and the effect of its failure, for `Stages.optional`."""
+_LOOK_S = 0.5
+"""Seconds between two looks at other processes."""
 _NO_DISPATCH = "the host's share of a step is unexplained"
 
 
@@ -69,6 +76,29 @@ def load_subject(prepared: PreparedRun, stages: Stages, budget: RunBudget) -> Su
     if FORMATS[request.quant].has_options and (why := four_bit_rule_error(machine.device)):
         stages.miss("bitsandbytes' choice of 4-bit kernels", why, "dense copies are counted from 5 rows on")
     return Subject(machine, loaded, work, engines, paths, prepared.grid, held_bytes)
+
+
+def wait_for_neighbours(neighbours: Neighbours, stages: Stages, budget: RunBudget) -> list[Contention]:
+    """Wait, for at most `budget.neighbours_s`, until no other process keeps cores busy that this run needs.
+
+    Returns what still disturbs the run; empty if nothing does.
+    """
+    threads, most_s = stages.machine.info.host_threads, budget.neighbours_s
+    others = neighbours.look()
+    if not others.disturbs(threads):
+        return []
+    looks = int(most_s / _LOOK_S)
+    if looks:
+        stages.begin(
+            "waiting",
+            f"{others.busy_cores} busy with {others.who}: waiting at most {most_s:.0f} s for that to end",
+        )
+    for _ in range(looks):
+        time.sleep(_LOOK_S)
+        others = neighbours.look()
+        if not others.disturbs(threads):
+            return []
+    return [others]
 
 
 def measure_foundation(

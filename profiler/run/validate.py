@@ -28,7 +28,7 @@ from profiler.loading.meta_model import build_on_meta, plan, quiet_libraries
 from profiler.loading.request import DTYPES, ModelRequest, dtype_name, most_positions, resolve_dtype
 from profiler.loading.source import ModelSource, resolve
 from profiler.measure.quality import text_ids
-from profiler.options import flag_of, listed
+from profiler.options import flag_of, listed, one_of
 from profiler.quant.formats import QuantOptions, check_quant
 from profiler.quant.registry import FORMATS, Quant, known_quant
 from profiler.run.options import DEFAULT_MODEL, Options
@@ -85,12 +85,11 @@ def prepare(options: Options, compared: bool = False) -> PreparedRun:
         options = replace(options, budget_s=DEFAULT_BUDGET_S)  # the command that repeats this run names its grid
     model = DEFAULT_MODEL if options.model is None else options.model
     known_quant(quant)
-    if options.attn is not None and options.attn not in get_args(Attention):
-        raise RequestError(f"--attn {options.attn!r} is unknown; use {', '.join(get_args(Attention))}.")
+    if options.attn is not None:
+        one_of(options.attn, "--attn", get_args(Attention))
     if options.budget_s is not None and not 0 < options.budget_s < math.inf:
         raise RequestError(f"--budget {options.budget_s:g} is not possible; give seconds above 0.")
-    if options.compute_dtype != "auto" and options.compute_dtype not in DTYPES:
-        raise RequestError(f"--compute-dtype {options.compute_dtype!r} is unknown; use auto, {', '.join(DTYPES)}.")
+    one_of(options.compute_dtype, "--compute-dtype", ("auto", *DTYPES))
     source = resolve(model)
     device = resolve_device(options.device)
     config = load_config(source, options.trust_remote_code)

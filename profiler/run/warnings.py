@@ -10,7 +10,6 @@ from profiler.device.device import Device, under_wsl
 from profiler.facts.roofs import Ceilings
 from profiler.loading.request import CheckpointFit, dtype_name
 from profiler.measure.subject import Subject
-from profiler.run.neighbours import host_threads
 from profiler.units import percent, scaled
 
 
@@ -29,11 +28,6 @@ def device_warnings(info: Device) -> list[str]:
             " Panel, or stay well below the GPU's memory."
         )
     return warnings
-
-
-def busy_warnings(info: Device, foreign: ForeignLoad) -> list[str]:
-    """Return a warning if other processes leave fewer cores than a device needs, observed by `foreign`."""
-    return busy_words(host_threads(info), foreign)
 
 
 def busy_words(threads: int, foreign: ForeignLoad) -> list[str]:

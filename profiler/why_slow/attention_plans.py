@@ -17,7 +17,7 @@ from profiler.device.machine import machine_for
 from profiler.errors import first_line
 from profiler.measure.new_lengths import first_and_second_s
 from profiler.units import duration
-from profiler.why_slow.findings import GROWING_CACHES, Finding
+from profiler.why_slow.findings import GROWING_CACHES, Finding, new_finding
 from profiler.why_slow.observations import Call
 from profiler.why_slow.plain_models import is_plain
 from profiler.why_slow.repeat_call import CallGroup
@@ -29,7 +29,7 @@ _DecodeShape = tuple[int, int]
 _LENGTHS = 4
 
 
-def plan_findings(groups: Sequence[CallGroup], steady_s: float) -> tuple[list[Finding], list[str]]:
+def plan_findings(groups: Sequence[CallGroup]) -> tuple[list[Finding], list[str]]:
     """(findings, reasons why others are unknown): the plans that cuDNN builds for the KV lengths of `generate`.
 
     cuDNN builds one for each exact shape (PyTorch, aten/src/ATen/native/cudnn/MHA.cpp), which torch 2.11 and later
@@ -49,10 +49,9 @@ def plan_findings(groups: Sequence[CallGroup], steady_s: float) -> tuple[list[Fi
             continue
         saves_s = min(len(shapes) * plan_s, sum(call.seconds for group in own for call in group.calls))
         findings.append(
-            Finding(
-                id="attention-plans",
+            new_finding(
+                identity="attention-plans",
                 saves_s=saves_s,
-                share=saves_s / steady_s,
                 where=max(own, key=lambda group: group.seconds).calls[0].where,
                 evidence=(
                     f"{len(shapes)} KV lengths are new to the process, and cuDNN builds an attention plan for each,"

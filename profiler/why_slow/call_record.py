@@ -81,14 +81,14 @@ class CallRecord:
 
 
 @dataclass
-class RepeatableCall:
+class TimeTotal:
     """A count and a total of seconds."""
 
     count: int = 0
     seconds: float = 0.0
 
-    def add(self, seconds: float) -> None:
-        self.count += 1
+    def add(self, seconds: float, count: int = 1) -> None:
+        self.count += count
         self.seconds += seconds
 
 
@@ -116,7 +116,7 @@ def users_line() -> str:
         name = frame.f_code.co_filename
         if not name.startswith(_LIBRARY_PREFIXES) and "site-packages" not in name:
             # The file name of a notebook's cell means nothing to its user.
-            return f"{'cell' if 'ipykernel_' in name else Path(name).name}:{frame.f_lineno}"
+            return f"{'cell' if 'ipykernel_' in name or '<ipython-input' in name else Path(name).name}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return _STARTED_AT.get(threading.current_thread(), _NO_LINE)
 

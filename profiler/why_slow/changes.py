@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import importlib.util
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ import torch
 from profiler.device.clock import clock_for, now_s
 from profiler.device.device import describe
 from profiler.device.memory import available_bytes
-from profiler.errors import RequestError
+from profiler.errors import RequestError, first_line
 from profiler.measure.dense_twins import (
     dense_twins,
     kernel_of,
@@ -29,6 +30,8 @@ from profiler.why_slow.adapters import unmerged_adapters
 from profiler.why_slow.call_settings import is_spread, pipelined_devices
 from profiler.why_slow.dispatch_changes import captured_forward, compiled_step, is_bound_by_host, static_cache_change
 from profiler.why_slow.findings import CallFloor
+from profiler.why_slow.floor import at_roofs_s, made_s, with_all_logits
+from profiler.why_slow.hub_kernels import attention_kernel, with_attention, with_layers
 from profiler.why_slow.loop_changes import (
     batching_change,
     grows_by_a_token,
@@ -38,6 +41,7 @@ from profiler.why_slow.loop_changes import (
     prefix_change,
     without_reads,
 )
+from profiler.why_slow.observations import Call
 from profiler.why_slow.placement import COPY_SHARE, gathered, has_room_for_all
 from profiler.why_slow.plain_models import is_plain
 from profiler.why_slow.recorder import Recorder
@@ -46,18 +50,31 @@ from profiler.why_slow.repeat_call import CallGroup, CallsToChange, Candidate, R
 
 @dataclass(frozen=True)
 class Change:
-    """A kind of change: the calls that it may apply to, and the trial; None if on closer look it does not apply."""
+    """A kind of change: the calls that it may apply to, and the trial; None if on closer look it does not apply.
+
+    A trial raises RequestError if the change applies, but cannot be tried on this machine.
+    """
 
     id: str
     applies: Callable[[CallsToChange], bool]
     trial: Callable[[CallsToChange], Candidate | None]
 
 
-def candidates(group: CallGroup, recorder: Recorder, floor: CallFloor | None = None) -> Iterator[Candidate]:
-    """The changes that apply to a group of calls."""
+def candidates(
+    group: CallGroup,
+    recorder: Recorder,
+    floor: CallFloor | None = None,
+    without_trial: Callable[[str, str], object] = lambda _name, _reason: None,
+) -> Iterator[Candidate]:
+    """The changes that apply to a group of calls; `without_trial` gets those that cannot be tried, and the reason."""
     calls = CallsToChange(group, recorder, floor)
     for change in CHANGES:
-        if change.applies(calls) and (candidate := change.trial(calls)) is not None:
+        try:
+            candidate = change.trial(calls) if change.applies(calls) else None
+        except RequestError as error:
+            without_trial(f"{change.id} ({calls.call.where})", first_line(error))
+            continue
+        if candidate is not None:
             yield candidate
 
 
@@ -69,14 +86,17 @@ def _switch(
     within: Callable[[CallsToChange], contextlib.AbstractContextManager[None]] | None = None,
     *,
     at_load: bool = False,
-    about: Callable[[CallsToChange], float] = lambda _: 0.0,
+    instead: Callable[[Call], Call] | None = None,
     **options: object,
 ) -> Change:
-    """A change to `options` of the call, or to what is set within a context; `at_load` at the line of the load."""
+    """A change to `options` of the call, or to what is set within a context; `at_load` at the line of the load.
+
+    `instead` gives the changed call, from whose shape the saving can be estimated.
+    """
 
     def trial(calls: CallsToChange) -> Candidate:
         words = evidence if isinstance(evidence, str) else evidence(calls)
-        more: dict[str, Any] = {"about": about(calls)}
+        more: dict[str, Any] = {"about": calls.saved_share([calls.call], [instead(calls.call)]) if instead else 0.0}
         more |= {"within": lambda: within(calls)} if within else {}
         more |= {"where": calls.group.loaded_at} if at_load else {}
         return calls.candidate(name, words, change, calls.with_options(**options), **more)
@@ -137,7 +157,12 @@ def _other_copy(calls: CallsToChange) -> Candidate | None:
         return None
     changed = RepeatedCall(calls.middle[1], calls.call, functools.cache(other.make)).as_run
     where = calls.group.loaded_at
-    return calls.candidate(other.id, other.evidence, other.change, changed, where=where, about=other.about)
+    about = 0.0
+    if other.id == "wide-dtype" and (subject := calls.subject) is not None:
+        # Half of the bytes, of what is at the roofs: dispatch and slow kernels may take as long in any dtype.
+        at_roofs = min(1.0, at_roofs_s(calls.call, subject) / max(calls.call.steady_s, 1e-9))
+        about = other.bytes_saved * at_roofs
+    return calls.candidate(other.id, other.evidence, other.change, changed, where=where, about=about)
 
 
 def _fused() -> contextlib.AbstractContextManager[None]:
@@ -220,8 +245,8 @@ class Copy:
     evidence: str
     change: str
     make: Callable[[], Any]
-    about: float = 0.0
-    """Share of a call that it saves, by its bytes; 0 if it is not known to be faster."""
+    bytes_saved: float = 0.0
+    """Share of the weights' bytes that it saves; 0 if the device has no units for its dtype."""
 
 
 def other_copy(model: Any, dtype: str) -> Copy | None:
@@ -285,7 +310,7 @@ def _has_units(dtype: str) -> bool:
         "bfloat16": ("_is_avx512_bf16_supported", "_is_amx_tile_supported"),
         "float16": ("_is_amx_fp16_supported",),
     }
-    return any(getattr(torch.cpu, name, lambda: False)() for name in names[dtype])
+    return any(getattr(torch.cpu, name, lambda: False)() for name in names.get(dtype, ()))
 
 
 def _unread_logits(calls: CallsToChange) -> Candidate | None:
@@ -306,7 +331,7 @@ def _unread_logits(calls: CallsToChange) -> Candidate | None:
     return calls.candidate(
         "all-logits", f"logits of all {tokens} positions are computed, and {which}",
         f"{on_the_left}pass logits_to_keep={keep}", calls.with_options(logits_to_keep=keep),
-        about=(1 - keep / tokens) * _share_of_head(calls.model),
+        about=(tokens - keep) / max(1, tokens - 1) * _share_of_head(calls),
     )  # fmt: skip
 
 
@@ -323,12 +348,39 @@ def _merged_adapters(calls: CallsToChange) -> Candidate | None:
     )  # fmt: skip
 
 
-def _share_of_head(model: Any) -> float:
-    """Share of a forward's arithmetic in the LM head, by its share of the weights that are multiplied."""
-    head, table = model.get_output_embeddings(), model.get_input_embeddings()
-    weights = {id(each): each.numel() for each in model.parameters()}
-    looked_up = table.weight.numel() if table is not None and table.weight is not head.weight else 0
-    return float(head.weight.numel() / max(1, sum(weights.values()) - looked_up))
+def _share_of_head(calls: CallsToChange) -> float:
+    """Share of a forward at the roofs that the LM head takes for all positions but one; 0 if the roofs are unknown."""
+    if (subject := calls.subject) is None:
+        return 0.0
+    return 1 - made_s([calls.call], subject) / made_s([calls.call], with_all_logits(subject))
+
+
+def _has_hub_kernels(calls: CallsToChange) -> bool:
+    """Whether the model could run kernels of the hub: on a GPU, or on a CPU with the package, as few are for a CPU."""
+    model, settings = calls.model, calls.settings
+    possible = not (is_plain(model) or is_spread(model) or calls.trains or getattr(model, "use_kernels", True))
+    return possible and (not settings.on_cpu or importlib.util.find_spec("kernels") is not None)
+
+
+def _hub_attention(calls: CallsToChange) -> Candidate | None:
+    name = attention_kernel(calls.model) if calls.settings.attention == "sdpa" else None
+    if name is None or calls.settings.dtype not in _HALVES:
+        return None
+    with with_attention(calls.model, name):  # raises if it is not on this machine
+        pass
+    return calls.candidate(
+        "hub-attention", "attention runs the kernels of torch", f'attn_implementation="{name}"',
+        within=lambda: with_attention(calls.model, name), where=calls.group.loaded_at,
+    )  # fmt: skip
+
+
+def _hub_layers(calls: CallsToChange) -> Candidate:
+    with with_layers(calls.model):
+        pass
+    return calls.candidate(
+        "hub-layers", "layers run operators of torch, and the hub has kernels for some", "use_kernels=True",
+        within=lambda: with_layers(calls.model), where=calls.group.loaded_at,
+    )  # fmt: skip
 
 
 def _is_loop(calls: CallsToChange) -> bool:
@@ -344,8 +396,9 @@ CHANGES = (
     _switch(
         "cache-off", lambda calls: calls.generates and calls.settings.cache is False,
         "use_cache=False computes the whole prompt again at every token", "remove use_cache=False", use_cache=True,
+        instead=lambda call: replace(call, settings=replace(call.settings, cache=True)),
     ),
-    Change("cache-off", lambda calls: not calls.generates, lambda calls: loop_without_cache(calls.group)),
+    Change("cache-off", lambda calls: not calls.generates, loop_without_cache),
     Change("host-sync", lambda calls: not calls.generates and len(calls.group.calls) > 1, _reads),
     Change("grad-on", lambda calls: not calls.generates and calls.settings.gradients and not calls.trains, _grad_on),
     _switch(
@@ -376,7 +429,8 @@ CHANGES = (
     _switch(
         "beams", lambda calls: calls.settings.beams > 1, lambda calls: f"{calls.settings.beams} beams are followed",
         "num_beams=1, if its answers are good enough",
-        about=lambda calls: 1 - 1 / calls.settings.beams, num_beams=1, num_return_sequences=1,
+        instead=lambda call: replace(call, batch_size=call.batch_size // call.settings.times_computed),
+        num_beams=1, num_return_sequences=1,
     ),
     Change("host-sync", lambda calls: not calls.settings.on_cpu, _without_callbacks),
     _switch(
@@ -386,12 +440,14 @@ CHANGES = (
     Change("uncompiled", lambda calls: is_plain(calls.model), captured_forward),
     Change("growing-cache", is_bound_by_host, static_cache_change),
     Change("uncompiled", is_bound_by_host, compiled_step),
+    Change("hub-attention", _has_hub_kernels, _hub_attention),
+    Change("hub-layers", _has_hub_kernels, _hub_layers),
     Change("unmerged-adapters", lambda _: True, _merged_adapters),
     Change("slow-format", lambda _: True, _dense_weights),
     Change("wide-dtype", lambda _: True, _other_copy),
-    Change("one-by-one", lambda calls: calls.middle[1].batched, lambda calls: paged_batch_change(calls.group)),
-    Change("one-by-one", lambda calls: not _is_loop(calls), lambda calls: batching_change(calls.group)),
-    Change("shared-prefix", lambda calls: calls.generates, lambda calls: prefix_change(calls.group)),
+    Change("one-by-one", lambda calls: calls.middle[1].batched, paged_batch_change),
+    Change("one-by-one", lambda calls: not _is_loop(calls), batching_change),
+    Change("shared-prefix", lambda calls: calls.generates, prefix_change),
     # Last, since threads that wait for each other may take very long on a busy machine.
     Change("threads", lambda calls: calls.settings.on_cpu and calls.settings.threads != _cores(), _more_threads),
 )  # fmt: skip

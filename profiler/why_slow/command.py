@@ -19,7 +19,7 @@ from profiler.errors import RequestError, describe_error
 from profiler.fallbacks import fallback_sentences
 from profiler.json_document import json_text
 from profiler.store.writer import replace_file
-from profiler.why_slow.findings import CallFloor, Finding, Why, judge_calls
+from profiler.why_slow.findings import CallFloor, Why, judge_calls
 from profiler.why_slow.observations import Observations
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
@@ -169,27 +169,18 @@ def explained(
         return known[id(group)]
 
     floor = _floor(recorder, seen, groups, subjects, times_of) if limits.script_floor else None
-    bounded, unknown = placement_findings(groups, seen.steady_s)
-    planned, lines = plan_findings(groups, seen.steady_s)
+    bounded, unknown = placement_findings(groups)
+    planned, lines = plan_findings(groups)
     bounded, unknown = [*bounded, *planned], [*unknown, *lines]
     if seen.fallbacks:
-        slower, lines = fallback_findings(seen.fallbacks, groups, seen.steady_s, times_of)
+        slower, lines = fallback_findings(seen.fallbacks, groups, times_of)
         bounded, unknown = [*bounded, *slower], [*unknown, *lines]
     trials, untried, computed = try_changes(recorder, seen, budget_s, now_s() - start_s, floor)
     loads = conversion_findings(seen, recorder.converted_models)
     until_s = start_s + budget_s
     times = times_of(groups[0]) if groups and floor else None
     slowest = times.slowest() if times else []
-    computed = [_without_module(finding, slowest[0].beyond_s if slowest else 0.0, seen) for finding in computed]
     return judge_calls(seen, trials, floor, [*untried, *unknown], [*loads, *bounded, *computed], slowest)
-
-
-def _without_module(finding: Finding, beyond_s: float, seen: Observations) -> Finding:
-    """An estimate for another dtype without the seconds of a module that is far beyond its roof, whatever its dtype."""
-    if finding.id != "wide-dtype":
-        return finding
-    rest = max(0.0, 1 - beyond_s / seen.steady_s)
-    return replace(finding, saves_s=rest * finding.saves_s, share=rest * finding.share)
 
 
 def _floor(
@@ -251,6 +242,10 @@ class Watching:
     """The result of `with profiler.why() as watching:`, filled in at the end of the block."""
 
     found: Why | None = None
+
+    def __repr__(self) -> str:
+        """The answer, and the table of calls."""
+        return "\n\n".join([self.answer, *([self.calls.to_string(index=False)] if self.found else [])])
 
     @property
     def findings(self) -> tuple[object, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from profiler.fallbacks import Fallback, cure_of, quotes_of
-from profiler.why_slow.findings import Finding
+from profiler.why_slow.findings import Finding, new_finding
 from profiler.why_slow.module_times import ModuleTimes
 from profiler.why_slow.repeat_call import CallGroup
 
@@ -14,7 +14,6 @@ from profiler.why_slow.repeat_call import CallGroup
 def fallback_findings(
     fallbacks: Sequence[Fallback],
     groups: Sequence[CallGroup],
-    steady_s: float,
     times_of: Callable[[CallGroup], ModuleTimes | None],
 ) -> tuple[list[Finding], list[str]]:
     """(findings, lines about fallbacks without a bound).
@@ -32,10 +31,9 @@ def fallback_findings(
             continue
         saves_s = sum(seconds.values())
         findings.append(
-            Finding(
-                id="fallback",
+            new_finding(
+                identity="fallback",
                 saves_s=saves_s,
-                share=saves_s / steady_s,
                 where=max(seconds, key=lambda where: seconds[where]),
                 evidence=f"{module} runs slower code: {quotes_of(here)}",
                 change=cure_of(here, on_gpu=on_gpu),

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from profiler.why_slow.observations import Observations, covered_s, steady_s
+
+if TYPE_CHECKING:
+    from profiler.why_slow.floor import Subject
 
 LEAST_SHARE = 0.02
 """Share of the watched time below which a saving or a cost is not reported."""
@@ -28,35 +32,39 @@ _WORTH_ANOTHER_LOOK = 0.1
 """Share of the watched time from which on a saving is reported as undecided, if the pairs do not agree."""
 
 
+Rounds = Sequence[tuple[float, float]]
+
+
 @dataclass(frozen=True)
-class ChangeTrial:
-    """Interleaved pairs of a call, unchanged and with one change, on the script's own model."""
+class TriedChange:
+    """Pairs of a call, unchanged and with one change, measured alternately."""
 
     id: str
-    calls: tuple[int, ...]
-    """Numbers of the calls that the trial is evidence for."""
-    rounds: tuple[tuple[float, float], ...]
+    calls: Sequence[int]
+    """Numbers of the calls that it is evidence for."""
+    rounds: Rounds
     """(seconds unchanged, seconds changed) of each pair."""
     where: str
     evidence: str
     change: str
     shape: str
     """The calls that were repeated, in words."""
-    against_its_own: bool = False
+    against_its_own: bool
     """Whether the unchanged times are those of the script's own calls, as there was no time to repeat them."""
-
-    @property
-    def saving(self) -> float:
-        """Share of the call that the change saves, by the median pair; negative if it costs time."""
-        return statistics.median(1 - changed / as_is for as_is, changed in self.rounds) if self.rounds else 0.0
-
-    @property
-    def is_claim(self) -> bool:
-        """Whether the pairs agree on a saving."""
-        return pairs_agree(self.rounds)
+    saving: float
+    """Share of the call that the change saves, by the median pair; negative if it costs time."""
+    claimed: bool
+    """Whether its pairs support the saving."""
 
 
-Rounds = Sequence[tuple[float, float]]
+def tried_change(
+    identity: str, calls: Sequence[int], rounds: Rounds, where: str, evidence: str, change: str, shape: str,
+    *, against_its_own: bool = False,
+) -> TriedChange:  # fmt: skip
+    """A trial, with what its pairs say."""
+    saving = statistics.median(1 - changed / as_is for as_is, changed in rounds) if rounds else 0.0
+    what = (where, evidence, change, shape, against_its_own)
+    return TriedChange(identity, calls, rounds, *what, saving, pairs_agree(rounds))
 
 
 def pairs_agree(rounds: Rounds) -> bool:
@@ -125,6 +133,13 @@ class Finding:
         return self.basis.startswith("computed")
 
 
+def new_finding(
+    identity: str, saves_s: float, where: str, evidence: str, change: str, basis: str, *, once: bool = False
+) -> Finding:
+    """A finding, whose share `judge_calls` sets."""
+    return Finding(identity, saves_s, 0.0, where, evidence, change, basis, once)
+
+
 @dataclass(frozen=True)
 class FirstCall:
     """The first call of a shape, compared with the median of the others, or with its own repeat if they are few."""
@@ -183,6 +198,10 @@ class CallFloor:
     """The last step of calls with a decode loop and known dispatch, by their number."""
     left_out: tuple[str, ...] = ()
     """Parts of models that ran and could not be counted, such as a tower for pictures."""
+    subjects: Mapping[str, Subject] = field(default_factory=dict)
+    """By class of model: its counted work and the roofs, to estimate other calls of it."""
+    with_more: frozenset[int] = frozenset()
+    """Numbers of the calls that ran modules besides those of their subject: towers, encoders."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +212,7 @@ class Why:
     findings: tuple[Finding, ...]
     floor: CallFloor | None
     """None if it is unknown."""
-    tried: tuple[ChangeTrial, ...]
+    tried: tuple[TriedChange, ...]
     not_tried: tuple[str, ...] = ()
     """Changes that could not be tried, each with the reason."""
     modules: tuple[SlowModule, ...] = ()
@@ -213,27 +232,27 @@ class Why:
         return tuple(slow_first_calls)
 
     @property
-    def undecided(self) -> tuple[ChangeTrial, ...]:
+    def undecided(self) -> tuple[TriedChange, ...]:
         """Trials that save at least 10 % of the watched time by their median pair, but whose pairs do not agree."""
         return tuple(trial for trial in self._no_claims if self.share_of(trial) >= _WORTH_ANOTHER_LOOK)
 
     @property
-    def too_close(self) -> tuple[ChangeTrial, ...]:
+    def too_close(self) -> tuple[TriedChange, ...]:
         """Trials that save 2 % to 10 % of the watched time by their median pair, but whose pairs do not agree."""
         return tuple(trial for trial in self._no_claims if LEAST_SHARE <= self.share_of(trial) < _WORTH_ANOTHER_LOOK)
 
     @property
-    def _no_claims(self) -> list[ChangeTrial]:
-        return [trial for trial in self.tried if not trial.is_claim]
+    def _no_claims(self) -> list[TriedChange]:
+        return [trial for trial in self.tried if not trial.claimed]
 
-    def share_of(self, trial: ChangeTrial) -> float:
+    def share_of(self, trial: TriedChange) -> float:
         """Share of the watched time that a trial saves, by its median pair."""
         return _saves_s(trial, self.seen) / self.seen.steady_s
 
 
 def judge_calls(
     seen: Observations,
-    trials: Sequence[ChangeTrial],
+    trials: Sequence[TriedChange],
     floor: CallFloor | None = None,
     not_tried: Sequence[str] = (),
     more: Sequence[Finding] = (),
@@ -243,23 +262,23 @@ def judge_calls(
 
     `more` are findings that neither a trial nor `seen` gives.
     """
-    findings = [*more, *(_of_trial(trial, seen) for trial in trials if trial.is_claim)]
+    findings = [*more, *(_of_trial(trial, seen) for trial in trials if trial.claimed)]
     findings += [*_reloads(seen), *_recompilations(seen), *_callbacks(seen), *_texts_again(seen)]
+    findings = [replace(finding, share=finding.saves_s / seen.steady_s) for finding in findings]
     merged = _merged([finding for finding in findings if finding.share >= LEAST_SHARE])
     return Why(seen, tuple(merged), floor, tuple(trials), tuple(not_tried), tuple(modules))
 
 
-def _saves_s(trial: ChangeTrial, seen: Observations) -> float:
+def _saves_s(trial: TriedChange, seen: Observations) -> float:
     """Seconds that a trial saves: its share of the steady-state time of its calls, as trials use warm calls."""
     numbers = set(trial.calls)
     return trial.saving * steady_s([call for call in seen.calls if call.number in numbers])
 
 
-def _of_trial(trial: ChangeTrial, seen: Observations) -> Finding:
-    saves_s = _saves_s(trial, seen)
+def _of_trial(trial: TriedChange, seen: Observations) -> Finding:
     how = "changed, compared with the script's calls" if trial.against_its_own else "unchanged and changed, in turn"
     basis = f"tried: {trial.shape}, {len(trial.rounds)} times {how}"
-    return Finding(trial.id, saves_s, saves_s / seen.steady_s, trial.where, trial.evidence, trial.change, basis)
+    return new_finding(trial.id, _saves_s(trial, seen), trial.where, trial.evidence, trial.change, basis)
 
 
 def _merged(findings: Sequence[Finding]) -> list[Finding]:
@@ -273,86 +292,57 @@ def _merged(findings: Sequence[Finding]) -> list[Finding]:
     return sorted(merged.values(), key=lambda item: (item.is_bound or item.is_estimate, -item.saves_s))
 
 
-def _callbacks(seen: Observations) -> list[Finding]:
+def _callbacks(seen: Observations) -> Iterator[Finding]:
     """Time of the script's objects within `generate`, on a CPU only: on a GPU they also wait for the device."""
-    findings = []
     calls = [call for call in seen.calls if call.callbacks_s and call.settings.on_cpu]
     for where in dict.fromkeys(call.where for call in calls):
         here = [call for call in calls if call.where == where]
         names = dict.fromkeys(name for call in here for name in call.callbacks_s)
         saves_s = min(covered_s(here), sum(sum(call.callbacks_s.values()) for call in here))
-        findings.append(
-            Finding(
-                id="callbacks",
-                saves_s=saves_s,
-                share=saves_s / seen.steady_s,
-                where=where,
-                evidence=f"generate calls your {' and '.join(names)} at every token",
-                change="do less in it: read only the newest tokens, and only every few tokens",
-                basis="measured: the time within it",
-            )
-        )
-    return findings
+        yield new_finding(
+            "callbacks", saves_s, where, f"generate calls your {' and '.join(names)} at every token",
+            "do less in it: read only the newest tokens, and only every few tokens", "measured: the time within it",
+        )  # fmt: skip
 
 
-def _texts_again(seen: Observations) -> list[Finding]:
+def _texts_again(seen: Observations) -> Iterator[Finding]:
     """Time to tokenize texts that were tokenized before."""
-    return [
-        Finding(
-            id="text-again",
-            saves_s=item.seconds,
-            share=item.seconds / seen.steady_s,
-            where=item.where,
-            evidence=f"a text that was tokenized before is tokenized again {item.count} times",
-            change="tokenize it once, before the loop",
-            basis="measured: the calls after the first",
-        )
-        for item in seen.texts_again
-    ]
+    for item in seen.texts_again:
+        yield new_finding(
+            "text-again", item.seconds, item.where,
+            f"a text that was tokenized before is tokenized again {item.count} times",
+            "tokenize it once, before the loop", "measured: the calls after the first",
+        )  # fmt: skip
 
 
-def _reloads(seen: Observations) -> list[Finding]:
+def _reloads(seen: Observations) -> Iterator[Finding]:
     """Time of loads of a model that was loaded before."""
-    findings = []
     for source in dict.fromkeys(load.source for load in seen.loads):
-        loads = [load for load in seen.loads if load.source == source]
-        repeats = loads[1:]
+        _first, *repeats = [load for load in seen.loads if load.source == source]
         if repeats:
-            saves_s = covered_s(repeats)
-            findings.append(
-                Finding(
-                    id="reloads",
-                    saves_s=saves_s,
-                    share=saves_s / seen.steady_s,
-                    where=repeats[0].where,
-                    evidence=f"the same model, {source}, was loaded {len(loads)} times",
-                    change="load it once, before the loop",
-                    basis=f"measured: the {'load' if len(repeats) == 1 else 'loads'} after the first",
-                )
-            )
-    return findings
+            yield new_finding(
+                "reloads", covered_s(repeats), repeats[0].where,
+                f"the same model, {source}, was loaded {1 + len(repeats)} times", "load it once, before the loop",
+                f"measured: the {'load' if len(repeats) == 1 else 'loads'} after the first",
+            )  # fmt: skip
 
 
-def _recompilations(seen: Observations) -> list[Finding]:
+def _recompilations(seen: Observations) -> Iterator[Finding]:
     """Time of compilations after the first of the same code; they happen within the calls."""
     if not seen.recompilations:
-        return []
+        return
     slowest = max(seen.recompilations, key=lambda item: item.seconds)
-    saves_s = min(seen.calls_s, sum(item.seconds for item in seen.recompilations))
     with_cache = (call for call in seen.calls if call.new_tokens or call.context_len)
     grows = any(call.settings.cache_class in GROWING_CACHES for call in with_cache)
-    return [
-        Finding(
-            id="recompiles",
-            saves_s=saves_s,
-            share=saves_s / seen.steady_s,
-            where=seen.calls[0].where if seen.calls else "",
-            evidence=f"the model was compiled {len(seen.recompilations)} times more ({slowest.reason})",
-            change=(
-                'a cache of fixed size: cache_implementation="static" (a growing one has a new shape at every token)'
-                if grows
-                else "keep shapes the same (pad to few lengths), or use torch.compile(dynamic=True)"
-            ),
-            basis="measured: the compilations after the first",
-        )
-    ]
+    yield new_finding(
+        identity="recompiles",
+        saves_s=min(seen.calls_s, sum(item.seconds for item in seen.recompilations)),
+        where=seen.calls[0].where if seen.calls else "",
+        evidence=f"the model was compiled {len(seen.recompilations)} times more ({slowest.reason})",
+        change=(
+            'a cache of fixed size: cache_implementation="static" (a growing one has a new shape at every token)'
+            if grows
+            else "keep shapes the same (pad to few lengths), or use torch.compile(dynamic=True)"
+        ),
+        basis="measured: the compilations after the first",
+    )

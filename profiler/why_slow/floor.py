@@ -13,7 +13,7 @@ from torch import nn
 
 from profiler.counting.floor import RoofSet, roof_times
 from profiler.counting.module_kinds import not_run_for_text
-from profiler.counting.operators import ModelWork
+from profiler.counting.operators import Linear, ModelWork
 from profiler.counting.walk import walk
 from profiler.device.machine import machine_for
 from profiler.errors import RequestError
@@ -22,7 +22,7 @@ from profiler.loading.request import dtype_name
 from profiler.measure.dispatch import least_dispatch_s
 from profiler.roofs.measure import here_roofs
 from profiler.why_slow.findings import CallFloor, DecodeFloor
-from profiler.why_slow.observations import Call
+from profiler.why_slow.observations import Call, steady_s
 from profiler.why_slow.plain_models import SeenAttention, is_plain, plain_work
 
 
@@ -51,7 +51,8 @@ def floor_of_calls(
 
     A call whose model no longer exists is counted on another model of the same class. `attention` is that of plain
     models, by class. `subjects` are those known, by class. `outside_s` is the roofline time of each call's modules
-    outside of its subject's work, by its number; None if unknown. Raises RequestError without a model.
+    outside of its subject's work, by its number; None if unknown. Dispatch counts as unknown if it would make the
+    floor longer than the calls. Raises RequestError without a model.
     """
     alive = {call.model.split(" (")[0]: model for call, model in calls if model is not None}
     subjects = {} if subjects is None else subjects
@@ -67,19 +68,29 @@ def floor_of_calls(
             call = replace(call, prompt_len=1, padding=0.0)  # the decoder begins with a start token
         if name not in subjects:
             subjects[name] = subject_of(alive[name], (attention or {}).get(name))
-        call_s, exposed_s = _call_floor(
-            call, subjects[name], decodes=before is not None and _adds_a_token(before, call)
-        )
+        steps = _steps_needed(call, decodes=before is not None and _adds_a_token(before, call))
+        call_s, exposed_s = _least_s(steps, call, subjects[name])
         more_s = (outside_s or {}).get(call.number, 0.0)
         left_out |= dict.fromkeys(subjects[name].outside if more_s is None else ())
         total_s += call_s + (more_s or 0.0)
         dispatch_s += exposed_s
-        needless_s += max(0.0, _roof_s(_steps_made(call), subjects[name]) - (call_s - exposed_s))
+        needless_s += max(0.0, at_roofs_s(call, subjects[name]) - (call_s - exposed_s))
         if (dispatched := subjects[name].dispatch_s) is not None and call.new_tokens > 1:
             last = Step(*(np.array([n]) for n in (call.batch_size, 1, call.prompt_len + call.new_tokens - 1)))
             decode[call.number] = DecodeFloor(_roof_s(last, subjects[name]), dispatched[1])
     known = all(subject.dispatch_s is not None for subject in subjects.values())
-    return CallFloor(total_s, dispatch_s if known else None, needless_s, decode, tuple(left_out))
+    if dispatch_s and total_s > steady_s([call for call, _ in calls]):  # a busy machine has disturbed its measurement
+        subjects |= {name: replace(subject, dispatch_s=None) for name, subject in subjects.items()}
+        return floor_of_calls(calls, attention, subjects, outside_s)
+    return CallFloor(
+        total_s,
+        dispatch_s if known else None,
+        needless_s,
+        decode,
+        tuple(left_out),
+        subjects,
+        frozenset(outside_s or ()),
+    )
 
 
 def subject_of(model: nn.Module, attention: SeenAttention | None = None) -> Subject:
@@ -110,21 +121,43 @@ def _adds_a_token(before: Call, call: Call) -> bool:
     return same and call.kind == "forward" and not call.context_len and call.prompt_len == before.prompt_len + 1
 
 
-def _call_floor(call: Call, subject: Subject, *, decodes: bool) -> tuple[float, float]:
-    """(seconds, dispatch seconds in them): the prompt without padding, then a step per new token except the last."""
+def _steps_needed(call: Call, *, decodes: bool) -> Step:
+    """The steps that a call needs: the prompt without padding, then a step per new token except the last."""
     tokens = max(1, round(call.prompt_len * (1 - call.padding)))
     if decodes:
         queries, contexts = np.array([1]), np.array([tokens - 1])
     else:
-        queries = np.array([tokens, *[1] * (call.new_tokens - 1)])
+        queries = np.array([_computed(tokens, call), *[1] * (call.new_tokens - 1)])
         contexts = np.array([call.context_len, *range(tokens, tokens + call.new_tokens - 1)])
-    device_s = _roof_times(Step(np.full(len(queries), call.batch_size), queries, contexts), subject)
+    return Step(np.full(len(queries), call.batch_size), queries, contexts)
+
+
+def _least_s(step: Step, call: Call, subject: Subject) -> tuple[float, float]:
+    """(seconds of a call's steps, dispatch seconds in them)."""
+    device_s = _roof_times(step, subject)
     # Compiled code is dispatched as one call, so these times do not bound it.
     dispatched = not call.settings.compiled
     prefill_s, decode_s = (subject.dispatch_s if dispatched else None) or (0.0, 0.0)
-    host_s = np.where(queries > 1, prefill_s, decode_s)
+    host_s = np.where(step.query > 1, prefill_s, decode_s)
     exposed_s = np.maximum(host_s - device_s, 0.0) if subject.overlaps else host_s
     return float(np.sum(device_s + exposed_s)), float(np.sum(exposed_s))
+
+
+def made_s(calls: Sequence[Call], subject: Subject) -> float:
+    """The least seconds of calls as they were made: all of their steps at the roofs, with dispatch."""
+    return sum(_least_s(_steps_made(call), call, subject)[0] for call in calls)
+
+
+def at_roofs_s(call: Call, subject: Subject) -> float:
+    """The seconds at the roofs of a call as it was made, without dispatch."""
+    return _roof_s(_steps_made(call), subject)
+
+
+def with_all_logits(subject: Subject) -> Subject:
+    """The same model, whose LM head computes every position, as it does in a forward without `logits_to_keep`."""
+    every = [replace(item, rows="tokens") if isinstance(item, Linear) and item.rows == "last" else item
+             for item in subject.work.operators]  # fmt: skip
+    return replace(subject, work=replace(subject.work, operators=tuple(every)))
 
 
 def _steps_made(call: Call) -> Step:
@@ -133,9 +166,14 @@ def _steps_made(call: Call) -> Step:
     if call.settings.cache is False:
         queries, contexts = np.append(call.prompt_len, call.prompt_len + further), np.zeros(1 + len(further), dtype=int)
     else:
-        queries = np.append(call.prompt_len, np.ones(len(further), dtype=int))
+        queries = np.append(_computed(call.prompt_len, call), np.ones(len(further), dtype=int))
         contexts = np.append(call.context_len, call.prompt_len + further - 1)
     return Step(np.full(len(queries), call.batch_size), queries, contexts)
+
+
+def _computed(tokens: int, call: Call) -> int:
+    """Tokens of a prompt that are not in the cache: `generate` gets all of them, a forward the further ones."""
+    return max(1, tokens - call.context_len) if call.kind == "generate" else tokens
 
 
 def _roof_s(step: Step, subject: Subject) -> float:

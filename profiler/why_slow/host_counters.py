@@ -12,8 +12,8 @@ from typing import Any
 
 from profiler.device.clock import now_s
 from profiler.patching import replace_attribute
-from profiler.why_slow.call_record import RepeatableCall, Thread, users_line
-from profiler.why_slow.observations import GraphBreak, Read, Recompilation
+from profiler.why_slow.call_record import Thread, TimeTotal, users_line
+from profiler.why_slow.observations import GraphBreak, LineTime, Recompilation
 
 _READS = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "__repr__")
 """Methods of a tensor that return its values to the host."""
@@ -29,7 +29,7 @@ class Reads:
     touched: int = 0
     """Calls of the wrappers, to estimate their cost."""
     watched: bool = False
-    _by_lines: dict[tuple[str, str], RepeatableCall] = field(default_factory=dict)
+    _by_lines: dict[tuple[str, str], TimeTotal] = field(default_factory=dict)
     """By (line that read, line of the model's call before it)."""
 
     def watch(self) -> None:
@@ -60,18 +60,16 @@ class Reads:
             return run(*args, **named)
         finally:
             here.reading = False
-            self._by_lines.setdefault((users_line(), here.last), RepeatableCall()).add(now_s() - start_s)
+            self._by_lines.setdefault((users_line(), here.last), TimeTotal()).add(now_s() - start_s)
 
-    def by_line(self, after: str | None = None) -> tuple[Read, ...]:
+    def by_line(self, after: str | None = None) -> tuple[LineTime, ...]:
         """Reads by their line, the longest waits first; with `after`, only those that follow calls of that line."""
-        totals: dict[str, RepeatableCall] = {}
+        totals: dict[str, TimeTotal] = {}
         for (where, last), item in self._by_lines.items():
             if after in (None, last):
-                total = totals.setdefault(where, RepeatableCall())
-                total.count += item.count
-                total.seconds += item.seconds
+                totals.setdefault(where, TimeTotal()).add(item.seconds, item.count)
         ordered = sorted(totals.items(), key=lambda pair: -pair[1].seconds)
-        return tuple(Read(where, total.count, total.seconds) for where, total in ordered)
+        return tuple(LineTime(where, total.count, total.seconds) for where, total in ordered)
 
 
 _LONGEST_REASON = 80

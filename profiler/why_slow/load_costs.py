@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from profiler.device.clock import now_s
-from profiler.why_slow.findings import Finding
+from profiler.why_slow.findings import Finding, new_finding
 from profiler.why_slow.observations import Observations
 
 # A part of the weights of at most so many bytes is written and read.
@@ -28,12 +28,10 @@ def conversion_findings(seen: Observations, models: Sequence[Any]) -> list[Findi
             continue
         known.add(load.source)
         read_s = read_weights_s(model)
-        saves_s = max(0.0, load.seconds - (read_s or 0.0))
         findings.append(
-            Finding(
-                id="slow-load",
-                saves_s=saves_s,
-                share=saves_s / seen.steady_s,
+            new_finding(
+                identity="slow-load",
+                saves_s=max(0.0, load.seconds - (read_s or 0.0)),
                 where=load.where,
                 evidence=f"{load.conversion} at every start",
                 change=load.instead,

@@ -17,7 +17,7 @@ from profiler.loading.cache_argument import argument_name, cache_of
 from profiler.units import duration
 from profiler.why_slow.call_record import CallRecord
 from profiler.why_slow.call_settings import batch_inputs, prompt_ids
-from profiler.why_slow.observations import Call, Read, most_at_once, steady_s
+from profiler.why_slow.observations import Call, LineTime, most_at_once, steady_s
 from profiler.why_slow.plain_models import is_plain, token_ids, with_ids
 from profiler.why_slow.repeat_call import (
     CallGroup,
@@ -50,7 +50,8 @@ def padding_change(calls: CallsToChange) -> Candidate | None:
     if not bool(used.all()):
         return calls.candidate(
             "padding", share, 'pad only to the longest text of a batch: padding="longest"',
-            _on_parts(noted, call, calls.model, [rows]), prompts=2, about=call.padding,
+            _on_parts(noted, call, calls.model, [rows]), prompts=2,
+            about=calls.saved_share([call], [replace(call, prompt_len=int(used.sum()))]),
         )  # fmt: skip
     if len(rows) < 2:
         return None
@@ -59,10 +60,12 @@ def padding_change(calls: CallsToChange) -> Candidate | None:
     cuts = range(1, len(rows))
     cut = min(cuts, key=lambda at: at * lengths[order[at - 1]] + (len(rows) - at) * lengths[order[-1]])
     parts = (order[:cut], order[cut:])
+    apart = [replace(call, batch_size=len(part) * call.settings.times_computed, prompt_len=lengths[part[-1]])
+             for part in parts]  # fmt: skip
     return calls.candidate(
         "padding", share, "sort the texts by length, and pass texts of similar length together",
         _on_parts(noted, call, calls.model, parts), prompts=2, saves_in_prompt=False,
-            about=1 - sum(max(lengths[row] for row in part) * len(part) for part in parts) / mask.numel(),
+        about=calls.saved_share([call], apart),
     )  # fmt: skip
 
 
@@ -105,11 +108,12 @@ def _repeatable(group: CallGroup) -> list[tuple[Call, CallRecord]]:
     return [pair for pair in zip(group.calls, group.notes, strict=True) if pair[1].arguments is not None]
 
 
-def batching_change(group: CallGroup, most: int = _MOST_IN_A_BATCH) -> Candidate | None:
+def batching_change(calls: CallsToChange, most: int = _MOST_IN_A_BATCH) -> Candidate | None:
     """A change that passes prompts or texts as one batch instead of one by one; not those that continue a chat.
 
     At most `most` of them are tried.
     """
+    group = calls.group
     if is_plain(group.model):  # it may have no mask for padding
         return None
     found = _prompts(group)
@@ -134,10 +138,7 @@ def batching_change(group: CallGroup, most: int = _MOST_IN_A_BATCH) -> Candidate
         if name != "inputs" and not (isinstance(value, torch.Tensor) and value.shape[:2] == (1, call.prompt_len))
     }
     whole.arguments = ((), {**named, "input_ids": batch, "attention_mask": mask})
-    tokens = max(call.new_tokens for call, *_ in chosen)
-    at_once = most_at_once(group.calls)
-    own_s = steady_s([call for call, *_ in chosen])
-    prompt_s = sum(call.steady_prompt_s for call, *_ in chosen)
+    at_once, own = most_at_once(group.calls), [call for call, *_ in chosen]
 
     def in_threads() -> None:
         with ThreadPoolExecutor(at_once) as threads:
@@ -150,56 +151,53 @@ def batching_change(group: CallGroup, most: int = _MOST_IN_A_BATCH) -> Candidate
     if generates and all(torch.equal(row, ids[0]) for row in ids):
         evidence = f"the same prompt is passed {len(group.calls)} times, {how}"
         change = f"pass it once, with num_return_sequences={len(chosen)}"
+    as_is = in_sequence(runs) if at_once == 1 else Run(in_threads)
+    return _in_one_call(calls, evidence, change, own, as_is, whole, _half(batching_change, calls, size))
+
+
+def _in_one_call(
+    calls: CallsToChange, evidence: str, change: str, own: Sequence[Call], as_is: Run, whole: CallRecord,
+    fewer: Callable[[], Candidate | None] | None,
+) -> Candidate:  # fmt: skip
+    """The change that makes one call, with the record `whole`, in place of the script's `own` calls."""
+    first, tokens = own[0], max(call.new_tokens for call in own)
+    together = replace(first, new_tokens=tokens, batch_size=len(own) * first.settings.times_computed,
+                       prompt_len=max(call.prompt_len for call in own))  # fmt: skip
     return Candidate(
-        "one-by-one",
-        evidence,
-        change,
-        call.where,
-        in_sequence(runs) if at_once == 1 else Run(in_threads),
-        repeat(whole, replace(call, new_tokens=tokens), group.model),
-        (own_s,),
-        shape=f"{len(chosen)} of the {'prompts' if generates else 'texts'}",
+        "one-by-one", evidence, change, first.where, as_is,
+        repeat(whole, replace(first, new_tokens=tokens), calls.model), (steady_s(own),),
+        shape=f"{len(own)} of the {'prompts' if calls.generates else 'texts'}",
         new_tokens=tokens,
-        prompt_s=prompt_s,
-        about=(1 - 1 / size) * (1 - prompt_s / max(prompt_s, own_s, 1e-9)) if generates else 0.0,
-        fewer=_half(batching_change, group, size),
-    )
+        prompt_s=sum(call.steady_prompt_s for call in own),
+        about=calls.saved_share(own, [together]) if most_at_once(own) == 1 else 0.0,
+        fewer=fewer,
+    )  # fmt: skip
 
 
-def paged_batch_change(group: CallGroup, most: int = _MOST_IN_A_BATCH) -> Candidate | None:
+def paged_batch_change(calls: CallsToChange, most: int = _MOST_IN_A_BATCH) -> Candidate | None:
     """A change that passes prompts to one call of `generate_batch`; None if they are few, or passed together."""
+    group = calls.group
     found = [(call, noted) for call, noted in _repeatable(group) if call.batch_size == 1]
     if len(found) < _FEWEST_ONE_BY_ONE:
         return None
     size = min(most, len(found))
     chosen = [found[len(found) * index // size] for index in range(size)]
-    call, noted = chosen[0]
+    _, noted = chosen[0]
     whole = copy.copy(noted)
     args, named = noted.arguments or ((), {})
     prompts = [prompt for _, each in chosen if each.arguments for prompt in batch_inputs(*each.arguments)]
     whole.arguments = ((prompts, *args[1:]), named) if args else (args, {**named, "inputs": prompts})
-    tokens, own_s = max(call.new_tokens for call, _ in chosen), steady_s([call for call, _ in chosen])
-    return Candidate(
-        "one-by-one",
-        f"{len(found)} prompts are passed one by one, each to a generate_batch of its own",
-        "pass all prompts to one generate_batch",
-        call.where,
-        in_sequence([repeat(each, call, group.model) for call, each in chosen]),
-        repeat(whole, replace(call, new_tokens=tokens), group.model),
-        (own_s,),
-        shape=f"{size} of the prompts",
-        new_tokens=tokens,
-        prompt_s=sum(call.steady_prompt_s for call, _ in chosen),
-        about=1 - 1 / size,
-        fewer=_half(paged_batch_change, group, size),
-    )
+    evidence = f"{len(found)} prompts are passed one by one, each to a generate_batch of its own"
+    as_is = in_sequence([repeat(each, call, group.model) for call, each in chosen])
+    own, fewer = [call for call, _ in chosen], _half(paged_batch_change, calls, size)
+    return _in_one_call(calls, evidence, "pass all prompts to one generate_batch", own, as_is, whole, fewer)
 
 
 def _half(
-    change: Callable[[CallGroup, int], Candidate | None], group: CallGroup, count: int
+    change: Callable[[CallsToChange, int], Candidate | None], calls: CallsToChange, count: int
 ) -> Callable[[], Candidate | None] | None:
     """A function that makes the change to half of `count` calls; None if that would be a single one."""
-    return functools.partial(change, group, count // 2) if count > 3 else None
+    return functools.partial(change, calls, count // 2) if count > 3 else None
 
 
 def _padded(row: torch.Tensor, length: int, *, left: bool) -> torch.Tensor:
@@ -221,13 +219,14 @@ def _continue_each_other(prompts: Sequence[Any]) -> bool:
 _LEAST_PREFIX = 64
 
 
-def prefix_change(group: CallGroup, most: int = _MOST_IN_A_BATCH) -> Candidate | None:
+def prefix_change(calls: CallsToChange, most: int = _MOST_IN_A_BATCH) -> Candidate | None:
     """A change that keeps the cache of what prompts share with the one before; None if most of them share little.
 
     At most `most` of them are tried, from the middle of the script.
     """
+    group = calls.group
     call, settings = group.calls[0], group.calls[0].settings
-    if call.kind != "generate" or group.model.config.is_encoder_decoder or call.context_len:
+    if group.model.config.is_encoder_decoder or call.context_len:
         return None
     if not settings.cache or settings.assistant or call.batch_size > 1:
         return None
@@ -243,9 +242,10 @@ def prefix_change(group: CallGroup, most: int = _MOST_IN_A_BATCH) -> Candidate |
     chosen = [each for each, _, _ in found[start:end]]
     # One cache for all, as in the changed script: each run leaves at least the tokens that the next one keeps.
     kept: list[Any] = []
+    continued = [replace(each, context_len=tokens) for each, tokens in zip(chosen, shared[start:end], strict=True)]
     changed = [
-        repeat(noted, replace(each, context_len=tokens), group.model, filled=kept)
-        for (each, noted, _), tokens in zip(found[start:end], shared[start:end], strict=True)
+        repeat(noted, each, group.model, filled=kept)
+        for each, (_, noted, _) in zip(continued, found[start:end], strict=True)
     ]
     share = sum(shared) / sum(ids.shape[1] for ids in prompts)
     return Candidate(
@@ -261,7 +261,8 @@ def prefix_change(group: CallGroup, most: int = _MOST_IN_A_BATCH) -> Candidate |
         shape=f"{len(chosen)} of the prompts",
         new_tokens=max(each.new_tokens for each in chosen),
         prompt_s=sum(each.steady_prompt_s for each in chosen),
-        fewer=_half(prefix_change, group, len(chosen)),
+        about=calls.saved_share(chosen, continued),
+        fewer=_half(prefix_change, calls, len(chosen)),
     )
 
 
@@ -282,13 +283,15 @@ def grows_by_a_token(calls: Sequence[Call]) -> bool:
     return mostly_one and not calls[0].context_len
 
 
-def loop_without_cache(group: CallGroup) -> Candidate | None:
+def loop_without_cache(calls: CallsToChange) -> Candidate | None:
     """A change that adds a cache to forwards whose prompt grows by a token each; None if it does not grow."""
-    calls = group.calls
-    if not grows_by_a_token(calls):
+    group = calls.group
+    if not grows_by_a_token(group.calls):
         return None
     pairs = _repeatable(group)
-    model, first, last = group.model, pairs[0][0], pairs[-1][0]
+    own = [call for call, _ in pairs]
+    model, first, last = group.model, own[0], own[-1]
+    steps = [replace(each, prompt_len=1, context_len=each.prompt_len - 1) for each in own[1:]]
     runs = [repeat(noted, call, model) for call, noted in pairs]
     gradients = first.settings.gradients
 
@@ -305,17 +308,18 @@ def loop_without_cache(group: CallGroup) -> Candidate | None:
 
     return Candidate(
         "cache-off",
-        f"each of {len(calls)} forwards computes the whole prompt again, which grows by one token",
+        f"each of {len(group.calls)} forwards computes the whole prompt again, which grows by one token",
         "keep the keys and values of earlier tokens, and pass only the new token"
         if is_plain(model)
         else "pass past_key_values and only the new token",
         first.where,
         in_even_sequence(runs),
         with_steps(changed, len(pairs) - 1),
-        (sum(call.steady_s for call, _ in pairs),),
+        (sum(call.steady_s for call in own),),
         shape=f"{len(pairs)} forwards of {first.prompt_len} to {last.prompt_len} tokens"
         + (", changed: of one token without attention to earlier ones" if is_plain(model) else ""),
         new_tokens=len(pairs),
+        about=calls.saved_share(own, [first, *steps]),
     )
 
 
@@ -328,7 +332,7 @@ def _plain_steps(model: Any, noted: CallRecord, steps: int) -> None:
         model(*args, **named)
 
 
-def without_reads(group: CallGroup, read: Read) -> Candidate:
+def without_reads(group: CallGroup, read: LineTime) -> Candidate:
     """A change that leaves out the reads on the host that follow each forward of a loop."""
     pairs = _repeatable(group)
     middle = len(pairs) // 2

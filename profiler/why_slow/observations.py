@@ -138,13 +138,12 @@ class Recompilation:
 
 
 @dataclass(frozen=True)
-class Read:
-    """Reads of a device's values on the host by one line of the script, outside of models' calls."""
+class LineTime:
+    """What one line of the script did several times: reads of a device's values, gaps, texts tokenized again."""
 
     where: str
     count: int
     seconds: float
-    """Time that the host waited for them."""
 
 
 @dataclass(frozen=True)
@@ -153,24 +152,6 @@ class GraphBreak:
 
     count: int
     reason: str
-
-
-@dataclass(frozen=True)
-class ScriptGap:
-    """The script's own time between consecutive forwards of one line."""
-
-    where: str
-    count: int
-    seconds: float
-
-
-@dataclass(frozen=True)
-class RepeatedText:
-    """Texts that one line tokenized although they had been tokenized before."""
-
-    where: str
-    count: int
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -197,10 +178,15 @@ class Observations:
     """Estimated cost of the recording itself."""
     interrupted: bool = False
     recompilations: tuple[Recompilation, ...] = ()
-    between: tuple[ScriptGap, ...] = ()
-    texts_again: tuple[RepeatedText, ...] = ()
-    reads: tuple[Read, ...] = ()
-    """The longest waits first; empty on a CPU, where nothing is waited for."""
+    between: tuple[LineTime, ...] = ()
+    """The script's own time between consecutive forwards of one line."""
+    texts_again: tuple[LineTime, ...] = ()
+    """Texts that had been tokenized before."""
+    reads: tuple[LineTime, ...] = ()
+    """Reads of a device's values on the host, outside of models' calls, with the time that the host waited.
+
+    The longest waits first; empty on a CPU, where nothing is waited for.
+    """
     graph_breaks: tuple[GraphBreak, ...] = ()
     """The most frequent first."""
     unnoted: UnrecordedCall | None = None

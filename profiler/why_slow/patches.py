@@ -45,47 +45,43 @@ def watched(recorder: Recorder) -> Iterator[None]:
             restore()
 
 
+def _around(owner: Any, name: str, call: Callable[..., Any]) -> _Undo:
+    """Replace a method by one that calls `call(self, run, args, named)`, where `run` is the original of this object."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def around(self: Any, *args: Any, **named: Any) -> Any:
+        return call(self, functools.partial(original, self), args, named)
+
+    return replace_attribute(owner, name, around)
+
+
+def _before(owner: Any, name: str, note: Callable[[Any], object]) -> _Undo:
+    """Replace a method by one that first calls `note(self)`."""
+
+    def call(self: Any, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        note(self)
+        return run(*args, **named)
+
+    return _around(owner, name, call)
+
+
 def _threads() -> list[_Undo]:
     """Patch the starts of threads and of tasks in pools, to know their line where a thread runs library code only."""
-    start = threading.Thread.start
-    undo = []
+    undo = [_before(threading.Thread, "start", starts_here)]
     if task := getattr(concurrent.futures.thread, "_WorkItem", None):  # private to Python
-        undo = _pool_tasks(task)
-
-    @functools.wraps(start)
-    def noted_start(self: threading.Thread) -> None:
-        starts_here(self)
-        start(self)
-
-    return [replace_attribute(threading.Thread, "start", noted_start), *undo]
-
-
-def _pool_tasks(task: Any) -> list[_Undo]:
-    submitted, run = task.__init__, task.run
-
-    @functools.wraps(submitted)
-    def noted_submission(self: Any, *args: Any, **named: Any) -> None:
-        submitted(self, *args, **named)
-        starts_here(self)
-
-    @functools.wraps(run)
-    def noted_run(self: Any, *args: Any) -> None:
-        runs_here(self)
-        run(self, *args)
-
-    return [replace_attribute(task, "__init__", noted_submission), replace_attribute(task, "run", noted_run)]
+        undo += [_before(task, "__init__", starts_here), _before(task, "run", runs_here)]
+    return undo
 
 
 def _repeated_warnings(module: ModuleType, recorder: Recorder) -> list[_Undo]:
     """Patch transformers' `warning_once`, which prints only the first time in a process."""
-    once = logging.Logger.warning_once  # type: ignore[attr-defined]
 
-    @functools.wraps(once)
-    def logged(self: logging.Logger, msg: str, *args: Any, **named: Any) -> None:
-        recorder.warning(self.name.partition(".")[0], str(msg))
-        once(self, msg, *args, **named)
+    def logged(self: logging.Logger, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        recorder.warning(self.name.partition(".")[0], str(args[0]))
+        run(*args, **named)
 
-    return [replace_attribute(logging.Logger, "warning_once", logged)]
+    return [_around(logging.Logger, "warning_once", logged)]
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -116,21 +112,12 @@ def _models(module: ModuleType, recorder: Recorder) -> list[_Undo]:
     import torch
 
     base = module.PreTrainedModel
-    inherited = torch.nn.Module.__call__
 
-    @functools.wraps(inherited)
-    def call(self: Any, *args: Any, **named: Any) -> Any:
-        # Compiled code must not contain the wrapper.
+    def call(self: Any, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        # Compiled code must not contain the recorder.
         if torch.compiler.is_compiling():
-            return inherited(self, *args, **named)
-        return recorder.call("forward", self, functools.partial(inherited, self), args, named)
-
-    initialise = base.__init__
-
-    @functools.wraps(initialise)
-    def make(self: Any, *args: Any, **named: Any) -> None:
-        recorder.let_go()
-        initialise(self, *args, **named)
+            return run(*args, **named)
+        return recorder.call("forward", self, run, args, named)
 
     from_pretrained = base.__dict__["from_pretrained"]
 
@@ -140,8 +127,8 @@ def _models(module: ModuleType, recorder: Recorder) -> list[_Undo]:
         return recorder.load(source, functools.partial(from_pretrained.__func__, cls), args, named)
 
     return [
-        replace_attribute(base, "__call__", call),
-        replace_attribute(base, "__init__", make),
+        _around(base, "__call__", call),
+        _before(base, "__init__", lambda _: recorder.let_go()),
         replace_attribute(base, "from_pretrained", classmethod(load)),
     ]
 
@@ -201,81 +188,45 @@ def _compiler(module: ModuleType, recorder: Recorder) -> list[_Undo]:
 
 
 def _tensors(module: ModuleType, recorder: Recorder) -> list[_Undo]:
-    backward = module.Tensor.backward
-
-    @functools.wraps(backward)
-    def noted_backward(self: Any, *args: Any, **named: Any) -> Any:
-        recorder.trained = True
-        return backward(self, *args, **named)
-
-    return [replace_attribute(module.Tensor, "backward", noted_backward)]
+    return [_before(module.Tensor, "backward", lambda _: setattr(recorder, "trained", True))]
 
 
 def _compiled(module: ModuleType, recorder: Recorder) -> list[_Undo]:
     """Patch the module that `torch.compile(model)` wraps around the model."""
-    base = module.OptimizedModule
-    original = base.__call__
 
-    @functools.wraps(original)
-    def call(self: Any, *args: Any, **named: Any) -> Any:
+    def call(self: Any, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         models = sys.modules.get("transformers.modeling_utils")
-        run = functools.partial(original, self)
         of_transformers = models is not None and isinstance(self._orig_mod, models.PreTrainedModel)
         if not of_transformers and not recorder.is_plain_call(self._orig_mod, args, named):
             return run(*args, **named)
         return recorder.call("forward", self._orig_mod, run, args, named, compiled=True)
 
-    return [replace_attribute(base, "__call__", call)]
+    return [_around(module.OptimizedModule, "__call__", call)]
 
 
 def _generation(module: ModuleType, recorder: Recorder) -> list[_Undo]:
-    base = module.GenerationMixin
-    original = base.generate
-
-    @functools.wraps(original)
-    def generate(self: Any, *args: Any, **named: Any) -> Any:
-        return recorder.call("generate", self, functools.partial(original, self), args, named)
-
-    return [replace_attribute(base, "generate", generate)]
+    return [_around(module.GenerationMixin, "generate", functools.partial(recorder.call, "generate"))]
 
 
 def _batching(module: ModuleType, recorder: Recorder) -> list[_Undo]:
-    base = module.ContinuousMixin
-    original = base.generate_batch
-
-    @functools.wraps(original)
-    def generate_batch(self: Any, *args: Any, **named: Any) -> Any:
-        return recorder.batch(self, functools.partial(original, self), args, named)
-
-    return [replace_attribute(base, "generate_batch", generate_batch)]
+    return [_around(module.ContinuousMixin, "generate_batch", recorder.batch)]
 
 
 def _logits_processors(module: ModuleType, recorder: Recorder) -> list[_Undo]:
-    base = module.LogitsProcessorList
-    original = base.__call__
-
-    @functools.wraps(original)
-    def call(self: Any, *args: Any, **named: Any) -> Any:
-        return recorder.sampling(functools.partial(original, self), args, named)
-
-    return [replace_attribute(base, "__call__", call)]
+    return [_around(module.LogitsProcessorList, "__call__", lambda _, *call: recorder.sampling(*call))]
 
 
 def _tokenizers(module: ModuleType, recorder: Recorder) -> list[_Undo]:
     base = module.PreTrainedTokenizerBase
-    undo: list[_Undo] = []
-    for name in ("__call__", "decode", "batch_decode"):
-        original = base.__dict__.get(name)
-        if original is None:
-            continue
 
-        def wrapped(
-            self: Any, *args: Any, _original: Any = original, _encodes: bool = name == "__call__", **named: Any
-        ) -> Any:
-            return recorder.text(functools.partial(_original, self), args, named, encodes=_encodes)
+    def encode(_self: Any, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        return recorder.text(run, args, named)
 
-        undo.append(replace_attribute(base, name, functools.wraps(original)(wrapped)))
-    return undo
+    def decode(_self: Any, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        return recorder.text(run, args, named, encodes=False)
+
+    calls = {"__call__": encode, "decode": decode, "batch_decode": decode}
+    return [_around(base, name, call) for name, call in calls.items() if name in vars(base)]
 
 
 _PATCHES: dict[str, Callable[[ModuleType, Recorder], list[_Undo]]] = {

@@ -23,7 +23,7 @@ from profiler.quant.bitsandbytes import bitsandbytes_bytes
 from profiler.roofs.links import measure_links
 from profiler.units import duration, scaled
 from profiler.why_slow.call_settings import gpus_in_turn, is_spread, pipelined_devices
-from profiler.why_slow.findings import Finding
+from profiler.why_slow.findings import Finding, new_finding
 from profiler.why_slow.observations import Call
 from profiler.why_slow.plain_models import is_plain
 from profiler.why_slow.repeat_call import CallGroup
@@ -37,7 +37,7 @@ _PACKED: dict[str, Literal["int8", "nf4"]] = {
 }
 
 
-def placement_findings(groups: Sequence[CallGroup], steady_s: float) -> tuple[list[Finding], list[str]]:
+def placement_findings(groups: Sequence[CallGroup]) -> tuple[list[Finding], list[str]]:
     """(findings, reasons why others are unknown): what placement costs calls at most, where no trial can show it."""
     findings: list[Finding] = []
     unknown: dict[str, None] = {}
@@ -45,13 +45,13 @@ def placement_findings(groups: Sequence[CallGroup], steady_s: float) -> tuple[li
         if is_plain(group.model) or not is_spread(group.model):
             continue
         try:
-            findings += [*_over_the_link(group, steady_s), *_in_turn(group, steady_s)]
+            findings += [*_over_the_link(group), *_in_turn(group)]
         except Exception as error:  # a user's model may fail in any way, and the answer is useful without a bound
             unknown[f"offload ({group.loaded_at}): {first_line(error)}"] = None
     return findings, list(unknown)
 
 
-def _over_the_link(group: CallGroup, steady_s: float) -> Iterator[Finding]:
+def _over_the_link(group: CallGroup) -> Iterator[Finding]:
     """The time in which offloaded weights cross their link, by its measured bandwidth, unless a trial shows it."""
     model = group.model
     if has_room_for_all(model):
@@ -69,10 +69,9 @@ def _over_the_link(group: CallGroup, steady_s: float) -> Iterator[Finding]:
     forwards = sum(call.forwards for call in group.calls)
     saves_s = min(group.seconds, forwards * step_s)
     rates = " and ".join(f"{scaled(links[name].per_s, 'B/s')} from the {name}" for name in crossing)
-    yield Finding(
-        id="offload",
+    yield new_finding(
+        identity="offload",
         saves_s=saves_s,
-        share=saves_s / steady_s,
         where=group.loaded_at,
         evidence=(
             f"{scaled(sum(crossing.values()), 'B')} of {scaled(_weight_bytes(model), 'B')} of weights cross a link in"
@@ -83,15 +82,14 @@ def _over_the_link(group: CallGroup, steady_s: float) -> Iterator[Finding]:
     )
 
 
-def _in_turn(group: CallGroup, steady_s: float) -> Iterator[Finding]:
+def _in_turn(group: CallGroup) -> Iterator[Finding]:
     """The time in which GPUs wait for each other, as each runs some layers."""
     if (count := gpus_in_turn(group.model)) < 2:
         return
     saves_s = (1 - 1 / count) * group.seconds
-    yield Finding(
-        id="gpus-in-turn",
+    yield new_finding(
+        identity="gpus-in-turn",
         saves_s=saves_s,
-        share=saves_s / steady_s,
         where=group.loaded_at,
         evidence=pipelined_devices(group.model),
         change=(

@@ -16,7 +16,8 @@ _OF_VALUES = {
     "softmax", "log_softmax", "float", "half", "bfloat16", "double", "to", "type", "cpu", "cuda", "clone", "detach",
     "contiguous", "div", "__truediv__", "mul", "__mul__", "sigmoid", "exp", "argmax",
 }  # fmt: skip
-"""Operations whose result at a position depends on that position only."""
+"""Operations whose result at a position depends on that position only, if `dim` is not that of positions."""
+_OVER_A_DIM = {"softmax", "log_softmax", "argmax"}
 _OF_PLACES = {
     "__getitem__", "select", "narrow", "squeeze", "unsqueeze", "index_select", "unbind", "chunk", "split",
 }  # fmt: skip
@@ -74,7 +75,8 @@ class WatchedLogits(torch.Tensor):  # type: ignore[misc]
             args, kwargs = _plain(args), _plain(kwargs or {})
             found = function(*args, **kwargs)
             name = getattr(function, "__name__", "")
-            if name in _OF_NOTHING:
+            # An attribute such as `data` or `mT` is a tensor, whose reads nobody watches.
+            if name in _OF_NOTHING and not isinstance(found, torch.Tensor):
                 return found
             first = watched[0]
             if len(watched) == 1 and (places := _places(name, function, first.places, found, args, kwargs)) is not None:
@@ -118,9 +120,12 @@ def _with_places(tensor: torch.Tensor, places: torch.Tensor, read: LogitsRead) -
 def _places(name: str, function: Callable[..., Any], places: torch.Tensor, found: Any, args: Any, kwargs: Any) -> Any:
     """The positions of the values of a result; None if it is a read."""
     if name in _OF_VALUES and isinstance(found, torch.Tensor):
-        if found.shape == places.shape:
-            return places
-        return places[..., 0] if name == "argmax" and found.shape == places.shape[:-1] else None
+        if name not in _OVER_A_DIM:
+            return places if found.shape == places.shape else None
+        dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
+        if not isinstance(dim, int) or not bool((places == places.narrow(dim, 0, 1)).all()):
+            return None
+        return places.select(dim, 0) if found.dim() < places.dim() else places
     if name not in _OF_PLACES:
         return None
     large = isinstance(found, torch.Tensor) and found.numel() > _MOST_COPIED

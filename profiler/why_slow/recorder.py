@@ -20,17 +20,16 @@ from profiler.errors import describe_error
 from profiler.fallbacks import Fallback, fallback_of
 from profiler.loading.cache_argument import without_cache
 from profiler.patching import replace_attribute
-from profiler.why_slow.call_record import NOT_REPEATED, CallRecord, RepeatableCall, Thread, users_line
+from profiler.why_slow.call_record import NOT_REPEATED, CallRecord, Thread, TimeTotal, users_line
 from profiler.why_slow.call_settings import ModelSettings, batch_inputs, context_len, new_tokens, tokens_of
 from profiler.why_slow.host_counters import Compiling, Reads, compilations_so_far
 from profiler.why_slow.kept_arguments import KeptArguments
 from profiler.why_slow.observations import (
     Call,
     CallKind,
+    LineTime,
     Load,
     Observations,
-    RepeatedText,
-    ScriptGap,
     UnrecordedCall,
 )
 from profiler.why_slow.plain_models import PlainModels, attention_of, is_plain, is_repeatable, token_ids
@@ -53,7 +52,7 @@ class Recorder:
     text_where: str = ""
     undo: list[Callable[[], None]] = field(default_factory=list)
     """Functions that restore the methods that are timed."""
-    again: dict[str, RepeatableCall] = field(default_factory=dict)
+    again: dict[str, TimeTotal] = field(default_factory=dict)
     """Texts that were tokenized before, by the line that tokenized them once more."""
     trained: bool = False
     """Whether anything was differentiated, so that the script needs gradients."""
@@ -287,7 +286,7 @@ class Recorder:
         if texts is None:
             return
         if key in self._texts:
-            self.again.setdefault(users_line(), RepeatableCall()).add(spent_s)
+            self.again.setdefault(users_line(), TimeTotal()).add(spent_s)
         self._texts.add(key)
 
     def warning(self, library: str, text: str) -> None:
@@ -338,7 +337,7 @@ class Recorder:
         return Observations(
             script, wall_s, calls, tuple(self.loads), self.text_s, self.text_where, overhead_s, interrupted,
             tuple(self._compiling.recompilations()), tuple(self._between()),
-            tuple(RepeatedText(where, item.count, item.seconds) for where, item in self.again.items()),
+            tuple(LineTime(where, item.count, item.seconds) for where, item in self.again.items()),
             self.reads.by_line(),
             tuple(self._compiling.graph_breaks()),
             self.unnoted,
@@ -356,7 +355,7 @@ class Recorder:
         """Whether a forward had a cache, as in a decode loop."""
         return any(noted.shape[2] for noted in self.notes)
 
-    def _between(self) -> Iterator[ScriptGap]:
+    def _between(self) -> Iterator[LineTime]:
         """The script's own time between consecutive forwards of one line and thread, as in a decode loop."""
         gaps_by_line: dict[str, list[float]] = {}
         for before, after in itertools.pairwise(self.notes):
@@ -364,7 +363,7 @@ class Recorder:
             if same and after.kind == "forward":
                 gaps_by_line.setdefault(after.where, []).append(max(0.0, after.began_s - before.ended_s))
         for where, gaps in gaps_by_line.items():
-            yield ScriptGap(where, len(gaps), sum(gaps))
+            yield LineTime(where, len(gaps), sum(gaps))
 
     def _call(self, number: int, noted: CallRecord, first: CallRecord) -> Call:
         """A record as values. Its start is read from the clock of its device, relative to the `first` call there."""

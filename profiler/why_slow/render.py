@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -12,7 +12,7 @@ from profiler.report.blocks import HTML, Lines, Section, Sentences, text_table
 from profiler.report.terminal import print_sections
 from profiler.units import duration, several
 from profiler.why_slow.breakdown import TimePart, time_parts
-from profiler.why_slow.findings import LEAST_SHARE, CallFloor, Finding, FirstCall, SlowModule, Why
+from profiler.why_slow.findings import LEAST_SHARE, CallFloor, Finding, FirstCall, SlowModule, TriedChange, Why
 from profiler.why_slow.observations import (
     Call,
     GraphBreak,
@@ -214,17 +214,28 @@ def call_rows(why: Why) -> list[list[str]]:
 
 def _row(calls: Sequence[Call]) -> list[str]:
     seconds = sum(call.seconds for call in calls)
-    shapes = list(dict.fromkeys(call.words for call in calls))
     padding = sum(call.padding for call in calls) / len(calls)
     first = calls[0]
     return [
         first.where,
         str(len(calls)),
-        shapes[0] + (f" .. {shapes[-1].split(' ', 1)[1]}" if len(shapes) > 1 else ""),
+        _shapes(calls),
         duration(covered_s(calls)),
         duration(seconds / len(calls)),
         ", ".join(_ran_with(first, padding)),
     ]
+
+
+def _shapes(calls: Sequence[Call]) -> str:
+    """`generate 1 x 12..83 + 24`: the shapes of calls of one kind in words, with the range of each number."""
+    shape = f"{calls[0].kind} {_range(call.batch_size for call in calls)} x {_range(call.prompt_len for call in calls)}"
+    new, cached = _range(call.new_tokens for call in calls), _range(call.context_len for call in calls)
+    return shape + (f" + {new}" if new != "0" else f" @ {cached}" if cached != "0" else "")
+
+
+def _range(sizes: Iterable[int]) -> str:
+    ordered = sorted(sizes)
+    return f"{ordered[0]}..{ordered[-1]}" if ordered[0] < ordered[-1] else str(ordered[0])
 
 
 def _ran_with(call: Call, padding: float) -> list[str]:
@@ -241,28 +252,6 @@ def _ran_with(call: Call, padding: float) -> list[str]:
         f"{count} {name}" for count, name in ((settings.beams, "beams"), (settings.answers, "answers")) if count > 1
     ]
     return [*words, "failed"] if call.failed else words
-
-
-@dataclass(frozen=True)
-class TriedChange:
-    """Pairs of a call, unchanged and with one change, measured alternately."""
-
-    id: str
-    calls: Sequence[int]
-    """Numbers of the calls that it is evidence for."""
-    rounds: Sequence[tuple[float, float]]
-    """(seconds unchanged, seconds changed) of each pair."""
-    where: str
-    evidence: str
-    change: str
-    shape: str
-    """The calls that were repeated, in words."""
-    against_its_own: bool
-    """Whether the unchanged times are those of the script's own calls, as there was no time to repeat them."""
-    saving: float
-    """Share of the call that the change saves, by the median pair; negative if it costs time."""
-    claimed: bool
-    """Whether its pairs support the saving."""
 
 
 @dataclass(frozen=True)
@@ -321,7 +310,7 @@ def why_document(why: Why) -> WhyDocument:
         interrupted=seen.interrupted,
         answer=why_sentences(why),
         findings=why.findings,
-        tried=[TriedChange(**vars(trial), saving=trial.saving, claimed=trial.is_claim) for trial in why.tried],
+        tried=why.tried,
         not_tried=why.not_tried,
         modules=why.modules[:_MOST_ROWS],
     )

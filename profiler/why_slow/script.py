@@ -23,8 +23,8 @@ def run_script(path: Path, arguments: Sequence[str]) -> int:
     """
     if path.suffix == ".ipynb":
         raise RequestError(
-            f"{path} is a notebook, not a script: convert it with `jupyter nbconvert --to script {path}`, or put"
-            " `with profiler.why() as watching:` around a cell's calls and print(watching.answer)."
+            f"{path} is a notebook, not a script: convert it with `jupyter nbconvert --to script {path}`, or run"
+            " `%load_ext profiler` in it and begin a cell with `%%why`."
         )
     try:
         source = path.read_bytes()

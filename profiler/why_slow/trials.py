@@ -23,10 +23,12 @@ from profiler.why_slow.findings import (
     LEAST_SHARE,
     MOST_ROUNDS,
     CallFloor,
-    ChangeTrial,
     Finding,
+    TriedChange,
     is_settled,
+    new_finding,
     pairs_agree,
+    tried_change,
 )
 from profiler.why_slow.loop_changes import grows_by_a_token
 from profiler.why_slow.observations import Call, Observations, steady_s
@@ -66,14 +68,13 @@ class UntriedChanges:
         if name not in names:
             names.append(name)
 
-    def add_without_time(self, name: str, candidate: Candidate, group: CallGroup, seconds: float, all_s: float) -> None:
-        """Add a change for whose pairs, of so many seconds, no time was left; `all_s` are those of the script."""
+    def add_without_time(self, name: str, candidate: Candidate, group: CallGroup, seconds: float) -> None:
+        """Add a change for whose pairs, of so many seconds, no time was left."""
         self.without_time[name] = seconds + candidate.once_s
-        saves_s = candidate.about * group.seconds
         if candidate.about:
-            basis = "computed: from the shapes and settings of the calls; there was no time for a trial"
+            basis = "computed: from the shapes of the calls and the roofs; there was no time for a trial"
             what = (candidate.where, candidate.evidence, candidate.change, basis)
-            self.computed.append(Finding(candidate.id, saves_s, saves_s / all_s, *what))
+            self.computed.append(new_finding(candidate.id, candidate.about * group.seconds, *what))
 
     def lines(self, budget_s: float) -> list[str]:
         """One line per reason; the last says which budget would be enough, given that `budget_s` was not."""
@@ -90,7 +91,7 @@ class UntriedChanges:
 
 def try_changes(
     recorder: Recorder, seen: Observations, budget_s: float, spent_s: float = 0.0, floor: CallFloor | None = None
-) -> tuple[list[ChangeTrial], list[str], list[Finding]]:
+) -> tuple[list[TriedChange], list[str], list[Finding]]:
     """(trials, reasons why other changes were not tried, findings of those), the most expensive calls first.
 
     Each change may take a share of the time that is left, by the seconds of its calls. A change that cannot be tried in
@@ -99,7 +100,7 @@ def try_changes(
     of a pair leave out the seconds in which this process waits for a core.
     """
     deadline_s = now_s() + _TRIALS_SHARE * budget_s - spent_s
-    trials: list[ChangeTrial] = []
+    trials: list[TriedChange] = []
     untried = UntriedChanges()
     with quiet_libraries(), torch.random.fork_rng(devices=[]):
         try:
@@ -120,15 +121,15 @@ def try_changes(
                     if not taken.waited:
                         waiting.append(replace(taken, waited=True))
                     else:
-                        untried.add_without_time(name, candidate, group, plan, seen.steady_s)
+                        untried.add_without_time(name, candidate, group, plan)
                     closer = None
                 else:
                     try:
                         trial = run_trial(candidate, group, plan, now_s() + left_s)
                         trials = _with(trial, trials)
-                        closer = closer if trial.is_claim else None
+                        closer = closer if trial.claimed else None
                     except NoTimeLeftError:
-                        untried.add_without_time(name, candidate, group, plan.least_s, seen.steady_s)
+                        untried.add_without_time(name, candidate, group, plan.least_s)
                     except Exception as error:
                         untried.add(name, first_line(error))
                 if closer is not None:
@@ -142,10 +143,10 @@ def try_changes(
     return trials, untried.lines(budget_s), untried.computed
 
 
-def _with(trial: ChangeTrial, trials: Sequence[ChangeTrial]) -> list[ChangeTrial]:
+def _with(trial: TriedChange, trials: Sequence[TriedChange]) -> list[TriedChange]:
     """The trials with one more, which replaces an earlier trial of its change if its pairs agree."""
     same = (trial.id, trial.calls)
-    return [*(each for each in trials if not trial.is_claim or (each.id, each.calls) != same), trial]
+    return [*(each for each in trials if not trial.claimed or (each.id, each.calls) != same), trial]
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,8 @@ def _candidates(
     pending = []
     for group in groups:
         try:
-            pending += [_Pending(candidate, group) for candidate in candidates(group, recorder, floor)]
+            found = candidates(group, recorder, floor, untried.add)
+            pending += [_Pending(candidate, group) for candidate in found]
         except Exception as error:
             untried.add(f"changes to the calls at {group.calls[0].where}", describe_error(error))
     return sorted(pending, key=lambda each: -each.usual_s)
@@ -278,7 +280,7 @@ def usual_saving(candidate: Candidate) -> float:
     return share
 
 
-def run_trial(candidate: Candidate, group: CallGroup, plan: TrialPlan, deadline_s: float) -> ChangeTrial:
+def run_trial(candidate: Candidate, group: CallGroup, plan: TrialPlan, deadline_s: float) -> TriedChange:
     """The trial of one change to a group of calls, until `deadline_s` on the clock of `now_s`.
 
     Raises NoTimeLeftError if that comes before the third pair.
@@ -293,7 +295,7 @@ def run_trial(candidate: Candidate, group: CallGroup, plan: TrialPlan, deadline_
     if candidate.explain is not None and pairs_agree(rounds):
         with contextlib.suppress(Exception):  # the saving is known without it
             evidence += candidate.explain(deadline_s)
-    return ChangeTrial(
+    return tried_change(
         candidate.id,
         tuple(call.number for call in group.calls),
         rounds,

@@ -67,7 +67,7 @@ def test_wrong_roofs_move_the_verdict(roofs: Ceilings, monkeypatch: pytest.Monke
         memory={name: replace(roof, per_s=3 * roof.per_s) for name, roof in roofs.memory.items()},
         compute={name: replace(roof, per_s=4 * roof.per_s) for name, roof in roofs.compute.items()},
     )
-    labels = {result.name: result.label.regime for result in islice(run_selftest(HOST, faster), 2)}
+    labels = {result.name: result.regime for result in islice(run_selftest(HOST, faster), 2)}
     assert labels["a stream past every cache"] == "inconclusive"
     assert labels["a large matrix product"] == "inconclusive"
 

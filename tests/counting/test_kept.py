@@ -220,6 +220,20 @@ def test_a_mixture_that_does_not_say_how_many_is_refused() -> None:
         walk(module)
 
 
+def test_a_gated_linear_recurrence_keeps_a_value_per_channel() -> None:
+    """RecurrentGemma has 2 layers of RG-LRU before attention: gates of 4 blocks of 16 x 16, a float32 a channel."""
+    griffin = {
+        "model_type": "recurrent_gemma", "vocab_size": 128, "hidden_size": 64, "intermediate_size": 96,
+        "num_hidden_layers": 3, "num_attention_heads": 4, "lru_width": 64, "attention_window_size": 6,
+    }  # fmt: skip
+    work = walk_of(griffin)
+    [state] = work.of_kind(RecurrentState)
+    gates = [operator for operator in work.of_kind(Linear) if "gate_weight" in operator.name]
+    assert (state.count, state.kept_bytes(9), state.flops_per_element) == (2, 64 * 4, 5)
+    assert sum(gate.work(Step(1, 1, 0), ExecutionPath()).model_flops for gate in gates) == 2 * 2 * 2 * 4 * 16 * 16
+    assert work.coverage == 1
+
+
 def test_a_norm_per_head_is_understood() -> None:
     """Command R+ has norms of 96 x 128 and 8 x 128 in each layer; here they are of 4 x 16 and 2 x 16."""
     cohere = {**LLAMA, "model_type": "cohere", "num_key_value_heads": 2, "use_qk_norm": True}

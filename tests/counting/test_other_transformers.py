@@ -41,36 +41,3 @@ def test_counts_of_attention_hold_in_transformers_5_17(older: Path) -> None:
         capture_output=True, text=True, env=environment, cwd=root,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:]
-
-
-@pytest.mark.slow
-def test_a_step_on_a_static_cache_repeats_its_heads_in_transformers_5_17(older: Path) -> None:
-    """TinyLlama has 4 KV heads of 64 and 32 query heads.
-
-    Its 22 layers repeat K and V of all 544 slots per query head. They write and read 2 x 2 x 544 x 32 x 64 x 2
-    bytes each.
-    """
-    script = """
-import torch
-from dataclasses import replace
-from profiler.loading.source import resolve
-from profiler.loading.config import load_config
-from profiler.loading.meta_model import build_on_meta
-from profiler.counting.attention import AttentionCore
-from profiler.counting.attention_kernel import attention_path
-from profiler.facts.step import Step
-from profiler.counting.walk import walk
-
-work = walk(build_on_meta(load_config(resolve("tinyllama-1.1b")), torch.float16))
-cores = [operator for operator in work.operators if isinstance(operator, AttentionCore)]
-path = attention_path("sdpa", cores, torch.device("cpu"), torch.float16, query=1, keys=513)
-path = replace(path, cache="static", static_cache_len=544)
-print(int(work.work(Step(1, 1, 512), path).avoidable_bytes["repeat_kv copies"]))
-"""
-    repeated_bytes = {}
-    for name, folders in {"5.17": [str(older), str(HERE.parents[1])], "here": [str(HERE.parents[1])]}.items():
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
-        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
-        assert done.returncode == 0, done.stderr
-        repeated_bytes[name] = int(done.stdout.split()[-1])
-    assert repeated_bytes == {"5.17": 22 * 2 * 2 * 544 * 32 * 64 * 2, "here": 0}

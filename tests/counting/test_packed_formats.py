@@ -23,6 +23,7 @@ from profiler.loading.load import load
 from profiler.loading.meta_model import build_on_meta
 from profiler.loading.request import ModelRequest
 from profiler.loading.source import resolve
+from profiler.quant.conversions import conversion_calls
 from profiler.quant.storage import stored
 
 W4A16 = {
@@ -222,6 +223,7 @@ def test_packed_gguf_blocks() -> None:
     assert (counted.params, counted.coverage) == (dense.params, 1.0) == (6_738_415_616, 1.0)
     weight = stored(module.lm_head)
     assert (weight.bits_per_weight, weight.dense_from_rows) == (8.5, 9)
+    assert conversion_calls([module.lm_head], 9, torch.float32) == [], "its kernel converts part by part"
     step = Step(1, 1, 0)
     norms = 65 * 4096 * 4
     assert counted.work(step).weight_bytes == (6_738_415_616 - 65 * 4096 - 32000 * 4096) * 34 // 32 + norms

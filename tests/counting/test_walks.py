@@ -119,9 +119,3 @@ def test_a_refusal_is_not_cached(folder: Path, walked: list[object]) -> None:
         with pytest.raises(RequestError, match="--quant 'q4' is unknown"):
             work_of(folder, "auto", "q4")
     assert len(walked) == 2
-
-
-@pytest.mark.slow
-def test_a_gguf_file_is_walked_once(gguf_file: Path, walked: list[object]) -> None:
-    assert work_of(gguf_file).work(STEP) == work_of(gguf_file).work(STEP)
-    assert len(walked) == 1

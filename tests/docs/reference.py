@@ -189,7 +189,9 @@ def python_page() -> str:
         "with profiler.why() as watching:  # what `roofscope why` does, around a part of your own program\n"
         "    model.generate(**prompt)\n"
         "watching.answer  # what to change, with the time that it saves\n"
-        "watching.calls  # a DataFrame: one row per line, kind and settings of calls\n```\n" + "".join(details)
+        "watching.calls  # a DataFrame: one row per line, kind and settings of calls\n```\n\n"
+        "In a notebook, `%load_ext profiler` registers `%%why`, which explains its cell and returns `watching`.\n"
+        + "".join(details)
     )
 
 

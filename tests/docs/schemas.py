@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
 from profiler.checks.doctor import Examination
-from profiler.checks.render import SelftestRow
+from profiler.checks.selftest import SelftestRow
 from profiler.comparison.documents import ComparisonDocument, GateDocument, HistoryDocument
 from profiler.counting.document import CountDocument
 from profiler.forecast.tensor_parallel import RanksDocument

@@ -6,7 +6,6 @@ import gc
 import shutil
 import weakref
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,15 +13,13 @@ import recorded
 import torch
 from machines import HOST, small
 
-from profiler.device.machine import CudaMachine, machine_for
+from profiler.device.machine import CudaMachine
 from profiler.engines import transformers
 from profiler.engines.base import greedy_tokens
 from profiler.engines.caches import static_cache, unwindowed
 from profiler.engines.registry import ENGINES, check_engine
 from profiler.errors import RequestError
 from profiler.loading.config import load_config
-from profiler.loading.load import load
-from profiler.loading.request import ModelRequest
 from profiler.loading.source import resolve
 
 pytestmark = pytest.mark.cpu
@@ -38,21 +35,6 @@ def test_an_engine_gives_the_tokens_of_generate(short_model: Any, name: str) -> 
     expected = short_model.generate(prompt, max_new_tokens=16, do_sample=False)[:, prompt.shape[1] :]
     tokens = greedy_tokens(ENGINES[name](short_model, HOST), prompt, 16)
     assert tokens[:, : expected.shape[1]].tolist() == expected.tolist()
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("name", sorted(name for name, engine in ENGINES.items() if engine.cache_format is None))
-def test_every_engine_gives_the_tokens_of_generate_on_a_card(gguf_file: Path, name: str) -> None:
-    source = resolve(str(gguf_file))
-    request = ModelRequest(source, torch.device("cuda", 0), torch.float32, weights="checkpoint")
-    model: Any = load(request, load_config(source)).module
-    prompt = torch.tensor([[504, 3575, 282, 4649, 314]], device="cuda")
-    expected = model.generate(prompt, max_new_tokens=16, do_sample=False)[:, prompt.shape[1] :]
-    assert (
-        greedy_tokens(ENGINES[name](model, machine_for(request.device)), prompt, 16)[:, : expected.shape[1]].tolist()
-        == expected.tolist()
-    )
 
 
 @pytest.mark.parametrize("name", ["eager", "generate"])

@@ -20,8 +20,8 @@ from profiler.data.datasheets import gpu_called
 from profiler.device.device import Device
 from profiler.packages import MISSING
 from profiler.why_slow.command import ScriptAnswer
-from profiler.why_slow.findings import CallFloor, ChangeTrial, Finding, Why, judge_calls
-from profiler.why_slow.observations import Call, CallSettings, GraphBreak, Load, Observations, RepeatedText, ScriptGap
+from profiler.why_slow.findings import CallFloor, Why, judge_calls, new_finding, tried_change
+from profiler.why_slow.observations import Call, CallSettings, GraphBreak, LineTime, Load, Observations
 
 
 @contextlib.contextmanager
@@ -58,24 +58,23 @@ def why_answer() -> Why:
     )  # fmt: skip
     seen = Observations(
         "chat.py", 80.0, calls, (Load("llama", 6.0, "chat.py:8", 2.0), Load("llama", 5.0, "chat.py:12", 9.0)),
-        2.0, "chat.py:20", 0.1, between=(ScriptGap("chat.py:30", 3, 1.0),),
-        texts_again=(RepeatedText("chat.py:20", 8, 1.0),),
+        2.0, "chat.py:20", 0.1, between=(LineTime("chat.py:30", 3, 1.0),),
+        texts_again=(LineTime("chat.py:20", 8, 1.0),),
         graph_breaks=(GraphBreak(3, "Tensor.item"),),
         waited_s=1.0, warnings=("other processes kept 2 cores busy; times may be too long",),
     )  # fmt: skip
     pairs = ((8.0, 4.0),) * 4
-    trial = partial(ChangeTrial, calls=(0, 1, 2), where="chat.py:21", shape="generate 4 x 512 + 64")
+    trial = partial(tried_change, calls=(0, 1, 2), where="chat.py:21", shape="generate 4 x 512 + 64")
     trials = [
         trial("cache-off", rounds=pairs, evidence="use_cache=False computes every prompt again", change="remove it"),
         trial("padding", rounds=((8.0, 5.0), (8.0, 9.0), (8.0, 5.0)), evidence="a quarter of the tokens is padding",
               change="pad to the longest text"),
         trial("wide-dtype", rounds=((8.0, 7.0), (8.0, 9.0), (8.0, 7.5)), evidence="a dtype", change="another one"),
     ]  # fmt: skip
-    steady_s = seen.steady_s
     more = [
-        Finding("offload", 9.0, 9.0 / steady_s, "chat.py:8", "1.00 GB of 2.00 GB of weights cross a link",
+        new_finding("offload", 9.0, "chat.py:8", "1.00 GB of 2.00 GB of weights cross a link",
                 "use a GPU with more room", "at most: the bytes that cross the link, at its measured bandwidth"),
-        Finding("slow-load", 3.0, 3.0 / steady_s, "chat.py:8", "weights are quantised at each start",
+        new_finding("slow-load", 3.0, "chat.py:8", "weights are quantised at each start",
                 "save them once", "measured: the load without it", once=True),
     ]  # fmt: skip
     return judge_calls(

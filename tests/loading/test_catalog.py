@@ -66,12 +66,6 @@ def test_folder_without_config(tmp_path: Path) -> None:
         resolve(str(tmp_path))
 
 
-def test_folder_with_broken_config(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ModelError, match="JSON"):
-        resolve(str(tmp_path))
-
-
 def test_missing_path() -> None:
     with pytest.raises(ModelError, match="no file or folder"):
         resolve("./nowhere/model.gguf")

@@ -206,6 +206,12 @@ def test_two_printed_reports_are_told_apart(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("name", ["guidellm.json", "llama-benchy.json", "optimum.json", "trtllm-bench.txt"])
+def test_no_report_of_several_is_lost(name: str, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="it has 2 reports; give each a file"):
+        read(2 * (FILES / name).read_text(), tmp_path / "f")
+
+
 def test_a_printed_report_that_was_cut_is_named(tmp_path: Path) -> None:
     report = (FILES / "vllm-serve.txt").read_text()
     with pytest.raises(RequestError, match="total_output_tokens is missing"):

@@ -12,16 +12,17 @@ from pages import Page
 
 from profiler.grid.cells import Cell
 from profiler.report.console import screen
-from profiler.report.precisions import (
+from profiler.run.precisions import (
     AGAINST_COLUMNS,
     PRECISION_COLUMNS,
     clear_rows,
     difference_rows,
+    html_comparison,
     precision_rows,
     precision_sentences,
     print_comparison,
+    write_comparison,
 )
-from profiler.report.write import html_comparison, write_comparison
 from profiler.store.folder import Run, read_run
 
 

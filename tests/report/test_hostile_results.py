@@ -25,8 +25,9 @@ from profiler.errors import RunError
 from profiler.report.console import screen
 from profiler.report.export import EXPORTERS, markdown_text, tokens_table
 from profiler.report.sections import print_run
-from profiler.report.write import html_comparison, html_report, markdown_report
+from profiler.report.write import html_report, markdown_report
 from profiler.run.judge_folder import judge_folder
+from profiler.run.precisions import html_comparison
 from profiler.store.folder import read_results, read_run
 from profiler.store.writer import write_cells
 from profiler.units import visible, visible_in

@@ -21,9 +21,10 @@ for module in pkgutil.walk_packages(profiler.report.__path__, "profiler.report."
     importlib.import_module(module.name)
 from profiler.store.folder import read_run
 from profiler.report.console import screen
-from profiler.report.precisions import print_comparison
-from profiler.report.batch_test import print_doubling
-from profiler.report.write import write_comparison, write_reports
+from profiler.run.precisions import print_comparison
+from profiler.run.batch_test_screen import print_doubling
+from profiler.run.precisions import write_comparison
+from profiler.report.write import write_reports
 from profiler.report.sections import print_run
 base = Path(sys.argv[1])
 runs = [read_run(base / name) for name in ("none", "nf4")]

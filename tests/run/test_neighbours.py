@@ -14,7 +14,7 @@ from profiler.facts.contention import BusyProcess, Contention
 from profiler.facts.run_facts import Facts
 from profiler.judge.judge_run import judge_run
 from profiler.run.budget import RunBudget
-from profiler.run.neighbours import host_threads, wait_for_neighbours
+from profiler.run.setup import wait_for_neighbours
 from profiler.run.stages import Stages
 from profiler.store.folder import read_document, read_facts, read_gathered
 from tests.machines import HOST
@@ -46,7 +46,7 @@ class Listening:
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The seconds of each wait between two looks, which take no time here."""
     seconds: list[float] = []
-    monkeypatch.setattr("profiler.run.neighbours.time", SimpleNamespace(sleep=seconds.append))
+    monkeypatch.setattr("profiler.run.setup.time", SimpleNamespace(sleep=seconds.append))
     return seconds
 
 
@@ -102,5 +102,5 @@ def test_the_systems_own_work_is_no_neighbour(facts: Facts) -> None:
 
 
 def test_a_gpu_needs_one_thread_of_the_host() -> None:
-    assert host_threads(replace(HOST.info, kind="cuda", threads=16)) == 1
-    assert host_threads(replace(HOST.info, kind="cpu", threads=16)) == 16
+    assert replace(HOST.info, kind="cuda", threads=16).host_threads == 1
+    assert replace(HOST.info, kind="cpu", threads=16).host_threads == 16

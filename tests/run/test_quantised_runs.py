@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from profiler.report.sentences import packed_line
 
 import profiler
+from profiler.report.changes import packed_line
 
 pytestmark = pytest.mark.cpu
 

@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import pytest
 
 from profiler.errors import RequestError
-from profiler.report.precisions import precision_sentences, warnings_of
 from profiler.report.progress import QuietListener
 from profiler.run.multi_run import run_precisions
 from profiler.run.options import Options
+from profiler.run.precisions import precision_sentences, warnings_of
 from profiler.store.folder import Run, read_run
 
 RUN = Path(__file__).parents[1] / "data" / "tiny_run"

@@ -18,6 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from profiler import effort
 from profiler.device.clock import CoreClock
 from profiler.why_slow.changes import candidates
+from profiler.why_slow.findings import CallFloor
 from profiler.why_slow.observations import Observations
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
@@ -44,6 +45,12 @@ FAULTS = {
     "all_logits": ("all-logits", "use_cache=True", "use_cache=True, logits_to_keep=1"),
     "reranker": ("all-logits", "**pairs", "**pairs, logits_to_keep=1"),
     "one_by_one": ("one-by-one", "questions.split(1)", "questions.split(8)"),
+    "paged_one_by_one": ("one-by-one", "[[question] for question in questions]", "[questions]"),
+    "adapters": (
+        "unmerged-adapters",
+        'with_adapters(AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype="auto"))',
+        'AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype="auto")',
+    ),
     "eager_attention": ("slow-attention", ', attn_implementation="eager"', ""),
     "beams": ("beams", ", num_beams=5", ""),
     "stops_on_repeats": ("callbacks", ", stopping_criteria=[Repeats()]", ""),
@@ -141,13 +148,15 @@ def run_watched(script: Path, model: Path) -> Recorder:
     return recorder
 
 
-def changes_to(run: Callable[[], object]) -> dict[str, Candidate]:
+def changes_to(
+    run: Callable[[], object], floor: Callable[[Recorder], CallFloor | None] = lambda _: None
+) -> dict[str, Candidate]:
     """The changes that apply to the model calls in `run`, by name."""
     recorder = Recorder()
     with watched(recorder), torch.no_grad():
         run()
     groups = call_groups(recorder, recorder.seen("s.py"), UntriedChanges())
-    return {candidate.id: candidate for group in groups for candidate in candidates(group, recorder)}
+    return {candidate.id: candidate for group in groups for candidate in candidates(group, recorder, floor(recorder))}
 
 
 def taken_s(seen: Observations) -> float:

@@ -14,7 +14,7 @@ from profiler.why_slow.script import run_script
 def test_a_notebook_is_refused_with_an_alternative(tmp_path: Path) -> None:
     notebook = tmp_path / "own.ipynb"
     notebook.write_text('{"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}')
-    with pytest.raises(RequestError, match=r"is a notebook.*jupyter nbconvert --to script .*own\.ipynb.*profiler\.why"):
+    with pytest.raises(RequestError, match=r"is a notebook.*jupyter nbconvert --to script .*own\.ipynb.*%%why"):
         run_script(notebook, [])
 
 

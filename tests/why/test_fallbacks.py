@@ -241,11 +241,11 @@ def test_the_bound_is_the_time_in_the_modules_without_their_linears(
         return module_times(group, lambda _: True)
 
     fallback = Fallback("transformers", "slow", "MambaMixer", ("mamba-ssm",))
-    [finding], lines = fallback_findings([fallback], [group], seen.steady_s, times_of)
+    [finding], lines = fallback_findings([fallback], [group], times_of)
     assert not lines
     assert 2 * SLEEP_S * 0.9 <= finding.saves_s <= seen.calls_s - 20 * SLEEP_S * 0.9
     for module in ("NoSuchModule", ""):
         unknown = Fallback("torch", "slow", module, (), "install a C++ compiler")
-        nothing, [line] = fallback_findings([unknown], [group], seen.steady_s, times_of)
+        nothing, [line] = fallback_findings([unknown], [group], times_of)
         assert not nothing
         assert line == 'install a C++ compiler: its seconds are unknown (torch warns "slow")'

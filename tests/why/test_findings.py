@@ -118,7 +118,7 @@ def test_three_faults_are_all_found_the_most_expensive_first(name: str, ran: Ran
     for _ in range(TRIES):
         found = why(ran(SCRIPTS / f"{name}.py"), name)
         reported_s = {item.id: item.saves_s for item in found.findings[: len(faults)]}
-        assert faults <= set(reported_s) | {trial.id for trial in found.tried if not trial.is_claim}
+        assert faults <= set(reported_s) | {trial.id for trial in found.tried if not trial.claimed}
         saved_s = {}
         for finding in faults:
             script.write_text(fixed_source(name, finding))

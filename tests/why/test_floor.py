@@ -48,6 +48,14 @@ def test_a_generate_is_a_prefill_and_a_step_per_further_token(model: Any) -> Non
     assert found.seconds == pytest.approx(device_s(8, 4) + found.dispatch_s, rel=0.02)
 
 
+def test_a_generate_with_a_cache_computes_only_the_tokens_that_it_lacks(model: Any) -> None:
+    """6 of 8 tokens are in the cache: the first step computes 2, as a forward does that gets only these."""
+    kept = floor_of_calls([(replace(CALL, context_len=6, new_tokens=1), model)])
+    forward = replace(CALL, kind="forward", prompt_len=2, context_len=6, new_tokens=0)
+    assert kept.seconds == pytest.approx(floor_of_calls([(forward, model)]).seconds)
+    assert kept.seconds < floor_of_calls([(replace(CALL, new_tokens=1), model)]).seconds
+
+
 def test_repeated_work_of_a_faulty_script_is_not_in_its_floor(model: Any) -> None:
     """A half-padded prompt of 16 tokens, and a loop without a cache over 8 to 11 tokens, need the same tokens."""
     expected_s = floor_of_calls([(CALL, model)]).seconds

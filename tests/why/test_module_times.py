@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from planted_faults import tiny_llama
+from planted_faults import SCRIPTS, run_watched, tiny_llama
 from torch import nn
 from transformers import T5Config, T5ForConditionalGeneration
 
 from profiler.counting.floor import RoofSet
+from profiler.why_slow.command import explained
 from profiler.why_slow.findings import CallFloor, SlowModule, judge_calls
 from profiler.why_slow.floor import floor_of_calls, subject_of
 from profiler.why_slow.module_times import ModuleTimes, module_times
@@ -76,6 +78,24 @@ def test_the_first_sentence_names_the_module_that_no_finding_explains() -> None:
     assert "The largest part of the rest is SlowConv3d beyond its roof (visual.patch_embed.proj, s.py:19): 8.00 s." in (
         " ".join(answer)
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_slow", [True, False], ids=["slow", "fast"])
+def test_a_slow_tower_is_named_in_the_first_sentence(is_slow: bool, tmp_path: Path) -> None:
+    """256 patches go one by one through a convolution, or together. The floor counts the tower either way."""
+    source = (SCRIPTS / "slow_tower.py").read_text()
+    fault = "patch_embed.proj.__class__ = SlowConv3d"
+    assert fault in source
+    script = tmp_path / "tower.py"
+    script.write_text(source if is_slow else source.replace(fault, "patch_embed.proj.__class__ = nn.Conv3d"))
+    found = explained(run_watched(script, tmp_path), "tower.py", budget_s=60.0)
+    assert found is not None
+    assert found.floor is not None
+    assert found.floor.left_out == ()
+    first = why_sentences(found)[0]
+    assert first.startswith("SlowConv3d (model.visual.patch_embed.proj, tower.py:") == is_slow
+    assert ("visual" in first) == is_slow
 
 
 def test_an_encoder_is_outside_of_a_decode_step(monkeypatch: pytest.MonkeyPatch) -> None:

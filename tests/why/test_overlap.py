@@ -15,12 +15,13 @@ from planted_faults import tiny_llama
 import profiler
 from profiler.json_document import json_text
 from profiler.why_slow import trials
-from profiler.why_slow.findings import ChangeTrial, judge_calls
+from profiler.why_slow.findings import judge_calls, tried_change
 from profiler.why_slow.loop_changes import batching_change
 from profiler.why_slow.observations import Call, CallSettings, Load, Observations, covered_s, most_at_once
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.render import call_rows, why_document, why_sentences
+from profiler.why_slow.repeat_call import CallsToChange
 
 SETTINGS = CallSettings("float32", attention="sdpa", cache=True)
 THREADS = 4
@@ -51,7 +52,7 @@ def test_time_in_calls_is_the_union_of_their_intervals(
 def test_no_finding_saves_more_than_its_calls_cover() -> None:
     """A change that saves three quarters of four simultaneous calls of 1 s saves 0.75 s of 1 s, not 3 s of 4 s."""
     calls = tuple(call(number, 0.0, 1.0) for number in range(THREADS))
-    trial = ChangeTrial("cache-off", (0, 1, 2, 3), ((1.0, 0.25),) * 3, "s.py:4", "use_cache=False", "remove it", "one")
+    trial = tried_change("cache-off", (0, 1, 2, 3), ((1.0, 0.25),) * 3, "s.py:4", "use_cache=False", "remove it", "one")
     found = judge_calls(Observations("s.py", 1.5, calls, (), 0.0, "", 0.0), [trial])
     [finding] = found.findings
     assert (finding.saves_s, finding.share) == (pytest.approx(0.75), pytest.approx(0.75))
@@ -104,7 +105,7 @@ def test_calls_from_threads_are_repeated_in_threads(monkeypatch: pytest.MonkeyPa
     assert most_at_once(seen.calls) == THREADS
     assert sum(item.seconds for item in seen.calls) > seen.wall_s > seen.calls_s > 0.4
     [group] = trials.call_groups(recorder, seen, trials.UntriedChanges())
-    candidate = batching_change(group)
+    candidate = batching_change(CallsToChange(group, recorder))
     assert candidate is not None
     assert "up to 4 calls at once in threads" in candidate.evidence
     slow.most = 0

@@ -29,7 +29,6 @@ def test_its_forwards_belong_to_the_line_of_the_call() -> None:
 def test_prompts_one_by_one_are_tried_in_one_call() -> None:
     model = tiny_llama()
     found = changes_to(lambda: [model.generate_batch([each], GENERATION, BATCHING) for each in PROMPTS])
-    assert found["one-by-one"].about == 0.75
     answers = found["one-by-one"].changed()
     assert [len(each.prompt_ids) for each in answers.values()] == [4, 8, 6, 2]  # type: ignore[attr-defined]
     assert "one-by-one" not in changes_to(lambda: model.generate_batch(PROMPTS, GENERATION, BATCHING))

@@ -11,8 +11,8 @@ from planted_faults import tiny_llama
 
 import profiler
 from profiler.why_slow.breakdown import time_parts
-from profiler.why_slow.findings import CallFloor, Finding, judge_calls
-from profiler.why_slow.observations import Call, CallSettings, Load, Observations, ScriptGap
+from profiler.why_slow.findings import CallFloor, Finding, judge_calls, new_finding
+from profiler.why_slow.observations import Call, CallSettings, LineTime, Load, Observations
 from profiler.why_slow.render import time_rows, why_sentences
 
 SETTINGS = CallSettings()
@@ -35,7 +35,7 @@ def test_each_second_of_a_script_has_one_name() -> None:
     )
     seen = Observations(
         "s.py", 40.0, calls, (Load("a", 6.0, "s.py:1"),), 2.0, "s.py:2", 0.5,
-        between=(ScriptGap("s.py:9", 3, 1.0),), waited_s=2.0,
+        between=(LineTime("s.py:9", 3, 1.0),), waited_s=2.0,
     )  # fmt: skip
     parts = parts_of(seen, CallFloor(7.0, 2.0, needless_s=1.0))
     assert parts == pytest.approx(
@@ -82,7 +82,7 @@ def test_overlapping_calls_count_once() -> None:
 
 
 def offload(seconds: float, basis: str) -> Finding:
-    return Finding("offload", seconds, 0.5, "s.py:1", "some weights cross a link", "keep them on the GPU", basis)
+    return new_finding("offload", seconds, "s.py:1", "some weights cross a link", "keep them on the GPU", basis)
 
 
 BOUND = "at most: the bytes that cross the link, at its measured bandwidth"

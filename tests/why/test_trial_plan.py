@@ -29,7 +29,7 @@ from profiler.why_slow.repeat_call import (
     repeat,
     with_steps,
 )
-from profiler.why_slow.trials import TrialPlan, UntriedChanges, plan_trial, run_trial, usual_saving
+from profiler.why_slow.trials import TrialPlan, UntriedChanges, plan_trial, run_trial
 
 SETTINGS = CallSettings(cache=False)
 
@@ -82,55 +82,6 @@ def test_three_pairs_fit_into_the_time_allowed(tried: Candidate) -> None:
         side_s = tried.prompt_s + (plan.tokens - 1) * step_s if plan.tokens else tried.seconds
         assert 3 * plan.repeats * side_s <= allowed_s
         assert plan.least_s <= allowed_s
-
-
-@pytest.mark.parametrize(
-    ("name", "order"),
-    [
-        ("a forward", ["whole"]),
-        ("a long generate", ["some tokens", "whole"]),
-        ("a generate of which much is its prompt", ["its prompt", "whole"]),
-    ],
-)
-def test_with_more_time_a_trial_stands_for_more_of_the_call(name: str, order: list[str]) -> None:
-    """A call that cannot be shortened is tried whole or not at all."""
-    found: list[str] = []
-    for tenth in range(11, 400):
-        plan = plan_trial(CANDIDATES[name], tenth / 10 * needed_s(CANDIDATES[name]))
-        assert isinstance(plan, TrialPlan)
-        shape = {0: "whole", 1: "its prompt"}.get(plan.tokens, "some tokens")
-        found += [shape] * (found[-1:] != [shape])
-    assert found == order
-
-
-def test_a_short_call_is_repeated_within_a_side_more_often_if_there_is_time() -> None:
-    short = CANDIDATES["a short forward"]
-    plans = [plan_trial(short, factor * needed_s(short)) for factor in (1.01, 2.0, 100.0)]
-    repeats = [plan.repeats for plan in plans if isinstance(plan, TrialPlan)]
-    assert 1 < repeats[0] <= repeats[1] <= repeats[2]
-    assert repeats[0] < repeats[2]
-
-
-def test_fewer_tokens_stand_for_a_short_answer_without_a_cache_only() -> None:
-    """There, each token costs a whole prompt."""
-    without_cache = needed_s(replace(candidate(1.5, 16), prompts=3))
-    assert without_cache < needed_s(candidate(1.5, 16))
-    assert without_cache < 0.6 * needed_s(replace(candidate(1.6, 17), prompts=3))
-
-
-def test_a_prompt_stands_for_a_call_only_if_the_change_saves_in_it_and_it_is_much_of_the_call() -> None:
-    """Whole pairs need half as much again as pairs of a prompt that takes 4 of 6 s."""
-    assert needed_s(replace(PADDED, saves_in_prompt=False)) == pytest.approx(1.5 * needed_s(PADDED))
-    assert needed_s(replace(PADDED, changed=Run(lambda: None))) == pytest.approx(1.5 * needed_s(PADDED))
-    shortened = plan_trial(replace(PADDED, prompt_s=1.4), needed_s(PADDED))
-    assert not isinstance(shortened, TrialPlan) or shortened.tokens != 1
-
-
-def test_a_batch_is_expected_to_save_only_after_the_prompts() -> None:
-    """Prompts take 7 of 10 s, so a batch is expected to save three tenths; a shared prefix saves in prompts too."""
-    batch, prefix = (replace(candidate(10.0, 16, prompt_s=7.0), id=name) for name in ("one-by-one", "shared-prefix"))
-    assert usual_saving(batch) == pytest.approx(0.3 * usual_saving(replace(batch, prompt_s=0.0)))
-    assert usual_saving(prefix) == usual_saving(replace(prefix, prompt_s=0.0)) > usual_saving(batch)
 
 
 class Sleeps:

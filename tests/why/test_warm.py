@@ -8,7 +8,7 @@ import pytest
 import torch
 from planted_faults import tiny_llama
 
-from profiler.why_slow.findings import ChangeTrial, judge_calls
+from profiler.why_slow.findings import TriedChange, judge_calls, tried_change
 from profiler.why_slow.observations import Call, CallSettings, Observations
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
@@ -22,8 +22,8 @@ def call(number: int, seconds: float, warm_s: float | None = None) -> Call:
     return Call(number, "forward", "Llama", 1, 8, 0, 0, 1, seconds, "s.py:4", CallSettings(), warm_s=warm_s)
 
 
-def tried(saving: float, *numbers: int) -> ChangeTrial:
-    return ChangeTrial(
+def tried(saving: float, *numbers: int) -> TriedChange:
+    return tried_change(
         "grad-on", numbers, ((1.0, 1 - saving),) * 5, "s.py:4", "gradients are recorded", "no grad", "one"
     )
 

@@ -19,7 +19,7 @@ import profiler
 from profiler.device.contention import ForeignLoad
 from profiler.why_slow.call_settings import ModelSettings
 from profiler.why_slow.command import explained
-from profiler.why_slow.findings import CallFloor, ChangeTrial, judge_calls
+from profiler.why_slow.findings import CallFloor, TriedChange, judge_calls, tried_change
 from profiler.why_slow.observations import Call, CallSettings, Load, Observations
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.render import call_rows, html_why, note_lines, why_document, why_sentences
@@ -240,8 +240,9 @@ def call(number: int, seconds: float) -> Call:
     return Call(number, "generate", "Llama", 1, 64, 0, 32, 32, seconds, "s.py:4", settings)
 
 
-def trial(*rounds: tuple[float, float], calls: tuple[int, ...] = (0, 1)) -> ChangeTrial:
-    return ChangeTrial("cache-off", calls, rounds, "s.py:4", "use_cache=False <b>", "remove it", "generate 1 x 64 + 32")
+def trial(*rounds: tuple[float, float], calls: tuple[int, ...] = (0, 1)) -> TriedChange:
+    words = ("s.py:4", "use_cache=False <b>", "remove it", "generate 1 x 64 + 32")
+    return tried_change("cache-off", calls, rounds, *words)
 
 
 def seen(*calls: Call, loads: tuple[Load, ...] = ()) -> Observations:

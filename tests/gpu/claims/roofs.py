@@ -179,6 +179,6 @@ def _selftest(bench: Bench) -> Iterator[Check]:
     for number, result in enumerate(run_selftest(bench.machine, bench.once(first_roofs))):
         right = result.right if bench.cuda else None
         why = "" if bench.cuda else "judged on cards only"
-        yield Check(f"selftest: {result.name}", right, str(result.label), str(result.expected), why)
+        yield Check(f"selftest: {result.name}", right, result.label, result.expected_label, why)
         if bench.left_s < 10 or (not bench.cuda and number == 2):
             return

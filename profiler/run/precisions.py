@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.console import Console
 
@@ -27,12 +28,15 @@ from profiler.report.blocks import (
 )
 from profiler.report.cells import regime_names
 from profiler.report.hardware import quality_line
+from profiler.report.html import html_page, link_from
 from profiler.report.overview import NO_NUMBER
+from profiler.report.plots import save
 from profiler.report.selection import of_phase
 from profiler.report.terminal import print_sections
 from profiler.stats import CLAIM_VISITS
 from profiler.store.folder import Run
-from profiler.units import duration, percent, scaled, significant
+from profiler.store.writer import replace_file
+from profiler.units import duration, percent, scaled, significant, utc_minute
 
 PRECISION_COLUMNS = ("precision", "dtype", "memory", "saved", "decode", "dequantising", "tok/s", "regime")
 AGAINST_COLUMNS = ("cell", "precision", "time", "speed-up", "interval")
@@ -338,3 +342,19 @@ def _last_lines(runs: Sequence[Run]) -> Iterator[Block]:
 def print_comparison(runs: Sequence[Run], console: Console) -> None:
     """Print a comparison of one model's runs in several precisions."""
     print_sections(comparison_sections(runs, [str(run.folder) for run in runs]), console)
+
+
+def html_comparison(runs: Sequence[Run], folder: Path) -> str:
+    """Return a comparison of several runs of one model as an HTML document in `folder`, with links to their reports."""
+    first = runs[0]
+    names = ", ".join(run.model.quant for run in runs)
+    subtitle = f"{names} · {utc_minute(first.document.created)} · roofscope {first.document.roofscope}"
+    links = [link_from(run, folder) for run in runs]
+    return html_page(f"{first.model.id} on {first.document.device.name}", subtitle, comparison_sections(runs, links))
+
+
+def write_comparison(runs: Sequence[Run], folder: Path) -> None:
+    """Write report.html into a folder, for several runs of one model, and precisions.png where all have a number."""
+    if all(run.measured for run in runs):
+        save(runs, "precisions", folder / "precisions.png")
+    replace_file(folder / "report.html", html_comparison(runs, folder))

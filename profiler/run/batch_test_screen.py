@@ -1,0 +1,33 @@
+"""The screen of `batch-test`: its conclusions, then a row per batch size."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from profiler.grid.cells import Phase
+from profiler.judge.scaling import DoublingTest
+from profiler.report.blocks import Lines, Section, Sentences
+from profiler.report.cells import doubling_table
+from profiler.report.overview import end_lines, roofs_lines
+from profiler.report.terminal import print_sections
+from profiler.store.folder import Run
+
+_TOO_FEW = "Fewer than two batch sizes have a number: there is nothing to compare."
+
+
+def print_doubling(run: Run, phase: Phase, console: Console) -> None:
+    """Print a run's batch-doubling tests of one phase, with its warnings and its folder."""
+    tests = [test for test in run.document.scaling if test.axis == "batch" and test.fixed["phase"] == phase]
+    sections = [_series(run, test) for test in tests] or [Section("", [Sentences([_TOO_FEW])])]
+    end = [Lines(run.document.warnings, "warning"), Lines(end_lines(run), "dim")]
+    print_sections([*sections, Section("", end)], console)
+
+
+def _series(run: Run, test: DoublingTest) -> Section:
+    fixed, model = test.fixed, run.model
+    depth = f"{fixed['prompt_len']} prompt tokens" if fixed["prompt_len"] else f"context {fixed['context_len']}"
+    setting = [
+        f"{model.id}, {model.dtype}, {fixed['phase']} with the engine {fixed['engine']}, {depth}",
+        "measured roofs: " + ", ".join(roofs_lines(run)),
+    ]
+    return Section("", [Sentences(test.sentences), Lines(setting), doubling_table(run, test)])
