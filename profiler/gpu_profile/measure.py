@@ -212,10 +212,8 @@ def _transposed(x: torch.Tensor, weight: torch.Tensor) -> Callable[[], object]:
 def _packed(machine: Machine, ceilings: Ceilings, dtype: str, quant: Quant) -> Iterator[ProductPoint]:
     """Products with packed weights over rows; none if the format does not run here. They run through the layers of the
     standard model, and of as many copies as no cache holds."""
-    source = resolve(STANDARD_MODEL)
-    request = ModelRequest(source, machine.device, DTYPES[dtype], quant, weights="random")
     try:
-        loaded = load(request, load_config(source))
+        loaded = load_standard(machine, dtype, quant)
     except (RequestError, ModelError):
         return
     layers: dict[tuple[str, str, int, int], list[nn.Module]] = {}
@@ -282,11 +280,11 @@ def replay_small_kernels(machine: Machine, dtype: str) -> dict[int, float]:
     return {tokens: max(0.0, seconds[tokens] - seconds[1]) / layers for tokens in SMALL_TOKENS}
 
 
-def load_standard(machine: Machine, dtype: str) -> LoadedModel:
+def load_standard(machine: Machine, dtype: str, quant: Quant = "none") -> LoadedModel:
     """Return the standard model with random weights. Raises RequestError if a GPU has no room for it."""
     source = resolve(STANDARD_MODEL)
     try:
-        return load(ModelRequest(source, machine.device, DTYPES[dtype], weights="random"), load_config(source))
+        return load(ModelRequest(source, machine.device, DTYPES[dtype], quant, weights="random"), load_config(source))
     except torch.OutOfMemoryError as error:
         raise RequestError("the GPU has no room for the standard model, which measures its dispatch.") from error
 
