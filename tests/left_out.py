@@ -5,12 +5,15 @@ from __future__ import annotations
 import csv
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cache
+from typing import Any
 
 from profiler.data.published_coverage import COVERAGE_FILE, Coverage
 from profiler.data.published_results import PublishedFigure, published
-from profiler.predict.published_efficiency import attained_by, family_of, steps_of, strays
+from profiler.predict.published_efficiency import Efficiency, family_of
+from tests.published_fit import attained_by, fitted, steps_of, strays
 
 
 @dataclass(frozen=True)
@@ -108,11 +111,13 @@ def _bytes(point: PublishedFigure) -> float:
 
 
 def main() -> None:
-    """Write published_coverage.csv: `python tests/left_out.py`."""
-    with COVERAGE_FILE.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(Coverage)], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(asdict(row) for row in coverages_again())
+    """Write published_coverage.csv and published_efficiency.csv: `python -m tests.left_out`."""
+    tables: dict[type[Any], Sequence[Any]] = {Coverage: coverages_again(), Efficiency: fitted()}
+    for kind, file_name in ((Coverage, COVERAGE_FILE.name), (Efficiency, "published_efficiency.csv")):
+        with COVERAGE_FILE.with_name(file_name).open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, [field.name for field in fields(kind)], lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(asdict(row) for row in tables[kind])
 
 
 if __name__ == "__main__":

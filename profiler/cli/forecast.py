@@ -39,7 +39,7 @@ class Use:
 
 
 @asks()
-def forecast_command(source: Source, options: ForecastOptions, ranks: RankOptions, use: Use, output: Output) -> None:
+def forecast(source: Source, options: ForecastOptions, ranks: RankOptions, use: Use, output: Output) -> None:
     """Predict the times of cells that were not measured.
 
     Prints the error of such forecasts too.
@@ -100,7 +100,7 @@ class Shown:
 
 
 @asks()
-def rent_command(options: RentOptions, shown: Shown, output: Output) -> None:
+def rent(options: RentOptions, shown: Shown, output: Output) -> None:
     """Compare GPUs to rent for a model: fit, speed and cost.
 
     States its assumptions, then the cheapest, the fastest, and the doubt.

@@ -83,18 +83,6 @@ class RunFolder:
     folder: Path = argument("A run folder.", "RUN")
 
 
-def _table_or_json(value: str) -> str:
-    one_of(value, "--format", ("table", "json"))
-    return value
-
-
-Plain = Annotated[bool, typer.Option("--plain", help="No colours and no box drawing.")]
-Format = Annotated[
-    str, typer.Option("--format", callback=_table_or_json, help="table or json (one document on stdout).")
-]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
-
-
 def asks(only: Collection[str] = (), **defaults: object) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator: on the command line, a command takes the options in the classes that it takes.
 

@@ -28,6 +28,7 @@ from profiler.loading.config import load_config
 from profiler.loading.meta_model import build_on_meta
 from profiler.loading.request import model_dtype, most_positions
 from profiler.loading.source import resolve
+from profiler.options import listed
 from profiler.quant.checkpoints import Gguf, as_dense_config, gguf_format, requested_form
 from profiler.quant.registry import Quant, known_quant
 
@@ -126,7 +127,7 @@ def count(
     stored_as = known_quant(quant)
     if attn not in ("auto", "sdpa", "eager"):
         raise RequestError(f"--attn {attn!r} is unknown here; use auto, sdpa or eager.")
-    gpus = [gpu_called(name.strip()) for name in gpu_names.split(",") if name.strip()]
+    gpus = [gpu_called(name) for name in listed(gpu_names)]
     source = resolve(model)
     if tp != 1:
         check_cut(tp, source, stored_as)

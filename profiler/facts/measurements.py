@@ -55,6 +55,8 @@ class Activity(Fact, kind="activity"):
     gap_s: float
     longest_s: float
     """The longest single kernel."""
+    median_s: float | None = None
+    """The median of single kernels; None in a run that did not record it."""
 
     @property
     def busy_share(self) -> float:

@@ -25,6 +25,7 @@ from profiler.forecast.command import (
 from profiler.forecast.options import RankOptions
 from profiler.forecast.shards import SET_S, ShardTime, machine_of, replay_shards
 from profiler.json_document import Document, view
+from profiler.options import listed
 from profiler.predict.result import Answer, ForecastCell, ForecastError, StepShape
 from profiler.report.progress import QuietListener
 from profiler.run.warnings import busy_words
@@ -86,7 +87,7 @@ def forecast_ranks(
 def parse_ranks(text: str) -> tuple[int, ...]:
     """Parse `2,4,8` to ascending numbers of GPUs. Raises RequestError for anything but numbers from 2 to 64."""
     try:
-        ranks = sorted({int(part) for part in text.split(",")})
+        ranks = sorted({int(part) for part in listed(text)})
     except ValueError:
         ranks = []
     if not ranks or ranks[0] < 2 or ranks[-1] > _MOST_RANKS:

@@ -22,7 +22,7 @@ from profiler.device.device import software
 from profiler.device.machine import Machine
 from profiler.device.telemetry import Watch
 from profiler.engines.transformers import EagerEngine
-from profiler.errors import DeviceError, ModelError, RequestError, near_misses
+from profiler.errors import DeviceError, ModelError, RequestError
 from profiler.facts.dispatch import dispatch_of
 from profiler.facts.roofs import Ceilings
 from profiler.facts.step import ExecutionPath
@@ -49,6 +49,7 @@ from profiler.loading.source import resolve
 from profiler.measure.captured_calls import answered
 from profiler.measure.dispatch import measure_dispatch
 from profiler.measure.replay import replay_calls
+from profiler.options import listed, one_of
 from profiler.predict.kernel_times import from_memory_s
 from profiler.predict.operator_arrays import StepArrays, operator_arrays
 from profiler.quant.formats import can_quantise
@@ -87,10 +88,9 @@ def profiled_dtypes(dtypes: str, out: Path) -> list[str]:
 
     Raises RequestError for an unknown dtype, or if `out` cannot be written.
     """
-    names = [name.strip() for name in dtypes.split(",") if name.strip()]
+    names = listed(dtypes)
     for name in names:
-        if name not in DTYPES:
-            raise RequestError(f"--out-dtypes {name!r} is unknown; use {', '.join(DTYPES)}.{near_misses(name, DTYPES)}")
+        one_of(name, "--out-dtypes", DTYPES)
     if not names:
         raise RequestError(f"--out-dtypes {dtypes!r} names no dtype; use {', '.join(DTYPES)}.")
     if not out.parent.is_dir():
@@ -212,10 +212,8 @@ def _transposed(x: torch.Tensor, weight: torch.Tensor) -> Callable[[], object]:
 def _packed(machine: Machine, ceilings: Ceilings, dtype: str, quant: Quant) -> Iterator[ProductPoint]:
     """Products with packed weights over rows; none if the format does not run here. They run through the layers of the
     standard model, and of as many copies as no cache holds."""
-    source = resolve(STANDARD_MODEL)
-    request = ModelRequest(source, machine.device, DTYPES[dtype], quant, weights="random")
     try:
-        loaded = load(request, load_config(source))
+        loaded = load_standard(machine, dtype, quant)
     except (RequestError, ModelError):
         return
     layers: dict[tuple[str, str, int, int], list[nn.Module]] = {}
@@ -282,11 +280,11 @@ def replay_small_kernels(machine: Machine, dtype: str) -> dict[int, float]:
     return {tokens: max(0.0, seconds[tokens] - seconds[1]) / layers for tokens in SMALL_TOKENS}
 
 
-def load_standard(machine: Machine, dtype: str) -> LoadedModel:
+def load_standard(machine: Machine, dtype: str, quant: Quant = "none") -> LoadedModel:
     """Return the standard model with random weights. Raises RequestError if a GPU has no room for it."""
     source = resolve(STANDARD_MODEL)
     try:
-        return load(ModelRequest(source, machine.device, DTYPES[dtype], weights="random"), load_config(source))
+        return load(ModelRequest(source, machine.device, DTYPES[dtype], quant, weights="random"), load_config(source))
     except torch.OutOfMemoryError as error:
         raise RequestError("the GPU has no room for the standard model, which measures its dispatch.") from error
 

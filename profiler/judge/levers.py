@@ -194,7 +194,8 @@ def next_tried(cell: JudgedCell, setting: Setting, best: Lever) -> Lever | None:
     others = (
         item
         for item in levers(cell, setting)
-        if item.basis == "tried" and item.how and item.change not in {best.change, *parts} and item.saves_s >= least_s
+        if item.basis == "tried" and item.change not in {best.change, *parts} and item.saves_s >= least_s
+        if item.how not in ("", best.how)
     )
     return next(others, None)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
+import statistics
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -44,7 +45,8 @@ def activity(key: CellKey, intervals: Sequence[tuple[float, float]]) -> Activity
         elif end > end_s:
             busy_s += end - end_s
             end_s = end
-    return Activity(key, len(intervals), busy_s, gaps, gap_s, longest_s)
+    median_s = statistics.median(end - start for start, end in intervals) if intervals else None
+    return Activity(key, len(intervals), busy_s, gaps, gap_s, longest_s, median_s)
 
 
 def trace_cell(subject: Subject, cell: Cell, folder: Path | None) -> list[Activity]:

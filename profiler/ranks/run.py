@@ -221,8 +221,8 @@ class RankSession(Session):
 def execute_ranks(prepared: PreparedRun, listener: Listener, group: ProcessGroup, *, spent_s: float = 0.0) -> Run:
     """Execute a checked request as rank 0 of `group`, whose other ranks follow it (`follow_rank`).
 
-    The whole grid is visited, and nothing is tried or forecast: what one rank does differently, the others must follow.
-    Raises RankError if another rank ends or fails; what was measured is kept.
+    No visit is given up, since the others would wait for the rest of it, and no change is tried. Raises RankError if
+    another rank ends or fails; what was measured is kept.
     """
 
     def measured(session: RankSession) -> None:
@@ -243,7 +243,7 @@ def execute_ranks(prepared: PreparedRun, listener: Listener, group: ProcessGroup
 
 
 def _patient_sweep(engines: Any, plan: Plan, **named: Any) -> Iterator[Visit | Gap]:
-    """A sweep that gives no visit up, since the other ranks would wait for the rest of it."""
+    """A sweep whose visits may take as long as they need."""
     return sweep(engines, replace(plan, late_s=math.inf), **named)
 
 

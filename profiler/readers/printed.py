@@ -110,9 +110,8 @@ def _latency(text: str) -> Iterator[Record]:
 
 
 def _trtllm(text: str) -> Iterator[Record]:
-    if not _TRTLLM.search(text):
-        return
-    found = _labelled(text, _TRTLLM_KEYS)
+    reports = len(_TRTLLM.findall(text))
+    found = _labelled(text, _TRTLLM_KEYS) if reports else {}
     record: dict[str, dict[str, str]] = {"performance": {}, "request_info": {}}
     for label, (section, key) in _TRTLLM_KEYS.items():
         if label in found:
@@ -120,4 +119,4 @@ def _trtllm(text: str) -> Iterator[Record]:
     if averages := re.search(r"\bAVG:\s+([\d.]+)\s+([\d.]+)", text, re.MULTILINE):
         record["request_info"] |= {"avg_input_length": averages[1], "avg_output_length": averages[2]}
     # Of several reports it is not known which line belongs to which one, so their reader refuses them.
-    yield from [record] * len(_TRTLLM.findall(text))
+    yield from [record] * reports

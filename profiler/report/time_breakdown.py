@@ -26,6 +26,7 @@ from profiler.report.blocks import (
 from profiler.report.roofline_data import group_points
 from profiler.report.selection import evidence_of, of_first_engine, selected_cells, spanning
 from profiler.report.terminal import print_block, rich_table
+from profiler.store.document import ActivityRecord
 from profiler.store.folder import Run
 from profiler.units import duration, percent, several, significant
 
@@ -249,7 +250,8 @@ def activity_lines(run: Run) -> list[str]:
     on_cuda = document.device.kind == "cuda"
     what = "kernels" if on_cuda else "operators"
     lines = [
-        f"{item.key.name}: {item.kernels} {what}, one of them running {percent(item.busy_share)} of the time;"
+        f"{item.key.name}: {item.kernels} {what}{_of_median(item)}, one of them running"
+        f" {percent(item.busy_share)} of the time;"
         f" {item.gaps} gaps of {duration(item.gap_s / item.gaps) if item.gaps else '0'} on average"
         for item in document.activity
     ]
@@ -267,6 +269,10 @@ def activity_lines(run: Run) -> list[str]:
             f" {command}"
         )
     return lines
+
+
+def _of_median(item: ActivityRecord) -> str:
+    return "" if item.median_s is None else f" of {duration(item.median_s)} in the median"
 
 
 def unexplained_lines(run: Run) -> list[str]:

@@ -50,7 +50,7 @@ def prepare_batch_test(options: Options, phase: str) -> PreparedRun:
     first = prepare(replace(options, batch_sizes=[1]))
     depths = [*first.grid.prompt_lens, *first.grid.context_lens]
     if len(depths) != 1 or first.grid.ragged:
-        raise RequestError("a batch test needs one length; give a single --prompt-len or --context-len.")
+        raise RequestError("a batch test needs one length: give --prompt or --context one number.")
     request, machine = first.request, machine_for(first.request.device)
     with quiet_libraries():
         module = plan(request, first.config)
@@ -73,7 +73,7 @@ def prepare_batch_test(options: Options, phase: str) -> PreparedRun:
         sum(_expected_visit_s(work, replace(cell, batch_size=batch), roofs) for cell in cells) for batch in batches
     ]
     affordable, warnings = _affordable(first.budget_s, batches, expected_s)
-    return replace(prepare(replace(options, batch_sizes=affordable)), warnings=warnings)
+    return replace(prepare(replace(options, batch_sizes=affordable)), warnings=warnings, ascending=True)
 
 
 def _affordable(

@@ -19,7 +19,9 @@ def print_doubling(run: Run, phase: Phase, console: Console) -> None:
     """Print a run's batch-doubling tests of one phase, with its warnings and its folder."""
     tests = [test for test in run.document.scaling if test.axis == "batch" and test.fixed["phase"] == phase]
     sections = [_series(run, test) for test in tests] or [Section("", [Sentences([_TOO_FEW])])]
-    end = [Lines(run.document.warnings, "warning"), Lines(end_lines(run), "dim")]
+    late = sorted({item.batch_size for item in run.results if item.phase == phase and item.status == "forecast"})
+    ends = [f"No time was left for batch {', '.join(map(str, late))}: a larger --budget reaches them."] if late else []
+    end = [Lines([*ends, *run.document.warnings], "warning"), Lines(end_lines(run), "dim")]
     print_sections([*sections, Section("", end)], console)
 
 

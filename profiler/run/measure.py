@@ -93,6 +93,10 @@ def explain_cells(session: Session) -> None:
     with session.stages.optional("the timing of generate's parts", "its overhead is not broken down"):
         budget_s = session.budget.part_s(RunPart.GENERATE)
         session.ledger.extend(time_generate(session.subject, measured, budget_s))
+    options = session.prepared.options
+    if session.subject.machine.is_cuda and measured and not (options.breakdown or options.trace):
+        with session.stages.optional("the kernels of one step", "their number and median time are unknown"):
+            session.ledger.extend(trace_cell(session.subject, measured[0], None))
 
 
 def try_changes(session: Session) -> None:

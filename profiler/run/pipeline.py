@@ -180,7 +180,15 @@ def time_cells(session: Session, visits: Sweep) -> None:
     subject, ledger, stages, budget = session.subject, session.ledger, session.stages, session.budget
     grid, machine, whole = session.prepared.grid, subject.machine, session.prepared.whole
     late_s = _LATE_SHARE * budget.total_s
-    plan = Plan(grid, budget.sweep_s, whole, floors_s=floors_s(session), late_s=late_s, effort=effort.STANDARD)
+    plan = Plan(
+        grid,
+        budget.sweep_s,
+        whole,
+        floors_s=floors_s(session),
+        late_s=late_s,
+        effort=effort.STANDARD,
+        ascending=session.prepared.ascending,
+    )
     if whole:
         budget.extend(expected_sweep_s(plan))
         stages.left_s = lambda: budget.left_s + budget.further_s

@@ -59,6 +59,8 @@ class PreparedRun:
     """Seconds from the start of the run to its answer, without loading; at least this for a whole grid."""
     whole: bool = False
     """Whether every cell is measured, however long it takes: a grid that was named without a budget."""
+    ascending: bool = False
+    """Whether sizes are visited from the smallest on, each once before any twice."""
 
 
 _PROMPT_LENS, _BATCH_SIZES = "64,128,256,512", "1,2,4,8"

@@ -145,6 +145,7 @@ class ActivityRecord(KeyedRecord):
     gap_s: float
     longest_s: float
     busy_share: float
+    median_s: float | None = None
 
     @classmethod
     def of(cls, activity: Activity) -> ActivityRecord:

@@ -65,7 +65,7 @@ def test_help_and_version_answer_at_once(argument: str) -> None:
         (("run", "--budget", "nan"), "--budget"),
         (("run", "--frobnicate"), "frobnicate"),
         (("run", "--new-tokens", HUGE), "--new-tokens"),
-        (("batch-test", "gpt2", "--phase", "training", "--quiet"), "use prefill or decode"),
+        (("batch-test", "gpt2", "--phase", "training", "--quiet"), "use prefill, decode"),
         (("count", ""), "no model is named"),
         (("count", "a" * 5000), "File name too long"),
         (("count", "llama-3.1-8b", "--phase", "prefill", "--batch", "9999999", "--prompt", "131072"), "more work than"),

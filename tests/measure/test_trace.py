@@ -35,6 +35,7 @@ def test_intervals_add_up() -> None:
     assert (found.gaps, found.gap_s) == (1, pytest.approx(2e-3 + 0.5e-6))
     assert found.longest_s == pytest.approx(3e-3)
     assert found.busy_share == pytest.approx(6 / 8, rel=1e-3)
+    assert found.median_s == pytest.approx(1e-3)
     assert activity(KEY, []).busy_share == 0.0
 
 

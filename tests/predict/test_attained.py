@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from left_out import LeftOut, as_published_again, coverages_again, left_out
 
 from profiler.data.published_coverage import coverages
 from profiler.data.published_results import published
@@ -18,10 +17,10 @@ from profiler.predict.published_efficiency import (
     Shares,
     attained,
     basis_for,
-    fit_efficiency,
     no_basis,
-    steps_of,
 )
+from tests.left_out import LeftOut, as_published_again, coverages_again, left_out
+from tests.published_fit import fit_efficiency, fitted, steps_of
 
 
 def inside_and_width(left_out: list[LeftOut]) -> tuple[float, float]:
@@ -60,7 +59,7 @@ def test_sources_count_alike_however_many_figures_they_have() -> None:
 
 @pytest.mark.slow
 def test_the_table_of_coverages_is_computed_from_the_figures() -> None:
-    """If it differs, `python tests/left_out.py` writes it again."""
+    """If it differs, `python -m tests.left_out` writes it again."""
     assert coverages() == coverages_again()
     assert sum(row.figures for row in coverages()) == len(published())
 
@@ -100,6 +99,14 @@ def test_ranges_of_fewer_bits_are_as_wide_as_engines_differ_on_one_card_and_mode
     assert len(differences) >= 60
     least_width = math.exp(2 * float(np.quantile(differences, 0.9)))
     assert 1.5 < least_width < width < 2.6
+
+
+@pytest.mark.slow
+def test_the_table_of_efficiencies_is_the_fit_to_the_published_figures() -> None:
+    """If it differs, `python -m tests.left_out` writes it again."""
+    for row in fitted():
+        kept = attained(row.kind, row.family)
+        assert [*vars(kept).values()][2:] == pytest.approx([*vars(row).values()][2:], rel=1e-6)
 
 
 def test_a_planted_engine_is_found_again() -> None:

@@ -11,7 +11,7 @@ from profiler.data.datasheets import gpus
 from profiler.device.contention import ForeignLoad
 from profiler.device.device import Device
 from profiler.facts.roofs import Ceilings, Roof
-from profiler.run.warnings import device_warnings, health_warnings
+from profiler.run.warnings import busy_words, device_warnings, health_warnings
 
 SHEETS = {gpu.gpu: gpu for gpu in gpus()}
 
@@ -49,15 +49,15 @@ def test_others_are_told_of_where_they_take_cores_that_are_needed(
     threads: int, busy: float, cores: int, warned: bool
 ) -> None:
     info = Device("cpu", "a CPU", 1 << 30, 1 << 20, threads, None, None)
-    found = device_warnings(info, Others(busy, cores))
+    found = busy_words(info.host_threads, Others(busy, cores))
     assert bool(found) == warned
     if warned:
         assert f"other processes keep {busy:.1f} of {cores} cores busy" in found[0]
 
 
 def test_a_card_needs_one_core_of_its_host() -> None:
-    assert device_warnings(card("T4"), Others(14.0, 16)) == []
-    [warning] = device_warnings(card("T4"), Others(15.9, 16))
+    assert busy_words(card("T4").host_threads, Others(14.0, 16)) == []
+    [warning] = busy_words(card("T4").host_threads, Others(15.9, 16))
     assert "15.9 of 16 cores" in warning
 
 
@@ -66,12 +66,12 @@ def test_memory_may_spill_under_wsl(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     kernel = tmp_path / "version"
     kernel.write_text("Linux version 5.15.153.1-microsoft-standard-WSL2 (root@941d701f84f1) (gcc 11.2.0)\n")
     monkeypatch.setattr("profiler.device.device.KERNEL_FILE", kernel)
-    [warning] = device_warnings(card("T4"), Others(0.0, 16))
+    [warning] = device_warnings(card("T4"))
     assert "may spill to system memory" in warning
     assert "'Prefer No Sysmem Fallback'" in warning
-    assert device_warnings(Device("cpu", "a CPU", 1 << 30, 1 << 20, 1, None, None), Others(0.0, 16)) == []
+    assert device_warnings(Device("cpu", "a CPU", 1 << 30, 1 << 20, 1, None, None)) == []
     kernel.write_text("Linux version 6.8.0-45-generic (buildd@lcy02-amd64-115)\n")
-    assert device_warnings(card("T4"), Others(0.0, 16)) == []
+    assert device_warnings(card("T4")) == []
 
 
 @pytest.mark.parametrize(

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
-import tempfile
-from pathlib import Path
 from typing import Any
-from unittest import mock
 
-from .native import why_not
 from .oracle import Phase, pairs
-from .scenario import NEW_TOKENS, Scenario, said, so
+from .scenario import NEW_TOKENS, Scenario, apart, said, so
 from .truth import Truth
 
 _DTYPES = ("float16", "bfloat16", "float32")
@@ -37,8 +32,6 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=NEW_TOKENS)
     parser.add_argument("--format", default="json", choices=("json",))
     asked = parser.parse_args()
-    if reason := why_not():
-        sys.exit(f"no card can be simulated here: {reason}.")
     json.dump(doubted(asked), sys.stdout, indent=2)
     print()
 
@@ -67,10 +60,9 @@ def doubted(asked: argparse.Namespace) -> dict[str, Any]:
         [int(part) for part in asked.batch_sizes.split(",")],
         asked.new_tokens,
     )
-    with tempfile.TemporaryDirectory(prefix="roofscope-simulated-") as folder, mock.patch.dict(os.environ) as kept:
-        kept["XDG_CACHE_HOME"] = folder  # roofs of a simulated card are never stored with measured ones
-        known = so(scenario, truth, Path(folder))
-        run, _ = said(scenario, [truth], Path(folder))
+    with apart() as folder:
+        known = so(scenario, truth, folder)
+        run, _ = said(scenario, [truth], folder)
         ceilings, cells = run.document.ceilings, run.cells
     dispatch = ceilings.dispatch_s.get(asked.engine, {}).get("decode", {})
     [decode, *_] = [phase for phase in known if phase.phase == "decode"]

@@ -8,19 +8,14 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import random
-import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from unittest import mock
 
 from profiler.errors import RequestError
 
 from .held import held
-from .native import why_not
-from .scenario import Scenario, said
+from .scenario import Scenario, apart, said
 from .truth import GIB, Truth
 
 _MODELS = {
@@ -97,14 +92,11 @@ def main() -> None:
     parser.add_argument("cards", type=int, help="how many")
     parser.add_argument("--seed", type=int, default=0, help="of the first; each further one has the next")
     asked = parser.parse_args()
-    if reason := why_not():
-        sys.exit(f"no card can be simulated here: {reason}.")
     logging.disable(logging.CRITICAL)
     for seed in range(asked.seed, asked.seed + asked.cards):
         scenario, truth = drawn(seed)
-        with tempfile.TemporaryDirectory(prefix="roofscope-card-") as folder, mock.patch.dict(os.environ) as kept:
-            kept["XDG_CACHE_HOME"] = folder
-            found = list(disagreements(scenario, truth, Path(folder)))
+        with apart() as folder:
+            found = list(disagreements(scenario, truth, folder))
         print(
             f"{truth.name}: {scenario.model} {scenario.dtype} {scenario.engine}, {truth.bytes_per_s:.2g} B/s,"
             f" {truth.flops_per_s[scenario.dtype]:.2g} FLOP/s, L2 {truth.l2_bytes >> 20} MiB,"

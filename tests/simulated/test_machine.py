@@ -48,6 +48,14 @@ def test_reserved_is_not_allocated() -> None:
         assert torch.cuda.mem_get_info()[0] == free
 
 
+def test_running_out_of_memory_in_a_capture_is_no_fault_of_the_capture() -> None:
+    with simulated(H100):
+        before = torch.cuda.current_stream()
+        with pytest.raises(torch.OutOfMemoryError):
+            machine_for(CARD).capture(lambda: torch.zeros(100 << 30, dtype=torch.uint8, device="cuda"))
+        assert torch.cuda.current_stream() is before
+
+
 def test_streams_and_graphs_are_those_of_the_machines_card() -> None:
     """Without `set_device` they would be card 0's, and a capture would record nothing."""
     with simulated(H100, T4) as world:

@@ -7,6 +7,7 @@ import statistics
 import time
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -63,7 +64,7 @@ ONCE = replace(effort.STANDARD, rounds=1)
 
 
 def run(  # type: ignore[no-untyped-def]
-    engine: FakeEngine, budget_s: float = 5.0, fits=lambda cell: None, earlier=(), **plan: Any
+    engine: FakeEngine, budget_s: float = 600.0, fits=lambda cell: None, earlier=(), **plan: Any
 ) -> list[Visit | Gap]:
     grid = make_grid([4, 8, 16], [1, 2], 6)
     return list(
@@ -130,6 +131,24 @@ def test_a_second_visit_comes_before_any_third() -> None:
     assert len(unseen) == 1
     assert {following[0]} == unseen
     assert set(following[1:3]) == {Cell(1, 8, 6), Cell(2, 8, 6)}
+
+
+@pytest.mark.parametrize("budget_s", [60.0, 150.0])
+def test_what_the_budget_has_no_time_for_is_not_begun(budget_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A visit takes a second per token of its prompts. Only the first visit of 1 x 8 or 2 x 8 is not foreseen."""
+    now_s = [0.0]
+
+    def visited(engine: Any, cell: Cell, number: int, context: Any) -> Visit:
+        took_s = float(cell.batch_size * cell.prompt_len)
+        now_s[0] += took_s
+        return Visit(cell, number, took_s / 2, (took_s / 10,) * 5, took_s, (), None, 0.0)
+
+    monkeypatch.setattr("profiler.measure.sweep.visit_safely", visited)
+    machine: Any = SimpleNamespace(now_s=lambda: now_s[0])
+    plan = Plan(make_grid([4, 8, 16], [1, 2], 6), budget_s)
+    found = [outcome.cell for outcome in sweep({"eager": None}, plan, machine=machine, vocab_size=32)]  # type: ignore[dict-item]
+    assert found[:4] == CORNERS
+    assert budget_s - 32 < now_s[0] <= budget_s + 16
 
 
 def test_one_cell_is_visited_however_short_the_budget() -> None:
@@ -261,9 +280,10 @@ class Announcing(FakeEngine):
         return state
 
 
-@pytest.mark.parametrize("budget_s", [1e-4, 5e-3, 0.1])
+@pytest.mark.parametrize("budget_s", [5e-3, 1.0])
 def test_a_warm_up_runs_the_steps_that_it_announced(budget_s: float) -> None:
     """Otherwise, other ranks would wait for the rest of them."""
     engine = Announcing()
     warm_up(engine, Cell(1, 4, 24), HOST, vocab_size=32, budget_s=budget_s)
-    assert engine.announced == engine.ran > 0
+    assert engine.announced == engine.ran
+    assert engine.ran > 0 or budget_s < 1.0, "a busy machine has no time for one"

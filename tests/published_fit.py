@@ -1,0 +1,184 @@
+"""The efficiency of engines, fitted to published figures, and the spread of figures of publishers not seen."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from profiler.data.datasheets import gpus
+from profiler.data.published_results import EngineKind, PublishedFigure, formats_of, published
+from profiler.grid.cells import Phase
+from profiler.predict.operator_arrays import Array
+from profiler.predict.published_efficiency import CardSteps, Efficiency, Shares, family_of, host_index_of, peak_of
+from tests.source_spread import NO_SOURCES
+
+RANGE_SHARE = 0.9
+"""Coverage of a range."""
+StepKind = Literal["prefill", "one sequence", "several sequences"]
+"""The kinds of steps that differ in spread. Decoding one sequence streams weights, and published figures agree closely.
+Decoding several also reads caches of lengths that sources seldom state, and prefills may run between the steps."""
+
+
+_WITH_COPIES = 3
+"""Bytes moved for a cache that is copied before it is read, in multiples of its size."""
+
+
+def steps_of(points: Sequence[PublishedFigure]) -> CardSteps:
+    """The work of published figures on their GPUs, as their engines execute it.
+
+    In each step, plain transformers read and write the whole cache once more than necessary, since a dynamic cache
+    concatenates. `executed` counts a model the same way.
+    """
+    sheets = {sheet.gpu: sheet for sheet in gpus()}
+    return CardSteps(
+        np.array([point.flops for point in points]),
+        np.array([point.weight_bytes for point in points]),
+        np.array([point.kv_bytes * (_WITH_COPIES if point.kind == "eager" else 1) for point in points]),
+        np.array([point.layers for point in points], dtype=np.float64),
+        np.array([peak_of(sheets[point.gpu], point.format) for point in points]),
+        np.array([sheets[point.gpu].bandwidth_bytes_per_s for point in points]),
+        np.array([sheets[point.gpu].rated_clock_hz for point in points]),
+        np.array([host_index_of(sheets[point.gpu]) for point in points]),
+        np.array([point.batch for point in points]),
+    )
+
+
+_GRIDS = {
+    "memory": np.geomspace(0.2, 1.0, 14),
+    "compute": np.geomspace(0.2, 1.0, 28),
+    "layer_s": np.geomspace(1e-4, 4e-3, 20),
+    "layer_cycles": np.geomspace(3e4, 6e5, 16),
+}
+_FINER = np.geomspace(0.87, 1.15, 13)
+"""Factors of a grid's best value for a second, finer grid; they span more than a step of the first."""
+_PULL = 0.6
+"""Weight of the prior: a share that is off by a factor of e costs as much as one GPU's points off by e**0.6."""
+_PRIOR = {
+    "eager": Shares(0.75, 0.60, layer_s=7e-4),
+    "compiled": Shares(0.75, 0.60, layer_cycles=1e5),
+    "llama.cpp": Shares(0.75, 0.60, layer_cycles=1e5),
+}
+"""The shares assumed without any point: what healthy GPUs reach in copies and large products (gpus.csv).
+
+Eager engines launch about 40 kernels per layer from Python, at 10 to 20 us each. Graphs and C++ launch about ten
+kernels per layer, which take 5 us each to start and drain at 2 GHz. An engine is limited by one of the two, so the
+other is 0."""
+
+
+def fit_efficiency(points: Sequence[PublishedFigure], near: Shares) -> Shares:
+    """The shares that fit published points best, starting from the prior `near`.
+
+    They minimise the sum of |log(published / predicted)|, in which every GPU has the same weight, plus a penalty for
+    the distance to `near`. The search is on a grid, then on a finer one around its best. Streaming and layer overhead
+    are fitted together, since only the size of a model separates them.
+    """
+    work, log_s = steps_of(points), np.log([point.latency_s for point in points])
+    points_per_gpu = Counter(point.gpu for point in points)
+    weight = np.array([1 / points_per_gpu[point.gpu] for point in points])
+    streaming = ("memory", "layer_s" if near.layer_s else "layer_cycles")
+
+    def best_of(values: dict[str, Array], shares: Shares) -> Shares:
+        axes = np.meshgrid(*values.values(), indexing="ij")
+        candidates: dict[str, Any] = {name: axis.reshape(-1, 1) for name, axis in zip(values, axes, strict=True)}
+        error = (weight * np.abs(log_s - np.log(replace(shares, **candidates).step_s(work)))).sum(axis=1)
+        penalty = sum(_PULL * np.log(column[:, 0] / getattr(near, name)) ** 2 for name, column in candidates.items())
+        best_index = np.argmin(error + penalty)
+        return replace(shares, **{name: float(column[best_index, 0]) for name, column in candidates.items()})
+
+    best = near
+    for names in (streaming, ("compute",)):
+        best = best_of({name: np.append(_GRIDS[name], getattr(best, name)) for name in names}, best)
+    finer = {name: getattr(best, name) * _FINER for name in streaming}
+    return best_of({**finer, "memory": np.minimum(finer["memory"], 1.0)}, best)
+
+
+def dense_shares(points: Sequence[PublishedFigure], kind: EngineKind) -> Shares:
+    """The shares of an engine kind with dense weights, for which there are most figures."""
+    dense = [point for point in points if point.kind == kind and _family(point) == "dense"]
+    return fit_efficiency(dense, _PRIOR[kind]) if dense else _PRIOR[kind]
+
+
+def shares_of(points: Sequence[PublishedFigure], kind: EngineKind, family: str, dense: Shares) -> Shares:
+    """The shares of an engine kind with a format family, with the `dense` shares as the prior."""
+    family_points = [point for point in points if point.kind == kind and _family(point) == family]
+    return fit_efficiency(family_points, dense) if family_points and family != "dense" else dense
+
+
+def _family(point: PublishedFigure) -> str:
+    return family_of(point.format, point.batch, point.query_tokens)
+
+
+def residuals(points: Sequence[PublishedFigure], shares: Shares) -> Array:
+    """log(published / typical time) [n] of each point."""
+    return np.asarray(np.log([point.latency_s for point in points]) - np.log(shares.step_s(steps_of(points))))
+
+
+@dataclass(frozen=True)
+class Stray:
+    """A published figure's deviation from a fit to the figures of other publishers."""
+
+    point: PublishedFigure
+    log_ratio: float
+    """log(published / typical time)."""
+
+
+def strays(points: Sequence[PublishedFigure], kind: EngineKind) -> list[Stray]:
+    """The deviation of every point of an engine kind from a fit that left out its publisher."""
+    deviations: list[Stray] = []
+    kind_points = [point for point in points if point.kind == kind]
+    for publisher in sorted({point.publisher for point in kind_points}):
+        left_out = [point for point in kind_points if point.publisher == publisher]
+        others = [point for point in kind_points if point.publisher != publisher]
+        dense = dense_shares(others, kind)
+        for family in sorted({_family(point) for point in left_out}):
+            chosen = [point for point in left_out if _family(point) == family]
+            log_ratios = residuals(chosen, shares_of(others, kind, family, dense)).tolist()
+            deviations += [Stray(*pair) for pair in zip(chosen, log_ratios, strict=True)]
+    return deviations
+
+
+def attained_by(
+    points: Sequence[PublishedFigure], kind: EngineKind, family: str, left_out: Sequence[Stray]
+) -> Efficiency:
+    """The efficiency of an engine kind with a format family, from `points` and their deviations `left_out`."""
+    step_kinds: tuple[StepKind, ...] = ("prefill", "one sequence", "several sequences")
+    ends = [end for step_kind in step_kinds for end in _spread(left_out, family, step_kind)]
+    shares = shares_of(points, kind, family, dense_shares(points, kind))
+    return Efficiency(kind, family, shares.memory, shares.compute, shares.layer_s, shares.layer_cycles, *ends)
+
+
+def fitted() -> list[Efficiency]:
+    """The rows of published_efficiency.csv, computed from published.csv."""
+    rows = []
+    for kind in sorted({point.kind for point in published()}):
+        families = {family_of(form, count, count) for form in formats_of(kind) for count in (1, 2)}
+        deviations = strays(published(), kind)
+        rows += [attained_by(published(), kind, family, deviations) for family in sorted(families)]
+    return rows
+
+
+def _step_kind(point: PublishedFigure) -> StepKind:
+    if point.phase == "prefill":
+        return "prefill"
+    return "one sequence" if point.batch == 1 else "several sequences"
+
+
+def _spread(engine: Sequence[Stray], family: str, kind: StepKind) -> tuple[float, float]:
+    """Factors (low, high) of the typical time that cover nine in ten figures of publishers not seen.
+
+    The spread of the engine's phase is narrowed to the family, then to the kind of step.
+    """
+    phase: Phase = "prefill" if kind == "prefill" else "decode"
+    of_phase = [stray for stray in engine if stray.point.phase == phase]
+    of_family = [stray for stray in of_phase if _family(stray.point) == family]
+    of_kind = [stray for stray in of_family if _step_kind(stray.point) == kind]
+    spread = NO_SOURCES
+    for group in (of_phase, of_family, of_kind):
+        spread = spread.narrowed((stray.point.publisher, stray.log_ratio) for stray in group)
+    low, high = spread.interval(RANGE_SHARE)
+    return math.exp(min(low, 0.0)), math.exp(max(high, 0.0))
