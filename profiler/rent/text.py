@@ -126,7 +126,8 @@ def _ages(fitting: Sequence[Offer]) -> list[str]:
     listed = {offer.card: offer.price_age_days for offer in fitting if offer.provider != OWN}
     ages = [age for age in listed.values() if age is not None]
     parts = [f"are {' to '.join(dict.fromkeys(map(str, (min(ages), max(ages)))))} days old"] if ages else []
-    parts += [f"have no date for {len(listed) - len(ages)} of {len(listed)} GPUs"] if len(ages) < len(listed) else []
+    if undated := len(listed) - len(ages):
+        parts.append(f"have no date for {undated} of {len(listed)} GPUs" if ages else "have no date")
     if not listed:
         return []
     return [f"The prices {' and '.join(parts)}; give today's with --price '{next(iter(listed))}=USD_PER_HOUR'."]
