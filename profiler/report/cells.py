@@ -32,7 +32,7 @@ from profiler.report.selection import MOST_SIZES, evenly, evidence_of, half_widt
 from profiler.report.terminal import print_block, rich_table
 from profiler.stats import samples_for
 from profiler.store.folder import Run
-from profiler.units import duration, percent, significant
+from profiler.units import duration, percent, scaled, significant
 
 
 def cells(run: Run) -> Section:
@@ -51,7 +51,7 @@ def _(block: CellsTable, console: Console) -> None:
 
 
 # The columns that a narrow terminal omits first: the others imply them.
-_FIRST_TO_GO = ("TFLOP/s", "GB/s", "tok/s", "MFU", "MBU")
+_FIRST_TO_GO = ("memory", "TFLOP/s", "GB/s", "tok/s", "MFU", "MBU")
 
 
 def cells_table(run: Run, console: Console) -> TextTable:
@@ -113,8 +113,19 @@ def _cell_notes(run: Run) -> list[str]:
         notes.append(f"(forecast): {of_all} are estimated from the measured ones, since --budget ended first")
     if visited_once(run):
         notes.append("* visited once: ± is within that visit; a larger --budget gives more visits")
-    common = common_noise_line(run)
-    return [*notes, common] if common else notes
+    return [*notes, *filter(None, (_memory_note(run), common_noise_line(run)))]
+
+
+def _memory_note(run: Run) -> str:
+    """Return the largest measured peak of memory, next to its prediction and the device's room; empty without any."""
+    largest = max(run.measured, key=lambda result: result.peak_memory_bytes or 0, default=None)
+    if largest is None or not largest.peak_memory_bytes:
+        return ""
+    predicted = evidence_of(run).get(largest.key)
+    expected = f" (predicted {scaled(predicted.predicted_peak_memory_bytes, 'B')})" if predicted else ""
+    room = scaled(run.document.device.memory_bytes, "B")
+    peak = scaled(largest.peak_memory_bytes, "B")
+    return f"memory: at most {peak}, in {largest.key.name}{expected}; the device has {room}"
 
 
 # Short names of flags in tables, the most important first; run.json has the full names.

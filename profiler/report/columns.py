@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from profiler.judge.cells import CellResult
 from profiler.report.blocks import DOCUMENTS, MEDIA, TERMINAL, Medium
 from profiler.report.selection import half_width
-from profiler.units import duration, percent, significant
+from profiler.units import duration, percent, scaled, significant
 
 Value = str | int | float | None
 
@@ -58,6 +58,7 @@ COLUMNS = (
     Column("TTFT", lambda cell: cell.ttft_s, duration, DOCUMENTS),
     Column("tokens/s", lambda cell: cell.tokens_per_s, significant, DOCUMENTS),
     Column("tok/s", lambda cell: cell.tokens_per_s, significant, TERMINAL),
+    Column("memory", lambda cell: cell.peak_memory_bytes, lambda value: scaled(value, "B")),
     Column("TFLOP/s", lambda cell: cell.flops_per_s, lambda value: significant(value / 1e12)),
     Column("GB/s", lambda cell: cell.bytes_per_s, lambda value: significant(value / 1e9)),
     Column("MFU", lambda cell: cell.mfu, percent),
@@ -101,5 +102,6 @@ EXPORTED_COLUMNS = (
     "p90_s",
     "p99_s",
     "visits",
+    "peak_memory_bytes",
 )
 """The columns of cells.csv that exports have, in their order."""
