@@ -40,11 +40,20 @@ def test_a_quantised_cache_next_to_a_growing_one(tiny_folder: Path, tmp_path: Pa
         ("fp8-cache", "ok"),
     }
     assert "--engine eager,fp8-cache" in run.document.command
-    assert "quantised, converted at every step: fp8, 8 bits" in (run.folder / "report.md").read_text()
     rows = {(row.engine, row.key.cell.prompt_len): row for row in run.results if row.phase == "decode"}
     saved_bytes = rows["eager", 16].model_bytes - rows["fp8-cache", 16].model_bytes
     assert saved_bytes == 2 * 64 * (4 - 1) * (22 + 1)
     assert rows["fp8-cache", 16].executed_bytes > rows["eager", 16].executed_bytes
+
+
+@pytest.mark.slow
+def test_the_report_names_the_cache(tiny_folder: Path, tmp_path: Path) -> None:
+    run = profiler.profile(
+        str(tiny_folder), prompt_lens=[8], batch_sizes=[1], new_tokens=4, cache="quantized", no_levers=True,
+        budget_s=1, out=tmp_path / "run",
+    )  # fmt: skip
+    assert run.document.engine.names == ("fp8-cache",)
+    assert "quantised, converted at every step: fp8, 8 bits" in (run.folder / "report.md").read_text()
 
 
 def test_an_unknown_cache_is_refused_before_anything_is_loaded(roofscope, tiny_folder: Path) -> None:  # type: ignore[no-untyped-def]

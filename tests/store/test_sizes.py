@@ -6,7 +6,6 @@ All times are CPU seconds, which other processes hardly change.
 from __future__ import annotations
 
 import time
-import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -31,17 +30,3 @@ def test_judging_grows_with_the_cells(tmp_path: Path) -> None:
     page = html_report(run)
     assert took_s[1] < 8 * took_s[0]
     assert "prefill (eager) (144 of 256)" in page
-
-
-@pytest.mark.slow
-def test_a_row_of_a_judgement_takes_little_memory(tmp_path: Path) -> None:
-    """13 kB per row at the peak, so 20,000 rows take 0.3 GB; 30 kB if each row had its own tables."""
-    folders = {side: enlarge(SOURCE, tmp_path / str(side), side, side) for side in (4, 12)}
-    judge_folder(folders[4])
-    peaks = {}
-    for side, folder in folders.items():
-        tracemalloc.start()
-        judge_folder(folder)
-        peaks[side] = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-    assert (peaks[12] - peaks[4]) / (2 * 12**2 - 2 * 4**2) < 20_000

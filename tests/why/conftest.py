@@ -1,0 +1,14 @@
+"""Each test of `why` begins as a script does: with nothing compiled."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_compiled() -> None:
+    """Another test of this process may have compiled code, whose logits `why` does not watch."""
+    if utils := sys.modules.get("torch._dynamo.utils"):
+        utils.clear_compilation_metrics()
