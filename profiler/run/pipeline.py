@@ -193,8 +193,8 @@ def time_cells(session: Session, visits: Sweep) -> None:
         budget.extend(expected_sweep_s(plan))
         stages.left_s = lambda: budget.left_s + budget.further_s
     stages.begin("timing", f"timing {several(len(grid.cells), 'cell', 'cells')}")
+    watched = _MachineChecks(session)  # the drift probe's buffers are not a cell's
     own_bytes = other_bytes(subject.engines, machine.allocated_bytes() - subject.held_bytes, subject.model_bytes)
-    watched = _MachineChecks(session)
     # Cells without a number are tried again: what they lacked, such as memory, may be available now.
     earlier = [visit for visits in ledger.gathered.visits.values() for visit in visits]
     with Watch(machine.source) as watch:
