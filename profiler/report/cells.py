@@ -68,7 +68,7 @@ def cells_table(run: Run, console: Console) -> TextTable:
 def _cells_table(run: Run, omitted: Sequence[str]) -> TextTable:
     results, words = run.results, regime_names(run)
     noisy, once = _noisy(run), visited_once(run)
-    columns = [column for column in columns_with_values(results, "terminal") if column.heading not in omitted]
+    columns = [column for column in columns_with_values(run, "terminal") if column.heading not in omitted]
     # A cell without a verdict has its status in place of one, so these have a text in every run.
     headings = list(dict.fromkeys([*(column.heading for column in columns), "regime", "sure"]))
     rows = []
@@ -117,15 +117,20 @@ def _cell_notes(run: Run) -> list[str]:
 
 
 def _memory_note(run: Run) -> str:
-    """Return the largest measured peak of memory, next to its prediction and the device's room; empty without any."""
-    largest = max(run.measured, key=lambda result: result.peak_memory_bytes or 0, default=None)
-    if largest is None or not largest.peak_memory_bytes:
+    """Return the most memory that a cell takes, counted and measured, next to the device's room; empty if unmeasured.
+
+    On a CPU only the whole process is measured.
+    """
+    evidence = evidence_of(run)
+    peaks = [(evidence[cell.key], cell.peak_memory_bytes) for cell in run.measured if cell.key in evidence]
+    largest, measured = max(peaks, key=lambda each: each[0].predicted_peak_memory_bytes, default=(None, None))
+    if largest is None or not measured:
         return ""
-    predicted = evidence_of(run).get(largest.key)
-    expected = f" (predicted {scaled(predicted.predicted_peak_memory_bytes, 'B')})" if predicted else ""
-    room = scaled(run.document.device.memory_bytes, "B")
-    peak = scaled(largest.peak_memory_bytes, "B")
-    return f"memory: at most {peak}, in {largest.key.name}{expected}; the device has {room}"
+    counted, room = (
+        scaled(nbytes, "B") for nbytes in (largest.predicted_peak_memory_bytes, run.document.device.memory_bytes)
+    )
+    whole = "with libraries and measuring, the process held " if run.document.device.kind == "cpu" else "measured "
+    return f"memory: {largest.key.name} needs {counted} by the counts, {whole}{scaled(measured, 'B')}; the device has {room}"
 
 
 # Short names of flags in tables, the most important first; run.json has the full names.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from profiler.judge.cells import CellResult
 from profiler.report.blocks import DOCUMENTS, MEDIA, TERMINAL, Medium
 from profiler.report.selection import half_width
+from profiler.store.folder import Run
 from profiler.units import duration, percent, scaled, significant
 
 Value = str | int | float | None
@@ -70,11 +71,17 @@ COLUMNS = (
 )
 
 
-def columns_with_values(results: Sequence[CellResult], medium: Medium) -> list[Column]:
-    """Return the columns of a medium with a value in some row; without the engine if all rows have the same."""
-    several = len({result.engine for result in results}) > 1
-    filled = [column for column in COLUMNS if any(column.entry(result).sort != "" for result in results)]
-    return [column for column in filled if medium in column.media and (several or column.heading != "engine")]
+def columns_with_values(run: Run, medium: Medium) -> list[Column]:
+    """Return the columns of a medium with a value in some row.
+
+    The engine is left out if all rows have the same, and memory on a CPU: the process's peak belongs to no cell.
+    """
+    omitted = {
+        "engine": len({result.engine for result in run.results}) == 1,
+        "memory": run.document.device.kind == "cpu",
+    }
+    filled = [column for column in COLUMNS if any(column.entry(result).sort != "" for result in run.results)]
+    return [column for column in filled if medium in column.media and not omitted.get(column.heading)]
 
 
 EXPORTED_COLUMNS = (

@@ -116,7 +116,7 @@ def _(block: Picture) -> Markup:
 def _(block: CellsTable) -> Markup:
     results = block.run.results
     shown = spanning(results, MOST_ROWS_A_PHASE)
-    columns = columns_with_values(results, "html")
+    columns = columns_with_values(block.run, "html")
     return _macro(
         "cells",
         headings=[column.heading for column in columns],

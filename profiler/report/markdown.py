@@ -75,7 +75,7 @@ def _(block: CellsTable) -> list[str]:
     results = block.run.results
     shown = spanning(results, MOST_ROWS_A_PHASE)
     note = [f"{len(shown)} of {len(results)} rows; all are in cells.csv.", ""] if len(shown) < len(results) else []
-    columns = columns_with_values(results, "markdown")
+    columns = columns_with_values(block.run, "markdown")
     headings = [(column.heading, any(column.entry(result).number for result in shown)) for column in columns]
     return [*note, *_table(headings, [[column.entry(result).text for column in columns] for result in shown])]
 

@@ -280,10 +280,10 @@ class Announcing(FakeEngine):
         return state
 
 
-@pytest.mark.parametrize("budget_s", [5e-3, 1.0])
+@pytest.mark.parametrize("budget_s", [5e-3, 20.0])
 def test_a_warm_up_runs_the_steps_that_it_announced(budget_s: float) -> None:
     """Otherwise, other ranks would wait for the rest of them."""
     engine = Announcing()
     warm_up(engine, Cell(1, 4, 24), HOST, vocab_size=32, budget_s=budget_s)
     assert engine.announced == engine.ran
-    assert engine.ran > 0 or budget_s < 1.0, "a busy machine has no time for one"
+    assert engine.ran > 0 or budget_s == 5e-3, "only the short one may end before its first step"
