@@ -129,8 +129,9 @@ def _memory_note(run: Run) -> str:
     counted, room = (
         scaled(nbytes, "B") for nbytes in (largest.predicted_peak_memory_bytes, run.document.device.memory_bytes)
     )
-    whole = "with libraries and measuring, the process held " if run.document.device.kind == "cpu" else "measured "
-    return f"memory: {largest.key.name} needs {counted} by the counts, {whole}{scaled(measured, 'B')}; the device has {room}"
+    whole = "with libraries and measuring, the process held" if run.document.device.kind == "cpu" else "measured"
+    held = scaled(measured, "B")
+    return f"memory: {largest.key.name} needs {counted} by the counts, {whole} {held}; the device has {room}"
 
 
 # Short names of flags in tables, the most important first; run.json has the full names.
