@@ -103,10 +103,12 @@ class OwnTime:
         self._start_s = now_s()
 
     def seconds(self) -> float:
-        wall_s = now_s() - self._start_s
-        core_s = thread_time() - self._core_s
         waits = core_waits()
-        return wall_s if waits is None or waits != self._waits else min(wall_s, core_s)
+        return now_s() - self._start_s if waits is None or waits != self._waits else self.core_seconds()
+
+    def core_seconds(self) -> float:
+        """Return this thread's time on a core, for work that never waits but for Python's lock, which others hold."""
+        return min(now_s() - self._start_s, thread_time() - self._core_s)
 
 
 def core_waits() -> int | None:

@@ -116,7 +116,7 @@ class Recorder:
             here.noted = noted = self._note(kind, model, args, named, compiled)
             if kind == "generate":
                 self._time_callbacks(named)
-        self.noting_s += timer.seconds()
+        self.noting_s += timer.core_seconds()
         here.depth = 1
         began_s = now_s()
         try:
