@@ -26,7 +26,6 @@ from profiler.data.links import bus_share
 from profiler.data.links import link_called as link
 from profiler.facts.step import ExecutionPath, Step
 from profiler.gpu_profile.roofs import roofs_called
-from profiler.judge.scaling import crossover
 from profiler.loading.source import resolve
 from profiler.report.plots.style import STYLE_FILE
 from profiler.report.plots.theory import THEORY_PLOTS
@@ -40,7 +39,6 @@ __all__ = [
     "cache_bytes",
     "combined",
     "count",
-    "crossover",
     "elementwise",
     "fused_attention",
     "gpu",

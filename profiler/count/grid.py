@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from profiler.counting.floor import NEEDS_LESS, TIGHT
-from profiler.counting.model_numbers import MOST, GpuNumbers, ModelNumbers
+from profiler.counting.floor import MOST, NEEDS_LESS, TIGHT
+from profiler.counting.model_numbers import GpuNumbers, ModelNumbers
 from profiler.json_document import Document
 from profiler.report.blocks import Block, Lines, TextTable, text_table
 from profiler.units import duration, percent, scaled, short_count, significant

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast
 
@@ -13,6 +13,7 @@ from profiler.counting.operators import Collective, Experts, Linear, ModelWork, 
 from profiler.data.datasheets import Datasheet
 from profiler.data.links import Link
 from profiler.facts.operators import OperatorWork
+from profiler.facts.roofs import Ceilings
 from profiler.facts.step import ExecutionPath, Step
 from profiler.units import scaled
 
@@ -69,6 +70,30 @@ def step_floor(parts: Iterable[tuple[float, float, float]], bytes_per_s: float) 
         else:
             compute_s += seconds
     return StepFloor(compute_s, memory_s)
+
+
+MOST = 1 << 24
+"""The longest context and the largest batch that a search covers."""
+
+
+def least(condition: Callable[[int], bool]) -> int | None:
+    """Return the least number from 1 to MOST that meets a monotone condition, or None."""
+    if not condition(MOST):
+        return None
+    low, high = 0, MOST
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if condition(middle) else (middle, high)
+    return high
+
+
+def compute_bound_from(floor_at: Callable[[int], StepFloor]) -> int | None:
+    """Return the smallest size at which compute limits the larger part of a step's floor; None if it never does.
+
+    `floor_at` gives the floor of a step of that size (its batch, or its prompt). Wherever roofscope says that a step is
+    compute-bound from a batch on, it means this number.
+    """
+    return least(lambda size: floor_at(size).bound == "compute")
 
 
 NEEDS_LESS = "fewer bits (--quant) need less, and `roofscope rent` names GPUs with room"
@@ -155,6 +180,12 @@ class RoofSet:
     """Bytes that a model may take of the device's memory (`data.room`); None if unknown."""
     fuses_grouped_heads: bool = True
     """Whether it has a fused attention kernel for grouped heads in 16 bits."""
+
+    @classmethod
+    def measured(cls, device: str, ceilings: Ceilings, room_bytes: int | None = None) -> RoofSet:
+        """Return the measured roofs of a device."""
+        peaks = {dtype: roof.per_s for dtype, roof in ceilings.compute.items()}
+        return cls(f"{device}, measured", ceilings.memory_bytes_per_s, peaks, room_bytes)
 
     @property
     def device(self) -> str:

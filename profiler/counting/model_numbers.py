@@ -9,14 +9,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from profiler.counting.attention import AttentionCore, Compressor
-from profiler.counting.floor import RoofSet, roof_times
+from profiler.counting.floor import MOST, RoofSet, StepFloor, compute_bound_from, least, roof_times
 from profiler.counting.memory_need import cache_bytes, need_of_batch, path_on, state_bytes
 from profiler.counting.operators import Embedding, Experts, Linear, ModelWork
 from profiler.counting.preset_counts import CountedModel
 from profiler.facts.step import ExecutionPath, Step
-
-MOST = 1 << 24
-"""The longest context and the largest batch that a search covers."""
 
 
 @dataclass(frozen=True)
@@ -107,20 +104,7 @@ def model_numbers(counted: CountedModel, context_len: int, gpus: tuple[RoofSet, 
 
 
 def _on_gpu(counted: CountedModel, context_len: int, roofs: RoofSet) -> GpuNumbers:
-    work, unknown = counted.work, np.zeros(1)
-
-    def times_s(part: ModelWork, batch: int) -> tuple[float, float]:
-        step = Step(np.array([batch]), 1, context_len)
-        compute_s, memory_s = roof_times(part, step, roofs, counted.dtype, width=unknown, kv=unknown)
-        return float(compute_s[0]), float(memory_s[0])
-
-    def compute_bound_from(part: ModelWork) -> int | None:
-        def compute_bound(batch: int) -> bool:
-            compute_s, memory_s = times_s(part, batch)
-            return compute_s > memory_s
-
-        return least(compute_bound)
-
+    work, one = counted.work, Step(1, 1, context_len)
     linears = replace(work, operators=tuple(item for item in work.operators if isinstance(item, Linear | Experts)))
     path = path_on(work, counted.attention, fuses_grouped_heads=roofs.fuses_grouped_heads)
 
@@ -132,24 +116,24 @@ def _on_gpu(counted: CountedModel, context_len: int, roofs: RoofSet) -> GpuNumbe
     largest = _most(lambda batch: fits(batch, prompt))
     return GpuNumbers(
         gpu=roofs.name,
-        tokens_per_s_at_most=1 / sum(times_s(work, 1)) if largest else None,
-        linears_compute_bound_from_batch=compute_bound_from(linears),
-        compute_bound_from_batch=compute_bound_from(work),
+        tokens_per_s_at_most=1 / floor_under(work, one, roofs, counted.dtype).total_s if largest else None,
+        linears_compute_bound_from_batch=compute_bound_from_batch(linears, one, roofs, counted.dtype),
+        compute_bound_from_batch=compute_bound_from_batch(work, one, roofs, counted.dtype),
         largest_batch=largest,
         largest_batch_one_by_one=_most(lambda batch: fits(batch, prompt, together=False)),
         longest_context=min(_most(lambda tokens: fits(1, tokens)), counted.max_positions or MOST),
     )
 
 
-def least(condition: Callable[[int], bool]) -> int | None:
-    """Return the least number from 1 to MOST that meets a monotone condition, or None."""
-    if not condition(MOST):
-        return None
-    low, high = 0, MOST
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if condition(middle) else (middle, high)
-    return high
+def floor_under(work: ModelWork, step: Step, roofs: RoofSet, dtype: str) -> StepFloor:
+    """Return the floor of a step of scalars; `dtype` is the model's."""
+    compute_s, memory_s = roof_times(work, step, roofs, dtype, width=np.zeros(()), kv=np.zeros(()))
+    return StepFloor(float(compute_s), float(memory_s))
+
+
+def compute_bound_from_batch(work: ModelWork, step: Step, roofs: RoofSet, dtype: str) -> int | None:
+    """Return the smallest batch from which such a step is compute-bound (`compute_bound_from`), or None."""
+    return compute_bound_from(lambda batch: floor_under(work, replace(step, batch=batch), roofs, dtype))
 
 
 def _most(condition: Callable[[int], bool]) -> int:

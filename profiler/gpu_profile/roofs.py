@@ -16,8 +16,7 @@ def roofs_called(name: str) -> RoofSet:
     """
     if name.endswith(".json"):
         profile = read_profile(Path(name))
-        peaks = {dtype: roof.per_s for dtype, roof in profile.ceilings.compute.items()}
-        return RoofSet(f"{profile.name}, measured", profile.ceilings.memory_bytes_per_s, peaks, profile.room_bytes)
+        return RoofSet.measured(profile.name, profile.ceilings, profile.room_bytes)
     return datasheet_roofs(gpu_called(name))
 
 

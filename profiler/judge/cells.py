@@ -369,7 +369,7 @@ class JudgedCell:
     undisturbed_s: float | None = None
     """Lower quartile of the fastest visit: what a quiet host would take."""
     knee: float | None = None
-    """The batch at which, by the counts, FLOPs overtake bytes; None if there is none, or only one batch was run."""
+    """The batch from which, by the counts, the step is compute-bound; None if there is none, or only one was run."""
 
 
 @dataclass(frozen=True)

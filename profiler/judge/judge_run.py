@@ -77,8 +77,8 @@ def judge_run(facts: Facts) -> Judgement:
     rows = {key: timed_row(facts, key, times.get(key)) for key in facts.grid.keys}
     if not facts.ceilings.judges:
         return _times_only(facts, rows, times, spreads)
-    compute, memory = facts.ceilings.compute_flops_per_s(facts.model.dtype), facts.ceilings.memory_bytes_per_s
-    tests = doubling_tests(list(rows.values()), compute, memory, drift(facts.looks, on_gpu=facts.device.kind == "cuda"))
+    drifted = drift(facts.looks, on_gpu=facts.device.kind == "cuda")
+    tests = doubling_tests(list(rows.values()), facts.operators, facts.ceilings, drifted)
     sides = {test.series: test.sides for test in tests}
     knees = {test.series: test.knee_predicted for test in tests if test.axis == "batch"}
     results = {
@@ -403,7 +403,7 @@ def _sides(row: CellResult, sides: Mapping[Series, Mapping[int, BoundSide]]) -> 
 
 
 def _knee(row: CellResult, knees: Mapping[Series, float | None]) -> float | None:
-    """The batch at which FLOPs overtake bytes at a cell's depth; None if there is none."""
+    """The batch from which a cell's step is compute-bound at its depth; None if there is none."""
     return next((knees[series] for series in series_of(row) if series in knees), None)
 
 

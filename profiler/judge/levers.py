@@ -285,7 +285,7 @@ def _batch(cell: JudgedCell, others: Sequence[JudgedCell]) -> list[Lever]:
         return []
     best = max(larger, key=lambda other: other.tokens_per_s)
     share_s = best.split.latency_s * cell.key.cell.batch_size / best.key.cell.batch_size
-    knee = f"; by the counts the knee is at batch {cell.knee:.3g}" if cell.knee is not None else ""
+    knee = f"; by the counts compute-bound from batch {cell.knee:.0f}" if cell.knee is not None else ""
     return [
         Lever(
             f"batch {best.key.cell.batch_size}",

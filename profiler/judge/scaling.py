@@ -8,16 +8,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from profiler.grid.cells import Phase
+import numpy as np
+from numpy.typing import NDArray
+
+from profiler.counting.floor import MOST, StepFloor, compute_bound_from, least, step_floor
+from profiler.facts.operators import OperatorWork
+from profiler.facts.roofs import Ceilings
+from profiler.grid.cells import CellKey, Phase
 from profiler.judge.cells import CellResult
 from profiler.stats import CLAIM_VISITS
 from profiler.units import percent
 
 Axis = Literal["batch", "prompt", "context"]
 BoundSide = Literal["memory", "compute", "neither", "undecided"]
-
-SizedWork = tuple[float, float, float]
-"""(size, FLOPs, bytes)"""
 
 # The least difference of two predicted slopes with which a measured slope can decide between them.
 _LEAST_DIFFERENCE = 0.25
@@ -79,8 +82,6 @@ class Scaling:
     knee_measured: int | None
     """The size from which every doubling has a slope of at least 0.5 over its whole interval; None if the last one has
     not, or if it is uncertain."""
-    knee_predicted: float | None
-    """The size at which FLOPs overtake bytes at the measured roofs; None if they never do."""
     knee_between: tuple[int, int] | None = None
     """The sizes between which the knee is, if the intervals do not determine it."""
     drift: float = 0.0
@@ -89,7 +90,7 @@ class Scaling:
     """Sizes that may have more tokens/s than the best one, given the machine's drift between the visits of both."""
 
 
-def scaling(points: Sequence[ScalingPoint], flops_per_s: float, bytes_per_s: float, drift: float = 0.0) -> Scaling:
+def scaling(points: Sequence[ScalingPoint], drift: float = 0.0) -> Scaling:
     """Slopes between neighbouring sizes, the best size, and the knee. Raises ValueError for fewer than two sizes.
 
     `drift` is the machine's drift over the run, as a share. Differences between sizes are no more certain than that,
@@ -99,18 +100,14 @@ def scaling(points: Sequence[ScalingPoint], flops_per_s: float, bytes_per_s: flo
     if len(ordered) < 2:
         raise ValueError("a slope needs two sizes or more")
     doublings = tuple(_doubling(smaller, larger, drift) for smaller, larger in itertools.pairwise(ordered))
-    first, last = ordered[0], ordered[-1]
     knee, between = _knee(doublings)
     best = ordered[best_of([point.tokens_per_s for point in ordered])]
     return Scaling(
         doublings=doublings,
         best=best.size,
-        largest=last.size,
+        largest=ordered[-1].size,
         knee_measured=knee,
         knee_between=between,
-        knee_predicted=crossover(
-            (first.size, first.flops, first.bytes), (last.size, last.flops, last.bytes), flops_per_s, bytes_per_s
-        ),
         drift=max(_mutual_drift(smaller, larger, drift) for smaller, larger in itertools.pairwise(ordered)),
         rivals=tuple(
             point.size
@@ -144,19 +141,44 @@ def _knee(doublings: Sequence[Doubling]) -> tuple[int | None, tuple[int, int] | 
     return None, (doublings[flat + 1].smaller, knee or doublings[-1].larger)
 
 
-def crossover(smaller: SizedWork, larger: SizedWork, flops_per_s: float, bytes_per_s: float) -> float | None:
-    """The size from which FLOPs take longer than bytes; None if they never do.
+def compute_bound_by_counts(by_size: Mapping[int, Sequence[OperatorWork]], ceilings: Ceilings) -> int | None:
+    """The smallest size at which a step is compute-bound (`compute_bound_from`), from its operators at two or more.
 
-    FLOPs and bytes are linear in the size, and given at two sizes. With F(b) = F0 + f (b - b0), and B(b) with slope k,
-    the two times are equal at b0 + (B0 / W - F0 / P) / (f / P - k / W). It exists if f / k is above the ridge P / W.
+    FLOPs and bytes are linear between neighbouring sizes, and beyond the last ones. Along the batch that is exact, but
+    for the weights of experts: T tokens read E (1 - q^T) experts, where q follows from the least and the largest size.
     """
-    (size, flops, nbytes), (larger_size, larger_flops, larger_bytes) = smaller, larger
-    span = larger_size - size
-    gained_s = (larger_flops - flops) / span / flops_per_s - (larger_bytes - nbytes) / span / bytes_per_s
-    lead_s = nbytes / bytes_per_s - flops / flops_per_s
-    if lead_s <= 0:
-        return size
-    return size + lead_s / gained_s if gained_s > 0 else None
+    sizes = np.array(sorted(by_size), dtype=np.float64)
+    columns = list(zip(*(by_size[int(size)] for size in sizes), strict=True))
+    flops = np.array([[item.flops for item in column] for column in columns], dtype=np.float64)
+    nbytes = np.array([[item.model_bytes for item in column] for column in columns], dtype=np.float64)
+    peaks = [ceilings.compute_flops_per_s(column[0].dtype) for column in columns]
+    experts = [index for index, column in enumerate(columns) if column[0].group == "experts"]
+
+    def floor_at(size: int) -> StepFloor:
+        below = min(max(int(np.searchsorted(sizes, size)) - 1, 0), len(sizes) - 2)
+        part = (size - sizes[below]) / (sizes[below + 1] - sizes[below])
+
+        def between(amounts: NDArray[np.float64]) -> NDArray[np.float64]:
+            at: NDArray[np.float64] = amounts[:, below] + part * (amounts[:, below + 1] - amounts[:, below])
+            return at
+
+        moved = between(nbytes)
+        for index in experts:
+            moved[index] = _read_by(size, sizes, nbytes[index])
+        return step_floor(zip(between(flops), moved, peaks, strict=True), ceilings.memory_bytes_per_s)
+
+    return compute_bound_from(floor_at)
+
+
+def _read_by(size: int, sizes: NDArray[np.float64], nbytes: NDArray[np.float64]) -> float:
+    """Bytes of experts that a size reads, E (1 - q^size), with E and q from the least and the largest size known."""
+    (low, high), (few, many) = (sizes[0], sizes[-1]), (nbytes[0], nbytes[-1])
+
+    def read_share(n: int, tokens: float) -> float:
+        return -math.expm1(tokens * math.log(n / (MOST + 1)))
+
+    n = least(lambda n: few * read_share(n, high) >= many * read_share(n, low)) or MOST
+    return float(few * read_share(n, size) / read_share(n, low))
 
 
 def _doubling(smaller: ScalingPoint, larger: ScalingPoint, drift: float) -> Doubling:
@@ -198,8 +220,8 @@ def _side(low: float, high: float, by_bytes: float, by_flops: float) -> BoundSid
     return "undecided"
 
 
-def scaling_sentences(result: Scaling, what: str = "batch") -> list[str]:
-    """Sentences on the knee and the best size of a series; `what` names the size."""
+def scaling_sentences(result: Scaling, what: Axis = "batch", predicted: float | None = None) -> list[str]:
+    """Sentences on the knee and the best size of a series; `predicted` is its `DoublingTest.knee_predicted`."""
     sentences = []
     first, knee = result.doublings[0].smaller, result.knee_measured
     if result.knee_between is not None:
@@ -211,8 +233,8 @@ def scaling_sentences(result: Scaling, what: str = "batch") -> list[str]:
         )
     elif knee is None:
         sentences.append(
-            f"Up to {what} {result.largest}, time grows clearly more slowly than the {what}: it is not compute-bound"
-            f" yet, and a larger {what} costs little."
+            f"Up to {what} {result.largest}, time grows clearly more slowly than the {what}, so a larger {what} costs"
+            " little."
         )
     elif knee == first:
         sentences.append(f"Time grows with the {what} from the first doubling on.")
@@ -221,13 +243,13 @@ def scaling_sentences(result: Scaling, what: str = "batch") -> list[str]:
             f"The knee is at {what} {knee}: up to it, time grows clearly more slowly than the {what};"
             " beyond it, time does not."
         )
-    if result.knee_predicted is None:
+    if predicted is not None:
+        sentences.append(f"By the counts a step is compute-bound from {what} {predicted:.0f}.")
+    elif what != "context":
         sentences.append(
-            f"By the counts no {what} is ever compute-bound here: the bytes that a larger {what} adds take longer than"
-            " its FLOPs."
+            f"By the counts no {what} makes a step compute-bound here: what memory limits takes the larger part of its"
+            " floor."
         )
-    else:
-        sentences.append(f"By the counts FLOPs overtake bytes at {what} {result.knee_predicted:.3g}.")
     sentences.append(f"Most tokens/s: {what} {result.best} (largest measured: {result.largest}).")
     if result.rivals:
         sentences.append(
@@ -262,6 +284,7 @@ class DoublingTest:
     largest: int
     knee_measured: int | None
     knee_predicted: float | None
+    """The batch, or the prompt, from which a step is compute-bound by the counts; None if never, or along contexts."""
     sentences: tuple[str, ...]
     knee_between: tuple[int, int] | None = None
 
@@ -289,11 +312,14 @@ def series_of(cell: CellResult) -> Iterator[Series]:
 
 
 def doubling_tests(
-    cells: Sequence[CellResult], flops_per_s: float, bytes_per_s: float, drift: float = 0.0
+    cells: Sequence[CellResult],
+    operators: Mapping[CellKey, Sequence[OperatorWork]],
+    ceilings: Ceilings,
+    drift: float = 0.0,
 ) -> list[DoublingTest]:
     """A test of every series of at least two sizes: along the batch, the prompt (prefills) and the context (decodes).
 
-    `flops_per_s` and `bytes_per_s` are the measured roofs. `drift` is the machine's drift over the run, as a share.
+    `operators` has the counted work of every cell. `drift` is the machine's drift over the run, as a share.
     """
     groups: dict[Series, list[CellResult]] = {}
     for cell in cells:
@@ -303,7 +329,9 @@ def doubling_tests(
     tests = []
     for (axis, values), group in groups.items():
         if len({getattr(cell, SIZE_OF[axis]) for cell in group}) > 1:
-            result = scaling([_point(cell, SIZE_OF[axis]) for cell in group], flops_per_s, bytes_per_s, drift)
+            result = scaling([_point(cell, SIZE_OF[axis]) for cell in group], drift)
+            by_size = {getattr(cell, SIZE_OF[axis]): operators[cell.key] for cell in group}
+            predicted = None if axis == "context" else compute_bound_by_counts(by_size, ceilings)
             tests.append(
                 DoublingTest(
                     axis=axis,
@@ -312,8 +340,8 @@ def doubling_tests(
                     best=result.best,
                     largest=result.largest,
                     knee_measured=result.knee_measured,
-                    knee_predicted=result.knee_predicted,
-                    sentences=tuple(scaling_sentences(result, axis)),
+                    knee_predicted=predicted,
+                    sentences=tuple(scaling_sentences(result, axis, predicted)),
                     knee_between=result.knee_between,
                 )
             )

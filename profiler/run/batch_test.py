@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from profiler.counting.floor import floor_s
+from profiler.counting.floor import RoofSet, StepFloor
 from profiler.counting.memory_need import memory_need
 from profiler.counting.meta import path_here
-from profiler.counting.operators import ModelWork
+from profiler.counting.model_numbers import compute_bound_from_batch, floor_under
 from profiler.counting.walk import walk
 from profiler.device.machine import machine_for
 from profiler.errors import RequestError
 from profiler.facts.step import Step
 from profiler.grid.cells import PHASES, Cell, CellKey
-from profiler.judge.scaling import crossover
 from profiler.loading.device_map import planned_weight_bytes, room_here_bytes
 from profiler.loading.meta_model import plan, quiet_libraries
 from profiler.loading.request import dtype_name
@@ -28,23 +27,19 @@ from profiler.run.setup import measure_ceilings
 from profiler.run.validate import PreparedRun, prepare
 
 MOST_SEQUENCES = 4096
-# The test continues for two doublings past the predicted knee, so that the slope shows.
-_PAST_THE_KNEE = 4
+# The test continues for two doublings past the batch from which compute limits, so that the slope shows.
+_PAST_COMPUTE_BOUND = 4
 # A slope needs two batches.
 _LEAST_BATCHES = 2
-
-
-_Roofs = tuple[float, float]
-"""FLOP/s and bytes/s, from which the time of a step is estimated before it runs."""
 
 
 def prepare_batch_test(options: Options, phase: str) -> PreparedRun:
     """Return a checked run over doubled batch sizes.
 
-    The largest batch is limited by predicted memory, by two doublings past the predicted knee, and by what the budget
-    is expected to visit once. `options` gives one prompt length (or one context length for decode); its batch sizes are
-    replaced. If the budget cuts batches off, a warning says so. Raises RequestError, as `prepare` does, and if the
-    budget is too small for two batches.
+    The largest batch is limited by predicted memory, by two doublings past the batch from which a step is
+    compute-bound, and by what the budget is expected to visit once. `options` gives one prompt length (or one context
+    length for decode); its batch sizes are replaced. If the budget cuts batches off, a warning says so. Raises
+    RequestError, as `prepare` does, and if the budget is too small for two batches.
     """
     one_of(phase, "--phase", PHASES)
     first = prepare(replace(options, batch_sizes=[1]))
@@ -57,10 +52,15 @@ def prepare_batch_test(options: Options, phase: str) -> PreparedRun:
         work = walk(module)
         weights = planned_weight_bytes(module)
         ceilings = measure_ceilings(request, machine, work, fresh=options.fresh)
-    roofs = ceilings.compute_flops_per_s(dtype_name(request.dtype)), ceilings.memory_bytes_per_s
+    roofs, dtype = RoofSet.measured(machine.device.type, ceilings), dtype_name(request.dtype)
+
+    def floor_of(key: CellKey) -> StepFloor:
+        return floor_under(work, Step.of(key), roofs, dtype)
+
     cells = first.grid.cells
-    knee = _predicted_knee(work, CellKey("prefill" if phase == "prefill" else "decode", cells[0]), roofs)
-    most = MOST_SEQUENCES if knee is None else min(MOST_SEQUENCES, max(8, int(_PAST_THE_KNEE * knee)))
+    step = Step.of(CellKey("prefill" if phase == "prefill" else "decode", cells[0]))
+    knee = compute_bound_from_batch(work, step, roofs, dtype)
+    most = MOST_SEQUENCES if knee is None else min(MOST_SEQUENCES, max(8, _PAST_COMPUTE_BOUND * knee))
     room = room_here_bytes(machine.device)
     path = path_here(module, work, machine.device, request.dtype, depths[0])
     batches = [1]
@@ -70,7 +70,7 @@ def prepare_batch_test(options: Options, phase: str) -> PreparedRun:
             break
         batches.append(batch)
     expected_s = [
-        sum(_expected_visit_s(work, replace(cell, batch_size=batch), roofs) for cell in cells) for batch in batches
+        sum(_expected_visit_s(replace(cell, batch_size=batch), floor_of) for cell in cells) for batch in batches
     ]
     affordable, warnings = _affordable(first.budget_s, batches, expected_s)
     return replace(prepare(replace(options, batch_sizes=affordable)), warnings=warnings, ascending=True)
@@ -95,20 +95,9 @@ def _affordable(
     )
 
 
-def _expected_visit_s(work: ModelWork, cell: Cell, roofs: _Roofs) -> float:
+def _expected_visit_s(cell: Cell, floor_of: Callable[[CellKey], StepFloor]) -> float:
     """Expected seconds of a first visit: two prefills, one of them to warm up, and the decode steps."""
     seconds = 0.0
     for key in cell.keys:
-        step = work.work(Step.of(key))
-        least_s = floor_s(float(step.model_flops), float(step.model_bytes), *roofs)
-        seconds += least_s * (2 if key.phase == "prefill" else cell.decode_steps)
+        seconds += floor_of(key).total_s * (2 if key.phase == "prefill" else cell.decode_steps)
     return seconds / USUAL_ATTAINED
-
-
-def _predicted_knee(work: ModelWork, key: CellKey, roofs: _Roofs) -> float | None:
-    """The batch from which such a step's FLOPs take longer than its bytes at these roofs; None if there is none."""
-    step = Step.of(key)
-    one, two = work.work(replace(step, batch=1)), work.work(replace(step, batch=2))
-    smaller = (1.0, float(one.model_flops), float(one.model_bytes))
-    larger = (2.0, float(two.model_flops), float(two.model_bytes))
-    return crossover(smaller, larger, *roofs)

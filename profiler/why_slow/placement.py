@@ -6,8 +6,8 @@ import copy
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
+from profiler.counting.floor import least
 from profiler.counting.memory_need import memory_need, path_on
-from profiler.counting.model_numbers import least
 from profiler.counting.operators import Linear, ModelWork
 from profiler.counting.walk import walk
 from profiler.data.datasheets import Datasheet, gpus
