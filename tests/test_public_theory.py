@@ -54,6 +54,8 @@ def test_mistral_on_a_t4() -> None:
     assert counted.gpus[0].floor_s[0] == pytest.approx(44.65e-3, abs=5e-6)
     figure = theory.picture(counted, "roofline")
     assert figure.axes[0].get_title().startswith("T4")
+    dashed = {line.get_label(): line.get_linestyle() for line in figure.axes[0].lines}
+    assert dashed["float16, sustained: 24.0 TFLOP/s"] == "--"  # 40 SMs x 1024 FLOPs x 585 MHz, its base clock
     plt.close(figure)
 
 

@@ -201,7 +201,7 @@ def card(machine: Machine) -> CheckResult:
 
 
 def _datasheet_words(sheet: Datasheet) -> str:
-    dtype = sheet.healthy_dtype
+    dtype = sheet.sustained_dtype
     peak = sheet.peak_flops_per_s(dtype)
     words = f"datasheet {sheet.gpu}: {scaled(sheet.bandwidth_bytes_per_s, 'B/s')}"
     if peak:

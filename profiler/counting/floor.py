@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
@@ -180,6 +180,8 @@ class RoofSet:
     """Bytes that a model may take of the device's memory (`data.room`); None if unknown."""
     fuses_grouped_heads: bool = True
     """Whether it has a fused attention kernel for grouped heads in 16 bits."""
+    sustained: Mapping[str, float] = field(default_factory=dict)
+    """FLOP/s by dtype that a healthy one holds at its power limit, where that is known and below `flops_per_s`."""
 
     @classmethod
     def measured(cls, device: str, ceilings: Ceilings, room_bytes: int | None = None) -> RoofSet:

@@ -64,13 +64,14 @@ class Datasheet:
     """Whether it is among the GPUs that are rented most, which `run` names next to its own."""
     small_host: Flag
     """Whether it is mostly rented with a few cores of an older server (`predict.published_efficiency`)."""
-    healthy_gemm_flops_per_s: Known
-    healthy_copy_bytes_per_s: Known
-    """Measured rates of a healthy card: a product of size 8192 in `healthy_dtype`, and a device copy (read plus write).
+    sustained_flops_per_s: Known
+    """What a healthy card holds in large products of `sustained_dtype` once it has settled at its power limit, `tdp_w`.
 
-    The source is tokenwatt-check; the H200's rates are those of one card. The T4's product is that of two cards, 41.9
-    (Colab) and 42.7 TFLOP/s (Kaggle) with torch 2.8 and 2.6 (github.com/zzc0721/torch-performance-test-data,
-    database.md at 0785868). Its copy is that of a third (github.com/chsasank/device-benchmarks, README at 02b8262)."""
+    In its first tens of milliseconds a card may be much faster: an H100 SXM reaches 780 TFLOP/s, and holds 680."""
+    sustained_copy_bytes_per_s: Known
+    """A device copy (read plus write) of a healthy card."""
+    sustained_source: str
+    """Source of both."""
     nvml_name: str
     """The driver's names for the card, separated by |."""
     source: str
@@ -99,8 +100,8 @@ class Datasheet:
         return self.vendor != "NVIDIA" or float(self.compute_capability) >= 8.0
 
     @property
-    def healthy_dtype(self) -> str:
-        """The dtype of `healthy_gemm_flops_per_s`: bfloat16 if the card has units for it, else float16."""
+    def sustained_dtype(self) -> str:
+        """The dtype of `sustained_flops_per_s`: bfloat16 if the card has units for it, else float16."""
         return "bfloat16" if self.peak_bf16_flops_per_s else "float16"
 
     def ridge_flops_per_byte(self, dtype: str) -> float | None:

@@ -80,6 +80,8 @@ class GpuOption:
     room_bytes: int | None
     """Bytes that a model may take of its memory; null if unknown."""
     fuses_grouped_heads: bool
+    sustained: dict[str, float]
+    """What a healthy one holds at its power limit, by dtype, where that is known."""
 
 
 @dataclass(frozen=True)
@@ -200,7 +202,13 @@ def gpu_option(roofs: RoofSet) -> GpuOption:
     """Return the roofs of a GPU as the page shows them."""
     source = roofs.name.rpartition(", ")[2]
     return GpuOption(
-        roofs.device, source, roofs.bytes_per_s, dict(roofs.flops_per_s), roofs.room_bytes, roofs.fuses_grouped_heads
+        roofs.device,
+        source,
+        roofs.bytes_per_s,
+        dict(roofs.flops_per_s),
+        roofs.room_bytes,
+        roofs.fuses_grouped_heads,
+        dict(roofs.sustained),
     )
 
 
@@ -212,9 +220,8 @@ def link_options(ranks: Sequence[int]) -> list[LinkOption]:
 
 def run_roofs(run: Run) -> RoofSet:
     """Return the roofs that a run measured."""
-    ceilings, device = run.document.ceilings.ceilings, run.document.device
-    rates = {dtype: roof.per_s for dtype, roof in ceilings.compute.items()}
-    return RoofSet(f"{device.name}, measured", ceilings.memory_bytes_per_s, rates, device.room_bytes)
+    device = run.document.device
+    return RoofSet.measured(device.name, run.document.ceilings.ceilings, device.room_bytes)
 
 
 def measured_run(run: Run, forecasts: Sequence[ForecastCell] = ()) -> MeasuredRun:

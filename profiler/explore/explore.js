@@ -220,15 +220,19 @@ function drawRoofs({ gpu, entry }, { xs, ys, x, y }) {
     shape(svg, "text", { x: left - 6, y: y(10 ** power) + 4, "text-anchor": "end" }, `${10 ** (power - 3 * Math.floor(power / 3))} ${["", "k", "M", "G", "T", "P"][Math.floor(power / 3)]}`);
   shape(svg, "text", { x: (left + width) / 2, y: height - 6, "text-anchor": "middle" }, "model FLOPs per model byte");
   shape(svg, "text", { x: 11, y: (height - bottom) / 2, "text-anchor": "middle", transform: `rotate(-90 11 ${(height - bottom) / 2})` }, "FLOP/s");
+  const named = rate => Object.keys(gpu.flops_per_s).filter(name => gpu.flops_per_s[name] === rate).join(", ");
+  const ceilings = [
+    ...[...new Set(Object.values(gpu.flops_per_s))].map(rate => [rate, named(rate), rate === own ? "roof own" : "roof"]),
+    ...Object.entries(gpu.sustained).map(([name, rate]) => [rate, `${name}, sustained`, "roof sustained"]),
+  ];
   let above = Infinity;
-  for (const rate of [...new Set(Object.values(gpu.flops_per_s))].sort((a, b) => a - b)) {
-    const names = Object.keys(gpu.flops_per_s).filter(name => gpu.flops_per_s[name] === rate).join(", ");
+  for (const [rate, name, kind] of ceilings.sort(([a], [b]) => a - b)) {
     shape(svg, "path", {
       d: `M ${x(xs[0])} ${y(xs[0] * gpu.bytes_per_s)} L ${x(rate / gpu.bytes_per_s)} ${y(rate)} L ${x(xs[1])} ${y(rate)}`,
-      class: rate === own ? "roof own" : "roof",
+      class: kind,
     });
     above = Math.min(y(rate) - 4, above - 11);
-    shape(svg, "text", { x: x(xs[1]) - 4, y: above, "text-anchor": "end", class: "small" }, `${names}: ${scaled(rate, names.startsWith("int") ? "OP/s" : "FLOP/s")}`);
+    shape(svg, "text", { x: x(xs[1]) - 4, y: above, "text-anchor": "end", class: "small" }, `${name}: ${scaled(rate, name.startsWith("int") ? "OP/s" : "FLOP/s")}`);
   }
   shape(svg, "text", { x: x(ridge) + 4, y: height - bottom - 6, class: "small" }, `ridge ${ridge.toPrecision(3)} FLOP/byte`);
 }

@@ -302,6 +302,11 @@ class Ceilings(Fact, kind="roofs"):
         roof = self._compute_roof(dtype)
         return statistics.median(roof.seconds) / min(roof.seconds) if roof.seconds else 1.0
 
+    def full_clock(self) -> dict[str, float]:
+        """Return the FLOP/s at full clock by dtype, where they are clearly above the roof."""
+        shares = {dtype: self.at_full_clock(dtype) for dtype in self.compute}
+        return {dtype: share * self.compute[dtype].per_s for dtype, share in shares.items() if share > 1 + AGREE}
+
     def _compute_roof(self, dtype: str) -> Roof:
         return self.compute.get(dtype) or max(self.compute.values(), key=lambda roof: roof.per_s, default=_NO_ROOF)
 

@@ -29,4 +29,5 @@ def datasheet_roofs(sheet: Datasheet, gpus: int = 1) -> RoofSet:
         peaks,
         gpus * sheet.room_bytes,
         sheet.fuses_grouped_heads,
+        {sheet.sustained_dtype: gpus * held} if (held := sheet.sustained_flops_per_s) else {},
     )

@@ -81,13 +81,18 @@ def gpu_columns(gpus: Sequence[Datasheet]) -> TextTable:
         },
         "link, GB/s": [gpu.link_bytes_per_s / 1e9 if gpu.link_bytes_per_s else None for gpu in gpus],
         "TDP, W": [gpu.tdp_w for gpu in gpus],
+        "16 bits sustained, TFLOP/s": [_in_tera(gpu.sustained_flops_per_s) for gpu in gpus],
+        "copies sustained, GB/s": [
+            gpu.sustained_copy_bytes_per_s and gpu.sustained_copy_bytes_per_s / 1e9 for gpu in gpus
+        ],
     }
     rows = [["year", *(str(gpu.year) for gpu in gpus), *([""] if len(gpus) == 2 else [])]]
     for name, values in figures.items():
         ratio = [f"{values[1] / values[0]:.2f}x" if values[0] and values[1] else "-"] if len(gpus) == 2 else []
         rows.append([name, *map(_shown, values), *ratio])
     headings = ["dense peaks", *(gpu.gpu for gpu in gpus), *(["second / first"] if len(gpus) == 2 else [])]
-    return text_table(headings, rows)
+    sources = [f"sustained, {gpu.gpu}: {gpu.sustained_source}." for gpu in gpus if gpu.sustained_source]
+    return text_table(headings, rows, caption=" ".join(sources))
 
 
 def _shown(value: float | None) -> str:

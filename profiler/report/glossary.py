@@ -240,9 +240,10 @@ GLOSSARY: dict[str, Term] = {
         "the tensors of a step fit a GPU, but it runs out of memory if torch's allocator leaves free memory in pieces."
     ),
     "bound by compute": Term(
-        "the batch from which the operators that compute limits take the larger part of the floor; of the linears:"
-        " bytes per weight x FLOP/s / (2 x bandwidth)."
+        "the batch from which compute limits most of the floor; of the linears: bytes per weight x FLOP/s /"
+        " (2 x bandwidth)."
     ),
+    "sustained": Term("what a healthy GPU holds for seconds at its power limit; its first milliseconds may be faster."),
     "floor": Term("the least time of a step: the sum over its operators of max(FLOPs / FLOP/s, bytes / bandwidth)."),
     "tok/s at most": Term("new tokens of a step / its floor, without the host's dispatch."),
     "knee": Term("the batch size beyond which throughput stops improving: time grows with the batch."),

@@ -64,6 +64,9 @@ def roof_rows(run: Run) -> list[list[str]]:
     for name, roof in ceilings.compute.items():
         peak = device.datasheet_flops_per_s if name == run.model.dtype else None
         rows.append(_roof_row(f"compute: {name}", "FLOP/s", roof, peak))
+        if burst := ceilings.full_clock.get(name):
+            of_peak, how = percent(burst / peak) if peak else "-", "the fastest sample"
+            rows.append([f"compute: {name}, until the power limit", scaled(burst, "FLOP/s"), "", of_peak, "-", "", how])
     if ceilings.weights is not None:
         rows.append(_roof_row("memory: the model's own weights", "B/s", ceilings.weights.roof, None))
         if ceilings.weights.stream is not None:

@@ -79,6 +79,9 @@ def roof_lines(run: Run) -> list[RoofLine]:
     how = "measured" if ceilings.ceilings.measured(dtype) else "not all measured"
     label = f"{how}: {scaled(bandwidth, 'B/s')}, {scaled(peak, 'FLOP/s')} {dtype}"
     lines = [RoofLine("measured", label, bandwidth, peak)]
+    if burst := ceilings.full_clock.get(dtype):
+        label = f"until the power limit: {scaled(burst, 'FLOP/s')} {dtype}"
+        lines.append(RoofLine("other", label, bandwidth, burst, from_intensity=burst / bandwidth))
     others = [(name, other.per_s) for name, other in ceilings.compute.items() if name != dtype]
     for name, value in sorted(others, key=lambda item: -item[1]):
         label = f"measured: {scaled(value, 'FLOP/s')} {name}"

@@ -46,7 +46,9 @@ def judge_folder(folder: Path, *, finished: bool = False) -> Run:
         finished=finished or document.finished,
         engine=replace(document.engine, preparation_s=preparation_s, differences=judgement.differences, owned=owned),
         ceilings=replace(
-            document.ceilings, dispatch_s=dispatch_seconds(facts.dispatch) or document.ceilings.dispatch_s
+            document.ceilings,
+            dispatch_s=dispatch_seconds(facts.dispatch) or document.ceilings.dispatch_s,
+            full_clock=facts.ceilings.full_clock() if facts.device.kind == "cuda" else {},
         ),
         health=replace(document.health, readings=health(facts.readings)),
         evidence=judgement.evidence,

@@ -130,17 +130,18 @@ def roof_warnings(ceilings: Ceilings) -> list[str]:
 
 
 def health_warnings(info: Device, ceilings: Ceilings) -> list[str]:
-    """Return warnings about a GPU that is clearly slower than a healthy one of its kind."""
+    """Return warnings about a GPU whose settled rates are clearly below those of a healthy one of its kind."""
     sheet = info.datasheet
     if sheet is None:
         return []
-    dtype = sheet.healthy_dtype
+    dtype = sheet.sustained_dtype
     checks = (
-        (f"{dtype} products", ceilings.compute.get(dtype), sheet.healthy_gemm_flops_per_s, "FLOP/s"),
-        ("copies", ceilings.memory.get("copy"), sheet.healthy_copy_bytes_per_s, "B/s"),
+        (f"{dtype} products", ceilings.compute.get(dtype), sheet.sustained_flops_per_s, "FLOP/s"),
+        ("copies", ceilings.memory.get("copy"), sheet.sustained_copy_bytes_per_s, "B/s"),
     )
     return [
-        f"this {sheet.gpu} reaches {scaled(roof.per_s, unit)} in {what}; a healthy one reaches {scaled(healthy, unit)}."
+        f"this {sheet.gpu} sustains {scaled(roof.per_s, unit)} in {what}; a healthy one {scaled(healthy, unit)} at"
+        f" {sheet.tdp_w:g} W: look at its power limit, its temperature and other processes."
         for what, roof, healthy, unit in checks
         if roof is not None and healthy is not None and roof.per_s < _HEALTHY_SHARE * healthy
     ]

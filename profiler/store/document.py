@@ -64,6 +64,8 @@ class CeilingsRecord:
     weights: WeightReadRoof | None = None
     missing: Mapping[str, str] = field(default_factory=dict)
     """Roofs that could not be measured, by name, with the reason."""
+    full_clock: Mapping[str, float] = field(default_factory=dict)
+    """FLOP/s by dtype of a GPU before it reached its power limit, where they are clearly above the roof."""
 
     def compute_roof(self, dtype: str) -> Roof | None:
         """The compute roof of a dtype, or the highest measured one; None if there is none."""

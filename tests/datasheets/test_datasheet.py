@@ -38,6 +38,23 @@ def test_peak_is_units_times_clock(gpu: Datasheet) -> None:
         assert gpu.peak_tf32_flops_per_s == pytest.approx(gpu.peak_fp16_flops_per_s / 2, rel=0.02)
 
 
+def test_what_a_gpu_sustains_is_a_rate_at_its_power_limit_and_no_burst() -> None:
+    """A product cannot beat SMs x FLOPs per clock at the clock during it.
+
+    That clock is printed by the source next to each rate; the T4's is its base clock. An H100 and an H200 are the same
+    units at the same 700 W, so their rates are near each other.
+    """
+    clocks_hz = {"H100 SXM": 1.36e9, "H200 SXM": 1.46e9, "A100 80GB SXM": 1.235e9, "L40S": 1.215e9, "RTX 4090": 2.48e9}
+    clocks_hz |= {"A40": 1.3e9, "T4": 0.585e9}
+    sustained = {gpu.gpu: gpu.sustained_flops_per_s for gpu in gpus() if gpu.sustained_flops_per_s}
+    assert sustained.keys() == clocks_hz.keys()
+    for name, flops_per_s in sustained.items():
+        per_clock = SHEETS[name].sm_count * SHEETS[name].fp16_flops_per_clock_per_sm
+        assert 0.8 < flops_per_s / (per_clock * clocks_hz[name]) < 1.01, name
+        assert SHEETS[name].sustained_source
+    assert sustained["H200 SXM"] == pytest.approx(sustained["H100 SXM"], rel=0.05)
+
+
 # Results per clock and SM in float32 and float64 (CUDA C++ programming guide, "Arithmetic Instructions"; AMD's CDNA
 # whitepapers, from the third on counting packed float32).
 CORES = {

@@ -42,8 +42,8 @@ _APART = 1.8
 def theory_roofline(grid: GridCount, run: Run | None = None) -> Figure:
     """One panel per GPU: a ceiling per dtype, the ridge of the model's dtype, and the floor of every point.
 
-    A point lies below the roof where some of its operators are bound by compute and others by memory. `run` adds the
-    measured cells of a run.
+    A point lies below the roof where some of its operators are bound by compute and others by memory. A dashed ceiling
+    is what a healthy GPU sustains at its power limit, where the datasheets have it. `run` adds a run's measured cells.
     """
     heading = _title(grid) + ("; stars: measured" if run else "")
     figure, panels = panels_in_a_row(len(grid.gpus), 7.4, 6.0, heading)
@@ -76,6 +76,9 @@ def _roofline_panel(axes: Axes, grid: GridCount, gpu: GpuFloors, run: Run | None
             lw=2 if own else 1.2,
             label=label,
         )
+    for dtype, rate in roofs.sustained.items():
+        label = f"{dtype}, sustained: {scaled(rate, 'FLOP/s')}"
+        axes.plot([rate / roofs.bytes_per_s, high], [rate, rate], color="#222222", ls="--", lw=1.6, label=label)
     axes.axvline(ridge, color="#222222", lw=0.8, ls=":")
     text = f"ridge {ridge:.3g} FLOP/byte "
     axes.text(ridge / 1.03, bottom * 1.3, text, rotation=90, fontsize=9, ha="right", va="bottom")

@@ -86,8 +86,8 @@ def _product_roof(bench: Bench, dtype: str) -> Iterator[Check]:
         # Peaks are stated at the rated clock, above which cards boost.
         share = first.per_s / peak / max(1.0, (first.clock_hz or 0.0) / sheet.rated_clock_hz)
         yield Check(f"{dtype} product / datasheet", 0.3 < share < 1.02, share, "0.3 .. 1.02")
-    if sheet.healthy_gemm_flops_per_s and sheet.healthy_dtype == dtype:
-        share = first.per_s / sheet.healthy_gemm_flops_per_s
+    if sheet.sustained_flops_per_s and sheet.sustained_dtype == dtype:
+        share = first.per_s / sheet.sustained_flops_per_s
         yield Check(f"{dtype} product / a healthy card's", share > 0.9, share, "> 0.9")
 
 
