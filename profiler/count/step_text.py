@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -12,6 +11,7 @@ from profiler.count.grid import number_blocks
 from profiler.counting.floor import TIGHT
 from profiler.facts.step import Work, bytes_by_kind, plain_number
 from profiler.report.blocks import Block, Lines, TextTable, text_table
+from profiler.report.gemms import GEMM_FIT, gemm_fit
 from profiler.report.terminal import print_blocks
 from profiler.units import duration, scaled, several, short_count, significant
 
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from profiler.counting.crosscheck import Crosscheck
     from profiler.counting.floor import GpuRow
     from profiler.counting.model_numbers import ModelNumbers
-    from profiler.counting.operators import GemmShape, ModelWork, Operator
+    from profiler.counting.operators import ModelWork, Operator
+    from profiler.facts.operators import GemmShape
     from profiler.quant.checkpoints import Gguf
 
 
@@ -135,8 +136,9 @@ def _collectives(share: RankShare) -> TextTable:
 
 
 def _gemms(gemms: Sequence[GemmShape]) -> TextTable:
-    headings = [item.name for item in fields(gemms[0])]
-    return text_table(headings, [[str(getattr(gemm, name)) for name in headings] for gemm in gemms], texts=headings)
+    """Return the census: m x n x k, and how well matrix units fit each shape."""
+    rows = [[*map(str, (gemm.m, gemm.n, gemm.k)), gemm.dtype, str(gemm.count), *gemm_fit([gemm])] for gemm in gemms]
+    return text_table(("m", "n", "k", "dtype", "count", *GEMM_FIT), rows, texts=("dtype",))
 
 
 def _gpus(gpus: Sequence[GpuRow]) -> list[Block]:

@@ -14,13 +14,14 @@ from profiler.counting.crosscheck import Crosscheck, crosscheck
 from profiler.counting.floor import GpuRow, floor_on
 from profiler.counting.memory_need import cache_bytes, memory_need, path_on
 from profiler.counting.meta import counted_module, counted_on_meta
-from profiler.counting.operators import Collective, GemmShape, ModelWork, Operator, operator_work
+from profiler.counting.operators import Collective, ModelWork, Operator, operator_work
 from profiler.counting.preset_counts import CountedModel
 from profiler.counting.tensor_parallel import check_cut, replicated_kv_heads
 from profiler.data.datasheets import Datasheet, gpu_called
 from profiler.data.links import bus_share
 from profiler.device.device import resolve_device
 from profiler.errors import ModelError, RequestError, first_line
+from profiler.facts.operators import GemmShape
 from profiler.facts.step import ExecutionPath, Step, Work
 from profiler.grid.cells import Phase
 from profiler.grid.ranges import MOST, check_positions

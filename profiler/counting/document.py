@@ -11,7 +11,8 @@ from profiler.counting.count import RankShare, StepCount
 from profiler.counting.crosscheck import CounterDifference
 from profiler.counting.floor import GpuRow
 from profiler.counting.model_numbers import ModelNumbers
-from profiler.counting.operators import GemmShape, Operator
+from profiler.counting.operators import Operator
+from profiler.facts.operators import GemmShape
 from profiler.facts.step import ExecutionPath, Work, bytes_by_kind, plain_number
 from profiler.json_document import Document, view
 from profiler.units import escape_formula

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import numpy as np
 
 from profiler.data.links import CollectiveKind, bus_share
-from profiler.facts.operators import NO_AMOUNTS, Amount, Cause, OperatorWork
+from profiler.facts.operators import NO_AMOUNTS, Amount, Cause, GemmShape, OperatorWork
 from profiler.facts.step import Count, ExecutionPath, Step, StoredWeight, Work
 from profiler.grid.cells import CellKey
 from profiler.grid.ragged import Batch
@@ -28,17 +28,6 @@ _FLOAT32_BYTES = 4
 Rows = Literal["tokens", "last", "context", "routed"]
 """The rows of a linear's input: every token, the positions with requested logits, every cached and new token (a latent
 cache that is expanded in each step), or the tokens that a router sends to it."""
-
-
-@dataclass(frozen=True)
-class GemmShape:
-    """A matrix product [m, k] x [k, n] that runs `count` times per step."""
-
-    m: int
-    n: int
-    k: int
-    dtype: str
-    count: int
 
 
 @dataclass(frozen=True)
@@ -74,6 +63,9 @@ class Operator(abc.ABC):
 
     def gemms(self, step: Step) -> Sequence[GemmShape]:
         """Return the matrix products with weights in a step of scalars."""
+        return self._gemms(step.last_position if self.only_last else step)
+
+    def _gemms(self, step: Step) -> Sequence[GemmShape]:
         return ()
 
 
@@ -119,7 +111,7 @@ class Linear(Operator):
             return step.tokens
         return _rows(self.executed_rows or self.rows, step)
 
-    def gemms(self, step: Step) -> Sequence[GemmShape]:
+    def _gemms(self, step: Step) -> Sequence[GemmShape]:
         w = self.weight
         rows = int(_rows(self.executed_rows or self.rows, step))
         return (GemmShape(rows, w.out_features, w.in_features, self.dtype_name, self.count),)
@@ -162,7 +154,7 @@ class Experts(Operator):
         unused_share = np.float64(1 - self.per_token / self.num_experts) ** tokens
         return self.num_experts * (1 - unused_share)
 
-    def gemms(self, step: Step) -> Sequence[GemmShape]:
+    def _gemms(self, step: Step) -> Sequence[GemmShape]:
         tokens = int(step.tokens)
         touched = max(1, round(float(self.touched(tokens))))
         rows = max(1, round(tokens * self.per_token / touched))
@@ -383,8 +375,8 @@ def operator_work(operator: Operator, name: str, step: Step, path: ExecutionPath
     return as_value(operator, name, operator.work(step, path))
 
 
-def as_value(operator: Operator, name: str, work: Work) -> OperatorWork:
-    """Return work in scalars as a value for a run folder."""
+def as_value(operator: Operator, name: str, work: Work, step: Step | None = None) -> OperatorWork:
+    """Return work in scalars as a value for a run folder, with its matrix products in a step of scalars."""
     bus_bytes: Amount = 0
     if isinstance(operator, Collective):
         bus_bytes = _amount(work.link_bytes * bus_share(operator.kind, operator.ranks))
@@ -400,6 +392,7 @@ def as_value(operator: Operator, name: str, work: Work) -> OperatorWork:
         bus_bytes=bus_bytes,
         avoidable_flops=_amounts(work.avoidable_flops),
         avoidable_bytes=_amounts(work.avoidable_bytes),
+        gemms=" ".join(map(str, operator.gemms(step))) if step else "",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -11,6 +12,49 @@ Amount = int | float
 
 NO_AMOUNTS: Mapping[Cause, Amount] = {}
 """The avoidable work of most operators; one shared object, since a large run has hundreds of thousands."""
+
+
+_TILE = 128
+_ROW_BITS = 128
+
+
+@dataclass(frozen=True)
+class GemmShape:
+    """A matrix product [m, k] x [k, n] that runs `count` times per step."""
+
+    m: int
+    n: int
+    k: int
+    dtype: str
+    count: int
+
+    def __str__(self) -> str:
+        """As operators.csv has it: `32*16x4096x1024` is 32 products with m = 16, n = 4096 and k = 1024."""
+        return f"{self.count}*{self.m}x{self.n}x{self.k}"
+
+    @classmethod
+    def parse(cls, text: str, dtype: str) -> GemmShape:
+        """Return the shape of such a text. Raises ValueError for another text."""
+        count, shape = text.split("*")
+        m, n, k = map(int, shape.split("x"))
+        if min(m, n, k, int(count)) < 1:
+            raise ValueError(f"{text!r} is no matrix product")
+        return cls(m, n, k, dtype, int(count))
+
+    @property
+    def tiles_used(self) -> float:
+        """The used share of the tiles of 128 x 128 that cover the result.
+
+        NVIDIA, Matrix Multiplication Background User's Guide, "Tile Quantization". Kernels also have smaller tiles.
+        """
+        rows, columns = (_TILE * -(-size // _TILE) for size in (self.m, self.n))
+        return self.m * self.n / (rows * columns)
+
+    @property
+    def aligned(self) -> bool:
+        """Whether n and k are multiples of 16 bytes, 8 elements of 16 bits, as matrix units need them (same guide)."""
+        bits = int((re.findall(r"\d+", self.dtype) or [8])[0])
+        return all(size * bits % _ROW_BITS == 0 for size in (self.n, self.k))
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +78,8 @@ class OperatorWork:
     avoidable_bytes: Mapping[Cause, Amount] = field(default_factory=dict)
     bus_bytes: Amount = 0
     """For a collective: the bytes that cross each rank's link, message x the factor of nccl-tests."""
+    gemms: str = ""
+    """Its matrix products with weights, each as `GemmShape` writes it; empty for others, and in older runs."""
 
     @property
     def model_bytes(self) -> Amount:

@@ -81,7 +81,9 @@ class Subject:
         """Return the work of every operator in a cell's step."""
         step, path, batch = Step.of(key), self.path_of(key), self.grid.requests_of(key.cell)
         works = tuple(
-            as_value(operator, name, padded_work(operator, key, batch, path) if batch else operator.work(step, path))
+            as_value(
+                operator, name, padded_work(operator, key, batch, path) if batch else operator.work(step, path), step
+            )
             for operator, name in self.names.items()
         )
         if not self.engines[key.cell.engine].owns_model:

@@ -243,6 +243,8 @@ GLOSSARY: dict[str, Term] = {
         "the batch from which compute limits most of the floor; of the linears: bytes per weight x FLOP/s /"
         " (2 x bandwidth)."
     ),
+    "of its tiles": Term("the used share of the tiles of 128 x 128 that cover a product; units compute whole tiles."),
+    "16-byte rows": Term("whether a product's sizes are multiples of 16 bytes, which matrix units need."),
     "sustained": Term("what a healthy GPU holds for seconds at its power limit; its first milliseconds may be faster."),
     "floor": Term("the least time of a step: the sum over its operators of max(FLOPs / FLOP/s, bytes / bandwidth)."),
     "tok/s at most": Term("new tokens of a step / its floor, without the host's dispatch."),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from rich.console import Console
 
-from profiler.report import cells, changes, conditions, engines, hardware, noise, overview, time_breakdown
+from profiler.report import cells, changes, conditions, engines, gemms, hardware, noise, overview, time_breakdown
 from profiler.report.blocks import Section
 from profiler.report.terminal import print_sections
 from profiler.store.folder import Run
@@ -22,6 +22,7 @@ SECTIONS: list[Callable[[Run], Section | None]] = [
     cells.waiting,
     cells.roofline,
     time_breakdown.operators,
+    gemms.gemms,
     overview.explore,
     changes.ran,
     changes.levers,

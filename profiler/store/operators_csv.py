@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from profiler.counting.floor import floor_s
 from profiler.errors import RunError
-from profiler.facts.operators import NO_AMOUNTS, Amount, Cause, OperatorWork
+from profiler.facts.operators import NO_AMOUNTS, Amount, Cause, GemmShape, OperatorWork
 from profiler.facts.run_facts import Facts
 from profiler.grid.cells import CellKey
 from profiler.judge.cells import columns_of
@@ -42,6 +42,7 @@ OPERATOR_COLUMN_MEANINGS = {
     "avoidable_bytes_by_cause": "The avoidable bytes as JSON, by cause; empty if there are none.",
     "avoidable_flops_by_cause": "FLOPs beyond the algorithm's as JSON, by cause; empty if there are none.",
     "bus_bytes": "Bytes that cross the link between GPUs, if the model is split over several.",
+    "gemms": "Matrix products with weights: calls * rows x columns x inner size, such as `32*16x4096x1024`.",
 }
 OPERATOR_COLUMNS = tuple(OPERATOR_COLUMN_MEANINGS)
 """The columns of operators.csv, in their order."""
@@ -77,6 +78,7 @@ def operators_csv(facts: Facts) -> Iterator[str]:
                 "avoidable_bytes_by_cause": _by_cause(item.avoidable_bytes),
                 "avoidable_flops_by_cause": _by_cause(item.avoidable_flops),
                 "bus_bytes": item.bus_bytes,
+                "gemms": item.gemms,
             }
             yield writer.writerow(row[name] for name in OPERATOR_COLUMNS)
 
@@ -149,9 +151,15 @@ def _operator(row: Mapping[str, str]) -> OperatorWork:
         kv_bytes=_amount(row["kv_bytes"]),
         activation_bytes=_amount(row["activation_bytes"]),
         bus_bytes=_amount(row["bus_bytes"]),
+        gemms=intern(_gemms(row.get("gemms") or "", row["dtype"])),
         avoidable_flops=_causes(row["avoidable_flops_by_cause"]),
         avoidable_bytes=_causes(row["avoidable_bytes_by_cause"]),
     )
+
+
+def _gemms(text: str, dtype: str) -> str:
+    """The text itself. Raises ValueError if it does not list matrix products."""
+    return " ".join(str(GemmShape.parse(each, dtype)) for each in text.split())
 
 
 def _amount(text: str) -> Amount:

@@ -164,7 +164,7 @@ cells = st.sampled_from(
 
 
 ROW = {**dict.fromkeys(OPERATOR_COLUMNS, "1"), "phase": "prefill", "operator": "o", "engine": "eager"} | dict.fromkeys(
-    ("avoidable_bytes_by_cause", "avoidable_flops_by_cause"), ""
+    ("avoidable_bytes_by_cause", "avoidable_flops_by_cause", "gemms"), ""
 )
 
 
@@ -190,6 +190,7 @@ def test_a_plain_row_of_operators_is_read(tmp_path: Path) -> None:
 @example("avoidable_flops_by_cause", '{"copies": {}}')
 @example("flops", "²")
 @example("count", "9" * 5000)
+@example("gemms", "1*0x1x1")
 def test_operators(tmp_path: Path, column: str, value: str) -> None:
     tried(lambda: operators_of(tmp_path, {**ROW, column: value}))
 
