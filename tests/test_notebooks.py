@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,8 +78,53 @@ def test_sentences_say_what_the_arithmetic_gives() -> None:
     assert f"it would have {attention:.0f}" in _sentences(3)
     # Over only K and V, and a product over its two operands and its result.
     assert f"{4 * (2048 * 2049 / 2) * 32 / (2 * 8 * 2048 * 2):.0f} is attention over only K and V" in _sentences(5)
+    layer = next(
+        tokens
+        for tokens in range(1, 1000)
+        if theory.matmul(tokens, 4096, 4096, "float16").intensity > 312e12 / 2.039e12
+    )
+    assert f"changes sides at {layer}: notebook 01" in _sentences(3)
+    # All FLOPs of a step against all its bytes, as one operator: later than the sum over operators says.
+    llama, a100 = theory.model_work("llama-2-7b", dtype="float16"), theory.gpu("A100 80GB SXM")
+    steps = ((batch, llama.work(theory.Step(batch, 1, 128))) for batch in range(1, 2000))
+    overlapped = next(batch for batch, work in steps if work.intensity > a100.ridge_flops_per_byte("float16"))
+    assert f"That gives {overlapped} for 128 tokens" in _sentences(3)
+    sustained = theory.gpu("T4").sustained_flops_per_s
+    assert f"a T4 sustains {sustained / 1e12:.0f} (notebook 04" in _sentences(2)
+    assert f"sustains {100 * sustained / 65e12:.0f} % of its peak" in _sentences(4)
     mlp = 2 * 2048 * 14336 * 4096 / (2 * (2048 * 4096 + 4096 * 14336 + 2048 * 14336))
     assert f"a matrix of that MLP {mlp:.0f}" in _sentences(5)
+
+
+def test_the_index_lists_each_notebook_and_its_minutes() -> None:
+    """The minutes are those that each one took when its outputs were made, rounded up; each links to the next."""
+    index = (Path(__file__).parents[1] / "docs/index.md").read_text(encoding="utf-8")
+    for path, following in zip(NOTEBOOKS, [*NOTEBOOKS[1:], None], strict=True):
+        seconds = nbformat.read(path, 4).metadata["seconds"]
+        [minutes] = re.findall(rf"\(\.\./notebooks/{path.name}\) \|.*\| (\d+) \|", index)
+        assert int(minutes) == math.ceil(seconds / 60), f"{path.stem} took {seconds} s"
+        assert following is None or f"**Next:** [notebook {following.name[:2]}]({following.name})" in _sentences(
+            int(path.name[:2])
+        )
+
+
+QUOTES = (
+    "T4 sustains",
+    "a fifth of what an H100's",
+    "changes sides at 166",
+    "Eager transformers take",
+    "step on an H100 slower",
+)
+"""What sentences take from other notebooks. The tests here compute each of them."""
+
+
+def test_no_sentence_takes_an_unknown_figure_from_another_notebook() -> None:
+    """Where this fails, compute the figure in one of these tests, and add its words to QUOTES."""
+    cites, source = r"[^.\n]*[(:] ?notebook \d\d[^.\n]*", r"notebook \d\d(?:, section \d)?"
+    for number in range(1, len(NOTEBOOKS) + 1):
+        for sentence in re.findall(cites, _sentences(number)):
+            if re.search(r"\d", re.sub(source, "", sentence)):
+                assert any(words in sentence for words in QUOTES), f"notebook {number:02}: {sentence}"
 
 
 def test_sentences_about_measurements_say_what_was_measured() -> None:
@@ -93,6 +139,9 @@ def test_sentences_about_measurements_say_what_was_measured() -> None:
     assert round(eager.attained, 1) == 0.2
     assert "a fifth of what an H100's memory can do (notebook 02)" in _sentences(3)
     assert by_engine["smollm2-135m-h100"]["eager"].attained < 0.01
+    four_bit = {c.engine: c for c in profiler.read_run(runs / "mistral-7b-nf4-h100").measured if c.phase == "decode"}
+    assert "eager decode step on an H100 slower (notebook 02)" in _sentences(9)
+    assert four_bit["eager"].latency_s > eager.latency_s
     link = theory.link("nvlink4", 8).half_bytes(8)
     assert f"about {link / 1e6:.1f} MB. That is {link / (4096 * 2):.0f} tokens" in _sentences(8)
     rented = "".join(str(cell.get("outputs", "")) for cell in nbformat.read(NOTEBOOKS[5], 4).cells)

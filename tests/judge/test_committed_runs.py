@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from profiler.errors import RunError
+from profiler.report.roofline_data import roof_lines
 from profiler.run.judge_folder import judge_folder
 from profiler.store.folder import read_document, read_facts, read_gathered, read_run
 
@@ -54,6 +55,12 @@ def test_an_h100s_figures_are_its_own() -> None:
     # 98 of 300 decode steps took less than 24.1 ms, which was the floor before.
     assert all(row.floor_s == pytest.approx(23.1e-3, rel=0.01) for row in decodes)
     # At 1.98 GHz the roof is 780 TFLOP/s, not the 700 of the power limit: no kernel is faster than its roof.
+    ceilings = run.document.ceilings
+    assert ceilings.compute["bfloat16"].per_s == pytest.approx(700e12, rel=0.01)
+    assert ceilings.full_clock["bfloat16"] == pytest.approx(780e12, rel=0.01)
+    assert [line.label for line in roof_lines(run) if line.label.startswith("until")] == [
+        "until the power limit: 778 TFLOP/s bfloat16"
+    ]
     assert cells["prefill", 4, 512].kernel_s > 0
     fusing = [item for item in evidence["prefill", 16, 512].levers if item.change.startswith("fusing")]
     assert [item.saves_s < 40e-3 for item in fusing] == [True]
