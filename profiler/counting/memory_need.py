@@ -102,9 +102,9 @@ def memory_need(
     """Return what a cell needs: its weights, its cache at full length, and the workspace of its `prefill`.
 
     All sequences are prefilled in one step, unless there are more `sequences` than the prefill has. The peak is in its
-    matrix products, its attention or its logits, or in the last decode step: its attention, or the cache of a layer. A
-    dynamic cache writes a layer's new cache before it frees the old one, and a quantised one converts a layer. `prefill`
-    and `new_tokens` have integers, or int64 arrays that broadcast.
+    matrix products, its attention or its logits, or in the last decode step: its attention, or a layer's cache. A
+    dynamic cache writes a layer's new cache before it frees the old one, and a quantised one converts a layer.
+    `prefill` and `new_tokens` have integers, or int64 arrays that broadcast.
     """
     tokens, query = prefill.tokens, prefill.query
     sequences = prefill.batch if sequences is None else sequences

@@ -33,7 +33,7 @@ class Cell:
 
     @property
     def prefilled(self) -> int:
-        """Tokens of the prefill before the decode. Without a prompt it is one; random keys and values fill the cache."""
+        """Tokens of the prefill before the decode; without a prompt one, and random keys and values fill the cache."""
         return self.prompt_len or 1
 
     @property

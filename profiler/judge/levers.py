@@ -172,15 +172,16 @@ def _with_line(lever: Lever, setting: Setting) -> Lever:
 
 
 def best_lever(cell: JudgedCell, setting: Setting) -> Lever | None:
-    """Return the change to advise for a cell: the tried one that saves most, or else the one of the highest middle.
+    """Return the change to advise for a cell: the run one that saves most, or else the one of the highest middle.
 
-    A tried change is advised only if it saves a twentieth of the step. An 8-bit KV cache that was not tried is not
-    advised: bytes promise a saving there, and the measurements that its reason cites found a loss.
+    A change that was run, tried or as an engine, is advised only if it saves a twentieth of the step. An 8-bit KV cache
+    that was not tried is not advised: bytes promise a saving there, and the measurements that its reason cites found a
+    loss.
     """
-    ranked = [item for item in levers(cell, setting) if item.basis == "tried" or item.change != EIGHT_BIT_CACHE]
+    ranked = [item for item in levers(cell, setting) if item.basis != "computed" or item.change != EIGHT_BIT_CACHE]
     least_s = WORTH * cell.split.latency_s
-    tried = [item for item in ranked if item.basis == "tried" and item.saves_s >= least_s]
-    return next(iter([*tried, *sorted(ranked, key=lambda item: -item.middle_s)]), None)
+    run = [item for item in ranked if item.basis != "computed" and item.saves_s >= least_s]
+    return next(iter([*run, *sorted(ranked, key=lambda item: -item.middle_s)]), None)
 
 
 def next_tried(cell: JudgedCell, setting: Setting, best: Lever) -> Lever | None:
