@@ -102,7 +102,7 @@ def sweep(
 ) -> Iterator[Visit | Gap]:
     """Visit the cells; yield each visit, and each cell that has no number, as it ends.
 
-    The most informative visits come first: the corners of the grid, twice; first the cheapest and the one opposite. Then
+    The most informative visits come first: the corners of the grid, twice; first the cheapest and its opposite. Then
     each other cell is visited once, next the one furthest from all visited cells, since its forecast is least certain.
     Second visits follow, which show how much visits differ, and then further ones where the interval is still wide, in
     shuffled rounds (seeded). The engines of a cell are visited one right after the other, every second time in reverse.
