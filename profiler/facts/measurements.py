@@ -69,6 +69,9 @@ class Activity(Fact, kind="activity"):
     longest: tuple[KernelTime, ...] = ()
     """The kernels with the most time, the longest first; empty in a run that did not record them."""
 
+    def merge_into(self, merged: MergedFacts) -> None:
+        merged.activity[self.key] = self
+
     @property
     def busy_share(self) -> float:
         """Share of the time from the first to the last kernel in which one ran."""

@@ -33,6 +33,8 @@ _KERNELS = 5
 """Kernels of a step that are named, those with the most time."""
 _APPLYING = {"elementwise_kernel", "unrolled_elementwise_kernel", "vectorized_elementwise_kernel", "reduce_kernel"}
 """Kernels of torch that apply a function, which says what they do."""
+_APPLIED = re.compile(r"\b(?!gpu_kernel)(\w*Functor(?:_\w+)?|\w+Ops|\w+_kernel(?:_impl)?(?:_cuda)?)(?=[<(])")
+"""A functor, or a function whose lambda is applied; a functor's own functor is the last."""
 
 
 @dataclass(frozen=True)
@@ -72,13 +74,13 @@ def activity(key: CellKey, intervals: Sequence[Interval]) -> Activity:
 def kernel_name(name: str) -> str:
     """Return a kernel's name without its namespaces and arguments.
 
-    torch's elementwise kernels and reductions are called by the function that they apply, such as
-    `direct_copy_kernel_cuda`.
+    torch's elementwise kernels and reductions are called by what they apply, such as `direct_copy_kernel_cuda`,
+    `MulFunctor` or `MeanOps`.
     """
     outer = re.split(r"[<(]", name.removeprefix("void ").replace("(anonymous namespace)::", ""), maxsplit=1)[0]
     last = outer.rsplit("::", 1)[-1].strip()
-    applied = re.search(r"\w+(?:_kernel_cuda|_kernel_impl_cuda|Functor|Ops)\b", name) if last in _APPLYING else None
-    return applied[0] if applied else last
+    applied = _APPLIED.findall(name) if last in _APPLYING else []
+    return applied[-1] if applied else last
 
 
 def trace_cell(subject: Subject, cell: Cell, folder: Path | None) -> list[Activity]:

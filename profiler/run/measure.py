@@ -188,7 +188,10 @@ def _repeat_parts(session: Session, measured: list[Cell]) -> None:
     cells = [cell for cell in cells_of_disturbed_parts(facts) if cell in measured]
     disturbed = [*cells, *(cell for cell in cells_of_disturbed_dispatch(facts) if cell in measured)]
     if disturbed:
-        _measure_dispatch(session, {cell.batch_size for cell in disturbed}, {cell.engine for cell in disturbed})
+        sizes, engines = {cell.batch_size for cell in disturbed}, {cell.engine for cell in disturbed}
+        if session.subject.machine.captures:  # one measurement serves all sizes, and forecasts compare them
+            sizes |= {batch for engine, _, batch in session.ledger.gathered.dispatch if engine in engines}
+        _measure_dispatch(session, sizes, engines)
     if cells:
         session.ledger.extend(_replayed(session, cells, _REPEAT_SHARE))
 
