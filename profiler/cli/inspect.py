@@ -46,6 +46,7 @@ def ceilings(on: OnDevice, measured: Measured, output: Output) -> None:
     from profiler.device.device import resolve_device
     from profiler.device.machine import machine_for
     from profiler.gpu_profile.measure import profiled_dtypes, write_profile
+    from profiler.judge.warnings import health_warnings
     from profiler.loading.meta_model import quiet_libraries
     from profiler.report.device import ceilings_document
     from profiler.roofs.gemm import measurable_dtypes
@@ -53,7 +54,7 @@ def ceilings(on: OnDevice, measured: Measured, output: Output) -> None:
     from profiler.roofs.links import measure_links
     from profiler.roofs.measure import measure
     from profiler.roofs.sampler import attempt
-    from profiler.run.warnings import busy_words, device_warnings, health_warnings, missing_roofs, roof_warnings
+    from profiler.run.warnings import busy_words, device_warnings, missing_roofs, roof_warnings
 
     names = profiled_dtypes(measured.out_dtypes, measured.out) if measured.out else []
     machine, foreign = machine_for(resolve_device(on.device)), ForeignLoad()
@@ -72,7 +73,7 @@ def ceilings(on: OnDevice, measured: Measured, output: Output) -> None:
     warnings = [
         *busy_words(info.host_threads, foreign),
         *device_warnings(info),
-        *health_warnings(info, roofs),
+        *health_warnings(info.datasheet, roofs),
         *missing_roofs(roofs),
         *roof_warnings(roofs),
         *profile_warnings,

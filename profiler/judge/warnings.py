@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
+from profiler.data.datasheets import Datasheet, gpus
 from profiler.facts.dispatch import Dispatch
 from profiler.facts.roofs import Ceilings, RoofsRemeasured
 from profiler.facts.run_facts import Facts
@@ -23,6 +24,7 @@ from profiler.units import duration, percent, scaled, several
 
 # Two clocks around the same loop must agree this well.
 _CLOCKS_AGREE = 0.02
+_HEALTHY_SHARE = 0.9
 
 
 def run_warnings(facts: Facts, judged: Sequence[JudgedCell]) -> list[str]:
@@ -30,6 +32,7 @@ def run_warnings(facts: Facts, judged: Sequence[JudgedCell]) -> list[str]:
     return [
         *complaints(facts.readings, of_cores=not busy_sentences(facts)),
         *swing_words(facts),
+        *health_warnings(next((gpu for gpu in gpus() if gpu.gpu == facts.device.datasheet), None), facts.ceilings),
         *_weight_read(facts.ceilings),
         *_moved(facts.ceilings, facts.roofs_again),
         *_unsteady(judged),
@@ -53,6 +56,23 @@ def _straggling(facts: Facts, judged: Sequence[JudgedCell]) -> list[str]:
     return [
         f"rank {rank} is the slowest: its own share of a step takes {percent(share)} longer than the fastest rank's,"
         " and all others wait for it; look what else runs on its device."
+    ]
+
+
+def health_warnings(sheet: Datasheet | None, ceilings: Ceilings) -> list[str]:
+    """Warnings about a GPU whose settled rates are clearly below those of a healthy one of its kind."""
+    if sheet is None:
+        return []
+    dtype = sheet.sustained_dtype
+    checks = (
+        (f"{dtype} products", ceilings.compute.get(dtype), sheet.sustained_flops_per_s, "FLOP/s"),
+        ("copies", ceilings.memory.get("copy"), sheet.sustained_copy_bytes_per_s, "B/s"),
+    )
+    return [
+        f"this {sheet.gpu} sustains {scaled(roof.per_s, unit)} in {what}; a healthy one {scaled(healthy, unit)} at"
+        f" {sheet.tdp_w:g} W: look at its power limit, its temperature and other processes."
+        for what, roof, healthy, unit in checks
+        if roof is not None and healthy is not None and roof.per_s < _HEALTHY_SHARE * healthy
     ]
 
 

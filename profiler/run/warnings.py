@@ -50,7 +50,6 @@ def model_warnings(subject: Subject, ceilings: Ceilings) -> list[str]:
                 f"{dtype} is emulated on this CPU: its products reach {percent(own / full)} of float32's"
                 f" {scaled(full, 'FLOP/s')}; --dtype float32 may be faster."
             )
-    warnings += health_warnings(info, ceilings)
     quant = subject.request.quant
     weights = [op.weight for op in work.of_kind(Linear)]
     linears = [weight for weight in weights if weight.dense_from_rows == 1 and not weight.fused_rows]
@@ -129,26 +128,7 @@ def roof_warnings(ceilings: Ceilings) -> list[str]:
     return warnings
 
 
-def health_warnings(info: Device, ceilings: Ceilings) -> list[str]:
-    """Return warnings about a GPU whose settled rates are clearly below those of a healthy one of its kind."""
-    sheet = info.datasheet
-    if sheet is None:
-        return []
-    dtype = sheet.sustained_dtype
-    checks = (
-        (f"{dtype} products", ceilings.compute.get(dtype), sheet.sustained_flops_per_s, "FLOP/s"),
-        ("copies", ceilings.memory.get("copy"), sheet.sustained_copy_bytes_per_s, "B/s"),
-    )
-    return [
-        f"this {sheet.gpu} sustains {scaled(roof.per_s, unit)} in {what}; a healthy one {scaled(healthy, unit)} at"
-        f" {sheet.tdp_w:g} W: look at its power limit, its temperature and other processes."
-        for what, roof, healthy, unit in checks
-        if roof is not None and healthy is not None and roof.per_s < _HEALTHY_SHARE * healthy
-    ]
-
-
 # A dtype whose matrix products reach less than this share of float32's is not worth using.
 _SLOW_DTYPE_SHARE = 0.9
-_HEALTHY_SHARE = 0.9
 # The system's own work on an idle machine, in cores.
 _BUSY_CORES = 0.25

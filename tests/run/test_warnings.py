@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,8 @@ from profiler.data.datasheets import gpus
 from profiler.device.contention import ForeignLoad
 from profiler.device.device import Device
 from profiler.facts.roofs import Ceilings, Roof
-from profiler.run.warnings import busy_words, device_warnings, health_warnings
+from profiler.judge.warnings import health_warnings
+from profiler.run.warnings import busy_words, device_warnings
 
 SHEETS = {gpu.gpu: gpu for gpu in gpus()}
 
@@ -88,13 +89,13 @@ def test_a_healthy_card_is_not_warned_of_and_a_slow_one_is(
 ) -> None:
     """The rates were measured on real cards of these kinds, over seconds: none is the burst of its first products."""
     info = card(name)
-    assert health_warnings(info, reaching(dtype, flops_per_s, copy_bytes_per_s)) == []
-    [slow] = health_warnings(info, reaching(dtype, 0.7 * flops_per_s, copy_bytes_per_s))
+    assert health_warnings(info.datasheet, reaching(dtype, flops_per_s, copy_bytes_per_s)) == []
+    [slow] = health_warnings(info.datasheet, reaching(dtype, 0.7 * flops_per_s, copy_bytes_per_s))
     assert f"this {name} sustains" in slow
     assert f"{dtype} products" in slow
-    [slow] = health_warnings(info, reaching(dtype, flops_per_s, 0.7 * copy_bytes_per_s))
+    [slow] = health_warnings(info.datasheet, reaching(dtype, flops_per_s, 0.7 * copy_bytes_per_s))
     assert "copies" in slow
 
 
 def test_an_unknown_card_is_not_judged() -> None:
-    assert health_warnings(replace(card("T4"), datasheet=None), reaching("float16", 1e12, 1e9)) == []
+    assert health_warnings(None, reaching("float16", 1e12, 1e9)) == []
