@@ -26,8 +26,8 @@ FIGURES = {
     "02_profile_mistral_7b": ["7.22", "14.29", "13.3", "203.1", "4.5", "131072.0", "204.0", "75.2", "24.33", "7.03"],
     # 154 is the first batch above an A100's ridge of 153.
     "03_memory_bound_inference": ["327680", "0.34", "10.74", "1.70", "75.7", "154.0"],
-    "04_rooflines_by_dtype": ["306.0", "60.82", "1214.68", "3.17", "1.64"],
-    "05_attention_vs_ffn": ["1080.00", "206.12", "128256", "1246.6"],
+    "04_rooflines_by_dtype": ["306.0", "24.0", "60.82", "1214.68", "3.17", "1.64"],
+    "05_attention_vs_ffn": ["1080.00", "206.12", "128256", "1246.6", "24.7"],
     "06_what_should_i_rent": ["150.994944", "7.0 ms", "14.5 GB", "70.6 B", "2 x H100 SXM", "cannot tell"],
     "07_why_is_my_script_slow": ["generate 4 x 512 + 8", "91 % of the tokens", "cache-off", "1 call of generate"],
     # 2048 tokens of 4096 elements in 16 bits, 3,350 GB/s over the link, and 24.5 / (1 - 0.33).

@@ -31,8 +31,8 @@ def gemms(run: Run) -> Section | None:
     rows = [row[: len(headings)] for row in gemm_rows(run)]
     groups = [number for number, row in enumerate(rows) if not row[1]]
     caption = (
-        "A step that reads weights loses no time by tiles that it does not fill. Replays are short, so their compute"
-        " roof is that until the power limit."
+        "A step that reads weights loses no time by tiles that it does not fill. A replay is short: it runs before the"
+        " power limit, so it may pass a roof that was measured at it."
     )
     note = "replayed kernels; the smallest and the largest cell of each phase"
     table = text_table(headings, rows, caption=caption if on_gpu else "", groups=groups)
