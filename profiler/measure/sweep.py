@@ -16,6 +16,7 @@ from profiler.effort import STANDARD, Effort
 from profiler.engines.base import Engine
 from profiler.facts.visits import Gap, Visit, phase_medians, phase_samples
 from profiler.grid.cells import PHASES, Cell, CellKey, Grid, Phase
+from profiler.loading.prompts import Prompts
 from profiler.measure.visit import MORE_PREFILLS, VisitContext, visit_safely
 from profiler.stats import (
     CLAIM_VISITS,
@@ -93,7 +94,7 @@ def sweep(
     plan: Plan,
     *,
     machine: Machine,
-    vocab_size: int,
+    prompts: Prompts,
     own_bytes: Mapping[str, int] | None = None,
     fits: Callable[[Cell], str | None] = lambda cell: None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
@@ -122,7 +123,7 @@ def sweep(
         else:
             states[outcome.cell].visits.append(outcome)
     start_s = machine.now_s()
-    context = VisitContext(machine, vocab_size, own_bytes or {}, effort=plan.effort)
+    context = VisitContext(machine, prompts, own_bytes or {}, effort=plan.effort)
     bounded = first = context
     if not plan.whole:
         bounded = replace(context, deadline_s=start_s + plan.budget_s + plan.late_s)

@@ -23,10 +23,10 @@ from profiler.facts.scheduler import SchedulerIterations
 from profiler.facts.telemetry import HardwareCounters
 from profiler.facts.visits import Gap, Visit
 from profiler.grid.cells import Cell
+from profiler.loading.prompts import Prompts
 from profiler.stats import LEAST_SAMPLES
 from profiler.units import scaled
 
-_SEED = 0
 _STEADY = 0.05
 _MOST_WARM_UPS = 4
 _WARM_UP_STEPS = 8
@@ -39,7 +39,7 @@ _REQUESTED = re.compile(r"tried to allocate ([0-9.]+) (bytes|kib|mib|gib)")
 _UNITS = {"bytes": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 
 
-def warm_up(engine: Engine, cell: Cell, machine: Machine, *, vocab_size: int, budget_s: float) -> None:
+def warm_up(engine: Engine, cell: Cell, machine: Machine, *, prompts: Prompts, budget_s: float) -> None:
     """Run a small cell until its steps are stationary: three loops in a row within 5 %, or `budget_s`.
 
     It has the shape that is timed, since another number of slots would be compiled and captured for nothing. An error
@@ -47,7 +47,7 @@ def warm_up(engine: Engine, cell: Cell, machine: Machine, *, vocab_size: int, bu
     """
     deadline_s = machine.now_s() + budget_s
     recent: list[float] = []
-    context, steps = VisitContext(machine, vocab_size), 1
+    context, steps = VisitContext(machine, prompts), 1
     with tolerate_errors(), torch.inference_mode(), no_gc():
         engine.prepare(cell.batch_size, cell.slots)
         while machine.now_s() < deadline_s:
@@ -65,7 +65,7 @@ class VisitContext:
     """What every visit is measured with."""
 
     machine: Machine
-    vocab_size: int
+    prompts: Prompts
     own_bytes: Mapping[str, int] = field(default_factory=dict)
     """Bytes held besides what an engine needs, by engine: the profiler's own, and other engines' models."""
     visited: set[Cell] = field(default_factory=set)
@@ -205,7 +205,7 @@ def run_loop(engine: Engine, cell: Cell, context: VisitContext, *, steps: int | 
     decode_steps = cell.decode_steps if steps is None else steps
     if engine.whole_calls:
         return _run_whole(engine, cell, context, steps=decode_steps)
-    prompts = seeded_prompts(cell, context.vocab_size) if cell.prompt_len else None
+    prompts = context.prompts.of(cell) if cell.prompt_len else None
     engine.announce(cell, decode_steps)
     clock.synchronize()
     faults_before = page_faults()
@@ -263,7 +263,7 @@ def follow(
 def _run_whole(engine: Engine, cell: Cell, context: VisitContext, *, steps: int) -> _Loop:
     """One prefill and its decode steps, for an engine that runs both in one call."""
     machine, clock = context.machine, context.machine.clock
-    prompts = seeded_prompts(cell, context.vocab_size)
+    prompts = context.prompts.of(cell)
     marks: list[Any] = []
     token_readings: list[tuple[float, int]] = []
 
@@ -304,7 +304,7 @@ def _prefills(engine: Engine, cell: Cell, context: VisitContext) -> Iterator[flo
     if not cell.prompt_len:
         return
     clock = context.machine.clock
-    ids = seeded_prompts(cell, context.vocab_size).to(context.machine.device)
+    ids = context.prompts.of(cell).to(context.machine.device)
     while True:
         engine.announce(cell, None)
         clock.synchronize()
@@ -333,9 +333,3 @@ def _warm_prefill(prefills: Iterator[float], most_s: float) -> list[float]:
         if is_steady or len(times) == _MOST_WARM_UPS or sum(times) > most_s:
             break
     return times
-
-
-def seeded_prompts(cell: Cell, vocab_size: int) -> torch.Tensor:
-    """Return random token ids [batch, prompt], the same for the same cell: of exact length, without a tokenizer."""
-    generator = torch.Generator().manual_seed(_SEED + 1_000_003 * cell.batch_size + cell.prompt_len)
-    return torch.randint(0, vocab_size, (cell.batch_size, cell.prompt_len), generator=generator)

@@ -39,6 +39,8 @@ class GridRecord:
     new_tokens: int
     ragged: Ragged | None = None
     """Unequal prompt lengths, in queue order; `prompt_lens` then lists the longest of each batch."""
+    prompts: str | None = None
+    """The file of real prompts, without its folder; null if tokens were random. Its text is not stored."""
 
 
 @dataclass(frozen=True)
