@@ -20,9 +20,10 @@ def load_tokenizer(source: ModelSource, flag: str, *, trust_remote_code: bool) -
         with quiet_libraries():
             tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=trust_remote_code, **extra)
     except Exception as error:
-        raise RequestError(
-            f"{flag} needs the tokenizer of {source.name}, which cannot be loaded ({first_line(error)}); {advice}."
-        ) from error
+        reason = first_line(error)
+        # The lines after this one list the files that it looked for.
+        why = "" if reason.startswith("Couldn't instantiate") else f" ({reason})"
+        raise RequestError(f"{flag} needs a tokenizer, and none of {source.name} loads{why}; {advice}.") from error
     # For a folder without its files, transformers 5 makes a tokenizer that knows special tokens only.
     if set(tokenizer.get_vocab().values()) <= set(tokenizer.all_special_ids):
         raise RequestError(f"{flag} needs a tokenizer, and {source.name} has none; {advice}.")

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from profiler.data.links import Link
 from profiler.judge.padding import RaggedStep
-from profiler.report.blocks import HTML, Lines, Picture, Section
+from profiler.report.blocks import HTML, Lines, Picture, Section, text_table
 from profiler.report.forecast import answer_sentences, forecast_table
+from profiler.report.selection import evenly
 from profiler.stats import CLAIM_VISITS
 from profiler.store.folder import Run
 from profiler.store.forecasts import read_forecast
@@ -61,6 +62,28 @@ def _waiting(step: RaggedStep) -> str:
     return (
         f"sequences that have ended wait {percent(step.waiting)} of the time, {duration(step.waiting_s)} of each step"
     )
+
+
+_MOST_EXPERT_ROWS = 8
+
+
+def experts(run: Run) -> Section | None:
+    """The experts that real prompts use, next to the number on which the counts and roofs rest."""
+    steps = evenly(run.document.experts_touched, _MOST_EXPERT_ROWS)
+    rows = [
+        [
+            step.key.name,
+            f"{step.touched:.1f}",
+            f"{step.expected:.1f}",
+            str(step.experts),
+            percent(step.touched / step.expected),
+        ]
+        for step in steps
+    ]
+    caption = "distinct experts of a layer in one step; expected: by the counts, if each were chosen equally often"
+    table = text_table(("step", "used", "expected", "of", "used / expected"), rows, caption=caption)
+    note = f"measured with the prompts of {run.document.grid.prompts}; the bytes of experts follow the expected number"
+    return Section("Experts that the prompts use", [table], note) if rows else None
 
 
 def ranks(run: Run) -> Section | None:
