@@ -186,6 +186,7 @@ def time_cells(session: Session, visits: Sweep) -> None:
         whole,
         floors_s=floors_s(session),
         late_s=late_s,
+        tail_s=effort.STANDARD.tail_share * budget.total_s,
         effort=effort.STANDARD,
         ascending=session.prepared.ascending,
     )

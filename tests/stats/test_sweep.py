@@ -124,6 +124,21 @@ def test_engines_of_a_cell_are_visited_in_turn() -> None:
         seen[cell] += 1
 
 
+def test_the_cells_of_the_answer_have_twenty_prefills_after_two_visits_if_those_fit() -> None:
+    """With linear interpolation, p95 is below the largest of 20 samples, and not of fewer."""
+    of_answer = {Cell(1, 4, 6), Cell(2, 16, 6)}
+    for tail_s, first_two in ((600.0, 20), (1e-9, 2 * LEAST_SAMPLES)):
+        prefills: dict[Cell, list[int]] = {}
+        for outcome in run(FakeEngine(), tail_s=tail_s):
+            assert isinstance(outcome, Visit)
+            assert len(outcome.ttfts_s) == len(outcome.prefills_s)
+            assert all(ttft_s > 0 for ttft_s in outcome.ttfts_s)
+            prefills.setdefault(outcome.cell, []).append(len(outcome.prefills_s))
+        for cell, counts in prefills.items():
+            assert sum(counts[:2]) == (first_two if cell in of_answer else 2 * LEAST_SAMPLES)
+            assert set(counts[2:]) == {LEAST_SAMPLES}
+
+
 def test_a_second_visit_comes_before_any_third() -> None:
     """An interrupted sweep begins with cells without a visit, and continues with cells that have one."""
     earlier = [outcome for outcome in run(FakeEngine())[:9] if isinstance(outcome, Visit)]
