@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 from collections.abc import Iterator, Sequence
@@ -37,6 +38,11 @@ class Prompts:
     def lens(self) -> list[int]:
         return [len(prompt) for prompt in self.real]
 
+    @property
+    def digest(self) -> str | None:
+        """A short hash of the real prompts, by which a run is not resumed with others; None for random tokens."""
+        return hashlib.sha256(repr(self.real).encode()).hexdigest()[:12] if self.real else None
+
     def of(self, cell: Cell) -> torch.Tensor:
         """Return the token ids [batch, prompt] of a cell."""
         batch = self.ragged.batch(cell.batch_size) if self.ragged else ()
@@ -48,14 +54,13 @@ class Prompts:
     def rows(self, lens: Sequence[int], width: int, *, pads: bool) -> torch.Tensor:
         """Return token ids [len(lens), width]: prompts of these lengths, padded on the left or else repeated.
 
-        Of real prompts, those of exactly this length; without any, others are cut, or repeated.
+        Of real prompts, first those of exactly this length; others are cut or repeated.
         """
         if not self.real:
             generator = torch.Generator().manual_seed(_SEED + 1_000_003 * len(lens) + width)
             return torch.randint(0, self.vocab_size, (len(lens), width), generator=generator)
         of_length = {
-            length: itertools.cycle([prompt for prompt in self.real if len(prompt) == length] or self.real)
-            for length in set(lens)
+            length: itertools.cycle(sorted(self.real, key=lambda prompt: len(prompt) != length)) for length in set(lens)
         }
         rows = [np.resize(next(of_length[length]), length if pads else width) for length in lens]
         padded = [np.pad(row, (width - len(row), 0), constant_values=self.pad_id) for row in rows]

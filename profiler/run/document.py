@@ -76,7 +76,13 @@ def opening(
             dispatch_s=dispatch_seconds(by_step),
         ),
         grid=GridRecord(
-            grid.prompt_lens, grid.batch_sizes, grid.context_lens, grid.new_tokens, grid.ragged, prepared.prompts.name
+            prompt_lens=grid.prompt_lens,
+            batch_sizes=grid.batch_sizes,
+            context_lens=grid.context_lens,
+            new_tokens=grid.new_tokens,
+            ragged=grid.ragged,
+            prompts=prepared.prompts.name,
+            prompts_digest=prepared.prompts.digest,
         ),
         engine=EngineRecord(
             names=grid.engines,

@@ -211,7 +211,7 @@ def prepare_resume(folder: Path, options: Options) -> PreparedRun:
     document = read_document(folder)
     if document.finished and not document.missing and all(row.status in _DONE for row in read_results(folder)):
         raise RunError(f"{folder} is finished: nothing is left to resume; `roofscope judge` writes its reports again.")
-    return replace(prepare(replace(_options_of(folder, document, options), out=folder)), resumed=True)
+    return replace(_prepare_again(folder, document, replace(options, out=folder)), resumed=True)
 
 
 def prepare_rerun(folder: Path, options: Options) -> PreparedRun:
@@ -219,7 +219,14 @@ def prepare_rerun(folder: Path, options: Options) -> PreparedRun:
 
     Raises RunError for a folder that cannot be read, and whatever `prepare` raises.
     """
-    return prepare(_options_of(folder, read_document(folder), options))
+    return _prepare_again(folder, read_document(folder), options)
+
+
+def _prepare_again(folder: Path, document: RunDocument, options: Options) -> PreparedRun:
+    prepared = prepare(_options_of(folder, document, options))
+    if prepared.prompts.digest != document.grid.prompts_digest:
+        raise RunError(f"{folder} ran other prompts than {prepared.prompts.name} has now; start a new run with them.")
+    return prepared
 
 
 def _options_of(folder: Path, document: RunDocument, options: Options) -> Options:

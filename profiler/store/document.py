@@ -41,6 +41,8 @@ class GridRecord:
     """Unequal prompt lengths, in queue order; `prompt_lens` then lists the longest of each batch."""
     prompts: str | None = None
     """The file of real prompts, without its folder; null if tokens were random. Its text is not stored."""
+    prompts_digest: str | None = None
+    """A short hash of their tokens."""
 
 
 @dataclass(frozen=True)

@@ -139,3 +139,6 @@ def test_a_run_keeps_the_name_of_the_file_and_nothing_of_its_text(
         prepare_resume(tmp_path / "run", Options(model=str(one_expert), device="cpu"))
     again = prepare_resume(tmp_path / "run", Options(model=str(one_expert), device="cpu", prompts=asked))
     assert again.prompts.real == ((1, 2, 3, 1), (3, 2, 1, 11))
+    _file(tmp_path, "w1 w2 w3 w1", "w3 w2 w1 w12")
+    with pytest.raises(RunError, match=r"ran other prompts than asked\.txt has now"):
+        prepare_resume(tmp_path / "run", Options(model=str(one_expert), device="cpu", prompts=asked))
