@@ -65,6 +65,8 @@ def _waiting(step: RaggedStep) -> str:
 
 
 _MOST_EXPERT_ROWS = 8
+_FEWER_EXPERTS = 0.9
+"""Below this share of the expected experts, the counted bytes of weights are clearly too high."""
 
 
 def experts(run: Run) -> Section | None:
@@ -81,9 +83,15 @@ def experts(run: Run) -> Section | None:
         for step in steps
     ]
     caption = "distinct experts of a layer in one step; expected: by the counts, if each were chosen equally often"
-    table = text_table(("step", "used", "expected", "of", "used / expected"), rows, caption=caption)
-    note = f"measured with the prompts of {run.document.grid.prompts}; the bytes of experts follow the expected number"
-    return Section("Experts that the prompts use", [table], note) if rows else None
+    table = text_table(("step", "experts used", "expected", "of", "used / expected"), rows, caption=caption)
+    if not rows:
+        return None
+    fewest = min(run.document.experts_touched, key=lambda step: step.touched / step.expected)
+    share = fewest.touched / fewest.expected
+    too_high = f"{fewest.key.name} uses {percent(share)} of them: its counted bytes, floor and roof share are too high"
+    lines = [Lines([too_high], "paragraph")] if share < _FEWER_EXPERTS else []
+    note = f"measured with the prompts of {run.document.grid.prompts}"
+    return Section("Experts that the prompts use", [table, *lines], note)
 
 
 def ranks(run: Run) -> Section | None:

@@ -30,7 +30,8 @@ class Options:
     )
     prompts: Path | str | None = option(
         None,
-        "File of real prompts, as text or JSON lines; their lengths replace --prompt-lens, which else cuts them.",
+        "File of real prompts: a text per line, or JSON lines with prompt or messages. Their lengths are the grid;"
+        " --prompt-lens cuts them to others.",
         metavar="FILE",
     )
     context_lens: str | Sequence[int] = option("", "Decode with this many tokens in the KV cache, without a prefill.")
