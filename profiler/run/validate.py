@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -288,7 +289,7 @@ def repeating(request: ModelRequest, grid: Grid, options: Options) -> str:
     prompts = f"{RAGGED}{grid.ragged.name}" if grid.ragged else ",".join(map(str, grid.prompt_lens))
     values = {
         "--prompt-lens": "" if grid.ragged and grid.ragged.name == file else prompts,
-        "--prompts": file,
+        "--prompts": shlex.quote(file) if file else "",
         "--context-lens": ",".join(map(str, grid.context_lens)),
     }
     for option, lens in values.items():
