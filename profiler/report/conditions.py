@@ -84,8 +84,11 @@ def experts(run: Run) -> Section | None:
     ]
     caption = "distinct experts of a layer in one step; expected: by the counts, if each were chosen equally often"
     table = text_table(("step", "experts used", "expected", "of", "used / expected"), rows, caption=caption)
-    if not rows:
+    if not run.document.grid.prompts or not (rows or run.model.experts):
         return None
+    if not rows:
+        hidden = "The experts that the prompts use are not known: the code does not show what the router chose."
+        return Section("Experts that the prompts use", [Lines([hidden], "paragraph")])
     fewest = min(run.document.experts_touched, key=lambda step: step.touched / step.expected)
     share = fewest.touched / fewest.expected
     too_high = f"{fewest.key.name} uses {percent(share)} of them: its counted bytes, floor and roof share are too high"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,9 @@ def test_a_run_keeps_the_name_of_the_file_and_nothing_of_its_text(
     assert section is not None
     assert isinstance(table := section.blocks[0], TextTable)
     assert list(table.rows[0])[:4] == ["prefill 1 x 4", "3.0", "3.3", "8"]  # 8 (1 - (7/8)^4) = 3.31
+    hidden = experts(replace(run, document=replace(run.document, experts_touched=())))
+    assert hidden is not None
+    assert "are not known" in str(hidden.blocks[0])
     text = "".join(file.read_text() for file in sorted((tmp_path / "run").iterdir()) if file.suffix != ".png")
     assert "w3" not in text
     assert str(tmp_path) not in json.loads((tmp_path / "run" / "run.json").read_text())["command"]
