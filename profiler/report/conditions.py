@@ -91,7 +91,8 @@ def experts(run: Run) -> Section | None:
         return Section("Experts that the prompts use", [Lines([hidden], "paragraph")])
     fewest = min(run.document.experts_touched, key=lambda step: step.touched / step.expected)
     share = fewest.touched / fewest.expected
-    too_high = f"{fewest.key.name} uses {percent(share)} of them: its counted bytes, floor and roof share are too high"
+    of_expected = f"{fewest.key.name} uses {percent(share)} of the expected experts"
+    too_high = f"{of_expected}: its counted bytes, floor and roof share are too high"
     lines = [Lines([too_high], "paragraph")] if share < _FEWER_EXPERTS else []
     note = f"measured with the prompts of {run.document.grid.prompts}"
     return Section("Experts that the prompts use", [table, *lines], note)
