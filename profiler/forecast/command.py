@@ -26,7 +26,7 @@ from profiler.forecast.options import ForecastOptions
 from profiler.gpu_profile.kernels import fitted_on, held_out_kernels
 from profiler.gpu_profile.profile import GpuProfile, read_profile
 from profiler.grid.cells import PHASES, CellKey, Grid, Phase
-from profiler.grid.ranges import check_positions, make_grid
+from profiler.grid.ranges import check_positions, check_prefix, make_grid
 from profiler.judge.cells import trial_results
 from profiler.loading.config import config_from, load_config
 from profiler.loading.device_map import planned_weight_bytes
@@ -142,6 +142,11 @@ def forecast_from_facts(basis: RunFacts, request: ForecastRequest, kernels: Kern
     Raises RequestError for more tokens than the model has positions, or for a variant that the run did not try.
     """
     folder, document = basis.run.folder, basis.run.document
+    if request.prefix:
+        raise RequestError(
+            f"--prefix {request.prefix}: {folder} measured no prefill after a cached prefix; forecast the model --on a"
+            " GPU or a profile of it."
+        )
     facts, trained = basis.facts, basis.trained
     forecast = _forecast(basis, request, kernels)
     forms = _forms(basis, request)
@@ -267,9 +272,13 @@ def forecast_on(model: str, on: str, request: ForecastRequest) -> Answer:
         request.context_lens,
     )
     check_positions(counted.max_positions, grid.longest_context, SHORTER)
-    unmeasured, steps = UnmeasuredModel(source.name, quant, counted), StepArrays.of(grid.keys)
+    if request.prefix:
+        check_prefix(request.prefix, min((*grid.prompt_lens, *grid.context_lens)))
+    kind = _engine_kind(request.engine) if profile is None else "eager"
+    unmeasured = UnmeasuredModel(source.name, quant, counted)
+    steps = StepArrays.of(grid.keys, request.prefix, is_shared=kind != "eager")
     if profile is None:
-        return in_range(unmeasured, gpu_called(on), steps, request.link, _engine_kind(request.engine))
+        return in_range(unmeasured, gpu_called(on), steps, request.link, kind)
     if counted.dtype not in profile.dtypes:
         raise RequestError(f"{on} was profiled in {', '.join(profile.dtypes)} only; use one of these as --dtype.")
     if quant != "none" and not any(point.format == quant for point in profile.products):

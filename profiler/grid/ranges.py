@@ -123,6 +123,15 @@ def _expand(match: re.Match[str], part: str, option: str) -> list[int]:
     return values
 
 
+def check_prefix(prefix: int, shortest: int) -> None:
+    """Raise RequestError for a prefix that is not shorter than the `shortest` prompt or cache of a decode step."""
+    if not 0 <= prefix < shortest:
+        raise RequestError(
+            f"--prefix {prefix} is not possible: it is a part of every prompt, and the shortest has {shortest} tokens;"
+            f" use 0 to {shortest - 1}, or longer prompts."
+        )
+
+
 def check_positions(limit: int | None, longest: int, shorter: str) -> None:
     """Raise RequestError if a sequence of `longest` tokens exceeds the model's `limit` (None: no limit).
 

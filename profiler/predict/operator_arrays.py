@@ -33,18 +33,27 @@ class StepArrays:
     prompt_len: Array
     """int64[n]; 0 if the cache was filled directly."""
     context: Array
-    """int64[n]: cached tokens at the step, 0 in a prefill."""
+    """int64[n]: cached tokens at the step; in a prefill, those of its prefix."""
     new_tokens: Array
+    prefix: Array
+    """int64[n]: the first tokens of every prompt, which are cached before it."""
+    shared: Array
+    """int64[n]: as many, if one copy of them serves all sequences; 0 if each has its own, as in transformers."""
 
     @classmethod
-    def of(cls, keys: Sequence[CellKey]) -> StepArrays:
-        """The steps of these keys, in their order."""
+    def of(cls, keys: Sequence[CellKey], prefix: int = 0, *, is_shared: bool = False) -> StepArrays:
+        """The steps of these keys, in their order, after a cached prefix."""
+        prefixes = np.full(len(keys), prefix)
+        is_prefill = np.array([key.phase == "prefill" for key in keys], dtype=bool)
+        context = np.array([key.context_len for key in keys], dtype=np.int64)
         return cls(
-            np.array([key.phase == "prefill" for key in keys], dtype=bool),
+            is_prefill,
             np.array([key.cell.batch_size for key in keys], dtype=np.int64),
             np.array([key.cell.prompt_len for key in keys], dtype=np.int64),
-            np.array([key.context_len for key in keys], dtype=np.int64),
+            np.where(is_prefill, prefixes, context),
             np.array([key.cell.new_tokens for key in keys], dtype=np.int64),
+            prefixes,
+            prefixes * is_shared,
         )
 
     def phase(self, index: int) -> Phase:
@@ -54,7 +63,7 @@ class StepArrays:
     @property
     def query(self) -> Array:
         """New tokens per sequence and step."""
-        return np.where(self.prefill, self.prompt_len, 1)
+        return np.where(self.prefill, self.prompt_len - self.prefix, 1)
 
     @property
     def tokens(self) -> Array:
@@ -211,7 +220,8 @@ def operator_arrays(
 def need_of_cells(work: ModelWork, steps: StepArrays, path: ExecutionPath, weight_bytes: int) -> MemoryNeed:
     """What the cell of each step needs of a device's memory [n]; `path` is that of its prefill."""
     depth = np.where(steps.prompt_len > 0, steps.prompt_len, steps.context - steps.new_tokens // 2)
-    return memory_need(work, weight_bytes, Step(steps.batch, np.maximum(1, depth), 0), steps.new_tokens, path)
+    prefill = Step(steps.batch, np.maximum(1, depth - steps.prefix), steps.prefix, steps.shared)
+    return memory_need(work, weight_bytes, prefill, steps.new_tokens, path)
 
 
 def _collective_s(work: ModelWork, parts: list[tuple[Array, Step, ExecutionPath]], link: Link, count: int) -> Array:
@@ -228,7 +238,7 @@ def _step(steps: StepArrays, path: ExecutionPath) -> tuple[Step, ExecutionPath]:
         path = replace(path, static_cache_len=filled + steps.new_tokens)
     if path.cache_format is not None:
         path = replace(path, residual_tokens=path.cache_format.residual(np.maximum(steps.context - filled, 0)))
-    return Step(steps.batch, steps.query, steps.context), path
+    return Step(steps.batch, steps.query, steps.context, steps.shared), path
 
 
 def _column(

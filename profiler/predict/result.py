@@ -29,7 +29,7 @@ class StepShape:
     prompt_len: int
     """Prompt tokens per sequence."""
     context_len: int
-    """Cached tokens before the step; 0 for a prefill."""
+    """Cached tokens before the step; for a prefill, those of `--prefix`."""
 
     @property
     def depth(self) -> int:
