@@ -59,7 +59,7 @@ class Step:
     @classmethod
     def of(cls, key: CellKey) -> Step:
         """Return the step that a cell's time describes."""
-        return cls(key.cell.batch_size, key.query_tokens, key.context_len)
+        return cls(key.cell.batch_size, key.query_tokens, key.context_len, key.cell.prefix)
 
     @property
     def tokens(self) -> Count:

@@ -26,7 +26,7 @@ from profiler.forecast.options import ForecastOptions
 from profiler.gpu_profile.kernels import fitted_on, held_out_kernels
 from profiler.gpu_profile.profile import GpuProfile, read_profile
 from profiler.grid.cells import PHASES, CellKey, Grid, Phase
-from profiler.grid.ranges import check_positions, check_prefix, make_grid
+from profiler.grid.ranges import check_positions, make_grid
 from profiler.judge.cells import trial_results
 from profiler.loading.config import config_from, load_config
 from profiler.loading.device_map import planned_weight_bytes
@@ -270,13 +270,12 @@ def forecast_on(model: str, on: str, request: ForecastRequest) -> Answer:
         request.batch_sizes or "1,2,4,8",
         request.new_tokens or 32,
         request.context_lens,
+        prefix=request.prefix,
     )
     check_positions(counted.max_positions, grid.longest_context, SHORTER)
-    if request.prefix:
-        check_prefix(request.prefix, min((*grid.prompt_lens, *grid.context_lens)))
     kind = _engine_kind(request.engine) if profile is None else "eager"
     unmeasured = UnmeasuredModel(source.name, quant, counted)
-    steps = StepArrays.of(grid.keys, request.prefix, is_shared=kind != "eager")
+    steps = StepArrays.of(grid.keys, prefix=grid.prefix, is_shared=kind != "eager")
     if profile is None:
         return in_range(unmeasured, gpu_called(on), steps, request.link, kind)
     if counted.dtype not in profile.dtypes:

@@ -30,8 +30,8 @@ TEXT = (
 """Narrative, a date, an explanation, a line of code and two facts; written for this purpose."""
 
 
-def text_ids(request: ModelRequest) -> list[int]:
-    """Return the built-in text in the model's own tokens. Raises RequestError if it has no tokenizer."""
+def text_ids(request: ModelRequest, option: str) -> list[int]:
+    """Return the built-in text in the model's own tokens. Raises RequestError, naming `option`, without a tokenizer."""
     from transformers import AutoTokenizer
 
     where, extra = pretrained_location(request.source)
@@ -40,9 +40,7 @@ def text_ids(request: ModelRequest) -> list[int]:
             tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=request.trust_remote_code, **extra)
             return list(tokenizer(TEXT).input_ids)
     except Exception as error:
-        raise RequestError(
-            f"--check-quality needs the tokenizer of {request.source.name}: {first_line(error)}."
-        ) from error
+        raise RequestError(f"{option} needs the tokenizer of {request.source.name}: {first_line(error)}.") from error
 
 
 def compare_logits(reference: torch.Tensor, quantised: torch.Tensor) -> Quality:

@@ -102,7 +102,8 @@ class Subject:
         return int(self._need(cell).peak_bytes)
 
     def _need(self, cell: Cell) -> MemoryNeed:
-        prefill, path = Step(cell.batch_size, cell.depth, 0), self.paths[cell.engine, "prefill"]
+        prefill = Step(cell.batch_size, cell.depth - cell.prefix, cell.prefix, cell.prefix)
+        path = self.paths[cell.engine, "prefill"]
         return memory_need(self.work, self.model_bytes, prefill, cell.new_tokens, path)
 
     def no_room(self, cell: Cell) -> str | None:

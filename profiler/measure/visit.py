@@ -336,6 +336,11 @@ def _warm_prefill(prefills: Iterator[float], most_s: float) -> list[float]:
 
 
 def seeded_prompts(cell: Cell, vocab_size: int) -> torch.Tensor:
-    """Return random token ids [batch, prompt], the same for the same cell: of exact length, without a tokenizer."""
+    """Return random token ids [batch, prompt], the same for the same cell: of exact length, without a tokenizer.
+
+    They begin with the prefix that all prompts share.
+    """
     generator = torch.Generator().manual_seed(_SEED + 1_000_003 * cell.batch_size + cell.prompt_len)
-    return torch.randint(0, vocab_size, (cell.batch_size, cell.prompt_len), generator=generator)
+    own = torch.randint(0, vocab_size, (cell.batch_size, cell.prompt_len), generator=generator)
+    prefix = torch.randint(0, vocab_size, (1, cell.prefix), generator=generator)
+    return torch.cat([prefix.expand(cell.batch_size, -1), own], dim=1)

@@ -31,7 +31,7 @@ class StepArrays:
     """bool[n]"""
     batch: Array
     prompt_len: Array
-    """int64[n]; 0 if the cache was filled directly."""
+    """int64[n], without the prefix; 0 if the cache was filled directly."""
     context: Array
     """int64[n]: cached tokens at the step; in a prefill, those of its prefix."""
     new_tokens: Array
@@ -41,16 +41,14 @@ class StepArrays:
     """int64[n]: as many, if one copy of them serves all sequences; 0 if each has its own, as in transformers."""
 
     @classmethod
-    def of(cls, keys: Sequence[CellKey], prefix: int = 0, *, is_shared: bool = False) -> StepArrays:
-        """The steps of these keys, in their order, after a cached prefix."""
+    def of(cls, keys: Sequence[CellKey], *, prefix: int = 0, is_shared: bool = False) -> StepArrays:
+        """The steps of these keys, in their order. All of their prompts have a cached prefix, or none has one."""
         prefixes = np.full(len(keys), prefix)
-        is_prefill = np.array([key.phase == "prefill" for key in keys], dtype=bool)
-        context = np.array([key.context_len for key in keys], dtype=np.int64)
         return cls(
-            is_prefill,
+            np.array([key.phase == "prefill" for key in keys], dtype=bool),
             np.array([key.cell.batch_size for key in keys], dtype=np.int64),
             np.array([key.cell.prompt_len for key in keys], dtype=np.int64),
-            np.where(is_prefill, prefixes, context),
+            np.array([key.context_len for key in keys], dtype=np.int64),
             np.array([key.cell.new_tokens for key in keys], dtype=np.int64),
             prefixes,
             prefixes * is_shared,
@@ -63,7 +61,7 @@ class StepArrays:
     @property
     def query(self) -> Array:
         """New tokens per sequence and step."""
-        return np.where(self.prefill, self.prompt_len - self.prefix, 1)
+        return np.where(self.prefill, self.prompt_len, 1)
 
     @property
     def tokens(self) -> Array:
@@ -219,8 +217,8 @@ def operator_arrays(
 
 def need_of_cells(work: ModelWork, steps: StepArrays, path: ExecutionPath, weight_bytes: int) -> MemoryNeed:
     """What the cell of each step needs of a device's memory [n]; `path` is that of its prefill."""
-    depth = np.where(steps.prompt_len > 0, steps.prompt_len, steps.context - steps.new_tokens // 2)
-    prefill = Step(steps.batch, np.maximum(1, depth - steps.prefix), steps.prefix, steps.shared)
+    filled = np.where(steps.prompt_len > 0, steps.prompt_len, steps.context - steps.prefix - steps.new_tokens // 2)
+    prefill = Step(steps.batch, np.maximum(1, filled), steps.prefix, steps.shared)
     return memory_need(work, weight_bytes, prefill, steps.new_tokens, path)
 
 
@@ -233,7 +231,7 @@ def _collective_s(work: ModelWork, parts: list[tuple[Array, Step, ExecutionPath]
 
 def _step(steps: StepArrays, path: ExecutionPath) -> tuple[Step, ExecutionPath]:
     """The steps of one phase in the form that operators count; a cache is as long as each step needs."""
-    filled: Any = np.where(steps.prompt_len > 0, steps.prompt_len, steps.context - steps.new_tokens // 2)
+    filled: Any = np.where(steps.prompt_len > 0, steps.prompt_len + steps.prefix, steps.context - steps.new_tokens // 2)
     if path.cache == "static":
         path = replace(path, static_cache_len=filled + steps.new_tokens)
     if path.cache_format is not None:

@@ -137,7 +137,7 @@ def forecast_cells(
         ForecastCell(
             steps.phase(index),
             int(steps.batch[index]),
-            int(steps.prompt_len[index]),
+            int(steps.prompt_len[index] and steps.prompt_len[index] + steps.prefix[index]),
             int(steps.context[index]),
             float(latency_s[index]),
             float(bounds_s[0][index]),

@@ -144,7 +144,7 @@ def _planned(
         steps = StepArrays(
             prefill=np.full(len(batches), prefill),
             batch=batches,
-            prompt_len=np.full(len(batches), load.prompt_len),
+            prompt_len=np.full(len(batches), load.prompt_len - load.prefix),
             context=np.full(len(batches), load.prefix if prefill else load.prompt_len + load.new_tokens // 2),
             new_tokens=np.full(len(batches), load.new_tokens),
             prefix=np.full(len(batches), load.prefix),

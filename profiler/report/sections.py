@@ -34,6 +34,7 @@ SECTIONS: list[Callable[[Run], Section | None]] = [
     engines.generate,
     conditions.ragged,
     engines.cold,
+    engines.drafting,
     conditions.ranks,
     conditions.forecast,
     cells.doubling,

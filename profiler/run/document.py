@@ -75,7 +75,9 @@ def opening(
             memory_bytes_per_s=ceilings.memory_bytes_per_s if ceilings.memory else None,
             dispatch_s=dispatch_seconds(by_step),
         ),
-        grid=GridRecord(grid.prompt_lens, grid.batch_sizes, grid.context_lens, grid.new_tokens, grid.ragged),
+        grid=GridRecord(
+            grid.prompt_lens, grid.batch_sizes, grid.context_lens, grid.new_tokens, grid.ragged, grid.prefix
+        ),
         engine=EngineRecord(
             names=grid.engines,
             budget_s=prepared.options.budget_s,

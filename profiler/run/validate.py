@@ -27,6 +27,7 @@ from profiler.loading.config import architecture_of, load_config
 from profiler.loading.meta_model import build_on_meta, plan, quiet_libraries
 from profiler.loading.request import DTYPES, ModelRequest, dtype_name, most_positions, resolve_dtype
 from profiler.loading.source import ModelSource, resolve
+from profiler.measure.drafting import Draft, draft_of
 from profiler.measure.quality import text_ids
 from profiler.options import flag_of, listed, one_of
 from profiler.quant.formats import QuantOptions, check_quant
@@ -49,6 +50,8 @@ class PreparedRun:
     """The options as requested; those about the model or the grid are superseded by the fields above."""
     quality_ids: Sequence[int]
     """Tokens on which a quantised model is compared with the unquantised one; empty without that comparison."""
+    draft: Draft | None
+    """The drafts to try; None without any."""
     out: Path
     resumed: bool
     """Whether `out` holds an interrupted run that is to be finished."""
@@ -96,7 +99,12 @@ def prepare(options: Options, compared: bool = False) -> PreparedRun:
     device = resolve_device(options.device)
     config = load_config(source, options.trust_remote_code)
     engines = engines_of_caches(engines, caches, config)
-    grid = make_grid(prompts or (), batches, options.new_tokens, options.context_lens, engines)
+    if options.prefix and not OWNING.keys() >= set(engines):
+        raise RequestError(
+            f"--prefix {options.prefix}: only vLLM has a cache of prefixes; use --engine {', '.join(OWNING)}, or"
+            f" see what it saves with `roofscope count --phase prefill --prefix {options.prefix}`."
+        )
+    grid = make_grid(prompts or (), batches, options.new_tokens, options.context_lens, engines, options.prefix)
     dtype = resolve_dtype(options.dtype, quant, device, config)
     quant_options = QuantOptions(options.double_quant, DTYPES.get(options.compute_dtype))
     check_quant(quant, quant_options, dtype, device)
@@ -146,7 +154,8 @@ def prepare(options: Options, compared: bool = False) -> PreparedRun:
         config=config,
         grid=grid,
         options=options,
-        quality_ids=text_ids(request) if checks_quality else (),
+        quality_ids=text_ids(request, "--check-quality") if checks_quality else (),
+        draft=draft_of(options.draft, request, config, grid) if options.draft else None,
         out=Path(options.out) if options.out is not None else _default_folder(request),
         resumed=False,
         command=repeating(request, grid, options),
@@ -173,8 +182,10 @@ def _check_ranks(
         raise RequestError(f"--tp {tp}: this machine has {gpu_count()} GPUs; use at most that many, or --device cpu.")
     if grid.engines != (DEFAULT_ENGINE,):
         raise RequestError(f"--tp {tp} works only with --engine {DEFAULT_ENGINE}, not {','.join(grid.engines)}.")
-    if options.breakdown or options.trace or options.cold:
-        raise RequestError(f"--tp {tp}: --breakdown, --trace and --cold work on one device only; leave them out.")
+    if options.breakdown or options.trace or options.cold or options.draft:
+        raise RequestError(
+            f"--tp {tp}: --breakdown, --trace, --cold and --draft work on one device only; leave them out."
+        )
 
 
 _DONE = ("ok", "skipped")
@@ -216,6 +227,7 @@ def _options_of(folder: Path, document: RunDocument, options: Options) -> Option
         prompt_lens=grid.ragged or grid.prompt_lens,
         batch_sizes=grid.batch_sizes,
         context_lens=grid.context_lens,
+        prefix=grid.prefix,
         new_tokens=grid.new_tokens,
         dtype=facts.dtype,
         quant=facts.quant,

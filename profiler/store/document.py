@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from profiler.data.links import Link
-from profiler.facts.measurements import Activity, AfterIdle, FreshStart, PackedBatches, Quality
+from profiler.facts.measurements import Activity, AfterIdle, Drafting, FreshStart, PackedBatches, Quality
 from profiler.facts.roofs import Ceilings, CurvePoint, HostPace, Roof, WeightReadRoof
 from profiler.facts.run_facts import DeviceFacts, ModelFacts
 from profiler.facts.scheduler import OwnedModel
@@ -39,6 +39,8 @@ class GridRecord:
     new_tokens: int
     ragged: Ragged | None = None
     """Unequal prompt lengths, in queue order; `prompt_lens` then lists the longest of each batch."""
+    prefix: int = 0
+    """The first tokens of every prompt, which were cached before it."""
 
 
 @dataclass(frozen=True)
@@ -208,6 +210,8 @@ class RunDocument:
     """GPU activity during traced steps."""
     quality: Quality | None = None
     """How much the answers of a quantised model differ; null unless it was requested."""
+    drafting: Drafting | None = None
+    """Answers with and without drafts (speculative decoding); null unless it was requested."""
     packed_batches: PackedBatches | None = None
     """Packed linears against dense ones at several batches; null for dense models, or if it was not measured."""
     generate: tuple[GenerateOverhead, ...] = ()
@@ -228,7 +232,13 @@ class RunDocument:
         """The requested grid, with the run's engines."""
         grid = self.grid
         return Grid(
-            grid.prompt_lens, grid.batch_sizes, grid.new_tokens, grid.context_lens, self.engine.names, grid.ragged
+            grid.prompt_lens,
+            grid.batch_sizes,
+            grid.new_tokens,
+            grid.context_lens,
+            self.engine.names,
+            grid.ragged,
+            grid.prefix,
         )
 
 
