@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from profiler.counting.floor import GpuRow
     from profiler.counting.model_numbers import ModelNumbers
     from profiler.counting.operators import GemmShape, ModelWork, Operator
-    from profiler.counting.speculative import VerifyingFloor
     from profiler.quant.checkpoints import Gguf
 
 
@@ -39,7 +38,7 @@ def print_count(counted: StepCount, numbers: ModelNumbers | None, console: Conso
         *([_collectives(share)] if share else []),
         *([_gemms(counted.gemms)] if counted.gemms else []),
         *_gpus(counted.gpus),
-        Lines([*_gpu_notes(counted.gpus, counted.dtype), *_verifying(counted.verifying)]),
+        Lines([*_gpu_notes(counted.gpus, counted.dtype), *_verifying(counted.gpus)]),
         Lines(list(_crosscheck_lines(check)) if check else []),
         Lines([unknown] if counted.unknown else [], "warning"),
         Lines([unruled] if dense else [], "warning"),
@@ -183,19 +182,16 @@ def _gpu_notes(gpus: Sequence[GpuRow], dtype: str) -> list[str]:
     return lines
 
 
-def _verifying(floors: Sequence[VerifyingFloor]) -> Iterator[str]:
+def _verifying(gpus: Sequence[GpuRow]) -> Iterator[str]:
     """Yield from how many accepted drafts on verifying pays on each GPU."""
-    for item in floors:
-        cost = item.floor_s / item.one_token_floor_s
-        ratio = f"{item.gpu}: {significant(cost)} times the floor of one token, so drafts"
-        if item.pays_from is None:
-            yield f"{ratio} do not pay, even if all are accepted"
-        else:
-            yield (
-                f"{ratio} pay from {significant(cost - 1)} accepted per step on: each with a probability of"
-                f" {percent(item.pays_from)}"
-            )
-    if floors:
+    costs = {gpu: gpu.floor_s / gpu.one_token_floor_s for gpu in gpus if gpu.floor_s and gpu.one_token_floor_s}
+    for gpu, cost in costs.items():
+        pays = "do not pay, even if all are accepted"
+        if gpu.pays_from is not None:
+            each = f"each with a probability of {percent(gpu.pays_from)}"
+            pays = f"pay from {significant(cost - 1)} accepted per step on: {each}"
+        yield f"{gpu.gpu}: {significant(cost)} times the floor of one token, so drafts {pays}"
+    if costs:
         yield "Drafting itself is taken as free, as it nearly is from n-grams; a draft model's steps come on top."
 
 

@@ -15,7 +15,7 @@ from profiler.counting.memory_need import cache_bytes, memory_need, path_on
 from profiler.counting.meta import counted_module, counted_on_meta
 from profiler.counting.operators import Collective, GemmShape, ModelWork, Operator, operator_work
 from profiler.counting.preset_counts import CountedModel
-from profiler.counting.speculative import VerifyingFloor, verifying, verifying_floor
+from profiler.counting.speculative import pays_from, verifying
 from profiler.counting.tensor_parallel import check_cut, replicated_kv_heads
 from profiler.data.datasheets import Datasheet, gpu_called
 from profiler.data.links import bus_share
@@ -105,8 +105,6 @@ class StepCount:
     """Under tensor parallelism, one rank's share; all other figures are then of that rank. Else None."""
     prefix: SharedPrefix | None = None
     """None without one."""
-    verifying: tuple[VerifyingFloor, ...] = ()
-    """For each GPU, a step that verifies drafted tokens; empty for other steps."""
     whole: CountedModel | None = None
     """The counted model, for figures of other steps; None for one rank of several."""
 
@@ -181,8 +179,12 @@ def count(
         need = memory_need(work, counted.weight_bytes, first, keys - int(first.query) - prefix, there)
         return floor_on(gpu, operators, counted.dtype, float(need.peak_bytes), float(need.safe_bytes))
 
-    rows = tuple(on_gpu(gpu, step) for gpu in gpus)
-    one_token = [on_gpu(gpu, replace(step, query=1, asked=1)) for gpu in gpus if verify]
+    def verifying_on(gpu: Datasheet) -> GpuRow:
+        row, one_s = on_gpu(gpu, step), on_gpu(gpu, replace(step, query=1, asked=1)).floor_s
+        if not verify or row.floor_s is None or one_s is None:
+            return row
+        return replace(row, one_token_floor_s=one_s, pays_from=pays_from(row.floor_s / one_s, verify))
+
     return StepCount(
         model=source.name,
         params=work.params,
@@ -199,15 +201,10 @@ def count(
         coverage=work.coverage,
         unknown=work.unknown,
         gemms=work.gemm_census(step) if census else (),
-        gpus=rows,
+        gpus=tuple(verifying_on(gpu) for gpu in gpus),
         crosscheck=_second_opinion(config, kind, stored_as, step) if second_opinion else None,
         share=None if tp == 1 else _share(counted, tp, replicated, step, path),
         prefix=_prefix(work, first, step) if prefix else None,
-        verifying=tuple(
-            verifying_floor(row.gpu, verify, one.floor_s, row.floor_s)
-            for row, one in zip(rows, one_token, strict=False)
-            if row.floor_s and one.floor_s
-        ),
         whole=counted if tp == 1 else None,
     )
 

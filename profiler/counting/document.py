@@ -12,7 +12,6 @@ from profiler.counting.crosscheck import CounterDifference
 from profiler.counting.floor import GpuRow
 from profiler.counting.model_numbers import ModelNumbers
 from profiler.counting.operators import GemmShape, Operator
-from profiler.counting.speculative import VerifyingFloor
 from profiler.facts.step import ExecutionPath, Work, bytes_by_kind, plain_number
 from profiler.json_document import Document, view
 from profiler.units import escape_formula
@@ -119,8 +118,6 @@ class CountDocument(Document):
     """Only with `--crosscheck`."""
     prefix: SharedPrefix | None = None
     """Only with `--prefix`."""
-    verifying: Sequence[VerifyingFloor] | None = None
-    """Only with `--verify` and `--gpu`: per GPU that the step fits, the floors with and without drafts."""
     numbers: ModelNumbers | None = None
     """The architecture, the KV cache, and what each GPU allows; not with `--tp`."""
 
@@ -151,7 +148,6 @@ def count_document(counted: StepCount, numbers: ModelNumbers | None = None) -> C
         gemms=counted.gemms or None,
         gpus=counted.gpus or None,
         crosscheck=view(CrosscheckRow, counted.crosscheck) if counted.crosscheck else None,
-        verifying=counted.verifying or None,
         numbers=numbers,
     )
 

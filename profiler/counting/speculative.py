@@ -6,8 +6,6 @@ Y. Leviathan, M. Kalman, Y. Matias: Fast Inference from Transformers via Specula
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from profiler.facts.step import Count, Step
 
 _ACCURACY = 1e-9
@@ -38,21 +36,3 @@ def pays_from(cost: float, drafted: int) -> float | None:
         middle = (low + high) / 2
         low, high = (low, middle) if expected_tokens(middle, drafted) >= cost else (middle, high)
     return high if low else 0.0
-
-
-@dataclass(frozen=True)
-class VerifyingFloor:
-    """A step that verifies drafts on one GPU, next to a step of one token; drafting itself is free here."""
-
-    gpu: str
-    drafted: int
-    one_token_floor_s: float
-    floor_s: float
-    pays_from: float | None
-    """The share of drafted tokens that must be accepted; null if it never pays."""
-
-
-def verifying_floor(gpu: str, drafted: int, one_token_floor_s: float, floor_s: float) -> VerifyingFloor:
-    """Return both floors with the acceptance from which verifying pays at these roofs."""
-    cost = floor_s / one_token_floor_s
-    return VerifyingFloor(gpu, drafted, one_token_floor_s, floor_s, pays_from(cost, drafted))
