@@ -264,6 +264,7 @@ ELSEWHERE = {
     "run ./my-model --engine eager,vllm",
     "run ./my-model --engine vllm --prefix 1024 --prompt-lens 2048",
     "run ./my-model --draft ngram",
+    "run MODEL --draft ngram",
     "run ./my-model --quant nf4 --check-quality",
     "run --resume runs/INTERRUPTED",
     "forecast runs/MINE --quant int4wo --check",
