@@ -254,7 +254,7 @@ GLOSSARY: dict[str, Term] = {
     ),
     "noise": Term("quiet, noisy or unusable: by the interval, drift, modes, outliers, throttling and other users."),
     "draft": Term(
-        "a token that a smaller model or a lookup proposes; a step verifies several, and gives those it accepts and one."
+        "a token that a model or a lookup proposes; one step verifies several, and gives those it accepts and one more."
     ),
     "prefix": Term("the first tokens of every prompt, if they are the same and cached; a prefill runs the others."),
     "offloaded": Term(
