@@ -279,6 +279,8 @@ def repeating(request: ModelRequest, grid: Grid, options: Options) -> str:
         requested = getattr(options, item.name)
         if item.name not in _RESOLVED_OPTIONS and requested != item.default:
             value = f"{requested:g}" if isinstance(requested, float) else requested
+            if item.name == "draft" and Path(value).exists():
+                value = Path(value).name  # without the folder, like the model
             parts.append(flag_of(item) if requested is True else f"{flag_of(item)} {value}")
     return " ".join(parts)
 
