@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from profiler.errors import GridError
+from profiler.errors import GridError, RequestError
 from profiler.grid.cells import Cell, CellKey
 from profiler.grid.ranges import make_grid, parse_values
 from profiler.measure.kernels import keys_between
@@ -86,3 +86,19 @@ def test_each_engine_has_its_own_steps_between() -> None:
     assert [(key.cell.engine, key.phase, key.tokens) for key in keys] == [
         (engine, phase, rows) for phase, rows in (("decode", 2), ("prefill", 16)) for engine in ("eager", "static")
     ]
+
+
+def test_a_prefix_is_a_part_of_every_prompt() -> None:
+    """Of 512 tokens, 384 are cached: the prefill runs 128, and a table's row has the same cell."""
+    grid = make_grid("512,1024", "4", 16, prefix=384)
+    assert [(cell.prompt_len, cell.prefix, cell.depth, cell.slots) for cell in grid.cells] == [
+        (128, 384, 512, 528),
+        (640, 384, 1024, 1040),
+    ]
+    for key in grid.keys:
+        cell = key.cell
+        assert key.query_tokens == (cell.prompt_len if key.phase == "prefill" else 1)
+        assert key.context_len == (384 if key.phase == "prefill" else cell.depth + 8)
+        assert CellKey.at(key.phase, 4, cell.prompt_len, key.context_len, 16, cell.engine) == key
+    with pytest.raises(RequestError, match="use 0 to 511"):
+        make_grid("512", "4", 16, prefix=512)

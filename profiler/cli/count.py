@@ -28,6 +28,8 @@ class CountOptions:
     batch: int = option(1, "Sequences.")
     prompt: int = option(512, "Prompt tokens.")
     context: int | None = option(None, "Cached tokens (default: none, or the prompt in decode).")
+    prefix: int = option(0, "The first tokens of every prompt, cached once for all sequences.")
+    verify: int = option(0, "Decode: drafted tokens that the step verifies (speculative decoding).")
     batch_sizes: str = option("", f"A grid: batch sizes, such as {_DEFAULT_BATCHES}.")
     prompt_lens: str = option("", f"A grid: prompt lengths, such as {_DEFAULT_LENS}.")
     context_lens: str = option("", "A grid: cached tokens of decode (default: --prompt-lens).")
@@ -43,7 +45,7 @@ class CountOptions:
     crosscheck: bool = option(False, "Count again with torch's own counter.")
     trust_remote_code: bool = option(False, "Run the model's own code.")
 
-    one_step: ClassVar = ("phase", "batch", "prompt", "context", "attn", "tp", "gemm_census", "crosscheck")
+    one_step: ClassVar = ("phase", "batch", "prompt", "context", "verify", "attn", "tp", "gemm_census", "crosscheck")
 
     @property
     def is_grid(self) -> bool:
@@ -94,6 +96,8 @@ def _count_step(options: CountOptions, gpus: dict[str, RoofSet], output: CountOu
             batch=options.batch,
             prompt=options.prompt,
             context=options.context,
+            prefix=options.prefix,
+            verify=options.verify,
             dtype=options.dtype,
             quant=options.quant,
             attn=options.attn,
@@ -107,7 +111,9 @@ def _count_step(options: CountOptions, gpus: dict[str, RoofSet], output: CountOu
         words = f"a {options.phase} of --batch {options.batch} is more work than 64-bit integers can count."
         raise RequestError(words) from None
     depth = options.prompt if options.context is None else options.context
-    numbers = model_numbers(counted.whole, max(1, depth), tuple(gpus.values())) if counted.whole else None
+    numbers = (
+        model_numbers(counted.whole, max(1, depth), tuple(gpus.values()), options.prefix) if counted.whole else None
+    )
     if output.format == "csv":
         print(count_csv(counted), end="")
         return
@@ -137,6 +143,7 @@ def _count_grid(options: CountOptions, gpus: list[RoofSet], output: CountOutput)
         batch_sizes=parse_values(options.batch_sizes or _DEFAULT_BATCHES, "--batch-sizes"),
         prompt_lens=prompt_lens,
         context_lens=context_lens,
+        prefix=options.prefix,
         gpus=gpus,
     )
     if options.plot:
@@ -146,7 +153,7 @@ def _count_grid(options: CountOptions, gpus: list[RoofSet], output: CountOutput)
     if output.format == "csv":
         print(grid_frame(grid).to_csv(index=False), end="")
         return
-    numbers = model_numbers(counted, max(context_lens), tuple(gpus))
+    numbers = model_numbers(counted, max(context_lens), tuple(gpus), options.prefix)
     output.answer(
         lambda: grid_document(grid, numbers),
         lambda console: print_blocks([grid_title(grid), *number_blocks(numbers), *grid_blocks(grid)], console),

@@ -15,9 +15,6 @@ from profiler.rent.options import RentOptions
 if TYPE_CHECKING:
     from profiler.forecast.command import ForecastRequest
 
-if TYPE_CHECKING:
-    pass
-
 
 @dataclass(frozen=True)
 class Source:

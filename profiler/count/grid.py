@@ -115,7 +115,7 @@ class GridRow:
     prompt_len: int
     """0 for a decode."""
     context_len: int
-    """Cached tokens before the step; 0 for a prefill."""
+    """Cached tokens before the step; for a prefill, those of `--prefix`."""
     model_flops: float
     model_bytes: float
     intensity: float
@@ -163,7 +163,10 @@ def grid_document(grid: GridCount, numbers: ModelNumbers) -> GridDocument:
 def grid_title(grid: GridCount) -> Lines:
     """Return the model, its size and its precision, as the first line."""
     quant = "" if grid.quant == "none" else f" {grid.quant}"
-    return Lines([f"{grid.model}: {short_count(grid.params)} parameters, {grid.dtype}{quant}"])
+    title = f"{grid.model}: {short_count(grid.params)} parameters, {grid.dtype}{quant}"
+    if grid.prefix:
+        title += f"; the first {grid.prefix} tokens of every prompt are cached once, and prefills run the others"
+    return Lines([title])
 
 
 def number_blocks(numbers: ModelNumbers) -> Iterator[Block]:

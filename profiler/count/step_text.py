@@ -13,10 +13,10 @@ from profiler.facts.step import Work, bytes_by_kind, plain_number
 from profiler.report.blocks import Block, Lines, TextTable, text_table
 from profiler.report.gemms import GEMM_FIT, gemm_fit
 from profiler.report.terminal import print_blocks
-from profiler.units import duration, scaled, several, short_count, significant
+from profiler.units import duration, percent, scaled, several, short_count, significant
 
 if TYPE_CHECKING:
-    from profiler.counting.count import RankShare, StepCount
+    from profiler.counting.count import RankShare, SharedPrefix, StepCount
     from profiler.counting.crosscheck import Crosscheck
     from profiler.counting.floor import GpuRow
     from profiler.counting.model_numbers import ModelNumbers
@@ -39,7 +39,7 @@ def print_count(counted: StepCount, numbers: ModelNumbers | None, console: Conso
         *([_collectives(share)] if share else []),
         *([_gemms(counted.gemms)] if counted.gemms else []),
         *_gpus(counted.gpus),
-        Lines(_gpu_notes(counted.gpus, counted.dtype)),
+        Lines([*_gpu_notes(counted.gpus, counted.dtype), *_verifying(counted.gpus)]),
         Lines(list(_crosscheck_lines(check)) if check else []),
         Lines([unknown] if counted.unknown else [], "warning"),
         Lines([unruled] if dense else [], "warning"),
@@ -49,6 +49,7 @@ def print_count(counted: StepCount, numbers: ModelNumbers | None, console: Conso
 
 def _totals(counted: StepCount) -> list[str]:
     work, step = counted.work, counted.step
+    verified = counted.phase == "decode" and int(step.query) > 1
     moved = bytes_by_kind(work)
     quant = "" if counted.quant == "none" else f" {counted.quant}"
     parts = ", ".join(
@@ -62,7 +63,8 @@ def _totals(counted: StepCount) -> list[str]:
     return [
         f"{counted.model}: {short_count(counted.params)} parameters, {counted.dtype}{quant};"
         f" {counted.phase} at batch {step.batch}: {several(int(step.query), 'token', 'tokens')} each"
-        + (f" after {step.context} cached" if step.context else ""),
+        + (f" after {step.context} cached" if step.context else "")
+        + (f", {several(int(step.query) - 1, 'draft', 'drafts')} verified" if verified else ""),
         f"model work: {plain_number(work.model_flops):,} FLOPs over {moved['total']:,.0f} bytes,"
         f" intensity {significant(float(work.intensity), 4)} FLOP/byte",
         f"            {parts}",
@@ -70,9 +72,18 @@ def _totals(counted: StepCount) -> list[str]:
         + (f"; avoidable: {avoidable}" if avoidable else ""),
         *([f"stored:     {_as_published(counted.published)}"] if counted.published else []),
         *([f"stored:     {_dequantised(counted.gguf, counted.dtype)}"] if counted.gguf and counted.gguf.types else []),
+        *(_prefix(counted.prefix, int(step.batch)) if counted.prefix else []),
         *([f"note:       {counted.note}"] if counted.note else []),
         *([f"pictures:   {_tower(counted.whole.work)}"] if counted.whole and counted.whole.work.tower_params else []),
     ]
+
+
+def _prefix(prefix: SharedPrefix, batch: int) -> list[str]:
+    """Return what a prefix saves, and what is counted: it is read once, whatever the kernel does."""
+    saved = f"{scaled(prefix.saved_flops, '')} FLOPs ({percent(prefix.saved_share)}) of the prefill"
+    kept = f"{scaled(prefix.cache_bytes, 'B')} of KV cache in place of {scaled(prefix.unshared_cache_bytes, 'B')}"
+    once = "" if batch == 1 else "; a step is counted as if it read the prefix once for all sequences"
+    return [f"prefix:     its {prefix.tokens} tokens save {saved}; {kept}{once}"]
 
 
 def _tower(work: ModelWork) -> str:
@@ -171,6 +182,19 @@ def _gpu_notes(gpus: Sequence[GpuRow], dtype: str) -> list[str]:
         if gpu.dtype != dtype:
             lines.append(f"{gpu.gpu}: has no {dtype} units; its floor is that of {gpu.dtype}")
     return lines
+
+
+def _verifying(gpus: Sequence[GpuRow]) -> Iterator[str]:
+    """Yield from how many accepted drafts on verifying pays on each GPU."""
+    costs = {gpu: gpu.floor_s / gpu.one_token_floor_s for gpu in gpus if gpu.floor_s and gpu.one_token_floor_s}
+    for gpu, cost in costs.items():
+        pays = "do not pay, even if all are accepted"
+        if gpu.pays_from is not None:
+            each = f"each with a probability of {percent(gpu.pays_from)}"
+            pays = f"pay from {significant(cost - 1)} accepted per step on: {each}"
+        yield f"{gpu.gpu}: {significant(cost)} times the floor of one token, so drafts {pays}"
+    if costs:
+        yield "Drafting itself is taken as free, as it nearly is from n-grams; a draft model's steps come on top."
 
 
 def _crosscheck_lines(check: Crosscheck) -> Iterator[str]:

@@ -48,15 +48,20 @@ class AttentionCore(Operator):
         """Return how many of `tokens` the cache holds for the next one, which completes its window."""
         return tokens if self.window is None else np.minimum(tokens, self.window - 1)
 
-    def kept_bytes(self, tokens: Count, stored: CacheFormat | None = None, newest: Count = 0) -> Any:
+    def kept_bytes(
+        self, tokens: Count, stored: CacheFormat | None = None, newest: Count = 0, *, shared: Count = 0
+    ) -> Any:
         """Return the bytes of a sequence's keys and values; all but the `newest` tokens are as `stored`."""
         if not self.keeps:
             return 0
-        cached = self.live(tokens)
+        cached = tokens - shared if self.window is None else np.minimum(self.live(tokens), tokens - shared)
         if stored is None:
             return self.cached_elements * cached * self.itemsize
         packed = (cached - newest) * stored.element_bytes(self.itemsize)
         return self.cached_elements * (packed + newest * self.itemsize)
+
+    def shared_bytes(self, shared: Count) -> Any:
+        return self.kept_bytes(shared)
 
     def each(self, step: Step, path: ExecutionPath) -> Work:
         flops_per_pair = 2 * self.query_heads * (self.qk_dim + self.v_dim)
@@ -64,19 +69,23 @@ class AttentionCore(Operator):
         executed_pairs = step.batch * self._executed_pairs(step, path)
         live = self.live(step.context)
         chosen = live if self.top_k is None else np.minimum(live, step.query * self.top_k)
+        unchosen = 0 if self.top_k is None else live - chosen
+        shared = step.shared if self.window is None else np.maximum(step.shared - (step.context - live), 0)
+        again = read_again(step, shared, unchosen)
+        again_bytes = again * self.cached_elements * self.itemsize
         by_heads = pairs * flops_per_pair
-        needed = self._needed_flops(by_heads, pairs, step.batch * chosen)
+        needed = self._needed_flops(by_heads, pairs, step.batch * chosen - again)
         return Work(
             model_flops=needed,
             vector_flops=SOFTMAX_FLOPS_PER_SCORE * self.query_heads * pairs,
-            kv_read_bytes=step.batch * self._stored_bytes(chosen, path),
+            kv_read_bytes=step.batch * self._stored_bytes(chosen, path) - again_bytes,
             kv_write_bytes=step.batch * self._written_bytes(step, path) if self.keeps else 0,
             activation_bytes=step.tokens * self.query_heads * (self.qk_dim + self.v_dim) * self.itemsize,
             avoidable_flops={
                 Cause.MASKED_SCORES: (executed_pairs - pairs) * flops_per_pair,
                 Cause.LATENT_EXPANDED: by_heads - needed,  # negative: `kv_b_proj` counts the expansion
             },
-            avoidable_bytes=self._avoidable_bytes(step, path, live),
+            avoidable_bytes={**self._avoidable_bytes(step, path, live), Cause.SHARED_READS: again_bytes},
         )
 
     def _stored_bytes(self, tokens: Any, path: ExecutionPath) -> Any:
@@ -295,15 +304,20 @@ class Indexer(Operator):
         # Scores of blocks of kept keys run query by query; all others cover all keys, the later ones too.
         by_query = self.rate > 1 and self.kept_elements == self.head_dim
         scored = pairs if by_query else step.query * ((step.context + step.query) // self.rate)
+        again_bytes = self.kept_bytes(read_again(step, step.shared))
         return Work(
             model_flops=step.batch * pairs * flops_per_pair,
-            kv_read_bytes=step.batch * self.kept_bytes(step.context),
+            kv_read_bytes=step.batch * self.kept_bytes(step.context) - again_bytes,
             kv_write_bytes=step.batch * self.kept_bytes(step.query),
             avoidable_flops={Cause.MASKED_SCORES: step.batch * (scored - pairs) * flops_per_pair},
+            avoidable_bytes={Cause.SHARED_READS: again_bytes},
         )
 
-    def kept_bytes(self, tokens: Count) -> Any:
-        return tokens * (self.kept_elements * self.itemsize)
+    def kept_bytes(self, tokens: Count, *, shared: Count = 0) -> Any:
+        return (tokens - shared) * (self.kept_elements * self.itemsize)
+
+    def shared_bytes(self, shared: Count) -> Any:
+        return self.kept_bytes(shared)
 
 
 @dataclass(frozen=True)
@@ -328,9 +342,11 @@ class Compressor(Operator):
     def each(self, step: Step, path: ExecutionPath) -> Work:
         pairs = compressed_pairs(step.query, step.context, self.rate, self.top_k)
         entries = (step.context + step.query) // self.rate
-        read = step.context // self.rate
+        blocks = read = step.context // self.rate
         if self.top_k is not None:
             read = np.minimum(read, step.query * self.top_k)
+        again = read_again(step, step.shared // self.rate, 0 if self.top_k is None else blocks - read)
+        again_bytes = again * self.width * self.itemsize
         # A new token's value and gate wait for their block; a later step reads those that wait.
         waiting = 2 * self.series * np.minimum(step.query, self.rate)
         read = read + np.where(np.asarray(step.context) > 0, waiting, 0)
@@ -338,16 +354,29 @@ class Compressor(Operator):
         flops_per_pair = 4 * self.query_heads * self.width
         return Work(
             model_flops=step.batch * pairs * flops_per_pair,
-            kv_read_bytes=step.batch * read * self.width * self.itemsize,
+            kv_read_bytes=step.batch * read * self.width * self.itemsize - again_bytes,
             kv_write_bytes=step.batch * written * self.width * self.itemsize,
             avoidable_flops={Cause.MASKED_SCORES: step.batch * (step.query * entries - pairs) * flops_per_pair},
+            avoidable_bytes={Cause.SHARED_READS: again_bytes},
         )
 
-    def kept_bytes(self, tokens: Count) -> Any:
+    def kept_bytes(self, tokens: Count, *, shared: Count = 0) -> Any:
         entries = tokens // self.rate
         waiting = 2 * self.series * (tokens - entries * self.rate)  # values and gates
         overlap = 2 * (self.series - 1) * self.rate * np.minimum(entries, 1)
-        return (entries + waiting + overlap) * self.width * self.itemsize
+        return (entries + waiting + overlap) * self.width * self.itemsize - self.shared_bytes(shared)
+
+    def shared_bytes(self, shared: Count) -> Any:
+        return shared // self.rate * self.width * self.itemsize
+
+
+def read_again(step: Step, shared: Any, unchosen: Any = 0) -> Any:
+    """Return the cached tokens that a kernel reads again for each further sequence, though `shared` are the same ones.
+
+    A plain attention kernel reads every sequence's cache; kernels that read a shared prefix once exist (Hydragen,
+    arXiv:2402.05099, section 3). Of each cache `unchosen` tokens are not read; the others are as different as possible.
+    """
+    return np.maximum((step.batch - 1) * shared - step.batch * unchosen, 0)
 
 
 def compressed_pairs(query: Count, context: Count, rate: int, top_k: int | None = None) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from profiler.counting.attention import AttentionCore
@@ -16,6 +15,7 @@ from profiler.counting.memory_need import cache_bytes, memory_need, path_on
 from profiler.counting.meta import counted_module, counted_on_meta
 from profiler.counting.operators import Collective, ModelWork, Operator, operator_work
 from profiler.counting.preset_counts import CountedModel
+from profiler.counting.speculative import pays_from, verifying
 from profiler.counting.tensor_parallel import check_cut, replicated_kv_heads
 from profiler.data.datasheets import Datasheet, gpu_called
 from profiler.data.links import bus_share
@@ -24,7 +24,7 @@ from profiler.errors import ModelError, RequestError, first_line
 from profiler.facts.operators import GemmShape
 from profiler.facts.step import ExecutionPath, Step, Work
 from profiler.grid.cells import Phase
-from profiler.grid.ranges import MOST, check_positions
+from profiler.grid.ranges import MOST, check_positions, check_prefix
 from profiler.loading.config import load_config
 from profiler.loading.meta_model import build_on_meta
 from profiler.loading.request import model_dtype, most_positions
@@ -64,6 +64,21 @@ class RankShare:
 
 
 @dataclass(frozen=True)
+class SharedPrefix:
+    """The first tokens of every prompt, which are cached once for all sequences."""
+
+    tokens: int
+    saved_flops: float
+    """FLOPs of the prompts' prefill that it saves."""
+    saved_share: float
+    """The same as a share of that prefill."""
+    cache_bytes: int
+    """Bytes of the KV cache of all sequences."""
+    unshared_cache_bytes: int
+    """The same if each sequence had its own copy of the prefix."""
+
+
+@dataclass(frozen=True)
 class StepCount:
     """The counted work of one step."""
 
@@ -89,6 +104,8 @@ class StepCount:
     crosscheck: Crosscheck | None = None
     share: RankShare | None = None
     """Under tensor parallelism, one rank's share; all other figures are then of that rank. Else None."""
+    prefix: SharedPrefix | None = None
+    """None without one."""
     whole: CountedModel | None = None
     """The counted model, for figures of other steps; None for one rank of several."""
 
@@ -108,6 +125,8 @@ def count(
     batch: int = 1,
     prompt: int = 512,
     context: int | None = None,
+    prefix: int = 0,
+    verify: int = 0,
     dtype: str = "auto",
     quant: str = "none",
     attn: str = "auto",
@@ -120,11 +139,12 @@ def count(
     """Count one step of `model` on the meta device, without weights or a device.
 
     A prefill runs `prompt` new tokens after `context` cached ones (by default 0). A decode step runs one token after
-    `context` (by default `prompt`). Executed work is that of transformers' `generate` with `attn` (`auto`: its
-    default); for `sdpa`, torch names the kernel that it chooses on the device of this machine. With `tp` above 1 the
-    figures are those of the rank that has most. Raises RequestError or ModelError.
+    `context` (by default `prompt`), or verifies so many drafted tokens besides (`verify`). The first `prefix` tokens of
+    every prompt are the same and cached, so a prefill runs only the others. Executed work is that of transformers'
+    `generate` with `attn` (`auto`: its default); for `sdpa`, torch names the kernel that it chooses on the device of
+    this machine. With `tp` above 1 the figures are those of the rank that has most. Raises RequestError or ModelError.
     """
-    step = _step(phase, batch, prompt, context)
+    step = _step(phase, batch, prompt, context, prefix, verify)
     stored_as = known_quant(quant)
     if attn not in ("auto", "sdpa", "eager"):
         raise RequestError(f"--attn {attn!r} is unknown here; use auto, sdpa or eager.")
@@ -136,8 +156,8 @@ def count(
             raise RequestError(f"--crosscheck counts the whole model; omit --tp {tp}.")
     config = requested_form(load_config(source, trust_remote_code), dtype != "auto")
     kind = model_dtype(dtype, config)
-    query = int(np.max(step.query))
-    keys = query + int(np.max(step.context))
+    query = int(step.query)
+    keys = query + int(step.context)
     module = build_on_meta(config, kind, stored_as)
     check_positions(most_positions(config), keys, "a shorter --prompt or --context")
     replicated = replicated_kv_heads(module, tp)
@@ -151,14 +171,20 @@ def count(
     )
     path = replace(path, upcasts_logits=True)
     parts = tuple((operator, operator.work(step, path)) for operator in work.operators)
-    operators = [operator_work(operator, operator.name, step, path) for operator in work.operators]
     # A decode step needs the memory of the prefill that filled its cache.
-    first = prompt if phase == "prefill" else max(1, keys - 1)
+    first = Step(batch, max(1, (prompt if phase == "prefill" else int(step.context)) - prefix), prefix, prefix)
 
-    def on_gpu(gpu: Datasheet) -> GpuRow:
+    def on_gpu(gpu: Datasheet, step: Step) -> GpuRow:
+        operators = [operator_work(operator, operator.name, step, path) for operator in work.operators]
         there = path_on(work, path.attention, fuses_grouped_heads=gpu.fuses_grouped_heads)
-        need = memory_need(work, counted.weight_bytes, Step(batch, first, 0), keys - first, there)
+        need = memory_need(work, counted.weight_bytes, first, keys - int(first.query) - prefix, there)
         return floor_on(gpu, operators, counted.dtype, float(need.peak_bytes), float(need.safe_bytes))
+
+    def verifying_on(gpu: Datasheet) -> GpuRow:
+        row, one_s = on_gpu(gpu, step), on_gpu(gpu, replace(step, query=1, asked=1)).floor_s
+        if not verify or row.floor_s is None or one_s is None:
+            return row
+        return replace(row, one_token_floor_s=one_s, pays_from=pays_from(row.floor_s / one_s, verify))
 
     return StepCount(
         model=source.name,
@@ -176,10 +202,24 @@ def count(
         coverage=work.coverage,
         unknown=work.unknown,
         gemms=work.gemm_census(step) if census else (),
-        gpus=tuple(on_gpu(gpu) for gpu in gpus),
+        gpus=tuple(verifying_on(gpu) for gpu in gpus),
         crosscheck=_second_opinion(config, kind, stored_as, step) if second_opinion else None,
         share=None if tp == 1 else _share(counted, tp, replicated, step, path),
+        prefix=_prefix(work, first, step) if prefix else None,
         whole=counted if tp == 1 else None,
+    )
+
+
+def _prefix(work: ModelWork, first: Step, step: Step) -> SharedPrefix:
+    """Return what the prefix of a step saves, whose prompts were prefilled by the step `first`."""
+    whole_flops = float(work.work(Step(first.batch, first.context + first.query, 0)).model_flops)
+    saved_flops, tokens = whole_flops - float(work.work(first).model_flops), step.context + step.query
+    return SharedPrefix(
+        tokens=int(first.shared),
+        saved_flops=saved_flops,
+        saved_share=saved_flops / whole_flops,
+        cache_bytes=int(cache_bytes(work, step.batch, tokens, shared=first.shared)),
+        unshared_cache_bytes=int(cache_bytes(work, step.batch, tokens)),
     )
 
 
@@ -189,7 +229,7 @@ def _share(counted: CountedModel, ranks: int, replicated: int, step: Step, path:
     return RankShare(
         ranks=ranks,
         weight_bytes=counted.weight_bytes,
-        cache_bytes=int(cache_bytes(counted.work, step.batch, step.context + step.query)),
+        cache_bytes=int(cache_bytes(counted.work, step.batch, step.context + step.query, shared=step.shared)),
         replicated_kv_heads=replicated,
         link_bytes=sum(op.count * sizes[op] for op in collectives),
         bus_bytes=round(sum(op.count * sizes[op] * bus_share(op.kind, ranks) for op in collectives)),
@@ -197,15 +237,25 @@ def _share(counted: CountedModel, ranks: int, replicated: int, step: Step, path:
     )
 
 
-def _step(phase: str, batch: int, prompt: int, context: int | None) -> Step:
+def _step(phase: str, batch: int, prompt: int, context: int | None, prefix: int, verify: int) -> Step:
     if phase not in ("prefill", "decode"):
         raise RequestError(f"--phase {phase!r} is unknown; use prefill or decode.")
-    for value, least, option in ((batch, 1, "--batch"), (prompt, 1, "--prompt"), (context or 0, 0, "--context")):
+    given = ((batch, 1, "--batch"), (prompt, 1, "--prompt"), (context or 0, 0, "--context"), (verify, 0, "--verify"))
+    for value, least, option in given:
         if not least <= value <= MOST:
             raise RequestError(f"{option}: {value} is not possible; use {least} to {MOST}.")
     if phase == "prefill":
-        return Step(batch, prompt, context or 0)
-    return Step(batch, 1, prompt if context is None else context)
+        if verify:
+            raise RequestError("--verify is a decode step of several tokens; leave out --phase prefill.")
+        if prefix and context is not None:
+            raise RequestError("--prefix is what a prefill has cached; leave out --context, or use it as --prefix.")
+        if prefix:
+            check_prefix(prefix, prompt)
+        return Step(batch, prompt - prefix, prefix or context or 0, prefix)
+    cached = prompt if context is None else context
+    if prefix:
+        check_prefix(prefix, cached)
+    return replace(verifying(batch, verify, cached), shared=prefix)
 
 
 def _second_opinion(config: Any, dtype: torch.dtype, quant: Quant, step: Step) -> Crosscheck:

@@ -7,7 +7,7 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from profiler.counting.count import RankShare, StepCount
+from profiler.counting.count import RankShare, SharedPrefix, StepCount
 from profiler.counting.crosscheck import CounterDifference
 from profiler.counting.floor import GpuRow
 from profiler.counting.model_numbers import ModelNumbers
@@ -117,6 +117,8 @@ class CountDocument(Document):
     """Only with `--gpu`: the floor on each GPU, or why there is none."""
     crosscheck: CrosscheckRow | None = None
     """Only with `--crosscheck`."""
+    prefix: SharedPrefix | None = None
+    """Only with `--prefix`."""
     numbers: ModelNumbers | None = None
     """The architecture, the KV cache, and what each GPU allows; not with `--tp`."""
 

@@ -126,6 +126,10 @@ class GpuRow:
     """Whether the step fits, but runs out of memory if free memory is in pieces."""
     refusal: str | None
     """The reason why there is no floor, in one line; null if there is one."""
+    one_token_floor_s: float | None = None
+    """Of a step that verifies drafts: the floor of a step of one token in its place; else null."""
+    pays_from: float | None = None
+    """The probability of acceptance from which drafts pay at these floors; null if they never do."""
 
 
 def floor_on(

@@ -16,6 +16,7 @@ from profiler.counting.preset_counts import CountedModel
 from profiler.errors import RequestError
 from profiler.facts.step import Step
 from profiler.grid.cells import Phase
+from profiler.grid.ranges import check_prefix
 
 _Floats = NDArray[np.float64]
 _Integers = NDArray[np.int64]
@@ -72,7 +73,7 @@ class GridCount:
     prompt_len: _Integers
     """Prompt tokens [n]; 0 for a decode."""
     context_len: _Integers
-    """Cached tokens before the step [n]; 0 for a prefill."""
+    """Cached tokens before the step [n]; for a prefill, those of the prefix."""
     model_flops: _Floats
     model_bytes: _Floats
     cache_bytes: _Floats
@@ -80,6 +81,8 @@ class GridCount:
     needs_bytes: _Floats
     """Weights, KV cache and workspace with fused attention [n]; a decode step has its prefill's."""
     gpus: tuple[GpuFloors, ...]
+    prefix: int = 0
+    """The first tokens of every prompt, which are cached once for all sequences; prefills run only the others."""
 
     def __len__(self) -> int:
         return len(self.phases)
@@ -92,7 +95,7 @@ class GridCount:
     @property
     def tokens(self) -> _Integers:
         """New tokens of each step [n]: a prefill reads its prompts, a decode gives one per sequence."""
-        return np.where(self.prompt_len > 0, self.batch_size * self.prompt_len, self.batch_size)
+        return np.where(self.prompt_len > 0, self.batch_size * (self.prompt_len - self.prefix), self.batch_size)
 
     @property
     def depth(self) -> _Integers:
@@ -108,11 +111,13 @@ def count_grid(
     batch_sizes: Sequence[int],
     prompt_lens: Sequence[int],
     context_lens: Sequence[int],
+    prefix: int = 0,
     gpus: Sequence[RoofSet] = (),
 ) -> GridCount:
     """Count the prefill of every prompt length and the decode step after every context, at every batch size.
 
-    Raises RequestError for more than MOST_GRID_POINTS points, and for a length beyond the model's limit.
+    The first `prefix` tokens of every prompt are cached. Raises RequestError for more than MOST_GRID_POINTS points, for
+    a length beyond the model's limit, and for a prefix that is not shorter than each length.
     """
     number = len(batch_sizes) * (len(prompt_lens) + len(context_lens))
     if number > MOST_GRID_POINTS:
@@ -123,10 +128,12 @@ def count_grid(
             f"{model} supports {counted.max_positions} tokens, not {longest}; use shorter --prompt-lens or"
             " --context-lens."
         )
-    prefills = [(batch, prompt, 0) for batch in batch_sizes for prompt in prompt_lens]
+    if prefix:
+        check_prefix(prefix, min((*prompt_lens, *context_lens)))
+    prefills = [(batch, prompt, prefix) for batch in batch_sizes for prompt in prompt_lens]
     decodes = [(batch, 0, context) for batch in batch_sizes for context in context_lens]
     batch, prompt, context = np.array([*prefills, *decodes], dtype=np.int64).reshape(-1, 3).T
-    step = Step(batch, np.maximum(prompt, 1), context)
+    step = Step(batch, np.maximum(prompt - prefix, 1), context, prefix)
     work = counted.work.work(step)
     ones = np.ones(len(batch))
     # A decode step needs the memory of the prefill that filled its cache.
@@ -134,7 +141,8 @@ def count_grid(
 
     def needs(*, fuses: bool) -> MemoryNeed:
         path = path_on(counted.work, counted.attention, fuses_grouped_heads=fuses)
-        return memory_need(counted.work, counted.weight_bytes, Step(batch, first, 0), prompt == 0, path)
+        prefill = Step(batch, first - prefix, prefix, prefix)
+        return memory_need(counted.work, counted.weight_bytes, prefill, prompt == 0, path)
 
     fused = needs(fuses=True)
     return GridCount(
@@ -151,6 +159,7 @@ def count_grid(
         model_bytes=ones * work.model_bytes,
         cache_bytes=ones * fused.cache_bytes,
         needs_bytes=ones * fused.peak_bytes,
+        prefix=prefix,
         gpus=tuple(
             gpu_floors(roofs, counted.work, counted.dtype, step, needs(fuses=roofs.fuses_grouped_heads))
             for roofs in gpus

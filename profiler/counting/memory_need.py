@@ -32,20 +32,26 @@ of Mistral-7B end out of memory with up to 2 such outputs free, and run with 2.5
 
 
 def cache_bytes(
-    work: ModelWork, batch_size: Count, tokens: Count, stored: CacheFormat | None = None, newest: Count = 0
+    work: ModelWork,
+    batch_size: Count,
+    tokens: Count,
+    stored: CacheFormat | None = None,
+    newest: Count = 0,
+    *,
+    shared: Count = 0,
 ) -> Any:
     """Return the bytes that `batch_size` sequences of `tokens` keep between steps: keys, values and states.
 
-    In a quantised cache, all but the `newest` tokens are as `stored`. Arguments are integers, or int64 arrays that
-    broadcast.
+    The first `shared` tokens of all sequences are the same, and kept once. In a quantised cache, all but the `newest`
+    tokens are as `stored`. Arguments are integers, or int64 arrays that broadcast.
     """
     total: Any = 0
     for operator in work.operators:
         if isinstance(operator, AttentionCore):
-            kept = operator.kept_bytes(tokens, stored, newest)
+            kept = operator.kept_bytes(tokens, stored, newest, shared=shared)
         else:
-            kept = operator.kept_bytes(tokens)
-        total = total + operator.count * batch_size * kept
+            kept = operator.kept_bytes(tokens, shared=shared)
+        total = total + operator.count * (batch_size * kept + operator.shared_bytes(shared))
     return total
 
 
@@ -101,10 +107,11 @@ def memory_need(
 ) -> MemoryNeed:
     """Return what a cell needs: its weights, its cache at full length, and the workspace of its `prefill`.
 
-    All sequences are prefilled in one step, unless there are more `sequences` than the prefill has. The peak is in its
-    matrix products, its attention or its logits, or in the last decode step: its attention, or a layer's cache. A
-    dynamic cache writes a layer's new cache before it frees the old one, and a quantised one converts a layer.
-    `prefill` and `new_tokens` have integers, or int64 arrays that broadcast.
+    A prefix that `prefill` shares is cached before, once. All sequences are prefilled in one step, unless there are
+    more `sequences` than the prefill has. The peak is in its matrix products, its attention or its logits, or in the
+    last decode step: its attention, or a layer's cache. A dynamic cache writes a layer's new cache before it frees the
+    old one, and a quantised one converts a layer. `prefill` and `new_tokens` have integers, or int64 arrays that
+    broadcast.
     """
     tokens, query = prefill.tokens, prefill.query
     sequences = prefill.batch if sequences is None else sequences
@@ -128,16 +135,17 @@ def memory_need(
     peaks_bytes += [np.where(new_tokens > 0, core.scratch_bytes(last_step, path), 0) for core in cores]
     lm_heads = [op for op in work.of_kind(Linear) if op.rows == "last"]
     rows = tokens if path.all_logits else sequences
+    cached = prefill.context + query + new_tokens
     peaks_bytes.append(sum(rows * op.weight.out_features * op.activation_dtype.itemsize for op in lm_heads))
     stored = path.cache_format
     newest = np.minimum(new_tokens, stored.residual_tokens) if stored is not None else 0
-    kept_bytes = cache_bytes(work, sequences, query + new_tokens, stored, newest)
+    kept_bytes = cache_bytes(work, sequences, cached, stored, newest, shared=prefill.shared)
     if stored is None:
         kv_bytes = kept_bytes - sequences * state_bytes(work)
         peaks_bytes.append(kv_bytes // max(1, sum(core.count for core in cores if core.keeps)))
     else:
-        cached = sequences * (query + new_tokens)
-        peaks_bytes += [cached * core.cached_elements * stored.workspace_bytes(core.itemsize) for core in cores]
+        elements = sequences * cached
+        peaks_bytes += [elements * core.cached_elements * stored.workspace_bytes(core.itemsize) for core in cores]
     lost_bytes = _LOST_OUTPUTS * tokens * max((op.weight.out_features for op in linears), default=0) * itemsize
     return MemoryNeed(weight_bytes, kept_bytes, reduce(np.maximum, peaks_bytes), lost_bytes)
 
@@ -151,12 +159,16 @@ def need_of_batch(
     path: ExecutionPath,
     *,
     together: bool,
+    prefix: Count = 0,
+    shared: Count = 0,
 ) -> MemoryNeed:
     """Return what `batch` sequences need whose prompts are prefilled in one step (`together`), or one at a time.
 
+    The first `prefix` tokens of every prompt are cached before: once if they are `shared`, else for each sequence.
+
     `generate` runs them together. Servers run one at a time, or parts of a prompt, which need less.
     """
-    prefill = Step(batch if together else 1, prompt_len, 0)
+    prefill = Step(batch if together else 1, prompt_len - prefix, prefix, shared)
     return memory_need(work, weight_bytes, prefill, new_tokens, path, batch)
 
 

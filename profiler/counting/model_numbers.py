@@ -75,8 +75,10 @@ class ModelNumbers:
     gpus: tuple[GpuNumbers, ...]
 
 
-def model_numbers(counted: CountedModel, context_len: int, gpus: tuple[RoofSet, ...] = ()) -> ModelNumbers:
-    """Return the numbers of a model whose sequences have `context_len` cached tokens."""
+def model_numbers(
+    counted: CountedModel, context_len: int, gpus: tuple[RoofSet, ...] = (), prefix: int = 0
+) -> ModelNumbers:
+    """Return the numbers of a model whose sequences have `context_len` cached tokens, the first `prefix` in common."""
     work = counted.work
     state = state_bytes(work)
     longest = counted.max_positions or MOST
@@ -99,17 +101,20 @@ def model_numbers(counted: CountedModel, context_len: int, gpus: tuple[RoofSet, 
         state_bytes_per_sequence=state,
         kv_equals_weights_at=least(lambda tokens: kv_bytes(tokens) >= counted.weight_bytes),
         attention_is_half_at=least(lambda context: _attention_share(work, context) >= 0.5),
-        gpus=tuple(_on_gpu(counted, context_len, roofs) for roofs in gpus),
+        gpus=tuple(_on_gpu(counted, context_len, roofs, prefix) for roofs in gpus),
     )
 
 
-def _on_gpu(counted: CountedModel, context_len: int, roofs: RoofSet) -> GpuNumbers:
-    work, one = counted.work, Step(1, 1, context_len)
+def _on_gpu(counted: CountedModel, context_len: int, roofs: RoofSet, prefix: int) -> GpuNumbers:
+    work, one = counted.work, Step(1, 1, context_len, prefix)
     linears = replace(work, operators=tuple(item for item in work.operators if isinstance(item, Linear | Experts)))
     path = path_on(work, counted.attention, fuses_grouped_heads=roofs.fuses_grouped_heads)
 
     def fits(batch: int, tokens: int, *, together: bool = True) -> bool:
-        need = need_of_batch(work, counted.weight_bytes, float(batch), tokens, 1, path, together=together)
+        common = min(prefix, tokens - 1)
+        need = need_of_batch(
+            work, counted.weight_bytes, float(batch), tokens, 1, path, together=together, prefix=common, shared=common
+        )
         return roofs.room_bytes is None or float(need.safe_bytes) <= roofs.room_bytes
 
     prompt = max(1, context_len)

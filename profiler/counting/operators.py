@@ -40,7 +40,7 @@ class Operator(abc.ABC):
     dtype: torch.dtype
     """The dtype of the operator's matmuls, which decides its compute roof."""
     only_last: bool = field(default=False, kw_only=True)
-    """Whether a prompt runs only its last position through this operator, whose layer keeps no keys of its own."""
+    """Whether only positions with requested logits run through this operator, whose layer keeps no keys of its own."""
 
     @property
     def dtype_name(self) -> str:
@@ -54,16 +54,23 @@ class Operator(abc.ABC):
     def work(self, step: Step, path: ExecutionPath) -> Work:
         """Return the work of all `count` operators."""
         if self.only_last and not path.all_logits:
-            step = step.last_position
+            step = step.last_positions
         return self.each(step, path) * self.count
 
-    def kept_bytes(self, tokens: Count) -> Any:
-        """Return the bytes that one sequence of `tokens` keeps between steps for one of the `count` operators."""
+    def kept_bytes(self, tokens: Count, *, shared: Count = 0) -> Any:
+        """Return the bytes that one sequence of `tokens` keeps between steps for one of the `count` operators.
+
+        They are without those of its first `shared` tokens (`shared_bytes`). A state is each sequence's own.
+        """
+        return 0
+
+    def shared_bytes(self, shared: Count) -> Any:
+        """Return the bytes that all sequences keep together of their first `shared` tokens."""
         return 0
 
     def gemms(self, step: Step) -> Sequence[GemmShape]:
         """Return the matrix products with weights in a step of scalars."""
-        return self._gemms(step.last_position if self.only_last else step)
+        return self._gemms(step.last_positions if self.only_last else step)
 
     def _gemms(self, step: Step) -> Sequence[GemmShape]:
         return ()
@@ -214,7 +221,7 @@ class Convolution(Operator):
             activation_bytes=2 * step.tokens * self.channels * self.itemsize,
         )
 
-    def kept_bytes(self, tokens: Count) -> Any:
+    def kept_bytes(self, tokens: Count, *, shared: Count = 0) -> Any:
         return self.channels * self.state_inputs * self.itemsize
 
 
@@ -237,7 +244,7 @@ class RecurrentState(Operator):
             state_bytes=_read_and_written(self.kept_bytes(0), step),
         )
 
-    def kept_bytes(self, tokens: Count) -> Any:
+    def kept_bytes(self, tokens: Count, *, shared: Count = 0) -> Any:
         return self.state_elements * self.itemsize
 
 
@@ -333,7 +340,7 @@ class ModelWork:
 
 def _rows(rule: Rows, step: Step) -> Any:
     if rule == "last":
-        return step.batch
+        return step.batch * step.asked
     if rule == "context":
         return step.batch * (step.context + step.query)
     return step.tokens

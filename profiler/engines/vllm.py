@@ -2,7 +2,7 @@
 
 Written for vLLM 0.32. `LLM` is a thin layer over `LLMEngine`, whose `step` is one iteration. The same engine is built
 here in this process (`LLM` would start another one), with the defaults of `LLM` except for what a measurement needs:
-prefix caching off, no tokenizer, `ignore_eos`, and a cache as large as the grid requires.
+no tokenizer, `ignore_eos`, a cache as large as the grid requires, and prefix caching only for prompts with a prefix.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ class VllmRequirements:
     """Bytes of the weights by roofscope's count."""
     cache_bytes: int
     trust_remote_code: bool = False
+    prefix: int = 0
+    """The first tokens of every prompt, which are in the prefix cache before each call."""
 
 
 class VllmEngine(Engine):
@@ -79,6 +81,7 @@ class VllmEngine(Engine):
         self._iterations: list[SchedulerIterations] = []
         self._most_usage = 0.0
         self._calls = 0
+        self._prefix = requirements.prefix
         try:
             with _restored_threads(), tempfile.TemporaryDirectory() as folder:
                 self._engine = _engine(requirements, Path(folder), self._record)
@@ -105,6 +108,12 @@ class VllmEngine(Engine):
             self.call(torch.zeros(1, _WARM_UP_TOKENS, dtype=torch.long), _WARM_UP_TOKENS, lambda: None)
         except Exception as error:
             raise RequestError(f"--engine vllm: vLLM cannot run this model here: {_reason(error)}.") from error
+        if self._prefix % self.owned.block_tokens:
+            block = self.owned.block_tokens
+            raise RequestError(
+                f"--prefix {self._prefix}: vLLM caches prefixes in blocks of {block} tokens here; use a multiple, as"
+                f" {block * math.ceil(self._prefix / block)}."
+            )
         self.owned = replace(self.owned, load_s=now_s() - start_s)
 
     @property
@@ -120,15 +129,20 @@ class VllmEngine(Engine):
     def call(self, ids_BS: torch.Tensor, new_tokens: int, mark: Callable[[], object]) -> torch.Tensor:  # noqa: N803
         """Return the greedy tokens [batch, new_tokens]; `mark` runs first and when all sequences have their n-th token.
 
-        Raises NoRoomError if the cache was too small to step all sequences together.
+        Before that, the prefix of the prompts is put into an empty prefix cache. Raises NoRoomError if the cache was
+        too small to step all sequences together, RuntimeError if the prefix was not found there.
         """
         batch, prompt_len = ids_BS.shape
-        chunks = math.ceil(batch * prompt_len / self._tokens_an_iteration)
+        prefix = self._prefix if self._prefix < prompt_len else 0
+        own_tokens = batch * (prompt_len - prefix)
+        chunks = math.ceil(own_tokens / self._tokens_an_iteration)
         # Sequences whose prompt is done early decode meanwhile, and must not end before the others.
         most_tokens = min(new_tokens + chunks - 1, self._longest - prompt_len)
-        self._iterations.clear()
-        self._most_usage = 0.0
         with torch.inference_mode(mode=False), torch.no_grad():
+            if prefix:
+                self._cache(ids_BS[0, :prefix].tolist())
+            self._iterations.clear()
+            self._most_usage = 0.0
             tokens = self._submit(ids_BS.tolist(), most_tokens)
             try:
                 mark()
@@ -139,6 +153,8 @@ class VllmEngine(Engine):
                 self._drop(tokens)
         if reason := trouble(self._iterations, batch, self.owned):
             raise NoRoomError(f"vLLM: {reason}.")
+        if prefix and (read := sum(row.prefill_tokens for row in self._iterations)) != own_tokens:
+            raise RuntimeError(f"vLLM read {read} tokens of the prompts, not {own_tokens}: their prefix was not cached")
         return torch.tensor([list(sequence)[:new_tokens] for sequence in tokens.values()])
 
     def prefill(self, ids_BS: torch.Tensor, slots: int) -> DecodeState:  # noqa: N803
@@ -165,6 +181,13 @@ class VllmEngine(Engine):
             greedy = vllm.SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=most_tokens, detokenize=False)
             self._engine.add_request(name, {"prompt_token_ids": prompt}, greedy)
         return dict.fromkeys(names, ())
+
+    def _cache(self, prefix: list[int]) -> None:
+        """Put a prefix into the prefix cache, and nothing else."""
+        self._engine.reset_prefix_cache()
+        tokens = self._submit([prefix], 1)
+        self._step_until(tokens, 1)
+        self._drop(tokens)
 
     def _step_until(self, tokens: dict[str, Any], number: int) -> None:
         """Iterate until every request has `number` tokens."""
@@ -270,7 +293,7 @@ def _engine(requirements: VllmRequirements, folder: Path, record: Callable[[Any]
         seed=0,
         max_model_len=requirements.longest_context,
         max_num_seqs=requirements.most_sequences if requirements.most_sequences > _MOST_SEQUENCES else None,
-        enable_prefix_caching=False,
+        enable_prefix_caching=requirements.prefix > 0,
         kv_cache_memory_bytes=requirements.cache_bytes,
         gpu_memory_utilization=_LEAST_FREE_SHARE,
         # The class, not the name: on a CPU vLLM moves "uni" to a separate process.

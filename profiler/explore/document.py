@@ -19,7 +19,7 @@ from profiler.store.folder import Run
 
 @dataclass(frozen=True)
 class OperatorExpressions:
-    """The model work of one kind of operator in a step, as expressions of `batch`, `query` and `context`."""
+    """The model work of one kind of operator in a step, as expressions of the fields of `Step`."""
 
     name: str
     group: str
@@ -41,7 +41,7 @@ class CollectiveExpressions:
     bus_share: float
     """Bytes that cross each rank's link per byte of the result."""
     link_bytes: Tree
-    """Bytes of all results, as an expression of `batch`, `query` and `context`."""
+    """Bytes of all results, as an expression of the fields of `Step`."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,11 @@ class ModelEntry:
     kv_bits: int
     """Bits of one element of the KV cache."""
     cache_bytes: Tree
-    """The KV cache and states, as an expression of `batch` and `tokens`."""
+    """The KV cache and states, as an expression of `batch` and `tokens`, of which the first `shared` are kept once."""
     state_bytes: int
     """The states of one sequence, which `kv_bits` do not change."""
     workspace_bytes: Tree
-    """What a prefill of `query` tokens into a cache of `tokens` needs besides, with fused attention."""
+    """What a prefill of `query` tokens after `shared` ones, into a cache of `tokens`, needs; attention is fused."""
     unfused_workspace_bytes: Tree
     """The same on a GPU without a fused attention kernel for grouped heads."""
     fragmentation_bytes: Tree
@@ -158,7 +158,7 @@ def model_entry(counted: CountedModel, quant: str, ranks: int = 1) -> ModelEntry
         ranks=ranks,
         weight_bytes=counted.weight_bytes,
         kv_bits=8 * max(widths, default=2),
-        cache_bytes=tree_of(cache_bytes(counted.work, _symbol("batch"), _symbol("tokens"))),
+        cache_bytes=tree_of(cache_bytes(counted.work, _symbol("batch"), _symbol("tokens"), shared=_symbol("shared"))),
         state_bytes=state_bytes(counted.work),
         workspace_bytes=tree_of(_prefill_need(counted, fuses_grouped_heads=True).workspace_bytes),
         unfused_workspace_bytes=tree_of(_prefill_need(counted, fuses_grouped_heads=False).workspace_bytes),
@@ -175,7 +175,7 @@ def _symbol(name: str) -> int:
 
 def _prefill_need(counted: CountedModel, *, fuses_grouped_heads: bool) -> MemoryNeed:
     path = path_on(counted.work, counted.attention, fuses_grouped_heads=fuses_grouped_heads)
-    new_tokens = _symbol("tokens") - _symbol("query")
+    new_tokens = _symbol("tokens") - _symbol("shared") - _symbol("query")
     return memory_need(counted.work, 0, symbolic_prefill(), new_tokens, path)
 
 

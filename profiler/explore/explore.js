@@ -8,6 +8,7 @@ const SVG = "http://www.w3.org/2000/svg";
 const BLOCK_TOKENS = 16;
 const select = selector => document.querySelector(selector);
 const contexts = [...new Set(data.lengths.map(length => Math.min(length, data.max_positions - 1)))];
+const prefixes = [0, ...contexts], drafts = [...Array(17).keys()];
 
 function scaled(value, unit) {
   if (!Number.isFinite(value)) return "-";
@@ -18,13 +19,16 @@ function scaled(value, unit) {
 const plain = value => value >= 100 ? Math.round(value).toString() : value.toPrecision(3);
 const percent = share => `${Math.round(100 * share)} %`;
 const words = group => group.replace("_", " ");
-const nearest = (values, wanted) => values.reduce((best, value, place) =>
-  Math.abs(Math.log(value / wanted)) < Math.abs(Math.log(values[best] / wanted)) ? place : best, 0);
+/** The place of the value that is nearest by its ratio; 0 counts as a half. */
+const nearest = (values, wanted) => {
+  const off = value => Math.abs(Math.log((value || 0.5) / (wanted || 0.5)));
+  return values.reduce((best, value, place) => off(value) < off(values[best]) ? place : best, 0);
+};
 
 // The address remembers the settings, so that a link shows the same view.
 const first = data.entries[0];
 const DEFAULTS = {
-  b: 1, p: Math.min(512, data.max_positions), c: Math.min(512, data.max_positions - 1), q: first.quant,
+  b: 1, x: 0, v: 0, p: Math.min(512, data.max_positions), c: Math.min(512, data.max_positions - 1), q: first.quant,
   kv: first.kv_bits, t: 1, g: data.gpus[0].name, l: data.links[0]?.name ?? "",
 };
 if (data.run) {
@@ -51,6 +55,7 @@ function settings() {
   };
   const batch = number("b", "batch", 1, 2 ** 20), prompt = number("p", "prompt", 1, data.max_positions);
   const context = number("c", "context", 0, data.max_positions - 1);
+  const prefix = number("x", "prefix", 0, Math.min(prompt - 1, context)), verified = number("v", "drafts", 0, data.max_positions - context - 1);
   const whole = named(data.entries, "quant", given.q, "precision"), gpu = named(data.gpus, "name", given.g, "GPU");
   const shares = data.entries.filter(entry => entry.quant === whole.quant);
   const entry = named(shares, "ranks", given.t, `${whole.quant === "none" ? whole.dtype : whole.quant} weights: tensor parallel`);
@@ -58,38 +63,42 @@ function settings() {
   const rated = ratedDtype(gpu, entry.dtype, entry.dtype);
   if (rated !== entry.dtype) notes.push(`${gpu.name} has no ${entry.dtype} roof; its floor is that of ${rated}.`);
   const bits = number("kv", "KV cache bits", 1, entry.kv_bits);
-  return { batch, prompt, context, entry, gpu, link, bits, notes };
+  return { batch, prompt, context, prefix, verified, tokens: context + 1 + verified, entry, gpu, link, bits, notes };
 }
 
 /** The settings as the figures of both steps. */
 function figures(now) {
-  const { batch, prompt, context, entry, gpu, link, bits } = now, whole = BigInt(batch);
+  const { batch, prompt, context, prefix, verified, tokens, entry, gpu, link, bits } = now;
+  const whole = BigInt(batch), shared = BigInt(prefix), asked = BigInt(1 + verified);
+  const decode = { batch: whole, query: 1n, context: BigInt(context), shared }, one = stepWork(entry, decode, bits);
   const work = {
-    prefill: stepWork(entry, { batch: whole, query: BigInt(prompt), context: 0n }, bits),
-    decode: stepWork(entry, { batch: whole, query: 1n, context: BigInt(context) }, bits),
+    prefill: stepWork(entry, { batch: whole, query: BigInt(prompt) - shared, context: shared, shared }, bits),
+    decode: verified ? stepWork(entry, { ...decode, query: asked, asked }, bits) : one,
   };
   const floors = gpu => Object.fromEntries(Object.entries(work).map(([phase, step]) => [phase, floorOf(step, entry, gpu, link)]));
-  const live = cacheBytes(entry, batch, context + 1, bits);
-  const allocated = cacheBytes(entry, batch, BLOCK_TOKENS * Math.ceil((context + 1) / BLOCK_TOKENS), bits);
+  const live = cacheBytes(entry, batch, tokens, bits, prefix);
+  const allocated = cacheBytes(entry, batch, BLOCK_TOKENS * Math.ceil(tokens / BLOCK_TOKENS), bits, prefix);
   return {
-    work, floors, live, allocated, needs: neededBytes(entry, gpu, batch, context, context + 1, bits), safe: safeBytes(entry, gpu, batch, context, context + 1, bits), tokens: { prefill: batch * prompt, decode: batch },
-    fits: fits(entry, gpu, batch, context, context + 1, bits), most: largestBatch(entry, gpu, context, context + 1, bits),
-    prefillFits: fits(entry, gpu, batch, prompt, prompt, bits), prefillMost: largestBatch(entry, gpu, prompt, prompt, bits),
+    work, floors, live, allocated, oneToken: floorOf(one, entry, gpu, link).total,
+    needs: neededBytes(entry, gpu, batch, context, tokens, bits, prefix), safe: safeBytes(entry, gpu, batch, context, tokens, bits, prefix),
+    tokens: { prefill: batch * (prompt - prefix), decode: batch * (1 + verified) },
+    fits: fits(entry, gpu, batch, context, tokens, bits, prefix), most: largestBatch(entry, gpu, context, tokens, bits, prefix),
+    prefillFits: fits(entry, gpu, batch, prompt, prompt, bits, prefix), prefillMost: largestBatch(entry, gpu, prompt, prompt, bits, prefix),
   };
 }
 
 const several = (entry, gpu) => entry.ranks > 1 ? `${entry.ranks} x ${gpu.name}` : gpu.name;
 const isRun = now => data.run && now.gpu.name === data.run.gpu && now.entry.quant === data.run.quant
-  && now.entry.ranks === 1 && now.bits === now.entry.kv_bits;
+  && now.entry.ranks === 1 && now.bits === now.entry.kv_bits && !now.prefix && !now.verified;
 const ofRun = (cells, phase, now) => cells.find(cell => cell.phase === phase && cell.batch === now.batch
   && cell.length === (phase === "prefill" ? now.prompt : now.context));
 
 /** One line on what would fit, in the order of the least change. */
 function advice(now, shown) {
-  const { batch, context, entry, gpu, bits } = now, tokens = context + 1, ways = [];
-  if (shown.fits) return isSafe(entry, gpu, batch, context, tokens, bits) ? ""
+  const { batch, context, prefix, tokens, entry, gpu, bits } = now, ways = [];
+  if (shown.fits) return isSafe(entry, gpu, batch, context, tokens, bits, prefix) ? ""
     : `Tight: the tensors fit, but the step runs out of memory if free memory on ${gpu.name} is in pieces. Room for ${scaled(shown.safe, "B")} is enough.`;
-  const fit = (other, card, width) => isSafe(other, card, batch, tokens - 1, tokens, width);
+  const fit = (other, card, width) => isSafe(other, card, batch, context, tokens, width, prefix);
   const name = other => other.quant === "none" ? other.dtype : other.quant;
   if (shown.most) ways.push(`batch ${shown.most}`);
   for (const width of [8, 4]) if (width < bits && fit(entry, gpu, width)) { ways.push(`a KV cache of ${width} bits`); break; }
@@ -132,8 +141,17 @@ function fillTable(selector, rows) {
 const mark = text => html("span", { className: `mark ${text}` }, text);
 const rate = (tokens, seconds) => [`${plain(tokens / seconds)} tok/s`, tokens / seconds];
 
+/** What a shared prefix and verified drafts mean for the figures. */
+function remarks({ batch, prefix, verified }, shown, floors) {
+  const lines = [], cost = floors.decode.total / shown.oneToken;
+  if (prefix && batch > 1) lines.push("A step is counted as if it read the shared prefix once for all sequences; plain attention kernels read it once for each.");
+  if (verified) lines.push(`The decode step verifies ${verified} drafts per sequence, and has ${plain(cost)} times the floor of one token. `
+    + (cost > verified + 1 ? "It does not pay, even if all are accepted." : `It pays from ${plain(cost - 1)} accepted drafts per step on, without the cost of drafting. Its tok/s are those if all are accepted.`));
+  return lines;
+}
+
 function drawTables(now, shown) {
-  const { batch, context, entry, gpu, bits } = now, floors = shown.floors(gpu);
+  const { batch, context, prefix, tokens, entry, gpu, bits } = now, floors = shown.floors(gpu);
   const room = { prefill: [shown.prefillFits, shown.prefillMost], decode: [shown.fits, shown.most] };
   fillTable("#figures", Object.entries(shown.work).map(([phase, work]) => [
     phase, [scaled(Number(work.flops), "FLOP"), work.flops], [scaled(Number(work.bytes), "B"), work.bytes],
@@ -152,16 +170,16 @@ function drawTables(now, shown) {
     ["weights, logical KV cache and workspace", figure(shown.needs), mark("counted")],
     ["the same if free memory is in pieces, at most", figure(shown.safe), mark("counted")],
     [`room on ${gpu.name}`, gpu.room_bytes ? figure(gpu.room_bytes) : ["-", NaN], mark(gpu.source)],
-    [`largest batch at ${context + 1} tokens`, [Number.isFinite(shown.most) ? shown.most : "-", shown.most], mark("counted")],
+    [`largest batch at ${tokens} tokens`, [Number.isFinite(shown.most) ? shown.most : "-", shown.most], mark("counted")],
   ]);
   fillTable("#gpus", data.gpus.map(card => {
-    const { prefill, decode } = shown.floors(card), most = largestBatch(entry, card, context, context + 1, bits);
+    const { prefill, decode } = shown.floors(card), most = largestBatch(entry, card, context, tokens, bits, prefix);
     return [html("span", {}, several(entry, card), " ", mark(card.source)), [scaled(prefill.total, "s"), prefill.total], [scaled(decode.total, "s"), decode.total],
-      fits(entry, card, batch, context, context + 1, bits) ? rate(batch, decode.total) : ["no room", NaN],
+      fits(entry, card, batch, context, tokens, bits, prefix) ? rate(shown.tokens.decode, decode.total) : ["no room", NaN],
       [Number.isFinite(most) ? most : "-", most], decode.bound];
   }));
   select("#advice").textContent = advice(now, shown);
-  select("#notes").replaceChildren(...now.notes.map(note => html("li", {}, note)));
+  select("#notes").replaceChildren(...[...now.notes, ...remarks(now, shown, floors)].map(note => html("li", {}, note)));
   if (data.run) drawRun(now, shown, floors);
 }
 
@@ -301,13 +319,14 @@ const mapBatches = data.batches.filter(isPower).reverse(), mapContexts = context
 let mapKey = "";
 /** The map is drawn again when its model, GPU or link changes; the sliders move only its cursor. */
 function drawMap(now) {
-  const { entry, gpu, link, bits } = now, key = [data.entries.indexOf(entry), gpu.name, link?.name, bits].join();
+  const { prefix, verified, entry, gpu, link, bits } = now, query = 1 + verified;
+  const key = [data.entries.indexOf(entry), gpu.name, link?.name, bits, prefix, verified].join();
   const table = select("#map");
   if (key !== mapKey) {
     mapKey = key;
     const rows = mapBatches.map(batch => html("tr", {}, html("th", { scope: "row" }, batch), ...mapContexts.map(context => {
-      const room = fits(entry, gpu, batch, context, context + 1, bits);
-      const bound = room ? floorOf(stepWork(entry, { batch, query: 1, context }, bits), entry, gpu, link).bound : "no room";
+      const shared = Math.min(prefix, context), room = fits(entry, gpu, batch, context, context + query, bits, shared);
+      const bound = room ? floorOf(stepWork(entry, { batch, query, context, shared, asked: query }, bits), entry, gpu, link).bound : "no room";
       const cell = html("td", { className: bound.replace(" ", "-"), title: `decode ${batch} x ${context}: ${bound}` }, room ? bound[0] : "");
       cell.addEventListener("click", () => change({ b: batch, c: context }));
       return cell;
@@ -316,12 +335,12 @@ function drawMap(now) {
     table.replaceChildren(html("tbody", {}, ...rows));
   }
   table.querySelector(".here")?.classList.remove("here");
-  table.rows[nearest(mapBatches, now.batch)].cells[1 + nearest(mapContexts, now.context || 1)].classList.add("here");
+  table.rows[nearest(mapBatches, now.batch)].cells[1 + nearest(mapContexts, now.context)].classList.add("here");
 }
 
 function drawControls(now) {
-  for (const [id, values, value] of [["batch", data.batches, now.batch], ["prompt", data.lengths, now.prompt], ["context", contexts, now.context]]) {
-    select(`#${id}`).value = nearest(values, value || 1);
+  for (const [id, values, value] of [["batch", data.batches, now.batch], ["prompt", data.lengths, now.prompt], ["context", contexts, now.context], ["prefix", prefixes, now.prefix], ["drafts", drafts, now.verified]]) {
+    select(`#${id}`).value = nearest(values, value);
     select(`#${id}`).setAttribute("aria-valuetext", value);
     select(`#${id}-is`).textContent = value.toLocaleString("en");
   }
@@ -348,7 +367,7 @@ function change(changed) {
   update();
 }
 
-for (const [id, name, values] of [["batch", "b", data.batches], ["prompt", "p", data.lengths], ["context", "c", contexts]]) {
+for (const [id, name, values] of [["batch", "b", data.batches], ["prompt", "p", data.lengths], ["context", "c", contexts], ["prefix", "x", prefixes], ["drafts", "v", drafts]]) {
   const slider = select(`#${id}`);
   slider.max = values.length - 1;
   slider.addEventListener("input", () => change({ [name]: values[slider.value] }));

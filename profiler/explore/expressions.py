@@ -1,12 +1,13 @@
-"""Expressions of batch, query and context, traced from the operators' own formulas.
+"""Expressions of a step's fields (batch, query, context), traced from the operators' own formulas.
 
 An operator's formula runs once on symbols instead of numbers. Arithmetic and NumPy's functions on a symbol build an
-expression, which a page evaluates for any batch, query and context.
+expression, which a page evaluates for any of their values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -151,6 +152,8 @@ def _apply(operation: str, *arguments: Any) -> Any:
         return OPERATIONS[operation](*plain)
     if operation == "*" and any(_is(argument, 0) for argument in plain):
         return 0
+    if operation == "-" and _is(plain[1], 0):
+        return plain[0]
     for neutral, unit in (("*", 1), ("+", 0)):
         if operation == neutral and any(_is(argument, unit) for argument in plain):
             return next(argument for argument in plain if not _is(argument, unit))
@@ -174,17 +177,17 @@ def tree_of(value: Any) -> Tree:
 
 
 def symbolic_step() -> Step:
-    """Return a step of the symbols `batch`, `query` and `context`, which have no values to check."""
+    """Return a step of symbols with the names of its fields, which have no values to check."""
     step = object.__new__(Step)
-    for name in ("batch", "query", "context"):
-        object.__setattr__(step, name, Expression(name))
+    for item in fields(Step):
+        object.__setattr__(step, item.name, Expression(item.name))
     return step
 
 
 def symbolic_prefill() -> Step:
-    """Return a prefill of the symbols `batch` and `query`."""
+    """Return a prefill of the symbols `batch` and `query` after a prefix of the symbol `shared`."""
     step = symbolic_step()
-    object.__setattr__(step, "context", 0)
+    object.__setattr__(step, "context", step.shared)
     return step
 
 

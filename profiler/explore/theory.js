@@ -40,9 +40,9 @@ function evaluate(owner, name, symbols) {
 const narrowed = (bytes, entry, bits) => bits === entry.kv_bits ? bytes
   : typeof bytes === "bigint" ? bytes * BigInt(bits) / BigInt(entry.kv_bits) : bytes * bits / entry.kv_bits;
 
-/** The work of a step by operator, and in all. */
-function stepWork(entry, symbols, bits) {
-  const zero = typeof symbols.batch === "bigint" ? 0n : 0;
+/** The work of a step by operator, and in all. No token is shared, and one logit is asked for, unless symbols say so. */
+function stepWork(entry, given, bits) {
+  const [zero, one] = typeof given.batch === "bigint" ? [0n, 1n] : [0, 1], symbols = { shared: zero, asked: one, ...given };
   let flops = zero, bytes = zero;
   const operators = entry.operators.map(operator => {
     const own = {
@@ -79,34 +79,34 @@ function floorOf(work, entry, gpu, link) {
   return { ...seconds, total: seconds.compute + seconds.memory + seconds.link, groups, bound };
 }
 
-/** Bytes of the KV cache of `batch` sequences of `tokens` each. */
+/** Bytes of the KV cache of `batch` sequences of `tokens` each, the first `shared` of which are kept once. */
 const stateBytes = (entry, batch) => typeof batch === "bigint" ? batch * BigInt(entry.state_bytes) : batch * entry.state_bytes;
-const cacheBytes = (entry, batch, tokens, bits) => stateBytes(entry, batch)
-  + narrowed(evaluate(entry, "cache_bytes", { batch, tokens }) - stateBytes(entry, batch), entry, bits);
+const cacheBytes = (entry, batch, tokens, bits, shared = batch - batch) => stateBytes(entry, batch)
+  + narrowed(evaluate(entry, "cache_bytes", { batch, tokens, shared }) - stateBytes(entry, batch), entry, bits);
 
-/** Weights, a KV cache of `tokens`, and the workspace of the prefill of `query` of them. */
-const neededBytes = (entry, gpu, batch, query, tokens, bits) => entry.weight_bytes + cacheBytes(entry, batch, tokens, bits)
-  + evaluate(entry, gpu.fuses_grouped_heads ? "workspace_bytes" : "unfused_workspace_bytes", { batch, query, tokens });
+/** Weights, a KV cache of `tokens`, and the workspace of the prefill of `query` of them, whose first `shared` are cached. */
+const neededBytes = (entry, gpu, batch, query, tokens, bits, shared = 0) => entry.weight_bytes + cacheBytes(entry, batch, tokens, bits, shared)
+  + evaluate(entry, gpu.fuses_grouped_heads ? "workspace_bytes" : "unfused_workspace_bytes", { batch, query: query - shared, tokens, shared });
 
 /** The bytes with which that prefill runs, in whatever pieces free memory is. */
-const safeBytes = (entry, gpu, batch, query, tokens, bits) => neededBytes(entry, gpu, batch, query, tokens, bits)
-  + evaluate(entry, "fragmentation_bytes", { batch, query, tokens });
+const safeBytes = (entry, gpu, batch, query, tokens, bits, shared = 0) => neededBytes(entry, gpu, batch, query, tokens, bits, shared)
+  + evaluate(entry, "fragmentation_bytes", { batch, query: query - shared, tokens, shared });
 
-const fits = (entry, gpu, batch, query, tokens, bits) =>
-  neededBytes(entry, gpu, batch, query, tokens, bits) <= (gpu.room_bytes ?? Infinity);
+const fits = (entry, gpu, batch, query, tokens, bits, shared) =>
+  neededBytes(entry, gpu, batch, query, tokens, bits, shared) <= (gpu.room_bytes ?? Infinity);
 
 /** Whether it fits, in whatever pieces free memory is. */
-const isSafe = (entry, gpu, batch, query, tokens, bits) =>
-  safeBytes(entry, gpu, batch, query, tokens, bits) <= (gpu.room_bytes ?? Infinity);
+const isSafe = (entry, gpu, batch, query, tokens, bits, shared) =>
+  safeBytes(entry, gpu, batch, query, tokens, bits, shared) <= (gpu.room_bytes ?? Infinity);
 
 const MOST_BATCH = 2 ** 24;
 /** The largest batch that fits, in whatever pieces free memory is; 0 if none does, Infinity without a limit. */
-function largestBatch(entry, gpu, query, tokens, bits) {
-  if (isSafe(entry, gpu, MOST_BATCH, query, tokens, bits)) return Infinity;
+function largestBatch(entry, gpu, query, tokens, bits, shared) {
+  if (isSafe(entry, gpu, MOST_BATCH, query, tokens, bits, shared)) return Infinity;
   let [low, high] = [0, MOST_BATCH];
   while (high - low > 1) {
     const middle = Math.floor((low + high) / 2);
-    if (isSafe(entry, gpu, middle, query, tokens, bits)) low = middle; else high = middle;
+    if (isSafe(entry, gpu, middle, query, tokens, bits, shared)) low = middle; else high = middle;
   }
   return low;
 }

@@ -1,7 +1,8 @@
-"""Measurements outside the sweep: replays, hooks, traces, trials, cold starts, quality, packed linears."""
+"""Measurements outside the sweep: replays, hooks, traces, trials, cold starts, quality, drafts, packed linears."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -258,6 +259,73 @@ class Quality(Fact, kind="quality"):
     top1_agreement: float
     """Share of positions where both models rank the same token first."""
     tokens: int
+
+
+@dataclass(frozen=True)
+class DraftFloor:
+    """The least seconds of decode steps at one batch with and without drafts, by the run's roofs."""
+
+    batch: int
+    drafted: int
+    """Drafts per step and sequence, about as many as were measured."""
+    one_token_s: float
+    """A step of one token."""
+    verifying_s: float
+    """A step that verifies the drafts."""
+    drafting_s: float
+    """The steps of the draft model that make them; 0 without one."""
+
+    def speedup(self, tokens_per_step: float) -> float:
+        """Return how many times faster decode is with drafts that give so many tokens per step, at these roofs."""
+        return tokens_per_step * self.one_token_s / (self.verifying_s + self.drafting_s)
+
+
+@dataclass(frozen=True)
+class Drafting(Fact, kind="drafting"):
+    """Greedy answers of one sequence with and without drafts (transformers' assisted generation), in turn."""
+
+    draft: str
+    """`ngram`, or the name of a draft model."""
+    prompt_len: int
+    """Tokens of the built-in text that is continued."""
+    new_tokens: int
+    """Tokens of the answer; fewer than requested if the model ended it."""
+    same_tokens: int
+    """The first tokens in which both answers agree; rounding may decide between two nearly equal tokens."""
+    drafted: tuple[int, ...]
+    """Drafts in each step of one answer; the first step also reads the prompt."""
+    accepted: tuple[int, ...]
+    """Those of them that the model would have chosen too."""
+    assisted_s: tuple[float, ...]
+    """Seconds of all steps but the first, by round."""
+    drafting_s: tuple[float, ...]
+    """Seconds of these in which drafts were made."""
+    plain_s: tuple[float, ...]
+    """The same steps without drafts, one token each."""
+    floors: tuple[DraftFloor, ...]
+    """At the batch sizes of the run."""
+
+    @property
+    def steps(self) -> int:
+        """Steps with drafts after the first."""
+        return len(self.accepted) - 1
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens of a step after the first: the accepted drafts and one more."""
+        return 1 + sum(self.accepted[1:]) / self.steps if self.steps else math.nan
+
+    @property
+    def speedups(self) -> tuple[float, ...]:
+        """Tokens per second with drafts over those without, by round."""
+        share = (self.new_tokens - 1 - self.accepted[0]) / (self.new_tokens - 1)
+        return tuple(share * plain_s / own_s for plain_s, own_s in zip(self.plain_s, self.assisted_s, strict=True))
+
+    @property
+    def pays(self) -> bool | None:
+        """Whether drafts are faster; None if the rounds disagree."""
+        faster = {speedup > 1 for speedup in self.speedups}
+        return faster.pop() if len(faster) == 1 else None
 
 
 @dataclass(frozen=True)

@@ -114,6 +114,8 @@ class Cause(StrEnum):
     """A quantised cache is converted to the model's dtype in every step."""
     CONVERTED_READS = "converted cache read"
     """The attention kernel reads the converted cache, which is wider than the stored one."""
+    SHARED_READS = "shared prefix read again"
+    """A plain attention kernel reads the prefix that sequences share once for each of them."""
     PADDING = "padding"
     """Positions that hold no token of any prompt."""
     UNFILLED_SLOTS = "unfilled cache slots"

@@ -36,24 +36,30 @@ class Step:
     """One forward pass over `batch` sequences: `query` new tokens each, after `context` cached ones.
 
     Each is a whole number or an int64 array; arrays broadcast, so a grid is counted at once.
-    A prefill has context 0; a decode step has query 1.
+    A prefill has context 0, or that of a cached prefix; a decode step has query 1, or more if it verifies drafts.
     """
 
     batch: Count
     query: Count
     context: Count
+    shared: Count = 0
+    """The first of the cached tokens, which all sequences share: they are kept once, and need to be read only once."""
+    asked: Count = 1
+    """The last of the new tokens, whose logits are asked for: one, or all that speculative decoding verifies."""
 
     def __post_init__(self) -> None:
-        for name in ("batch", "query", "context"):
+        for name in ("batch", "query", "context", "shared", "asked"):
             value = np.asarray(getattr(self, name))
-            least = 0 if name == "context" else 1
+            least = 0 if name in ("context", "shared") else 1
             if value.size and (value < least).any():
                 raise ValueError(f"a step's {name} must be {least} or more, not {value.min()}")
+        if np.any(np.asarray(self.shared) > self.context) or np.any(np.asarray(self.asked) > self.query):
+            raise ValueError("a step shares at most its cached tokens, and asks at most for the logits of its new ones")
 
     @classmethod
     def of(cls, key: CellKey) -> Step:
         """Return the step that a cell's time describes."""
-        return cls(key.cell.batch_size, key.query_tokens, key.context_len)
+        return cls(key.cell.batch_size, key.query_tokens, key.context_len, key.cell.prefix)
 
     @property
     def tokens(self) -> Count:
@@ -61,9 +67,12 @@ class Step:
         return self.batch * self.query
 
     @property
-    def last_position(self) -> Step:
-        """The step that runs only the last of the new tokens, after all others."""
-        return self.decoding(self.batch, 0)
+    def last_positions(self) -> Step:
+        """The step that runs only the new tokens whose logits are asked for, after all others."""
+        last = copy(self)
+        object.__setattr__(last, "query", self.asked)
+        object.__setattr__(last, "context", self.context + self.query - self.asked)
+        return last
 
     def decoding(self, batch: Count, new_tokens: Count) -> Step:
         """The last of `new_tokens` decode steps of `batch` sequences after this prefill; symbols are not validated."""

@@ -142,6 +142,11 @@ def forecast_from_facts(basis: RunFacts, request: ForecastRequest, kernels: Kern
     Raises RequestError for more tokens than the model has positions, or for a variant that the run did not try.
     """
     folder, document = basis.run.folder, basis.run.document
+    if request.prefix:
+        raise RequestError(
+            f"--prefix {request.prefix}: {folder} measured no prefill after a cached prefix; forecast the model --on a"
+            " GPU or a profile of it."
+        )
     facts, trained = basis.facts, basis.trained
     forecast = _forecast(basis, request, kernels)
     forms = _forms(basis, request)
@@ -265,11 +270,14 @@ def forecast_on(model: str, on: str, request: ForecastRequest) -> Answer:
         request.batch_sizes or "1,2,4,8",
         request.new_tokens or 32,
         request.context_lens,
+        prefix=request.prefix,
     )
     check_positions(counted.max_positions, grid.longest_context, SHORTER)
-    unmeasured, steps = UnmeasuredModel(source.name, quant, counted), StepArrays.of(grid.keys)
+    kind = _engine_kind(request.engine) if profile is None else "eager"
+    unmeasured = UnmeasuredModel(source.name, quant, counted)
+    steps = StepArrays.of(grid.keys, prefix=grid.prefix, is_shared=kind != "eager")
     if profile is None:
-        return in_range(unmeasured, gpu_called(on), steps, request.link, _engine_kind(request.engine))
+        return in_range(unmeasured, gpu_called(on), steps, request.link, kind)
     if counted.dtype not in profile.dtypes:
         raise RequestError(f"{on} was profiled in {', '.join(profile.dtypes)} only; use one of these as --dtype.")
     if quant != "none" and not any(point.format == quant for point in profile.products):

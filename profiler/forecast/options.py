@@ -15,6 +15,7 @@ class ForecastOptions:
     prompt_lens: str = option("", "Prompt lengths: 128, or 64..4096*2 (default: the run's).")
     batch_sizes: str = option("", "Batch sizes (default: the run's, and two doublings).")
     context_lens: str = option("", "Decode with this many tokens in the KV cache.")
+    prefix: int = option(0, "--on: the first tokens of every prompt, cached before it.")
     new_tokens: int = option(0, "Tokens after each prompt (0: those of the run).")
     dtype: str = option("auto", "Another dtype; with RUN, one that it tried.")
     quant: str = option("none", f"{quant_help()}; with RUN, one that it tried.")

@@ -17,7 +17,8 @@ DEFAULT_ENGINE = "eager"
 class Cell:
     """A batch of prompts of one length, prefilled and then decoded.
 
-    With `context_len` instead of `prompt_len`, the cache is filled directly and only the decode is timed.
+    With `context_len` instead of `prompt_len`, the cache is filled directly and only the decode is timed. With both,
+    the prompts are longer by a prefix of `context_len` tokens, which they share and which is cached before.
     """
 
     batch_size: int
@@ -29,7 +30,12 @@ class Cell:
     @property
     def depth(self) -> int:
         """Tokens in the cache when decoding begins."""
-        return self.prompt_len or self.context_len
+        return self.prompt_len + self.context_len
+
+    @property
+    def prefix(self) -> int:
+        """The first tokens of every prompt, which are cached before it."""
+        return self.context_len if self.prompt_len else 0
 
     @property
     def prefilled(self) -> int:
@@ -74,7 +80,7 @@ class CellKey:
     @property
     def context_len(self) -> int:
         """Cached tokens at its step; the median over a decode loop describes the middle step."""
-        return 0 if self.phase == "prefill" else self.cell.depth + self.cell.new_tokens // 2
+        return self.cell.prefix if self.phase == "prefill" else self.cell.depth + self.cell.new_tokens // 2
 
     @property
     def tokens(self) -> int:
@@ -97,7 +103,7 @@ class CellKey:
         cls, phase: Phase, batch_size: int, prompt_len: int, context_len: int, new_tokens: int, engine: str
     ) -> CellKey:
         """Return the key for a row of a table; `context_len` is the number of cached tokens at its step."""
-        filled = 0 if prompt_len else context_len - new_tokens // 2
+        filled = context_len if phase == "prefill" else context_len - prompt_len - new_tokens // 2
         return cls(phase, Cell(batch_size, prompt_len, new_tokens, filled, engine))
 
 
@@ -112,6 +118,8 @@ class Grid:
     engines: tuple[str, ...] = (DEFAULT_ENGINE,)
     ragged: Ragged | None = None
     """Prompts of unequal lengths: one batch per batch size, whose cell is as long as its longest prompt."""
+    prefix: int = 0
+    """The first tokens of every prompt, which are cached before it."""
 
     @property
     def cells(self) -> tuple[Cell, ...]:
@@ -135,7 +143,7 @@ class Grid:
         if self.ragged is not None:
             batch = self.ragged.batch(batch_size)
             return [(longest(batch), max(request.new_tokens for request in batch), 0)]
-        prompts = [(prompt, self.new_tokens, 0) for prompt in self.prompt_lens]
+        prompts = [(prompt - self.prefix, self.new_tokens, self.prefix) for prompt in self.prompt_lens]
         return prompts + [(0, self.new_tokens, context) for context in self.context_lens]
 
     @property

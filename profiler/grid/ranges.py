@@ -48,11 +48,12 @@ def make_grid(
     new_tokens: int,
     context_lens: str | Sequence[int] = (),
     engines: Sequence[str] = (DEFAULT_ENGINE,),
+    prefix: int = 0,
 ) -> Grid:
     """Return the Grid of texts in the range grammar, or of plain numbers. Raises GridError.
 
     Without prompt lengths, only decodes at the given context lengths are timed. `ragged:32..512` and `ragged:FILE` give
-    prompts of unequal lengths.
+    prompts of unequal lengths. The first `prefix` tokens of all others are cached.
     """
     if new_tokens < _LEAST_NEW_TOKENS:
         raise GridError(
@@ -62,12 +63,16 @@ def make_grid(
     if isinstance(prompt_lens, Ragged) or (isinstance(prompt_lens, str) and prompt_lens.startswith(RAGGED)):
         return _ragged_grid(prompt_lens, _values(batch_sizes, "--batch-sizes"), new_tokens, context_lens, engines)
     contexts = _values(context_lens, "--context-lens") if context_lens else ()
+    prompts = _values(prompt_lens, "--prompt-lens") if prompt_lens or not contexts else ()
+    if prefix:
+        check_prefix(prefix, min((*prompts, *contexts)))
     return Grid(
-        prompt_lens=_values(prompt_lens, "--prompt-lens") if prompt_lens or not contexts else (),
+        prompt_lens=prompts,
         batch_sizes=_values(batch_sizes, "--batch-sizes"),
         new_tokens=new_tokens,
         context_lens=contexts,
         engines=tuple(dict.fromkeys(engines)),
+        prefix=prefix,
     )
 
 
@@ -126,6 +131,15 @@ def _expand(match: re.Match[str], part: str, option: str) -> list[int]:
         values.append(value)
         value = value * step if operator == "*" else value + step
     return values
+
+
+def check_prefix(prefix: int, shortest: int) -> None:
+    """Raise RequestError for a prefix that is not shorter than the `shortest` prompt or cache of a decode step."""
+    if not 0 <= prefix < shortest:
+        raise RequestError(
+            f"--prefix {prefix} is not possible: it is a part of every prompt, and the shortest has {shortest} tokens;"
+            f" use 0 to {shortest - 1}, or longer prompts."
+        )
 
 
 def check_positions(limit: int | None, longest: int, shorter: str) -> None:

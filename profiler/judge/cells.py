@@ -29,9 +29,9 @@ class CellResult:
     batch_size: int
     """Sequences per batch."""
     prompt_len: int
-    """Prompt tokens per sequence; 0 if the cache was filled directly."""
+    """Prompt tokens per sequence, without a cached prefix; 0 if the cache was filled directly."""
     context_len: int
-    """Cached tokens at the step: 0 in a prefill, in a decode those at the middle step of the loop."""
+    """Cached tokens at the step: in a prefill those of a prefix, in a decode those at the middle step of the loop."""
     new_tokens: int
     """Tokens decoded after the prompt."""
     status: Status
@@ -187,9 +187,9 @@ class KeyedRecord:
     batch_size: int
     """Sequences per batch."""
     prompt_len: int
-    """Prompt tokens per sequence; 0 if the cache was filled directly."""
+    """Prompt tokens per sequence, without a cached prefix; 0 if the cache was filled directly."""
     context_len: int
-    """Cached tokens at the step; 0 in a prefill."""
+    """Cached tokens at the step; in a prefill, those of a prefix."""
     new_tokens: int
     """Tokens decoded after the prompt."""
     engine: str

@@ -30,9 +30,9 @@ TEXT = (
 """Narrative, a date, an explanation, a line of code and two facts; written for this purpose."""
 
 
-def text_ids(request: ModelRequest) -> list[int]:
-    """Return the built-in text in the model's own tokens. Raises RequestError if it has no tokenizer."""
-    tokenizer = load_tokenizer(request.source, "--check-quality", trust_remote_code=request.trust_remote_code)
+def text_ids(request: ModelRequest, option: str) -> list[int]:
+    """Return the built-in text in the model's own tokens. Raises RequestError, naming `option`, without a tokenizer."""
+    tokenizer = load_tokenizer(request.source, option, trust_remote_code=request.trust_remote_code)
     return list(tokenizer(TEXT).input_ids)
 
 

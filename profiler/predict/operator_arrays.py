@@ -31,20 +31,27 @@ class StepArrays:
     """bool[n]"""
     batch: Array
     prompt_len: Array
-    """int64[n]; 0 if the cache was filled directly."""
+    """int64[n], without the prefix; 0 if the cache was filled directly."""
     context: Array
-    """int64[n]: cached tokens at the step, 0 in a prefill."""
+    """int64[n]: cached tokens at the step; in a prefill, those of its prefix."""
     new_tokens: Array
+    prefix: Array
+    """int64[n]: the first tokens of every prompt, which are cached before it."""
+    shared: Array
+    """int64[n]: as many, if one copy of them serves all sequences; 0 if each has its own, as in transformers."""
 
     @classmethod
-    def of(cls, keys: Sequence[CellKey]) -> StepArrays:
-        """The steps of these keys, in their order."""
+    def of(cls, keys: Sequence[CellKey], *, prefix: int = 0, is_shared: bool = False) -> StepArrays:
+        """The steps of these keys, in their order. All of their prompts have a cached prefix, or none has one."""
+        prefixes = np.full(len(keys), prefix)
         return cls(
             np.array([key.phase == "prefill" for key in keys], dtype=bool),
             np.array([key.cell.batch_size for key in keys], dtype=np.int64),
             np.array([key.cell.prompt_len for key in keys], dtype=np.int64),
             np.array([key.context_len for key in keys], dtype=np.int64),
             np.array([key.cell.new_tokens for key in keys], dtype=np.int64),
+            prefixes,
+            prefixes * is_shared,
         )
 
     def phase(self, index: int) -> Phase:
@@ -210,11 +217,11 @@ def operator_arrays(
 
 def need_of_cells(work: ModelWork, steps: StepArrays, path: ExecutionPath, weight_bytes: int) -> MemoryNeed:
     """What the cell of each step needs of a device's memory [n]; `path` is that of its prefill."""
-    filled = np.maximum(1, steps.context - steps.new_tokens // 2)
+    filled = np.maximum(1, steps.context - steps.prefix - steps.new_tokens // 2)
     depth = np.where(steps.prompt_len > 0, steps.prompt_len, filled)
     prefilled = np.where(steps.prompt_len > 0, steps.prompt_len, 1)
-    new_tokens = depth + steps.new_tokens - prefilled
-    return memory_need(work, weight_bytes, Step(steps.batch, prefilled, 0), new_tokens, path)
+    prefill = Step(steps.batch, prefilled, steps.prefix, steps.shared)
+    return memory_need(work, weight_bytes, prefill, depth + steps.new_tokens - prefilled, path)
 
 
 def _collective_s(work: ModelWork, parts: list[tuple[Array, Step, ExecutionPath]], link: Link, count: int) -> Array:
@@ -226,12 +233,12 @@ def _collective_s(work: ModelWork, parts: list[tuple[Array, Step, ExecutionPath]
 
 def _step(steps: StepArrays, path: ExecutionPath) -> tuple[Step, ExecutionPath]:
     """The steps of one phase in the form that operators count; a cache is as long as each step needs."""
-    filled: Any = np.where(steps.prompt_len > 0, steps.prompt_len, steps.context - steps.new_tokens // 2)
+    filled: Any = np.where(steps.prompt_len > 0, steps.prompt_len + steps.prefix, steps.context - steps.new_tokens // 2)
     if path.cache == "static":
         path = replace(path, static_cache_len=filled + steps.new_tokens)
     if path.cache_format is not None:
         path = replace(path, residual_tokens=path.cache_format.residual(np.maximum(steps.context - filled, 0)))
-    return Step(steps.batch, steps.query, steps.context), path
+    return Step(steps.batch, steps.query, steps.context, steps.shared), path
 
 
 def _column(

@@ -14,7 +14,7 @@ from profiler.data.published_coverage import ENGINE_WORDS
 from profiler.data.published_results import EngineKind, formats_of
 from profiler.data.table import rows_of
 from profiler.errors import RequestError
-from profiler.facts.operators import OF_CONTEXT
+from profiler.facts.operators import OF_CONTEXT, Cause
 from profiler.grid.cells import Phase
 from profiler.predict.operator_arrays import Array, OperatorArrays
 from profiler.quant.registry import FORMATS, published_as
@@ -218,10 +218,11 @@ def executed(needed: OperatorArrays, engine: EngineKind) -> WorkAt:
     """The algorithm's work, plus the avoidable work of plain transformers (`eager`) that grows with the context.
 
     The latter are copies of the cache, repeated expansion of a latent, and materialised heads and scores. Other
-    avoidable work (operands between kernels, dequantisation) is part of the fitted efficiency.
+    avoidable work (operands between kernels, dequantisation) is part of the fitted efficiency. Kernels are assumed to
+    read a shared prefix once per sequence, as all published ones do by default.
     """
     zeros = np.zeros(len(needed.steps))
-    causes = OF_CONTEXT if engine == "eager" else frozenset()
+    causes = OF_CONTEXT if engine == "eager" else frozenset({Cause.SHARED_READS})
     flops, weight_bytes, kv_bytes = zeros.copy(), zeros.copy(), zeros.copy()
     for column in needed.columns:
         flops += column.flops + sum((column.avoidable_flops.get(cause, 0.0) for cause in causes), zeros)

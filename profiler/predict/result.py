@@ -29,7 +29,7 @@ class StepShape:
     prompt_len: int
     """Prompt tokens per sequence."""
     context_len: int
-    """Cached tokens before the step; 0 for a prefill."""
+    """Cached tokens before the step; for a prefill, those of `--prefix`."""
 
     @property
     def depth(self) -> int:
@@ -137,7 +137,7 @@ def forecast_cells(
         ForecastCell(
             steps.phase(index),
             int(steps.batch[index]),
-            int(steps.prompt_len[index]),
+            int(steps.prompt_len[index] and steps.prompt_len[index] + steps.prefix[index]),
             int(steps.context[index]),
             float(latency_s[index]),
             float(bounds_s[0][index]),

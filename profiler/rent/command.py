@@ -109,8 +109,9 @@ def _assumptions(request: RentOptions, offers: Sequence[Offer]) -> str:
     own = {offer.provider == OWN for offer in offers}
     table = f"the lowest {'spot' if request.spot else 'on-demand'} prices{request.of_whom}"
     prices = "your prices" if own == {True} else f"{table} and yours" if True in own else table
+    cached = f" ({load.prefix} of them the same in every prompt, and cached)" if load.prefix else ""
     return (
-        f"{request.model} with {engines} in {precisions}; {load.use}: {load.prompt_len} tokens in,"
+        f"{request.model} with {engines} in {precisions}; {load.use}: {load.prompt_len} tokens in{cached},"
         f" {load.new_tokens} out, {rate}, {', '.join(limits) or 'no latency limit'}; {prices}."
     )
 

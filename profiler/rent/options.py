@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar, get_args
 
 from profiler.errors import RequestError
-from profiler.grid.ranges import MOST
+from profiler.grid.ranges import MOST, check_prefix
 from profiler.options import argument, listed, option
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ class Workload:
     rate_per_s: float | None
     """Requests per second; None: a queue that is never empty."""
     limits: Limits
+    prefix: int = 0
+    """The first tokens of every prompt, which are the same and cached."""
 
 
 WORKLOADS = {
@@ -61,6 +63,7 @@ class RentOptions:
     use: str = option("chat", "chat, batch or agents: lengths, rate and limits.", flag="for")
     rate: str = option("", "Requests per second, such as 0.5/s, 30/min or 2000/h.")
     prompt: int | None = option(None, "Tokens per prompt.")
+    prefix: int = option(0, "The first of them, which are the same in every prompt, and cached.")
     new: int | None = option(None, "New tokens per answer.")
     batch: int | None = option(None, "Sequences always in flight, in place of a rate.")
     max_ttft_ms: float | None = option(None, "Most milliseconds to the first token: the mean of all requests, not p95.")
@@ -102,6 +105,7 @@ class RentOptions:
     def load(self) -> Workload:
         """The workload of the use, with the values that are given in place of its own."""
         usual = WORKLOADS[self.use]
+        check_prefix(self.prefix, self.prompt or usual.prompt_len)
         rate_per_s = parse_rate(self.rate) if self.rate else usual.rate_per_s
         return Workload(
             self.use,
@@ -112,6 +116,7 @@ class RentOptions:
                 usual.limits.ttft_s if self.max_ttft_ms is None else self.max_ttft_ms / 1e3,
                 usual.limits.tpot_s if self.max_tpot_ms is None else self.max_tpot_ms / 1e3,
             ),
+            self.prefix,
         )
 
     @cached_property

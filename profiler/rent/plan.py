@@ -49,13 +49,15 @@ class GpuShare:
     """GPUs over which tensor parallelism splits the model."""
     layers: int
     prompt_len: int
+    prefix: int
+    """The first of these tokens, which are cached."""
     new_tokens: int
     parameters: int
     """Of the whole model."""
     weight_bytes: float
     """Bytes of the weights in memory."""
     cache_bytes: float
-    """Bytes of the KV cache of one sequence at its full length."""
+    """Bytes of the KV cache of one sequence at its full length, without a prefix that others share."""
     needs: Mapping[tuple[bool, bool], MemoryNeed]
     """What each batch needs of a GPU's memory, by whether the GPU fuses the attention of grouped heads, and whether
     the prompts of a batch are prefilled together."""
@@ -134,6 +136,7 @@ def _planned(
     work, weights = counted.work, counted.weight_bytes
     path = path_of(engine, counted.attention)
     batches = np.arange(1, MOST_BATCH + 1, dtype=np.int64)
+    tokens, shared = load.prompt_len + load.new_tokens, 0 if engine == "eager" else load.prefix
     phase_work: dict[Phase, WorkAt] = {}
     exchanged_s: dict[Phase, Array] = {}
     for phase in PHASES:
@@ -141,9 +144,11 @@ def _planned(
         steps = StepArrays(
             prefill=np.full(len(batches), prefill),
             batch=batches,
-            prompt_len=np.full(len(batches), load.prompt_len),
-            context=np.full(len(batches), 0 if prefill else load.prompt_len + load.new_tokens // 2),
+            prompt_len=np.full(len(batches), load.prompt_len - load.prefix),
+            context=np.full(len(batches), load.prefix if prefill else load.prompt_len + load.new_tokens // 2),
             new_tokens=np.full(len(batches), load.new_tokens),
+            prefix=np.full(len(batches), load.prefix),
+            shared=np.full(len(batches), shared),
         )
         needed = operator_arrays(work, steps, dict.fromkeys(PHASES, path), weights, link)
         phase_work[phase] = executed(needed, engine)
@@ -158,6 +163,8 @@ def _planned(
             load.new_tokens,
             path if engine != "eager" else path_on(work, counted.attention, fuses_grouped_heads=fuses),
             together=together,
+            prefix=load.prefix,
+            shared=shared,
         )
         for fuses in (True, False)
         for together in (True, False)
@@ -169,10 +176,11 @@ def _planned(
         gpus=gpus,
         layers=work.layers,
         prompt_len=load.prompt_len,
+        prefix=load.prefix,
         new_tokens=load.new_tokens,
         parameters=work.params,
         weight_bytes=float(weights),
-        cache_bytes=float(cache_bytes(work, 1, load.prompt_len + load.new_tokens)),
+        cache_bytes=float(cache_bytes(work, 1, tokens, shared=shared) - cache_bytes(work, 0, tokens, shared=shared)),
         needs=needs,
         work=phase_work,
         exchanged_s=exchanged_s,
@@ -191,7 +199,7 @@ def times_on(plan: GpuShare, sheet: Datasheet, largest: int, host_index: float |
 
     def range_of(phase: Phase, count: int) -> Range:
         steps = card_steps(sheet, plan.work[phase], batches, peak=peak, layers=plan.layers, host_index=host)
-        query = np.full(count, plan.prompt_len if phase == "prefill" else 1)
+        query = np.full(count, plan.prompt_len - plan.prefix if phase == "prefill" else 1)
         return step_ranges(plan.engine, plan.format, steps, query, [phase] * count, plan.exchanged_s[phase])
 
     prompt, step = range_of("prefill", 1), range_of("decode", largest)

@@ -6,13 +6,13 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import replace
 
-from profiler.facts.measurements import FirstCalls, FreshStart
+from profiler.facts.measurements import Drafting, FirstCalls, FreshStart
 from profiler.judge.cells import EngineDifference
 from profiler.judge.engine_differences import PART_NAMES, GenerateOverhead, where_it_lies
 from profiler.report.blocks import Block, Lines, Picture, Section, text_table
 from profiler.stats import CLAIM_VISITS
 from profiler.store.folder import Run
-from profiler.units import duration, percent, saving, scaled, several
+from profiler.units import duration, percent, saving, scaled, several, significant
 
 
 def engines(run: Run) -> Section | None:
@@ -125,6 +125,56 @@ def _parts(overhead: GenerateOverhead) -> Iterator[str]:
         yield f"the host reads {overhead.reads_a_token:g} value{plural} per token"
     if overhead.streamer_s is not None:
         yield f"a streamer would add {duration(overhead.streamer_s)}"
+
+
+def drafting(run: Run) -> Section | None:
+    found = run.document.drafting
+    if found is None:
+        return None
+    blocks: list[Block] = [Lines(list(_drafting_lines(found)))]
+    if found.steps and found.floors:
+        rows = [
+            [
+                str(floor.batch),
+                duration(floor.one_token_s),
+                duration(floor.verifying_s),
+                duration(floor.drafting_s) if floor.drafting_s else "-",
+                f"{significant(floor.speedup(found.tokens_per_step))}x",
+            ]
+            for floor in found.floors
+        ]
+        headings = ("batch", "one token", f"verifying {found.floors[0].drafted} drafts", "drafting", "at these roofs")
+        caption = "Computed: the least times by this run's roofs, with the measured tokens per step."
+        blocks.append(text_table(headings, rows, caption=caption))
+    note = "transformers' assisted generation, measured at batch 1 (it takes no more), in turn with plain generation"
+    return Section("Speculative decoding", blocks, note)
+
+
+def _drafting_lines(found: Drafting) -> Iterator[str]:
+    """Yield what drafts cost and give, whether they pay, and on which text."""
+    if not found.steps:
+        length = several(found.new_tokens, "token", "tokens")
+        yield f"one step with drafts of {found.draft} gave the answer of {length}: use more --new-tokens to compare"
+        return
+    step_s, plain_s = statistics.median(found.assisted_s) / found.steps, statistics.median(found.plain_s)
+    plain_step_s, speedup = plain_s / (found.new_tokens - 1), statistics.median(found.speedups)
+    yield (
+        f"drafts of {found.draft} at batch 1: {significant(statistics.mean(found.drafted[1:]), 2)} per step,"
+        f" {significant(found.tokens_per_step - 1, 2)} accepted; so a step gives {significant(found.tokens_per_step)}"
+        f" tokens in {duration(step_s)} ({duration(statistics.median(found.drafting_s) / found.steps)} of it drafting),"
+        f" without drafts one in {duration(plain_step_s)}"
+    )
+    low, high = min(found.speedups), max(found.speedups)
+    verdict = "no more than noise" if found.pays is None else f"drafts {'pay' if found.pays else 'do not pay'} here"
+    yield (
+        f"{significant(found.tokens_per_step / step_s)} tokens/s with drafts, {significant(1 / plain_step_s)} without:"
+        f" {significant(speedup)}x ({significant(low)} to {significant(high)}); {verdict}"
+    )
+    same = "the same as" if found.same_tokens == found.new_tokens else f"the same {found.same_tokens} tokens as"
+    yield (
+        f"it continued a built-in text of {found.prompt_len} tokens by {found.new_tokens}, {same} without drafts; your"
+        " text may accept more or fewer drafts"
+    )
 
 
 def cold(run: Run) -> Section | None:

@@ -257,6 +257,10 @@ GLOSSARY: dict[str, Term] = {
         "a time estimated from the measured cells, if the budget ended first; nine in ten are inside its interval."
     ),
     "noise": Term("quiet, noisy or unusable: by the interval, drift, modes, outliers, throttling and other users."),
+    "draft": Term(
+        "a token that a model or a lookup proposes; one step verifies several, and gives those it accepts and one more."
+    ),
+    "prefix": Term("the first tokens of every prompt, if they are the same and cached; a prefill runs the others."),
     "offloaded": Term(
         "weights are on the host or the disk and cross a link at every step; the breakdown has a term for it."
     ),

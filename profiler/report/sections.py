@@ -36,6 +36,7 @@ SECTIONS: list[Callable[[Run], Section | None]] = [
     conditions.ragged,
     conditions.experts,
     engines.cold,
+    engines.drafting,
     conditions.ranks,
     conditions.forecast,
     cells.doubling,

@@ -83,6 +83,7 @@ def opening(
             ragged=grid.ragged,
             prompts=prepared.prompts.name,
             prompts_digest=prepared.prompts.digest,
+            prefix=grid.prefix,
         ),
         engine=EngineRecord(
             names=grid.engines,

@@ -18,6 +18,7 @@ from profiler.judge.levers import promised_s
 from profiler.loading.request import dtype_name
 from profiler.measure.batching import try_ways
 from profiler.measure.dense_twins import packed_batches, packed_linears
+from profiler.measure.drafting import measure_drafts
 from profiler.measure.experts_touched import experts_touched
 from profiler.measure.generate import time_generate
 from profiler.measure.idle import steps_after_idle
@@ -303,6 +304,12 @@ def measure_options(session: Session, folder: Path) -> None:
                 session.ledger.extend(experts_touched(subject, cell))
     if options.cold:
         _start_cold(session)
+    if (draft := session.prepared.draft) is not None:
+        session.stages.begin("drafts", "answering with and without drafts")
+        with session.stages.optional("the answers with drafts", "whether drafts pay is unknown"):
+            session.ledger.add(
+                measure_drafts(subject, draft, session.prepared.grid.new_tokens, session.ledger.facts.ceilings)
+            )
     if quality_ids := session.prepared.quality_ids:
         session.stages.begin("quality", "comparing the quantised model with the unquantised one")
         with session.stages.optional("the comparison with the unquantised model", "the loss of quality is unknown"):

@@ -267,11 +267,13 @@ def _vllm_requirements(
         weight_bytes=model_storage_bytes(loaded.module),
         cache_bytes=min(_cache_bytes(work, grid), int(_CACHE_SHARE * machine.available_bytes())),
         trust_remote_code=request.trust_remote_code,
+        prefix=grid.prefix,
     )
 
 
 def _cache_bytes(work: ModelWork, grid: Grid) -> int:
     """Bytes of a paged cache, in blocks of up to `_BLOCK` tokens, that holds any cell of the grid."""
     token_bytes = int(cache_bytes(work, 1, 1)) - state_bytes(work)
-    blocks = max(cell.batch_size * -(-(cell.slots + _AHEAD) // _BLOCK) for cell in grid.cells)
+    blocks = max(cell.batch_size * -(-(cell.slots - cell.prefix + _AHEAD) // _BLOCK) for cell in grid.cells)
+    blocks += -(-grid.prefix // _BLOCK)
     return int(_CACHE_MARGIN * (blocks + 1) * _BLOCK * token_bytes)

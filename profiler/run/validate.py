@@ -30,6 +30,7 @@ from profiler.loading.prompts import Prompts, read_prompts
 from profiler.loading.request import DTYPES, ModelRequest, dtype_name, most_positions, resolve_dtype
 from profiler.loading.source import ModelSource, resolve
 from profiler.loading.tokenizer import load_tokenizer
+from profiler.measure.drafting import Draft, draft_of
 from profiler.measure.quality import text_ids
 from profiler.options import flag_of, listed, one_of
 from profiler.quant.formats import QuantOptions, check_quant
@@ -53,6 +54,8 @@ class PreparedRun:
     """The options as requested; those about the model or the grid are superseded by the fields above."""
     quality_ids: Sequence[int]
     """Tokens on which a quantised model is compared with the unquantised one; empty without that comparison."""
+    draft: Draft | None
+    """The drafts to try; None without any."""
     out: Path
     resumed: bool
     """Whether `out` holds an interrupted run that is to be finished."""
@@ -105,7 +108,12 @@ def prepare(options: Options, compared: bool = False) -> PreparedRun:
         lens = prompts.shape(options.new_tokens) if lens is None else lens
         if not options.batch_sizes:
             batches = [size for size in parse_values(str(batches), "--batch-sizes") if size <= len(prompts.real)]
-    grid = make_grid(lens or (), batches, options.new_tokens, options.context_lens, engines)
+    if options.prefix and not OWNING.keys() >= set(engines):
+        raise RequestError(
+            f"--prefix {options.prefix}: only vLLM has a cache of prefixes; use --engine {', '.join(OWNING)}, or"
+            f" see what it saves with `roofscope count --phase prefill --prefix {options.prefix}`."
+        )
+    grid = make_grid(lens or (), batches, options.new_tokens, options.context_lens, engines, options.prefix)
     if prompts.real and grid.batch_sizes[-1] > len(prompts.real):
         raise RequestError(too_few(prompts.name, len(prompts.real), grid.batch_sizes[-1]))
     dtype = resolve_dtype(options.dtype, quant, device, config)
@@ -158,7 +166,8 @@ def prepare(options: Options, compared: bool = False) -> PreparedRun:
         grid=grid,
         prompts=replace(prompts, ragged=grid.ragged),
         options=options,
-        quality_ids=text_ids(request) if checks_quality else (),
+        quality_ids=text_ids(request, "--check-quality") if checks_quality else (),
+        draft=draft_of(options.draft, request, config, grid) if options.draft else None,
         out=Path(options.out) if options.out is not None else _default_folder(request),
         resumed=False,
         command=repeating(request, grid, options),
@@ -195,8 +204,10 @@ def _check_ranks(
         raise RequestError(f"--tp {tp}: this machine has {gpu_count()} GPUs; use at most that many, or --device cpu.")
     if grid.engines != (DEFAULT_ENGINE,):
         raise RequestError(f"--tp {tp} works only with --engine {DEFAULT_ENGINE}, not {','.join(grid.engines)}.")
-    if options.breakdown or options.trace or options.cold:
-        raise RequestError(f"--tp {tp}: --breakdown, --trace and --cold work on one device only; leave them out.")
+    if options.breakdown or options.trace or options.cold or options.draft:
+        raise RequestError(
+            f"--tp {tp}: --breakdown, --trace, --cold and --draft work on one device only; leave them out."
+        )
 
 
 _DONE = ("ok", "skipped")
@@ -248,6 +259,7 @@ def _options_of(folder: Path, document: RunDocument, options: Options) -> Option
         prompts=options.prompts if grid.prompts else None,
         batch_sizes=grid.batch_sizes,
         context_lens=grid.context_lens,
+        prefix=grid.prefix,
         new_tokens=grid.new_tokens,
         dtype=facts.dtype,
         quant=facts.quant,
@@ -305,6 +317,8 @@ def repeating(request: ModelRequest, grid: Grid, options: Options) -> str:
         requested = getattr(options, item.name)
         if item.name not in _RESOLVED_OPTIONS and requested != item.default:
             value = f"{requested:g}" if isinstance(requested, float) else requested
+            if item.name == "draft" and Path(value).exists():
+                value = Path(value).name  # without the folder, like the model
             parts.append(flag_of(item) if requested is True else f"{flag_of(item)} {value}")
     return " ".join(parts)
 

@@ -12,6 +12,7 @@ from profiler.data.links import Link
 from profiler.facts.measurements import (
     Activity,
     AfterIdle,
+    Drafting,
     ExpertsTouched,
     FreshStart,
     KernelTime,
@@ -51,6 +52,8 @@ class GridRecord:
     """The file of real prompts, without its folder; null if tokens were random. Its text is not stored."""
     prompts_digest: str | None = None
     """A short hash of their tokens."""
+    prefix: int = 0
+    """The first tokens of every prompt, which were cached before it."""
 
 
 @dataclass(frozen=True)
@@ -238,6 +241,8 @@ class RunDocument:
     """GPU activity during traced steps."""
     quality: Quality | None = None
     """How much the answers of a quantised model differ; null unless it was requested."""
+    drafting: Drafting | None = None
+    """Answers with and without drafts (speculative decoding); null unless it was requested."""
     packed_batches: PackedBatches | None = None
     """Packed linears against dense ones at several batches; null for dense models, or if it was not measured."""
     generate: tuple[GenerateOverhead, ...] = ()
@@ -260,7 +265,13 @@ class RunDocument:
         """The requested grid, with the run's engines."""
         grid = self.grid
         return Grid(
-            grid.prompt_lens, grid.batch_sizes, grid.new_tokens, grid.context_lens, self.engine.names, grid.ragged
+            grid.prompt_lens,
+            grid.batch_sizes,
+            grid.new_tokens,
+            grid.context_lens,
+            self.engine.names,
+            grid.ragged,
+            grid.prefix,
         )
 
 

@@ -158,7 +158,7 @@ def test_explore_has_the_same_bytes() -> None:
     counted = preset_counts("mistral-7b-v0.1", "none")
     assert counted is not None
     entry = model_entry(counted, "none")
-    symbols = {"batch": 4, "query": 512, "tokens": 640}
+    symbols = {"batch": 4, "query": 512, "tokens": 640, "shared": 0}
     parts = [evaluate(tree, symbols) for tree in (entry.cache_bytes, entry.workspace_bytes)]
     assert entry.weight_bytes + sum(parts) == pytest.approx(WEIGHTS + 4 * (CACHE + STATES), rel=0.002)
     assert evaluate(entry.fragmentation_bytes, symbols) == 4 * LOST

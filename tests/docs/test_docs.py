@@ -265,6 +265,9 @@ ELSEWHERE = {
     "run mistralai/Mistral-7B-v0.1",
     "run ./model.Q4_K_M.gguf",
     "run ./my-model --engine eager,vllm",
+    "run ./my-model --engine vllm --prefix 1024 --prompt-lens 2048",
+    "run ./my-model --draft ngram",
+    "run MODEL --draft ngram",
     "run ./my-model --quant nf4 --check-quality",
     "run --resume runs/INTERRUPTED",
     "forecast runs/MINE --quant int4wo --check",
@@ -279,7 +282,7 @@ ELSEWHERE = {
     "ceilings --out card.json",
     "selftest",
 }
-"""Commands that need a hub, a GPU or minutes. Other folders run them on smaller models."""
+"""Commands that need a hub, vLLM, a tokenizer, a GPU or minutes. Other folders run them on smaller models."""
 
 
 SLOW = ("judge runs/MINE", "report runs/MINE", "plot runs/MINE operators", "run mistral-7b-v0.1 --quant nf4")

@@ -60,6 +60,12 @@ def test_what_it_cannot_do(monkeypatch: pytest.MonkeyPatch, options: dict[str, A
     assert words in refused(**options)
 
 
+def test_only_vllm_caches_prefixes(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_version(monkeypatch, "0.32.0")
+    for engine in ("eager", "eager,vllm"):
+        assert "--prefix 64: only vLLM has a cache of prefixes; use --engine vllm" in refused(engine=engine, prefix=64)
+
+
 def test_a_gguf_file_and_a_second_card() -> None:
     request: dict[str, Any] = {"quant": "none", "deepened": False, "architecture": "LlamaForCausalLM"}
     with pytest.raises(RequestError, match="cannot read a GGUF file"):

@@ -111,6 +111,69 @@ def test_a_chunked_prefill_is_reported_and_gives_the_same_tokens(engine: VllmEng
     assert tokens.tolist() == tokens_of_generate(folder, prompts(9, 500), 4).tolist()
 
 
+@pytest.fixture(scope="module")
+def caching(folder: Path) -> VllmEngine:
+    """The same, for prompts whose first 256 tokens are cached: two blocks."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(folder)
+    return VllmEngine(
+        VllmRequirements(
+            config, "LlamaForCausalLM", str(folder), "float32", 16, 600, 0, BLOCKS * BLOCK_BYTES, prefix=2 * BLOCK
+        ),
+        HOST,
+    )
+
+
+def test_a_cached_prefix_is_not_read_again_and_kept_once(caching: VllmEngine, folder: Path) -> None:
+    """Four prompts of 296 tokens, 256 of them common: 40 each are read, again at a second call with the same prompts.
+
+    At most 2 blocks of the prefix and one for each sequence are in use.
+    """
+    ids = Prompts(VOCAB).of(Cell(4, 40, 8, 2 * BLOCK))
+    assert ids.shape == (4, 296)
+    assert (ids[:, : 2 * BLOCK] == ids[0, : 2 * BLOCK]).all()
+    for _ in range(2):
+        tokens = caching.call(ids, 8, lambda: None)
+        rows = [
+            (row.prefill_requests, row.prefill_tokens, row.decode_tokens, row.iterations) for row in caching.scheduled
+        ]
+        assert rows == [(4, 4 * 40, 0, 1), (0, 0, 4, 7)]
+        assert caching.cache_used_bytes == (2 + 4) * BLOCK_BYTES
+        assert tokens.tolist() == tokens_of_generate(folder, ids, 8).tolist()
+
+
+def test_a_prefix_of_part_of_a_block_is_refused(folder: Path) -> None:
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(folder)
+    with pytest.raises(RequestError, match=r"--prefix 200: .* blocks of 128 tokens here; use a multiple, as 256\."):
+        VllmEngine(
+            VllmRequirements(
+                config, "LlamaForCausalLM", str(folder), "float32", 16, 600, 0, BLOCKS * BLOCK_BYTES, prefix=200
+            ),
+            HOST,
+        )
+
+
+def test_a_run_with_a_prefix(folder: Path, tmp_path: Path) -> None:
+    """Its prefill is counted as 64 tokens after 256: two FLOPs per weight and token, and attention to all keys."""
+    run = profiler.profile(
+        str(folder), engine="vllm", prompt_lens=[320], prefix=256, batch_sizes=[1, 4], new_tokens=8, budget_s=5,
+        no_levers=True, out=tmp_path / "run",
+    )  # fmt: skip
+    cells = {(cell.phase, cell.batch_size): cell for cell in run.results}
+    prefill, decode = cells["prefill", 4], cells["decode", 4]
+    assert (prefill.prompt_len, prefill.context_len) == (64, 256)
+    assert (decode.prompt_len, decode.context_len) == (64, 324)
+    assert run.document.grid.prefix == 256
+    pairs = 64 * 256 + 64 * 65 // 2
+    linears = 4 * 64 * 2 * LAYERS * (128 * 128 * 2 + 128 * KV_HEADS * HEAD_DIM * 2 + 3 * 128 * 256)
+    assert prefill.model_flops == linears + 4 * 2 * VOCAB * 128 + 4 * LAYERS * pairs * 4 * 128
+    assert decode.model_flops > 0
+    assert judge_folder(tmp_path / "run").results == run.results
+
+
 def test_a_full_cache_preempts_and_the_cell_has_no_number(engine: VllmEngine) -> None:
     """Nine prompts of 500 tokens fill 36 of 39 blocks.
 

@@ -87,13 +87,31 @@ def test_sliders_show_what_count_says(window: Chromium, counted: CountedModel, p
     assert (kept["b"], kept["p"], kept["c"]) == (str(batch), str(prompt), str(context))
 
 
+def test_a_shared_prefix_and_drafts(page: Path, counted: CountedModel) -> None:
+    window = Chromium()
+    window.open(f"{page.as_uri()}#b=8&p=1024&c=1500&x=512&v=4&g=H100+SXM")
+    shown = figures(window)
+    steps = {"prefill": Step(8, 512, 512, 512), "decode": Step(8, 5, 1500, 512, 5)}
+    for phase, step in steps.items():
+        work = counted.work.work(step)
+        assert [int(shown[phase][0]), int(shown[phase][1])] == [work.model_flops, work.model_bytes]
+    remarks = window.run("document.querySelector('#notes').textContent")
+    assert "plain attention kernels read it once for each" in remarks
+    assert "The decode step verifies 4 drafts per sequence, and has 1.0" in remarks
+    assert slide(window, "prefix", 0) == 0
+    assert int(figures(window)["prefill"][0]) == counted.work.work(Step(8, 1024, 0)).model_flops
+    assert slide(window, "drafts", 16) == 16
+    assert window.console == []
+    window.close()
+
+
 def test_the_keyboard_moves_a_slider(window: Chromium) -> None:
     before = figures(window)["decode"]
     window.run("document.querySelector('#batch').focus()")
     window.press(Qt.Key.Key_Right)
     assert settings(window)["b"] == "2"
     assert figures(window)["decode"][0] == str(2 * int(before[0]))
-    for expected in ("prompt", "context", "precision", "kv", "gpu", "ranks"):
+    for expected in ("prompt", "context", "prefix", "drafts", "precision", "kv", "gpu", "ranks"):
         window.press(Qt.Key.Key_Tab)
         assert window.run("document.activeElement.id") == expected
 
@@ -108,8 +126,8 @@ def test_an_address_shows_its_settings(page: Path, counted: CountedModel) -> Non
     memory = json.loads(
         window.run("JSON.stringify([...document.querySelectorAll('#memory [data-value]')].map(c => c.dataset.value))")
     )
-    # Each of 2 ranks has 4 of 8 heads of 128, keys and values, in 32 layers, a byte each; 4,096 tokens fill 256 blocks.
-    assert [float(memory[1]), float(memory[2])] == [3 * 4096 * 2 * 4 * 128 * 32] * 2
+    # Each of 2 ranks has 4 of 8 heads of 128, keys and values, in 32 layers, a byte each; a full window keeps 4,095.
+    assert [float(memory[1]), float(memory[2])] == [3 * 4095 * 2 * 4 * 128 * 32] * 2
     assert window.console == []
     window.close()
 

@@ -29,14 +29,15 @@ KINDS = {
 }
 
 
-def settings(seed: str) -> list[tuple[int, int, int]]:
-    """Random (batch, query, context), whose FLOPs int64 can count."""
+def settings(seed: str) -> list[tuple[int, int, int, int, int]]:
+    """Random (batch, query, context, shared, asked), whose FLOPs int64 can count."""
     rng = random.Random(seed)
     found = []
     for _ in range(SETTINGS):
         query = rng.choice([1, int(2 ** rng.uniform(0, 13))])
         batch = int(2 ** rng.uniform(0, 20 - np.log2(query) if query > 1 else 12))
-        found.append((batch, query, rng.choice([0, int(2 ** rng.uniform(0, 17))])))
+        context = rng.choice([0, int(2 ** rng.uniform(0, 17))])
+        found.append((batch, query, context, rng.choice([0, int(rng.random() * context)]), rng.choice([1, query])))
     return found
 
 
@@ -45,12 +46,13 @@ def test_equal_to_the_last_flop_and_byte(kind: str) -> None:
     model, quant = KINDS[kind]
     counted, roofs = counted_model(resolve(model), quant=quant), roofs_called("H100 SXM")
     steps = settings(kind)
-    batch, query, context = np.array(steps, dtype=np.int64).T
-    step = Step(batch, query, context)
-    work, cache = counted.work.work(step), cache_bytes(counted.work, batch, query + context)
+    batch, query, context, shared, asked = np.array(steps, dtype=np.int64).T
+    step = Step(batch, query, context, shared, asked)
+    work, cache = counted.work.work(step), cache_bytes(counted.work, batch, query + context, shared=shared)
     first = np.where(context > 0, context, query)  # a decode step needs the memory of the prefill before it
     path = path_on(counted.work, counted.attention, fuses_grouped_heads=roofs.fuses_grouped_heads)
-    need = memory_need(counted.work, counted.weight_bytes, Step(batch, first, 0), query + context - first, path)
+    prefill = Step(batch, first - shared, shared, shared)
+    need = memory_need(counted.work, counted.weight_bytes, prefill, query + context - first, path)
     floors = gpu_floors(roofs, counted.work, counted.dtype, step, need)
     shown = Theory().ask(model_entry(counted, quant), gpu_option(roofs), steps)
     assert len(shown) == len(steps) == SETTINGS

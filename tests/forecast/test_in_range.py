@@ -115,3 +115,20 @@ def test_a_range_comes_with_its_counts_and_says_if_it_is_too_wide() -> None:
     wide = forecast_on("llama-3.1-8b", "T4", ForecastRequest("512", "1", quant="nf4")).notes
     assert any("5 published figures" in note and "no other source has any" in note for note in wide)
     assert any("too wide to choose between GPUs" in note for note in wide)
+
+
+def test_a_prefill_after_a_cached_prefix() -> None:
+    """1,536 of 2,048 tokens are cached, and kept once in compiled engines: decode still reads 12 x 2,064 tokens."""
+    wanted = ForecastRequest("2048", "12", new_tokens=32, engine="compiled")
+    plain, cached = (forecast_on("llama-3.1-8b", "L4", replace(wanted, prefix=prefix)) for prefix in (0, 1536))
+    whole, rest = cell(plain, "prefill"), cell(cached, "prefill")
+    assert (rest.prompt_len, rest.context_len) == (2048, 1536)
+    # A quarter of the tokens in the linears; attention's last quarter has 7/16 of its triangle.
+    assert 1 / 4 < rest.latency_s / whole.latency_s < 1 / 3.5
+    assert cell(cached, "decode").latency_s == pytest.approx(cell(plain, "decode").latency_s, rel=1e-3)
+    # 48 sequences have 13.1 GB of caches, next to 16.1 of weights on a GPU of 24; with one prefix 3.6 GB.
+    for prefix in (0, 1536):
+        many = forecast_on("llama-3.1-8b", "L4", replace(wanted, batch_sizes="48", prefix=prefix))
+        assert cell(many, "decode").fits == bool(prefix)
+    with pytest.raises(RequestError, match="use 0 to 2047"):
+        forecast_on("llama-3.1-8b", "L4", replace(wanted, prefix=2048))

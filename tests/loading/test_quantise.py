@@ -184,7 +184,7 @@ def test_8_bits_stay_nearer_to_the_original_than_4(short_folder: Path) -> None:
     def quality(quant: Quant) -> Any:
         request = request_of(str(short_folder), quant)
         loaded: LoadedModel = load(request, load_config(request.source))
-        return check_quality(loaded, text_ids(request))
+        return check_quality(loaded, text_ids(request, "--check-quality"))
 
     eight, four = quality("int8"), quality("nf4")
     assert 0 < eight.mean_kl_nats < four.mean_kl_nats < 0.5
@@ -268,7 +268,7 @@ def test_no_group_divides_this_model(tiny_folder: Path) -> None:
 
 def test_quality_without_a_tokenizer_is_one_line(tiny_folder: Path) -> None:
     with pytest.raises(RequestError, match="tokenizer"):
-        text_ids(request_of(str(tiny_folder), "nf4"))
+        text_ids(request_of(str(tiny_folder), "nf4"), "--check-quality")
 
 
 @pytest.mark.parametrize(("fused", "product_dtype"), [(False, torch.float16), (True, torch.bfloat16)])

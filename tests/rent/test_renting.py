@@ -64,6 +64,25 @@ def test_what_fits_is_arithmetic() -> None:
     assert one_by_one > 1.5 * a100.largest_batch
 
 
+def test_a_cached_prefix_is_kept_once_and_not_prefilled() -> None:
+    """Of 4,096 tokens in, 3,584 are cached: an eighth of the prompt is left, and a sequence keeps 512 + 128 of its own.
+
+    131,072 bytes of cache per token. Plain transformers has a copy of the prefix for each sequence.
+    """
+    load: dict[str, Any] = {"prompt": 4096, "new": 128, "cards": "A100 80GB SXM", "price_class": "marketplace"}
+    [whole] = rented("llama-3.1-8b", "batch", **load).cards
+    [cached] = rented("llama-3.1-8b", "batch", prefix=3584, **load).cards
+    assert cache_bytes(whole) == pytest.approx(4224 * 131_072, rel=1e-2)
+    assert cache_bytes(cached) == pytest.approx(640 * 131_072, rel=1e-2)
+    assert cached.largest_batch_one_by_one == pytest.approx(4224 / 640 * whole.largest_batch_one_by_one, rel=0.1)
+    inputs = [offer.costs[0].input.typical for offer in (whole, cached)]
+    assert inputs[1] == pytest.approx(inputs[0] / 8, rel=0.15)
+    [eager] = rented("llama-3.1-8b", "batch", prefix=3584, engine="eager", **load).cards
+    assert cache_bytes(eager) == pytest.approx(4224 * 131_072, rel=1e-2)
+    with pytest.raises(RequestError, match="use 0 to 4095"):
+        rented("llama-3.1-8b", "batch", prefix=4096, **load)
+
+
 def test_16_bits_are_two_bytes_a_weight() -> None:
     """Gemma-2-9B's checkpoint is in float32. In 16 bits, its weights are 18.5 GB, which fit on an L4.
 

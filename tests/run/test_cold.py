@@ -47,7 +47,7 @@ def test_requests_until_a_compilation_is_paid_for() -> None:
     ],
 )
 def test_what_lies_within_noise_pays_for_nothing(bounds_s: tuple[float, float], second_s: float, text: str) -> None:
-    difference = EngineDifference("decode", 1, 64, 0, 8, "compile", "eager", 0.0, *bounds_s)
+    difference = EngineDifference("decode", 1, 64, 68, 8, "compile", "eager", 0.0, *bounds_s)
     calls = {"eager": FirstCalls(0.0, 2.5, 2.0), "compile": FirstCalls(20.0, 1.5 + second_s, second_s)}
     document = SimpleNamespace(
         fresh_starts=[FreshStart("drawn", 2.0, 1.0, 10**9, calls)],

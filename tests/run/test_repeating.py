@@ -22,7 +22,7 @@ OTHER_THAN_DEFAULT = {
     "context_lens": "128", "batch_sizes": "3", "new_tokens": 9,
     "dtype": "bfloat16", "quant": "nf4", "double_quant": True, "compute_dtype": "float16", "weights": "random",
     "engine": "static", "cache": "fp8", "attn": "eager", "tp": 2, "device": "cuda:1", "out": "runs/mine",
-    "budget_s": 7.5,
+    "budget_s": 7.5, "prefix": 16, "draft": "ngram",
     "fresh": True, "no_levers": True, "breakdown": True, "trace": True, "cold": True, "check_quality": True,
     "trust_remote_code": True, "allow_pickle": True,
 }  # fmt: skip
@@ -54,3 +54,11 @@ def test_every_option_is_in_the_command(roofscope, monkeypatch: pytest.MonkeyPat
     _, *arguments = shlex.split(repeating(request, make_grid("32,64", "3", 9, "128", ["static"]), options))
     assert "only read" in roofscope(*arguments).err
     assert read == [replace(options, out=None, cache="")]
+
+
+def test_a_draft_model_is_named_without_its_folder(tiny_folder: Path) -> None:
+    request = ModelRequest(source=resolve("smollm2-135m"), device=torch.device("cpu"), dtype=torch.float32)
+    options = Options(draft=str(tiny_folder))
+    command = repeating(request, make_grid("32", "1", 8), options)
+    assert command.endswith(f"--draft {tiny_folder.name}")
+    assert str(tiny_folder) not in command

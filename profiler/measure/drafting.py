@@ -1,0 +1,207 @@
+"""Greedy answers with and without drafts, in turn: transformers' assisted generation at batch 1."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from profiler.counting.floor import RoofSet, roof_times
+from profiler.counting.operators import ModelWork
+from profiler.counting.speculative import verifying
+from profiler.counting.walk import walk
+from profiler.device.clock import no_gc
+from profiler.device.machine import Machine
+from profiler.engines.registry import OWNING
+from profiler.errors import RequestError
+from profiler.facts.measurements import DraftFloor, Drafting
+from profiler.facts.roofs import Ceilings
+from profiler.grid.cells import Grid
+from profiler.loading.checkpoint import check_weights, resolve_weights
+from profiler.loading.config import load_config
+from profiler.loading.load import load
+from profiler.loading.meta_model import quiet_libraries
+from profiler.loading.request import ModelRequest, dtype_name, most_positions
+from profiler.loading.source import resolve
+from profiler.measure.quality import text_ids
+from profiler.measure.subject import Subject
+from profiler.patching import patched
+
+NGRAM = "ngram"
+"""The draft that looks the last tokens up in the text so far, and copies what followed them there."""
+_NGRAM_TOKENS = 10
+"""Tokens that it copies: the default of transformers' `PromptLookupCandidateGenerator`."""
+_TURNS = 3
+
+
+@dataclass(frozen=True)
+class Draft:
+    """The requested drafts, and the prompt on which they are tried."""
+
+    name: str
+    """`ngram`, or the name of a draft model."""
+    prompt: Sequence[int]
+    request: ModelRequest | None
+    """The draft model; None for n-grams."""
+
+
+def draft_of(name: str, request: ModelRequest, config: Any, grid: Grid) -> Draft:
+    """Check a request for drafts before anything is loaded.
+
+    Raises RequestError for random weights, which accept no draft, for a draft model of another vocabulary, and for
+    engines without `generate`.
+    """
+    if OWNING.keys() & set(grid.engines):
+        raise RequestError(f"--draft {name} tries transformers' generate; leave out --draft or {', '.join(OWNING)}.")
+    if request.weights != "checkpoint":
+        raise RequestError(
+            f"--draft {name}: {request.source.name} has random weights here, which accept no draft; give a checkpoint,"
+            " or see from which acceptance drafts pay with `roofscope count --verify 4`."
+        )
+    longest = most_positions(config)
+    prompt = text_ids(request, "--draft")[: None if longest is None else max(1, longest - grid.new_tokens)]
+    if name == NGRAM:
+        return Draft(name, prompt, None)
+    source = resolve(name)
+    own = load_config(source, request.trust_remote_code)
+    sizes = [int(each.get_text_config().vocab_size) for each in (own, config)]
+    if sizes[0] != sizes[1]:
+        raise RequestError(
+            f"--draft {name}: its vocabulary has {sizes[0]} tokens, and that of {request.source.name} {sizes[1]}; use a"
+            f" draft model with the same tokens, or --draft {NGRAM}."
+        )
+    drafting = replace(request, source=source, quant="none", weights=resolve_weights(source, "auto"))
+    if drafting.weights != "checkpoint":
+        raise RequestError(f"--draft {name} has no weights here, and random ones are never right; give a checkpoint.")
+    check_weights(drafting)
+    return Draft(source.name, prompt, drafting)
+
+
+@dataclass
+class _Answer:
+    """One call of `generate`: its tokens, and what happened after its first forward pass."""
+
+    tokens: list[int]
+    later_s: float
+    """Seconds from the end of the first forward pass, which reads the prompt, to the end."""
+    lengths: list[int]
+    """Tokens of the sequence at the beginning of each step."""
+    drafted: list[int]
+    drafting_s: list[float]
+
+
+def measure_drafts(
+    subject: Subject, draft: Draft, new_tokens: int, ceilings: Ceilings, turns: int = _TURNS
+) -> Drafting:
+    """Answer the prompt with and without drafts in turn, and compute the floors of both at the grid's batches.
+
+    Both answer `turns` times after one warm-up. Without a draft model nothing is loaded. Raises ModelError if it does
+    not load, and what `generate` raises.
+    """
+    machine, model = subject.machine, subject.loaded.module
+    drafting, options, work = draft.request, dict[str, Any](prompt_lookup_num_tokens=_NGRAM_TOKENS), None
+    if drafting is not None:
+        assistant = load(drafting, load_config(drafting.source, drafting.trust_remote_code)).module
+        options, work = {"assistant_model": assistant}, walk(assistant)
+    prompt = torch.tensor([list(draft.prompt)], device=machine.device)
+    assisted: list[_Answer] = []
+    plain: list[_Answer] = []
+    with torch.inference_mode(), no_gc(), quiet_libraries():
+        for _ in range(1 + turns):
+            assisted.append(_answer(model, machine, prompt, new_tokens, options))
+            plain.append(_answer(model, machine, prompt, new_tokens, {}))
+    first, own = assisted[0], plain[0]
+    ends = [*first.lengths[1:], len(draft.prompt) + len(first.tokens)]
+    accepted = [end - begin - 1 for begin, end in zip(first.lengths, ends, strict=True)]
+    typical = max(1, round(statistics.mean(first.drafted[1:] or first.drafted)))
+    context = len(draft.prompt) + len(first.tokens) // 2
+    agree = [mine == theirs for mine, theirs in zip(first.tokens, own.tokens, strict=False)]
+    return Drafting(
+        draft=draft.name,
+        prompt_len=len(draft.prompt),
+        new_tokens=len(own.tokens),
+        same_tokens=(*agree, False).index(False),
+        drafted=tuple(first.drafted),
+        accepted=tuple(accepted),
+        assisted_s=tuple(answer.later_s for answer in assisted[1:]),
+        drafting_s=tuple(sum(answer.drafting_s[1:]) for answer in assisted[1:]),
+        plain_s=tuple(answer.later_s for answer in plain[1:]),
+        floors=tuple(
+            draft_floor(subject.work, work, batch, typical, context, ceilings, dtype_name(subject.request.dtype))
+            for batch in subject.grid.batch_sizes
+        ),
+    )
+
+
+def _answer(model: Any, machine: Machine, prompt: torch.Tensor, new_tokens: int, options: dict[str, Any]) -> _Answer:
+    """Return a greedy answer; `options` are those of assisted generation, or empty."""
+    answer = _Answer([], math.nan, [], [], [])
+    ends: list[float] = []
+
+    def after_forward(*_: object) -> None:
+        if not ends:
+            machine.clock.synchronize()
+            ends.append(machine.now_s())
+
+    generator_of = model._get_candidate_generator
+
+    def watched_generator(*args: Any, **named: Any) -> Any:
+        generator = generator_of(*args, **named)
+        generator.get_candidates = _watched(generator.get_candidates, machine, answer)
+        return generator
+
+    hook = model.register_forward_hook(after_forward)
+    try:
+        with patched(model, _get_candidate_generator=watched_generator):
+            tokens = model.generate(
+                prompt,
+                attention_mask=torch.ones_like(prompt),
+                max_new_tokens=new_tokens,
+                do_sample=False,
+                num_beams=1,
+                pad_token_id=0,
+                **options,
+            )
+    finally:
+        hook.remove()
+    machine.clock.synchronize()
+    answer.later_s = machine.now_s() - ends[0]
+    answer.tokens = tokens[0, prompt.shape[1] :].tolist()
+    return answer
+
+
+def _watched(candidates_of: Callable[..., Any], machine: Machine, answer: _Answer) -> Callable[..., Any]:
+    """The candidate generator's method, which adds the length, the drafts and the seconds of each call to `answer`."""
+
+    def watched(input_ids: torch.Tensor, *args: Any, **named: Any) -> Any:
+        start_s = machine.now_s()
+        candidates = candidates_of(input_ids, *args, **named)
+        answer.drafting_s.append(machine.now_s() - start_s)
+        answer.lengths.append(input_ids.shape[1])
+        answer.drafted.append(candidates[0].shape[1] - input_ids.shape[1])
+        return candidates
+
+    return watched
+
+
+def draft_floor(
+    work: ModelWork, drafting: ModelWork | None, batch: int, drafted: int, context: int, ceilings: Ceilings, dtype: str
+) -> DraftFloor:
+    """Return the least seconds of a step of one token, of one that verifies `drafted` ones, and of drafting these.
+
+    A draft model (`drafting`) makes each in a step of its own; copies of n-grams take no time here.
+    """
+    roofs = RoofSet("", ceilings.memory_bytes_per_s, {name: roof.per_s for name, roof in ceilings.compute.items()})
+
+    def floor_s(of: ModelWork, count: int) -> float:
+        unknown, step = np.zeros(1), verifying(np.array([batch]), count, context)
+        compute_s, memory_s = roof_times(of, step, roofs, dtype, unknown, unknown)
+        return float(compute_s[0] + memory_s[0])
+
+    drafting_s = drafted * floor_s(drafting, 0) if drafting is not None else 0.0
+    return DraftFloor(batch, drafted, floor_s(work, 0), floor_s(work, drafted), drafting_s)
