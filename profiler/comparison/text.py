@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from rich.console import Console
-
 from profiler.comparison.compare import Change, Comparison, History
 from profiler.comparison.side import NOT_TOLD, PROCESSOR, ROOFSCOPE, Side
 from profiler.judge.breakdown import TERM_NAMES
 from profiler.judge.difference import SAME
-from profiler.report.blocks import Lines, Sentences, TextTable, text_table
-from profiler.report.terminal import MOST_ROWS, print_blocks
+from profiler.report.blocks import Lines, Section, Sentences, TextTable, text_table
+from profiler.report.terminal import MOST_ROWS
 from profiler.units import duration, percent, several, signed_duration, utc_minute
 
 CHANGE_COLUMNS = ("cell", "before", "after", "change", "interval", "verdict", "reason")
@@ -23,8 +21,8 @@ _MOST_RUNS = 6
 """Columns that fit on a terminal."""
 
 
-def print_changes(comparison: Comparison, console: Console) -> None:
-    """Print the comparison of two runs: the answer, the settings that differ, and a table of cells."""
+def changes_section(comparison: Comparison) -> Section:
+    """The comparison of two runs: the answer, the settings that differ, and a table of cells."""
     blocks = [
         Sentences(comparison_sentences(comparison)),
         Lines(difference_lines(comparison)),
@@ -32,11 +30,11 @@ def print_changes(comparison: Comparison, console: Console) -> None:
         changes_table(comparison, MOST_ROWS),
         sides_lines(comparison),
     ]
-    print_blocks(blocks, console)
+    return Section("", blocks)
 
 
-def print_history(history: History, console: Console) -> None:
-    """Print several runs, oldest first, one column each."""
+def history_section(history: History) -> Section:
+    """Several runs, oldest first, one column each."""
     runs = _selected_runs(history)
     omitted = len(history.sides) - len(runs)
     rest = f"{omitted} more runs, at which fewer cells changed or none: --format json has them all"
@@ -46,7 +44,7 @@ def print_history(history: History, console: Console) -> None:
         Lines([f"run {number}: {_name(history.sides[number])}" for number in runs], "dim"),
         Lines([rest] if omitted else []),
     ]
-    print_blocks(blocks, console)
+    return Section("", blocks)
 
 
 def sides_lines(comparison: Comparison) -> Lines:

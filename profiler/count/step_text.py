@@ -6,13 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
 from profiler.count.grid import number_blocks
 from profiler.counting.floor import TIGHT
 from profiler.facts.step import Work, bytes_by_kind, plain_number
-from profiler.report.blocks import Block, Lines, TextTable, text_table
-from profiler.report.terminal import print_blocks
+from profiler.report.blocks import FIRST_LOOK, FULL_SCREEN, Block, Lines, Section, TextTable, text_table
 from profiler.units import duration, scaled, several, short_count, significant
 
 if TYPE_CHECKING:
@@ -24,26 +21,29 @@ if TYPE_CHECKING:
     from profiler.quant.checkpoints import Gguf
 
 
-def print_count(counted: StepCount, numbers: ModelNumbers | None, console: Console) -> None:
-    """Print a counted step as tables, 100 columns wide."""
+def count_sections(counted: StepCount, numbers: ModelNumbers | None) -> list[Section]:
+    """A counted step: its totals, what each GPU makes of it, the model's own figures, and its operators."""
     share, check, whole = counted.share, counted.crosscheck, counted.whole
     dense = whole.work.dense_instead if whole else ()
     unruled = f"{', '.join(dense)}: attends to a choice of keys by a rule that is not known, and is counted as dense"
     unknown = f"{100 * (1 - counted.coverage):.3g} % of the parameters are not understood: {'; '.join(counted.unknown)}"
-    blocks = [
+    head = [
         Lines(_totals(counted)),
         Lines([_one_rank(share)] if share else []),
-        *(number_blocks(numbers) if numbers else []),
-        _groups(counted.by_operator),
-        *([_collectives(share)] if share else []),
-        *([_gemms(counted.gemms)] if counted.gemms else []),
+        Lines(list(_crosscheck_lines(check)) if check else []),
+        Lines([*([unknown] if counted.unknown else []), *([unruled] if dense else [])], "warning"),
         *_gpus(counted.gpus),
         Lines(_gpu_notes(counted.gpus, counted.dtype)),
-        Lines(list(_crosscheck_lines(check)) if check else []),
-        Lines([unknown] if counted.unknown else [], "warning"),
-        Lines([unruled] if dense else [], "warning"),
     ]
-    print_blocks(blocks, console)
+    numbered = list(number_blocks(numbers)) if numbers else []
+    asked = [*([_collectives(share)] if share else []), *([_gemms(counted.gemms)] if counted.gemms else [])]
+    return [
+        Section("", head),
+        Section("", numbered),
+        Section("", asked),
+        Section("", [_groups(counted.by_operator, each=False)], media=FIRST_LOOK),
+        Section("", [_groups(counted.by_operator, each=True)], media=FULL_SCREEN),
+    ]
 
 
 def _totals(counted: StepCount) -> list[str]:
@@ -90,7 +90,8 @@ def _dequantised(file: Gguf, dtype: str) -> str:
     return f"dequantised from {file.name} to {dtype}, as transformers loads it{condition}"
 
 
-def _groups(operators: Sequence[tuple[Operator, Work]]) -> TextTable:
+def _groups(operators: Sequence[tuple[Operator, Work]], *, each: bool) -> TextTable:
+    """Return a row per group of operators, and one for `each` operator in it."""
     flops = sum(float(work.model_flops) for _, work in operators) or 1
     moved = sum(float(work.model_bytes) for _, work in operators) or 1
     groups: dict[str, list[tuple[Operator, Work]]] = {}
@@ -102,11 +103,12 @@ def _groups(operators: Sequence[tuple[Operator, Work]]) -> TextTable:
     for group, items in groups.items():
         starts.append(len(rows))
         rows.append([group.replace("_", " "), "", *_figures([work for _, work in items], flops, moved)])
-        rows += [
-            [f"  {operator.name}", str(operator.count), *_figures([work], flops, moved)] for operator, work in items
-        ]
+        if each:
+            rows += [
+                [f"  {operator.name}", str(operator.count), *_figures([work], flops, moved)] for operator, work in items
+            ]
     headings = ("operator", "count", "FLOPs", "share", "bytes", "share", "FLOP/byte")
-    return text_table(headings, rows, groups=starts)
+    return text_table(headings, rows, groups=starts if each else ())
 
 
 def _figures(items: Sequence[Work], all_flops: float, all_bytes: float) -> list[str]:

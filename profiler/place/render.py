@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from rich.console import Console
-
 from profiler.place.place import ROOF_ALLOWS, PlacedFigure, PlacedFile
-from profiler.report.blocks import Lines, Sentences, text_table
-from profiler.report.terminal import MOST_ROWS, print_blocks
+from profiler.report.blocks import Lines, Section, Sentences, text_table
+from profiler.report.terminal import MOST_ROWS
 from profiler.units import duration, significant
 
 _CAPTION = "floor: the least time that the work needs; by: what sets the floor; attained: floor / time"
 _MOST_NOTES = 10
 
 
-def print_placed(file: PlacedFile, console: Console) -> None:
-    """Print a title, the warnings, a table of the figures and their notes, each note once.
+def placed_section(file: PlacedFile) -> Section:
+    """A title, the warnings, a table of the figures and their notes, each note once.
 
     A share of a roof that is not the model's is not shown.
     """
@@ -48,7 +46,7 @@ def print_placed(file: PlacedFile, console: Console) -> None:
         list(columns), rows, texts=("by", "regime"), wrapped=("what",), caption=caption, total=len(names)
     )
     warnings = [Lines([f"warning: {text}" for text in file.warnings])] if file.warnings else []
-    print_blocks([Sentences([title]), *warnings, table, Lines(list(_notes(file.rows, names)))], console)
+    return Section("", [Sentences([title]), *warnings, table, Lines(list(_notes(file.rows, names)))])
 
 
 def _names(rows: Sequence[PlacedFigure]) -> list[str]:

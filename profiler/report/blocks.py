@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 if TYPE_CHECKING:
     from profiler.store.folder import Run
 
-Medium = Literal["terminal", "html", "markdown"]
-MEDIA: frozenset[Medium] = frozenset({"terminal", "html", "markdown"})
+Medium = Literal["first look", "terminal", "html", "markdown"]
+"""The first look is the screen of a long answer; the terminal has all of it with `--full`."""
+MEDIA: frozenset[Medium] = frozenset({"first look", "terminal", "html", "markdown"})
+FULL: frozenset[Medium] = frozenset({"terminal", "html", "markdown"})
 DOCUMENTS: frozenset[Medium] = frozenset({"html", "markdown"})
-TERMINAL: frozenset[Medium] = frozenset({"terminal"})
+TERMINAL: frozenset[Medium] = frozenset({"first look", "terminal"})
+FIRST_LOOK: frozenset[Medium] = frozenset({"first look"})
+FULL_SCREEN: frozenset[Medium] = frozenset({"terminal"})
 HTML: frozenset[Medium] = frozenset({"html"})
 MARKDOWN: frozenset[Medium] = frozenset({"markdown"})
+_Item = TypeVar("_Item")
 TextStyle = Literal["plain", "dim", "warning", "paragraph"]
 
 
@@ -61,6 +66,8 @@ class TextTable(Block):
     """Number of rows there are, if `rows` has only the first of them."""
     groups: frozenset[int] = frozenset()
     """Rows that begin a group, which a line separates from the one before."""
+    ranked: bool = False
+    """Whether the first rows matter most: a short screen has those, and of other tables evenly picked ones."""
 
     @property
     def has_head(self) -> bool:
@@ -76,13 +83,14 @@ def text_table(
     caption: str = "",
     total: int = 0,
     groups: Collection[int] = (),
+    ranked: bool = False,
 ) -> TextTable:
     """Return a table whose columns are numbers, except for the first, `texts`, and `wrapped` (texts that may break)."""
     columns = tuple(
         TextColumn(heading, number=number > 0 and heading not in (*texts, *wrapped), wrap=heading in wrapped)
         for number, heading in enumerate(headings)
     )
-    return TextTable(columns, rows, caption, total, frozenset(groups))
+    return TextTable(columns, rows, caption, total, frozenset(groups), ranked)
 
 
 @dataclass(frozen=True)
@@ -111,6 +119,10 @@ class CellsTable(Block):
     """Every cell of a run with its time, rates and regime."""
 
     run: Run
+    forecasts: bool = True
+    """Whether cells that were only forecast have rows on a screen, too; else one line has their range."""
+    most: int | None = None
+    """Rows of a screen, evenly picked from each phase; None: all."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +130,8 @@ class BreakdownChart(Block):
     """Bars with the time breakdown of a run's cells."""
 
     run: Run
+    most_a_phase: int = 8
+    """Bars of a screen per phase, from the first cell to the last."""
 
 
 @dataclass(frozen=True)
@@ -152,3 +166,10 @@ class Section:
 def visible_sections(sections: Sequence[Section | None], medium: Medium) -> list[Section]:
     """Return the sections that a medium renders, without those that have nothing to say."""
     return [section for section in sections if section is not None and medium in section.media and section.blocks]
+
+
+def evenly(items: Sequence[_Item], most: int) -> list[_Item]:
+    """Return at most `most` items, evenly picked from the first to the last."""
+    if len(items) <= most:
+        return list(items)
+    return [items[round(index * (len(items) - 1) / max(1, most - 1))] for index in range(most)]

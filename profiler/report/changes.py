@@ -8,7 +8,7 @@ from profiler.facts.measurements import COMPILED, DYNAMIC_CACHE, EIGHT_BIT_CACHE
 from profiler.facts.scheduler import OwnedModel
 from profiler.judge.cells import CellEvidence, CellResult
 from profiler.quant.registry import tried_formats
-from profiler.report.blocks import DOCUMENTS, Block, Lines, Section, text_table
+from profiler.report.blocks import DOCUMENTS, FULL, Block, Lines, Section, text_table
 from profiler.report.selection import evidence_of, first_engine, selected_cells
 from profiler.report.time_breakdown import WORTH_SHOWING
 from profiler.store.folder import Run
@@ -39,7 +39,7 @@ def ran(run: Run) -> Section | None:
     table = text_table(headings, ran_rows(run), wrapped=headings[1:])
     packed = packed_line(run)
     blocks: list[Block] = [table, Lines([packed])] if packed else [table]
-    return Section("What ran", blocks, "reported by the libraries on this device")
+    return Section("What ran", blocks, "reported by the libraries on this device", FULL)
 
 
 def ran_rows(run: Run) -> list[tuple[str, str, str]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from profiler.data.links import Link
 from profiler.judge.padding import RaggedStep
-from profiler.report.blocks import HTML, Lines, Picture, Section
+from profiler.report.blocks import FULL, HTML, Lines, Picture, Section
 from profiler.report.forecast import answer_sentences, forecast_table
 from profiler.stats import CLAIM_VISITS
 from profiler.store.folder import Run
@@ -65,7 +65,7 @@ def _waiting(step: RaggedStep) -> str:
 
 def ranks(run: Run) -> Section | None:
     lines = rank_lines(run)
-    return Section("Ranks", [Lines(lines)], "measured on each rank") if lines else None
+    return Section("Ranks", [Lines(lines)], "measured on each rank", FULL) if lines else None
 
 
 def rank_lines(run: Run) -> list[str]:

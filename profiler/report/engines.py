@@ -9,7 +9,7 @@ from dataclasses import replace
 from profiler.facts.measurements import FirstCalls, FreshStart
 from profiler.judge.cells import EngineDifference
 from profiler.judge.engine_differences import PART_NAMES, GenerateOverhead, where_it_lies
-from profiler.report.blocks import Block, Lines, Picture, Section, text_table
+from profiler.report.blocks import FULL, Block, Lines, Picture, Section, text_table
 from profiler.stats import CLAIM_VISITS
 from profiler.store.folder import Run
 from profiler.units import duration, percent, saving, scaled, several
@@ -27,7 +27,7 @@ def engines(run: Run) -> Section | None:
     if unclear:
         blocks.append(Lines(unclear))
     note = f"measured in turns: the time that each saves compared with {run.document.engine.names[0]}"
-    return Section("Engines", blocks, note) if blocks else None
+    return Section("Engines", blocks, note, FULL) if blocks else None
 
 
 def engine_rows(run: Run) -> list[list[str]]:
@@ -77,7 +77,7 @@ def interval(item: EngineDifference) -> str:
 def generate(run: Run) -> Section | None:
     lines = generate_lines(run)
     note = "measured in turns with our own loop; its parts are timed in transformers' own functions"
-    return Section("The overhead of generate", [Lines(lines)], note) if lines else None
+    return Section("The overhead of generate", [Lines(lines)], note, FULL) if lines else None
 
 
 # At most this many cells per phase have their generate overhead printed, from the smallest cell to the largest.

@@ -6,13 +6,25 @@ import math
 import shlex
 
 from profiler.facts.roofs import Roof, memory_roof
-from profiler.report.blocks import DOCUMENTS, HTML, TERMINAL, Definitions, Lines, Section, Sentences, ShellCommand
+from profiler.report.blocks import (
+    DOCUMENTS,
+    FIRST_LOOK,
+    FULL,
+    FULL_SCREEN,
+    HTML,
+    TERMINAL,
+    Definitions,
+    Lines,
+    Section,
+    Sentences,
+    ShellCommand,
+)
 from profiler.report.glossary import footnotes
 from profiler.report.hardware import host_words
 from profiler.report.selection import first_engine, of_phase
 from profiler.stats import MOST_FOREIGN_CORES
 from profiler.store.folder import EXPLORE_FILE, Run
-from profiler.units import clock_time, duration, percent, scaled, short_count
+from profiler.units import clock_time, duration, percent, scaled, several, short_count
 
 NO_NUMBER = "No cell has a number: there is nothing to conclude."
 
@@ -38,8 +50,12 @@ def setting(run: Run) -> Section:
         f"{run.model.id}: {short_count(run.model.params)} parameters, {precision_line(run)}, on {device.name}",
         "measured roofs: " + ", ".join(roofs_lines(run)),
     ]
-    host = host_line(run)
-    return Section("", [Lines(lines, "paragraph"), *([Lines([host], "dim")] if host else [])])
+    return Section("", [Lines(lines, "paragraph")])
+
+
+def host(run: Run) -> Section | None:
+    line = host_line(run)
+    return Section("", [Lines([line], "dim")], media=FULL) if line else None
 
 
 def precision_line(run: Run) -> str:
@@ -105,7 +121,7 @@ def explore(run: Run) -> Section | None:
 
 def cost_of_measuring(run: Run) -> Section:
     lines = [line for line in (instrument_line(run), stage_line(run)) if line]
-    return Section("", [Lines(lines, "dim")])
+    return Section("", [Lines(lines, "dim")], media=FULL)
 
 
 # A smaller share of a step, taken by the measurement itself, has no figure.
@@ -155,11 +171,24 @@ def method(run: Run) -> Section:
 
 def last_warnings(run: Run) -> Section:
     """At the end of a screen, where they are seen."""
-    return Section("", [Lines(run.document.warnings, "warning"), Lines(end_lines(run), "dim")], media=TERMINAL)
+    return Section("", [Lines(run.document.warnings, "warning")], media=FULL_SCREEN)
+
+
+def doubts(run: Run) -> Section:
+    """The warnings that change a conclusion, and the number of the others."""
+    remarks = run.document.remarks
+    changing = [warning for warning in run.document.warnings if warning not in remarks]
+    others = several(len(remarks), "warning that changes no conclusion", "warnings that change no conclusion")
+    return Section(
+        "", [Lines(changing, "warning"), Lines([f"{others}: --full"] if remarks else [], "dim")], media=FIRST_LOOK
+    )
+
+
+def end(run: Run) -> Section:
+    return Section("", [Lines(end_lines(run), "dim")], media=TERMINAL)
 
 
 def end_lines(run: Run) -> list[str]:
     """Return the run's folder and, if it has a report, the page to open next: the end of a screen."""
     page = run.folder / "report.html"
-    next_line = f"next: open {page}; roofscope explain TERM explains a word of this screen"
-    return [f"run: {run.folder}", *([next_line] if page.exists() else [])]
+    return [f"run: {run.folder}", *([f"next: open {page}, or roofscope explain TERM"] if page.exists() else [])]

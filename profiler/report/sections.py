@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rich.console import Console
-
 from profiler.report import cells, changes, conditions, engines, hardware, noise, overview, time_breakdown
 from profiler.report.blocks import Section
-from profiler.report.terminal import print_sections
 from profiler.store.folder import Run
 
 SECTIONS: list[Callable[[Run], Section | None]] = [
     overview.answer,
     overview.interrupted,
     overview.setting,
+    overview.host,
     overview.warnings,
     cells.cells,
+    cells.measured_cells,
     time_breakdown.breakdown,
+    time_breakdown.corners,
     time_breakdown.terms,
     cells.waiting,
     cells.roofline,
@@ -46,6 +46,8 @@ SECTIONS: list[Callable[[Run], Section | None]] = [
     overview.words,
     overview.method,
     overview.last_warnings,
+    overview.doubts,
+    overview.end,
 ]
 """Each returns a section of a run's report, or None where the run has nothing for it."""
 
@@ -53,8 +55,3 @@ SECTIONS: list[Callable[[Run], Section | None]] = [
 def run_sections(run: Run) -> list[Section | None]:
     """Return the sections of a run's report, in their order."""
     return [section(run) for section in SECTIONS]
-
-
-def print_run(run: Run, console: Console) -> None:
-    """Print the report of a run on the terminal."""
-    print_sections(run_sections(run), console)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TypeVar
 
 from profiler.grid.cells import PHASES, CellKey, Phase
 from profiler.judge.cells import CellEvidence, CellResult
+from profiler.report.blocks import evenly
 from profiler.store.folder import Run
-
-_Item = TypeVar("_Item")
 
 MOST_ROWS_A_PHASE = 500
 """Rows of a table in a report: with a thousand rows a page has about a megabyte, and a browser sorts them at once."""
@@ -52,13 +50,6 @@ def selected_cells(run: Run) -> list[CellResult]:
 def spanning(results: Sequence[CellResult], most_a_phase: int) -> list[CellResult]:
     """Return at most `most_a_phase` cells of each phase, evenly picked from the first to the last."""
     return [result for phase in PHASES for result in evenly(of_phase(results, phase), most_a_phase)]
-
-
-def evenly(items: Sequence[_Item], most: int) -> list[_Item]:
-    """Return at most `most` items, evenly picked from the first to the last."""
-    if len(items) <= most:
-        return list(items)
-    return [items[round(index * (len(items) - 1) / max(1, most - 1))] for index in range(most)]
 
 
 def half_width(result: CellResult) -> float:

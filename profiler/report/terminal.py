@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import singledispatch
 from typing import Literal
 
@@ -20,17 +21,23 @@ from profiler.report.blocks import (
     CellsTable,
     Definitions,
     Lines,
+    Medium,
     Picture,
     Section,
     Sentences,
     ShellCommand,
     TextTable,
+    evenly,
     visible_sections,
 )
 from profiler.report.console import WIDTH
 
 MOST_ROWS = 200
 """Rows of a table on the screen; later rows are omitted."""
+MOST_LINES = 45
+"""Lines of a first look: a terminal on half of a laptop's screen has them."""
+_MOST_ITEMS = (24, 20, 16, 14, 12, 10, 8, 7, 6, 5, 4, 3, 2)
+"""Rows, sentences or lines that each block of a first look has at most: the first number with which it fits."""
 _UNIT = re.compile(r"(?<=\d) (?=(?:%|[kMGTPmnuµ]?(?:B|s|FLOPs?|tok|tokens?)(?:/\w+)?|[kMGTP])(?![\w]))")
 _GLUE = "\ue000"  # for Rich, as for Python, a no-break space is white space at which a line may break
 _COLORS = {"slower": "red", "faster": "green", "SLOWER": "red", "pass": "green"}
@@ -51,20 +58,69 @@ class UnbrokenText:
         return Measurement.get(console, options, self._glued)
 
 
-def print_sections(sections: Sequence[Section | None], console: Console) -> None:
-    """Print sections without their titles."""
-    print_blocks([block for section in visible_sections(sections, "terminal") for block in section.blocks], console)
+def print_sections(sections: Sequence[Section | None], console: Console, most_lines: int | None = None) -> None:
+    """Print sections without their titles; more than `most_lines` become a first look and the number of those left."""
+    whole = _printed(_blocks(sections, "terminal"), console)
+    if most_lines is None or whole.count("\n") <= most_lines:
+        console.file.write(whole)
+        return
+    blocks = _blocks(sections, "first look")
+    for most in _MOST_ITEMS:
+        short = _printed([shortened(block, most) for block in blocks], console)
+        if short.count("\n") < most_lines:
+            break
+    console.file.write(short)
+    omitted = whole.count("\n") - short.count("\n")
+    console.print(f"{omitted} more lines: --full", style="dim", highlight=False)
 
 
-def print_blocks(blocks: Sequence[Block], console: Console) -> None:
-    """Print blocks; a blank line separates an answer, a table or a chart from what precedes it."""
+def _blocks(sections: Sequence[Section | None], medium: Medium) -> list[Block]:
+    return [block for section in visible_sections(sections, medium) for block in section.blocks]
+
+
+def _printed(blocks: Sequence[Block], console: Console) -> str:
+    """Return blocks as printed; a blank line separates an answer, a table or a chart from what precedes it."""
     apart = (Sentences, BreakdownChart, CellsTable, TextTable)
     before: Block | None = None
-    for block in blocks:
-        if isinstance(block, apart) or isinstance(before, (Sentences, BreakdownChart)):
-            console.print()
-        print_block(block, console)
-        before = block
+    with console.capture() as captured:
+        for block in blocks:
+            if isinstance(block, apart) or isinstance(before, (Sentences, BreakdownChart)):
+                console.print()
+            print_block(block, console)
+            before = block
+    return captured.get()
+
+
+@singledispatch
+def shortened(block: Block, most: int) -> Block:
+    """Return a block with at most `most` rows, sentences or lines."""
+    return block
+
+
+@shortened.register
+def _(block: Sentences, most: int) -> Sentences:
+    return replace(block, sentences=block.sentences[:most])
+
+
+@shortened.register
+def _(block: Lines, most: int) -> Lines:
+    return replace(block, lines=block.lines[:most])
+
+
+@shortened.register
+def _(block: CellsTable, most: int) -> CellsTable:
+    return replace(block, most=most)
+
+
+@shortened.register
+def _(block: TextTable, most: int) -> TextTable:
+    if len(block.rows) <= most:
+        return block
+    numbers = list(range(most)) if block.ranked else evenly(range(len(block.rows)), most)
+    groups = {place for place in range(1, most) if block.groups & {*range(numbers[place - 1] + 1, numbers[place] + 1)}}
+    caption = "; ".join(filter(None, (f"{most} of {max(block.total, len(block.rows))} rows", block.caption)))
+    rows = [block.rows[number] for number in numbers]
+    return replace(block, rows=rows, caption=caption, total=most, groups=frozenset(groups))
 
 
 @singledispatch

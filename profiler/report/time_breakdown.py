@@ -14,8 +14,9 @@ from profiler.judge.cells import CellEvidence, CellResult
 from profiler.judge.module_times import GroupTime
 from profiler.report.blocks import (
     DOCUMENTS,
+    FIRST_LOOK,
+    FULL,
     HTML,
-    Block,
     BreakdownChart,
     Lines,
     Picture,
@@ -103,20 +104,23 @@ def _segments(result: CellResult) -> Iterator[Segment]:
 
 
 def breakdown(run: Run) -> Section | None:
-    blocks: list[Block] = [BreakdownChart(run)]
     note = "from the operators' roofs, replayed kernels and measured dispatch"
-    return Section("Where the time goes", blocks, note) if run.measured else None
+    return Section("Where the time goes", [BreakdownChart(run)], note, FULL) if run.measured else None
+
+
+def corners(run: Run) -> Section | None:
+    """The smallest and the largest cell of each phase."""
+    return Section("", [BreakdownChart(run, most_a_phase=2)], media=FIRST_LOOK) if run.measured else None
 
 
 _BAR_WIDTH = 48
-_MOST_BARS_A_PHASE = 8
 _BLOCK = "█"
-_TITLE, _SHARES = "where the time goes", "share of the time"
+_TITLE = "where the time goes"
 
 
 @print_block.register
 def _(block: BreakdownChart, console: Console) -> None:
-    if not (bars := printed_bars(block.run)):
+    if not (bars := printed_bars(block)):
         return
     if not console.color_system or console.no_color or not console.encoding.startswith("utf"):
         console.print(rich_table(shares_table(bars)))
@@ -127,9 +131,9 @@ def _(block: BreakdownChart, console: Console) -> None:
         console.print(Text(f"{bar.name:<{widest}} ").append(bar_text(bar)).append(f" {bar.below_zero}"))
 
 
-def printed_bars(run: Run) -> list[BreakdownBar]:
-    """Return bars of the first engine's cells, at most `_MOST_BARS_A_PHASE` per phase, from the first to the last."""
-    return breakdown_bars(of_first_engine(run), _MOST_BARS_A_PHASE)
+def printed_bars(chart: BreakdownChart) -> list[BreakdownBar]:
+    """Return bars of the first engine's cells, from the first to the last of each phase."""
+    return breakdown_bars(of_first_engine(chart.run), chart.most_a_phase)
 
 
 def shares_table(bars: Sequence[BreakdownBar]) -> TextTable:
@@ -140,7 +144,7 @@ def shares_table(bars: Sequence[BreakdownBar]) -> TextTable:
         ranked = sorted(shown, key=lambda segment: -abs(segment.share))
         words = [f"{TERMS[segment.term].short} {percent(segment.share)}" for segment in ranked]
         rows.append([bar.name, ", ".join(words)])
-    return text_table((_TITLE, _SHARES), rows, wrapped=(_SHARES,))
+    return text_table(("cell", _TITLE), rows, wrapped=(_TITLE,))
 
 
 def bar_legend(bars: Sequence[BreakdownBar]) -> Text:
@@ -206,7 +210,7 @@ def inside(run: Run) -> Section | None:
     headings = ("inside", "time", "share", "TFLOP/s", "GB/s", "FLOP/byte", "roof")
     groups = [number for number, row in enumerate(rows) if not row[0].startswith(" ")]
     table = text_table(headings, rows, groups=groups)
-    return Section("Inside a step", [table], "measured with hooks, in a separate pass") if rows else None
+    return Section("Inside a step", [table], "measured with hooks, in a separate pass", FULL) if rows else None
 
 
 def module_time_rows(run: Run) -> list[list[str]]:
@@ -241,7 +245,7 @@ def _inside_row(item: GroupTime) -> list[str]:
 def activity(run: Run) -> Section | None:
     lines = [*activity_lines(run), *unexplained_lines(run)]
     title, note = "Kernels, gaps and unexplained time", "measured in separate passes"
-    return Section(title, [Lines(lines)], note) if lines else None
+    return Section(title, [Lines(lines)], note, FULL) if lines else None
 
 
 def activity_lines(run: Run) -> list[str]:

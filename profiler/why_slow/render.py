@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from rich.console import Console
-
 from profiler.json_document import Document
-from profiler.report.blocks import HTML, Lines, Section, Sentences, text_table
-from profiler.report.terminal import print_sections
+from profiler.report.blocks import FULL, HTML, Lines, Section, Sentences, text_table
 from profiler.units import duration, several
 from profiler.why_slow.breakdown import TimePart, time_parts
 from profiler.why_slow.findings import LEAST_SHARE, CallFloor, Finding, FirstCall, SlowModule, TriedChange, Why
@@ -341,6 +338,7 @@ def why_sections(why: Why) -> list[Section]:
     ]
     legend = "what: batch x prompt tokens, + new tokens or @ cached tokens"
     calls = text_table(CALL_COLUMNS, call_rows(why), texts=("what",), wrapped=("ran with",), caption=legend)
+    parts = text_table(TIME_COLUMNS, time_rows(why), ranked=True)
     finding_table = text_table(FINDING_COLUMNS, findings, texts=("line",), wrapped=("evidence", "change"))
     largest_first = "the largest saving first; seconds of this script, with their basis in the notes"
     whole = f"all {duration(why.seen.wall_s)} of the script"
@@ -349,10 +347,11 @@ def why_sections(why: Why) -> list[Section]:
     return [
         Section("", [Sentences(why_sentences(why))]),
         Section("What to change", [finding_table] if findings else [], largest_first, HTML),
-        Section("Where the time went", [text_table(TIME_COLUMNS, time_rows(why))] if seen_any else [], whole),
-        Section("Calls", [calls], "measured as the script ran"),
+        Section("Where the time went", [parts] if seen_any else [], whole),
+        Section("Calls", [calls], "measured as the script ran", FULL),
         Section("Trials", [text_table(TRIAL_COLUMNS, trials, texts=("line", "what"))] if trials else [], in_turn, HTML),
-        Section("Notes", [Lines(note_lines(why), "dim"), Lines(_incomplete(why), "warning")]),
+        Section("Notes", [Lines(note_lines(why), "dim")], media=FULL),
+        Section("", [Lines(_incomplete(why), "warning")]),
     ]
 
 
@@ -361,8 +360,3 @@ def html_why(why: Why) -> str:
     from profiler.report.html import html_page
 
     return html_page(f"Why is {why.seen.script} slow?", "", why_sections(why))
-
-
-def print_why(why: Why, console: Console) -> None:
-    """Print the answer, the calls and the notes."""
-    print_sections(why_sections(why), console)

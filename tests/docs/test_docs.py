@@ -22,7 +22,8 @@ from jsonschema import Draft202012Validator
 import profiler
 from profiler.errors import RequestError
 from profiler.report.console import screen
-from profiler.report.sections import print_run
+from profiler.report.sections import run_sections
+from profiler.report.terminal import print_sections
 from profiler.run.judge_folder import judge_folder
 
 from .reference import FOLDER, SCHEMAS, TEN, anchor, columns_page, command_names, object_schemas, pages
@@ -189,7 +190,7 @@ def test_readmes_answer_is_that_of_the_recorded_run_by_todays_rules(
     command = re.search(r"\$ roofscope run (.*)", README)
     assert command
     assert set(command[1].split()) <= set(shlex.split(run.document.command))
-    print_run(run, screen(plain=True))
+    print_sections(run_sections(run), screen(plain=True))
     printed = [line.strip() for line in capsys.readouterr().out.splitlines() if line.strip()]
     sample = _sample("run")
     assert len(sample) > 5

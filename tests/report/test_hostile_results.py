@@ -24,7 +24,8 @@ from profiler.comparison.page import html_changes
 from profiler.errors import RunError
 from profiler.report.console import screen
 from profiler.report.export import EXPORTERS, markdown_text, tokens_table
-from profiler.report.sections import print_run
+from profiler.report.sections import run_sections
+from profiler.report.terminal import print_sections
 from profiler.report.write import html_report, markdown_report
 from profiler.run.judge_folder import judge_folder
 from profiler.run.precisions import html_comparison
@@ -130,7 +131,7 @@ def test_a_terminal_gets_text(roofscope, folder: Path, tmp_path: Path, capfd) ->
         outcome = roofscope(*arguments)
         assert not acting(outcome.out + outcome.err), arguments
         assert "internal error" not in outcome.err
-    print_run(read_run(folder), screen())
+    print_sections(run_sections(read_run(folder)), screen())
     printed = " ".join(capfd.readouterr().out.split())
     assert "[red]styled[/red][/]" in printed
     assert not acting(printed)
