@@ -115,13 +115,12 @@ def _count_step(options: CountOptions, gpus: dict[str, RoofSet], output: CountOu
 
 
 def _count_grid(options: CountOptions, gpus: list[RoofSet], output: CountOutput) -> None:
-    from profiler.count.grid import grid_blocks, grid_document, grid_frame, grid_title, number_blocks
+    from profiler.count.grid import grid_document, grid_frame, grid_sections
     from profiler.counting.cache import counted_model
     from profiler.counting.grid_count import count_grid
     from profiler.counting.model_numbers import model_numbers
     from profiler.grid.ranges import parse_values
     from profiler.loading.source import resolve
-    from profiler.report.blocks import Section
 
     if options.plot:
         one_of(options.plot, "--plot", _PLOTS)
@@ -149,7 +148,7 @@ def _count_grid(options: CountOptions, gpus: list[RoofSet], output: CountOutput)
     numbers = model_numbers(counted, max(context_lens), tuple(gpus))
     output.answer(
         lambda: grid_document(grid, numbers),
-        lambda: [Section("", [grid_title(grid), *number_blocks(numbers), *grid_blocks(grid)])],
+        lambda: grid_sections(grid, numbers),
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from profiler.counting.floor import NEEDS_LESS, TIGHT
 from profiler.counting.model_numbers import MOST, GpuNumbers, ModelNumbers
 from profiler.json_document import Document
-from profiler.report.blocks import Block, Lines, TextTable, text_table
+from profiler.report.blocks import FIRST_LOOK, FULL_SCREEN, Block, Lines, Section, TextTable, evenly, text_table
 from profiler.units import duration, percent, scaled, short_count, significant
 
 if TYPE_CHECKING:
@@ -20,15 +20,59 @@ if TYPE_CHECKING:
     from profiler.counting.grid_count import GpuFloors, GridCount
 
 _MOST_ROWS = 200
+_MOST_GPUS = 3
+"""GPUs for which a table of 80 columns has room."""
 _WORK_COLUMNS = ("phase", "batch", "tokens", "FLOPs", "bytes", "FLOP/byte", "KV cache", "memory")
 _HALF = "half of the FLOPs of a decode step"
 _GPU_COLUMNS = ("phase", "batch", "tokens", "floor", "tok/s at most", "bound by")
 
 
-def grid_blocks(grid: GridCount) -> Iterator[Block]:
-    """Return a table of the work, and one of the floors for each GPU."""
+def grid_sections(grid: GridCount, numbers: ModelNumbers) -> list[Section]:
+    """The model's own figures; a table of the work and one of the floors for each GPU, or one short table of both."""
+    return [
+        Section("", [_title(grid), *number_blocks(numbers)]),
+        Section("", [_brief_table(grid)], media=FIRST_LOOK),
+        Section("", list(_tables(grid)), media=FULL_SCREEN),
+    ]
+
+
+def _brief_table(grid: GridCount) -> TextTable:
+    """Return the work and the floor on each of the first GPUs."""
+    gpus, shown = grid.gpus[:_MOST_GPUS], evenly(range(len(grid)), _MOST_ROWS)
+    rows = [
+        [
+            *_cell(grid, n),
+            scaled(grid.model_flops[n], ""),
+            scaled(grid.model_bytes[n], "B"),
+            *(_floor(grid, gpu, n)[0] for gpu in gpus),
+        ]
+        for n in shown
+    ]
+    headings = (
+        "phase",
+        "batch",
+        "tokens",
+        "FLOPs",
+        "bytes",
+        *(gpu.roofs.name.removesuffix(", datasheet") for gpu in gpus),
+    )
+    caption = "last columns: the floor of a step on each GPU" if gpus else ""
+    return text_table(headings, rows, caption=caption, total=len(grid), groups=_phase_starts(grid, shown))
+
+
+def _cell(grid: GridCount, n: int) -> list[str]:
+    return [grid.phases[n], str(grid.batch_size[n]), str(grid.depth[n])]
+
+
+def _phase_starts(grid: GridCount, shown: Sequence[int]) -> list[int]:
+    """Return the rows of a table of points at which a phase begins."""
+    return [row for row in range(1, len(shown)) if grid.phases[shown[row]] != grid.phases[shown[row - 1]]]
+
+
+def _tables(grid: GridCount) -> Iterator[Block]:
     shown = range(min(len(grid), _MOST_ROWS))
-    heads = [(grid.phases[n], str(grid.batch_size[n]), str(grid.depth[n])) for n in shown]
+    groups = _phase_starts(grid, shown)
+    heads = [_cell(grid, n) for n in shown]
     work = [
         [
             *heads[n],
@@ -40,7 +84,6 @@ def grid_blocks(grid: GridCount) -> Iterator[Block]:
         ]
         for n in shown
     ]
-    groups = [n for n in shown if n and grid.phases[n] != grid.phases[n - 1]]
     yield text_table(_WORK_COLUMNS, work, total=len(grid), groups=groups)
     for gpu in grid.gpus:
         rows = [[*heads[n], *_floor(grid, gpu, n)] for n in shown]
@@ -160,7 +203,7 @@ def grid_document(grid: GridCount, numbers: ModelNumbers) -> GridDocument:
     return GridDocument(grid.model, grid.params, grid.dtype, grid.quant, grid.weight_bytes, numbers, records)
 
 
-def grid_title(grid: GridCount) -> Lines:
+def _title(grid: GridCount) -> Lines:
     """Return the model, its size and its precision, as the first line."""
     quant = "" if grid.quant == "none" else f" {grid.quant}"
     return Lines([f"{grid.model}: {short_count(grid.params)} parameters, {grid.dtype}{quant}"])

@@ -22,25 +22,25 @@ if TYPE_CHECKING:
 
 
 def count_sections(counted: StepCount, numbers: ModelNumbers | None) -> list[Section]:
-    """A counted step: its totals, what each GPU makes of it, the model's own figures, and its operators."""
+    """A counted step: its totals, the model's own figures, its time on GPUs, and its operators."""
     share, check, whole = counted.share, counted.crosscheck, counted.whole
     dense = whole.work.dense_instead if whole else ()
     unruled = f"{', '.join(dense)}: attends to a choice of keys by a rule that is not known, and is counted as dense"
     unknown = f"{100 * (1 - counted.coverage):.3g} % of the parameters are not understood: {'; '.join(counted.unknown)}"
-    head = [
+    blocks = [
         Lines(_totals(counted)),
         Lines([_one_rank(share)] if share else []),
         Lines(list(_crosscheck_lines(check)) if check else []),
-        Lines([*([unknown] if counted.unknown else []), *([unruled] if dense else [])], "warning"),
+        Lines([unknown] if counted.unknown else [], "warning"),
+        Lines([unruled] if dense else [], "warning"),
+        *(number_blocks(numbers) if numbers else []),
         *_gpus(counted.gpus),
         Lines(_gpu_notes(counted.gpus, counted.dtype)),
+        *([_collectives(share)] if share else []),
+        *([_gemms(counted.gemms)] if counted.gemms else []),
     ]
-    numbered = list(number_blocks(numbers)) if numbers else []
-    asked = [*([_collectives(share)] if share else []), *([_gemms(counted.gemms)] if counted.gemms else [])]
     return [
-        Section("", head),
-        Section("", numbered),
-        Section("", asked),
+        Section("", blocks),
         Section("", [_groups(counted.by_operator, each=False)], media=FIRST_LOOK),
         Section("", [_groups(counted.by_operator, each=True)], media=FULL_SCREEN),
     ]
@@ -91,7 +91,7 @@ def _dequantised(file: Gguf, dtype: str) -> str:
 
 
 def _groups(operators: Sequence[tuple[Operator, Work]], *, each: bool) -> TextTable:
-    """Return a row per group of operators, and one for `each` operator in it."""
+    """Return a row per group of operators, and one for `each` operator in it; else the groups with most bytes first."""
     flops = sum(float(work.model_flops) for _, work in operators) or 1
     moved = sum(float(work.model_bytes) for _, work in operators) or 1
     groups: dict[str, list[tuple[Operator, Work]]] = {}
@@ -100,7 +100,8 @@ def _groups(operators: Sequence[tuple[Operator, Work]], *, each: bool) -> TextTa
             groups.setdefault(operator.group, []).append((operator, work))
     rows: list[list[str]] = []
     starts = []
-    for group, items in groups.items():
+    by_bytes = sorted(groups.items(), key=lambda item: -sum(float(work.model_bytes) for _, work in item[1]))
+    for group, items in groups.items() if each else by_bytes:
         starts.append(len(rows))
         rows.append([group.replace("_", " "), "", *_figures([work for _, work in items], flops, moved)])
         if each:
@@ -108,7 +109,7 @@ def _groups(operators: Sequence[tuple[Operator, Work]], *, each: bool) -> TextTa
                 [f"  {operator.name}", str(operator.count), *_figures([work], flops, moved)] for operator, work in items
             ]
     headings = ("operator", "count", "FLOPs", "share", "bytes", "share", "FLOP/byte")
-    return text_table(headings, rows, groups=starts if each else ())
+    return text_table(headings, rows, groups=starts if each else (), ranked=not each)
 
 
 def _figures(items: Sequence[Work], all_flops: float, all_bytes: float) -> list[str]:

@@ -132,6 +132,8 @@ class BreakdownChart(Block):
     run: Run
     most_a_phase: int = 8
     """Bars of a screen per phase, from the first cell to the last."""
+    most_terms: int | None = None
+    """Terms that a screen without colours has per cell, the largest first; None: all."""
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,7 @@ def print_sections(sections: Sequence[Section | None], console: Console, most_li
         short = _printed([shortened(block, most) for block in blocks], console)
         if short.count("\n") < most_lines:
             break
+    short = "".join(short.splitlines(keepends=True)[: most_lines - 1])
     console.file.write(short)
     omitted = whole.count("\n") - short.count("\n")
     console.print(f"{omitted} more lines: --full", style="dim", highlight=False)
@@ -118,7 +119,8 @@ def _(block: TextTable, most: int) -> TextTable:
         return block
     numbers = list(range(most)) if block.ranked else evenly(range(len(block.rows)), most)
     groups = {place for place in range(1, most) if block.groups & {*range(numbers[place - 1] + 1, numbers[place] + 1)}}
-    caption = "; ".join(filter(None, (f"{most} of {max(block.total, len(block.rows))} rows", block.caption)))
+    of_all = f"{most} of {max(block.total, len(block.rows))} rows"
+    caption = "; ".join(filter(None, (block.caption.removesuffix("."), of_all)))
     rows = [block.rows[number] for number in numbers]
     return replace(block, rows=rows, caption=caption, total=most, groups=frozenset(groups))
 

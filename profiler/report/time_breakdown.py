@@ -110,7 +110,7 @@ def breakdown(run: Run) -> Section | None:
 
 def corners(run: Run) -> Section | None:
     """The smallest and the largest cell of each phase."""
-    return Section("", [BreakdownChart(run, most_a_phase=2)], media=FIRST_LOOK) if run.measured else None
+    return Section("", [BreakdownChart(run, most_a_phase=2, most_terms=4)], media=FIRST_LOOK) if run.measured else None
 
 
 _BAR_WIDTH = 48
@@ -123,7 +123,7 @@ def _(block: BreakdownChart, console: Console) -> None:
     if not (bars := printed_bars(block)):
         return
     if not console.color_system or console.no_color or not console.encoding.startswith("utf"):
-        console.print(rich_table(shares_table(bars)))
+        console.print(rich_table(shares_table(bars, block.most_terms)))
         return
     console.print(Text(f"{_TITLE}: ").append(bar_legend(bars)))
     widest = max(len(bar.name) for bar in bars)
@@ -136,13 +136,13 @@ def printed_bars(chart: BreakdownChart) -> list[BreakdownBar]:
     return breakdown_bars(of_first_engine(chart.run), chart.most_a_phase)
 
 
-def shares_table(bars: Sequence[BreakdownBar]) -> TextTable:
+def shares_table(bars: Sequence[BreakdownBar], most_terms: int | None = None) -> TextTable:
     """Return the terms of each cell with their shares, the largest first: the bars of a screen without colours."""
     rows = []
     for bar in bars:
         shown = [segment for segment in bar.segments if abs(segment.share) >= WORTH_SHOWING]
         ranked = sorted(shown, key=lambda segment: -abs(segment.share))
-        words = [f"{TERMS[segment.term].short} {percent(segment.share)}" for segment in ranked]
+        words = [f"{TERMS[segment.term].short} {percent(segment.share)}" for segment in ranked[:most_terms]]
         rows.append([bar.name, ", ".join(words)])
     return text_table(("cell", _TITLE), rows, wrapped=(_TITLE,))
 
