@@ -33,7 +33,7 @@ from profiler.report.selection import MOST_ROWS_A_PHASE, spanning
 from profiler.report.svg import inline_svg
 from profiler.report.time_breakdown import breakdown_bars, terms_of
 from profiler.store.folder import Run
-from profiler.units import duration
+from profiler.units import duration, unbroken
 
 _MOST_BARS_A_PHASE = 100
 
@@ -64,6 +64,7 @@ def _templates() -> Environment:
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
+    environment.filters["unbroken"] = unbroken
     environment.globals.update(policy=_policy(environment))
     return environment
 

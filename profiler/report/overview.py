@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shlex
 
 from profiler.facts.roofs import Roof, memory_roof
@@ -31,6 +32,27 @@ NO_NUMBER = "No cell has a number: there is nothing to conclude."
 
 def answer(run: Run) -> Section:
     return Section("", [Sentences(run.document.answer or [NO_NUMBER])])
+
+
+def advice(run: Run) -> Section | None:
+    """The lines of code that the answer names, and the commands that measure them."""
+    answer = " ".join(run.document.answer)
+    levers = [lever for item in run.document.evidence for lever in item.levers if lever.how and lever.how in answer]
+    changes = {lever.how: ShellCommand(lever.change, lever.how) for lever in levers}
+    measures = {
+        lever.measured_by: ShellCommand(
+            f"measure {lever.change} on the whole model", _with_options(run.document.command, lever.measured_by)
+        )
+        for lever in levers
+        if lever.measured_by and lever.measured_by in answer
+    }
+    return Section("To change it", [*changes.values(), *measures.values()], "to copy", DOCUMENTS)
+
+
+def _with_options(command: str, options: str) -> str:
+    """Return a command with `options`, the first of which replaces its own value in the command."""
+    flag, _, _ = options.partition(" ")
+    return f"{re.sub(rf' {flag} [^ ]+', '', command)} {options}"
 
 
 def interrupted(run: Run) -> Section | None:

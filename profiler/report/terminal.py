@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
@@ -31,6 +30,7 @@ from profiler.report.blocks import (
     visible_sections,
 )
 from profiler.report.console import WIDTH
+from profiler.units import unbroken
 
 MOST_ROWS = 200
 """Rows of a table on the screen; later rows are omitted."""
@@ -38,7 +38,6 @@ MOST_LINES = 45
 """Lines of a first look: a terminal on half of a laptop's screen has them."""
 _MOST_ITEMS = (24, 20, 16, 14, 12, 10, 8, 7, 6, 5, 4, 3, 2)
 """Rows, sentences or lines that each block of a first look has at most: the first number with which it fits."""
-_UNIT = re.compile(r"(?<=\d) (?=(?:%|[kMGTPmnuµ]?(?:B|s|FLOPs?|tok|tokens?)(?:/\w+)?|[kMGTP])(?![\w]))")
 _GLUE = "\ue000"  # for Rich, as for Python, a no-break space is white space at which a line may break
 _COLORS = {"slower": "red", "faster": "green", "SLOWER": "red", "pass": "green"}
 _LINE_STYLES = {"plain": "", "paragraph": "", "dim": "dim", "warning": "yellow"}
@@ -48,7 +47,7 @@ class UnbrokenText:
     """A text whose lines never end between a number and its unit."""
 
     def __init__(self, text: str, style: str = "") -> None:
-        self._glued = Text(_UNIT.sub(_GLUE, text), style)
+        self._glued = Text(unbroken(text, _GLUE), style)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for segment in console.render(self._glued, options):
