@@ -36,16 +36,17 @@ def answer(run: Run) -> Section:
 
 def advice(run: Run) -> Section | None:
     """The lines of code that the answer names, and the commands that measure them."""
-    answer = " ".join(run.document.answer)
-    levers = [lever for item in run.document.evidence for lever in item.levers if lever.how and lever.how in answer]
-    changes = {lever.how: ShellCommand(lever.change, lever.how) for lever in levers}
-    measures = {
-        lever.measured_by: ShellCommand(
-            f"measure {lever.change} on the whole model", _with_options(run.document.command, lever.measured_by)
-        )
-        for lever in levers
-        if lever.measured_by and lever.measured_by in answer
-    }
+    document, answer = run.document, " ".join(run.document.answer)
+    levers = {lever.change: lever for item in document.evidence for lever in item.levers if lever.how}
+    named = (change for change, lever in levers.items() if change in answer and lever.how in answer)
+    changes: dict[str, ShellCommand] = {}
+    measures: dict[str, ShellCommand] = {}
+    for change in sorted(named, key=answer.index):
+        lever = levers[change]
+        changes.setdefault(lever.how, ShellCommand(change, lever.how))
+        if lever.measured_by and lever.measured_by in answer:
+            command = _with_options(document.command, lever.measured_by)
+            measures.setdefault(lever.measured_by, ShellCommand(f"measure {change} on the whole model", command))
     return Section("To change it", [*changes.values(), *measures.values()], "to copy", DOCUMENTS)
 
 

@@ -117,7 +117,7 @@ def test_the_answers_lines_are_code_to_copy_and_the_roofline_is_first() -> None:
     """The line of the tried change, and the run's own command with the engine that measures it."""
     run = read_run(ROOT / "runs/reference/mistral-7b-h100-default")
     page = html_report(run)
-    code = re.findall(r'<pre class="code">(.*?)</pre>', page)
+    code = [re.sub("<[^>]*>", "", line) for line in re.findall(r'<pre class="code">(.*?)</pre>', page)]
     assert "torch.backends.cuda.enable_cudnn_sdp(False)" in code
     [measuring] = [line for line in code if line.endswith("--engine eager,graph")]
     assert measuring.startswith("roofscope run mistral-7b-v0.1 ")
