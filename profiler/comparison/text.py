@@ -10,7 +10,6 @@ from profiler.comparison.side import NOT_TOLD, PROCESSOR, ROOFSCOPE, Side
 from profiler.judge.breakdown import TERM_NAMES
 from profiler.judge.difference import SAME
 from profiler.report.blocks import Lines, Section, Sentences, TextTable, text_table
-from profiler.report.terminal import MOST_ROWS
 from profiler.units import duration, percent, several, signed_duration, utc_minute
 
 CHANGE_COLUMNS = ("cell", "before", "after", "change", "interval", "verdict", "reason")
@@ -27,7 +26,7 @@ def changes_section(comparison: Comparison) -> Section:
         Sentences(comparison_sentences(comparison)),
         Lines(difference_lines(comparison)),
         Lines([column_words(comparison)], "dim"),
-        changes_table(comparison, MOST_ROWS),
+        changes_table(comparison),
         sides_lines(comparison),
     ]
     return Section("", blocks)
@@ -151,8 +150,8 @@ def difference_lines(comparison: Comparison) -> list[str]:
     return lines
 
 
-def changes_table(comparison: Comparison, most: int | None = None) -> TextTable:
-    """Return a row per cell, at most `most`."""
+def changes_table(comparison: Comparison) -> TextTable:
+    """Return a row per cell."""
     rows = [
         [
             item.asked.name,
@@ -163,10 +162,9 @@ def changes_table(comparison: Comparison, most: int | None = None) -> TextTable:
             item.verdict if comparison.comparable else "-",
             moved_words(item) or (item.because if comparison.comparable else ""),
         ]
-        for item in comparison.changes[:most]
+        for item in comparison.changes
     ]
-    wrapped = CHANGE_COLUMNS[-1:]
-    return text_table(CHANGE_COLUMNS, rows, texts=("verdict",), wrapped=wrapped, total=len(comparison.changes))
+    return text_table(CHANGE_COLUMNS, rows, texts=("verdict",), wrapped=CHANGE_COLUMNS[-1:])
 
 
 def _has_interval(change: Change) -> bool:

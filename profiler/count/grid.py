@@ -11,7 +11,7 @@ import numpy as np
 from profiler.counting.floor import NEEDS_LESS, TIGHT
 from profiler.counting.model_numbers import MOST, GpuNumbers, ModelNumbers
 from profiler.json_document import Document
-from profiler.report.blocks import FIRST_LOOK, FULL_SCREEN, Block, Lines, Section, TextTable, evenly, text_table
+from profiler.report.blocks import FIRST_LOOK, FULL_SCREEN, Block, Lines, Section, TextTable, text_table
 from profiler.units import duration, percent, scaled, short_count, significant
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from profiler.counting.grid_count import GpuFloors, GridCount
 
-_MOST_ROWS = 200
 _MOST_GPUS = 3
 """GPUs for which a table of 80 columns has room."""
 _WORK_COLUMNS = ("phase", "batch", "tokens", "FLOPs", "bytes", "FLOP/byte", "KV cache", "memory")
@@ -29,67 +28,40 @@ _GPU_COLUMNS = ("phase", "batch", "tokens", "floor", "tok/s at most", "bound by"
 
 def grid_sections(grid: GridCount, numbers: ModelNumbers) -> list[Section]:
     """The model's own figures; a table of the work and one of the floors for each GPU, or one short table of both."""
-    return [
-        Section("", [_title(grid), *number_blocks(numbers)]),
-        Section("", [_brief_table(grid)], media=FIRST_LOOK),
-        Section("", list(_tables(grid)), media=FULL_SCREEN),
-    ]
-
-
-def _brief_table(grid: GridCount) -> TextTable:
-    """Return the work and the floor on each of the first GPUs."""
-    gpus, shown = grid.gpus[:_MOST_GPUS], evenly(range(len(grid)), _MOST_ROWS)
-    rows = [
-        [
-            *_cell(grid, n),
-            scaled(grid.model_flops[n], ""),
-            scaled(grid.model_bytes[n], "B"),
-            *(_floor(grid, gpu, n)[0] for gpu in gpus),
-        ]
-        for n in shown
-    ]
-    headings = (
-        "phase",
-        "batch",
-        "tokens",
-        "FLOPs",
-        "bytes",
-        *(gpu.roofs.name.removesuffix(", datasheet") for gpu in gpus),
-    )
-    caption = "last columns: the floor of a step on each GPU" if gpus else ""
-    return text_table(headings, rows, caption=caption, total=len(grid), groups=_phase_starts(grid, shown))
-
-
-def _cell(grid: GridCount, n: int) -> list[str]:
-    return [grid.phases[n], str(grid.batch_size[n]), str(grid.depth[n])]
-
-
-def _phase_starts(grid: GridCount, shown: Sequence[int]) -> list[int]:
-    """Return the rows of a table of points at which a phase begins."""
-    return [row for row in range(1, len(shown)) if grid.phases[shown[row]] != grid.phases[shown[row - 1]]]
-
-
-def _tables(grid: GridCount) -> Iterator[Block]:
-    shown = range(min(len(grid), _MOST_ROWS))
-    groups = _phase_starts(grid, shown)
-    heads = [_cell(grid, n) for n in shown]
+    points = range(len(grid))
+    starts = [n for n in points[1:] if grid.phases[n] != grid.phases[n - 1]]
     work = [
         [
-            *heads[n],
+            grid.phases[n],
+            str(grid.batch_size[n]),
+            str(grid.depth[n]),
             scaled(grid.model_flops[n], ""),
             scaled(grid.model_bytes[n], "B"),
             significant(grid.intensity[n]),
             scaled(grid.cache_bytes[n], "B"),
             scaled(grid.needs_bytes[n], "B"),
         ]
-        for n in shown
+        for n in points
     ]
-    yield text_table(_WORK_COLUMNS, work, total=len(grid), groups=groups)
-    for gpu in grid.gpus:
-        rows = [[*heads[n], *_floor(grid, gpu, n)] for n in shown]
-        yield Lines(["", f"{gpu.roofs.name}: {scaled(gpu.roofs.bytes_per_s, 'B/s')}"])
-        yield text_table(_GPU_COLUMNS, rows, texts=("bound by",), total=len(grid), groups=groups)
-        yield Lines(_memory_notes(gpu))
+    floors = [[_floor(grid, gpu, n) for n in points] for gpu in grid.gpus]
+    tables: list[Block] = [text_table(_WORK_COLUMNS, work, groups=starts)]
+    for gpu, of_gpu in zip(grid.gpus, floors, strict=True):
+        rows = [[*work[n][:3], *of_gpu[n]] for n in points]
+        tables.append(Lines(["", f"{gpu.roofs.name}: {scaled(gpu.roofs.bytes_per_s, 'B/s')}"]))
+        tables.append(text_table(_GPU_COLUMNS, rows, texts=("bound by",), groups=starts))
+        tables.append(Lines(_memory_notes(gpu)))
+    names = (gpu.roofs.name.removesuffix(", datasheet") for gpu in grid.gpus[:_MOST_GPUS])
+    brief = text_table(
+        (*_WORK_COLUMNS[:5], *names),
+        [[*work[n][:5], *(of_gpu[n][0] for of_gpu in floors[:_MOST_GPUS])] for n in points],
+        caption="last columns: the floor of a step on each GPU" if floors else "",
+        groups=starts,
+    )
+    return [
+        Section("", [_title(grid), *number_blocks(numbers)]),
+        Section("", [brief], media=FIRST_LOOK),
+        Section("", tables, media=FULL_SCREEN),
+    ]
 
 
 def _memory_notes(gpu: GpuFloors) -> list[str]:

@@ -5,22 +5,20 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from profiler.json_document import Document, view
 from profiler.judge.breakdown import TERM_NAMES
 from profiler.predict.result import Answer, CheckRow, ForecastCell, ForecastError, StepShape
 from profiler.report.blocks import Lines, Section, Sentences, text_table
 from profiler.report.forecast import answer_sentences, error_share, forecast_table
-from profiler.report.terminal import MOST_ROWS
 from profiler.units import duration
 
 
 def forecast_section(answer: Answer) -> Section:
     """A forecast: its error first, a row per cell, and the assumptions of extrapolated cells."""
-    table, notes = forecast_table(answer.cells[:MOST_ROWS])
-    whole = replace(table, total=len(answer.cells))
-    return Section("", [Sentences(answer_sentences(answer), plain_from=2), whole, Lines(notes, "dim")])
+    table, notes = forecast_table(answer.cells)
+    return Section("", [Sentences(answer_sentences(answer), plain_from=2), table, Lines(notes, "dim")])
 
 
 CHECK_COLUMNS = ("cell", "forecast", "measured", "off", "inside", "largest error by term")

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 
 from profiler.place.place import ROOF_ALLOWS, PlacedFigure, PlacedFile
 from profiler.report.blocks import Lines, Section, Sentences, text_table
-from profiler.report.terminal import MOST_ROWS
 from profiler.units import duration, significant
 
 _CAPTION = "floor: the least time that the work needs; by: what sets the floor; attained: floor / time"
@@ -41,10 +40,8 @@ def placed_section(file: PlacedFile) -> Section:
         del columns["link"]
     else:
         caption += f"; link: about the least time of the messages over {file.link}, not in the floor"
-    rows = [list(row) for row in zip(*columns.values(), strict=True)][:MOST_ROWS]
-    table = text_table(
-        list(columns), rows, texts=("by", "regime"), wrapped=("what",), caption=caption, total=len(names)
-    )
+    rows = [list(row) for row in zip(*columns.values(), strict=True)]
+    table = text_table(list(columns), rows, texts=("by", "regime"), wrapped=("what",), caption=caption)
     warnings = [Lines([f"warning: {text}" for text in file.warnings])] if file.warnings else []
     return Section("", [Sentences([title]), *warnings, table, Lines(list(_notes(file.rows, names)))])
 

@@ -62,8 +62,6 @@ class TextTable(Block):
     columns: tuple[TextColumn, ...]
     rows: Sequence[Sequence[str]]
     caption: str = ""
-    total: int = 0
-    """Number of rows there are, if `rows` has only the first of them."""
     groups: frozenset[int] = frozenset()
     """Rows that begin a group, which a line separates from the one before."""
     ranked: bool = False
@@ -81,7 +79,6 @@ def text_table(
     texts: Collection[str] = (),
     wrapped: Collection[str] = (),
     caption: str = "",
-    total: int = 0,
     groups: Collection[int] = (),
     ranked: bool = False,
 ) -> TextTable:
@@ -90,7 +87,7 @@ def text_table(
         TextColumn(heading, number=number > 0 and heading not in (*texts, *wrapped), wrap=heading in wrapped)
         for number, heading in enumerate(headings)
     )
-    return TextTable(columns, rows, caption, total, frozenset(groups), ranked)
+    return TextTable(columns, rows, caption, frozenset(groups), ranked)
 
 
 @dataclass(frozen=True)

@@ -118,10 +118,8 @@ def _(block: TextTable, most: int) -> TextTable:
         return block
     numbers = list(range(most)) if block.ranked else evenly(range(len(block.rows)), most)
     groups = {place for place in range(1, most) if block.groups & {*range(numbers[place - 1] + 1, numbers[place] + 1)}}
-    of_all = f"{most} of {max(block.total, len(block.rows))} rows"
-    caption = "; ".join(filter(None, (block.caption.removesuffix("."), of_all)))
-    rows = [block.rows[number] for number in numbers]
-    return replace(block, rows=rows, caption=caption, total=most, groups=frozenset(groups))
+    caption = "; ".join(filter(None, (block.caption.removesuffix("."), f"{most} of {len(block.rows)} rows")))
+    return replace(block, rows=[block.rows[number] for number in numbers], caption=caption, groups=frozenset(groups))
 
 
 @singledispatch
@@ -200,7 +198,7 @@ def rich_table(table: TextTable, width: int = WIDTH) -> Table:
         if number and number in table.groups:
             built.add_section()
         built.add_row(*(UnbrokenText(text, _COLORS.get(text, "")) for text in row))
-    omitted = max(table.total, len(table.rows)) - min(len(table.rows), MOST_ROWS)
+    omitted = len(table.rows[MOST_ROWS:])
     rest = f"{omitted} more rows: --format json has them all" if omitted else ""
     if caption := "; ".join(filter(None, (table.caption, rest))):
         built.caption = UnbrokenText(caption, "table.caption")  # type: ignore[assignment]  # Rich renders any
