@@ -22,9 +22,8 @@ _WORDS = {"pass": "pass", "slower": "SLOWER", "open": "open"}
 def gate_section(gate: Gate) -> Section:
     """A gate: its outcome in one line, the settings that differ, and a table of cells."""
     lines = [*machine_sentences(gate.comparison), *difference_lines(gate.comparison)]
-    rows = gate_rows(gate)
-    table = [text_table(GATE_COLUMNS, rows, texts=("gate",), caption=GATE_CAPTION)] if rows else []
-    return Section("", [Sentences([gate_line(gate)]), Lines(lines), *table, sides_lines(gate.comparison)])
+    table = text_table(GATE_COLUMNS, gate_rows(gate), texts=("gate",), caption=GATE_CAPTION)
+    return Section("", [Sentences([gate_line(gate)]), Lines(lines), table, sides_lines(gate.comparison)])
 
 
 def gate_line(gate: Gate) -> str:

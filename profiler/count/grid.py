@@ -181,7 +181,7 @@ def _title(grid: GridCount) -> Lines:
     return Lines([f"{grid.model}: {short_count(grid.params)} parameters, {grid.dtype}{quant}"])
 
 
-def number_blocks(numbers: ModelNumbers) -> Iterator[Block]:
+def number_blocks(numbers: ModelNumbers) -> list[Block]:
     """Return the architecture, the parameters, the KV cache, and what each GPU allows."""
     widths = numbers.architecture
     params = sum(numbers.params_by_group.values())
@@ -202,9 +202,7 @@ def number_blocks(numbers: ModelNumbers) -> Iterator[Block]:
     ]
     if widths.attention_layers:
         lines.append(f"attention:    {_at(numbers.attention_is_half_at, _HALF, grows=grows)}")
-    yield Lines(lines)
-    if numbers.gpus:
-        yield _gpu_table(numbers.gpus, numbers.context_len)
+    return [Lines(lines), _gpu_table(numbers.gpus, numbers.context_len)]
 
 
 def _kept(numbers: ModelNumbers) -> Iterator[str]:

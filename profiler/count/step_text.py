@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from profiler.count.grid import number_blocks
 from profiler.counting.floor import TIGHT
+from profiler.counting.operators import GemmShape
 from profiler.facts.step import Work, bytes_by_kind, plain_number
-from profiler.report.blocks import FIRST_LOOK, FULL_SCREEN, Block, Lines, Section, TextTable, text_table
+from profiler.report.blocks import FIRST_LOOK, FULL_SCREEN, Lines, Section, TextTable, text_table
 from profiler.units import duration, scaled, several, short_count, significant
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from profiler.counting.crosscheck import Crosscheck
     from profiler.counting.floor import GpuRow
     from profiler.counting.model_numbers import ModelNumbers
-    from profiler.counting.operators import GemmShape, ModelWork, Operator
+    from profiler.counting.operators import ModelWork, Operator
     from profiler.quant.checkpoints import Gguf
 
 
@@ -34,10 +35,10 @@ def count_sections(counted: StepCount, numbers: ModelNumbers | None) -> list[Sec
         Lines([unknown] if counted.unknown else [], "warning"),
         Lines([unruled] if dense else [], "warning"),
         *(number_blocks(numbers) if numbers else []),
-        *_gpus(counted.gpus),
+        _gpus(counted.gpus),
         Lines(_gpu_notes(counted.gpus, counted.dtype)),
         *([_collectives(share)] if share else []),
-        *([_gemms(counted.gemms)] if counted.gemms else []),
+        _gemms(counted.gemms),
     ]
     return [
         Section("", blocks),
@@ -138,11 +139,11 @@ def _collectives(share: RankShare) -> TextTable:
 
 
 def _gemms(gemms: Sequence[GemmShape]) -> TextTable:
-    headings = [item.name for item in fields(gemms[0])]
+    headings = [item.name for item in fields(GemmShape)]
     return text_table(headings, [[str(getattr(gemm, name)) for name in headings] for gemm in gemms], texts=headings)
 
 
-def _gpus(gpus: Sequence[GpuRow]) -> list[Block]:
+def _gpus(gpus: Sequence[GpuRow]) -> TextTable:
     """Return a table of the GPUs that the step fits."""
     rows = [
         [
@@ -157,7 +158,7 @@ def _gpus(gpus: Sequence[GpuRow]) -> list[Block]:
         if gpu.floor_s is not None and gpu.ridge_flops_per_byte is not None
     ]
     headings = ("GPU", "ridge FLOP/byte", "floor", "bound by", "needs", "has room for")
-    return [text_table(headings, rows, texts=("bound by",))] if rows else []
+    return text_table(headings, rows, texts=("bound by",))
 
 
 def _gpu_notes(gpus: Sequence[GpuRow], dtype: str) -> list[str]:

@@ -10,7 +10,6 @@ from profiler.report.blocks import Lines, Section, Sentences, text_table
 from profiler.units import duration, significant
 
 _CAPTION = "floor: the least time that the work needs; by: what sets the floor; attained: floor / time"
-_MOST_NOTES = 10
 
 
 def placed_section(file: PlacedFile) -> Section:
@@ -42,8 +41,8 @@ def placed_section(file: PlacedFile) -> Section:
         caption += f"; link: about the least time of the messages over {file.link}, not in the floor"
     rows = [list(row) for row in zip(*columns.values(), strict=True)]
     table = text_table(list(columns), rows, texts=("by", "regime"), wrapped=("what",), caption=caption)
-    warnings = [Lines([f"warning: {text}" for text in file.warnings])] if file.warnings else []
-    return Section("", [Sentences([title]), *warnings, table, Lines(list(_notes(file.rows, names)))])
+    warnings = Lines([f"warning: {text}" for text in file.warnings])
+    return Section("", [Sentences([title]), warnings, table, Lines(list(_notes(file.rows, names)))])
 
 
 def _names(rows: Sequence[PlacedFigure]) -> list[str]:
@@ -73,6 +72,6 @@ def _notes(rows: Sequence[PlacedFigure], names: Sequence[str]) -> Iterator[str]:
         for note in filter(None, row.note.split("; ")):
             by_note.setdefault(note, []).append(name)
     ordered = sorted(by_note.items(), key=lambda item: (ROOF_ALLOWS not in item[0], -len(item[1])))
-    for note, figures in ordered[:_MOST_NOTES]:
+    for note, figures in ordered:
         every = f"all {len(rows)} figures" if len(figures) == len(rows) else f"{len(figures)} figures like {figures[0]}"
         yield f"{figures[0] if len(figures) == 1 else every}: {note}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 if TYPE_CHECKING:
@@ -24,7 +24,11 @@ TextStyle = Literal["plain", "dim", "warning", "paragraph"]
 
 
 class Block:
-    """A part of a section. Each renderer registers a function per kind of block."""
+    """A part of a section. Each renderer registers a function per kind. A block without content is not shown."""
+
+    @property
+    def has_content(self) -> bool:
+        return True
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,10 @@ class Sentences(Block):
     plain_from: int | None = None
     """From this sentence on the terminal prints plain text; None: never."""
 
+    @property
+    def has_content(self) -> bool:
+        return bool(self.sentences)
+
 
 @dataclass(frozen=True)
 class Lines(Block):
@@ -42,6 +50,10 @@ class Lines(Block):
 
     lines: Sequence[str]
     style: TextStyle = "plain"
+
+    @property
+    def has_content(self) -> bool:
+        return bool(self.lines)
 
 
 @dataclass(frozen=True)
@@ -66,6 +78,10 @@ class TextTable(Block):
     """Rows that begin a group, which a line separates from the one before."""
     ranked: bool = False
     """Whether the first rows matter most: a short screen has those, and of other tables evenly picked ones."""
+
+    @property
+    def has_content(self) -> bool:
+        return bool(self.rows)
 
     @property
     def has_head(self) -> bool:
@@ -163,8 +179,10 @@ class Section:
 
 
 def visible_sections(sections: Sequence[Section | None], medium: Medium) -> list[Section]:
-    """Return the sections that a medium renders, without those that have nothing to say."""
-    return [section for section in sections if section is not None and medium in section.media and section.blocks]
+    """Return the sections that a medium renders and their blocks, without those that have nothing to say."""
+    mine = (section for section in sections if section is not None and medium in section.media)
+    shown = (replace(section, blocks=[block for block in section.blocks if block.has_content]) for section in mine)
+    return [section for section in shown if section.blocks]
 
 
 def evenly(items: Sequence[_Item], most: int) -> list[_Item]:

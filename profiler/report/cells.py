@@ -15,8 +15,6 @@ from profiler.report.blocks import (
     DOCUMENTS,
     FIRST_LOOK,
     FULL,
-    HTML,
-    MARKDOWN,
     Block,
     CellsTable,
     Lines,
@@ -260,7 +258,7 @@ def regimes(run: Run) -> Section | None:
         regimes = groups.setdefault((result.phase, result.engine), {})
         regimes[result.batch_size, result.key.cell.depth] = result.regime or ""
     maps = [_regime_table(f"{phase} ({engine})", regimes) for (phase, engine), regimes in groups.items()]
-    return Section("Regimes", maps, "derived, with evidence in run.json", HTML) if maps else None
+    return Section("Regimes", maps, "derived, with evidence in run.json", DOCUMENTS) if maps else None
 
 
 def _regime_table(title: str, regimes: dict[tuple[int, int], str]) -> TextTable:
@@ -271,12 +269,6 @@ def _regime_table(title: str, regimes: dict[tuple[int, int], str]) -> TextTable:
     shown = of_all(len(batches) * len(depths), len(all_batches) * len(all_depths))
     headings = [str(depth) for depth in depths]
     return text_table(["batch", *headings], rows, texts=headings, caption=title + shown)
-
-
-def regime_map(run: Run) -> Section | None:
-    alt = "The regime of each cell, over prompt or context length and batch"
-    note = "derived, with evidence in run.json"
-    return Section("Regimes", [Picture("map", alt, (run,))], note, MARKDOWN) if run.measured else None
 
 
 _MOST_SERIES = 12

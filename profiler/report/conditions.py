@@ -14,10 +14,9 @@ from profiler.store.forecasts import read_forecast
 from profiler.units import duration, percent, saving, scaled, signed_duration
 
 
-def ragged(run: Run) -> Section | None:
-    lines = ragged_lines(run)
+def ragged(run: Run) -> Section:
     note = "measured with padding and a mask, and the same shape without; other ways to batch are tried or computed"
-    return Section("Prompts of unequal lengths", [Lines(lines)], note) if lines else None
+    return Section("Prompts of unequal lengths", [Lines(ragged_lines(run))], note)
 
 
 def ragged_lines(run: Run) -> list[str]:
@@ -63,9 +62,8 @@ def _waiting(step: RaggedStep) -> str:
     )
 
 
-def ranks(run: Run) -> Section | None:
-    lines = rank_lines(run)
-    return Section("Ranks", [Lines(lines)], "measured on each rank", FULL) if lines else None
+def ranks(run: Run) -> Section:
+    return Section("Ranks", [Lines(rank_lines(run))], "measured on each rank", FULL)
 
 
 def rank_lines(run: Run) -> list[str]:

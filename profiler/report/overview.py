@@ -56,14 +56,13 @@ def _with_options(command: str, options: str) -> str:
     return f"{re.sub(rf' {flag} [^ ]+', '', command)} {options}"
 
 
-def interrupted(run: Run) -> Section | None:
-    text = "Interrupted: the cells below are those measured until then."
-    return None if run.document.finished else Section("", [Lines([text], "warning")])
+def interrupted(run: Run) -> Section:
+    lines = [] if run.document.finished else ["Interrupted: the cells below are those measured until then."]
+    return Section("", [Lines(lines, "warning")])
 
 
-def warnings(run: Run) -> Section | None:
-    warnings = run.document.warnings
-    return Section("Warnings", [Lines(warnings, "warning")], media=DOCUMENTS) if warnings else None
+def warnings(run: Run) -> Section:
+    return Section("Warnings", [Lines(run.document.warnings, "warning")], media=DOCUMENTS)
 
 
 def setting(run: Run) -> Section:
@@ -76,9 +75,8 @@ def setting(run: Run) -> Section:
     return Section("", [Lines(lines, "paragraph")])
 
 
-def host(run: Run) -> Section | None:
-    line = host_line(run)
-    return Section("", [Lines([line], "dim")], media=FULL) if line else None
+def host(run: Run) -> Section:
+    return Section("", [Lines([*filter(None, [host_line(run)])], "dim")], media=FULL)
 
 
 def precision_line(run: Run) -> str:

@@ -28,7 +28,6 @@ SECTIONS: list[Callable[[Run], Section | None]] = [
     changes.levers,
     changes.other_gpus,
     cells.regimes,
-    cells.regime_map,
     time_breakdown.inside,
     time_breakdown.activity,
     engines.engines,

@@ -84,7 +84,7 @@ def _printed(blocks: Sequence[Block], console: Console) -> str:
     before: Block | None = None
     with console.capture() as captured:
         for block in blocks:
-            if isinstance(block, apart) or isinstance(before, (Sentences, BreakdownChart)):
+            if (before and isinstance(block, apart)) or isinstance(before, (Sentences, BreakdownChart)):
                 console.print()
             print_block(block, console)
             before = block

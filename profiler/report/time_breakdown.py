@@ -120,7 +120,7 @@ _TITLE = "where the time goes"
 
 @print_block.register
 def _(block: BreakdownChart, console: Console) -> None:
-    if not (bars := printed_bars(block)):
+    if not (bars := breakdown_bars(of_first_engine(block.run), block.most_a_phase)):
         return
     if not console.color_system or console.no_color or not console.encoding.startswith("utf"):
         console.print(rich_table(shares_table(bars, block.most_terms)))
@@ -129,11 +129,6 @@ def _(block: BreakdownChart, console: Console) -> None:
     widest = max(len(bar.name) for bar in bars)
     for bar in bars:
         console.print(Text(f"{bar.name:<{widest}} ").append(bar_text(bar)).append(f" {bar.below_zero}"))
-
-
-def printed_bars(chart: BreakdownChart) -> list[BreakdownBar]:
-    """Return bars of the first engine's cells, from the first to the last of each phase."""
-    return breakdown_bars(of_first_engine(chart.run), chart.most_a_phase)
 
 
 def shares_table(bars: Sequence[BreakdownBar], most_terms: int | None = None) -> TextTable:
@@ -205,12 +200,12 @@ def operators(run: Run) -> Section | None:
     return Section("Operators under the roof", [Picture("operators", alt, (run,))], note, HTML)
 
 
-def inside(run: Run) -> Section | None:
+def inside(run: Run) -> Section:
     rows = module_time_rows(run)
     headings = ("inside", "time", "share", "TFLOP/s", "GB/s", "FLOP/byte", "roof")
     groups = [number for number, row in enumerate(rows) if not row[0].startswith(" ")]
     table = text_table(headings, rows, groups=groups)
-    return Section("Inside a step", [table], "measured with hooks, in a separate pass", FULL) if rows else None
+    return Section("Inside a step", [table], "measured with hooks, in a separate pass", FULL)
 
 
 def module_time_rows(run: Run) -> list[list[str]]:
@@ -242,10 +237,9 @@ def _inside_row(item: GroupTime) -> list[str]:
     return [f"  {item.group.replace('_', ' ')}", duration(item.time_s), percent(item.share), *rates]
 
 
-def activity(run: Run) -> Section | None:
-    lines = [*activity_lines(run), *unexplained_lines(run)]
-    title, note = "Kernels, gaps and unexplained time", "measured in separate passes"
-    return Section(title, [Lines(lines)], note, FULL) if lines else None
+def activity(run: Run) -> Section:
+    blocks = [Lines([*activity_lines(run), *unexplained_lines(run)])]
+    return Section("Kernels, gaps and unexplained time", blocks, "measured in separate passes", FULL)
 
 
 def activity_lines(run: Run) -> list[str]:

@@ -173,7 +173,7 @@ def test_markdown_is_text(folder: Path) -> None:
     assert not acting(text)
     text = re.sub(r"(?<!\\)`[^`]*`", "", text)  # code is shown unchanged
     assert "<script" not in text
-    assert re.findall(r"(?<!\\)!\[[^\]]*\]\(([^)]*)\)", text) == ["roofline.png", "split.png", "map.png"]
+    assert re.findall(r"(?<!\\)!\[[^\]]*\]\(([^)]*)\)", text) == ["roofline.png", "split.png"]
     assert markdown_text("a | <b> [c](d) `e` \\|") == "a \\| &lt;b> \\[c\\](d) \\`e\\` \\\\\\|"
 
 

@@ -15,8 +15,9 @@ from profiler.judge.module_times import GroupTime
 from profiler.report.blocks import BreakdownChart, Definitions, Lines, Section, Sentences, text_table
 from profiler.report.console import screen
 from profiler.report.sections import run_sections
+from profiler.report.selection import of_first_engine
 from profiler.report.terminal import print_sections
-from profiler.report.time_breakdown import BreakdownBar, bar_text, breakdown_bars, printed_bars, shares_table
+from profiler.report.time_breakdown import BreakdownBar, bar_text, breakdown_bars, shares_table
 from profiler.store.folder import Run
 
 
@@ -30,7 +31,7 @@ def show(run: Run, console: Console) -> None:
 
 
 def bars_of(run: Run) -> list[BreakdownBar]:
-    return printed_bars(BreakdownChart(run))
+    return breakdown_bars(of_first_engine(run), BreakdownChart.most_a_phase)
 
 
 def test_the_answer_comes_first_and_all_fits_a_hundred_columns(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
