@@ -36,7 +36,7 @@ MOST_ROWS = 200
 """Rows of a table on the screen; later rows are omitted."""
 MOST_LINES = 45
 """Lines of a first look: a terminal on half of a laptop's screen has them."""
-_MOST_ITEMS = (24, 20, 16, 14, 12, 10, 8, 7, 6, 5, 4, 3, 2)
+_MOST_ITEMS = (40, 36, 32, 28, 24, 20, 16, 14, 12, 10, 8, 7, 6, 5, 4, 3, 2)
 """Rows, sentences or lines that each block of a first look has at most: the first number with which it fits."""
 _GLUE = "\ue000"  # for Rich, as for Python, a no-break space is white space at which a line may break
 _COLORS = {"slower": "red", "faster": "green", "SLOWER": "red", "pass": "green"}

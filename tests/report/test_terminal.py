@@ -198,3 +198,26 @@ def test_no_heading_is_cut_and_no_number_is_torn_from_its_unit(width: int) -> No
     assert {word for heading in headings for word in heading.split()} <= shown
     assert not any(re.match(r"\s*(%|GB)", part) for part in lines)
     assert all(any(cell in part for part in lines) for cell in rows[0][1:])
+
+
+def test_a_first_look_counts_the_warnings_that_change_no_conclusion(run: Run) -> None:
+    warned = with_document(run, warnings=("the GPU was throttled.", "the roofs moved."), remarks=("the roofs moved.",))
+    stream = io.StringIO()
+    print_sections(run_sections(warned), Console(file=stream, width=100, markup=False), 45)
+    text = stream.getvalue()
+    assert "! the GPU was throttled." in text
+    assert "the roofs moved" not in text
+    assert "1 warning that changes no conclusion: --full" in text
+
+
+def test_a_ranked_table_keeps_its_first_rows_and_another_one_spans_all() -> None:
+    """Of 100 rows a screen of 45 lines has the first, or evenly picked ones from the first to the last."""
+    rows = [[f"row {number}", "1"] for number in range(100)]
+    for ranked in (True, False):
+        stream = io.StringIO()
+        table = text_table(("name", "value"), rows, ranked=ranked)
+        print_sections([Section("", [table])], Console(file=stream, width=80), 45)
+        shown = [line.split("  ")[0] for line in stream.getvalue().splitlines() if line.startswith("row ")]
+        assert shown[0] == "row 0"
+        assert shown[-1] == (f"row {len(shown) - 1}" if ranked else "row 99")
+        assert f"{len(shown)} of 100 rows" in " ".join(stream.getvalue().split())
