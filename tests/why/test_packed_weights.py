@@ -11,7 +11,7 @@ from planted_faults import tiny_llama
 from torch import nn
 
 import profiler
-from profiler.device.clock import HostClock
+from profiler.device.machine import machine_for
 from profiler.facts.measurements import BatchTimes
 from profiler.measure.dense_twins import (
     BATCHES,
@@ -139,7 +139,9 @@ def test_the_break_even_batch_is_an_interval_where_rounds_disagree() -> None:
 def test_both_kinds_of_linears_are_timed_at_every_batch() -> None:
     """All linears of four layers are timed. Unpacking 200 times costs more than the product at any batch size."""
     linears = packed_linears(with_words(tiny_llama(num_hidden_layers=4), times=200))
-    times = times_by_batch(linears, dense_twins(linears, torch.float32, 1e9), HostClock(), float("inf"))
+    times = times_by_batch(
+        linears, dense_twins(linears, torch.float32, 1e9), machine_for(torch.device("cpu")), float("inf")
+    )
     assert tuple(item.batch for item in times) == BATCHES
     assert paying_batches(times) == "dense weights are faster at batches 1 to 256"
 
