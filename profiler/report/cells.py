@@ -140,7 +140,8 @@ def _forecast_line(forecasts: Sequence[CellResult]) -> str:
     ranges = []
     for phase in PHASES:
         if times_s := [result.latency_s for result in of_phase(forecasts, phase)]:
-            ranges.append(f"{phase} {duration(min(times_s))} to {duration(max(times_s))}")
+            ends = dict.fromkeys(map(duration, (min(times_s), max(times_s))))
+            ranges.append(f"{phase} {' to '.join(ends)}")
     cells = several(len(forecasts), "more cell is", "more cells are")
     return f"{cells} forecast from these, since --budget ended first: {', '.join(ranges)} (--full, cells.csv)"
 
