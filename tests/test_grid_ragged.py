@@ -89,7 +89,7 @@ def test_a_queue_has_four_batches_with_the_representative_one() -> None:
     [
         ("ragged:9..4", "1", "not an ascending range"),
         ("ragged:nowhere.txt", "1", "neither a range nor a readable file"),
-        ("ragged:{}", "4", "has 3 lengths, too few for a batch of 4"),
+        ("ragged:{}", "4", "has 3 prompts, too few for a batch of 4"),
     ],
 )
 def test_invalid_lengths_are_refused_in_one_line(prompt_lens: str, batches: str, words: str, tmp_path: Path) -> None:

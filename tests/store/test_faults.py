@@ -32,6 +32,7 @@ from profiler.errors import RunError
 from profiler.facts.visits import Gap, Visit
 from profiler.grid.cells import Cell, Grid
 from profiler.grid.ranges import make_grid
+from profiler.loading.prompts import Prompts
 from profiler.measure.sweep import Plan, Progress, sweep
 from profiler.report.progress import QuietListener
 from profiler.run.options import Options
@@ -82,7 +83,7 @@ class PlainEngine:
 
 def outcomes(engine: PlainEngine, clock: Any = None, earlier: Any = (), grid: Grid = GRID) -> Iterator[Visit | Gap]:
     plan = Plan(grid, budget_s=0.0, whole=True, effort=replace(effort.STANDARD, rounds=1))
-    return sweep({"eager": engine}, plan, machine=Machine(CPU, clock=clock), vocab_size=32, earlier=earlier)
+    return sweep({"eager": engine}, plan, machine=Machine(CPU, clock=clock), prompts=Prompts(32), earlier=earlier)
 
 
 def measure_into(folder: Path, *, resume: bool, grid: Grid = GRID) -> None:
