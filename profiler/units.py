@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 _NOT_PLAIN = re.compile(r"[^\n -\[\]-~]")
+_UNIT = re.compile(r"(?<=\d) (?=(?:%|[kMGTPmnuµ]?(?:B|s|FLOPs?|tok|tokens?)(?:/\w+)?|[kMGTP])(?![\w]))")
 _UTC = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d):\d\d(?:\.\d+)?(?:\+00:00|Z)")
 _ROUNDS_UP = 0.9995
 """From this share of a larger unit on, three digits of the smaller one would be 1000."""
@@ -82,6 +83,11 @@ def significant(value: float, digits: int = 3) -> str:
         return "0" if value == 0 else str(value)
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
     return f"{value:.{decimals}f}"
+
+
+def unbroken(text: str, space: str = "\u00a0") -> str:
+    """Return a text with `space` between each number and its unit, so that no line ends there."""
+    return _UNIT.sub(space, text)
 
 
 def visible(text: str) -> str:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shlex
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from string import Template
+from typing import Any
 
 import pytest
 import typer
@@ -13,7 +18,8 @@ import yaml
 from profiler.cli.app import app
 from profiler.loading.source import preset_names
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
 
 
 def commands(name: str) -> tuple[dict[str, str], list[str]]:
@@ -39,3 +45,50 @@ def test_both_examples_run_the_same_grid() -> None:
     (one, first), (other, second) = commands("skypilot.yaml"), commands("dstack.yml")
     assert one == other
     assert next(line for line in first if " run " in line) == next(line for line in second if " run " in line)
+
+
+SKILL = (EXAMPLES / "skill/SKILL.md").read_text()
+
+
+def test_the_skill_has_a_name_and_a_description_and_fits_a_page() -> None:
+    """The open format: https://agentskills.io/specification (a name of at most 64, a description of at most 1024)."""
+    _, front, body = SKILL.split("---\n", 2)
+    about = yaml.safe_load(front)
+    assert set(about) == {"name", "description"}
+    assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", about["name"])
+    assert 20 < len(about["description"]) <= 1024
+    assert len(body.splitlines()) <= 70
+
+
+KEYS = {
+    "count": ("model_flops", "bytes", "gpus.floor_s"),
+    "place": ("rows.floor_s", "rows.attained", "rows.note"),
+    "judge": (
+        "answer", "warnings", "remarks", "cells.latency_s", "cells.regime", "cells.confidence", "cells.status",
+        "evidence.levers.change", "evidence.levers.how", "evidence.levers.measured_by", "evidence.levers.basis",
+    ),
+    "compare": ("comparable", "cells.change", "cells.low", "cells.high", "cells.verdict"),
+    "forecast": ("error", "cells.latency_s", "cells.low_s", "cells.high_s", "cells.basis"),
+}  # fmt: skip
+
+
+def keys(document: object, path: str) -> bool:
+    """Whether a document has a key in objects and lists of them, such as `cells.status`."""
+    if isinstance(document, list):
+        return bool(document) and any(keys(item, path) for item in document)
+    first, _, rest = path.partition(".")
+    return isinstance(document, dict) and first in document and (not rest or keys(document[first], rest))
+
+
+@pytest.mark.parametrize("command", re.findall(r"^\$ roofscope (.*)$", SKILL, re.MULTILINE))
+def test_the_skills_commands_run_and_have_the_keys_that_it_names(
+    command: str, roofscope: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, *arguments = shlex.split(command)
+    for folder in {Path(word).parent for word in arguments if "/" in word}:
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("*.html", "*.png"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("profiler.report.write.write_reports", lambda runs: None)  # pictures take seconds
+    document = json.loads(roofscope(name, *arguments).out)
+    assert [path for path in KEYS[name] if not keys(document, path)] == []
+    assert [path for path in KEYS[name] if f"{path.rpartition('.')[2]}`" not in SKILL] == []

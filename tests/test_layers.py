@@ -150,11 +150,12 @@ from pathlib import Path
 from profiler.run.judge_folder import judge_folder
 from profiler.report.write import write_reports
 from profiler.report.console import screen
-from profiler.report.sections import print_run
+from profiler.report.sections import run_sections
+from profiler.report.terminal import print_sections
 run = judge_folder(Path(sys.argv[1]))
 (run.folder / "roofline.png").unlink()
 write_reports([run])
-print_run(run, screen())
+print_sections(run_sections(run), screen())
 """
 
 

@@ -6,13 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from profiler.judge.breakdown import TERM_NAMES, TimeBreakdown
-from profiler.report.blocks import TextColumn, TextTable, text_table
-from profiler.report.terminal import rich_table
+from profiler.report.blocks import Lines, Section, TextColumn, TextTable, text_table
 from profiler.units import duration, percent, scaled
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from profiler.checks.doctor import Examination
     from profiler.checks.selftest import SelftestRow
     from profiler.facts.contention import Contention
@@ -20,29 +17,26 @@ if TYPE_CHECKING:
 _MARKS = {True: "ok", False: "NO", None: "-"}
 
 
-def print_examination(examination: Examination, console: Console) -> None:
-    """Print the command to run first, and a row for each part of the installation."""
-    console.print(f"run first: {examination.first}", highlight=False)
-    console.print()
+def examination_section(examination: Examination) -> Section:
+    """The command to run first, and a row for each part of the installation."""
     rows = [
         [item.name, "slow" if item.works and item.slow else _MARKS[item.works], item.says]
         for item in examination.findings
     ]
     columns = (TextColumn(""), TextColumn(""), TextColumn("", wrap=True))
-    console.print(rich_table(TextTable(columns, rows), console.width), highlight=False)
+    return Section("", [Lines([f"run first: {examination.first}"]), TextTable(columns, rows)])
 
 
-def print_selftest(results: Sequence[SelftestRow], console: Console) -> None:
-    """Print a table of the known kernels, and the reason why each inconclusive one has no label."""
-    console.print(rich_table(_selftest_table(results), console.width))
-    for item in results:
-        if not item.right and not item.wrong:
-            rounds = ", ".join(f"{label} ({count})" for label, count in item.rounds.items())
-            console.print(
-                f"inconclusive: {item.name}: the rounds gave {rounds}; during them memory reached"
-                f" {_range(item.memory_bytes_per_s, 'B/s')} and matmuls {_range(item.compute_flops_per_s, 'FLOP/s')}",
-                highlight=False,
-            )
+def selftest_section(results: Sequence[SelftestRow]) -> Section:
+    """A table of the known kernels, and the reason why each inconclusive one has no label."""
+    reasons = [
+        f"inconclusive: {item.name}: the rounds gave"
+        f" {', '.join(f'{label} ({count})' for label, count in item.rounds.items())}; during them memory reached"
+        f" {_range(item.memory_bytes_per_s, 'B/s')} and matmuls {_range(item.compute_flops_per_s, 'FLOP/s')}"
+        for item in results
+        if not item.right and not item.wrong
+    ]
+    return Section("", [_selftest_table(results), Lines(reasons)])
 
 
 def _selftest_table(results: Sequence[SelftestRow]) -> TextTable:

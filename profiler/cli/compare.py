@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from profiler.cli.options import EXIT_INCOMPLETE, EXIT_REQUEST, EXIT_WRONG, Output, Progress, asks
+from profiler.cli.options import EXIT_INCOMPLETE, EXIT_REQUEST, EXIT_WRONG, LongOutput, Output, Progress, asks
 from profiler.errors import RequestError
 from profiler.grid.ranges import parse_values
 from profiler.options import argument, listed, option
@@ -33,22 +33,22 @@ class Compared:
 
 
 @asks()
-def compare(given: Compared, output: Output) -> None:
+def compare(given: Compared, output: LongOutput) -> None:
     """Compare two runs cell by cell, or several as a history.
 
     Reports each change with its confidence interval, and the part of the time that changed.
     """
     from profiler.comparison.command import compared, history_of
     from profiler.comparison.documents import comparison_document, history_document
-    from profiler.comparison.text import print_changes, print_history
+    from profiler.comparison.text import changes_section, history_section
 
     gpus = _numbers(given.tp, "--tp")
     if len(given.paths) == 2:
         comparison = compared(*given.paths, anyway=given.anyway, tp=gpus)
-        output.answer(lambda: comparison_document(comparison), lambda console: print_changes(comparison, console))
+        output.answer(lambda: comparison_document(comparison), lambda: [changes_section(comparison)])
     else:
         history = history_of(given.paths, anyway=given.anyway, tp=gpus)
-        output.answer(lambda: history_document(history), lambda console: print_history(history, console))
+        output.answer(lambda: history_document(history), lambda: [history_section(history)])
 
 
 _GATE_EXITS = {"pass": 0, "slower": EXIT_WRONG, "not comparable": EXIT_REQUEST, "inconclusive": EXIT_INCOMPLETE}
@@ -74,7 +74,7 @@ class Gated:
 
 
 @dataclass(frozen=True)
-class GateOutput(Output):
+class GateOutput(LongOutput):
     """How `gate` prints its verdict."""
 
     format: str = option("table", "table, json, junit or github.")
@@ -89,13 +89,13 @@ def gate(given: Gated, progress: Progress, output: GateOutput) -> None:
     Exit codes: 0 pass, 1 slower with high confidence, 2 not comparable, 3 inconclusive.
     """
     from profiler.comparison.documents import gate_document
-    from profiler.comparison.gate_formats import GATE_FORMATS, print_gate
+    from profiler.comparison.gate_formats import GATE_FORMATS, gate_section
 
     verdict = _verdict(given, progress, output)
     if output.format in GATE_FORMATS:
         print(GATE_FORMATS[output.format](verdict), end="" if output.format == "junit" else "\n")
     else:
-        output.answer(lambda: gate_document(verdict), lambda console: print_gate(verdict, console))
+        output.answer(lambda: gate_document(verdict), lambda: [gate_section(verdict)])
     raise typer.Exit(_GATE_EXITS[verdict.outcome])
 
 
@@ -134,13 +134,13 @@ class Placed:
 
 
 @asks()
-def place(given: Placed, output: Output) -> None:
+def place(given: Placed, output: LongOutput) -> None:
     """Compare another tool's results with the roofs.
 
     Prints the floor of each result, the share of the roof that it attains, and doubts about it.
     """
     from profiler.place import command
-    from profiler.place.render import print_placed
+    from profiler.place.render import placed_section
 
     shapes = command.Shapes(
         _numbers(given.prompt_lens, "--prompt-lens"),
@@ -157,7 +157,7 @@ def place(given: Placed, output: Output) -> None:
         link=given.link,
         shapes=shapes,
     )
-    output.answer(lambda: placed, lambda console: print_placed(placed, console))
+    output.answer(lambda: placed, lambda: [placed_section(placed)])
 
 
 def _numbers(text: str, option: str) -> tuple[int, ...]:

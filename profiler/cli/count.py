@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from profiler.cli.options import Output, asks
+from profiler.cli.options import LongOutput, asks
 from profiler.errors import RequestError
 from profiler.options import argument, flag_of, listed, one_of, option
 from profiler.quant.registry import quant_help
@@ -60,7 +60,7 @@ class CountOptions:
 
 
 @dataclass(frozen=True)
-class CountOutput(Output):
+class CountOutput(LongOutput):
     """How `count` prints its answer."""
 
     format: str = option("table", "table, json or csv.")
@@ -84,7 +84,7 @@ def count(options: CountOptions, output: CountOutput) -> None:
 
 
 def _count_step(options: CountOptions, gpus: dict[str, RoofSet], output: CountOutput) -> None:
-    from profiler.count.step_text import print_count
+    from profiler.count.step_text import count_sections
     from profiler.counting.count import count
     from profiler.counting.document import count_csv, count_document
     from profiler.counting.model_numbers import model_numbers
@@ -117,17 +117,16 @@ def _count_step(options: CountOptions, gpus: dict[str, RoofSet], output: CountOu
     if output.format == "csv":
         print(count_csv(counted), end="")
         return
-    output.answer(lambda: count_document(counted, numbers), lambda console: print_count(counted, numbers, console))
+    output.answer(lambda: count_document(counted, numbers), lambda: count_sections(counted, numbers))
 
 
 def _count_grid(options: CountOptions, gpus: list[RoofSet], output: CountOutput) -> None:
-    from profiler.count.grid import grid_blocks, grid_document, grid_frame, grid_title, number_blocks
+    from profiler.count.grid import grid_document, grid_frame, grid_sections
     from profiler.counting.cache import counted_model
     from profiler.counting.grid_count import count_grid
     from profiler.counting.model_numbers import model_numbers
     from profiler.grid.ranges import parse_values
     from profiler.loading.source import resolve
-    from profiler.report.terminal import print_blocks
 
     if options.plot:
         one_of(options.plot, "--plot", _PLOTS)
@@ -156,7 +155,7 @@ def _count_grid(options: CountOptions, gpus: list[RoofSet], output: CountOutput)
     numbers = model_numbers(counted, max(context_lens), tuple(gpus), options.prefix)
     output.answer(
         lambda: grid_document(grid, numbers),
-        lambda console: print_blocks([grid_title(grid), *number_blocks(numbers), *grid_blocks(grid)], console),
+        lambda: grid_sections(grid, numbers),
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from profiler.cli.options import Output, asks
+from profiler.cli.options import LongOutput, Output, asks
 from profiler.errors import RequestError
 from profiler.forecast.options import ForecastOptions, RankOptions
 from profiler.options import argument, option
@@ -36,14 +36,14 @@ class Use:
 
 
 @asks()
-def forecast(source: Source, options: ForecastOptions, ranks: RankOptions, use: Use, output: Output) -> None:
+def forecast(source: Source, options: ForecastOptions, ranks: RankOptions, use: Use, output: LongOutput) -> None:
     """Predict the times of cells that were not measured.
 
     Prints the error of such forecasts too.
     """
     from profiler.forecast.check import check_forecast
     from profiler.forecast.command import ForecastRequest, forecast_on, forecast_run
-    from profiler.forecast.screen import forecast_document, print_check, print_forecast
+    from profiler.forecast.screen import check_section, forecast_document, forecast_section
 
     folder, on, request = Path(source.source), source.on, ForecastRequest(**vars(options))
     if not on and not folder.is_dir():
@@ -73,19 +73,18 @@ def forecast(source: Source, options: ForecastOptions, ranks: RankOptions, use: 
 
         save_figure(forecast_band(answer), use.out)
     checked = check_forecast(folder, request, answer, use.budget_s, use.model) if use.check else None
-    output.answer(lambda: forecast_document(answer, checked), lambda console: print_forecast(answer, console))
-    if checked is not None and output.format == "table":
-        print_check(checked, output.console())
+    check = [] if checked is None else [check_section(checked)]
+    output.answer(lambda: forecast_document(answer, checked), lambda: [*check, forecast_section(answer)])
 
 
 def _forecast_ranks(source: Source, request: ForecastRequest, ranks: RankOptions, output: Output) -> None:
-    from profiler.forecast.render import print_ranks
+    from profiler.forecast.render import ranks_section
     from profiler.forecast.tensor_parallel import forecast_ranks
     from profiler.report.progress import make_listener
 
     with make_listener(quiet=False, plain=output.plain) as listener:
         answer = forecast_ranks(source.source, source.on, request, ranks, listener)
-    output.answer(lambda: answer, lambda console: print_ranks(answer, console))
+    output.answer(lambda: answer, lambda: [ranks_section(answer)])
 
 
 @dataclass(frozen=True)
@@ -97,23 +96,20 @@ class Shown:
 
 
 @asks()
-def rent(options: RentOptions, shown: Shown, output: Output) -> None:
+def rent(options: RentOptions, shown: Shown, output: LongOutput) -> None:
     """Compare GPUs to rent for a model: fit, speed and cost.
 
-    States its assumptions, then the cheapest, the fastest, and the doubt.
+    Names the cheapest, the fastest and the doubt, then the assumptions.
     """
     from datetime import UTC, datetime
 
     from profiler.rent.command import rent
     from profiler.rent.picture import cost_picture
-    from profiler.rent.text import print_rented
+    from profiler.rent.text import rent_sections
 
     offers = rent(options, datetime.now(UTC).date())
     if shown.out is not None:
         from profiler.report.plots import save_figure
 
         save_figure(cost_picture(offers), shown.out)
-    output.answer(
-        lambda: offers,
-        lambda console: print_rented(offers, console, by_utilisation=shown.by_utilisation),
-    )
+    output.answer(lambda: offers, lambda: rent_sections(offers, by_utilisation=shown.by_utilisation))

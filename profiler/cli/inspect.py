@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
@@ -14,12 +12,6 @@ from profiler.cli.options import EXIT_INCOMPLETE, EXIT_WRONG, OnDevice, Output, 
 from profiler.cli.ranks import start_ranks
 from profiler.errors import RequestError
 from profiler.options import argument, option
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from profiler.device.device import Device
-    from profiler.facts.roofs import Ceilings
 
 
 @dataclass(frozen=True)
@@ -49,6 +41,7 @@ def ceilings(on: OnDevice, measured: Measured, output: Output) -> None:
     from profiler.judge.warnings import health_warnings
     from profiler.loading.meta_model import quiet_libraries
     from profiler.report.device import ceilings_document
+    from profiler.report.hardware import ceilings_section
     from profiler.roofs.gemm import measurable_dtypes
     from profiler.roofs.host_dispatch import measure_host_pace
     from profiler.roofs.links import measure_links
@@ -80,27 +73,8 @@ def ceilings(on: OnDevice, measured: Measured, output: Output) -> None:
     ]
     output.answer(
         lambda: ceilings_document(info, roofs, sheet_per_s, warnings),
-        lambda console: _print_ceilings(console, info, roofs, sheet_per_s, warnings),
+        lambda: [ceilings_section(info, roofs, sheet_per_s, warnings)],
     )
-
-
-def _print_ceilings(
-    console: Console, info: Device, roofs: Ceilings, sheet_per_s: Mapping[str, float | None], warnings: Sequence[str]
-) -> None:
-    from profiler.report.hardware import ceilings_table, host_words
-    from profiler.report.terminal import rich_table
-    from profiler.units import processors, scaled
-
-    console.print(f"{info.name}, {processors(info.threads, info.kind)}", highlight=False)
-    for warning in warnings:
-        console.print(f"warning: {warning}", highlight=False)
-    console.print(rich_table(ceilings_table(roofs, sheet_per_s), console.width))
-    curve = ", ".join(f"{point.nbytes >> 20} MiB {scaled(point.bytes_per_s, 'B/s')}" for point in roofs.curve)
-    console.print(f"repeated reads: {curve}", highlight=False)
-    for name, link in roofs.links.items():
-        console.print(f"from {name}: {scaled(link.per_s, 'B/s')}", highlight=False)
-    if roofs.host:
-        console.print(host_words(roofs.host), highlight=False)
 
 
 def _ceilings_of_link(device: str, measured: Measured, output: Output) -> None:
@@ -139,17 +113,11 @@ def _ceilings_of_link(device: str, measured: Measured, output: Output) -> None:
         with styled():
             figure = link_figure(link)
         save_figure(figure, plot)
+    from profiler.report.blocks import Lines, Section
     from profiler.report.link import link_document, link_lines, link_table
-    from profiler.report.terminal import rich_table
 
     document = link_document(link)
-
-    def show(console: Console) -> None:
-        console.print(rich_table(link_table(document), console.width))
-        for line in link_lines(document):
-            console.print(line, highlight=False)
-
-    output.answer(lambda: document, show)
+    output.answer(lambda: document, lambda: [Section("", [link_table(document), Lines(link_lines(document))])])
 
 
 @asks()
@@ -159,10 +127,10 @@ def doctor(on: OnDevice, output: Output) -> None:
     Checks driver, torch, GPU, NVML and compilers, and lists the presets that fit.
     """
     from profiler.checks.doctor import examine
-    from profiler.checks.render import print_examination
+    from profiler.checks.render import examination_section
 
     examination = examine(on.device)
-    output.answer(lambda: examination, lambda console: print_examination(examination, console))
+    output.answer(lambda: examination, lambda: [examination_section(examination)])
 
 
 @dataclass(frozen=True)
@@ -176,12 +144,12 @@ class GpuNames:
 def gpus(asked: GpuNames, output: Output) -> None:
     """List GPU datasheets: dense peaks, bandwidth and ridge points."""
     from profiler.data import datasheets
+    from profiler.report.blocks import Section
     from profiler.report.device import gpu_columns, gpu_rows, gpus_table
-    from profiler.report.terminal import rich_table
 
     sheets = [datasheets.gpu_called(name) for name in asked.names or ()] or list(datasheets.gpus())
     table = gpu_columns if asked.names else gpus_table
-    output.answer(lambda: gpu_rows(sheets), lambda console: console.print(rich_table(table(sheets), console.width)))
+    output.answer(lambda: gpu_rows(sheets), lambda: [Section("", [table(sheets)])])
 
 
 @asks()
@@ -190,7 +158,7 @@ def selftest(on: OnDevice, output: Output) -> None:
 
     Exit codes: 0 right, 1 a label is wrong, 3 a kernel is inconclusive.
     """
-    from profiler.checks.render import contention_line, print_selftest
+    from profiler.checks.render import contention_line, selftest_section
     from profiler.checks.selftest import run_selftest
     from profiler.device.contention import Neighbours
     from profiler.device.device import resolve_device
@@ -206,7 +174,7 @@ def selftest(on: OnDevice, output: Output) -> None:
         line = contention_line(contention, results)
         print(line, file=sys.stderr) if output.format == "json" else output.console().print(line, highlight=False)
     if output.format == "json" or wrong or not busy:
-        output.answer(lambda: results, lambda console: print_selftest(results, console))
+        output.answer(lambda: results, lambda: [selftest_section(results)])
     if wrong:
         raise typer.Exit(EXIT_WRONG)
     if not right:
@@ -217,12 +185,13 @@ def selftest(on: OnDevice, output: Output) -> None:
 def models(output: Output) -> None:
     """List the presets, the models that roofscope knows by name."""
     from profiler.loading.source import load_preset, preset_names
+    from profiler.report.blocks import Lines, Section
 
     presets = {name: load_preset(name) for name in preset_names()}
-
-    def show(console: Console) -> None:
-        for name, preset in presets.items():
-            gated = " (gated)" if preset.gated else ""
-            console.print(f"{name:18} {preset.params / 1e9:7.3f} B  {preset.hub_id}{gated}", highlight=False)
-
-    output.answer(lambda: {name: preset.model_dump() for name, preset in presets.items()}, show)
+    lines = [
+        f"{name:18} {preset.params / 1e9:7.3f} B  {preset.hub_id}{' (gated)' if preset.gated else ''}"
+        for name, preset in presets.items()
+    ]
+    output.answer(
+        lambda: {name: preset.model_dump() for name, preset in presets.items()}, lambda: [Section("", [Lines(lines)])]
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -16,6 +16,7 @@ from profiler.options import argument, flag_of, one_of, option
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from profiler.report.blocks import Section
     from profiler.report.progress import QuietListener
 
 EXIT_WRONG = 1
@@ -40,20 +41,40 @@ class Output:
     def __post_init__(self) -> None:
         one_of(self.format, "--format", self.formats)
 
-    def answer(self, document: Callable[[], object], show: Callable[[Console], object]) -> None:
-        """Print the JSON document, or `show` the answer on the terminal."""
+    @property
+    def most_lines(self) -> int | None:
+        """Lines of the answer on a terminal; None: all."""
+        return None
+
+    def answer(self, document: Callable[[], object], sections: Callable[[], Sequence[Section | None]]) -> None:
+        """Print the JSON document, or the sections of the answer on the terminal."""
         if self.format == "json":
             from profiler.json_document import json_text
 
             print(json_text(document()))
         else:
-            show(self.console())
+            from profiler.report.terminal import print_sections
+
+            print_sections(sections(), self.console(), self.most_lines)
 
     def console(self) -> Console:
         """Return the console of this command."""
         from profiler.report.console import screen
 
         return screen(plain=self.plain)
+
+
+@dataclass(frozen=True)
+class LongOutput(Output):
+    """How a command prints an answer that may be longer than a screen."""
+
+    full: bool = option(False, "Print all of a long answer, not only its first screen.")
+
+    @property
+    def most_lines(self) -> int | None:
+        from profiler.report.terminal import MOST_LINES
+
+        return None if self.full else MOST_LINES
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from profiler.cli.options import Output, RunFolder, asks
+from profiler.cli.options import LongOutput, RunFolder, asks
 from profiler.errors import RequestError
 from profiler.options import argument, one_of, option
 
@@ -38,19 +38,19 @@ def export(run: RunFolder, file: TableFile) -> None:
 
 
 @asks()
-def judge(run: RunFolder, output: Output) -> None:
+def judge(run: RunFolder, output: LongOutput) -> None:
     """Judge a run again with the current rules, without torch.
 
     Reads the measurements in its folder, and writes its reports again.
     """
     from profiler.cli.run import run_json
-    from profiler.report.sections import print_run
+    from profiler.report.sections import run_sections
     from profiler.report.write import write_reports
     from profiler.run.judge_folder import judge_folder
 
     judged = judge_folder(run.folder)
     write_reports([judged])
-    output.answer(lambda: run_json(judged), lambda console: print_run(judged, console))
+    output.answer(lambda: run_json(judged), lambda: run_sections(judged))
 
 
 @dataclass(frozen=True)

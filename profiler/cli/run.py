@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from profiler.cli.options import EXIT_INCOMPLETE, EXIT_INTERRUPTED, Output, Progress, asks
+from profiler.cli.options import EXIT_INCOMPLETE, EXIT_INTERRUPTED, LongOutput, Output, Progress, asks
 from profiler.cli.ranks import start_ranks, started_by_torchrun
 from profiler.errors import RankError, RequestError
 from profiler.options import listed, option
 from profiler.run.options import Options
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from profiler.grid.cells import Phase
     from profiler.ranks.process_group import ProcessGroup
     from profiler.report.progress import QuietListener
@@ -36,7 +34,7 @@ class Resume:
 
 
 @asks()
-def run(options: Options, interrupted: Resume, progress: Progress, output: Output) -> None:
+def run(options: Options, interrupted: Resume, progress: Progress, output: LongOutput) -> None:
     """Profile a model, and report what limits prefill and decode.
 
     Measures the roofs of the device, and every combination of prompt length and batch size.
@@ -58,9 +56,9 @@ def run(options: Options, interrupted: Resume, progress: Progress, output: Outpu
     else:
         with progress.listener(output) as listener:
             runs = [_run_one(options, folder, listener, group, start_s)]
-        from profiler.report.sections import print_run
+        from profiler.report.sections import run_sections
 
-        output.answer(lambda: run_json(runs[0]), lambda console: print_run(runs[0], console))
+        output.answer(lambda: run_json(runs[0]), lambda: run_sections(runs[0]))
     _refuse_gaps(runs)
 
 
@@ -117,7 +115,7 @@ def _group_of(options: Options, resume: Path | None) -> ProcessGroup | None:
     return None
 
 
-def _run_devices(options: Options, progress: Progress, output: Output) -> list[Run]:
+def _run_devices(options: Options, progress: Progress, output: LongOutput) -> list[Run]:
     devices = listed(options.device)
     with progress.listener(output) as listener:
         from profiler.run.multi_run import device_healths, run_devices
@@ -129,28 +127,26 @@ def _run_devices(options: Options, progress: Progress, output: Output) -> list[R
         rows = [{**asdict(item), "ill": item.ill} for item in healths]
         return {"devices": rows, "runs": [run_json(run) for run in runs]}
 
-    def show(console: Console) -> None:
-        from profiler.report.device import health_lines
-        from profiler.report.sections import print_run
+    from profiler.report.blocks import Section, Sentences
+    from profiler.report.device import health_lines
+    from profiler.report.sections import run_sections
 
-        for run in runs:
-            print_run(run, console)
-        console.print()
-        for line in health_lines(healths):
-            console.print(line, highlight=False, style="bold")
-
-    output.answer(document, show)
+    health = Section("", [Sentences(health_lines(healths))])
+    output.answer(document, lambda: [health, *(section for run in runs for section in run_sections(run))])
     return runs
 
 
-def _run_precisions(options: Options, progress: Progress, output: Output) -> list[Run]:
+def _run_precisions(options: Options, progress: Progress, output: LongOutput) -> list[Run]:
     with progress.listener(output) as listener:
         from profiler.run.multi_run import run_precisions
 
         runs = run_precisions(options, listed(options.quant), listener)
-    from profiler.run.precisions import print_comparison
+    from profiler.run.precisions import comparison_sections
 
-    output.answer(lambda: [run_json(run) for run in runs], lambda console: print_comparison(runs, console))
+    output.answer(
+        lambda: [run_json(run) for run in runs],
+        lambda: comparison_sections(runs, [str(run.folder) for run in runs]),
+    )
     return runs
 
 
@@ -183,10 +179,10 @@ def batch_test(options: Options, test: BatchTest, progress: Progress, output: Ou
         for warning in prepared.warnings:
             listener.stage(warning)
         result = execute(prepared, listener)
-    from profiler.run.batch_test_screen import print_doubling
+    from profiler.run.batch_test_screen import doubling_sections
 
     phase: Phase = "prefill" if test.phase == "prefill" else "decode"
-    output.answer(lambda: run_json(result), lambda console: print_doubling(result, phase, console))
+    output.answer(lambda: run_json(result), lambda: doubling_sections(result, phase))
     _refuse_gaps([result])
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperCommand
 
-from profiler.cli.options import Output, asks
+from profiler.cli.options import LongOutput, asks
 from profiler.errors import RequestError
 from profiler.options import argument, option
 
@@ -64,7 +64,7 @@ class Script:
 
 
 @asks()
-def why(context: typer.Context, given: Script, output: Output) -> None:
+def why(context: typer.Context, given: Script, output: LongOutput) -> None:
     """Run your own script, and report why its models are slow.
 
     Names the lines to change, and the seconds that each change saves. The script is not modified.
@@ -79,11 +79,13 @@ def why(context: typer.Context, given: Script, output: Output) -> None:
     raise typer.Exit(why_script(path, given.module, arguments, given.out, streams, print_answer, given.budget_s))
 
 
-def _print_answer(answer: ScriptAnswer, *, output: Output) -> None:
+def _print_answer(answer: ScriptAnswer, *, output: LongOutput) -> None:
     """Print the answer: a document on stdout, or a table on stderr, so that stdout is the script's."""
     from profiler.json_document import json_text
+    from profiler.report.blocks import Lines, Section
     from profiler.report.console import screen
-    from profiler.why_slow.render import print_why, why_document
+    from profiler.report.terminal import print_sections
+    from profiler.why_slow.render import why_document, why_sections
 
     if answer.why is None:
         print(
@@ -96,8 +98,9 @@ def _print_answer(answer: ScriptAnswer, *, output: Output) -> None:
     elif output.format == "json":
         print(json_text(why_document(answer.why)))
     else:
-        print_why(answer.why, screen(plain=output.plain, stream=sys.stderr))
-        print(f"next: open {answer.folder}/why.html", file=sys.stderr)
+        page = Section("", [Lines([f"next: open {answer.folder}/why.html"])])
+        console = screen(plain=output.plain, stream=sys.stderr)
+        print_sections([*why_sections(answer.why), page], console, output.most_lines)
 
 
 @contextlib.contextmanager

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ChangeRow:
-    """One cell on both sides."""
+class CellRow:
+    """A cell that several sides may have."""
 
     phase: Phase
     """`prefill` or `decode`."""
@@ -37,6 +37,12 @@ class ChangeRow:
     """Empty if the sides have no engine in common."""
     settings: Sequence[tuple[str, str]]
     """(name, value) of settings that differ between cells of one side, such as a sweep of threads in a file."""
+
+
+@dataclass(frozen=True)
+class ChangeRow(CellRow):
+    """One cell on both sides."""
+
     before_s: float
     """Median time on the first side."""
     after_s: float
@@ -152,15 +158,9 @@ class HistoryStep(ChangeRow):
 
 
 @dataclass(frozen=True)
-class HistoryRow:
+class HistoryRow(CellRow):
     """One cell over several runs."""
 
-    phase: Phase
-    batch_size: int
-    prompt_len: int
-    context_len: int
-    engine: str
-    settings: Sequence[tuple[str, str]]
     times_s: Sequence[float | None]
     """The median of each run; null where it lacks the cell."""
     steps: Sequence[HistoryStep]

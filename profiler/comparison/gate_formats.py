@@ -6,13 +6,10 @@ import math
 from collections.abc import Callable, Mapping
 from xml.etree import ElementTree
 
-from rich.console import Console
-
 from profiler.comparison.gate import Gate, GatedCell, PhaseGate
 from profiler.comparison.text import change_words, difference_lines, machine_sentences, sides_lines, signed
 from profiler.effort import STANDARD
-from profiler.report.blocks import Lines, Sentences, text_table
-from profiler.report.terminal import print_blocks
+from profiler.report.blocks import Lines, Section, Sentences, text_table
 from profiler.units import duration, several
 
 GATE_COLUMNS = ("cell", "before", "after", "change", "with its phase", "gate")
@@ -22,12 +19,11 @@ GATE_CAPTION = (
 _WORDS = {"pass": "pass", "slower": "SLOWER", "open": "open"}
 
 
-def print_gate(gate: Gate, console: Console) -> None:
-    """Print a gate: its outcome in one line, the settings that differ, and a table of cells."""
+def gate_section(gate: Gate) -> Section:
+    """A gate: its outcome in one line, the settings that differ, and a table of cells."""
     lines = [*machine_sentences(gate.comparison), *difference_lines(gate.comparison)]
-    rows = gate_rows(gate)
-    table = [text_table(GATE_COLUMNS, rows, texts=("gate",), caption=GATE_CAPTION)] if rows else []
-    print_blocks([Sentences([gate_line(gate)]), Lines(lines), *table, sides_lines(gate.comparison)], console)
+    table = text_table(GATE_COLUMNS, gate_rows(gate), texts=("gate",), caption=GATE_CAPTION)
+    return Section("", [Sentences([gate_line(gate)]), Lines(lines), table, sides_lines(gate.comparison)])
 
 
 def gate_line(gate: Gate) -> str:

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from rich.console import Console
-
 from profiler.comparison.compare import Change, Comparison, History
 from profiler.comparison.side import NOT_TOLD, PROCESSOR, ROOFSCOPE, Side
 from profiler.judge.breakdown import TERM_NAMES
 from profiler.judge.difference import SAME
-from profiler.report.blocks import Lines, Sentences, TextTable, text_table
-from profiler.report.terminal import MOST_ROWS, print_blocks
+from profiler.report.blocks import Lines, Section, Sentences, TextTable, text_table
 from profiler.units import duration, percent, several, signed_duration, utc_minute
 
 CHANGE_COLUMNS = ("cell", "before", "after", "change", "interval", "verdict", "reason")
@@ -23,20 +20,20 @@ _MOST_RUNS = 6
 """Columns that fit on a terminal."""
 
 
-def print_changes(comparison: Comparison, console: Console) -> None:
-    """Print the comparison of two runs: the answer, the settings that differ, and a table of cells."""
+def changes_section(comparison: Comparison) -> Section:
+    """The comparison of two runs: the answer, the settings that differ, and a table of cells."""
     blocks = [
         Sentences(comparison_sentences(comparison)),
         Lines(difference_lines(comparison)),
         Lines([column_words(comparison)], "dim"),
-        changes_table(comparison, MOST_ROWS),
+        changes_table(comparison),
         sides_lines(comparison),
     ]
-    print_blocks(blocks, console)
+    return Section("", blocks)
 
 
-def print_history(history: History, console: Console) -> None:
-    """Print several runs, oldest first, one column each."""
+def history_section(history: History) -> Section:
+    """Several runs, oldest first, one column each."""
     runs = _selected_runs(history)
     omitted = len(history.sides) - len(runs)
     rest = f"{omitted} more runs, at which fewer cells changed or none: --format json has them all"
@@ -46,7 +43,7 @@ def print_history(history: History, console: Console) -> None:
         Lines([f"run {number}: {_name(history.sides[number])}" for number in runs], "dim"),
         Lines([rest] if omitted else []),
     ]
-    print_blocks(blocks, console)
+    return Section("", blocks)
 
 
 def sides_lines(comparison: Comparison) -> Lines:
@@ -153,8 +150,8 @@ def difference_lines(comparison: Comparison) -> list[str]:
     return lines
 
 
-def changes_table(comparison: Comparison, most: int | None = None) -> TextTable:
-    """Return a row per cell, at most `most`."""
+def changes_table(comparison: Comparison) -> TextTable:
+    """Return a row per cell."""
     rows = [
         [
             item.asked.name,
@@ -165,10 +162,9 @@ def changes_table(comparison: Comparison, most: int | None = None) -> TextTable:
             item.verdict if comparison.comparable else "-",
             moved_words(item) or (item.because if comparison.comparable else ""),
         ]
-        for item in comparison.changes[:most]
+        for item in comparison.changes
     ]
-    wrapped = CHANGE_COLUMNS[-1:]
-    return text_table(CHANGE_COLUMNS, rows, texts=("verdict",), wrapped=wrapped, total=len(comparison.changes))
+    return text_table(CHANGE_COLUMNS, rows, texts=("verdict",), wrapped=CHANGE_COLUMNS[-1:])
 
 
 def _has_interval(change: Change) -> bool:

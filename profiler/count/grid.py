@@ -11,7 +11,7 @@ import numpy as np
 from profiler.counting.floor import MOST, NEEDS_LESS, TIGHT
 from profiler.counting.model_numbers import GpuNumbers, ModelNumbers
 from profiler.json_document import Document
-from profiler.report.blocks import Block, Lines, TextTable, text_table
+from profiler.report.blocks import FIRST_LOOK, FULL_SCREEN, Block, Lines, Section, TextTable, text_table
 from profiler.units import duration, percent, scaled, short_count, significant
 
 if TYPE_CHECKING:
@@ -19,34 +19,49 @@ if TYPE_CHECKING:
 
     from profiler.counting.grid_count import GpuFloors, GridCount
 
-_MOST_ROWS = 200
+_MOST_GPUS = 3
+"""GPUs for which a table of 80 columns has room."""
 _WORK_COLUMNS = ("phase", "batch", "tokens", "FLOPs", "bytes", "FLOP/byte", "KV cache", "memory")
 _HALF = "half of the FLOPs of a decode step"
 _GPU_COLUMNS = ("phase", "batch", "tokens", "floor", "tok/s at most", "bound by")
 
 
-def grid_blocks(grid: GridCount) -> Iterator[Block]:
-    """Return a table of the work, and one of the floors for each GPU."""
-    shown = range(min(len(grid), _MOST_ROWS))
-    heads = [(grid.phases[n], str(grid.batch_size[n]), str(grid.depth[n])) for n in shown]
+def grid_sections(grid: GridCount, numbers: ModelNumbers) -> list[Section]:
+    """The model's own figures; a table of the work and one of the floors for each GPU, or one short table of both."""
+    points = range(len(grid))
+    starts = [n for n in points[1:] if grid.phases[n] != grid.phases[n - 1]]
     work = [
         [
-            *heads[n],
+            grid.phases[n],
+            str(grid.batch_size[n]),
+            str(grid.depth[n]),
             scaled(grid.model_flops[n], ""),
             scaled(grid.model_bytes[n], "B"),
             significant(grid.intensity[n]),
             scaled(grid.cache_bytes[n], "B"),
             scaled(grid.needs_bytes[n], "B"),
         ]
-        for n in shown
+        for n in points
     ]
-    groups = [n for n in shown if n and grid.phases[n] != grid.phases[n - 1]]
-    yield text_table(_WORK_COLUMNS, work, total=len(grid), groups=groups)
-    for gpu in grid.gpus:
-        rows = [[*heads[n], *_floor(grid, gpu, n)] for n in shown]
-        yield Lines(["", f"{gpu.roofs.name}: {scaled(gpu.roofs.bytes_per_s, 'B/s')}"])
-        yield text_table(_GPU_COLUMNS, rows, texts=("bound by",), total=len(grid), groups=groups)
-        yield Lines(_memory_notes(gpu))
+    floors = [[_floor(grid, gpu, n) for n in points] for gpu in grid.gpus]
+    tables: list[Block] = [text_table(_WORK_COLUMNS, work, groups=starts)]
+    for gpu, of_gpu in zip(grid.gpus, floors, strict=True):
+        rows = [[*work[n][:3], *of_gpu[n]] for n in points]
+        tables.append(Lines(["", f"{gpu.roofs.name}: {scaled(gpu.roofs.bytes_per_s, 'B/s')}"]))
+        tables.append(text_table(_GPU_COLUMNS, rows, texts=("bound by",), groups=starts))
+        tables.append(Lines(_memory_notes(gpu)))
+    names = (gpu.roofs.name.removesuffix(", datasheet") for gpu in grid.gpus[:_MOST_GPUS])
+    brief = text_table(
+        (*_WORK_COLUMNS[:5], *names),
+        [[*work[n][:5], *(of_gpu[n][0] for of_gpu in floors[:_MOST_GPUS])] for n in points],
+        caption="last columns: the floor of a step on each GPU" if floors else "",
+        groups=starts,
+    )
+    return [
+        Section("", [_title(grid), *number_blocks(numbers)]),
+        Section("", [brief], media=FIRST_LOOK),
+        Section("", tables, media=FULL_SCREEN),
+    ]
 
 
 def _memory_notes(gpu: GpuFloors) -> list[str]:
@@ -160,7 +175,7 @@ def grid_document(grid: GridCount, numbers: ModelNumbers) -> GridDocument:
     return GridDocument(grid.model, grid.params, grid.dtype, grid.quant, grid.weight_bytes, numbers, records)
 
 
-def grid_title(grid: GridCount) -> Lines:
+def _title(grid: GridCount) -> Lines:
     """Return the model, its size and its precision, as the first line."""
     quant = "" if grid.quant == "none" else f" {grid.quant}"
     title = f"{grid.model}: {short_count(grid.params)} parameters, {grid.dtype}{quant}"
@@ -169,7 +184,7 @@ def grid_title(grid: GridCount) -> Lines:
     return Lines([title])
 
 
-def number_blocks(numbers: ModelNumbers) -> Iterator[Block]:
+def number_blocks(numbers: ModelNumbers) -> list[Block]:
     """Return the architecture, the parameters, the KV cache, and what each GPU allows."""
     widths = numbers.architecture
     params = sum(numbers.params_by_group.values())
@@ -190,9 +205,7 @@ def number_blocks(numbers: ModelNumbers) -> Iterator[Block]:
     ]
     if widths.attention_layers:
         lines.append(f"attention:    {_at(numbers.attention_is_half_at, _HALF, grows=grows)}")
-    yield Lines(lines)
-    if numbers.gpus:
-        yield _gpu_table(numbers.gpus, numbers.context_len)
+    return [Lines(lines), _gpu_table(numbers.gpus, numbers.context_len)]
 
 
 def _kept(numbers: ModelNumbers) -> Iterator[str]:

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
 from profiler.count.grid import number_blocks
 from profiler.counting.floor import TIGHT
 from profiler.facts.step import Work, bytes_by_kind, plain_number
-from profiler.report.blocks import Block, Lines, TextTable, text_table
+from profiler.report.blocks import FIRST_LOOK, FULL_SCREEN, Lines, Section, TextTable, text_table
 from profiler.report.gemms import GEMM_FIT, gemm_fit
-from profiler.report.terminal import print_blocks
 from profiler.units import duration, percent, scaled, several, short_count, significant
 
 if TYPE_CHECKING:
@@ -25,8 +22,8 @@ if TYPE_CHECKING:
     from profiler.quant.checkpoints import Gguf
 
 
-def print_count(counted: StepCount, numbers: ModelNumbers | None, console: Console) -> None:
-    """Print a counted step as tables, 100 columns wide."""
+def count_sections(counted: StepCount, numbers: ModelNumbers | None) -> list[Section]:
+    """A counted step: its totals, the model's own figures, its time on GPUs, and its operators."""
     share, check, whole = counted.share, counted.crosscheck, counted.whole
     dense = whole.work.dense_instead if whole else ()
     unruled = f"{', '.join(dense)}: attends to a choice of keys by a rule that is not known, and is counted as dense"
@@ -34,17 +31,20 @@ def print_count(counted: StepCount, numbers: ModelNumbers | None, console: Conso
     blocks = [
         Lines(_totals(counted)),
         Lines([_one_rank(share)] if share else []),
-        *(number_blocks(numbers) if numbers else []),
-        _groups(counted.by_operator),
-        *([_collectives(share)] if share else []),
-        *([_gemms(counted.gemms)] if counted.gemms else []),
-        *_gpus(counted.gpus),
-        Lines([*_gpu_notes(counted.gpus, counted.dtype), *_verifying(counted.gpus)]),
         Lines(list(_crosscheck_lines(check)) if check else []),
         Lines([unknown] if counted.unknown else [], "warning"),
         Lines([unruled] if dense else [], "warning"),
+        *(number_blocks(numbers) if numbers else []),
+        _gpus(counted.gpus),
+        Lines([*_gpu_notes(counted.gpus, counted.dtype), *_verifying(counted.gpus)]),
+        *([_collectives(share)] if share else []),
+        _gemms(counted.gemms),
     ]
-    print_blocks(blocks, console)
+    return [
+        Section("", blocks),
+        Section("", [_groups(counted.by_operator, each=False)], media=FIRST_LOOK),
+        Section("", [_groups(counted.by_operator, each=True)], media=FULL_SCREEN),
+    ]
 
 
 def _totals(counted: StepCount) -> list[str]:
@@ -102,7 +102,8 @@ def _dequantised(file: Gguf, dtype: str) -> str:
     return f"dequantised from {file.name} to {dtype}, as transformers loads it{condition}"
 
 
-def _groups(operators: Sequence[tuple[Operator, Work]]) -> TextTable:
+def _groups(operators: Sequence[tuple[Operator, Work]], *, each: bool) -> TextTable:
+    """Return a row per group of operators, and one for `each` operator in it; else the groups with most bytes first."""
     flops = sum(float(work.model_flops) for _, work in operators) or 1
     moved = sum(float(work.model_bytes) for _, work in operators) or 1
     groups: dict[str, list[tuple[Operator, Work]]] = {}
@@ -111,14 +112,16 @@ def _groups(operators: Sequence[tuple[Operator, Work]]) -> TextTable:
             groups.setdefault(operator.group, []).append((operator, work))
     rows: list[list[str]] = []
     starts = []
-    for group, items in groups.items():
+    by_bytes = sorted(groups.items(), key=lambda item: -sum(float(work.model_bytes) for _, work in item[1]))
+    for group, items in groups.items() if each else by_bytes:
         starts.append(len(rows))
         rows.append([group.replace("_", " "), "", *_figures([work for _, work in items], flops, moved)])
-        rows += [
-            [f"  {operator.name}", str(operator.count), *_figures([work], flops, moved)] for operator, work in items
-        ]
+        if each:
+            rows += [
+                [f"  {operator.name}", str(operator.count), *_figures([work], flops, moved)] for operator, work in items
+            ]
     headings = ("operator", "count", "FLOPs", "share", "bytes", "share", "FLOP/byte")
-    return text_table(headings, rows, groups=starts)
+    return text_table(headings, rows, groups=starts if each else (), ranked=not each)
 
 
 def _figures(items: Sequence[Work], all_flops: float, all_bytes: float) -> list[str]:
@@ -152,7 +155,7 @@ def _gemms(gemms: Sequence[GemmShape]) -> TextTable:
     return text_table(("m", "n", "k", "dtype", "count", *GEMM_FIT), rows, texts=("dtype",))
 
 
-def _gpus(gpus: Sequence[GpuRow]) -> list[Block]:
+def _gpus(gpus: Sequence[GpuRow]) -> TextTable:
     """Return a table of the GPUs that the step fits."""
     rows = [
         [
@@ -167,7 +170,7 @@ def _gpus(gpus: Sequence[GpuRow]) -> list[Block]:
         if gpu.floor_s is not None and gpu.ridge_flops_per_byte is not None
     ]
     headings = ("GPU", "ridge FLOP/byte", "floor", "bound by", "needs", "has room for")
-    return [text_table(headings, rows, texts=("bound by",))] if rows else []
+    return text_table(headings, rows, texts=("bound by",))
 
 
 def _gpu_notes(gpus: Sequence[GpuRow], dtype: str) -> list[str]:

@@ -1,23 +1,20 @@
-"""Print a forecast over the number of GPUs."""
+"""A forecast over the number of GPUs, on the screen."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import Console
-
 from profiler.counting.floor import TIGHT
 from profiler.forecast.tensor_parallel import RankRow, RanksDocument, RankTimeRow
-from profiler.report.blocks import Lines, Sentences, text_table
+from profiler.report.blocks import Lines, Section, Sentences, text_table
 from profiler.report.forecast import error_sentence, waits_for
-from profiler.report.terminal import print_blocks
 from profiler.units import duration, percent, significant
 
 RANK_COLUMNS = ("cell", "GPUs", "time", "gain", "tokens/s", "a GPU", "link", "cost", "waits for")
 
 
-def print_ranks(answer: RanksDocument, console: Console) -> None:
-    """Print the gain of more GPUs: a sentence, a table of every cell by number of GPUs, and where there is no gain."""
+def ranks_section(answer: RanksDocument) -> Section:
+    """The gain of more GPUs: a sentence, a table of every cell by number of GPUs, and where there is no gain."""
     setting = [
         f"Forecast: {answer.model} ({answer.precision}) on {answer.on}, {answer.how}.",
         f"Error, on one GPU: {error_sentence(answer.error)}.",
@@ -34,7 +31,7 @@ def print_ranks(answer: RanksDocument, console: Console) -> None:
         Lines([f"{TIGHT}."] if any(time.tight for cell in answer.cells for time in cell.times) else []),
         Lines([note for note in (answer.price, *answer.notes) if note], "dim"),
     ]
-    print_blocks(blocks, console)
+    return Section("", blocks)
 
 
 def rank_rows(cells: Sequence[RankRow], *, priced: bool) -> list[tuple[str, ...]]:

@@ -5,32 +5,27 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-
-from rich.console import Console
+from dataclasses import dataclass
 
 from profiler.json_document import Document, view
 from profiler.judge.breakdown import TERM_NAMES
 from profiler.predict.result import Answer, CheckRow, ForecastCell, ForecastError, StepShape
-from profiler.report.blocks import Lines, Sentences, text_table
+from profiler.report.blocks import Lines, Section, Sentences, text_table
 from profiler.report.forecast import answer_sentences, error_share, forecast_table
-from profiler.report.terminal import MOST_ROWS, print_blocks
 from profiler.units import duration
 
 
-def print_forecast(answer: Answer, console: Console) -> None:
-    """Print a forecast: its error first, a row per cell, and the assumptions of extrapolated cells."""
-    table, notes = forecast_table(answer.cells[:MOST_ROWS])
-    whole = replace(table, total=len(answer.cells))
-    blocks = [Sentences(answer_sentences(answer), plain_from=2), whole, Lines(notes, "dim")]
-    print_blocks(blocks, console)
+def forecast_section(answer: Answer) -> Section:
+    """A forecast: its error first, a row per cell, and the assumptions of extrapolated cells."""
+    table, notes = forecast_table(answer.cells)
+    return Section("", [Sentences(answer_sentences(answer), plain_from=2), table, Lines(notes, "dim")])
 
 
 CHECK_COLUMNS = ("cell", "forecast", "measured", "off", "inside", "largest error by term")
 
 
-def print_check(checked: Sequence[CheckRow], console: Console) -> None:
-    """Print forecast and measured times next to each other, with the term that has the largest error."""
+def check_section(checked: Sequence[CheckRow]) -> Section:
+    """Forecast and measured times next to each other, with the term that has the largest error."""
     off = statistics.median(abs(row.error) for row in checked) if checked else math.nan
     inside = sum(row.inside for row in checked)
     head = f"Checked: median {error_share(off)} off; {inside} of {len(checked)} inside their intervals."
@@ -48,7 +43,7 @@ def print_check(checked: Sequence[CheckRow], console: Console) -> None:
             )
         )
     table = text_table(CHECK_COLUMNS, rows, wrapped=("cell", "largest error by term"))
-    print_blocks([Sentences([head]), table], console)
+    return Section("", [Sentences([head]), table])
 
 
 @dataclass(frozen=True)

@@ -28,22 +28,28 @@ _HEALTHY_SHARE = 0.9
 
 
 def run_warnings(facts: Facts, judged: Sequence[JudgedCell]) -> list[str]:
-    """All warnings about a run: its device, its roofs, cells without a number, and disagreeing clocks."""
+    """Warnings that may change a conclusion: the device, its roofs, cells without a number, disagreeing clocks."""
     return [
         *complaints(facts.readings, of_cores=not busy_sentences(facts)),
+        *_unsteady(judged),
+        *_above_roof(judged),
+        *_other_traffic(facts, judged),
+        *_gaps(facts.gaps, facts.visits),
+        *_two_clocks(facts.visits),
+        *_straggling(facts, judged),
+    ]
+
+
+def run_remarks(facts: Facts, judged: Sequence[JudgedCell]) -> list[str]:
+    """Warnings that change no conclusion, since the verdicts take them into account."""
+    return [
         *swing_words(facts),
         *health_warnings(next((gpu for gpu in gpus() if gpu.gpu == facts.device.datasheet), None), facts.ceilings),
         *_weight_read(facts.ceilings),
         *_moved(facts.ceilings, facts.roofs_again),
-        *_unsteady(judged),
-        *_above_roof(judged),
         *_parts_exceed(judged),
-        *_other_traffic(facts, judged),
         *_slow_twin(facts.dispatch.values()),
-        *_gaps(facts.gaps, facts.visits),
-        *_two_clocks(facts.visits),
         *_in_chunks(facts.visits),
-        *_straggling(facts, judged),
     ]
 
 

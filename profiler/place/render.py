@@ -5,19 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from rich.console import Console
-
 from profiler.place.place import ROOF_ALLOWS, PlacedFigure, PlacedFile
-from profiler.report.blocks import Lines, Sentences, text_table
-from profiler.report.terminal import MOST_ROWS, print_blocks
+from profiler.report.blocks import Lines, Section, Sentences, text_table
 from profiler.units import duration, significant
 
 _CAPTION = "floor: the least time that the work needs; by: what sets the floor; attained: floor / time"
-_MOST_NOTES = 10
 
 
-def print_placed(file: PlacedFile, console: Console) -> None:
-    """Print a title, the warnings, a table of the figures and their notes, each note once.
+def placed_section(file: PlacedFile) -> Section:
+    """A title, the warnings, a table of the figures and their notes, each note once.
 
     A share of a roof that is not the model's is not shown.
     """
@@ -43,12 +39,10 @@ def print_placed(file: PlacedFile, console: Console) -> None:
         del columns["link"]
     else:
         caption += f"; link: about the least time of the messages over {file.link}, not in the floor"
-    rows = [list(row) for row in zip(*columns.values(), strict=True)][:MOST_ROWS]
-    table = text_table(
-        list(columns), rows, texts=("by", "regime"), wrapped=("what",), caption=caption, total=len(names)
-    )
-    warnings = [Lines([f"warning: {text}" for text in file.warnings])] if file.warnings else []
-    print_blocks([Sentences([title]), *warnings, table, Lines(list(_notes(file.rows, names)))], console)
+    rows = [list(row) for row in zip(*columns.values(), strict=True)]
+    table = text_table(list(columns), rows, texts=("by", "regime"), wrapped=("what",), caption=caption)
+    warnings = Lines([f"warning: {text}" for text in file.warnings])
+    return Section("", [Sentences([title]), warnings, table, Lines(list(_notes(file.rows, names)))])
 
 
 def _names(rows: Sequence[PlacedFigure]) -> list[str]:
@@ -78,6 +72,6 @@ def _notes(rows: Sequence[PlacedFigure], names: Sequence[str]) -> Iterator[str]:
         for note in filter(None, row.note.split("; ")):
             by_note.setdefault(note, []).append(name)
     ordered = sorted(by_note.items(), key=lambda item: (ROOF_ALLOWS not in item[0], -len(item[1])))
-    for note, figures in ordered[:_MOST_NOTES]:
+    for note, figures in ordered:
         every = f"all {len(rows)} figures" if len(figures) == len(rows) else f"{len(figures)} figures like {figures[0]}"
         yield f"{figures[0] if len(figures) == 1 else every}: {note}"

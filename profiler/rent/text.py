@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from rich.console import Console
-
 from profiler.data.prices import OWN
 from profiler.rent.command import RentDocument, precision_words
 from profiler.rent.offers import UTILISATIONS, Offer, Ranking, Span
 from profiler.rent.options import Limits
-from profiler.report.blocks import Block, Lines, Sentences, TextTable, text_table
-from profiler.report.terminal import print_block, print_blocks
+from profiler.report.blocks import FULL_SCREEN, Block, Lines, Section, Sentences, TextTable, text_table
 from profiler.units import duration, percent, several, significant
 
 _MARKS: dict[Ranking, str] = {"cheapest": "> ", "typically cheapest": "> ", "cannot tell": "? ", "too slow": "! "}
@@ -194,11 +191,12 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> TextTable:
     shown = [place for place, name in enumerate(headings) if name != "as" or len({row[place] for row in rows}) > 1]
     names = [headings[place] for place in shown]
     texts = [name for name in ("GPU", "as", "from") if name in names]
-    return text_table(names, [[row[place] for place in shown] for row in rows], texts=["read on"], wrapped=texts)
+    cells = [[row[place] for place in shown] for row in rows]
+    return text_table(names, cells, texts=["read on"], wrapped=texts, ranked=True)
 
 
-def print_rented(rented: RentDocument, console: Console, *, by_utilisation: bool) -> None:
-    """Print the assumptions, the answer, a row per GPU, on request its costs by utilisation, and what has no row."""
+def rent_sections(rented: RentDocument, *, by_utilisation: bool) -> list[Section]:
+    """The answer, its assumptions, a row per GPU, on request its costs by utilisation, and what has no row."""
     first_of_card = {offer.card: offer for offer in reversed(rented.cards)}
     best = [offer for offer in rented.cards if offer is first_of_card[offer.card]]
     fitting = [offer for offer in best if offer.fits]
@@ -208,16 +206,15 @@ def print_rented(rented: RentDocument, console: Console, *, by_utilisation: bool
         " mean in ms. ms/token: nine in ten means are in this range. cost: USD per 1000 requests, idle time included.",
         *(["8: 64 below a price: its smallest host has 8 GPUs, for 64 USD/h."] if any(map(_host, fitting)) else []),
     ]
-    blocks: list[Block] = [Sentences(answer, plain_from=1), rent_table(fitting), Lines(legend, "dim")]
+    blocks: list[Block] = [Sentences(answer, plain_from=1), Lines([assumed]), rent_table(fitting), Lines(legend, "dim")]
     if by_utilisation:
         title = (
             "Typical USD per million tokens in / out by utilisation. batch: sequences that fit with prompts prefilled"
             " one at a time, as servers do; together: with all at once."
         )
         blocks += [Lines(["", title]), load_table(fitting)]
-    blocks.append(Lines([*_rowless(rented, best), *_bases(fitting)], "dim"))
-    print_block(Lines([assumed]), console)
-    print_blocks(blocks, console)
+    blocks.append(Lines(_rowless(rented, best), "dim"))
+    return [Section("", blocks), Section("", [Lines(_bases(fitting), "dim")], media=FULL_SCREEN)]
 
 
 def _rowless(rented: RentDocument, best: Sequence[Offer]) -> list[str]:

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 if TYPE_CHECKING:
     from profiler.store.folder import Run
 
-Medium = Literal["terminal", "html", "markdown"]
-MEDIA: frozenset[Medium] = frozenset({"terminal", "html", "markdown"})
+Medium = Literal["first look", "terminal", "html", "markdown"]
+"""The first look is the screen of a long answer; the terminal has all of it with `--full`."""
+MEDIA: frozenset[Medium] = frozenset({"first look", "terminal", "html", "markdown"})
+FULL: frozenset[Medium] = frozenset({"terminal", "html", "markdown"})
 DOCUMENTS: frozenset[Medium] = frozenset({"html", "markdown"})
-TERMINAL: frozenset[Medium] = frozenset({"terminal"})
+TERMINAL: frozenset[Medium] = frozenset({"first look", "terminal"})
+FIRST_LOOK: frozenset[Medium] = frozenset({"first look"})
+FULL_SCREEN: frozenset[Medium] = frozenset({"terminal"})
 HTML: frozenset[Medium] = frozenset({"html"})
 MARKDOWN: frozenset[Medium] = frozenset({"markdown"})
+_Item = TypeVar("_Item")
 TextStyle = Literal["plain", "dim", "warning", "paragraph"]
 
 
 class Block:
-    """A part of a section. Each renderer registers a function per kind of block."""
+    """A part of a section. Each renderer registers a function per kind. A block without content is not shown."""
+
+    @property
+    def has_content(self) -> bool:
+        return True
 
 
 @dataclass(frozen=True)
@@ -30,6 +39,10 @@ class Sentences(Block):
     plain_from: int | None = None
     """From this sentence on the terminal prints plain text; None: never."""
 
+    @property
+    def has_content(self) -> bool:
+        return bool(self.sentences)
+
 
 @dataclass(frozen=True)
 class Lines(Block):
@@ -37,6 +50,10 @@ class Lines(Block):
 
     lines: Sequence[str]
     style: TextStyle = "plain"
+
+    @property
+    def has_content(self) -> bool:
+        return bool(self.lines)
 
 
 @dataclass(frozen=True)
@@ -57,10 +74,14 @@ class TextTable(Block):
     columns: tuple[TextColumn, ...]
     rows: Sequence[Sequence[str]]
     caption: str = ""
-    total: int = 0
-    """Number of rows there are, if `rows` has only the first of them."""
     groups: frozenset[int] = frozenset()
     """Rows that begin a group, which a line separates from the one before."""
+    ranked: bool = False
+    """Whether the first rows matter most: a short screen has those, and of other tables evenly picked ones."""
+
+    @property
+    def has_content(self) -> bool:
+        return bool(self.rows)
 
     @property
     def has_head(self) -> bool:
@@ -74,15 +95,15 @@ def text_table(
     texts: Collection[str] = (),
     wrapped: Collection[str] = (),
     caption: str = "",
-    total: int = 0,
     groups: Collection[int] = (),
+    ranked: bool = False,
 ) -> TextTable:
     """Return a table whose columns are numbers, except for the first, `texts`, and `wrapped` (texts that may break)."""
     columns = tuple(
         TextColumn(heading, number=number > 0 and heading not in (*texts, *wrapped), wrap=heading in wrapped)
         for number, heading in enumerate(headings)
     )
-    return TextTable(columns, rows, caption, total, frozenset(groups))
+    return TextTable(columns, rows, caption, frozenset(groups), ranked)
 
 
 @dataclass(frozen=True)
@@ -111,6 +132,10 @@ class CellsTable(Block):
     """Every cell of a run with its time, rates and regime."""
 
     run: Run
+    forecasts: bool = True
+    """Whether cells that were only forecast have rows on a screen, too; else one line has their range."""
+    most: int | None = None
+    """Rows of a screen, evenly picked from each phase; None: all."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +143,10 @@ class BreakdownChart(Block):
     """Bars with the time breakdown of a run's cells."""
 
     run: Run
+    most_a_phase: int = 8
+    """Bars of a screen per phase, from the first cell to the last."""
+    most_terms: int | None = None
+    """Terms that a screen without colours has per cell, the largest first; None: all."""
 
 
 @dataclass(frozen=True)
@@ -150,5 +179,14 @@ class Section:
 
 
 def visible_sections(sections: Sequence[Section | None], medium: Medium) -> list[Section]:
-    """Return the sections that a medium renders, without those that have nothing to say."""
-    return [section for section in sections if section is not None and medium in section.media and section.blocks]
+    """Return the sections that a medium renders and their blocks, without those that have nothing to say."""
+    mine = (section for section in sections if section is not None and medium in section.media)
+    shown = (replace(section, blocks=[block for block in section.blocks if block.has_content]) for section in mine)
+    return [section for section in shown if section.blocks]
+
+
+def evenly(items: Sequence[_Item], most: int) -> list[_Item]:
+    """Return at most `most` items, evenly picked from the first to the last."""
+    if len(items) <= most:
+        return list(items)
+    return [items[round(index * (len(items) - 1) / max(1, most - 1))] for index in range(most)]

@@ -6,16 +6,15 @@ import math
 from collections.abc import Mapping, Sequence
 
 from rich.console import Console
-from rich.text import Text
 
-from profiler.grid.cells import Cell, CellKey, Phase
+from profiler.grid.cells import PHASES, Cell, CellKey, Phase
 from profiler.judge.cells import CellResult
 from profiler.judge.regimes import Flag
 from profiler.judge.scaling import Doubling, DoublingTest
 from profiler.report.blocks import (
     DOCUMENTS,
-    HTML,
-    MARKDOWN,
+    FIRST_LOOK,
+    FULL,
     Block,
     CellsTable,
     Lines,
@@ -23,20 +22,25 @@ from profiler.report.blocks import (
     Section,
     TextTable,
     Tooltip,
+    evenly,
     text_table,
 )
 from profiler.report.columns import columns_with_values
 from profiler.report.noise import common_noise_line, own_noise, visited_once
 from profiler.report.roofline_data import cell_points, roof_lines
-from profiler.report.selection import MOST_SIZES, evenly, evidence_of, half_width, of_all
-from profiler.report.terminal import print_block, rich_table
+from profiler.report.selection import MOST_SIZES, evidence_of, half_width, of_all, of_phase, spanning
+from profiler.report.terminal import UnbrokenText, print_block, rich_table
 from profiler.stats import samples_for
 from profiler.store.folder import Run
-from profiler.units import duration, percent, scaled, significant
+from profiler.units import duration, percent, scaled, several, significant
 
 
 def cells(run: Run) -> Section:
-    return Section("Cells", [CellsTable(run)], "measured times; rates from counted work")
+    return Section("Cells", [CellsTable(run)], "measured times; rates from counted work", FULL)
+
+
+def measured_cells(run: Run) -> Section:
+    return Section("", [CellsTable(run, forecasts=False)], media=FIRST_LOOK)
 
 
 _UNBOUNDED = 1000
@@ -45,28 +49,36 @@ _SHORT_CONFIDENCE = {"high": "high", "medium": "med", "low": "low", None: ""}
 
 @print_block.register
 def _(block: CellsTable, console: Console) -> None:
-    console.print(rich_table(cells_table(block.run, console)))
-    for note in _cell_notes(block.run):
-        console.print(Text(note, style="dim"))
+    console.print(rich_table(cells_table(block, console)))
+    for note in _cell_notes(block):
+        console.print(UnbrokenText(note, "dim"))
 
 
 # The columns that a narrow terminal omits first: the others imply them.
 _FIRST_TO_GO = ("memory", "TFLOP/s", "GB/s", "tok/s", "MFU", "MBU")
 
 
-def cells_table(run: Run, console: Console) -> TextTable:
+def cells_table(block: CellsTable, console: Console) -> TextTable:
     """Return a row per cell; columns are omitted before any is cut to the console's width."""
     unbounded = console.options.update(max_width=_UNBOUNDED)
-    table = _cells_table(run, ())
+    table = _cells_table(block, ())
     for number in range(1, len(_FIRST_TO_GO) + 1):
         if console.measure(rich_table(table), options=unbounded).maximum <= console.width:
             break
-        table = _cells_table(run, _FIRST_TO_GO[:number])
+        table = _cells_table(block, _FIRST_TO_GO[:number])
     return table
 
 
-def _cells_table(run: Run, omitted: Sequence[str]) -> TextTable:
-    results, words = run.results, regime_names(run)
+def _shown(block: CellsTable) -> Sequence[CellResult]:
+    """Return the cells that have rows."""
+    cells = [result for result in block.run.results if block.forecasts or result.status != "forecast"]
+    phases = sum(bool(of_phase(cells, phase)) for phase in PHASES)
+    return cells if block.most is None or len(cells) <= block.most else spanning(cells, max(1, block.most // phases))
+
+
+def _cells_table(block: CellsTable, omitted: Sequence[str]) -> TextTable:
+    run, results = block.run, _shown(block)
+    words = regime_names(run)
     noisy, once = _noisy(run), visited_once(run)
     columns = [column for column in columns_with_values(run, "terminal") if column.heading not in omitted]
     # A cell without a verdict has its status in place of one, so these have a text in every run.
@@ -105,15 +117,33 @@ def _interval(result: CellResult, mark: str) -> str:
     return f"{mark}{100 * width:.1f} %" if width < 0.1 else f"{mark}{percent(width)}"
 
 
-def _cell_notes(run: Run) -> list[str]:
+def _cell_notes(block: CellsTable) -> list[str]:
     """Return the meanings of the marks in the table, and the noise that all cells share."""
-    notes = []
-    if forecasts := sum(result.status == "forecast" for result in run.results):
-        of_all = f"{forecasts} of {len(run.results)} rows"
+    run, notes = block.run, []
+    forecasts = [result for result in run.results if result.status == "forecast"]
+    shown, total = len(_shown(block)), len(run.results) - (0 if block.forecasts else len(forecasts))
+    if shown < total:
+        notes.append(f"{shown} of {total} cells; all are in cells.csv")
+    if forecasts and block.forecasts:
+        of_all = f"{len(forecasts)} of {len(run.results)} rows"
         notes.append(f"(forecast): {of_all} are estimated from the measured ones, since --budget ended first")
+    elif forecasts:
+        notes.append(_forecast_line(forecasts))
     if visited_once(run):
         notes.append("* visited once: ± is within that visit; a larger --budget gives more visits")
-    return [*notes, *filter(None, (_memory_note(run), common_noise_line(run)))]
+    memory = _memory_note(run) if block.forecasts else ""
+    return [*notes, *filter(None, (memory, common_noise_line(run)))]
+
+
+def _forecast_line(forecasts: Sequence[CellResult]) -> str:
+    """Return how many cells were only forecast, and the range of their times in each phase."""
+    ranges = []
+    for phase in PHASES:
+        if times_s := [result.latency_s for result in of_phase(forecasts, phase)]:
+            ends = dict.fromkeys(map(duration, (min(times_s), max(times_s))))
+            ranges.append(f"{phase} {' to '.join(ends)}")
+    cells = several(len(forecasts), "more cell is", "more cells are")
+    return f"{cells} forecast from these, since --budget ended first: {', '.join(ranges)} (--full, cells.csv)"
 
 
 def _memory_note(run: Run) -> str:
@@ -176,7 +206,7 @@ def waiting(run: Run) -> Section | None:
     headings, *cells = zip(*(each for each in columns if set(each[1:]) != {"-"}), strict=True)
     table = text_table(headings, [list(row) for row in cells], caption=caption)
     note = "TTFT: time to first token; TPOT: time per output token; each cell is batch x prompt"
-    return Section("What a user waits for", [table], note)
+    return Section("What a user waits for", [table], note, FULL)
 
 
 _NO_PERCENTILES = (math.nan,) * 3
@@ -230,7 +260,7 @@ def regimes(run: Run) -> Section | None:
         regimes = groups.setdefault((result.phase, result.engine), {})
         regimes[result.batch_size, result.key.cell.depth] = result.regime or ""
     maps = [_regime_table(f"{phase} ({engine})", regimes) for (phase, engine), regimes in groups.items()]
-    return Section("Regimes", maps, "derived, with evidence in run.json", HTML) if maps else None
+    return Section("Regimes", maps, "derived, with evidence in run.json", DOCUMENTS) if maps else None
 
 
 def _regime_table(title: str, regimes: dict[tuple[int, int], str]) -> TextTable:
@@ -241,12 +271,6 @@ def _regime_table(title: str, regimes: dict[tuple[int, int], str]) -> TextTable:
     shown = of_all(len(batches) * len(depths), len(all_batches) * len(all_depths))
     headings = [str(depth) for depth in depths]
     return text_table(["batch", *headings], rows, texts=headings, caption=title + shown)
-
-
-def regime_map(run: Run) -> Section | None:
-    alt = "The regime of each cell, over prompt or context length and batch"
-    note = "derived, with evidence in run.json"
-    return Section("Regimes", [Picture("map", alt, (run,))], note, MARKDOWN) if run.measured else None
 
 
 _MOST_SERIES = 12

@@ -8,7 +8,7 @@ from profiler.facts.measurements import COMPILED, DYNAMIC_CACHE, EIGHT_BIT_CACHE
 from profiler.facts.scheduler import OwnedModel
 from profiler.judge.cells import CellEvidence, CellResult
 from profiler.quant.registry import tried_formats
-from profiler.report.blocks import DOCUMENTS, Block, Lines, Section, text_table
+from profiler.report.blocks import DOCUMENTS, FULL, Lines, Section, text_table
 from profiler.report.selection import evidence_of, first_engine, selected_cells
 from profiler.report.time_breakdown import WORTH_SHOWING
 from profiler.store.folder import Run
@@ -38,8 +38,9 @@ def ran(run: Run) -> Section | None:
     headings = (*RAN_COLUMNS[:2], f"{RAN_COLUMNS[2]} at {cell}" if cell else "")
     table = text_table(headings, ran_rows(run), wrapped=headings[1:])
     packed = packed_line(run)
-    blocks: list[Block] = [table, Lines([packed])] if packed else [table]
-    return Section("What ran", blocks, "reported by the libraries on this device")
+    return Section(
+        "What ran", [table, Lines([packed] if packed else [])], "reported by the libraries on this device", FULL
+    )
 
 
 def ran_rows(run: Run) -> list[tuple[str, str, str]]:
@@ -169,14 +170,13 @@ def paying_batches(times: Sequence[BatchTimes]) -> str:
     return f"{side} weights are faster at {of_batches}; at the others rounds disagree"
 
 
-def levers(run: Run) -> Section | None:
+def levers(run: Run) -> Section:
     headings = ("cell", "change", "saves", "of the step", "because")
-    rows = lever_rows(run)
     note = (
         "measured in this run, tried on this device, or computed from the cell's breakdown; a negative saving is a cost"
     )
-    table = text_table(headings, rows, wrapped=("change", "because"))
-    return Section("What would change it", [table], note, DOCUMENTS) if rows else None
+    table = text_table(headings, lever_rows(run), wrapped=("change", "because"))
+    return Section("What would change it", [table], note, DOCUMENTS)
 
 
 def lever_rows(run: Run) -> list[list[str]]:

@@ -6,19 +6,17 @@ from collections.abc import Iterator
 
 from profiler.data.links import Link
 from profiler.judge.padding import RaggedStep
-from profiler.report.blocks import HTML, Lines, Picture, Section, text_table
+from profiler.report.blocks import FULL, HTML, Lines, Picture, Section, evenly, text_table
 from profiler.report.forecast import answer_sentences, forecast_table
-from profiler.report.selection import evenly
 from profiler.stats import CLAIM_VISITS
 from profiler.store.folder import Run
 from profiler.store.forecasts import read_forecast
 from profiler.units import duration, percent, saving, scaled, signed_duration
 
 
-def ragged(run: Run) -> Section | None:
-    lines = ragged_lines(run)
+def ragged(run: Run) -> Section:
     note = "measured with padding and a mask, and the same shape without; other ways to batch are tried or computed"
-    return Section("Prompts of unequal lengths", [Lines(lines)], note) if lines else None
+    return Section("Prompts of unequal lengths", [Lines(ragged_lines(run))], note)
 
 
 def ragged_lines(run: Run) -> list[str]:
@@ -98,9 +96,8 @@ def experts(run: Run) -> Section | None:
     return Section("Experts that the prompts use", [table, *lines], note)
 
 
-def ranks(run: Run) -> Section | None:
-    lines = rank_lines(run)
-    return Section("Ranks", [Lines(lines)], "measured on each rank") if lines else None
+def ranks(run: Run) -> Section:
+    return Section("Ranks", [Lines(rank_lines(run))], "measured on each rank", FULL)
 
 
 def rank_lines(run: Run) -> list[str]:

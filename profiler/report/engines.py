@@ -9,25 +9,23 @@ from dataclasses import replace
 from profiler.facts.measurements import Drafting, FirstCalls, FreshStart
 from profiler.judge.cells import EngineDifference
 from profiler.judge.engine_differences import PART_NAMES, GenerateOverhead, where_it_lies
-from profiler.report.blocks import Block, Lines, Picture, Section, text_table
+from profiler.report.blocks import FULL, Block, Lines, Picture, Section, text_table
 from profiler.stats import CLAIM_VISITS
 from profiler.store.folder import Run
 from profiler.units import duration, percent, saving, scaled, several, significant
 
 
-def engines(run: Run) -> Section | None:
-    rows, unclear = engine_rows(run), no_claim_lines(run)
+def engines(run: Run) -> Section:
     blocks: list[Block] = []
     if waterfalls(run):
         blocks.append(Picture("engines", "From the first engine's time to another's, term by term", (run,)))
-    if rows:
-        headings = ("cell", "engine", "per step", "interval", "in which terms")
-        texts = ("engine", "per step", "interval")
-        blocks.append(text_table(headings, rows, texts=texts, wrapped=("in which terms",)))
-    if unclear:
-        blocks.append(Lines(unclear))
+    headings = ("cell", "engine", "per step", "interval", "in which terms")
+    blocks += [
+        text_table(headings, engine_rows(run), texts=headings[:4], wrapped=headings[4:]),
+        Lines(no_claim_lines(run)),
+    ]
     note = f"measured in turns: the time that each saves compared with {run.document.engine.names[0]}"
-    return Section("Engines", blocks, note) if blocks else None
+    return Section("Engines", blocks, note, FULL)
 
 
 def engine_rows(run: Run) -> list[list[str]]:
@@ -74,10 +72,9 @@ def interval(item: EngineDifference) -> str:
     return f"{duration(low_s)} to {duration(high_s)}"
 
 
-def generate(run: Run) -> Section | None:
-    lines = generate_lines(run)
+def generate(run: Run) -> Section:
     note = "measured in turns with our own loop; its parts are timed in transformers' own functions"
-    return Section("The overhead of generate", [Lines(lines)], note) if lines else None
+    return Section("The overhead of generate", [Lines(generate_lines(run))], note, FULL)
 
 
 # At most this many cells per phase have their generate overhead printed, from the smallest cell to the largest.
@@ -177,10 +174,8 @@ def _drafting_lines(found: Drafting) -> Iterator[str]:
     )
 
 
-def cold(run: Run) -> Section | None:
-    lines = cold_lines(run)
-    note = "measured in a fresh process, and after idle time"
-    return Section("Cold and idle", [Lines(lines)], note) if lines else None
+def cold(run: Run) -> Section:
+    return Section("Cold and idle", [Lines(cold_lines(run))], "measured in a fresh process, and after idle time")
 
 
 _LINKS = {

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
+from profiler.device.device import Device
 from profiler.facts.roofs import REFERENCE_HOST, Ceilings, HostPace, Roof
 from profiler.facts.telemetry import ReadingRange
 from profiler.report.blocks import DOCUMENTS, Lines, Section, TextTable, text_table
@@ -100,6 +101,18 @@ def ceilings_table(ceilings: Ceilings, datasheet_per_s: Mapping[str, float | Non
     ]
     headings = ("roof", "measured", "quartiles", "of datasheet", "clock", "samples", "how")
     return text_table(headings, rows, wrapped=("how",))
+
+
+def ceilings_section(
+    device: Device, ceilings: Ceilings, datasheet_per_s: Mapping[str, float | None], warnings: Sequence[str]
+) -> Section:
+    """Return the roofs of one device: `ceilings_table`, its warnings, caches, links and the host's pace."""
+    curve = ", ".join(f"{point.nbytes >> 20} MiB {scaled(point.bytes_per_s, 'B/s')}" for point in ceilings.curve)
+    lines = [f"repeated reads: {curve}"]
+    lines += [f"from {name}: {scaled(link.per_s, 'B/s')}" for name, link in ceilings.links.items()]
+    lines += [host_words(ceilings.host)] if ceilings.host else []
+    head = [f"{device.name}, {processors(device.threads, device.kind)}", *(f"warning: {text}" for text in warnings)]
+    return Section("", [Lines(head), ceilings_table(ceilings, datasheet_per_s), Lines(lines)])
 
 
 def host_words(host: HostPace) -> str:

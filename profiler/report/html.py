@@ -29,11 +29,11 @@ from profiler.report.blocks import (
     visible_sections,
 )
 from profiler.report.columns import columns_with_values
-from profiler.report.selection import MOST_ROWS_A_PHASE, spanning
+from profiler.report.selection import report_rows
 from profiler.report.svg import inline_svg
 from profiler.report.time_breakdown import breakdown_bars, terms_of
 from profiler.store.folder import Run
-from profiler.units import duration
+from profiler.units import duration, unbroken
 
 _MOST_BARS_A_PHASE = 100
 
@@ -64,6 +64,7 @@ def _templates() -> Environment:
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
+    environment.filters["unbroken"] = unbroken
     environment.globals.update(policy=_policy(environment))
     return environment
 
@@ -93,18 +94,8 @@ def _render_block(block: Block) -> Markup:
 
 
 @_render_block.register
-def _(block: Sentences) -> Markup:
-    return _macro("sentences", sentences=block.sentences)
-
-
-@_render_block.register
-def _(block: Lines) -> Markup:
-    return _macro("lines", lines=block.lines, style=block.style)
-
-
-@_render_block.register
-def _(block: TextTable) -> Markup:
-    return _macro("table", table=block)
+def _(block: Sentences | Lines | TextTable | Definitions | ShellCommand) -> Markup:
+    return _macro(type(block).__name__, block=block)
 
 
 @_render_block.register
@@ -114,14 +105,13 @@ def _(block: Picture) -> Markup:
 
 @_render_block.register
 def _(block: CellsTable) -> Markup:
-    results = block.run.results
-    shown = spanning(results, MOST_ROWS_A_PHASE)
+    shown, note = report_rows(block.run)
     columns = columns_with_values(block.run, "html")
     return _macro(
         "cells",
         headings=[column.heading for column in columns],
         rows=[[column.entry(result) for column in columns] for result in shown],
-        note=f"{len(shown)} of {len(results)} rows; all are in cells.csv." if len(shown) < len(results) else "",
+        note=note,
     )
 
 
@@ -135,13 +125,3 @@ def _(block: BreakdownChart) -> Markup:
     high = max((segment.end for bar in bars for segment in bar.segments), default=1.0)
     terms = {term: TERMS[term].name for term in terms_of(bars)}
     return _macro("bars", terms=terms, bars=bars, low=low, percent=100 / (high - low), duration=duration, note=note)
-
-
-@_render_block.register
-def _(block: Definitions) -> Markup:
-    return _macro("definitions", terms=block.terms)
-
-
-@_render_block.register
-def _(block: ShellCommand) -> Markup:
-    return _macro("command", label=block.label, command=block.command)

@@ -20,7 +20,7 @@ from profiler.report.blocks import (
 )
 from profiler.report.columns import columns_with_values
 from profiler.report.export import markdown_text
-from profiler.report.selection import MOST_ROWS_A_PHASE, spanning
+from profiler.report.selection import report_rows
 
 
 def markdown_page(title: str, sections: Sequence[Section | None]) -> str:
@@ -72,12 +72,13 @@ def _(block: Picture) -> list[str]:
 
 @_render_block.register
 def _(block: CellsTable) -> list[str]:
-    results = block.run.results
-    shown = spanning(results, MOST_ROWS_A_PHASE)
-    note = [f"{len(shown)} of {len(results)} rows; all are in cells.csv.", ""] if len(shown) < len(results) else []
+    shown, note = report_rows(block.run)
     columns = columns_with_values(block.run, "markdown")
     headings = [(column.heading, any(column.entry(result).number for result in shown)) for column in columns]
-    return [*note, *_table(headings, [[column.entry(result).text for column in columns] for result in shown])]
+    return [
+        *([note, ""] if note else []),
+        *_table(headings, [[column.entry(result).text for column in columns] for result in shown]),
+    ]
 
 
 @_render_block.register

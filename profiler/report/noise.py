@@ -10,9 +10,8 @@ from profiler.report.blocks import DOCUMENTS, Lines, Section
 from profiler.store.folder import Run
 
 
-def noise(run: Run) -> Section | None:
-    lines = noise_lines(run)
-    return Section("Noise", [Lines(lines)], media=DOCUMENTS) if lines else None
+def noise(run: Run) -> Section:
+    return Section("Noise", [Lines(noise_lines(run))], media=DOCUMENTS)
 
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")

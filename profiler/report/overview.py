@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import math
+import re
 import shlex
 
 from profiler.facts.roofs import Roof, memory_roof
-from profiler.report.blocks import DOCUMENTS, HTML, TERMINAL, Definitions, Lines, Section, Sentences, ShellCommand
+from profiler.report.blocks import (
+    DOCUMENTS,
+    FIRST_LOOK,
+    FULL,
+    FULL_SCREEN,
+    HTML,
+    TERMINAL,
+    Definitions,
+    Lines,
+    Section,
+    Sentences,
+    ShellCommand,
+)
 from profiler.report.glossary import footnotes
 from profiler.report.hardware import host_words
 from profiler.report.selection import first_engine, of_phase
 from profiler.stats import MOST_FOREIGN_CORES
 from profiler.store.folder import EXPLORE_FILE, Run
-from profiler.units import clock_time, duration, percent, scaled, short_count
+from profiler.units import clock_time, duration, percent, scaled, several, short_count
 
 NO_NUMBER = "No cell has a number: there is nothing to conclude."
 
@@ -21,14 +34,35 @@ def answer(run: Run) -> Section:
     return Section("", [Sentences(run.document.answer or [NO_NUMBER])])
 
 
-def interrupted(run: Run) -> Section | None:
-    text = "Interrupted: the cells below are those measured until then."
-    return None if run.document.finished else Section("", [Lines([text], "warning")])
+def advice(run: Run) -> Section | None:
+    """The lines of code that the answer names, and the commands that measure them."""
+    document, answer = run.document, " ".join(run.document.answer)
+    levers = {lever.change: lever for item in document.evidence for lever in item.levers if lever.how}
+    named = (change for change, lever in levers.items() if change in answer and lever.how in answer)
+    changes: dict[str, ShellCommand] = {}
+    measures: dict[str, ShellCommand] = {}
+    for change in sorted(named, key=answer.index):
+        lever = levers[change]
+        changes.setdefault(lever.how, ShellCommand(change, lever.how))
+        if lever.measured_by and lever.measured_by in answer:
+            command = _with_options(document.command, lever.measured_by)
+            measures.setdefault(lever.measured_by, ShellCommand(f"measure {change} on the whole model", command))
+    return Section("To change it", [*changes.values(), *measures.values()], "to copy", DOCUMENTS)
 
 
-def warnings(run: Run) -> Section | None:
-    warnings = run.document.warnings
-    return Section("Warnings", [Lines(warnings, "warning")], media=DOCUMENTS) if warnings else None
+def _with_options(command: str, options: str) -> str:
+    """Return a command with `options`, the first of which replaces its own value in the command."""
+    flag, _, _ = options.partition(" ")
+    return f"{re.sub(rf' {flag} [^ ]+', '', command)} {options}"
+
+
+def interrupted(run: Run) -> Section:
+    lines = [] if run.document.finished else ["Interrupted: the cells below are those measured until then."]
+    return Section("", [Lines(lines, "warning")])
+
+
+def warnings(run: Run) -> Section:
+    return Section("Warnings", [Lines(run.document.warnings, "warning")], media=DOCUMENTS)
 
 
 def setting(run: Run) -> Section:
@@ -39,8 +73,11 @@ def setting(run: Run) -> Section:
         *([f"prompts: those of {prompts}, in the model's own tokens"] if prompts else []),
         "measured roofs: " + ", ".join(roofs_lines(run)),
     ]
-    host = host_line(run)
-    return Section("", [Lines(lines, "paragraph"), *([Lines([host], "dim")] if host else [])])
+    return Section("", [Lines(lines, "paragraph")])
+
+
+def host(run: Run) -> Section:
+    return Section("", [Lines([*filter(None, [host_line(run)])], "dim")], media=FULL)
 
 
 def precision_line(run: Run) -> str:
@@ -106,7 +143,7 @@ def explore(run: Run) -> Section | None:
 
 def cost_of_measuring(run: Run) -> Section:
     lines = [line for line in (instrument_line(run), stage_line(run)) if line]
-    return Section("", [Lines(lines, "dim")])
+    return Section("", [Lines(lines, "dim")], media=FULL)
 
 
 # A smaller share of a step, taken by the measurement itself, has no figure.
@@ -156,11 +193,24 @@ def method(run: Run) -> Section:
 
 def last_warnings(run: Run) -> Section:
     """At the end of a screen, where they are seen."""
-    return Section("", [Lines(run.document.warnings, "warning"), Lines(end_lines(run), "dim")], media=TERMINAL)
+    return Section("", [Lines(run.document.warnings, "warning")], media=FULL_SCREEN)
+
+
+def doubts(run: Run) -> Section:
+    """The warnings that change a conclusion, and the number of the others."""
+    remarks = run.document.remarks
+    changing = [warning for warning in run.document.warnings if warning not in remarks]
+    others = several(len(remarks), "warning that changes no conclusion", "warnings that change no conclusion")
+    return Section(
+        "", [Lines(changing, "warning"), Lines([f"{others}: --full"] if remarks else [], "dim")], media=FIRST_LOOK
+    )
+
+
+def end(run: Run) -> Section:
+    return Section("", [Lines(end_lines(run), "dim")], media=TERMINAL)
 
 
 def end_lines(run: Run) -> list[str]:
     """Return the run's folder and, if it has a report, the page to open next: the end of a screen."""
     page = run.folder / "report.html"
-    next_line = f"next: open {page}; roofscope explain TERM explains a word of this screen"
-    return [f"run: {run.folder}", *([next_line] if page.exists() else [])]
+    return [f"run: {run.folder}", *([f"next: open {page}, or roofscope explain TERM"] if page.exists() else [])]

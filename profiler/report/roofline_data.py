@@ -10,7 +10,8 @@ from profiler.facts.roofs import RESIDENT_GAIN, CurvePoint, Roof
 from profiler.grid.cells import CellKey
 from profiler.judge.cells import CellResult
 from profiler.judge.roof_range import weight_read_share
-from profiler.report.selection import evenly, selected_cells
+from profiler.report.blocks import evenly
+from profiler.report.selection import selected_cells
 from profiler.store.document import CeilingsRecord
 from profiler.store.folder import Run
 from profiler.store.operators_csv import OPERATORS_FILE, replayed_operators

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rich.console import Console
-
 from profiler.report import cells, changes, conditions, engines, gemms, hardware, noise, overview, time_breakdown
 from profiler.report.blocks import Section
-from profiler.report.terminal import print_sections
 from profiler.store.folder import Run
 
 SECTIONS: list[Callable[[Run], Section | None]] = [
     overview.answer,
+    overview.advice,
     overview.interrupted,
-    overview.setting,
     overview.warnings,
+    cells.roofline,
+    overview.setting,
+    overview.host,
     cells.cells,
+    cells.measured_cells,
     time_breakdown.breakdown,
+    time_breakdown.corners,
     time_breakdown.terms,
     cells.waiting,
-    cells.roofline,
     time_breakdown.operators,
     gemms.gemms,
     overview.explore,
@@ -28,7 +29,6 @@ SECTIONS: list[Callable[[Run], Section | None]] = [
     changes.levers,
     changes.other_gpus,
     cells.regimes,
-    cells.regime_map,
     time_breakdown.inside,
     time_breakdown.activity,
     engines.engines,
@@ -49,6 +49,8 @@ SECTIONS: list[Callable[[Run], Section | None]] = [
     overview.words,
     overview.method,
     overview.last_warnings,
+    overview.doubts,
+    overview.end,
 ]
 """Each returns a section of a run's report, or None where the run has nothing for it."""
 
@@ -56,8 +58,3 @@ SECTIONS: list[Callable[[Run], Section | None]] = [
 def run_sections(run: Run) -> list[Section | None]:
     """Return the sections of a run's report, in their order."""
     return [section(run) for section in SECTIONS]
-
-
-def print_run(run: Run, console: Console) -> None:
-    """Print the report of a run on the terminal."""
-    print_sections(run_sections(run), console)

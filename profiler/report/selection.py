@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TypeVar
 
 from profiler.grid.cells import PHASES, CellKey, Phase
 from profiler.judge.cells import CellEvidence, CellResult
+from profiler.report.blocks import evenly
 from profiler.store.folder import Run
-
-_Item = TypeVar("_Item")
 
 MOST_ROWS_A_PHASE = 500
 """Rows of a table in a report: with a thousand rows a page has about a megabyte, and a browser sorts them at once."""
 
 MOST_SIZES = 12
 """Sizes on an axis of a map: more regimes in a row cannot be read in a picture as wide as a page."""
+
+
+def report_rows(run: Run) -> tuple[list[CellResult], str]:
+    """Return the cells in the tables of a page, and a note if these are not all."""
+    shown = spanning(run.results, MOST_ROWS_A_PHASE)
+    total = len(run.results)
+    return shown, f"{len(shown)} of {total} rows; all are in cells.csv." if len(shown) < total else ""
 
 
 def evidence_of(run: Run) -> dict[CellKey, CellEvidence]:
@@ -52,13 +57,6 @@ def selected_cells(run: Run) -> list[CellResult]:
 def spanning(results: Sequence[CellResult], most_a_phase: int) -> list[CellResult]:
     """Return at most `most_a_phase` cells of each phase, evenly picked from the first to the last."""
     return [result for phase in PHASES for result in evenly(of_phase(results, phase), most_a_phase)]
-
-
-def evenly(items: Sequence[_Item], most: int) -> list[_Item]:
-    """Return at most `most` items, evenly picked from the first to the last."""
-    if len(items) <= most:
-        return list(items)
-    return [items[round(index * (len(items) - 1) / max(1, most - 1))] for index in range(most)]
 
 
 def half_width(result: CellResult) -> float:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import singledispatch
 from typing import Literal
 
@@ -20,18 +20,24 @@ from profiler.report.blocks import (
     CellsTable,
     Definitions,
     Lines,
+    Medium,
     Picture,
     Section,
     Sentences,
     ShellCommand,
     TextTable,
+    evenly,
     visible_sections,
 )
 from profiler.report.console import WIDTH
+from profiler.units import unbroken
 
 MOST_ROWS = 200
 """Rows of a table on the screen; later rows are omitted."""
-_UNIT = re.compile(r"(?<=\d) (?=(?:%|[kMGTPmnuµ]?(?:B|s|FLOPs?|tok|tokens?)(?:/\w+)?|[kMGTP])(?![\w]))")
+MOST_LINES = 45
+"""Lines of a first look: a terminal on half of a laptop's screen has them."""
+_MOST_ITEMS = (40, 36, 32, 28, 24, 20, 16, 14, 12, 10, 8, 7, 6, 5, 4, 3, 2)
+"""Rows, sentences or lines that each block of a first look has at most: the first number with which it fits."""
 _GLUE = "\ue000"  # for Rich, as for Python, a no-break space is white space at which a line may break
 _COLORS = {"slower": "red", "faster": "green", "SLOWER": "red", "pass": "green"}
 _LINE_STYLES = {"plain": "", "paragraph": "", "dim": "dim", "warning": "yellow"}
@@ -41,7 +47,7 @@ class UnbrokenText:
     """A text whose lines never end between a number and its unit."""
 
     def __init__(self, text: str, style: str = "") -> None:
-        self._glued = Text(_UNIT.sub(_GLUE, text), style)
+        self._glued = Text(unbroken(text, _GLUE), style)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for segment in console.render(self._glued, options):
@@ -51,20 +57,69 @@ class UnbrokenText:
         return Measurement.get(console, options, self._glued)
 
 
-def print_sections(sections: Sequence[Section | None], console: Console) -> None:
-    """Print sections without their titles."""
-    print_blocks([block for section in visible_sections(sections, "terminal") for block in section.blocks], console)
+def print_sections(sections: Sequence[Section | None], console: Console, most_lines: int | None = None) -> None:
+    """Print sections without their titles; more than `most_lines` become a first look and the number of those left."""
+    whole = _printed(_blocks(sections, "terminal"), console)
+    if most_lines is None or whole.count("\n") <= most_lines:
+        console.file.write(whole)
+        return
+    blocks = _blocks(sections, "first look")
+    for most in _MOST_ITEMS:
+        short = _printed([shortened(block, most) for block in blocks], console)
+        if short.count("\n") < most_lines:
+            break
+    short = "".join(short.splitlines(keepends=True)[: most_lines - 1])
+    console.file.write(short)
+    omitted = whole.count("\n") - short.count("\n")
+    console.print(f"{omitted} more lines: --full", style="dim", highlight=False)
 
 
-def print_blocks(blocks: Sequence[Block], console: Console) -> None:
-    """Print blocks; a blank line separates an answer, a table or a chart from what precedes it."""
+def _blocks(sections: Sequence[Section | None], medium: Medium) -> list[Block]:
+    return [block for section in visible_sections(sections, medium) for block in section.blocks]
+
+
+def _printed(blocks: Sequence[Block], console: Console) -> str:
+    """Return blocks as printed; a blank line separates an answer, a table or a chart from what precedes it."""
     apart = (Sentences, BreakdownChart, CellsTable, TextTable)
     before: Block | None = None
-    for block in blocks:
-        if isinstance(block, apart) or isinstance(before, (Sentences, BreakdownChart)):
-            console.print()
-        print_block(block, console)
-        before = block
+    with console.capture() as captured:
+        for block in blocks:
+            if (before and isinstance(block, apart)) or isinstance(before, (Sentences, BreakdownChart)):
+                console.print()
+            print_block(block, console)
+            before = block
+    return captured.get()
+
+
+@singledispatch
+def shortened(block: Block, most: int) -> Block:
+    """Return a block with at most `most` rows, sentences or lines."""
+    return block
+
+
+@shortened.register
+def _(block: Sentences, most: int) -> Sentences:
+    return replace(block, sentences=block.sentences[:most])
+
+
+@shortened.register
+def _(block: Lines, most: int) -> Lines:
+    return replace(block, lines=block.lines[:most])
+
+
+@shortened.register
+def _(block: CellsTable, most: int) -> CellsTable:
+    return replace(block, most=most)
+
+
+@shortened.register
+def _(block: TextTable, most: int) -> TextTable:
+    if len(block.rows) <= most:
+        return block
+    numbers = list(range(most)) if block.ranked else evenly(range(len(block.rows)), most)
+    groups = {place for place in range(1, most) if block.groups & {*range(numbers[place - 1] + 1, numbers[place] + 1)}}
+    caption = "; ".join(filter(None, (block.caption.removesuffix("."), f"{most} of {len(block.rows)} rows")))
+    return replace(block, rows=[block.rows[number] for number in numbers], caption=caption, groups=frozenset(groups))
 
 
 @singledispatch
@@ -143,7 +198,7 @@ def rich_table(table: TextTable, width: int = WIDTH) -> Table:
         if number and number in table.groups:
             built.add_section()
         built.add_row(*(UnbrokenText(text, _COLORS.get(text, "")) for text in row))
-    omitted = max(table.total, len(table.rows)) - min(len(table.rows), MOST_ROWS)
+    omitted = len(table.rows[MOST_ROWS:])
     rest = f"{omitted} more rows: --format json has them all" if omitted else ""
     if caption := "; ".join(filter(None, (table.caption, rest))):
         built.caption = UnbrokenText(caption, "table.caption")  # type: ignore[assignment]  # Rich renders any

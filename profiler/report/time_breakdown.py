@@ -14,8 +14,9 @@ from profiler.judge.cells import CellEvidence, CellResult
 from profiler.judge.module_times import GroupTime
 from profiler.report.blocks import (
     DOCUMENTS,
+    FIRST_LOOK,
+    FULL,
     HTML,
-    Block,
     BreakdownChart,
     Lines,
     Picture,
@@ -103,23 +104,26 @@ def _segments(result: CellResult) -> Iterator[Segment]:
 
 
 def breakdown(run: Run) -> Section | None:
-    blocks: list[Block] = [BreakdownChart(run)]
     note = "from the operators' roofs, replayed kernels and measured dispatch"
-    return Section("Where the time goes", blocks, note) if run.measured else None
+    return Section("Where the time goes", [BreakdownChart(run)], note, FULL) if run.measured else None
+
+
+def corners(run: Run) -> Section | None:
+    """The smallest and the largest cell of each phase."""
+    return Section("", [BreakdownChart(run, most_a_phase=2, most_terms=4)], media=FIRST_LOOK) if run.measured else None
 
 
 _BAR_WIDTH = 48
-_MOST_BARS_A_PHASE = 8
 _BLOCK = "█"
-_TITLE, _SHARES = "where the time goes", "share of the time"
+_TITLE = "where the time goes"
 
 
 @print_block.register
 def _(block: BreakdownChart, console: Console) -> None:
-    if not (bars := printed_bars(block.run)):
+    if not (bars := breakdown_bars(of_first_engine(block.run), block.most_a_phase)):
         return
     if not console.color_system or console.no_color or not console.encoding.startswith("utf"):
-        console.print(rich_table(shares_table(bars)))
+        console.print(rich_table(shares_table(bars, block.most_terms)))
         return
     console.print(Text(f"{_TITLE}: ").append(bar_legend(bars)))
     widest = max(len(bar.name) for bar in bars)
@@ -127,20 +131,15 @@ def _(block: BreakdownChart, console: Console) -> None:
         console.print(Text(f"{bar.name:<{widest}} ").append(bar_text(bar)).append(f" {bar.below_zero}"))
 
 
-def printed_bars(run: Run) -> list[BreakdownBar]:
-    """Return bars of the first engine's cells, at most `_MOST_BARS_A_PHASE` per phase, from the first to the last."""
-    return breakdown_bars(of_first_engine(run), _MOST_BARS_A_PHASE)
-
-
-def shares_table(bars: Sequence[BreakdownBar]) -> TextTable:
+def shares_table(bars: Sequence[BreakdownBar], most_terms: int | None = None) -> TextTable:
     """Return the terms of each cell with their shares, the largest first: the bars of a screen without colours."""
     rows = []
     for bar in bars:
         shown = [segment for segment in bar.segments if abs(segment.share) >= WORTH_SHOWING]
         ranked = sorted(shown, key=lambda segment: -abs(segment.share))
-        words = [f"{TERMS[segment.term].short} {percent(segment.share)}" for segment in ranked]
+        words = [f"{TERMS[segment.term].short} {percent(segment.share)}" for segment in ranked[:most_terms]]
         rows.append([bar.name, ", ".join(words)])
-    return text_table((_TITLE, _SHARES), rows, wrapped=(_SHARES,))
+    return text_table(("cell", _TITLE), rows, wrapped=(_TITLE,))
 
 
 def bar_legend(bars: Sequence[BreakdownBar]) -> Text:
@@ -201,12 +200,12 @@ def operators(run: Run) -> Section | None:
     return Section("Operators under the roof", [Picture("operators", alt, (run,))], note, HTML)
 
 
-def inside(run: Run) -> Section | None:
+def inside(run: Run) -> Section:
     rows = module_time_rows(run)
     headings = ("inside", "time", "share", "TFLOP/s", "GB/s", "FLOP/byte", "roof")
     groups = [number for number, row in enumerate(rows) if not row[0].startswith(" ")]
     table = text_table(headings, rows, groups=groups)
-    return Section("Inside a step", [table], "measured with hooks, in a separate pass") if rows else None
+    return Section("Inside a step", [table], "measured with hooks, in a separate pass", FULL)
 
 
 def module_time_rows(run: Run) -> list[list[str]]:
@@ -238,10 +237,9 @@ def _inside_row(item: GroupTime) -> list[str]:
     return [f"  {item.group.replace('_', ' ')}", duration(item.time_s), percent(item.share), *rates]
 
 
-def activity(run: Run) -> Section | None:
-    lines = [*activity_lines(run), *unexplained_lines(run)]
-    title, note = "Kernels, gaps and unexplained time", "measured in separate passes"
-    return Section(title, [Lines(lines)], note) if lines else None
+def activity(run: Run) -> Section:
+    blocks = [Lines([*activity_lines(run), *unexplained_lines(run)])]
+    return Section("Kernels, gaps and unexplained time", blocks, "measured in separate passes", FULL)
 
 
 def activity_lines(run: Run) -> list[str]:

@@ -12,7 +12,7 @@ from profiler.fallbacks import fallback_sentences
 from profiler.judge.judge_run import judge_run
 from profiler.judge.module_times import group_times
 from profiler.judge.stragglers import rank_steps
-from profiler.judge.warnings import run_warnings
+from profiler.judge.warnings import run_remarks, run_warnings
 from profiler.store.document import ActivityRecord, ExpertsRecord
 from profiler.store.folder import Run, read_document, read_facts, read_gathered
 from profiler.store.writer import write_cells, write_document, write_operators
@@ -41,6 +41,7 @@ def judge_folder(folder: Path, *, finished: bool = False) -> Run:
         name: replace(item, cache_used_bytes=cache_used_bytes.get(name, 0))
         for name, item in document.engine.owned.items()
     }
+    remarks = run_remarks(facts, judgement.judged)
     document = replace(
         document,
         finished=finished or document.finished,
@@ -71,7 +72,9 @@ def judge_folder(folder: Path, *, finished: bool = False) -> Run:
             *(part.sentence for part in document.missing),
             *ended_by,
             *run_warnings(facts, judgement.judged),
+            *remarks,
         ),
+        remarks=tuple(remarks),
     )
     write_operators(folder, facts)
     write_cells(folder, judgement.cells)

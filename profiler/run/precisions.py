@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-
 from profiler.effort import STANDARD
 from profiler.grid.cells import CellKey, Phase
 from profiler.judge.cells import CellResult, difference_of
@@ -23,7 +21,6 @@ from profiler.report.blocks import (
     Section,
     Sentences,
     ShellCommand,
-    TextTable,
     text_table,
 )
 from profiler.report.cells import regime_names
@@ -32,7 +29,6 @@ from profiler.report.html import html_page, link_from
 from profiler.report.overview import NO_NUMBER
 from profiler.report.plots import save
 from profiler.report.selection import of_phase
-from profiler.report.terminal import print_sections
 from profiler.stats import CLAIM_VISITS
 from profiler.store.folder import Run
 from profiler.store.writer import replace_file
@@ -46,10 +42,6 @@ _PREFILLS = 2
 _BUDGET_STEP_S = 10
 # Before the visits, and the visits themselves.
 _STAGES = (("roofs", "dispatch"), ("timing",))
-# The most rows that fit a screen next to the sentences.
-_MOST_ROWS = 16
-# The number of fastest and of slowest rows per precision and phase that are shown if there are more.
-_ENDS = 2
 
 
 @dataclass(frozen=True)
@@ -100,22 +92,6 @@ def compare_with_first(runs: Sequence[Run]) -> list[PrecisionDifference]:
         for row in run.measured
         if (base := first.get(_request(row))) is not None
     ]
-
-
-def clear_differences(items: Sequence[PrecisionDifference]) -> list[PrecisionDifference]:
-    """The differences that fit a screen, in their original order.
-
-    If there are too many, these are the fastest and the slowest claims of each precision and phase, or its fastest and
-    slowest cells if it has no claims.
-    """
-    if len(items) <= _MOST_ROWS:
-        return list(items)
-    shown: set[PrecisionDifference] = set()
-    for phase, precision in {(item.key.phase, item.precision) for item in items}:
-        cells = [item for item in items if (item.key.phase, item.precision) == (phase, precision)]
-        ranked = sorted([item for item in cells if item.difference.is_claim] or cells, key=lambda item: item.speed_up)
-        shown |= {*ranked[:_ENDS], *ranked[-_ENDS:]}
-    return [item for item in items if item in shown]
 
 
 def _request(row: CellResult) -> tuple[Phase, int, int, int, str]:
@@ -213,11 +189,6 @@ def difference_rows(runs: Sequence[Run]) -> list[list[str]]:
     return _rows(_against(runs))
 
 
-def clear_rows(runs: Sequence[Run]) -> list[list[str]]:
-    """Return the clearest differences, as many as fit on a screen."""
-    return _rows(clear_differences(_against(runs)))
-
-
 def once_line(runs: Sequence[Run]) -> str | None:
     """Return the number of cells visited once, and the budget that visits each often enough; None without any."""
     items = compare_with_first(runs)
@@ -281,7 +252,7 @@ def comparison_sections(runs: Sequence[Run], links: Sequence[str]) -> list[Secti
             [text_table(PRECISION_COLUMNS, precision_rows(runs), texts=("dtype", "regime"), caption=_caption(first))],
             "memory counted from the stored tensors, times measured",
         ),
-        *_differences(runs),
+        _differences(runs),
         *(_of_run(run, link) for run, link in zip(runs, links, strict=True)),
         Section("", list(_last_lines(runs)), media=TERMINAL),
     ]
@@ -301,25 +272,14 @@ def _picture(runs: Sequence[Run]) -> Section | None:
     return Section("Tokens per second", [picture], "measured; both axes logarithmic", HTML)
 
 
-def _differences(runs: Sequence[Run]) -> list[Section]:
-    """Return a section with every cell for the page, and one with the clearest differences for the terminal."""
-    rows, clear, once = difference_rows(runs), clear_rows(runs), once_line(runs)
+def _differences(runs: Sequence[Run]) -> Section | None:
+    rows, once = difference_rows(runs), once_line(runs)
     if not rows:
-        return []
-    end = [Lines([once], "dim")] if once else []
-    note = "measured"
-    first = runs[0]
-    page = first.folder.parent / "report.html"
-    omitted = [f"the fastest and the slowest of each; all {len(rows)}: {page}"] if len(clear) < len(rows) else []
-    return [
-        Section(f"Every cell compared with {first.model.precision}", [_against_table(first, rows), *end], note, HTML),
-        Section("", [_against_table(first, clear), Lines(omitted), *end], media=TERMINAL),
-    ]
-
-
-def _against_table(first: Run, rows: Sequence[Sequence[str]]) -> TextTable:
-    caption = f"speed-up: above 1x it is faster than {first.model.precision}; with the 95 % interval of the ratio"
-    return text_table(AGAINST_COLUMNS, rows, texts=("precision",), caption=caption)
+        return None
+    first = runs[0].model.precision
+    caption = f"speed-up: above 1x it is faster than {first}; with the 95 % interval of the ratio"
+    table = text_table(AGAINST_COLUMNS, rows, texts=("precision",), caption=caption)
+    return Section(f"Every cell compared with {first}", [table, Lines([once] if once else [], "dim")], "measured")
 
 
 def _of_run(run: Run, link: str) -> Section:
@@ -337,11 +297,6 @@ def _last_lines(runs: Sequence[Run]) -> Iterator[Block]:
     end = [f"run: {run.folder}" for run in runs]
     page = runs[0].folder.parent / "report.html"
     yield Lines([*end, f"next: open {page}"] if page.exists() else end, "dim")
-
-
-def print_comparison(runs: Sequence[Run], console: Console) -> None:
-    """Print a comparison of one model's runs in several precisions."""
-    print_sections(comparison_sections(runs, [str(run.folder) for run in runs]), console)
 
 
 def html_comparison(runs: Sequence[Run], folder: Path) -> str:

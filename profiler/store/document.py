@@ -259,6 +259,8 @@ class RunDocument:
     """The sentences of the answer."""
     warnings: tuple[str, ...] = ()
     """What may be wrong with the figures, in sentences."""
+    remarks: tuple[str, ...] = ()
+    """Those of the warnings that change no conclusion, since the verdicts already take them into account."""
 
     @property
     def asked(self) -> Grid:

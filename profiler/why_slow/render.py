@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from rich.console import Console
-
-from profiler.json_document import Document
-from profiler.report.blocks import HTML, Lines, Section, Sentences, text_table
-from profiler.report.terminal import print_sections
-from profiler.units import duration, several
+from profiler.json_document import Document, view
+from profiler.report.blocks import FULL, HTML, Lines, Section, Sentences, text_table
+from profiler.units import duration, percent, several
 from profiler.why_slow.breakdown import TimePart, time_parts
 from profiler.why_slow.findings import LEAST_SHARE, CallFloor, Finding, FirstCall, SlowModule, TriedChange, Why
 from profiler.why_slow.observations import (
@@ -36,10 +33,6 @@ _UNUSUAL = {"gradients": "gradients", "training": "train mode", "compiled": "com
 """Settings that are usually off, and words for them."""
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
-
-
 def why_sentences(why: Why) -> list[str]:
     """The answer: the time of the script's calls, their floor, and the findings, the largest saving first."""
     seen = why.seen
@@ -59,11 +52,11 @@ def why_sentences(why: Why) -> list[str]:
         lines.append("Each saving is that of one change; together they save less than their sum.")
     for trial in why.undecided:
         lines.append(
-            f"Unclear: {trial.evidence} ({trial.where}); without it a call takes {_percent(trial.saving)} less by the"
+            f"Unclear: {trial.evidence} ({trial.where}); without it a call takes {percent(trial.saving)} less by the"
             f" median of {len(trial.rounds)} pairs, but the pairs disagree. Try again when nothing else runs."
         )
     if why.too_close:
-        names = ", ".join(f"{trial.id} ({trial.where}, {_percent(why.share_of(trial))})" for trial in why.too_close)
+        names = ", ".join(f"{trial.id} ({trial.where}, {percent(why.share_of(trial))})" for trial in why.too_close)
         lines.append(f"Unclear, and less than a tenth each: {names}.")
     has_advice = why.findings or why.undecided or why.too_close
     if not has_advice and not seen.interrupted and (seen.calls or not seen.unnoted):
@@ -145,7 +138,7 @@ def _nothing(why: Why) -> str:
     """A sentence for an answer without findings: what was tried, and how near the script is to its floor."""
     calls_s = steady_s(why.seen.calls)
     share = why.floor.seconds / calls_s if why.floor and calls_s else None
-    near = f": {_percent(share)} of what this machine can do with this model" if share and share >= _NEAR else ""
+    near = f": {percent(share)} of what this machine can do with this model" if share and share >= _NEAR else ""
     if why.not_tried:
         trials = several(len(why.tried), "trial", "trials")
         start = (
@@ -155,7 +148,7 @@ def _nothing(why: Why) -> str:
     tried = f" of {len(why.tried)} tried" if why.tried else ""
     if share is None or near:
         return f"Nothing to change{tried}{near}."
-    return f"Nothing to change{tried}, and the floor is {_percent(share)} of its time.{_largest_rest(why)}"
+    return f"Nothing to change{tried}, and the floor is {percent(share)} of its time.{_largest_rest(why)}"
 
 
 def _largest_rest(why: Why) -> str:
@@ -184,7 +177,7 @@ def finding_sentence(number: int, item: Finding) -> str:
 
 
 def _share_words(item: Finding) -> str:
-    return "once" if item.once else _percent(item.share)
+    return "once" if item.once else percent(item.share)
 
 
 def saved_words(item: Finding) -> str:
@@ -258,7 +251,7 @@ def _ran_with(call: Call, padding: float) -> list[str]:
     if settings.cache is False:
         words.append("no cache")
     if padding:
-        words.append(f"{_percent(padding)} padding")
+        words.append(f"{percent(padding)} padding")
     words += [word for name, word in _UNUSUAL.items() if getattr(settings, name)]
     words += [settings.placement] if settings.placement else []
     words += [
@@ -305,22 +298,13 @@ class WhyDocument(Document):
 def why_document(why: Why) -> WhyDocument:
     """The JSON document of an answer."""
     seen = why.seen
-    return WhyDocument(
-        script=seen.script,
-        calls=seen.calls,
-        loads=seen.loads,
-        wall_s=seen.wall_s,
-        calls_s=seen.calls_s,
+    return view(
+        WhyDocument,
+        seen,
         calls_at_once=most_at_once(seen.calls),
-        steady_s=seen.steady_s,
-        text_s=seen.text_s,
-        overhead_s=seen.overhead_s,
         floor_s=why.floor.seconds if why.floor else None,
         floor_dispatch_s=why.floor.dispatch_s if why.floor else None,
         time=time_parts(why),
-        graph_breaks=seen.graph_breaks,
-        warnings=seen.warnings,
-        interrupted=seen.interrupted,
         answer=why_sentences(why),
         findings=why.findings,
         tried=why.tried,
@@ -335,7 +319,7 @@ def time_rows(why: Why) -> list[list[str]]:
     shown = [part for part in parts if part.seconds >= _WORTH_A_ROW * wall_s]
     rest_s = sum(part.seconds for part in parts) - sum(part.seconds for part in shown)
     shown += [TimePart("all else", rest_s)] if rest_s > 0 and len(shown) < len(parts) else []
-    return [[part.what, duration(part.seconds), _percent(part.seconds / wall_s)] for part in shown]
+    return [[part.what, duration(part.seconds), percent(part.seconds / wall_s)] for part in shown]
 
 
 TIME_COLUMNS = ("part", "time", "share")
@@ -350,10 +334,11 @@ def why_sections(why: Why) -> list[Section]:
         for item in why.findings
     ]
     trials = [
-        [trial.id, trial.where, trial.shape, str(len(trial.rounds)), _percent(trial.saving)] for trial in why.tried
+        [trial.id, trial.where, trial.shape, str(len(trial.rounds)), percent(trial.saving)] for trial in why.tried
     ]
     legend = "what: batch x prompt tokens, + new tokens or @ cached tokens"
     calls = text_table(CALL_COLUMNS, call_rows(why), texts=("what",), wrapped=("ran with",), caption=legend)
+    parts = text_table(TIME_COLUMNS, time_rows(why), ranked=True)
     finding_table = text_table(FINDING_COLUMNS, findings, texts=("line",), wrapped=("evidence", "change"))
     largest_first = "the largest saving first; seconds of this script, with their basis in the notes"
     whole = f"all {duration(why.seen.wall_s)} of the script"
@@ -361,11 +346,12 @@ def why_sections(why: Why) -> list[Section]:
     in_turn = "the same call, unchanged and changed in turn, on the script's model"
     return [
         Section("", [Sentences(why_sentences(why))]),
-        Section("What to change", [finding_table] if findings else [], largest_first, HTML),
-        Section("Where the time went", [text_table(TIME_COLUMNS, time_rows(why))] if seen_any else [], whole),
-        Section("Calls", [calls], "measured as the script ran"),
-        Section("Trials", [text_table(TRIAL_COLUMNS, trials, texts=("line", "what"))] if trials else [], in_turn, HTML),
-        Section("Notes", [Lines(note_lines(why), "dim"), Lines(_incomplete(why), "warning")]),
+        Section("What to change", [finding_table], largest_first, HTML),
+        Section("Where the time went", [parts] if seen_any else [], whole),
+        Section("Calls", [calls], "measured as the script ran", FULL),
+        Section("Trials", [text_table(TRIAL_COLUMNS, trials, texts=("line", "what"))], in_turn, HTML),
+        Section("Notes", [Lines(note_lines(why), "dim")], media=FULL),
+        Section("", [Lines(_incomplete(why), "warning")]),
     ]
 
 
@@ -374,8 +360,3 @@ def html_why(why: Why) -> str:
     from profiler.report.html import html_page
 
     return html_page(f"Why is {why.seen.script} slow?", "", why_sections(why))
-
-
-def print_why(why: Why, console: Console) -> None:
-    """Print the answer, the calls and the notes."""
-    print_sections(why_sections(why), console)

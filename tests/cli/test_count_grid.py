@@ -18,7 +18,7 @@ REFERENCE = Path(__file__).parents[2] / "runs" / "reference" / "smollm2-135m-xeo
 
 
 def test_table_csv_and_json_have_the_same_figures(roofscope: Callable[..., Any]) -> None:
-    table = roofscope("count", "mistral-7b-v0.1", *GRID, "--plain").out
+    table = roofscope("count", "mistral-7b-v0.1", *GRID, "--plain", "--full").out
     rows = list(csv.DictReader(io.StringIO(roofscope("count", "mistral-7b-v0.1", *GRID, "--format", "csv").out)))
     document = json.loads(roofscope("count", "mistral-7b-v0.1", *GRID, "--format", "json").out)
     assert len(rows) == len(document["rows"]) == 2 * 2 * 2 * 2, "phases, batch sizes, lengths, GPUs"

@@ -12,10 +12,11 @@ from profiler.comparison.command import compare as compare_folders
 from profiler.comparison.command import compared
 from profiler.comparison.compare import compare_sides, history
 from profiler.comparison.side import NOT_TOLD, MatchKey, Side, differences, read_side, side_of_file
-from profiler.comparison.text import change_words, difference_lines, history_sentences, print_history
+from profiler.comparison.text import change_words, difference_lines, history_section, history_sentences
 from profiler.errors import RequestError
 from profiler.readers.detect import read_foreign
 from profiler.report.console import screen
+from profiler.report.terminal import print_sections
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "runs" / "reference" / "smollm2-135m-2-cores"
@@ -278,7 +279,7 @@ def test_a_long_history_shows_the_runs_at_which_most_changed(capsys: pytest.Capt
         levels = {batch: level * (1.1 if batch in changed.get(day, ()) else 1.0) for batch, level in levels.items()}
         cells = {asked(batch): timed(level) for batch, level in levels.items()}
         runs.append(side(cells, created=f"{day:03}", name=f"day {day}"))
-    print_history(history(runs), screen())
+    print_sections([history_section(history(runs))], screen())
     printed = capsys.readouterr().out
     assert "At day 13 3 of 4 cells changed" in printed
     assert "14 more runs" in printed

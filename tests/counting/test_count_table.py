@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from profiler.count.step_text import print_count
+from profiler.count.step_text import count_sections
 from profiler.counting.count import StepCount, count
 from profiler.counting.document import count_csv, count_document
 from profiler.json_document import json_text
 from profiler.report.console import screen
+from profiler.report.terminal import print_sections
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +22,7 @@ def counted() -> StepCount:
 
 
 def test_a_gpu_without_room_gets_a_line_and_no_floor(counted: StepCount, capsys: pytest.CaptureFixture[str]) -> None:
-    print_count(counted, None, screen())
+    print_sections(count_sections(counted, None), screen())
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     # The step needs 70,553,706,496 parameters of 2 bytes, 80 layers x 8 heads x 128 x 2 x 2 bytes x 513 tokens of
     # cache, and workspace. The driver reports 15.6 GB: a context takes 0.45 GB, and 2 % are lost between blocks.
@@ -35,14 +36,14 @@ def test_a_gpu_without_room_gets_a_line_and_no_floor(counted: StepCount, capsys:
 
 
 def test_without_a_gpu_with_room_there_is_no_table(counted: StepCount, capsys: pytest.CaptureFixture[str]) -> None:
-    print_count(replace(counted, gpus=counted.gpus[:1]), None, screen())
+    print_sections(count_sections(replace(counted, gpus=counted.gpus[:1]), None), screen())
     out = capsys.readouterr().out
     assert "ridge" not in out
     assert "T4: does not fit" in out
 
 
 def test_numbers_are_whole(counted: StepCount, capsys: pytest.CaptureFixture[str]) -> None:
-    print_count(counted, None, screen())
+    print_sections(count_sections(counted, None), screen())
     out = capsys.readouterr().out
     whole = json.loads(json_text(count_document(counted)))
     assert f"{whole['model_flops']:,} FLOPs over {whole['bytes']['total']:,} bytes, intensity 1." in out

@@ -23,7 +23,8 @@ from tokenized import save_tokenizer
 import profiler
 from profiler.errors import RequestError
 from profiler.report.console import screen
-from profiler.report.sections import print_run
+from profiler.report.sections import run_sections
+from profiler.report.terminal import MOST_LINES, print_sections
 from profiler.run.judge_folder import judge_folder
 
 from .reference import FOLDER, SCHEMAS, TEN, anchor, columns_page, command_names, object_schemas, pages
@@ -179,24 +180,35 @@ README = (ROOT / "README.md").read_text()
 
 
 def _sample(begins: str) -> list[str]:
-    """Return the lines that README shows after a command, up to the mark of a cut."""
+    """Return the lines that README shows after a command, up to the mark of a cut, without blank ones."""
     [block] = re.findall(rf"```console\n\$ roofscope {re.escape(begins)}.*?\n(.*?)```", README, re.DOTALL)
     assert block.endswith("[...]\n"), "a cut sample is marked"
-    return block.removesuffix("[...]\n").splitlines()
+    return [line for line in block.removesuffix("[...]\n").splitlines() if line.strip()]
 
 
-def test_readmes_answer_is_that_of_the_recorded_run_by_todays_rules(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("name", "begins"), [("smollm2-135m-xeon", "run --prompt-lens"), ("mistral-7b-h100-default", "run mistral-7b-v0.1")]
+)
+def test_readmes_answer_is_that_of_a_recorded_run_by_todays_rules(
+    name: str, begins: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = judge_folder(Path(shutil.copytree(ROOT / "runs/reference/smollm2-135m-xeon", tmp_path / "run")))
-    command = re.search(r"\$ roofscope run (.*)", README)
+    """For the H100, `python -m tests.golden` writes the screen that README shows."""
+    shutil.copytree(ROOT / "runs/reference" / name, tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    run = judge_folder(Path("run"))  # a short name takes one line
+    command = re.search(rf"\$ roofscope {begins}.*", README)
     assert command
-    assert set(command[1].split()) <= set(shlex.split(run.document.command))
-    print_run(run, screen(plain=True))
-    printed = [line.strip() for line in capsys.readouterr().out.splitlines() if line.strip()]
-    sample = _sample("run")
-    assert len(sample) > 5
+    assert set(command[0].split()[2:]) <= set(shlex.split(run.document.command))
+    print_sections(run_sections(run), screen(plain=True), MOST_LINES)
+    printed = [line.rstrip() for line in capsys.readouterr().out.splitlines() if line.strip()]
+    sample = _sample(begins)
     assert sample == printed[: len(sample)], "without a gap"
+    assert run.document.created[:10] in README or run.document.device.kind == "cpu"
+
+
+def test_readme_has_at_most_nine_hundred_words() -> None:
+    prose = re.sub(r"```.*?```|^(\||    ).*?$", "", README, flags=re.DOTALL | re.MULTILINE)
+    assert len(prose.split()) <= 900
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
@@ -75,6 +76,11 @@ class Chromium:
         """Press a key in the element with the focus."""
         QTest.keyClick(self._view.focusProxy(), key)
         self.pause(100)
+
+    def save(self, file: Path) -> None:
+        """Write the window as a picture."""
+        self.pause(500)
+        self._view.grab().save(str(file))
 
     def pause(self, milliseconds: int) -> None:
         """Let the page work."""

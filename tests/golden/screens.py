@@ -29,6 +29,7 @@ COMMANDS = {
     "gpus-two": "gpus T4 'H100 SXM'",
     "history": f"compare {_RUNS}-xeon {_RUNS}-xeon-float32 {_RUNS}-xeon-minute --anyway --plain",
     "judge": f"judge {_RUNS}-xeon-minute --plain",
+    "judge-h100-default": "judge runs/reference/mistral-7b-h100-default --plain",
     "judge-h100": "judge runs/reference/mistral-7b-h100 --plain",
     "judge-h100-engines": "judge runs/reference/mistral-7b-h100-engines --plain",
     "models": "models",
@@ -45,6 +46,15 @@ COMMANDS = {
 }
 """Their figures are arithmetic on committed files, or made up (`made.py`): the same on every machine."""
 
+NARROW = ("compare", "count", "doctor", "judge-h100-default", "place-too-fast", "rent", "why")
+COLOURED = ("judge-h100-default", "why")
+SCREENS = {
+    **{name: (command, 100, False) for name, command in COMMANDS.items()},
+    **{f"{name}-80": (COMMANDS[name], 80, False) for name in NARROW},
+    **{f"{name}-colours": (COMMANDS[name].replace(" --plain", ""), 100, True) for name in COLOURED},
+}
+"""Each screen's command, its columns, and whether the terminal has colours (`less -R` shows them)."""
+
 
 @contextlib.contextmanager
 def working_folder(folder: Path) -> Iterator[None]:
@@ -59,15 +69,17 @@ def working_folder(folder: Path) -> Iterator[None]:
         os.chdir(before)
 
 
-def screen_of(command: str) -> str:
+def screen_of(command: str, columns: int = 100, *, colours: bool = False) -> str:
     """Return what a command prints on stdout and stderr, without the spaces that end a line."""
     from profiler.cli.app import main
 
     printed = io.StringIO()
+    terminal = {"FORCE_COLOR": "1", "COLORTERM": "truecolor", "TERM": "xterm"}
     with (
         made_answers(),
         mock.patch.object(sys, "argv", ["roofscope", *shlex.split(command)]),
-        mock.patch.dict(os.environ, {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}),
+        mock.patch.dict(os.environ, terminal if colours else {"NO_COLOR": "1", "TERM": "dumb"}),
+        mock.patch.dict(os.environ, {"COLUMNS": str(columns)}),
         contextlib.redirect_stdout(printed),
         contextlib.redirect_stderr(printed),
         contextlib.suppress(SystemExit),

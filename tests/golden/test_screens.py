@@ -2,24 +2,84 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
-from .screens import COMMANDS, FOLDER, screen_of, working_folder
+from profiler.report.terminal import MOST_LINES
+from profiler.run.judge_folder import judge_folder
 
-LONG = ("judge-h100", "judge-h100-engines")
+from .screens import FOLDER, SCREENS, screen_of, working_folder
+
+LONG = tuple(name for name in SCREENS if name.startswith("judge-h100"))
 """Runs with many cells: each takes two seconds to judge."""
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow, pytest.mark.ci] if name in LONG else ()) for name in COMMANDS]
+    "name", [pytest.param(name, marks=[pytest.mark.slow, pytest.mark.ci] if name in LONG else ()) for name in SCREENS]
 )
 def test_a_screen_is_as_it_was_reviewed(name: str, tmp_path: Path) -> None:
+    command, columns, colours = SCREENS[name]
     with working_folder(tmp_path):
-        screen = screen_of(COMMANDS[name])
-    assert f"$ roofscope {COMMANDS[name]}\n\n{screen}" == (FOLDER / f"{name}.txt").read_text(encoding="utf-8")
+        screen = screen_of(command, columns, colours=colours)
+    assert f"$ roofscope {command}\n\n{screen}" == (FOLDER / f"{name}.txt").read_text(encoding="utf-8")
 
 
 def test_no_screen_is_left_over() -> None:
-    assert {file.stem for file in FOLDER.glob("*.txt")} == set(COMMANDS)
+    assert {file.stem for file in FOLDER.glob("*.txt")} == set(SCREENS)
+
+
+_RUNS = "runs/reference/smollm2-135m"
+ANSWERS = {
+    "run": "run -q",
+    "judge": "judge runs/reference/smollm2-135m-zen4",
+    "why": "why chat.py",
+    "compare": f"compare {_RUNS}-epyc {_RUNS}-2-cores --anyway",
+    "count": "count gpt-oss-20b --batch-sizes 1..64*2 --prompt-lens 128..8192*2 --gpu 'T4,H100 SXM,L40S,A10G'",
+    "count of a step": "count mistral-7b-v0.1 --gpu 'T4,H100 SXM,L40S' --gemm-census",
+    "rent": "rent mistral-7b-v0.1 --by-utilisation",
+    "doctor": "doctor --device auto",
+    "forecast": f"forecast {_RUNS}-xeon --batch-sizes 1..64*2 --prompt-lens 64..1024*2",
+    "place": "place tests/data/foreign/llama-batched-bench.md --model gpt-oss-20b --gpu L4",
+}
+"""Answers of each command that would be longer than a screen, if it has any."""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A folder with the committed runs, in which judging draws no pictures and `run` measured the H100's default."""
+    with working_folder(tmp_path_factory.mktemp("runs")):
+        run = judge_folder(Path("runs/reference/mistral-7b-h100-default"))
+        with (
+            mock.patch("profiler.cli.run._run_one", return_value=run),
+            mock.patch("profiler.report.write.write_reports"),
+        ):
+            yield
+
+
+@pytest.mark.usefixtures("runs")
+@pytest.mark.parametrize("name", ANSWERS)
+def test_an_answer_fits_one_screen(name: str) -> None:
+    """At most 45 lines, none wider than the terminal, no figure apart from its unit, and the number of lines left."""
+    for columns, colours in ((80, False), (100, True)):
+        command = ANSWERS[name] if colours else ANSWERS[name].replace(" ", " --plain ", 1)
+        shown = screen_of(command, columns, colours=colours)
+        lines = re.sub(r"\x1b\[[\d;]*m", "", shown).splitlines()
+        assert 8 < len(lines) <= MOST_LINES == 45
+        assert max(map(len, lines)) <= columns
+        assert not [line for line in lines if re.match(r"\s*(%|([kMGTnmu]?(B|s|FLOP|FLOPs)(/s)?)\b)", line)]
+        cut = lines[-1].endswith(" more lines: --full")
+        assert cut == (name not in ("doctor", "place")) or columns == 100
+
+
+@pytest.mark.usefixtures("runs")
+def test_full_has_all_lines() -> None:
+    """The number of lines left is that of the full screen less that of the first one."""
+    short, full = (screen_of(f"run -q --plain{option}").splitlines() for option in ("", " --full"))
+    assert short[-1] == f"{len(full) - len(short) + 1} more lines: --full"
+    assert sum("(forecast)" in line for line in full) == 28 + 1
+    assert not any("(forecast)" in line for line in short)
+    assert any(line.startswith("28 more cells are forecast") for line in short)

@@ -22,7 +22,7 @@ from profiler.grid.cells import Cell, CellKey, Grid
 from profiler.judge.judge_run import Judgement, judge_run
 from profiler.judge.regimes import Flag
 from profiler.judge.roof_range import extreme_shares, moved, weight_read_share
-from profiler.judge.warnings import run_warnings
+from profiler.judge.warnings import run_remarks, run_warnings
 from profiler.run.judge_folder import judge_folder
 from profiler.store.samples import line_of
 
@@ -90,7 +90,7 @@ def with_weight_read(base: Facts, share: float) -> Facts:
 
 def judged(base: Facts) -> tuple[Judgement, list[str]]:
     found = judge_run(base)
-    return found, run_warnings(base, found.judged)
+    return found, [*run_remarks(base, found.judged), *run_warnings(base, found.judged)]
 
 
 def signals(found: Judgement, key: CellKey) -> Mapping[str, float]:
@@ -165,6 +165,8 @@ def test_a_label_that_changes_between_the_roofs_says_so() -> None:
     [line] = [line for line in warnings if "label" in line]
     assert line.startswith(f"{2 if verdict(found, PREFILL)[2] else 1} cell")
     assert named in line
+    assert line in run_warnings(moved, found.judged), "it may change a conclusion"
+    assert warnings[0] in run_remarks(moved, found.judged), "the verdicts take both roofs into account"
 
 
 def test_kernels_are_blamed_only_under_the_lowest_roofs_too() -> None:

@@ -235,7 +235,7 @@ def test_limits_that_no_gpu_meets_still_have_a_table(roofscope: Callable[..., An
 def test_each_gpu_has_one_row_of_80_columns(roofscope: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("profiler.report.console.WIDTH", 80)
     for quants in ("none", "none,int4wo,fp8"):
-        out = roofscope("rent", "mistral-7b-v0.1", "--quant", quants, "--plain").out
+        out = roofscope("rent", "mistral-7b-v0.1", "--quant", quants, "--plain", "--full").out
         assert max(map(len, out.splitlines())) <= 80
         assert not out.startswith("\n")
         rows = out.partition("-----")[2].partition("> cheapest,")[0]

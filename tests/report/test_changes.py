@@ -15,8 +15,9 @@ from pages import Page
 
 from profiler.comparison.command import compared
 from profiler.comparison.page import html_changes, write_changes
-from profiler.comparison.text import changes_table, column_words, comparison_sentences, print_changes
+from profiler.comparison.text import changes_section, changes_table, column_words, comparison_sentences
 from profiler.report.console import screen
+from profiler.report.terminal import print_sections
 from profiler.store.folder import read_run
 
 RUNS = Path(__file__).parents[2] / "runs" / "reference"
@@ -60,7 +61,7 @@ def test_the_screen_says_whether_drift_is_taken_off_and_why_nothing_is_claimed(
     epyc, zen4 = (RUNS / f"smollm2-135m-{name}" for name in ("epyc", "zen4"))
     comparison = compared(epyc, zen4)
     assert any(item.low > 0 and item.verdict == "inconclusive" for item in comparison.changes)
-    print_changes(comparison, screen())
+    print_sections([changes_section(comparison)], screen())
     head, rows = capsys.readouterr().out.split("cell  ", 1)
     assert "drift is taken off" in " ".join(head.split())
     assert "inconclusive: the interval contains 0 and more than 3 %" in " ".join(head.split())

@@ -8,14 +8,14 @@ import pytest
 from known_kernels import checked
 from made_runs import roof
 
-from profiler.checks.render import print_selftest
+from profiler.checks.render import selftest_section
 from profiler.data.datasheets import gpus
 from profiler.facts.roofs import Ceilings
 from profiler.report.blocks import TextTable
 from profiler.report.console import screen
 from profiler.report.device import gpus_table
 from profiler.report.hardware import ceilings_table
-from profiler.report.terminal import rich_table
+from profiler.report.terminal import print_sections, rich_table
 
 
 def printed(capsys: pytest.CaptureFixture[str], table: TextTable) -> list[str]:
@@ -55,7 +55,7 @@ def test_a_wrong_label_is_marked(capsys: pytest.CaptureFixture[str]) -> None:
         checked("product", "compute-bound", "memory-bound"),
         checked("sum", "memory-bound", "inconclusive"),
     ]
-    print_selftest(results, screen())
+    print_sections([selftest_section(results)], screen())
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert any(line.startswith("copy memory-bound right high 7 of 8 1.00 ms weights 90 %") for line in lines)
     assert any(line.startswith("product compute-bound memory-bound WRONG 0 of 8") for line in lines)

@@ -8,14 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from made_runs import old_run, whole_run, with_document, with_results
+from made_runs import ROOT, old_run, whole_run, with_document, with_results
 from pages import Page
 
 from profiler.judge.breakdown import TERMS
 from profiler.judge.cells import EngineDifference, columns_of
 from profiler.report.roofline_data import roof_lines
 from profiler.report.write import html_report, write_reports
-from profiler.store.folder import Run
+from profiler.store.folder import Run, read_run
 
 
 @pytest.fixture
@@ -111,3 +111,17 @@ def test_several_engines_are_a_table(run: Run) -> None:
     difference = EngineDifference(**columns, against="eager", saves_s=3e-3, low_s=2e-3, high_s=4e-3)
     words = Page(html_report(with_document(run, engine=replace(run.document.engine, differences=(difference,))))).words
     assert f"{run.measured[-1].key.name} static saves 3.00 ms 2.00 ms to 4.00 ms" in words
+
+
+def test_the_answers_lines_are_code_to_copy_and_the_roofline_is_first() -> None:
+    """The line of the tried change, and the run's own command with the engine that measures it."""
+    run = read_run(ROOT / "runs/reference/mistral-7b-h100-default")
+    page = html_report(run)
+    code = [re.sub("<[^>]*>", "", line) for line in re.findall(r'<pre class="code">(.*?)</pre>', page)]
+    assert "torch.backends.cuda.enable_cudnn_sdp(False)" in code
+    [measuring] = [line for line in code if line.endswith("--engine eager,graph")]
+    assert measuring.startswith("roofscope run mistral-7b-v0.1 ")
+    assert measuring.count("--engine") == 1
+    titles = re.findall(r"<h2>([^<]+)", page)
+    assert [title.strip() for title in titles[:3]] == ["To change it", "Roofline", "Cells"]
+    assert "15.3\u00a0ms" in page, "no line ends between a number and its unit"

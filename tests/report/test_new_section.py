@@ -9,7 +9,8 @@ from made_runs import old_run
 from rich.console import Console
 
 from profiler.report.blocks import Lines, Section, text_table
-from profiler.report.sections import SECTIONS, print_run
+from profiler.report.sections import SECTIONS, run_sections
+from profiler.report.terminal import print_sections
 from profiler.report.write import html_report, markdown_report
 from profiler.store.folder import Run
 
@@ -27,7 +28,7 @@ def _toy(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_report_has_it() -> None:
     run = old_run()
     screen = io.StringIO()
-    print_run(run, Console(file=screen, width=100, markup=False))
+    print_sections(run_sections(run), Console(file=screen, width=100, markup=False))
     page, markdown = html_report(run), markdown_report(run)
     for text in (screen.getvalue(), page, markdown):
         assert f"cooked for {run.model.id}" in text

@@ -12,11 +12,12 @@ from rich.console import Console
 
 from profiler.judge.cells import columns_of
 from profiler.judge.module_times import GroupTime
-from profiler.report.blocks import Definitions, Lines, Sentences, text_table
+from profiler.report.blocks import BreakdownChart, Definitions, Lines, Section, Sentences, text_table
 from profiler.report.console import screen
-from profiler.report.sections import print_run
-from profiler.report.terminal import print_blocks
-from profiler.report.time_breakdown import bar_text, breakdown_bars, printed_bars, shares_table
+from profiler.report.sections import run_sections
+from profiler.report.selection import of_first_engine
+from profiler.report.terminal import print_sections
+from profiler.report.time_breakdown import BreakdownBar, bar_text, breakdown_bars, shares_table
 from profiler.store.folder import Run
 
 
@@ -25,8 +26,16 @@ def run() -> Run:
     return whole_run()
 
 
+def show(run: Run, console: Console) -> None:
+    print_sections(run_sections(run), console)
+
+
+def bars_of(run: Run) -> list[BreakdownBar]:
+    return breakdown_bars(of_first_engine(run), BreakdownChart.most_a_phase)
+
+
 def test_the_answer_comes_first_and_all_fits_a_hundred_columns(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    print_run(run, screen())
+    show(run, screen())
     lines = capsys.readouterr().out.splitlines()
     first = next(line for line in lines if line)
     assert first.startswith(run.answer[0][:40])
@@ -35,20 +44,22 @@ def test_the_answer_comes_first_and_all_fits_a_hundred_columns(run: Run, capsys:
 
 
 def test_plain_is_ascii(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    print_run(run, screen(plain=True))
+    show(run, screen(plain=True))
     assert capsys.readouterr().out.isascii()
 
 
 def test_no_meaning_is_only_in_colours(run: Run) -> None:
     """With colours, a bar is made of blocks; without colours, a row lists the shares."""
     coloured, bare = io.StringIO(), io.StringIO()
-    print_run(run, Console(file=coloured, force_terminal=True, color_system="truecolor", width=100))
-    print_run(run, Console(file=bare, force_terminal=True, color_system="truecolor", width=100, no_color=True))
+    show(run, Console(file=coloured, force_terminal=True, color_system="truecolor", width=100))
+    print_sections(
+        run_sections(run), Console(file=bare, force_terminal=True, color_system="truecolor", width=100, no_color=True)
+    )
     assert "\x1b[34m" in coloured.getvalue()
     assert "\x1b[34m" not in bare.getvalue()
     assert "█ weights" in re.sub(r"\x1b\[[\d;]*m", "", coloured.getvalue())
     printed = " ".join(bare.getvalue().split())
-    assert all(" ".join(row) in printed for row in shares_table(printed_bars(run)).rows)
+    assert all(" ".join(row) in printed for row in shares_table(bars_of(run)).rows)
 
 
 def test_shares_are_listed_from_the_largest() -> None:
@@ -73,7 +84,7 @@ def test_a_bar_has_the_shares_of_its_cell() -> None:
 
 
 def test_many_cells_get_bars_that_span_them(run: Run) -> None:
-    bars = printed_bars(run)
+    bars = bars_of(run)
     assert len(run.results) == 32
     assert len(bars) == 16
     assert [bars[index].name for index in (0, 7, 8, 15)] == [
@@ -91,7 +102,7 @@ def test_only_a_cells_own_noise_marks_it(capsys: pytest.CaptureFixture[str]) -> 
     reasons = [(drift,), (drift,), (drift, "time known to within 4.0 %")]
     items = tuple(evidence(of, noise_reasons=why) for of, why in zip(keys, reasons, strict=True))
     run = replace(with_document(old_run(), evidence=items), results=tuple(result(of, noise="noisy") for of in keys))
-    print_run(run, screen())
+    show(run, screen())
     out = capsys.readouterr().out
     assert out.count("~") == 1
     assert out.count(drift) == 1
@@ -102,7 +113,7 @@ def test_engines_and_a_datasheet_still_fit(run: Run, capsys: pytest.CaptureFixtu
     """MFU and MBU replace the rates that they repeat."""
     both = [replace(cell, mfu=0.5, mbu=0.5, engine=name) for cell in run.results for name in ("eager", "compile")]
     stages = {"timing": 70.0, "replays": 10.0}
-    print_run(replace(with_document(run, stage_s=stages), results=tuple(both)), screen())
+    show(replace(with_document(run, stage_s=stages), results=tuple(both)), screen())
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 100
     assert "compile" in out
@@ -113,7 +124,7 @@ def test_engines_and_a_datasheet_still_fit(run: Run, capsys: pytest.CaptureFixtu
 
 def shown_at(run: Run, width: int) -> list[str]:
     stream = io.StringIO()
-    print_run(run, Console(file=stream, width=width, markup=False, emoji=False))
+    show(run, Console(file=stream, width=width, markup=False, emoji=False))
     return stream.getvalue().splitlines()
 
 
@@ -139,10 +150,10 @@ def test_a_cell_has_one_name_in_table_and_bars(run: Run) -> None:
     """A decode after a prompt of 64 is `decode 1 x 64` in both, whatever the cache length at the middle step."""
     lines = shown_at(run, 100)
     begin = lines.index(next(line for line in lines if line.startswith("phase")))
-    end = lines.index(next(line for line in lines if line.startswith("where the time goes")))
+    end = lines.index(next(line for line in lines if "where the time goes" in line))
     rows = [line.split()[:3] for line in lines[begin:end] if line.startswith(("prefill", "decode"))]
     assert len(rows) == len(run.results)
-    assert {bar.name for bar in printed_bars(run)} <= {f"{phase} {batch} x {tokens}" for phase, batch, tokens in rows}
+    assert {bar.name for bar in bars_of(run)} <= {f"{phase} {batch} x {tokens}" for phase, batch, tokens in rows}
 
 
 def test_module_times_are_apart_from_the_execution_path(run: Run) -> None:
@@ -179,7 +190,7 @@ def test_no_heading_is_cut_and_no_number_is_torn_from_its_unit(width: int) -> No
     stream = io.StringIO()
     shares = text_table(("cell", "share"), [["1 x 64", line]], wrapped=("share",), caption=line)
     blocks = [Sentences([line]), Lines([line]), Definitions([("MFU", line)]), shares, text_table(headings, rows)]
-    print_blocks(blocks, Console(file=stream, width=width))
+    print_sections([Section("", blocks)], Console(file=stream, width=width))
     text = stream.getvalue()
     lines = text.splitlines()
     assert max(len(part.rstrip()) for part in lines) <= width
@@ -187,3 +198,26 @@ def test_no_heading_is_cut_and_no_number_is_torn_from_its_unit(width: int) -> No
     assert {word for heading in headings for word in heading.split()} <= shown
     assert not any(re.match(r"\s*(%|GB)", part) for part in lines)
     assert all(any(cell in part for part in lines) for cell in rows[0][1:])
+
+
+def test_a_first_look_counts_the_warnings_that_change_no_conclusion(run: Run) -> None:
+    warned = with_document(run, warnings=("the GPU was throttled.", "the roofs moved."), remarks=("the roofs moved.",))
+    stream = io.StringIO()
+    print_sections(run_sections(warned), Console(file=stream, width=100, markup=False), 45)
+    text = stream.getvalue()
+    assert "! the GPU was throttled." in text
+    assert "the roofs moved" not in text
+    assert "1 warning that changes no conclusion: --full" in text
+
+
+def test_a_ranked_table_keeps_its_first_rows_and_another_one_spans_all() -> None:
+    """Of 100 rows a screen of 45 lines has the first, or evenly picked ones from the first to the last."""
+    rows = [[f"row {number}", "1"] for number in range(100)]
+    for ranked in (True, False):
+        stream = io.StringIO()
+        table = text_table(("name", "value"), rows, ranked=ranked)
+        print_sections([Section("", [table])], Console(file=stream, width=80), 45)
+        shown = [line.split("  ")[0] for line in stream.getvalue().splitlines() if line.startswith("row ")]
+        assert shown[0] == "row 0"
+        assert shown[-1] == (f"row {len(shown) - 1}" if ranked else "row 99")
+        assert f"{len(shown)} of 100 rows" in " ".join(stream.getvalue().split())

@@ -21,18 +21,19 @@ for module in pkgutil.walk_packages(profiler.report.__path__, "profiler.report."
     importlib.import_module(module.name)
 from profiler.store.folder import read_run
 from profiler.report.console import screen
-from profiler.run.precisions import print_comparison
-from profiler.run.batch_test_screen import print_doubling
+from profiler.run.precisions import comparison_sections
+from profiler.run.batch_test_screen import doubling_sections
 from profiler.run.precisions import write_comparison
 from profiler.report.write import write_reports
-from profiler.report.sections import print_run
+from profiler.report.sections import run_sections
+from profiler.report.terminal import print_sections
 base = Path(sys.argv[1])
 runs = [read_run(base / name) for name in ("none", "nf4")]
 write_reports(runs)
 write_comparison(runs, base)
-print_run(runs[0], screen())
-print_doubling(runs[0], "decode", screen())
-print_comparison(runs, screen())
+print_sections(run_sections(runs[0]), screen())
+print_sections(doubling_sections(runs[0], "decode"), screen())
+print_sections(comparison_sections(runs, [""] * len(runs)), screen())
 """
 
 

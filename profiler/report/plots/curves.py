@@ -13,6 +13,7 @@ from matplotlib.typing import ColorType
 from profiler.errors import RequestError
 from profiler.grid.cells import Phase
 from profiler.judge.scaling import Doubling, DoublingTest
+from profiler.report.blocks import evenly
 from profiler.report.plots.style import (
     LINE_STYLES,
     PHASE_STYLE,
@@ -28,7 +29,7 @@ from profiler.report.plots.style import (
     title,
     with_forecasts,
 )
-from profiler.report.selection import evenly, first_engine
+from profiler.report.selection import first_engine
 from profiler.store.folder import Run
 
 _STEP: dict[Phase, str] = {"prefill": "prefill", "decode": "decode step"}

@@ -14,6 +14,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator
 
 from profiler.grid.cells import Phase
 from profiler.judge.breakdown import TERMS
+from profiler.report.blocks import evenly
 from profiler.report.plots.style import (
     REGIME_COLOR,
     depth_column,
@@ -24,7 +25,7 @@ from profiler.report.plots.style import (
     title,
     with_forecasts,
 )
-from profiler.report.selection import MOST_SIZES, evenly, of_all, of_first_engine
+from profiler.report.selection import MOST_SIZES, of_all, of_first_engine
 from profiler.report.time_breakdown import BreakdownBar, breakdown_bars, terms_of
 from profiler.store.folder import Run
 from profiler.units import significant

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from profiler.errors import RequestError
 from profiler.facts.visits import steady
 from profiler.grid.cells import Cell
+from profiler.report.blocks import evenly
 from profiler.report.plots.style import LINE_STYLES, title
-from profiler.report.selection import evenly, first_engine
+from profiler.report.selection import first_engine
 from profiler.store.folder import Run, read_gathered
 
 _GREY = "#bbbbbb"

@@ -16,6 +16,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 from numpy.typing import NDArray
 
 from profiler.grid.cells import PHASES, Phase
+from profiler.report.blocks import evenly
 from profiler.report.plots.style import (
     LINE_STYLES,
     PHASE_STYLE,
@@ -25,7 +26,7 @@ from profiler.report.plots.style import (
     log_ticks,
     panels_in_a_row,
 )
-from profiler.report.selection import MOST_SIZES, evenly
+from profiler.report.selection import MOST_SIZES
 from profiler.store.folder import Run
 from profiler.units import duration, scaled, significant
 
