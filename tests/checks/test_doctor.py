@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from profiler import packages
 from profiler.checks import gpu as gpu_checks
 from profiler.checks import installation as checks
 from profiler.checks.doctor import PresetFit, first_command, fit_words
@@ -164,19 +163,6 @@ def test_a_missing_package_names_its_use_and_its_one_command(monkeypatch: pytest
     assert checks.bitsandbytes(CPU).says == (
         "missing, needed for --quant int8, nf4 and fp4: pip install 'bitsandbytes>=0.49'"
     )
-
-
-def test_a_checkout_that_is_not_installed_knows_what_it_needs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    requirements(monkeypatch, None, {"torch": "2.6.0"})
-    result = checks.packages()
-    assert (result.works, "torch 2.6.0 (needs >=2.7)" in result.says) == (False, True)
-    assert "bitsandbytes" not in result.says
-    assert packages.install_command("torchao") == "pip install 'torchao>=0.18'"
-    monkeypatch.setattr(packages, "PYPROJECT", tmp_path / "pyproject.toml")
-    assert checks.packages().works is None
-    assert packages.install_command("torchao") == "pip install torchao"
-    (tmp_path / "pyproject.toml").write_text('[project]\nname = "another"\ndependencies = ["nothing"]\n')
-    assert checks.packages().works is None, "a pyproject.toml of another project"
 
 
 @pytest.mark.parametrize("kind", gpu_checks.PRODUCTS, ids=lambda kind: kind.name)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import re
 from pathlib import Path
@@ -156,37 +154,6 @@ def test_a_gguf_file_is_counted_as_transformers_loads_it(roofscope, gguf_file: P
     assert counted["bytes"]["weights"] == 2 * 134_515_008
     out = roofscope("count", str(gguf_file)).out
     assert "dequantised from GGUF (Q4_1, Q8_0) to bfloat16, as transformers loads it\n" in out
-
-
-def test_csv_has_every_operator(roofscope) -> None:  # type: ignore[no-untyped-def]
-    rows = list(csv.DictReader(io.StringIO(roofscope("count", "gpt2", "--format", "csv").out)))
-    assert {"name", "group", "count", "model_flops", "executed_flops"} <= set(rows[0])
-    assert any(row["name"] == "transformer.h.*.attn.c_attn" and row["count"] == "12" for row in rows)
-
-
-def test_table_fits_100_columns(roofscope) -> None:  # type: ignore[no-untyped-def]
-    out = roofscope("count", "deepseek-v2-lite", "--gemm-census", "--gpu", "T4").out
-    assert max(map(len, out.splitlines())) <= 100
-    assert "attention" in out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("--context", "-1"), "context"),
-        (("--batch", "0"), "batch"),
-        (("--phase", "middle"), "prefill"),
-        (("--gpu", "H100"), "Which one: H100 PCIe, H100 SXM, H100 NVL?"),
-        (("--gpu", "hopper"), "`roofscope gpus` lists them all"),
-        (("--quant", "nf4", "--crosscheck"), "--quant none"),
-        (("--attn", "magic"), "eager"),
-        (("--prompt", "8192"), "this model's limit is 8192"),
-    ],
-)
-def test_mistakes(roofscope, arguments, says: str) -> None:  # type: ignore[no-untyped-def]
-    done = roofscope("count", "smollm2-135m", *arguments)
-    assert (done.code, done.err.count("\n")) == (2, 1)
-    assert says in done.err
 
 
 def test_a_grid_without_room_says_what_needs_less(roofscope) -> None:  # type: ignore[no-untyped-def]

@@ -26,10 +26,3 @@ def test_a_mapped_file_stays_in_the_cache(tmp_path: Path) -> None:
         pytest.skip("this file system is in memory")
     assert file.read_bytes() == b"x" * NBYTES
     assert forget([file]), "it was read, and dropped again"
-
-
-def test_empty_and_missing_files_are_not_known_to_be_gone(tmp_path: Path) -> None:
-    (tmp_path / "empty").touch()
-    assert not forget([])
-    assert not forget([tmp_path / "empty"])
-    assert not forget([tmp_path / "missing"])

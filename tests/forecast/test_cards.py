@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from machines import HOST, XEON_PROFILE
+from machines import XEON_PROFILE
 
 from profiler.errors import RequestError, RunError
 from profiler.forecast import tensor_parallel as cards
@@ -123,18 +123,6 @@ def test_impossible_options_are_refused(options: RankOptions, words: str) -> Non
     with pytest.raises(RequestError, match=words):
         forecast_ranks(str(EPYC), "", ForecastRequest(), options, QuietListener())
     assert parse_ranks("8,2,2") == (2, 8)
-
-
-def test_heads_that_do_not_divide_are_refused_before_anything_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """9 query heads over 2 and 3 ranks, on the run's device: the error comes before the 10 s of replays."""
-
-    def replayed(*_: object) -> str:
-        raise AssertionError("replayed")
-
-    monkeypatch.setattr("profiler.forecast.tensor_parallel.replay_shards", replayed)
-    monkeypatch.setattr("profiler.forecast.tensor_parallel.machine_of", lambda _: HOST)
-    with pytest.raises(RequestError, match="do not divide by 2"):
-        forecast_ranks(str(EPYC), "", ForecastRequest(), RankOptions("2,3", "8,20"), QuietListener())
 
 
 def test_a_run_of_packed_weights_or_of_several_ranks_is_no_basis(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -23,7 +22,7 @@ from profiler.grid.cells import PHASES, Cell, CellKey
 from profiler.judge.cells import CellEvidence
 from profiler.measure.short_model import Pattern, pattern_of, shortened, stack_of
 from profiler.measure.sweep import Plan, sweep
-from profiler.measure.trials import steps_per_turn, try_variants
+from profiler.measure.trials import try_variants
 from profiler.measure.variants import variants_of
 from profiler.predict.operator_arrays import StepArrays, operator_arrays
 from profiler.report.progress import QuietListener
@@ -194,26 +193,6 @@ def test_attention_kernels_are_tried_with_and_without_a_mask(
         assert hidden["math attention", phase] == []
         assert hidden["a padding mask", phase] == count
         assert hidden["a padding mask and math attention", phase] == count
-
-
-def test_decode_steps_are_tried_before_cheaper_prefills(tiny_folder: Path, tmp_path: Path) -> None:
-    """Of 12 layers, a variant's share of time is enough for two in the decode at batch 1, and not at batch 4, too.
-
-    The test sets the time of a prefill to a hundredth of a decode step.
-    """
-    sizes = json.loads((tiny_folder / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(sizes | {"num_hidden_layers": 12}))
-    subject, config = subject_of(str(tmp_path), weights="random", prompt_lens=[16], batch_sizes=[1, 4], new_tokens=8)
-    latencies_s = {key: 1.0 if key.phase == "decode" else 0.01 for cell in subject.grid.cells for key in cell.keys}
-    variants = variants_of(subject)
-    budget_s = sum(variant.preparing_s for variant in variants)
-    budget_s += (4 + len(variants)) * steps_per_turn("decode") * 3 / 12
-    trials = try_variants(subject, config, of_caches(4 << 20), latencies_s, budget_s)
-    first = next(trials)
-    assert (first.key.phase, first.key.cell.batch_size) == ("decode", 1)
-    second = next(trials)
-    assert (second.key, second.form != first.form) == (first.key, True)
-    trials.close()  # type: ignore[attr-defined]
 
 
 def test_compiled_code_is_a_form_of_one_decode_step(tiny_folder: Path) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -163,28 +162,6 @@ def test_a_killed_rank_ends_the_others_and_is_named(folder: Path, tmp_path: Path
     assert run.measured
     check_found(found, folder, 2)
     assert ended_s < killed_s - began_s
-
-
-@pytest.mark.slow
-def test_a_rank_that_waits_for_a_missing_one_ends_on_sigterm() -> None:
-    """The wait is in C++, where no handler of Python's runs; torchrun would kill it only after 30 s."""
-    program = "from profiler.cli.app import *; from profiler.ranks.process_group import ProcessGroup;"
-    program += "signal.signal(signal.SIGTERM,"
-    program += "lambda *_: None); print(flush=True); ProcessGroup('cpu')"
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    ranks = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, env=os.environ | ranks)
-    try:
-        assert process.stdout is not None
-        process.stdout.readline()  # imports are done; only the wait remains
-        time.sleep(2)
-        assert process.poll() is None
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=10) == -signal.SIGTERM
-    finally:
-        process.kill()
 
 
 def _passes(*pieces_s: tuple[float, float]) -> RankTiming:

@@ -123,13 +123,6 @@ def test_tables_of_two_tools_need_two_files(tmp_path: Path) -> None:
         read(TABLE + "\n" + (FILES / "llama-benchy.md").read_text(), tmp_path / "f")
 
 
-def test_benchy_is_not_llama_bench_without_its_own_columns(tmp_path: Path) -> None:
-    """`(c2)` and `ctx_pp` are no tests of llama-bench, and are no guess either."""
-    text = "| model | test | t/s |\n| --- | --- | --- |\n| x | pp2048 (c2) | 10 |\n"
-    with pytest.raises(RequestError, match="not a known result file"):
-        read(text, tmp_path / "f")
-
-
 @pytest.mark.parametrize(
     ("name", "column"),
     [("llama-bench-moe.md", " fa "), ("llama-benchy.md", "peak t/s"), ("llama-batched-bench.md", "S t/s"),

@@ -232,17 +232,6 @@ def test_a_file_that_was_cut_off_anywhere_gets_one_line_or_fewer_figures(name: s
         assert number or len(lines) == 1
 
 
-def test_a_picture_and_a_folder_are_not_result_files(tmp_path: Path) -> None:
-    path = tmp_path / "picture.png"
-    path.write_bytes(b"\x89PNG\r\n\x1a\n\xff\xfe" * 10)
-    with pytest.raises(RequestError, match="not a text file"):
-        read_foreign(path)
-    with pytest.raises(RequestError, match="is a folder"):
-        read_foreign(tmp_path)
-    with pytest.raises(RequestError, match="cannot be read: No such file"):
-        read_foreign(tmp_path / "nothing")
-
-
 def test_a_table_may_have_times_rates_and_empty_cells(tmp_path: Path) -> None:
     """Two sequences at 100 tokens/s take 20 ms per step. Failed rows are left out, but count in row numbers."""
     path = tmp_path / "t.csv"

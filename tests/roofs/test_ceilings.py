@@ -13,7 +13,6 @@ from machines import CPU, HOST, SmallMachine, small
 from memories import SimulatedMachine, SimulatedMemory
 
 from profiler.device.memory import page_faults
-from profiler.errors import NoRoomError
 from profiler.facts.roofs import PINNED, Ceilings, CurvePoint, Roof
 from profiler.judge.roof_range import moved
 from profiler.roofs import gemm as products
@@ -180,14 +179,6 @@ def test_a_machine_that_slows_is_seen_at_the_end_and_a_steady_one_is_not() -> No
     assert list(moved(roofs, steady)) == []
     shares = {what: now.per_s / first.per_s for what, _, first, now in moved(roofs, slowed)}
     assert shares == {"memory": pytest.approx(0.7), "float32 products": pytest.approx(0.7)}
-
-
-def test_roofs_are_not_looked_at_again_without_room(of_fake_clock: Ceilings) -> None:
-    """A run on a full GPU continues instead of running out of memory at its end."""
-    machine = small(clock=FakeClock())
-    full = replace(of_fake_clock, stream_bytes=machine.available_bytes())
-    with pytest.raises(NoRoomError, match="no room for buffers of"):
-        remeasure_roofs(machine, full, "float32", 0.05)
 
 
 def test_weights_cross_the_link_from_ordinary_memory(monkeypatch: pytest.MonkeyPatch) -> None:

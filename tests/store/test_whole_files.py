@@ -8,7 +8,6 @@ import fcntl
 import os
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -121,33 +120,6 @@ def test_what_is_no_plain_file_is_not_replaced(tmp_path: Path) -> None:
             replace_file(path, "text")
     assert pipe.is_fifo()
     assert link.is_symlink()
-
-
-@pytest.fixture
-def read_only(tmp_path: Path) -> Iterator[Path]:
-    """A read-only run folder."""
-    folder = Path(shutil.copytree(RUN, tmp_path / "run"))
-    folder.chmod(0o555)
-    yield folder
-    folder.chmod(0o755)
-
-
-def test_a_folder_that_turns_read_only(read_only: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error is one line, and the run can be read as before. For root, the test raises the system's error itself."""
-    if os.access(read_only, os.W_OK):
-        real = Path.open
-
-        def refused(path: Path, mode: str = "r", *arguments: object, **named: object) -> object:
-            if mode[0] in "xwa":
-                raise OSError(errno.EROFS, "Read-only file system")
-            return real(path, mode, *arguments, **named)  # type: ignore[call-overload]
-
-        monkeypatch.setattr(Path, "open", refused)
-    before = {file.name: file.read_bytes() for file in read_only.iterdir()}
-    with pytest.raises(RunError, match=r"cannot be written: (Read-only file system|Permission denied)"):
-        judge_folder(read_only)
-    assert {file.name: file.read_bytes() for file in read_only.iterdir()} == before
-    assert read_run(read_only).measured
 
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])

@@ -16,7 +16,6 @@ from profiler.why_slow.observations import Call, CallSettings, LineTime, Load, O
 from profiler.why_slow.render import time_rows, why_sentences
 
 SETTINGS = CallSettings()
-REST = "kernels (modules unknown) slower than the roofs, and dispatch beyond least"
 
 
 def generate(number: int, seconds: float, **more: Any) -> Call:

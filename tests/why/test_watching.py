@@ -79,20 +79,6 @@ def test_threads_of_the_script_are_waited_for_and_idle_pools_are_not(tmp_path: P
     assert (done.returncode, done.stdout) == (0, "pool\nthread\n")
 
 
-def test_a_fork_of_the_script_has_its_own_exit_code(tmp_path: Path) -> None:
-    """The child also reaches the end of the script, but gets no answer."""
-    done = ran(
-        "import os, sys\n"
-        "child = os.fork()\n"
-        "if child:\n"
-        "    print('child', os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
-        "sys.exit(3 if child else 5)\n",
-        tmp_path,
-    )
-    assert (done.returncode, done.stdout) == (3, "child 5\n")
-    assert done.stderr.count("nothing to explain") == 1
-
-
 def test_a_module_is_run_as_the_interpreter_runs_it(tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "__main__.py").write_text("import sys\nprint(__name__, sys.argv[1:])\nsys.exit('no')\n")
@@ -106,16 +92,6 @@ def test_a_module_is_run_as_the_interpreter_runs_it(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (expected.returncode, expected.stdout)
     assert (done.returncode, done.stdout) == (1, "__main__ ['--plain', 'x']\n")
     assert done.stderr.startswith(expected.stderr)
-
-
-def test_a_file_that_is_not_a_script_is_refused(tmp_path: Path) -> None:
-    from profiler.errors import RequestError
-
-    with pytest.raises(RequestError, match="cannot be read"):
-        run_script(tmp_path / "missing.py", [])
-    (tmp_path / "broken.py").write_text("def (")
-    with pytest.raises(RequestError, match="not a Python script"):
-        run_script(tmp_path / "broken.py", [])
 
 
 @pytest.mark.slow
