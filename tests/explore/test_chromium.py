@@ -98,11 +98,3 @@ def test_the_roofs_are_those_of_the_chosen_gpu(window: Chromium) -> None:
     assert "float16, bfloat16: 989 TFLOP/s" in window.run(roofs)
     assert "65.0" not in window.run(roofs)
     assert window.run(notes) == ""
-
-
-@pytest.mark.parametrize("width", [420, 1200])
-def test_nothing_is_wider_than_the_window(page: Path, width: int) -> None:
-    window = Chromium(width)
-    window.open(page.as_uri())
-    assert window.run("document.documentElement.scrollWidth") <= width
-    window.close()

@@ -8,7 +8,6 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from machines import XEON_PROFILE
 
 from profiler.errors import RequestError, RunError
 from profiler.forecast import tensor_parallel as cards
@@ -82,20 +81,6 @@ def test_two_h100_by_their_datasheet_have_a_sentence_and_a_cost() -> None:
         for time in cell.times:
             assert time.usd_per_million == pytest.approx(time.ranks * 2.0 / 3600 / time.tokens_per_s * 1e6)
     assert len(rank_rows(answer.cells, priced=True)) == 2 * len(answer.cells)
-
-
-@pytest.mark.parametrize(
-    ("source", "on", "words"),
-    [
-        (str(EPYC), "", "not replayed (this is another one)"),
-        ("smollm2-135m", str(XEON_PROFILE), "the GPU's profile has for their widths"),
-        ("smollm2-135m", "H100 SXM", "published figures"),
-    ],
-)
-def test_a_note_names_the_basis_of_a_ranks_kernels(source: str, on: str, words: str) -> None:
-    wanted = ForecastRequest(batch_sizes="1", prompt_lens="64")
-    answer = forecast_ranks(source, on, wanted, RankOptions("3", "8,20"), QuietListener())
-    assert words in answer.notes[0]
 
 
 @pytest.mark.slow

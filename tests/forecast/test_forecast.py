@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from profiler.forecast.command import ForecastRequest, RunFacts, forecast_run, r
 from profiler.grid.cells import Cell, CellKey
 from profiler.grid.ranges import make_grid
 from profiler.judge.judge_run import judge_run
-from profiler.predict.cross_validation import HeldOut, TrainedModel, held_out, one_at_a_time, outermost_cells, train
+from profiler.predict.cross_validation import held_out, one_at_a_time, outermost_cells, train
 from profiler.predict.kernel_times import DeviceRates, MeasuredCells, ReplayedSteps
 from profiler.predict.operator_arrays import StepArrays
 from profiler.predict.predict import fit
@@ -176,15 +175,6 @@ def test_out_of_memory_is_a_forecast(known: RunFacts) -> None:
     assert need.cache_bytes == 4000 * (8000 + 32) * 46_080
 
 
-def test_a_run_too_small_says_that_its_error_cannot_be_told(tmp_path: Path, known: RunFacts) -> None:
-    few = known.trained.measured.at(np.array([0, 1, 16, 17]))
-    trained: TrainedModel = train(few, known.trained.fitted.device)
-    assert not trained.within.is_enough
-    assert trained.within.half_width >= 2
-    empty = HeldOut(np.zeros(0), np.zeros(0), np.zeros(0, dtype=np.int64), np.zeros(0))
-    assert not empty.is_enough
-
-
 def test_another_form_is_forecast_only_where_it_was_tried() -> None:
     run = REFERENCE / "smollm2-135m-zen4"
     plain = forecast_run(run, ForecastRequest(batch_sizes="1", prompt_lens="16"))
@@ -194,11 +184,3 @@ def test_another_form_is_forecast_only_where_it_was_tried() -> None:
     assert ratios["decode"] < 0.95
     with pytest.raises(RequestError, match=r"no basis for nf4 in every requested phase.*bfloat16, int4wo, nf4"):
         forecast_run(run, ForecastRequest(quant="nf4"))
-
-
-def test_a_folder_without_its_config_is_refused(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    shutil.copytree(REFERENCE / "smollm2-135m-zen4", folder)
-    (folder / "config.json").unlink()
-    with pytest.raises(RequestError, match=r"no readable config\.json"):
-        run_facts(folder)

@@ -178,12 +178,8 @@ def text(value: bytes, claimed: int | None = None) -> bytes:
     return struct.pack("<Q", len(value) if claimed is None else claimed) + value
 
 
-_STRING, _ARRAY, _UINT32 = 8, 9, 4
+_STRING, _UINT32 = 8, 4
 _LLAMA = text(b"general.architecture") + struct.pack("<I", _STRING) + text(b"llama")
-
-
-def array(kind: int, length: int) -> bytes:
-    return text(b"a") + struct.pack("<IIQ", _ARRAY, kind, length)
 
 
 def layers(architecture: bytes, count: int) -> bytes:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from machines import HOST
-from subjects import PLANTED, of_caches, subject_of
+from subjects import PLANTED, subject_of
 
 from profiler.facts.cache_format import CACHE_FORMATS
 from profiler.facts.measurements import COMPILED, GRAPHED, REPEATED_HEADS, STATIC_CACHE, WITHOUT_CUDNN
@@ -208,15 +208,6 @@ def test_compiled_code_is_a_form_of_one_decode_step(tiny_folder: Path) -> None:
     decodes = [key for key in keys if key.phase == "decode"]
     for form in others:
         assert form.corners(keys) == (decodes if form.name == STATIC_CACHE else keys)
-
-
-def test_steps_that_no_hook_sees_are_not_cut_at_their_layers(tiny_folder: Path) -> None:
-    """Variants are compared with the run's first engine. If it replays recorded work, its layers run no Python."""
-    subject, config = subject_of(str(tiny_folder))
-    [cell] = subject.grid.cells
-    engine: Any = SimpleNamespace(hookable=False, eager_phases=PHASES, cache_format=None)
-    recorded = replace(subject, engines={"eager": engine})
-    assert not list(try_variants(recorded, config, of_caches(4 << 20), dict.fromkeys(cell.keys, 1e-4), 60.0))
 
 
 @pytest.mark.slow

@@ -288,12 +288,6 @@ def test_experts_in_a_published_format_keep_it() -> None:
     assert "hold layers in turn" in two.warnings[0]
 
 
-def test_a_mean_over_a_mixture_says_so(tmp_path: Path) -> None:
-    path = tmp_path / "t"
-    path.write_text("phase,batch_size,prompt_len,new_tokens,latency_s,bits_per_weight\ndecode,1,64,1,0.02,4.5\n")
-    assert "a mean: the weights that a token uses may be wider" in place(path, "mixtral-8x7b", gpu="H100 SXM").stored
-
-
 def test_several_gpus_share_a_step() -> None:
     """Mixtral on eight H200: 25.8 GB of two experts per layer over 38.4 TB/s, 0.67 ms of 2.66; prompts have room."""
     file = FILES / "vllm-mixtral-before.json"

@@ -118,11 +118,6 @@ def test_two_tables_in_one_file_are_told_apart(tmp_path: Path) -> None:
     assert names == {"precision", "n_ubatch"}
 
 
-def test_tables_of_two_tools_need_two_files(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="llama-bench and llama-benchy; give each a file"):
-        read(TABLE + "\n" + (FILES / "llama-benchy.md").read_text(), tmp_path / "f")
-
-
 @pytest.mark.parametrize(
     ("name", "column"),
     [("llama-bench-moe.md", " fa "), ("llama-benchy.md", "peak t/s"), ("llama-batched-bench.md", "S t/s"),
@@ -203,14 +198,6 @@ def test_two_printed_reports_are_told_apart(tmp_path: Path) -> None:
 def test_no_report_of_several_is_lost(name: str, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="it has 2 reports; give each a file"):
         read(2 * (FILES / name).read_text(), tmp_path / "f")
-
-
-def test_a_printed_report_that_was_cut_is_named(tmp_path: Path) -> None:
-    report = (FILES / "vllm-serve.txt").read_text()
-    with pytest.raises(RequestError, match="total_output_tokens is missing"):
-        read(report[: report.index("Total generated")], tmp_path / "f")
-    [prefill] = read(report[: report.index("-----Time per")] + "", tmp_path / "f").figures[:1]
-    assert prefill.covers == "prefill"
 
 
 def test_vllm_speculation_is_read_from_its_screen(tmp_path: Path) -> None:

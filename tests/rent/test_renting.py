@@ -84,20 +84,6 @@ def test_weights_that_are_published_packed_are_called_so(roofscope: Callable[...
     assert "the ranges have no figure of it" in out
 
 
-def test_a_model_of_an_unpublished_size_has_a_note() -> None:
-    """The published figures with compiled engines are of models of 0.5 B weights and more; SmolLM2 has 0.135 B."""
-    [note] = rented("smollm2-135m", cards="L4").notes
-    assert "No figure of a model of its size" in note
-    assert "135 M" in note
-
-
-def test_a_prompt_beyond_the_models_positions_is_refused() -> None:
-    """GPT-2 has 1024 positions (its paper's context)."""
-    rented("gpt2", prompt=1000, new=24, cards="L4")
-    with pytest.raises(RequestError, match=r"1025 tokens, but this model's limit is 1024; use a shorter --prompt"):
-        rented("gpt2", prompt=1000, new=25, cards="L4")
-
-
 def served(offers: RentDocument) -> list[Offer]:
     return [offer for offer in offers.cards if offer.request_usd is not None]
 

@@ -56,14 +56,6 @@ def test_a_cache_that_the_device_does_not_tell_of_is_left_behind() -> None:
     assert found.plateau
 
 
-def test_no_plateau_within_memory_is_told() -> None:
-    found = streamed(falling, available_bytes=6 << 30)
-    assert (found.stream_bytes, found.plateau) == (512 * MIB, False)
-    [warning] = roof_warnings(found)
-    assert "512 MiB" in warning
-    assert "91.0 GB/s and 75.0 GB/s" in warning
-
-
 def random_replacement(cache_bytes: int, times: float, memory_bytes_per_s: float) -> Callable[[int], float]:
     """A cache with random replacement, `times` as fast as its memory.
 

@@ -60,7 +60,7 @@ def test_a_failure_while_looking_for_changes_is_reported(monkeypatch: pytest.Mon
         model(IDS)
     assert trials.try_changes(recorder, recorder.seen("s.py"), 1.0) == (
         [],
-        ["changes to the calls at test_unnoted.py:85: KeyError: 'unforeseen'"],
+        ["changes to the calls at test_unnoted.py:60: KeyError: 'unforeseen'"],
         [],
     )
 
