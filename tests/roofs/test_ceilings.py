@@ -12,6 +12,7 @@ from machines import CPU, HOST, SmallMachine, small
 from memories import SimulatedMachine, SimulatedMemory
 
 from profiler.device.memory import page_faults
+from profiler.errors import NoRoomError
 from profiler.facts.roofs import PINNED, Ceilings, CurvePoint, Roof
 from profiler.judge.roof_range import moved
 from profiler.roofs import gemm as products
@@ -211,3 +212,11 @@ def test_what_is_read_as_slowly_as_memory_leaves_nothing_else_in_a_cache() -> No
     memory = {"read": Roof(27e9, 27e9, 27e9, 9, "given")}
     assert Ceilings({}, memory, 1 << 30, False, curve).past_caches_bytes == 512 << 20
     assert Ceilings({}, memory, 1 << 30, False).past_caches_bytes == 1 << 30
+
+
+def test_roofs_are_not_looked_at_again_without_room(of_fake_clock: Ceilings) -> None:
+    """A run on a full GPU continues instead of running out of memory at its end."""
+    machine = small(clock=FakeClock())
+    full = replace(of_fake_clock, stream_bytes=machine.available_bytes())
+    with pytest.raises(NoRoomError, match="no room for buffers of"):
+        remeasure_roofs(machine, full, "float32", 0.05)

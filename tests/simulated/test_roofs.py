@@ -185,7 +185,7 @@ def test_a_full_card_has_no_drift_probe_and_continues(tmp_path: Path, monkeypatc
     def full(_machine: Machine, *_: object) -> Any:
         return torch.empty(H100.memory_bytes, dtype=torch.uint8, device=CARD)
 
-    monkeypatch.setattr("profiler.run.measure.DriftProbe", full)
+    monkeypatch.setattr("profiler.run.pipeline.DriftProbe", full)
     run, _ = said(Scenario("smollm2-135m", layers=1, prompt_lens=(16,), batch_sizes=(1,)), [H100], tmp_path)
     assert len(run.measured) == len(run.results) == 2
     [missing] = run.document.missing

@@ -130,3 +130,16 @@ def test_two_runs_on_one_folder(tmp_path: Path) -> None:
             with pytest.raises(RunError, match=r"already has a run|another roofscope is writing"):
                 RunStore(store.folder, resume=resume)
         assert sorted(file.name for file in store.folder.iterdir()) == ["run.json", "samples.jsonl"]
+
+
+def test_what_is_no_plain_file_is_not_replaced(tmp_path: Path) -> None:
+    """Root may rename a file over /dev/null; the test uses a pipe instead."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    link = tmp_path / "link"
+    link.symlink_to(pipe)
+    for path in (pipe, link):
+        with pytest.raises(RunError, match="it is not a regular file"):
+            replace_file(path, "text")
+    assert pipe.is_fifo()
+    assert link.is_symlink()

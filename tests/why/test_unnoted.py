@@ -73,3 +73,13 @@ def test_a_failure_of_the_floor_leaves_an_answer(monkeypatch: pytest.MonkeyPatch
     assert watching.found is not None
     assert watching.found.floor is None
     assert "1 call of forward" in watching.answer
+
+
+@pytest.mark.parametrize("method", ["load", "text"])
+def test_a_load_or_a_text_that_cannot_be_recorded_still_runs(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Recorder, "name_of_source", unreadable)
+    monkeypatch.setattr(Recorder, "note_text", unreadable)
+    recorder = Recorder()
+    args = ("a model", lambda *_: 7, (), {}) if method == "load" else (lambda *_: 7, ("a text",), {})
+    assert getattr(recorder, method)(*args) == 7
+    assert recorder.unnoted is not None
