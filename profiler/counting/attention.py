@@ -213,7 +213,10 @@ class AttentionCore(Operator):
         if self.top_k is not None:
             bytes_[Cause.UNCHOSEN_KEYS] = np.maximum(live - step.query * self.top_k, 0) * token_bytes
         if self.keeps and (path.cache == "dynamic" or (path.cache == "static" and self.window is not None)):
-            bytes_[Cause.CACHE_COPIES] = 2 * self._copied_slots(step, path) * token_bytes
+            copied_bytes = 2 * self._copied_slots(step, path) * token_bytes
+            rolls = False if self.window is None else np.greater(step.context + step.query, self.window)
+            bytes_[Cause.CACHE_COPIES] = np.where(rolls, 0, copied_bytes)
+            bytes_[Cause.ROLLED_WINDOWS] = np.where(rolls, copied_bytes, 0)
         if path.cache_format is not None:
             bytes_ |= self._conversions(step, path, path.cache_format)
         repeated_bytes = 2 * self._repeated_bytes(step, path)

@@ -102,9 +102,9 @@ def memory_need(
     """Return what a cell needs: its weights, its cache at full length, and the workspace of its `prefill`.
 
     All sequences are prefilled in one step, unless there are more `sequences` than the prefill has. The peak is in its
-    matrix products, its attention or its logits, or in the last decode step: a dynamic cache writes a layer's new cache
-    before it frees the old one, and a quantised one converts a layer. `prefill` and `new_tokens` have integers, or
-    int64 arrays that broadcast.
+    matrix products, its attention or its logits, or in the last decode step: its attention, or a layer's cache. A
+    dynamic cache writes a layer's new cache before it frees the old one, and a quantised one converts a layer.
+    `prefill` and `new_tokens` have integers, or int64 arrays that broadcast.
     """
     tokens, query = prefill.tokens, prefill.query
     sequences = prefill.batch if sequences is None else sequences
@@ -124,6 +124,8 @@ def memory_need(
         states_bytes = tokens * (_LIVE_HIDDEN_OF_ATTENTION * hidden + queries) * itemsize
         # The keys and values are freed once they are in the cache.
         peaks_bytes.append(states_bytes + np.maximum(tokens * keys * itemsize, core.scratch_bytes(prefill, path)))
+    last_step = prefill.decoding(sequences, new_tokens)
+    peaks_bytes += [np.where(new_tokens > 0, core.scratch_bytes(last_step, path), 0) for core in cores]
     lm_heads = [op for op in work.of_kind(Linear) if op.rows == "last"]
     rows = tokens if path.all_logits else sequences
     peaks_bytes.append(sum(rows * op.weight.out_features * op.activation_dtype.itemsize for op in lm_heads))

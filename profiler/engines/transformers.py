@@ -15,6 +15,7 @@ from profiler.device.memory import storage_bytes
 from profiler.device.torch_profiler import recorded
 from profiler.engines.base import DecodeState, Engine
 from profiler.engines.caches import deepen, greedy_token, moving_window, quantized_cache, static_cache, unwindowed
+from profiler.errors import CaptureError
 from profiler.facts.cache_format import CACHE_FORMATS, CacheFormat
 from profiler.loading.cache_argument import argument_name, cache_of
 
@@ -276,6 +277,9 @@ class GraphEngine(StaticEngine):
 
     def _record(self, batch: int, slots: int) -> _Recorded:
         cache = unwindowed(static_cache(self._model, slots), slots)
+        if moving_window(cache):
+            # Replayed past its edge, the graph would write outside the cache, and the device would be lost.
+            raise CaptureError(f"the host moves a window within {slots} tokens, which a CUDA graph cannot replay.")
         state = DecodeState(cache, torch.zeros(batch, 1, dtype=torch.long, device=self._model.device))
         self._prefill(state.token_B1, cache)
         step = partial(self._advance, state)

@@ -83,8 +83,8 @@ def bounded_by_steps(
 ) -> dict[tuple[str, Phase, int], Dispatch]:
     """Return dispatch that is at most the fastest whole step of its engine and phase, for a host that runs ahead.
 
-    No step ends before its host has issued it, whatever its shape; what the twin launches more for another batch size
-    comes on top. On a virtual machine whose cores others use too, the twin may be measured in a slow moment: 35 ms,
+    No step ends before its host has issued it, whatever its shape; what the twin launches more for a larger batch comes
+    on top. On a virtual machine whose cores others use too, the twin may be measured in a slow moment: 35 ms,
     where whole steps took 24.
     """
     return {key: _bounded(item, _fastest_step(dispatch, visits, key)) for key, item in dispatch.items()}
@@ -105,13 +105,14 @@ def _fastest_step(
 
     A median is no lower bound: half of the steps of its own visit are faster, and so are other visits.
     """
-    engine, phase, _ = key
+    engine, phase, batch = key
     found = []
     for cell, of_cell in visits.items():
         if cell.engine != engine:
             continue
         there = dispatch.get((engine, phase, cell.batch_size), dispatch[key])
-        more_s = max(0.0, dispatch[key].step_s - there.step_s)
+        # A smaller batch launches nothing more, though its dispatch may have been measured in a slower moment.
+        more_s = max(0.0, dispatch[key].step_s - there.step_s) if batch > cell.batch_size else 0.0
         timed = (undisturbed(samples) for samples in phase_samples(phase, of_cell) if samples)
         found += [replace(item, quartile_s=item.quartile_s + more_s) for item in timed]
     return min(found, key=lambda item: item.quartile_s, default=None)

@@ -10,6 +10,7 @@ from profiler.grid.cells import Cell, CellKey, Phase
 if TYPE_CHECKING:
     from profiler.facts.dispatch import Dispatch
     from profiler.facts.measurements import (
+        Activity,
         ForecastTime,
         GenerateSteps,
         HookedStep,
@@ -65,6 +66,7 @@ class MergedFacts:
     replays: dict[CellKey, dict[str, Replay]] = field(default_factory=dict)
     """By cell and operator."""
     hooked: dict[CellKey, HookedStep] = field(default_factory=dict)
+    activity: dict[CellKey, Activity] = field(default_factory=dict)
     trials: dict[CellKey, list[Trial]] = field(default_factory=dict)
     queue_trials: dict[Cell, dict[str, QueueTrial]] = field(default_factory=dict)
     """By cell and way."""

@@ -42,6 +42,15 @@ class HookedStep(Fact, kind="hooks"):
         merged.hooked[self.key] = self
 
 
+@dataclass(frozen=True, slots=True)
+class KernelTime:
+    """All calls of one kernel in a step."""
+
+    name: str
+    calls: int
+    seconds: float
+
+
 @dataclass(frozen=True)
 class Activity(Fact, kind="activity"):
     """Kernels of one step on CUDA; on a CPU its operators, each of which is a call of the host."""
@@ -57,6 +66,11 @@ class Activity(Fact, kind="activity"):
     """The longest single kernel."""
     median_s: float | None = None
     """The median of single kernels; None in a run that did not record it."""
+    longest: tuple[KernelTime, ...] = ()
+    """The kernels with the most time, the longest first; empty in a run that did not record them."""
+
+    def merge_into(self, merged: MergedFacts) -> None:
+        merged.activity[self.key] = self
 
     @property
     def busy_share(self) -> float:

@@ -62,6 +62,8 @@ class Cause(StrEnum):
 
     MASKED_SCORES = "masked scores"
     CACHE_COPIES = "cache copies"
+    ROLLED_WINDOWS = "rolled windows"
+    """A full window is copied at every step, in a dynamic cache and in a static one."""
     CACHE_CONVERSION = "cache conversion"
     """A quantised cache is converted to the model's dtype in every step."""
     CONVERTED_READS = "converted cache read"
@@ -88,10 +90,13 @@ class Cause(StrEnum):
 
 OF_CONTEXT = frozenset(
     {
-        Cause.MASKED_SCORES, Cause.CACHE_COPIES, Cause.UNFILLED_SLOTS, Cause.REPEATED_HEADS, Cause.ATTENTION_MATRIX,
-        Cause.LATENT_EXPANDED, Cause.CACHE_CONVERSION, Cause.CONVERTED_READS, Cause.UNCHOSEN_KEYS,
+        Cause.MASKED_SCORES, Cause.CACHE_COPIES, Cause.ROLLED_WINDOWS, Cause.UNFILLED_SLOTS, Cause.REPEATED_HEADS,
+        Cause.ATTENTION_MATRIX, Cause.LATENT_EXPANDED, Cause.CACHE_CONVERSION, Cause.CONVERTED_READS,
+        Cause.UNCHOSEN_KEYS,
     }
 )  # fmt: skip
 """Causes whose work grows with the cache; rates attained at short contexts do not apply to it."""
-OUTSIDE = frozenset({Cause.CACHE_COPIES, Cause.CACHE_CONVERSION, Cause.LATENT_EXPANDED, Cause.UPCAST_LOGITS})
+COPIES = frozenset({Cause.CACHE_COPIES, Cause.ROLLED_WINDOWS})
+"""Causes whose tokens are read and written once more."""
+OUTSIDE = COPIES | {Cause.CACHE_CONVERSION, Cause.LATENT_EXPANDED, Cause.UPCAST_LOGITS}
 """Causes of traffic before or after an operator's call, which a replay of the call does not include."""

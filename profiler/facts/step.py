@@ -63,9 +63,14 @@ class Step:
     @property
     def last_position(self) -> Step:
         """The step that runs only the last of the new tokens, after all others."""
+        return self.decoding(self.batch, 0)
+
+    def decoding(self, batch: Count, new_tokens: Count) -> Step:
+        """The last of `new_tokens` decode steps of `batch` sequences after this prefill; symbols are not validated."""
         last = copy(self)
+        object.__setattr__(last, "batch", batch)
         object.__setattr__(last, "query", 1)
-        object.__setattr__(last, "context", self.context + self.query - 1)
+        object.__setattr__(last, "context", self.context + self.query - 1 + new_tokens)
         return last
 
 

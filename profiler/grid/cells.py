@@ -32,6 +32,11 @@ class Cell:
         return self.prompt_len or self.context_len
 
     @property
+    def prefilled(self) -> int:
+        """Tokens of the prefill before the decode; without a prompt one, and random keys and values fill the cache."""
+        return self.prompt_len or 1
+
+    @property
     def slots(self) -> int:
         """Tokens of one sequence that the cache contains at the end."""
         return self.depth + self.new_tokens

@@ -14,7 +14,7 @@ from profiler.judge.how_to import how_to
 from profiler.judge.levers import WORTH, Setting, best_lever, levers, next_tried
 from profiler.judge.regimes import PACED_SHARE, Flag
 from profiler.judge.scaling import best_of
-from profiler.units import duration, percent, saving, scaled, significant
+from profiler.units import duration, percent, saving, scaled, several, significant
 
 # Changes that save less than this share of a prefill are not named.
 _LEAST_PREFILL_SAVING = 0.1
@@ -108,9 +108,13 @@ def _because(cell: JudgedCell, setting: Setting) -> str:
     if regime == "kernel-bound":
         lost_s = s.kernel_s + s.dequantise_s
         how = f", {duration(s.dequantise_s)} of it dequantising" if s.dequantise_s >= 0.1 * lost_s else ""
+        longest = "".join(
+            f"; the longest is {kernel.name}, {duration(kernel.seconds)} in {several(kernel.calls, 'call', 'calls')}"
+            for kernel in cell.longest[:1]
+        )
         return (
             f"kernel-bound: of {duration(s.latency_s)}, the library's kernels lose {duration(lost_s)} against their"
-            f" roofs{how}"
+            f" roofs{how}{longest}"
         )
     if regime == "link-bound":
         return f"link-bound: of {duration(s.latency_s)}, weights take {duration(s.link_s)} to cross to the device"

@@ -347,6 +347,12 @@ def with_generate(parts: TimeBreakdown, tax_s: float, half_width_s: float) -> Ti
     return replace(parts, generate_s=tax_s, unexplained_s=parts.unexplained_s - tax_s, half_widths_s=off_s)
 
 
+def with_trace(parts: TimeBreakdown, traced_busy_s: float) -> TimeBreakdown:
+    """The breakdown of a step whose small kernels no replay has: what a trace saw the device work longer is theirs."""
+    more_s = min(max(0.0, parts.unexplained_s), max(0.0, traced_busy_s - parts.busy_s))
+    return replace(parts, kernel_s=parts.kernel_s + more_s, unexplained_s=parts.unexplained_s - more_s)
+
+
 def with_engine(parts: TimeBreakdown) -> TimeBreakdown:
     """The breakdown for an engine that loads the model itself: the unexplained rest becomes the engine's term.
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal, TypedDict
 
-from profiler.facts.measurements import StepSamples, Trial
+from profiler.facts.measurements import KernelTime, StepSamples, Trial
 from profiler.facts.operators import Cause, OperatorWork
 from profiler.facts.visits import Status
 from profiler.grid.cells import CellKey, Phase
@@ -358,6 +358,8 @@ class JudgedCell:
     """Seconds that all kernels besides products, attention and experts lose; None if they were not replayed."""
     host_pace_s: float = 0.0
     """Dispatch of a host that runs ahead of the device: a lower bound of the step, whatever the device's work."""
+    longest: tuple[KernelTime, ...] = ()
+    """The kernels with the most time in a traced step, the longest first; empty if it was not traced."""
     waits: bool = False
     """Whether the host waits for the device within the step, which no CUDA graph can record."""
     graph_step_s: float | None = None

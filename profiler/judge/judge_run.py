@@ -276,6 +276,7 @@ def _judge(
         lost_s=lost,
         small_kernels_s=max(0.0, parts.kernel_s - sum(lost.values())) if REST in facts.replays.get(key, {}) else None,
         host_pace_s=(roofs.dispatch_s or 0.0) if roofs.overlaps else 0.0,
+        longest=facts.activity[key].longest if key in facts.activity else (),
         waits=roofs.dispatch is not None and roofs.dispatch.waits,
         graph_step_s=measurement.graph_step_s,
         clock_share=clock_share,

@@ -172,15 +172,16 @@ def _with_line(lever: Lever, setting: Setting) -> Lever:
 
 
 def best_lever(cell: JudgedCell, setting: Setting) -> Lever | None:
-    """Return the change to advise for a cell: the tried one that saves most, or else the one of the highest middle.
+    """Return the change to advise for a cell: the run one that saves most, or else the one of the highest middle.
 
-    A tried change is advised only if it saves a twentieth of the step. An 8-bit KV cache that was not tried is not
-    advised: bytes promise a saving there, and the measurements that its reason cites found a loss.
+    A change that was run, tried or as an engine, is advised only if it saves a twentieth of the step. An 8-bit KV cache
+    that was not tried is not advised: bytes promise a saving there, and the measurements that its reason cites found a
+    loss.
     """
-    ranked = [item for item in levers(cell, setting) if item.basis == "tried" or item.change != EIGHT_BIT_CACHE]
+    ranked = [item for item in levers(cell, setting) if item.basis != "computed" or item.change != EIGHT_BIT_CACHE]
     least_s = WORTH * cell.split.latency_s
-    tried = [item for item in ranked if item.basis == "tried" and item.saves_s >= least_s]
-    return next(iter([*tried, *sorted(ranked, key=lambda item: -item.middle_s)]), None)
+    run = [item for item in ranked if item.basis != "computed" and item.saves_s >= least_s]
+    return next(iter([*run, *sorted(ranked, key=lambda item: -item.middle_s)]), None)
 
 
 def next_tried(cell: JudgedCell, setting: Setting, best: Lever) -> Lever | None:
@@ -334,11 +335,9 @@ def _cache(cell: JudgedCell, setting: Setting) -> list[Lever]:
     if quantized_s:
         more_s = quantized_s + cell.avoidable_s.get(Cause.CONVERTED_READS, 0.0)
         return [_bound(DYNAMIC_CACHE, more_s, "which is not converted at every step")]
-    static = Cause.UNFILLED_SLOTS in cell.avoidable_s  # a static cache copies too, when it rolls its windows
-    copies_s = 0.0 if static else _copies_s(cell)
     share = max(0.0, 1 - _EIGHT_BITS / setting.cache_bits)
     return [
-        _bound(STATIC_CACHE, copies_s, "which is not copied at every step"),
+        _bound(STATIC_CACHE, _copies_s(cell), "which is not copied at every step"),
         _bound(EIGHT_BIT_CACHE, cell.split.kv_s * share, _NOT_TRIED_CACHE),
     ]
 
@@ -362,7 +361,7 @@ def _host(cell: JudgedCell, setting: Setting) -> list[Lever]:
         return [*found, _bound(COMPILED, min(host_s + small_s, most_s), because, half_width_s)]
     if cell.key.phase == "prefill":
         return [*found, _bound(_FEWER_LAUNCHES, host_s, "the host's share of this prefill", half_width_s)]
-    if cell.waits:
+    if cell.waits or cell.avoidable_s.get(Cause.ROLLED_WINDOWS):  # the host counts a full window's tokens
         return found
     graphed = _bound(GRAPHED, host_s, "the host submits one launch per step instead of one per kernel", half_width_s)
     return [*found, graphed, *_compiled(cell, half_width_s)]
@@ -411,8 +410,8 @@ def _lost_in_products(cell: JudgedCell) -> float:
 
     Replays on a disturbed machine may take longer.
     """
-    lost_s = min(cell.split.kernel_s, max(0.0, cell.split.latency_s - cell.split.floor_s))
-    return max(0.0, lost_s - _lost_in(cell, "attention") - (cell.small_kernels_s or 0.0))
+    lost_s = min(cell.split.kernel_s, sum(cell.lost_s.values()), max(0.0, cell.split.latency_s - cell.split.floor_s))
+    return max(0.0, lost_s - _lost_in(cell, "attention"))
 
 
 def _path(cell: JudgedCell) -> list[Lever]:

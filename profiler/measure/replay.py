@@ -152,6 +152,32 @@ def _is_settled(samples: Sequence[float]) -> bool:
     return timing.half_width_s <= _KNOWN_HALF_WIDTH * timing.median_s
 
 
+def replay_of(work: Callable[[], object], machine: Machine) -> Callable[[], object] | None:
+    """Return `work` captured as a graph that has run once; None if it waits for the device, or on a CPU.
+
+    Raises CaptureError for other work that cannot be captured.
+    """
+    if not machine.captures:
+        return None
+    with machine.on_side_stream():
+        work()
+    if machine.waits(work):
+        return None
+    replay = machine.capture(work)
+    replay()
+    return replay
+
+
+def flush_of(machine: Machine) -> Callable[[], object]:
+    """Return a read of twice the last-level cache, after which the cache holds nothing else."""
+    return _read_of(2 * machine.info.last_level_cache_bytes, machine)
+
+
+def _read_of(nbytes: int, machine: Machine) -> Callable[[], object]:
+    read: Callable[[], object] = torch.zeros(nbytes // 4, dtype=torch.float32, device=machine.device).sum
+    return read
+
+
 def _replay_graph(
     calls: Sequence[Callable[[], object]], machine: Machine, budget_s: float, cold_bytes: int
 ) -> tuple[float, ...]:
@@ -171,14 +197,11 @@ def _replay_graph(
             for call in calls:
                 call()
 
-    flush = torch.zeros(cold_bytes // 4, dtype=torch.float32, device=machine.device).sum if cold_bytes else None
+    flush = _read_of(cold_bytes, machine) if cold_bytes else None
     with torch.inference_mode():
-        with machine.on_side_stream():
-            run_all()
-        if machine.waits(run_all):
+        replay = replay_of(run_all, machine)
+        if replay is None:
             return ()
-        replay = machine.capture(run_all)
-        replay()
         samples: list[float] = []
         deadline_s = machine.now_s() + budget_s
 

@@ -19,7 +19,7 @@ from profiler.data.room import room_bytes
 from profiler.device.machine import Machine, machine_for
 from profiler.engines.base import Engine
 from profiler.engines.transformers import EagerEngine
-from profiler.facts.operators import Cause, OperatorWork
+from profiler.facts.operators import COPIES, OperatorWork
 from profiler.facts.run_facts import ModelFacts
 from profiler.facts.step import ExecutionPath, Step
 from profiler.grid.cells import PHASES, Cell, CellKey, Grid, Phase
@@ -95,15 +95,15 @@ class Subject:
             return 0.0
         work = self.work.work(Step.of(key), self.path_of(key))
         # Copied bytes are read once and written once.
-        return float(work.kv_read_bytes + work.avoidable_bytes.get(Cause.CACHE_COPIES, 0) / 2)
+        return float(work.kv_read_bytes + sum(work.avoidable_bytes.get(cause, 0) for cause in COPIES) / 2)
 
     def predicted_peak(self, cell: Cell) -> int:
         """Return the bytes of all tensors of a cell at its peak, weights included."""
         return int(self._need(cell).peak_bytes)
 
     def _need(self, cell: Cell) -> MemoryNeed:
-        prefill, path = Step(cell.batch_size, cell.depth, 0), self.paths[cell.engine, "prefill"]
-        return memory_need(self.work, self.model_bytes, prefill, cell.new_tokens, path)
+        prefill, path = Step(cell.batch_size, cell.prefilled, 0), self.paths[cell.engine, "prefill"]
+        return memory_need(self.work, self.model_bytes, prefill, cell.slots - cell.prefilled, path)
 
     def no_room(self, cell: Cell) -> str | None:
         """Return why a cell cannot fit into memory, or None. The weights are already loaded.

@@ -102,10 +102,10 @@ def sweep(
 ) -> Iterator[Visit | Gap]:
     """Visit the cells; yield each visit, and each cell that has no number, as it ends.
 
-    The most informative visits come first: the corners of the grid, twice. Then each other cell is visited once, next
-    the one furthest from all visited cells, since its forecast is least certain. Second visits follow, which show how
-    much visits differ, and then further ones where the interval is still wide, in shuffled rounds (seeded). The engines
-    of a cell are visited one right after the other, every second time in reverse.
+    The most informative visits come first: the corners of the grid, twice; first the cheapest and its opposite. Then
+    each other cell is visited once, next the one furthest from all visited cells, since its forecast is least certain.
+    Second visits follow, which show how much visits differ, and then further ones where the interval is still wide, in
+    shuffled rounds (seeded). The engines of a cell are visited one right after the other, every second time in reverse.
 
     A visit begins only if it is expected to end within the budget, and is given up when it exceeds it by `late_s`. The
     cheapest cell is visited in any case, with fewer steps if it is late. In a `whole` plan all cells first get two
@@ -254,16 +254,15 @@ def corners(cells: Sequence[Cell]) -> list[Cell]:
 
 
 def _furthest_first(turns: Sequence[list[Cell]], visited: Sequence[Cell], costs: _Costs) -> list[list[Cell]]:
-    """Each turn once, next the one furthest from all before it, of equals the cheapest; by size if nothing was
-    visited."""
+    """Each turn once, next the one furthest from all before it, of equals the cheapest."""
     remaining = sorted(turns, key=lambda turn: (costs.of_all(turn), turn[0].batch_size * turn[0].depth))
-    if not visited:
-        return remaining
     points = _octaves([turn[0] for turn in remaining])
     distances = np.full(len(remaining), np.inf)
-    for point in _octaves(visited):
+    for point in _octaves(visited or remaining[0][:1]):
         distances = np.minimum(distances, np.linalg.norm(points - point, axis=1))
     ordered = []
+    if not visited:
+        distances[0] = np.inf
     for _ in remaining:
         index = int(np.argmax(distances))
         ordered.append(remaining[index])
@@ -327,6 +326,8 @@ class _Costs:
         self._effort = effort
         self._last_s: dict[Cell, float] = {}
         self._over_floor: dict[Phase, float] = dict.fromkeys(PHASES, 1 / USUAL_ATTAINED)
+        self._first_uses = 0.0
+        """Seconds of the steps at new lengths, over those of the timed steps; 0 where none are new."""
 
     def of(self, cell: Cell, visit: int = 0) -> float:
         """Seconds of the visit with this number, from 0; the first one also warms its shape up."""
@@ -336,7 +337,7 @@ class _Costs:
         for key in cell.keys:
             once_s = self._floors_s.get(key, 0.0) * self._over_floor[key.phase]
             if key.phase == "decode":
-                seconds += once_s * cell.decode_steps
+                seconds += once_s * cell.decode_steps * (1 if visit else 1 + self._first_uses)
             else:
                 warm_ups = 0 if visit else 1 if once_s > self._effort.warm_up_s else 2
                 more = min(MORE_PREFILLS, int(self._effort.more_prefills_s / once_s)) if once_s else 0
@@ -351,6 +352,8 @@ class _Costs:
         if not isinstance(outcome, Visit):
             return
         self._last_s[cell] = seconds - sum(outcome.warm_up_s) - sum(outcome.first_decode_s)
+        if outcome.first_decode_s:
+            self._first_uses = sum(outcome.first_decode_s) / sum(outcome.decode_s)
         for key in cell.keys:
             medians, floor_s = phase_medians(key.phase, [outcome]), self._floors_s.get(key, 0.0)
             if medians and floor_s:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import shutil
 import statistics
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ import torch
 from profiler.device.machine import Machine
 from profiler.device.torch_profiler import recorded
 from profiler.errors import RunError
-from profiler.facts.measurements import Activity
+from profiler.facts.measurements import Activity, KernelTime
 from profiler.grid.cells import Cell, CellKey
 from profiler.measure.subject import Subject
 from profiler.measure.visit import seeded_prompts
@@ -27,26 +29,58 @@ TRACE = "trace.json.gz"
 # A shorter gap between kernels leaves the device no time to idle.
 _GAP_S = 1e-6
 _MICROSECOND_S = 1e-6
+_KERNELS = 5
+"""Kernels of a step that are named, those with the most time."""
+_APPLYING = {"elementwise_kernel", "unrolled_elementwise_kernel", "vectorized_elementwise_kernel", "reduce_kernel"}
+"""Kernels of torch that apply a function, which says what they do."""
+_APPLIED = re.compile(r"\b(?!gpu_kernel)(\w*Functor(?:_\w+)?|\w+Ops|\w+_kernel(?:_impl)?(?:_cuda)?)(?=[<(])")
+"""A functor, or a function whose lambda is applied; a functor's own functor is the last."""
 
 
-def activity(key: CellKey, intervals: Sequence[tuple[float, float]]) -> Activity:
-    """Return the sum of (start, end) intervals in seconds; overlapping ones count once."""
+@dataclass(frozen=True)
+class Interval:
+    """One kernel of a step, or one operator on a CPU."""
+
+    start_s: float
+    end_s: float
+    name: str
+
+
+def activity(key: CellKey, intervals: Sequence[Interval]) -> Activity:
+    """Return what ran in a step; intervals that overlap count once."""
     busy_s = gap_s = longest_s = 0.0
     gaps = 0
     end_s = None
-    for start, end in sorted(intervals):
-        longest_s = max(longest_s, end - start)
-        if end_s is None or start > end_s:
+    seconds: dict[str, list[float]] = {}
+    for item in sorted(intervals, key=lambda each: (each.start_s, each.end_s)):
+        longest_s = max(longest_s, item.end_s - item.start_s)
+        seconds.setdefault(kernel_name(item.name), []).append(item.end_s - item.start_s)
+        if end_s is None or item.start_s > end_s:
             if end_s is not None:
-                gap_s += start - end_s
-                gaps += start - end_s > _GAP_S
-            busy_s += end - start
-            end_s = end
-        elif end > end_s:
-            busy_s += end - end_s
-            end_s = end
-    median_s = statistics.median(end - start for start, end in intervals) if intervals else None
-    return Activity(key, len(intervals), busy_s, gaps, gap_s, longest_s, median_s)
+                gap_s += item.start_s - end_s
+                gaps += item.start_s - end_s > _GAP_S
+            busy_s += item.end_s - item.start_s
+            end_s = item.end_s
+        elif item.end_s > end_s:
+            busy_s += item.end_s - end_s
+            end_s = item.end_s
+    median_s = statistics.median(each.end_s - each.start_s for each in intervals) if intervals else None
+    kernels = sorted(
+        (KernelTime(name, len(each), sum(each)) for name, each in seconds.items()), key=lambda each: -each.seconds
+    )
+    return Activity(key, len(intervals), busy_s, gaps, gap_s, longest_s, median_s, tuple(kernels[:_KERNELS]))
+
+
+def kernel_name(name: str) -> str:
+    """Return a kernel's name without its namespaces and arguments.
+
+    torch's elementwise kernels and reductions are called by what they apply, such as `direct_copy_kernel_cuda`,
+    `MulFunctor` or `MeanOps`.
+    """
+    outer = re.split(r"[<(]", name.removeprefix("void ").replace("(anonymous namespace)::", ""), maxsplit=1)[0]
+    last = outer.rsplit("::", 1)[-1].strip()
+    applied = _APPLIED.findall(name) if last in _APPLYING else []
+    return applied[-1] if applied else last
 
 
 def trace_cell(subject: Subject, cell: Cell, folder: Path | None) -> list[Activity]:
@@ -74,7 +108,7 @@ def trace_cell(subject: Subject, cell: Cell, folder: Path | None) -> list[Activi
     return [each for each in activities if each.kernels]
 
 
-def _under_profiler(step: Callable[[], object], machine: Machine, target: Path | None) -> list[tuple[float, float]]:
+def _under_profiler(step: Callable[[], object], machine: Machine, target: Path | None) -> list[Interval]:
     with recorded(cuda=machine.is_cuda) as profiler:
         step()
         machine.clock.synchronize()
@@ -83,7 +117,7 @@ def _under_profiler(step: Callable[[], object], machine: Machine, target: Path |
     return _intervals(profiler, machine.is_cuda)
 
 
-def _intervals(profiler: Any, on_cuda: bool) -> list[tuple[float, float]]:
+def _intervals(profiler: Any, on_cuda: bool) -> list[Interval]:
     """Kernels and copies on the device; on a CPU, the operators that no other operator called.
 
     A range named by compiled code (`record_function`) is also a CUDA event, but runs nothing.
@@ -94,7 +128,8 @@ def _intervals(profiler: Any, on_cuda: bool) -> list[tuple[float, float]]:
         is_inner = event.cpu_parent is not None and event.cpu_parent.name.startswith("aten::")
         is_work = not event.is_user_annotation if on_cuda else event.name.startswith("aten::") and not is_inner
         if event.device_type == kind and is_work:
-            intervals.append((event.time_range.start * _MICROSECOND_S, event.time_range.end * _MICROSECOND_S))
+            times = event.time_range
+            intervals.append(Interval(times.start * _MICROSECOND_S, times.end * _MICROSECOND_S, event.name))
     return intervals
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from profiler.counting.floor import floor_s
 from profiler.facts.dispatch import Dispatch
-from profiler.facts.operators import OUTSIDE, REST, Cause
+from profiler.facts.operators import COPIES, OUTSIDE, REST, Cause
 from profiler.facts.roofs import Ceilings
 from profiler.grid.cells import Phase
 from profiler.judge.breakdown import HostTime
@@ -287,6 +287,6 @@ def unpaid_s(column: OperatorColumn, flops_per_s: float, copies: Array, between:
         if replayed and cause not in OUTSIDE:
             continue
         flops, nbytes = column.avoidable_flops.get(cause, 0.0), moved.get(cause, 0.0)
-        bytes_per_s = copies if cause is Cause.CACHE_COPIES else between
+        bytes_per_s = copies if cause in COPIES else between
         total += floor_s(np.asarray(flops), np.asarray(nbytes), flops_per_s, bytes_per_s)
     return total

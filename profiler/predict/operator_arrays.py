@@ -210,8 +210,11 @@ def operator_arrays(
 
 def need_of_cells(work: ModelWork, steps: StepArrays, path: ExecutionPath, weight_bytes: int) -> MemoryNeed:
     """What the cell of each step needs of a device's memory [n]; `path` is that of its prefill."""
-    depth = np.where(steps.prompt_len > 0, steps.prompt_len, steps.context - steps.new_tokens // 2)
-    return memory_need(work, weight_bytes, Step(steps.batch, np.maximum(1, depth), 0), steps.new_tokens, path)
+    filled = np.maximum(1, steps.context - steps.new_tokens // 2)
+    depth = np.where(steps.prompt_len > 0, steps.prompt_len, filled)
+    prefilled = np.where(steps.prompt_len > 0, steps.prompt_len, 1)
+    new_tokens = depth + steps.new_tokens - prefilled
+    return memory_need(work, weight_bytes, Step(steps.batch, prefilled, 0), new_tokens, path)
 
 
 def _collective_s(work: ModelWork, parts: list[tuple[Array, Step, ExecutionPath]], link: Link, count: int) -> Array:

@@ -198,7 +198,8 @@ def waiting_rows(run: Run) -> list[list[str]]:
         ttft_s = (first.ttft_s, first.ttft_p90_s, first.ttft_p99_s) if first else _NO_PERCENTILES
         tpot_s = (step.latency_s, step.p90_s, step.p99_s) if step else _NO_PERCENTILES
         uses = [duration(evidence[step.key].first_use_s or math.nan)] if step and new_lengths else [""] * new_lengths
-        samples = [str(each or 0) for each in (first.visits if first else 0, step.samples if step else 0)]
+        visits = next((each.visits for each in (first, step) if each), 0)
+        samples = [str(each or 0) for each in (visits, step.samples if step else 0)]
         rows.append([cell.name, *map(duration, ttft_s), *map(duration, tpot_s), *uses, *samples])
     return rows
 

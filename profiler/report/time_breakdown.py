@@ -255,6 +255,12 @@ def activity_lines(run: Run) -> list[str]:
         f" {item.gaps} gaps of {duration(item.gap_s / item.gaps) if item.gaps else '0'} on average"
         for item in document.activity
     ]
+    lines += [
+        f"longest in {item.key.name}: "
+        + ", ".join(f"{kernel.name} {duration(kernel.seconds)} in {kernel.calls}" for kernel in item.longest)
+        for item in document.activity
+        if item.longest
+    ]
     lines += [f"{name}: {breaks} graph breaks" for name, breaks in document.engine.graph_breaks.items()]
     lines += [
         f"{name}: {several(skips, 'compiled piece runs', 'compiled pieces run')} without a CUDA graph"

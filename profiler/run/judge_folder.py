@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from profiler.facts.dispatch import dispatch_seconds
-from profiler.facts.measurements import Activity, AfterIdle, FreshStart, PackedBatches, Quality
+from profiler.facts.measurements import AfterIdle, FreshStart, PackedBatches, Quality
 from profiler.facts.telemetry import health
 from profiler.fallbacks import fallback_sentences
 from profiler.judge.judge_run import judge_run
@@ -52,7 +52,7 @@ def judge_folder(folder: Path, *, finished: bool = False) -> Run:
         evidence=judgement.evidence,
         scaling=judgement.scaling,
         breakdown=tuple(item for hooked in hooked_cells for item in group_times(facts, hooked)),
-        activity=tuple(ActivityRecord.of(item) for item in gathered.latest_by(Activity, "key")),
+        activity=tuple(ActivityRecord.of(item) for item in gathered.activity.values()),
         quality=gathered.latest(Quality),
         packed_batches=gathered.latest(PackedBatches),
         rank_steps=rank_steps(facts, {result.key: result.latency_s for result in judgement.cells}),

@@ -58,6 +58,11 @@ _DENSE_MEMORY_SHARE = 0.3
 _REPLAYS, _NO_REPLAYS = "the replays of kernels", "time lost in kernels that have none is unexplained"
 _NOT_SEARCHED = "its cause is unknown"
 
+_TRACED_STEPS = 3
+"""Times that a trace runs the steps of a cell."""
+_TRACE_SHARE = 0.05
+"""Share of the time left that a default run gives to the trace of one cell."""
+
 Sweep = Callable[..., Iterator[Visit | Gap]]
 """Decides which cell is visited when; called with the arguments of `measure.sweep.sweep`."""
 
@@ -96,7 +101,11 @@ def explain_cells(session: Session) -> None:
     options = session.prepared.options
     if session.subject.machine.is_cuda and measured and not (options.breakdown or options.trace):
         with session.stages.optional("the kernels of one step", "their number and median time are unknown"):
-            session.ledger.extend(trace_cell(session.subject, measured[0], None))
+            latencies_s = _latencies_s(session.ledger)
+            for cell in _extremes([cell for cell in measured if cell.engine == measured[0].engine]):
+                steps_s = sum(latencies_s.get(key, 0.0) for key in cell.keys)
+                if _TRACED_STEPS * steps_s <= _TRACE_SHARE * session.budget.left_s:
+                    session.ledger.extend(trace_cell(session.subject, cell, None))
 
 
 def try_changes(session: Session) -> None:
@@ -179,7 +188,10 @@ def _repeat_parts(session: Session, measured: list[Cell]) -> None:
     cells = [cell for cell in cells_of_disturbed_parts(facts) if cell in measured]
     disturbed = [*cells, *(cell for cell in cells_of_disturbed_dispatch(facts) if cell in measured)]
     if disturbed:
-        _measure_dispatch(session, {cell.batch_size for cell in disturbed}, {cell.engine for cell in disturbed})
+        sizes, engines = {cell.batch_size for cell in disturbed}, {cell.engine for cell in disturbed}
+        if session.subject.machine.captures:  # one measurement serves all sizes, and forecasts compare them
+            sizes |= {batch for engine, _, batch in session.ledger.gathered.dispatch if engine in engines}
+        _measure_dispatch(session, sizes, engines)
     if cells:
         session.ledger.extend(_replayed(session, cells, _REPEAT_SHARE))
 
@@ -297,9 +309,14 @@ def _look_inside(session: Session, engine: str, trace_folder: Path | None) -> No
     cells = [cell for cell in session.ledger.gathered.visits if cell.engine == engine]
     for cell in cells:
         session.ledger.extend(hook_cell(session.subject, cell))
-    by_size = sorted(cells, key=lambda cell: cell.batch_size * cell.depth)
-    for number, cell in enumerate(dict.fromkeys([*by_size[:1], *by_size[-1:]])):
+    for number, cell in enumerate(_extremes(cells)):
         session.ledger.extend(trace_cell(session.subject, cell, None if number else trace_folder))
+
+
+def _extremes(cells: Sequence[Cell]) -> list[Cell]:
+    """The smallest and the largest of some cells."""
+    by_size = sorted(cells, key=lambda cell: cell.batch_size * cell.depth)
+    return list(dict.fromkeys([*by_size[:1], *by_size[-1:]]))
 
 
 def _start_cold(session: Session) -> None:

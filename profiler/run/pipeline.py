@@ -130,7 +130,7 @@ def set_up(
     `fallbacks` grows while the libraries work.
     """
     machine = machine_for(prepared.request.device)
-    stages = Stages(listener, machine)
+    stages = Stages(listener, machine, spent_s)
     budget = budget_of(prepared, machine, spent_s, further_runs)
     neighbours = None
     contention: list[Contention] = []

@@ -148,7 +148,7 @@ def bytes_without_weights(module: nn.Module, request: ModelRequest, grid: Grid) 
     """Return what the cell that needs least memory and the drift probe need besides the weights of a model on meta."""
     work, cell = walk(module), min(grid.cells, key=lambda cell: cell.batch_size * cell.slots)
     path = path_here(module, work, request.device, request.dtype, cell.depth)
-    need = memory_need(work, 0, Step(cell.batch_size, cell.depth, 0), cell.new_tokens, path)
+    need = memory_need(work, 0, Step(cell.batch_size, cell.prefilled, 0), cell.slots - cell.prefilled, path)
     return int(need.safe_bytes) + PROBE_BYTES
 
 

@@ -27,14 +27,15 @@ class Listener(Protocol):
 class Stages:
     """Reports each stage to a listener, and records how long it took."""
 
-    def __init__(self, listener: Listener, machine: Machine) -> None:
+    def __init__(self, listener: Listener, machine: Machine, before_s: float = 0.0) -> None:
+        """The command took `before_s` until now, mostly with imports."""
         self.listener = listener
         self.machine = machine
         self.left_s: Callable[[], float] | None = None
         """Returns the seconds to the end of the run; None until they can be estimated."""
         self._now = ""
         self._since_s = machine.now_s()
-        self._spent_s: dict[str, float] = {}
+        self._spent_s = {"starting": before_s} if before_s else {}
         self.missing: list[Missing] = []
 
     def begin(self, name: str, text: str = "") -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from profiler.data.links import Link
-from profiler.facts.measurements import Activity, AfterIdle, FreshStart, PackedBatches, Quality
+from profiler.facts.measurements import Activity, AfterIdle, FreshStart, KernelTime, PackedBatches, Quality
 from profiler.facts.roofs import Ceilings, CurvePoint, HostPace, Roof, WeightReadRoof
 from profiler.facts.run_facts import DeviceFacts, ModelFacts
 from profiler.facts.scheduler import OwnedModel
@@ -146,6 +146,7 @@ class ActivityRecord(KeyedRecord):
     longest_s: float
     busy_share: float
     median_s: float | None = None
+    longest: tuple[KernelTime, ...] = ()
 
     @classmethod
     def of(cls, activity: Activity) -> ActivityRecord:

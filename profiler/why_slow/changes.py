@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
-from profiler.device.clock import clock_for, now_s
+from profiler.device.clock import now_s
 from profiler.device.device import describe
+from profiler.device.machine import machine_for
 from profiler.device.memory import available_bytes
 from profiler.errors import RequestError, first_line
 from profiler.measure.dense_twins import (
@@ -218,7 +219,7 @@ def _dense_weights(calls: CallsToChange) -> Candidate | None:
     def explain(until_s: float) -> str:
         first, twin = linears[0].module, twins()[0]
         x = torch.randn(call.batch_size, 1, first.in_features, dtype=dtype, device=twin.weight.device)
-        times = times_by_batch(linears, twins(), clock_for(device), min(until_s, now_s() + _BATCHES_S))
+        times = times_by_batch(linears, twins(), machine_for(device), min(until_s, now_s() + _BATCHES_S))
         batches = f", and in a decode step {paying_batches(times)}" if times else ""
         return f", their kernel is {kernel_of(first, x)}{batches}"
 

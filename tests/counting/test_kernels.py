@@ -253,7 +253,7 @@ def test_slots_of_a_static_cache_are_those_that_transformers_passes(
     empty = [keys - tokens for keys, tokens in zip(passed, live, strict=True)]
     unfilled = [core.each(step, path).avoidable_bytes[Cause.UNFILLED_SLOTS] for step in steps]
     assert unfilled == [max(0, slots) * 2 * 2 * 16 * 4 for slots in empty]
-    counted = [float(core.each(step, path).avoidable_bytes.get(Cause.CACHE_COPIES, 0)) for step in steps]
+    counted = [float(core.each(step, path).avoidable_bytes.get(Cause.ROLLED_WINDOWS, 0)) for step in steps]
     assert counted == copied
 
 

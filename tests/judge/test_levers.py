@@ -186,7 +186,8 @@ def test_page_faults_have_a_lever_if_they_matter() -> None:
 
 def test_kernel_losses_and_conversions_have_levers() -> None:
     """nf4 through a dense copy at batch 8: dequantising takes 145 of 166 ms."""
-    found = levers(cell(weights_s=13e-3, dequantise_s=145e-3, kernel_s=8e-3, verdict=KERNEL_BOUND), SETTING)
+    step = cell(weights_s=13e-3, dequantise_s=145e-3, kernel_s=8e-3, verdict=KERNEL_BOUND)
+    found = levers(replace(step, lost_s={"model.layers.*.mlp.up_proj": 8e-3}), SETTING)
     assert found[0].change.startswith("a kernel that multiplies the packed weights")
     assert found[0].saves_s == pytest.approx(145e-3)
     assert saved(found, "other kernels for these shapes") == pytest.approx(8e-3)
@@ -420,7 +421,8 @@ def test_4_bit_weights_leave_embeddings_and_heads_as_they_are() -> None:
 
 
 def test_a_static_cache_is_no_lever_for_a_static_cache() -> None:
-    rolled = {Cause.CACHE_COPIES: 8e-3, Cause.UNFILLED_SLOTS: 0.0}
+    """It rolls a full window as a dynamic cache does."""
+    rolled = {Cause.ROLLED_WINDOWS: 8e-3, Cause.UNFILLED_SLOTS: 0.0}
     static = replace(cell(weights_s=2e-3, avoidable_s=8e-3), avoidable_s=rolled)
     assert saved(levers(static, SETTING), "a static cache") == 0.0
     grown = replace(static, avoidable_s={Cause.CACHE_COPIES: 8e-3})

@@ -18,7 +18,7 @@ from profiler.device.machine import CudaMachine, Machine
 from profiler.facts.measurements import BETWEEN_MODULES
 from profiler.grid.cells import Cell, CellKey
 from profiler.measure.module_hooks import Pieces
-from profiler.measure.trace import TRACE, activity, trace_cell
+from profiler.measure.trace import TRACE, Interval, activity, kernel_name, trace_cell
 from profiler.report.time_breakdown import activity_lines, unexplained_lines
 from profiler.store.folder import read_run
 
@@ -27,7 +27,16 @@ KEY = CellKey("decode", Cell(1, 16, 8))
 
 def test_intervals_add_up() -> None:
     """Two intervals overlap and one is inside another; a pause of 2 ms counts, one of half a microsecond does not."""
-    found = activity(KEY, [(0.0, 3e-3), (2e-3, 4e-3), (2.5e-3, 3e-3), (6e-3, 7e-3), (7e-3 + 0.5e-6, 8e-3)])
+    found = activity(
+        KEY,
+        [
+            Interval(0.0, 3e-3, "a"), Interval(2e-3, 4e-3, "b"), Interval(2.5e-3, 3e-3, "a"),
+            Interval(6e-3, 7e-3, "b"), Interval(7e-3 + 0.5e-6, 8e-3, "c"),
+        ],
+    )  # fmt: skip
+    assert [(each.name, each.calls, round(each.seconds * 1e3, 6)) for each in found.longest] == [
+        ("a", 2, 3.5), ("b", 2, 3.0), ("c", 1, 0.9995)
+    ]  # fmt: skip
     assert found.kernels == 5
     assert found.busy_s == pytest.approx(4e-3 + 2e-3 - 0.5e-6)
     assert (found.gaps, found.gap_s) == (1, pytest.approx(2e-3 + 0.5e-6))
@@ -165,3 +174,44 @@ def test_parts_add_up_to_the_step() -> None:
 def test_a_clock_that_is_wrong_gives_no_parts(seconds: tuple[float, ...]) -> None:
     with pytest.raises(RuntimeError, match="the clock gave"):
         parts(*seconds)
+
+
+@pytest.mark.parametrize(
+    ("symbol", "name"),
+    [
+        (
+            "void at::native::(anonymous namespace)::CatArrayBatchedCopy_alignedK_contig<"
+            "at::native::(anonymous namespace)::OpaqueType<2u>, unsigned int, 4, 64, 64, 16>(int)",
+            "CatArrayBatchedCopy_alignedK_contig",
+        ),
+        (
+            "void at::native::elementwise_kernel<128, 4, void at::native::gpu_kernel_impl_nocast<"
+            "at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)::{lambda()#3}::operator()() const>(int)",
+            "direct_copy_kernel_cuda",
+        ),
+        (
+            "void at::native::vectorized_elementwise_kernel<4, at::native::BinaryFunctor<float, float, float, "
+            "at::native::binary_internal::MulFunctor<float> >, std::array<char*, 3ul> >(int, ...)",
+            "MulFunctor",
+        ),
+        (
+            "void at::native::vectorized_elementwise_kernel<8, at::native::CUDAFunctor_add<c10::BFloat16>, "
+            "std::array<char*, 3ul> >(int, at::native::CUDAFunctor_add<c10::BFloat16>, std::array<char*, 3ul>)",
+            "CUDAFunctor_add",
+        ),
+        (
+            "void at::native::vectorized_elementwise_kernel<8, at::native::(anonymous namespace)::silu_kernel("
+            "at::TensorIteratorBase&)::{lambda()#1}::operator()() const::{lambda()#1}>(int, ...)",
+            "silu_kernel",
+        ),
+        (
+            "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::MeanOps<float, float, "
+            "float, float>, unsigned int, float, 4, 4> >(at::native::ReduceOp<float, ...>)",
+            "MeanOps",
+        ),
+        ("nvjet_tst_64x8_64x16_4x1_v_bz_TNT", "nvjet_tst_64x8_64x16_4x1_v_bz_TNT"),
+        ("triton_poi_fused_add_mul_0", "triton_poi_fused_add_mul_0"),
+    ],
+)  # fmt: skip
+def test_a_kernel_has_the_name_of_what_it_does(symbol: str, name: str) -> None:
+    assert kernel_name(symbol) == name
