@@ -103,13 +103,6 @@ def test_another_model_or_device_is_reported() -> None:
     ]
 
 
-def test_a_gpu_is_recognised_by_its_drivers_name(tmp_path: Path) -> None:
-    records = json.loads((FILES / "llama-bench.json").read_text())
-    path = tmp_path / "file"
-    path.write_text(json.dumps([{**record, "gpu_info": "NVIDIA A100-SXM4-80GB"} for record in records]))
-    assert place(path, "smollm2-135m", gpu="A100 80GB SXM").warnings == []
-
-
 def test_a_cold_first_repetition_is_reported(tmp_path: Path) -> None:
     """A first repetition that takes 1.9 times as long as two others; one within the noise; only one other."""
     [record, *_] = json.loads((FILES / "llama-bench.json").read_text())

@@ -150,11 +150,6 @@ def test_figures_without_a_layer_on_the_gpu_are_left_out(tmp_path: Path) -> None
             place(llama_bench(tmp_path / "f", rows[0]), "llama-3.1-8b", gpu=gpu)
 
 
-def test_rows_of_a_sweep_have_their_settings(tmp_path: Path) -> None:
-    path = llama_bench(tmp_path / "f", {"n_batch": 512}, {"n_batch": 2048})
-    assert [row.settings for row in place(path, "llama-3.1-8b").rows] == ["n_batch 512", "n_batch 2048"]
-
-
 def test_every_model_of_a_file_is_compared_with_the_requested_one(tmp_path: Path) -> None:
     path = llama_bench(tmp_path / "f", {}, {"model_n_params": 72 * 10**9, "model_type": "qwen", "model_size": 10**10})
     assert place(path, "llama-3.1-8b").warnings == [
