@@ -91,12 +91,6 @@ def test_a_row_of_a_sweep_matches_only_its_setting(tmp_path: Path) -> None:
         compared(sweep, table(tmp_path / "c", "5.0"))
 
 
-def test_settings_that_differ_between_files_are_reported(tmp_path: Path) -> None:
-    """-fa 0 and -fa 1 in two files: the difference may explain the change."""
-    before, after = (written(tmp_path / name, row(0.1, flash_attn=name == "b")) for name in "ab")
-    assert [item.words for item in compared(before, after).differences] == ["flash_attn 0 -> 1"]
-
-
 def test_markdown_has_a_sweep_in_shortened_columns(tmp_path: Path) -> None:
     before = markdown(tmp_path / "a", "10.00 ± 0.10", "20.00 ± 0.10", column="ngl", values=(10, 20))
     after = written(tmp_path / "b", row(0.1, n_gpu_layers=10), row(0.1, n_gpu_layers=20))
