@@ -17,6 +17,8 @@ class Effort:
     """Most seconds of untimed prefills before a new shape."""
     more_prefills_s: float = 0.8
     """Seconds of further prefills in each visit."""
+    tail_share: float = 0.05
+    """Most of the budget for the 20 prefills of a cell of the answer that give its time to first token a p95."""
     drift_calls: int = 7
     """Calls per burst of the drift probe."""
     drift_bursts: int = 6

@@ -24,8 +24,8 @@ def subject_of(model: str, **options: Any) -> tuple[Subject, Any]:
     loaded = load(prepared.request, prepared.config)
     work, grid = walk(loaded.module), prepared.grid
     engines = make_engines(prepared, loaded, work, HOST)
-    paths = execution_paths(loaded, work, engines, grid)
-    return Subject(HOST, loaded, work, engines, paths, grid), prepared.config
+    paths = execution_paths(loaded, work, engines, grid, prepared.prompts)
+    return Subject(HOST, loaded, work, engines, paths, grid, prepared.prompts), prepared.config
 
 
 def of_caches(first_slow: int) -> Ceilings:

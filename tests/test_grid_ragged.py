@@ -87,7 +87,7 @@ def test_a_queue_has_four_batches_with_the_representative_one() -> None:
 def test_invalid_lengths_are_refused_in_one_line(tmp_path: Path) -> None:
     lengths = tmp_path / "lengths.txt"
     lengths.write_text("8\n9\n10\n")
-    with pytest.raises(GridError, match="has 3 lengths, too few for a batch of 4"):
+    with pytest.raises(GridError, match="has 3 prompts, too few for a batch of 4"):
         make_grid(f"ragged:{lengths}", "4", 8)
     lengths.write_text("8\nlong\n")
     with pytest.raises(GridError, match=r"line 2 of lengths\.txt is not a length"):

@@ -63,6 +63,7 @@ class Gated:
     max_slowdown: str = option("3%", "Largest slowdown: 3%, or decode=3%,prefill=5%.")
     rerun: bool = option(False, "Measure BASE's grid again instead of reading NEW.")
     model: str | None = option(None, "--rerun: the path of BASE's model if it was local.")
+    prompts: Path | None = option(None, "--rerun: the file of BASE's real prompts.")
     budget_s: float = option(180.0, "--rerun: seconds from the start to the answer.", flag="budget")
     device: str = option("auto", "--rerun: auto, cpu, cuda or cuda:N.")
     out: Path | None = option(None, "--rerun: the new run's folder.")
@@ -103,7 +104,9 @@ def _verdict(given: Gated, progress: Progress, output: Output) -> Gate:
         from profiler.comparison.command import gated
 
         return gated(given.base, given.new, given.max_slowdown)
-    options = Options(model=given.model, budget_s=given.budget_s, device=given.device, out=given.out)
+    options = Options(
+        model=given.model, prompts=given.prompts, budget_s=given.budget_s, device=given.device, out=given.out
+    )
     with progress.listener(output) as listener:
         from profiler.comparison.rerun import rerun
 

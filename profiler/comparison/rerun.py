@@ -16,6 +16,7 @@ from profiler.engines.base import Engine
 from profiler.errors import RequestError
 from profiler.facts.visits import Gap, Visit
 from profiler.grid.cells import Cell, Phase
+from profiler.loading.prompts import Prompts
 from profiler.measure.sweep import Plan, sweep
 from profiler.measure.visit import VisitContext, visit_safely
 from profiler.run.options import Options
@@ -59,7 +60,7 @@ def visits_of_open(
     plan: Plan,
     *,
     machine: Machine,
-    vocab_size: int,
+    prompts: Prompts,
     own_bytes: Mapping[str, int],
     before_visits: Callable[[], None] = lambda: None,
     **named: object,
@@ -71,12 +72,12 @@ def visits_of_open(
     start_s = machine.now_s()
     visits: dict[Cell, list[Visit]] = {}
     short_plan = replace(plan, budget_s=_SWEEP_SHARE * plan.budget_s)
-    context = {"machine": machine, "vocab_size": vocab_size, "own_bytes": own_bytes}
+    context = {"machine": machine, "prompts": prompts, "own_bytes": own_bytes}
     for outcome in sweep(engines, short_plan, before_visits=before_visits, **context, **named):  # type: ignore[arg-type]
         if isinstance(outcome, Visit):
             visits.setdefault(outcome.cell, []).append(outcome)
         yield outcome
-    bench, shuffle = VisitContext(machine, vocab_size, own_bytes), random.Random(_SEED)
+    bench, shuffle = VisitContext(machine, prompts, own_bytes), random.Random(_SEED)
     rounds = 1 + max((visit.round for of_cell in visits.values() for visit in of_cell), default=0)
     for round_number in range(rounds, rounds + _MOST_ROUNDS):
         still_open = open_cells(before, limits, visits)

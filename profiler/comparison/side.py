@@ -306,6 +306,7 @@ def _settings(document: RunDocument) -> dict[str, str]:
         "compute dtype": model.compute_dtype,
         "double quantisation": "yes" if model.double_quant else "no",
         "weights": model.weights,
+        "prompts": f"{document.grid.prompts} ({document.grid.prompts_digest})" if document.grid.prompts else "random",
         "attention": model.attention,
         "engine": ", ".join(engine.names),
         GPUS: str(document.ranks),

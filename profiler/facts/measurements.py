@@ -199,6 +199,18 @@ class QueueTrial(Fact, kind="queue"):
 
 
 @dataclass(frozen=True)
+class ExpertsTouched(Fact, kind="experts_touched"):
+    """The distinct experts that real prompts use in one step: means over layers and steps."""
+
+    key: CellKey
+    touched: float
+    expected: float
+    """The number that the counts use, if every expert is chosen equally often."""
+    experts: int
+    """All routed experts of a layer."""
+
+
+@dataclass(frozen=True)
 class FirstCalls:
     """The first requests of a process to one engine."""
 

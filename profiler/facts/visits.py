@@ -36,6 +36,8 @@ class Visit(Fact, kind="visit"):
     """Time to first token of a user: prompt ids to the device, prefill, and the token back to the host."""
     more_prefill_s: tuple[float, ...] = ()
     """Seconds of further prefills of the same visit, without a loop."""
+    more_ttft_s: tuple[float, ...] = ()
+    """Their times to first token; empty in older runs."""
     loop_s: float | None = None
     """Host seconds of the decode loop, synchronised at both ends."""
     issue_s: float | None = None
@@ -73,6 +75,11 @@ class Visit(Fact, kind="visit"):
     def prefills_s(self) -> tuple[float, ...]:
         """Seconds of all timed prefills."""
         return () if self.prefill_s is None else (*self.more_prefill_s, self.prefill_s)
+
+    @property
+    def ttfts_s(self) -> tuple[float, ...]:
+        """All times to first token."""
+        return self.more_ttft_s if self.ttft_s is None else (*self.more_ttft_s, self.ttft_s)
 
     def spans(self, phase: Phase) -> list[tuple[float, float]]:
         """Return when a phase ran, as (unix time of its start, seconds): the loop, or prefills before and after it."""

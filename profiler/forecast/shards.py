@@ -21,6 +21,7 @@ from profiler.facts.roofs import Ceilings
 from profiler.facts.run_facts import DeviceFacts
 from profiler.forecast.command import ForecastRequest, RunFacts, meta_model_of, requested_grid
 from profiler.grid.cells import CellKey, Phase
+from profiler.loading.prompts import Prompts
 from profiler.loading.random_weights import STD
 from profiler.loading.request import DTYPES, LoadedModel, ModelRequest
 from profiler.loading.source import ModelSource
@@ -139,9 +140,11 @@ def replay_shards(basis: RunFacts, request: ForecastRequest, machine: Machine) -
     model_request = ModelRequest(ModelSource("folder", model.id), machine.device, DTYPES[model.dtype])
     paths = {(basis.engine, phase): path for phase, path in basis.paths.items()}
 
+    prompts = Prompts(whole.config.get_text_config().vocab_size)
+
     def subject(module: nn.Module) -> Subject:
         work, loaded = walk(module), LoadedModel(_filled(module, machine.device), model_request, 0.0)
-        return Subject(machine, loaded, work, {}, paths, grid)
+        return Subject(machine, loaded, work, {}, paths, grid, prompts)
 
     try:
         subjects = subject(whole), subject(share)

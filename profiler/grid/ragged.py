@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from profiler.errors import GridError
+from profiler.units import several
 
 PADDED_ENGINE = "padded"
 """The engine that steps a batch of unequal prompts like transformers: padded on the left, with a mask."""
@@ -112,7 +113,7 @@ def parse_ragged(text: str, largest_batch: int, new_tokens: int) -> Ragged:
     """Return the requests of `ragged:32..512` or `ragged:FILE`.
 
     A range gives uniform lengths with a fixed seed, enough for four of the largest batches; a file gives one request
-    per line. Raises GridError for anything else, and for a file that is unreadable or does not fill the largest batch.
+    per line. Raises GridError for anything else, and for a file that is unreadable.
     """
     name = text.removeprefix(RAGGED)
     if match := _RANGE.fullmatch(name):
@@ -123,10 +124,13 @@ def parse_ragged(text: str, largest_batch: int, new_tokens: int) -> Ragged:
         source = random.Random(_SEED)
         lengths = (low + int(source.random() * (high - low + 1)) for _ in range(QUEUE_BATCHES * largest_batch))
         return Ragged(name, tuple(Request(length, new_tokens) for length in lengths))
-    requests = _read(Path(name), text, new_tokens)
-    if len(requests) < largest_batch:
-        raise GridError(f"--prompt-lens: {name} has {len(requests)} lengths, too few for a batch of {largest_batch}.")
-    return Ragged(Path(name).name, requests)
+    return Ragged(Path(name).name, _read(Path(name), text, new_tokens))
+
+
+def too_few(name: str | None, prompts: int, batch: int) -> str:
+    """Return the error of a file whose prompts do not fill a batch."""
+    held = several(prompts, "prompt", "prompts")
+    return f"{name} has {held}, too few for a batch of {batch}; use --batch-sizes {prompts} or less."
 
 
 def _read(path: Path, text: str, new_tokens: int) -> tuple[Request, ...]:

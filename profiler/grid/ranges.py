@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from profiler.errors import GridError, RequestError
 from profiler.grid.cells import DEFAULT_ENGINE, Grid
-from profiler.grid.ragged import PADDED_ENGINE, RAGGED, Ragged, parse_ragged
+from profiler.grid.ragged import PADDED_ENGINE, RAGGED, Ragged, parse_ragged, too_few
 
 MAX_VALUES = 1000
 MOST = 10**7
@@ -82,8 +82,13 @@ def _ragged_grid(
     if context_lens:
         raise GridError("--context-lens fills the cache equally for all sequences; leave it out with ragged prompts.")
     if set(engines) - {DEFAULT_ENGINE, PADDED_ENGINE}:
-        raise GridError(f"--prompt-lens ragged: works only with --engine {DEFAULT_ENGINE}, with and without a mask.")
+        raise GridError(
+            f"prompts of unequal lengths work only with --engine {DEFAULT_ENGINE}, with and without a mask; for other"
+            " engines, give --prompt-lens one length, which cuts --prompts FILE."
+        )
     ragged = prompts if isinstance(prompts, Ragged) else parse_ragged(prompts, batch_sizes[-1], new_tokens)
+    if len(ragged.requests) < batch_sizes[-1]:
+        raise GridError(too_few(ragged.name, len(ragged.requests), batch_sizes[-1]))
     grid = Grid((), batch_sizes, new_tokens, (), (PADDED_ENGINE, DEFAULT_ENGINE), ragged)
     if min(cell.new_tokens for cell in grid.cells) < _LEAST_NEW_TOKENS:
         raise GridError(

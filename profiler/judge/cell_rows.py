@@ -55,9 +55,15 @@ def with_visits(row: CellResult, key: CellKey, visits: Sequence[Visit]) -> CellR
         device_memory_bytes=or_nan(_median([visit.device_memory_bytes for visit in visits])),
     )
     if key.phase == "prefill":
-        first_s = [visit.ttft_s for visit in visits if visit.ttft_s is not None]
-        p90_s, p99_s = (percentile(first_s, percent) for percent in (90, 99))
-        return replace(row, ttft_s=or_nan(_median(first_s)), ttft_p90_s=p90_s, ttft_p99_s=p99_s)
+        first_s = [ttft_s for visit in visits for ttft_s in visit.ttfts_s]
+        return replace(
+            row,
+            ttft_s=or_nan(_median(first_s)),
+            ttft_p90_s=percentile(first_s, 90),
+            ttft_p95_s=percentile(first_s, 95),
+            ttft_p99_s=percentile(first_s, 99),
+            ttft_samples=len(first_s),
+        )
     generated = key.cell.batch_size * key.cell.new_tokens
     return replace(
         row,

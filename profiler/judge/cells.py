@@ -95,7 +95,7 @@ class CellResult:
     engine: str = "eager"
     """The engine that ran the model."""
     ttft_s: float = _UNKNOWN
-    """Time to first token (prefill), the median over visits."""
+    """Time to first token (prefill), the median."""
     first_step_s: float = _UNKNOWN
     """Time of the first decode step, in which a cache first grows."""
     p90_s: float = _UNKNOWN
@@ -129,9 +129,13 @@ class CellResult:
     visits: int | None = None
     """Number of visits. The interval of a single visit covers only the variation within it."""
     ttft_p90_s: float = _UNKNOWN
-    """90th percentile of the time to first token, one per visit (prefill); missing with fewer than 10."""
+    """90th percentile of the time to first token (prefill); missing with fewer than 10 samples."""
     ttft_p99_s: float = _UNKNOWN
-    """99th percentile of the time to first token (prefill); missing with fewer than 100 visits."""
+    """99th percentile of the time to first token (prefill); missing with fewer than 100 samples."""
+    ttft_p95_s: float = _UNKNOWN
+    """95th percentile of the time to first token (prefill); missing with fewer than 20 samples."""
+    ttft_samples: int | None = None
+    """Samples of the time to first token (prefill)."""
 
     @property
     def filled(self) -> Literal["by a prompt", "directly"]:

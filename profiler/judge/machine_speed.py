@@ -144,6 +144,7 @@ def _divided(visit: Visit, prefill: float, decode: float) -> Visit:
         prefill_s=quotient(visit.prefill_s, prefill),
         more_prefill_s=tuple(value / prefill for value in visit.more_prefill_s),
         ttft_s=quotient(visit.ttft_s, prefill),
+        more_ttft_s=tuple(value / prefill for value in visit.more_ttft_s),
         decode_s=tuple(value / decode for value in visit.decode_s),
         loop_s=quotient(visit.loop_s, decode),
         issue_s=quotient(visit.issue_s, decode),

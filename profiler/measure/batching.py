@@ -16,7 +16,6 @@ from profiler.measure.subject import Subject
 
 # Both ways are run this often, in turn, and once before that to warm up.
 _TURNS = 2
-_SEED = 0
 # Share of the largest logit by which sums in another order may differ in 16 bits; prompts that see each other differ by
 # more.
 _LOGIT_TOLERANCE = 0.05
@@ -52,7 +51,7 @@ def try_ways(subject: Subject, latencies_s: Mapping[CellKey, float], budget_s: f
 def _padded(subject: Subject, batches: list[Batch]) -> Callable[[], None]:
     """A function that prefills batches one after the other, each padded to its longest prompt."""
     engine = PaddedEngine(subject.loaded.module, subject.machine)
-    prompts = [(batch, _ids(subject, len(batch), longest(batch))) for batch in batches]
+    prompts = [(batch, _ids(subject, batch)) for batch in batches]
 
     def run() -> None:
         for batch, ids in prompts:
@@ -72,9 +71,10 @@ def _packed(subject: Subject, batches: list[Batch]) -> Callable[[], None]:
     rows = []
     for batch in batches:
         lens = [request.prompt_len for request in batch]
+        ids = torch.cat([row[-length:] for row, length in zip(_ids(subject, batch), lens, strict=True)])[None]
         positions = torch.cat([torch.arange(length) for length in lens])[None].to(subject.machine.device)
         last = (torch.tensor(lens).cumsum(0) - 1).to(subject.machine.device)
-        rows.append((_ids(subject, 1, sum(lens)), positions, last))
+        rows.append((ids, positions, last))
 
     def run() -> None:
         for ids, positions, last in rows:
@@ -97,6 +97,7 @@ def _packs(model: Any) -> bool:
     return bool((packed.float() - alone.float()).abs().max() <= _LOGIT_TOLERANCE * scale)
 
 
-def _ids(subject: Subject, batch: int, tokens: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(_SEED)
-    return torch.randint(0, subject.vocab_size, (batch, tokens), generator=generator).to(subject.machine.device)
+def _ids(subject: Subject, batch: Batch) -> torch.Tensor:
+    """The prompts of a batch, padded on the left: [batch, longest]."""
+    lens = [request.prompt_len for request in batch]
+    return subject.prompts.rows(lens, longest(batch), pads=True).to(subject.machine.device)

@@ -22,7 +22,6 @@ from profiler.engines.transformers import EagerEngine, StaticEngine
 from profiler.facts.step import Step
 from profiler.grid.cells import CellKey
 from profiler.measure.subject import Subject
-from profiler.measure.visit import seeded_prompts
 from profiler.patching import patched
 from profiler.quant.storage import is_linear, stored
 
@@ -244,7 +243,7 @@ def step_of(subject: Subject, key: CellKey) -> Callable[[], object]:
             engine.prepare(cell.batch_size, cell.slots)
     engine.announce(cell, None)
     if key.phase == "prefill":
-        ids = seeded_prompts(cell, subject.vocab_size).to(machine.device)
+        ids = subject.prompts.of(cell).to(machine.device)
         return lambda: engine.prefill(ids, cell.slots)
     with torch.inference_mode():
         state = engine.fill(cell.batch_size, key.context_len, cell.slots)

@@ -17,7 +17,6 @@ from profiler.engines.transformers import EagerEngine, GenerateEngine
 from profiler.facts.measurements import GenerateSteps
 from profiler.grid.cells import Cell
 from profiler.measure.subject import Subject
-from profiler.measure.visit import seeded_prompts
 from profiler.patching import patched
 
 # Both loops run this often in turn, for at most this many tokens; the first turn warms up.
@@ -48,7 +47,7 @@ def _generate_steps(subject: Subject, cell: Cell) -> GenerateSteps:
 
     model: Any = subject.loaded.module
     own_loop, engine = EagerEngine(model, subject.machine), GenerateEngine(model, subject.machine)
-    ids = seeded_prompts(cell, subject.vocab_size).to(subject.machine.device)
+    ids = subject.prompts.of(cell).to(subject.machine.device)
     tokens = min(_MOST_TOKENS, cell.new_tokens)
     own: PartTimes = {}
     inside: PartTimes = {}

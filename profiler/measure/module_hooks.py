@@ -16,7 +16,7 @@ from profiler.device.machine import Machine
 from profiler.facts.measurements import BETWEEN_MODULES, HookedStep
 from profiler.grid.cells import Cell, CellKey
 from profiler.measure.subject import Subject
-from profiler.measure.visit import refuse_impossible_times, seeded_prompts
+from profiler.measure.visit import refuse_impossible_times
 
 _STEPS = 6
 
@@ -37,7 +37,7 @@ def hook_cell(subject: Subject, cell: Cell) -> list[HookedStep]:
         engine.announce(cell, None)
         engine.prepare(cell.batch_size, cell.slots)
         if cell.prompt_len:
-            ids = seeded_prompts(cell, subject.vocab_size).to(machine.device)
+            ids = subject.prompts.of(cell).to(machine.device)
             state = engine.prefill(ids, cell.slots)
             with _hooked(groups, pieces):
                 pieces.start()

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from profiler.errors import RequestError, first_line
 from profiler.facts.measurements import Quality
-from profiler.loading.config import load_config, pretrained_location
+from profiler.loading.config import load_config
 from profiler.loading.load import load
 from profiler.loading.meta_model import quiet_libraries
 from profiler.loading.request import LoadedModel, ModelRequest
+from profiler.loading.tokenizer import load_tokenizer
 from profiler.quant.formats import PLAIN
 
 TEXT = (
@@ -32,17 +32,8 @@ TEXT = (
 
 def text_ids(request: ModelRequest) -> list[int]:
     """Return the built-in text in the model's own tokens. Raises RequestError if it has no tokenizer."""
-    from transformers import AutoTokenizer
-
-    where, extra = pretrained_location(request.source)
-    try:
-        with quiet_libraries():
-            tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=request.trust_remote_code, **extra)
-            return list(tokenizer(TEXT).input_ids)
-    except Exception as error:
-        raise RequestError(
-            f"--check-quality needs the tokenizer of {request.source.name}: {first_line(error)}."
-        ) from error
+    tokenizer = load_tokenizer(request.source, "--check-quality", trust_remote_code=request.trust_remote_code)
+    return list(tokenizer(TEXT).input_ids)
 
 
 def compare_logits(reference: torch.Tensor, quantised: torch.Tensor) -> Quality:

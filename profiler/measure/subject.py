@@ -23,8 +23,8 @@ from profiler.facts.operators import COPIES, OperatorWork
 from profiler.facts.run_facts import ModelFacts
 from profiler.facts.step import ExecutionPath, Step
 from profiler.grid.cells import PHASES, Cell, CellKey, Grid, Phase
+from profiler.loading.prompts import Prompts
 from profiler.loading.request import LoadedModel, ModelRequest, dtype_name
-from profiler.measure.visit import seeded_prompts
 from profiler.quant.bitsandbytes import four_bit_fuses_on_cpu, four_bit_rows
 from profiler.quant.registry import FORMATS
 from profiler.quant.storage import model_storage_bytes, stored
@@ -41,16 +41,13 @@ class Subject:
     paths: Mapping[tuple[str, Phase], ExecutionPath]
     """How each engine executes each phase; `path_of` adds what depends on the cell."""
     grid: Grid
+    prompts: Prompts
     held_bytes: int = 0
     """Device memory of the model and its engines before the first measurement."""
 
     @property
     def request(self) -> ModelRequest:
         return self.loaded.request
-
-    @property
-    def vocab_size(self) -> int:
-        return int(self.loaded.config.get_text_config().vocab_size)
 
     @cached_property
     def names(self) -> Mapping[Operator, str]:
@@ -188,7 +185,7 @@ def _kinds_of_linears(model: nn.Module) -> dict[str, int]:
 
 
 def execution_paths(
-    loaded: LoadedModel, work: ModelWork, engines: Mapping[str, Engine], grid: Grid
+    loaded: LoadedModel, work: ModelWork, engines: Mapping[str, Engine], grid: Grid, prompts: Prompts
 ) -> dict[tuple[str, Phase], ExecutionPath]:
     """Return how this model runs on this device: its attention interface, the kernels that torch picks, outliers."""
     request = loaded.request
@@ -204,7 +201,7 @@ def execution_paths(
         return attention_path(attention, cores, *target, query=query, keys=keys, compiled=compiled)
 
     paths: dict[tuple[str, Phase], ExecutionPath] = {}
-    outliers = _outliers(loaded, grid) if request.quant == "int8" else {}
+    outliers = _outliers(loaded, grid, prompts) if request.quant == "int8" else {}
     for name, engine in engines.items():
         for phase in PHASES:
             paths[name, phase] = replace(
@@ -218,11 +215,11 @@ def execution_paths(
     return paths
 
 
-def _outliers(loaded: LoadedModel, grid: Grid) -> dict[Phase, dict[str, float]]:
+def _outliers(loaded: LoadedModel, grid: Grid, prompts: Prompts) -> dict[Phase, dict[str, float]]:
     """The outlier columns that LLM.int8() finds in the shortest prompt and in the step after it, whatever the
     engine."""
     cell = Cell(1, min((*grid.prompt_lens, *grid.context_lens)), grid.new_tokens)
-    ids = seeded_prompts(cell, loaded.config.get_text_config().vocab_size).to(loaded.request.device)
+    ids = prompts.of(cell).to(loaded.request.device)
     engine = EagerEngine(loaded.module, machine_for(loaded.request.device))
     with torch.inference_mode():
         state = engine.prefill(ids, cell.slots)

@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,8 @@ from profiler.effort import STANDARD, Effort
 from profiler.engines.base import Engine
 from profiler.facts.visits import Gap, Visit, phase_medians, phase_samples
 from profiler.grid.cells import PHASES, Cell, CellKey, Grid, Phase
-from profiler.measure.visit import MORE_PREFILLS, VisitContext, visit_safely
+from profiler.loading.prompts import Prompts
+from profiler.measure.visit import TAIL_PREFILLS, VisitContext, further_prefills, visit_safely
 from profiler.stats import (
     CLAIM_VISITS,
     LEAST_VISITS,
@@ -60,9 +62,21 @@ class Plan:
     """The least seconds of each step, from which the time of a cell's first visit is estimated."""
     late_s: float = math.inf
     """Seconds beyond the budget at which the current visit is given up."""
+    tail_s: float = 0.0
+    """Seconds that `TAIL_PREFILLS` of a cell of the answer may take; longer ones are not added."""
     effort: Effort = STANDARD
     ascending: bool = False
     """Whether each size has its first visit before any has a second, from the smallest on: a slope needs neighbours."""
+
+    @cached_property
+    def _answered(self) -> list[tuple[int, int]]:
+        """Batch and prompt length of the cells of the answer: the smallest, and the largest prefill."""
+        prompts = [(cell.batch_size, cell.prompt_len) for cell in self.grid.cells if cell.prompt_len]
+        return prompts[:1] + prompts[-1:]
+
+    def tail_s_of(self, cell: Cell) -> float:
+        """Return `tail_s` for a cell of the answer, with any engine; 0 for others."""
+        return self.tail_s if (cell.batch_size, cell.prompt_len) in self._answered else 0.0
 
 
 @dataclass
@@ -93,7 +107,7 @@ def sweep(
     plan: Plan,
     *,
     machine: Machine,
-    vocab_size: int,
+    prompts: Prompts,
     own_bytes: Mapping[str, int] | None = None,
     fits: Callable[[Cell], str | None] = lambda cell: None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
@@ -122,12 +136,12 @@ def sweep(
         else:
             states[outcome.cell].visits.append(outcome)
     start_s = machine.now_s()
-    context = VisitContext(machine, vocab_size, own_bytes or {}, effort=plan.effort)
+    context = VisitContext(machine, prompts, own_bytes or {}, effort=plan.effort)
     bounded = first = context
     if not plan.whole:
         bounded = replace(context, deadline_s=start_s + plan.budget_s + plan.late_s)
         first = replace(context, hurry_s=start_s + plan.budget_s)
-    costs = _Costs(plan.floors_s, plan.effort)
+    costs = _Costs(plan)
     rounds = _Rounds(plan, states, costs)
     no_memory = [cell for cell, state in states.items() if state.gap is not None and state.gap.status == "oom"]
     first_round = 1 + max((visit.round for state in states.values() for visit in state.visits), default=-1)
@@ -156,7 +170,10 @@ def sweep(
                     yield state.gap
                     continue
                 before_s = machine.now_s()
-                result = visit_safely(engines[cell.engine], cell, round_number, bounded if any_visit else first)
+                prefills = sum(len(visit.prefills_s) for visit in state.visits)
+                tail_s = plan.tail_s_of(cell) if prefills < TAIL_PREFILLS else 0.0
+                of_visit = replace(bounded if any_visit else first, tail_s=tail_s)
+                result = visit_safely(engines[cell.engine], cell, round_number, of_visit)
                 costs.note(cell, machine.now_s() - before_s, result)
                 if result is None:
                     return  # the time is up
@@ -172,7 +189,7 @@ def sweep(
 def expected_sweep_s(plan: Plan) -> float:
     """Return the expected seconds of two visits of each cell, estimated from the plan's floors."""
     states = {cell: _CellState() for cell in plan.grid.cells}
-    return _Rounds(plan, states, _Costs(plan.floors_s, plan.effort)).left_s
+    return _Rounds(plan, states, _Costs(plan)).left_s
 
 
 class _Rounds:
@@ -321,9 +338,8 @@ class _Costs:
     """Expected seconds of a visit of each cell: as long as its last one, or its floors over the share that other cells
     attained."""
 
-    def __init__(self, floors_s: Mapping[CellKey, float], effort: Effort) -> None:
-        self._floors_s = floors_s
-        self._effort = effort
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
         self._last_s: dict[Cell, float] = {}
         self._over_floor: dict[Phase, float] = dict.fromkeys(PHASES, 1 / USUAL_ATTAINED)
         self._first_uses = 0.0
@@ -335,12 +351,14 @@ class _Costs:
             return self._last_s[cell]
         seconds = 0.0
         for key in cell.keys:
-            once_s = self._floors_s.get(key, 0.0) * self._over_floor[key.phase]
+            once_s = self._plan.floors_s.get(key, 0.0) * self._over_floor[key.phase]
             if key.phase == "decode":
                 seconds += once_s * cell.decode_steps * (1 if visit else 1 + self._first_uses)
             else:
-                warm_ups = 0 if visit else 1 if once_s > self._effort.warm_up_s else 2
-                more = min(MORE_PREFILLS, int(self._effort.more_prefills_s / once_s)) if once_s else 0
+                effort = self._plan.effort
+                warm_ups = 0 if visit else 1 if once_s > effort.warm_up_s else 2
+                tail_s = self._plan.tail_s_of(cell) if visit < CLAIM_VISITS else 0.0
+                more = further_prefills(once_s, effort.more_prefills_s, tail_s) if once_s else 0
                 seconds += once_s * (1 + warm_ups + more)
         return seconds
 
@@ -355,6 +373,6 @@ class _Costs:
         if outcome.first_decode_s:
             self._first_uses = sum(outcome.first_decode_s) / sum(outcome.decode_s)
         for key in cell.keys:
-            medians, floor_s = phase_medians(key.phase, [outcome]), self._floors_s.get(key, 0.0)
+            medians, floor_s = phase_medians(key.phase, [outcome]), self._plan.floors_s.get(key, 0.0)
             if medians and floor_s:
                 self._over_floor[key.phase] = medians[outcome.round] / floor_s

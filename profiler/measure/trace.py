@@ -21,7 +21,6 @@ from profiler.errors import RunError
 from profiler.facts.measurements import Activity, KernelTime
 from profiler.grid.cells import Cell, CellKey
 from profiler.measure.subject import Subject
-from profiler.measure.visit import seeded_prompts
 
 TRACE = "trace.json.gz"
 """The Chrome trace of one decode step in a run folder, for chrome://tracing and ui.perfetto.dev."""
@@ -94,7 +93,7 @@ def trace_cell(subject: Subject, cell: Cell, folder: Path | None) -> list[Activi
         engine.announce(cell, None)
         engine.prepare(cell.batch_size, cell.slots)
         if cell.prompt_len:
-            ids = seeded_prompts(cell, subject.vocab_size).to(machine.device)
+            ids = subject.prompts.of(cell).to(machine.device)
             engine.prefill(ids, cell.slots)
             prefill = _under_profiler(lambda: engine.prefill(ids, cell.slots), machine, None)
             activities.append(activity(CellKey("prefill", cell), prefill))

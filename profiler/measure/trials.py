@@ -29,7 +29,7 @@ from profiler.loading.request import LoadedModel, ModelRequest
 from profiler.measure.short_model import Pattern, pattern_of, shortened, stack_of
 from profiler.measure.subject import Subject
 from profiler.measure.variants import Variant, variants_of
-from profiler.measure.visit import refuse_impossible_times, seeded_prompts
+from profiler.measure.visit import refuse_impossible_times
 from profiler.patching import patched
 from profiler.quant.storage import model_storage_bytes
 from profiler.roofs.host_dispatch import torch_threads
@@ -96,7 +96,7 @@ class Bench:
                 hooks.enter_context(sdpa_kernel(list(self._variant.kernels)))
             if self._variant.repeated_heads:
                 hooks.enter_context(patched(sdpa_attention, use_gqa_in_sdpa=lambda *_, **__: False))
-            ids = seeded_prompts(cell, self._subject.vocab_size).to(self._machine.device)
+            ids = self._subject.prompts.of(cell).to(self._machine.device)
             slots = key.context_len + _WARM + _DECODE_STEPS + 1
             for each in copies:
                 each.engine.prepare(cell.batch_size, slots)

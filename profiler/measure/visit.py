@@ -23,14 +23,16 @@ from profiler.facts.scheduler import SchedulerIterations
 from profiler.facts.telemetry import HardwareCounters
 from profiler.facts.visits import Gap, Visit
 from profiler.grid.cells import Cell
-from profiler.stats import LEAST_SAMPLES
+from profiler.loading.prompts import Prompts
+from profiler.stats import CLAIM_VISITS, LEAST_SAMPLES, samples_for
 from profiler.units import scaled
 
-_SEED = 0
 _STEADY = 0.05
 _MOST_WARM_UPS = 4
 _WARM_UP_STEPS = 8
 MORE_PREFILLS = LEAST_SAMPLES - 1
+TAIL_PREFILLS = samples_for(95)
+"""Prefills with which the time to first token has its 95th percentile."""
 _LEAST_STEPS = 1 + LEAST_SAMPLES  # the first one pays for the growth of the cache
 _NO_MEMORY = ("out of memory", "not enough memory", "allocate memory", "alloc_failed")
 """Words for out of memory: of torch on CUDA and on CPUs (c10/core/impl/alloc_cpu.cpp), and of CUDA's libraries
@@ -39,7 +41,7 @@ _REQUESTED = re.compile(r"tried to allocate ([0-9.]+) (bytes|kib|mib|gib)")
 _UNITS = {"bytes": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 
 
-def warm_up(engine: Engine, cell: Cell, machine: Machine, *, vocab_size: int, budget_s: float) -> None:
+def warm_up(engine: Engine, cell: Cell, machine: Machine, *, prompts: Prompts, budget_s: float) -> None:
     """Run a small cell until its steps are stationary: three loops in a row within 5 %, or `budget_s`.
 
     It has the shape that is timed, since another number of slots would be compiled and captured for nothing. An error
@@ -47,7 +49,7 @@ def warm_up(engine: Engine, cell: Cell, machine: Machine, *, vocab_size: int, bu
     """
     deadline_s = machine.now_s() + budget_s
     recent: list[float] = []
-    context, steps = VisitContext(machine, vocab_size), 1
+    context, steps = VisitContext(machine, prompts), 1
     with tolerate_errors(), torch.inference_mode(), no_gc():
         engine.prepare(cell.batch_size, cell.slots)
         while machine.now_s() < deadline_s:
@@ -65,7 +67,7 @@ class VisitContext:
     """What every visit is measured with."""
 
     machine: Machine
-    vocab_size: int
+    prompts: Prompts
     own_bytes: Mapping[str, int] = field(default_factory=dict)
     """Bytes held besides what an engine needs, by engine: the profiler's own, and other engines' models."""
     visited: set[Cell] = field(default_factory=set)
@@ -73,8 +75,20 @@ class VisitContext:
     effort: Effort = STANDARD
     deadline_s: float = math.inf
     """The machine's time after which a visit is given up between two steps."""
+    tail_s: float = 0.0
+    """Seconds that the prefills may take that give the time to first token its 95th percentile; 0: none are added."""
     hurry_s: float = math.inf
     """The machine's time after which a visit does the minimum: one prefill to warm up, and few steps."""
+
+
+def further_prefills(prefill_s: float, most_s: float, tail_s: float) -> int:
+    """Return how many prefills a visit adds to the first: as many as fit into `most_s`, but at most `MORE_PREFILLS`.
+
+    If `TAIL_PREFILLS` fit into `tail_s`, so many that two visits have them.
+    """
+    if TAIL_PREFILLS * prefill_s <= tail_s:
+        return max(MORE_PREFILLS, TAIL_PREFILLS // CLAIM_VISITS - 1)
+    return min(MORE_PREFILLS, int(most_s / prefill_s))
 
 
 class OutOfTimeError(Exception):
@@ -148,9 +162,11 @@ def _visit(engine: Engine, cell: Cell, round_number: int, context: VisitContext)
     refuse_impossible_times(
         [*host_times_s, *loop.decode_s, *(value for value in (loop.prefill_s, loop.ttft_s) if value is not None)]
     )
-    more_count = int(context.effort.more_prefills_s / loop.prefill_s) if loop.prefill_s else 0
-    more_prefill_s = list(itertools.islice(prefills, min(more_count, MORE_PREFILLS)))
-    refuse_impossible_times(more_prefill_s)
+    more_count = (
+        further_prefills(loop.prefill_s, context.effort.more_prefills_s, context.tail_s) if loop.prefill_s else 0
+    )
+    more = list(itertools.islice(prefills, more_count))
+    refuse_impossible_times(itertools.chain.from_iterable(more))
     # Held by the profiler and the engine for other purposes than this cell.
     peak_bytes, other_bytes = machine.peak_bytes(), context.own_bytes.get(engine.name, 0) + engine.kept_bytes
     return Visit(
@@ -165,7 +181,8 @@ def _visit(engine: Engine, cell: Cell, round_number: int, context: VisitContext)
         at_unix_s=at_unix_s,
         energy_j=None if before_j is None or after_j is None else after_j - before_j,
         ttft_s=loop.ttft_s,
-        more_prefill_s=tuple(more_prefill_s),
+        more_prefill_s=tuple(prefill_s for prefill_s, _ in more),
+        more_ttft_s=tuple(ttft_s for _, ttft_s in more),
         loop_s=loop.loop_s,
         issue_s=loop.issue_s,
         preparation_s=preparation_s,
@@ -205,7 +222,7 @@ def run_loop(engine: Engine, cell: Cell, context: VisitContext, *, steps: int | 
     decode_steps = cell.decode_steps if steps is None else steps
     if engine.whole_calls:
         return _run_whole(engine, cell, context, steps=decode_steps)
-    prompts = seeded_prompts(cell, context.vocab_size) if cell.prompt_len else None
+    prompts = context.prompts.of(cell) if cell.prompt_len else None
     engine.announce(cell, decode_steps)
     clock.synchronize()
     faults_before = page_faults()
@@ -255,7 +272,7 @@ def follow(
     """Run what rank 0 announced, as rank 0 does; return the seconds of the prefill, and of each decode step."""
     with torch.inference_mode(), no_gc():
         if steps is None:
-            return next(_prefills(engine, cell, context)), ()
+            return next(_prefills(engine, cell, context))[0], ()
         loop = run_loop(engine, cell, context, steps=steps)
     return loop.prefill_s, loop.decode_s
 
@@ -263,7 +280,7 @@ def follow(
 def _run_whole(engine: Engine, cell: Cell, context: VisitContext, *, steps: int) -> _Loop:
     """One prefill and its decode steps, for an engine that runs both in one call."""
     machine, clock = context.machine, context.machine.clock
-    prompts = seeded_prompts(cell, context.vocab_size)
+    prompts = context.prompts.of(cell)
     marks: list[Any] = []
     token_readings: list[tuple[float, int]] = []
 
@@ -299,43 +316,41 @@ def refuse_impossible_times(times_s: Iterable[float]) -> None:
             raise RuntimeError(f"the clock gave a step of {value:g} s")
 
 
-def _prefills(engine: Engine, cell: Cell, context: VisitContext) -> Iterator[float]:
-    """Yield the seconds of consecutive prefills of this cell."""
+def _prefills(engine: Engine, cell: Cell, context: VisitContext) -> Iterator[tuple[float, float]]:
+    """Yield the seconds of consecutive prefills of this cell, each with its time to first token as a user sees it."""
     if not cell.prompt_len:
         return
-    clock = context.machine.clock
-    ids = seeded_prompts(cell, context.vocab_size).to(context.machine.device)
+    machine, clock = context.machine, context.machine.clock
+    prompts = context.prompts.of(cell)
     while True:
         engine.announce(cell, None)
         clock.synchronize()
         marks: list[Any] = []
         mark = partial(_mark, clock, marks)
+        start_s = machine.now_s()
+        ids = prompts.to(machine.device)
         if engine.whole_calls:
-            engine.call(ids, 1, mark)
+            engine.call(ids, 1, mark).cpu()
         else:
             mark()
-            engine.prefill(ids, cell.slots)
+            state = engine.prefill(ids, cell.slots)
             mark()
+            state.token_B1.cpu()
+        ttft_s = machine.now_s() - start_s
         clock.synchronize()
-        yield clock.seconds(marks)[0]
+        yield clock.seconds(marks)[0], ttft_s
 
 
 def _mark(clock: Clock, marks: list[Any]) -> None:
     marks.append(clock.mark())
 
 
-def _warm_prefill(prefills: Iterator[float], most_s: float) -> list[float]:
+def _warm_prefill(prefills: Iterator[tuple[float, float]], most_s: float) -> list[float]:
     """Prefills of a new shape until two in a row agree, or `most_s`; the first ones pick kernels and take memory."""
     times: list[float] = []
-    for seconds in prefills:
+    for seconds, _ in prefills:
         times.append(seconds)
         is_steady = len(times) > 1 and abs(times[-1] / times[-2] - 1) <= _STEADY
         if is_steady or len(times) == _MOST_WARM_UPS or sum(times) > most_s:
             break
     return times
-
-
-def seeded_prompts(cell: Cell, vocab_size: int) -> torch.Tensor:
-    """Return random token ids [batch, prompt], the same for the same cell: of exact length, without a tokenizer."""
-    generator = torch.Generator().manual_seed(_SEED + 1_000_003 * cell.batch_size + cell.prompt_len)
-    return torch.randint(0, vocab_size, (cell.batch_size, cell.prompt_len), generator=generator)

@@ -163,7 +163,7 @@ class Ranks:
         self.work: ModelWork = walk_rank(skeleton, group.size, group.rank)
         self.share: Share = load_share(request, prepared.config, group, skeleton)
         self.own_cores: bool = group.share_cores()
-        self.bench = VisitContext(machine, int(prepared.config.get_text_config().vocab_size))
+        self.bench = VisitContext(machine, prepared.prompts)
         self._engine = EagerEngine(self.share.joined, machine)
 
     def engine(self) -> LeadingEngine:
@@ -277,8 +277,8 @@ def _set_up(
     dtypes = roof_dtypes(ranks.work, prepared.request, machine.info)
     roofs, link = ranks.roofs(dtypes)
     engines = {name: ranks.engine() for name in grid.engines}
-    paths = execution_paths(loaded, ranks.work, engines, grid)
-    subject = Subject(machine, loaded, ranks.work, engines, paths, grid, held_bytes)
+    paths = execution_paths(loaded, ranks.work, engines, grid, prepared.prompts)
+    subject = Subject(machine, loaded, ranks.work, engines, paths, grid, prepared.prompts, held_bytes)
     own = roofs.only(list(dtypes), dtype_name(loaded.request.dtype), machine.info.datasheet)
     ceilings = replace(own, collective=link)
     twin_s = min(_TWIN_SHARE * prepared.budget_s, _TWIN_MOST_S)

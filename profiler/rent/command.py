@@ -102,7 +102,7 @@ def _assumptions(request: RentOptions, offers: Sequence[Offer]) -> str:
         number = f"{float(significant(amount, 2)):g}"
         rate = f"{number} {'request' if number == '1' else 'requests'}/{unit}"
     limits = [
-        f"{name} at most {duration(limit)}"
+        f"mean {name} at most {duration(limit)}"
         for name, limit in (("TTFT", load.limits.ttft_s), ("TPOT", load.limits.tpot_s))
         if limit is not None
     ]

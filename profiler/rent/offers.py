@@ -87,9 +87,9 @@ class Offer(Price):
     capacity_per_s: Span | None = None
     """Requests per second of one replica, with as many sequences in flight as the limits allow."""
     ttft_s: Span | None = None
-    """Seconds to the first token."""
+    """Mean seconds to the first token, with the wait for other prompts."""
     tpot_s: Span | None = None
-    """Seconds per output token, with the interruptions by other prompts."""
+    """Mean seconds per output token, with the interruptions by other prompts."""
     step_s: Span | None = None
     """Seconds of a decode step without them."""
     tokens_per_s: Span | None = None

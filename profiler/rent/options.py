@@ -22,7 +22,7 @@ MOST_BATCH = 4096
 
 @dataclass(frozen=True)
 class Limits:
-    """The user's latency limits; None: no limit."""
+    """The user's limits of mean latencies; None: no limit."""
 
     ttft_s: float | None = None
     tpot_s: float | None = None
@@ -63,8 +63,8 @@ class RentOptions:
     prompt: int | None = option(None, "Tokens per prompt.")
     new: int | None = option(None, "New tokens per answer.")
     batch: int | None = option(None, "Sequences always in flight, in place of a rate.")
-    max_ttft_ms: float | None = option(None, "Most milliseconds to the first token.")
-    max_tpot_ms: float | None = option(None, "Most milliseconds per further token.")
+    max_ttft_ms: float | None = option(None, "Most milliseconds to the first token: the mean of all requests, not p95.")
+    max_tpot_ms: float | None = option(None, "Most milliseconds per further token: the mean of all requests, not p95.")
     quant: str = option("none", "One or several of none, nf4, int8wo, int4wo, fp8.")
     engine: str = option("compiled", "compiled (vLLM, TensorRT-LLM), eager (plain transformers), or both.")
     price_class: str = option("", "Only prices of: hyperscaler, 'GPU cloud', marketplace or community.", flag="class")

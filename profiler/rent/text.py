@@ -116,8 +116,8 @@ def _misses(fitting: Sequence[Offer], rented: RentDocument) -> str:
     elif rented.quants == ("none",):
         faster = "; --quant int4wo or fp8 may be faster"
     return (
-        f"No GPU meets the limits: the best, {_named(best)}, typically takes {' and '.join(takes)}; {options} would"
-        f" meet them{faster}."
+        f"No GPU meets the limits: the best, {_named(best)}, typically takes {' and '.join(takes)} on average;"
+        f" {options} would meet them{faster}."
     )
 
 
@@ -205,7 +205,7 @@ def print_rented(rented: RentDocument, console: Console, *, by_utilisation: bool
     assumed, *answer = rent_sentences(rented)
     legend = [
         "> cheapest, ? may be cheaper, ! misses a limit. USD/h: of one GPU. GPUs: rented for this load. TTFT: typical"
-        " ms. ms/token: nine in ten are in this range. cost: USD per 1000 requests, idle time included.",
+        " mean in ms. ms/token: nine in ten means are in this range. cost: USD per 1000 requests, idle time included.",
         *(["8: 64 below a price: its smallest host has 8 GPUs, for 64 USD/h."] if any(map(_host, fitting)) else []),
     ]
     blocks: list[Block] = [Sentences(answer, plain_from=1), rent_table(fitting), Lines(legend, "dim")]

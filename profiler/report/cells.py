@@ -166,13 +166,13 @@ def waiting(run: Run) -> Section | None:
     if not rows:
         return None
     shown = evenly(rows, _MOST_WAITING_ROWS)
-    needed = ", ".join(f"p{percent} needs {samples_for(percent)}" for percent in (90, 99))
+    needed = ", ".join(f"p{percent} needs {samples_for(percent)}" for percent in (90, 95, 99))
     cut = f"{len(shown)} of {len(rows)} cells; all are in cells.csv. " if len(shown) < len(rows) else ""
-    caption = f"{cut}-: not measured, or too few samples ({needed}); TTFT has one per visit, TPOT one per decode step"
-    kinds = [f"{name} p{percent}" for name in ("TTFT", "TPOT") for percent in (50, 90, 99)]
+    caption = f"{cut}n: samples, one per prefill or decode step; -: not measured, or too few ({needed})"
+    kinds = [f"TTFT p{percent}" for percent in (50, 90, 95)] + [f"TPOT p{percent}" for percent in (50, 90, 99)]
     kinds += ["TPOT, first use"] if has_first_uses(run) else []
     # A percentile for which no cell has enough samples gets no column.
-    columns = zip(("cell", *kinds, "visits", "steps"), *shown, strict=True)
+    columns = zip(("cell", *kinds, "TTFT n", "TPOT n"), *shown, strict=True)
     headings, *cells = zip(*(each for each in columns if set(each[1:]) != {"-"}), strict=True)
     table = text_table(headings, [list(row) for row in cells], caption=caption)
     note = "TTFT: time to first token; TPOT: time per output token; each cell is batch x prompt"
@@ -183,10 +183,10 @@ _NO_PERCENTILES = (math.nan,) * 3
 
 
 def waiting_rows(run: Run) -> list[list[str]]:
-    """Return a row per measured cell: p50, p90 and p99 of the time to first token, and of the time per output token.
+    """Return a row per measured cell: p50, p90 and p95 of the time to first token; p50, p90 and p99 per output token.
 
     Tokens of one sequence are one decode step apart. A percentile that needs more samples than the cell has is `-`.
-    Where new KV lengths cost time (`has_first_uses`), the step at such a length follows.
+    Where new KV lengths cost time (`has_first_uses`), the step at such a length follows; then the numbers of samples.
     """
     evidence, new_lengths = evidence_of(run), has_first_uses(run)
     results: dict[Cell, dict[Phase, CellResult]] = {}
@@ -195,11 +195,11 @@ def waiting_rows(run: Run) -> list[list[str]]:
     rows = []
     for cell, phases in results.items():
         first, step = phases.get("prefill"), phases.get("decode")
-        ttft_s = (first.ttft_s, first.ttft_p90_s, first.ttft_p99_s) if first else _NO_PERCENTILES
+        ttft_s = (first.ttft_s, first.ttft_p90_s, first.ttft_p95_s) if first else _NO_PERCENTILES
         tpot_s = (step.latency_s, step.p90_s, step.p99_s) if step else _NO_PERCENTILES
         uses = [duration(evidence[step.key].first_use_s or math.nan)] if step and new_lengths else [""] * new_lengths
-        visits = next((each.visits for each in (first, step) if each), 0)
-        samples = [str(each or 0) for each in (visits, step.samples if step else 0)]
+        ttfts = first.ttft_samples or first.visits if first else 0  # older tables have one per visit
+        samples = [str(each or 0) for each in (ttfts, step.samples if step else 0)]
         rows.append([cell.name, *map(duration, ttft_s), *map(duration, tpot_s), *uses, *samples])
     return rows
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from profiler.data.links import Link
 from profiler.judge.padding import RaggedStep
-from profiler.report.blocks import HTML, Lines, Picture, Section
+from profiler.report.blocks import HTML, Lines, Picture, Section, text_table
 from profiler.report.forecast import answer_sentences, forecast_table
+from profiler.report.selection import evenly
 from profiler.stats import CLAIM_VISITS
 from profiler.store.folder import Run
 from profiler.store.forecasts import read_forecast
@@ -61,6 +62,40 @@ def _waiting(step: RaggedStep) -> str:
     return (
         f"sequences that have ended wait {percent(step.waiting)} of the time, {duration(step.waiting_s)} of each step"
     )
+
+
+_MOST_EXPERT_ROWS = 8
+_FEWER_EXPERTS = 0.9
+"""Below this share of the expected experts, the counted bytes of weights are clearly too high."""
+
+
+def experts(run: Run) -> Section | None:
+    """The experts that real prompts use, next to the number on which the counts and roofs rest."""
+    steps = evenly(run.document.experts_touched, _MOST_EXPERT_ROWS)
+    rows = [
+        [
+            step.key.name,
+            f"{step.touched:.1f}",
+            f"{step.expected:.1f}",
+            str(step.experts),
+            percent(step.touched / step.expected),
+        ]
+        for step in steps
+    ]
+    caption = "distinct experts of a layer in one step; expected: by the counts, if each were chosen equally often"
+    table = text_table(("step", "experts used", "expected", "of", "used / expected"), rows, caption=caption)
+    if not run.document.grid.prompts or not (rows or run.model.experts):
+        return None
+    if not rows:
+        hidden = "The experts that the prompts use are not known: the code does not show what the router chose."
+        return Section("Experts that the prompts use", [Lines([hidden], "paragraph")])
+    fewest = min(run.document.experts_touched, key=lambda step: step.touched / step.expected)
+    share = fewest.touched / fewest.expected
+    of_expected = f"{fewest.key.name} uses {percent(share)} of the expected experts"
+    too_high = f"{of_expected}: its counted bytes, floor and roof share are too high"
+    lines = [Lines([too_high], "paragraph")] if share < _FEWER_EXPERTS else []
+    note = f"measured with the prompts of {run.document.grid.prompts}"
+    return Section("Experts that the prompts use", [table, *lines], note)
 
 
 def ranks(run: Run) -> Section | None:

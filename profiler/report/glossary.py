@@ -184,7 +184,7 @@ GLOSSARY: dict[str, Term] = {
     "instrument": Term("the measurement's own cost: marks around each step."),
     "TTFT": Term(
         "time to first token as a user sees it: the prompt to the device, the prefill, the token back on the host.",
-        lambda run: _percentiles(run, {50: "ttft_s", 90: "ttft_p90_s", 99: "ttft_p99_s"}, "prefill"),
+        lambda run: _percentiles(run, {50: "ttft_s", 90: "ttft_p90_s", 95: "ttft_p95_s"}, "prefill"),
     ),
     "TPOT": Term(
         "time per output token: one decode step; its median is `latency_s`, its tail `p90_s` and `p99_s`.",

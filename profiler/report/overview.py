@@ -33,9 +33,10 @@ def warnings(run: Run) -> Section | None:
 
 def setting(run: Run) -> Section:
     """The model, the device and its roofs."""
-    device = run.document.device
+    device, prompts = run.document.device, run.document.grid.prompts
     lines = [
         f"{run.model.id}: {short_count(run.model.params)} parameters, {precision_line(run)}, on {device.name}",
+        *([f"prompts: those of {prompts}, in the model's own tokens"] if prompts else []),
         "measured roofs: " + ", ".join(roofs_lines(run)),
     ]
     host = host_line(run)

@@ -33,6 +33,7 @@ SECTIONS: list[Callable[[Run], Section | None]] = [
     engines.engines,
     engines.generate,
     conditions.ragged,
+    conditions.experts,
     engines.cold,
     conditions.ranks,
     conditions.forecast,

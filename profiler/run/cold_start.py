@@ -26,7 +26,6 @@ from profiler.errors import RequestError
 from profiler.facts.measurements import FirstCalls, FreshStart
 from profiler.loading.load import load
 from profiler.loading.meta_model import quiet_libraries
-from profiler.measure.visit import seeded_prompts
 from profiler.quant.storage import model_storage_bytes
 from profiler.run.validate import PreparedRun
 from profiler.units import scaled
@@ -81,7 +80,7 @@ def start_fresh(prepared: PreparedRun, link: str) -> FreshStart:
         out=None,
         cold=False,
     )
-    request = json.dumps({"options": asdict(options), "launched_unix_s": time.time()})
+    request = json.dumps({"options": asdict(options), "launched_unix_s": time.time()}, default=str)
     command = [sys.executable, "-c", _CHILD, request]
     try:
         process = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)
@@ -110,8 +109,7 @@ def child(request_json: str) -> None:
         loaded = load(prepared.request, prepared.config)
         machine.clock.synchronize()
         load_s = now_s() - start_s
-        vocab_size = prepared.config.get_text_config().vocab_size
-        ids = seeded_prompts(cell, vocab_size).to(machine.device)
+        ids = prepared.prompts.of(cell).to(machine.device)
         engines: dict[str, dict[str, float]] = {}
         for name in prepared.grid.engines:
             engine, wait = ENGINES[name](loaded.module, machine), machine.clock.synchronize

@@ -75,7 +75,15 @@ def opening(
             memory_bytes_per_s=ceilings.memory_bytes_per_s if ceilings.memory else None,
             dispatch_s=dispatch_seconds(by_step),
         ),
-        grid=GridRecord(grid.prompt_lens, grid.batch_sizes, grid.context_lens, grid.new_tokens, grid.ragged),
+        grid=GridRecord(
+            prompt_lens=grid.prompt_lens,
+            batch_sizes=grid.batch_sizes,
+            context_lens=grid.context_lens,
+            new_tokens=grid.new_tokens,
+            ragged=grid.ragged,
+            prompts=prepared.prompts.name,
+            prompts_digest=prepared.prompts.digest,
+        ),
         engine=EngineRecord(
             names=grid.engines,
             budget_s=prepared.options.budget_s,

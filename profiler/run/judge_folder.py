@@ -6,14 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from profiler.facts.dispatch import dispatch_seconds
-from profiler.facts.measurements import AfterIdle, FreshStart, PackedBatches, Quality
+from profiler.facts.measurements import AfterIdle, ExpertsTouched, FreshStart, PackedBatches, Quality
 from profiler.facts.telemetry import health
 from profiler.fallbacks import fallback_sentences
 from profiler.judge.judge_run import judge_run
 from profiler.judge.module_times import group_times
 from profiler.judge.stragglers import rank_steps
 from profiler.judge.warnings import run_warnings
-from profiler.store.document import ActivityRecord
+from profiler.store.document import ActivityRecord, ExpertsRecord
 from profiler.store.folder import Run, read_document, read_facts, read_gathered
 from profiler.store.writer import write_cells, write_document, write_operators
 
@@ -58,6 +58,7 @@ def judge_folder(folder: Path, *, finished: bool = False) -> Run:
         rank_steps=rank_steps(facts, {result.key: result.latency_s for result in judgement.cells}),
         generate=judgement.generate,
         ragged=judgement.ragged,
+        experts_touched=tuple(ExpertsRecord.of(item) for item in gathered.latest_by(ExpertsTouched, "key")),
         fresh_starts=gathered.latest_by(FreshStart, "link"),
         after_silence=gathered.latest_by(AfterIdle, "silence_s"),
         answer=judgement.answer,

@@ -18,6 +18,7 @@ from profiler.judge.levers import promised_s
 from profiler.loading.request import dtype_name
 from profiler.measure.batching import try_ways
 from profiler.measure.dense_twins import packed_batches, packed_linears
+from profiler.measure.experts_touched import experts_touched
 from profiler.measure.generate import time_generate
 from profiler.measure.idle import steps_after_idle
 from profiler.measure.kernels import keys_between, replay_between, replay_kernels
@@ -296,6 +297,10 @@ def measure_options(session: Session, folder: Path) -> None:
         for name in (name for name, engine in subject.engines.items() if not engine.owns_model):
             with session.stages.optional(f"the breakdown of {name}'s steps", "its steps are not broken down"):
                 _look_inside(session, name, folder if options.trace else None)
+    if subject.prompts.real:
+        with session.stages.optional("the experts that the prompts use", "only their expected number is known"):
+            for cell in session.ledger.gathered.visits:
+                session.ledger.extend(experts_touched(subject, cell))
     if options.cold:
         _start_cold(session)
     if quality_ids := session.prepared.quality_ids:

@@ -28,6 +28,12 @@ class Options:
         "Prompt lengths: 128, or 64,256, or 64..2048*2; for unequal prompts ragged:32..512 or ragged:FILE.",
         shown="64,128,256,512; 64,512 to compare precisions, engines or devices",
     )
+    prompts: Path | str | None = option(
+        None,
+        "File of real prompts: a text per line, or JSON lines with prompt or messages. Their lengths are the grid;"
+        " --prompt-lens cuts them to others.",
+        metavar="FILE",
+    )
     context_lens: str | Sequence[int] = option("", "Decode with this many tokens in the KV cache, without a prefill.")
     batch_sizes: str | Sequence[int] | None = option(
         None, "Batch sizes, in the same grammar.", shown="1,2,4,8; 1,8 to compare"

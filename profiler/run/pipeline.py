@@ -186,6 +186,7 @@ def time_cells(session: Session, visits: Sweep) -> None:
         whole,
         floors_s=floors_s(session),
         late_s=late_s,
+        tail_s=effort.STANDARD.tail_share * budget.total_s,
         effort=effort.STANDARD,
         ascending=session.prepared.ascending,
     )
@@ -200,7 +201,7 @@ def time_cells(session: Session, visits: Sweep) -> None:
     with Watch(machine.source) as watch:
         for name, engine in subject.engines.items():
             cell = replace(grid.cells[0], engine=name)
-            warm_up(engine, cell, machine, vocab_size=subject.vocab_size, budget_s=budget.warm_up_s)
+            warm_up(engine, cell, machine, prompts=subject.prompts, budget_s=budget.warm_up_s)
         sweep_s = budget.sweep_s
         after_s = budget.after_sweep_s if whole else budget.left_s - sweep_s
 
@@ -214,7 +215,7 @@ def time_cells(session: Session, visits: Sweep) -> None:
             subject.engines,
             replace(plan, budget_s=sweep_s),
             machine=machine,
-            vocab_size=subject.vocab_size,
+            prompts=subject.prompts,
             own_bytes=own_bytes,
             fits=lambda cell: _no_room(session, cell),
             on_progress=show,

@@ -72,10 +72,10 @@ def load_subject(prepared: PreparedRun, stages: Stages, budget: RunBudget) -> Su
         (name, phase): ExecutionPath() for name in engines for phase in PHASES
     }
     with stages.optional("the choice of kernels", "work is counted as if the fastest ran"):
-        paths = execution_paths(loaded, work, engines, prepared.grid)
+        paths = execution_paths(loaded, work, engines, prepared.grid, prepared.prompts)
     if FORMATS[request.quant].has_options and (why := four_bit_rule_error(machine.device)):
         stages.miss("bitsandbytes' choice of 4-bit kernels", why, "dense copies are counted from 5 rows on")
-    return Subject(machine, loaded, work, engines, paths, prepared.grid, held_bytes)
+    return Subject(machine, loaded, work, engines, paths, prepared.grid, prepared.prompts, held_bytes)
 
 
 def wait_for_neighbours(neighbours: Neighbours, stages: Stages, budget: RunBudget) -> list[Contention]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -20,13 +21,15 @@ from profiler.engines.vllm import check_vllm
 from profiler.errors import RequestError, RunError
 from profiler.facts.step import Attention
 from profiler.grid.cells import DEFAULT_ENGINE, Grid
-from profiler.grid.ragged import PADDED_ENGINE, RAGGED
-from profiler.grid.ranges import check_positions, make_grid
+from profiler.grid.ragged import PADDED_ENGINE, RAGGED, too_few
+from profiler.grid.ranges import check_positions, make_grid, parse_values
 from profiler.loading.checkpoint import check_weights, resolve_weights
 from profiler.loading.config import architecture_of, load_config
 from profiler.loading.meta_model import build_on_meta, plan, quiet_libraries
+from profiler.loading.prompts import Prompts, read_prompts
 from profiler.loading.request import DTYPES, ModelRequest, dtype_name, most_positions, resolve_dtype
 from profiler.loading.source import ModelSource, resolve
+from profiler.loading.tokenizer import load_tokenizer
 from profiler.measure.quality import text_ids
 from profiler.options import flag_of, listed, one_of
 from profiler.quant.formats import QuantOptions, check_quant
@@ -45,6 +48,7 @@ class PreparedRun:
     request: ModelRequest
     config: Any
     grid: Grid
+    prompts: Prompts
     options: Options
     """The options as requested; those about the model or the grid are superseded by the fields above."""
     quality_ids: Sequence[int]
@@ -77,12 +81,12 @@ def prepare(options: Options, compared: bool = False) -> PreparedRun:
     engines = with_own_loop(listed(options.engine)) or [DEFAULT_ENGINE]
     caches = listed(options.cache)
     compared = compared or len(engines) > 1 or len(caches) > 1
-    prompts, batches = options.prompt_lens, options.batch_sizes
-    if prompts is None and not options.context_lens:
-        prompts = _COMPARED_PROMPT_LENS if compared else _PROMPT_LENS
+    lens, batches = options.prompt_lens, options.batch_sizes
+    if lens is None and not options.context_lens and not options.prompts:
+        lens = _COMPARED_PROMPT_LENS if compared else _PROMPT_LENS
     if batches is None:
         batches = _COMPARED_BATCH_SIZES if compared else _BATCH_SIZES
-    grid_named = bool(options.prompt_lens or options.batch_sizes or options.context_lens)
+    grid_named = bool(options.prompt_lens or options.prompts or options.batch_sizes or options.context_lens)
     if options.budget_s is None and not grid_named:
         options = replace(options, budget_s=DEFAULT_BUDGET_S)  # the command that repeats this run names its grid
     model = DEFAULT_MODEL if options.model is None else options.model
@@ -96,7 +100,14 @@ def prepare(options: Options, compared: bool = False) -> PreparedRun:
     device = resolve_device(options.device)
     config = load_config(source, options.trust_remote_code)
     engines = engines_of_caches(engines, caches, config)
-    grid = make_grid(prompts or (), batches, options.new_tokens, options.context_lens, engines)
+    prompts = _prompts(options, source, config)
+    if prompts.real:
+        lens = prompts.shape(options.new_tokens) if lens is None else lens
+        if not options.batch_sizes:
+            batches = [size for size in parse_values(str(batches), "--batch-sizes") if size <= len(prompts.real)]
+    grid = make_grid(lens or (), batches, options.new_tokens, options.context_lens, engines)
+    if prompts.real and grid.batch_sizes[-1] > len(prompts.real):
+        raise RequestError(too_few(prompts.name, len(prompts.real), grid.batch_sizes[-1]))
     dtype = resolve_dtype(options.dtype, quant, device, config)
     quant_options = QuantOptions(options.double_quant, DTYPES.get(options.compute_dtype))
     check_quant(quant, quant_options, dtype, device)
@@ -145,6 +156,7 @@ def prepare(options: Options, compared: bool = False) -> PreparedRun:
         request=request,
         config=config,
         grid=grid,
+        prompts=replace(prompts, ragged=grid.ragged),
         options=options,
         quality_ids=text_ids(request) if checks_quality else (),
         out=Path(options.out) if options.out is not None else _default_folder(request),
@@ -153,6 +165,16 @@ def prepare(options: Options, compared: bool = False) -> PreparedRun:
         budget_s=DEFAULT_BUDGET_S if options.budget_s is None else options.budget_s,
         whole=effort.STANDARD.whole_grid or (options.budget_s is None and grid_named),
     )
+
+
+def _prompts(options: Options, source: ModelSource, config: Any) -> Prompts:
+    """The requested real prompts, or random ones. Raises RequestError for a file or tokenizer that gives none."""
+    vocab_size, limit = int(config.get_text_config().vocab_size), most_positions(config)
+    if not options.prompts:
+        return Prompts(vocab_size)
+    tokenizer = load_tokenizer(source, "--prompts", trust_remote_code=options.trust_remote_code)
+    most_tokens = math.inf if limit is None or options.prompt_lens else limit - options.new_tokens
+    return read_prompts(Path(options.prompts), tokenizer, vocab_size, most_tokens)
 
 
 def _check_ranks(
@@ -190,7 +212,7 @@ def prepare_resume(folder: Path, options: Options) -> PreparedRun:
     document = read_document(folder)
     if document.finished and not document.missing and all(row.status in _DONE for row in read_results(folder)):
         raise RunError(f"{folder} is finished: nothing is left to resume; `roofscope judge` writes its reports again.")
-    return replace(prepare(replace(_options_of(folder, document, options), out=folder)), resumed=True)
+    return replace(_prepare_again(folder, document, replace(options, out=folder)), resumed=True)
 
 
 def prepare_rerun(folder: Path, options: Options) -> PreparedRun:
@@ -198,7 +220,14 @@ def prepare_rerun(folder: Path, options: Options) -> PreparedRun:
 
     Raises RunError for a folder that cannot be read, and whatever `prepare` raises.
     """
-    return prepare(_options_of(folder, read_document(folder), options))
+    return _prepare_again(folder, read_document(folder), options)
+
+
+def _prepare_again(folder: Path, document: RunDocument, options: Options) -> PreparedRun:
+    prepared = prepare(_options_of(folder, document, options))
+    if prepared.prompts.digest != document.grid.prompts_digest:
+        raise RunError(f"{folder} ran other prompts than {prepared.prompts.name} has now; start a new run with them.")
+    return prepared
 
 
 def _options_of(folder: Path, document: RunDocument, options: Options) -> Options:
@@ -210,10 +239,13 @@ def _options_of(folder: Path, document: RunDocument, options: Options) -> Option
         model = facts.id
     elif (name := resolve(model).name) != facts.id:
         raise RunError(f"this run cannot be resumed with {name}: it profiled {facts.id}.")
+    if grid.prompts and not options.prompts:
+        raise RunError(f"{folder} ran the prompts of {grid.prompts} and does not hold them; give --prompts again.")
     return replace(
         options,
         model=model,
         prompt_lens=grid.ragged or grid.prompt_lens,
+        prompts=options.prompts if grid.prompts else None,
         batch_sizes=grid.batch_sizes,
         context_lens=grid.context_lens,
         new_tokens=grid.new_tokens,
@@ -230,7 +262,7 @@ def _options_of(folder: Path, document: RunDocument, options: Options) -> Option
 
 
 _RESOLVED_OPTIONS = (
-    "model", "prompt_lens", "context_lens", "batch_sizes", "new_tokens", "dtype", "quant", "double_quant",
+    "model", "prompt_lens", "prompts", "context_lens", "batch_sizes", "new_tokens", "dtype", "quant", "double_quant",
     "compute_dtype", "weights", "engine", "cache", "attn", "device", "out",
 )  # fmt: skip
 """Options that the command writes with their resolved values; `out` differs the next time."""
@@ -253,8 +285,14 @@ def repeating(request: ModelRequest, grid: Grid, options: Options) -> str:
         f"--engine {','.join(name for name in grid.engines if name != PADDED_ENGINE)}",
         f"--device {options.device if ':' in options.device else request.device.type}",
     ]
+    file = Path(options.prompts).name if options.prompts else ""
     prompts = f"{RAGGED}{grid.ragged.name}" if grid.ragged else ",".join(map(str, grid.prompt_lens))
-    for option, lens in (("--prompt-lens", prompts), ("--context-lens", ",".join(map(str, grid.context_lens)))):
+    values = {
+        "--prompt-lens": "" if grid.ragged and grid.ragged.name == file else prompts,
+        "--prompts": shlex.quote(file) if file else "",
+        "--context-lens": ",".join(map(str, grid.context_lens)),
+    }
+    for option, lens in values.items():
         if lens:
             parts.insert(1, f"{option} {lens}")
     if request.quant_options.double:

@@ -9,7 +9,15 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from profiler.data.links import Link
-from profiler.facts.measurements import Activity, AfterIdle, FreshStart, KernelTime, PackedBatches, Quality
+from profiler.facts.measurements import (
+    Activity,
+    AfterIdle,
+    ExpertsTouched,
+    FreshStart,
+    KernelTime,
+    PackedBatches,
+    Quality,
+)
 from profiler.facts.roofs import Ceilings, CurvePoint, HostPace, Roof, WeightReadRoof
 from profiler.facts.run_facts import DeviceFacts, ModelFacts
 from profiler.facts.scheduler import OwnedModel
@@ -39,6 +47,10 @@ class GridRecord:
     new_tokens: int
     ragged: Ragged | None = None
     """Unequal prompt lengths, in queue order; `prompt_lens` then lists the longest of each batch."""
+    prompts: str | None = None
+    """The file of real prompts, without its folder; null if tokens were random. Its text is not stored."""
+    prompts_digest: str | None = None
+    """A short hash of their tokens."""
 
 
 @dataclass(frozen=True)
@@ -154,6 +166,21 @@ class ActivityRecord(KeyedRecord):
 
 
 @dataclass(frozen=True)
+class ExpertsRecord(KeyedRecord):
+    """The distinct experts that real prompts use in one step: means over layers and steps."""
+
+    touched: float
+    expected: float
+    """The number that the counts use, if every expert is chosen equally often."""
+    experts: int
+    """All routed experts of a layer."""
+
+    @classmethod
+    def of(cls, item: ExpertsTouched) -> ExpertsRecord:
+        return view(cls, item, **columns_of(item.key))
+
+
+@dataclass(frozen=True)
 class RunDocument:
     """The content of run.json: facts other than samples, then verdicts."""
 
@@ -215,6 +242,8 @@ class RunDocument:
     """The overhead of transformers' `generate`, by cell."""
     ragged: tuple[RaggedStep, ...] = ()
     """Padding and waiting of unequal prompts, by cell."""
+    experts_touched: tuple[ExpertsRecord, ...] = ()
+    """Distinct experts that real prompts use, by cell."""
     fresh_starts: tuple[FreshStart, ...] = ()
     """Fresh processes, from their start to their answers."""
     after_silence: tuple[AfterIdle, ...] = ()

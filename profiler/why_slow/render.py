@@ -73,7 +73,7 @@ def why_sentences(why: Why) -> list[str]:
         loads = ", loads" if seen.loads else ""
         lines.append(f"Percentages refer to {duration(seen.steady_s)}: {warm}{loads} and tokenizers.")
     saved_once = next((number for number, item in enumerate(why.findings, 1) if item.once), None)
-    return [*lines, *(_first_call(first, saved_once) for first in why.first_calls)]
+    return [*lines, *(_first_call(firsts, saved_once) for firsts in _by_line(why.first_calls))]
 
 
 def _slow_module(why: Why) -> list[str]:
@@ -90,17 +90,30 @@ def _slow_module(why: Why) -> list[str]:
     return [f"{module.name} ({module.place}) {beyond}, in {often} ({module.where})."]
 
 
-def _first_call(first: FirstCall, saved_once: int | None) -> str:
-    """A slow first call; `saved_once` is the number of the finding that saves some of its one-time costs."""
+def _by_line(firsts: Sequence[FirstCall]) -> list[list[FirstCall]]:
+    """The first calls of a line together if each was the only one of its kind, and the others by themselves."""
+    lines: dict[object, list[FirstCall]] = {}
+    for number, first in enumerate(firsts):
+        alone = first.again and first.calls == 1
+        lines.setdefault(first.where if alone else number, []).append(first)
+    return list(lines.values())
+
+
+def _first_call(firsts: Sequence[FirstCall], saved_once: int | None) -> str:
+    """Slow first calls of a line; `saved_once` is the number of the finding that saves some of their one-time costs."""
+    first = firsts[0]
     if not first.again:
         return (
             f"The first of {first.calls} similar calls at {first.where} took {duration(first.first_s)}, the others"
             f" {duration(first.usual_s)}: leave out the first if you time them."
         )
     which = f"The first of {first.calls} similar calls" if first.calls > 1 else "The only call of its kind"
+    if len(firsts) > 1:
+        which = f"The {len(firsts)} calls of different shapes"
+    first_s, usual_s = sum(item.first_s for item in firsts), sum(item.usual_s for item in firsts)
     saves = "which no finding saves and" if saved_once is None else f"of which only no. {saved_once} saves some;"
     return (
-        f"{which} at {first.where} took {duration(first.first_s)}, and {duration(first.usual_s)} when repeated. The"
+        f"{which} at {first.where} took {duration(first_s)}, and {duration(usual_s)} when repeated. The"
         f" rest is a one-time cost, {saves} no percentage includes{' it' if saved_once else ''}."
     )
 

@@ -19,6 +19,7 @@ from profiler.errors import RequestError
 from profiler.facts.visits import Visit
 from profiler.grid.cells import Cell
 from profiler.grid.ranges import make_grid
+from profiler.loading.prompts import Prompts
 from profiler.measure.sweep import Plan
 from profiler.measure.visit import VisitContext
 from profiler.store.folder import read_document, read_gathered
@@ -64,7 +65,7 @@ def test_open_cells_are_visited_in_rounds_after_those_of_the_sweep(monkeypatch: 
     plan = Plan(make_grid([64], [1], 8), 1e9)
     engines = {cell.engine: None for cell in known}
     found = rerun.visits_of_open(
-        read_side(REFERENCE), LIMITS, engines, plan, machine=machine, vocab_size=8, own_bytes=own_bytes
+        read_side(REFERENCE), LIMITS, engines, plan, machine=machine, prompts=Prompts(8), own_bytes=own_bytes
     )  # type: ignore[arg-type]
     rounds: dict[int, set[Cell]] = {}
     for visit in found:

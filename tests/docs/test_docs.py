@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
+from tokenized import save_tokenizer
 
 import profiler
 from profiler.errors import RequestError
@@ -110,6 +111,8 @@ def copied(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
     shutil.copytree(tiny_folder, copy / "my-model")
     config = json.loads((copy / "my-model/config.json").read_text()) | {"max_position_embeddings": 4096}
     (copy / "my-model/config.json").write_text(json.dumps(config))
+    save_tokenizer(copy / "my-model", 128)
+    (copy / "prompts.txt").write_text("w1 w2 w3\nw4 w5\n")
     return copy
 
 

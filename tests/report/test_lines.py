@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,8 @@ from made_runs import evidence, key, old_run, result, with_document
 
 from profiler.facts.roofs import REFERENCE_HOST, REFERENCE_HOST_STEP_S, HostPace
 from profiler.facts.telemetry import ReadingRange, health
+from profiler.facts.visits import Visit
+from profiler.judge.cell_rows import with_visits
 from profiler.judge.cells import EngineDifference, Lever, columns_of
 from profiler.judge.regimes import Flag
 from profiler.report.cells import regime_names, waiting_rows
@@ -191,11 +194,26 @@ def test_health_is_in_words() -> None:
 
 def test_what_a_user_waits_for_is_one_row_per_cell() -> None:
     """A row has the TTFT of the prefill and the TPOT of the decode; a percentile without enough samples is a dash."""
-    first = result(key("prefill", 2), 0.4, ttft_s=0.41, ttft_p90_s=0.5, visits=12)
+    first = result(key("prefill", 2), 0.4, ttft_s=0.41, ttft_p90_s=0.5, ttft_samples=12, visits=2)
     step = result(key("decode", 2), 0.02, p90_s=0.021, p99_s=0.03, samples=372)
     run = replace(old_run(), results=(first, step))
     expected = ["2 x 64", "410 ms", "500 ms", "-", "20.0 ms", "21.0 ms", "30.0 ms", "12", "372"]
     assert waiting_rows(run) == [expected]
+
+
+def test_a_percentile_of_ttft_needs_its_samples() -> None:
+    """p95 of 1 to 20 s is 19.05 s with linear interpolation (numpy's default); 19 samples have none."""
+    cell, seconds = key("prefill", 2), [float(second) for second in range(1, 21)]
+    for count, p95_s in ((20, 19.05), (19, math.nan)):
+        visits = [
+            Visit(
+                cell.cell, round=0, prefill_s=half[0], decode_s=(0.1,) * 3, wall_s=2.0, warm_up_s=(),
+                peak_memory_bytes=1, at_unix_s=0.0, ttft_s=half[0], more_ttft_s=tuple(half[1:]),
+            )
+            for half in (seconds[:count:2], seconds[1:count:2])
+        ]  # fmt: skip
+        row = with_visits(result(cell, 0.4), cell, visits)
+        assert (row.ttft_samples, row.ttft_p95_s) == (count, pytest.approx(p95_s, nan_ok=True))
 
 
 def test_compiled_pieces_without_a_graph_are_named(run: Run) -> None:

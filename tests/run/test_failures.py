@@ -16,6 +16,7 @@ from profiler.engines.transformers import EagerEngine
 from profiler.errors import DeviceError, RankError, RequestError
 from profiler.facts.visits import Gap
 from profiler.grid.cells import Cell
+from profiler.loading.prompts import Prompts
 from profiler.measure import trials
 from profiler.measure.visit import VisitContext, visit_safely, warm_up
 from profiler.ranks.process_group import ProcessGroup
@@ -46,7 +47,7 @@ class Hears(QuietListener):
 
 
 def visited(error: BaseException) -> Any:
-    return visit_safely(Failing(error), CELL, 0, VisitContext(HOST, 64))  # type: ignore[arg-type]
+    return visit_safely(Failing(error), CELL, 0, VisitContext(HOST, Prompts(64)))  # type: ignore[arg-type]
 
 
 def no_memory() -> BaseException:
@@ -79,7 +80,7 @@ def test_what_ends_a_run_ends_it(error: BaseException) -> None:
     with pytest.raises(type(error)):
         visited(error)
     with pytest.raises(type(error)):
-        warm_up(Failing(error), CELL, HOST, vocab_size=64, budget_s=1.0)  # type: ignore[arg-type]
+        warm_up(Failing(error), CELL, HOST, prompts=Prompts(64), budget_s=1.0)  # type: ignore[arg-type]
     with pytest.raises(type(error)), Stages(QuietListener(), HOST).optional("a stage", "it is missing"):
         raise error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +18,8 @@ from profiler.run.options import Options
 from profiler.run.validate import repeating
 
 OTHER_THAN_DEFAULT = {
-    "model": "smollm2-135m", "prompt_lens": "32,64", "context_lens": "128", "batch_sizes": "3", "new_tokens": 9,
+    "model": "smollm2-135m", "prompt_lens": "32,64", "prompts": Path("my prompts.txt"),
+    "context_lens": "128", "batch_sizes": "3", "new_tokens": 9,
     "dtype": "bfloat16", "quant": "nf4", "double_quant": True, "compute_dtype": "float16", "weights": "random",
     "engine": "static", "cache": "fp8", "attn": "eager", "tp": 2, "device": "cuda:1", "out": "runs/mine",
     "budget_s": 7.5,

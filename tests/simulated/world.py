@@ -46,6 +46,7 @@ ENOUGH = {
     "profiler.measure.dispatch.TWIN_STEPS": 8,
     "profiler.measure.replay.ENOUGH_SAMPLES": 8,
     "profiler.measure.visit.MORE_PREFILLS": 1,
+    "profiler.measure.visit.TAIL_PREFILLS": 2,
     "profiler.roofs.host_dispatch.HOST_PACE_STEPS": 4,
     "profiler.checks.known_kernels.CHAIN_LENGTH": 200,
     "profiler.checks.selftest.MOST_KERNEL_ROUNDS": 2,

@@ -21,6 +21,7 @@ from profiler.device.machine import Machine
 from profiler.facts.roofs import DriftReading, swing
 from profiler.facts.visits import Visit, phase_medians, phase_samples
 from profiler.grid.cells import Cell, Grid
+from profiler.loading.prompts import Prompts
 from profiler.measure import sweep
 from profiler.stats import LEAST_VISITS, estimate, spread_of
 
@@ -143,7 +144,7 @@ def with_stopping(name: str, cells: int, seed: int, monkeypatch: pytest.MonkeyPa
     machine = cast(Machine, SimpleNamespace(now_s=lambda: world.now_s))
     plan = sweep.Plan(world.grid, ROUNDS * cells)
     engines: Any = {"eager": None}
-    for outcome in sweep.sweep(engines, plan, machine=machine, vocab_size=1, before_visits=world.look):
+    for outcome in sweep.sweep(engines, plan, machine=machine, prompts=Prompts(1), before_visits=world.look):
         assert isinstance(outcome, Visit)
         visits.setdefault(outcome.cell, []).append(outcome)
     return coverage(visits, world.look(), world.grid.cells[::3])

@@ -20,6 +20,7 @@ from profiler.engines.transformers import EagerEngine
 from profiler.facts.visits import Gap, Visit, steady
 from profiler.grid.cells import Cell
 from profiler.grid.ranges import make_grid
+from profiler.loading.prompts import Prompts
 from profiler.measure.sweep import Plan, sweep
 from profiler.measure.visit import VisitContext, visit_safely, warm_up
 from profiler.stats import LEAST_SAMPLES, timing_of
@@ -73,7 +74,7 @@ def run(  # type: ignore[no-untyped-def]
             {"eager": engine},
             Plan(grid, budget_s, half_width=10.0, **plan),
             machine=HOST,
-            vocab_size=32,
+            prompts=Prompts(32),
             fits=fits,
             earlier=earlier,
         )
@@ -92,7 +93,7 @@ def test_the_cell_next_is_the_one_furthest_from_all_that_were_visited() -> None:
     """Of 8 x 8 sizes from 1 to 128, the middle follows the corners: it is 3.5 octaves from each side."""
     sizes = [2**power for power in range(8)]
     plan = Plan(make_grid(sizes, sizes, 4), 0.0, whole=True, effort=ONCE)
-    cells = [outcome.cell for outcome in sweep({"eager": FakeEngine()}, plan, machine=HOST, vocab_size=32)]
+    cells = [outcome.cell for outcome in sweep({"eager": FakeEngine()}, plan, machine=HOST, prompts=Prompts(32))]
     assert {(cell.batch_size, cell.prompt_len) for cell in cells[:4]} == {(1, 1), (1, 128), (128, 1), (128, 128)}
     assert {cells[4].batch_size, cells[4].prompt_len} <= {8, 16}
     assert len(set(cells)) == 64
@@ -101,7 +102,7 @@ def test_the_cell_next_is_the_one_furthest_from_all_that_were_visited() -> None:
 def test_doublings_have_a_first_visit_each_from_the_smallest_on() -> None:
     sizes = [1, 2, 4, 8, 16, 32]
     plan = Plan(make_grid([4], sizes, 6), 5.0, half_width=10.0, ascending=True)
-    cells = [outcome.cell for outcome in sweep({"eager": FakeEngine()}, plan, machine=HOST, vocab_size=32)]
+    cells = [outcome.cell for outcome in sweep({"eager": FakeEngine()}, plan, machine=HOST, prompts=Prompts(32))]
     assert [cell.batch_size for cell in cells[:6]] == sizes
     assert sorted(cell.batch_size for cell in cells[6:12]) == sizes
 
@@ -110,7 +111,7 @@ def test_engines_of_a_cell_are_visited_in_turn() -> None:
     """They follow each other directly, every second time in reverse order."""
     grid = make_grid([4, 8], [1, 2], 6, engines=("eager", "static"))
     engines = {name: FakeEngine() for name in grid.engines}
-    outcomes = list(sweep(engines, Plan(grid, 5.0, half_width=10.0), machine=HOST, vocab_size=32))
+    outcomes = list(sweep(engines, Plan(grid, 5.0, half_width=10.0), machine=HOST, prompts=Prompts(32)))
     pairs = list(zip(outcomes[::2], outcomes[1::2], strict=True))
     assert len(pairs) == 4 * 4
     seen: Counter[Cell] = Counter()
@@ -122,6 +123,21 @@ def test_engines_of_a_cell_are_visited_in_turn() -> None:
         assert one.cell.engine == ("static" if seen[cell] % 2 else "eager")
         assert one.cell.engine != other.cell.engine
         seen[cell] += 1
+
+
+def test_the_cells_of_the_answer_have_twenty_prefills_after_two_visits_if_those_fit() -> None:
+    """With linear interpolation, p95 is below the largest of 20 samples, and not of fewer."""
+    of_answer = {Cell(1, 4, 6), Cell(2, 16, 6)}
+    for tail_s, first_two in ((600.0, 20), (1e-9, 2 * LEAST_SAMPLES)):
+        prefills: dict[Cell, list[int]] = {}
+        for outcome in run(FakeEngine(), tail_s=tail_s):
+            assert isinstance(outcome, Visit)
+            assert len(outcome.ttfts_s) == len(outcome.prefills_s)
+            assert all(ttft_s > 0 for ttft_s in outcome.ttfts_s)
+            prefills.setdefault(outcome.cell, []).append(len(outcome.prefills_s))
+        for cell, counts in prefills.items():
+            assert sum(counts[:2]) == (first_two if cell in of_answer else 2 * LEAST_SAMPLES)
+            assert set(counts[2:]) == {LEAST_SAMPLES}
 
 
 def test_a_second_visit_comes_before_any_third() -> None:
@@ -147,7 +163,7 @@ def test_what_the_budget_has_no_time_for_is_not_begun(budget_s: float, monkeypat
     monkeypatch.setattr("profiler.measure.sweep.visit_safely", visited)
     machine: Any = SimpleNamespace(now_s=lambda: now_s[0])
     plan = Plan(make_grid([4, 8, 16], [1, 2], 6), budget_s)
-    found = [outcome.cell for outcome in sweep({"eager": None}, plan, machine=machine, vocab_size=32)]  # type: ignore[dict-item]
+    found = [outcome.cell for outcome in sweep({"eager": None}, plan, machine=machine, prompts=Prompts(32))]  # type: ignore[dict-item]
     assert found[:4] == CORNERS
     assert budget_s - 32 < now_s[0] <= budget_s + 16
 
@@ -211,7 +227,7 @@ def test_times_agree_with_a_plain_loop(short_model: torch.nn.Module) -> None:
     """
     model = short_model
     engine = EagerEngine(model, HOST)
-    warm_up(engine, Cell(1, 128, 24), HOST, vocab_size=49152, budget_s=5.0)
+    warm_up(engine, Cell(1, 128, 24), HOST, prompts=Prompts(49152), budget_s=5.0)
     ratios: dict[str, list[float]] = {"prefill": [], "decode": []}
     for number in range(10):
         loops = {"ours": lambda: our_loop(engine), "plain": lambda: plain_loop(model)}
@@ -231,7 +247,7 @@ def test_times_agree_with_a_plain_loop(short_model: torch.nn.Module) -> None:
 def our_loop(engine: EagerEngine) -> dict[str, float]:
     """Medians of one visit: a prefill of 128 tokens, and the steps after it."""
     plan = Plan(make_grid([128], [1], 24), budget_s=1e-9, effort=ONCE)
-    [visit] = list(sweep({"eager": engine}, plan, machine=HOST, vocab_size=49152))
+    [visit] = list(sweep({"eager": engine}, plan, machine=HOST, prompts=Prompts(49152)))
     assert isinstance(visit, Visit)
     return {"prefill": statistics.median(visit.prefills_s), "decode": statistics.median(steady(visit.decode_s))}
 
@@ -256,7 +272,7 @@ def plain_loop(model: Any) -> dict[str, float]:
 
 def test_a_first_visit_that_is_late_has_fewer_steps() -> None:
     late, in_time = (
-        visit_safely(FakeEngine(), Cell(1, 4, 24), 0, VisitContext(HOST, 32, hurry_s=hurry_s))
+        visit_safely(FakeEngine(), Cell(1, 4, 24), 0, VisitContext(HOST, Prompts(32), hurry_s=hurry_s))
         for hurry_s in (0.0, math.inf)
     )
     assert isinstance(late, Visit)

@@ -29,6 +29,7 @@ from profiler.errors import RunError
 from profiler.facts.visits import Gap, Visit
 from profiler.grid.cells import Cell, Grid
 from profiler.grid.ranges import make_grid
+from profiler.loading.prompts import Prompts
 from profiler.measure.sweep import Plan, sweep
 from profiler.report.progress import QuietListener
 from profiler.store.folder import read_document, read_run
@@ -75,7 +76,7 @@ class PlainEngine:
 
 def outcomes(engine: PlainEngine, clock: Any = None, earlier: Any = (), grid: Grid = GRID) -> Iterator[Visit | Gap]:
     plan = Plan(grid, budget_s=0.0, whole=True, effort=replace(effort.STANDARD, rounds=1))
-    return sweep({"eager": engine}, plan, machine=Machine(CPU, clock=clock), vocab_size=32, earlier=earlier)
+    return sweep({"eager": engine}, plan, machine=Machine(CPU, clock=clock), prompts=Prompts(32), earlier=earlier)
 
 
 def measure_into(folder: Path, *, resume: bool, grid: Grid = GRID) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -50,6 +51,18 @@ def test_a_fault_is_found_despite_a_cold_call() -> None:
         "The only call of its kind at s.py:4 took 1.75 s, and 64.0 ms when repeated. The rest is a one-time cost, which"
         " no finding saves and no percentage includes."
     )
+
+
+def test_single_calls_of_a_line_share_a_sentence() -> None:
+    """Three prompts of different lengths at one line take 3.36, 2.63 and 2.94 s, and 1.72 s together when repeated."""
+    times = ((3.36, 0.565), (2.63, 0.578), (2.94, 0.577))
+    calls = tuple(replace(call(n, *seconds), prompt_len=8 + n) for n, seconds in enumerate(times))
+    [line] = [
+        text
+        for text in why_sentences(judge_calls(Observations("s.py", 9.0, calls, (), 0.0, "", 0.0), []))
+        if "when repeated" in text
+    ]
+    assert line.startswith("The 3 calls of different shapes at s.py:4 took 8.93 s, and 1.72 s when repeated.")
 
 
 def test_a_first_call_faster_than_its_repeat_counts_in_full() -> None:

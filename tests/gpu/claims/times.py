@@ -13,8 +13,9 @@ from profiler.facts.operators import REST
 from profiler.facts.visits import Gap, Visit
 from profiler.grid.cells import Cell
 from profiler.judge.breakdown import TERMS
+from profiler.loading.prompts import Prompts
 from profiler.measure.visit import VisitContext as VisitBench
-from profiler.measure.visit import seeded_prompts, visit_safely, warm_up
+from profiler.measure.visit import visit_safely, warm_up
 from profiler.store.folder import Run, read_gathered
 
 from .bench import Attempt, Bench, Check, NotRunError, facts_of, main_run, small_run, within
@@ -45,8 +46,8 @@ def _eager(bench: Bench) -> tuple[Any, EagerEngine, VisitBench]:
 def _plain_loop(bench: Bench) -> Iterator[Check]:
     (model, engine, _), cell = bench.once(_eager), Cell(1, _PROMPT, _NEW_TOKENS)
     vocab = model.config.vocab_size
-    warm_up(engine, cell, bench.machine, vocab_size=vocab, budget_s=3.0)
-    ids = seeded_prompts(cell, vocab).to(bench.device)
+    warm_up(engine, cell, bench.machine, prompts=Prompts(vocab), budget_s=3.0)
+    ids = Prompts(vocab).of(cell).to(bench.device)
     ratios: dict[str, list[float]] = {"prefill": [], "decode": []}
     for turn in range(_INTERLEAVED):
         visit = _visit(bench, cell, turn)
@@ -92,7 +93,7 @@ def _new_shape(bench: Bench) -> Iterator[Check]:
     """A library that plans for each new length (cuDNN's attention) pays in the first loop; a visit must not."""
     model, *_ = bench.once(_eager)
     first_cell, second_cell = (Cell(1, prompt, _NEW_TOKENS) for prompt in _FRESH_PROMPTS)
-    ids = seeded_prompts(first_cell, model.config.vocab_size).to(bench.device)
+    ids = Prompts(model.config.vocab_size).of(first_cell).to(bench.device)
     first, second = (sum(_loop(bench, model, ids)[1]) for _ in range(2))
     why = "reported only: what the first use of a length costs"
     yield Check("a plain decode loop of a new shape: first / second", None, first / second, why=why)

@@ -21,10 +21,10 @@ from profiler.facts.run_facts import Facts
 from profiler.grid.cells import PHASES, Cell, CellKey
 from profiler.loading.config import load_config
 from profiler.loading.load import load
+from profiler.loading.prompts import Prompts
 from profiler.loading.request import ModelRequest
 from profiler.loading.source import resolve
 from profiler.measure.dispatch import hollow_config
-from profiler.measure.visit import seeded_prompts
 
 from .bench import Attempt, Bench, Check, NotRunError, cells_measured, facts_of, flushes, main_run, replayed_s, within
 
@@ -101,7 +101,7 @@ def _main_cells(bench: Bench) -> Iterator[Check]:
 
 def _step(bench: Bench, model: _Model, phase: str, cell: Cell) -> Callable[[], object]:
     engine = EagerEngine(model.module, bench.machine)
-    ids = seeded_prompts(cell, model.module.config.vocab_size).to(bench.device)
+    ids = Prompts(model.module.config.vocab_size).of(cell).to(bench.device)
     if phase == "prefill":
         return lambda: engine.prefill(ids, cell.slots)
     with torch.inference_mode():
@@ -263,7 +263,7 @@ def _two_flushes(bench: Bench) -> Iterator[Check]:
 def _kept_caches(bench: Bench) -> Iterator[Check]:
     """Both engines reset a filled cache, so neither may need a mask if the other does not."""
     model, found = bench.once(_small_model), {}
-    ids = seeded_prompts(_CELL, model.module.config.vocab_size).to(bench.device)
+    ids = Prompts(model.module.config.vocab_size).of(_CELL).to(bench.device)
     for kind in (StaticEngine, GraphEngine):
         engine = kind(model.module, bench.machine)
         with torch.inference_mode():

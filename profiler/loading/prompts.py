@@ -1,0 +1,154 @@
+"""The prompts of a run: real ones of a file in the model's own tokens, or random tokens."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from profiler.errors import RequestError, first_line
+from profiler.grid.cells import Cell
+from profiler.grid.ragged import PADDED_ENGINE, Ragged, Request, longest
+
+MOST_PROMPTS = 10_000
+_SEED = 0
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Token ids for any cell, the same for the same cell."""
+
+    vocab_size: int
+    real: tuple[tuple[int, ...], ...] = ()
+    """The token ids of real prompts, in the order of their file; empty: tokens are random."""
+    name: str | None = None
+    """The file's name without its folder."""
+    pad_id: int = 0
+    ragged: Ragged | None = None
+    """The unequal lengths of the run's grid."""
+
+    @property
+    def lens(self) -> list[int]:
+        return [len(prompt) for prompt in self.real]
+
+    @property
+    def digest(self) -> str | None:
+        """A short hash of the real prompts, by which a run is not resumed with others; None for random tokens."""
+        return hashlib.sha256(repr(self.real).encode()).hexdigest()[:12] if self.real else None
+
+    def of(self, cell: Cell) -> torch.Tensor:
+        """Return the token ids [batch, prompt] of a cell."""
+        batch = self.ragged.batch(cell.batch_size) if self.ragged else ()
+        lens = [cell.prompt_len] * cell.batch_size
+        if batch and longest(batch) == cell.prompt_len:
+            lens = [request.prompt_len for request in batch]
+        return self.rows(lens, cell.prompt_len, pads=cell.engine == PADDED_ENGINE)
+
+    def rows(self, lens: Sequence[int], width: int, *, pads: bool) -> torch.Tensor:
+        """Return token ids [len(lens), width]: prompts of these lengths, padded on the left or else repeated.
+
+        Of real prompts, first those of exactly this length; others are cut or repeated.
+        """
+        if not self.real:
+            generator = torch.Generator().manual_seed(_SEED + 1_000_003 * len(lens) + width)
+            return torch.randint(0, self.vocab_size, (len(lens), width), generator=generator)
+        of_length = {
+            length: itertools.cycle(sorted(self.real, key=lambda prompt: len(prompt) != length)) for length in set(lens)
+        }
+        rows = [np.resize(next(of_length[length]), length if pads else width) for length in lens]
+        padded = [np.pad(row, (width - len(row), 0), constant_values=self.pad_id) for row in rows]
+        return torch.from_numpy(np.stack(padded)).long()
+
+    def shape(self, new_tokens: int) -> list[int] | Ragged:
+        """Return the lengths of the real prompts as a grid takes them: the one that all have, or unequal ones."""
+        if len(set(self.lens)) == 1:
+            return self.lens[:1]
+        return Ragged(str(self.name), tuple(Request(length, new_tokens) for length in self.lens))
+
+
+def read_prompts(path: Path, tokenizer: Any, vocab_size: int, most_tokens: float) -> Prompts:
+    """Return the prompts of a file in the tokenizer's tokens: lines of text, or JSON lines; blank lines are skipped.
+
+    A JSON line has a `prompt` or `messages`. If the tokenizer has a chat template, a text is the only message of a
+    user. Raises RequestError, naming the line, for a prompt that cannot be encoded, has no token, has one outside the
+    model's `vocab_size`, or has more than `most_tokens`.
+    """
+    prompts = []
+    for number, line in _lines(path):
+        where = f"--prompts: line {number} of {path.name}"
+        ids = _encoded(tokenizer, line, where)
+        if not ids:
+            raise RequestError(f"{where} gives no token; remove it.")
+        if max(ids) >= vocab_size:
+            raise RequestError(
+                f"{where} gives token {max(ids)}, but the model has {vocab_size}: the tokenizer is not the model's."
+            )
+        if len(ids) > most_tokens:
+            raise RequestError(
+                f"{where} has {len(ids)} tokens, and this model has room for {most_tokens:.0f} before --new-tokens;"
+                " remove the line, or cut all prompts with --prompt-lens."
+            )
+        prompts.append(tuple(ids))
+    pad_id = next((each for each in (tokenizer.pad_token_id, tokenizer.eos_token_id) if each is not None), 0)
+    return Prompts(vocab_size, tuple(prompts), path.name, pad_id if pad_id < vocab_size else 0)
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str | list[Any]]]:
+    """The number of each line that is not blank, with its text or messages."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise RequestError(
+            f"--prompts: {path.name} is not UTF-8 (byte {error.start}); convert it: iconv -t UTF-8 (-f its encoding)."
+        ) from None
+    except OSError as error:
+        raise RequestError(f"--prompts: {path.name} cannot be read: {error.strerror}.") from None
+    # A JSON string may contain the other characters at which splitlines() cuts.
+    lines = [(number, line.strip()) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    if not lines:
+        raise RequestError(f"--prompts: {path.name} has no prompt; write one on each line.")
+    if len(lines) > MOST_PROMPTS:
+        raise RequestError(
+            f"--prompts: {path.name} has {len(lines)} prompts, and a run takes at most {MOST_PROMPTS};"
+            f" draw some: shuf -n 1000 {path.name}."
+        )
+    as_json = path.suffix.lower() in (".jsonl", ".json", ".ndjson") or isinstance(_parsed(lines[0][1]), dict)
+    for number, line in lines:
+        yield number, _asked(line, f"--prompts: line {number} of {path.name}") if as_json else line
+
+
+def _parsed(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _asked(line: str, where: str) -> str | list[Any]:
+    """The `messages` or the `prompt` of a JSON line."""
+    record = _parsed(line)
+    fields = record if isinstance(record, dict) else {}
+    for name, kind in (("messages", list), ("prompt", str)):
+        if isinstance(value := fields.get(name), kind) and value:
+            return value
+    why = "has neither a `prompt` (a text) nor `messages` (a list)" if fields else "is not a JSON object"
+    raise RequestError(f'{where} {why}; write {{"prompt": "..."}} on each line.')
+
+
+def _encoded(tokenizer: Any, asked: str | list[Any], where: str) -> list[int]:
+    if isinstance(asked, list) and not tokenizer.chat_template:
+        raise RequestError(f"{where} has messages, but the tokenizer has no chat template; write a `prompt`.")
+    try:
+        if not tokenizer.chat_template:
+            return list(tokenizer(asked).input_ids)
+        messages = asked if isinstance(asked, list) else [{"role": "user", "content": asked}]
+        return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"])
+    except Exception as error:
+        raise RequestError(f"{where} cannot be encoded: {first_line(error)}.") from error

@@ -1,0 +1,148 @@
+"""A run over real prompts: their lengths are the grid, and their tokens choose the experts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hurry import hurry
+from subjects import subject_of
+from tokenized import EXPERTS, planted_mixture
+
+import profiler
+from profiler.cli.app import main
+from profiler.engines.padded import PaddedEngine
+from profiler.errors import RequestError, RunError
+from profiler.grid.cells import Cell
+from profiler.measure.experts_touched import experts_touched
+from profiler.report.blocks import TextTable
+from profiler.report.conditions import experts
+from profiler.run.options import Options
+from profiler.run.validate import prepare, prepare_resume
+
+
+@pytest.fixture(scope="module")
+def one_expert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "one-expert"
+    planted_mixture(folder, 1, all_alike=False)
+    return folder
+
+
+def _file(folder: Path, *lines: str) -> str:
+    path = folder / "asked.txt"
+    path.write_text("\n".join(lines))
+    return str(path)
+
+
+@pytest.mark.parametrize("per_token", [1, 2, 3])
+def test_if_all_tokens_choose_alike_they_touch_top_k_experts(per_token: int, tmp_path: Path) -> None:
+    planted_mixture(tmp_path / "alike", per_token, all_alike=True)
+    asked = _file(tmp_path, "w1 w2 w3 w4 w5", "w6 w7 w8 w9 w10")
+    subject, _ = subject_of(str(tmp_path / "alike"), prompt_lens=None, prompts=asked)
+    prefill, decode = experts_touched(subject, Cell(2, 5, 4))
+    assert (prefill.key.phase, prefill.touched, prefill.experts) == ("prefill", per_token, EXPERTS)
+    assert (decode.key.phase, decode.touched, decode.experts) == ("decode", per_token, EXPERTS)
+    # Ten tokens that choose k of 8 experts each at random, and two in a decode step: E (1 - (1 - k/E)^T).
+    assert prefill.expected == pytest.approx(8 * (1 - (1 - per_token / 8) ** 10))
+    assert decode.expected == pytest.approx(8 * (1 - (1 - per_token / 8) ** 2))
+
+
+@pytest.mark.parametrize(
+    ("lines", "distinct"),
+    [(("w1 w1 w1 w1", "w1 w1 w1 w1"), 1), (("w1 w2 w1 w2", "w2 w1 w9 w10"), 2), (("w0 w1 w2 w3", "w4 w5 w6 w7"), 8)],
+)
+def test_the_prompts_own_tokens_choose_the_experts(
+    lines: tuple[str, str], distinct: int, one_expert: Path, tmp_path: Path
+) -> None:
+    subject, _ = subject_of(str(one_expert), prompt_lens=None, prompts=_file(tmp_path, *lines))
+    prefill, decode = experts_touched(subject, Cell(2, 4, 4))
+    assert (prefill.touched, decode.touched) == (distinct, 1)  # it writes only token 0
+
+
+def test_unequal_prompts_are_a_padded_batch(one_expert: Path, tmp_path: Path) -> None:
+    subject, _ = subject_of(str(one_expert), prompt_lens=None, prompts=_file(tmp_path, "w1 w2 w3", "w4"))
+    cell = next(cell for cell in subject.grid.cells if subject.grid.requests_of(cell))
+    assert isinstance(subject.engines[cell.engine], PaddedEngine)
+    assert (cell.batch_size, cell.prompt_len) == (2, 3)
+    # transformers routes the padding, too: tokens 1 to 4, and the padding token 0.
+    assert experts_touched(subject, cell)[0].touched == 5
+
+
+def test_lengths_that_are_given_cut_the_prompts(one_expert: Path, tmp_path: Path) -> None:
+    asked = _file(tmp_path, "w1 w2 w3", "w4", " ".join(["w5"] * 100))
+    prepared = prepare(Options(model=str(one_expert), prompts=asked, prompt_lens="2", batch_sizes=[3], device="cpu"))
+    assert prepared.prompts.of(prepared.grid.cells[0]).tolist() == [[1, 2], [4, 4], [5, 5]]
+    assert "--prompt-lens 2" in prepared.command
+    assert prepared.command.count("--prompts asked.txt") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "line 3 of asked.txt has 100 tokens, and this model has room for 32 before"),
+        ({"prompt_lens": "2", "batch_sizes": [4]}, "asked.txt has 3 prompts, too few for a batch of 4"),
+        ({"prompt_lens": "ragged:2..4", "engine": "static"}, "unequal lengths work only with --engine eager"),
+    ],
+)
+def test_requests_that_the_file_cannot_meet(
+    options: dict[str, object], words: str, one_expert: Path, tmp_path: Path
+) -> None:
+    asked = _file(tmp_path, "w1 w2 w3", "w4", " ".join(["w5"] * 100))
+    with pytest.raises(RequestError, match=words):
+        prepare(Options(model=str(one_expert), prompts=asked, device="cpu", **options))  # type: ignore[arg-type]
+
+
+def test_the_batches_are_those_that_the_file_fills(one_expert: Path, tmp_path: Path) -> None:
+    request = Options(model=str(one_expert), prompts=_file(tmp_path, "w1 w2 w3", "w4", "w5"), device="cpu")
+    assert prepare(request).grid.batch_sizes == (1, 2)
+
+
+def test_the_command_line_says_in_one_line_what_is_wrong(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = _file(tmp_path, "w1")
+    for model in (str(tiny_folder), "smollm2-135m"):
+        monkeypatch.setattr("sys.argv", ["roofscope", "run", model, "--prompts", asked])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 2
+        [line] = capsys.readouterr().err.splitlines()
+        assert line.startswith("roofscope: --prompts needs a tokenizer, and none of")
+
+
+@pytest.mark.slow
+def test_a_run_keeps_the_name_of_the_file_and_nothing_of_its_text(
+    one_expert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hurry(monkeypatch)
+    asked = _file(tmp_path, "w1 w2 w3 w1", "w3 w2 w1 w11")
+    run = profiler.profile(
+        str(one_expert), prompts=asked, new_tokens=4, device="cpu", no_levers=True, out=tmp_path / "run"
+    )
+    assert (run.document.grid.prompt_lens, run.document.grid.batch_sizes) == ((4,), (1, 2))
+    assert run.document.grid.prompts == "asked.txt"
+    assert [(row.phase, row.batch_size, row.touched) for row in run.document.experts_touched] == [
+        ("prefill", 1, 3), ("decode", 1, 1), ("prefill", 2, 3), ("decode", 2, 1)
+    ]  # fmt: skip
+    section = experts(run)
+    assert section is not None
+    assert isinstance(table := section.blocks[0], TextTable)
+    assert list(table.rows[0])[:4] == ["prefill 1 x 4", "3.0", "3.3", "8"]  # 8 (1 - (7/8)^4) = 3.31
+    hidden = experts(replace(run, document=replace(run.document, experts_touched=())))
+    assert hidden is not None
+    assert "are not known" in str(hidden.blocks[0])
+    text = "".join(file.read_text() for file in sorted((tmp_path / "run").iterdir()) if file.suffix != ".png")
+    assert "w3" not in text
+    assert str(tmp_path) not in json.loads((tmp_path / "run" / "run.json").read_text())["command"]
+    (tmp_path / "run" / "run.json").write_text(
+        (tmp_path / "run" / "run.json").read_text().replace('"finished": true', '"finished": false')
+    )
+    with pytest.raises(RunError, match=r"ran the prompts of asked\.txt and does not hold them; give --prompts"):
+        prepare_resume(tmp_path / "run", Options(model=str(one_expert), device="cpu"))
+    again = prepare_resume(tmp_path / "run", Options(model=str(one_expert), device="cpu", prompts=asked))
+    assert again.prompts.real == ((1, 2, 3, 1), (3, 2, 1, 11))
+    _file(tmp_path, "w1 w2 w3 w1", "w3 w2 w1 w12")
+    with pytest.raises(RunError, match=r"ran other prompts than asked\.txt has now"):
+        prepare_resume(tmp_path / "run", Options(model=str(one_expert), device="cpu", prompts=asked))
