@@ -1,8 +1,4 @@
-"""The command line on an installation that lacks a package.
-
-`python tests/hidden.py gguf run ...` is a shortened run in a separate process, which finds neither the module gguf nor
-its installed metadata.
-"""
+"""An installation that lacks a package."""
 
 from __future__ import annotations
 
@@ -10,7 +6,6 @@ import importlib.metadata
 import sys
 
 import pytest
-from hurry import hurry
 
 
 def hide(patch: pytest.MonkeyPatch, package: str) -> None:
@@ -27,12 +22,3 @@ def hide(patch: pytest.MonkeyPatch, package: str) -> None:
         patch.delitem(sys.modules, name)
     patch.setitem(sys.modules, module, None)
     patch.setattr(importlib.metadata.Distribution, "from_name", from_name)
-
-
-if __name__ == "__main__":
-    patch = pytest.MonkeyPatch()
-    hide(patch, sys.argv.pop(1))
-    from profiler.cli.app import main
-
-    hurry(patch)
-    main()

@@ -41,12 +41,6 @@ def test_an_example_asks_what_this_program_takes(name: str) -> None:
         group.get_command(None, command).make_context(command, list(arguments))  # type: ignore[attr-defined]
 
 
-def test_both_examples_run_the_same_grid() -> None:
-    (one, first), (other, second) = commands("skypilot.yaml"), commands("dstack.yml")
-    assert one == other
-    assert next(line for line in first if " run " in line) == next(line for line in second if " run " in line)
-
-
 SKILL = (EXAMPLES / "skill/SKILL.md").read_text()
 
 

@@ -35,8 +35,9 @@ _HOST_RATIO = 6
 # Stream time over product time, in the middle of the mixed regime: another label needs 1.5 times the bytes or 1.25
 # times the FLOPs.
 _STREAM_RATIO = 1.1
-# Weights of the size in a large model: 64 MiB in float32.
-_WIDTH = 4096
+# Weights of the size in a large model (64 MiB in float32), or larger: a cache that holds them, such as the 72 MiB of an
+# RTX 4090, serves all rows but one. The products would then take no longer than their launches.
+_LEAST_WIDTH = 4096
 _ROWS = 16
 
 
@@ -95,15 +96,18 @@ class KernelBench:
     def __init__(self, machine: Machine, ceilings: Ceilings, stack: ExitStack) -> None:
         self.machine = machine
         device = machine.device
-        self.data = torch.rand(max(ceilings.stream_bytes // 4, _WIDTH * _WIDTH), device=device)
+        self.width = _width_beyond(machine.info.last_level_cache_bytes)
+        """Rows and columns of a weight matrix in float32 that no cache holds."""
+        elements = self.width**2
+        self.data = torch.rand(max(ceilings.stream_bytes // 4, elements), device=device)
         """Larger than every cache."""
-        self.weights = self.data[: self.data.numel() // _WIDTH**2 * _WIDTH**2].view(-1, _WIDTH, _WIDTH)
-        self.rows = torch.randn(_ROWS, _WIDTH, device=device)
+        self.weights = self.data[: self.data.numel() // elements * elements].view(-1, self.width, self.width)
+        self.rows = torch.randn(_ROWS, self.width, device=device)
         self.tiny = torch.zeros(8, 8, device=device)
         self.one = torch.zeros(1, device=device)
         self.flops_per_s = ceilings.compute_flops_per_s("float32")
         self.left, self.right = self.squares(_PRODUCT_S)
-        self.fetch = stack.enter_context(disk_fetch(_WIDTH * _WIDTH * 4, machine))
+        self.fetch = stack.enter_context(disk_fetch(4 * _LEAST_WIDTH**2, machine))
 
     def squares(self, seconds: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Return two random square matrices whose product takes about `seconds`."""
@@ -137,6 +141,11 @@ class KernelBench:
         return Timing(self.seconds(call, _LEAST_CALLS), 0.0) if call else NOTHING
 
 
+def _width_beyond(cache_bytes: int) -> int:
+    """Return the least multiple of 1024, from `_LEAST_WIDTH` on, whose square in float32 has the size of two caches."""
+    return max(_LEAST_WIDTH, 1024 * math.ceil(math.sqrt(2 * cache_bytes / 4) / 1024))
+
+
 def known_kernels(bench: KernelBench) -> Iterator[KnownKernel]:
     """Yield kernels of every label and cause. Each is built when it is needed, by the roofs of that moment."""
     data, tiny, one, device = bench.data, bench.tiny, bench.one, bench.machine.device
@@ -168,7 +177,7 @@ def known_kernels(bench: KernelBench) -> Iterator[KnownKernel]:
     )
     yield _host_loop(bench)
 
-    weight_bytes = 4.0 * _WIDTH**2
+    weight_bytes = 4.0 * bench.width**2
 
     def row_by_row() -> None:
         for row in bench.rows:
@@ -182,14 +191,17 @@ def known_kernels(bench: KernelBench) -> Iterator[KnownKernel]:
     yield _single(
         f"a product of {_ROWS} rows, row by row",
         Label("kernel-bound", TERM_NAMES["kernel_s"]),
-        Part(2.0 * _ROWS * _WIDTH**2, weight_bytes, row_by_row, hollow_row_by_row),
+        Part(2.0 * _ROWS * bench.width**2, weight_bytes, row_by_row, hollow_row_by_row),
     )
     yield _dequantised(bench)
 
-    def fetched() -> None:
-        F.linear(bench.rows[:1], bench.fetch().view(torch.float32).view(_WIDTH, _WIDTH))
+    row, square = bench.rows[:1, :_LEAST_WIDTH], (_LEAST_WIDTH, _LEAST_WIDTH)
+    on_device = data[: _LEAST_WIDTH**2].view(square)
 
-    product = Part(2.0 * _WIDTH**2, weight_bytes, lambda: F.linear(bench.rows[:1], bench.weights[0]), tiny_product)
+    def fetched() -> None:
+        F.linear(row, bench.fetch().view(torch.float32).view(square))
+
+    product = Part(2.0 * _LEAST_WIDTH**2, on_device.nbytes, lambda: F.linear(row, on_device), tiny_product)
     yield KnownKernel(
         "a product of one row, its weights on the disk",
         Label("link-bound"),
@@ -286,8 +298,9 @@ def _host_loop(bench: KernelBench) -> KnownKernel:
 
 def _dequantised(bench: KernelBench) -> KnownKernel:
     """Return a matrix-vector product whose int8 weights are converted to float32 and scaled by row in each call."""
-    packed = torch.randint(-127, 128, (_WIDTH, _WIDTH), device=bench.machine.device, dtype=torch.int8)
-    scales = torch.rand(_WIDTH, 1, device=bench.machine.device)
+    width = bench.width
+    packed = torch.randint(-127, 128, (width, width), device=bench.machine.device, dtype=torch.int8)
+    scales = torch.rand(width, 1, device=bench.machine.device)
     tiny_packed = packed[:8, :8].contiguous()
 
     def dense() -> torch.Tensor:
@@ -302,5 +315,5 @@ def _dequantised(bench: KernelBench) -> KnownKernel:
     return _single(
         "a product of int8 weights, unpacked before it",
         Label("kernel-bound", TERM_NAMES["dequantise_s"]),
-        Part(2.0 * _WIDTH**2, 1.0 * packed.numel() + 4.0 * _WIDTH, product, hollow, dense),
+        Part(2.0 * width**2, 1.0 * packed.numel() + 4.0 * width, product, hollow, dense),
     )

@@ -22,7 +22,9 @@ class TimePart:
 def time_parts(why: Why) -> list[TimePart]:
     """The parts of the script's run time, which add up to it, the largest first."""
     seen = why.seen
-    parts = [*_within_calls(seen, why.floor, _link_s(why), why.modules), *_outside(seen)]
+    # At most; 0 without a measured bandwidth of the link.
+    link_s = sum(item.saves_s for item in why.findings if item.id == "offload" and item.is_bound)
+    parts = [*_within_calls(seen, why.floor, link_s, why.modules), *_outside(seen)]
     other = TimePart("imports and the script's other code", max(0.0, seen.wall_s - sum(part.seconds for part in parts)))
     return sorted((part for part in [*parts, other] if part.seconds > 0), key=lambda part: -part.seconds)
 
@@ -33,11 +35,6 @@ def _outside(seen: Observations) -> Iterator[TimePart]:
     for item in seen.between:
         yield TimePart(f"the script's code between its forwards ({item.where})", item.seconds)
     yield TimePart("recording these calls", seen.overhead_s)
-
-
-def _link_s(why: Why) -> float:
-    """Seconds, at most, in which offloaded weights cross a link; 0 without a measured bandwidth of it."""
-    return sum(item.saves_s for item in why.findings if item.id == "offload" and item.is_bound)
 
 
 def _within_calls(

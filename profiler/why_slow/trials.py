@@ -290,7 +290,8 @@ def run_trial(candidate: Candidate, group: CallGroup, plan: TrialPlan, deadline_
         rounds = _pairs_with_own_calls(candidate, deadline_s)
     else:
         rounds = _interleaved_pairs(candidate, plan, deadline_s)
-        shape += f", {_part_words(plan.tokens)}" if plan.tokens else ""
+        if plan.tokens:
+            shape += ", its prompt only" if plan.tokens == 1 else f", as {plan.tokens} of its tokens"
     evidence = candidate.evidence
     if candidate.explain is not None and pairs_agree(rounds):
         with contextlib.suppress(Exception):  # the saving is known without it
@@ -305,10 +306,6 @@ def run_trial(candidate: Candidate, group: CallGroup, plan: TrialPlan, deadline_
         shape,
         against_its_own=candidate.alone,
     )
-
-
-def _part_words(tokens: int) -> str:
-    return "its prompt only" if tokens == 1 else f"as {tokens} of its tokens"
 
 
 def call_groups(

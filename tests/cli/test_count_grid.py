@@ -54,26 +54,6 @@ def test_pictures_are_drawn(plot: str, roofscope: Callable[..., Any], tmp_path: 
     assert "$" not in picture, "a mark in TeX, which is off"
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--batch-sizes", "1", "--crosscheck"], "--crosscheck: for one step"),
-        (["--batch-sizes", "1", "--batch", "2"], "--batch: for one step"),
-        (["--plot", "map"], "needs a GPU"),
-        (["--plot", "pie", "--gpu", "T4"], "--plot 'pie' is unknown"),
-        (["--plot", "kv", "--run", str(REFERENCE)], "only --plot roofline shows measured cells"),
-        (["--prompt-lens", "9000"], "supports 8192 tokens"),
-        (["--batch-sizes", "0", "--prompt-lens", "8"], "--batch-sizes"),
-        (["--prompt-lens", "8", "--gpu", "H1000"], "no GPU is called 'H1000'"),
-    ],
-)
-def test_wrong_requests_are_one_line(options: list[str], words: str, roofscope: Callable[..., Any]) -> None:
-    found = roofscope("count", "smollm2-135m", *options)
-    assert found.code == 2
-    assert words in found.err
-    assert found.err.count("\n") == 1
-
-
 def test_what_does_not_fit_has_no_tokens(roofscope: Callable[..., Any]) -> None:
     """Llama-3.1-70B in 16 bits takes 141 GB; an H100 has 80."""
     options = ["--batch-sizes", "1", "--prompt-lens", "128", "--gpu", "H100 SXM"]

@@ -8,7 +8,6 @@ from known_kernels import checked
 from profiler.device.contention import Neighbours
 from profiler.facts.contention import BusyProcess, Contention
 from profiler.judge.regimes import Regime
-from profiler.report.glossary import GLOSSARY
 
 QUIET, BUSY = Contention(0.0, 1), Contention(0.9, 1, (BusyProcess("backup", 7, 0.9),))
 
@@ -45,12 +44,3 @@ def test_a_busy_machine_is_named_instead_of_kernels_without_a_label(roofscope, m
     assert "rounds" not in done.out
     known(monkeypatch, ["inconclusive", "compute-bound"], BUSY)
     assert "WRONG" in roofscope("selftest").out, "a wrong label is shown on any machine"
-
-
-def test_no_line_of_the_glossary_is_wider_than_the_screen(roofscope) -> None:  # type: ignore[no-untyped-def]
-    longest = max(GLOSSARY, key=lambda name: len(GLOSSARY[name].meaning))
-    for arguments in ((), (longest,)):
-        lines = roofscope("explain", *arguments).out.splitlines()
-        assert 50 < max(map(len, lines)) <= 100, arguments
-    words = " ".join(roofscope("explain").out.split()).split(", ")
-    assert {"MFU", "memory-bound", "generate tax"} <= set(words)

@@ -12,11 +12,9 @@ from profiler.comparison.command import compare as compare_folders
 from profiler.comparison.command import compared
 from profiler.comparison.compare import compare_sides, history
 from profiler.comparison.side import NOT_TOLD, MatchKey, Side, differences, read_side, side_of_file
-from profiler.comparison.text import change_words, difference_lines, history_section, history_sentences
+from profiler.comparison.text import change_words, difference_lines, history_sentences
 from profiler.errors import RequestError
 from profiler.readers.detect import read_foreign
-from profiler.report.console import screen
-from profiler.report.terminal import print_sections
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "runs" / "reference" / "smollm2-135m-2-cores"
@@ -181,12 +179,6 @@ def test_two_real_runs_of_the_same_are_the_same() -> None:
     assert list(frame["after_s"] / frame["before_s"] - 1) == pytest.approx(list(frame["change"]))
 
 
-def test_cells_are_keyed_by_what_was_asked() -> None:
-    """A decode's context in cells.csv depends on the new tokens; the requested context does not."""
-    keys = read_side(REFERENCE).cells
-    assert {(key.prompt_len, key.context_len) for key in keys} == {(64, 0), (128, 0), (256, 0), (512, 0)}
-
-
 def test_another_model_is_shown_side_by_side() -> None:
     """A tiny model gets no verdict against the default one; both are shown side by side on request.
 
@@ -256,31 +248,7 @@ def test_a_history_over_several_machines_says_so() -> None:
     assert history_sentences(history(runs[:1] * 2)) == ["No change of a cell was found over 2 runs."]
 
 
-def test_a_file_without_a_step_says_so() -> None:
-    """`vllm bench latency` times whole generations and names no shape."""
-    files = ROOT / "tests" / "data" / "foreign"
-    with pytest.raises(RequestError, match=r"vllm-latency.json holds no time of a prefill or a decode step"):
-        compared(files / "llama-bench.json", files / "vllm-latency.json")
-    with pytest.raises(RequestError, match="such as prefill 1 x 128 and prefill 1 x 64"):
-        compared(files / "vllm-serve.json", files / "guidellm.json")
-
-
 def test_slow_drift_is_found_once_it_has_added_up() -> None:
     """0.5 % per run, each within its interval of +-0.7 %: no change at the second run, one at the third."""
     runs = [side({asked(): timed(0.01 * 1.005**day)}, created=f"2026-01-0{day + 1}") for day in range(4)]
     assert [step.at for step in history(runs).cells[0].steps] == [2]
-
-
-def test_a_long_history_shows_the_runs_at_which_most_changed(capsys: pytest.CaptureFixture[str]) -> None:
-    """Three of four cells change at the 13th of twenty runs, one each at five others: six columns, 14 runs less."""
-    changed = {3: [1], 5: [2], 7: [4], 9: [8], 11: [1], 13: [1, 2, 4]}
-    levels, runs = dict.fromkeys((1, 2, 4, 8), 0.01), []
-    for day in range(20):
-        levels = {batch: level * (1.1 if batch in changed.get(day, ()) else 1.0) for batch, level in levels.items()}
-        cells = {asked(batch): timed(level) for batch, level in levels.items()}
-        runs.append(side(cells, created=f"{day:03}", name=f"day {day}"))
-    print_sections([history_section(history(runs))], screen())
-    printed = capsys.readouterr().out
-    assert "At day 13 3 of 4 cells changed" in printed
-    assert "14 more runs" in printed
-    assert all(f"run {day}: day {day}" in printed for day in (0, 13, 19))

@@ -95,10 +95,3 @@ def test_a_base_of_another_machine_is_refused_before_anything_is_measured() -> N
     with pytest.raises(RequestError, match=r"is of another machine: device a card -> .* Measure a base on this one"):
         _refuse_another_machine(REFERENCE, there, HOST)
     _refuse_another_machine(REFERENCE, here, HOST)
-
-
-def test_one_of_the_two_is_asked_for(roofscope: Callable[..., object]) -> None:
-    for arguments in ([str(REFERENCE)], [str(REFERENCE), str(REFERENCE), "--rerun"]):
-        done = roofscope("gate", *arguments)
-        assert done.code == 2  # type: ignore[attr-defined]
-        assert "use one of the two" in done.err  # type: ignore[attr-defined]

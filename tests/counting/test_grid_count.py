@@ -12,7 +12,6 @@ from profiler.counting.cache import counted_model
 from profiler.counting.count import count
 from profiler.counting.grid_count import GridCount, count_grid
 from profiler.counting.model_numbers import ModelNumbers, model_numbers
-from profiler.errors import RequestError
 from profiler.gpu_profile.roofs import roofs_called
 from profiler.loading.source import resolve
 
@@ -103,12 +102,3 @@ def test_windows_cap_the_cache() -> None:
     """Mistral-7B v0.1 sees 4096 tokens. Its cache never reaches its weights, and attention never half of the FLOPs."""
     numbers = model_numbers(counted_model(resolve("mistral-7b-v0.1")), 512)
     assert (numbers.kv_equals_weights_at, numbers.attention_is_half_at) == (None, None)
-
-
-def test_wrong_grids_are_refused_in_a_line() -> None:
-    with pytest.raises(RequestError, match="supports 8192 tokens, not 9001"):
-        grid_of("smollm2-135m", prompt_lens=[9001])
-    with pytest.raises(RequestError, match="use at most"):
-        grid_of("smollm2-135m", batch_sizes=list(range(1, 1002)), prompt_lens=list(range(1, 1001)))
-    with pytest.raises(RequestError, match="H1000"):
-        roofs_called("H1000")

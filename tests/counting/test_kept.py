@@ -18,7 +18,6 @@ from profiler.counting.model_numbers import ModelNumbers, model_numbers
 from profiler.counting.operators import Elementwise, Experts, Linear, ModelWork, RecurrentState
 from profiler.counting.preset_counts import CountedModel
 from profiler.counting.walk import walk
-from profiler.errors import ModelError
 from profiler.facts.step import ExecutionPath, Step, bytes_by_kind
 from profiler.gpu_profile.roofs import roofs_called
 from profiler.loading.config import config_from
@@ -206,18 +205,6 @@ def test_the_routers_own_number_of_experts() -> None:
         "num_shared_expert": [1, 1],
     }  # fmt: skip
     assert [operator.per_token for operator in walk_of(listed).of_kind(Experts)] == [3, 2]
-
-
-def test_a_mixture_that_does_not_say_how_many_is_refused() -> None:
-    module = build_on_meta(
-        config_from({**LLAMA, "model_type": "mixtral", "num_local_experts": 4}, "model"), torch.bfloat16
-    )
-    for part in module.modules():
-        if hasattr(part, "top_k"):
-            part.top_k = None
-    vars(module.config)["num_experts_per_tok"] = None
-    with pytest.raises(ModelError, match="how many a token uses"):
-        walk(module)
 
 
 def test_a_gated_linear_recurrence_keeps_a_value_per_channel() -> None:

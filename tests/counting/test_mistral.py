@@ -115,10 +115,3 @@ def test_kv_bytes_per_token(name: str, token_bytes: int) -> None:
 @pytest.mark.parametrize("batch", [1, 2, 8, 32])
 def test_dense_decode_intensity_is_the_batch_size(batch: int) -> None:
     assert float(count("llama-2-7b").work(Step(batch, 1, 1)).intensity) == pytest.approx(batch, rel=0.02)
-
-
-def test_bad_steps() -> None:
-    with pytest.raises(ValueError, match="context"):
-        Step(1, 1, -1)
-    with pytest.raises(ValueError, match="batch"):
-        Step(0, 1, 1)

@@ -126,19 +126,3 @@ def test_a_decode_step_reads_less_and_moves_more_than_with_a_growing_cache() -> 
     # An element moves 2 + 1 + 12 + 6 bytes in the cache's kernels and 2 in attention, compared with 4 and 2.
     ratio = packed.executed_bytes / plain.executed_bytes
     assert ratio == pytest.approx((2 + 1 + 12 + 6 + 2) / 6, rel=0.01)
-
-
-@pytest.mark.parametrize("backend", ["quanto", "hqq"])
-def test_a_missing_package_is_one_line_with_its_command(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = {"quanto": "is_optimum_quanto_available", "hqq": "is_hqq_available"}[backend]
-    monkeypatch.setattr(f"transformers.cache_utils.{name}", lambda: False)
-    package = CACHE_FORMATS[backend].package
-    with pytest.raises(RequestError, match=f"^--cache {backend} needs {package}: pip install {package}.$"):
-        quantized_cache(CONFIG, CACHE_FORMATS[backend])
-
-
-def test_a_window_is_refused() -> None:
-    from transformers import MistralConfig
-
-    with pytest.raises(RequestError, match="only the caches of full attention layers"):
-        quantized_cache(MistralConfig(sliding_window=16), CACHE_FORMATS["fp8"])

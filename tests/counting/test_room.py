@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from machines import CPU
 from safetensors import safe_open
 from subjects import subject_of
 
-from profiler.checks import doctor
 from profiler.counting.preset_counts import preset_counts
 from profiler.data.datasheets import gpu_called, gpus
 from profiler.data.room import idle_room_bytes, room_bytes
-from profiler.device.machine import machine_for
 from profiler.explore.document import model_entry
 from profiler.explore.expressions import evaluate
-from profiler.facts.roofs import READ, Ceilings, Roof
 from profiler.rent.options import RentOptions
 from profiler.rent.plan import Planner
-from profiler.run import batch_test
-from profiler.run.options import Options
 
 GIB = 1 << 30
 WEIGHTS = 2 * 7_241_732_096  # https://huggingface.co/mistralai/Mistral-7B-v0.1
@@ -81,21 +74,6 @@ def test_every_command_gives_the_same_answer(roofscope: Any, gpu: str, batch: in
     assert (together >= batch) == (fits and not tight), "rent counts on what runs"
 
 
-def test_what_is_tight_is_printed_so(roofscope: Any) -> None:
-    """An L4 has room for 22.7 GB. 52 prompts of 512 need 14.5 GB + 52 x 0.165 = 23.0 GB if free memory is in pieces."""
-    tight = "tight: its tensors fit, but it runs out of memory if free memory is in pieces"
-    one = ("--phase", "prefill", "--batch", "52", "--prompt", "512", "--gpu", "L4")
-    step = " ".join(roofscope("count", "mistral-7b-v0.1", *one).out.split())
-    assert f"L4: {tight}; room for 23.0 GB is enough" in step
-    size = ("--batch-sizes", "32,52", "--prompt-lens", "512")
-    grid = roofscope("count", "mistral-7b-v0.1", *size, "--context-lens", "512", "--gpu", "L4").out
-    forecast = roofscope("forecast", "mistral-7b-v0.1", "--on", "L4", *size, "--new-tokens", "128").out
-    for printed in (grid, forecast):
-        assert len(re.findall(r"52 .*(compute|memory) \(tight\)", printed)) == 2
-        assert len(re.findall(r"\(tight\)", printed)) == 2
-        assert tight in printed
-
-
 def _tiny_need(folder: Path, batch: int, prompt: int, new: int) -> float:
     """Bytes of the tiny Llama in 16 bits: 2 layers, hidden size 64, MLP of 128, and 2 KV heads of 16.
 
@@ -131,26 +109,6 @@ def test_run_skips_exactly_what_does_not_fit(wide_folder: Path, monkeypatch: pyt
     for share, skipped in ((1.002, False), (0.998, True)):
         _room(monkeypatch, share * need, subject.model_bytes)
         assert (subject.no_room(cell) is not None) == skipped
-
-
-def test_a_batch_test_ends_at_the_last_batch_that_fits(wide_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compute, memory = (Roof(per_s, per_s, per_s, 9, "given") for per_s in (1e18, 1e12))
-    roofs = Ceilings({"bfloat16": compute}, {READ: memory}, 1, beyond_cache=True)  # no batch is bound by compute
-    monkeypatch.setattr(batch_test, "measure_ceilings", lambda *_, **__: roofs)
-    options = Options(model=str(wide_folder), prompt_lens=[2048], new_tokens=32, dtype="bfloat16", device="cpu")
-    for share, last in ((1.002, 8), (0.998, 4)):
-        _room(monkeypatch, share * _tiny_need(wide_folder, 8, 2048, 32))
-        assert batch_test.prepare_batch_test(options, "prefill").grid.batch_sizes[-1] == last
-
-
-def test_doctor_prints_what_the_first_cell_needs(wide_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("profiler.loading.source.preset_names", lambda: (str(wide_folder),))
-    need = _tiny_need(wide_folder, 1, 512, Options(model="").new_tokens)
-    for share, fits in ((1.002, True), (0.998, False)):
-        _room(monkeypatch, share * need)
-        found = next(fit for fit in doctor._fits(machine_for(CPU), packs=False) if fit.precision == "bfloat16")
-        assert found.needs_bytes == pytest.approx(need, rel=0.001)
-        assert found.fits == fits
 
 
 def test_explore_has_the_same_bytes() -> None:

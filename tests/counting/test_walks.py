@@ -12,7 +12,6 @@ from profiler.counting import cache as walks
 from profiler.counting import meta
 from profiler.counting.operators import ModelWork
 from profiler.counting.preset_counts import CountedModel
-from profiler.errors import RequestError
 from profiler.facts.step import Step
 from profiler.loading.source import ModelSource, load_preset, resolve
 
@@ -111,11 +110,4 @@ def test_a_cache_that_cannot_be_written_is_ignored(
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert work_of(folder).work(STEP) == work_of(folder).work(STEP)
-    assert len(walked) == 2
-
-
-def test_a_refusal_is_not_cached(folder: Path, walked: list[object]) -> None:
-    for _ in range(2):
-        with pytest.raises(RequestError, match="--quant 'q4' is unknown"):
-            work_of(folder, "auto", "q4")
     assert len(walked) == 2

@@ -166,26 +166,6 @@ def test_every_name_from_a_driver_finds_its_row_or_none(row: dict[str, str]) -> 
 
 
 @pytest.mark.parametrize(
-    ("name", "memory_gib", "expected"),
-    [
-        ("NVIDIA L40S", 44.5, "L40S"),
-        ("NVIDIA L40", 44.5, "L40"),
-        ("NVIDIA A100-SXM4-80GB", 79.2, "A100 80GB SXM"),
-        ("Tesla T4", 14.7, "T4"),
-        ("NVIDIA GeForce RTX 4090", 15.6, None),
-        ("NVIDIA GeForce RTX 3080", 9.8, "RTX 3080"),
-        ("NVIDIA GeForce RTX 3080", 11.8, "RTX 3080 12GB"),
-        ("NVIDIA GeForce RTX 4060 Ti", 7.8, "RTX 4060 Ti 8GB"),
-        ("NVIDIA", 14.7, None),
-        ("Some Other Card", 24.0, None),
-    ],
-)
-def test_find(name: str, memory_gib: float, expected: str | None) -> None:
-    sheet = find(name, int(memory_gib * GIB))
-    assert (sheet.gpu if sheet else None) == expected
-
-
-@pytest.mark.parametrize(
     ("name", "memory_gib", "sm_count", "expected"),
     [
         ("AMD Instinct MI250X/MI250", 64, 110, "MI250X (one die)"),

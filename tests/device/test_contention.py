@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from profiler.device.contention import ForeignLoad, Neighbours
-from profiler.facts.contention import BusyProcess, Contention
+from profiler.facts.contention import Contention
 
 _SPIN = "import time; end = time.time() + 60\nwhile time.time() < end: pass"
 _START = f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {_SPIN!r}], stdout=2).pid)"
@@ -57,17 +57,6 @@ def test_others_disturb_where_they_leave_too_few_cores() -> None:
     assert one_of_two.disturbs(threads=2)
     assert not one_of_two.disturbs(threads=1)
     assert not Contention(0.2, 2).disturbs(threads=2), "the system's own work"
-
-
-def test_what_cannot_be_seen_is_said_so() -> None:
-    assert Contention(1.0, 2, (BusyProcess("java", 7, 0.9),)).who == "java (pid 7)"
-    assert "not visible" in Contention(1.0, 2, (BusyProcess("sshd", 7, 0.1),)).who
-
-
-def test_an_ended_process_does_not_count() -> None:
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    assert ForeignLoad([process.pid]).watched == ForeignLoad().watched
 
 
 @pytest.mark.cpu

@@ -48,11 +48,6 @@ def test_a_process_on_one_die_has_only_its_cache(two_dies: None, monkeypatch: py
     assert describe(CPU).last_level_cache_bytes == 32 * MIB
 
 
-def test_a_system_without_cache_sizes_gets_a_usual_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "CPUS_FOLDER", tmp_path)
-    assert describe(CPU).last_level_cache_bytes == 32 * MIB
-
-
 X86 = """processor\t: 0
 vendor_id\t: AuthenticAMD
 cpu family\t: 25

@@ -1,7 +1,8 @@
-"""Memory of the host: freed memory returns to the system."""
+"""Memory of the host: freed memory returns to the system, and files leave the page cache or stay."""
 
 from __future__ import annotations
 
+import mmap
 import platform
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import torch
 from machines import HOST
 
 from profiler.device import memory
+from profiler.run.cold_start import forget
 
 # Blocks below malloc's threshold for separate pages (128 KiB, mallopt(3)); the last one keeps the heap from shrinking.
 SCRIPT = """
@@ -73,3 +75,20 @@ def test_the_asynchronous_allocator_has_no_unused_blocks(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.cuda, "memory_snapshot", no_snapshot)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (5 << 30, 16 << 30))
     assert memory.available_bytes(torch.device("cuda", 0)) == 5 << 30
+
+
+NBYTES = 64 * mmap.PAGESIZE
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mincore and posix_fadvise are Linux's")
+def test_a_mapped_file_stays_in_the_cache(tmp_path: Path) -> None:
+    """Like a checkpoint that safetensors has mapped for a model on a CPU."""
+    file = tmp_path / "weights"
+    file.write_bytes(b"x" * NBYTES)
+    with file.open("rb") as handle, mmap.mmap(handle.fileno(), NBYTES, access=mmap.ACCESS_READ) as view:
+        assert view.read() == b"x" * NBYTES
+        assert not forget([file])
+    if not forget([file]):
+        pytest.skip("this file system is in memory")
+    assert file.read_bytes() == b"x" * NBYTES
+    assert forget([file]), "it was read, and dropped again"

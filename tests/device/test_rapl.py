@@ -49,13 +49,6 @@ def test_a_counter_that_wraps_continues(tmp_path: Path) -> None:
     assert used_j(counter, (package, 3_000_000)) == pytest.approx(2.0, abs=1e-4)
 
 
-def test_a_wrap_without_a_range_is_unknown_once(tmp_path: Path) -> None:
-    package = zone(tmp_path, "0", "package-0", 5_000_000, range_uj=None)
-    counter = Rapl(tmp_path)
-    assert used_j(counter, (package, 1_000_000)) is None
-    assert used_j(counter, (package, 3_000_000)) == pytest.approx(2.0)
-
-
 def test_no_package_or_an_unreadable_one_gives_no_energy(tmp_path: Path) -> None:
     assert Rapl(tmp_path).energy_j() is None
     zone(tmp_path, "0", "package-0", 1)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -72,21 +70,3 @@ def test_a_gguf_file_and_a_second_card() -> None:
         vllm.check_vllm(device=torch.device("cpu"), kind="gguf", **request)
     with pytest.raises(RequestError, match="set CUDA_VISIBLE_DEVICES"):
         vllm.check_vllm(device=torch.device("cuda", 1), kind="hub", **request)
-
-
-def test_a_vllm_that_does_not_import_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For example, torchvision was built for another torch."""
-    pretend_version(monkeypatch, "0.32.0")
-
-    def broken(name: str) -> Any:
-        raise RuntimeError("operator torchvision::nms does not exist")
-
-    monkeypatch.setattr(vllm, "import_vllm", broken)
-    assert "importing vLLM fails here: operator torchvision::nms does not exist." in refused()
-
-
-@pytest.mark.slow
-def test_vllm_is_imported_only_on_request() -> None:
-    """`profiler` and its command line list the engine without importing vLLM."""
-    code = "import sys, profiler, profiler.cli.app, profiler.engines.registry; sys.exit('vllm' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=120, check=False).returncode == 0

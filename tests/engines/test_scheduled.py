@@ -7,9 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
-from profiler.errors import RequestError
 from profiler.facts.scheduler import OwnedModel, SchedulerIterations, in_rows, prefill_iterations, scheduled_of, trouble
 
 RECORDS = Path(__file__).parents[1] / "data" / "vllm"
@@ -72,8 +69,3 @@ def test_a_sequence_without_a_block_waits_although_there_is_room_for_tokens() ->
 def test_a_step_without_some_sequences_is_not_a_step_of_the_cell() -> None:
     batch, _, _, iterations = read("plain")
     assert "decode step 1 ran 3 of 4 sequences" in str(trouble(iterations, batch + 1, OWNED))
-
-
-def test_a_vllm_without_iteration_details_is_refused() -> None:
-    with pytest.raises(RequestError, match="does not report"):
-        scheduled_of(SimpleNamespace(iteration_details=None, num_waiting_reqs=0))

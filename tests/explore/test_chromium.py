@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,9 +10,7 @@ import pytest
 
 pytest.importorskip("PySide6.QtWebEngineWidgets", reason="needs the extra `browser`")
 
-from PySide6.QtCore import Qt
 
-from profiler import theory
 from profiler.counting.cache import counted_model
 from profiler.counting.preset_counts import CountedModel
 from profiler.explore.command import explore_document
@@ -105,77 +102,6 @@ def test_a_shared_prefix_and_drafts(page: Path, counted: CountedModel) -> None:
     window.close()
 
 
-def test_the_keyboard_moves_a_slider(window: Chromium) -> None:
-    before = figures(window)["decode"]
-    window.run("document.querySelector('#batch').focus()")
-    window.press(Qt.Key.Key_Right)
-    assert settings(window)["b"] == "2"
-    assert figures(window)["decode"][0] == str(2 * int(before[0]))
-    for expected in ("prompt", "context", "prefix", "drafts", "precision", "kv", "gpu", "ranks"):
-        window.press(Qt.Key.Key_Tab)
-        assert window.run("document.activeElement.id") == expected
-
-
-def test_an_address_shows_its_settings(page: Path, counted: CountedModel) -> None:
-    window = Chromium()
-    window.open(f"{page.as_uri()}#b=3&p=777&c=4095&q=none&kv=8&t=2&g=H100+SXM&l=nvlink4")
-    assert window.run("document.querySelector('#gpu').value") == "H100 SXM"
-    assert window.run("document.querySelector('#notes').textContent") == ""
-    rank = counted_model(resolve(MODEL), ranks=2)
-    assert int(figures(window)["prefill"][0]) == rank.work.work(Step(3, 777, 0)).model_flops
-    memory = json.loads(
-        window.run("JSON.stringify([...document.querySelectorAll('#memory [data-value]')].map(c => c.dataset.value))")
-    )
-    # Each of 2 ranks has 4 of 8 heads of 128, keys and values, in 32 layers, a byte each; a full window keeps 4,095.
-    assert [float(memory[1]), float(memory[2])] == [3 * 4095 * 2 * 4 * 128 * 32] * 2
-    assert window.console == []
-    window.close()
-
-
-def test_what_does_not_fit(page: Path) -> None:
-    """14.48 GB of weights leave an H100 of 80 GB room for at most 122 full windows of 4,096 tokens (537 MB each).
-
-    A T4 has room for 14.9 GB (its driver reports 15.6), so not one window fits next to the weights.
-    """
-    window = Chromium()
-    window.open(f"{page.as_uri()}#b=512&c=31999&g=T4")
-    decode = figures(window)["decode"]
-    assert decode[4] == "NaN"
-    assert decode[5] == "no room"
-    words = window.run("document.querySelector('#advice').textContent")
-    assert words.startswith("This needs ")
-    assert "T4 has room for 14.9 GB. Nothing on this page fits it" in words
-    window.close()
-    window = Chromium()
-    window.open(f"{page.as_uri()}#b=512&c=31999&g=H100%20SXM")
-    words = window.run("document.querySelector('#advice').textContent")
-    most = re.search(r"What fits: batch (\d+)", words)
-    assert most
-    [h100] = theory.numbers("mistral-7b-v0.1", 31_999, gpus=["H100 SXM"], dtype="bfloat16").gpus
-    assert int(most[1]) == h100.largest_batch < (80e9 - 14_483_464_192) / (4096 * 131_072)
-    assert window.run("document.querySelector('#figures tbody tr:last-child td:nth-child(6)').textContent") == (
-        f"batch {most[1]}"
-    )
-    window.close()
-
-
-@pytest.mark.parametrize(
-    ("address", "words"),
-    [
-        ("b=-4", "batch -4 is not possible"),
-        ("c=1e99", "context 1e99 is not possible"),
-        ("q=nf4&t=8", "nf4 weights: tensor parallel 8 is not on this page"),
-    ],
-)
-def test_an_impossible_address(page: Path, address: str, words: str) -> None:
-    window = Chromium()
-    window.open(f"{page.as_uri()}#{address}")
-    assert words in window.run("document.querySelector('#notes').textContent")
-    assert float(figures(window)["decode"][0]) > 0
-    assert window.console == []
-    window.close()
-
-
 def test_the_roofs_are_those_of_the_chosen_gpu(window: Chromium) -> None:
     """NVIDIA's datasheets: a T4 has 65 TFLOP/s in float16 and no bfloat16, an H100 SXM has 989 in both.
 
@@ -195,11 +121,3 @@ def test_the_roofs_are_those_of_the_chosen_gpu(window: Chromium) -> None:
     assert "bfloat16, sustained: 680 TFLOP/s" in window.run(roofs)
     assert "65.0" not in window.run(roofs)
     assert window.run(notes) == ""
-
-
-@pytest.mark.parametrize("width", [420, 1200])
-def test_nothing_is_wider_than_the_window(page: Path, width: int) -> None:
-    window = Chromium(width)
-    window.open(page.as_uri())
-    assert window.run("document.documentElement.scrollWidth") <= width
-    window.close()

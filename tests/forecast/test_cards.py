@@ -8,7 +8,6 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from machines import HOST, XEON_PROFILE
 
 from profiler.errors import RequestError, RunError
 from profiler.forecast import tensor_parallel as cards
@@ -84,20 +83,6 @@ def test_two_h100_by_their_datasheet_have_a_sentence_and_a_cost() -> None:
     assert len(rank_rows(answer.cells, priced=True)) == 2 * len(answer.cells)
 
 
-@pytest.mark.parametrize(
-    ("source", "on", "words"),
-    [
-        (str(EPYC), "", "not replayed (this is another one)"),
-        ("smollm2-135m", str(XEON_PROFILE), "the GPU's profile has for their widths"),
-        ("smollm2-135m", "H100 SXM", "published figures"),
-    ],
-)
-def test_a_note_names_the_basis_of_a_ranks_kernels(source: str, on: str, words: str) -> None:
-    wanted = ForecastRequest(batch_sizes="1", prompt_lens="64")
-    answer = forecast_ranks(source, on, wanted, RankOptions("3", "8,20"), QuietListener())
-    assert words in answer.notes[0]
-
-
 @pytest.mark.slow
 def test_a_model_that_needs_two_cards_is_compared_from_there() -> None:
     wanted = ForecastRequest(batch_sizes="1", prompt_lens="512", dtype="bfloat16")
@@ -108,33 +93,8 @@ def test_a_model_that_needs_two_cards_is_compared_from_there() -> None:
     assert "room for it" in answer.sentence
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (RankOptions("3", ""), "needs --link"),
-        (RankOptions("two", "8,20"), "give numbers of GPUs"),
-        (RankOptions("1", "8,20"), "give numbers of GPUs"),
-        (RankOptions("2", "8,20"), "9 query heads and 3 KV heads do not divide by 2; use --tp 3"),
-        (RankOptions("3", "nvlink9"), "--link 'nvlink9' is unknown"),
-        (RankOptions("3", "8,20", -1.0), "--price -1"),
-    ],
-)
-def test_impossible_options_are_refused(options: RankOptions, words: str) -> None:
-    with pytest.raises(RequestError, match=words):
-        forecast_ranks(str(EPYC), "", ForecastRequest(), options, QuietListener())
+def test_numbers_of_gpus_are_sorted_and_each_once() -> None:
     assert parse_ranks("8,2,2") == (2, 8)
-
-
-def test_heads_that_do_not_divide_are_refused_before_anything_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """9 query heads over 2 and 3 ranks, on the run's device: the error comes before the 10 s of replays."""
-
-    def replayed(*_: object) -> str:
-        raise AssertionError("replayed")
-
-    monkeypatch.setattr("profiler.forecast.tensor_parallel.replay_shards", replayed)
-    monkeypatch.setattr("profiler.forecast.tensor_parallel.machine_of", lambda _: HOST)
-    with pytest.raises(RequestError, match="do not divide by 2"):
-        forecast_ranks(str(EPYC), "", ForecastRequest(), RankOptions("2,3", "8,20"), QuietListener())
 
 
 def test_a_run_of_packed_weights_or_of_several_ranks_is_no_basis(

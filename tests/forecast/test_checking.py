@@ -9,15 +9,7 @@ from typing import Any
 import pytest
 
 import profiler
-from profiler.forecast import check as checking
-from profiler.forecast.check import check_forecast
 from profiler.forecast.check_log import CheckedCell, append_checks, checks_line, read_checks
-from profiler.forecast.command import ForecastRequest
-from profiler.grid.cells import Cell, Grid, Phase
-from profiler.predict.result import Answer, ForecastCell, ForecastError
-from profiler.run.validate import PreparedRun
-
-REFERENCE = Path(__file__).parents[2] / "runs" / "reference" / "smollm2-135m-2-cores"
 
 
 @pytest.mark.slow
@@ -65,42 +57,3 @@ def test_checks_of_other_machines_and_torn_lines_are_left_out(tmp_path: Path, mo
     [line] = checks_line("a CPU", 2)
     assert "15.0 % off" in line
     assert "2 checked cells, 1 of them inside" in line
-
-
-def forecast_cell(phase: Phase, batch_size: int, prompt_len: int, context_len: int) -> ForecastCell:
-    return ForecastCell(phase, batch_size, prompt_len, context_len, 1.0, 0.9, 1.1, 1.0, "memory-bound", "measured")
-
-
-def test_only_cells_of_up_to_65536_tokens_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prompts of 32 and 1,024 and caches of 16 and 1,024 tokens, at batches of 1 and 128.
-
-    1,024 x 128 is 131,072 tokens, which is not run, although other cells have that length or that batch.
-    """
-    cells = tuple(
-        cell
-        for batch in (1, 128)
-        for length in (32, 1024)
-        for cell in (forecast_cell("prefill", batch, length, 0), forecast_cell("decode", batch, length, length + 4))
-    )
-    cells += tuple(forecast_cell("decode", batch, 0, context + 4) for batch in (1, 128) for context in (16, 1024))
-    error = ForecastError(None, None, 0, "")
-    answer = Answer("a run", "smollm2-135m", "float32", "a CPU", "", error, None, cells)
-    tried: list[Cell] = []
-
-    class Swept(Exception):  # noqa: N818  it ends the check where the sweep would begin
-        pass
-
-    def swept(grid: Grid, *, fits: Any) -> Any:
-        tried.extend(cell for cell in grid.cells if fits(cell) is None)
-        raise Swept
-
-    def execute(prepared: PreparedRun, _listener: object, visits: Any) -> None:
-        visits(prepared.grid, fits=lambda cell: None)
-
-    monkeypatch.setattr(checking, "sweep", swept)
-    monkeypatch.setattr(checking, "execute", execute)
-    wanted = ForecastRequest(new_tokens=8, engine="eager", dtype="float32")
-    with pytest.raises(Swept):
-        check_forecast(REFERENCE, wanted, answer, 1.0, "smollm2-135m")
-    run = {(1, 32, 0), (128, 32, 0), (1, 1024, 0), (1, 0, 16), (128, 0, 16), (1, 0, 1024)}
-    assert {(cell.batch_size, cell.prompt_len, cell.context_len) for cell in tried} == run

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,14 +15,15 @@ from profiler.forecast.command import ForecastRequest, RunFacts, forecast_run, r
 from profiler.grid.cells import Cell, CellKey
 from profiler.grid.ranges import make_grid
 from profiler.judge.judge_run import judge_run
-from profiler.predict.cross_validation import HeldOut, TrainedModel, held_out, one_at_a_time, outermost_cells, train
+from profiler.predict.cross_validation import held_out, one_at_a_time, outermost_cells, train
 from profiler.predict.kernel_times import DeviceRates, MeasuredCells, ReplayedSteps
 from profiler.predict.operator_arrays import StepArrays
 from profiler.predict.predict import fit
 from profiler.predict.result import BETWEEN_CELLS
 
-REFERENCE = Path(__file__).parents[2] / "runs" / "reference"
 QUIET = Path(__file__).parents[1] / "data" / "forecast" / "smollm2-135m-zen4-float32"
+
+REFERENCE = Path(__file__).parents[2] / "runs" / "reference"
 
 
 @pytest.fixture(scope="module")
@@ -176,15 +175,6 @@ def test_out_of_memory_is_a_forecast(known: RunFacts) -> None:
     assert need.cache_bytes == 4000 * (8000 + 32) * 46_080
 
 
-def test_a_run_too_small_says_that_its_error_cannot_be_told(tmp_path: Path, known: RunFacts) -> None:
-    few = known.trained.measured.at(np.array([0, 1, 16, 17]))
-    trained: TrainedModel = train(few, known.trained.fitted.device)
-    assert not trained.within.is_enough
-    assert trained.within.half_width >= 2
-    empty = HeldOut(np.zeros(0), np.zeros(0), np.zeros(0, dtype=np.int64), np.zeros(0))
-    assert not empty.is_enough
-
-
 def test_another_form_is_forecast_only_where_it_was_tried() -> None:
     run = REFERENCE / "smollm2-135m-zen4"
     plain = forecast_run(run, ForecastRequest(batch_sizes="1", prompt_lens="16"))
@@ -194,50 +184,3 @@ def test_another_form_is_forecast_only_where_it_was_tried() -> None:
     assert ratios["decode"] < 0.95
     with pytest.raises(RequestError, match=r"no basis for nf4 in every requested phase.*bfloat16, int4wo, nf4"):
         forecast_run(run, ForecastRequest(quant="nf4"))
-
-
-def test_bad_requests_are_one_line(roofscope: Callable[..., Any], tmp_path: Path) -> None:
-    run = str(REFERENCE / "smollm2-135m-epyc")
-    old = tmp_path / "old.json"
-    old.write_text(json.dumps({"schema_version": 0}))
-    cases = [
-        (("forecast", "smollm2-135m"), "is not a run folder"),
-        (("forecast", "smollm2-135m", "--on", "L4O"), "L4"),
-        (("forecast", "smollm2-135m", "--on", str(old)), "ceilings --out"),
-        (("forecast", "smollm2-135m", "--on", str(tmp_path / "none.json")), "there is no profile"),
-        (("forecast", run, "--quant", "fp4"), "no basis for fp4"),
-        (("forecast", run, "--check", "--on", "L4"), "--check"),
-        (("forecast", str(REFERENCE / "smollm2-135m-2-cores")), "cannot be judged again"),
-    ]
-    for arguments, words in cases:
-        outcome = roofscope(*arguments)
-        assert outcome.code == 2, arguments
-        assert words in outcome.err, outcome.err
-        assert len(outcome.err.strip().splitlines()) == 1
-
-
-@pytest.mark.slow
-def test_the_screen_says_its_error_first(roofscope: Callable[..., Any], tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    picture = tmp_path / "band.svg"
-    outcome = roofscope("forecast", str(REFERENCE / "smollm2-135m-epyc"), "--plain", "--out", str(picture))
-    assert outcome.code == 0, outcome.err
-    text = " ".join(outcome.out.split())
-    assert "over 32 cells that it had not seen" in text
-    assert max(map(len, outcome.out.splitlines())) <= 100
-    drawn = picture.read_text("utf-8")
-    assert "time of a decode step, ms" in drawn
-    assert "$" not in drawn, "a mark in TeX, which is off"
-    document = json.loads(roofscope("forecast", str(REFERENCE / "smollm2-135m-epyc"), "--format", "json").out)
-    assert document["error"]["cells"] == 32
-    assert {"phase", "batch_size", "prompt_len", "context_len", "latency_s", "low_s", "high_s", "basis"} <= set(
-        document["cells"][0]
-    )
-
-
-def test_a_folder_without_its_config_is_refused(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    shutil.copytree(REFERENCE / "smollm2-135m-zen4", folder)
-    (folder / "config.json").unlink()
-    with pytest.raises(RequestError, match=r"no readable config\.json"):
-        run_facts(folder)

@@ -86,13 +86,6 @@ def test_no_figure_of_a_mixture_is_behind_a_range() -> None:
     assert not any("mixture" in note for note in forecast_on("qwen3-8b", CARD, ForecastRequest()).notes)
 
 
-def test_no_sequence_is_longer_than_the_model_knows() -> None:
-    """GPT-2 has 1024 positions."""
-    with pytest.raises(RequestError, match=r"1025 tokens, but this model's limit is 1024"):
-        forecast_on("gpt2", "L4", ForecastRequest("1000", "1", new_tokens=25))
-    assert forecast_on("gpt2", "L4", ForecastRequest("1000", "1", new_tokens=24)).cells
-
-
 @pytest.mark.slow
 def test_a_format_without_figures_in_plain_transformers_has_no_basis() -> None:
     """H20, fp8: plain transformers take 136 ms for a token of Qwen3-32B, SGLang 22 ms (Qwen's speed benchmark)."""

@@ -31,7 +31,6 @@ from profiler.store.folder import read_document
 
 EPYC = Path(__file__).parents[2] / "runs" / "reference" / "smollm2-135m-epyc"
 GATE, HEAD = "model.layers.*.mlp.gate_proj", "lm_head"
-LAYERS = 30
 
 
 def in_turn(key: CellKey, **shares: float) -> tuple[Replays, Replays]:

@@ -91,16 +91,6 @@ def test_a_killed_call_leaves_its_checks(monkeypatch: pytest.MonkeyPatch, tmp_pa
     ]
 
 
-def test_a_missing_package_is_named_with_its_wheel(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name in ("pydantic", "pynvml"):
-        monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.setattr(sys, "argv", ["acceptance.py"])
-    assert acceptance.main() == 2
-    assert capsys.readouterr().err == "not installed: pydantic, nvidia-ml-py; carry their wheels, as --help shows.\n"
-
-
 def test_no_file_names_a_call_that_changes_a_card() -> None:
     """No file sets a clock, a power limit, persistence or MIG, or starts the program that does."""
     setters = ("nvmlDeviceSet", "nvmlDeviceReset", '"nvidia-smi"')

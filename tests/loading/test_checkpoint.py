@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +19,6 @@ from profiler.errors import ModelError, RequestError
 from profiler.loading.checkpoint import check_weights, resolve_weights
 from profiler.loading.config import load_config
 from profiler.loading.load import load
-from profiler.loading.meta_model import build_on_meta
 from profiler.loading.request import CheckpointFit, LoadedModel, ModelRequest, most_positions, resolve_dtype
 from profiler.loading.source import resolve
 from profiler.quant.checkpoints import Gguf, gguf_format
@@ -52,23 +48,6 @@ def test_gguf_architectures_that_transformers_loads_packed(tmp_path: Path, archi
     writer.write_tensors_to_file()
     writer.close()
     assert gguf_format(file) == Gguf(("Q8_0",), packed)
-
-
-@pytest.mark.parametrize(
-    ("package", "stored"),
-    [
-        ("bitsandbytes", {"quant_method": "bitsandbytes", "load_in_4bit": True}),
-        ("torchao", {"quant_method": "torchao", "quant_type": {"default": {"_type": "Int8WeightOnlyConfig"}}}),
-    ],
-)
-def test_a_checkpoint_without_its_package_is_refused_with_the_command(
-    package: str, stored: dict[str, Any], tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = {**json.loads((tiny_folder / "config.json").read_text()), "quantization_config": stored}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(RequestError, match=f"needs {package}: pip install {package}"):
-        build_on_meta(load_config(resolve(str(tmp_path))), torch.bfloat16)
 
 
 @pytest.mark.parametrize(
@@ -133,11 +112,6 @@ def test_no_weights(copied: Path) -> None:
     assert resolve_weights(resolve(str(copied)), "auto") == "random"
     with pytest.raises(ModelError, match="--weights random"):
         _check(copied)
-
-
-def test_gguf_cannot_be_quantised_again(gguf_file: Path) -> None:
-    with pytest.raises(ModelError, match="dequantised"):
-        check_weights(ModelRequest(resolve(str(gguf_file)), CPU, torch.bfloat16, "nf4", weights="checkpoint"))
 
 
 def test_dtype_choice(tiny_folder: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from importlib import metadata
@@ -22,15 +21,7 @@ from profiler.loading.source import resolve
 from profiler.quant.checkpoints import published_format
 from profiler.quant.formats import can_quantise, need_library
 
-HIDDEN = Path(__file__).parents[1] / "hidden.py"
 OPTIONAL = ("bitsandbytes", "torchao", "compressed-tensors", "gguf")
-GRID = ("--prompt-lens", "8", "--batch-sizes", "1", "--new-tokens", "4", "--budget", "0.1")
-
-
-def without(package: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a new process that cannot find `package`."""
-    command = [sys.executable, str(HIDDEN), package, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
 @pytest.fixture
@@ -100,21 +91,6 @@ def test_a_torchao_that_does_not_import_with_this_torch_is_one_line(monkeypatch:
     monkeypatch.setitem(sys.modules, "torchao.quantization", None)
     with pytest.raises(RequestError, match=r"torchao .* cannot be imported with torch .*newer torch"):
         build_on_meta(load_config(resolve("smollm2-135m")), torch.bfloat16, "int8wo")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("package", OPTIONAL)
-def test_other_runs_work_without_the_package(
-    tiny_folder: Path, tmp_path: Path, package: str, request: pytest.FixtureRequest
-) -> None:
-    """The runs are in a new process, which never imported the package."""
-    out = tmp_path / "run"
-    done = without(package, "run", str(tiny_folder), *GRID, "--out", str(out))
-    assert done.returncode == 0, done.stderr
-    assert json.loads((out / "run.json").read_text())["finished"]
-    arguments, line = refused(package, request)
-    done = without(package, *arguments)
-    assert (done.returncode, done.stderr.strip()) == (2, line)
 
 
 def test_a_bitsandbytes_that_does_not_import_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,6 @@ from profiler.quant.formats import PLAIN, QuantOptions
 from profiler.quant.registry import Quant
 from profiler.quant.storage import model_storage_bytes, stored
 from profiler.quant.torchao import quantise_linears
-from profiler.run.validate import Options, prepare
 
 pytestmark = pytest.mark.cpu
 
@@ -242,20 +241,6 @@ def test_a_quantised_run_fills_every_column(
         pytest.skip("this machine was too busy for times to be compared")
     loop_s = sorted((before_s, conversions_s(short_folder, quant)))  # a shared machine changes from minute to minute
     assert least * loop_s[0] <= decode["dequantise_s"] < 1.3 * loop_s[1]
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"quant": "int8", "double_quant": True}, "--quant nf4 or fp4"),
-        ({"quant": "none", "compute_dtype": "float16"}, "4-bit"),
-        ({"quant": "nf4", "compute_dtype": "float8"}, "auto, float32"),
-        ({"quant": "int3"}, "use none, int8, nf4, fp4, int8wo, int4wo, fp8"),
-    ],
-)
-def test_a_combination_that_does_not_exist_is_one_line(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(RequestError, match=said):
-        prepare(Options(**options))
 
 
 def test_no_group_divides_this_model(tiny_folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from machines import HOST
-from subjects import PLANTED, of_caches, subject_of
+from subjects import PLANTED, subject_of
 
 from profiler.facts.cache_format import CACHE_FORMATS
 from profiler.facts.measurements import COMPILED, GRAPHED, REPEATED_HEADS, STATIC_CACHE, WITHOUT_CUDNN
@@ -23,7 +22,7 @@ from profiler.grid.cells import PHASES, Cell, CellKey
 from profiler.judge.cells import CellEvidence
 from profiler.measure.short_model import Pattern, pattern_of, shortened, stack_of
 from profiler.measure.sweep import Plan, sweep
-from profiler.measure.trials import steps_per_turn, try_variants
+from profiler.measure.trials import try_variants
 from profiler.measure.variants import variants_of
 from profiler.predict.operator_arrays import StepArrays, operator_arrays
 from profiler.report.progress import QuietListener
@@ -196,26 +195,6 @@ def test_attention_kernels_are_tried_with_and_without_a_mask(
         assert hidden["a padding mask and math attention", phase] == count
 
 
-def test_decode_steps_are_tried_before_cheaper_prefills(tiny_folder: Path, tmp_path: Path) -> None:
-    """Of 12 layers, a variant's share of time is enough for two in the decode at batch 1, and not at batch 4, too.
-
-    The test sets the time of a prefill to a hundredth of a decode step.
-    """
-    sizes = json.loads((tiny_folder / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(sizes | {"num_hidden_layers": 12}))
-    subject, config = subject_of(str(tmp_path), weights="random", prompt_lens=[16], batch_sizes=[1, 4], new_tokens=8)
-    latencies_s = {key: 1.0 if key.phase == "decode" else 0.01 for cell in subject.grid.cells for key in cell.keys}
-    variants = variants_of(subject)
-    budget_s = sum(variant.preparing_s for variant in variants)
-    budget_s += (4 + len(variants)) * steps_per_turn("decode") * 3 / 12
-    trials = try_variants(subject, config, of_caches(4 << 20), latencies_s, budget_s)
-    first = next(trials)
-    assert (first.key.phase, first.key.cell.batch_size) == ("decode", 1)
-    second = next(trials)
-    assert (second.key, second.form != first.form) == (first.key, True)
-    trials.close()  # type: ignore[attr-defined]
-
-
 def test_compiled_code_is_a_form_of_one_decode_step(tiny_folder: Path) -> None:
     """Its prefills are eager, and each shape would be compiled separately."""
     subject, _ = subject_of(str(tiny_folder))
@@ -229,15 +208,6 @@ def test_compiled_code_is_a_form_of_one_decode_step(tiny_folder: Path) -> None:
     decodes = [key for key in keys if key.phase == "decode"]
     for form in others:
         assert form.corners(keys) == (decodes if form.name == STATIC_CACHE else keys)
-
-
-def test_steps_that_no_hook_sees_are_not_cut_at_their_layers(tiny_folder: Path) -> None:
-    """Variants are compared with the run's first engine. If it replays recorded work, its layers run no Python."""
-    subject, config = subject_of(str(tiny_folder))
-    [cell] = subject.grid.cells
-    engine: Any = SimpleNamespace(hookable=False, eager_phases=PHASES, cache_format=None)
-    recorded = replace(subject, engines={"eager": engine})
-    assert not list(try_variants(recorded, config, of_caches(4 << 20), dict.fromkeys(cell.keys, 1e-4), 60.0))
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import profiler
-from profiler.errors import RequestError
 from profiler.judge.breakdown import TERMS
 from profiler.judge.engine_differences import PART_NAMES
 from profiler.measure.generate import count_reads
@@ -70,8 +69,3 @@ def test_the_tax_is_found_where_it_was_planted(
     [line] = generate_lines(replace(run, document=claimed))
     assert f"transformers {run.document.software['transformers']}'s generate adds" in line
     assert "stopping criteria 2" in line
-
-
-def test_generate_begins_with_a_prompt(tiny_folder: Path) -> None:
-    with pytest.raises(RequestError, match="whole calls, which begin with a prompt: use --prompt-lens"):
-        profiler.profile(str(tiny_folder), context_lens=[8], engine="generate")

@@ -1,19 +1,26 @@
-"""The hollow twin dispatches the model's operators, and has almost no weights."""
+"""The hollow twin dispatches the model's operators, has almost no weights, and its own time is measured."""
 
 from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
 
 import pytest
 import torch
 from machines import HOST
+from subjects import subject_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from profiler.counting.walk import walk
 from profiler.engines.transformers import EagerEngine
+from profiler.facts.dispatch import dispatch_of
 from profiler.loading.config import config_from, load_config
 from profiler.loading.load import load
 from profiler.loading.meta_model import from_config
 from profiler.loading.request import ModelRequest
 from profiler.loading.source import resolve
+from profiler.measure import dispatch
 from profiler.measure.dispatch import hollow_config
 
 pytestmark = pytest.mark.cpu
@@ -82,3 +89,26 @@ def test_layers_with_other_heads_keep_their_grouping() -> None:
     assert [layer.self_attn.num_key_value_groups for layer in twin.model.layers] == [2] * 5 + [4]
     assert sum(parameter.numel() for parameter in twin.parameters()) < 1_000_000
     assert twin(input_ids=torch.zeros(1, 3, dtype=torch.long)).logits.shape[1] == 3
+
+
+@pytest.mark.timing
+@pytest.mark.slow
+@pytest.mark.ci
+def test_weights_that_stream_by_are_taken_off_step_by_step(tiny_folder: Path) -> None:
+    """Linears take 0 to 8 ms per call, 4 ms on average; the twin's own part does not depend on their sum in a step."""
+    subject, config = subject_of(str(tiny_folder))
+    linears = [module for module in subject.loaded.module.modules() if isinstance(module, torch.nn.Linear)]
+    draw = random.Random(0)
+
+    def stream(*_: object) -> None:
+        until_s = time.perf_counter() + draw.uniform(0, 8e-3)
+        while time.perf_counter() < until_s:
+            pass
+
+    for linear in linears:
+        linear.register_forward_pre_hook(stream)
+    measured = dispatch.measure_dispatch(subject.loaded, config, HOST, [1], ["eager"], 0.5)
+    decode = next(item for item in measured if item.phase == "decode")
+    streamed_s = 4e-3 * len(linears)
+    found = dispatch_of(decode)
+    assert 0 < found.in_kernels_s < found.step_s < 0.5 * streamed_s

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
-import json
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -101,17 +99,6 @@ def test_a_step_has_the_operators_that_torch_dispatches(traced: profiler.Run) ->
         assert 0 < item.busy_share <= 1
         assert item.busy_s >= item.longest_s > 0
     assert len(activity_lines(traced)) == 4
-
-
-@pytest.mark.slow
-@pytest.mark.ci
-def test_the_trace_is_small_and_can_be_read(traced: profiler.Run) -> None:
-    path = traced.folder / TRACE
-    assert path.stat().st_size < 2_000_000
-    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
-    linears = [event for event in events if event.get("name") == "aten::linear"]
-    assert len(linears) == 15
-    assert all(event["ph"] in ("X", "M") for event in events)
 
 
 @pytest.mark.slow

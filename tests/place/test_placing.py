@@ -17,7 +17,7 @@ from profiler.counting.preset_counts import preset_counts
 from profiler.data.datasheets import gpu_called
 from profiler.errors import RequestError
 from profiler.facts.step import ExecutionPath, Step
-from profiler.loading.source import load_preset, preset_names
+from profiler.loading.source import preset_names
 from profiler.place.command import Shapes, place
 
 FILES = Path(__file__).parents[1] / "data" / "foreign"
@@ -103,13 +103,6 @@ def test_another_model_or_device_is_reported() -> None:
     ]
 
 
-def test_a_gpu_is_recognised_by_its_drivers_name(tmp_path: Path) -> None:
-    records = json.loads((FILES / "llama-bench.json").read_text())
-    path = tmp_path / "file"
-    path.write_text(json.dumps([{**record, "gpu_info": "NVIDIA A100-SXM4-80GB"} for record in records]))
-    assert place(path, "smollm2-135m", gpu="A100 80GB SXM").warnings == []
-
-
 def test_a_cold_first_repetition_is_reported(tmp_path: Path) -> None:
     """A first repetition that takes 1.9 times as long as two others; one within the noise; only one other."""
     [record, *_] = json.loads((FILES / "llama-bench.json").read_text())
@@ -193,19 +186,6 @@ def test_here_uses_the_roofs_of_this_device(
     assert row["bound"] == "memory"
 
 
-@pytest.fixture
-def model_folder(tmp_path: Path) -> Path:
-    """A model folder that contains only its config."""
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(load_preset("smollm2-135m").config))
-    return folder
-
-
-def _placing(file: Path, model: str, *more: str) -> list[str]:
-    return ["place", str(file), "--model", model, "--gpu", "H100 SXM", *more]
-
-
 def test_files_and_presets_load_no_model_library(tmp_path: Path) -> None:
     """torch takes over a second to load, pandas a third of one."""
     file = str(table(tmp_path / "a", ("decode", 1, 64, 32, 1)))
@@ -216,21 +196,6 @@ def test_files_and_presets_load_no_model_library(tmp_path: Path) -> None:
     )
     assert {"profiler.comparison.compare", "profiler.place.place", "profiler.rent.plan"} <= loaded
     assert not {"torch", "transformers", "pandas", "matplotlib"} & loaded
-
-
-@pytest.mark.slow
-def test_counting_a_folder_loads_no_measuring_package(
-    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first time loads torch and transformers, but no package that measures; the second time loads neither."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    file = table(tmp_path / "t", ("decode", 1, 64, 32, 1))
-    first, second = (_loaded_by(_placing(file, str(model_folder))) for _ in range(2))
-    assert {"torch", "transformers", "profiler.counting.walk"} <= first
-    packages = {name.split(".")[1] for name in first if name.startswith("profiler.")}
-    assert not packages & {"engines", "measure", "why_slow"}
-    assert not {"bitsandbytes", "gguf", "torchao", "pandas", "matplotlib", "profiler.comparison.compare"} & first
-    assert not {"torch", "transformers"} & second
 
 
 def _loaded_by(*commands: list[str]) -> set[str]:
@@ -316,12 +281,6 @@ def test_experts_in_a_published_format_keep_it() -> None:
     assert "hold layers in turn" in two.warnings[0]
 
 
-def test_a_mean_over_a_mixture_says_so(tmp_path: Path) -> None:
-    path = tmp_path / "t"
-    path.write_text("phase,batch_size,prompt_len,new_tokens,latency_s,bits_per_weight\ndecode,1,64,1,0.02,4.5\n")
-    assert "a mean: the weights that a token uses may be wider" in place(path, "mixtral-8x7b", gpu="H100 SXM").stored
-
-
 def test_several_gpus_share_a_step() -> None:
     """Mixtral on eight H200: 25.8 GB of two experts per layer over 38.4 TB/s, 0.67 ms of 2.66; prompts have room."""
     file = FILES / "vllm-mixtral-before.json"
@@ -377,14 +336,3 @@ def test_an_unknown_batch_is_the_largest_that_fits() -> None:
     per_sequence = 142 * 131_072
     assert row.batch_size * per_sequence + 8.03e9 < gpu_called("H100 SXM").room_bytes
     assert (row.batch_size + 80) * per_sequence + 8.03e9 > gpu_called("H100 SXM").room_bytes
-
-
-def test_every_column_is_on_the_screen_however_long_a_setting_is(
-    tmp_path: Path, roofscope: Callable[..., object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    [record, *_] = json.loads((FILES / "llama-bench.json").read_text())
-    path = tmp_path / "f"
-    path.write_text(json.dumps([{**record, "tensor_split": "x" * 90}, {**record, "tensor_split": "y" * 90}]))
-    done = roofscope("place", str(path), "--model", "smollm2-135m", "--gpu", "T4", "--plain")
-    assert all(word in done.out for word in ("time", "tok/s", "floor", "by", "attained", "regime"))  # type: ignore[attr-defined]

@@ -63,11 +63,6 @@ def test_markdown_names_a_cache_type_that_is_not_the_default(tmp_path: Path) -> 
     assert found.floor_s == pytest.approx((WEIGHTS + cache) / 1008e9, rel=5e-3)
 
 
-def test_an_unknown_cache_type_is_reported(tmp_path: Path) -> None:
-    [found] = place(llama_bench(tmp_path / "f", {"type_k": "q9_9"}), "llama-3.1-8b").rows
-    assert "the type of its cache is unknown" in found.note
-
-
 def served(path: Path, **changes: Any) -> Path:
     """SGLang's bench_one_batch_server: 1,024 tokens in 50 ms, then 1,024 more at 2.5 ms each."""
     record = json.loads((FILES / "sglang-server.jsonl").read_text().splitlines()[0])
@@ -148,18 +143,6 @@ def test_figures_without_a_layer_on_the_gpu_are_left_out(tmp_path: Path) -> None
     for gpu in ("", "RTX 4090"):
         with pytest.raises(RequestError, match="its figures are the host's"):
             place(llama_bench(tmp_path / "f", rows[0]), "llama-3.1-8b", gpu=gpu)
-
-
-def test_rows_of_a_sweep_have_their_settings(tmp_path: Path) -> None:
-    path = llama_bench(tmp_path / "f", {"n_batch": 512}, {"n_batch": 2048})
-    assert [row.settings for row in place(path, "llama-3.1-8b").rows] == ["n_batch 512", "n_batch 2048"]
-
-
-def test_every_model_of_a_file_is_compared_with_the_requested_one(tmp_path: Path) -> None:
-    path = llama_bench(tmp_path / "f", {}, {"model_n_params": 72 * 10**9, "model_type": "qwen", "model_size": 10**10})
-    assert place(path, "llama-3.1-8b").warnings == [
-        "the file's model has 72.0 B parameters, but this model has 8.03 B."
-    ]
 
 
 def test_weights_in_the_hosts_memory_need_no_room(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -165,28 +164,6 @@ def test_a_killed_rank_ends_the_others_and_is_named(folder: Path, tmp_path: Path
     assert ended_s < killed_s - began_s
 
 
-@pytest.mark.slow
-def test_a_rank_that_waits_for_a_missing_one_ends_on_sigterm() -> None:
-    """The wait is in C++, where no handler of Python's runs; torchrun would kill it only after 30 s."""
-    program = "from profiler.cli.app import *; from profiler.ranks.process_group import ProcessGroup;"
-    program += "signal.signal(signal.SIGTERM,"
-    program += "lambda *_: None); print(flush=True); ProcessGroup('cpu')"
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    ranks = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, env=os.environ | ranks)
-    try:
-        assert process.stdout is not None
-        process.stdout.readline()  # imports are done; only the wait remains
-        time.sleep(2)
-        assert process.poll() is None
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=10) == -signal.SIGTERM
-    finally:
-        process.kill()
-
-
 def _passes(*pieces_s: tuple[float, float]) -> RankTiming:
     """Return a prefill and three steps of two exchanges of 1 ms, which all ranks reach every 11 ms.
 
@@ -268,13 +245,3 @@ def test_impossible_requests_for_ranks_are_refused_before_loading(
     with pytest.raises(RequestError, match=words) as caught:
         prepare(Options(model=str(folder), prompt_lens="8", new_tokens=4, **options))
     assert "\n" not in str(caught.value)
-
-
-def test_more_ranks_than_cards(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import profiler.run.validate as request
-
-    monkeypatch.setattr(request, "resolve_device", lambda name: torch.device("cuda", 0))
-    monkeypatch.setattr(request, "resolve_dtype", lambda *_: torch.float16)
-    monkeypatch.setattr(request, "gpu_count", lambda: 1)
-    with pytest.raises(RequestError, match="this machine has 1 GPUs"):
-        prepare(Options(model=str(folder), prompt_lens="8", new_tokens=4, tp=2))

@@ -91,12 +91,6 @@ def test_a_row_of_a_sweep_matches_only_its_setting(tmp_path: Path) -> None:
         compared(sweep, table(tmp_path / "c", "5.0"))
 
 
-def test_settings_that_differ_between_files_are_reported(tmp_path: Path) -> None:
-    """-fa 0 and -fa 1 in two files: the difference may explain the change."""
-    before, after = (written(tmp_path / name, row(0.1, flash_attn=name == "b")) for name in "ab")
-    assert [item.words for item in compared(before, after).differences] == ["flash_attn 0 -> 1"]
-
-
 def test_markdown_has_a_sweep_in_shortened_columns(tmp_path: Path) -> None:
     before = markdown(tmp_path / "a", "10.00 ± 0.10", "20.00 ± 0.10", column="ngl", values=(10, 20))
     after = written(tmp_path / "b", row(0.1, n_gpu_layers=10), row(0.1, n_gpu_layers=20))
@@ -249,21 +243,6 @@ def test_copied_samples_are_refused(tmp_path: Path) -> None:
         read_gathered(folder, document)
     with pytest.raises(RunError, match="twice"):
         read_side(folder)
-
-
-def test_bits_that_differ_are_a_difference(tmp_path: Path) -> None:
-    paths = []
-    for bits in (16, 8):
-        paths.append(tmp_path / str(bits))
-        paths[-1].write_text(f"batch_size,prompt_len,new_tokens,tokens_per_s,bits_per_weight\n1,512,128,100,{bits}\n")
-    assert [item.words for item in compared(*paths).differences] == ["bits per weight 16.0 -> 8.00"]
-
-
-def test_several_lengths_of_a_decode_are_several_cells() -> None:
-    """llama-bench -n 64,128,256: one context, three rows."""
-    file = FILES / "llama-bench-moe.md"
-    names = [item.asked.name for item in compared(file, file).changes if item.asked.depth == 0]
-    assert sorted(names) == [f"decode 1 x 0, new tokens {length}" for length in (128, 256, 64)]
 
 
 def test_gpus_and_quantisation_that_differ_are_named(tmp_path: Path) -> None:

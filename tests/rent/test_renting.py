@@ -103,20 +103,6 @@ def test_weights_that_are_published_packed_are_called_so(roofscope: Callable[...
     assert "the ranges have no figure of it" in out
 
 
-def test_a_model_of_an_unpublished_size_has_a_note() -> None:
-    """The published figures with compiled engines are of models of 0.5 B weights and more; SmolLM2 has 0.135 B."""
-    [note] = rented("smollm2-135m", cards="L4").notes
-    assert "No figure of a model of its size" in note
-    assert "135 M" in note
-
-
-def test_a_prompt_beyond_the_models_positions_is_refused() -> None:
-    """GPT-2 has 1024 positions (its paper's context)."""
-    rented("gpt2", prompt=1000, new=24, cards="L4")
-    with pytest.raises(RequestError, match=r"1025 tokens, but this model's limit is 1024; use a shorter --prompt"):
-        rented("gpt2", prompt=1000, new=25, cards="L4")
-
-
 def served(offers: RentDocument) -> list[Offer]:
     return [offer for offer in offers.cards if offer.request_usd is not None]
 
@@ -232,18 +218,6 @@ def test_limits_that_no_gpu_meets_still_have_a_table(roofscope: Callable[..., An
     assert "no GPU meets the limits" in picture.err
 
 
-def test_each_gpu_has_one_row_of_80_columns(roofscope: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("profiler.report.console.WIDTH", 80)
-    for quants in ("none", "none,int4wo,fp8"):
-        out = roofscope("rent", "mistral-7b-v0.1", "--quant", quants, "--plain", "--full").out
-        assert max(map(len, out.splitlines())) <= 80
-        assert not out.startswith("\n")
-        rows = out.partition("-----")[2].partition("> cheapest,")[0]
-        assert len(re.findall(r"20\d\d-\d\d-\d\d|undated", rows)) == len(
-            {each.card for each in prices() if not each.spot}
-        )
-
-
 def test_a_model_that_one_gpu_does_not_hold_is_split() -> None:
     """Llama-3.1-70B has 141 GB of weights in 16 bits: 70.6 GB on each of two H100 of 80 GB."""
     [offer] = rented("llama-3.1-70b", cards="H100 SXM", provider="AWS").cards
@@ -290,28 +264,6 @@ def test_a_slower_host_makes_eager_steps_dearer() -> None:
     assert steps[0] is not None
     assert steps[1] is not None
     assert steps[1].typical == pytest.approx(3 * steps[0].typical, rel=0.01)
-
-
-def test_bad_requests_are_one_line(roofscope: Callable[..., Any]) -> None:
-    cases = [
-        (("--cards", "L4O"), "L4"),
-        (("--price", "T4=0.35EUR"), "USD per hour"),
-        (("--quant", "nf4"), "no basis"),
-        (("--batch", "4", "--rate", "1"), "exclude each other"),
-        (("--provider", "Nobody"), "AWS"),
-        (("--cards", "RTX 2080 Ti"), "--price"),
-    ]
-    for arguments, words in cases:
-        outcome = roofscope("rent", "smollm2-135m", *arguments)
-        assert outcome.code == 2, (arguments, outcome.out)
-        assert words in outcome.err, outcome.err
-        assert len(outcome.err.strip().splitlines()) == 1
-    outcome = roofscope("rent", "llama-3.1-70b", "--cards", "T4,P100 PCIe 16GB")
-    assert outcome.code == 2
-    assert (
-        "fits no GPU that has a price: in 16 bits on P100 PCIe 16GB, the largest, it needs 142 GB: weights 141 GB"
-        in outcome.err
-    )
 
 
 def test_the_screen_the_picture_and_the_document(roofscope: Callable[..., Any], tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pytest
 
-from profiler.errors import RequestError
 from profiler.rent.options import WORKLOADS, Limits, RentOptions, parse_rate
 from profiler.rent.serving import Fleet, StepTimes
 
@@ -103,9 +102,3 @@ def test_a_use_sets_what_is_not_given() -> None:
 @pytest.mark.parametrize(("text", "per_s"), [("0.5/s", 0.5), ("2", 2.0), ("90/min", 1.5), ("3600 / h", 1.0)])
 def test_rates(text: str, per_s: float) -> None:
     assert math.isclose(parse_rate(text), per_s)
-
-
-@pytest.mark.parametrize("text", ["0", "-1/s", "nan", "inf", "1/day", "fast", "1e999", "--/s"])
-def test_impossible_rates_are_refused(text: str) -> None:
-    with pytest.raises(RequestError, match=r"such as 0\.5/s"):
-        parse_rate(text)

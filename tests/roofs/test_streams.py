@@ -56,29 +56,6 @@ def test_a_cache_that_the_device_does_not_tell_of_is_left_behind() -> None:
     assert found.plateau
 
 
-def test_no_plateau_within_memory_is_told() -> None:
-    found = streamed(falling, available_bytes=6 << 30)
-    assert (found.stream_bytes, found.plateau) == (512 * MIB, False)
-    [warning] = roof_warnings(found)
-    assert "512 MiB" in warning
-    assert "91.0 GB/s and 75.0 GB/s" in warning
-
-
-def test_no_plateau_within_the_time_is_told() -> None:
-    """The memory is a hundred times slower, so each size after the first would take seconds."""
-    slow = SimulatedMemory(lambda nbytes: falling(nbytes) / 100)
-    with slow:
-        found = measure_streams(SimulatedMachine(slow), 1.5)
-    assert not found.plateau
-    assert found.stream_bytes < 2048 * MIB
-
-
-def test_too_little_memory_for_the_caches_is_told() -> None:
-    found = streamed(falling, available_bytes=20 * MIB, budget_s=0.1)
-    assert (found.stream_bytes, found.beyond_cache) == (2 * MIB, False)
-    assert "no room" in roof_warnings(found)[0]
-
-
 def random_replacement(cache_bytes: int, times: float, memory_bytes_per_s: float) -> Callable[[int], float]:
     """A cache with random replacement, `times` as fast as its memory.
 

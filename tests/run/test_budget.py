@@ -57,6 +57,25 @@ def test_a_sweep_that_begins_late_gets_half_of_what_is_left() -> None:
     assert made.sweep_s == 0.0
 
 
+def test_a_whole_grid_makes_the_run_as_long_as_its_visits() -> None:
+    """60 s of set-up and visits plus 540 s more are 60 % of 1,000 s."""
+    machine = SetClock()
+    made = budget(machine, whole=True)
+    machine.seconds += 60.0
+    made.extend(540.0)
+    assert made.total_s == pytest.approx(1000.0)
+    assert made.part_s(RunPart.REPLAYS) == pytest.approx(100.0)
+    assert made.roof_s == EFFORT.roof_s
+    made.extend(0.0)
+    assert made.total_s == pytest.approx(1000.0), "the total never shrinks"
+
+
+def test_the_time_left_of_a_command_holds_its_further_runs() -> None:
+    """After the first of three runs of 100 s, 200 s follow."""
+    assert budget(SetClock(), further_runs=2).further_s == 200.0
+    assert budget(SetClock()).further_s == 0.0
+
+
 def test_a_late_sweep_shortens_the_parts_after_it_alike() -> None:
     """20 of the 40 s for these parts are left, and the first part gets 5/40 of them."""
     machine = SetClock()
@@ -71,41 +90,3 @@ def test_a_late_sweep_shortens_the_parts_after_it_alike() -> None:
 
 def test_no_part_takes_more_than_its_share() -> None:
     assert budget(SetClock()).part_s(RunPart.REPLAYS) == pytest.approx(10.0)
-
-
-def test_a_whole_grid_makes_the_run_as_long_as_its_visits() -> None:
-    """60 s of set-up and visits plus 540 s more are 60 % of 1,000 s."""
-    machine = SetClock()
-    made = budget(machine, whole=True)
-    machine.seconds += 60.0
-    made.extend(540.0)
-    assert made.total_s == pytest.approx(1000.0)
-    assert made.part_s(RunPart.REPLAYS) == pytest.approx(100.0)
-    assert made.roof_s == EFFORT.roof_s
-    made.extend(0.0)
-    assert made.total_s == pytest.approx(1000.0), "the total never shrinks"
-
-
-def test_a_short_budget_measures_roofs_and_dispatch_for_a_shorter_time() -> None:
-    short = RunBudget(SetClock(), 20.0, EFFORT)  # type: ignore[arg-type]
-    assert 0 < short.roof_s < EFFORT.roof_s
-    assert short.dispatch_s(8) == pytest.approx(0.2)
-    assert short.host_pace_s == pytest.approx(0.6)
-
-
-def test_the_time_left_of_a_command_holds_its_further_runs() -> None:
-    """After the first of three runs of 100 s, 200 s follow."""
-    assert budget(SetClock(), further_runs=2).further_s == 200.0
-    assert budget(SetClock()).further_s == 0.0
-
-
-def test_trials_on_a_gpu_get_a_quarter_of_the_default_budget() -> None:
-    """Of 60 s, 20 go to roofs and dispatch. Visits take two fifths of the rest, and the parts before trials theirs."""
-    machine = SetClock(is_cuda=True)
-    made = RunBudget(machine, 60.0, effort.Effort(), without={RunPart.GENERATE, RunPart.QUEUE})  # type: ignore[arg-type]
-    machine.seconds += 20.0
-    assert made.sweep_s == pytest.approx(0.4 * 40.0)
-    machine.seconds += made.sweep_s
-    for part in (RunPart.ROOFS, RunPart.REPLAYS, RunPart.BETWEEN):
-        machine.seconds += made.part_s(part)
-    assert made.part_s(RunPart.TRIALS) >= 60.0 / 4

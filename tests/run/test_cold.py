@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 import torch
 from hurry import with_effort
-from machines import HOST, small
+from machines import HOST
 
 import profiler
 from profiler.engines.base import DecodeState
-from profiler.errors import RequestError
 from profiler.facts.measurements import FirstCalls, FreshStart
 from profiler.grid.cells import Cell, Grid
 from profiler.judge.cells import EngineDifference
@@ -105,16 +104,6 @@ def test_weights_come_from_the_disk_only_where_the_cache_has_let_them_go(
     monkeypatch.setattr(cold, "forget", lambda files: files == [tmp_path / "weights"] and gone)
     monkeypatch.setattr(cold, "start_fresh", lambda _prepared, link: link)
     assert list(cold.fresh_starts(SimpleNamespace(request=request), HOST, 4)) == links  # type: ignore[arg-type]
-
-
-def test_a_card_without_room_for_the_model_twice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """13.5 GB of weights do not fit: a 15 GB GPU has 1.5 GB left, less a context of 0.45 GB and 2 %."""
-    card = small()
-    monkeypatch.setattr(type(card), "is_cuda", True)
-    monkeypatch.setattr(card, "available_bytes", lambda: 1_500_000_000)
-    request = SimpleNamespace(weights="random", source=SimpleNamespace(path=None))
-    with pytest.raises(RequestError, match=r"room for 1\.03 GB next to this one's: its weights need 13\.5 GB"):
-        next(cold.fresh_starts(SimpleNamespace(request=request), card, 13_500_000_000))  # type: ignore[arg-type]
 
 
 @pytest.mark.slow

@@ -105,16 +105,6 @@ def test_a_stage_that_fails_is_told_and_what_it_held_is_given_back(monkeypatch: 
     assert alive == [None]
 
 
-def test_a_device_that_is_lost_since_a_failure_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = small()
-    monkeypatch.setattr(machine, "trouble", lambda: "it fell off the bus")
-    stages, lost = (Stages(QuietListener(), machine), pytest.raises(DeviceError, match="after the replays: it fell"))
-    with lost, stages.optional("the replays", "kernels have no times"):
-        raise KeyError("x")
-    with pytest.raises(DeviceError, match="stopped working after 1 x 8"):
-        visit_safely(Failing(KeyError("x")), CELL, 0, VisitContext(machine, Prompts(64)))  # type: ignore[arg-type]
-
-
 def test_whatever_a_rank_raises_in_a_step_ends_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the other ranks would wait for the rest of the step."""
     monkeypatch.setattr(ProcessGroup, "failure", lambda _self, error: RankError(f"reported {error}"))

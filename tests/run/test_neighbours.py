@@ -57,10 +57,6 @@ def waited(total_s: float, *looks: Contention) -> tuple[Sequence[Contention], li
     return wait_for_neighbours(Scripted(*looks), stages, budget), listener.stages  # type: ignore[arg-type]
 
 
-def test_a_quiet_machine_is_not_waited_for() -> None:
-    assert waited(60.0, QUIET) == ([], [])
-
-
 def test_a_neighbour_that_ends_is_waited_for(waits: list[float]) -> None:
     found, [stage] = waited(60.0, BUSY, BUSY, QUIET)
     assert found == []
@@ -99,8 +95,3 @@ def test_a_busy_machine_is_the_first_thing_said_and_no_saving_is_named(facts: Fa
 def test_the_systems_own_work_is_no_neighbour(facts: Facts) -> None:
     idle = replace(busy(facts, 0.02), others=facts.others)
     assert judge_run(idle).answer == judge_run(facts).answer
-
-
-def test_a_gpu_needs_one_thread_of_the_host() -> None:
-    assert replace(HOST.info, kind="cuda", threads=16).host_threads == 1
-    assert replace(HOST.info, kind="cpu", threads=16).host_threads == 16

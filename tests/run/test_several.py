@@ -9,10 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from profiler.errors import RequestError
-from profiler.report.progress import QuietListener
-from profiler.run.multi_run import run_precisions
-from profiler.run.options import Options
 from profiler.run.precisions import precision_sentences, warnings_of
 from profiler.store.folder import Run, read_run
 
@@ -51,11 +47,6 @@ def test_words_say_where_it_wins_and_loses() -> None:
     wide = [replace(row, latency_low_s=row.latency_s / 5) if row.key in decodes[1:] else row for row in run.results]
     [partly] = precision_sentences([base, replace(run, results=tuple(wide))])
     assert f"decode is slower in 1 of {len(decodes)} cells (down to 0.25x at batch {decodes[0].cell.name})" in partly
-
-
-def test_a_precision_named_twice_is_refused(tiny_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="named twice"):
-        run_precisions(Options(model=str(tiny_folder), out=tmp_path / "x"), ["nf4", "nf4"], QuietListener())
 
 
 @pytest.mark.slow

@@ -95,7 +95,3 @@ def test_a_healthy_card_is_not_warned_of_and_a_slow_one_is(
     assert f"{dtype} products" in slow
     [slow] = health_warnings(info.datasheet, reaching(dtype, flops_per_s, 0.7 * copy_bytes_per_s))
     assert "copies" in slow
-
-
-def test_an_unknown_card_is_not_judged() -> None:
-    assert health_warnings(None, reaching("float16", 1e12, 1e9)) == []

@@ -141,11 +141,6 @@ def test_a_planted_fault_fails_its_check(name: str, tmp_path: Path) -> None:
     assert results_of(fault, tmp_path / "planted", planted=True)[fault.check] is False
 
 
-def test_there_is_a_fault_for_every_group(tmp_path: Path) -> None:
-    with on_card(CARDS["H100"]) as acceptance:
-        assert {fault.group for fault in FAULTS.values()} == set(acceptance.groups())
-
-
 def test_the_script_runs_to_its_end_in_its_time(tmp_path: Path) -> None:
     """Models have one layer. Time is on the simulated host's clock."""
     found = scoreboard([CARDS["T4"]], tmp_path / "out", layers=1)

@@ -12,10 +12,13 @@ import torch
 from profiler.checks import installation
 from profiler.checks.doctor import examine
 from profiler.checks.installation import CheckResult
+from profiler.checks.selftest import run_selftest
+from profiler.device.machine import machine_for
+from profiler.roofs.measure import measure
 
 from .card import Card
 from .native import why_not
-from .truth import A100, H100, T4, Truth
+from .truth import A100, H100, RTX_4090, T4, Truth
 from .world import simulated, standing_in
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
@@ -144,3 +147,17 @@ def test_what_does_not_work_is_the_only_bad_line(truth: Truth, answers: dict[str
     found = on(truth, **answers)
     assert bad(found) == ([name] if name else [])
     assert not name or says in found[name].says
+
+
+# A B200 has 126 MiB of L2 and 8 TB/s (NVIDIA's datasheet), an RTX 4090 72 MiB.
+_B200 = H100.but(bytes_per_s=7.2e12, l2_bytes=126 << 20, l2_bytes_per_s=20e12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("truth", [RTX_4090.but(launch_s=20e-6), _B200.but(launch_s=8e-6)], ids=["RTX 4090", "B200"])
+def test_no_cache_hides_the_weights_of_a_known_kernel(truth: Truth) -> None:
+    """The 64 MiB of a 4096 x 4096 matrix in float32 fit in both caches: sixteen rows of it would wait for the host."""
+    with simulated(truth):
+        machine = machine_for(torch.device("cuda", 0))
+        found = list(run_selftest(machine, measure(machine, ["float32"], model_dtype="float32", stage_budget_s=0.1)))
+    assert [item.name for item in found if not item.right] == []

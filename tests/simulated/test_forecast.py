@@ -1,23 +1,29 @@
-"""Forecasts on cards of known truth: within a run, and for a model that never ran on the profiled card."""
+"""Forecasts on GPUs of known truth: of cells that a budget does not reach, and of a model that never ran there."""
 
 from __future__ import annotations
 
+import math
+import shutil
+import statistics
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hurry import with_effort
 
 from profiler.device.machine import machine_for
+from profiler.facts.measurements import ForecastTime
 from profiler.forecast.command import run_facts
 from profiler.gpu_profile.kernels import fitted_on
 from profiler.gpu_profile.measure import measure_profile
 from profiler.loading.meta_model import quiet_libraries
 from profiler.roofs.measure import measure
+from profiler.store.folder import Run, read_gathered, read_run
 
 from .native import why_not
-from .scenario import Scenario, said
-from .truth import A100
+from .scenario import Scenario, command_line, said, so
+from .truth import A100, T4
 from .world import simulated
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
@@ -44,3 +50,78 @@ def test_a_run_and_a_profile_forecast_a_card_of_known_truth(tmp_path: Path) -> N
     decode = ~known.trained.measured.demanded.steps.prefill
     assert np.median(np.abs(off[decode])) < 0.05
     assert np.median(np.abs(off[~decode])) < 0.05
+
+
+SCENARIO = Scenario("mistral-7b-v0.3", 8, prompt_lens=[64, 128, 256, 512], batch_sizes=[1, 2, 4, 8, 16], new_tokens=16)
+CORNERS = {(1, 64), (1, 512), (16, 64), (16, 512)}
+BUDGET_S = 20.0
+
+
+def profiled(folder: Path, out: Path, **options: object) -> tuple[int, Run, float]:
+    """Return (exit code, run, simulated seconds without loading) of a run of the scenario."""
+    with simulated(T4) as world:
+        start_s = world.host.now_s
+        code = command_line("run", str(folder), **SCENARIO.options(), fresh=True, out=out, **options)
+        took_s = world.host.now_s - start_s
+    run = read_run(out)
+    return code, run, took_s - run.document.stage_s["loading"]
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Run, float]:
+    folder = tmp_path_factory.mktemp("short")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        with_effort(patch, whole_grid=False, more_prefills_s=0.8, warm_up_s=1.0)
+        return profiled(SCENARIO.folder(folder), folder / "run", budget=BUDGET_S)
+
+
+@pytest.mark.ci
+def test_it_ends_with_its_budget_and_has_the_corners_twice(short: tuple[int, Run, float]) -> None:
+    code, run, took_s = short
+    assert code == 0
+    assert took_s < 1.2 * BUDGET_S
+    assert took_s > 0.4 * BUDGET_S
+    twice = {(row.batch_size, row.prompt_len) for row in run.measured if (row.visits or 0) >= 2}
+    assert twice >= CORNERS
+    assert {row.status for row in run.results} == {"ok", "forecast"}
+
+
+def test_the_forecast_times_are_those_that_the_cells_take(short: tuple[int, Run, float], tmp_path: Path) -> None:
+    """The true times come from plain calls on a separate card."""
+    _, run, _ = short
+    truth_s = {
+        (phase.phase, phase.batch_size, phase.prompt_len): phase.latency_s for phase in so(SCENARIO, T4, tmp_path)
+    }
+    rows = [row for row in run.results if row.status == "forecast"]
+    assert len(rows) >= 8
+    true_s = [truth_s[row.phase, row.batch_size, row.prompt_len] for row in rows]
+    off = [abs(row.latency_s / true - 1) for row, true in zip(rows, true_s, strict=True)]
+    inside = [row.latency_low_s <= true <= row.latency_high_s for row, true in zip(rows, true_s, strict=True)]
+    assert statistics.median(off) < 0.10
+    assert sum(inside) >= 0.8 * len(rows)
+
+
+def test_a_forecast_is_no_evidence(short: tuple[int, Run, float]) -> None:
+    _, run, _ = short
+    rows = {row.key: row for row in run.results if row.status == "forecast"}
+    assert all(row.regime is None and row.visits is None and math.isnan(row.floor_s) for row in rows.values())
+    assert not {item.key for item in run.document.evidence} & set(rows)
+    assert not any(item.key in rows for item in run.document.breakdown)
+
+
+def test_a_resume_measures_what_was_forecast(
+    short: tuple[int, Run, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, run, _ = short
+    with_effort(monkeypatch, whole_grid=True)
+    forecasts = {key.cell for key in read_gathered(run.folder, run.document).forecasts}
+    folder = tmp_path / "run"
+    shutil.copytree(run.folder, folder)
+    with simulated(T4):
+        code = command_line("run", str(SCENARIO.folder(tmp_path)), resume=folder, no_levers=True)
+    resumed = read_run(folder)
+    assert code == 0
+    assert {row.status for row in resumed.results} == {"ok"}
+    assert {row.key.cell for row in resumed.measured} >= forecasts
+    assert all(isinstance(fact, ForecastTime) for fact in read_gathered(folder, run.document).forecasts.values())

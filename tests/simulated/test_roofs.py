@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM
 
 from profiler.cli.options import EXIT_INCOMPLETE
-from profiler.counting.walk import walk
 from profiler.device.machine import CudaMachine, Machine, machine_for
 from profiler.effort import Effort
-from profiler.errors import DeviceError, RequestError, RunError
-from profiler.facts.roofs import DATASHEET, PINNED, Ceilings
+from profiler.errors import RequestError, RunError
+from profiler.facts.roofs import DATASHEET
 from profiler.forecast.command import run_facts
-from profiler.loading.config import load_config
-from profiler.loading.meta_model import build_on_meta
-from profiler.loading.request import ModelRequest
-from profiler.loading.source import resolve
 from profiler.roofs.gemm import measurable_dtypes, measure_gemm, measure_gemv
-from profiler.roofs.links import measure_links
 from profiler.roofs.measure import measure
 from profiler.roofs.memory_bandwidth import measure_streams, measure_weights
 from profiler.roofs.sampler import clocked
-from profiler.run.setup import measure_ceilings
 from profiler.run.warnings import roof_warnings
 from profiler.store.folder import Run, read_run
 
@@ -162,15 +153,6 @@ def test_a_dtype_that_fails_is_listed_and_the_others_are_measured(
     assert f"the datasheet's peak replaces the roof of {dtype}" in roof_warnings(filled)[0]
 
 
-def test_a_lost_card_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    with simulated(H100):
-        machine = machine_for(CARD)
-        monkeypatch.setattr(torch, "_int_mm", raising(RuntimeError("CUDA error: unspecified launch failure")))
-        monkeypatch.setattr(CudaMachine, "trouble", lambda _machine: "CUDA error: unspecified launch failure")
-        with pytest.raises(DeviceError, match="stopped working after measuring int8"):
-            measure(machine, ["int8", "float32"], model_dtype="float32")
-
-
 @pytest.mark.parametrize(
     ("place", "missing"),
     [
@@ -196,28 +178,6 @@ def test_each_roof_fails_by_itself(place: str, missing: set[str], monkeypatch: p
     assert filled.compute_flops_per_s("bfloat16") == pytest.approx(8.4e14 if measured else 989e12, rel=TRUE)
 
 
-def test_links_fail_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.Tensor, "pin_memory", raising(RuntimeError("CUDA error: OS call failed")))
-    with simulated(H100):
-        found, missing = measure_links(["host"], machine_for(CARD), 0.05)
-    assert found["host"].per_s == pytest.approx(H100.link_bytes_per_s * H100.pageable_share, rel=TRUE)
-    assert missing == {f"the link from {PINNED}": "RuntimeError: CUDA error: OS call failed"}
-    unknown = Ceilings({}, {}, 1, True, links=found)
-    assert unknown.fetch_s({"host": 50_000_000_000, "disk": 7}) == pytest.approx(2.0, rel=TRUE), "the disk is unknown"
-
-
-@pytest.mark.slow
-def test_a_host_that_cannot_be_paced_costs_no_roof(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = resolve("smollm2-135m")
-    work = walk(build_on_meta(load_config(source), torch.bfloat16))
-    monkeypatch.setattr(LlamaForCausalLM, "__init__", raising(RuntimeError("no twin")))
-    with simulated(H100):
-        found = measure_ceilings(ModelRequest(source, CARD, torch.bfloat16), machine_for(CARD), work, fresh=True)
-    assert found.host is None
-    assert found.missing == {"the host's pace": "RuntimeError: no twin"}
-    assert found.compute["bfloat16"].measured
-
-
 @pytest.mark.slow
 def test_a_full_card_has_no_drift_probe_and_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a card filled with layers, the 256 MiB of the probe may not fit."""
@@ -225,7 +185,7 @@ def test_a_full_card_has_no_drift_probe_and_continues(tmp_path: Path, monkeypatc
     def full(_machine: Machine, *_: object) -> Any:
         return torch.empty(H100.memory_bytes, dtype=torch.uint8, device=CARD)
 
-    monkeypatch.setattr("profiler.run.measure.DriftProbe", full)
+    monkeypatch.setattr("profiler.run.pipeline.DriftProbe", full)
     run, _ = said(Scenario("smollm2-135m", layers=1, prompt_lens=(16,), batch_sizes=(1,)), [H100], tmp_path)
     assert len(run.measured) == len(run.results) == 2
     [missing] = run.document.missing
@@ -309,19 +269,6 @@ def test_a_datasheet_replaces_roofs_and_is_marked(tmp_path: Path, monkeypatch: p
     assert {row.confidence for row in run.measured} <= {"medium", "low"}, "an unmeasured roof gives no high confidence"
     assert any("the datasheet's peak replaces the roof of read" in line for line in run.document.warnings)
     assert "3.35 TB/s (the datasheet's, not measured)" in (run.folder / "report.md").read_text(encoding="utf-8")
-
-
-def test_ceilings_names_what_it_could_not_measure(
-    roofscope: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch, "_int_mm", raising(RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED")))
-    with simulated(H100):
-        done = roofscope("ceilings", "--device", "cuda", "--format", "json")
-    assert done.code == 0, done.err
-    found = json.loads(done.out)
-    assert found["missing"] == {"int8": "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_SUPPORTED"}
-    assert "int8" not in found["compute"]
-    assert found["compute"]["bfloat16"]["per_s"] == pytest.approx(H100.flops_per_s["bfloat16"], rel=TRUE)
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import math
@@ -10,8 +9,6 @@ import multiprocessing
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -33,18 +30,14 @@ from profiler.facts.visits import Gap, Visit
 from profiler.grid.cells import Cell, Grid
 from profiler.grid.ranges import make_grid
 from profiler.loading.prompts import Prompts
-from profiler.measure.sweep import Plan, Progress, sweep
+from profiler.measure.sweep import Plan, sweep
 from profiler.report.progress import QuietListener
-from profiler.run.options import Options
-from profiler.run.pipeline import execute
-from profiler.run.validate import prepare_resume
 from profiler.store.folder import read_document, read_run
 from profiler.store.samples import read_facts_of, read_records
-from profiler.store.writer import RunStore, write_cells, write_document
+from profiler.store.writer import RunStore
 
 GRID = make_grid([2, 4, 8], [1, 2], 6)
 LONG_GRID = make_grid(range(2, 62), [1, 2], 6)
-TINY_RUN = Path(__file__).parents[1] / "data" / "tiny_run"
 
 
 class PlainEngine:
@@ -155,20 +148,6 @@ def test_a_disk_that_fills_up_at_any_write(tmp_path: Path, monkeypatch: pytest.M
     }
 
 
-@pytest.mark.parametrize("place", ["cells.csv", "run.json"])
-def test_a_disk_that_is_full_for_whole_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
-    with RunStore(tmp_path / "run") as store:
-        (tmp_path / "run" / "run.json").write_text("{}")
-        monkeypatch.setattr(os, "fsync", lambda fd: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")))
-        write = {
-            "cells.csv": lambda: write_cells(store.folder, read_run(TINY_RUN).results),
-            "run.json": lambda: write_document(store.folder, read_document(TINY_RUN)),
-        }
-        with pytest.raises(RunError, match=rf"{place} cannot be written: No space left"):
-            write[place]()
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["run.json", "samples.jsonl"]
-
-
 class BrokenClock(HostClock):
     """Returns `value` as the duration of one step, in the decode loop number `after`."""
 
@@ -242,59 +221,6 @@ def test_ctrl_c_in_each_stage(tiny_folder: Path, tmp_path: Path, stage: str) -> 
     assert read_document(folder).finished == (stage == "writing the report")
 
 
-class Impatient(QuietListener):
-    """Raises KeyboardInterrupt at the second cell, and again while the reports are written."""
-
-    def __init__(self) -> None:
-        self._cells = 0
-
-    def progress(self, progress: Progress, total_cells: int) -> None:
-        self._cells += 1
-        if self._cells == 2:
-            raise KeyboardInterrupt
-
-    def stage(self, text: str) -> None:
-        if "writing the report" in text:
-            raise KeyboardInterrupt
-
-
-@pytest.mark.slow
-@pytest.mark.ci
-def test_ctrl_c_twice(tiny_folder: Path, tmp_path: Path) -> None:
-    """The second Ctrl-C ends the report at once. The measured cells are saved, and a resume finishes the run."""
-    folder = tmp_path / "run"
-    options = {"budget_s": 0.5, "no_levers": True}
-    with pytest.raises(KeyboardInterrupt):
-        profiler.profile(
-            str(tiny_folder), prompt_lens=[8, 16], batch_sizes=[1], new_tokens=4, out=folder, listener=Impatient(),
-            **options,
-        )  # fmt: skip
-    run = read_run(folder)
-    assert not run.document.finished
-    assert {row.prompt_len for row in run.measured} == {8}
-    assert not list(folder.glob("*.part"))
-    done = execute(prepare_resume(folder, Options(model=str(tiny_folder), **options)), QuietListener())
-    assert done.document.finished
-    assert {row.prompt_len for row in done.measured} == {8, 16}
-
-
-@pytest.mark.slow
-def test_a_wall_clock_that_jumps_by_a_day_and_back(
-    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A time server or a laptop that slept can change the wall clock this way; no duration is measured with it."""
-    real, jumps = time.time, iter(range(10**9))
-    monkeypatch.setattr(time, "time", lambda: real() + 86_400 * (0, 1, 0, -1)[next(jumps) % 4])
-    run = profiler.profile(
-        str(tiny_folder), prompt_lens=[8], batch_sizes=[1, 2], new_tokens=4, budget_s=0.5, no_levers=True,
-        out=tmp_path / "run",
-    )  # fmt: skip
-    assert next(jumps) > 4
-    assert run.document.finished
-    assert len(run.measured) == len(run.results) == 4
-    assert all(0 < row.latency_s < 10 for row in run.measured)
-
-
 def test_sigterm_is_an_interruption() -> None:
     before = signal.getsignal(signal.SIGTERM)
     signal.signal(signal.SIGTERM, cli._interrupt)
@@ -303,30 +229,3 @@ def test_sigterm_is_an_interruption() -> None:
             signal.raise_signal(signal.SIGTERM)
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-@contextlib.contextmanager
-def busy_neighbour() -> Iterator[None]:
-    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-    try:
-        yield
-    finally:
-        process.kill()
-        process.wait()
-
-
-@pytest.mark.slow
-@pytest.mark.ci
-@pytest.mark.timing
-@pytest.mark.usefixtures("brief_roofs")
-def test_a_busy_neighbour_is_noticed(short_folder: Path, tmp_path: Path) -> None:
-    """Another process takes one core: the run finishes, and its cells are marked as noisy."""
-    with busy_neighbour():
-        run = profiler.profile(
-            str(short_folder), prompt_lens=[32], batch_sizes=[1], new_tokens=64, budget_s=6, out=tmp_path / "run"
-        )
-    assert run.document.finished
-    assert (run.cells["noise"] != "quiet").all()
-    reasons = [reason for item in run.document.evidence for reason in item.noise_reasons]
-    # A visit under 0.3 s does not measure busy cores; the run as a whole does.
-    assert any("others kept" in text or "other processes kept" in text for text in (*reasons, *run.document.warnings))

@@ -17,7 +17,6 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from machines import XEON_PROFILE
 
-from profiler.comparison.command import thresholds
 from profiler.comparison.compare import compare_sides
 from profiler.comparison.documents import comparison_document
 from profiler.comparison.side import side_of_file
@@ -27,7 +26,6 @@ from profiler.grid.ranges import parse_values
 from profiler.json_document import json_text
 from profiler.place.place import placed
 from profiler.readers.detect import read_foreign
-from profiler.rent.options import parse_prices
 from profiler.store.folder import read_document, read_run
 from profiler.store.forecasts import FORECAST_FILE, read_forecast
 from profiler.store.operators_csv import OPERATOR_COLUMNS, read_operators
@@ -62,21 +60,6 @@ def tried(parse: Callable[[], object]) -> None:
 @example("٣")
 def test_ranges(text: str) -> None:
     tried(lambda: parse_values(text, "--batch-sizes"))
-
-
-@few
-@given(options.map(lambda text: f"T4={text}") | options)
-@example("T4=nan")
-@example("T4=1e999")
-@example("=")
-def test_prices(text: str) -> None:
-    tried(lambda: parse_prices(text))
-
-
-@few
-@given(options)
-def test_thresholds(text: str) -> None:
-    tried(lambda: thresholds(text))
 
 
 def places(content: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

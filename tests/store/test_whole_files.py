@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 import errno
 import fcntl
 import os
 import shutil
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -18,8 +15,8 @@ from matplotlib.figure import Figure
 from profiler.errors import RunError
 from profiler.report.write import write_reports
 from profiler.run.judge_folder import judge_folder
-from profiler.store.folder import read_document, read_results, read_run
-from profiler.store.writer import RunStore, replace_file, write_cells
+from profiler.store.folder import read_document, read_run
+from profiler.store.writer import RunStore, replace_file
 
 RUN = Path(__file__).parents[2] / "runs" / "reference" / "smollm2-135m-zen4"
 DERIVED = ("run.json", "cells.csv", "operators.csv", "report.html", "report.md", "roofline.png", "split.png", "map.png")
@@ -42,15 +39,6 @@ def small_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("profiler.report.plots.draw", square)
     monkeypatch.setattr("profiler.report.write.html_report", lambda _run, **_: "a page")
-
-
-def test_cells_are_written_without_pandas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pandas' 65 MB would add to the buffers of the roofs while a run measures. An existing file's columns stay."""
-    folder = RUN.with_name("smollm2-135m-xeon")
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    write_cells(tmp_path, read_results(folder))
-    old, new = (list(csv.DictReader((each / "cells.csv").open(newline=""))) for each in (folder, tmp_path))
-    assert [{name: row[name] for name in old[0]} for row in new] == old
 
 
 def judged(folder: Path) -> None:
@@ -110,46 +98,6 @@ def test_a_disk_that_takes_a_part(tmp_path: Path) -> None:
         signal.signal(signal.SIGXFSZ, handler)
 
 
-def test_what_is_no_plain_file_is_not_replaced(tmp_path: Path) -> None:
-    """Root may rename a file over /dev/null; the test uses a pipe instead."""
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    link = tmp_path / "link"
-    link.symlink_to(pipe)
-    for path in (pipe, link):
-        with pytest.raises(RunError, match="it is not a regular file"):
-            replace_file(path, "text")
-    assert pipe.is_fifo()
-    assert link.is_symlink()
-
-
-@pytest.fixture
-def read_only(tmp_path: Path) -> Iterator[Path]:
-    """A read-only run folder."""
-    folder = Path(shutil.copytree(RUN, tmp_path / "run"))
-    folder.chmod(0o555)
-    yield folder
-    folder.chmod(0o755)
-
-
-def test_a_folder_that_turns_read_only(read_only: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error is one line, and the run can be read as before. For root, the test raises the system's error itself."""
-    if os.access(read_only, os.W_OK):
-        real = Path.open
-
-        def refused(path: Path, mode: str = "r", *arguments: object, **named: object) -> object:
-            if mode[0] in "xwa":
-                raise OSError(errno.EROFS, "Read-only file system")
-            return real(path, mode, *arguments, **named)  # type: ignore[call-overload]
-
-        monkeypatch.setattr(Path, "open", refused)
-    before = {file.name: file.read_bytes() for file in read_only.iterdir()}
-    with pytest.raises(RunError, match=r"cannot be written: (Read-only file system|Permission denied)"):
-        judge_folder(read_only)
-    assert {file.name: file.read_bytes() for file in read_only.iterdir()} == before
-    assert read_run(read_only).measured
-
-
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
 def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     """Network file systems may have no locks: the run is written without one."""
@@ -182,3 +130,16 @@ def test_two_runs_on_one_folder(tmp_path: Path) -> None:
             with pytest.raises(RunError, match=r"already has a run|another roofscope is writing"):
                 RunStore(store.folder, resume=resume)
         assert sorted(file.name for file in store.folder.iterdir()) == ["run.json", "samples.jsonl"]
+
+
+def test_what_is_no_plain_file_is_not_replaced(tmp_path: Path) -> None:
+    """Root may rename a file over /dev/null; the test uses a pipe instead."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    link = tmp_path / "link"
+    link.symlink_to(pipe)
+    for path in (pipe, link):
+        with pytest.raises(RunError, match="it is not a regular file"):
+            replace_file(path, "text")
+    assert pipe.is_fifo()
+    assert link.is_symlink()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,10 +13,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import profiler
 from profiler.device.clock import OwnTime
-from profiler.why_slow.call_settings import pipelined_devices
-from profiler.why_slow.findings import judge_calls
-from profiler.why_slow.observations import Call, CallSettings, Observations
-from profiler.why_slow.render import why_sentences
 
 IDS = torch.ones(1, 8, dtype=torch.long)
 
@@ -70,33 +65,6 @@ def test_a_copy_in_another_dtype_gets_features_in_it() -> None:
     model = tiny_llama()
     found = changes_to(lambda: model(inputs_embeds=torch.randn(1, 4, 32)))["wide-dtype"]
     assert found.changed().logits.dtype == torch.bfloat16  # type: ignore[attr-defined]
-
-
-def test_layers_on_several_gpus_work_one_after_the_other() -> None:
-    def placed(**places: object) -> Any:
-        return SimpleNamespace(hf_device_map=places)
-
-    assert pipelined_devices(placed(a=0, b="cuda:1", c=1)) == "layers run GPU after GPU: one of 2 works at a time"
-    assert (
-        pipelined_devices(placed(a=0, b=0))
-        == pipelined_devices(placed(a=0, b="cpu", c="disk"))
-        == pipelined_devices(object())
-        == ""
-    )
-
-
-def test_a_slow_first_call_is_reported() -> None:
-    """A first call of 1 s is compared with the median of the four others, 0.1 s. Two calls are too few for that."""
-    calls = [
-        Call(number, "forward", "Llama", 1, 8, 0, 0, 1, seconds, "s.py:4", CallSettings())
-        for number, seconds in enumerate((1.0, 0.1, 0.1, 0.1, 0.1))
-    ]
-    [first] = judge_calls(Observations("s.py", 2.0, tuple(calls), (), 0.0, "", 0.0), []).first_calls
-    assert (first.where, first.calls, first.first_s, first.usual_s) == ("s.py:4", 5, 1.0, 0.1)
-    assert "The first of 5 similar calls at s.py:4 took 1.00 s, the others 100 ms" in " ".join(
-        why_sentences(judge_calls(Observations("s.py", 2.0, tuple(calls), (), 0.0, "", 0.0), []))
-    )
-    assert judge_calls(Observations("s.py", 2.0, tuple(calls[:2]), (), 0.0, "", 0.0), []).first_calls == ()
 
 
 @pytest.mark.parametrize(("waits", "own_s"), [((3, 3), 0.2), ((3, 4), 5.0), ((None, None), 5.0)])

@@ -18,7 +18,7 @@ from transformers.models.mamba.modeling_mamba import MambaMixer
 from transformers.utils import logging as transformers_logging
 
 import profiler
-from profiler.fallbacks import Fallback, cure_of, fallback_of, fallback_sentences, reported_fallbacks
+from profiler.fallbacks import Fallback, cure_of, fallback_of
 from profiler.run import pipeline
 from profiler.why_slow.fallback_costs import fallback_findings
 from profiler.why_slow.module_times import ModuleTimes, module_times
@@ -94,23 +94,6 @@ def test_what_vllm_warns_of(text: str, change: str) -> None:
     assert found is not None
     assert change in cure_of([found], on_gpu=True)
     assert text.startswith(found.text)
-
-
-def test_the_warnings_of_a_run_are_reported_once_per_cure() -> None:
-    logger = logging.getLogger("vllm.config")
-    logger.setLevel(logging.CRITICAL)
-    with reported_fallbacks() as fallbacks:
-        for _ in range(2):
-            logger.warning("%s is not installed: please install FlashInfer.", "FlashInfer")
-            logger.warning("Using default MoE config. Performance might be sub-optimal!")
-            logger.warning("Using default Mamba SSU config. Performance might be sub-optimal!")
-            logger.warning("Using None for EOS token id because tokenizer is not initialized")
-    logger.warning("Enforce eager set, disabling torch.compile")
-    assert len(fallbacks) == 3
-    assert fallback_sentences(fallbacks, on_gpu=True) == [
-        'vllm warns "FlashInfer is not installed: please install FlashInfer.": pip install flashinfer-python.',
-        'vllm warns "Using default MoE config.": tune the kernel for this GPU (vLLM\'s benchmarks/kernels).',
-    ]
 
 
 @pytest.mark.slow

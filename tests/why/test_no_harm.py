@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 IDS = torch.ones(1, 8, dtype=torch.long)
 
 LLAMA = """
-import hashlib, os, threading, torch
+import hashlib, torch
 from transformers import LlamaConfig, LlamaForCausalLM
 torch.manual_seed(0)
 sizes = dict(hidden_size=128, intermediate_size=256, num_hidden_layers=4, num_attention_heads=4, vocab_size=4000)
@@ -70,14 +70,6 @@ from concurrent.futures import ThreadPoolExecutor
 prompts = torch.randint(0, 4000, (8, 1, 256))
 with ThreadPoolExecutor(2) as pool:
     found += pool.map(lambda ids: model.generate(ids, max_new_tokens=4, do_sample=False), prompts)
-""",
-    "forks": """
-for _ in range(3):
-    child = os.fork()
-    if not child:
-        model.generate(torch.ones(1, 64, dtype=torch.long), max_new_tokens=2, do_sample=False)
-        os._exit(7)
-    found.append(torch.tensor(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))
 """,
     "makes one model after the other": """
 for _ in range(3):

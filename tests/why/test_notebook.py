@@ -9,8 +9,6 @@ from hurry import with_effort
 from IPython.core.interactiveshell import InteractiveShell
 from planted_faults import tiny_llama
 
-from profiler.errors import RequestError
-
 
 @pytest.fixture
 def shell() -> Any:
@@ -36,9 +34,3 @@ def test_a_cell_that_fails_or_calls_no_model_has_an_answer(shell: Any, capsys: p
     """The notebook shows the cell's own exception."""
     assert repr(shell.run_cell_magic("why", "", "1 / 0\n")) == "No language model was called."
     assert "ZeroDivisionError" in "".join(capsys.readouterr())
-
-
-@pytest.mark.parametrize("line", ["--budget soon", "--budget -1", "model"])
-def test_other_options_are_refused(shell: Any, line: str) -> None:
-    with pytest.raises(RequestError, match="it takes --budget SECONDS and nothing else"):
-        shell.run_cell_magic("why", line, "pass")

@@ -12,7 +12,6 @@ import torch
 from hurry import with_effort
 from planted_faults import tiny_llama
 
-import profiler
 from profiler.json_document import json_text
 from profiler.why_slow import trials
 from profiler.why_slow.findings import judge_calls, tried_change
@@ -111,16 +110,3 @@ def test_calls_from_threads_are_repeated_in_threads(monkeypatch: pytest.MonkeyPa
     slow.most = 0
     candidate.as_is()
     assert slow.most > 1, "the unchanged calls run in threads"
-
-
-def test_consecutive_calls_do_not_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_effort(monkeypatch, script_least_s=0.0, script_most_s=0.0, script_floor=False)
-    model = tiny_llama()
-    with profiler.why() as watching, torch.no_grad():
-        for _ in range(50):
-            model(torch.ones(1, 4, dtype=torch.long))
-    assert watching.found is not None
-    seen = watching.found.seen
-    assert most_at_once(seen.calls) == 1
-    assert seen.calls_s == pytest.approx(sum(item.seconds for item in seen.calls))
-    assert "at once" not in watching.answer

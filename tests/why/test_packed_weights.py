@@ -11,14 +11,11 @@ from planted_faults import tiny_llama
 from torch import nn
 
 import profiler
-from profiler.device.machine import machine_for
 from profiler.facts.measurements import BatchTimes
 from profiler.measure.dense_twins import (
-    BATCHES,
     dense_twins,
     packed_linears,
     replaced,
-    times_by_batch,
 )
 from profiler.report.changes import paying_batches
 
@@ -133,17 +130,6 @@ def test_the_break_even_batch_is_an_interval_where_rounds_disagree() -> None:
     assert paying_batches(times) == "packed weights are faster up to batch 1, dense ones from batch 8 on"
     assert paying_batches(times[1:3]) == "packed and dense weights are equally fast at batches 2 to 4"
     assert paying_batches(times[:3]) == "packed weights are faster at batch 1; at the others rounds disagree"
-
-
-@pytest.mark.slow
-def test_both_kinds_of_linears_are_timed_at_every_batch() -> None:
-    """All linears of four layers are timed. Unpacking 200 times costs more than the product at any batch size."""
-    linears = packed_linears(with_words(tiny_llama(num_hidden_layers=4), times=200))
-    times = times_by_batch(
-        linears, dense_twins(linears, torch.float32, 1e9), machine_for(torch.device("cpu")), float("inf")
-    )
-    assert tuple(item.batch for item in times) == BATCHES
-    assert paying_batches(times) == "dense weights are faster at batches 1 to 256"
 
 
 @pytest.mark.slow

@@ -97,19 +97,6 @@ def test_a_model_of_transformers_in_a_module_is_recorded_itself() -> None:
     assert [call.model for call in seen.calls] == ["LlamaForCausalLM"]
 
 
-def test_modules_of_torch_are_not_wrapped() -> None:
-    before = nn.Linear.__call__
-
-    def run() -> None:
-        class Later(Plain):
-            pass
-
-        assert nn.Linear.__call__ is before
-        Later().eval()(ids(4))
-
-    assert [call.model for call in recorded(run).seen("script").calls] == ["Later"]
-
-
 def test_a_compiled_model_is_recorded() -> None:
     model = torch.compile(Plain().eval(), backend="eager")
     seen = recorded(lambda: model(ids(4))).seen("script")

@@ -73,10 +73,3 @@ def test_an_unknown_line_is_said_to_be_that_of_a_library() -> None:
         ready.set()
         timer.join()
     assert [noted.where for noted in recorder.notes] == ["a library's own code"]
-
-
-def test_threads_start_as_before_after_the_recording() -> None:
-    before = threading.Thread.start
-    with watched(Recorder()):
-        assert threading.Thread.start is not before
-    assert threading.Thread.start is before

@@ -13,10 +13,8 @@ import profiler
 from profiler.why_slow.breakdown import time_parts
 from profiler.why_slow.findings import CallFloor, Finding, judge_calls, new_finding
 from profiler.why_slow.observations import Call, CallSettings, LineTime, Load, Observations
-from profiler.why_slow.render import time_rows, why_sentences
 
 SETTINGS = CallSettings()
-REST = "kernels (modules unknown) slower than the roofs, and dispatch beyond least"
 
 
 def generate(number: int, seconds: float, **more: Any) -> Call:
@@ -113,16 +111,6 @@ def test_weights_over_a_link_have_a_row(floor: CallFloor | None, finding: Findin
         {**parts, "imports and the script's other code": 1.0}
     )
     assert sum(part.seconds for part in found) == pytest.approx(10.0)
-
-
-def test_a_script_without_a_fault_gets_an_explanation() -> None:
-    seen = Observations("s.py", 10.0, (generate(0, 9.0, forward_s=3.0, sampling_s=4.0),), (), 0.0, "", 0.0)
-    found = judge_calls(seen, [], CallFloor(2.0, 0.0))
-    assert why_sentences(found)[1] == (
-        "Nothing to change, and the floor is 22 % of its time. The largest part of the rest is sampling: temperature,"
-        " top-k, top-p: 4.00 s."
-    )
-    assert time_rows(found)[0] == ["sampling: temperature, top-k, top-p", "4.00 s", "40 %"]
 
 
 def test_forward_passes_and_sampling_are_timed_within_generate(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,13 +124,6 @@ def test_a_shortened_call_stands_for_all_of_its_tokens() -> None:
     assert sum(seconds.values()) == pytest.approx(run(None, 101), rel=1e-3)
 
 
-def test_what_cannot_be_shortened() -> None:
-    assert Run(lambda: None).shortened(8) == ()
-    assert generate(100).shortened(0) == ()
-    short = generate(8)
-    assert short.shortened(8) == (WeightedRun(1.0, short),)
-
-
 def test_a_shortened_call_runs_with_a_longer_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     """5 of 21 tokens are generated: with a cache after the prompt of 8 tokens, without one after 8 further tokens."""
     model, recorder = tiny_llama(), Recorder()

@@ -17,6 +17,7 @@ from planted_faults import tiny_llama
 
 import profiler
 from profiler.device.contention import ForeignLoad
+from profiler.errors import RequestError
 from profiler.why_slow.call_settings import ModelSettings
 from profiler.why_slow.command import explained
 from profiler.why_slow.findings import CallFloor, TriedChange, judge_calls, tried_change
@@ -79,20 +80,6 @@ def test_threads_of_the_script_are_waited_for_and_idle_pools_are_not(tmp_path: P
     assert (done.returncode, done.stdout) == (0, "pool\nthread\n")
 
 
-def test_a_fork_of_the_script_has_its_own_exit_code(tmp_path: Path) -> None:
-    """The child also reaches the end of the script, but gets no answer."""
-    done = ran(
-        "import os, sys\n"
-        "child = os.fork()\n"
-        "if child:\n"
-        "    print('child', os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
-        "sys.exit(3 if child else 5)\n",
-        tmp_path,
-    )
-    assert (done.returncode, done.stdout) == (3, "child 5\n")
-    assert done.stderr.count("nothing to explain") == 1
-
-
 def test_a_module_is_run_as_the_interpreter_runs_it(tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "__main__.py").write_text("import sys\nprint(__name__, sys.argv[1:])\nsys.exit('no')\n")
@@ -106,16 +93,6 @@ def test_a_module_is_run_as_the_interpreter_runs_it(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (expected.returncode, expected.stdout)
     assert (done.returncode, done.stdout) == (1, "__main__ ['--plain', 'x']\n")
     assert done.stderr.startswith(expected.stderr)
-
-
-def test_a_file_that_is_not_a_script_is_refused(tmp_path: Path) -> None:
-    from profiler.errors import RequestError
-
-    with pytest.raises(RequestError, match="cannot be read"):
-        run_script(tmp_path / "missing.py", [])
-    (tmp_path / "broken.py").write_text("def (")
-    with pytest.raises(RequestError, match="not a Python script"):
-        run_script(tmp_path / "broken.py", [])
 
 
 @pytest.mark.slow
@@ -365,3 +342,28 @@ def test_busy_cores_are_a_warning(device: str, busy: float, warned: bool) -> Non
     assert found is not None
     assert ["1.5 of 2 cores busy" in text for text in why_document(found).warnings] == [True] * warned
     assert ("1.5 of 2 cores busy" in html_why(found)) == warned
+
+
+def test_a_notebook_is_refused_with_an_alternative(tmp_path: Path) -> None:
+    notebook = tmp_path / "own.ipynb"
+    notebook.write_text('{"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}')
+    with pytest.raises(RequestError, match=r"is a notebook.*jupyter nbconvert --to script .*own\.ipynb.*%%why"):
+        run_script(notebook, [])
+
+
+def test_os_exit_gives_an_answer_except_in_a_child(tmp_path: Path) -> None:
+    """`os._exit` runs no later code, also in a child. There is one answer, and both exit codes are the script's."""
+    done = ran(
+        "import os\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    os._exit(5)\n"
+        "print('child', os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)\n"
+        "try:\n"
+        "    os._exit(7)\n"
+        "finally:\n"
+        "    print('never', flush=True)\n",
+        tmp_path,
+    )
+    assert (done.returncode, done.stdout) == (7, "child 5\n")
+    assert done.stderr.count("nothing to explain") == 1

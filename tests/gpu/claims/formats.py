@@ -23,6 +23,7 @@ from .bench import (
     Bench,
     Check,
     cells_measured,
+    facts_of,
     flushes,
     random_numbers,
     replayed_s,
@@ -95,16 +96,24 @@ def _format_run(bench: Bench, quant: str) -> Iterator[Check]:
     if bench.cuda:
         yield random_numbers(f"{quant}: random numbers are drawn after the run", bench.device)
     if quant in ("nf4", "int8wo"):
-        decode = run.cells[(run.cells["phase"] == "decode") & (run.cells["status"] == "ok")].set_index("batch_size")
-        rows = int(decode.index.max())
-        model = bench.load(bench.small, quant=quant)
-        yield _dequantisation(bench, model, float(decode["dequantise_s"].loc[rows]), rows, quant)
+        yield _dequantisation(bench, run, quant)
 
 
-def _dequantisation(bench: Bench, model: Any, term_s: float, rows: int, quant: str) -> Check:
-    """Compare the term of the breakdown with replays of the same kernels, at every linear of the model."""
-    name = f"{quant}: the dequantisation term / replays of its own"
-    found = [conversion_calls(modules, rows, bench.dtype) for modules in linear_modules(model).values()]
+def _dequantisation(bench: Bench, run: Run, quant: str) -> Check:
+    """Compare the term of a decode step's breakdown with replays of the same kernels, at every linear of the model.
+
+    Only a step whose linears the run replayed has this term; the one with most rows is judged.
+    """
+    name, facts = f"{quant}: the dequantisation term / replays of its own", facts_of(run)
+    linears = linear_modules(bench.load(bench.small, quant=quant))
+    operators = {operator for operator, *_ in linears}
+    decode = [key for key in facts.measured if key.phase == "decode" and operators <= facts.replays.get(key, {}).keys()]
+    if not decode:
+        return Check(name, None, why="the run's time ended before it replayed the linears of a decode step")
+    rows = max(key.cell.batch_size for key in decode)
+    cells = run.cells[run.cells["phase"] == "decode"].set_index("batch_size")
+    term_s = float(cells["dequantise_s"].loc[rows])
+    found = [conversion_calls(modules, rows, bench.dtype) for modules in linears.values()]
     if not any(found):
         return Check(name, term_s == 0.0, term_s, "0: its kernel is fused at this batch")
     if not bench.cuda:
