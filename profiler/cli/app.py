@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -149,7 +150,8 @@ def complain_unexpected(error: Exception) -> int:
         command = (
             f"roofscope {context.info_name}" if context is not None and context.parent is not None else "roofscope"
         )
-        return _complain(f"{usage_message()} See `{command} --help`.", EXIT_REQUEST)
+        sentence = re.sub(r"(?<![.?!])$", ".", usage_message().strip())
+        return _complain(f"{sentence} See `{command} --help`.", EXIT_REQUEST)
     if is_of_device(error):
         return _complain(f"the device failed: {first_line(error)}; run `roofscope doctor` to check it.", EXIT_REQUEST)
     return _complain(f"internal error: {describe_error(error)} (--debug shows more)", 1)
