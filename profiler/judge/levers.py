@@ -187,7 +187,8 @@ def best_lever(cell: JudgedCell, setting: Setting) -> Lever | None:
 def next_tried(cell: JudgedCell, setting: Setting, best: Lever) -> Lever | None:
     """Return the tried change that saves most after `best` and is neither a part of it nor in its place.
 
-    It saves at least `WORTH` of the step.
+    It saves at least `WORTH` of the step by the lower end of its interval. Several trials are made on a disturbed host,
+    and one of them may seem to save.
     """
     least_s, parts = WORTH * cell.split.latency_s, _REPLACED_BY.get(best.change, frozenset())
     if best.change in _WEIGHTS:
@@ -195,8 +196,8 @@ def next_tried(cell: JudgedCell, setting: Setting, best: Lever) -> Lever | None:
     others = (
         item
         for item in levers(cell, setting)
-        if item.basis == "tried" and item.change not in {best.change, *parts} and item.saves_s >= least_s
-        if item.how not in ("", best.how)
+        if item.basis == "tried" and item.change not in {best.change, *parts}
+        if item.saves_s - item.half_width_s >= least_s and item.how not in ("", best.how)
     )
     return next(others, None)
 

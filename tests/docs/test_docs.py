@@ -187,12 +187,12 @@ def _sample(begins: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("name", "begins"), [("smollm2-135m-xeon", "run --prompt-lens"), ("mistral-7b-h100-default", "run mistral-7b-v0.1")]
+    ("name", "begins"), [("smollm2-135m-xeon", "run --prompt-lens"), ("mistral-7b-h200-default", "run mistral-7b-v0.1")]
 )
 def test_readmes_answer_is_that_of_a_recorded_run_by_todays_rules(
     name: str, begins: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For the H100, `python -m tests.golden` writes the screen that README shows."""
+    """For the H200, `python -m tests.golden` writes the screen that README shows."""
     shutil.copytree(ROOT / "runs/reference" / name, tmp_path / "run")
     monkeypatch.chdir(tmp_path)
     run = judge_folder(Path("run"))  # a short name takes one line

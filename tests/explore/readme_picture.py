@@ -1,4 +1,4 @@
-"""Draw docs/images/report.png, the first page of an H100's report: `python -m tests.explore.readme_picture`."""
+"""Draw docs/images/report.png, the first page of an H200's report: `python -m tests.explore.readme_picture`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WIDTH = 1080
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        run = Path(shutil.copytree(ROOT / "runs/reference/mistral-7b-h100-default", Path(folder) / "run"))
+        run = Path(shutil.copytree(ROOT / "runs/reference/mistral-7b-h200-default", Path(folder) / "run"))
         page = run / "report.html"
         page.write_text(html_report(judge_folder(run)), encoding="utf-8")
         window = Chromium(WIDTH, 2400)

@@ -12,7 +12,7 @@ if __name__ == "__main__":
         for name, (command, columns, colours) in SCREENS.items():
             shown = screen_of(command, columns, colours=colours)
             (FOLDER / f"{name}.txt").write_text(f"$ roofscope {command}\n\n{shown}", encoding="utf-8")
-    screen = (FOLDER / "judge-h100-default.txt").read_text(encoding="utf-8")
+    screen = (FOLDER / "judge-h200-default.txt").read_text(encoding="utf-8")
     sample = screen.partition("\n\n")[2].partition("\nrun: ")[0].rstrip()
     readme = ROOT / "README.md"
     before, command, after = readme.read_text(encoding="utf-8").partition("$ roofscope run mistral-7b-v0.1\n")

@@ -29,7 +29,7 @@ COMMANDS = {
     "gpus-two": "gpus T4 'H100 SXM'",
     "history": f"compare {_RUNS}-xeon {_RUNS}-xeon-float32 {_RUNS}-xeon-minute --anyway --plain",
     "judge": f"judge {_RUNS}-xeon-minute --plain",
-    "judge-h100-default": "judge runs/reference/mistral-7b-h100-default --plain",
+    "judge-h200-default": "judge runs/reference/mistral-7b-h200-default --plain",
     "judge-h100": "judge runs/reference/mistral-7b-h100 --plain",
     "judge-h100-engines": "judge runs/reference/mistral-7b-h100-engines --plain",
     "models": "models",
@@ -46,8 +46,8 @@ COMMANDS = {
 }
 """Their figures are arithmetic on committed files, or made up (`made.py`): the same on every machine."""
 
-NARROW = ("compare", "count", "doctor", "judge-h100-default", "place-too-fast", "rent", "why")
-COLOURED = ("judge-h100-default", "why")
+NARROW = ("compare", "count", "doctor", "judge-h200-default", "place-too-fast", "rent", "why")
+COLOURED = ("judge-h200-default", "why")
 SCREENS = {
     **{name: (command, 100, False) for name, command in COMMANDS.items()},
     **{f"{name}-80": (COMMANDS[name], 80, False) for name in NARROW},
