@@ -69,13 +69,13 @@ _LONG, _LONGEST = 160, 300
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text without its full stop; of a long one the first sentence.
+    """Return the first line of an error's text without its full stop; of a library's long one the first sentence.
 
     If the line ends in a colon, the next one is added.
     """
     lines = (str(error).strip() or type(error).__name__).splitlines()
     text = f"{lines[0]} {lines[1].strip()}" if lines[0].endswith(":") and len(lines) > 1 else lines[0]
-    if len(text) > _LONG:
+    if len(text) > _LONG and not isinstance(error, RoofscopeError):
         text = re.split(r"(?<=\w{2})[.:] (?=[A-Z])", text)[0]
     if len(text) > _LONGEST:
         text = text[:_LONGEST].rpartition(" ")[0] + " ..."

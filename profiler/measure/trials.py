@@ -325,11 +325,16 @@ class _Benches:
         return Bench(replace(variant, engine=variant.engine or self._engine), loaded, self._subject, self._ceilings)
 
 
+_NO_KERNEL = "No available kernel"
+"""torch's words where the chosen kernel of attention takes no such tensors (aten/src/ATen/native/transformers)."""
+
+
 def _on_variant_error(
     subject: Subject, variant: Variant, on_failure: Callable[[str, Exception], object], error: Exception
 ) -> None:
     subject.machine.recover(variant.name)
-    if not isinstance(error, (RoofscopeError, ImportError, NotImplementedError)):
+    unavailable = isinstance(error, (RoofscopeError, ImportError, NotImplementedError)) or _NO_KERNEL in str(error)
+    if not unavailable:
         on_failure(variant.name, error)
 
 
