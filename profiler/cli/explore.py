@@ -57,7 +57,7 @@ def _forecasts(run: Run, document: ExploreDocument) -> tuple[ForecastCell, ...]:
     from profiler.forecast.command import ForecastRequest, forecast_run
 
     batches, prompts, fills = (",".join(map(str, sizes)) for sizes in forecast_sizes(document))
-    request = ForecastRequest(prompts, batches, fills, FORECAST_NEW_TOKENS)
+    request = ForecastRequest(prompts, batches, fills, new_tokens=FORECAST_NEW_TOKENS)
     try:
         return forecast_run(run.folder, request).cells
     except RunError:

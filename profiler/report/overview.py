@@ -6,7 +6,9 @@ import math
 import re
 import shlex
 
+from profiler.facts.measurements import WITHOUT_CUDNN
 from profiler.facts.roofs import Roof, memory_roof
+from profiler.judge.how_to import how_to
 from profiler.report.blocks import (
     DOCUMENTS,
     FIRST_LOOK,
@@ -47,6 +49,9 @@ def advice(run: Run) -> Section | None:
         if lever.measured_by and lever.measured_by in answer:
             command = _with_options(document.command, lever.measured_by)
             measures.setdefault(lever.measured_by, ShellCommand(f"measure {change} on the whole model", command))
+    without = how_to(WITHOUT_CUDNN, on_gpu=True).line
+    if without in answer:
+        changes.setdefault(without, ShellCommand(WITHOUT_CUDNN, without))
     return Section("To change it", [*changes.values(), *measures.values()], "to copy", DOCUMENTS)
 
 

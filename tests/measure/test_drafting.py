@@ -142,7 +142,9 @@ def test_a_run_says_whether_drafts_pay(
     """The whole model with its first six layers: measured at batch 1, and computed at batch 4."""
     arguments = ("run", str(gguf_file), "--prompt-lens", "16", "--batch-sizes", "1,4", "--new-tokens", "16")
     folder = tmp_path / "run"
-    found = roofscope(*arguments, "--budget", "5", "--no-levers", "--draft", str(short_folder), "--out", str(folder))
+    found = roofscope(
+        *arguments, "--budget", "5", "--no-levers", "--full", "--draft", str(short_folder), "--out", str(folder)
+    )
     assert found.code == 0, found.err
     screen = " ".join(found.out.split())
     assert f"drafts of {short_folder.name} at batch 1:" in screen

@@ -98,7 +98,8 @@ def test_a_step_has_the_operators_that_torch_dispatches(traced: profiler.Run) ->
         assert 15 < item.kernels < 1000
         assert 0 < item.busy_share <= 1
         assert item.busy_s >= item.longest_s > 0
-    assert len(activity_lines(traced)) == 4
+        assert sum(kernel.seconds for kernel in item.longest) <= item.busy_s * 1.001
+    assert len(activity_lines(traced)) == 8, "a line each, and one with the longest operators"
 
 
 @pytest.mark.slow

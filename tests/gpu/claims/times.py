@@ -40,7 +40,7 @@ def attempts(bench: Bench) -> Iterator[Attempt]:
 
 def _eager(bench: Bench) -> tuple[Any, EagerEngine, VisitBench]:
     model = bench.load(bench.small)
-    return model, EagerEngine(model, bench.machine), VisitBench(bench.machine, model.config.vocab_size)
+    return model, EagerEngine(model, bench.machine), VisitBench(bench.machine, Prompts(model.config.vocab_size))
 
 
 def _plain_loop(bench: Bench) -> Iterator[Check]:
