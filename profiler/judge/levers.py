@@ -357,12 +357,14 @@ def _host(cell: JudgedCell, setting: Setting) -> list[Lever]:
             "fresh pages would not be taken again and again",
         )
     ]
-    if not setting.can_graph:
+    # No graph replays a moving window, since the host counts its tokens.
+    rolls = cell.key.phase == "decode" and cell.avoidable_s.get(Cause.ROLLED_WINDOWS, 0.0) > 0
+    if not setting.can_graph or rolls:
         because = "all of the host's share of this step, and of what its small kernels lose"
         return [*found, _bound(COMPILED, min(host_s + small_s, most_s), because, half_width_s)]
     if cell.key.phase == "prefill":
         return [*found, _bound(_FEWER_LAUNCHES, host_s, "the host's share of this prefill", half_width_s)]
-    if cell.waits or cell.avoidable_s.get(Cause.ROLLED_WINDOWS):  # the host counts a full window's tokens
+    if cell.waits:
         return found
     graphed = _bound(GRAPHED, host_s, "the host submits one launch per step instead of one per kernel", half_width_s)
     return [*found, graphed, *_compiled(cell, half_width_s)]
