@@ -223,7 +223,10 @@ class AttentionCore(Operator):
             bytes_[Cause.UNCHOSEN_KEYS] = np.maximum(live - step.query * self.top_k, 0) * token_bytes
         if self.keeps and (path.cache == "dynamic" or (path.cache == "static" and self.window is not None)):
             copied_bytes = 2 * self._copied_slots(step, path) * token_bytes
-            rolls = False if self.window is None else np.greater(step.context + step.query, self.window)
+            rolls: Any = False
+            if self.window is not None:  # a prefill has no full window yet, and a static cache copies nothing else
+                full = np.greater(step.context + step.query, self.window)
+                rolls = full if path.cache == "static" else full & np.greater(step.context, 0)
             bytes_[Cause.CACHE_COPIES] = np.where(rolls, 0, copied_bytes)
             bytes_[Cause.ROLLED_WINDOWS] = np.where(rolls, copied_bytes, 0)
         if path.cache_format is not None:

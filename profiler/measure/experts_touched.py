@@ -24,9 +24,9 @@ def experts_touched(subject: Subject, cell: Cell) -> list[ExpertsTouched]:
     Empty without experts, or if none is told the router's choice as a tensor (remote code, fused kernels).
     """
     engine, device = subject.engines[cell.engine], subject.machine.device
-    if not engine.hookable or not cell.prompt_len:
-        return []
     operators = {operator.name: operator for operator in subject.work.of_kind(Experts)}
+    if not operators or not engine.hookable or not cell.prompt_len:
+        return []
     seen: list[tuple[int, float, int]] = []
     touched = []
     with torch.inference_mode(), ExitStack() as hooks:
