@@ -17,8 +17,8 @@ from profiler.errors import RequestError
 from profiler.facts.visits import Gap, Visit
 from profiler.grid.cells import Cell, Phase
 from profiler.loading.prompts import Prompts
-from profiler.measure.sweep import Plan, sweep
-from profiler.measure.visit import VisitContext, visit_safely
+from profiler.measure.rounds import Plan
+from profiler.measure.sweep import VisitContext, sweep, visit
 from profiler.run.options import Options
 from profiler.run.pipeline import execute
 from profiler.run.stages import Listener
@@ -86,7 +86,7 @@ def visits_of_open(
             before_visits()
             if machine.now_s() - start_s + visits[cell][-1].wall_s > plan.budget_s:
                 return
-            visited = visit_safely(engines[cell.engine], cell, round_number, bench)
+            visited = visit(engines[cell.engine], cell, round_number, bench)
             if visited is None:
                 return
             if isinstance(visited, Visit):

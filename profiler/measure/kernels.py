@@ -27,8 +27,8 @@ from profiler.measure.captured_calls import (
     step_of,
 )
 from profiler.measure.replay import replay_calls, replay_linears
+from profiler.measure.rounds import corners
 from profiler.measure.subject import Subject
-from profiler.measure.sweep import corners
 from profiler.quant.conversions import conversion_calls
 from profiler.quant.storage import model_storage_bytes
 from profiler.stats import timing_of

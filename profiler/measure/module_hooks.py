@@ -16,7 +16,7 @@ from profiler.device.machine import Machine
 from profiler.facts.measurements import BETWEEN_MODULES, HookedStep
 from profiler.grid.cells import Cell, CellKey
 from profiler.measure.subject import Subject
-from profiler.measure.visit import refuse_impossible_times
+from profiler.measure.sweep import refuse_impossible_times
 
 _STEPS = 6
 

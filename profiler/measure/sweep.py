@@ -1,105 +1,40 @@
-"""The sweep: which cell is visited when, until intervals are narrow or the time is spent."""
+"""The sweep over the cells: each visit warms a cell up, prefills it, and decodes with a mark per step."""
 
 from __future__ import annotations
 
 import itertools
 import math
-import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import partial
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
+import torch
 
+from profiler.device.clock import Clock, no_gc, waited_s
+from profiler.device.contention import ForeignLoad
 from profiler.device.machine import Machine
+from profiler.device.memory import page_faults
 from profiler.effort import STANDARD, Effort
 from profiler.engines.base import Engine
-from profiler.facts.visits import Gap, Visit, phase_medians, phase_samples
-from profiler.grid.cells import PHASES, Cell, CellKey, Grid, Phase
+from profiler.errors import NoRoomError, RoofscopeError, describe_error, tolerate_errors
+from profiler.facts.visits import Gap, Visit
+from profiler.grid.cells import Cell
 from profiler.loading.prompts import Prompts
-from profiler.measure.visit import TAIL_PREFILLS, VisitContext, further_prefills, visit_safely
-from profiler.stats import (
-    CLAIM_VISITS,
-    LEAST_VISITS,
-    TARGET_HALF_WIDTH,
-    VisitSpread,
-    estimate,
-    narrow_enough,
-    spread_of,
-)
+from profiler.measure.rounds import TAIL_PREFILLS, CellState, Costs, Plan, Progress, Rounds, further_prefills
+from profiler.stats import LEAST_SAMPLES
+from profiler.units import scaled
 
-_SEED = 0
-_FAR = 100.0
-"""Distance in doublings, larger than any grid."""
-USUAL_ATTAINED = 0.55
-"""The median share of the roofline that steps attain in the reference runs."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """The state of the sweep before a visit."""
-
-    cell: Cell
-    visit: int
-    """The number of this visit of the cell, from 1."""
-    elapsed_s: float
-    left_s: float
-    """Seconds to the end: what the budget leaves, or the expected time of a whole grid's visits."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What to sweep, and when it is enough."""
-
-    grid: Grid
-    budget_s: float
-    whole: bool = False
-    """Whether every cell is visited twice, whatever the budget."""
-    half_width: float = TARGET_HALF_WIDTH
-    """Target half-width of the 95 % interval, as a share of the median."""
-    floors_s: Mapping[CellKey, float] = field(default_factory=dict)
-    """The least seconds of each step, from which the time of a cell's first visit is estimated."""
-    late_s: float = math.inf
-    """Seconds beyond the budget at which the current visit is given up."""
-    tail_s: float = 0.0
-    """Seconds that `TAIL_PREFILLS` of a cell of the answer may take; longer ones are not added."""
-    effort: Effort = STANDARD
-    ascending: bool = False
-    """Whether each size has its first visit before any has a second, from the smallest on: a slope needs neighbours."""
-
-    @cached_property
-    def _answered(self) -> list[tuple[int, int]]:
-        """Batch and prompt length of the cells of the answer: the smallest, and the largest prefill."""
-        prompts = [(cell.batch_size, cell.prompt_len) for cell in self.grid.cells if cell.prompt_len]
-        return prompts[:1] + prompts[-1:]
-
-    def tail_s_of(self, cell: Cell) -> float:
-        """Return `tail_s` for a cell of the answer, with any engine; 0 for others."""
-        return self.tail_s if (cell.batch_size, cell.prompt_len) in self._answered else 0.0
-
-
-@dataclass
-class _CellState:
-    """The visits of a cell so far, or the reason why it has none."""
-
-    visits: list[Visit] = field(default_factory=list)
-    gap: Gap | None = None
-    has_failed: bool = False
-
-    def fail(self, gap: Gap) -> None:
-        """Record a visit without a number. A failure after an earlier visit may pass: the cell is visited once more."""
-        if not self.visits or self.has_failed or gap.status != "failed":
-            self.gap = gap
-        self.has_failed = True
-
-    def narrow(self, half_width: float, spreads: Mapping[Phase, VisitSpread]) -> bool:
-        if len(self.visits) < LEAST_VISITS:
-            return False
-        samples = {key.phase: phase_samples(key.phase, self.visits) for key in self.visits[0].cell.keys}
-        return all(
-            narrow_enough(estimate(times, spreads[phase]), len(times), half_width) for phase, times in samples.items()
-        )
+_STEADY = 0.05
+_MOST_WARM_UPS = 4
+_WARM_UP_STEPS = 8
+_LEAST_STEPS = 1 + LEAST_SAMPLES  # the first one pays for the growth of the cache
+_NO_MEMORY = ("out of memory", "not enough memory", "allocate memory", "alloc_failed")
+"""Words for out of memory: of torch on CUDA and on CPUs (c10/core/impl/alloc_cpu.cpp), and of CUDA's libraries
+(CUBLAS_STATUS_ALLOC_FAILED, CUDNN_STATUS_ALLOC_FAILED)."""
+_REQUESTED = re.compile(r"tried to allocate ([0-9.]+) (bytes|kib|mib|gib)")
+_UNITS = {"bytes": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 
 
 def sweep(
@@ -129,7 +64,7 @@ def sweep(
     far. `fits` returns why a cell cannot fit, or None. `own_bytes` are held besides what each engine needs. `earlier`
     are the outcomes of an interrupted sweep.
     """
-    states = {cell: _CellState() for cell in plan.grid.cells}
+    states = {cell: CellState() for cell in plan.grid.cells}
     for outcome in earlier:
         if isinstance(outcome, Gap):
             states[outcome.cell].gap = outcome
@@ -141,8 +76,8 @@ def sweep(
     if not plan.whole:
         bounded = replace(context, deadline_s=start_s + plan.budget_s + plan.late_s)
         first = replace(context, hurry_s=start_s + plan.budget_s)
-    costs = _Costs(plan)
-    rounds = _Rounds(plan, states, costs)
+    costs = Costs(plan)
+    rounds = Rounds(plan, states, costs)
     no_memory = [cell for cell, state in states.items() if state.gap is not None and state.gap.status == "oom"]
     first_round = 1 + max((visit.round for state in states.values() for visit in state.visits), default=-1)
     any_visit = any(state.visits for state in states.values())
@@ -173,7 +108,7 @@ def sweep(
                 prefills = sum(len(visit.prefills_s) for visit in state.visits)
                 tail_s = plan.tail_s_of(cell) if prefills < TAIL_PREFILLS else 0.0
                 of_visit = replace(bounded if any_visit else first, tail_s=tail_s)
-                result = visit_safely(engines[cell.engine], cell, round_number, of_visit)
+                result = visit(engines[cell.engine], cell, round_number, of_visit)
                 costs.note(cell, machine.now_s() - before_s, result)
                 if result is None:
                     return  # the time is up
@@ -184,141 +119,6 @@ def sweep(
                 else:
                     state.visits.append(result)
                 yield result
-
-
-def expected_sweep_s(plan: Plan) -> float:
-    """Return the expected seconds of two visits of each cell, estimated from the plan's floors."""
-    states = {cell: _CellState() for cell in plan.grid.cells}
-    return _Rounds(plan, states, _Costs(plan)).left_s
-
-
-class _Rounds:
-    """Decides which cells are visited together next."""
-
-    def __init__(self, plan: Plan, states: Mapping[Cell, _CellState], costs: _Costs) -> None:
-        self._plan = plan
-        self._states = states
-        self._costs = costs
-        self._shuffle = random.Random(_SEED)
-
-    def following(self, left_s: float, swing: float) -> tuple[list[list[Cell]], bool] | None:
-        """The turns of the next round, and whether they run whatever they take; None if there is none left."""
-        for cells, least in self._stages:
-            if turns := self._waiting(cells, least):
-                if self._plan.whole:
-                    return self._in_order(turns, least), True
-                if turns := self._affordable(turns, left_s, least):
-                    return self._in_order(turns, least), False
-        wide = _turns(_open_cells(self._states, self._plan.half_width, swing, self._plan.effort.rounds))
-        if turns := _cheapest(wide, self._costs, left_s):
-            return self._in_order(turns, CLAIM_VISITS), False
-        return None
-
-    def cheapest(self) -> list[list[Cell]]:
-        """The cheapest turn, in a list."""
-        open_turns = self._waiting(list(self._states), self._plan.effort.rounds)
-        return sorted(open_turns, key=self._costs.of_all)[:1]
-
-    @property
-    def left_s(self) -> float:
-        """Expected seconds of the remaining visits of a whole grid."""
-        times = min(CLAIM_VISITS, self._plan.effort.rounds)
-        return sum(
-            self._costs.of(cell, len(state.visits) + number)
-            for cell, state in self._states.items()
-            if state.gap is None
-            for number in range(times - len(state.visits))
-        )
-
-    @property
-    def _stages(self) -> Iterator[tuple[Sequence[Cell], int]]:
-        """Cells, and the visits that each of them needs before the next stage."""
-        everything = list(self._states)
-        for cells in (everything,) if self._plan.ascending else (corners(everything), everything):
-            for least in range(1, min(CLAIM_VISITS, self._plan.effort.rounds) + 1):
-                yield cells, least
-
-    def _waiting(self, cells: Sequence[Cell], least: int) -> list[list[Cell]]:
-        states = ((cell, self._states[cell]) for cell in cells)
-        return _turns([cell for cell, state in states if state.gap is None and len(state.visits) < least])
-
-    def _affordable(self, turns: list[list[Cell]], left_s: float, least: int) -> list[list[Cell]]:
-        """Turns that fit into the time each by itself; for a second visit, as many as fit together."""
-        if least > 1:
-            return _cheapest(turns, self._costs, left_s)
-        return [turn for turn in turns if self._costs.of_all(turn) <= left_s]
-
-    def _in_order(self, turns: list[list[Cell]], least: int) -> list[list[Cell]]:
-        if self._plan.ascending and least == 1:
-            return sorted(turns, key=lambda turn: turn[0].batch_size * turn[0].depth)
-        if least == 1:
-            visited = [cell for cell, state in self._states.items() if state.visits]
-            return _furthest_first(turns, visited, self._costs)
-        self._shuffle.shuffle(turns)
-        return [turn[:: -1 if len(self._states[turn[0]].visits) % 2 else 1] for turn in turns]
-
-
-def corners(cells: Sequence[Cell]) -> list[Cell]:
-    """Return the cells of the smallest and the largest batch with the shortest and the longest prompt or cache."""
-    corner_cells = []
-    for by_prompt in (True, False):
-        same_kind = [cell for cell in cells if bool(cell.prompt_len) == by_prompt]
-        batches, depths = {cell.batch_size for cell in same_kind}, {cell.depth for cell in same_kind}
-        if same_kind:
-            ends = {min(batches), max(batches)}, {min(depths), max(depths)}
-            corner_cells += [cell for cell in same_kind if cell.batch_size in ends[0] and cell.depth in ends[1]]
-    return corner_cells
-
-
-def _furthest_first(turns: Sequence[list[Cell]], visited: Sequence[Cell], costs: _Costs) -> list[list[Cell]]:
-    """Each turn once, next the one furthest from all before it, of equals the cheapest."""
-    remaining = sorted(turns, key=lambda turn: (costs.of_all(turn), turn[0].batch_size * turn[0].depth))
-    points = _octaves([turn[0] for turn in remaining])
-    distances = np.full(len(remaining), np.inf)
-    for point in _octaves(visited or remaining[0][:1]):
-        distances = np.minimum(distances, np.linalg.norm(points - point, axis=1))
-    ordered = []
-    if not visited:
-        distances[0] = np.inf
-    for _ in remaining:
-        index = int(np.argmax(distances))
-        ordered.append(remaining[index])
-        distances = np.minimum(distances, np.linalg.norm(points - points[index], axis=1))
-        distances[index] = -1.0
-    return ordered
-
-
-def _octaves(cells: Sequence[Cell]) -> NDArray[np.float64]:
-    """[n, 3]: log2 of the batch and of the length, and a coordinate that separates prompts from filled caches."""
-    rows = [(math.log2(cell.batch_size), math.log2(cell.depth), _FAR * bool(cell.prompt_len)) for cell in cells]
-    return np.array(rows, dtype=np.float64)
-
-
-def _open_cells(states: Mapping[Cell, _CellState], half_width: float, swing: float, most: int) -> list[Cell]:
-    """Cells with fewer than `most` visits whose interval is still wide."""
-    spreads = {
-        phase: spread_of((phase_medians(phase, state.visits) for state in states.values()), swing) for phase in PHASES
-    }
-    return [
-        cell
-        for cell, state in states.items()
-        if state.gap is None and len(state.visits) < most and not state.narrow(half_width, spreads)
-    ]
-
-
-def _turns(cells: Iterable[Cell]) -> list[list[Cell]]:
-    """Cells grouped into turns: those that differ only in their engine."""
-    turns: dict[Cell, list[Cell]] = {}
-    for cell in cells:
-        turns.setdefault(replace(cell, engine=""), []).append(cell)
-    return list(turns.values())
-
-
-def _cheapest(turns: list[list[Cell]], costs: _Costs, left_s: float) -> list[list[Cell]]:
-    """The cheapest turns that fit into `left_s` seconds together."""
-    cheapest = sorted(turns, key=costs.of_all)
-    total_s = itertools.accumulate(costs.of_all(turn) for turn in cheapest)
-    return [turn for turn, cost_s in zip(cheapest, total_s, strict=True) if cost_s <= left_s]
 
 
 def _oom_reason(cell: Cell, no_memory: Iterable[Cell]) -> str | None:
@@ -334,45 +134,282 @@ def _oom_reason(cell: Cell, no_memory: Iterable[Cell]) -> str | None:
     return None
 
 
-class _Costs:
-    """Expected seconds of a visit of each cell: as long as its last one, or its floors over the share that other cells
-    attained."""
+def warm_up(engine: Engine, cell: Cell, machine: Machine, *, prompts: Prompts, budget_s: float) -> None:
+    """Run a small cell until its steps are stationary: three loops in a row within 5 %, or `budget_s`.
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self._last_s: dict[Cell, float] = {}
-        self._over_floor: dict[Phase, float] = dict.fromkeys(PHASES, 1 / USUAL_ATTAINED)
-        self._first_uses = 0.0
-        """Seconds of the steps at new lengths, over those of the timed steps; 0 where none are new."""
+    It has the shape that is timed, since another number of slots would be compiled and captured for nothing. An error
+    is left to the cell's visit, which reports it.
+    """
+    deadline_s = machine.now_s() + budget_s
+    recent: list[float] = []
+    context, steps = VisitContext(machine, prompts), 1
+    with tolerate_errors(), torch.inference_mode(), no_gc():
+        engine.prepare(cell.batch_size, cell.slots)
+        while machine.now_s() < deadline_s:
+            loop = run_loop(engine, cell, context, steps=min(steps, cell.decode_steps))
+            step_s = sorted(loop.decode_s)[len(loop.decode_s) // 2]
+            recent = [*recent[-2:], step_s]
+            steps_left = (deadline_s - machine.now_s()) / step_s if step_s > 0 else math.inf
+            steps = int(max(1, min(_WARM_UP_STEPS, steps_left)))
+            if len(recent) == 3 and max(recent) <= (1 + _STEADY) * min(recent):
+                return
 
-    def of(self, cell: Cell, visit: int = 0) -> float:
-        """Seconds of the visit with this number, from 0; the first one also warms its shape up."""
-        if cell in self._last_s:
-            return self._last_s[cell]
-        seconds = 0.0
-        for key in cell.keys:
-            once_s = self._plan.floors_s.get(key, 0.0) * self._over_floor[key.phase]
-            if key.phase == "decode":
-                seconds += once_s * cell.decode_steps * (1 if visit else 1 + self._first_uses)
-            else:
-                effort = self._plan.effort
-                warm_ups = 0 if visit else 1 if once_s > effort.warm_up_s else 2
-                tail_s = self._plan.tail_s_of(cell) if visit < CLAIM_VISITS else 0.0
-                more = further_prefills(once_s, effort.more_prefills_s, tail_s) if once_s else 0
-                seconds += once_s * (1 + warm_ups + more)
-        return seconds
 
-    def of_all(self, cells: Iterable[Cell]) -> float:
-        return sum(map(self.of, cells))
+@dataclass(frozen=True)
+class VisitContext:
+    """What every visit is measured with."""
 
-    def note(self, cell: Cell, seconds: float, outcome: Visit | Gap | None) -> None:
-        """Record how long a visit took."""
-        if not isinstance(outcome, Visit):
-            return
-        self._last_s[cell] = seconds - sum(outcome.warm_up_s) - sum(outcome.first_decode_s)
-        if outcome.first_decode_s:
-            self._first_uses = sum(outcome.first_decode_s) / sum(outcome.decode_s)
-        for key in cell.keys:
-            medians, floor_s = phase_medians(key.phase, [outcome]), self._plan.floors_s.get(key, 0.0)
-            if medians and floor_s:
-                self._over_floor[key.phase] = medians[outcome.round] / floor_s
+    machine: Machine
+    prompts: Prompts
+    own_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Bytes held besides what an engine needs, by engine: the profiler's own, and other engines' models."""
+    visited: set[Cell] = field(default_factory=set)
+    """Cells whose shapes this process has run before; a visit adds its own."""
+    effort: Effort = STANDARD
+    deadline_s: float = math.inf
+    """The machine's time after which a visit is given up between two steps."""
+    tail_s: float = 0.0
+    """Seconds that the prefills may take that give the time to first token its 95th percentile; 0: none are added."""
+    hurry_s: float = math.inf
+    """The machine's time after which a visit does the minimum: one prefill to warm up, and few steps."""
+
+
+class OutOfTimeError(Exception):
+    """The deadline of a visit has passed."""
+
+
+def visit(engine: Engine, cell: Cell, round_number: int, context: VisitContext) -> Visit | Gap | None:
+    """Return a visit, a gap if the cell runs out of memory or fails, or None if the deadline has passed.
+
+    Raises DeviceError if the device is lost.
+    """
+    machine, outcomes = context.machine, list[Gap | None]()
+
+    def record(error: Exception) -> None:
+        outcomes.append(None if isinstance(error, OutOfTimeError) else _gap(cell, error, machine))
+
+    with tolerate_errors(record), torch.inference_mode(), no_gc():
+        is_new = cell not in context.visited
+        if is_new and machine.is_cuda:
+            machine.release()  # segments fragmented by smaller cells would leave no room for a large one
+        prepare = partial(engine.prepare, cell.batch_size, cell.slots)
+        preparation_s = waited_s(prepare, machine.clock.synchronize, now=machine.now_s)
+        prefills = _prefills(engine, cell, context)
+        warm_up_limit_s = min(context.effort.warm_up_s, max(0.0, context.hurry_s - machine.now_s()))
+        warm_up_s = _warm_prefill(prefills, warm_up_limit_s) if is_new else []
+        # Each decode step of a growing cache is a new shape, for which a library may build a plan at its first use.
+        first_decode_s = run_loop(engine, cell, context).decode_s if is_new and machine.is_cuda else ()
+        context.visited.add(cell)
+        machine.reset_peak()
+        # Other processes slow down a GPU's host, not the GPU; that shows in the times themselves.
+        foreign_load = None if machine.is_cuda else ForeignLoad(engine.helper_pids)
+        before_j = machine.source.energy_j()
+        loop = run_loop(engine, cell, context)
+        after_j, foreign_cores = machine.source.energy_j(), foreign_load.cores() if foreign_load else None
+        times_s = [loop.prefill_s, loop.ttft_s, loop.loop_s, loop.issue_s, loop.wall_s, *loop.decode_s]
+        refuse_impossible_times(seconds for seconds in times_s if seconds is not None)
+        refuse_impossible_times([preparation_s + 1.0])  # preparing may take no time
+        more_s, more_count = context.effort.more_prefills_s, 0
+        if loop.prefill_s:
+            more_count = further_prefills(loop.prefill_s, more_s, context.tail_s)
+        more = list(itertools.islice(prefills, more_count))
+        refuse_impossible_times(itertools.chain.from_iterable(more))
+        # Held by the profiler and the engine for other purposes than this cell.
+        peak_bytes, other_bytes = machine.peak_bytes(), context.own_bytes.get(engine.name, 0) + engine.kept_bytes
+        return replace(
+            loop,
+            round=round_number,
+            warm_up_s=tuple(warm_up_s),
+            first_decode_s=first_decode_s,
+            peak_memory_bytes=None if peak_bytes is None else peak_bytes - other_bytes,
+            energy_j=None if before_j is None or after_j is None else after_j - before_j,
+            more_prefill_s=tuple(prefill_s for prefill_s, _ in more),
+            more_ttft_s=tuple(ttft_s for _, ttft_s in more),
+            preparation_s=preparation_s,
+            device_memory_bytes=machine.used_bytes(),
+            foreign_cores=foreign_cores,
+        )
+    # Only after the handler: until then, the error holds the tensors of the step that failed.
+    machine.recover(cell.name)
+    return outcomes[0]
+
+
+def run_loop(engine: Engine, cell: Cell, context: VisitContext, *, steps: int | None = None) -> Visit:
+    """Run one prefill and its decode steps (or `steps` of them), with a mark after each that is read after the loop.
+
+    The first token is fetched between the two, as a user's would be; the loop itself never waits. Memory, energy and
+    warm-up are added by `visit`.
+    """
+    machine, clock = context.machine, context.machine.clock
+    decode_steps = cell.decode_steps if steps is None else steps
+    if engine.whole_calls:
+        return _run_whole(engine, cell, context, steps=decode_steps)
+    prompts = context.prompts.of(cell) if cell.prompt_len else None
+    engine.announce(cell, decode_steps)
+    clock.synchronize()
+    at_unix_s, faults_before = machine.unix_s(), page_faults()
+    start_s = machine.now_s()
+    marks, ttft_s = [], None
+    if prompts is None:
+        state = engine.fill(cell.batch_size, cell.context_len, cell.slots)
+    else:
+        ids = prompts.to(machine.device)
+        marks.append(clock.mark())
+        state = engine.prefill(ids, cell.slots)
+        marks.append(clock.mark())
+        state.token_B1.cpu()
+        ttft_s = machine.now_s() - start_s
+    clock.synchronize()
+    machine.source.counters()  # their interval starts here
+    faults_between = page_faults()
+    loop_start_s = machine.now_s()
+    loop_marks = [clock.mark()]
+    for _ in range(decode_steps):
+        state = engine.decode(state)
+        loop_marks.append(clock.mark())
+        if machine.now_s() > context.deadline_s:
+            raise OutOfTimeError
+        if machine.now_s() > context.hurry_s and len(loop_marks) > _LEAST_STEPS:
+            break
+    issued_s = machine.now_s()
+    clock.synchronize()
+    end_s = machine.now_s()
+    counters = machine.source.counters()
+    return Visit(
+        cell=cell,
+        round=0,
+        warm_up_s=(),
+        peak_memory_bytes=None,
+        at_unix_s=at_unix_s,
+        prefill_s=clock.seconds(marks)[0] if marks else None,
+        ttft_s=ttft_s,
+        decode_s=tuple(clock.seconds(loop_marks)),
+        loop_s=end_s - loop_start_s,
+        issue_s=issued_s - loop_start_s,
+        wall_s=end_s - start_s,
+        prefill_faults=faults_between - faults_before,
+        decode_faults=page_faults() - faults_between,
+        decode_counters=counters,
+    )
+
+
+def follow(
+    engine: Engine, cell: Cell, steps: int | None, context: VisitContext
+) -> tuple[float | None, tuple[float, ...]]:
+    """Run what rank 0 announced, as rank 0 does; return the seconds of the prefill, and of each decode step."""
+    with torch.inference_mode(), no_gc():
+        if steps is None:
+            return next(_prefills(engine, cell, context))[0], ()
+        loop = run_loop(engine, cell, context, steps=steps)
+    return loop.prefill_s, loop.decode_s
+
+
+def _run_whole(engine: Engine, cell: Cell, context: VisitContext, *, steps: int) -> Visit:
+    """One prefill and its decode steps, for an engine that runs both in one call."""
+    machine, clock = context.machine, context.machine.clock
+    prompts = context.prompts.of(cell)
+    marks: list[Any] = []
+    token_readings: list[tuple[float, int]] = []
+
+    def mark() -> None:
+        marks.append(clock.mark())
+        token_readings.append((machine.now_s(), page_faults()))
+
+    clock.synchronize()
+    at_unix_s, start_s, faults_before = machine.unix_s(), machine.now_s(), page_faults()
+    engine.call(prompts.to(machine.device), 1 + steps, mark)
+    issued_s = machine.now_s()
+    clock.synchronize()
+    end_s, (first_s, faults_between) = machine.now_s(), token_readings[1]
+    prefill_s, *decode_s = clock.seconds(marks)
+    return Visit(
+        cell=cell,
+        round=0,
+        warm_up_s=(),
+        peak_memory_bytes=None,
+        at_unix_s=at_unix_s,
+        prefill_s=prefill_s,
+        ttft_s=first_s - start_s,
+        decode_s=tuple(decode_s),
+        loop_s=end_s - first_s,
+        issue_s=issued_s - first_s,
+        wall_s=end_s - start_s,
+        prefill_faults=faults_between - faults_before,
+        decode_faults=page_faults() - faults_between,
+        scheduled=engine.scheduled,
+        cache_used_bytes=engine.cache_used_bytes,
+    )
+
+
+def refuse_impossible_times(times_s: Iterable[float]) -> None:
+    """Raise RuntimeError for a duration that no step can have: the clock went back, or gave no number."""
+    for value in times_s:
+        if not (math.isfinite(value) and value > 0):
+            raise RuntimeError(f"the clock gave a step of {value:g} s")
+
+
+def _gap(cell: Cell, error: Exception, machine: Machine) -> Gap:
+    text = str(error).lower()
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(words in text for words in _NO_MEMORY):
+        return Gap(cell, "oom", "out of memory" + _fragmentation(text, machine))
+    if isinstance(error, RoofscopeError):
+        return Gap(cell, "oom" if isinstance(error, NoRoomError) else "failed", str(error))
+    return Gap(cell, "failed", describe_error(error))
+
+
+def _fragmentation(text: str, machine: Machine) -> str:
+    """How much memory was free, but in pieces, when a step ran out of memory; empty if too little was free.
+
+    Called while the step's tensors are still held. torch reports how much it tried to allocate
+    (CUDACachingAllocator.cpp), rounded to hundredths of its unit.
+    """
+    match = _REQUESTED.search(text)
+    if not machine.is_cuda or match is None:
+        return ""
+    requested_bytes, free_bytes = float(match[1]) * _UNITS[match[2]], machine.available_bytes()
+    if free_bytes < 1.01 * requested_bytes:
+        return ""
+    return (
+        f": {scaled(free_bytes, 'B')} were free, in pieces too small for the {scaled(requested_bytes, 'B')} requested;"
+        " set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, which joins them"
+    )
+
+
+def _prefills(engine: Engine, cell: Cell, context: VisitContext) -> Iterator[tuple[float, float]]:
+    """Yield the seconds of consecutive prefills of this cell, each with its time to first token as a user sees it."""
+    if not cell.prompt_len:
+        return
+    machine, clock = context.machine, context.machine.clock
+    prompts = context.prompts.of(cell)
+    while True:
+        engine.announce(cell, None)
+        clock.synchronize()
+        marks: list[Any] = []
+        mark = partial(_mark, clock, marks)
+        start_s = machine.now_s()
+        ids = prompts.to(machine.device)
+        if engine.whole_calls:
+            engine.call(ids, 1, mark).cpu()
+        else:
+            mark()
+            token_B1 = engine.prefill(ids, cell.slots).token_B1  # noqa: N806 -- the state holds a whole cache
+            mark()
+            token_B1.cpu()
+        ttft_s = machine.now_s() - start_s
+        clock.synchronize()
+        yield clock.seconds(marks)[0], ttft_s
+
+
+def _mark(clock: Clock, marks: list[Any]) -> None:
+    marks.append(clock.mark())
+
+
+def _warm_prefill(prefills: Iterator[tuple[float, float]], most_s: float) -> list[float]:
+    """Prefills of a new shape until two in a row agree, or `most_s`; the first ones pick kernels and take memory."""
+    times: list[float] = []
+    for seconds, _ in prefills:
+        times.append(seconds)
+        is_steady = len(times) > 1 and abs(times[-1] / times[-2] - 1) <= _STEADY
+        if is_steady or len(times) == _MOST_WARM_UPS or sum(times) > most_s:
+            break
+    return times

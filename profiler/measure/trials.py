@@ -28,8 +28,8 @@ from profiler.loading.load import load
 from profiler.loading.request import LoadedModel, ModelRequest
 from profiler.measure.short_model import Pattern, pattern_of, shortened, stack_of
 from profiler.measure.subject import Subject
+from profiler.measure.sweep import refuse_impossible_times
 from profiler.measure.variants import Variant, variants_of
-from profiler.measure.visit import refuse_impossible_times
 from profiler.patching import patched
 from profiler.quant.storage import model_storage_bytes
 from profiler.roofs.host_dispatch import torch_threads

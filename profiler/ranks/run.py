@@ -29,9 +29,9 @@ from profiler.grid.cells import Cell
 from profiler.loading.meta_model import plan, quiet_libraries
 from profiler.loading.request import dtype_name
 from profiler.measure.dispatch import measure_dispatch
+from profiler.measure.rounds import Plan
 from profiler.measure.subject import Subject, execution_paths
-from profiler.measure.sweep import Plan, sweep
-from profiler.measure.visit import VisitContext, follow
+from profiler.measure.sweep import VisitContext, follow, sweep
 from profiler.ranks.process_group import ProcessGroup, in_common_s, silent
 from profiler.ranks.share import Share, load_share
 from profiler.roofs.measure import measure

@@ -19,7 +19,7 @@ from profiler.grid.cells import PHASES, Cell, CellKey
 from profiler.loading.device_map import planned_weight_bytes, room_here_bytes
 from profiler.loading.meta_model import plan, quiet_libraries
 from profiler.loading.request import dtype_name
-from profiler.measure.sweep import USUAL_ATTAINED
+from profiler.measure.rounds import USUAL_ATTAINED
 from profiler.options import one_of
 from profiler.run.budget import SWEEP_SHARE
 from profiler.run.options import Options

@@ -22,8 +22,8 @@ from profiler.facts.visits import Gap, Visit
 from profiler.fallbacks import Fallback, reported_fallbacks
 from profiler.grid.cells import Cell
 from profiler.loading.meta_model import quiet_libraries
-from profiler.measure.sweep import Plan, Progress, expected_sweep_s, sweep
-from profiler.measure.visit import warm_up
+from profiler.measure.rounds import Plan, Progress, expected_sweep_s
+from profiler.measure.sweep import sweep, warm_up
 from profiler.report.progress import QuietListener
 from profiler.roofs.drift_probe import DriftProbe
 from profiler.run.budget import RunBudget, RunPart

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from profiler.device.machine import Machine
 from profiler.errors import describe_error, tolerate_errors
-from profiler.measure.sweep import Progress
+from profiler.measure.rounds import Progress
 from profiler.store.document import Missing
 from profiler.units import clock_time
 

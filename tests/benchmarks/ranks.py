@@ -31,7 +31,7 @@ from profiler.engines.transformers import EagerEngine
 from profiler.facts.step import ExecutionPath, Step
 from profiler.grid.cells import Cell, CellKey
 from profiler.loading.meta_model import quiet_libraries
-from profiler.measure.visit import follow
+from profiler.measure.sweep import follow
 from profiler.ranks.process_group import ProcessGroup
 from profiler.ranks.run import Ranks, RankTiming, middle, own_work, rank_shares
 from profiler.run.options import Options

@@ -20,8 +20,8 @@ from profiler.facts.visits import Visit
 from profiler.grid.cells import Cell
 from profiler.grid.ranges import make_grid
 from profiler.loading.prompts import Prompts
-from profiler.measure.sweep import Plan
-from profiler.measure.visit import VisitContext
+from profiler.measure.rounds import Plan
+from profiler.measure.sweep import VisitContext
 from profiler.store.folder import read_document, read_gathered
 
 REFERENCE = Path(__file__).parents[2] / "runs" / "reference" / "smollm2-135m-2-cores"
@@ -59,7 +59,7 @@ def test_open_cells_are_visited_in_rounds_after_those_of_the_sweep(monkeypatch: 
 
     still_open = iter([list(known), list(known), []])
     monkeypatch.setattr(rerun, "sweep", swept)
-    monkeypatch.setattr(rerun, "visit_safely", visited)
+    monkeypatch.setattr(rerun, "visit", visited)
     monkeypatch.setattr(rerun, "open_cells", lambda *args: next(still_open))
     machine, own_bytes = SimpleNamespace(now_s=lambda: 0.0), {"eager": 264_000_000}
     plan = Plan(make_grid([64], [1], 8), 1e9)

@@ -19,7 +19,7 @@ from profiler.facts.visits import Gap, Visit
 from profiler.grid.cells import Cell
 from profiler.judge.breakdown import TERMS
 from profiler.loading.prompts import Prompts
-from profiler.measure.visit import VisitContext, visit_safely
+from profiler.measure.sweep import VisitContext, visit
 from profiler.run.judge_folder import judge_folder
 from profiler.run.options import Options
 from profiler.run.validate import prepare
@@ -184,7 +184,7 @@ def test_a_full_cache_preempts_and_the_cell_has_no_number(engine: VllmEngine) ->
         NoRoomError, match=r"preempted: \d of 9 sequences, from decode step 12 on.*tokens were recomputed"
     ):
         call(engine, 9, 500, 20)
-    gap = visit_safely(engine, Cell(9, 500, 20, engine="vllm"), 0, VisitContext(HOST, Prompts(VOCAB)))
+    gap = visit(engine, Cell(9, 500, 20, engine="vllm"), 0, VisitContext(HOST, Prompts(VOCAB)))
     assert isinstance(gap, Gap)
     assert gap.status == "oom"
     assert "preempted" in gap.reason
@@ -201,10 +201,10 @@ def test_iterations_add_up_to_the_wall_time_of_the_call(engine: VllmEngine) -> N
     """A machine that stops between two marks may disturb one visit, not three."""
     shares = []
     for number in range(3):
-        visit = visit_safely(engine, Cell(4, 256, 64, engine="vllm"), number, VisitContext(HOST, Prompts(VOCAB)))
-        assert isinstance(visit, Visit)
-        assert visit.prefill_s is not None
-        shares.append((visit.prefill_s + sum(visit.decode_s)) / visit.wall_s)
+        timed = visit(engine, Cell(4, 256, 64, engine="vllm"), number, VisitContext(HOST, Prompts(VOCAB)))
+        assert isinstance(timed, Visit)
+        assert timed.prefill_s is not None
+        shares.append((timed.prefill_s + sum(timed.decode_s)) / timed.wall_s)
         if shares[-1] > 0.97:
             break
     assert 0.97 < max(shares) <= 1.0, shares

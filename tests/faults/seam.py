@@ -268,7 +268,7 @@ class Seam:
     def _tracking(self) -> Iterator[tuple[Any, str, Any]]:
         """Track the stage of the run and the visited cell."""
         begin, sweep = Stages.begin, importlib.import_module("profiler.measure.sweep")
-        visit = sweep.visit_safely
+        visit = sweep.visit
 
         @wraps(begin)
         def begun(stages: Stages, name: str, text: str = "") -> None:
@@ -284,7 +284,7 @@ class Seam:
                 self._cell = ""
 
         yield Stages, "begin", begun
-        yield sweep, "visit_safely", visited
+        yield sweep, "visit", visited
 
 
 class _File:

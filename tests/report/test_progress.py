@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from profiler.grid.cells import Cell
-from profiler.measure.sweep import Progress
+from profiler.measure.rounds import Progress
 from profiler.report.progress import LineListener, QuietListener, make_listener
 
 

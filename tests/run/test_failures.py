@@ -18,7 +18,7 @@ from profiler.facts.visits import Gap
 from profiler.grid.cells import Cell
 from profiler.loading.prompts import Prompts
 from profiler.measure import trials
-from profiler.measure.visit import VisitContext, visit_safely, warm_up
+from profiler.measure.sweep import VisitContext, visit, warm_up
 from profiler.ranks.process_group import ProcessGroup
 from profiler.report.progress import QuietListener
 from profiler.run.stages import Stages
@@ -47,7 +47,7 @@ class Hears(QuietListener):
 
 
 def visited(error: BaseException) -> Any:
-    return visit_safely(Failing(error), CELL, 0, VisitContext(HOST, Prompts(64)))  # type: ignore[arg-type]
+    return visit(Failing(error), CELL, 0, VisitContext(HOST, Prompts(64)))  # type: ignore[arg-type]
 
 
 def no_memory() -> BaseException:

@@ -22,7 +22,7 @@ from profiler.device.clock import CudaClock
 from profiler.engines.transformers import EagerEngine
 from profiler.grid.cells import Cell
 from profiler.judge import demand as parts
-from profiler.measure import kernels, visit
+from profiler.measure import kernels, sweep
 from profiler.measure.subject import Subject
 
 from . import test_hosts as hosts
@@ -78,7 +78,7 @@ def hidden_dispatch() -> Planted:
 
 def timed_warm_up() -> Planted:
     """A first prefill runs between the marks of the timed one."""
-    right = visit.run_loop
+    right = sweep.run_loop
 
     class Cold:
         def __init__(self, engine: Any) -> None:
@@ -91,7 +91,7 @@ def timed_warm_up() -> Planted:
             self._engine.prefill(*args)
             return self._engine.prefill(*args)
 
-    return mock.patch.object(visit, "run_loop", lambda engine, *args, **more: right(Cold(engine), *args, **more))
+    return mock.patch.object(sweep, "run_loop", lambda engine, *args, **more: right(Cold(engine), *args, **more))
 
 
 def first_capture_stream() -> Planted:

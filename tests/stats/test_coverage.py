@@ -139,7 +139,7 @@ def with_stopping(name: str, cells: int, seed: int, monkeypatch: pytest.MonkeyPa
     A slow wave lasts twice the least rounds of a cell; otherwise the true time would change.
     """
     world = World(name, cells, 2 * cells * LEAST_VISITS, seed)
-    monkeypatch.setattr(sweep, "visit_safely", lambda engine, cell, number, bench: world.visit(cell, number))
+    monkeypatch.setattr(sweep, "visit", lambda engine, cell, number, bench: world.visit(cell, number))
     visits: dict[Cell, list[Visit]] = {}
     machine = cast(Machine, SimpleNamespace(now_s=lambda: world.now_s))
     plan = sweep.Plan(world.grid, ROUNDS * cells)

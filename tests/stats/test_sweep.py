@@ -21,8 +21,8 @@ from profiler.facts.visits import Gap, Visit, steady
 from profiler.grid.cells import Cell
 from profiler.grid.ranges import make_grid
 from profiler.loading.prompts import Prompts
-from profiler.measure.sweep import Plan, sweep
-from profiler.measure.visit import VisitContext, visit_safely, warm_up
+from profiler.measure.rounds import Plan
+from profiler.measure.sweep import VisitContext, sweep, visit, warm_up
 from profiler.stats import LEAST_SAMPLES, timing_of
 
 
@@ -160,7 +160,7 @@ def test_what_the_budget_has_no_time_for_is_not_begun(budget_s: float, monkeypat
         now_s[0] += took_s
         return Visit(cell, number, took_s / 2, (took_s / 10,) * 5, took_s, (), None, 0.0)
 
-    monkeypatch.setattr("profiler.measure.sweep.visit_safely", visited)
+    monkeypatch.setattr("profiler.measure.sweep.visit", visited)
     machine: Any = SimpleNamespace(now_s=lambda: now_s[0])
     plan = Plan(make_grid([4, 8, 16], [1, 2], 6), budget_s)
     found = [outcome.cell for outcome in sweep({"eager": None}, plan, machine=machine, prompts=Prompts(32))]  # type: ignore[dict-item]
@@ -272,7 +272,7 @@ def plain_loop(model: Any) -> dict[str, float]:
 
 def test_a_first_visit_that_is_late_has_fewer_steps() -> None:
     late, in_time = (
-        visit_safely(FakeEngine(), Cell(1, 4, 24), 0, VisitContext(HOST, Prompts(32), hurry_s=hurry_s))
+        visit(FakeEngine(), Cell(1, 4, 24), 0, VisitContext(HOST, Prompts(32), hurry_s=hurry_s))
         for hurry_s in (0.0, math.inf)
     )
     assert isinstance(late, Visit)

@@ -30,7 +30,8 @@ from profiler.facts.visits import Gap, Visit
 from profiler.grid.cells import Cell, Grid
 from profiler.grid.ranges import make_grid
 from profiler.loading.prompts import Prompts
-from profiler.measure.sweep import Plan, sweep
+from profiler.measure.rounds import Plan
+from profiler.measure.sweep import sweep
 from profiler.report.progress import QuietListener
 from profiler.store.folder import read_document, read_run
 from profiler.store.samples import read_facts_of, read_records

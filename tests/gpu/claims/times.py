@@ -14,8 +14,8 @@ from profiler.facts.visits import Gap, Visit
 from profiler.grid.cells import Cell
 from profiler.judge.breakdown import TERMS
 from profiler.loading.prompts import Prompts
-from profiler.measure.visit import VisitContext as VisitBench
-from profiler.measure.visit import visit_safely, warm_up
+from profiler.measure.sweep import VisitContext as VisitBench
+from profiler.measure.sweep import visit, warm_up
 from profiler.store.folder import Run, read_gathered
 
 from .bench import Attempt, Bench, Check, NotRunError, facts_of, main_run, small_run, within
@@ -60,10 +60,10 @@ def _plain_loop(bench: Bench) -> Iterator[Check]:
 
 def _visit(bench: Bench, cell: Cell, turn: int) -> Visit:
     _, engine, at = bench.once(_eager)
-    visit = visit_safely(engine, cell, turn, at)
-    if isinstance(visit, Gap):
-        raise RuntimeError(visit.reason)
-    return visit
+    timed = visit(engine, cell, turn, at)
+    if isinstance(timed, Gap):
+        raise RuntimeError(timed.reason)
+    return timed
 
 
 def _loop(bench: Bench, model: Any, ids: torch.Tensor) -> tuple[list[float], list[float]]:
