@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 from profiler._version import __version__
 from profiler.cli import compare, count, explore, forecast, inspect, report, run, why
 from profiler.cli.options import EXIT_INTERRUPTED, EXIT_REQUEST
-from profiler.cli.ranks import started_by_torchrun
+from profiler.cli.run import started_by_torchrun
 from profiler.errors import RoofscopeError, describe_error, first_line, is_of_device
 from profiler.units import visible
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 
 from profiler.cli.options import EXIT_INCOMPLETE, EXIT_WRONG, OnDevice, Output, asks
-from profiler.cli.ranks import start_ranks
+from profiler.cli.run import start_ranks
 from profiler.errors import RequestError
 from profiler.options import argument, option
 

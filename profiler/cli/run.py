@@ -1,12 +1,14 @@
-"""The commands that run a model: run and batch-test."""
+"""The commands that run a model (run and batch-test), also as several ranks under torchrun."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +16,6 @@ from typing import TYPE_CHECKING
 import typer
 
 from profiler.cli.options import EXIT_INCOMPLETE, EXIT_INTERRUPTED, LongOutput, Output, Progress, asks
-from profiler.cli.ranks import start_ranks, started_by_torchrun
 from profiler.errors import RankError, RequestError
 from profiler.options import listed, option
 from profiler.run.options import Options
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from profiler.grid.cells import Phase
     from profiler.ranks.process_group import ProcessGroup
     from profiler.report.progress import QuietListener
+    from profiler.run.validate import PreparedRun
     from profiler.store.folder import Run
 
 
@@ -39,50 +41,57 @@ def run(options: Options, interrupted: Resume, progress: Progress, output: LongO
 
     Measures the roofs of the device, and every combination of prompt length and batch size.
     """
-    start_s, folder = time.time(), interrupted.resume
-    group = None
+    start_s, resume, group = time.time(), interrupted.resume, None
+    precisions, devices = listed(options.quant), listed(options.device)
     if options.tp != 1 or started_by_torchrun():
-        group = _group_of(options, folder)
+        group = _group_of(options, resume)
         if group is None:
             return
-    if len(listed(options.quant)) > 1:
-        if folder is not None:
+    if len(precisions) > 1:
+        if resume is not None:
             raise RequestError("--resume finishes one run; pass the folder of one precision, and no --quant.")
-        runs = _run_precisions(options, progress, output)
-    elif len(listed(options.device)) > 1:
-        if folder is not None or group is not None:
+        _run_precisions(options, precisions, progress, output)
+        return
+    if len(devices) > 1:
+        if resume is not None or group is not None:
             raise RequestError("--device with several devices runs one after the other; omit --resume and --tp.")
-        runs = _run_devices(options, progress, output)
-    else:
-        with progress.listener(output) as listener:
-            runs = [_run_one(options, folder, listener, group, start_s)]
-        from profiler.report.sections import run_sections
+        _run_devices(options, devices, progress, output)
+        return
+    with progress.listener(output) as listener:
+        from profiler.run.pipeline import execute
 
-        output.answer(lambda: run_json(runs[0]), lambda: run_sections(runs[0]))
-    _refuse_gaps(runs)
+        prepared = _prepared(options, resume)
+        spent_s = max(0.0, time.time() - start_s)
+        with _naming_what_is_kept(prepared.out, listener):
+            if group is None:
+                measured = execute(prepared, listener, spent_s=spent_s)
+            else:
+                from profiler.ranks.run import execute_ranks
+
+                measured = execute_ranks(prepared, listener, group, spent_s=spent_s)
+    from profiler.report.sections import run_sections
+
+    output.answer(lambda: run_json(measured), lambda: run_sections(measured))
+    _refuse_gaps([measured])
 
 
-def _run_one(
-    options: Options, folder: Path | None, listener: QuietListener, group: ProcessGroup | None, start_s: float
-) -> Run:
-    """Run, or resume the run of `folder`; the command began at `start_s` (Unix time)."""
-    from profiler.run.pipeline import execute
+def _prepared(options: Options, resume: Path | None) -> PreparedRun:
+    """Return the checked request of a new run, or that of the run in `resume`."""
     from profiler.run.validate import prepare, prepare_resume
 
-    prepared = prepare(options) if folder is None else prepare_resume(folder, options)
-    try:
-        spent_s = max(0.0, time.time() - start_s)
-        if group is None:
-            return execute(prepared, listener, spent_s=spent_s)
-        from profiler.ranks.run import execute_ranks
+    return prepare(options) if resume is None else prepare_resume(resume, options)
 
-        return execute_ranks(prepared, listener, group, spent_s=spent_s)
+
+@contextlib.contextmanager
+def _naming_what_is_kept(folder: Path, listener: QuietListener) -> Iterator[None]:
+    """Context manager that names the run folder where a lost rank or Ctrl-C ends the run."""
+    try:
+        yield
     except RankError as error:
-        raise RankError(f"{error}; the measurements are in {prepared.out}.") from error
+        raise RankError(f"{error}; the measurements are in {folder}.") from error
     except KeyboardInterrupt:
         listener.close()
-        words = f"interrupted; the measurements are in {prepared.out}, and --resume {prepared.out} finishes the run"
-        print(words, file=sys.stderr)
+        print(f"interrupted; the measurements are in {folder}, and --resume {folder} finishes the run", file=sys.stderr)
         raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
@@ -92,6 +101,28 @@ def _refuse_gaps(runs: Sequence[Run]) -> None:
         raise typer.Exit(EXIT_INCOMPLETE)
 
 
+def started_by_torchrun() -> bool:
+    """Return whether torchrun started this process, without importing torch, which takes a second."""
+    if "torch" not in sys.modules and not sys.argv[0].endswith("__main__.py"):
+        return False
+    import torch.distributed as dist
+
+    return bool(dist.is_available() and dist.is_torchelastic_launched())
+
+
+def start_ranks(ranks: int) -> bool:
+    """Run this command line again as `ranks` processes of torchrun, and return True; False under torchrun.
+
+    Exits with `EXIT_INCOMPLETE` if a rank fails.
+    """
+    if started_by_torchrun():
+        return False
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    if subprocess.run([*torchrun, "-m", "profiler", *sys.argv[1:]], check=False).returncode:
+        raise typer.Exit(EXIT_INCOMPLETE)
+    return True
+
+
 def _group_of(options: Options, resume: Path | None) -> ProcessGroup | None:
     """Return the process group that this process leads, or None if the run is finished.
 
@@ -99,9 +130,8 @@ def _group_of(options: Options, resume: Path | None) -> ProcessGroup | None:
     do not work with tensor parallelism.
     """
     from profiler.ranks.process_group import ProcessGroup
-    from profiler.run.validate import prepare, prepare_resume
 
-    prepared = prepare(options) if resume is None else prepare_resume(resume, options)
+    prepared = _prepared(options, resume)
     if start_ranks(options.tp):
         return None
     group = ProcessGroup(prepared.request.device.type)
@@ -115,8 +145,7 @@ def _group_of(options: Options, resume: Path | None) -> ProcessGroup | None:
     return None
 
 
-def _run_devices(options: Options, progress: Progress, output: LongOutput) -> list[Run]:
-    devices = listed(options.device)
+def _run_devices(options: Options, devices: list[str], progress: Progress, output: LongOutput) -> None:
     with progress.listener(output) as listener:
         from profiler.run.multi_run import device_healths, run_devices
 
@@ -133,21 +162,21 @@ def _run_devices(options: Options, progress: Progress, output: LongOutput) -> li
 
     health = Section("", [Sentences(health_lines(healths))])
     output.answer(document, lambda: [health, *(section for run in runs for section in run_sections(run))])
-    return runs
+    _refuse_gaps(runs)
 
 
-def _run_precisions(options: Options, progress: Progress, output: LongOutput) -> list[Run]:
+def _run_precisions(options: Options, precisions: list[str], progress: Progress, output: LongOutput) -> None:
     with progress.listener(output) as listener:
         from profiler.run.multi_run import run_precisions
 
-        runs = run_precisions(options, listed(options.quant), listener)
+        runs = run_precisions(options, precisions, listener)
     from profiler.run.precisions import comparison_sections
 
     output.answer(
         lambda: [run_json(run) for run in runs],
         lambda: comparison_sections(runs, [str(run.folder) for run in runs]),
     )
-    return runs
+    _refuse_gaps(runs)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -53,15 +54,15 @@ def measure_dispatch(
     batch_sizes: Sequence[int],
     engines: Sequence[str],
     budget_s: float,
-    on_failure: Callable[[Exception], object] = lambda error: None,
+    guard: Callable[[], AbstractContextManager[None]] = tolerate_errors,
 ) -> list[DispatchSamples]:
     """Return the dispatch time of a prefill and a decode step with each engine; `budget_s` is for each of them.
 
     Batch sizes that are not begun within the time of all are left out, except the first.
 
     It is measured on the hollow twin. Decode steps of a compiling engine are left out: the twin's compiled code would
-    differ from the model's, and take as long to compile. An engine that fails is left out after a call of `on_failure`,
-    as are all engines if the twin cannot be built. Raises DeviceError if the device is lost.
+    differ from the model's, and take as long to compile. `guard` suppresses the errors of an engine that is left out,
+    and of a twin that cannot be built. Raises DeviceError if the device is lost.
 
     On a CPU, a step's weights stream through the caches between its operators, so that Python and the dispatcher run
     cold. A twin that steps by itself is too fast: 6.2 instead of 10.6 ms for SmolLM2-135M on two cores. Each of the
@@ -73,12 +74,12 @@ def measure_dispatch(
     """
     request = loaded.request
     samples: list[DispatchSamples] = []
-    with tolerate_errors(on_failure):
+    with guard():
         twin = load(replace(request, weights="random"), hollow_config(config, request.quant))
         for name in engines:
             if name in ENGINES and (phases := ENGINES[name].eager_phases):
                 engine_class = ENGINES[name] if "decode" in phases else ReusedCache  # like compiled code's
-                with tolerate_errors(on_failure):  # such as a capture, which other engines do not need
+                with guard():  # such as a capture, which other engines do not need
                     bench = _Bench(loaded, twin, engine_class(twin.module, machine), machine, budget_s)
                     samples += [replace(item, engine=name) for item in _engine_samples(bench, batch_sizes, phases)]
     return samples

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -67,7 +68,7 @@ def replay_kernels(
     cells: Sequence[Cell],
     ceilings: Ceilings,
     budget_s: float,
-    on_failure: Callable[[Exception], object] = lambda error: None,
+    guard: Callable[[], AbstractContextManager[None]] = tolerate_errors,
     steps_s: Mapping[CellKey, float] | None = None,
 ) -> Iterator[Replays]:
     """Replay each linear, attention core and bank of experts of each cell in isolation, shape by shape.
@@ -76,7 +77,8 @@ def replay_kernels(
     their linears get the same rows and find as much of their weights in a cache.
 
     `budget_s` is for all replays. A replay that takes longer than the time left, estimated from its step in `steps_s`,
-    is left out. A replay that fails is left out after a call of `on_failure`. Raises DeviceError if the device is lost.
+    is left out. `guard` suppresses the error of a replay that fails, which keeps what it had. Raises DeviceError if the
+    device is lost.
     """
     linears = replayable_linears(subject.work, linear_modules(subject.loaded.module))
     shapes = _keys_by_shape(subject, linears, [key for cell in cells for key in cell.keys], ceilings)
@@ -94,23 +96,20 @@ def replay_kernels(
         keys = [key for users in part for key in users]
         for users in (users for users in part if has_time(users[0], _LINEAR_STEPS[machine.captures])):
             of_linears = partial(_replay_linears, subject, linears, users[0], ceilings, linears_s)
-            yield Replays(tuple(users), _until_failure(of_linears, on_failure))
+            yield Replays(tuple(users), _until_failure(of_linears, guard))
         for key in (key for key in keys if has_time(key, _CALL_STEPS[machine.captures])):
             share_s = calls_s / sum(map(len, shapes.values()))
             of_calls = partial(replay_single_calls, subject, key, ceilings, share_s)
-            yield Replays((key,), _until_failure(of_calls, on_failure))
+            yield Replays((key,), _until_failure(of_calls, guard))
 
 
 def _until_failure(
-    measure: Callable[[], Iterator[Replay]], on_failure: Callable[[Exception], object]
+    measure: Callable[[], Iterator[Replay]], guard: Callable[[], AbstractContextManager[None]]
 ) -> tuple[Replay, ...]:
     """The replays that `measure` yields until it fails."""
     replays: list[Replay] = []
-    failures: list[Exception] = []
-    with tolerate_errors(failures.append):
+    with guard():
         replays.extend(measure())
-    for error in failures:
-        on_failure(error)
     return tuple(replays)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -18,7 +20,7 @@ from profiler.counting.tensor_parallel import walk_rank
 from profiler.data.links import Link
 from profiler.device.contention import ForeignLoad
 from profiler.device.machine import Machine, machine_for
-from profiler.device.telemetry import source_for
+from profiler.device.telemetry import idle_power_w, source_for
 from profiler.engines.base import DecodeState, Engine
 from profiler.engines.transformers import EagerEngine
 from profiler.facts.measurements import RankSteps
@@ -38,7 +40,7 @@ from profiler.roofs.measure import measure
 from profiler.run.document import opening
 from profiler.run.fact_log import open_log
 from profiler.run.measure import Session, explain_cells, measure_options
-from profiler.run.pipeline import budget_of, complete, idle_power, time_cells
+from profiler.run.pipeline import IDLE_POWER, budget_of, keeping_what_was_measured, report, time_cells
 from profiler.run.setup import LOOK, UNSEEN, roof_dtypes
 from profiler.run.stages import Listener, Stages
 from profiler.run.validate import PreparedRun
@@ -224,22 +226,27 @@ def execute_ranks(prepared: PreparedRun, listener: Listener, group: ProcessGroup
     No visit is given up, since the others would wait for the rest of it, and no change is tried. Raises RankError if
     another rank ends or fails; what was measured is kept.
     """
-
-    def measured(session: RankSession) -> None:
-        try:
+    with RunStore(prepared.out, resume=prepared.resumed) as store, quiet_libraries(), reported_fallbacks() as fallbacks:
+        session = _set_up(prepared, store, listener, fallbacks, group, spent_s)
+        with keeping_what_was_measured(session) as ending, _lost_rank_first(group):
             time_cells(session, _patient_sweep)
             _time_shares(session)
             explain_cells(session)
             session.ranks.end()
             measure_options(session, prepared.out)
-        except KeyboardInterrupt:
-            # torchrun ends the other ranks as soon as one is gone, so a lost rank is the reason.
-            if group.lost():
-                raise group.failure() from None
-            raise
+        del session
+        return report(ending, prepared.out)
 
-    with RunStore(prepared.out, resume=prepared.resumed) as store, quiet_libraries(), reported_fallbacks() as fallbacks:
-        return complete(_set_up(prepared, store, listener, fallbacks, group, spent_s), measured)
+
+@contextlib.contextmanager
+def _lost_rank_first(group: ProcessGroup) -> Iterator[None]:
+    """Context manager that raises a lost rank in place of the interrupt: torchrun ends the others when one is gone."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if group.lost():
+            raise group.failure() from None
+        raise
 
 
 def _patient_sweep(engines: Any, plan: Plan, **named: Any) -> Iterator[Visit | Gap]:
@@ -265,11 +272,10 @@ def _set_up(
     """Set up rank 0: the work of its share, roofs measured by all ranks at once, the link, and dispatch."""
     machine = machine_for(group.device, source=source_for(group.device, group.helper_pids))
     prepared = replace(prepared, request=replace(prepared.request, device=group.device))
-    stages, grid, foreign = Stages(listener, machine), prepared.grid, None
-    budget = budget_of(replace(prepared, whole=True), machine, spent_s)
-    idle_w = idle_power(stages)
-    with stages.optional(LOOK, UNSEEN):
-        foreign = ForeignLoad(group.helper_pids)
+    budget, grid = budget_of(replace(prepared, whole=True), machine, spent_s), prepared.grid
+    stages = Stages(listener, machine, left_s=budget.to_end_s)
+    idle_w = stages.tried(*IDLE_POWER, partial(idle_power_w, machine.source))
+    foreign = stages.tried(LOOK, UNSEEN, partial(ForeignLoad, group.helper_pids))
     stages.begin("loading", f"loading {prepared.request.source.name} over {group.size} ranks")
     ranks = Ranks(prepared, group, machine)
     stages.begin("roofs", "measuring the roofs of all ranks at once, and the link between them")

@@ -63,6 +63,7 @@ class RunBudget:
         self._effort = effort
         self._start_s = machine.now_s() - spent_s
         self._excluded_s = 0.0
+        self._is_known = not whole
         shares = {
             RunPart.ROOFS: effort.roofs_again_share,
             RunPart.REPLAYS: effort.gpu_replays_share if machine.is_cuda else effort.replays_share,
@@ -99,6 +100,10 @@ class RunBudget:
         """Total budget of the further runs of the same command, in seconds."""
         return self._further_runs * self.total_s
 
+    def to_end_s(self) -> float | None:
+        """Return the seconds to the end of the command; None until those of a whole grid can be estimated."""
+        return self.left_s + self.further_s if self._is_known else None
+
     @property
     def sweep_s(self) -> float:
         """Seconds that the visits of cells may take from now on: what the later parts leave, and at least half.
@@ -116,6 +121,7 @@ class RunBudget:
 
     def extend(self, sweep_s: float) -> None:
         """For a whole grid, extend the budget so that visits taking `sweep_s` from now on fit in."""
+        self._is_known = True
         if self.whole:
             shares = min(_MOST_AFTER_SWEEP, sum(self._shares.values()))
             self.total_s = max(self.total_s, (self.elapsed_s + sweep_s) / (1 - shares))

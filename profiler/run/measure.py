@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from profiler import effort
 from profiler.device.contention import Neighbours
+from profiler.errors import describe_error
 from profiler.facts.measurements import PackedBatches, Replays
 from profiler.facts.visits import Gap, Visit
 from profiler.fallbacks import Fallback
@@ -57,8 +59,8 @@ _LEVERS_LEAST_S = 4.0
 _DENSE_SHARE = 0.2
 _DENSE_MEMORY_SHARE = 0.3
 
-_REPLAYS, _NO_REPLAYS = "the replays of kernels", "time lost in kernels that have none is unexplained"
-_NOT_SEARCHED = "its cause is unknown"
+_REPLAYS = "the replays of kernels", "time lost in kernels that have none is unexplained"
+_SEARCH = "the search for unexplained time", "its cause is unknown"
 
 _TRACED_STEPS = 3
 """Times that a trace runs the steps of a cell."""
@@ -90,7 +92,11 @@ class Session:
 
 def explain_cells(session: Session) -> None:
     """Measure what splits the times of cells: the roofs once more, kernels in isolation, and parts of `generate`."""
-    _remeasure_roofs(session)
+    session.stages.begin("roofs", "measuring the roofs again")
+    if roof_s := min(session.budget.part_s(RunPart.ROOFS) / _ROOFS, effort.STANDARD.roofs_again_s):
+        with session.stages.optional("the second measurement of the roofs", "cells are judged by the first"):
+            ceilings, dtype = session.ledger.facts.ceilings, dtype_name(session.subject.request.dtype)
+            session.ledger.add(remeasure_roofs(session.subject.machine, ceilings, dtype, roof_s))
     if session.subject.loaded.offloaded:
         return
     visited, engines = session.ledger.gathered.visits, session.subject.engines
@@ -123,21 +129,10 @@ def try_changes(session: Session) -> None:
     del session.fallbacks[count:]  # those of formats and engines that are only tried
 
 
-def _remeasure_roofs(session: Session) -> None:
-    session.stages.begin("roofs", "measuring the roofs again")
-    roof_s = min(session.budget.part_s(RunPart.ROOFS) / _ROOFS, effort.STANDARD.roofs_again_s)
-    if not roof_s:
-        return
-    subject, ceilings = session.subject, session.ledger.facts.ceilings
-    with session.stages.optional("the second measurement of the roofs", "cells are judged by the first"):
-        dtype = dtype_name(subject.request.dtype)
-        session.ledger.add(remeasure_roofs(subject.machine, ceilings, dtype, roof_s))
-
-
 def _replay(session: Session, measured: list[Cell]) -> None:
     session.stages.begin("replays", "replaying each cell's kernels in isolation")
     _complete_dispatch(session, measured)
-    with session.stages.optional(_REPLAYS, _NO_REPLAYS):
+    with session.stages.optional(*_REPLAYS):
         session.ledger.extend(_replayed(session, measured, 1.0))
         for _ in range(_MOST_REPEATS):
             _repeat_parts(session, measured)
@@ -148,13 +143,11 @@ def _replay(session: Session, measured: list[Cell]) -> None:
 def _complete_dispatch(session: Session, measured: list[Cell]) -> None:
     """Measure dispatch at batch sizes of measured cells for which no time was left before the sweep."""
     known = session.ledger.gathered.dispatch
-    missing: dict[str, set[int]] = {}
-    for cell in measured:
-        begun = any((engine, phase) == (cell.engine, "decode") for engine, phase, _ in known)
-        if begun and (cell.engine, "decode", cell.batch_size) not in known:
-            missing.setdefault(cell.engine, set()).add(cell.batch_size)
-    for engine, sizes in missing.items():
-        _measure_dispatch(session, sizes, {engine})
+    for name in session.subject.engines:
+        begun = {batch for engine, phase, batch in known if (engine, phase) == (name, "decode")}
+        missing = {cell.batch_size for cell in measured if cell.engine == name} - begun
+        if begun and missing:
+            _measure_dispatch(session, missing, {name})
 
 
 def _measure_dispatch(session: Session, batch_sizes: set[int], engines: set[str]) -> None:
@@ -175,13 +168,10 @@ def _replay_between(session: Session, measured: list[Cell]) -> None:
 
 def _replayed(session: Session, cells: list[Cell], share: float) -> Iterator[Replays]:
     """Replays of these cells' kernels, in this share of the replays' time."""
-
-    def on_failure(error: Exception) -> None:
-        session.stages.failed(_REPLAYS, error, _NO_REPLAYS)
-
     steps_s = {} if session.budget.whole else _latencies_s(session.ledger)
     budget_s, ceilings = share * session.budget.part_s(RunPart.REPLAYS), session.ledger.facts.ceilings
-    return replay_kernels(session.subject, cells, ceilings, budget_s, on_failure, steps_s)
+    guard = partial(session.stages.optional, *_REPLAYS)
+    return replay_kernels(session.subject, cells, ceilings, budget_s, guard, steps_s)
 
 
 def _repeat_parts(session: Session, measured: list[Cell]) -> None:
@@ -211,7 +201,7 @@ def _try_levers(session: Session) -> None:
     budget_s -= session.subject.machine.now_s() - start_s
 
     def on_failure(form: str, error: Exception) -> None:
-        session.stages.failed(f"trying {form}", error, "this change has no trial")
+        session.stages.miss(f"trying {form}", describe_error(error), "this change has no trial")
 
     with session.stages.optional("trying changes", "changes that have no trial are computed only"):
         trials, ceilings = session.ledger.gathered.trials, session.ledger.facts.ceilings
@@ -243,9 +233,7 @@ def _compare_with_dense(session: Session, budget_s: float) -> None:
 def _search_unexplained(session: Session) -> None:
     """Hook the cells with much unexplained time, the worst of them in any case."""
     ledger, stages, machine = session.ledger, session.stages, session.subject.machine
-    unexplained: Sequence[CellKey] = ()
-    with stages.optional("the search for unexplained time", _NOT_SEARCHED):
-        unexplained = judge_run(ledger.facts).unexplained
+    unexplained = stages.tried(*_SEARCH, lambda: judge_run(ledger.facts).unexplained) or ()
     deadline_s = machine.now_s() + session.budget.part_s(RunPart.UNEXPLAINED)
     steps_s = {} if session.budget.whole else _latencies_s(ledger)
     for number, key in enumerate(unexplained):
@@ -254,7 +242,7 @@ def _search_unexplained(session: Session) -> None:
         has_time = key not in steps_s or machine.now_s() + _HOOKED_STEPS * steps_s[key] <= deadline_s
         if has_time and key not in ledger.gathered.hooked:
             stages.begin("unexplained", f"searching for unexplained time in {key.name}")
-            with stages.optional("the search for unexplained time", _NOT_SEARCHED):
+            with stages.optional(*_SEARCH):
                 hooked_keys = hook_cell(session.subject, key.cell)
                 ledger.extend(hooked for hooked in hooked_keys if hooked.key in unexplained)
 

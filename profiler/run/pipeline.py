@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from traceback import clear_frames
-from typing import Any, TypeVar
+from typing import Any
 
 from profiler import effort
 from profiler.device.contention import Neighbours
@@ -15,17 +16,13 @@ from profiler.device.machine import Machine, machine_for
 from profiler.device.telemetry import Watch, idle_power_w
 from profiler.engines.registry import ENGINES
 from profiler.errors import DeviceError
-from profiler.facts.contention import Contention
 from profiler.facts.measurements import Readings
-from profiler.facts.roofs import swing
 from profiler.facts.visits import Gap, Visit
 from profiler.fallbacks import Fallback, reported_fallbacks
-from profiler.grid.cells import Cell
 from profiler.loading.meta_model import quiet_libraries
 from profiler.measure.rounds import Plan, Progress, expected_sweep_s
 from profiler.measure.sweep import sweep, warm_up
 from profiler.report.progress import QuietListener
-from profiler.roofs.drift_probe import DriftProbe
 from profiler.run.budget import RunBudget, RunPart
 from profiler.run.document import closing, opening
 from profiler.run.fact_log import open_log
@@ -40,7 +37,15 @@ from profiler.run.measure import (
     try_changes,
 )
 from profiler.run.options import Options, check_options
-from profiler.run.setup import LOOK, UNSEEN, load_subject, measure_foundation, other_bytes, wait_for_neighbours
+from profiler.run.setup import (
+    LOOK,
+    UNSEEN,
+    MachineChecks,
+    load_subject,
+    measure_foundation,
+    other_bytes,
+    wait_for_neighbours,
+)
 from profiler.run.stages import Listener, Stages
 from profiler.run.validate import PreparedRun, prepare
 from profiler.store.document import RunDocument
@@ -48,13 +53,10 @@ from profiler.store.folder import Run
 from profiler.store.writer import RunStore, write_document
 from profiler.units import several
 
-OneSession = TypeVar("OneSession", bound=Session)
-
-_TABLE, _NO_TABLE = "the table of cells during the sweep", "it is written at the end of the run"
+IDLE_POWER = "reading the idle device's power", "its idle power is unknown"
+_TABLE = "the table of cells during the sweep", "it is written at the end of the run"
 _LATE_SHARE = 0.1
 """A visit may exceed the budget by this share before it is given up."""
-_CHECK_EVERY_S = 2.0
-"""Time between checks of the machine, each of which takes a quarter of a second on a CPU."""
 
 
 def profile(model: str | None = None, *, listener: Listener | None = None, **options: Any) -> Run:
@@ -79,41 +81,51 @@ def execute(
     `visits` decides the order of visits. `spent_s` of the budget elapsed before; `further_runs` of the same command
     follow.
     """
-
-    def measured(session: Session) -> None:
-        time_cells(session, visits)
-        explain_cells(session)
-        try_changes(session)
-        measure_options(session, prepared.out)
-
     with RunStore(prepared.out, resume=prepared.resumed) as store, quiet_libraries(), reported_fallbacks() as fallbacks:
-        return complete(set_up(prepared, store, listener, fallbacks, spent_s, further_runs), measured)
+        session = set_up(prepared, store, listener, fallbacks, spent_s, further_runs)  # 1. count, 2. measure
+        with keeping_what_was_measured(session) as ending:
+            time_cells(session, visits)  # 3. time
+            explain_cells(session)
+            try_changes(session)  # 5. try
+            measure_options(session, prepared.out)
+        del session  # judging needs the memory of its model
+        return report(ending, prepared.out)  # 4. split
 
 
-def complete(session: OneSession, measured: Callable[[OneSession], None]) -> Run:
-    """Let `measured` fill the session's log, then judge and report, also if it is interrupted.
+@dataclass
+class Ending:
+    """How the measuring of a run ended."""
 
-    It is given the only reference to the session, whose model's memory judging needs.
-    """
-    folder, stages = session.prepared.out, session.stages
-    ended: KeyboardInterrupt | DeviceError | None = None
+    document: RunDocument
+    stages: Stages
+    error: KeyboardInterrupt | DeviceError | None = None
+
+
+@contextmanager
+def keeping_what_was_measured(session: Session) -> Iterator[Ending]:
+    """Context manager of the measuring, which Ctrl-C or a lost device ends; what was measured is in run.json then."""
+    ending = Ending(session.document, session.stages)
     try:
-        measured(session)
+        yield ending
     except (DeviceError, KeyboardInterrupt) as error:
-        ended = error
-    if not isinstance(ended, DeviceError):
+        ending.error = error
+    if not isinstance(ending.error, DeviceError):
         forecast_missing_cells(session)
-    document = closing(session.document, session.subject, stages, ended)
-    document = replace(document, fallbacks=tuple(session.fallbacks))
-    write_document(folder, document)
-    del session
-    if ended:
-        clear_frames(ended.__traceback__)  # the traceback's frames hold it as well
-    run = judge_folder(folder, finished=ended is None)
-    if not isinstance(ended, DeviceError) or ended.time_to_report:
-        run = _report(run, document, stages)
-    if ended:
-        raise ended
+    document = closing(session.document, session.subject, session.stages, ending.error)
+    ending.document = replace(document, fallbacks=tuple(session.fallbacks))
+    write_document(session.prepared.out, ending.document)
+
+
+def report(ending: Ending, folder: Path) -> Run:
+    """Judge what was measured and write the reports, then raise what ended the measuring."""
+    error, document = ending.error, ending.document
+    if error:
+        clear_frames(error.__traceback__)  # they hold the session, whose model's memory judging needs
+    run = judge_folder(folder, finished=error is None)
+    if not isinstance(error, DeviceError) or error.time_to_report:
+        run = _write_reports(run, document, ending.stages)
+    if error:
+        raise error
     return run
 
 
@@ -130,30 +142,16 @@ def set_up(
     `fallbacks` grows while the libraries work.
     """
     machine = machine_for(prepared.request.device)
-    stages = Stages(listener, machine, spent_s)
     budget = budget_of(prepared, machine, spent_s, further_runs)
-    neighbours = None
-    contention: list[Contention] = []
-    idle_w = idle_power(stages)
-    with stages.optional(LOOK, UNSEEN):
-        neighbours = Neighbours()
-    if not prepared.whole:
-        stages.left_s = lambda: budget.left_s + budget.further_s
+    stages = Stages(listener, machine, spent_s, budget.to_end_s)
+    idle_w = stages.tried(*IDLE_POWER, partial(idle_power_w, machine.source))
+    neighbours = stages.tried(LOOK, UNSEEN, Neighbours)
     subject = load_subject(prepared, stages, budget)
-    if neighbours is not None:
-        with stages.optional(LOOK, UNSEEN):
-            contention = wait_for_neighbours(neighbours, stages, budget)
+    contention = neighbours and stages.tried(LOOK, UNSEEN, partial(wait_for_neighbours, neighbours, stages, budget))
     ceilings, dispatch = measure_foundation(prepared, subject, stages, budget, busy=bool(contention))
     document = opening(prepared, subject, ceilings, dispatch, stages, idle_power_w=idle_w)
-    ledger = open_log(prepared, store, document, subject, [ceilings, *dispatch, *contention])
+    ledger = open_log(prepared, store, document, subject, [ceilings, *dispatch, *(contention or ())])
     return Session(prepared, subject, document, ledger, stages, budget, neighbours, fallbacks)
-
-
-def idle_power(stages: Stages) -> float | None:
-    """Return the watts of the idle device; None if they cannot be read."""
-    with stages.optional("reading the idle device's power", "its idle power is unknown"):
-        return idle_power_w(stages.machine.source)
-    return None
 
 
 def budget_of(prepared: PreparedRun, machine: Machine, spent_s: float, further_runs: int = 0) -> RunBudget:
@@ -179,25 +177,24 @@ def time_cells(session: Session, visits: Sweep) -> None:
     """Time the cells in repeated visits, and watch the device's telemetry, its own speed and other processes."""
     subject, ledger, stages, budget = session.subject, session.ledger, session.stages, session.budget
     grid, machine, whole = session.prepared.grid, subject.machine, session.prepared.whole
-    late_s = _LATE_SHARE * budget.total_s
     plan = Plan(
         grid,
         budget.sweep_s,
         whole,
         floors_s=floors_s(session),
-        late_s=late_s,
+        late_s=_LATE_SHARE * budget.total_s,
         tail_s=effort.STANDARD.tail_share * budget.total_s,
         effort=effort.STANDARD,
         ascending=session.prepared.ascending,
     )
     if whole:
         budget.extend(expected_sweep_s(plan))
-        stages.left_s = lambda: budget.left_s + budget.further_s
     stages.begin("timing", f"timing {several(len(grid.cells), 'cell', 'cells')}")
-    watched = _MachineChecks(session)  # the drift probe's buffers are not a cell's
+    checks = MachineChecks(machine, ledger, stages, session.neighbours)  # the drift probe's buffers are not a cell's
     own_bytes = other_bytes(subject.engines, machine.allocated_bytes() - subject.held_bytes, subject.model_bytes)
+    gathered = ledger.gathered
     # Cells without a number are tried again: what they lacked, such as memory, may be available now.
-    earlier = [visit for visits in ledger.gathered.visits.values() for visit in visits]
+    earlier = [visit for visits in gathered.visits.values() for visit in visits]
     with Watch(machine.source) as watch:
         for name, engine in subject.engines.items():
             cell = replace(grid.cells[0], engine=name)
@@ -217,71 +214,32 @@ def time_cells(session: Session, visits: Sweep) -> None:
             machine=machine,
             prompts=subject.prompts,
             own_bytes=own_bytes,
-            fits=lambda cell: _no_room(session, cell),
+            fits=lambda cell: stages.tried(
+                "the check for free memory", "cells are tried without it", partial(subject.no_room, cell)
+            ),
             on_progress=show,
-            before_visits=watched.swing,
+            before_visits=checks.swing,
             earlier=earlier,
         ):
-            if isinstance(outcome, Gap):
-                _report_lost_visits(session, outcome)
+            # A cell with a number gets one more visit after its first failure, and then no further ones.
+            if (
+                isinstance(outcome, Gap)
+                and outcome.cell in gathered.visits
+                and (outcome.cell in gathered.gaps or outcome.status != "failed")
+            ):
+                stages.miss("later visits of some cells", outcome.reason, "their times are from earlier visits")
             ledger.add(outcome)
             if machine.is_cuda and isinstance(outcome, Visit) and outcome.wall_s < watch.interval_s:
                 watch.look(outcome.at_unix_s + outcome.wall_s / 2)
             if readings := watch.taken():
                 ledger.add(Readings(readings))
-            with stages.optional(_TABLE, _NO_TABLE):
-                ledger.judge([outcome.cell])
-        watched.swing()
+            stages.tried(*_TABLE, partial(ledger.judge, [outcome.cell]))
+        checks.swing()
     budget.extend(0.0)
-    stages.left_s = lambda: budget.left_s + budget.further_s  # not of the session, which holds the model
-    with stages.optional(_TABLE, _NO_TABLE):
-        ledger.keep_table()
+    stages.tried(*_TABLE, ledger.keep_table)
 
 
-class _MachineChecks:
-    """Looks at the machine's own speed and at other processes between visits, at most every `_CHECK_EVERY_S`."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._checked_s = -math.inf
-        self._probe: DriftProbe | None = None
-        with self._tolerant_of_the_probe():  # there may be no room for its buffers
-            self._probe = DriftProbe(session.subject.machine)
-
-    def _tolerant_of_the_probe(self) -> AbstractContextManager[None]:
-        return self._session.stages.optional("the drift probe", "a change in the machine's own speed is not detected")
-
-    def swing(self) -> float:
-        """Return how much the machine's own speed has varied so far, as a share."""
-        session, machine = self._session, self._session.subject.machine
-        if machine.now_s() - self._checked_s > _CHECK_EVERY_S:
-            if self._probe is not None:
-                with self._tolerant_of_the_probe():
-                    session.ledger.add(self._probe.look())
-            if session.neighbours is not None:
-                with session.stages.optional(LOOK, UNSEEN):
-                    contention = session.neighbours.look()
-                    if contention.disturbs(machine.info.host_threads):
-                        session.ledger.add(contention)
-            self._checked_s = machine.now_s()
-        return swing(session.ledger.gathered.looks)
-
-
-def _report_lost_visits(session: Session, gap: Gap) -> None:
-    """Record that a cell with a number gets no further visits; after its first failure it gets one more."""
-    gathered = session.ledger.gathered
-    if gap.cell in gathered.visits and (gap.cell in gathered.gaps or gap.status != "failed"):
-        session.stages.miss("later visits of some cells", gap.reason, "their times are from earlier visits")
-
-
-def _no_room(session: Session, cell: Cell) -> str | None:
-    """Why a cell cannot fit into memory; None if it may fit, or if that is unknown."""
-    with session.stages.optional("the check for free memory", "cells are tried without it"):
-        return session.subject.no_room(cell)
-    return None
-
-
-def _report(run: Run, document: RunDocument, stages: Stages) -> Run:
+def _write_reports(run: Run, document: RunDocument, stages: Stages) -> Run:
     """Write the reports. What fails is added to `document`, and the pages are written once more with it."""
     stages.listener.stage("writing the report")
     # Imported late: plotting libraries hold 100 MB, which the roofs' buffers need.

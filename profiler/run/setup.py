@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import nn
@@ -25,7 +27,7 @@ from profiler.engines.vllm import VllmRequirements
 from profiler.errors import ModelError, RoofscopeError, describe_error, first_line
 from profiler.facts.contention import Contention
 from profiler.facts.dispatch import DispatchSamples
-from profiler.facts.roofs import Ceilings
+from profiler.facts.roofs import Ceilings, swing
 from profiler.facts.step import ExecutionPath, Step
 from profiler.grid.cells import PHASES, Grid, Phase
 from profiler.grid.ragged import PADDED_ENGINE
@@ -37,13 +39,14 @@ from profiler.measure.subject import Subject, execution_paths
 from profiler.quant.bitsandbytes import four_bit_rule_error
 from profiler.quant.registry import FORMATS
 from profiler.quant.storage import model_storage_bytes
-from profiler.roofs.drift_probe import PROBE_BYTES
+from profiler.roofs.drift_probe import PROBE_BYTES, DriftProbe
 from profiler.roofs.host_dispatch import measure_host_pace
 from profiler.roofs.links import measure_links
 from profiler.roofs.measure import cached, measure
 from profiler.roofs.memory_bandwidth import measure_weights
 from profiler.roofs.sampler import attempt
 from profiler.run.budget import RunBudget
+from profiler.run.fact_log import FactLog
 from profiler.run.stages import Stages
 from profiler.run.validate import PreparedRun
 
@@ -51,7 +54,10 @@ LOOK, UNSEEN = "the check for other processes", "busy processes are not detected
 """Name of this part and the effect of its failure, for `Stages.optional`."""
 _LOOK_S = 0.5
 """Seconds between two looks at other processes."""
-_NO_DISPATCH = "the host's share of a step is unexplained"
+_CHECK_EVERY_S = 2.0
+"""Time between checks of the machine, each of which takes a quarter of a second on a CPU."""
+_DRIFT = "the drift probe", "a change in the machine's own speed is not detected"
+_DISPATCH = "dispatch on the hollow twin", "the host's share of a step is unexplained"
 
 
 def load_subject(prepared: PreparedRun, stages: Stages, budget: RunBudget) -> Subject:
@@ -99,6 +105,29 @@ def wait_for_neighbours(neighbours: Neighbours, stages: Stages, budget: RunBudge
         if not others.disturbs(threads):
             return []
     return [others]
+
+
+class MachineChecks:
+    """Looks at the machine's own speed and at other processes between visits, at most every `_CHECK_EVERY_S`."""
+
+    def __init__(self, machine: Machine, ledger: FactLog, stages: Stages, neighbours: Neighbours | None) -> None:
+        self._machine, self._ledger, self._stages, self._neighbours = machine, ledger, stages, neighbours
+        self._checked_s = -math.inf
+        self._probe = stages.tried(*_DRIFT, partial(DriftProbe, machine))  # there may be no room for its buffers
+
+    def swing(self) -> float:
+        """Return how much the machine's own speed has varied so far, as a share."""
+        if self._machine.now_s() - self._checked_s > _CHECK_EVERY_S:
+            if self._probe is not None:
+                with self._stages.optional(*_DRIFT):
+                    self._ledger.add(self._probe.look())
+            if self._neighbours is not None:
+                with self._stages.optional(LOOK, UNSEEN):
+                    contention = self._neighbours.look()
+                    if contention.disturbs(self._machine.info.host_threads):
+                        self._ledger.add(contention)
+            self._checked_s = self._machine.now_s()
+        return swing(self._ledger.gathered.looks)
 
 
 def measure_foundation(
@@ -162,17 +191,9 @@ def dispatch_of_twin(
 ) -> list[DispatchSamples]:
     """Return the dispatch time of each engine's steps at these batch sizes, measured within this run's budget."""
     twin_s, machine = budget.dispatch_s(len(PHASES) * len(batch_sizes) * len(engines)), subject.machine
-    part = "dispatch on the hollow twin"
-    with stages.optional(part, _NO_DISPATCH):
-        return measure_dispatch(
-            subject.loaded,
-            prepared.config,
-            machine,
-            batch_sizes,
-            engines,
-            twin_s,
-            lambda error: stages.failed(part, error, _NO_DISPATCH),
-        )
+    guard = partial(stages.optional, *_DISPATCH)
+    with guard():
+        return measure_dispatch(subject.loaded, prepared.config, machine, batch_sizes, engines, twin_s, guard)
     return []
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from profiler.device.machine import Machine
 from profiler.errors import describe_error, tolerate_errors
 from profiler.measure.rounds import Progress
 from profiler.store.document import Missing
 from profiler.units import clock_time
+
+T = TypeVar("T")
 
 
 class Listener(Protocol):
@@ -27,12 +29,20 @@ class Listener(Protocol):
 class Stages:
     """Reports each stage to a listener, and records how long it took."""
 
-    def __init__(self, listener: Listener, machine: Machine, before_s: float = 0.0) -> None:
-        """The command took `before_s` until now, mostly with imports."""
+    def __init__(
+        self,
+        listener: Listener,
+        machine: Machine,
+        before_s: float = 0.0,
+        left_s: Callable[[], float | None] = lambda: None,
+    ) -> None:
+        """The command took `before_s` until now, mostly with imports.
+
+        `left_s` returns the seconds to the end of the run; None if they cannot be estimated yet.
+        """
+        self._left_s = left_s
         self.listener = listener
         self.machine = machine
-        self.left_s: Callable[[], float] | None = None
-        """Returns the seconds to the end of the run; None until they can be estimated."""
         self._now = ""
         self._since_s = machine.now_s()
         self._spent_s = {"starting": before_s} if before_s else {}
@@ -42,8 +52,8 @@ class Stages:
         """End the current stage and begin the next; times of stages with the same name add up."""
         self._end()
         self._now = name
-        left = "" if self.left_s is None else f", about {clock_time(self.left_s())} left"
-        self.listener.stage(f"{text or name}{left}")
+        left_s = self._left_s()
+        self.listener.stage(f"{text or name}{'' if left_s is None else f', about {clock_time(left_s)} left'}")
 
     def spent_s(self) -> dict[str, float]:
         """Return the seconds by stage, including the current one."""
@@ -61,10 +71,11 @@ class Stages:
             return
         self.machine.recover(what)
 
-    def failed(self, what: str, error: Exception, effect: str) -> None:
-        """Record that a part failed although its caller continues. Raises DeviceError if the device is lost."""
-        self.miss(what, describe_error(error), effect)
-        self.machine.recover(what)
+    def tried(self, what: str, effect: str, call: Callable[[], T]) -> T | None:
+        """Return what `call` returns as an `optional` part; None if it fails."""
+        with self.optional(what, effect):
+            return call()
+        return None
 
     def miss(self, what: str, why: str, effect: str) -> None:
         """Record that a part of the run failed; only the first of several failures with one reason is recorded."""

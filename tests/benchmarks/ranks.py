@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from transformers import LlamaConfig
 
-from profiler.cli.ranks import started_by_torchrun
+from profiler.cli.run import started_by_torchrun
 from profiler.counting.operators import Collective
 from profiler.data.links import Link, fit_link
 from profiler.device.machine import machine_for

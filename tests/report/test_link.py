@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 import pytest
 from docs.schemas import assert_follows
 
-from profiler.cli.ranks import started_by_torchrun
+from profiler.cli.run import started_by_torchrun
 from profiler.data.links import Link, MessageTime, fit_link, published_link
 from profiler.json_document import json_text
 from profiler.report.link import link_document, link_lines, link_table
