@@ -13,6 +13,7 @@ from profiler.checks import installation as checks
 from profiler.checks.installation import CheckResult, quietly, run_check
 from profiler.errors import RoofscopeError, describe_error
 from profiler.quant.registry import FORMATS
+from profiler.report.blocks import Lines, Section, TextColumn, TextTable
 from profiler.run.options import DEFAULT_MODEL, Options
 from profiler.units import scaled
 
@@ -207,3 +208,16 @@ def first_command(fits: Sequence[PresetFit], *, on_card: bool) -> str:
     choice = well_known[0] if well_known else max(dense or fitting, key=lambda fit: fit.needs_bytes)
     quant = f" --quant {choice.precision}" if choice.precision in FORMATS else ""
     return f"{_command()} run {choice.model}{quant} {_FIRST_GRID}"
+
+
+_MARKS = {True: "ok", False: "NO", None: "-"}
+
+
+def examination_section(examination: Examination) -> Section:
+    """The command to run first, and a row for each part of the installation."""
+    rows = [
+        [item.name, "slow" if item.works and item.slow else _MARKS[item.works], item.says]
+        for item in examination.findings
+    ]
+    columns = (TextColumn(""), TextColumn(""), TextColumn("", wrap=True))
+    return Section("", [Lines([f"run first: {examination.first}"]), TextTable(columns, rows)])

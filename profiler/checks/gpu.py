@@ -59,7 +59,7 @@ def new_lengths(machine: Machine) -> CheckResult:
     import torch
     import torch.nn.functional as F
 
-    from profiler.measure.new_lengths import first_and_second_s
+    from profiler.device.clock import first_and_second_s
 
     name, dtype = "KV lengths", getattr(torch, machine.info.sixteen_bit_dtype)
 
@@ -69,7 +69,7 @@ def new_lengths(machine: Machine) -> CheckResult:
         return partial(F.scaled_dot_product_attention, query, key, value, enable_gqa=True)
 
     with torch.inference_mode():  # as in a run
-        first_s, second_s = first_and_second_s(machine, attention_at, _LENGTHS)
+        first_s, second_s = first_and_second_s(machine.clock, attention_at, _LENGTHS)
     if first_s <= _COSTLY * second_s:
         return CheckResult(name, True, f"a new KV length costs nothing extra ({duration(second_s)} per call)")
     words = f"each new KV length costs about {duration(first_s - second_s)} once, and {duration(second_s)} after that"

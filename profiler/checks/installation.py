@@ -245,7 +245,7 @@ def cupti(machine: Machine) -> CheckResult:
         return CheckResult("CUPTI", None, "no GPU")
     import torch
 
-    from profiler.device.torch_profiler import recorded
+    from profiler.device.machine import recorded
 
     x = torch.zeros(1, device=machine.device)
     with recorded(cuda=True) as profile:

@@ -15,11 +15,14 @@ from profiler.checks.known_kernels import KernelBench, KernelCall, KnownKernel, 
 from profiler.device.clock import no_gc
 from profiler.device.machine import Machine
 from profiler.errors import RequestError
+from profiler.facts.contention import Contention
 from profiler.facts.dispatch import Dispatch
 from profiler.facts.roofs import Ceilings
 from profiler.judge.breakdown import TERM_NAMES, Demand, StepRoofs, TimeBreakdown, break_down
 from profiler.judge.regimes import DOMINANCE, Evidence, Measurement, Verdict, judge_cell
+from profiler.report.blocks import Lines, Section, TextTable, text_table
 from profiler.stats import Timing, timing_of
+from profiler.units import duration, percent, scaled
 
 LEAST_KERNEL_ROUNDS, MOST_KERNEL_ROUNDS = 6, 15
 # Share of rounds that must give the same label; other work on the machine may disturb a single round.
@@ -232,3 +235,57 @@ def _label(verdict: Verdict, breakdown: TimeBreakdown) -> Label:
     if terms[cause] < DOMINANCE * min(terms.values()):
         return Label("inconclusive")
     return Label(verdict.regime, TERM_NAMES[cause])
+
+
+def selftest_section(results: Sequence[SelftestRow]) -> Section:
+    """A table of the known kernels, and the reason why each inconclusive one has no label."""
+    reasons = [
+        f"inconclusive: {item.name}: the rounds gave"
+        f" {', '.join(f'{label} ({count})' for label, count in item.rounds.items())}; during them memory reached"
+        f" {_from_to(item.memory_bytes_per_s, 'B/s')} and matmuls {_from_to(item.compute_flops_per_s, 'FLOP/s')}"
+        for item in results
+        if not item.right and not item.wrong
+    ]
+    return Section("", [_selftest_table(results), Lines(reasons)])
+
+
+def _selftest_table(results: Sequence[SelftestRow]) -> TextTable:
+    """A row per known kernel: expected label, result, and the largest parts of its time."""
+    headings = ("known kernel", "expected", "result", "confidence", "rounds", "time", "where it goes")
+    caption = "rounds: how many gave the expected label, each under the roofs that it measured"
+    rows = [
+        [
+            item.name,
+            item.expected_label,
+            "right" if item.right else f"{item.label}  WRONG" if item.wrong else "inconclusive",
+            item.confidence if item.right else "",
+            f"{item.rounds.get(item.expected_label, 0)} of {sum(item.rounds.values())}",
+            duration(item.latency_s),
+            _largest_terms(item.split),
+        ]
+        for item in results
+    ]
+    return text_table(headings, rows, texts=headings[:4], wrapped=headings[-1:], caption=caption)
+
+
+def contention_line(contention: Contention, results: Sequence[SelftestRow]) -> str:
+    """Return the warning that other processes kept cores busy, so that kernels could not be judged."""
+    unknown = sum(not item.right and not item.wrong for item in results)
+    return (
+        f"The machine is busy: {contention.who} kept {contention.busy_cores} busy, and {unknown} of {len(results)}"
+        " known kernels are inconclusive. Stop that work and run selftest again."
+    )
+
+
+_SHOWN_TERMS = 2
+_SHOWN_SHARE = 0.05
+
+
+def _largest_terms(parts: TimeBreakdown) -> str:
+    shares = {name: getattr(parts, term) / parts.latency_s for term, name in TERM_NAMES.items()}
+    largest = sorted(shares.items(), key=lambda item: -item[1])[:_SHOWN_TERMS]
+    return ", ".join(f"{name} {percent(share)}" for name, share in largest if share >= _SHOWN_SHARE)
+
+
+def _from_to(values: tuple[float, float], unit: str) -> str:
+    return " to ".join(scaled(value, unit) for value in values)

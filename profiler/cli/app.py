@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from profiler._version import __version__
-from profiler.cli import compare, count, explore, forecast, inspect, report, run, why
+from profiler.cli import compare, count, forecast, inspect, report, run, why
 from profiler.cli.options import EXIT_INTERRUPTED, EXIT_REQUEST
 from profiler.cli.run import started_by_torchrun
 from profiler.errors import RoofscopeError, describe_error, first_line, is_of_device
@@ -80,7 +80,7 @@ _COMMANDS: dict[str, Callable[..., Any]] = {
     "run": run.run,
     "batch-test": run.batch_test,
     "count": count.count,
-    "explore": explore.explore,
+    "explore": forecast.explore,
     "ceilings": inspect.ceilings,
     "gpus": inspect.gpus,
     "selftest": inspect.selftest,

@@ -1,4 +1,4 @@
-"""The commands forecast and rent."""
+"""The commands that predict: explore, forecast and rent."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING
 from profiler.cli.options import LongOutput, Output, asks
 from profiler.errors import RequestError
 from profiler.forecast.options import ForecastOptions, RankOptions
-from profiler.options import argument, option
+from profiler.options import argument, listed, option
+from profiler.quant.registry import quant_help
 from profiler.rent.options import RentOptions
 
 if TYPE_CHECKING:
+    from profiler.explore.document import ExploreDocument
     from profiler.forecast.command import ForecastRequest
+    from profiler.predict.result import ForecastCell
+    from profiler.store.folder import Run
 
 
 @dataclass(frozen=True)
@@ -113,3 +117,51 @@ def rent(options: RentOptions, shown: Shown, output: LongOutput) -> None:
 
         save_figure(cost_picture(offers), shown.out)
     output.answer(lambda: offers, lambda: rent_sections(offers, by_utilisation=shown.by_utilisation))
+
+
+@dataclass(frozen=True)
+class Page:
+    """What the page of `explore` shows, and its file."""
+
+    model: str = argument("Hub id, folder, .gguf file, or a preset's name.")
+    gpu: str = option("", "GPUs or GPU profiles (default: five common ones).")
+    quant: str = option("", f"Several of {quant_help()} (default: all).")
+    run: Path | None = option(None, "Add a run's roofs, cells and forecasts.", metavar="RUN")
+    out: Path | None = option(None, "The page (default: MODEL-explore.html, or explore.html in the run's folder).")
+
+
+@asks()
+def explore(page: Page) -> None:
+    """Write an offline page with sliders: the limits of a model on GPUs.
+
+    With --run, the page is written into the run's folder, and its report.html links to it.
+    """
+    from profiler.explore.command import DEFAULT_GPUS, explore_document, page_with_forecasts
+    from profiler.explore.page import explore_page
+    from profiler.report.write import html_report
+    from profiler.store.folder import EXPLORE_FILE, read_run
+    from profiler.store.writer import replace_file
+
+    measured = None if page.run is None else read_run(page.run)
+    document = explore_document(page.model, listed(page.gpu) or DEFAULT_GPUS, listed(page.quant), measured)
+    if measured is not None:
+        document = page_with_forecasts(document, measured, _forecasts(measured, document))
+    path = page.out or (page.run / EXPLORE_FILE if page.run else Path(f"{Path(document.model).name}-explore.html"))
+    replace_file(path, explore_page(document))
+    if measured is not None and path == measured.folder / EXPLORE_FILE:
+        replace_file(measured.folder / "report.html", html_report(measured))
+    print(path)
+
+
+def _forecasts(run: Run, document: ExploreDocument) -> tuple[ForecastCell, ...]:
+    """Return forecasts of the page's settings; none for a run that has no basis for them."""
+    from profiler.errors import RunError
+    from profiler.explore.command import FORECAST_NEW_TOKENS, forecast_sizes
+    from profiler.forecast.command import ForecastRequest, forecast_run
+
+    batches, prompts, fills = (",".join(map(str, sizes)) for sizes in forecast_sizes(document))
+    request = ForecastRequest(prompts, batches, fills, new_tokens=FORECAST_NEW_TOKENS)
+    try:
+        return forecast_run(run.folder, request).cells
+    except RunError:
+        return ()

@@ -42,8 +42,8 @@ def ceilings(on: OnDevice, measured: Measured, output: Output) -> None:
     from profiler.loading.meta_model import quiet_libraries
     from profiler.report.device import ceilings_document
     from profiler.report.hardware import ceilings_section
+    from profiler.roofs.fixed_work import measure_host_pace
     from profiler.roofs.gemm import measurable_dtypes
-    from profiler.roofs.host_dispatch import measure_host_pace
     from profiler.roofs.links import measure_links
     from profiler.roofs.measure import measure
     from profiler.roofs.sampler import attempt
@@ -126,8 +126,7 @@ def doctor(on: OnDevice, output: Output) -> None:
 
     Checks driver, torch, GPU, NVML and compilers, and lists the presets that fit.
     """
-    from profiler.checks.doctor import examine
-    from profiler.checks.render import examination_section
+    from profiler.checks.doctor import examination_section, examine
 
     examination = examine(on.device)
     output.answer(lambda: examination, lambda: [examination_section(examination)])
@@ -158,8 +157,7 @@ def selftest(on: OnDevice, output: Output) -> None:
 
     Exit codes: 0 right, 1 a label is wrong, 3 a kernel is inconclusive.
     """
-    from profiler.checks.render import contention_line, selftest_section
-    from profiler.checks.selftest import run_selftest
+    from profiler.checks.selftest import contention_line, run_selftest, selftest_section
     from profiler.device.contention import Neighbours
     from profiler.device.device import resolve_device
     from profiler.device.machine import machine_for

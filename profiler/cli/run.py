@@ -208,7 +208,7 @@ def batch_test(options: Options, test: BatchTest, progress: Progress, output: Ou
         for warning in prepared.warnings:
             listener.stage(warning)
         result = execute(prepared, listener)
-    from profiler.run.batch_test_screen import doubling_sections
+    from profiler.run.batch_test import doubling_sections
 
     phase: Phase = "prefill" if test.phase == "prefill" else "decode"
     output.answer(lambda: run_json(result), lambda: doubling_sections(result, phase))

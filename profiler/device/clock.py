@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import itertools
 import math
+import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from time import thread_time
 from typing import TYPE_CHECKING, Any, Protocol
@@ -171,6 +172,18 @@ def time_in_turn(
     clock.synchronize()
     seconds = clock.seconds(marks)[::2]
     return [seconds[drop_first * len(calls) + place :: len(calls)] for place in range(len(calls))]
+
+
+def first_and_second_s(
+    clock: Clock, attention: Callable[[int], Callable[[], object]], lengths: Iterable[int]
+) -> tuple[float, float]:
+    """Return the median seconds of the first and of the second call of `attention(length)` at each length.
+
+    The first length is left out, since it loads the kernel.
+    """
+    _, *pairs = [time_in_turn([attention(length)], clock, 2)[0] for length in lengths]
+    first_s, second_s = zip(*pairs, strict=True)
+    return statistics.median(first_s), statistics.median(second_s)
 
 
 def waited_s(

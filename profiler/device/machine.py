@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import os
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from profiler.device import clock, memory
 from profiler.device.clock import Clock
@@ -336,3 +338,43 @@ def machine_for(device: torch.device, *, clock: Clock | None = None, source: Tel
     """Return the `Machine` of a device; on CUDA the device becomes torch's current one."""
     kind = CudaMachine if device.type == "cuda" else Machine
     return kind(device, clock=clock, source=source)
+
+
+@contextlib.contextmanager
+def recorded(*, cuda: bool) -> Iterator[Any]:
+    """Record what runs within as a `torch.profiler.profile`: on the host, and with `cuda` on the device too."""
+    from torch.profiler import ProfilerActivity, profile
+
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+    with _silent(), _stopped(), profile(activities=activities) as recording:
+        yield recording
+
+
+@contextlib.contextmanager
+def _stopped() -> Iterator[None]:
+    """Stop a profiler that an error left on: its exit waits for the device before it stops.
+
+    torch 2.13, autograd/profiler.py, `profile.__exit__`. Everything that follows would be recorded, and slower.
+    """
+    import torch
+
+    was_on = torch.autograd._profiler_enabled()
+    try:
+        yield
+    finally:
+        if torch.autograd._profiler_enabled() and not was_on:
+            torch.autograd._disable_profiler()
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Discard stderr within, at the level of the file descriptor: Kineto bypasses Python's `sys.stderr`."""
+    sys.stderr.flush()
+    stderr, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(null, 2)
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(null)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from profiler.engines.caches import quantized_cache
-from profiler.engines.padded import PaddedEngine
 from profiler.engines.transformers import (
     CompileEngine,
     EagerEngine,
@@ -14,6 +13,7 @@ from profiler.engines.transformers import (
     GenerateEngine,
     GraphEngine,
     HqqCacheEngine,
+    PaddedEngine,
     QuantoCacheEngine,
     StaticEngine,
 )

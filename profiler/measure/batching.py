@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from profiler.device.clock import no_gc, time_in_turn
-from profiler.engines.padded import PaddedEngine
+from profiler.engines.transformers import PaddedEngine
 from profiler.facts.measurements import QueueTrial
 from profiler.grid.cells import CellKey
 from profiler.grid.ragged import PACKED, WAYS, Batch, as_they_come, longest

@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from profiler.device.machine import Machine
-from profiler.device.torch_profiler import recorded
+from profiler.device.machine import Machine, recorded
 from profiler.errors import RunError
 from profiler.facts.measurements import Activity, KernelTime
 from profiler.grid.cells import Cell, CellKey

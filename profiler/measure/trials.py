@@ -32,7 +32,7 @@ from profiler.measure.sweep import refuse_impossible_times
 from profiler.measure.variants import Variant, variants_of
 from profiler.patching import patched
 from profiler.quant.storage import model_storage_bytes
-from profiler.roofs.host_dispatch import torch_threads
+from profiler.roofs.fixed_work import torch_threads
 from profiler.stats import undisturbed
 
 _DECODE_STEPS = 5

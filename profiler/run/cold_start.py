@@ -1,4 +1,4 @@
-"""`--cold`: time fresh processes from launch to answer, with their files out of the page cache."""
+"""`--cold`: fresh processes from launch to answer, with their files out of the page cache, and steps after a pause."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -18,12 +18,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from profiler import effort
 from profiler.data.room import idle_room_bytes
-from profiler.device.clock import now_s, waited_s
+from profiler.device.clock import no_gc, now_s, time_calls, waited_s
 from profiler.device.machine import Machine, machine_for
+from profiler.engines.base import Engine
 from profiler.engines.registry import ENGINES
 from profiler.errors import RequestError
-from profiler.facts.measurements import FirstCalls, FreshStart
+from profiler.facts.measurements import AfterIdle, FirstCalls, FreshStart
+from profiler.grid.cells import Cell
 from profiler.loading.load import load
 from profiler.loading.meta_model import quiet_libraries
 from profiler.quant.storage import model_storage_bytes
@@ -169,3 +172,41 @@ def _resident(file: Path) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     if failed:
         raise OSError(ctypes.get_errno(), "mincore", str(file))
     return (page_states & 1).astype(np.bool_)
+
+
+# Decode steps before and after the pause.
+_WARM_STEPS = 4
+_STEPS = 4
+
+
+def steps_after_idle(
+    engine: Engine,
+    cell: Cell,
+    machine: Machine,
+    pauses: Sequence[tuple[float, int]] = effort.STANDARD.idle_pauses,
+    wait: Callable[[float], None] = time.sleep,
+) -> Iterator[AfterIdle]:
+    """Time the first decode steps of a cell after pauses in which this process uses no device.
+
+    `pauses` are pairs of seconds and the number of repetitions.
+    """
+    clock = machine.clock
+    slots = cell.depth + _WARM_STEPS + _STEPS + 1
+    with torch.inference_mode(), no_gc():
+        for silence_s, times in pauses:
+            steps_s = []
+            for _ in range(times):
+                engine.announce(cell, None)
+                engine.prepare(cell.batch_size, slots)
+                state = engine.fill(cell.batch_size, cell.depth, slots)
+                for _ in range(_WARM_STEPS):
+                    state = engine.decode(state)
+
+                def step() -> None:
+                    nonlocal state
+                    state = engine.decode(state)
+
+                clock.synchronize()
+                wait(silence_s)
+                steps_s.append(tuple(time_calls(step, clock, _STEPS, drop_first=False)))
+            yield AfterIdle(cell, silence_s, tuple(steps_s))

@@ -21,11 +21,9 @@ from profiler.loading.request import dtype_name
 from profiler.measure.batching import try_ways
 from profiler.measure.dense_twins import packed_batches, packed_linears
 from profiler.measure.drafting import measure_drafts
-from profiler.measure.experts_touched import experts_touched
 from profiler.measure.generate import time_generate
-from profiler.measure.idle import steps_after_idle
 from profiler.measure.kernels import keys_between, replay_between, replay_kernels
-from profiler.measure.module_hooks import hook_cell
+from profiler.measure.module_hooks import experts_touched, hook_cell
 from profiler.measure.quality import check_quality
 from profiler.measure.subject import Subject
 from profiler.measure.trace import trace_cell
@@ -34,7 +32,7 @@ from profiler.predict.from_facts import forecast_missing
 from profiler.predict.operator_arrays import OperatorArrays, Paths, StepArrays, operator_arrays
 from profiler.roofs.measure import remeasure_roofs
 from profiler.run.budget import RunBudget, RunPart
-from profiler.run.cold_start import fresh_starts
+from profiler.run.cold_start import fresh_starts, steps_after_idle
 from profiler.run.fact_log import FactLog
 from profiler.run.setup import dispatch_of_twin
 from profiler.run.stages import Stages

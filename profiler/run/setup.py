@@ -21,8 +21,8 @@ from profiler.device.contention import Neighbours
 from profiler.device.device import Device, software
 from profiler.device.machine import Machine
 from profiler.engines.base import Engine
-from profiler.engines.padded import PaddedEngine
 from profiler.engines.registry import ENGINES, OWNING
+from profiler.engines.transformers import PaddedEngine
 from profiler.engines.vllm import VllmRequirements
 from profiler.errors import ModelError, RoofscopeError, describe_error, first_line
 from profiler.facts.contention import Contention
@@ -39,8 +39,7 @@ from profiler.measure.subject import Subject, execution_paths
 from profiler.quant.bitsandbytes import four_bit_rule_error
 from profiler.quant.registry import FORMATS
 from profiler.quant.storage import model_storage_bytes
-from profiler.roofs.drift_probe import PROBE_BYTES, DriftProbe
-from profiler.roofs.host_dispatch import measure_host_pace
+from profiler.roofs.fixed_work import PROBE_BYTES, DriftProbe, measure_host_pace
 from profiler.roofs.links import measure_links
 from profiler.roofs.measure import cached, measure
 from profiler.roofs.memory_bandwidth import measure_weights

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 
 from profiler.counting.attention import AttentionCore
 from profiler.counting.walk import walk
+from profiler.device.clock import first_and_second_s
 from profiler.device.machine import machine_for
 from profiler.errors import first_line
-from profiler.measure.new_lengths import first_and_second_s
 from profiler.units import duration
 from profiler.why_slow.findings import GROWING_CACHES, Finding, new_finding
 from profiler.why_slow.observations import Call
@@ -94,9 +94,9 @@ def _plan_s(model: Any, shapes: set[_DecodeShape], *, masked: bool) -> float:
     beyond = max(length for _, length in shapes) + 1
     attention = _attention(core, model, batch, masked=masked)
     with torch.inference_mode():
-        first_s, second_s = first_and_second_s(machine, attention, range(beyond, beyond + _LENGTHS))
+        first_s, second_s = first_and_second_s(machine.clock, attention, range(beyond, beyond + _LENGTHS))
         with _without_cudnn():
-            others = first_and_second_s(machine, attention, range(beyond + _LENGTHS, beyond + 2 * _LENGTHS))
+            others = first_and_second_s(machine.clock, attention, range(beyond + _LENGTHS, beyond + 2 * _LENGTHS))
     return max(0.0, (first_s - second_s) - (others[0] - others[1]))
 
 

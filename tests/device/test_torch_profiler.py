@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from profiler.device.torch_profiler import recorded
+from profiler.device.machine import recorded
 
 
 def failing(*_: object) -> None:

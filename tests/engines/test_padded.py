@@ -7,8 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig
 
 from profiler.device.machine import machine_for
-from profiler.engines.padded import PaddedEngine
-from profiler.engines.transformers import EagerEngine
+from profiler.engines.transformers import EagerEngine, PaddedEngine
 from profiler.grid.cells import Cell
 from profiler.grid.ragged import Request
 

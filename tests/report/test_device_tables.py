@@ -8,7 +8,7 @@ import pytest
 from known_kernels import checked
 from made_runs import roof
 
-from profiler.checks.render import selftest_section
+from profiler.checks.selftest import selftest_section
 from profiler.data.datasheets import gpus
 from profiler.facts.roofs import Ceilings
 from profiler.report.blocks import TextTable

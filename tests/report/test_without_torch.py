@@ -22,7 +22,7 @@ for module in pkgutil.walk_packages(profiler.report.__path__, "profiler.report."
 from profiler.store.folder import read_run
 from profiler.report.console import screen
 from profiler.run.precisions import comparison_sections
-from profiler.run.batch_test_screen import doubling_sections
+from profiler.run.batch_test import doubling_sections
 from profiler.run.precisions import write_comparison
 from profiler.report.write import write_reports
 from profiler.report.sections import run_sections

@@ -9,7 +9,7 @@ import torch
 from machines import HOST
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from profiler.roofs.host_dispatch import measure_host_pace
+from profiler.roofs.fixed_work import measure_host_pace
 
 
 class Seen(TorchDispatchMode):

@@ -9,7 +9,7 @@ from machines import CPU
 
 from profiler.device.machine import Machine
 from profiler.facts.roofs import DriftReading, drift
-from profiler.roofs.drift_probe import DriftProbe
+from profiler.roofs.fixed_work import DriftProbe
 
 
 def test_a_slower_second_half_is_drift_and_one_bad_look_is_not() -> None:
@@ -59,8 +59,8 @@ class Timeless(Machine):
 @pytest.fixture
 def small_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the probe's work small: these tests set its times by hand."""
-    monkeypatch.setattr("profiler.roofs.drift_probe.PROBE_BYTES", 1 << 12)
-    monkeypatch.setattr("profiler.roofs.drift_probe._SIDE", 8)
+    monkeypatch.setattr("profiler.roofs.fixed_work.PROBE_BYTES", 1 << 12)
+    monkeypatch.setattr("profiler.roofs.fixed_work._SIDE", 8)
 
 
 @pytest.mark.usefixtures("small_work")

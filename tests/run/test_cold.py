@@ -17,9 +17,9 @@ from profiler.engines.base import DecodeState
 from profiler.facts.measurements import FirstCalls, FreshStart
 from profiler.grid.cells import Cell, Grid
 from profiler.judge.cells import EngineDifference
-from profiler.measure.idle import steps_after_idle
 from profiler.report.engines import break_even, cold_lines
 from profiler.run import cold_start as cold
+from profiler.run.cold_start import steps_after_idle
 
 _DELAY_S = 0.02
 

@@ -13,10 +13,10 @@ from tokenized import EXPERTS, planted_mixture
 
 import profiler
 from profiler.cli.app import main
-from profiler.engines.padded import PaddedEngine
+from profiler.engines.transformers import PaddedEngine
 from profiler.errors import RequestError, RunError
 from profiler.grid.cells import Cell
-from profiler.measure.experts_touched import experts_touched
+from profiler.measure.module_hooks import experts_touched
 from profiler.report.blocks import TextTable
 from profiler.report.conditions import experts
 from profiler.run.options import Options

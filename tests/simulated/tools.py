@@ -57,7 +57,7 @@ class Event:
 
 
 def kineto(world: World) -> Callable[..., contextlib.AbstractContextManager[Any]]:
-    """Replace `profiler.device.torch_profiler.recorded`: a kernel belongs to the mark that launched it."""
+    """Replace `profiler.device.machine.recorded`: a kernel belongs to the mark that launched it."""
 
     @contextlib.contextmanager
     def recorded(*, cuda: bool) -> Iterator[Any]:

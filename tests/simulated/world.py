@@ -47,7 +47,7 @@ ENOUGH = {
     "profiler.measure.replay.ENOUGH_SAMPLES": 8,
     "profiler.measure.rounds.MORE_PREFILLS": 1,
     "profiler.measure.rounds.TAIL_PREFILLS": 2,
-    "profiler.roofs.host_dispatch.HOST_PACE_STEPS": 4,
+    "profiler.roofs.fixed_work.HOST_PACE_STEPS": 4,
     "profiler.checks.known_kernels.CHAIN_LENGTH": 200,
     "profiler.checks.selftest.MOST_KERNEL_ROUNDS": 2,
     "profiler.checks.selftest.LEAST_KERNEL_ROUNDS": 2,

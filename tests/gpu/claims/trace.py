@@ -14,7 +14,7 @@ from torch import nn
 from profiler.counting.attention import AttentionCore
 from profiler.counting.operators import Linear
 from profiler.counting.walk import called_modules, linear_key, linear_modules, walk
-from profiler.device.torch_profiler import recorded
+from profiler.device.machine import recorded
 from profiler.engines.transformers import EagerEngine, GraphEngine, StaticEngine
 from profiler.facts.operators import REST
 from profiler.facts.run_facts import Facts
