@@ -5,12 +5,13 @@ from __future__ import annotations
 import gc
 import itertools
 import math
+import resource
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from time import thread_time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from profiler.stats import NANOSECOND_S
 
@@ -18,14 +19,15 @@ if TYPE_CHECKING:
     import torch
 
 
-class Clock(Protocol):
-    """Marks points in the device's stream of work."""
+class Clock:
+    """Marks points in the device's stream of work: the host's monotonic clock, as a CPU's work ends with its call."""
 
-    ahead: bool
+    ahead = False
     """Whether the host runs ahead of the device: a mark is then reached later than it is set."""
 
     def mark(self) -> Any:
         """Mark this point of the stream, without synchronising."""
+        return time.perf_counter_ns()
 
     def synchronize(self) -> None:
         """Wait until all submitted work is done."""
@@ -35,31 +37,17 @@ class Clock(Protocol):
 
         Raises RuntimeError if the marks give no number.
         """
-
-
-class HostClock:
-    """The host's monotonic clock, for a CPU: its work has ended when the call returns."""
-
-    ahead = False
-
-    def mark(self) -> int:
-        return time.perf_counter_ns()
-
-    def synchronize(self) -> None:
-        return None
-
-    def seconds(self, marks: Sequence[int]) -> list[float]:
         return [round((after - before) * NANOSECOND_S, 9) for before, after in itertools.pairwise(marks)]
 
 
-class CoreClock(HostClock):
+class CoreClock(Clock):
     """CPU time of this thread: time in which other threads use its core does not count."""
 
     def mark(self) -> int:
         return time.thread_time_ns()
 
 
-class CudaClock:
+class CudaClock(Clock):
     """CUDA events on the current stream (resolution about 0.5 us)."""
 
     ahead = True
@@ -94,8 +82,7 @@ class OwnTime:
     """Time of this thread from construction on: wall seconds without the time that others had its core.
 
     If the thread never yielded its core voluntarily (getrusage(2), ru_nvcsw), it never slept or waited. The CPU time is
-    then its own time, and the rest went to others. Otherwise, and where the system has no such count, all wall time
-    counts.
+    then its own time, and the rest went to others. Otherwise all wall time counts.
     """
 
     def __init__(self) -> None:
@@ -105,26 +92,21 @@ class OwnTime:
 
     def seconds(self) -> float:
         waits = core_waits()
-        return now_s() - self._start_s if waits is None or waits != self._waits else self.core_seconds()
+        return now_s() - self._start_s if waits != self._waits else self.core_seconds()
 
     def core_seconds(self) -> float:
         """Return this thread's time on a core, for work that never waits but for Python's lock, which others hold."""
         return min(now_s() - self._start_s, thread_time() - self._core_s)
 
 
-def core_waits() -> int | None:
-    """Return how often this thread yielded its core voluntarily; None where the system does not count it."""
-    try:
-        import resource
-
-        return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
-    except (ImportError, AttributeError):  # not Linux
-        return None
+def core_waits() -> int:
+    """Return how often this thread yielded its core voluntarily."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 
 def clock_for(device: torch.device) -> Clock:
     """Return CUDA events for a GPU, the host's clock for a CPU."""
-    return CudaClock(device) if device.type == "cuda" else HostClock()
+    return CudaClock(device) if device.type == "cuda" else Clock()
 
 
 def time_calls(

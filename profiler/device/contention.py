@@ -153,8 +153,6 @@ def _waited_s(process: psutil.Process) -> float:
 
 def _cores(process: psutil.Process | None) -> Collection[int]:
     """Cores that `process` may run on; with None, those of this process."""
-    if not hasattr(os, "sched_getaffinity"):
-        return range(os.cpu_count() or 1)
     try:
         return os.sched_getaffinity(process.pid if process else 0)
     except OSError:

@@ -188,9 +188,8 @@ def _cpu_last_level_cache_bytes() -> int:
 
     Large processors have one for every few cores, and a stream of all threads uses them all.
     """
-    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else {0}
     last: dict[str, int] = {}
-    for core in cores:
+    for core in os.sched_getaffinity(0):
         caches = [_cpu_cache(folder) for folder in (CPUS_FOLDER / f"cpu{core}" / "cache").glob("index*")]
         nbytes, sharing = max((cache for cache in caches if cache is not None), default=(0, ""))
         last[sharing] = nbytes

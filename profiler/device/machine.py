@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from profiler.device import clock, memory
 from profiler.device.clock import Clock
@@ -25,17 +25,6 @@ if TYPE_CHECKING:
 
 _SYNCHRONISES = "synchronizing CUDA operation"
 """The error of torch's synchronisation debug mode (c10/cuda/CUDAFunctions.cpp, `warn_or_error_on_sync`)."""
-
-
-class Recording(Protocol):
-    """Captured work."""
-
-    @property
-    def pool_bytes(self) -> int:
-        """Bytes of the device that only this work may use: its results, and the workspaces of libraries."""
-
-    def __call__(self) -> None:
-        """Replay the work."""
 
 
 class Machine:
@@ -93,20 +82,27 @@ class Machine:
         return memory.available_bytes(self.device)
 
     def reset_peak(self) -> None:
-        """Start a new peak measurement."""
-        memory.reset_peak(self.device)
+        """Start a new peak measurement. Does nothing where the system cannot."""
+        with contextlib.suppress(OSError):
+            memory.CLEAR_REFS.write_text(memory.RESET_PEAK)
 
     def peak_bytes(self) -> int | None:
-        """Return the peak of bytes in use since `reset_peak`; None where the system does not report it."""
-        return memory.peak_bytes(self.device)
+        """Return the peak of bytes in use since `reset_peak`; None where the system does not report it.
+
+        On CUDA the peak is the allocator's, on a CPU that of this process's resident set.
+        """
+        return memory.peak_resident_bytes()
 
     def allocated_bytes(self) -> int:
         """Return the bytes of the device that live tensors of this process occupy; 0 on a CPU, which does not count."""
-        return memory.allocated_bytes(self.device)
+        return 0
 
     def used_bytes(self) -> int | None:
-        """Return the bytes of the device in use by all processes; None on a CPU."""
-        return memory.used_bytes(self.device)
+        """Return the bytes of the device in use by all processes; None on a CPU.
+
+        Blocks that torch's allocator of this process has cached without a live tensor do not count.
+        """
+        return None
 
     def release(self) -> None:
         """Return unused memory to the device, as after an out-of-memory error."""
@@ -174,6 +170,20 @@ class CudaMachine(Machine):
     def may_spill(self) -> bool:
         return under_wsl()
 
+    def reset_peak(self) -> None:
+        self._cuda.reset_peak_memory_stats(self.device)
+
+    def peak_bytes(self) -> int | None:
+        return int(self._cuda.max_memory_allocated(self.device))
+
+    def allocated_bytes(self) -> int:
+        return int(self._cuda.memory_allocated(self.device))
+
+    def used_bytes(self) -> int | None:
+        free, total = self._cuda.mem_get_info(self.device)
+        cached = self._cuda.memory_reserved(self.device) - self._cuda.memory_allocated(self.device)
+        return int(total - free) - int(cached)
+
     def release(self) -> None:
         clear_workspaces()  # a workspace of 32 MiB inside a larger block keeps the whole block
         self._cuda.empty_cache()
@@ -208,7 +218,7 @@ class CudaMachine(Machine):
         # CUDA's own allocator (backend:cudaMallocAsync) has no MemPool; its graphs need an id only.
         pool = self._cuda.MemPool() if self._cuda.get_allocator_backend() == "native" else None
         pool_id = self._cuda.graph_pool_handle() if pool is None else pool.id
-        recorded = _Recorded(self, self._cuda.CUDAGraph(), pool, pool_id)
+        recorded = Recording(self, self._cuda.CUDAGraph(), pool, pool_id)
         before = self._cuda.current_stream()
         try:
             with (
@@ -226,7 +236,7 @@ class CudaMachine(Machine):
             raise CaptureError(f"this cannot be captured as a CUDA graph: {first_line(first)}.") from error
         return recorded
 
-    def _end_failed_capture(self, recorded: _Recorded) -> None:
+    def _end_failed_capture(self, recorded: Recording) -> None:
         """Undo what a failed capture leaves in torch (the numbers are PyTorch's pull requests).
 
         Up to torch 2.12 the allocator stays in capture, and `empty_cache` frees nothing (180395). Up to 2.13 the graph
@@ -294,7 +304,7 @@ def clear_workspaces() -> None:
 
 
 @dataclass(frozen=True)
-class _Recorded:
+class Recording:
     """A CUDA graph and its memory pool; a call replays the graph. The graph must be reset before the pool is freed."""
 
     machine: CudaMachine

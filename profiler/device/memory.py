@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import resource
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,8 +35,8 @@ _CGROUPS = (
 )
 """Versions 2 (kernel.org, admin-guide/cgroup-v2) and 1 (cgroup-v1/memory)."""
 _STATUS = Path("/proc/self/status")
-_CLEAR_REFS = Path("/proc/self/clear_refs")
-_RESET_PEAK = "5"  # proc(5): writing 5 resets the peak resident set size
+CLEAR_REFS = Path("/proc/self/clear_refs")
+RESET_PEAK = "5"  # proc(5): writing 5 resets the peak resident set size
 
 
 def available_bytes(device: torch.device) -> int:
@@ -72,57 +73,19 @@ def trim_heap() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def reset_peak(device: torch.device) -> None:
-    """Start a new peak measurement for `peak_bytes`. Does nothing where the system cannot."""
-    if device.type == "cuda":
-        import torch
-
-        torch.cuda.reset_peak_memory_stats(device)
-        return
-    try:
-        _CLEAR_REFS.write_text(_RESET_PEAK)
-    except OSError:
-        return
-
-
-def peak_bytes(device: torch.device) -> int | None:
-    """Return the peak of bytes in use since `reset_peak`; None where the system does not report it.
-
-    On CUDA the peak is the allocator's, on a CPU that of this process's resident set.
-    """
-    if device.type == "cuda":
-        import torch
-
-        return int(torch.cuda.max_memory_allocated(device))
-    try:
-        for line in _STATUS.read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return None
+def peak_resident_bytes() -> int | None:
+    """Return the peak of this process's resident set, in bytes; None where the system does not report it."""
+    lines = _STATUS.read_text().splitlines()
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)
 
 
 def page_faults() -> int:
-    """Return the number of pages that this process touched for the first time; 0 where the system does not count them.
+    """Return the number of pages that this process touched for the first time.
 
     malloc returns large buffers to the system when they are freed (glibc's mallopt(3): M_TRIM_THRESHOLD,
     M_MMAP_THRESHOLD). A process that repeatedly frees and allocates them pays for fresh pages each time.
     """
-    try:
-        import resource
-    except ImportError:  # not a Unix
-        return 0
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-
-
-def allocated_bytes(device: torch.device) -> int:
-    """Return the bytes of a CUDA device that live tensors of this process occupy; 0 on a CPU."""
-    if device.type != "cuda":
-        return 0
-    import torch
-
-    return int(torch.cuda.memory_allocated(device))
 
 
 _DEFAULT_POOL = (0, 0)
@@ -164,20 +127,6 @@ def _segments(device: torch.device, pool_id: tuple[int, int]) -> list[dict[str, 
         for segment in torch.cuda.memory_snapshot()
         if segment["device"] == index and tuple(segment["segment_pool_id"]) == pool_id
     ]
-
-
-def used_bytes(device: torch.device) -> int | None:
-    """Return the bytes of a CUDA device in use by all processes; None on a CPU.
-
-    Blocks that torch's allocator of this process has cached without a live tensor do not count.
-    """
-    if device.type != "cuda":
-        return None
-    import torch
-
-    free, total = torch.cuda.mem_get_info(device)
-    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return int(total - free) - int(cached)
 
 
 def _cgroup_available_bytes() -> int:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import psutil
 
@@ -31,28 +31,32 @@ DeviceSettings = dict[str, str | int | float | bool | None]
 """Settings of a device by name; None for what it does not report."""
 
 
-class TelemetrySource(Protocol):
-    """A source of readings of one device."""
+class TelemetrySource:
+    """A source of readings of one device; this one reads nothing."""
+
+    failures: Mapping[str, str] = MappingProxyType({})
+    """The error of each quantity that failed unexpectedly, by name; not of those that the device lacks."""
 
     @property
     def missing(self) -> tuple[str, ...]:
         """Names of the quantities that this source cannot read."""
-
-    @property
-    def failures(self) -> Mapping[str, str]:
-        """The error of each quantity that failed unexpectedly, by name; not of those that the device lacks."""
+        return ()
 
     def read(self) -> Reading:
         """Take one reading; never raises."""
+        return Reading()
 
     def facts(self) -> DeviceSettings:
         """Return settings and limits that do not change during a run; None for what cannot be read."""
+        return {}
 
     def energy_j(self) -> float | None:
         """Return joules since some fixed moment; None without an energy counter."""
+        return None
 
     def counters(self) -> HardwareCounters | None:
         """Return the GPU's own counters since the last call; None without them, or if that was too short ago."""
+        return None
 
 
 _NOT_OFFERED = ("Not Supported", "Function Not Found", "Insufficient Permissions")
@@ -63,7 +67,7 @@ _LEAST_COUNTED_S = 0.5
 """The shortest interval that counters describe. They are refreshed about every 0.1 s (nvml.h, nvmlGpmMetricsGet)."""
 
 
-class NvmlSource:
+class NvmlSource(TelemetrySource):
     """NVML through nvidia-ml-py. A field that fails is None, with its name in `missing`; nothing is ever set."""
 
     def __init__(self, uuid: str, nvml: Any) -> None:
@@ -185,13 +189,11 @@ def _others(pids: Sequence[int]) -> int | None:
     return len(pids) - 1 if os.getpid() in pids else None
 
 
-class HostSource:
+class HostSource(TelemetrySource):
     """The host: its clock, the load of other processes on this process's cores, and RAPL where it can be read.
 
     Processes of `helper_pids` work for this one and are no foreign load.
     """
-
-    failures: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, helper_pids: Sequence[int] = ()) -> None:
         self._helper_pids = helper_pids
@@ -218,39 +220,24 @@ class HostSource:
 
         return {
             **processor(),
-            "governor": governor(),
+            "governor": _text(_GOVERNOR),
             "torch_threads": torch.get_num_threads(),
-            "allowed_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-            "cgroup_cpu_quota": _cgroup("cpu.max"),
-            "cgroup_memory_limit": _cgroup("memory.max"),
+            "allowed_cores": len(os.sched_getaffinity(0)),
+            "cgroup_cpu_quota": _text(_CGROUP / "cpu.max"),
+            "cgroup_memory_limit": _text(_CGROUP / "memory.max"),
         }
 
     def energy_j(self) -> float | None:
         return self._rapl.energy_j()
 
-    def counters(self) -> HardwareCounters | None:
-        return None
 
-
-class NoSource:
+class NoSource(TelemetrySource):
     """A device that reports nothing; `why` is the reason of every failure."""
 
     missing = ("clock", "power", "temperature", "throttle reasons", "other processes", "energy")
 
     def __init__(self, why: str = "") -> None:
         self.failures = dict.fromkeys(self.missing, why) if why else {}
-
-    def read(self) -> Reading:
-        return Reading()
-
-    def facts(self) -> DeviceSettings:
-        return {}
-
-    def energy_j(self) -> float | None:
-        return None
-
-    def counters(self) -> HardwareCounters | None:
-        return None
 
 
 def source_for(device: torch.device, helper_pids: Sequence[int] = ()) -> TelemetrySource:
@@ -324,17 +311,10 @@ class Watch:
             self.cost_s += now_s() - start
 
 
-def governor() -> str | None:
-    """Return the CPU's frequency governor; None where the system does not report it."""
+def _text(file: Path) -> str | None:
+    """A setting of the system; None where it does not report it."""
     try:
-        return _GOVERNOR.read_text().strip()
-    except OSError:
-        return None
-
-
-def _cgroup(name: str) -> str | None:
-    try:
-        return (_CGROUP / name).read_text().strip()
+        return file.read_text().strip()
     except OSError:
         return None
 
@@ -363,7 +343,8 @@ class Rapl:
     _wrapped_uj: int = 0
 
     def __post_init__(self) -> None:
-        self._packages = sorted(zone for zone in self.root.glob("intel-rapl:*") if _name(zone).startswith("package"))
+        zones = sorted(self.root.glob("intel-rapl:*"))
+        self._packages = [zone for zone in zones if (_text(zone / "name") or "").startswith("package")]
 
     def energy_j(self) -> float | None:
         """Return joules since some fixed moment.
@@ -378,13 +359,6 @@ class Rapl:
         except (OSError, ValueError):
             return None
         return (sum(self._last_uj.values()) + self._wrapped_uj) / 1e6 if self._packages else None
-
-
-def _name(zone: Path) -> str:
-    try:
-        return (zone / "name").read_text()
-    except OSError:
-        return ""
 
 
 def _uj(file: Path) -> int:

@@ -69,8 +69,8 @@ def _disk_link(machine: Machine, budget_s: float) -> Roof:
 def disk_fetch(nbytes: int, machine: Machine) -> Iterator[Callable[[], torch.Tensor]]:
     """Yield a function that reads a file of `nbytes` random bytes to the device.
 
-    It copies a memory map, as accelerate reads offloaded weights. The file leaves the page cache before each read if
-    the system allows it. The weights of a model that does not fit in memory are not cached either.
+    It copies a memory map, as accelerate reads offloaded weights. The file leaves the page cache before each read: the
+    weights of a model that does not fit in memory are not cached either.
     """
     with tempfile.TemporaryFile(prefix="roofscope-link-") as file:
         np.random.default_rng(0).integers(0, 255, nbytes, dtype=np.uint8).tofile(file)
@@ -78,8 +78,7 @@ def disk_fetch(nbytes: int, machine: Machine) -> Iterator[Callable[[], torch.Ten
         os.fsync(file.fileno())
 
         def read() -> torch.Tensor:
-            if hasattr(os, "posix_fadvise"):
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             return torch.tensor(np.memmap(file, dtype=np.uint8, mode="r")).to(machine.device)
 
         yield read

@@ -133,14 +133,14 @@ def forget(files: Iterable[Path]) -> bool:
     """Ask the system to drop the cached pages of these files; return whether they are gone.
 
     Pages that a process has mapped stay cached (posix_fadvise(2), POSIX_FADV_DONTNEED), and so does a file system that
-    is itself memory. If the system does not report residency, the result is False.
+    is itself memory.
     """
     resident_pages = pages = 0
     for file in files:
         try:
             _drop(file)
             is_resident = _resident(file)
-        except (OSError, AttributeError):  # the file is gone, or this is not Linux
+        except OSError:  # the file is gone
             return False
         resident_pages += int(is_resident.sum())
         pages += len(is_resident)

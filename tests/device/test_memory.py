@@ -80,7 +80,6 @@ def test_the_asynchronous_allocator_has_no_unused_blocks(monkeypatch: pytest.Mon
 NBYTES = 64 * mmap.PAGESIZE
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="mincore and posix_fadvise are Linux's")
 def test_a_mapped_file_stays_in_the_cache(tmp_path: Path) -> None:
     """Like a checkpoint that safetensors has mapped for a model on a CPU."""
     file = tmp_path / "weights"

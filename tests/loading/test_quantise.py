@@ -18,7 +18,7 @@ from machines import HOST
 import profiler
 from profiler.counting.operators import Linear
 from profiler.counting.walk import linear_modules, walk
-from profiler.device.clock import HostClock, time_calls
+from profiler.device.clock import Clock, time_calls
 from profiler.device.memory import storage_bytes
 from profiler.engines.base import greedy_tokens
 from profiler.engines.transformers import EagerEngine
@@ -205,7 +205,7 @@ def conversions_s(folder: Path, quant: Quant) -> float:
             call()
 
     with torch.inference_mode():
-        return statistics.median(time_calls(all_of_them, HostClock(), 12)[2:])
+        return statistics.median(time_calls(all_of_them, Clock(), 12)[2:])
 
 
 @slow

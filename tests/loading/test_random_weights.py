@@ -69,17 +69,17 @@ from profiler.loading.source import resolve
 from profiler.loading.config import load_config
 from profiler.loading.load import load
 from profiler.loading.request import ModelRequest
-from profiler.device.memory import peak_bytes, reset_peak
+from profiler.device.machine import machine_for
 from profiler.counting.walk import walk
 source = resolve(sys.argv[1]); config = load_config(source); cpu = torch.device("cpu")
 import transformers, accelerate, bitsandbytes
 from transformers import AutoModelForCausalLM
 AutoModelForCausalLM._model_mapping[type(config)]
 torch.randn(64, 64) @ torch.randn(64, 64)
-reset_peak(cpu); before = peak_bytes(cpu)
+host = machine_for(cpu); host.reset_peak(); before = host.peak_bytes()
 loaded = load(ModelRequest(source, cpu, torch.bfloat16), config)
 size = sum(p.numel() * p.element_size() for p in loaded.module.parameters())
-print((peak_bytes(cpu) - before) / size)
+print((host.peak_bytes() - before) / size)
 """
 
 
@@ -93,7 +93,7 @@ def test_peak_memory_stays_under_1_3x_the_model() -> None:
 
 
 NF4_PEAK = PEAK.replace("torch.bfloat16), config)", "torch.bfloat16, 'nf4'), config)").replace(
-    "print((peak_bytes(cpu) - before) / size)", "print((peak_bytes(cpu) - before) / 1e9)"
+    "print((host.peak_bytes() - before) / size)", "print((host.peak_bytes() - before) / 1e9)"
 )
 
 

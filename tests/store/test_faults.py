@@ -22,7 +22,7 @@ from machines import CPU
 import profiler
 from profiler import effort
 from profiler.cli import app as cli
-from profiler.device.clock import HostClock
+from profiler.device.clock import Clock
 from profiler.device.machine import Machine
 from profiler.engines.base import DecodeState
 from profiler.errors import RunError
@@ -149,7 +149,7 @@ def test_a_disk_that_fills_up_at_any_write(tmp_path: Path, monkeypatch: pytest.M
     }
 
 
-class BrokenClock(HostClock):
+class BrokenClock(Clock):
     """Returns `value` as the duration of one step, in the decode loop number `after`."""
 
     def __init__(self, value: float, after: int) -> None:
