@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +17,6 @@ from profiler.device.machine import Machine
 from profiler.facts.roofs import Ceilings
 from profiler.judge.breakdown import TERM_NAMES
 from profiler.roofs.links import disk_fetch
-from profiler.stats import NOTHING, Timing
 
 KernelCall = Callable[[], object]
 
@@ -129,6 +129,10 @@ class KernelBench:
     def product(self) -> torch.Tensor:
         return F.linear(self.left, self.right)
 
+    def tiny_product(self) -> torch.Tensor:
+        """Return a product that is almost entirely dispatch."""
+        return F.linear(self.tiny, self.tiny)
+
     def seconds(self, call: KernelCall, least: int = 1) -> float:
         """Return the median seconds of a few calls in a row, at least `least`."""
         times_s: list[float] = []
@@ -136,9 +140,9 @@ class KernelBench:
             times_s += time_calls(call, self.machine.clock, 1)
         return statistics.median(times_s)
 
-    def times(self, call: KernelCall | None) -> Timing:
-        """Measure the seconds of a call; `NOTHING` for None."""
-        return Timing(self.seconds(call, _LEAST_CALLS), 0.0) if call else NOTHING
+    def times_s(self, calls: Iterable[KernelCall | None]) -> list[float]:
+        """Return the seconds of each call; 0 for None."""
+        return [self.seconds(call, _LEAST_CALLS) if call else 0.0 for call in calls]
 
 
 def _width_beyond(cache_bytes: int) -> int:
@@ -146,68 +150,60 @@ def _width_beyond(cache_bytes: int) -> int:
     return max(_LEAST_WIDTH, 1024 * math.ceil(math.sqrt(2 * cache_bytes / 4) / 1024))
 
 
+def repeat(times: int, *calls: KernelCall) -> KernelCall:
+    """Return a call that makes `calls` one after the other, `times` over."""
+
+    def run() -> None:
+        for _ in range(times):
+            for call in calls:
+                call()
+
+    return run
+
+
 def known_kernels(bench: KernelBench) -> Iterator[KnownKernel]:
     """Yield kernels of every label and cause. Each is built when it is needed, by the roofs of that moment."""
     data, tiny, one, device = bench.data, bench.tiny, bench.one, bench.machine.device
-
-    def tiny_product() -> None:
-        F.linear(tiny, tiny)
-
     wide = torch.randn(2 * len(bench.left), len(bench.left), device=device)
     wide_bytes = 4.0 * (bench.left.numel() + wide.numel() + len(bench.left) * len(wide))
+    product = partial(F.linear, bench.left, wide)
     yield _single(
         "a large matrix product",
         Label("compute-bound"),
-        Part(2.0 * bench.left.numel() * len(wide), wide_bytes, lambda: F.linear(bench.left, wide), tiny_product),
+        Part(2.0 * bench.left.numel() * len(wide), wide_bytes, product, bench.tiny_product),
     )
     stream = Part(0.0, 4.0 * data.numel(), data.sum, one.sum)
     yield _single("a stream past every cache", Label("memory-bound"), stream)
     yield _product_and_stream(bench)
 
-    def chain() -> None:
-        for _ in range(CHAIN_LENGTH):
-            one.add_(1)
-
-    yield KnownKernel(
-        "a chain of one-element additions",
-        Label("overhead-bound"),
-        chain,
-        chain,
-        (Part(1.0 * CHAIN_LENGTH, 8.0 * CHAIN_LENGTH),),
-    )
+    chain = repeat(CHAIN_LENGTH, partial(one.add_, 1))
+    additions = Part(1.0 * CHAIN_LENGTH, 8.0 * CHAIN_LENGTH)
+    yield KnownKernel("a chain of one-element additions", Label("overhead-bound"), chain, chain, (additions,))
     yield _host_loop(bench)
 
-    weight_bytes = 4.0 * bench.width**2
-
-    def row_by_row() -> None:
-        for row in bench.rows:
-            F.linear(row, bench.weights[0])
-
-    def hollow_row_by_row() -> None:
-        for _ in range(_ROWS):
-            F.linear(tiny[0], tiny)
-
     # Reads its weights once per row, where once in total is enough.
+    row_by_row = repeat(1, *(partial(F.linear, row, bench.weights[0]) for row in bench.rows))
     yield _single(
         f"a product of {_ROWS} rows, row by row",
         Label("kernel-bound", TERM_NAMES["kernel_s"]),
-        Part(2.0 * _ROWS * bench.width**2, weight_bytes, row_by_row, hollow_row_by_row),
+        Part(
+            2.0 * _ROWS * bench.width**2,
+            4.0 * bench.width**2,
+            row_by_row,
+            repeat(_ROWS, partial(F.linear, tiny[0], tiny)),
+        ),
     )
     yield _dequantised(bench)
 
     row, square = bench.rows[:1, :_LEAST_WIDTH], (_LEAST_WIDTH, _LEAST_WIDTH)
     on_device = data[: _LEAST_WIDTH**2].view(square)
-
-    def fetched() -> None:
-        F.linear(row, bench.fetch().view(torch.float32).view(square))
-
-    product = Part(2.0 * _LEAST_WIDTH**2, on_device.nbytes, lambda: F.linear(row, on_device), tiny_product)
+    of_one_row = Part(2.0 * _LEAST_WIDTH**2, on_device.nbytes, partial(F.linear, row, on_device), bench.tiny_product)
     yield KnownKernel(
         "a product of one row, its weights on the disk",
         Label("link-bound"),
-        fetched,
-        tiny_product,
-        (product,),
+        lambda: F.linear(row, bench.fetch().view(torch.float32).view(square)),
+        bench.tiny_product,
+        (of_one_row,),
         bench.fetch,
     )
 
@@ -226,33 +222,14 @@ def _product_and_stream(bench: KernelBench) -> KnownKernel:
     elements = int(_STREAM_RATIO * flops / roofs.compute_flops_per_s * roofs.memory_bytes_per_s / 4)
     streams = math.ceil(elements / bench.data.numel())
     data = bench.data[: elements // streams]
-
-    def stream() -> None:
-        for _ in range(streams):
-            data.sum()
-
-    def hollow_stream() -> None:
-        for _ in range(streams):
-            bench.one.sum()
-
-    def hollow_product() -> None:
-        F.linear(bench.tiny, bench.tiny)
-
-    def both() -> None:
-        bench.product()
-        stream()
-
-    def hollow() -> None:
-        hollow_product()
-        hollow_stream()
-
+    stream, hollow_stream = repeat(streams, data.sum), repeat(streams, bench.one.sum)
     return KnownKernel(
         "a product and a stream, nearly equally long",
         Label("mixed"),
-        both,
-        hollow,
+        repeat(1, bench.product, stream),
+        repeat(1, bench.tiny_product, hollow_stream),
         (
-            Part(flops, 12.0 * bench.left.numel(), bench.product, hollow_product),
+            Part(flops, 12.0 * bench.left.numel(), bench.product, bench.tiny_product),
             Part(0.0, 4.0 * data.numel() * streams, stream, hollow_stream),
         ),
     )
@@ -261,38 +238,20 @@ def _product_and_stream(bench: KernelBench) -> KnownKernel:
 def _host_loop(bench: KernelBench) -> KnownKernel:
     """Return a loop of products that keeps the host busy for longer than the device."""
     left, right = bench.squares(_SHORT_PRODUCT_S)
-    tiny, one = bench.tiny, bench.one
-
-    def products(a: torch.Tensor, b: torch.Tensor) -> None:
-        for _ in range(_SHORT_PRODUCTS):
-            F.linear(a, b)
-
-    def additions(count: int) -> None:
-        for _ in range(count):
-            one.add_(1)
-
-    def loop(a: torch.Tensor, b: torch.Tensor) -> None:
-        for _ in range(_SHORT_PRODUCTS):
-            F.linear(a, b)
-            additions(count)
-
-    products_s = bench.seconds(lambda: products(left, right))
+    short = partial(F.linear, left, right)
+    products, hollow_products = repeat(_SHORT_PRODUCTS, short), repeat(_SHORT_PRODUCTS, bench.tiny_product)
+    addition = partial(bench.one.add_, 1)
+    products_s = bench.seconds(products)
     # The minimum: if other processes delay the host now, a larger time would give the loop too little work.
-    addition_s = min(time_calls(lambda: additions(CHAIN_LENGTH), bench.machine.clock, _MOST_CALLS)) / CHAIN_LENGTH
-    count = math.ceil(_HOST_RATIO * products_s / _SHORT_PRODUCTS / addition_s)
+    addition_s = min(time_calls(repeat(CHAIN_LENGTH, addition), bench.machine.clock, _MOST_CALLS)) / CHAIN_LENGTH
+    additions = repeat(math.ceil(_HOST_RATIO * products_s / _SHORT_PRODUCTS / addition_s), addition)
+    flops, nbytes = 2.0 * _SHORT_PRODUCTS * len(left) ** 3, 12.0 * _SHORT_PRODUCTS * left.numel()
     return KnownKernel(
         "short products between a host's own work",
         Label("overhead-bound"),
-        lambda: loop(left, right),
-        lambda: loop(tiny, tiny),
-        (
-            Part(
-                2.0 * _SHORT_PRODUCTS * len(left) ** 3,
-                12.0 * _SHORT_PRODUCTS * left.numel(),
-                lambda: products(left, right),
-                lambda: products(tiny, tiny),
-            ),
-        ),
+        repeat(_SHORT_PRODUCTS, short, additions),
+        repeat(_SHORT_PRODUCTS, bench.tiny_product, additions),
+        (Part(flops, nbytes, products, hollow_products),),
     )
 
 
@@ -306,14 +265,14 @@ def _dequantised(bench: KernelBench) -> KnownKernel:
     def dense() -> torch.Tensor:
         return packed.float().mul_(scales)
 
-    def product() -> None:
-        F.linear(bench.rows[:1], dense())
-
-    def hollow() -> None:
-        F.linear(bench.tiny, tiny_packed.float().mul_(scales[:8]))
-
     return _single(
         "a product of int8 weights, unpacked before it",
         Label("kernel-bound", TERM_NAMES["dequantise_s"]),
-        Part(2.0 * width**2, 1.0 * packed.numel() + 4.0 * width, product, hollow, dense),
+        Part(
+            2.0 * width**2,
+            1.0 * packed.numel() + 4.0 * width,
+            lambda: F.linear(bench.rows[:1], dense()),
+            lambda: F.linear(bench.tiny, tiny_packed.float().mul_(scales[:8])),
+            dense,
+        ),
     )

@@ -67,16 +67,10 @@ class SelftestRow:
 
 @dataclass(frozen=True)
 class _Round:
-    """Times of a kernel and its parts, and the roofs, measured within the same second."""
+    """The roofs, and the seconds of the calls of `_calls`, measured within the same second."""
 
     roofs: RoofsNow
-    whole: Timing
-    hollow: Timing
-    bare: Timing
-    """Dispatch of the parts' calls."""
-    fetch: Timing
-    parts: tuple[Timing, ...]
-    conversions: tuple[Timing, ...]
+    seconds: Sequence[float]
 
 
 def run_selftest(machine: Machine, ceilings: Ceilings) -> Iterator[SelftestRow]:
@@ -100,20 +94,22 @@ def _selftest(kernel: KnownKernel, bench: KernelBench, before: RoofsNow) -> Self
     compute = [item.roofs.compute_flops_per_s for item in rounds]
     during = RoofsNow(statistics.median(memory), statistics.median(compute))
     overlaps = bench.machine.info.overlaps_dispatch
-    quartiles_s = statistics.quantiles([item.whole.median_s for item in rounds], n=4)[::2]
 
-    def judge(item: _Round, roofs: RoofsNow, low_s: float, high_s: float) -> tuple[Label, Verdict, TimeBreakdown]:
-        measurement = _measurement(kernel, item, roofs, overlaps, low_s, high_s)
+    def judge(times: Sequence[Timing], roofs: RoofsNow, ends_s: Sequence[float]) -> tuple[Label, Measurement, Verdict]:
+        measurement = _measurement(kernel, times, roofs, overlaps, *ends_s)
         verdict = judge_cell(measurement)
-        return _label(verdict, measurement.split), verdict, measurement.split
+        return _label(verdict, measurement.split), measurement, verdict
 
-    medians = _medians(rounds)
-    label, verdict, breakdown = judge(medians, during, *quartiles_s)
-    label_before, _, _ = judge(medians, before, *quartiles_s)
-    counts = Counter(judge(item, item.roofs, *2 * (item.whole.median_s,))[0] for item in rounds)
+    over_rounds = [timing_of(seconds) for seconds in zip(*(item.seconds for item in rounds), strict=True)]
+    quartiles_s = statistics.quantiles([item.seconds[0] for item in rounds], n=4)[::2]
+    label, measurement, verdict = judge(over_rounds, during, quartiles_s)
+    label_before, _, _ = judge(over_rounds, before, quartiles_s)
+    counts = Counter(
+        judge([Timing(seconds, 0.0) for seconds in item.seconds], item.roofs, 2 * [item.seconds[0]])[0]
+        for item in rounds
+    )
     steady = all(high <= _STEADY * low for low, _, high in map(statistics.quantiles, (memory, compute)))
-    agreed = steady and label == label_before and counts[label] >= _AGREEING * len(rounds)
-    if not agreed:
+    if not (steady and label == label_before and counts[label] >= _AGREEING * len(rounds)):
         label = Label("inconclusive")
     return SelftestRow(
         name=kernel.name,
@@ -125,8 +121,8 @@ def _selftest(kernel: KnownKernel, bench: KernelBench, before: RoofsNow) -> Self
         right=label == kernel.label,
         wrong=label not in (kernel.label, Label("inconclusive")),
         rounds={str(name): count for name, count in counts.most_common()},
-        latency_s=breakdown.latency_s,
-        split=breakdown,
+        latency_s=measurement.split.latency_s,
+        split=measurement.split,
         memory_bytes_per_s=_range([before.memory_bytes_per_s, *memory]),
         compute_flops_per_s=_range([before.compute_flops_per_s, *compute]),
         signals=verdict.evidence,
@@ -137,28 +133,23 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
     return min(values), max(values)
 
 
+def _calls(kernel: KnownKernel, machine: Machine) -> list[KernelCall | None]:
+    """The kernel, its dispatch and its transfer; then the call of each part, its own dispatch, and its conversion."""
+    calls = [kernel.call, kernel.hollow, kernel.fetch]
+    for part in kernel.parts:
+        # A captured part is replayed without dispatch.
+        hollow = None if machine.captures else part.hollow
+        calls += [_captured(part.call, machine), hollow, _captured(part.convert, machine)]
+    return calls
+
+
 def _time_rounds(kernel: KnownKernel, bench: KernelBench) -> list[_Round]:
-    machine = bench.machine
-    parts = [_captured(part.call, machine) for part in kernel.parts]
-    conversions = [_captured(part.convert, machine) for part in kernel.parts]
-    # A captured part is replayed without dispatch.
-    bare = [None if machine.captures else part.hollow for part in kernel.parts]
-    for call in (kernel.call, kernel.hollow, *parts, *conversions):
-        bench.times(call)
+    machine, calls = bench.machine, _calls(kernel, bench.machine)
+    bench.times_s(calls)
     rounds: list[_Round] = []
     deadline_s = machine.now_s() + effort.STANDARD.selftest_s
     while len(rounds) < LEAST_KERNEL_ROUNDS or (len(rounds) < MOST_KERNEL_ROUNDS and machine.now_s() < deadline_s):
-        rounds.append(
-            _Round(
-                roofs=bench.look(),
-                whole=bench.times(kernel.call),
-                hollow=bench.times(kernel.hollow),
-                bare=Timing(sum(bench.times(call).median_s for call in bare), 0.0),
-                fetch=bench.times(kernel.fetch),
-                parts=tuple(bench.times(call) for call in parts),
-                conversions=tuple(bench.times(call) for call in conversions),
-            )
-        )
+        rounds.append(_Round(bench.look(), bench.times_s(calls)))
     return rounds
 
 
@@ -174,27 +165,11 @@ def _captured(call: KernelCall | None, machine: Machine) -> KernelCall | None:
         return call
 
 
-def _medians(rounds: Sequence[_Round]) -> _Round:
-    """Return the medians of all rounds, with their uncertainty; the roofs are those of the first."""
-
-    def median(times: Sequence[Timing]) -> Timing:
-        return timing_of([item.median_s for item in times])
-
-    return _Round(
-        roofs=rounds[0].roofs,
-        whole=median([item.whole for item in rounds]),
-        hollow=median([item.hollow for item in rounds]),
-        bare=median([item.bare for item in rounds]),
-        fetch=median([item.fetch for item in rounds]),
-        parts=tuple(median(times) for times in zip(*(item.parts for item in rounds), strict=True)),
-        conversions=tuple(median(times) for times in zip(*(item.conversions for item in rounds), strict=True)),
-    )
-
-
 def _measurement(
-    kernel: KnownKernel, item: _Round, roofs: RoofsNow, overlaps: bool, low_s: float, high_s: float
+    kernel: KnownKernel, times: Sequence[Timing], roofs: RoofsNow, overlaps: bool, low_s: float, high_s: float
 ) -> Measurement:
-    """Return a round as the measurement of a cell; the kernel's parts are its replayed operators."""
+    """Return the times of `_calls` as the measurement of a cell; the kernel's parts are its replayed operators."""
+    whole, hollow, fetch = times[:3]
     demands = [
         Demand(
             name=kernel.name,
@@ -208,14 +183,13 @@ def _measurement(
             dequantise_s=conversion.median_s,
             dequantise_half_width_s=conversion.half_width_s,
         )
-        for part, replayed, conversion in zip(kernel.parts, item.parts, item.conversions, strict=True)
+        for part, replayed, conversion in zip(kernel.parts, times[3::3], times[5::3], strict=True)
     ]
-    dispatch = Dispatch(
-        item.hollow.median_s, min(item.bare.median_s, item.hollow.median_s), half_width_s=item.hollow.half_width_s
-    )
-    step_roofs = StepRoofs(roofs.memory_bytes_per_s, dispatch, overlaps, fetch_s=item.fetch.median_s)
+    bare_s = sum(bare.median_s for bare in times[4::3])
+    dispatch = Dispatch(hollow.median_s, min(bare_s, hollow.median_s), half_width_s=hollow.half_width_s)
+    step_roofs = StepRoofs(roofs.memory_bytes_per_s, dispatch, overlaps, fetch_s=fetch.median_s)
     return Measurement(
-        split=break_down(item.whole.median_s, demands, 0.0, step_roofs, item.whole.half_width_s),
+        split=break_down(whole.median_s, demands, 0.0, step_roofs, whole.half_width_s),
         model_flops=sum(part.flops for part in kernel.parts),
         model_bytes=sum(part.nbytes for part in kernel.parts),
         compute_flops_per_s=roofs.compute_flops_per_s,
