@@ -28,13 +28,12 @@ def json_text(document: object) -> str:
 def _as_json(value: Any) -> Any:
     """Return what JSON knows of a dataclass or a mapping. Raises TypeError for anything else."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {item.name: getattr(value, item.name) for item in fields(value) if not _left_out(value, item)}
+        items = [(item, getattr(value, item.name)) for item in fields(value)]
+        if isinstance(value, Document):
+            items = [(item, each) for item, each in items if item.default is MISSING or each != item.default]
+        return {item.name: each for item, each in items}
     if isinstance(value, Mapping):
         return dict(value)
     if hasattr(value, "__fspath__"):
         return str(value)
     raise TypeError(f"{type(value).__name__} is not JSON")
-
-
-def _left_out(value: object, item: Any) -> bool:
-    return isinstance(value, Document) and item.default is not MISSING and getattr(value, item.name) == item.default

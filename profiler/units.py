@@ -98,7 +98,10 @@ def visible(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(sign if sign.isprintable() else " " if sign.isspace() else _escape(sign) for sign in text)
+    return "".join(
+        sign if sign.isprintable() else " " if sign.isspace() else sign.encode("unicode_escape").decode()
+        for sign in text
+    )
 
 
 def plain(text: str) -> bool:
@@ -129,7 +132,3 @@ def escape_formula(text: str) -> str:
 def unescape_formula(text: str) -> str:
     """Return the text before `escape_formula`."""
     return text[1:] if text.startswith("'") and text.lstrip("'").startswith(_FORMULA) else text
-
-
-def _escape(sign: str) -> str:
-    return sign.encode("unicode_escape").decode()

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from profiler import packages
-from profiler.checks import gpu as gpu_checks
+from profiler.checks import gpu
 from profiler.checks import installation as checks
-from profiler.checks.installation import CheckResult, quietly, run_check
+from profiler.checks.installation import CheckResult, Found, quietly, run_check
 from profiler.errors import RoofscopeError, describe_error
 from profiler.quant.registry import FORMATS
 from profiler.report.blocks import Lines, Section, TextColumn, TextTable
@@ -75,15 +75,29 @@ def examine(device: str = "auto") -> Examination:
         findings.append(CheckResult("device", False, error))
         findings += [CheckResult(name, None, "not tried") for name in _DEVICE_CHECKS]
     else:
-        findings += [*_device_checks(machine), *(_gpu_checks(machine) if machine.is_cuda else ())]
+        findings += [
+            run_check("device", partial(checks.card, machine)),
+            run_check("memory", partial(checks.free_memory, machine)),
+            run_check("NVML", partial(checks.nvml, machine)),
+            run_check("CUPTI", partial(checks.cupti, machine)),
+            run_check("bitsandbytes", partial(checks.bitsandbytes, machine.device)),
+            run_check("compile", partial(checks.compiling, machine.device), "no --engine compile"),
+            run_check("graphs", partial(checks.graphs, machine), "no --engine graph"),
+        ]
+    if machine is not None and machine.is_cuda:
+        findings += [
+            run_check("attention", partial(gpu.attention, machine), "a run cannot know its attention kernel"),
+            run_check("KV lengths", partial(gpu.new_lengths, machine), "attention does not run in 16 bits"),
+            *(run_check(kind.name, partial(gpu.product, machine, kind), kind.fails) for kind in gpu.PRODUCTS),
+        ]
     findings += [run_check(name, partial(checks.optional, name)) for name in checks.NEEDED_FOR]
     fits: list[PresetFit] = []
 
-    def fitting() -> CheckResult:
+    def fitting() -> Found:
         if machine is None:
-            return CheckResult("fits", None, "not tried")
+            return None, "not tried"
         fits.extend(_fits(machine, packs=any(item.works for item in findings if item.name == "bitsandbytes")))
-        return CheckResult("fits", any(fit.fits for fit in fits), fit_words(fits))
+        return any(fit.fits for fit in fits), fit_words(fits)
 
     findings.append(run_check("fits", fitting))
     broken = [item.name for item in findings if item.name in _NEEDED_FIRST and item.works is False]
@@ -93,23 +107,6 @@ def examine(device: str = "auto") -> Examination:
         cpu_command = f", or continue on the CPU: {first}" if on_cpu else ""
         first = f"fix {broken[0]}, then run `{_command()} doctor` again{cpu_command}"
     return Examination(tuple(findings), tuple(fits), first)
-
-
-def _device_checks(machine: Machine) -> Iterator[CheckResult]:
-    yield run_check("device", lambda: checks.card(machine))
-    yield run_check("memory", lambda: checks.free_memory(machine))
-    yield run_check("NVML", lambda: checks.nvml(machine))
-    yield run_check("CUPTI", lambda: checks.cupti(machine))
-    yield run_check("bitsandbytes", lambda: checks.bitsandbytes(machine.device))
-    yield run_check("compile", lambda: checks.compiling(machine.device), "no --engine compile")
-    yield run_check("graphs", lambda: checks.graphs(machine), "no --engine graph")
-
-
-def _gpu_checks(machine: Machine) -> Iterator[CheckResult]:
-    yield run_check("attention", lambda: gpu_checks.attention(machine), "a run cannot know its attention kernel")
-    yield run_check("KV lengths", lambda: gpu_checks.new_lengths(machine), "attention does not run in 16 bits")
-    for kind in gpu_checks.PRODUCTS:
-        yield run_check(kind.name, partial(gpu_checks.product, machine, kind), kind.fails)
 
 
 def _command() -> str:

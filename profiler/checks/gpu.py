@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from profiler.checks.installation import CheckResult
+from profiler.checks.installation import Found
 from profiler.device.device import compute_capability
 from profiler.errors import first_line
 from profiler.facts.measurements import COMPILED, REPEATED_HEADS
@@ -30,7 +30,7 @@ _COSTLY = 10.0
 """A new length is reported if its first call takes this many times as long as the second."""
 
 
-def attention(machine: Machine) -> CheckResult:
+def attention(machine: Machine) -> Found:
     """Report the kernels of `scaled_dot_product_attention` in prefill and decode, with and without a mask."""
     from profiler.facts.step import UNFUSED_KERNEL
 
@@ -40,17 +40,17 @@ def attention(machine: Machine) -> CheckResult:
     words = f"{_phases(plain)}; with a mask {_phases(masked)}" if plain != masked else _phases(plain)
     words = f"kernel {words}"
     if UNFUSED_KERNEL not in (*plain, *masked):
-        return CheckResult("attention", True, words)
+        return True, words
     words += f"; {UNFUSED_KERNEL} copies K and V for every head and writes its scores to memory"
     if plain[1] == UNFUSED_KERNEL != masked[1]:
         ways = " or, in decode, ".join(how_to(change, on_gpu=True).line for change in (REPEATED_HEADS, COMPILED))
         words += f"; avoid it by {ways}"
     elif UNFUSED_KERNEL in masked:
         words += ": a newer torch may have a kernel for this GPU"
-    return CheckResult("attention", True, words, slow=True)
+    return True, words, True
 
 
-def new_lengths(machine: Machine) -> CheckResult:
+def new_lengths(machine: Machine) -> Found:
     """Compare the first attention call at a KV length with the second.
 
     cuDNN builds a plan for every new shape (ATen/native/cudnn/MHA.cpp). torch prefers cuDNN on Hopper and Blackwell
@@ -61,7 +61,7 @@ def new_lengths(machine: Machine) -> CheckResult:
 
     from profiler.device.clock import first_and_second_s
 
-    name, dtype = "KV lengths", getattr(torch, machine.info.sixteen_bit_dtype)
+    dtype = getattr(torch, machine.info.sixteen_bit_dtype)
 
     def attention_at(length: int) -> Callable[[], object]:
         query = torch.zeros(1, _QUERY_HEADS, 1, _HEAD_DIM, device=machine.device, dtype=dtype)
@@ -71,14 +71,14 @@ def new_lengths(machine: Machine) -> CheckResult:
     with torch.inference_mode():  # as in a run
         first_s, second_s = first_and_second_s(machine.clock, attention_at, _LENGTHS)
     if first_s <= _COSTLY * second_s:
-        return CheckResult(name, True, f"a new KV length costs nothing extra ({duration(second_s)} per call)")
+        return True, f"a new KV length costs nothing extra ({duration(second_s)} per call)"
     words = f"each new KV length costs about {duration(first_s - second_s)} once, and {duration(second_s)} after that"
     if _kernel(machine, query=1, masked=False) == "cudnn":
         words += (
             ": cuDNN builds a plan for each; torch.backends.cuda.enable_cudnn_sdp(False) needs none, and --engine"
             " static has one length"
         )
-    return CheckResult(name, True, words, slow=True)
+    return True, words, True
 
 
 def _kernel(machine: Machine, *, query: int, masked: bool) -> str:
@@ -193,17 +193,17 @@ PRODUCTS = (
 )
 
 
-def product(machine: Machine, kind: OptionalProduct) -> CheckResult:
+def product(machine: Machine, kind: OptionalProduct) -> Found:
     """Check that a matrix product runs on this GPU, gives the right values, and does not block the host."""
     try:
         call = kind.made(machine.device)
         wrong = bool((call() != 1).any())
     except Exception as error:
         if compute_capability(machine.device) < kind.capability:
-            return CheckResult(kind.name, None, kind.older)
-        return CheckResult(kind.name, False, f"{first_line(error)}; {kind.fails}")
+            return None, kind.older
+        return False, f"{first_line(error)}; {kind.fails}"
     if wrong:
-        return CheckResult(kind.name, False, f"gives wrong values: {kind.fails}")
+        return False, f"gives wrong values: {kind.fails}"
     if machine.waits(call):  # without a kernel for the GPU, `_grouped_mm` reads the groups' ends (GroupedMMUtils.h)
-        return CheckResult(kind.name, True, "works, but waits for the GPU in every call: no --engine graph", slow=True)
-    return CheckResult(kind.name, True, kind.works)
+        return True, "works, but waits for the GPU in every call: no --engine graph", True
+    return True, kind.works

@@ -96,7 +96,9 @@ class KernelBench:
     def __init__(self, machine: Machine, ceilings: Ceilings, stack: ExitStack) -> None:
         self.machine = machine
         device = machine.device
-        self.width = _width_beyond(machine.info.last_level_cache_bytes)
+        cache_bytes = machine.info.last_level_cache_bytes
+        # The least multiple of 1024 whose square in float32 has the size of two caches.
+        self.width = max(_LEAST_WIDTH, 1024 * math.ceil(math.sqrt(2 * cache_bytes / 4) / 1024))
         """Rows and columns of a weight matrix in float32 that no cache holds."""
         elements = self.width**2
         self.data = torch.rand(max(ceilings.stream_bytes // 4, elements), device=device)
@@ -143,11 +145,6 @@ class KernelBench:
     def times_s(self, calls: Iterable[KernelCall | None]) -> list[float]:
         """Return the seconds of each call; 0 for None."""
         return [self.seconds(call, _LEAST_CALLS) if call else 0.0 for call in calls]
-
-
-def _width_beyond(cache_bytes: int) -> int:
-    """Return the least multiple of 1024, from `_LEAST_WIDTH` on, whose square in float32 has the size of two caches."""
-    return max(_LEAST_WIDTH, 1024 * math.ceil(math.sqrt(2 * cache_bytes / 4) / 1024))
 
 
 def repeat(times: int, *calls: KernelCall) -> KernelCall:

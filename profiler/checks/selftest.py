@@ -20,7 +20,7 @@ from profiler.facts.dispatch import Dispatch
 from profiler.facts.roofs import Ceilings
 from profiler.judge.breakdown import TERM_NAMES, Demand, StepRoofs, TimeBreakdown, break_down
 from profiler.judge.regimes import DOMINANCE, Evidence, Measurement, Verdict, judge_cell
-from profiler.report.blocks import Lines, Section, TextTable, text_table
+from profiler.report.blocks import Lines, Section, text_table
 from profiler.stats import Timing, timing_of
 from profiler.units import duration, percent, scaled
 
@@ -212,7 +212,7 @@ def _label(verdict: Verdict, breakdown: TimeBreakdown) -> Label:
 
 
 def selftest_section(results: Sequence[SelftestRow]) -> Section:
-    """A table of the known kernels, and the reason why each inconclusive one has no label."""
+    """A row per known kernel (expected label, result, largest parts of its time), and why some have no label."""
     reasons = [
         f"inconclusive: {item.name}: the rounds gave"
         f" {', '.join(f'{label} ({count})' for label, count in item.rounds.items())}; during them memory reached"
@@ -220,11 +220,6 @@ def selftest_section(results: Sequence[SelftestRow]) -> Section:
         for item in results
         if not item.right and not item.wrong
     ]
-    return Section("", [_selftest_table(results), Lines(reasons)])
-
-
-def _selftest_table(results: Sequence[SelftestRow]) -> TextTable:
-    """A row per known kernel: expected label, result, and the largest parts of its time."""
     headings = ("known kernel", "expected", "result", "confidence", "rounds", "time", "where it goes")
     caption = "rounds: how many gave the expected label, each under the roofs that it measured"
     rows = [
@@ -239,7 +234,8 @@ def _selftest_table(results: Sequence[SelftestRow]) -> TextTable:
         ]
         for item in results
     ]
-    return text_table(headings, rows, texts=headings[:4], wrapped=headings[-1:], caption=caption)
+    table = text_table(headings, rows, texts=headings[:4], wrapped=headings[-1:], caption=caption)
+    return Section("", [table, Lines(reasons)])
 
 
 def contention_line(contention: Contention, results: Sequence[SelftestRow]) -> str:

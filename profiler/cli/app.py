@@ -9,7 +9,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -25,14 +25,14 @@ _DEBUG = "--debug"
 _SUMMARY = 66
 """Columns of a summary in the list of commands, which is 80 wide."""
 
-GROUPS = {
-    "Measure": ("run", "batch-test", "ceilings", "selftest", "doctor"),
-    "Explain": ("why", "explain", "judge", "report", "plot", "export"),
-    "Compare": ("compare", "gate", "place"),
-    "Predict": ("count", "explore", "forecast", "rent"),
-    "List": ("gpus", "models"),
+_GROUPS: dict[str, tuple[Callable[..., Any], ...]] = {
+    "Measure": (run.run, run.batch_test, inspect.ceilings, inspect.selftest, inspect.doctor),
+    "Explain": (why.why, report.explain, report.judge, report.report, report.plot, report.export),
+    "Compare": (compare.compare, compare.gate, compare.place),
+    "Predict": (count.count, forecast.explore, forecast.forecast, forecast.rent),
+    "List": (inspect.gpus, inspect.models),
 }
-"""The commands of each heading of `roofscope --help`."""
+"""The commands of each heading of `roofscope --help`; a command has the name of its function."""
 
 
 class GroupedCommands(TyperGroup):
@@ -40,9 +40,15 @@ class GroupedCommands(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the name and the summary of each command under the heading of its group."""
-        for heading, names in GROUPS.items():
+        for heading, functions in _GROUPS.items():
+            names = [name_of(function) for function in functions]
             with formatter.section(heading):
                 formatter.write_dl([(name, self.commands[name].get_short_help_str(_SUMMARY)) for name in names])
+
+
+def name_of(command: Callable[..., Any]) -> str:
+    """Return the name of a command on the command line."""
+    return command.__name__.replace("_", "-")
 
 
 app = typer.Typer(
@@ -75,30 +81,9 @@ def _root(
         print(context.get_help())
 
 
-_COMMANDS: dict[str, Callable[..., Any]] = {
-    "doctor": inspect.doctor,
-    "run": run.run,
-    "batch-test": run.batch_test,
-    "count": count.count,
-    "explore": forecast.explore,
-    "ceilings": inspect.ceilings,
-    "gpus": inspect.gpus,
-    "selftest": inspect.selftest,
-    "compare": compare.compare,
-    "gate": compare.gate,
-    "place": compare.place,
-    "forecast": forecast.forecast,
-    "rent": forecast.rent,
-    "judge": report.judge,
-    "export": report.export,
-    "report": report.report,
-    "plot": report.plot,
-    "explain": report.explain,
-    "models": inspect.models,
-}
-for _name, _command in _COMMANDS.items():
-    app.command(_name)(_command)
-app.command("why", cls=why.WhyCommand, context_settings=why.SETTINGS)(why.why)
+for _command in (command for commands in _GROUPS.values() for command in commands):
+    _own: dict[str, Any] = {"cls": why.WhyCommand, "context_settings": why.SETTINGS} if _command is why.why else {}
+    app.command(name_of(_command), **_own)(_command)
 
 
 def main() -> None:
@@ -121,15 +106,11 @@ def main() -> None:
             raise
         code = complain_unexpected(error)
     if code and started_by_torchrun():
-        _leave(code)
+        # End at once: destroying a process group waits for a lost rank, and torchrun waits half a minute.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
     sys.exit(code or 0)
-
-
-def _leave(code: int) -> NoReturn:
-    """End at once: destroying a process group waits for a lost rank, and torchrun waits half a minute."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 def _interrupt(_number: int, _frame: object) -> None:

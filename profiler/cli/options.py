@@ -130,7 +130,7 @@ def asks(only: Collection[str] = (), **defaults: object) -> Callable[[Callable[.
             command(**made, **given)
 
         from_command_line.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        from_command_line.__doc__ = command.__doc__
+        from_command_line.__doc__, from_command_line.__name__ = command.__doc__, command.__name__
         return from_command_line
 
     return decorate
@@ -138,7 +138,9 @@ def asks(only: Collection[str] = (), **defaults: object) -> Callable[[Callable[.
 
 def _parameter(item: Field[Any], kind: Any, default: object) -> inspect.Parameter:
     """Return a field as a parameter for typer."""
-    facts = item.metadata
+    facts, kinds = item.metadata, typing.get_args(kind)
+    if kinds and typing.get_origin(kind) is not list:  # the first type of a union is that of the command line
+        kind = kinds[0] | None if type(None) in kinds else kinds[0]
     shared: dict[str, Any] = {
         "help": facts["help"], "metavar": facts["metavar"] or None, "show_default": facts["shown"] or True
     }  # fmt: skip
@@ -150,13 +152,5 @@ def _parameter(item: Field[Any], kind: Any, default: object) -> inspect.Paramete
         item.name,
         inspect.Parameter.KEYWORD_ONLY,
         default=inspect.Parameter.empty if default is MISSING else default,
-        annotation=Annotated[_first_kind(kind), information],
+        annotation=Annotated[kind, information],
     )
-
-
-def _first_kind(kind: Any) -> Any:
-    """Return the first type of a union, which is that of the command line, and None if the union has it."""
-    kinds = typing.get_args(kind)
-    if typing.get_origin(kind) is list or not kinds:
-        return kind
-    return kinds[0] | None if type(None) in kinds else kinds[0]

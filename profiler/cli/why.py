@@ -74,12 +74,12 @@ def why(context: typer.Context, given: Script, output: LongOutput) -> None:
     # With -m, what typer takes for the script is the module's first argument.
     arguments = [*([given.script] if given.module and given.script is not None else []), *context.args]
     path = None if given.module or given.script is None else Path(given.script)
-    print_answer = functools.partial(_print_answer, output=output)
     streams = _script_streams(to_stderr=output.format == "json")
-    raise typer.Exit(why_script(path, given.module, arguments, given.out, streams, print_answer, given.budget_s))
+    show = functools.partial(_print_answer, output)
+    raise typer.Exit(why_script(path, given.module, arguments, given.out, streams, show, given.budget_s))
 
 
-def _print_answer(answer: ScriptAnswer, *, output: LongOutput) -> None:
+def _print_answer(output: LongOutput, answer: ScriptAnswer) -> None:
     """Print the answer: a document on stdout, or a table on stderr, so that stdout is the script's."""
     from profiler.json_document import json_text
     from profiler.report.blocks import Lines, Section

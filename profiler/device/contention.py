@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,8 +45,8 @@ class ForeignLoad:
 
     def __init__(self, helper_pids: Sequence[int] = (), *, children: bool = False) -> None:
         self._children = children
-        self._helpers = [process for pid in helper_pids if (process := _process(pid)) is not None]
-        self._cores = set(_cores(None)).union(*map(_cores, self._helpers))
+        self._helpers = helper_pids
+        self._cores = os.sched_getaffinity(0).union(*map(_cores, helper_pids))
         self._start_s = now_s()
         self._start = self._busy_s(), self._own_s()
 
@@ -67,15 +67,18 @@ class ForeignLoad:
     def _busy_s(self) -> float:
         """CPU seconds of all processes on the observed cores."""
         return sum(
-            times.user + times.system + getattr(times, "nice", 0.0) + getattr(times, "steal", 0.0)
+            times.user + times.system + times.nice + times.steal
             for number, times in enumerate(psutil.cpu_times(percpu=True))
             if number in self._cores
         )
 
     def _own_s(self) -> float:
         """CPU seconds of this process and its helpers."""
-        children_s = _children_s() if self._children else 0.0
-        return time.process_time() + children_s + sum(map(_worked_s, self._helpers))
+        own_s = time.process_time() + sum(map(_worked_s, self._helpers))
+        if not self._children:
+            return own_s
+        ended, running = os.times(), psutil.Process().children(recursive=True)
+        return own_s + ended.children_user + ended.children_system + sum(_worked_s(each.pid, True) for each in running)
 
 
 class Neighbours:
@@ -121,39 +124,18 @@ def _foreign_worked() -> dict[tuple[int, float], _Worked]:
     }
 
 
-def _process(pid: int) -> psutil.Process | None:
+def _worked_s(pid: int, with_children: bool = False) -> float:
+    """CPU seconds of a process, optionally with those of the ended children that it has waited for; 0 if it is gone."""
     try:
-        return psutil.Process(pid)
-    except psutil.Error:
-        return None
-
-
-def _worked_s(process: psutil.Process) -> float:
-    try:
-        times = process.cpu_times()
-    except psutil.Error:  # it has ended
-        return 0.0
-    return float(times.user + times.system)
-
-
-def _children_s() -> float:
-    """CPU seconds of all descendants of this process: those that run, and those that were waited for."""
-    ended, running = os.times(), psutil.Process().children(recursive=True)
-    return ended.children_user + ended.children_system + sum(_worked_s(each) + _waited_s(each) for each in running)
-
-
-def _waited_s(process: psutil.Process) -> float:
-    """CPU seconds of the ended children that a process has waited for."""
-    try:
-        times = process.cpu_times()
+        times = psutil.Process(pid).cpu_times()
     except psutil.Error:
         return 0.0
-    return float(getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0))
+    return float(times.user + times.system + with_children * (times.children_user + times.children_system))
 
 
-def _cores(process: psutil.Process | None) -> Collection[int]:
-    """Cores that `process` may run on; with None, those of this process."""
+def _cores(pid: int) -> set[int]:
+    """Cores that a process may run on; none if it is gone."""
     try:
-        return os.sched_getaffinity(process.pid if process else 0)
+        return os.sched_getaffinity(pid)
     except OSError:
-        return ()
+        return set()

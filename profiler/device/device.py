@@ -87,7 +87,7 @@ def describe(device: torch.device) -> Device:
         )
     return Device(
         kind="cpu",
-        name=_cpu_name(),
+        name=_cpuinfo().get("model name") or platform.processor() or platform.machine(),
         memory_bytes=total_bytes(device),
         last_level_cache_bytes=_cpu_last_level_cache_bytes(),
         threads=torch.get_num_threads(),
@@ -167,10 +167,6 @@ def processor() -> dict[str, str | None]:
         "stepping": info.get("stepping", info.get("CPU revision")),
         "vector_instructions": " ".join(vectors) or None,
     }
-
-
-def _cpu_name() -> str:
-    return _cpuinfo().get("model name") or platform.processor() or platform.machine()
 
 
 def _cpuinfo() -> dict[str, str]:

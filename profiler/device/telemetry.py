@@ -90,11 +90,13 @@ class NvmlSource(TelemetrySource):
             lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle),
             lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
         )
+        # In a container NVML gives the host's process ids, and this process would be counted as another.
         processes = self._ask(
             "other processes",
             lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle),
             lambda: nvml.nvmlDeviceGetComputeRunningProcesses_v2(handle),
         )
+        pids = [process.pid for process in processes or ()]
         clock_mhz = self._ask("clock", lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
         power_mw = self._ask("power", lambda: nvml.nvmlDeviceGetPowerUsage(handle))
         limit_mw = self._ask("power limit", lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))
@@ -110,7 +112,7 @@ class NvmlSource(TelemetrySource):
             sm_active=None if active is None else active.gpu / 100,
             memory_active=None if active is None else active.memory / 100,
             throttle=None if reasons is None else tuple(name for bit, name in THROTTLE_BITS.items() if reasons & bit),
-            other_processes=None if processes is None else _others([process.pid for process in processes]),
+            other_processes=len(pids) - 1 if os.getpid() in pids else None,
         )
 
     def facts(self) -> DeviceSettings:
@@ -179,14 +181,6 @@ def _gpm_values(nvml: Any, before: Any, after: Any) -> list[float]:
     if any(metric.nvmlReturn for metric in found):
         raise RuntimeError("a metric has no value")
     return [float(metric.value) for metric in found]
-
-
-def _others(pids: Sequence[int]) -> int | None:
-    """Number of other processes on a card; None if this process is not in the list.
-
-    In a container NVML gives the host's process ids, and this process would be counted as another.
-    """
-    return len(pids) - 1 if os.getpid() in pids else None
 
 
 class HostSource(TelemetrySource):

@@ -9,26 +9,22 @@ from profiler.engines.caches import quantized_cache
 from profiler.engines.transformers import (
     CompileEngine,
     EagerEngine,
-    Fp8CacheEngine,
     GenerateEngine,
     GraphEngine,
-    HqqCacheEngine,
     PaddedEngine,
-    QuantoCacheEngine,
     StaticEngine,
+    quantized_engine,
 )
 from profiler.engines.vllm import VllmEngine
 from profiler.errors import RequestError
 from profiler.facts.cache_format import CACHE_FORMATS
 from profiler.grid.cells import DEFAULT_ENGINE
 
-ENGINES: dict[str, type[EagerEngine]] = {
-    engine.name: engine
-    for engine in (
-        EagerEngine, StaticEngine, CompileEngine, GraphEngine, GenerateEngine, PaddedEngine,
-        Fp8CacheEngine, QuantoCacheEngine, HqqCacheEngine,
-    )
-}  # fmt: skip
+_STEPPING: tuple[type[EagerEngine], ...] = (
+    *(EagerEngine, StaticEngine, CompileEngine, GraphEngine, GenerateEngine, PaddedEngine),
+    *map(quantized_engine, CACHE_FORMATS.values()),
+)
+ENGINES = {engine.name: engine for engine in _STEPPING}
 
 OWNING: dict[str, type[VllmEngine]] = {VllmEngine.name: VllmEngine}
 """Engines that load the model themselves and own its cache."""

@@ -15,7 +15,7 @@ from profiler.device.memory import storage_bytes
 from profiler.engines.base import DecodeState, Engine
 from profiler.engines.caches import deepen, greedy_token, moving_window, quantized_cache, static_cache, unwindowed
 from profiler.errors import CaptureError, RequestError
-from profiler.facts.cache_format import CACHE_FORMATS, CacheFormat
+from profiler.facts.cache_format import CacheFormat
 from profiler.grid.cells import Cell
 from profiler.grid.ragged import PADDED_ENGINE, Batch
 from profiler.loading.cache_argument import argument_name, cache_of
@@ -103,25 +103,9 @@ class QuantizedEngine(EagerEngine):
         return self._prefill(ids_BS, quantized_cache(self._model.config, self.cache_format))
 
 
-class Fp8CacheEngine(QuantizedEngine):
-    """Keys and values in 8-bit floats, with one scale per tensor."""
-
-    name = "fp8-cache"
-    cache_format = CACHE_FORMATS["fp8"]
-
-
-class QuantoCacheEngine(QuantizedEngine):
-    """Keys and values in optimum-quanto's 4 bits, in groups of 64; the newest tokens stay in the model's dtype."""
-
-    name = "quanto-cache"
-    cache_format = CACHE_FORMATS["quanto"]
-
-
-class HqqCacheEngine(QuantizedEngine):
-    """Keys and values in HQQ's 4 bits, in groups of 64; the newest tokens stay in the model's dtype."""
-
-    name = "hqq-cache"
-    cache_format = CACHE_FORMATS["hqq"]
+def quantized_engine(stored: CacheFormat) -> type[QuantizedEngine]:
+    """Return the engine whose cache is stored in a format."""
+    return type("QuantizedEngine", (QuantizedEngine,), {"name": f"{stored.backend}-cache", "cache_format": stored})
 
 
 class CompileEngine(StaticEngine):

@@ -26,8 +26,8 @@ from profiler.loading.random_weights import STD
 from profiler.loading.request import DTYPES, LoadedModel, ModelRequest
 from profiler.loading.source import ModelSource
 from profiler.measure.kernels import replay_between
-from profiler.measure.short_model import pattern_of, stack_of
 from profiler.measure.subject import Subject
+from profiler.measure.trials import pattern_of, stack_of
 from profiler.predict.kernel_times import KernelTimes, instance_roof_s
 from profiler.predict.operator_arrays import Array, OperatorArrays, OperatorColumn, StepArrays, by_phase
 from profiler.predict.predict import FittedModel

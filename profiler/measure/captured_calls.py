@@ -220,15 +220,6 @@ class EmptiedCache(EagerEngine):
         return state
 
 
-def _ready_engine(subject: Subject, key: CellKey) -> type[EagerEngine]:
-    """The engine class for a cell's steps: the cell's kind of cache, without waiting for the device."""
-    if subject.engines[key.cell.engine].cache_format is not None:
-        return ENGINES[key.cell.engine]
-    if subject.path_of(key).cache != "static":
-        return EmptiedCache
-    return UsedCache if subject.engines[key.cell.engine].keeps_cache else CapturableCache
-
-
 def step_of(subject: Subject, key: CellKey) -> Callable[[], object]:
     """Return a function that runs one step of a cell with the modules' own Python, on its engine's kind of cache.
 
@@ -237,8 +228,13 @@ def step_of(subject: Subject, key: CellKey) -> Callable[[], object]:
     """
     cell, machine = key.cell, subject.machine
     engine = subject.engines[cell.engine]
-    if not engine.pads:
-        engine = _ready_engine(subject, key)(subject.loaded.module, machine)
+    if not engine.pads:  # the cell's kind of cache, without waiting for the device
+        ready: type[EagerEngine] = EmptiedCache
+        if engine.cache_format is not None:
+            ready = ENGINES[cell.engine]
+        elif subject.path_of(key).cache == "static":
+            ready = UsedCache if engine.keeps_cache else CapturableCache
+        engine = ready(subject.loaded.module, machine)
         with torch.inference_mode():
             engine.prepare(cell.batch_size, cell.slots)
     engine.announce(cell, None)

@@ -85,7 +85,9 @@ def dense_twins(linears: Sequence[PackedLinear], dtype: torch.dtype, room_bytes:
         of_shape = made.setdefault(each.shape, [])
         count = sum(other.shape == each.shape for other in linears)
         if len(of_shape) < math.ceil(share * count):
-            of_shape.append(_random_linear(*each.shape, dtype, _device_of(each.module)))
+            tensors = (*each.module.parameters(recurse=False), *each.module.buffers(recurse=False))
+            device = tensors[0].device if tensors else torch.device("cpu")
+            of_shape.append(_random_linear(*each.shape, dtype, device))
             twins.append(of_shape[-1])
         else:
             twins.append(of_shape[number % len(of_shape)])
@@ -98,11 +100,6 @@ def _random_linear(ins: int, outs: int, bias: bool, dtype: torch.dtype, device: 
         for parameter in linear.parameters():
             parameter.normal_(std=_SPREAD)
     return linear.requires_grad_(False)
-
-
-def _device_of(module: nn.Module) -> torch.device:
-    tensors = (*module.parameters(recurse=False), *module.buffers(recurse=False))
-    return tensors[0].device if tensors else torch.device("cpu")
 
 
 @contextlib.contextmanager

@@ -264,6 +264,12 @@ class _Among:
     def samples(self, alone_s: Mapping[Phase, tuple[float, ...]]) -> DispatchSamples:
         """Return the measured samples, with the twin's own calls in isolation."""
         phase: Phase = "decode" if self._step.query == 1 else "prefill"
+        cores = _core_calls(self._bench, self._step)
+        # The twin's own conversions between formats have almost nothing to convert.
+        twin, rows = self._bench.twin, int(self._step.batch * self._step.query)
+        linears = replayable_linears(walk(twin.module), linear_modules(twin.module))
+        converting = conversions(linears, dict.fromkeys(linears.operators, rows), twin.request)
+        times = replay_calls(converting, self._bench.machine, budget_s=_TWIN_REPLAY_S)
         return DispatchSamples(
             engine=self._bench.engine.name,
             phase=phase,
@@ -271,8 +277,8 @@ class _Among:
             alone_s=alone_s[phase],
             among_s=tuple(self.steps),
             bare_s=tuple(self._calls),
-            cores=_core_calls(self._bench, self._step),
-            conversions=_conversion_calls(self._bench, rows=int(self._step.batch * self._step.query)),
+            cores=cores,
+            conversions=tuple(Calls(linears.operators[key].count, seconds) for key, seconds in times.items()),
         )
 
 
@@ -293,14 +299,6 @@ def _streaming(
         for linear, stream in zip(hollow, streams, strict=True):
             patches.enter_context(patched(linear, forward=partial(run, stream, linear.forward)))
         yield seconds
-
-
-def _conversion_calls(bench: _Bench, *, rows: int) -> tuple[Calls, ...]:
-    """Times of the twin's own conversions between formats, which have almost nothing to convert."""
-    linears = replayable_linears(walk(bench.twin.module), linear_modules(bench.twin.module))
-    converting = conversions(linears, dict.fromkeys(linears.operators, rows), bench.twin.request)
-    times = replay_calls(converting, bench.machine, budget_s=_TWIN_REPLAY_S)
-    return tuple(Calls(linears.operators[key].count, seconds) for key, seconds in times.items())
 
 
 def _core_calls(bench: _Bench, step: Step) -> tuple[Calls, ...]:

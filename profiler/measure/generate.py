@@ -6,7 +6,6 @@ import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -49,16 +48,14 @@ def _generate_steps(subject: Subject, cell: Cell) -> GenerateSteps:
     own_loop, engine = EagerEngine(model, subject.machine), GenerateEngine(model, subject.machine)
     ids = subject.prompts.of(cell).to(subject.machine.device)
     tokens = min(_MOST_TOKENS, cell.new_tokens)
-    own: PartTimes = {}
-    inside: PartTimes = {}
-    streamed: PartTimes = {}
-    runs: list[tuple[PartTimes, Callable[[Callable[[], object]], object]]] = [
-        (own, functools.partial(own_loop.call, ids, tokens)),
-        (inside, functools.partial(engine.call, ids, tokens)),
-        (streamed, functools.partial(engine.call, ids, tokens, streamer=_NullStreamer())),
+    runs: list[Callable[[Callable[[], object]], object]] = [
+        functools.partial(own_loop.call, ids, tokens),
+        functools.partial(engine.call, ids, tokens),
+        functools.partial(engine.call, ids, tokens, streamer=_NullStreamer()),
     ]
+    own, inside, streamed = parts = PartTimes(), PartTimes(), PartTimes()
     for turn in range(_TURNS):
-        for steps, run in runs:
+        for steps, run in zip(parts, runs, strict=True):
             _add_steps(steps if turn else {}, model, run)
     few, more = (count_reads(functools.partial(engine.call, ids, count, lambda: None)) for count in (2, 4))
     return GenerateSteps(
@@ -108,26 +105,23 @@ def _timed(model: Any) -> Iterator[dict[str, float]]:
         ("forward", model, "forward"),
     )
     totals = {part: 0.0 for part, _, _ in targets}
+
+    def adding(part: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def timed(*args: Any, **named: Any) -> Any:
+            start_s = now_s()
+            try:
+                return original(*args, **named)
+            finally:
+                totals[part] += now_s() - start_s
+
+        return timed
+
     with contextlib.ExitStack() as stack:
         for part, owner, name in targets:
             if hasattr(owner, name):
-                stack.enter_context(_adding(owner, name, totals, part))
+                stack.enter_context(patched(owner, **{name: adding(part, getattr(owner, name))}))
         yield totals
-
-
-def _adding(owner: Any, name: str, totals: dict[str, float], part: str) -> AbstractContextManager[None]:
-    """Context manager in which a method adds its seconds to a part of the totals."""
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def timed(*args: Any, **named: Any) -> Any:
-        start_s = now_s()
-        try:
-            return original(*args, **named)
-        finally:
-            totals[part] += now_s() - start_s
-
-    return patched(owner, **{name: timed})
 
 
 _READS = frozenset(

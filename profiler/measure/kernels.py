@@ -142,16 +142,15 @@ def replay_between(
                 list(_replay_linears(subject, subject_linears, users[0], ceilings, share_s))
                 for subject, subject_linears in zip(subjects, linears, strict=True)
             ]
-            pass_s = sum(map(_pass_s, linears, turn))
+            # Calling each linear of each subject once.
+            pass_s = sum(
+                len(modules) * replay.whole.median_s
+                for subject_linears, replays in zip(linears, turn, strict=True)
+                for modules, replay in zip(subject_linears.modules.values(), replays, strict=True)
+            )
             joined = turn if joined is None else [[*map(_joined, *pair)] for pair in zip(joined, turn, strict=True)]
         assert joined is not None
         yield tuple(Replays(tuple(users), tuple(replays)) for replays in joined)
-
-
-def _pass_s(linears: Linears, replays: Sequence[Replay]) -> float:
-    """Seconds of calling each linear once."""
-    calls = map(len, linears.modules.values())
-    return sum(count * replay.whole.median_s for count, replay in zip(calls, replays, strict=True))
 
 
 def _joined(one: Replay, other: Replay) -> Replay:

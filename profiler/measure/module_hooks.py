@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from profiler.counting.module_kinds import is_attention
-from profiler.counting.operators import Experts, ModelWork
+from profiler.counting.operators import Experts
 from profiler.counting.walk import collapse_numbers
 from profiler.device.machine import Machine
 from profiler.facts.measurements import BETWEEN_MODULES, ExpertsTouched, HookedStep
@@ -33,7 +33,14 @@ def hook_cell(subject: Subject, cell: Cell) -> list[HookedStep]:
     engine, machine = subject.engines[cell.engine], subject.machine
     if not engine.hookable:
         return []
-    groups = _group_of_module(subject.loaded.module, subject.work)
+    # The groups of operators, and the attention modules around the cores.
+    group_by_name: dict[str, str] = {operator.name: str(operator.group) for operator in subject.work.operators}
+    groups: dict[nn.Module, str] = {}
+    for name, module in subject.loaded.module.named_modules():
+        if is_attention(module):
+            groups[module] = "attention"
+        elif (group := group_by_name.get(collapse_numbers(name))) is not None:
+            groups[module] = group
     pieces = Pieces(machine)
     hooked = []
     with torch.inference_mode():
@@ -60,18 +67,6 @@ def hook_cell(subject: Subject, cell: Cell) -> list[HookedStep]:
 
 def _by_group(key: CellKey, steps: list[dict[str, float]]) -> HookedStep:
     return HookedStep(key, {group: tuple(step.get(group, 0.0) for step in steps) for group in steps[0]})
-
-
-def _group_of_module(model: nn.Module, work: ModelWork) -> dict[nn.Module, str]:
-    """The group of every module with a named time: those of operators, and the attention modules around the cores."""
-    group_by_name: dict[str, str] = {operator.name: str(operator.group) for operator in work.operators}
-    groups: dict[nn.Module, str] = {}
-    for name, module in model.named_modules():
-        if is_attention(module):
-            groups[module] = "attention"
-        elif (group := group_by_name.get(collapse_numbers(name))) is not None:
-            groups[module] = group
-    return groups
 
 
 class Pieces:

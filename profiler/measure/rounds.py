@@ -128,10 +128,16 @@ class Rounds:
                     return self._in_order(turns, least), True
                 if turns := self._affordable(turns, left_s, least):
                     return self._in_order(turns, least), False
-        wide = _turns(_open_cells(self._states, self._plan.half_width, swing, self._plan.effort.rounds))
-        if turns := _cheapest(wide, self._costs, left_s):
+        states = self._states
+        medians = {phase: [phase_medians(phase, state.visits) for state in states.values()] for phase in PHASES}
+        spreads = {phase: spread_of(of_cells, swing) for phase, of_cells in medians.items()}
+        open_cells = [cell for cell, state in states.items() if state.gap is None and not self._is_done(state, spreads)]
+        if turns := _cheapest(_turns(open_cells), self._costs, left_s):
             return self._in_order(turns, CLAIM_VISITS), False
         return None
+
+    def _is_done(self, state: CellState, spreads: Mapping[Phase, VisitSpread]) -> bool:
+        return len(state.visits) >= self._plan.effort.rounds or state.narrow(self._plan.half_width, spreads)
 
     def cheapest(self) -> list[list[Cell]]:
         """The cheapest turn, in a list."""
@@ -221,18 +227,6 @@ def _octaves(cells: Sequence[Cell]) -> NDArray[np.float64]:
     """[n, 3]: log2 of the batch and of the length, and a coordinate that separates prompts from filled caches."""
     rows = [(math.log2(cell.batch_size), math.log2(cell.depth), _FAR * bool(cell.prompt_len)) for cell in cells]
     return np.array(rows, dtype=np.float64)
-
-
-def _open_cells(states: Mapping[Cell, CellState], half_width: float, swing: float, most: int) -> list[Cell]:
-    """Cells with fewer than `most` visits whose interval is still wide."""
-    spreads = {
-        phase: spread_of((phase_medians(phase, state.visits) for state in states.values()), swing) for phase in PHASES
-    }
-    return [
-        cell
-        for cell, state in states.items()
-        if state.gap is None and len(state.visits) < most and not state.narrow(half_width, spreads)
-    ]
 
 
 def _turns(cells: Iterable[Cell]) -> list[list[Cell]]:

@@ -107,25 +107,21 @@ def trace_cell(subject: Subject, cell: Cell, folder: Path | None) -> list[Activi
 
 
 def _under_profiler(step: Callable[[], object], machine: Machine, target: Path | None) -> list[Interval]:
+    """Kernels and copies on the device; on a CPU, the operators that no other operator called.
+
+    A range named by compiled code (`record_function`) is also a CUDA event, but runs nothing.
+    """
     with recorded(cuda=machine.is_cuda) as profiler:
         step()
         machine.clock.synchronize()
     if target is not None:
         _export(profiler, target)
-    return _intervals(profiler, machine.is_cuda)
-
-
-def _intervals(profiler: Any, on_cuda: bool) -> list[Interval]:
-    """Kernels and copies on the device; on a CPU, the operators that no other operator called.
-
-    A range named by compiled code (`record_function`) is also a CUDA event, but runs nothing.
-    """
-    kind = torch.autograd.DeviceType.CUDA if on_cuda else torch.autograd.DeviceType.CPU
+    kind = torch.autograd.DeviceType.CUDA if machine.is_cuda else torch.autograd.DeviceType.CPU
     intervals = []
     for event in profiler.events():
         is_inner = event.cpu_parent is not None and event.cpu_parent.name.startswith("aten::")
-        is_work = not event.is_user_annotation if on_cuda else event.name.startswith("aten::") and not is_inner
-        if event.device_type == kind and is_work:
+        is_work = event.name.startswith("aten::") and not is_inner
+        if event.device_type == kind and (not event.is_user_annotation if machine.is_cuda else is_work):
             times = event.time_range
             intervals.append(Interval(times.start * _MICROSECOND_S, times.end * _MICROSECOND_S, event.name))
     return intervals

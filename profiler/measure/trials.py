@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache
 from types import MappingProxyType
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.attention import sdpa_kernel
 from transformers.integrations import sdpa_attention
 
+from profiler.counting.walk import collapse_numbers
 from profiler.device.clock import no_gc
 from profiler.engines.base import Engine
 from profiler.engines.registry import ENGINES
@@ -26,7 +27,6 @@ from profiler.facts.roofs import Ceilings
 from profiler.grid.cells import CellKey, Phase
 from profiler.loading.load import load
 from profiler.loading.request import LoadedModel, ModelRequest
-from profiler.measure.short_model import Pattern, pattern_of, shortened, stack_of
 from profiler.measure.subject import Subject
 from profiler.measure.sweep import refuse_impossible_times
 from profiler.measure.variants import Variant, variants_of
@@ -66,18 +66,18 @@ class Bench:
         a mark inside compiled code would split that code."""
         self.on_gpu = subject.machine.is_cuda
         self._machine = subject.machine
-        self._loaded, self._subject = loaded, subject
+        self.loaded, self._subject = loaded, subject
         self._past_caches_bytes = ceilings.past_caches_bytes
         self._made: list[_Copy] = []
 
     def _copies(self, key: CellKey) -> list[_Copy]:
         """As many copies as a cell's step needs; the first is the loaded model itself."""
-        is_whole = self._loaded is self._subject.loaded
-        count = 1 if is_whole else copies_of(self._loaded, self._subject, key, self._past_caches_bytes)
+        is_whole = self.loaded is self._subject.loaded
+        count = 1 if is_whole else copies_of(self.loaded, self._subject, key, self._past_caches_bytes)
         while len(self._made) < count:
-            module = copy.deepcopy(self._loaded.module) if self._made else self._loaded.module
+            module = copy.deepcopy(self.loaded.module) if self._made else self.loaded.module
             engine = ENGINES[self._variant.engine or "eager"](module, self._machine)
-            self._made.append(_Copy(module, stack_of(module, self._loaded.config.get_text_config()), engine))
+            self._made.append(_Copy(module, stack_of(module, self.loaded.config.get_text_config()), engine))
         return self._made[:count]
 
     def stepped(self, key: CellKey, first: int) -> StepSamples:
@@ -211,6 +211,9 @@ _PERIODS = (4, 2)
 # A short model may take this share of the free memory.
 _MEMORY_SHARE = 0.3
 _FLOAT32_BYTES = 4
+_AS_IT_IS = Variant("as it is")
+_NO_KERNEL = "No available kernel"
+"""torch's words where the chosen kernel of attention takes no such tensors (aten/src/ATen/native/transformers)."""
 
 
 def try_variants(
@@ -255,7 +258,23 @@ def try_variants(
         share_s = stepping_s / (_LOADING_SHARES + len(short_variants))
         short_keys, layers = _affordable(corners, latencies_s, pattern, share_s)
         layers, of_layers = min(layers, _fitting_layers(subject, pattern)), pattern.layers - pattern.first
-    benches = _Benches(subject, config, ceilings, engine)
+
+    def bench(variant: Variant, loaded: LoadedModel) -> Bench:
+        return Bench(replace(variant, engine=variant.engine or engine), loaded, subject, ceilings)
+
+    whole = bench(_AS_IT_IS, subject.loaded)
+
+    @cache
+    def short() -> Bench:
+        return bench(_AS_IT_IS, _load_variant(_AS_IT_IS, subject.request, shortened(config, layers)))
+
+    def sides(variant: Variant) -> tuple[Bench, Bench]:
+        """The loaded model as it is and in a variant, or a short one, which is loaded when it is first needed."""
+        if _on_loaded(variant, subject):
+            return whole, bench(variant, subject.loaded)
+        if variant.holds_alike:
+            return short(), bench(variant, short().loaded)
+        return short(), bench(variant, _load_variant(variant, subject.request, shortened(config, layers)))
 
     def cost_s(variant: Variant, key: CellKey) -> float:
         share = 1.0 if _on_loaded(variant, subject) or pattern is None else layers / pattern.layers
@@ -265,9 +284,15 @@ def try_variants(
         untried = [key for key in variant.corners(keys) if (key, variant.name) not in known]
         if not untried or subject.machine.now_s() + variant.preparing_s > deadline_s:
             return
-        with tolerate_errors(partial(_on_variant_error, subject, variant, on_failure)):
-            on_loaded = _on_loaded(variant, subject)
-            plain, other = benches.on_loaded(variant) if on_loaded else benches.on_short(variant, layers)
+
+        def failed(error: Exception) -> None:
+            subject.machine.recover(variant.name)
+            unavailable = isinstance(error, (RoofscopeError, ImportError, NotImplementedError))
+            if not unavailable and _NO_KERNEL not in str(error):
+                on_failure(variant.name, error)
+
+        with tolerate_errors(failed):
+            on_loaded, (plain, other) = _on_loaded(variant, subject), sides(variant)
             first = 0 if on_loaded or pattern is None else pattern.cold(layers) if other.cuts else pattern.first
             for key in untried:
                 if subject.machine.now_s() + cost_s(variant, key) > deadline_s:
@@ -296,46 +321,6 @@ def _on_loaded(variant: Variant, subject: Subject) -> bool:
     kernels take 0.9. So it says nothing about 32 layers, which take 6.7 ms.
     """
     return subject.machine.is_cuda and variant.holds_alike
-
-
-class _Benches:
-    """Makes benches of the loaded model and of a short one, which is loaded when it is first needed."""
-
-    def __init__(self, subject: Subject, config: Any, ceilings: Ceilings, engine: str) -> None:
-        self._subject, self._config, self._ceilings, self._engine = subject, config, ceilings, engine
-        self._short: tuple[LoadedModel, Bench] | None = None
-        self._whole: Bench | None = None
-
-    def on_loaded(self, variant: Variant) -> tuple[Bench, Bench]:
-        """Return the loaded model as it is, and in a variant."""
-        if self._whole is None:
-            self._whole = self._bench(Variant("as it is"), self._subject.loaded)
-        return self._whole, self._bench(variant, self._subject.loaded)
-
-    def on_short(self, variant: Variant, layers: int) -> tuple[Bench, Bench]:
-        """Return a model of so many layers as it is, and in a variant."""
-        config, request = shortened(self._config, layers), self._subject.request
-        if self._short is None:
-            loaded = load(replace(request, weights="random"), config)
-            self._short = loaded, self._bench(Variant("as it is"), loaded)
-        loaded, plain = self._short
-        return plain, self._bench(variant, loaded if variant.holds_alike else _load_variant(variant, request, config))
-
-    def _bench(self, variant: Variant, loaded: LoadedModel) -> Bench:
-        return Bench(replace(variant, engine=variant.engine or self._engine), loaded, self._subject, self._ceilings)
-
-
-_NO_KERNEL = "No available kernel"
-"""torch's words where the chosen kernel of attention takes no such tensors (aten/src/ATen/native/transformers)."""
-
-
-def _on_variant_error(
-    subject: Subject, variant: Variant, on_failure: Callable[[str, Exception], object], error: Exception
-) -> None:
-    subject.machine.recover(variant.name)
-    unavailable = isinstance(error, (RoofscopeError, ImportError, NotImplementedError)) or _NO_KERNEL in str(error)
-    if not unavailable:
-        on_failure(variant.name, error)
 
 
 def _corners(latencies_s: Mapping[CellKey, float], engine: str) -> list[CellKey]:
@@ -397,3 +382,71 @@ def _load_variant(variant: Variant, request: ModelRequest, config: Any) -> Loade
     if variant.experts:
         config.get_text_config()._experts_implementation = variant.experts
     return load(replace(request, weights="random", dtype=dtype, quant=quant), config)
+
+
+_COLD_PERIODS = 2
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """How a model's layers repeat: `first` layers of other kinds, then the same `period` again and again."""
+
+    layers: int
+    first: int
+    period: int
+
+    @property
+    def short(self) -> int:
+        """The smallest number of layers that contains each kind."""
+        return min(self.layers, self.first + self.period)
+
+    def long(self, layers: float, periods: int = 2) -> int:
+        """Return the number of layers in the whole periods that fit into `layers`, with at least `periods`."""
+        whole = max(periods, int((layers - self.first) / self.period))
+        return min(self.layers, self.first + whole * self.period)
+
+    def cold(self, layers: int) -> int:
+        """Return how many of the first `layers` run colder than the later ones.
+
+        The head's product evicts everything else from the caches, including Python's own data. In bfloat16 the first
+        two layers of SmolLM2-135M then take 1.25 and 1.20 ms, and every later one 1.04 (two cores of a Xeon).
+        """
+        periods = (layers - self.first) // self.period
+        return self.first + min(_COLD_PERIODS, periods // 2) * self.period
+
+
+def pattern_of(model: nn.Module, config: Any) -> Pattern | None:
+    """Return the pattern of a model's layers, by their types and the shapes of their weights; None if there is none."""
+    layers = stack_of(model, config)
+    if layers is None:
+        return None
+    types = getattr(config, "layer_types", None) or [""] * len(layers)
+    kinds = [
+        (kind, *((collapse_numbers(name), tuple(part.shape)) for name, part in layer.named_parameters()))
+        for layer, kind in zip(layers, types, strict=True)
+    ]
+    count = len(kinds)
+    for total in range(1, count):
+        for period in range(1, total + 1):
+            first = total - period
+            if all(kinds[i] == kinds[i + period] for i in range(first, count - period)):
+                return Pattern(count, first, period)
+    return None
+
+
+def stack_of(model: nn.Module, config: Any) -> nn.ModuleList | None:
+    """Return the list of decoder layers: the first with as many modules as the config has layers."""
+    lists = (module for module in model.modules() if isinstance(module, nn.ModuleList))
+    return next((modules for modules in lists if len(modules) == config.num_hidden_layers), None)
+
+
+def shortened(config: Any, layers: int) -> Any:
+    """Return a copy of a config with its first `layers` layers."""
+    short = copy.deepcopy(config)
+    part = short.get_text_config()
+    count = part.num_hidden_layers
+    for name, value in list(vars(part).items()):
+        if isinstance(value, list) and len(value) == count:
+            setattr(part, name, value[:layers])
+    part.num_hidden_layers = layers
+    return short

@@ -92,32 +92,21 @@ def variants_of(subject: Subject, compiling: bool = False) -> list[Variant]:
 
     `compiling` adds torch.compile.
     """
-    dtypes, quants = _dtypes(subject), _quants(subject)
+    request, machine = subject.request, subject.machine
+    prefix = "" if request.quant == "none" else UNQUANTISED
+    dense = [Variant(prefix + name, dtype, "none") for name, dtype in DTYPES.items() if _multiplies(dtype, machine)]
+    others = [variant for variant in dense if (variant.dtype, variant.quant) != (request.dtype, request.quant)]
+    dtypes = sorted(others, key=lambda variant: variant.dtype is not torch.bfloat16)
+    quants = []
+    for name in (item.name for item in tried_formats() if can_quantise(item.name) and item.name != request.quant):
+        is_wide = request.dtype is torch.float32
+        dtype = resolve_dtype("auto", name, request.device, None) if is_wide else request.dtype
+        quants.append(Variant(name, dtype, name))
     # A quantised model was quantised for a reason, mostly memory: another format comes before none.
-    ordered = [*dtypes[:1], *quants[:3]] if subject.request.quant == "none" else [*quants[:3], *dtypes[:1]]
+    ordered = [*dtypes[:1], *quants[:3]] if request.quant == "none" else [*quants[:3], *dtypes[:1]]
     for variants in VARIANTS:
         ordered += [variant for variant in variants(subject) if compiling or not variant.compiled]
     return [*ordered, *dtypes[1:], *quants[3:]]
-
-
-def _dtypes(subject: Subject) -> list[Variant]:
-    request = subject.request
-    prefix = "" if request.quant == "none" else UNQUANTISED
-    dense_variants = [
-        Variant(prefix + name, dtype, "none") for name, dtype in DTYPES.items() if _multiplies(dtype, subject.machine)
-    ]
-    others = [variant for variant in dense_variants if (variant.dtype, variant.quant) != (request.dtype, request.quant)]
-    return sorted(others, key=lambda variant: variant.dtype is not torch.bfloat16)
-
-
-def _quants(subject: Subject) -> list[Variant]:
-    request = subject.request
-
-    def dtype_of(quant: Quant) -> torch.dtype:
-        return resolve_dtype("auto", quant, request.device, None) if request.dtype is torch.float32 else request.dtype
-
-    names = [item.name for item in tried_formats() if can_quantise(item.name) and item.name != request.quant]
-    return [Variant(name, dtype_of(name), name) for name in names]
 
 
 def _engines(subject: Subject) -> Iterator[Variant]:

@@ -168,25 +168,17 @@ class Ranks:
         self.bench = VisitContext(machine, prepared.prompts)
         self._engine = EagerEngine(self.share.joined, machine)
 
-    def engine(self) -> LeadingEngine:
-        """Return the engine that steps the model from rank 0."""
-        return LeadingEngine(self.share.joined, self.machine, self.group)
-
     def roofs(self, dtypes: Sequence[str]) -> tuple[Ceilings, Link]:
         """Return this device's roofs while all ranks measure theirs, and the link between them (rank 0)."""
         self.group.order(Order("roofs", dtypes=tuple(dtypes)))
         return self._roofs(dtypes)
 
-    def own_steps(self, cells: Sequence[Cell]) -> list[RankSteps]:
-        """Return the time of each rank's share of these cells, all at once and without exchanges (rank 0)."""
-        steps = []
+    def own_steps(self, cells: Sequence[Cell]) -> Iterator[RankSteps]:
+        """Yield the time of each rank's share of each cell, all at once and without exchanges (rank 0)."""
         for cell in cells:
             self.group.order(Order("alone", cell))
             every = self.group.gather(self._share_timings(cell))
-            steps.append(
-                middle([rank_shares(cell, each, one_clock=self.group.one_clock) for each in zip(*every, strict=True)])
-            )
-        return steps
+            yield middle([rank_shares(cell, each, one_clock=self.group.one_clock) for each in zip(*every, strict=True)])
 
     def follow(self) -> None:
         """Follow the orders of rank 0, until it ends the run or is gone."""
@@ -197,10 +189,6 @@ class Ranks:
                 self.group.gather(self._share_timings(order.cell))
             else:
                 follow(self._engine, order.cell, order.steps, self.bench)
-
-    def end(self) -> None:
-        """Release the other ranks (rank 0)."""
-        self.group.order(Order("end"))
 
     def _roofs(self, dtypes: Sequence[str]) -> tuple[Ceilings, Link]:
         roofs = measure(self.machine, list(dtypes), model_dtype=dtype_name(self.share.alone.request.dtype))
@@ -230,9 +218,11 @@ def execute_ranks(prepared: PreparedRun, listener: Listener, group: ProcessGroup
         session = _set_up(prepared, store, listener, fallbacks, group, spent_s)
         with keeping_what_was_measured(session) as ending, _lost_rank_first(group):
             time_cells(session, _patient_sweep)
-            _time_shares(session)
+            session.stages.begin("ranks", "timing each rank's own share")
+            visited = session.ledger.gathered.visits
+            session.ledger.extend(session.ranks.own_steps([cell for cell in prepared.grid.cells if cell in visited]))
             explain_cells(session)
-            session.ranks.end()
+            group.order(Order("end"))
             measure_options(session, prepared.out)
         del session
         return report(ending, prepared.out)
@@ -252,13 +242,6 @@ def _lost_rank_first(group: ProcessGroup) -> Iterator[None]:
 def _patient_sweep(engines: Any, plan: Plan, **named: Any) -> Iterator[Visit | Gap]:
     """A sweep whose visits may take as long as they need."""
     return sweep(engines, replace(plan, late_s=math.inf), **named)
-
-
-def _time_shares(session: RankSession) -> None:
-    session.stages.begin("ranks", "timing each rank's own share")
-    visited = session.ledger.gathered.visits
-    for own in session.ranks.own_steps([cell for cell in session.prepared.grid.cells if cell in visited]):
-        session.ledger.add(own)
 
 
 def _set_up(
@@ -282,7 +265,7 @@ def _set_up(
     held_bytes, loaded = machine.allocated_bytes(), ranks.share.alone
     dtypes = roof_dtypes(ranks.work, prepared.request, machine.info)
     roofs, link = ranks.roofs(dtypes)
-    engines = {name: ranks.engine() for name in grid.engines}
+    engines = {name: LeadingEngine(ranks.share.joined, machine, group) for name in grid.engines}
     paths = execution_paths(loaded, ranks.work, engines, grid, prepared.prompts)
     subject = Subject(machine, loaded, ranks.work, engines, paths, grid, prepared.prompts, held_bytes)
     own = roofs.only(list(dtypes), dtype_name(loaded.request.dtype), machine.info.datasheet)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -25,16 +25,8 @@ _GEMV_SHAPE = (4096, 4096)
 _FLOAT8 = "float8_e4m3fn"
 
 
-@dataclass(frozen=True)
-class SquareProduct:
-    """A callable product of two square matrices."""
-
-    run: Callable[[], object]
-    method: str
-    """The product's size, and how it differs from a plain product."""
-
-    def __call__(self) -> object:
-        return self.run()
+SquareProduct = tuple[Callable[[], object], str]
+"""A call that multiplies two square matrices, and its method: the size, and how it differs from a plain product."""
 
 
 def measure_gemv(machine: Machine, dtype: str, nbytes: int, budget_s: float) -> Roof:
@@ -67,8 +59,8 @@ def measure_gemm(machine: Machine, dtype: str, budget_s: float) -> Roof:
     size = _GEMM_SMALLEST
     while True:
         product = square_product(machine.device, dtype, size)
-        product()
-        [once_s] = time_calls(product, machine.clock, 1)
+        product[0]()
+        [once_s] = time_calls(product[0], machine.clock, 1)
         done = once_s >= enough_s or size >= _GEMM_LARGEST
         # Smaller sizes only lead up to those that matter, so they get a small share of the time.
         if done or once_s >= enough_s / 8 or machine.now_s() > deadline_s - budget_s / 2:
@@ -82,14 +74,15 @@ def measure_gemm(machine: Machine, dtype: str, budget_s: float) -> Roof:
 
 def sampled_product(product: SquareProduct, machine: Machine, size: int, budget_s: float) -> Roof:
     """Return the FLOP/s of a product of two squares of this size, at the clock that a GPU has after 0.1 s of it."""
+    multiply, method = product
     if machine.is_cuda:
         start_s = machine.now_s()
         for _ in range(_SETTLE_CALLS):
             if machine.now_s() >= start_s + _SETTLE_S:
                 break
-            time_calls(product, machine.clock, 1)
+            time_calls(multiply, machine.clock, 1)
         budget_s -= machine.now_s() - start_s
-    return roof_of(2.0 * size**3, sample(product, machine, budget_s), product.method)
+    return roof_of(2.0 * size**3, sample(multiply, machine, budget_s), method)
 
 
 def measurable_dtypes(device: torch.device) -> list[str]:
@@ -115,18 +108,18 @@ def square_product(device: torch.device, dtype: str, size: int) -> SquareProduct
     """Return a product of two random squares of this dtype. Raises torch's error if the device has none."""
     method = f"{size}x{size}x{size}"
     if dtype == TFLOAT32:
-        full = square_product(device, "float32", size)
-        return SquareProduct(lambda: _with_tf32(full), method)
+        full, _ = square_product(device, "float32", size)
+        return partial(_with_tf32, full), method
     if dtype == _FLOAT8:
         return _float8_product(device, size, method)
     if dtype == "int8":
         a = torch.randint(-127, 127, (size, size), device=device, dtype=torch.int8)
         b = torch.randint(-127, 127, (size, size), device=device, dtype=torch.int8).t()
-        return SquareProduct(lambda: torch._int_mm(a, b), method)
+        return partial(torch._int_mm, a, b), method
     kind = getattr(torch, dtype)
     x = torch.randn(size, size, device=device, dtype=kind)
     weight = torch.randn(size, size, device=device, dtype=kind)
-    return SquareProduct(lambda: F.linear(x, weight), method)
+    return partial(F.linear, x, weight), method
 
 
 def _float8_product(device: torch.device, size: int, method: str) -> SquareProduct:
@@ -152,8 +145,8 @@ def _float8_product(device: torch.device, size: int, method: str) -> SquareProdu
     try:
         per_row()
     except RuntimeError:
-        return SquareProduct(scaled(1, 1), f"{method}, one scale per tensor: scales per row failed")
-    return SquareProduct(per_row, method)
+        return scaled(1, 1), f"{method}, one scale per tensor: scales per row failed"
+    return per_row, method
 
 
 def _with_tf32(call: Callable[[], object]) -> object:

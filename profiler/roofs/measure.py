@@ -50,8 +50,11 @@ def measure(
     """
     start_s = machine.now_s()
     stage_budget_s = effort.STANDARD.roof_s if stage_budget_s is None else stage_budget_s
-    if known is not None and (not _is_whole(known) or (checks_known and _is_outdated(known, machine))):
-        known = None
+    if known is not None:
+        # All roofs that are independent of the dtype; without one of them all are measured again.
+        is_whole = {READ, COPY, TRIAD} <= known.memory.keys() and bool(known.curve) and bool(known.launch)
+        if not is_whole or (checks_known and _is_outdated(known, machine)):
+            known = None
     roofs = known or measure_streams(machine, stage_budget_s)
     missing = {} if known else dict(roofs.missing)
     page_fault_s = roofs.page_fault_s
@@ -101,11 +104,6 @@ def remeasure_roofs(machine: Machine, ceilings: Ceilings, model_dtype: str, budg
 def _remeasure_gemm(machine: Machine, dtype: str, roof: Roof, budget_s: float) -> Roof:
     size = square_size(roof)
     return sampled_product(square_product(machine.device, dtype, size), machine, size, budget_s)
-
-
-def _is_whole(known: Ceilings) -> bool:
-    """Whether all roofs that are independent of the dtype are there; otherwise all are measured again."""
-    return {READ, COPY, TRIAD} <= known.memory.keys() and bool(known.curve) and bool(known.launch)
 
 
 def _is_outdated(known: Ceilings, machine: Machine) -> bool:

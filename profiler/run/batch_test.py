@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from profiler.counting.floor import RoofSet, StepFloor
+from profiler.counting.floor import RoofSet
 from profiler.counting.memory_need import memory_need
 from profiler.counting.meta import path_here
 from profiler.counting.model_numbers import compute_bound_from_batch, floor_under
@@ -25,9 +25,9 @@ from profiler.options import one_of
 from profiler.report.blocks import Lines, Section, Sentences
 from profiler.report.cells import doubling_table
 from profiler.report.overview import end_lines, roofs_lines
-from profiler.run.budget import SWEEP_SHARE
 from profiler.run.options import Options
 from profiler.run.setup import measure_ceilings
+from profiler.run.stages import SWEEP_SHARE
 from profiler.run.validate import PreparedRun, prepare
 from profiler.store.folder import Run
 
@@ -59,8 +59,11 @@ def prepare_batch_test(options: Options, phase: str) -> PreparedRun:
         ceilings = measure_ceilings(request, machine, work, fresh=options.fresh)
     roofs, dtype = RoofSet.measured(machine.device.type, ceilings), dtype_name(request.dtype)
 
-    def floor_of(key: CellKey) -> StepFloor:
-        return floor_under(work, Step.of(key), roofs, dtype)
+    def visit_s(cell: Cell) -> float:
+        """Expected seconds of a first visit: two prefills, one of them to warm up, and the decode steps."""
+        floors_s = {key: floor_under(work, Step.of(key), roofs, dtype).total_s for key in cell.keys}
+        times = {"prefill": 2, "decode": cell.decode_steps}
+        return sum(floor_s * times[key.phase] for key, floor_s in floors_s.items()) / USUAL_ATTAINED
 
     cells = first.grid.cells
     step = Step.of(CellKey("prefill" if phase == "prefill" else "decode", cells[0]))
@@ -74,9 +77,7 @@ def prepare_batch_test(options: Options, phase: str) -> PreparedRun:
         if (need.safe_bytes if machine.may_spill else need.peak_bytes) > room:
             break
         batches.append(batch)
-    expected_s = [
-        sum(_expected_visit_s(replace(cell, batch_size=batch), floor_of) for cell in cells) for batch in batches
-    ]
+    expected_s = [sum(visit_s(replace(cell, batch_size=batch)) for cell in cells) for batch in batches]
     affordable, warnings = _affordable(first.budget_s, batches, expected_s)
     return replace(prepare(replace(options, batch_sizes=affordable)), warnings=warnings, ascending=True)
 
@@ -98,14 +99,6 @@ def _affordable(
         f"--budget {budget_s:g} ends this test at batch {affordable[-1]}: up to {batches[-1]} it needs about"
         f" --budget {math.ceil(total_s[-1])}.",
     )
-
-
-def _expected_visit_s(cell: Cell, floor_of: Callable[[CellKey], StepFloor]) -> float:
-    """Expected seconds of a first visit: two prefills, one of them to warm up, and the decode steps."""
-    seconds = 0.0
-    for key in cell.keys:
-        seconds += floor_of(key).total_s * (2 if key.phase == "prefill" else cell.decode_steps)
-    return seconds / USUAL_ATTAINED
 
 
 _TOO_FEW = "Fewer than two batch sizes have a number: there is nothing to compare."

@@ -50,7 +50,14 @@ def fresh_starts(prepared: PreparedRun, machine: Machine, model_bytes: int) -> I
 
     Raises RequestError if a process fails, or if a GPU has no room for a second copy of the `model_bytes` of weights.
     """
-    _check_room_for_two(machine, model_bytes)
+    if machine.is_cuda:
+        machine.release()  # memory that torch caches here is not free for the other process
+        room = idle_room_bytes("cuda", machine.available_bytes())  # the other process makes a context of its own
+        if room < model_bytes:
+            raise RequestError(
+                f"--cold loads the model in a second process, and there is room for {scaled(room, 'B')} next to this"
+                f" one's: its weights need {scaled(model_bytes, 'B')}. Use a smaller model or --quant nf4."
+            )
     path, is_random = prepared.request.source.path, prepared.request.weights == "random"
     if is_random or path is None or not path.exists():
         yield start_fresh(prepared, "drawn" if is_random else "cached")
@@ -58,18 +65,6 @@ def fresh_starts(prepared: PreparedRun, machine: Machine, model_bytes: int) -> I
     files = [path] if path.is_file() else [each for each in path.iterdir() if each.is_file()]
     for link in FROM_FILES if forget(files) else FROM_FILES[1:]:
         yield start_fresh(prepared, link)
-
-
-def _check_room_for_two(machine: Machine, model_bytes: int) -> None:
-    if not machine.is_cuda:
-        return
-    machine.release()  # memory that torch caches here is not free for the other process
-    room = idle_room_bytes("cuda", machine.available_bytes())  # the other process makes a context of its own
-    if room < model_bytes:
-        raise RequestError(
-            f"--cold loads the model in a second process, and there is room for {scaled(room, 'B')} next to this"
-            f" one's: its weights need {scaled(model_bytes, 'B')}. Use a smaller model or --quant nf4."
-        )
 
 
 def start_fresh(prepared: PreparedRun, link: str) -> FreshStart:
@@ -138,23 +133,19 @@ def forget(files: Iterable[Path]) -> bool:
     resident_pages = pages = 0
     for file in files:
         try:
-            _drop(file)
+            handle = os.open(file, os.O_RDONLY)
+            try:
+                with contextlib.suppress(OSError):  # a read-only disk has nothing to write
+                    os.fsync(handle)
+                os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(handle)
             is_resident = _resident(file)
         except OSError:  # the file is gone
             return False
         resident_pages += int(is_resident.sum())
         pages += len(is_resident)
     return pages > 0 and resident_pages <= _MOST_RESIDENT * pages
-
-
-def _drop(file: Path) -> None:
-    handle = os.open(file, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # a read-only disk has nothing to write
-            os.fsync(handle)
-        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(handle)
 
 
 def _resident(file: Path) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

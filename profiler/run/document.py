@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from profiler._version import __version__
@@ -13,6 +12,7 @@ from profiler.device.device import software
 from profiler.facts.dispatch import DispatchSamples, dispatch_of, dispatch_seconds
 from profiler.facts.roofs import Ceilings
 from profiler.facts.run_facts import DeviceFacts
+from profiler.json_document import view
 from profiler.loading.request import dtype_name
 from profiler.measure.subject import Subject
 from profiler.run.stages import Stages
@@ -58,33 +58,22 @@ def opening(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         command=prepared.command,
         model=subject.model_facts(grid),
-        device=DeviceFacts(
-            kind=info.kind,
-            name=info.name,
-            memory_bytes=info.memory_bytes,
-            last_level_cache_bytes=info.last_level_cache_bytes,
-            threads=info.threads,
-            compute_capability=info.compute_capability,
+        device=view(
+            DeviceFacts,
+            info,
             datasheet=sheet.gpu if sheet else None,
             datasheet_flops_per_s=sheet.peak_flops_per_s(dtype) if sheet else None,
             datasheet_bytes_per_s=sheet.bandwidth_bytes_per_s if sheet else None,
         ),
         software=software(),
-        ceilings=CeilingsRecord(
-            **{item.name: getattr(ceilings, item.name) for item in fields(ceilings)},
+        ceilings=view(
+            CeilingsRecord,
+            ceilings,
+            full_clock={},
             memory_bytes_per_s=ceilings.memory_bytes_per_s if ceilings.memory else None,
             dispatch_s=dispatch_seconds(by_step),
         ),
-        grid=GridRecord(
-            prompt_lens=grid.prompt_lens,
-            batch_sizes=grid.batch_sizes,
-            context_lens=grid.context_lens,
-            new_tokens=grid.new_tokens,
-            ragged=grid.ragged,
-            prompts=prepared.prompts.name,
-            prompts_digest=prepared.prompts.digest,
-            prefix=grid.prefix,
-        ),
+        grid=view(GridRecord, grid, prompts=prepared.prompts.name, prompts_digest=prepared.prompts.digest),
         engine=EngineRecord(
             names=grid.engines,
             budget_s=prepared.options.budget_s,
@@ -123,10 +112,3 @@ def closing(document: RunDocument, subject: Subject, stages: Stages, ended: Base
         stage_s={name: round(seconds, 3) for name, seconds in stages.spent_s().items()},
         ended_by=str(ended or ""),
     )
-
-
-def config_of(prepared: PreparedRun) -> dict[str, object]:
-    """Return the model's config without the path that it was read from."""
-    config: dict[str, object] = copy.deepcopy(prepared.config).to_dict()
-    config.pop("_name_or_path", None)
-    return config

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 
 from profiler.device.machine import Machine
@@ -15,7 +16,6 @@ from profiler.grid.cells import Cell, CellKey
 from profiler.judge.cells import CellResult
 from profiler.judge.judge_run import judge_cells
 from profiler.measure.subject import Subject
-from profiler.run.document import config_of
 from profiler.run.validate import PreparedRun
 from profiler.store.document import RunDocument
 from profiler.store.folder import facts_of, read_document, read_gathered, read_results, refuse_another
@@ -53,7 +53,7 @@ class FactLog:
     def begin(self, rows: Sequence[CellResult]) -> None:
         """Write the first table. Cells that an earlier part of the run measured keep their `rows`."""
         self._rows |= {row.key: row for row in rows if row.status == "ok" and row.key.cell in self.gathered.visits}
-        self.judge([cell for cell in self.facts.grid.cells if any(key not in self._rows for key in cell.keys)])
+        self.judge([cell for cell in self.facts.grid.cells if not self._rows.keys() >= set(cell.keys)])
 
     def add(self, fact: Fact) -> None:
         """Append a fact to samples.jsonl, then merge it."""
@@ -97,7 +97,9 @@ def open_log(
         with contextlib.suppress(RunError):  # a lost table: at the end all cells are judged again
             rows = read_results(prepared.out)
     write_document(store.folder, document)
-    write_config(store.folder, config_of(prepared))
+    config: dict[str, object] = copy.deepcopy(prepared.config).to_dict()
+    config.pop("_name_or_path", None)  # the path that it was read from
+    write_config(store.folder, config)
     operators = {key: subject.operators_of(key) for key in prepared.grid.keys}
     log = FactLog(store, subject.machine, document, operators, gathered)
     peaks = tuple(CellPeak(cell, subject.predicted_peak(cell)) for cell in prepared.grid.cells)

@@ -8,6 +8,7 @@ from pathlib import Path
 from profiler.facts.dispatch import dispatch_seconds
 from profiler.facts.measurements import AfterIdle, Drafting, ExpertsTouched, FreshStart, PackedBatches, Quality
 from profiler.facts.telemetry import health
+from profiler.facts.visits import Visit
 from profiler.fallbacks import fallback_sentences
 from profiler.judge.judge_run import judge_run
 from profiler.judge.module_times import group_times
@@ -29,17 +30,14 @@ def judge_folder(folder: Path, *, finished: bool = False) -> Run:
     facts = read_facts(folder, document, gathered)
     judgement = judge_run(facts)
     hooked_cells = facts.hooked.values() if document.looked_inside else ()
-    preparation_s: dict[str, float] = {}
-    cache_used_bytes: dict[str, int] = {}
+    by_engine: dict[str, list[Visit]] = {}
     for cell, visits in facts.visits.items():
-        spent_s = sum(visit.preparation_s for visit in visits)
-        preparation_s[cell.engine] = preparation_s.get(cell.engine, 0.0) + spent_s
-        used_bytes = [visit.cache_used_bytes or 0 for visit in visits]
-        cache_used_bytes[cell.engine] = max([cache_used_bytes.get(cell.engine, 0), *used_bytes])
+        by_engine.setdefault(cell.engine, []).extend(visits)
+    preparation_s = {name: sum(visit.preparation_s for visit in visits) for name, visits in by_engine.items()}
     ended_by = [document.ended_by] if document.ended_by else []
+    used_bytes = {name: max(visit.cache_used_bytes or 0 for visit in visits) for name, visits in by_engine.items()}
     owned = {
-        name: replace(item, cache_used_bytes=cache_used_bytes.get(name, 0))
-        for name, item in document.engine.owned.items()
+        name: replace(item, cache_used_bytes=used_bytes.get(name, 0)) for name, item in document.engine.owned.items()
     }
     remarks = run_remarks(facts, judgement.judged)
     document = replace(

@@ -31,11 +31,10 @@ from profiler.measure.trials import try_variants
 from profiler.predict.from_facts import forecast_missing
 from profiler.predict.operator_arrays import OperatorArrays, Paths, StepArrays, operator_arrays
 from profiler.roofs.measure import remeasure_roofs
-from profiler.run.budget import RunBudget, RunPart
 from profiler.run.cold_start import fresh_starts, steps_after_idle
 from profiler.run.fact_log import FactLog
 from profiler.run.setup import dispatch_of_twin
-from profiler.run.stages import Stages
+from profiler.run.stages import RunBudget, RunPart, Stages
 from profiler.run.validate import PreparedRun
 from profiler.store.document import RunDocument
 
@@ -134,8 +133,11 @@ def _replay(session: Session, measured: list[Cell]) -> None:
         session.ledger.extend(_replayed(session, measured, 1.0))
         for _ in range(_MOST_REPEATS):
             _repeat_parts(session, measured)
-        if session.forecasts:
-            _replay_between(session, measured)
+        if session.forecasts:  # at row counts between those of the cells forecasts need not guess then
+            known, budget_s = session.ledger.gathered.replays, session.budget.part_s(RunPart.BETWEEN)
+            keys = [key for key in keys_between([key for cell in measured for key in cell.keys]) if key not in known]
+            between = replay_between((session.subject,), keys, session.ledger.facts.ceilings, budget_s)
+            session.ledger.extend(replays for (replays,) in between)
 
 
 def _complete_dispatch(session: Session, measured: list[Cell]) -> None:
@@ -153,15 +155,6 @@ def _measure_dispatch(session: Session, batch_sizes: set[int], engines: set[str]
     session.ledger.extend(
         dispatch_of_twin(session.prepared, session.subject, session.stages, session.budget, sizes, names)
     )
-
-
-def _replay_between(session: Session, measured: list[Cell]) -> None:
-    """Replay linears at row counts between those of the cells, so that forecasts there need not guess."""
-    replayed = session.ledger.gathered.replays
-    keys = [key for key in keys_between([key for cell in measured for key in cell.keys]) if key not in replayed]
-    ceilings, budget_s = session.ledger.facts.ceilings, session.budget.part_s(RunPart.BETWEEN)
-    for (replays,) in replay_between((session.subject,), keys, ceilings, budget_s):
-        session.ledger.add(replays)
 
 
 def _replayed(session: Session, cells: list[Cell], share: float) -> Iterator[Replays]:
@@ -194,9 +187,15 @@ def _try_levers(session: Session) -> None:
     if session.prepared.options.no_levers or budget_s < _LEVERS_LEAST_S:
         return
     session.stages.begin("levers", "trying other dtypes, formats, caches, attention and engines")
-    start_s = session.subject.machine.now_s()
-    _compare_with_dense(session, _DENSE_SHARE * budget_s)
-    budget_s -= session.subject.machine.now_s() - start_s
+    subject, machine = session.subject, session.subject.machine
+    start_s = machine.now_s()
+    if not session.ledger.gathered.latest(PackedBatches):
+        with session.stages.optional("the comparison with dense linears", "the break-even batch is unknown"):
+            linears, room_bytes = packed_linears(subject.loaded.module), _DENSE_MEMORY_SHARE * machine.available_bytes()
+            dense_s = _DENSE_SHARE * budget_s
+            if found := packed_batches(linears, subject.request.dtype, room_bytes, machine, dense_s):
+                session.ledger.add(found)
+    budget_s -= machine.now_s() - start_s
 
     def on_failure(form: str, error: Exception) -> None:
         session.stages.miss(f"trying {form}", describe_error(error), "this change has no trial")
@@ -215,17 +214,6 @@ def _try_levers(session: Session) -> None:
             savings_s=promised_s(judge_run(session.ledger.facts).evidence),
         )
         session.ledger.extend(tried)
-
-
-def _compare_with_dense(session: Session, budget_s: float) -> None:
-    """Time the model's packed linears against dense ones at several batches, unless an earlier run did."""
-    subject, machine = session.subject, session.subject.machine
-    if subject.loaded.offloaded or session.ledger.gathered.latest(PackedBatches):
-        return
-    with session.stages.optional("the comparison with dense linears", "the break-even batch is unknown"):
-        linears, room_bytes = packed_linears(subject.loaded.module), _DENSE_MEMORY_SHARE * machine.available_bytes()
-        if found := packed_batches(linears, subject.request.dtype, room_bytes, machine, budget_s):
-            session.ledger.add(found)
 
 
 def _search_unexplained(session: Session) -> None:
@@ -283,13 +271,22 @@ def measure_options(session: Session, folder: Path) -> None:
         session.stages.begin("looking inside", "looking inside a step")
         for name in (name for name, engine in subject.engines.items() if not engine.owns_model):
             with session.stages.optional(f"the breakdown of {name}'s steps", "its steps are not broken down"):
-                _look_inside(session, name, folder if options.trace else None)
+                cells = [cell for cell in session.ledger.gathered.visits if cell.engine == name]
+                for cell in cells:
+                    session.ledger.extend(hook_cell(subject, cell))
+                for number, cell in enumerate(_extremes(cells)):
+                    session.ledger.extend(trace_cell(subject, cell, folder if options.trace and not number else None))
     if subject.prompts.real:
         with session.stages.optional("the experts that the prompts use", "only their expected number is known"):
             for cell in session.ledger.gathered.visits:
                 session.ledger.extend(experts_touched(subject, cell))
     if options.cold:
-        _start_cold(session)
+        session.stages.begin("cold", "starting the model in a fresh process, and stepping it after idle time")
+        with session.stages.optional("the cold starts", "the times of a fresh process are unknown"):
+            session.ledger.extend(fresh_starts(session.prepared, subject.machine, subject.model_bytes))
+        engine, cell = next(iter(subject.engines.values())), session.prepared.grid.cells[0]
+        with session.stages.optional("the steps after a pause", "the cost of a pause is unknown"):
+            session.ledger.extend(steps_after_idle(engine, cell, subject.machine, effort.STANDARD.idle_pauses))
     if (draft := session.prepared.draft) is not None:
         session.stages.begin("drafts", "answering with and without drafts")
         with session.stages.optional("the answers with drafts", "whether drafts pay is unknown"):
@@ -302,26 +299,7 @@ def measure_options(session: Session, folder: Path) -> None:
             session.ledger.add(check_quality(subject.loaded, quality_ids))
 
 
-def _look_inside(session: Session, engine: str, trace_folder: Path | None) -> None:
-    """Time the module groups in every cell of an engine; trace kernels and gaps in its smallest and largest cell."""
-    cells = [cell for cell in session.ledger.gathered.visits if cell.engine == engine]
-    for cell in cells:
-        session.ledger.extend(hook_cell(session.subject, cell))
-    for number, cell in enumerate(_extremes(cells)):
-        session.ledger.extend(trace_cell(session.subject, cell, None if number else trace_folder))
-
-
 def _extremes(cells: Sequence[Cell]) -> list[Cell]:
     """The smallest and the largest of some cells."""
     by_size = sorted(cells, key=lambda cell: cell.batch_size * cell.depth)
     return list(dict.fromkeys([*by_size[:1], *by_size[-1:]]))
-
-
-def _start_cold(session: Session) -> None:
-    subject = session.subject
-    session.stages.begin("cold", "starting the model in a fresh process, and stepping it after idle time")
-    with session.stages.optional("the cold starts", "the times of a fresh process are unknown"):
-        session.ledger.extend(fresh_starts(session.prepared, subject.machine, subject.model_bytes))
-    engine, cell = next(iter(subject.engines.values())), session.prepared.grid.cells[0]
-    with session.stages.optional("the steps after a pause", "the cost of a pause is unknown"):
-        session.ledger.extend(steps_after_idle(engine, cell, subject.machine, effort.STANDARD.idle_pauses))

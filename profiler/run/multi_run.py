@@ -12,7 +12,7 @@ from profiler.judge.device_health import DeviceHealth, DeviceRun, healths
 from profiler.run.options import Options
 from profiler.run.pipeline import execute
 from profiler.run.stages import Listener
-from profiler.run.validate import PreparedRun, prepare
+from profiler.run.validate import prepare
 from profiler.store.folder import Run
 
 
@@ -23,8 +23,7 @@ def run_precisions(options: Options, precisions: Sequence[str], listener: Listen
     precision that is named twice or does not exist.
     """
     each = [replace(options, quant=name) for name in precisions]
-    base, prepared = _prepare_each(each, precisions, "--quant", "precision")
-    runs = _execute_each(prepared, listener)
+    base, runs = _run_each(each, precisions, "--quant", "precision", listener)
     from profiler.run.precisions import write_comparison
 
     write_comparison(runs, base)
@@ -39,28 +38,24 @@ def run_devices(options: Options, devices: Sequence[str], listener: Listener) ->
     """
     # Measured fresh: cached roofs may be those of another card of the same kind.
     each = [replace(options, device=name, fresh=True) for name in devices]
-    _, prepared = _prepare_each(each, devices, "--device", "device")
-    return _execute_each(prepared, listener)
+    return _run_each(each, devices, "--device", "device", listener)[1]
 
 
-def _prepare_each(
-    options: Sequence[Options], names: Sequence[str], flag: str, kind: str
-) -> tuple[Path, list[PreparedRun]]:
-    """The common folder, and a checked request for each value of an option; they share the budget, if there is one."""
+def _run_each(
+    options: Sequence[Options], names: Sequence[str], flag: str, kind: str, listener: Listener
+) -> tuple[Path, list[Run]]:
+    """The common folder, and a run for each value of an option; they share the budget, if there is one."""
     if len(set(names)) < len(names):
         raise RequestError(f"{flag} {','.join(names)}: a {kind} is named twice.")
     each = [replace(one, budget_s=None if one.budget_s is None else one.budget_s / len(names)) for one in options]
     base = Path(each[0].out or prepare(each[0], compared=True).out)
     folders = [base / name.replace(":", "") for name in names]
-    return base, [prepare(replace(one, out=out), compared=True) for one, out in zip(each, folders, strict=True)]
-
-
-def _execute_each(prepared: Sequence[PreparedRun], listener: Listener) -> list[Run]:
+    prepared = [prepare(replace(one, out=out), compared=True) for one, out in zip(each, folders, strict=True)]
     runs = []
     for number, one in enumerate(prepared, start=1):
         runs.append(execute(one, listener, further_runs=len(prepared) - number))
         gc.collect()  # the model of the last run
-    return runs
+    return base, runs
 
 
 def device_healths(runs: Sequence[Run], devices: Sequence[str]) -> tuple[DeviceHealth, ...]:

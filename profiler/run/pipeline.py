@@ -23,7 +23,6 @@ from profiler.loading.meta_model import quiet_libraries
 from profiler.measure.rounds import Plan, Progress, expected_sweep_s
 from profiler.measure.sweep import sweep, warm_up
 from profiler.report.progress import QuietListener
-from profiler.run.budget import RunBudget, RunPart
 from profiler.run.document import closing, opening
 from profiler.run.fact_log import open_log
 from profiler.run.judge_folder import judge_folder
@@ -46,7 +45,7 @@ from profiler.run.setup import (
     other_bytes,
     wait_for_neighbours,
 )
-from profiler.run.stages import Listener, Stages
+from profiler.run.stages import Listener, RunBudget, RunPart, Stages
 from profiler.run.validate import PreparedRun, prepare
 from profiler.store.document import RunDocument
 from profiler.store.folder import Run

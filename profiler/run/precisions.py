@@ -186,7 +186,18 @@ def _first_decode(run: Run) -> list[str]:
 
 def difference_rows(runs: Sequence[Run]) -> list[list[str]]:
     """Return a row of `AGAINST_COLUMNS` per cell that compares a further precision with the first."""
-    return _rows(_against(runs))
+    order = {run.model.quant: number for number, run in enumerate(runs)}
+    items = sorted(compare_with_first(runs), key=lambda item: (item.key.phase, order[item.precision], item.key))
+    return [
+        [
+            item.key.name,
+            item.precision,
+            duration(item.time_s),
+            f"{item.speed_up:.2f}x",
+            "one visit: no claim" if item.visited_once else f"{item.low:.2f} .. {item.high:.2f}",
+        ]
+        for item in items
+    ]
 
 
 def once_line(runs: Sequence[Run]) -> str | None:
@@ -218,68 +229,31 @@ def _claims_s(run: Run) -> float:
     return (before_s + needed_s / done_s * sweep_s) / STANDARD.visits_share
 
 
-def _against(runs: Sequence[Run]) -> list[PrecisionDifference]:
-    order = {run.model.quant: number for number, run in enumerate(runs)}
-    return sorted(compare_with_first(runs), key=lambda item: (item.key.phase, order[item.precision], item.key))
-
-
-def _rows(items: Sequence[PrecisionDifference]) -> list[list[str]]:
-    return [
-        [
-            item.key.name,
-            item.precision,
-            duration(item.time_s),
-            f"{item.speed_up:.2f}x",
-            "one visit: no claim" if item.visited_once else f"{item.low:.2f} .. {item.high:.2f}",
-        ]
-        for item in items
-    ]
-
-
 def comparison_sections(runs: Sequence[Run], links: Sequence[str]) -> list[Section | None]:
     """Return the sections of a comparison of runs of one model; `links` are the addresses of their own reports."""
-    first = runs[0]
+    first, precision = runs[0], runs[0].model.precision
     setting = [f"{first.model.id} on {first.document.device.name}"]
     busy = [sentence for run in runs for sentence in run.answer[:1] if sentence.startswith(BUSY)]
     compared = precision_sentences(runs) or ["A single precision was run: there is nothing to compare."]
-    answer = [*busy[:1], *compared]
+    decodes = of_phase(first.measured, "decode")
+    of_columns = f"memory of the weights; times, tok/s and regime of {decodes[0].key.name}" if decodes else ""
+    memory = text_table(PRECISION_COLUMNS, precision_rows(runs), texts=("dtype", "regime"), caption=of_columns)
+    caption = f"speed-up: above 1x it is faster than {precision}; with the 95 % interval of the ratio"
+    rows, once = difference_rows(runs), once_line(runs)
+    table = text_table(AGAINST_COLUMNS, rows, texts=("precision",), caption=caption)
+    every_cell = [table, Lines([once] if once else [], "dim")]
+    alt = "Tokens per second of each precision, in decode against the batch and in prefill against its tokens"
+    picture = [Picture("precisions", alt, tuple(runs))]
+    is_measured = all(run.measured for run in runs)
     return [
-        Section("", [Sentences(answer)]),
+        Section("", [Sentences([*busy[:1], *compared])]),
         Section("", [Lines(setting)], media=TERMINAL),
-        _picture(runs),
-        Section(
-            "Precisions",
-            [text_table(PRECISION_COLUMNS, precision_rows(runs), texts=("dtype", "regime"), caption=_caption(first))],
-            "memory counted from the stored tensors, times measured",
-        ),
-        _differences(runs),
+        Section("Tokens per second", picture, "measured; both axes logarithmic", HTML) if is_measured else None,
+        Section("Precisions", [memory], "memory counted from the stored tensors, times measured"),
+        Section(f"Every cell compared with {precision}", every_cell, "measured") if rows else None,
         *(_of_run(run, link) for run, link in zip(runs, links, strict=True)),
         Section("", list(_last_lines(runs)), media=TERMINAL),
     ]
-
-
-def _caption(run: Run) -> str:
-    """Name the cell of the columns from `decode` on."""
-    decodes = of_phase(run.measured, "decode")
-    return f"memory of the weights; times, tok/s and regime of {decodes[0].key.name}" if decodes else ""
-
-
-def _picture(runs: Sequence[Run]) -> Section | None:
-    if not all(run.measured for run in runs):
-        return None
-    alt = "Tokens per second of each precision, in decode against the batch and in prefill against its tokens"
-    picture = Picture("precisions", alt, tuple(runs))
-    return Section("Tokens per second", [picture], "measured; both axes logarithmic", HTML)
-
-
-def _differences(runs: Sequence[Run]) -> Section | None:
-    rows, once = difference_rows(runs), once_line(runs)
-    if not rows:
-        return None
-    first = runs[0].model.precision
-    caption = f"speed-up: above 1x it is faster than {first}; with the 95 % interval of the ratio"
-    table = text_table(AGAINST_COLUMNS, rows, texts=("precision",), caption=caption)
-    return Section(f"Every cell compared with {first}", [table, Lines([once] if once else [], "dim")], "measured")
 
 
 def _of_run(run: Run, link: str) -> Section:

@@ -44,9 +44,8 @@ from profiler.roofs.links import measure_links
 from profiler.roofs.measure import cached, measure
 from profiler.roofs.memory_bandwidth import measure_weights
 from profiler.roofs.sampler import attempt
-from profiler.run.budget import RunBudget
 from profiler.run.fact_log import FactLog
-from profiler.run.stages import Stages
+from profiler.run.stages import RunBudget, Stages
 from profiler.run.validate import PreparedRun
 
 LOOK, UNSEEN = "the check for other processes", "busy processes are not detected"
@@ -277,6 +276,11 @@ def _vllm_requirements(
     request, grid = prepared.request, prepared.grid
     limit = getattr(prepared.config.get_text_config(), "max_position_embeddings", None)
     longest = grid.longest_context + _AHEAD
+    # A paged cache that holds any cell of the grid, in blocks of up to `_BLOCK` tokens.
+    token_bytes = int(cache_bytes(work, 1, 1)) - state_bytes(work)
+    blocks = max(cell.batch_size * -(-(cell.slots - cell.prefix + _AHEAD) // _BLOCK) for cell in grid.cells)
+    blocks += -(-grid.prefix // _BLOCK)
+    needed_bytes = int(_CACHE_MARGIN * (blocks + 1) * _BLOCK * token_bytes)
     return VllmRequirements(
         config=copy.deepcopy(prepared.config),
         architecture=type(loaded.module).__name__,
@@ -285,15 +289,7 @@ def _vllm_requirements(
         most_sequences=max(grid.batch_sizes),
         longest_context=longest if limit is None else min(longest, limit),
         weight_bytes=model_storage_bytes(loaded.module),
-        cache_bytes=min(_cache_bytes(work, grid), int(_CACHE_SHARE * machine.available_bytes())),
+        cache_bytes=min(needed_bytes, int(_CACHE_SHARE * machine.available_bytes())),
         trust_remote_code=request.trust_remote_code,
         prefix=grid.prefix,
     )
-
-
-def _cache_bytes(work: ModelWork, grid: Grid) -> int:
-    """Bytes of a paged cache, in blocks of up to `_BLOCK` tokens, that holds any cell of the grid."""
-    token_bytes = int(cache_bytes(work, 1, 1)) - state_bytes(work)
-    blocks = max(cell.batch_size * -(-(cell.slots - cell.prefix + _AHEAD) // _BLOCK) for cell in grid.cells)
-    blocks += -(-grid.prefix // _BLOCK)
-    return int(_CACHE_MARGIN * (blocks + 1) * _BLOCK * token_bytes)

@@ -168,7 +168,7 @@ def prepare(options: Options, compared: bool = False) -> PreparedRun:
         options=options,
         quality_ids=text_ids(request, "--check-quality") if checks_quality else (),
         draft=draft_of(options.draft, request, config, grid) if options.draft else None,
-        out=Path(options.out) if options.out is not None else _default_folder(request),
+        out=_default_folder(request) if options.out is None else Path(options.out),
         resumed=False,
         command=repeating(request, grid, options),
         budget_s=DEFAULT_BUDGET_S if options.budget_s is None else options.budget_s,
@@ -287,32 +287,26 @@ def repeating(request: ModelRequest, grid: Grid, options: Options) -> str:
     """
     source = request.source
     name = source.path.name if source.path is not None else source.name
-    parts = [
-        f"roofscope run {name}",
-        f"--batch-sizes {','.join(map(str, grid.batch_sizes))}",
-        f"--new-tokens {grid.new_tokens}",
-        f"--dtype {dtype_name(request.dtype)}",
-        f"--quant {request.quant}",
-        f"--weights {request.weights}",
-        f"--engine {','.join(name for name in grid.engines if name != PADDED_ENGINE)}",
-        f"--device {options.device if ':' in options.device else request.device.type}",
-    ]
     file = Path(options.prompts).name if options.prompts else ""
-    prompts = f"{RAGGED}{grid.ragged.name}" if grid.ragged else ",".join(map(str, grid.prompt_lens))
-    values = {
-        "--prompt-lens": "" if grid.ragged and grid.ragged.name == file else prompts,
-        "--prompts": shlex.quote(file) if file else "",
+    lens = f"{RAGGED}{grid.ragged.name}" if grid.ragged else ",".join(map(str, grid.prompt_lens))
+    compute_dtype = request.quant_options.compute_dtype
+    resolved = {
         "--context-lens": ",".join(map(str, grid.context_lens)),
+        "--prompts": shlex.quote(file) if file else "",
+        "--prompt-lens": "" if grid.ragged and grid.ragged.name == file else lens,
+        "--batch-sizes": ",".join(map(str, grid.batch_sizes)),
+        "--new-tokens": grid.new_tokens,
+        "--dtype": dtype_name(request.dtype),
+        "--quant": request.quant,
+        "--weights": request.weights,
+        "--engine": ",".join(name for name in grid.engines if name != PADDED_ENGINE),
+        "--device": options.device if ":" in options.device else request.device.type,
+        "--double-quant": request.quant_options.double,
+        "--compute-dtype": "" if compute_dtype is None else dtype_name(compute_dtype),
+        "--attn": request.attn,
     }
-    for option, lens in values.items():
-        if lens:
-            parts.insert(1, f"{option} {lens}")
-    if request.quant_options.double:
-        parts.append("--double-quant")
-    if request.quant_options.compute_dtype is not None:
-        parts.append(f"--compute-dtype {dtype_name(request.quant_options.compute_dtype)}")
-    if request.attn:
-        parts.append(f"--attn {request.attn}")
+    parts = [f"roofscope run {name}"]
+    parts += [flag if value is True else f"{flag} {value}" for flag, value in resolved.items() if value]
     for item in fields(Options):
         requested = getattr(options, item.name)
         if item.name not in _RESOLVED_OPTIONS and requested != item.default:

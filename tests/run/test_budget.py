@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from profiler import effort
-from profiler.run.budget import RunBudget, RunPart
+from profiler.run.stages import RunBudget, RunPart
 
 EFFORT = replace(
     effort.Effort(),

@@ -13,9 +13,8 @@ from profiler.effort import Effort
 from profiler.facts.contention import BusyProcess, Contention
 from profiler.facts.run_facts import Facts
 from profiler.judge.judge_run import judge_run
-from profiler.run.budget import RunBudget
 from profiler.run.setup import wait_for_neighbours
-from profiler.run.stages import Stages
+from profiler.run.stages import RunBudget, Stages
 from profiler.store.folder import read_document, read_facts, read_gathered
 from tests.machines import HOST
 
