@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from profiler.counting.floor import RoofSet, roof_times
+from profiler.counting.floor import RoofSet, roof_times, verifying
 from profiler.counting.operators import ModelWork
-from profiler.counting.speculative import verifying
 from profiler.counting.walk import walk
 from profiler.device.clock import no_gc
 from profiler.device.machine import Machine
@@ -22,12 +21,11 @@ from profiler.errors import RequestError
 from profiler.facts.measurements import DraftFloor, Drafting
 from profiler.facts.roofs import Ceilings
 from profiler.grid.cells import Grid
-from profiler.loading.checkpoint import check_weights, resolve_weights
 from profiler.loading.config import load_config
 from profiler.loading.load import load
 from profiler.loading.meta_model import quiet_libraries
 from profiler.loading.request import ModelRequest, dtype_name, most_positions
-from profiler.loading.source import resolve
+from profiler.loading.source import check_weights, resolve, resolve_weights
 from profiler.measure.quality import text_ids
 from profiler.measure.subject import Subject
 from profiler.patching import patched

@@ -13,8 +13,8 @@ from profiler.facts.measurements import Quality
 from profiler.loading.config import load_config
 from profiler.loading.load import load
 from profiler.loading.meta_model import quiet_libraries
+from profiler.loading.prompts import load_tokenizer
 from profiler.loading.request import LoadedModel, ModelRequest
-from profiler.loading.tokenizer import load_tokenizer
 from profiler.quant.formats import PLAIN
 
 TEXT = (

@@ -24,9 +24,8 @@ from profiler.errors import ModelError, RequestError, describe_error, first_line
 from profiler.facts.step import StoredWeight
 from profiler.patching import patched
 from profiler.quant.formats import QuantOptions
-from profiler.quant.random_codes import INT8_CODES, fill_random, rms
 from profiler.quant.registry import ConversionCall, Quant
-from profiler.quant.storage import quant_state_tensors, stored_as
+from profiler.quant.storage import INT8_CODES, fill_random, quant_state_tensors, rms, stored_as
 
 _KERNELS = "kernels"
 # functional.py (0.50): blocks of 64 weights by default; double quantisation packs absmax into uint8 blocks of 256, with

@@ -11,9 +11,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from profiler.counting.attention import AttentionCore, Compressor, Indexer, causal_pairs, compressed_pairs
-from profiler.counting.count import count
+from profiler.counting.count import count, counted_module
 from profiler.counting.memory_need import cache_bytes, memory_need, path_on, state_bytes
-from profiler.counting.meta import counted_module
 from profiler.counting.model_numbers import ModelNumbers, model_numbers
 from profiler.counting.operators import Elementwise, Experts, Linear, ModelWork, RecurrentState
 from profiler.counting.preset_counts import CountedModel

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from profiler.counting import cache as walks
-from profiler.counting import meta
+from profiler.counting import count as meta
 from profiler.counting.operators import ModelWork
 from profiler.counting.preset_counts import CountedModel
 from profiler.facts.step import Step

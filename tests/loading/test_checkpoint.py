@@ -16,11 +16,10 @@ from profiler.counting.walk import walk
 from profiler.engines.base import greedy_tokens
 from profiler.engines.transformers import EagerEngine
 from profiler.errors import ModelError, RequestError
-from profiler.loading.checkpoint import check_weights, resolve_weights
 from profiler.loading.config import load_config
 from profiler.loading.load import load
 from profiler.loading.request import CheckpointFit, LoadedModel, ModelRequest, most_positions, resolve_dtype
-from profiler.loading.source import resolve
+from profiler.loading.source import check_weights, resolve, resolve_weights
 from profiler.quant.checkpoints import Gguf, gguf_format
 from profiler.run.warnings import fit_warnings
 
