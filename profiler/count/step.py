@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 
 from profiler.count.grid import number_blocks
 from profiler.counting.count import RankShare, SharedPrefix, StepCount
-from profiler.counting.crosscheck import CounterDifference, Crosscheck
+from profiler.counting.crosscheck import Crosscheck
 from profiler.counting.floor import TIGHT, GpuRow
 from profiler.counting.model_numbers import ModelNumbers
 from profiler.counting.operators import ModelWork, Operator
@@ -246,31 +246,6 @@ class ExecutedBytes:
 
 
 @dataclass(frozen=True)
-class GgufRow:
-    """The formats of the weights in a GGUF file."""
-
-    types: Sequence[str]
-    """ggml's names of its quantised types, the type of most weights first."""
-    kept_by_kernels: bool
-    """Whether transformers loads this architecture packed on a device that has a kernel for it."""
-    name: str
-
-
-@dataclass(frozen=True)
-class CrosscheckRow:
-    """The FLOPs of the same step by torch's own counter."""
-
-    counter: str
-    flops: int
-    walk_flops: int
-    """FLOPs of roofscope's walk over the modules."""
-    equal: bool
-    differences: Sequence[CounterDifference]
-    left_out: Sequence[CounterDifference]
-    """Modules whose matmuls are not model work."""
-
-
-@dataclass(frozen=True)
 class CountDocument(Document):
     """`roofscope count --format json`."""
 
@@ -280,7 +255,7 @@ class CountDocument(Document):
     quant: str
     published: str | None
     """The packed format of the published checkpoint, in which weights are counted; null: dense, or as requested."""
-    gguf: GgufRow | None
+    gguf: Gguf | None
     """The formats in a GGUF file; its weights are counted dense, as transformers loads them."""
     note: str
     """The note of the model's preset."""
@@ -309,7 +284,7 @@ class CountDocument(Document):
     """Only with `--gemm-census`."""
     gpus: Sequence[GpuRow] | None = None
     """Only with `--gpu`: the floor on each GPU, or why there is none."""
-    crosscheck: CrosscheckRow | None = None
+    crosscheck: Crosscheck | None = None
     """Only with `--crosscheck`."""
     prefix: SharedPrefix | None = None
     """Only with `--prefix`."""
@@ -323,7 +298,6 @@ def count_document(counted: StepCount, numbers: ModelNumbers | None = None) -> C
     return view(
         CountDocument,
         counted,
-        gguf=view(GgufRow, counted.gguf) if counted.gguf else None,
         batch=plain_number(step.batch),
         query_tokens=plain_number(step.query),
         context_tokens=plain_number(step.context),
@@ -342,7 +316,6 @@ def count_document(counted: StepCount, numbers: ModelNumbers | None = None) -> C
         tp=counted.share,
         gemms=counted.gemms or None,
         gpus=counted.gpus or None,
-        crosscheck=view(CrosscheckRow, counted.crosscheck) if counted.crosscheck else None,
         numbers=numbers,
     )
 

@@ -298,9 +298,3 @@ def _attribute(owner: Any, name: str) -> Any:
         return getattr(owner, name, None)
     except Exception:
         return None
-
-
-def activation_dtype(model: Any) -> torch.dtype:
-    """Return the dtype of the activations between layers."""
-    dtype: torch.dtype = model.dtype
-    return dtype if dtype.is_floating_point else torch.float16

@@ -21,7 +21,7 @@ from profiler.loading.request import CheckpointFit, LoadedModel, ModelRequest
 from profiler.packages import need
 from profiler.patching import patched
 from profiler.quant.checkpoints import gguf_format, published_format
-from profiler.quant.formats import quantization_config
+from profiler.quant.registry import quantization_config
 
 
 def load(request: ModelRequest, config: Any, other_bytes_of: OtherBytesOf = lambda _: 0) -> LoadedModel:

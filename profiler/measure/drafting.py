@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from profiler.counting.floor import RoofSet, roof_times, verifying
@@ -197,9 +196,7 @@ def draft_floor(
     roofs = RoofSet("", ceilings.memory_bytes_per_s, {name: roof.per_s for name, roof in ceilings.compute.items()})
 
     def floor_s(of: ModelWork, count: int) -> float:
-        unknown, step = np.zeros(1), verifying(np.array([batch]), count, context)
-        compute_s, memory_s = roof_times(of, step, roofs, dtype, unknown, unknown)
-        return float(compute_s[0] + memory_s[0])
+        return float(sum(roof_times(of, verifying(batch, count, context), roofs, dtype)))
 
     drafting_s = drafted * floor_s(drafting, 0) if drafting is not None else 0.0
     return DraftFloor(batch, drafted, floor_s(work, 0), floor_s(work, drafted), drafting_s)

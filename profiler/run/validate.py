@@ -31,8 +31,7 @@ from profiler.loading.source import ModelSource, check_weights, resolve, resolve
 from profiler.measure.drafting import Draft, draft_of
 from profiler.measure.quality import text_ids
 from profiler.options import flag_of, listed, one_of
-from profiler.quant.formats import QuantOptions, check_quant
-from profiler.quant.registry import FORMATS, Quant, known_quant
+from profiler.quant.registry import FORMATS, Quant, QuantOptions, check_quant, known_quant
 from profiler.run.options import DEFAULT_MODEL, Options
 from profiler.store.document import RunDocument
 from profiler.store.folder import read_document, read_results

@@ -25,8 +25,7 @@ from profiler.loading.meta_model import build_on_meta
 from profiler.loading.request import ModelRequest
 from profiler.loading.source import resolve
 from profiler.quant.bitsandbytes import FourBitRows, dense_rows
-from profiler.quant.formats import QuantOptions
-from profiler.quant.registry import Quant
+from profiler.quant.registry import Quant, QuantOptions
 from profiler.quant.storage import model_storage_bytes, stored
 
 pytestmark = pytest.mark.cpu

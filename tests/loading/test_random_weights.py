@@ -18,8 +18,7 @@ from profiler.loading.config import load_config
 from profiler.loading.load import load
 from profiler.loading.request import LoadedModel, ModelRequest
 from profiler.loading.source import resolve
-from profiler.quant.formats import PLAIN, QuantOptions
-from profiler.quant.registry import Quant
+from profiler.quant.registry import PLAIN, Quant, QuantOptions
 
 pytestmark = pytest.mark.cpu
 
