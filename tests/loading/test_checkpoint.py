@@ -46,7 +46,7 @@ def test_gguf_architectures_that_transformers_loads_packed(tmp_path: Path, archi
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    assert gguf_format(file) == Gguf(("Q8_0",), packed)
+    assert gguf_format(file) == Gguf(("Q8_0",), packed, "GGUF (Q8_0)")
 
 
 @pytest.mark.parametrize(
