@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, fields
 from functools import cache
 from typing import Any
 
-from profiler.data.published_coverage import COVERAGE_FILE, Coverage
-from profiler.data.published_results import PublishedFigure, published
+from profiler.data import FOLDER
+from profiler.data.published_results import Coverage, PublishedFigure, published
 from profiler.predict.published_efficiency import Efficiency, family_of
 from tests.published_fit import attained_by, fitted, steps_of, strays
 
@@ -113,8 +113,8 @@ def _bytes(point: PublishedFigure) -> float:
 def main() -> None:
     """Write published_coverage.csv and published_efficiency.csv: `python -m tests.left_out`."""
     tables: dict[type[Any], Sequence[Any]] = {Coverage: coverages_again(), Efficiency: fitted()}
-    for kind, file_name in ((Coverage, COVERAGE_FILE.name), (Efficiency, "published_efficiency.csv")):
-        with COVERAGE_FILE.with_name(file_name).open("w", encoding="utf-8", newline="") as file:
+    for kind, file_name in ((Coverage, "published_coverage.csv"), (Efficiency, "published_efficiency.csv")):
+        with (FOLDER / file_name).open("w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, [field.name for field in fields(kind)], lineterminator="\n")
             writer.writeheader()
             writer.writerows(asdict(row) for row in tables[kind])

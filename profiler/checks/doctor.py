@@ -137,8 +137,8 @@ def _fits(machine: Machine, *, packs: bool) -> list[PresetFit]:
     """
     import torch
 
+    from profiler.counting.attention_kernel import path_here
     from profiler.counting.memory_need import memory_need
-    from profiler.counting.meta import path_here
     from profiler.counting.walk import walk
     from profiler.facts.step import Step
     from profiler.loading.config import load_config

@@ -89,9 +89,7 @@ def _kernel(machine: Machine, *, query: int, masked: bool) -> str:
     from profiler.counting.attention_kernel import sdpa_kernel
 
     dtype = getattr(torch, machine.info.sixteen_bit_dtype)
-    core = AttentionCore(
-        "core", "attention", 1, dtype, _QUERY_HEADS, _KV_HEADS, _HEAD_DIM, _HEAD_DIM, itemsize=dtype.itemsize
-    )
+    core = AttentionCore("core", dtype, _QUERY_HEADS, _KV_HEADS, _HEAD_DIM, _HEAD_DIM)
     return sdpa_kernel(core, machine.device, dtype, query=query, keys=_PROMPT, masked=masked)
 
 

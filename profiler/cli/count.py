@@ -84,9 +84,8 @@ def count(options: CountOptions, output: CountOutput) -> None:
 
 
 def _count_step(options: CountOptions, gpus: dict[str, RoofSet], output: CountOutput) -> None:
-    from profiler.count.step_text import count_sections
+    from profiler.count.step import count_csv, count_document, count_sections
     from profiler.counting.count import count
-    from profiler.counting.document import count_csv, count_document
     from profiler.counting.model_numbers import model_numbers
 
     try:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from profiler.counting.operators import Operator
+from profiler.counting.operators import Operator, OperatorGroup
 from profiler.facts.cache_format import CacheFormat
 from profiler.facts.operators import Cause
 from profiler.facts.step import Count, ExecutionPath, Heads, Step, Work
@@ -22,12 +22,11 @@ _FLOAT32_BYTES = 4
 class AttentionCore(Operator):
     """softmax(Q K^T) V of one layer, including its KV cache."""
 
+    group: OperatorGroup = field(default="attention", kw_only=True)
     query_heads: int
     kv_heads: int
     qk_dim: int
     v_dim: int
-    itemsize: int
-    """Bytes of an element of Q, K and V."""
     window: int | None = None
     """Keys that a query may see, including itself; None means all."""
     latent_dim: int | None = None
@@ -38,6 +37,11 @@ class AttentionCore(Operator):
     """Keys that an indexer chooses for a query; None means all."""
     keeps: bool = True
     """Whether the layer keeps its keys and values; if not, it reads those of another one."""
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element of Q, K and V."""
+        return int(self.dtype.itemsize)
 
     @property
     def cached_elements(self) -> int:
@@ -291,6 +295,7 @@ class Indexer(Operator):
     DeepSeek-V3.2 (arXiv:2512.02556, section 2.1). It scores every token, or every block of `rate` tokens.
     """
 
+    group: OperatorGroup = field(default="attention", kw_only=True)
     heads: int
     head_dim: int
     itemsize: int
@@ -331,12 +336,12 @@ class Compressor(Operator):
     `DeepseekV4CSACache`): a gated mean over a block, which overlaps the block before if it has two series.
     """
 
+    group: OperatorGroup = field(default="attention", kw_only=True)
     width: int
     """Elements of a key, which is also its value."""
     rate: int
     series: int
     """1, or 2 if the blocks overlap."""
-    itemsize: int
     query_heads: int = 0
     """Heads that attend to the keys; 0 for those of an indexer."""
     top_k: int | None = None
@@ -349,7 +354,7 @@ class Compressor(Operator):
         if self.top_k is not None:
             read = np.minimum(read, step.query * self.top_k)
         again = read_again(step, step.shared // self.rate, 0 if self.top_k is None else blocks - read)
-        again_bytes = again * self.width * self.itemsize
+        again_bytes = again * self.width * self.dtype.itemsize
         # A new token's value and gate wait for their block; a later step reads those that wait.
         waiting = 2 * self.series * np.minimum(step.query, self.rate)
         read = read + np.where(np.asarray(step.context) > 0, waiting, 0)
@@ -357,8 +362,8 @@ class Compressor(Operator):
         flops_per_pair = 4 * self.query_heads * self.width
         return Work(
             model_flops=step.batch * pairs * flops_per_pair,
-            kv_read_bytes=step.batch * read * self.width * self.itemsize - again_bytes,
-            kv_write_bytes=step.batch * written * self.width * self.itemsize,
+            kv_read_bytes=step.batch * read * self.width * self.dtype.itemsize - again_bytes,
+            kv_write_bytes=step.batch * written * self.width * self.dtype.itemsize,
             avoidable_flops={Cause.MASKED_SCORES: step.batch * (step.query * entries - pairs) * flops_per_pair},
             avoidable_bytes={Cause.SHARED_READS: again_bytes},
         )
@@ -367,10 +372,10 @@ class Compressor(Operator):
         entries = tokens // self.rate
         waiting = 2 * self.series * (tokens - entries * self.rate)  # values and gates
         overlap = 2 * (self.series - 1) * self.rate * np.minimum(entries, 1)
-        return (entries + waiting + overlap) * self.width * self.itemsize - self.shared_bytes(shared)
+        return (entries + waiting + overlap) * self.width * self.dtype.itemsize - self.shared_bytes(shared)
 
     def shared_bytes(self, shared: Count) -> Any:
-        return shared // self.rate * self.width * self.itemsize
+        return shared // self.rate * self.width * self.dtype.itemsize
 
 
 def read_again(step: Step, shared: Any, unchosen: Any = 0) -> Any:

@@ -9,8 +9,10 @@ from types import SimpleNamespace
 from typing import Any, cast, get_args
 
 import torch
+from torch import nn
 
 from profiler.counting.attention import AttentionCore
+from profiler.counting.operators import ModelWork
 from profiler.counting.walk import linear_modules
 from profiler.facts.step import UNFUSED_KERNEL, Attention, ExecutionPath, Heads
 from profiler.patching import patched
@@ -53,6 +55,15 @@ def attention_path(
         }
 
     return replace(path, kernel=kernel(False), masked_kernel=kernel(True), heads=heads(False), masked_heads=heads(True))
+
+
+def path_here(
+    module: nn.Module, work: ModelWork, device: torch.device, dtype: torch.dtype, query: int
+) -> ExecutionPath:
+    """Return how a prefill of `query` tokens of a model on meta will run on a device of this machine."""
+    attention = getattr(module.config.get_text_config(), "_attn_implementation", None) or "sdpa"
+    cores = work.of_kind(AttentionCore)
+    return attention_path(attention, cores, device, dtype, query=query, keys=query)
 
 
 # The operands of a query are really allocated. Longer sequences do not change the choice of a kernel; neither do wider

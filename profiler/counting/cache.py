@@ -42,7 +42,7 @@ def counted_model(
         path = cache_path("walks", {"config": config, "asked": asked, "rules": rules_digest(), **library_versions()})
         if (cached := _read(path)) is not None:
             return cached
-    from profiler.counting.meta import counted_on_meta
+    from profiler.counting.count import counted_on_meta
 
     model = counted_on_meta(source, dtype, quant, rented=rented, ranks=ranks, trust_remote_code=trust_remote_code)
     if path is not None:

@@ -6,17 +6,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from profiler.counting.attention import AttentionCore
 from profiler.counting.attention_kernel import attention_path
 from profiler.counting.crosscheck import Crosscheck, crosscheck
-from profiler.counting.floor import GpuRow, floor_on
+from profiler.counting.floor import GpuRow, floor_on, pays_from, verifying
 from profiler.counting.memory_need import cache_bytes, memory_need, path_on
-from profiler.counting.meta import counted_module, counted_on_meta
 from profiler.counting.operators import Collective, ModelWork, Operator, operator_work
 from profiler.counting.preset_counts import CountedModel
-from profiler.counting.speculative import pays_from, verifying
-from profiler.counting.tensor_parallel import check_cut, replicated_kv_heads
+from profiler.counting.tensor_parallel import check_cut, replicated_kv_heads, walk_rank
+from profiler.counting.walk import walk
 from profiler.data.datasheets import Datasheet, gpu_called
 from profiler.data.links import bus_share
 from profiler.device.device import resolve_device
@@ -26,11 +26,12 @@ from profiler.facts.step import ExecutionPath, Step, Work
 from profiler.grid.cells import Phase
 from profiler.grid.ranges import MOST, check_positions, check_prefix
 from profiler.loading.config import load_config
+from profiler.loading.device_map import planned_weight_bytes
 from profiler.loading.meta_model import build_on_meta
-from profiler.loading.request import model_dtype, most_positions
-from profiler.loading.source import resolve
+from profiler.loading.request import dtype_name, in_16_bits, model_dtype, most_positions
+from profiler.loading.source import ModelSource, resolve
 from profiler.options import listed
-from profiler.quant.checkpoints import Gguf, as_dense_config, gguf_format, requested_form
+from profiler.quant.checkpoints import Gguf, as_dense_config, gguf_format, published_format, requested_form
 from profiler.quant.registry import Quant, known_quant
 
 
@@ -150,15 +151,11 @@ def count(
         raise RequestError(f"--attn {attn!r} is unknown here; use auto, sdpa or eager.")
     gpus = [gpu_called(name) for name in listed(gpu_names)]
     source = resolve(model)
-    if tp != 1:
-        check_cut(tp, source, stored_as)
-        if second_opinion:
-            raise RequestError(f"--crosscheck counts the whole model; omit --tp {tp}.")
-    config = requested_form(load_config(source, trust_remote_code), dtype != "auto")
-    kind = model_dtype(dtype, config)
+    if tp != 1 and second_opinion:
+        raise RequestError(f"--crosscheck counts the whole model; omit --tp {tp}.")
+    config, kind, module = _on_meta(source, dtype, stored_as, tp, trust_remote_code)
     query = int(step.query)
     keys = query + int(step.context)
-    module = build_on_meta(config, kind, stored_as)
     check_positions(most_positions(config), keys, "a shorter --prompt or --context")
     replicated = replicated_kv_heads(module, tp)
     counted = counted_module(module, config, kind, stored_as, tp)
@@ -265,3 +262,50 @@ def _second_opinion(config: Any, dtype: torch.dtype, quant: Quant, step: Step) -
         return crosscheck(build_on_meta(as_dense_config(config), dtype, attn="eager"), step)
     except Exception as error:
         raise ModelError(f"--crosscheck: this model does not run on the meta device: {first_line(error)}.") from error
+
+
+def counted_on_meta(
+    source: ModelSource,
+    dtype: str,
+    quant: str,
+    *,
+    rented: bool = False,
+    ranks: int = 1,
+    trust_remote_code: bool = False,
+) -> CountedModel:
+    """Count a model, or the share of the tensor-parallel rank that has most, from its config.
+
+    `dtype` `auto` is the model's own; with `rented`, 16 bits if its own is wider. Raises RequestError or ModelError.
+    """
+    config, kind, module = _on_meta(source, dtype, known_quant(quant), ranks, trust_remote_code, rented=rented)
+    return counted_module(module, config, kind, quant, ranks)
+
+
+def _on_meta(
+    source: ModelSource, dtype: str, quant: Quant, ranks: int, trust_remote_code: bool, *, rented: bool = False
+) -> tuple[Any, torch.dtype, nn.Module]:
+    """Return the config of a model in the form that is counted, its dtype, and the whole model on meta."""
+    if ranks != 1:
+        check_cut(ranks, source, quant)
+    config = requested_form(load_config(source, trust_remote_code), dtype != "auto")
+    kind = model_dtype(dtype, config)
+    if rented and dtype == "auto":
+        kind = in_16_bits(kind)
+    return config, kind, build_on_meta(config, kind, quant)
+
+
+def counted_module(module: nn.Module, config: Any, dtype: torch.dtype, quant: Quant, ranks: int = 1) -> CountedModel:
+    """Count a model on meta. With `ranks` above 1, `module` becomes the share of the rank that has most.
+
+    Raises RequestError for a model that cannot be split into `ranks`.
+    """
+    # Models whose scores need more than `sdpa` computes do not support it: caps (Gemma-2), sinks (gpt-oss).
+    supports_sdpa = getattr(module, "_supports_sdpa", True)
+    return CountedModel(
+        walk(module) if ranks == 1 else walk_rank(module, ranks),
+        planned_weight_bytes(module),
+        dtype_name(dtype),
+        published_format(config) if quant == "none" else None,
+        "sdpa" if supports_sdpa else "eager",
+        most_positions(config),
+    )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,34 +32,29 @@ class CounterDifference:
 
 @dataclass(frozen=True)
 class Crosscheck:
-    """Both counts of one step's executed matrix FLOPs."""
+    """The FLOPs of the same step by torch's own counter."""
 
     counter: str
-    walk_flops: int
     flops: int
-    """FLOPs of the second counter."""
+    walk_flops: int
+    """FLOPs of roofscope's walk over the modules."""
+    equal: bool
+    """Whether both counts are exactly equal in every part."""
     differences: tuple[CounterDifference, ...]
-    left_out: tuple[CounterDifference, ...] = ()
-    """Modules that the figures above exclude, and what the second counter has for them. Recurrences and convolutions
+    left_out: tuple[CounterDifference, ...]
+    """Modules whose matmuls are not model work, and what the second counter has for them. Recurrences and convolutions
     run in chunks with padding. transformers (5.17 and before) computes the angles of rotary embeddings as a product."""
-
-    @property
-    def equal(self) -> bool:
-        """Whether both counts are exactly equal in every part."""
-        return self.walk_flops == self.flops and not self.differences
 
 
 def crosscheck(model: Any, step: Step) -> Crosscheck:
     """Count one step of scalars twice: by the walk, and by running the model under FlopCounterMode.
 
-    The model runs with eager attention: the counter does not see every fused kernel (a CPU's counts as 0), and up to
+    The model must have eager attention: the counter does not see every fused kernel (a CPU's counts as 0), and up to
     torch 2.11 it fails on grouped heads (PyTorch PR #177188). On the meta device nothing is computed; a model that
     reads a tensor's value must be on a CPU. A prefill outside the counter fills the context. Raises whatever the model
     raises.
     """
-    work = walk(model)
-    with _eager_attention(model):
-        by_module = _counter_flops(model, step)
+    by_module = _counter_flops(model, step)
     path = ExecutionPath(attention="eager", all_logits=not _keeps_last_logits(model))
     apart = {name for name, module in model.named_modules() if has_state(module)}
     counter_flops = _by_name((name, flops) for name, flops in by_module.items() if name not in apart)
@@ -68,7 +63,7 @@ def crosscheck(model: Any, step: Step) -> Crosscheck:
     of_mixers = tuple(collapse_numbers(name) + "." for name in apart)
     walk_flops = {
         name: flops
-        for name, flops in _walk_flops(work, step, path).items()
+        for name, flops in _walk_flops(walk(model), step, path).items()
         if name in counter_flops or not name.startswith(of_mixers)
     }
     rotary = {collapse_numbers(name) for name, module in model.named_modules() if hasattr(module, "inv_freq")}
@@ -79,34 +74,20 @@ def crosscheck(model: Any, step: Step) -> Crosscheck:
         for name in sorted({*walk_flops, *counter_flops})
         if walk_flops.get(name, 0) != counter_flops.get(name, 0)
     )
-    return Crosscheck(COUNTER, sum(walk_flops.values()), sum(counter_flops.values()), differences, left_out)
-
-
-@contextmanager
-def _eager_attention(model: Any) -> Iterator[None]:
-    """Temporarily switch the model to eager attention."""
-    implementation = model.config._attn_implementation
-    if implementation == "eager":
-        yield
-        return
-    model.set_attn_implementation("eager")
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(implementation)
+    flops, of_walk = sum(counter_flops.values()), sum(walk_flops.values())
+    return Crosscheck(COUNTER, flops, of_walk, not differences, differences, left_out)
 
 
 def _walk_flops(work: ModelWork, step: Step, path: ExecutionPath) -> dict[str, int]:
     """Return the walk's executed FLOPs by module; an attention core counts as its attention module."""
-    totals: dict[str, int] = {}
+    totals = Counter[str]()
     for operator in work.operators:
-        flops = int(operator.work(step, path).executed_flops)
-        if flops and operator.group != "state":
+        if operator.group != "state":
             name = operator.name.removesuffix(".core")
             if isinstance(operator, Compressor):
                 name = name.rpartition(".")[0]  # attention runs over its own keys and those of the compressor at once
-            totals[name] = totals.get(name, 0) + flops
-    return totals
+            totals[name] += int(operator.work(step, path).executed_flops)
+    return +totals
 
 
 def _counter_flops(model: Any, step: Step) -> dict[str, int]:
@@ -160,10 +141,9 @@ def _self_flops(totals: Mapping[str, int], root: str) -> dict[str, int]:
 
 def _by_name(by_module: Iterable[tuple[str, int]]) -> dict[str, int]:
     """Return the sum over layers of FLOPs by module."""
-    result: dict[str, int] = {}
+    result = Counter[str]()
     for name, flops in by_module:
-        short = collapse_numbers(name)
-        result[short] = result.get(short, 0) + flops
+        result[collapse_numbers(name)] += flops
     return result
 
 

@@ -1,4 +1,4 @@
-"""The roofline floor, max(F/P, B/W), of operators and steps, also on another GPU by its datasheet."""
+"""The roofline floor, max(F/P, B/W), of operators and steps, on other GPUs too, and what verifying drafts can gain."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from profiler.data.datasheets import Datasheet
 from profiler.data.links import Link
 from profiler.facts.operators import OperatorWork
 from profiler.facts.roofs import Ceilings
-from profiler.facts.step import ExecutionPath, Step
+from profiler.facts.step import Count, ExecutionPath, Step
 from profiler.units import scaled
 
 A = TypeVar("A", float, NDArray[np.float64])
@@ -142,26 +142,20 @@ def floor_on(
     """
     if dtype == "bfloat16" and card.peak_bf16_flops_per_s is None:
         dtype = "float16"
-    model_peak = card.peak_flops_per_s(dtype)
-    floor = None
-    if model_peak is not None and needs_bytes <= card.room_bytes:
-        floor = step_floor(
-            ((item.flops, item.model_bytes, card.peak_flops_per_s(item.dtype) or model_peak) for item in operators),
-            card.bandwidth_bytes_per_s,
-        )
-    ridge, room_bytes = card.ridge_flops_per_byte(dtype), card.room_bytes
-    refusal = None
-    if ridge is None:
+    peak, room_bytes = card.peak_flops_per_s(dtype), card.room_bytes
+    floor = refusal = None
+    if peak is None:
         refusal = f"{card.gpu}: the datasheet table has no {dtype} rate"
-    elif floor is None:
-        refusal = (
-            f"{card.gpu}: does not fit; the step needs {scaled(needs_bytes, 'B')}, the GPU has room for"
-            f" {scaled(room_bytes, 'B')}; {NEEDS_LESS}"
-        )
+    elif needs_bytes > room_bytes:
+        needs, room = scaled(needs_bytes, "B"), scaled(room_bytes, "B")
+        refusal = f"{card.gpu}: does not fit; the step needs {needs}, the GPU has room for {room}; {NEEDS_LESS}"
+    else:
+        parts = ((item.flops, item.model_bytes, card.peak_flops_per_s(item.dtype) or peak) for item in operators)
+        floor = step_floor(parts, card.bandwidth_bytes_per_s)
     return GpuRow(
         gpu=card.gpu,
         dtype=dtype,
-        ridge_flops_per_byte=ridge,
+        ridge_flops_per_byte=card.ridge_flops_per_byte(dtype),
         floor_s=floor.total_s if floor else None,
         bound=floor.bound if floor else None,
         needs_bytes=needs_bytes,
@@ -217,8 +211,8 @@ def roof_times(
     step: Step,
     under: RoofSet,
     dtype: str,
-    width: _Array,
-    kv: _Array,
+    width: _Array | float = 0.0,
+    kv: _Array | float = 0.0,
     experts_width: _Array | None = None,
 ) -> tuple[_Array, _Array]:
     """Return the seconds [n] that compute and memory limit in steps of shape [n].
@@ -232,14 +226,15 @@ def roof_times(
     for operator in work.operators:
         need = operator.work(step, ExecutionPath())
         stored = experts_width if experts_width is not None and isinstance(operator, Experts) else width
-        weights = need.weight_bytes * np.where(stored > 0, stored / bytes_per_weight(operator), 1.0)
-        cache = (need.kv_read_bytes + need.kv_write_bytes) * np.where(kv > 0, kv / operator.dtype.itemsize, 1.0)
+        weights = need.weight_bytes * np.where(np.greater(stored, 0), stored / bytes_per_weight(operator), 1.0)
+        cached = need.kv_read_bytes + need.kv_write_bytes
+        cache = cached * np.where(np.greater(kv, 0), kv / operator.dtype.itemsize, 1.0)
         nbytes = zeros + weights + cache + need.state_bytes + need.embedding_bytes + need.logits_bytes
         peak = under.peak(operator.dtype_name, dtype)
         seconds = floor_s(zeros + need.model_flops, nbytes, peak, under.bytes_per_s)
         by_compute = seconds > nbytes / under.bytes_per_s
-        compute_s += where(by_compute, seconds)
-        memory_s += where(~by_compute, seconds)
+        compute_s += np.where(by_compute, seconds, 0.0)
+        memory_s += np.where(by_compute, 0.0, seconds)
     return compute_s, memory_s
 
 
@@ -262,3 +257,37 @@ def collectives_s(work: ModelWork, step: Step, path: ExecutionPath, link: Link) 
         nbytes = np.asarray(operator.each(step, path).link_bytes, dtype=np.float64)
         total = total + operator.count * link.seconds(operator.kind, nbytes, operator.ranks)
     return total
+
+
+_ACCURACY = 1e-9
+
+
+def verifying(batch: Count, drafted: int, context: Count) -> Step:
+    """Return the step that verifies `drafted` tokens per sequence: they and one more run, and all logits are asked for.
+
+    Without drafts it is a decode step.
+    """
+    return Step(batch, 1 + drafted, context, asked=1 + drafted)
+
+
+def expected_tokens(acceptance: float, drafted: int) -> float:
+    """Return the expected tokens of a step that verifies `drafted` ones: (1 - a^(k+1)) / (1 - a), from 1 to k + 1.
+
+    Y. Leviathan, M. Kalman, Y. Matias: Fast Inference from Transformers via Speculative Decoding, ICML 2023
+    (arXiv:2211.17192), sections 3.1 and 3.3, for drafts of which each token is accepted with the same probability.
+    """
+    return sum(acceptance**place for place in range(drafted + 1))
+
+
+def pays_from(cost: float, drafted: int) -> float | None:
+    """Return the least acceptance, 0 to 1, at which drafting and verifying pays; None if it never does.
+
+    `cost` is the time of drafting and verifying over that of a step of one token, which gives one token.
+    """
+    if cost > drafted + 1:
+        return None
+    low, high = 0.0, 1.0
+    while high - low > _ACCURACY:
+        middle = (low + high) / 2
+        low, high = (low, middle) if expected_tokens(middle, drafted) >= cost else (middle, high)
+    return high if low else 0.0

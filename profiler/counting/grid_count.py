@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +15,7 @@ from profiler.counting.preset_counts import CountedModel
 from profiler.errors import RequestError
 from profiler.facts.step import Step
 from profiler.grid.cells import Phase
-from profiler.grid.ranges import check_prefix
+from profiler.grid.ranges import check_positions, check_prefix
 
 _Floats = NDArray[np.float64]
 _Integers = NDArray[np.int64]
@@ -123,11 +122,7 @@ def count_grid(
     if number > MOST_GRID_POINTS:
         raise RequestError(f"this grid has {number:,} points; use at most {MOST_GRID_POINTS:,}.")
     longest = max((*prompt_lens, *(context + 1 for context in context_lens)), default=0)
-    if counted.max_positions is not None and longest > counted.max_positions:
-        raise RequestError(
-            f"{model} supports {counted.max_positions} tokens, not {longest}; use shorter --prompt-lens or"
-            " --context-lens."
-        )
+    check_positions(counted.max_positions, longest, "shorter --prompt-lens or --context-lens")
     if prefix:
         check_prefix(prefix, min((*prompt_lens, *context_lens)))
     prefills = [(batch, prompt, prefix) for batch in batch_sizes for prompt in prompt_lens]
@@ -169,6 +164,4 @@ def count_grid(
 
 def gpu_floors(roofs: RoofSet, work: ModelWork, dtype: str, step: Step, need: MemoryNeed) -> GpuFloors:
     """Return the floors of steps [n] of a model of `dtype` under a GPU's roofs; `need` [n] is of its memory."""
-    unknown: Any = np.zeros(len(step.batch))  # type: ignore[arg-type]
-    compute_s, memory_s = roof_times(work, step, roofs, dtype, width=unknown, kv=unknown)
-    return GpuFloors(roofs, compute_s, memory_s, need)
+    return GpuFloors(roofs, *roof_times(work, step, roofs, dtype), need)

@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from profiler.counting.attention import AttentionCore, Compressor
 from profiler.counting.floor import MOST, RoofSet, StepFloor, compute_bound_from, least, roof_times
 from profiler.counting.memory_need import cache_bytes, need_of_batch, path_on, state_bytes
@@ -57,6 +55,7 @@ class ModelNumbers:
 
     architecture: Architecture
     params_by_group: Mapping[str, int]
+    """Weights of matrices; norms, biases, and an embedding apart from the LM head are `other`."""
     context_len: int
     kv_bytes_per_token: int
     """Bytes per token of one sequence in all layers, while no window is full."""
@@ -81,7 +80,7 @@ def model_numbers(
     """Return the numbers of a model whose sequences have `context_len` cached tokens, the first `prefix` in common."""
     work = counted.work
     state = state_bytes(work)
-    longest = counted.max_positions or MOST
+    longest, params = counted.max_positions or MOST, dict(work.group_params)
     windows = [core.window for core in work.of_kind(AttentionCore) if core.window and core.window < longest]
     windows_full = max(windows, default=0)
 
@@ -92,7 +91,7 @@ def model_numbers(
     later = windows_full + compressed
     return ModelNumbers(
         architecture=_architecture(work),
-        params_by_group=_params_by_group(work),
+        params_by_group={**params, "other": work.params - sum(params.values())},
         context_len=context_len,
         kv_bytes_per_token=kv_bytes(compressed) // compressed,
         windows_full_at=windows_full,
@@ -132,7 +131,7 @@ def _on_gpu(counted: CountedModel, context_len: int, roofs: RoofSet, prefix: int
 
 def floor_under(work: ModelWork, step: Step, roofs: RoofSet, dtype: str) -> StepFloor:
     """Return the floor of a step of scalars; `dtype` is the model's."""
-    compute_s, memory_s = roof_times(work, step, roofs, dtype, width=np.zeros(()), kv=np.zeros(()))
+    compute_s, memory_s = roof_times(work, step, roofs, dtype)
     return StepFloor(float(compute_s), float(memory_s))
 
 
@@ -171,9 +170,3 @@ def _architecture(work: ModelWork) -> Architecture:
         experts=experts[0].num_experts if experts else 0,
         experts_per_token=experts[0].per_token if experts else 0,
     )
-
-
-def _params_by_group(work: ModelWork) -> dict[str, int]:
-    """Return the weights of matrices by group; norms, biases, and an embedding apart from the LM head are `other`."""
-    params = dict(work.group_params)
-    return {**params, "other": work.params - sum(params.values())}

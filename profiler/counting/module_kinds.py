@@ -267,6 +267,8 @@ def attention_heads(module: Any, config: Any) -> tuple[int, int, int]:
         kv_heads = query_heads // groups
     elif kv_heads is None and formats.is_linear(keys := first_of(module, "k_proj", "key_proj")):
         kv_heads = keys.out_features // head_dim
+    if first_of(module, "new_decoder_architecture"):  # Falcon-40B and 180B: cached after each is repeated for its group
+        kv_heads = query_heads
     kv_heads = kv_heads or first_of(config, "num_key_value_heads", "num_kv_heads", "n_head_kv") or in_config
     return query_heads, int(kv_heads), head_dim
 
@@ -298,9 +300,3 @@ def _attribute(owner: Any, name: str) -> Any:
         return getattr(owner, name, None)
     except Exception:
         return None
-
-
-def activation_dtype(model: Any) -> torch.dtype:
-    """Return the dtype of the activations between layers."""
-    dtype: torch.dtype = model.dtype
-    return dtype if dtype.is_floating_point else torch.float16

@@ -35,10 +35,10 @@ class Operator(abc.ABC):
     """A matmul-like operator, or a group of elementwise ones; `count` equal ones are merged."""
 
     name: str
-    group: OperatorGroup
-    count: int
     dtype: torch.dtype
     """The dtype of the operator's matmuls, which decides its compute roof."""
+    group: OperatorGroup = field(default="other", kw_only=True)
+    count: int = field(default=1, kw_only=True)
     only_last: bool = field(default=False, kw_only=True)
     """Whether only positions with requested logits run through this operator, whose layer keeps no keys of its own."""
 
@@ -131,6 +131,7 @@ class Experts(Operator):
     With uniform routing, T tokens use E * (1 - (1 - k/E)^T) of E experts (expectation of distinct draws).
     """
 
+    group: OperatorGroup = field(default="experts", kw_only=True)
     num_experts: int
     per_token: float
     """Chosen by the router; on average, if it may also choose none."""
@@ -173,6 +174,7 @@ class Experts(Operator):
 class Embedding(Operator):
     """A table lookup, which reads and writes one row per token, never the whole table."""
 
+    group: OperatorGroup = field(default="embedding", kw_only=True)
     width: int
     itemsize: int
     per_batch: bool = True
@@ -204,6 +206,7 @@ class Elementwise(Operator):
 class Convolution(Operator):
     """A causal convolution over time of a state-space or linear-attention layer; its state is the last inputs."""
 
+    group: OperatorGroup = field(default="state", kw_only=True)
     channels: int
     inputs_per_channel: int
     """1 for a depthwise convolution."""
@@ -232,6 +235,7 @@ class RecurrentState(Operator):
     A library that computes a prefill in chunks executes more FLOPs.
     """
 
+    group: OperatorGroup = field(default="state", kw_only=True)
     state_elements: int
     flops_per_element: int
     """FLOPs per element and token."""
@@ -257,6 +261,7 @@ def _read_and_written(state_bytes: int, step: Step) -> Any:
 class Collective(Operator):
     """A collective of all ranks after one operator; `count` of them per step, one after the other."""
 
+    group: OperatorGroup = field(default="collective", kw_only=True)
     kind: CollectiveKind
     ranks: int
     source: Operator | None

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from profiler.counting.module_kinds import activation_dtype, attention_heads, is_attention
+from profiler.counting.module_kinds import attention_heads, is_attention
 from profiler.counting.operators import Collective, Experts, Linear, ModelWork
 from profiler.counting.walk import collapse_numbers, walk
 from profiler.data.links import CollectiveKind
@@ -193,7 +193,7 @@ def _cuts_heads(name: str, module: nn.Module, plan: dict[str, str]) -> bool:
 
 def _collectives(model: Any, ranks: int) -> Iterator[tuple[str, Collective]]:
     """Yield (operator's name, collective without its source) for every module that exchanges its result."""
-    plan, dtype = _plan(model), activation_dtype(model)
+    plan, dtype = _plan(model), model.dtype
     hidden = int(model.config.get_text_config().hidden_size)
     for name, module in model.named_modules():
         short = collapse_numbers(name)
@@ -206,4 +206,4 @@ def _collectives(model: Any, ranks: int) -> Iterator[tuple[str, Collective]]:
             width = module.embedding_dim
         else:
             width = hidden
-        yield (short, Collective(f"{short}.{kind}", "collective", 1, dtype, kind, ranks, None, width, dtype.itemsize))
+        yield (short, Collective(f"{short}.{kind}", dtype, kind, ranks, None, width, dtype.itemsize))

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from profiler.counting import module_kinds as kinds
@@ -135,7 +136,7 @@ class _Visitor:
         self.config = config
         self.head = model.get_output_embeddings()
         self.tokens_table = model.get_input_embeddings()
-        self.activation = kinds.activation_dtype(model)
+        self.dtype: torch.dtype = model.dtype
         self.base_prefix = kinds.base_prefix(model)
         self.unknown: list[str] = []
         self.not_run: list[str] = []
@@ -185,7 +186,7 @@ class _Visitor:
         elif formats.is_gguf_table(module):
             self._count(module)
             table = module.weight  # [rows, bytes per row]
-            yield Embedding(short, "embedding", 1, self.model.dtype, table.shape[1], 1, module is self.tokens_table)
+            yield Embedding(short, self.dtype, table.shape[1], 1, module is self.tokens_table)
         elif formats.is_linear(module):
             params = self._count(module)
             try:
@@ -236,7 +237,7 @@ class _Visitor:
                 unknown.append(key)
                 self.unknown_params += param.numel()
         if vector_bytes:
-            yield Elementwise(f"{short}.vectors", "other", 1, self.model.dtype, 0, 0, weight_bytes=vector_bytes)
+            yield Elementwise(f"{short}.vectors", self.dtype, 0, 0, vector_bytes)
         if unknown:
             self.unknown.append(f"{short} ({type(module).__name__}: {', '.join(unknown)})")
 
@@ -246,14 +247,12 @@ class _Visitor:
         outs = weight.numel() // ins
         name = str(weight.dtype).removeprefix("torch.")
         stored = StoredWeight(name, ins, outs, weight.numel() * weight.element_size(), 0, weight.dtype)
-        return Linear(short, "other", 1, weight.dtype, stored, "tokens", self.activation)
+        return Linear(short, weight.dtype, stored, "tokens", self.dtype)
 
     def _convolution(self, short: str, name: str, module: nn.Conv1d) -> Convolution:
         kernel, owner = module.kernel_size[0], self.model.get_submodule(name.rpartition(".")[0])
         return Convolution(
             name=short,
-            group="state",
-            count=1,
             dtype=module.weight.dtype,
             channels=module.out_channels,
             inputs_per_channel=module.in_channels // module.groups,
@@ -261,7 +260,7 @@ class _Visitor:
             # transformers keeps a whole kernel of a padded convolution; others get only what they lack.
             state_inputs=kernel if module.padding[0] else (kernel - 1) * module.dilation[0],
             weight_bytes=sum(p.numel() * p.element_size() for p in module.parameters()),
-            itemsize=_FLOAT32_BYTES if kinds.computes_in_float32(owner) else self.activation.itemsize,
+            itemsize=_FLOAT32_BYTES if kinds.computes_in_float32(owner) else self.dtype.itemsize,
         )
 
     def _state(self, short: str, module: Any) -> RecurrentState | None:
@@ -293,12 +292,10 @@ class _Visitor:
         corrects = not lightning and kinds.first_of(module, "ssm_state_size", "time_decay", "recurrent_param") is None
         return RecurrentState(
             name=f"{short}.state",
-            group="state",
-            count=1,
-            dtype=self.model.dtype,
+            dtype=self.dtype,
             state_elements=elements,
             flops_per_element=7 if corrects else 5,
-            itemsize=self.activation.itemsize if lightning else _FLOAT32_BYTES,
+            itemsize=self.dtype.itemsize if lightning else _FLOAT32_BYTES,
         )
 
     def _indexer(self, short: str, module: Any) -> Indexer:
@@ -310,12 +307,10 @@ class _Visitor:
         kept = key_heads * width if not pooled else 2 * width + 1  # a key, its gates, and whether it is valid
         return Indexer(
             name=f"{short}.scorer" if hasattr(module, "scorer") else short,
-            group="attention",
-            count=1,
-            dtype=self.model.dtype,
+            dtype=self.dtype,
             heads=heads,
             head_dim=width,
-            itemsize=_FLOAT32_BYTES if kinds.computes_in_float32(module) else self.activation.itemsize,
+            itemsize=_FLOAT32_BYTES if kinds.computes_in_float32(module) else self.dtype.itemsize,
             rate=int(pooled or kinds.first_of(module, "compress_ratio", "compress_rate") or 1),
             weighted=hasattr(module, "weights_proj"),
             kept_elements=0 if kinds.compresses(module) else kept,
@@ -326,13 +321,10 @@ class _Visitor:
         indexer = next((part for part in module.children() if kinds.is_indexer(part)), None)
         return Compressor(
             name=f"{short}.core",
-            group="attention",
-            count=1,
-            dtype=self.model.dtype,
+            dtype=self.dtype,
             width=module.head_dim,
             rate=module.compress_rate,
             series=formats.stored(module.kv_proj).out_features // module.head_dim,
-            itemsize=self.activation.itemsize,
             query_heads=int(parent.num_heads) if kinds.is_attention(parent) else 0,
             top_k=kinds.first_of(indexer, "index_topk"),
         )
@@ -357,8 +349,6 @@ class _Visitor:
         rows = kinds.first_of(self.model.get_submodule(name.rpartition(".")[0]), "ngram_heads") or 1
         return Embedding(
             name=short,
-            group="embedding",
-            count=1,
             dtype=module.weight.dtype,
             width=rows * module.embedding_dim,
             itemsize=module.weight.element_size(),
@@ -379,16 +369,15 @@ class _Visitor:
         return Linear(
             name=short,
             group=group,
-            count=1,
             dtype=weight.compute_dtype,
             weight=weight,
             rows=rows,
-            activation_dtype=self.activation,
+            activation_dtype=self.dtype,
             executed_rows=executed,
         )
 
     def _router(self, short: str, module: Any) -> Linear:
-        return Linear(short, "experts", 1, module.weight.dtype, formats.stored(module), "tokens", self.activation)
+        return Linear(short, module.weight.dtype, formats.stored(module), "tokens", self.dtype, group="experts")
 
     def _experts(self, short: str, name: str, module: Any) -> Experts:
         """Return experts stored as 3-D weights (transformers 5), a list of MLPs (transformers 4), or triton's MXFP4."""
@@ -396,7 +385,7 @@ class _Visitor:
         per_token: float = kinds.own_top_k(mixture, self.config, module)
         banks = kinds.expert_banks(module)
         if (mxfp4_matrices := formats.triton_mxfp4_matrices(module)) is not None:
-            matrices, num_experts, dtype = mxfp4_matrices, module.num_experts, self.model.dtype
+            matrices, num_experts, dtype = mxfp4_matrices, module.num_experts, self.dtype
             biases = [param for name, param in module.named_parameters() if name.endswith("_bias")]
             expert_bytes = formats.mxfp4_bytes(sum(ins * outs for ins, outs in matrices))
             expert_bytes += sum(p.numel() * p.element_size() for p in biases) // num_experts
@@ -408,7 +397,7 @@ class _Visitor:
             matrices = tuple(kinds.bank_features(name, bank, hidden) for name, bank in banks.items())
             expert_bytes = sum(p.numel() * p.element_size() for p in module.parameters()) // num_experts
             first = next(iter(banks.values()))
-            dtype = first.dtype if first.is_floating_point() else self.model.dtype
+            dtype = first.dtype if first.is_floating_point() else self.dtype
         else:
             num_experts = len(module)
             linears = [formats.stored(part) for part in module[0].modules() if formats.is_linear(part)]
@@ -417,14 +406,12 @@ class _Visitor:
             dtype = linears[0].compute_dtype
         return Experts(
             name=short,
-            group="experts",
-            count=1,
             dtype=dtype,
             num_experts=num_experts,
             per_token=per_token,
             matrices=matrices,
             expert_bytes=expert_bytes,
-            activation_dtype=self.activation,
+            activation_dtype=self.dtype,
             runs_all=type(module).__name__ in _DENSE_EXPERTS,
         )
 
@@ -432,13 +419,12 @@ class _Visitor:
         width = module.weight.numel()
         # transformers' RMSNorm runs 8 kernels (cast up, square, mean, scale, cast down, weight); nn.LayerNorm runs 1.
         fused = isinstance(module, (nn.LayerNorm, nn.RMSNorm))
-        casts = 0 if self.activation.itemsize == 4 else 8 + 2 * self.activation.itemsize
-        per_element = 2 * self.activation.itemsize if fused else 5 * 4 + casts + 2 * self.activation.itemsize
+        casts = 0 if self.dtype.itemsize == 4 else 8 + 2 * self.dtype.itemsize
+        per_element = 2 * self.dtype.itemsize if fused else 5 * 4 + casts + 2 * self.dtype.itemsize
         heads = self._norm_heads(name, width)
         return Elementwise(
             name=short,
             group="norm",
-            count=1,
             dtype=module.weight.dtype,
             flops_per_token=_NORM_FLOPS_PER_ELEMENT * width * heads,
             bytes_per_token=per_element * width * heads,
@@ -463,10 +449,9 @@ class _Visitor:
         return Elementwise(
             name=f"{short}.rotary",
             group="attention",
-            count=1,
             dtype=core.dtype,
             flops_per_token=_ROPE_FLOPS_PER_ELEMENT * elements if rotary else 0,
-            bytes_per_token=10 * elements * self.activation.itemsize if rotary else 0,
+            bytes_per_token=10 * elements * self.dtype.itemsize if rotary else 0,
         )
 
     def _residuals(self, short: str, module: nn.Module) -> Iterator[Elementwise]:
@@ -476,11 +461,9 @@ class _Visitor:
             width = int(self.config.hidden_size)
             yield Elementwise(
                 name=f"{short}.residual",
-                group="other",
-                count=1,
-                dtype=self.model.dtype,
+                dtype=self.dtype,
                 flops_per_token=_RESIDUAL_ADDS_PER_LAYER * width,
-                bytes_per_token=_RESIDUAL_ADDS_PER_LAYER * 3 * width * self.activation.itemsize,
+                bytes_per_token=_RESIDUAL_ADDS_PER_LAYER * 3 * width * self.dtype.itemsize,
             )
         down = next((children[key] for key in ("down_proj", "c_proj", "fc2", "dense_4h_to_h") if key in children), None)
         if down is not None and not kinds.is_attention(module) and formats.is_linear(down):
@@ -490,10 +473,9 @@ class _Visitor:
             yield Elementwise(
                 name=f"{short}.activation",
                 group="mlp",
-                count=1,
-                dtype=self.model.dtype,
+                dtype=self.dtype,
                 flops_per_token=_GATE_FLOPS_PER_ELEMENT * width,
-                bytes_per_token=(5 if gated else 2) * width * self.activation.itemsize,
+                bytes_per_token=(5 if gated else 2) * width * self.dtype.itemsize,
             )
 
     def _attention(self, short: str, module: Any) -> AttentionCore | None:
@@ -517,14 +499,11 @@ class _Visitor:
         top_k = self._top_k(short, module)
         return AttentionCore(
             name=f"{short}.core",
-            group="attention",
-            count=1,
-            dtype=self.model.dtype,
+            dtype=self.dtype,
             query_heads=query_heads,
             kv_heads=kv_heads,
             qk_dim=qk_dim,
             v_dim=v_dim,
-            itemsize=self.activation.itemsize,
             window=kinds.window_of(config, module),
             latent_dim=latent,
             expanded_dim=expanded,

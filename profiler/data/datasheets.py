@@ -10,8 +10,8 @@ from typing import Annotated
 
 from pydantic import BeforeValidator
 
+from profiler.data import rows_of
 from profiler.data.room import idle_room_bytes
-from profiler.data.table import rows_of
 from profiler.errors import RequestError, near_misses
 
 # A card reports up to 12 % less memory than its datasheet (ECC, firmware, the driver's share).

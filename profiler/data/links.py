@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal
 
+from profiler.data import rows_of
 from profiler.data.datasheets import Datasheet
-from profiler.data.table import rows_of
 from profiler.errors import RequestError
 
 _TYPED = re.compile(r"^\s*([0-9.eE+-]+)\s*(?:us)?\s*,\s*([0-9.eE+-]+)\s*(?:GB/s)?\s*$")

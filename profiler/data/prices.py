@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from profiler.data.table import rows_of
+from profiler.data import rows_of
 
 OWN = "yours"
 """The provider of a price that the user gave."""

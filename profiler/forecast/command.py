@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
-from profiler.counting.meta import counted_module
+from profiler.counting.count import counted_module
 from profiler.counting.operators import ModelWork
 from profiler.counting.tensor_parallel import walk_rank
 from profiler.counting.walk import walk

@@ -13,8 +13,7 @@ from profiler.counting.operators import Experts
 from profiler.counting.preset_counts import CountedModel
 from profiler.data.datasheets import Datasheet
 from profiler.data.links import Link
-from profiler.data.published_coverage import ENGINE_WORDS, coverage_sentences
-from profiler.data.published_results import EngineKind
+from profiler.data.published_results import ENGINE_WORDS, EngineKind, coverage_sentences
 from profiler.errors import RequestError
 from profiler.grid.cells import PHASES
 from profiler.judge.breakdown import StepTerms

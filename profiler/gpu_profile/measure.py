@@ -52,8 +52,7 @@ from profiler.measure.replay import replay_calls
 from profiler.options import listed, one_of
 from profiler.predict.kernel_times import from_memory_s
 from profiler.predict.operator_arrays import StepArrays, operator_arrays
-from profiler.quant.formats import can_quantise
-from profiler.quant.registry import FORMATS, Quant
+from profiler.quant.registry import FORMATS, Quant, can_quantise
 from profiler.quant.storage import is_linear, model_storage_bytes, stored
 from profiler.stats import timing_of
 from profiler.store.writer import replace_file

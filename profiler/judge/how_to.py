@@ -40,7 +40,7 @@ _HOW: dict[str, HowTo] = {
 
 
 _ON_CPU = {"int4wo": "PrototypeInt4WeightOnlyConfig", "fp8": "Float8WeightOnlyConfig"}
-"""torchao's configurations on a CPU, where they differ from those on a GPU (`quant/formats.py`)."""
+"""torchao's configurations on a CPU, where they differ from those on a GPU (`quant/torchao.py`)."""
 
 
 _SIXTEEN_BITS = {SIXTEEN_BIT_DTYPE: None, "bfloat16": "bfloat16", "float16": "float16"}

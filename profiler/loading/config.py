@@ -10,8 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from profiler.errors import ModelError, first_line
-from profiler.loading.config_limits import check_claims, check_sizes
-from profiler.loading.gguf_header import check_gguf
+from profiler.loading.limits import check_claims, check_gguf, check_sizes
 from profiler.loading.meta_model import quiet_libraries
 from profiler.loading.source import ModelSource
 from profiler.packages import need

@@ -36,9 +36,6 @@ class DeviceMap:
                 return None if location == "disk" else torch.device(location)
         return torch.device("cpu")
 
-    def as_text(self) -> dict[str, str]:
-        return {name: str(device) for name, device in self.device_map.items()}
-
 
 OtherBytesOf = Callable[[nn.Module], int]
 """Returns the bytes that a step of a model on meta needs besides its weights."""

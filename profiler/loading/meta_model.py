@@ -24,8 +24,7 @@ from profiler.quant.checkpoints import (
     plan_packed,
     published_format,
 )
-from profiler.quant.formats import PLAIN, QuantOptions, quantise_modules
-from profiler.quant.registry import Quant
+from profiler.quant.registry import PLAIN, Quant, QuantOptions, quantise_modules
 
 
 def build_on_meta(
@@ -148,37 +147,19 @@ def _runs_dense(quantizer: Any) -> bool:
 
 @contextlib.contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """Suppress warnings and progress bars of transformers, accelerate and bitsandbytes."""
-    import transformers
+    """Suppress warnings, logs and progress bars of transformers, accelerate and bitsandbytes."""
+    from transformers import modeling_gguf_pytorch_utils as gguf_reader
     from transformers.utils import logging as transformers_logging
 
-    level = transformers.logging.get_verbosity()
-    bars = transformers_logging.is_progress_bar_enabled()
-    loggers = [
-        logging.getLogger(name) for name in ("accelerate", "bitsandbytes", "torch", "torchao", "huggingface_hub")
-    ]
-    levels = [logger.level for logger in loggers]
-    transformers.logging.set_verbosity(transformers.logging.CRITICAL)
-    transformers.logging.disable_progress_bar()
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
+    had_bars, disabled = transformers_logging.is_progress_bar_enabled(), logging.root.manager.disable
+    transformers_logging.disable_progress_bar()
+    logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings(), _quiet_tqdm():
+        # transformers' GGUF reader uses tqdm directly and ignores the switch.
+        with warnings.catch_warnings(), patched(gguf_reader, tqdm=lambda iterable, *_args, **_kwargs: iterable):
             warnings.simplefilter("ignore")
             yield
     finally:
-        transformers.logging.set_verbosity(level)
-        if bars:
-            transformers.logging.enable_progress_bar()
-        for logger, logger_level in zip(loggers, levels, strict=True):
-            logger.setLevel(logger_level)
-
-
-def _quiet_tqdm() -> contextlib.AbstractContextManager[None]:
-    """Suppress the progress bar of transformers' GGUF reader, which uses tqdm directly and ignores the switch."""
-    try:
-        import transformers.modeling_gguf_pytorch_utils as gguf_utils
-    except ImportError:
-        return contextlib.nullcontext()
-    silent = {"tqdm": lambda iterable, *_args, **_kwargs: iterable} if hasattr(gguf_utils, "tqdm") else {}
-    return patched(gguf_utils, **silent)
+        logging.disable(disabled)
+        if had_bars:
+            transformers_logging.enable_progress_bar()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,8 +11,7 @@ from torch import nn
 from profiler.loading.device_map import DeviceMap, OtherBytesOf, dispatch, plan_device_map, read_back, written
 from profiler.loading.meta_model import from_config
 from profiler.loading.request import ModelRequest
-from profiler.quant.formats import quantise_modules
-from profiler.quant.registry import library_of
+from profiler.quant.registry import library_of, quantise_modules
 
 
 def build_random(
@@ -21,9 +19,10 @@ def build_random(
 ) -> tuple[nn.Module, DeviceMap | None]:
     """Return the model of `request` with random weights, and accelerate's placement if the model does not fit."""
     from accelerate import init_empty_weights
+    from transformers.initialization import no_init_weights
 
     # Parameters go to the meta device, so drawing their initial values would be wasted time.
-    with init_empty_weights(include_buffers=False), _no_init_weights():
+    with init_empty_weights(include_buffers=False), no_init_weights():
         module = from_config(config, request.dtype, request.attn)
     module = quantise_modules(module, request.quant, request.dtype, request.quant_options, request.device)
     module.tie_weights()
@@ -89,14 +88,6 @@ def _init_values(module: Any, owner: nn.Module) -> None:
     for param in dense:
         if param.is_floating_point() and param.sum().isnan():
             nn.init.normal_(param, std=STD) if param.dim() > 1 else nn.init.zeros_(param)
-
-
-def _no_init_weights() -> contextlib.AbstractContextManager[None]:
-    try:
-        from transformers.initialization import no_init_weights
-    except ImportError:  # transformers 4
-        from transformers.modeling_utils import no_init_weights
-    return cast(contextlib.AbstractContextManager[None], no_init_weights())
 
 
 # Standard deviation of the initial weights of most models in transformers (`initializer_range`).

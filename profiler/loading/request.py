@@ -13,8 +13,7 @@ from profiler.device.device import compute_capability
 from profiler.errors import RequestError
 from profiler.loading.device_map import DeviceMap
 from profiler.loading.source import ModelSource
-from profiler.quant.formats import PLAIN, QuantOptions
-from profiler.quant.registry import Quant
+from profiler.quant.registry import PLAIN, Quant, QuantOptions
 
 DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -84,8 +83,7 @@ def model_dtype(name: str, config: object) -> torch.dtype:
         if name not in DTYPES:
             raise RequestError(f"--dtype {name!r} is unknown; use auto, {', '.join(DTYPES)}.")
         return DTYPES[name]
-    # The old name, `torch_dtype`, warns when it is read.
-    dtype = config.dtype if hasattr(config, "dtype") else getattr(config, "torch_dtype", None)
+    dtype = getattr(config, "dtype", None)
     dtype = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
     return dtype if isinstance(dtype, torch.dtype) else torch.bfloat16
 

@@ -8,12 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 
-from profiler.counting.floor import RoofSet, roof_times
+from profiler.counting.floor import RoofSet, roof_times, verifying
 from profiler.counting.operators import ModelWork
-from profiler.counting.speculative import verifying
 from profiler.counting.walk import walk
 from profiler.device.clock import no_gc
 from profiler.device.machine import Machine
@@ -22,12 +20,11 @@ from profiler.errors import RequestError
 from profiler.facts.measurements import DraftFloor, Drafting
 from profiler.facts.roofs import Ceilings
 from profiler.grid.cells import Grid
-from profiler.loading.checkpoint import check_weights, resolve_weights
 from profiler.loading.config import load_config
 from profiler.loading.load import load
 from profiler.loading.meta_model import quiet_libraries
 from profiler.loading.request import ModelRequest, dtype_name, most_positions
-from profiler.loading.source import resolve
+from profiler.loading.source import check_weights, resolve, resolve_weights
 from profiler.measure.quality import text_ids
 from profiler.measure.subject import Subject
 from profiler.patching import patched
@@ -199,9 +196,7 @@ def draft_floor(
     roofs = RoofSet("", ceilings.memory_bytes_per_s, {name: roof.per_s for name, roof in ceilings.compute.items()})
 
     def floor_s(of: ModelWork, count: int) -> float:
-        unknown, step = np.zeros(1), verifying(np.array([batch]), count, context)
-        compute_s, memory_s = roof_times(of, step, roofs, dtype, unknown, unknown)
-        return float(compute_s[0] + memory_s[0])
+        return float(sum(roof_times(of, verifying(batch, count, context), roofs, dtype)))
 
     drafting_s = drafted * floor_s(drafting, 0) if drafting is not None else 0.0
     return DraftFloor(batch, drafted, floor_s(work, 0), floor_s(work, drafted), drafting_s)

@@ -13,9 +13,9 @@ from profiler.facts.measurements import Quality
 from profiler.loading.config import load_config
 from profiler.loading.load import load
 from profiler.loading.meta_model import quiet_libraries
+from profiler.loading.prompts import load_tokenizer
 from profiler.loading.request import LoadedModel, ModelRequest
-from profiler.loading.tokenizer import load_tokenizer
-from profiler.quant.formats import PLAIN
+from profiler.quant.registry import PLAIN
 
 TEXT = (
     "The harbour was quiet in the morning. Two boats came back before the wind rose, and the men unloaded crates of"

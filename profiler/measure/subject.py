@@ -142,7 +142,7 @@ class Subject:
             unpacked_from=loaded.unpacked_from,
             attention=self.paths[grid.engines[0], "prefill"].attention,
             offloaded_bytes=dict(loaded.offloaded_bytes),
-            placement=loaded.placement.as_text() if loaded.placement else None,
+            placement=dict(loaded.placement.device_map) if loaded.placement else None,
             linear_weights=sum(op.count * op.weight.in_features * op.weight.out_features for op in linears),
             linear_bytes=sum(op.count * op.weight.weight_bytes for op in linears),
             cache_itemsize=cores[0].itemsize if cores else 2,

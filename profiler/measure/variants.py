@@ -30,8 +30,7 @@ from profiler.facts.step import UNFUSED_KERNEL
 from profiler.grid.cells import DEFAULT_ENGINE, CellKey
 from profiler.loading.request import DTYPES, resolve_dtype
 from profiler.measure.subject import Subject
-from profiler.quant.formats import can_quantise
-from profiler.quant.registry import Quant, tried_formats
+from profiler.quant.registry import Quant, can_quantise, tried_formats
 
 _COMPILING_S, _CAPTURING_S = 25.0, 1.5
 """Seconds to compile a few layers, and to capture a step. On two cores of a Xeon, compiling one layer of SmolLM2-135M

@@ -9,10 +9,9 @@ from functools import cache
 import numpy as np
 
 from profiler.counting.floor import floor_s
+from profiler.data import rows_of
 from profiler.data.datasheets import Datasheet
-from profiler.data.published_coverage import ENGINE_WORDS
-from profiler.data.published_results import EngineKind, formats_of
-from profiler.data.table import rows_of
+from profiler.data.published_results import ENGINE_WORDS, EngineKind, formats_of
 from profiler.errors import RequestError
 from profiler.facts.operators import OF_CONTEXT, Cause
 from profiler.grid.cells import Phase

@@ -23,10 +23,8 @@ from profiler.device.memory import storage_bytes
 from profiler.errors import ModelError, RequestError, describe_error, first_line
 from profiler.facts.step import StoredWeight
 from profiler.patching import patched
-from profiler.quant.formats import QuantOptions
-from profiler.quant.random_codes import INT8_CODES, fill_random, rms
-from profiler.quant.registry import ConversionCall, Quant
-from profiler.quant.storage import quant_state_tensors, stored_as
+from profiler.quant.registry import ConversionCall, Quant, QuantOptions
+from profiler.quant.storage import INT8_CODES, fill_random, quant_state_tensors, rms, stored_as
 
 _KERNELS = "kernels"
 # functional.py (0.50): blocks of 64 weights by default; double quantisation packs absmax into uint8 blocks of 256, with
@@ -241,8 +239,7 @@ def four_bit_rows(device: torch.device, dtype: torch.dtype, ins: int, outs: int)
         import_bitsandbytes()
     except Exception:  # missing, or a broken installation, which may raise anything
         return None
-    version: str = import_module("bitsandbytes").__version__
-    if tuple(int(part) for part in version.split(".")[:2]) < (0, 50):
+    if not _has_table():
         return FourBitRows(2)
     if ins % _BLOCK:
         return FourBitRows(1)
@@ -252,6 +249,12 @@ def four_bit_rows(device: torch.device, dtype: torch.dtype, ins: int, outs: int)
     if table.error:
         return FourBitRows(_FUSED_FLOOR + 1)
     return dense_rows(lambda rows: table.fuses(dtype, rows, outs, ins), table.most_rows)
+
+
+def _has_table() -> bool:
+    """Return whether this bitsandbytes chooses 4-bit kernels by a table: from 0.50 on. Raises what its import does."""
+    version: str = import_module("bitsandbytes").__version__
+    return tuple(int(part) for part in version.split(".")[:2]) >= (0, 50)
 
 
 @dataclass(frozen=True)
@@ -297,11 +300,9 @@ def four_bit_rule_error(device: torch.device) -> str:
     `four_bit_rows` then assumes the table's floor.
     """
     try:
-        version = import_module("bitsandbytes").__version__
+        return _four_bit_table(device).error if device.type == "cuda" and _has_table() else ""
     except Exception as error:  # missing, or a broken installation, which may raise anything
         return describe_error(error)
-    has_table = device.type == "cuda" and tuple(int(part) for part in version.split(".")[:2]) >= (0, 50)
-    return _four_bit_table(device).error if has_table else ""
 
 
 def dense_rows(fused: Callable[[int], bool], most: int) -> FourBitRows:

@@ -20,45 +20,32 @@ from profiler.errors import ModelError
 _WORD_BITS = 32
 
 
-class _PackedLinear(nn.Module):
-    """A linear of integers packed in words of 32 bits, with a float16 scale and a packed zero point per group."""
+class AwqLinear(nn.Module):
+    """A linear of integers packed in words of 32 bits, with a float16 scale and a packed zero point per group.
+
+    AWQ (arXiv:2306.00978) in its GEMM layout: words along the outputs (gptqmodel, `AWQuantLinear`).
+    """
 
     def __init__(self, dense: nn.Linear, bits: int, group_size: int) -> None:
         super().__init__()
         self.in_features, self.out_features = dense.in_features, dense.out_features
-        groups = math.ceil(self.in_features / group_size)
-        self._add("qweight", *self._packed_shape(bits))
-        self._add("qzeros", groups, math.ceil(self.out_features * bits / _WORD_BITS))
+        groups, words = math.ceil(self.in_features / group_size), math.ceil(self.out_features * bits / _WORD_BITS)
+        self._add("qweight", self.in_features, words)
+        self._add("qzeros", groups, words)
         self._add("scales", groups, self.out_features, dtype=torch.float16)
         self.bias = None if dense.bias is None else nn.Parameter(dense.bias.to(torch.float16), requires_grad=False)
 
     def _add(self, name: str, *shape: int, dtype: torch.dtype = torch.int32) -> None:
         self.register_buffer(name, torch.empty(shape, dtype=dtype, device="meta"))
 
-    def _packed_shape(self, bits: int) -> tuple[int, int]:
-        raise NotImplementedError
 
-
-class GptqLinear(_PackedLinear):
-    """A linear of GPTQ (arXiv:2210.17323): words along the inputs, a group index per input (gptqmodel,
-    `GPTQQuantLinear`).
-    """
+class GptqLinear(AwqLinear):
+    """The same of GPTQ (arXiv:2210.17323): words along the inputs, and a group index each (`GPTQQuantLinear`)."""
 
     def __init__(self, dense: nn.Linear, bits: int, group_size: int) -> None:
         super().__init__(dense, bits, group_size)
+        self._add("qweight", math.ceil(self.in_features * bits / _WORD_BITS), self.out_features)
         self._add("g_idx", self.in_features)
-
-    def _packed_shape(self, bits: int) -> tuple[int, int]:
-        return math.ceil(self.in_features * bits / _WORD_BITS), self.out_features
-
-
-class AwqLinear(_PackedLinear):
-    """A linear of AWQ (arXiv:2306.00978), GEMM layout: words along the outputs, no group index (gptqmodel,
-    `AWQuantLinear`).
-    """
-
-    def _packed_shape(self, bits: int) -> tuple[int, int]:
-        return self.in_features, math.ceil(self.out_features * bits / _WORD_BITS)
 
 
 PACKED_LINEARS: Mapping[str, Callable[[nn.Linear, int, int], nn.Module]] = {"gptq": GptqLinear, "awq": AwqLinear}
@@ -84,9 +71,8 @@ def plan_packed(model: Any, method: str, options: Mapping[str, Any]) -> nn.Modul
     for name, module in list(model.named_modules()):
         if not isinstance(module, nn.Linear) or module is head:
             continue
-        if any(_is_part(part, name) for part in dense_parts):
-            continue
-        if packed_parts and not any(_is_part(part, name) for part in packed_parts):
+        is_dense = any(_is_part(part, name) for part in dense_parts)
+        if is_dense or (packed_parts and not any(_is_part(part, name) for part in packed_parts)):
             continue
         size = module.in_features if group_size < 0 else group_size  # -1: one group per column
         model.set_submodule(name, PACKED_LINEARS[method](module, bits, size))
@@ -171,16 +157,13 @@ def requested_form(config: Any, dtype_asked: bool) -> Any:
 
 @dataclass(frozen=True)
 class Gguf:
-    """The format of the weights in a GGUF file."""
+    """The formats of the weights in a GGUF file."""
 
     types: tuple[str, ...]
-    """ggml's names of its quantised types, the most frequent by weights first; empty: only floats, or unreadable."""
+    """ggml's names of its quantised types, the type of most weights first; empty: only floats, or unreadable."""
     kept_by_kernels: bool
-    """Whether transformers keeps this architecture's blocks on a device that has a kernel for them."""
-
-    @property
-    def name(self) -> str:
-        return f"GGUF ({', '.join(self.types)})" if self.types else "GGUF"
+    """Whether transformers loads this architecture packed on a device that has a kernel for it."""
+    name: str
 
 
 def gguf_format(file: Path) -> Gguf:
@@ -196,12 +179,12 @@ def gguf_format(file: Path) -> Gguf:
 
         header = GgufHeader.from_file(str(file))
     except (ImportError, ValueError):  # an older transformers, or a type of block that its reader does not support
-        return Gguf((), False)
+        return Gguf((), False, "GGUF")
     weights: Counter[str] = Counter()
     for tensor in header.tensors:
         weights[GGMLQuantizationType(tensor.ggml_type).name] += prod(tensor.shape)
     types = tuple(name for name, _ in weights.most_common() if name not in _GGUF_FLOATS)
-    return Gguf(types, header.architecture in GGUF_ARCHS)
+    return Gguf(types, header.architecture in GGUF_ARCHS, f"GGUF ({', '.join(types)})" if types else "GGUF")
 
 
 _GGUF_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})

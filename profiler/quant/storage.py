@@ -1,4 +1,4 @@
-"""How the weights of a model are stored: their format and bytes, from the modules."""
+"""How the weights of a model are stored: their format and bytes, from the modules, and random codes in their place."""
 
 from __future__ import annotations
 
@@ -12,15 +12,6 @@ from profiler.device.memory import storage_bytes
 from profiler.facts.step import StoredWeight
 from profiler.quant.registry import library_of
 
-# bitsandbytes/functional.py (0.50): blocks of 64 weights by default; double quantisation packs absmax into uint8
-# blocks of 256 with a 256-entry float32 code book and one float32 offset.
-_BNB_BLOCK = 64
-_BNB_NESTED_BLOCK = 256
-_BNB_FUSED_FLOOR = 4
-_CODE_ENTRIES_4BIT = 16
-_CODE_ENTRIES_8BIT = 256
-_FLOAT32_BYTES = 4
-_BFLOAT16_BYTES = 2
 _MX_BLOCK = 32
 # Names of the packed integers (GPTQ and AWQ, compressed-tensors).
 _PACKED_NAMES = ("qweight", "weight_packed")
@@ -197,3 +188,23 @@ _RULES: tuple[tuple[Callable[[Any], bool], Callable[[Any], StoredWeight]], ...] 
     (lambda module: str(module.weight.dtype).startswith("torch.float8"), _scaled_float8),
     (lambda module: module.weight.is_floating_point() and module.weight.dim() == 2, _dense),
 )
+
+
+INT8_CODES = torch.arange(-128, 128)
+INT4_CODES = torch.arange(-8, 8) + 0.5
+FLOAT8_CODES = torch.arange(64, dtype=torch.uint8).view(torch.float8_e4m3fn)
+
+
+def fill_random(tensor: torch.Tensor) -> torch.Tensor:
+    """Fill `tensor` with random bytes. Drawing eight bytes at a time takes a sixth of the time."""
+    data = tensor.view(-1).view(torch.uint8)
+    data.zero_()  # all threads touch the new pages here; drawing uses one thread
+    whole = len(data) // 8 * 8
+    data[:whole].view(torch.int64).random_(-(2**63), None)
+    data[whole:].random_(0, 256)
+    return tensor
+
+
+def rms(codes: torch.Tensor) -> float:
+    """Return the root mean square of a format's codes, each equally likely."""
+    return float(codes.float().square().mean().sqrt())

@@ -14,10 +14,8 @@ from profiler.device.memory import storage_bytes
 from profiler.errors import RequestError, first_line
 from profiler.facts.step import StoredWeight
 from profiler.packages import version_of
-from profiler.quant.formats import QuantOptions
-from profiler.quant.random_codes import FLOAT8_CODES, INT4_CODES, INT8_CODES, fill_random, rms
-from profiler.quant.registry import ConversionCall, Quant, format_of
-from profiler.quant.storage import stored_as
+from profiler.quant.registry import ConversionCall, Quant, QuantOptions, format_of
+from profiler.quant.storage import FLOAT8_CODES, INT4_CODES, INT8_CODES, fill_random, rms, stored_as
 
 # torchao's int4 kernels support these groups; the largest that divides every width needs the fewest scales.
 _INT4_GROUPS = (128, 64, 32)

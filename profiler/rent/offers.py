@@ -12,8 +12,7 @@ import numpy as np
 
 from profiler.data.datasheets import Datasheet
 from profiler.data.prices import OWN, Price
-from profiler.data.published_coverage import coverage_sentences
-from profiler.data.published_results import EngineKind, published
+from profiler.data.published_results import EngineKind, coverage_sentences, published
 from profiler.predict.published_efficiency import basis_for
 from profiler.quant.registry import FORMATS
 from profiler.rent.options import Limits, RentOptions

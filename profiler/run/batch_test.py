@@ -7,9 +7,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from profiler.counting.attention_kernel import path_here
 from profiler.counting.floor import RoofSet
 from profiler.counting.memory_need import memory_need
-from profiler.counting.meta import path_here
 from profiler.counting.model_numbers import compute_bound_from_batch, floor_under
 from profiler.counting.walk import walk
 from profiler.device.machine import machine_for

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from profiler import effort
+from profiler.counting.attention_kernel import path_here
 from profiler.counting.memory_need import cache_bytes, memory_need, state_bytes
-from profiler.counting.meta import path_here
 from profiler.counting.operators import ModelWork
 from profiler.counting.walk import walk
 from profiler.device.contention import Neighbours

@@ -23,18 +23,15 @@ from profiler.facts.step import Attention
 from profiler.grid.cells import DEFAULT_ENGINE, Grid
 from profiler.grid.ragged import PADDED_ENGINE, RAGGED, too_few
 from profiler.grid.ranges import check_positions, make_grid, parse_values
-from profiler.loading.checkpoint import check_weights, resolve_weights
 from profiler.loading.config import architecture_of, load_config
 from profiler.loading.meta_model import build_on_meta, plan, quiet_libraries
-from profiler.loading.prompts import Prompts, read_prompts
+from profiler.loading.prompts import Prompts, load_tokenizer, read_prompts
 from profiler.loading.request import DTYPES, ModelRequest, dtype_name, most_positions, resolve_dtype
-from profiler.loading.source import ModelSource, resolve
-from profiler.loading.tokenizer import load_tokenizer
+from profiler.loading.source import ModelSource, check_weights, resolve, resolve_weights
 from profiler.measure.drafting import Draft, draft_of
 from profiler.measure.quality import text_ids
 from profiler.options import flag_of, listed, one_of
-from profiler.quant.formats import QuantOptions, check_quant
-from profiler.quant.registry import FORMATS, Quant, known_quant
+from profiler.quant.registry import FORMATS, Quant, QuantOptions, check_quant, known_quant
 from profiler.run.options import DEFAULT_MODEL, Options
 from profiler.store.document import RunDocument
 from profiler.store.folder import read_document, read_results

@@ -182,5 +182,4 @@ def _roof_s(step: Step, subject: Subject) -> float:
 
 def _roof_times(step: Step, subject: Subject) -> NDArray[np.float64]:
     """The roofline time of each step."""
-    none = np.zeros(np.shape(step.query))
-    return np.add(*roof_times(subject.work, step, subject.under, subject.dtype, none, none))
+    return np.add(*roof_times(subject.work, step, subject.under, subject.dtype))

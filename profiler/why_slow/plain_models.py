@@ -133,13 +133,12 @@ def _operators(model: Any, attention: SeenAttention | None) -> Iterator[Any]:
     vocabulary = max(table.num_embeddings for table in tables)
     heads = [name for name, part in linears if part.out_features == vocabulary]
     for table in tables:
-        yield Embedding("table", "embedding", 1, table.weight.dtype, table.embedding_dim, table.weight.itemsize)
+        yield Embedding("table", table.weight.dtype, table.embedding_dim, table.weight.itemsize)
     for name, part in linears:
         head = name == (heads or [""])[-1]
         yield Linear(
             name=name,
             group="lm_head" if head else "mlp",
-            count=1,
             dtype=part.weight.dtype,
             weight=stored(part),
             rows="last" if head else "tokens",
@@ -148,16 +147,14 @@ def _operators(model: Any, attention: SeenAttention | None) -> Iterator[Any]:
     if attention:
         yield AttentionCore(
             name="attention",
-            group="attention",
             count=attention.layers,
             dtype=dtype,
             query_heads=attention.query_heads,
             kv_heads=attention.kv_heads,
             qk_dim=attention.qk_dim,
             v_dim=attention.v_dim,
-            itemsize=dtype.itemsize,
         )
     counted = {id(p) for part in (*tables, *(part for _, part in linears)) for p in part.parameters(recurse=False)}
     rest = sum(p.numel() * p.element_size() for p in model.parameters() if id(p) not in counted)
     if rest:
-        yield Elementwise("other parameters", "other", 1, dtype, 0, 0, weight_bytes=rest)
+        yield Elementwise("other parameters", dtype, 0, 0, weight_bytes=rest)

@@ -76,7 +76,7 @@ def test_help_and_version_answer_at_once(argument: str) -> None:
         (("count", SMALL, "--gpu", "H100"), "Which one: H100 PCIe, H100 SXM, H100 NVL?"),
         (("count", SMALL, "--quant", "nf4", "--crosscheck"), "--quant none"),
         (("count", SMALL, "--prompt", "8192"), "this model's limit is 8192"),
-        (("count", SMALL, "--prompt-lens", "9001"), "supports 8192 tokens, not 9002"),
+        (("count", SMALL, "--prompt-lens", "9001"), "is 9002 tokens, but this model's limit is 8192"),
         (("count", SMALL, "--batch-sizes", "1", "--crosscheck"), "--crosscheck: for one step"),
         (("count", SMALL, "--plot", "map", "--batch-sizes", "1"), "needs a GPU"),
         (("forecast", SMALL), "is not a run folder"),

@@ -55,7 +55,8 @@ def differences_of(model: Any) -> list[str]:
                 real[tensor.element_size()] += tensor.nbytes
             counted = Counter[int]()
             for operator in work.operators:
-                counted[getattr(operator, "itemsize", 0)] += batch * operator.count * int(operator.kept_bytes(length))
+                itemsize = getattr(operator, "itemsize", operator.dtype.itemsize)
+                counted[itemsize] += batch * operator.count * int(operator.kept_bytes(length))
             if +real != +counted:
                 differences.append(f"{batch} x {length}: {dict(+counted)}, not {dict(+real)}")
     return differences

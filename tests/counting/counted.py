@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from profiler.counting.meta import counted_on_meta
+from profiler.counting.count import counted_on_meta
 from profiler.counting.preset_counts import FILE, counts_json
 from profiler.errors import RequestError
 from profiler.loading.source import preset_names, resolve

@@ -77,6 +77,9 @@ PUBLISHED: dict[str, list[dict[str, Any]]] = {
         "layer_types": ["mamba", "attention", "mamba", "mamba"], "num_experts_per_tok": 2, "num_local_experts": 8,
         "shared_intermediate_size": 48, "position_embedding_type": "nope",
     }],
+    "falcon": [{
+        "vocab_size": 128, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, **kinds,
+    } for kinds in ({"multi_query": True}, {"new_decoder_architecture": True, "num_kv_heads": 2})],
     "falcon_h1": [{**_GROUPED, **_MAMBA_2, "mamba_d_ssm": 128, "num_hidden_layers": 3}],
     "jamba": [{
         **_GROUPED, "num_hidden_layers": 4, "attn_layer_offset": 1, "attn_layer_period": 4,

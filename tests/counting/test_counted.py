@@ -94,22 +94,22 @@ def test_a_format_has_its_own_bytes() -> None:
     assert bundled.weight_bytes == expected + 32 * 7 * 16 * 4 + 2 * 32_000 * 4096 + 2 * 64 * 4
 
 
-_EMBEDDING = Embedding("embed", "embedding", 1, torch.bfloat16, 8, 2)
+_EMBEDDING = Embedding("embed", torch.bfloat16, 8, 2)
 
 
 @pytest.mark.parametrize(
     ("operator", "document"),
     [
         (
-            RecurrentState("mixer", "state", 2, torch.float32, 64, 5, 4),
+            RecurrentState("mixer", torch.float32, 64, 5, 4, count=2),
             {"operator": "RecurrentState", "state_elements": 64},
         ),
         (
-            Convolution("conv", "state", 1, torch.bfloat16, 8, 1, 4, 4, 64, 2),
+            Convolution("conv", torch.bfloat16, 8, 1, 4, 4, 64, 2),
             {"operator": "Convolution", "kernel_size": 4},
         ),
         (
-            Collective("all", "collective", 3, torch.bfloat16, "all_reduce", 2, _EMBEDDING, 8, 2),
+            Collective("all", torch.bfloat16, "all_reduce", 2, _EMBEDDING, 8, 2, count=3),
             {"operator": "Collective", "kind": "all_reduce", "ranks": 2},
         ),
     ],

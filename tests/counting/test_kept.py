@@ -11,9 +11,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from profiler.counting.attention import AttentionCore, Compressor, Indexer, causal_pairs, compressed_pairs
-from profiler.counting.count import count
+from profiler.counting.count import count, counted_module
 from profiler.counting.memory_need import cache_bytes, memory_need, path_on, state_bytes
-from profiler.counting.meta import counted_module
 from profiler.counting.model_numbers import ModelNumbers, model_numbers
 from profiler.counting.operators import Elementwise, Experts, Linear, ModelWork, RecurrentState
 from profiler.counting.preset_counts import CountedModel
@@ -137,9 +136,9 @@ def test_pairs_of_blocks(query: int, context: int, top_k: int | None) -> None:
 
 def test_a_compressor_keeps_blocks_and_what_is_not_complete() -> None:
     """9 tokens at 4 a key: 2 keys of 16, and the values and gates of 1 token; with overlap those of a block too."""
-    plain = Compressor("c", "attention", 1, torch.bfloat16, 16, 4, 1, 2)
+    plain = Compressor("c", torch.bfloat16, 16, 4, 1)
     assert plain.kept_bytes(9) == (2 + 2 * 1) * 16 * 2
-    overlapping = Compressor("c", "attention", 1, torch.bfloat16, 16, 4, 2, 2)
+    overlapping = Compressor("c", torch.bfloat16, 16, 4, 2)
     assert overlapping.kept_bytes(np.array([3, 9])).tolist() == [2 * 2 * 3 * 16 * 2, (2 + 2 * 2 * 1 + 2 * 4) * 16 * 2]
 
 

@@ -33,7 +33,7 @@ _SAFE_SOFTMAX = torch.ops.aten._safe_softmax.default
 
 
 def core_of(dtype: torch.dtype, kv_heads: int = KV_HEADS) -> AttentionCore:
-    return AttentionCore("core", "attention", 1, dtype, HEADS, kv_heads, WIDTH, WIDTH, dtype.itemsize)
+    return AttentionCore("core", dtype, HEADS, kv_heads, WIDTH, WIDTH)
 
 
 def math_path(core: AttentionCore, handed: Heads, static_slots: int = 0) -> ExecutionPath:

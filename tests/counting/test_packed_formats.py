@@ -85,30 +85,6 @@ def test_compressed_tensors_are_counted_as_they_run(compressed_folder: Path) -> 
     assert work.work(Step(1, 1, 8)).weight_bytes == planned
 
 
-@pytest.mark.parametrize(("config_name", "scale_bytes"), [("Int8WeightOnlyConfig", 5), ("Float8WeightOnlyConfig", 4)])
-def test_torchao_weight_only(config_name: str, scale_bytes: int) -> None:
-    """Weights take 8 bits, and a row a float32 scale (int8 also a zero point of a byte), exactly as stored."""
-    quantization = pytest.importorskip("torchao.quantization")
-    linear = nn.Linear(128, 256, bias=False, dtype=torch.bfloat16)
-    quantization.quantize_(nn.Sequential(linear), getattr(quantization, config_name)())
-    weight: Any = linear.weight
-    inner = [getattr(weight, name) for name in weight.__tensor_flatten__()[0]]
-    assert stored(linear).weight_bytes == storage_bytes(inner) == 128 * 256 + scale_bytes * 256
-    assert stored(linear).compute_dtype == torch.bfloat16
-    planned = nn.Linear(128, 256, bias=False, dtype=torch.bfloat16, device="meta")
-    quantization.quantize_(nn.Sequential(planned), getattr(quantization, config_name)())
-    assert stored(planned).weight_bytes == stored(linear).weight_bytes
-
-
-def test_torchao_int4_weight_only() -> None:
-    """4 bits per weight, and a bfloat16 scale and zero point per group of 128: 4.25 bits in torchao's CPU layout."""
-    prototype = pytest.importorskip("torchao.prototype.quantization.int4")
-    quantization = pytest.importorskip("torchao.quantization")
-    linear = nn.Linear(256, 128, bias=False, dtype=torch.bfloat16)
-    quantization.quantize_(nn.Sequential(linear), prototype.PrototypeInt4WeightOnlyConfig(group_size=128))
-    assert stored(linear).bits_per_weight == 4.25
-
-
 def planned(card: str, **quantization: Any) -> Any:
     config = load_config(resolve(card))
     config.quantization_config = quantization

@@ -35,7 +35,7 @@ def cache_of(backend: str) -> Any:
 
 
 def core_in(dtype: torch.dtype) -> AttentionCore:
-    return AttentionCore("core", "attention", 1, dtype, HEADS, HEADS, WIDTH, WIDTH, dtype.itemsize)
+    return AttentionCore("core", dtype, HEADS, HEADS, WIDTH, WIDTH)
 
 
 def path_of(backend: str, residual_tokens: int = 0) -> ExecutionPath:

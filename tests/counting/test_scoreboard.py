@@ -47,6 +47,7 @@ def test_every_difference_has_a_name(
 ONE_OF_EACH_KIND = (
     "mistral",  # a window
     "gemma4_text",  # shared keys, and layers with other heads
+    "falcon",  # keys that are repeated before they are cached
     "mimo_v2_flash",  # values narrower than keys
     "deepseek_v32",  # a latent and an indexer
     "deepseek_v4",  # compressed keys

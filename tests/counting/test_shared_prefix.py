@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
+import torch
 
 from profiler.counting.attention import AttentionCore, Compressor, Indexer
 from profiler.counting.cache import counted_model
@@ -78,14 +78,14 @@ def test_plain_kernels_read_it_once_per_sequence() -> None:
 def test_chosen_keys_and_blocks() -> None:
     """An indexer reads all keys; of each cache at most `top_k` are read, which may all be of different tokens."""
     step = Step(4, 1, 1000, 600)
-    core = AttentionCore("c", "attention", 1, np.float16, 8, 8, 64, 64, 2, top_k=500)  # type: ignore[arg-type]
+    core = AttentionCore("c", torch.float16, 8, 8, 64, 64, top_k=500)
     token = core.cached_elements * 2
     assert core.work(step, PATH).kv_read_bytes == min(4 * 500, 600 + 4 * 400) * token == 2000 * token
-    few = AttentionCore("c", "attention", 1, np.float16, 8, 8, 64, 64, 2, top_k=900)  # type: ignore[arg-type]
+    few = AttentionCore("c", torch.float16, 8, 8, 64, 64, top_k=900)
     assert few.work(step, PATH).kv_read_bytes == (600 + 4 * 400) * token
-    index = Indexer("i", "attention", 1, np.float16, 4, 128, 2, kept_elements=128)  # type: ignore[arg-type]
+    index = Indexer("i", torch.float16, 4, 128, 2, kept_elements=128)
     assert index.work(step, PATH).kv_read_bytes == (600 + 4 * 400) * 256
-    blocks = Compressor("b", "attention", 1, np.float16, 512, 128, 1, 2)  # type: ignore[arg-type]
+    blocks = Compressor("b", torch.float16, 512, 128, 1)
     # Four complete blocks of 128 are in the prefix, seven in the cache; the waiting tokens are each sequence's own.
     with_prefix, without = blocks.work(step, PATH), blocks.work(Step(4, 1, 1000), PATH)
     assert without.kv_read_bytes - with_prefix.kv_read_bytes == 3 * 4 * 512 * 2
@@ -93,7 +93,7 @@ def test_chosen_keys_and_blocks() -> None:
 
 
 def test_a_state_is_each_sequences_own() -> None:
-    state = RecurrentState("s", "state", 1, np.float32, 1024, 5, 4)  # type: ignore[arg-type]
+    state = RecurrentState("s", torch.float32, 1024, 5, 4)
     work = ModelWork((state,), params=0, understood_params=0, unknown=())
     assert cache_bytes(work, BATCH, 900, shared=500) == BATCH * state_bytes(work) == BATCH * 1024 * 4
 

@@ -6,8 +6,8 @@ import pytest
 
 from profiler.counting.cache import counted_model
 from profiler.counting.count import count
+from profiler.counting.floor import expected_tokens, pays_from, verifying
 from profiler.counting.operators import Experts
-from profiler.counting.speculative import expected_tokens, pays_from, verifying
 from profiler.errors import RequestError
 from profiler.facts.step import ExecutionPath, Step
 from profiler.loading.source import resolve

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from profiler.counting import cache as walks
-from profiler.counting import meta
+from profiler.counting import count as meta
 from profiler.counting.operators import ModelWork
 from profiler.counting.preset_counts import CountedModel
 from profiler.facts.step import Step
@@ -51,16 +51,11 @@ def work_of(model: str | Path, dtype: str = "auto", quant: str = "none") -> Mode
 
 
 def test_a_folder_is_walked_once(folder: Path, walked: list[object]) -> None:
-    first, again = work_of(folder), work_of(folder)
-    assert len(walked) == 1
-    assert first.work(STEP) == again.work(STEP) == work_of("smollm2-135m").work(STEP)
-
-
-def test_the_bytes_of_the_weights_are_cached_with_it(folder: Path, walked: list[object]) -> None:
     """134,515,008 parameters of 2 bytes, and 32 rotary frequencies twice, in float32."""
     first, again = (walks.counted_model(resolve(str(folder))) for _ in range(2))
-    assert first.weight_bytes == again.weight_bytes == 2 * 134_515_008 + 2 * 32 * 4
     assert len(walked) == 1
+    assert first.weight_bytes == again.weight_bytes == 2 * 134_515_008 + 2 * 32 * 4
+    assert first.work.work(STEP) == again.work.work(STEP) == work_of("smollm2-135m").work(STEP)
 
 
 def test_another_dtype_or_format_is_another_walk(folder: Path, walked: list[object]) -> None:
@@ -91,17 +86,13 @@ def test_other_libraries_or_rules_walk_again(
     assert len(walked) == 2
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"operators": [{"operator": "Os"}]}'])
-def test_an_unreadable_cache_file_is_walked_again(
-    folder: Path, walked: list[object], content: str, tmp_path: Path
-) -> None:
+def test_an_unreadable_cache_file_is_walked_again(folder: Path, walked: list[object], tmp_path: Path) -> None:
     work_of(folder)
     [cached] = (tmp_path / "cache" / "roofscope" / "walks").iterdir()
-    cached.write_text(content)
-    work_of(folder)
-    assert len(walked) == 2
-    work_of(folder)
-    assert len(walked) == 2
+    cached.write_text('{"operators": [{"operator": "Os"}]}')
+    for _ in range(2):
+        work_of(folder)
+        assert len(walked) == 2
 
 
 def test_a_cache_that_cannot_be_written_is_ignored(

@@ -16,7 +16,7 @@ from profiler.checks.doctor import Examination
 from profiler.checks.selftest import SelftestRow
 from profiler.comparison.documents import ComparisonDocument, GateDocument, HistoryDocument
 from profiler.count.grid import GridDocument
-from profiler.counting.document import CountDocument
+from profiler.count.step import CountDocument
 from profiler.forecast.screen import ForecastDocument
 from profiler.forecast.tensor_parallel import RanksDocument
 from profiler.judge.cells import CellResult

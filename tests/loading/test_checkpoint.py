@@ -16,11 +16,10 @@ from profiler.counting.walk import walk
 from profiler.engines.base import greedy_tokens
 from profiler.engines.transformers import EagerEngine
 from profiler.errors import ModelError, RequestError
-from profiler.loading.checkpoint import check_weights, resolve_weights
 from profiler.loading.config import load_config
 from profiler.loading.load import load
 from profiler.loading.request import CheckpointFit, LoadedModel, ModelRequest, most_positions, resolve_dtype
-from profiler.loading.source import resolve
+from profiler.loading.source import check_weights, resolve, resolve_weights
 from profiler.quant.checkpoints import Gguf, gguf_format
 from profiler.run.warnings import fit_warnings
 
@@ -47,7 +46,7 @@ def test_gguf_architectures_that_transformers_loads_packed(tmp_path: Path, archi
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    assert gguf_format(file) == Gguf(("Q8_0",), packed)
+    assert gguf_format(file) == Gguf(("Q8_0",), packed, "GGUF (Q8_0)")
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,9 @@ from hostile_models import CHECKPOINTS, CONFIGS, GGUFS, MARK, WEIGHTS, Spoil, co
 from yardstick import yardstick_s
 
 from profiler.errors import ModelError
-from profiler.loading.checkpoint import resolve_weights, weight_files
 from profiler.loading.config import config_from
-from profiler.loading.gguf_header import check_gguf
-from profiler.loading.source import resolve
+from profiler.loading.limits import check_gguf
+from profiler.loading.source import resolve, resolve_weights, weight_files
 
 _MOST_YARDSTICKS = 165
 # In addition to the half gigabyte that the libraries take: under 1 GB in total.

@@ -19,7 +19,7 @@ from profiler.loading.config import load_config
 from profiler.loading.meta_model import build_on_meta
 from profiler.loading.source import resolve
 from profiler.quant.checkpoints import published_format
-from profiler.quant.formats import can_quantise, need_library
+from profiler.quant.registry import can_quantise, need_library
 
 OPTIONAL = ("bitsandbytes", "torchao", "compressed-tensors", "gguf")
 

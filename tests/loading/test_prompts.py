@@ -15,9 +15,8 @@ from profiler.errors import RequestError
 from profiler.grid.cells import Cell
 from profiler.grid.ragged import PADDED_ENGINE, Ragged, Request
 from profiler.loading import prompts as module
-from profiler.loading.prompts import Prompts, read_prompts
+from profiler.loading.prompts import Prompts, load_tokenizer, read_prompts
 from profiler.loading.source import ModelSource
-from profiler.loading.tokenizer import load_tokenizer
 
 WORDS = 32
 

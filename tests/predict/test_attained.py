@@ -10,8 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from profiler.data.published_coverage import coverages
-from profiler.data.published_results import published
+from profiler.data.published_results import coverages, published
 from profiler.predict.published_efficiency import (
     CardSteps,
     Shares,

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+from profiler.count.step import count_document
 from profiler.counting.count import count
-from profiler.counting.document import count_document
 from profiler.errors import RequestError
 from profiler.quant.registry import FORMATS, QuantFormat, known_quant, published_as, tried_formats
 

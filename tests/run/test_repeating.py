@@ -13,7 +13,7 @@ from profiler.errors import RequestError
 from profiler.grid.ranges import make_grid
 from profiler.loading.request import ModelRequest
 from profiler.loading.source import resolve
-from profiler.quant.formats import QuantOptions
+from profiler.quant.registry import QuantOptions
 from profiler.run.options import Options
 from profiler.run.validate import repeating
 

@@ -1,17 +1,81 @@
-"""Check the header of a GGUF file before any library reads the file."""
+"""Reject configs and GGUF files with impossible claims before a library reads them."""
 
 from __future__ import annotations
 
-import contextlib
-import functools
+import math
 import mmap
+import re
 import struct
+from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
+from typing import Any
 
 from profiler.errors import ModelError
-from profiler.loading.config_limits import check_count
-from profiler.patching import patched
+
+MOST_PARTS = 4096
+"""Most layers, experts, heads or labels of a model. The libraries build them one by one, so a huge number never ends.
+The deepest published model has 1,000 layers (DeepNet, arXiv 2203.00555), the widest 2,048 experts (Switch-C, arXiv
+2101.03961)."""
+_PARTS = re.compile(
+    r"(^|[_.])(layers?|blocks?|experts?|heads?|codebooks?|labels?)(_count|_count_kv)?$|^n_(layer|head)$|(^|_)depths?$"
+)
+_AT_LEAST_ONE = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+)
+
+
+def check_claims(content: Mapping[str, Any]) -> None:
+    """Check a parsed config.json. Raises ModelError if it has too many parts, a NaN, or its own weight file name."""
+    for name, value in _values(content):
+        if isinstance(value, float) and math.isnan(value):
+            raise ModelError(f"{name!r} in its config.json is NaN; set it to a number.")
+        if name == "transformers_weights":
+            raise ModelError(
+                f"its config.json names {value!r} as its weights; rename them to model.safetensors and delete that key."
+            )
+        check_count(name, value)
+
+
+def check_count(name: str, value: object) -> None:
+    """Raises ModelError if `name` is a number of parts and `value` is above `MOST_PARTS`."""
+    if isinstance(value, int) and value > MOST_PARTS and _PARTS.search(name):
+        raise ModelError(f"its configuration says {name} = {value}; roofscope reads models with at most {MOST_PARTS}.")
+
+
+def check_sizes(config: Any) -> None:
+    """Raises ModelError for a transformers config with a size below 1 or a sliding window below 0 (0 means none).
+
+    An attribute that differs between layers is checked in each.
+    """
+    text = config.get_text_config()
+    layers = list(text.per_layer_config) if getattr(text, "is_heterogeneous", False) else [text]
+    for name, least in (*((name, 1) for name in _AT_LEAST_ONE), ("sliding_window", 0)):
+        for value in {
+            getattr(layer, name, None) for layer in layers if not isinstance(getattr(layer, name, None), list)
+        }:
+            if isinstance(value, int) and value < least:
+                raise ModelError(f"its configuration says {name} = {value}, which is not possible.")
+
+
+def _values(content: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every scalar in nested mappings and lists, with its key; an element of a list has the key of the list."""
+    inner: Any
+    stack = [(name, content)]
+    while stack:
+        name, inner = stack.pop()
+        if isinstance(inner, Mapping):
+            stack += [(str(key), value) for key, value in inner.items()]
+        elif isinstance(inner, list):
+            stack += [(name, value) for value in inner]
+        else:
+            yield name, inner
+
 
 # Struct format by gguf_metadata_value_type, https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 _VALUE_FORMS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -27,17 +91,6 @@ _MOST_TENSORS = 2**15
 _MOST_ELEMENTS = 2**21
 # ggml's smallest blocks take 1.56 bits per weight (IQ1_S: 50 bytes for 256).
 _MOST_WEIGHTS_PER_BYTE = 256 / 50
-
-
-def names_mapped_once() -> contextlib.AbstractContextManager[None]:
-    """Cache gguf's map of tensor names while transformers loads a file.
-
-    transformers (5.23, modeling_gguf_pytorch_utils.py) builds it for every module: 397 times for 30 layers, a third of
-    the load time of SmolLM2-135M.
-    """
-    import gguf
-
-    return patched(gguf, get_tensor_name_map=functools.cache(gguf.get_tensor_name_map))
 
 
 def check_gguf(file: Path) -> None:

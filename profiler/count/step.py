@@ -1,25 +1,25 @@
-"""Terminal output of `count`: totals, groups, operators, GPUs, and the cross-check."""
+"""A counted step as text, tables, CSV and a JSON document."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+import csv
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 
 from profiler.count.grid import number_blocks
-from profiler.counting.floor import TIGHT
-from profiler.facts.step import Work, bytes_by_kind, plain_number
+from profiler.counting.count import RankShare, SharedPrefix, StepCount
+from profiler.counting.crosscheck import Crosscheck
+from profiler.counting.floor import TIGHT, GpuRow
+from profiler.counting.model_numbers import ModelNumbers
+from profiler.counting.operators import ModelWork, Operator
+from profiler.facts.operators import GemmShape
+from profiler.facts.step import ExecutionPath, Work, bytes_by_kind, plain_number
+from profiler.json_document import Document, view
+from profiler.quant.checkpoints import Gguf
 from profiler.report.blocks import FIRST_LOOK, FULL_SCREEN, Lines, Section, TextTable, text_table
 from profiler.report.gemms import GEMM_FIT, gemm_fit
-from profiler.units import duration, percent, scaled, several, short_count, significant
-
-if TYPE_CHECKING:
-    from profiler.counting.count import RankShare, SharedPrefix, StepCount
-    from profiler.counting.crosscheck import Crosscheck
-    from profiler.counting.floor import GpuRow
-    from profiler.counting.model_numbers import ModelNumbers
-    from profiler.counting.operators import ModelWork, Operator
-    from profiler.facts.operators import GemmShape
-    from profiler.quant.checkpoints import Gguf
+from profiler.units import duration, escape_formula, percent, scaled, several, short_count, significant
 
 
 def count_sections(counted: StepCount, numbers: ModelNumbers | None) -> list[Section]:
@@ -209,3 +209,127 @@ def _crosscheck_lines(check: Crosscheck) -> Iterator[str]:
         yield f"  {item.module or '(the model itself)'}: {item.counter_flops:,}, not {item.walk_flops:,}"
     for item in check.left_out:
         yield f"  left out: {item.module}, for whose angles or recurrence it has {item.counter_flops:,} FLOPs"
+
+
+Number = int | float
+_CSV_COLUMNS = ("name", "group", "count", "dtype", "model_flops", "executed_flops", "model_bytes", "executed_bytes")
+
+
+@dataclass(frozen=True)
+class OperatorRow:
+    """The work of one operator in the step."""
+
+    name: str
+    group: str
+    count: int
+    """Equal operators in the model; the figures are their sum."""
+    dtype: str
+    model_flops: Number
+    executed_flops: Number
+    vector_flops: Number
+    weight_bytes: Number
+    kv_read_bytes: Number
+    kv_write_bytes: Number
+    model_bytes: Number
+    executed_bytes: Number
+    link_bytes: Number
+
+
+@dataclass(frozen=True)
+class ExecutedBytes:
+    """Executed bytes beyond model bytes."""
+
+    activations: Number
+    avoidable: Mapping[str, Number]
+    """By cause."""
+    total: Number
+
+
+@dataclass(frozen=True)
+class CountDocument(Document):
+    """`roofscope count --format json`."""
+
+    model: str
+    params: int
+    dtype: str
+    quant: str
+    published: str | None
+    """The packed format of the published checkpoint, in which weights are counted; null: dense, or as requested."""
+    gguf: Gguf | None
+    """The formats in a GGUF file; its weights are counted dense, as transformers loads them."""
+    note: str
+    """The note of the model's preset."""
+    phase: str
+    batch: Number
+    query_tokens: Number
+    context_tokens: Number
+    model_flops: Number
+    executed_flops: Number
+    vector_flops: Number
+    bytes: Mapping[str, Number]
+    """Model bytes by kind, and their total."""
+    executed_bytes: ExecutedBytes
+    avoidable_flops: Mapping[str, Number]
+    """By cause."""
+    intensity: float
+    """Model FLOPs per model byte."""
+    coverage: float
+    """Share of the parameters that the count understands."""
+    unknown: Sequence[str]
+    path: ExecutionPath
+    operators: Sequence[OperatorRow]
+    tp: RankShare | None = None
+    """Only with `--tp`: the share of one rank."""
+    gemms: Sequence[GemmShape] | None = None
+    """Only with `--gemm-census`."""
+    gpus: Sequence[GpuRow] | None = None
+    """Only with `--gpu`: the floor on each GPU, or why there is none."""
+    crosscheck: Crosscheck | None = None
+    """Only with `--crosscheck`."""
+    prefix: SharedPrefix | None = None
+    """Only with `--prefix`."""
+    numbers: ModelNumbers | None = None
+    """The architecture, the KV cache, and what each GPU allows; not with `--tp`."""
+
+
+def count_document(counted: StepCount, numbers: ModelNumbers | None = None) -> CountDocument:
+    """Return the document of a counted step."""
+    work, step = counted.work, counted.step
+    return view(
+        CountDocument,
+        counted,
+        batch=plain_number(step.batch),
+        query_tokens=plain_number(step.query),
+        context_tokens=plain_number(step.context),
+        model_flops=plain_number(work.model_flops),
+        executed_flops=plain_number(work.executed_flops),
+        vector_flops=plain_number(work.vector_flops),
+        bytes=bytes_by_kind(work),
+        executed_bytes=ExecutedBytes(
+            plain_number(work.activation_bytes),
+            {cause: plain_number(value) for cause, value in work.avoidable_bytes.items()},
+            plain_number(work.executed_bytes),
+        ),
+        avoidable_flops={cause: plain_number(value) for cause, value in work.avoidable_flops.items()},
+        intensity=float(work.intensity),
+        operators=[_operator_row(operator, part) for operator, part in counted.by_operator],
+        tp=counted.share,
+        gemms=counted.gemms or None,
+        gpus=counted.gpus or None,
+        numbers=numbers,
+    )
+
+
+def _operator_row(operator: Operator, work: Work) -> OperatorRow:
+    amounts = (plain_number(getattr(work, item.name)) for item in fields(OperatorRow)[4:])
+    return OperatorRow(operator.name, operator.group, operator.count, operator.dtype_name, *amounts)
+
+
+def count_csv(counted: StepCount) -> str:
+    """Return the operators as CSV, with unrounded numbers."""
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, _CSV_COLUMNS, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    for row in count_document(counted).operators:
+        writer.writerow({**vars(row), "name": escape_formula(row.name)})
+    return buffer.getvalue()
