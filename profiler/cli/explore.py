@@ -33,8 +33,7 @@ def explore(page: Page) -> None:
 
     With --run, the page is written into the run's folder, and its report.html links to it.
     """
-    from profiler.explore.command import DEFAULT_GPUS, explore_document, page_with_forecasts
-    from profiler.explore.page import explore_page
+    from profiler.explore.command import DEFAULT_GPUS, explore_document, explore_page, page_with_forecasts
     from profiler.report.write import html_report
     from profiler.store.folder import EXPLORE_FILE, read_run
     from profiler.store.writer import replace_file

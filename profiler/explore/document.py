@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from profiler.counting.attention import AttentionCore
 from profiler.counting.floor import RoofSet
@@ -15,6 +16,8 @@ from profiler.explore.expressions import Expression, Tree, symbolic_prefill, sym
 from profiler.facts.step import ExecutionPath
 from profiler.predict.result import BETWEEN_CELLS, ForecastCell
 from profiler.store.folder import Run
+
+Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -69,32 +72,6 @@ class ModelEntry:
 
 
 @dataclass(frozen=True)
-class GpuOption:
-    """The roofs of one GPU."""
-
-    name: str
-    source: str
-    """`datasheet` or `measured`."""
-    bytes_per_s: float
-    flops_per_s: dict[str, float]
-    room_bytes: int | None
-    """Bytes that a model may take of its memory; null if unknown."""
-    fuses_grouped_heads: bool
-    sustained: dict[str, float]
-    """What a healthy one holds at its power limit, by dtype, where that is known."""
-
-
-@dataclass(frozen=True)
-class LinkOption:
-    """The published link between some ranks."""
-
-    name: str
-    ranks: int
-    alpha_s: float
-    bus_bytes_per_s: float
-
-
-@dataclass(frozen=True)
 class MeasuredCell:
     """A measured cell of a run. A prefill has `length` prompt tokens, a decode `length` cached ones."""
 
@@ -143,8 +120,10 @@ class ExploreDocument:
     lengths: Sequence[int]
     """The settings of the sliders."""
     entries: Sequence[ModelEntry]
-    gpus: Sequence[GpuOption]
-    links: Sequence[LinkOption]
+    gpus: Sequence[Row]
+    """By `gpu_row`."""
+    links: Sequence[Row]
+    """By `link_rows`."""
     run: MeasuredRun | None
 
 
@@ -198,24 +177,18 @@ def _collective(operator: Collective) -> CollectiveExpressions:
     return CollectiveExpressions(operator.count, bus_share(operator.kind, operator.ranks), tree_of(work.link_bytes))
 
 
-def gpu_option(roofs: RoofSet) -> GpuOption:
-    """Return the roofs of a GPU as the page shows them."""
-    source = roofs.name.rpartition(", ")[2]
-    return GpuOption(
-        roofs.device,
-        source,
-        roofs.bytes_per_s,
-        dict(roofs.flops_per_s),
-        roofs.room_bytes,
-        roofs.fuses_grouped_heads,
-        dict(roofs.sustained),
-    )
+def gpu_row(roofs: RoofSet) -> Row:
+    """Return the fields of a GPU's roofs, with its name and its source (`datasheet` or `measured`) apart."""
+    return {**vars(roofs), "name": roofs.device, "source": roofs.name.rpartition(", ")[2]}
 
 
-def link_options(ranks: Sequence[int]) -> list[LinkOption]:
-    """Return every published link for each number of ranks."""
-    links = [(name, count, published_link(name, count)) for name in published_links() for count in ranks if count > 1]
-    return [LinkOption(name, count, link.alpha_s, link.bus_bytes_per_s) for name, count, link in links]
+def link_rows(ranks: Sequence[int]) -> list[Row]:
+    """Return the latency and the bandwidth of every published link, for each number of ranks."""
+    links = [(count, published_link(name, count)) for name in published_links() for count in ranks]
+    return [
+        {"name": link.name, "ranks": count, "alpha_s": link.alpha_s, "bus_bytes_per_s": link.bus_bytes_per_s}
+        for count, link in links
+    ]
 
 
 def run_roofs(run: Run) -> RoofSet:
