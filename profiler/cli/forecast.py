@@ -78,7 +78,7 @@ def forecast(source: Source, options: ForecastOptions, ranks: RankOptions, use: 
 
 
 def _forecast_ranks(source: Source, request: ForecastRequest, ranks: RankOptions, output: Output) -> None:
-    from profiler.forecast.render import ranks_section
+    from profiler.forecast.screen import ranks_section
     from profiler.forecast.tensor_parallel import forecast_ranks
     from profiler.report.progress import make_listener
 

@@ -26,7 +26,7 @@ from profiler.explore.document import (
     model_entry,
     run_roofs,
 )
-from profiler.gpu_profile.roofs import roofs_called
+from profiler.gpu_profile.profile import roofs_called
 from profiler.loading.source import ModelSource, resolve
 from profiler.predict.result import ForecastCell
 from profiler.quant.registry import FORMATS, known_quant

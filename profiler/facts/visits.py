@@ -145,6 +145,12 @@ def first_use_s(visits: Sequence[Visit]) -> float | None:
     return statistics.median(first)
 
 
+def median_issue_s(visits: Sequence[Visit]) -> float | None:
+    """Return the median seconds until the host has submitted a decode step; None if not measured."""
+    issued = [visit.issue_s / len(visit.decode_s) for visit in visits if visit.issue_s is not None]
+    return statistics.median(issued) if issued else None
+
+
 def phase_medians(phase: Phase, visits: Sequence[Visit]) -> dict[int, float]:
     """Return the median time of a phase by round."""
     return {

@@ -12,8 +12,7 @@ import torch
 
 from profiler.errors import RequestError
 from profiler.facts.run_facts import ModelFacts
-from profiler.forecast.check_log import CheckedCell, append_checks
-from profiler.forecast.command import ForecastRequest
+from profiler.forecast.command import CheckedCell, ForecastRequest, append_checks
 from profiler.grid.cells import Cell
 from profiler.judge.cells import CellResult
 from profiler.measure.sweep import sweep

@@ -27,8 +27,16 @@ from profiler.judge.cells import (
     trial_results,
     with_nearby_trials,
 )
-from profiler.judge.counted_traffic import counted_traffic
-from profiler.judge.demand import as_served, breakdown_of, faults_of, lost_s, roofs_of, total_work
+from profiler.judge.demand import (
+    as_served,
+    breakdown_of,
+    counted_traffic,
+    extreme_shares,
+    faults_of,
+    lost_s,
+    roofs_of,
+    total_work,
+)
 from profiler.judge.engine_differences import (
     GenerateOverhead,
     engine_differences,
@@ -40,7 +48,6 @@ from profiler.judge.machine_speed import at_median_speed, busy_sentences
 from profiler.judge.module_times import unexplained_by_group
 from profiler.judge.padding import RaggedStep, ragged_step
 from profiler.judge.regimes import THROTTLED, Measurement, holds_over_interval, judge_cell, within_roof_range
-from profiler.judge.roof_range import extreme_shares
 from profiler.judge.scaling import SIZE_OF, BoundSide, DoublingTest, Series, doubling_tests, series_of
 from profiler.stats import Estimate, NoiseReport, VisitSpread, estimate, narrow_enough, noise_report, undisturbed
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profiler.judge.breakdown import StepRoofs, TimeBreakdown, at_latency, exceeds_step
-from profiler.judge.counted_traffic import TRAFFIC_TOLERANCE, CountedTraffic
+from profiler.judge.demand import TRAFFIC_TOLERANCE, CountedTraffic
 
 Regime = Literal[
     "compute-bound", "memory-bound", "overhead-bound", "kernel-bound", "link-bound", "mixed", "inconclusive"

@@ -14,12 +14,10 @@ from profiler.facts.visits import Gap, Visit
 from profiler.grid.cells import Cell
 from profiler.judge.breakdown import exceeds_step
 from profiler.judge.cells import JudgedCell
-from profiler.judge.counted_traffic import counted_traffic
-from profiler.judge.demand import was_disturbed
+from profiler.judge.demand import counted_traffic, moved, was_disturbed, weight_read_share
+from profiler.judge.device_health import rank_steps, straggler
 from profiler.judge.machine_speed import busy_sentences, swing_words
 from profiler.judge.regimes import Flag
-from profiler.judge.roof_range import moved, weight_read_share
-from profiler.judge.stragglers import rank_steps, straggler
 from profiler.units import duration, percent, scaled, several
 
 # Two clocks around the same loop must agree this well.

@@ -9,9 +9,9 @@ from profiler.facts.dispatch import dispatch_seconds
 from profiler.facts.measurements import AfterIdle, Drafting, ExpertsTouched, FreshStart, PackedBatches, Quality
 from profiler.facts.telemetry import health
 from profiler.fallbacks import fallback_sentences
+from profiler.judge.device_health import rank_steps
 from profiler.judge.judge_run import judge_run
 from profiler.judge.module_times import group_times
-from profiler.judge.stragglers import rank_steps
 from profiler.judge.warnings import run_remarks, run_warnings
 from profiler.store.document import ActivityRecord, ExpertsRecord
 from profiler.store.folder import Run, read_document, read_facts, read_gathered

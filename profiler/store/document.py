@@ -29,11 +29,11 @@ from profiler.grid.cells import Grid, Phase
 from profiler.grid.ragged import Ragged
 from profiler.json_document import view
 from profiler.judge.cells import CellEvidence, EngineDifference, KeyedRecord, columns_of
+from profiler.judge.device_health import RankStep
 from profiler.judge.engine_differences import GenerateOverhead
 from profiler.judge.module_times import GroupTime
 from profiler.judge.padding import RaggedStep
 from profiler.judge.scaling import DoublingTest
-from profiler.judge.stragglers import RankStep
 
 SCHEMA_VERSION = 6
 

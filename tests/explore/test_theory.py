@@ -13,7 +13,7 @@ from profiler.counting.memory_need import cache_bytes, memory_need, path_on
 from profiler.counting.model_numbers import model_numbers
 from profiler.explore.document import gpu_row, model_entry
 from profiler.facts.step import Step
-from profiler.gpu_profile.roofs import roofs_called
+from profiler.gpu_profile.profile import roofs_called
 from profiler.loading.source import resolve
 from tests.explore.theory import Theory
 
