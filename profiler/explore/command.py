@@ -69,8 +69,8 @@ def explore_document(
     return ExploreDocument(
         model=source.name,
         max_positions=positions,
-        batches=slider_values(1, _MOST_BATCH, [cell.batch for cell in cells]),
-        lengths=slider_values(16, min(positions, _MOST_LENGTH), [cell.length for cell in cells]),
+        batches=slider_values(1, _MOST_BATCH, [cell["batch"] for cell in cells]),
+        lengths=slider_values(16, min(positions, _MOST_LENGTH), [cell["length"] for cell in cells]),
         entries=list(_entries(source, dtype, whole, [known_quant(quant) for quant in quants])),
         gpus=[gpu_row(roofs) for roofs in [*([run_roofs(run)] if run else []), *map(roofs_called, gpus)]],
         links=link_rows(RANKS),
@@ -85,9 +85,9 @@ def forecast_sizes(document: ExploreDocument) -> tuple[list[int], list[int], lis
     the new tokens more in its cache than the cache was filled with.
     """
     cells = document.run.cells if document.run else []
-    most_batch = _BEYOND * max((cell.batch for cell in cells), default=1)
+    most_batch = _BEYOND * max((cell["batch"] for cell in cells), default=1)
     most_length = min(
-        _BEYOND * max((cell.length for cell in cells), default=16), document.max_positions - FORECAST_NEW_TOKENS
+        _BEYOND * max((cell["length"] for cell in cells), default=16), document.max_positions - FORECAST_NEW_TOKENS
     )
     lengths = [length for length in document.lengths if length <= most_length]
     fills = [length - FORECAST_NEW_TOKENS // 2 for length in lengths]

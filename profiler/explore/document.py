@@ -14,6 +14,7 @@ from profiler.counting.preset_counts import CountedModel
 from profiler.data.links import bus_share, published_link, published_links
 from profiler.explore.expressions import Expression, Tree, symbolic_prefill, symbolic_step, tree_of
 from profiler.facts.step import ExecutionPath
+from profiler.judge.cells import CellResult
 from profiler.predict.result import BETWEEN_CELLS, ForecastCell
 from profiler.store.folder import Run
 
@@ -72,41 +73,16 @@ class ModelEntry:
 
 
 @dataclass(frozen=True)
-class MeasuredCell:
-    """A measured cell of a run. A prefill has `length` prompt tokens, a decode `length` cached ones."""
-
-    phase: str
-    batch: int
-    length: int
-    seconds: float
-    flops: float
-    """FLOP/s of its model work."""
-    intensity: float
-
-
-@dataclass(frozen=True)
-class ForecastStep:
-    """A forecast between or beyond the measured cells of a run, with its 90 % interval."""
-
-    phase: str
-    batch: int
-    length: int
-    seconds: float
-    low_s: float
-    high_s: float
-    between: bool
-    """Whether measured cells surround it."""
-
-
-@dataclass(frozen=True)
 class MeasuredRun:
     """A run: its model entry and its GPU on the page, its measured cells and the forecasts between them."""
 
     name: str
     quant: str
     gpu: str
-    cells: Sequence[MeasuredCell]
-    forecasts: Sequence[ForecastStep]
+    cells: Sequence[Row]
+    """Of a prefill, `length` is its prompt tokens, of a decode its cached ones; `flops` is in FLOP/s."""
+    forecasts: Sequence[Row]
+    """With their 90 % intervals, and whether they are `between` measured cells."""
 
 
 @dataclass(frozen=True)
@@ -205,28 +181,15 @@ def measured_run(run: Run, forecasts: Sequence[ForecastCell] = ()) -> MeasuredRu
         name=f"{run.model.id}, {run.model.precision}, {run.document.device.name}",
         quant=run.model.quant,
         gpu=run.document.device.name,
-        cells=[
-            MeasuredCell(
-                cell.phase,
-                cell.batch_size,
-                cell.key.query_tokens if cell.phase == "prefill" else cell.context_len,
-                cell.latency_s,
-                cell.flops_per_s,
-                cell.intensity,
-            )
-            for cell in cells
-        ],
+        cells=[{**_step(cell), "flops": cell.flops_per_s, "intensity": cell.intensity} for cell in cells],
         forecasts=[
-            ForecastStep(
-                cell.phase,
-                cell.batch_size,
-                cell.prompt_len if cell.phase == "prefill" else cell.context_len,
-                cell.latency_s,
-                cell.low_s,
-                cell.high_s,
-                cell.basis == BETWEEN_CELLS,
-            )
+            {**_step(cell), "low_s": cell.low_s, "high_s": cell.high_s, "between": cell.basis == BETWEEN_CELLS}
             for cell in forecasts
             if cell.fits
         ],
     )
+
+
+def _step(cell: CellResult | ForecastCell) -> Row:
+    length = cell.prompt_len if cell.phase == "prefill" else cell.context_len
+    return {"phase": cell.phase, "batch": cell.batch_size, "length": length, "seconds": cell.latency_s}

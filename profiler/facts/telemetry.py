@@ -140,14 +140,10 @@ def health(readings: Sequence[Reading]) -> TelemetrySummary:
     """Return medians and extremes of the readings, and all throttle reasons."""
     others = [r.other_processes for r in readings if r.other_processes is not None]
     throttles = [r.throttle for r in readings if r.throttle is not None]
+    ranged = ("clock_hz", "power_w", "sm_active", "memory_active", "temperature_c", "busy_cores_elsewhere")
     return TelemetrySummary(
         readings=len(readings),
-        clock_hz=_spread([r.clock_hz for r in readings]),
-        power_w=_spread([r.power_w for r in readings]),
-        sm_active=_spread([r.sm_active for r in readings]),
-        memory_active=_spread([r.memory_active for r in readings]),
-        temperature_c=_spread([r.temperature_c for r in readings]),
-        busy_cores_elsewhere=_spread([r.busy_cores_elsewhere for r in readings]),
+        **{name: _spread([getattr(r, name) for r in readings]) for name in ranged},
         other_processes=max(others, default=None),
         throttle=tuple(sorted({reason for reasons in throttles for reason in reasons})) if throttles else None,
     )

@@ -92,15 +92,12 @@ class Visit(Fact, kind="visit"):
 
 
 @dataclass(frozen=True)
-class Gap(Fact, kind="gap"):
+class Gap(Fact, kind="gap", into="gaps"):
     """A cell without a time, and the reason."""
 
     cell: Cell
     status: Status
     reason: str
-
-    def merge_into(self, merged: MergedFacts) -> None:
-        merged.gaps[self.cell] = self
 
 
 def foreign_cores(visits: Sequence[Visit]) -> float | None:

@@ -82,12 +82,14 @@ class ForecastDocument(Document):
 
 def forecast_document(answer: Answer, checked: Sequence[CheckRow] | None) -> ForecastDocument:
     """Return the document of a forecast, with the check of its cells if there was one."""
-    return view(ForecastDocument, answer, check=None if checked is None else [_checked_cell(row) for row in checked])
-
-
-def _checked_cell(row: CheckRow) -> CheckedForecast:
-    seconds = {"forecast_s": row.forecast.latency_s, "measured_s": row.measured.latency_s}
-    return view(CheckedForecast, row.forecast, error=row.error, inside=row.inside, terms=row.terms, **seconds)
+    rows = [
+        view(
+            CheckedForecast, row.forecast, forecast_s=row.forecast.latency_s, measured_s=row.measured.latency_s,
+            error=row.error, inside=row.inside, terms=row.terms,
+        )
+        for row in checked or ()
+    ]  # fmt: skip
+    return view(ForecastDocument, answer, check=None if checked is None else rows)
 
 
 RANK_COLUMNS = ("cell", "GPUs", "time", "gain", "tokens/s", "a GPU", "link", "cost", "waits for")

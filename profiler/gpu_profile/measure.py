@@ -17,6 +17,8 @@ from torch import nn
 
 from profiler import effort
 from profiler._version import __version__
+from profiler.counting.attention import AttentionCore
+from profiler.counting.operators import Linear
 from profiler.counting.walk import called_modules, walk
 from profiler.device.device import software
 from profiler.device.machine import Machine
@@ -318,7 +320,7 @@ def _small_points(machine: Machine, profile: GpuProfile, dtype: str) -> list[Sma
     paths = dict.fromkeys(PHASES, ExecutionPath())
     needed = operator_arrays(walk(module), steps, paths, planned_weight_bytes(module))
     device = fitted_on(profile, dtype, config.num_hidden_layers).device
-    traffic_s = from_memory_s(needed, device, lambda column: bool(column.heads or column.shape))
+    traffic_s = from_memory_s(needed, device, lambda column: isinstance(column.source, Linear | AttentionCore))
     return [
         SmallPoint(dtype, float(each_s) / config.num_hidden_layers, small_s[int(tokens)])
         for tokens, each_s in zip(steps.tokens, traffic_s, strict=True)

@@ -1,4 +1,4 @@
-"""A device profile and its file: roofs, and times of products, attention and dispatch; the roofs of any GPU by its name."""
+"""A device profile and its file: roofs, and times of products, attention and dispatch; roofs of any GPU by name."""
 
 from __future__ import annotations
 
@@ -113,13 +113,11 @@ class GpuProfile:
 
 def least_of(passes: Sequence[GpuProfile]) -> GpuProfile:
     """Combine profiles of one machine: each kernel and dispatch in its least time, since contention only adds time."""
-    return replace(
-        passes[0],
-        products=fastest_points(point for profile in passes for point in profile.products),
-        attentions=fastest_points(point for profile in passes for point in profile.attentions),
-        dispatches=fastest_points(point for profile in passes for point in profile.dispatches),
-        smalls=fastest_points(point for profile in passes for point in profile.smalls),
-    )
+    points: dict[str, Any] = {
+        name: fastest_points(point for profile in passes for point in getattr(profile, name))
+        for name in ("products", "attentions", "dispatches", "smalls")
+    }
+    return replace(passes[0], **points)
 
 
 _Point = TypeVar("_Point", ProductPoint, AttentionPoint, DispatchPoint, SmallPoint)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Literal, TypedDict
+from typing import Any, Literal
 
 from profiler.facts.measurements import KernelTime, StepSamples, Trial
 from profiler.facts.operators import Cause, OperatorWork
@@ -201,19 +201,8 @@ class KeyedRecord:
         return CellKey.at(self.phase, self.batch_size, self.prompt_len, self.context_len, self.new_tokens, self.engine)
 
 
-class KeyColumns(TypedDict):
-    """The columns of `KeyedRecord` by name."""
-
-    phase: Phase
-    batch_size: int
-    prompt_len: int
-    context_len: int
-    new_tokens: int
-    engine: str
-
-
-def columns_of(key: CellKey) -> KeyColumns:
-    """The columns of `KeyedRecord` for a key."""
+def columns_of(key: CellKey) -> dict[str, Any]:
+    """The columns of `KeyedRecord` for a key, by name."""
     cell = key.cell
     return {
         "phase": key.phase,

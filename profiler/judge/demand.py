@@ -240,8 +240,8 @@ def roofs_of(facts: Facts, key: CellKey) -> StepRoofs:
         dispatch=dispatch,
         overlaps=facts.device.overlaps_dispatch,
         copy_share=ceilings.copy_share,
-        memory_half_width=max(_LEAST_ROOF_WIDTH, ceilings.memory_half_width),
-        compute_half_width=max(_LEAST_ROOF_WIDTH, ceilings.compute_half_width(facts.model.dtype)),
+        memory_half_width=max(_LEAST_ROOF_WIDTH, ceilings.memory_roof.half_width),
+        compute_half_width=max(_LEAST_ROOF_WIDTH, ceilings.compute_roof(facts.model.dtype).half_width),
         measured=ceilings.measured(facts.model.dtype) and ceilings.beyond_cache,
         issue_s=issue_s_at(facts, key),
         fetch_s=ceilings.fetch_s(facts.model.offloaded_bytes) + exchanged_s(facts, key),
@@ -377,7 +377,7 @@ def weight_read_share(ceilings: Ceilings) -> float:
     """
     if (witness := ceilings.weights) is None:
         return 1.0
-    stream_per_s, half_width = ceilings.memory_bytes_per_s_for(witness.nbytes), ceilings.memory_half_width
+    stream_per_s, half_width = ceilings.memory_bytes_per_s_for(witness.nbytes), ceilings.memory_roof.half_width
     if witness.stream is not None:
         stream_per_s, half_width = witness.stream.per_s, witness.stream.half_width
     own = witness.roof

@@ -61,11 +61,11 @@ class Judgement:
     """The results that follow from the facts of a run."""
 
     cells: tuple[CellResult, ...]
-    evidence: tuple[CellEvidence, ...]
-    judged: tuple[JudgedCell, ...]
-    scaling: tuple[DoublingTest, ...]
     differences: tuple[EngineDifference, ...]
-    answer: tuple[str, ...]
+    evidence: tuple[CellEvidence, ...] = ()
+    judged: tuple[JudgedCell, ...] = ()
+    scaling: tuple[DoublingTest, ...] = ()
+    answer: tuple[str, ...] = ()
     generate: tuple[GenerateOverhead, ...] = ()
     ragged: tuple[RaggedStep, ...] = ()
 
@@ -82,8 +82,12 @@ def judge_run(facts: Facts) -> Judgement:
     spreads = visit_spreads(facts.measured, facts.visits, swing(facts.looks))
     times = {key: _estimate(facts, key, spreads) for key in facts.measured}
     rows = {key: timed_row(facts, key, times.get(key)) for key in facts.grid.keys}
-    if not facts.ceilings.judges:
-        return _times_only(facts, rows, times, spreads)
+    if not facts.ceilings.judges:  # without both roofs there are no breakdowns and no regimes
+        return Judgement(
+            tuple(_time_row(facts, key, row, times[key]) if key in times else row for key, row in rows.items()),
+            tuple(engine_differences(facts, spreads, {})),
+            generate=tuple(generate_overheads(facts, spreads)),
+        )
     drifted = drift(facts.looks, on_gpu=facts.device.kind == "cuda")
     tests = doubling_tests(list(rows.values()), facts.operators, facts.ceilings, drifted)
     sides = {test.series: test.sides for test in tests}
@@ -97,13 +101,13 @@ def judge_run(facts: Facts) -> Judgement:
     setting = replace(setting_of(facts), busy=bool(busy))
     differences = engine_differences(facts, spreads, judged)
     judged = {key: replace(cell, engines=_engines_on(key, differences, facts)) for key, cell in judged.items()}
-    better = _better_batches(judged.values())
+    every = list(judged.values())
     return Judgement(
         cells=tuple(results[key].row if key in results else rows[key] for key in facts.grid.keys),
         evidence=tuple(
             replace(
                 item.evidence,
-                levers=tuple(levers(judged[key], setting, better[key])),
+                levers=tuple(levers(judged[key], setting, every)),
                 at_least_s_on=floors_on(judged[key], setting),
                 unexplained_in_s=(
                     unexplained_by_group(_at_clock(facts, item.cell.clock_share), key, item.cell.split.latency_s)
@@ -113,10 +117,10 @@ def judge_run(facts: Facts) -> Judgement:
             )
             for key, item in results.items()
         ),
-        judged=tuple(judged.values()),
+        judged=tuple(every),
         scaling=tuple(tests),
         differences=tuple(differences),
-        answer=tuple(advice.answer(list(judged.values()), setting, differences, busy)),
+        answer=tuple(advice.answer(every, setting, differences, busy)),
         generate=tuple(generate_overheads(facts, spreads)),
         ragged=tuple(item.ragged for item in results.values() if item.ragged),
     )
@@ -128,32 +132,12 @@ def judge_cells(facts: Facts, cells: Iterable[Cell]) -> dict[CellKey, CellResult
     rows = {}
     for key in (key for cell in cells for key in cell.keys):
         time_s = _estimate(facts, key, spreads) if facts.visits.get(key.cell) else None
-        row = timed_row(facts, key, time_s)
-        if time_s is None:
-            rows[key] = row
-        elif facts.ceilings.judges:
+        rows[key] = row = timed_row(facts, key, time_s)
+        if time_s is not None and facts.ceilings.judges:
             rows[key] = _judge(facts, key, row, time_s, spreads[key.phase], {}).row
-        else:
+        elif time_s is not None:
             rows[key] = _time_row(facts, key, row, time_s)
     return rows
-
-
-def _times_only(
-    facts: Facts,
-    rows: Mapping[CellKey, CellResult],
-    times: Mapping[CellKey, Estimate],
-    spreads: Mapping[Phase, VisitSpread],
-) -> Judgement:
-    """Times and counts only. Without a memory roof and a compute roof there are no breakdowns and no regimes."""
-    return Judgement(
-        cells=tuple(_time_row(facts, key, row, times[key]) if key in times else row for key, row in rows.items()),
-        evidence=(),
-        judged=(),
-        scaling=(),
-        differences=tuple(engine_differences(facts, spreads, {})),
-        answer=(),
-        generate=tuple(generate_overheads(facts, spreads)),
-    )
 
 
 def _time_row(facts: Facts, key: CellKey, row: CellResult, time_s: Estimate) -> CellResult:
@@ -360,10 +344,10 @@ def _clock_share(facts: Facts, activity: ActiveShares) -> float:
     A short prefill runs at the full clock, and the roof was measured at the power limit. Then the share is at most what
     the roof's own fastest sample shows.
     """
-    roof_hz = facts.ceilings.compute_clock_hz(facts.model.dtype)
-    if facts.device.kind != "cuda" or not roof_hz or not activity.clock_hz:
+    roof = facts.ceilings.compute_roof(facts.model.dtype)
+    if facts.device.kind != "cuda" or not roof.clock_hz or not activity.clock_hz:
         return 1.0
-    return min(facts.ceilings.at_full_clock(facts.model.dtype), activity.clock_hz / roof_hz)
+    return min(roof.at_full_clock, activity.clock_hz / roof.clock_hz)
 
 
 def _is_faster_than_clock(facts: Facts, key: CellKey, latency_s: float, clock_share: float) -> bool:
@@ -423,15 +407,3 @@ def _engines_on(key: CellKey, differences: Sequence[EngineDifference], facts: Fa
         if item.engine not in facts.generate_engines
         and replace(item.key, cell=replace(item.key.cell, engine=item.against)) == key
     )
-
-
-def _better_batches(judged: Iterable[JudgedCell]) -> dict[CellKey, list[JudgedCell]]:
-    """For each cell, the larger batch of its series with the most tokens/s; empty for the largest batch."""
-    best: dict[tuple[object, ...], JudgedCell] = {}
-    better: dict[CellKey, list[JudgedCell]] = {}
-    for cell in sorted(judged, key=lambda cell: -cell.key.cell.batch_size):
-        series_best = best.get(cell.key.series)
-        better[cell.key] = [series_best] if series_best else []
-        if series_best is None or cell.tokens_per_s >= series_best.tokens_per_s:
-            best[cell.key.series] = cell
-    return better

@@ -78,6 +78,26 @@ def _correlation(left: Array, right: Array) -> Array:
     return np.asarray(np.exp(-0.5 * np.asarray(distance) / _LENGTH**2))
 
 
+@dataclass(frozen=True)
+class KernelSurface:
+    """Times of one kind of kernel: a surface of log(time / (roof + shortest time)) over sizes."""
+
+    surface: Surface
+    least_s: float
+    """The shortest time measured, which is that of a call or a launch."""
+
+    def seconds(self, sizes: Array, roof_s: Array) -> Array:
+        """Seconds [n] at `sizes` [n, d], at least the roof; beyond the measured sizes the ratio is constant."""
+        return np.asarray(np.maximum(roof_s, np.exp(self.surface.level(sizes)) * (roof_s + self.least_s)))
+
+
+def kernel_surface(sizes: Array, seconds: Array, roof_s: Array, noise: float) -> KernelSurface:
+    """The surface through measured `seconds` [m] at `sizes` [m, d], each with `noise` as a share of its time."""
+    least_s = float(seconds.min())
+    ratios = np.log(seconds / (roof_s + least_s))
+    return KernelSurface(surface(sizes, ratios, np.full(len(seconds), noise)), least_s)
+
+
 _LEAST_LOST = 1e-3
 """The smallest loss as a share of the time, so that its logarithm is finite."""
 _LEAST_STEP = 1e-6

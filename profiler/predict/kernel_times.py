@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import abc
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,9 +15,10 @@ from profiler.facts.operators import COPIES, OUTSIDE, REST, Cause
 from profiler.facts.roofs import Ceilings
 from profiler.grid.cells import Phase
 from profiler.judge.breakdown import HostTime
-from profiler.predict.interpolation import Line, Surface, line, surface
+from profiler.predict.interpolation import KernelSurface, Line, kernel_surface, line
 from profiler.predict.operator_arrays import (
     Array,
+    Columnar,
     Floats,
     OperatorArrays,
     OperatorColumn,
@@ -31,7 +32,7 @@ NO_ROOF_S = 1e-9
 
 
 @dataclass(frozen=True)
-class ReplayedSteps:
+class ReplayedSteps(Columnar):
     """Steps whose kernels were replayed in isolation; arrays are [m]."""
 
     demanded: OperatorArrays
@@ -40,17 +41,9 @@ class ReplayedSteps:
     conversion_s: Mapping[str, Array]
     """The part of `seconds` that converts between formats."""
 
-    def at(self, chosen: Array) -> ReplayedSteps:
-        """The steps that `chosen` (bool or int [n]) picks."""
-        return ReplayedSteps(
-            self.demanded.at(chosen),
-            {name: values[chosen] for name, values in self.seconds.items()},
-            {name: values[chosen] for name, values in self.conversion_s.items()},
-        )
-
 
 @dataclass(frozen=True)
-class MeasuredCells:
+class MeasuredCells(Columnar):
     """Measured cells, with the replays at their shapes; arrays are [m]."""
 
     replayed: ReplayedSteps
@@ -67,22 +60,17 @@ class MeasuredCells:
         return self.replayed.demanded
 
     def at(self, chosen: Array) -> MeasuredCells:
-        """The cells that `chosen` (bool or int [n]) picks."""
-        return MeasuredCells(
-            self.replayed.at(chosen),
-            self.latency_s[chosen],
-            self.half_width_s[chosen],
-            self.faults[chosen],
-            self.between,
-        )
+        """The cells that `chosen` (bool or int [n]) picks; the replays between them stay."""
+        return replace(super(MeasuredCells, replace(self, between=None)).at(chosen), between=self.between)
 
     def __len__(self) -> int:
         return len(self.latency_s)
 
 
-class KernelTimes(Protocol):
+class KernelTimes(abc.ABC):
     """Times of kernels that run in isolation."""
 
+    @abc.abstractmethod
     def small_s(self, steps: StepArrays, traffic_s: Array, from_memory_s: Array) -> Array:
         """Seconds [n] of all small kernels of each step.
 
@@ -90,37 +78,37 @@ class KernelTimes(Protocol):
         the memory's. The latter grows with the tokens only, without a jump at the size of a cache.
         """
 
+    @abc.abstractmethod
     def seconds(self, column: OperatorColumn, steps: StepArrays, roof_s: Array) -> Array | None:
         """Seconds [n] of one instance at each step with roofs `roof_s` [n]; None for an unknown operator."""
 
-    def converting_s(self, column: OperatorColumn, steps: StepArrays, roof_s: Array) -> Array:
-        """Seconds [n] of one instance that are spent converting between formats."""
+    def converting_s(self, column: OperatorColumn, steps: StepArrays) -> Array:
+        """Seconds [n] of one instance that are spent converting between formats; by default in `seconds`, as zeros."""
+        return np.zeros(len(steps))
 
 
 @dataclass(frozen=True)
-class Kernels:
+class Kernels(KernelTimes):
     """Kernel times of a model at new shapes, interpolated from its replays."""
 
     lines: Mapping[str, Line]
     """By operator: time and roof over rows."""
-    surfaces: Mapping[str, Surface]
-    """By attention operator: log(time / (roof + shortest time)) over batch, query and depth."""
-    least_s: Mapping[str, float]
-    """By operator: the shortest time replayed, which is that of a call or a launch."""
+    surfaces: Mapping[str, KernelSurface]
+    """By attention operator: over batch, query and depth."""
     conversions: Mapping[str, Line]
     """By operator: the time of conversions over rows."""
     small: Line | None = None
     """All kernels that are not replayed individually: their time, with the larger of their traffic from memory and
     their shortest time as the roof, over tokens; None if they were not replayed."""
+    least_small_s: float = 0.0
+    """That shortest time."""
     small_in_decode: bool = False
     """Whether `small` was replayed for decode steps. On a CPU it is not, since it is negligible next to dispatch."""
 
     def seconds(self, column: OperatorColumn, steps: StepArrays, roof_s: Array) -> Array | None:
         """Seconds [n] of one instance at each step with roofs `roof_s` [n]; None for an operator without replays."""
         if column.operator in self.surfaces:
-            least_s = self.least_s[column.operator]
-            ratio = np.exp(self.surfaces[column.operator].level(octaves(steps)))
-            return np.asarray(np.maximum(roof_s, ratio * (roof_s + least_s)))
+            return self.surfaces[column.operator].seconds(octaves(steps), roof_s)
         times = self.lines.get(column.operator)
         return None if times is None else times.seconds(column.rows, roof_s)
 
@@ -128,10 +116,10 @@ class Kernels:
         """Seconds [n] of all small kernels of each step: as replayed, or `traffic_s` if they were not replayed."""
         if self.small is None:
             return traffic_s
-        replayed_s = np.exp(self.small.log_ratio(steps.tokens)) * np.maximum(from_memory_s, self.least_s[REST])
+        replayed_s = np.exp(self.small.log_ratio(steps.tokens)) * np.maximum(from_memory_s, self.least_small_s)
         return np.where(steps.prefill | self.small_in_decode, replayed_s, traffic_s)
 
-    def converting_s(self, column: OperatorColumn, steps: StepArrays, roof_s: Array) -> Array:
+    def converting_s(self, column: OperatorColumn, steps: StepArrays) -> Array:
         """Seconds [n] of one instance that are spent converting between formats."""
         times = self.conversions.get(column.operator)
         return np.zeros(len(steps)) if times is None else times.seconds(column.rows, np.full(len(steps), NO_ROOF_S))
@@ -141,29 +129,22 @@ def replayed_kernels(measured: MeasuredCells, device: DeviceRates) -> Kernels:
     """Interpolate the kernel times of a run's replays."""
     replayed = measured.replayed
     lines, conversions = _lines([part for part in (replayed, measured.between) if part is not None], device)
-    surfaces: dict[str, Surface] = {}
-    least_s: dict[str, float] = {}
+    surfaces: dict[str, KernelSurface] = {}
     steps = measured.demanded.steps
     for column in measured.demanded.columns:
-        if column.heads is None or (replayed_at := _replayed_steps(replayed.seconds, column)) is None:
-            continue
-        seconds, roof_s = (
-            replayed.seconds[column.operator][replayed_at],
-            instance_roof_s(column, replayed.demanded, device)[replayed_at],
-        )
-        least_s[column.operator] = float(seconds.min())
-        ratio = np.log(seconds / (roof_s + least_s[column.operator]))
-        surfaces[column.operator] = surface(octaves(steps.at(replayed_at)), ratio, np.full(len(seconds), 0.01))
-    small: Line | None = None
-    in_decode = False
+        if column.is_attention and (replayed_at := _replayed_steps(replayed.seconds, column)) is not None:
+            seconds = replayed.seconds[column.operator][replayed_at]
+            roof_s = instance_roof_s(column, replayed.demanded, device)[replayed_at]
+            surfaces[column.operator] = kernel_surface(octaves(steps.at(replayed_at)), seconds, roof_s, 0.01)
+    kernels = Kernels(lines, surfaces, conversions)
     rest = replayed.seconds.get(REST)
-    if rest is not None and (replayed_at := rest > 0).any():
-        least_s[REST] = float(rest[replayed_at].min())
-        traffic_s = from_memory_s(measured.demanded, device, lambda column: column.operator in replayed.seconds)
-        demands_s = np.maximum(traffic_s, least_s[REST])
-        small = line(steps.tokens[replayed_at], rest[replayed_at], demands_s[replayed_at])
-        in_decode = bool((replayed_at & ~steps.prefill).any())
-    return Kernels(lines, surfaces, least_s, conversions, small, in_decode)
+    if rest is None or not (replayed_at := rest > 0).any():
+        return kernels
+    least_s = float(rest[replayed_at].min())
+    traffic_s = from_memory_s(measured.demanded, device, lambda column: column.operator in replayed.seconds)
+    small = line(steps.tokens[replayed_at], rest[replayed_at], np.maximum(traffic_s, least_s)[replayed_at])
+    in_decode = bool((replayed_at & ~steps.prefill).any())
+    return replace(kernels, small=small, least_small_s=least_s, small_in_decode=in_decode)
 
 
 def _lines(parts: Sequence[ReplayedSteps], device: DeviceRates) -> tuple[dict[str, Line], dict[str, Line]]:
@@ -171,7 +152,7 @@ def _lines(parts: Sequence[ReplayedSteps], device: DeviceRates) -> tuple[dict[st
     kernels: dict[str, list[tuple[Array, Array, Array]]] = {}
     conversions: dict[str, list[tuple[Array, Array, Array]]] = {}
     for part in parts:
-        for column in (column for column in part.demanded.columns if column.heads is None):
+        for column in (column for column in part.demanded.columns if not column.is_attention):
             roof_s = instance_roof_s(column, part.demanded, device)
             if (replayed_at := _replayed_steps(part.seconds, column)) is not None:
                 points = column.rows[replayed_at], part.seconds[column.operator][replayed_at], roof_s[replayed_at]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from profiler.counting.operators import Linear
 from profiler.facts.operators import REST
 from profiler.grid.cells import Phase
 from profiler.judge.breakdown import LAST, LAYERED, Demand, StepTerms, idle_share, step_terms
@@ -87,7 +88,8 @@ class FittedModel:
         """An operator's demand in each step, with the time of its kernels if it is known."""
         demand = Demand(
             name=column.operator,
-            group=LAST if column.last_rows else column.group,
+            # A linear that processes only the last position of each prompt starts after all others, as the LM head.
+            group=LAST if isinstance(column.source, Linear) and column.source.rows == "last" else column.group,
             flops=column.flops,
             weight_bytes=column.weight_bytes,
             kv_bytes=column.kv_bytes,
@@ -97,7 +99,7 @@ class FittedModel:
         each_s = self.kernels.seconds(column, steps, each_roof_s)
         if each_s is None:
             return demand
-        converting_s = np.minimum(each_s, self.kernels.converting_s(column, steps, each_roof_s))
+        converting_s = np.minimum(each_s, self.kernels.converting_s(column, steps))
         return replace(demand, replayed_s=column.count * each_s, dequantise_s=column.count * converting_s)
 
     def _faults(self, demanded: OperatorArrays) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -16,7 +16,7 @@ from profiler.data.table import rows_of
 from profiler.errors import RequestError
 from profiler.facts.operators import OF_CONTEXT, Cause
 from profiler.grid.cells import Phase
-from profiler.predict.operator_arrays import Array, OperatorArrays
+from profiler.predict.operator_arrays import Array, Columnar, OperatorArrays
 from profiler.quant.registry import FORMATS, published_as
 
 
@@ -53,12 +53,19 @@ class Shares:
 
 
 @dataclass(frozen=True)
-class CardSteps:
-    """Steps, each with its work and the GPU that executes it; arrays are [n]."""
+class WorkAt(Columnar):
+    """The work of many steps as an engine executes them; arrays are [n]."""
 
     flops: Array
     weight_bytes: Array
     kv_bytes: Array
+    """Bytes of the cache that are read and written, including the copies of plain transformers."""
+
+
+@dataclass(frozen=True)
+class CardSteps(WorkAt):
+    """Steps, each with its work and the GPU that executes it; arrays are [n]."""
+
     layers: Array
     peak: Array
     """Dense FLOP/s in the dtype of the products."""
@@ -69,10 +76,6 @@ class CardSteps:
     host_index: Array
     """Dispatch time relative to the typical host of the published figures."""
     batch: Array
-
-    def at(self, chosen: Array) -> CardSteps:
-        """The steps that `chosen` (bool or int [n]) picks."""
-        return CardSteps(*(getattr(self, item.name)[chosen] for item in fields(self)))
 
     def floor_s(self) -> Array:
         """Lower bound of each step [n] by the datasheet."""
@@ -204,16 +207,6 @@ def step_ranges(
     return whole
 
 
-@dataclass(frozen=True)
-class WorkAt:
-    """The work of many steps as an engine executes them; arrays are [n]."""
-
-    flops: Array
-    weight_bytes: Array
-    kv_bytes: Array
-    """Bytes of the cache that are read and written, including the copies of plain transformers."""
-
-
 def executed(needed: OperatorArrays, engine: EngineKind) -> WorkAt:
     """The algorithm's work, plus the avoidable work of plain transformers (`eager`) that grows with the context.
 
@@ -259,9 +252,7 @@ def card_steps(
         return np.full(len(batch), float(value))
 
     return CardSteps(
-        flops=work.flops,
-        weight_bytes=work.weight_bytes,
-        kv_bytes=work.kv_bytes,
+        **vars(work),
         layers=each(layers),
         peak=each(peak),
         bandwidth=each(sheet.bandwidth_bytes_per_s),
