@@ -63,9 +63,9 @@ def breakdown_of(
     outside_s: dict[Cause, float] = {}
     inside_s: dict[Cause, float] = {}
     padding_s = 0.0
-    padding_factor = _padding_factor(facts, key, roofs, latency_s)
-    for item in facts.operators[key]:
-        demand = step_demand(facts, item, replays.get(item.operator))
+    items = [(item, step_demand(facts, item, replays.get(item.operator))) for item in facts.operators[key]]
+    padding_factor = _padding_factor(items, roofs, latency_s)
+    for item, demand in items:
         padded_s = padding_factor * _padding_s(item, demand, roofs)
         padding_s += padded_s
         if demand.replayed_s is not None:
@@ -170,14 +170,12 @@ def _avoidable_s(item: OperatorWork, demand: Demand[float], roofs: StepRoofs) ->
     }
 
 
-def _padding_factor(facts: Facts, key: CellKey, roofs: StepRoofs, latency_s: float) -> float:
+def _padding_factor(items: Sequence[tuple[OperatorWork, Demand[float]]], roofs: StepRoofs, latency_s: float) -> float:
     """The factor, at most 1, by which the seconds of padding are scaled down.
 
     An operator may run slower in isolation than within the step, which overestimates its padding. So padding takes at
     most the share of the step that it takes of the operators' roofs.
     """
-    replays = facts.replays.get(key, {})
-    items = [(item, step_demand(facts, item, replays.get(item.operator))) for item in facts.operators[key]]
     padding_s = sum(_padding_s(item, demand, roofs) for item, demand in items)
     if not padding_s:
         return 1.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -212,19 +213,6 @@ def _estimate(facts: Facts, key: CellKey, spreads: Mapping[Phase, VisitSpread]) 
     return estimate(phase_samples(key.phase, facts.visits[key.cell]), spreads[key.phase])
 
 
-@dataclass(frozen=True, slots=True)
-class _Observed:
-    """What the visits of a cell show, whatever the roofs are."""
-
-    time_s: Estimate
-    noise: NoiseReport
-    activity: ActiveShares
-    power_capped: bool
-    clock_share: float
-    sides: Mapping[str, str]
-    """The roof that doubling each size indicates, by axis."""
-
-
 def _judge(
     facts: Facts, key: CellKey, row: CellResult, time_s: Estimate, spread: VisitSpread, sides: Mapping[str, str]
 ) -> _CellJudgement:
@@ -236,7 +224,12 @@ def _judge(
     if clock_share < 1.0 and _is_faster_than_clock(facts, key, time_s.median_s, clock_share):
         clock_share = 1.0
     noise = _noise(facts, key, slowed, clock_share, time_s)
-    observed = _Observed(time_s, noise, activity, POWER_CAP in slowed, clock_share, sides)
+    depth_side = sides.get("prompt" if key.phase == "prefill" else "context", "")
+    observed = {
+        "latency_low_s": time_s.low_s, "latency_high_s": time_s.high_s, "noise": noise.grade,
+        "batch_side": sides.get("batch", ""), "depth_side": depth_side, "clock_share": clock_share,
+        "sm_active": activity.sm, "memory_active": activity.memory, "power_capped": POWER_CAP in slowed,
+    }  # fmt: skip
     facts = as_served(_at_clock(facts, clock_share), key, time_s.median_s)
     half_width_s = (time_s.high_s - time_s.low_s) / 2
     faults, tax = faults_of(key.phase, visits), generate_overhead(facts, key, spread)
@@ -287,30 +280,20 @@ def _judge(
     return _CellJudgement(judged_row, _evidence(facts, judged, noise), judged, ragged)
 
 
-def _measurement(facts: Facts, key: CellKey, split: TimeBreakdown, observed: _Observed) -> Measurement:
-    """The input of a verdict, with the breakdown `split` under the roofs of `facts`."""
-    time_s, sides, roofs = observed.time_s, observed.sides, roofs_of(facts, key)
+def _measurement(facts: Facts, key: CellKey, split: TimeBreakdown, observed: Mapping[str, Any]) -> Measurement:
+    """The input of a verdict: the breakdown `split` under the roofs of `facts`, and what was `observed` under any."""
     flops, nbytes = total_work(facts.operators[key])
     return Measurement(
         split=split,
         model_flops=flops,
         model_bytes=nbytes,
         compute_flops_per_s=facts.ceilings.compute_flops_per_s(facts.model.dtype),
-        roofs=roofs,
-        latency_low_s=time_s.low_s,
-        latency_high_s=time_s.high_s,
-        noise=observed.noise.grade,
+        roofs=roofs_of(facts, key),
         offloaded=facts.model.offloaded,
         cache_resident=facts.ceilings.cache_resident(nbytes),
-        issue_s=roofs.issue_s,
-        graph_step_s=_graph_step_s(facts, key, time_s.median_s),
-        batch_side=sides.get("batch", ""),
-        depth_side=sides.get("prompt" if key.phase == "prefill" else "context", ""),
-        sm_active=observed.activity.sm,
-        memory_active=observed.activity.memory,
+        graph_step_s=_graph_step_s(facts, key, split.latency_s),
         traffic=counted_traffic(facts, key),
-        power_capped=observed.power_capped,
-        clock_share=observed.clock_share,
+        **observed,
     )
 
 
