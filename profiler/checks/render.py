@@ -12,7 +12,7 @@ from profiler.units import duration, percent, scaled
 if TYPE_CHECKING:
     from profiler.checks.doctor import Examination
     from profiler.checks.selftest import SelftestRow
-    from profiler.facts.contention import Contention
+    from profiler.facts.telemetry import Contention
 
 _MARKS = {True: "ok", False: "NO", None: "-"}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,7 +50,7 @@ def explore(page: Page) -> None:
     print(path)
 
 
-def _forecasts(run: Run, document: ExploreDocument) -> tuple[ForecastCell, ...]:
+def _forecasts(run: Run, document: ExploreDocument) -> Sequence[ForecastCell]:
     """Return forecasts of the page's settings; none for a run that has no basis for them."""
     from profiler.errors import RunError
     from profiler.explore.command import FORECAST_NEW_TOKENS, forecast_sizes

@@ -102,7 +102,10 @@ class Replays(Fact, kind="replay"):
     def merge_into(self, merged: MergedFacts) -> None:
         for key in self.keys:
             replays = merged.replays.setdefault(key, {})
-            replays.update({item.operator: _faster(item, replays.get(item.operator)) for item in self.operators})
+            for item in self.operators:  # the faster of two measurements was disturbed less
+                earlier = replays.get(item.operator)
+                if earlier is None or item.whole.median_s <= earlier.whole.median_s:
+                    replays[item.operator] = item
 
 
 @dataclass(frozen=True)
@@ -370,11 +373,6 @@ class RankSteps(Fact, kind="ranks", into="rank_steps"):
 
 BETWEEN_MODULES = "between modules"
 """The group of time outside all known modules: residual additions, rotary embeddings, the cache, Python."""
-
-
-def _faster(replay: Replay, earlier: Replay | None) -> Replay:
-    """The faster of two measurements, which was disturbed less."""
-    return replay if earlier is None or replay.whole.median_s <= earlier.whole.median_s else earlier
 
 
 @dataclass(frozen=True)

@@ -273,7 +273,13 @@ def forecast_on(model: str, on: str, request: ForecastRequest) -> Answer:
         prefix=request.prefix,
     )
     check_positions(counted.max_positions, grid.longest_context, SHORTER)
-    kind = _engine_kind(request.engine) if profile is None else "eager"
+    kind: EngineKind = "eager"
+    if profile is None and request.engine not in ("", "eager"):
+        if request.engine != "compiled":
+            raise RequestError(
+                f"--engine {request.engine!r}: by its datasheet a GPU has ranges of eager and compiled engines only."
+            )
+        kind = "compiled"
     unmeasured = UnmeasuredModel(source.name, quant, counted)
     steps = StepArrays.of(grid.keys, prefix=grid.prefix, is_shared=kind != "eager")
     if profile is None:
@@ -312,16 +318,8 @@ def _on_profile(model: UnmeasuredModel, profile: GpuProfile, steps: StepArrays, 
             ["the GPU's profile: the model never ran there"] * len(steps),
             profile.room_bytes,
         ),
+        notes=(),
     )
-
-
-def _engine_kind(engine: str) -> EngineKind:
-    """The engine kind that `--engine` names for a GPU without a profile. Raises RequestError for an unknown one."""
-    if engine in ("", "eager"):
-        return "eager"
-    if engine == "compiled":
-        return "compiled"
-    raise RequestError(f"--engine {engine!r}: by its datasheet a GPU has ranges of eager and compiled engines only.")
 
 
 def profile_of(on: str) -> GpuProfile | None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from profiler.counting.floor import TIGHT
 from profiler.forecast.tensor_parallel import RankRow, RanksDocument, RankTimeRow
-from profiler.json_document import Document, view
+from profiler.json_document import view
 from profiler.judge.breakdown import TERM_NAMES
-from profiler.predict.result import Answer, CheckRow, ForecastCell, ForecastError, StepShape
+from profiler.predict.result import Answer, CheckedForecast, ForecastDocument
 from profiler.report.blocks import Lines, Section, Sentences, text_table
 from profiler.report.forecast import answer_sentences, error_sentence, error_share, forecast_table, waits_for
 from profiler.units import duration, percent, significant
@@ -26,7 +25,7 @@ def forecast_section(answer: Answer) -> Section:
 CHECK_COLUMNS = ("cell", "forecast", "measured", "off", "inside", "largest error by term")
 
 
-def check_section(checked: Sequence[CheckRow]) -> Section:
+def check_section(checked: Sequence[CheckedForecast]) -> Section:
     """Forecast and measured times next to each other, with the term that has the largest error."""
     off = statistics.median(abs(row.error) for row in checked) if checked else math.nan
     inside = sum(row.inside for row in checked)
@@ -36,9 +35,9 @@ def check_section(checked: Sequence[CheckRow]) -> Section:
         term, seconds = max(row.terms.items(), key=lambda item: abs(item[1]), default=("", 0.0))
         rows.append(
             (
-                row.forecast.name,
-                duration(row.forecast.latency_s),
-                duration(row.measured.latency_s),
+                row.name,
+                duration(row.forecast_s),
+                duration(row.measured_s),
                 f"{100 * row.error:+.1f} %",
                 "yes" if row.inside else "no",
                 f"{TERM_NAMES.get(term, term)} {1e3 * seconds:+.2f} ms" if term else "",
@@ -48,48 +47,9 @@ def check_section(checked: Sequence[CheckRow]) -> Section:
     return Section("", [Sentences([head]), table])
 
 
-@dataclass(frozen=True)
-class CheckedForecast(StepShape):
-    """A forecast cell next to its measurement."""
-
-    forecast_s: float
-    measured_s: float
-    error: float
-    """Forecast / measured - 1."""
-    inside: bool
-    """Whether the measurement is inside the forecast's 90 % interval."""
-    terms: Mapping[str, float]
-    """Forecast minus measured seconds of each term."""
-
-
-@dataclass(frozen=True)
-class ForecastDocument(Document):
-    """`roofscope forecast --format json`."""
-
-    source: str
-    model: str
-    precision: str
-    on: str
-    how: str
-    error: ForecastError
-    beyond: ForecastError | None
-    """The error outside the range of the measured cells; null if unknown."""
-    cells: Sequence[ForecastCell]
-    notes: Sequence[str]
-    check: Sequence[CheckedForecast] | None = None
-    """Only with `--check`."""
-
-
-def forecast_document(answer: Answer, checked: Sequence[CheckRow] | None) -> ForecastDocument:
+def forecast_document(answer: Answer, checked: Sequence[CheckedForecast] | None) -> ForecastDocument:
     """Return the document of a forecast, with the check of its cells if there was one."""
-    rows = [
-        view(
-            CheckedForecast, row.forecast, forecast_s=row.forecast.latency_s, measured_s=row.measured.latency_s,
-            error=row.error, inside=row.inside, terms=row.terms,
-        )
-        for row in checked or ()
-    ]  # fmt: skip
-    return view(ForecastDocument, answer, check=None if checked is None else rows)
+    return view(ForecastDocument, answer, check=checked)
 
 
 RANK_COLUMNS = ("cell", "GPUs", "time", "gain", "tokens/s", "a GPU", "link", "cost", "waits for")

@@ -16,8 +16,16 @@ from profiler.facts.roofs import Ceilings
 from profiler.gpu_profile.profile import AttentionPoint, GpuProfile, ProductPoint
 from profiler.grid.cells import PHASES, Phase
 from profiler.predict.cross_validation import HeldOut
-from profiler.predict.interpolation import KernelSurface, Line, Surface, kernel_surface, line, surface
-from profiler.predict.kernel_times import DeviceRates, KernelTimes
+from profiler.predict.kernel_times import (
+    DeviceRates,
+    KernelSurface,
+    KernelTimes,
+    Line,
+    Surface,
+    kernel_surface,
+    line,
+    surface,
+)
 from profiler.predict.operator_arrays import Array, OperatorColumn, StepArrays
 from profiler.predict.predict import FittedModel
 
@@ -121,15 +129,10 @@ def kernels_of(profile: GpuProfile, dtype: str, layers: int) -> ProfileKernels:
         for kind in dict.fromkeys(point.dtype for point in profile.attentions)
     }
     least_s = layers * _SMALL_KERNELS * ceilings.launch.get("device_s", 0.0)
-    return ProfileKernels(ceilings, products, attentions, layers, least_s, _small_line(profile, dtype))
-
-
-def _small_line(profile: GpuProfile, dtype: str) -> Line | None:
-    points = [point for point in profile.smalls if point.dtype == dtype]
-    if not points:
-        return None
-    traffic_s, seconds = (np.array([getattr(point, name) for point in points]) for name in ("traffic_s", "seconds"))
-    return line(_NS * traffic_s, seconds, traffic_s)
+    smalls = [point for point in profile.smalls if point.dtype == dtype]
+    traffic_s, seconds = (np.array([getattr(point, name) for point in smalls]) for name in ("traffic_s", "seconds"))
+    small = line(_NS * traffic_s, seconds, traffic_s) if smalls else None
+    return ProfileKernels(ceilings, products, attentions, layers, least_s, small)
 
 
 def _products(points: Sequence[ProductPoint], ceilings: Ceilings) -> Products:

@@ -254,14 +254,12 @@ def _first_use_sentences(decodes: Sequence[JudgedCell]) -> list[str]:
 
     The cell that warmed up the engine may have used all its lengths then.
     """
-    first = next((cell for cell in decodes if cell.first_use_s is not None), None)
-    if first is None or first.first_use_s is None:
-        return []
-    more_s = first.first_use_s - first.split.latency_s
+    times_s = ((cell.first_use_s, cell.split.latency_s) for cell in decodes if cell.first_use_s is not None)
     return [
-        f"The first time at each KV length a step takes {duration(first.first_use_s)}, not"
-        f" {duration(first.split.latency_s)}: cuDNN builds a plan per length, batch size and process."
-        f" {how_to(WITHOUT_CUDNN, on_gpu=True).line} saves {duration(more_s)} there; a static cache has one length."
+        f"The first time at each KV length a step takes {duration(first_s)}, not {duration(later_s)}: cuDNN builds a"
+        f" plan per length, batch size and process. {how_to(WITHOUT_CUDNN, on_gpu=True).line} saves"
+        f" {duration(first_s - later_s)} there; a static cache has one length."
+        for first_s, later_s in itertools.islice(times_s, 1)
     ]
 
 

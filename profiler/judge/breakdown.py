@@ -102,7 +102,7 @@ def idle_most(layers: int, waits: bool) -> float:
     return 1.0 if waits else 2 * idle_share(layers) if layers else 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class StepTerms(Generic[A]):
     """The terms of one step in seconds, or of [n] steps, without the unexplained rest."""
 
@@ -110,15 +110,11 @@ class StepTerms(Generic[A]):
     kv_s: A
     compute_s: A
     dequantise_s: A
-    """Converting between formats: dense copies of packed weights, quantised inputs, scaled products."""
     kernel_s: A
     avoidable_s: A
-    padding_s: A = 0.0  # type: ignore[assignment]
-    """Positions of a padded batch that hold no token of any prompt."""
-    link_s: A = 0.0  # type: ignore[assignment]
-    """Transfer of offloaded weights to the device, and of results between ranks."""
+    padding_s: A
+    link_s: A
     dispatch_s: A
-    """Time that the host adds: all dispatch on a CPU, the part that the device does not hide on CUDA."""
 
     @property
     def device_s(self) -> A:
@@ -184,9 +180,8 @@ def step_terms(
         dequantise_s = dequantise_s - calls_s
         kernel_s = kernel_s - (host.in_kernels_s - calls_s)
     terms = StepTerms(
-        weights_s=weights_s, kv_s=kv_s, compute_s=compute_s, dequantise_s=dequantise_s, kernel_s=kernel_s,
-        avoidable_s=avoidable_s, padding_s=padding_s, link_s=link_s, dispatch_s=host.step_s,
-    )  # fmt: skip
+        weights_s, kv_s, compute_s, dequantise_s, kernel_s, avoidable_s, padding_s, link_s, dispatch_s=host.step_s
+    )
     if not overlaps:
         return terms
     waits_s = host.step_s + where(idle_share > 0, last_s)
@@ -273,18 +268,33 @@ TERMS = {
 TERM_NAMES = {column: term.name for column, term in TERMS.items()}
 
 
-@dataclass(frozen=True, kw_only=True)
-class TimeBreakdown(StepTerms[float]):
+@dataclass(frozen=True, slots=True)
+class TimeBreakdown:
     """A measured step in seconds; the terms add up to the measured time."""
 
     latency_s: float
+    weights_s: float
+    kv_s: float
+    compute_s: float
+    dequantise_s: float
+    """Converting between formats: dense copies of packed weights, quantised inputs, scaled products."""
+    kernel_s: float
+    avoidable_s: float
+    dispatch_s: float
+    """Time that the host adds: all dispatch on a CPU, the part that the device does not hide on CUDA."""
     unexplained_s: float
+    device_s: float
+    """Sum over operators of max(F/P, B/W): the time that the work needs at the roofs."""
     floor_s: float
     """Lower bound of this step on this device, from its roofs and its dispatch."""
+    padding_s: float = 0.0
+    """Positions of a padded batch that hold no token of any prompt."""
     generate_s: float = 0.0
     """Overhead of transformers' `generate` over a step of the profiler's loop; 0 if it was not called."""
     engine_s: float = 0.0
     """Time beyond the roofs in an engine that loads the model itself; 0 for other engines."""
+    link_s: float = 0.0
+    """Transfer of offloaded weights to the device, and of results between ranks."""
     replayed_share: float = 0.0
     """Share of `device_s` whose operators were replayed; the losses of other kernels are unknown."""
     half_widths_s: Mapping[str, float] = field(default_factory=dict)
@@ -294,6 +304,11 @@ class TimeBreakdown(StepTerms[float]):
     def attained(self) -> float:
         """Attained share of the roofline: the time that the work needs at the roofs over the measured time."""
         return (self.device_s + self.link_s) / self.latency_s
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds for which the device and its link are known to be busy."""
+        return self.device_s + self.link_s + self.dequantise_s + self.kernel_s + self.avoidable_s + self.padding_s
 
 
 ADDS_UP = 0.2
@@ -393,6 +408,7 @@ def break_down(
     return TimeBreakdown(
         latency_s=latency_s,
         **seconds,
+        device_s=terms.device_s,
         floor_s=max(required_s, host_s) if roofs.overlaps else required_s + host_s,
         replayed_share=replayed_s / terms.device_s if terms.device_s else 0.0,
         half_widths_s=_half_widths(seconds, demands, roofs, latency_half_width_s),

@@ -11,9 +11,9 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from profiler.facts.contention import Contention
 from profiler.facts.roofs import DriftReading, swing
 from profiler.facts.run_facts import Facts
+from profiler.facts.telemetry import Contention
 from profiler.facts.visits import Visit, phase_samples
 from profiler.grid.cells import PHASES, Cell, Phase
 from profiler.stats import MOST_FOREIGN_CORES

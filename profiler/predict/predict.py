@@ -11,12 +11,13 @@ from profiler.counting.operators import Linear
 from profiler.facts.operators import REST
 from profiler.grid.cells import Phase
 from profiler.judge.breakdown import LAST, LAYERED, Demand, StepTerms, idle_share, step_terms
-from profiler.predict.interpolation import Surface, surface
 from profiler.predict.kernel_times import (
     DeviceRates,
     KernelTimes,
     MeasuredCells,
+    Surface,
     replayed_kernels,
+    surface,
     unpaid_from_memory_s,
     unpaid_s,
 )

@@ -15,9 +15,9 @@ from profiler.device.machine import Machine, machine_for
 from profiler.device.telemetry import Watch, idle_power_w
 from profiler.engines.registry import ENGINES
 from profiler.errors import DeviceError
-from profiler.facts.contention import Contention
 from profiler.facts.measurements import Readings
 from profiler.facts.roofs import swing
+from profiler.facts.telemetry import Contention
 from profiler.facts.visits import Gap, Visit
 from profiler.fallbacks import Fallback, reported_fallbacks
 from profiler.grid.cells import Cell

@@ -31,7 +31,7 @@ def breakdown(latency_s: float, weights_s: float, **terms: float) -> TimeBreakdo
     """Return a breakdown at the roof of its weights; terms that are not given are 0."""
     zeros = dict.fromkeys(("kv_s", "compute_s", "dequantise_s", "kernel_s", "avoidable_s", "dispatch_s"), 0.0)
     return TimeBreakdown(
-        latency_s=latency_s, floor_s=weights_s, weights_s=weights_s,
+        latency_s=latency_s, device_s=weights_s, floor_s=weights_s, weights_s=weights_s,
         **{**zeros, "unexplained_s": 0.0, **terms},
     )  # fmt: skip
 

@@ -62,7 +62,10 @@ def labels(folder: Path) -> list[tuple[CellResult, Regime]]:
 
 def _of_terms(run: Run, result: CellResult) -> Regime:
     terms = {name: getattr(result, name) for name in TERMS}
-    parts = TimeBreakdown(latency_s=result.latency_s, **terms, floor_s=result.floor_s, replayed_share=1.0)
+    device_s = result.weights_s + result.kv_s + result.compute_s
+    parts = TimeBreakdown(
+        latency_s=result.latency_s, **terms, device_s=device_s, floor_s=result.floor_s, replayed_share=1.0
+    )
     ceilings = run.document.ceilings.ceilings
     roofs = StepRoofs(
         ceilings.memory_bytes_per_s, Dispatch(result.dispatch_s, 0.0), run.document.device.overlaps_dispatch

@@ -26,7 +26,7 @@ def cell(batch: int = 1, verdict: Verdict = MEMORY_BOUND, depth: int = 512, **te
     named |= {name: terms.get(name, 0.0) for name in ("avoidable_s", "link_s", "dispatch_s", "unexplained_s")}
     total = sum(named.values())
     device = named["weights_s"] + named["kv_s"] + named["compute_s"]
-    parts = TimeBreakdown(latency_s=total, floor_s=device, **named)
+    parts = TimeBreakdown(latency_s=total, device_s=device, floor_s=device, **named)
     return JudgedCell(CellKey("decode", Cell(batch, depth, 32)), batch / total, 0.0, 0.0, 1e12, 100e12, parts, verdict)
 
 
