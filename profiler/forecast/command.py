@@ -214,10 +214,12 @@ def _factors(basis: RunFacts, forms: Sequence[str], forecast: Forecast) -> tuple
     Raises RequestError for a variant that the run did not try in every requested phase.
     """
     factor, half_width = np.ones(len(forecast.latency_s)), np.zeros(len(forecast.latency_s))
+    tried_at = [(key, item) for key, trials in basis.facts.trials.items() for item in trial_results(trials)]
     for form in forms:
-        ratio = variant_factor(forecast.demanded.steps, _ratios(basis, form))
+        ratios = [(key, item.ratio, item.half_width) for key, item in tried_at if item.form == form]
+        ratio = variant_factor(forecast.demanded.steps, ratios)
         if ratio is None:
-            names = dict.fromkeys(item.form for trials in basis.facts.trials.values() for item in trial_results(trials))
+            names = dict.fromkeys(item.form for _, item in tried_at)
             tried = f"it tried {', '.join(names)}" if names else "it tried no variant"
             raise RequestError(
                 f"{basis.run.folder} has no basis for {form} in every requested phase: {tried}. Run the model that way,"
@@ -225,23 +227,6 @@ def _factors(basis: RunFacts, forms: Sequence[str], forecast: Forecast) -> tuple
             )
         factor, half_width = factor * ratio[0], np.hypot(half_width, ratio[1])
     return factor, half_width
-
-
-def _ratios(basis: RunFacts, form: str) -> list[tuple[Phase, int, int, int, float, float]]:
-    """Measured (phase, batch, query, depth, ratio, half width) of a variant's time over that of the run."""
-    return [
-        (
-            key.phase,
-            key.cell.batch_size,
-            key.query_tokens,
-            key.query_tokens + key.context_len,
-            item.ratio,
-            item.half_width,
-        )
-        for key, trials in basis.facts.trials.items()
-        for item in trial_results(trials)
-        if item.form == form
-    ]
 
 
 KERNELS_OUT = "kernels of each width forecast from those of the others"

@@ -212,15 +212,6 @@ def dispatch_at(facts: Facts, key: CellKey) -> Dispatch | None:
     return facts.dispatch.get((key.cell.engine, key.phase, key.cell.batch_size))
 
 
-def issue_s_at(facts: Facts, key: CellKey) -> float | None:
-    """Seconds in which the host issued one decode step; None in a prefill, without overlap, and if it waits within."""
-    dispatch = dispatch_at(facts, key)
-    waits = dispatch is not None and dispatch.waits
-    if key.phase == "prefill" or waits or not facts.device.overlaps_dispatch:
-        return None
-    return median_issue_s(facts.visits.get(key.cell, ()))
-
-
 def was_disturbed(dispatch: Dispatch | None) -> bool:
     """Whether the hollow twin's step took clearly longer than whole steps of the model."""
     return dispatch is not None and dispatch.disturbed_s > (1 + EXCEEDS) * dispatch.step_s
@@ -231,6 +222,8 @@ def roofs_of(facts: Facts, key: CellKey) -> StepRoofs:
     ceilings = facts.ceilings
     _, working_set_bytes = total_work(facts.operators[key])
     dispatch = dispatch_at(facts, key)
+    waits = dispatch is not None and dispatch.waits
+    runs_ahead = key.phase == "decode" and facts.device.overlaps_dispatch and not waits
     layered = sum(item.count for item in facts.operators[key] if item.group in LAYERED)
     layers = layered if key.phase == "prefill" else 0
     return StepRoofs(
@@ -241,11 +234,11 @@ def roofs_of(facts: Facts, key: CellKey) -> StepRoofs:
         memory_half_width=max(_LEAST_ROOF_WIDTH, ceilings.memory_roof.half_width),
         compute_half_width=max(_LEAST_ROOF_WIDTH, ceilings.compute_roof(facts.model.dtype).half_width),
         measured=ceilings.measured(facts.model.dtype) and ceilings.beyond_cache,
-        issue_s=issue_s_at(facts, key),
+        issue_s=median_issue_s(facts.visits.get(key.cell, ())) if runs_ahead else None,
         fetch_s=ceilings.fetch_s(facts.model.offloaded_bytes) + exchanged_s(facts, key),
         idle_share=idle_share(layers) if layers else 0.0,
         # Without a replay of the small kernels, the rest of the step may be their time instead of an idle device.
-        idle_most=idle_most(layers, bool(dispatch and dispatch.waits)) if REST in facts.replays.get(key, {}) else 0.0,
+        idle_most=idle_most(layers, waits) if REST in facts.replays.get(key, {}) else 0.0,
     )
 
 

@@ -151,7 +151,7 @@ def levers(cell: JudgedCell, setting: Setting, others: Sequence[JudgedCell] = ()
     nearby = _tried_nearby(cell, setting)
     if setting.busy:
         computed, nearby = [], []
-    forms = {trial.form for trial in cell.tried} | {trial.result.form for trial in cell.tried_nearby}
+    forms = {trial.form for trial in cell.tried} | {result.form for _, result in cell.tried_nearby}
     replaced = {change for form in forms for change in _replaced_by(form)}
     visited = [item for item in cell.engines if item.visits >= CLAIM_VISITS]
     replaced |= {change for item in visited for change in _REPLACED_BY_ENGINE.get(item.engine, ())}
@@ -219,8 +219,8 @@ def _tried_nearby(cell: JudgedCell, setting: Setting) -> list[Lever]:
     narrower one saves up to its share of that, and a static one up to the copies.
     """
     found = []
-    for near in cell.tried_nearby:
-        form, there = near.result.form, near.cell
+    for there, result in cell.tried_nearby:
+        form = result.form
         longer_s = cell.split.latency_s - there.split.latency_s
         if form in FORMATS or form in _DTYPE_BITS:
             more_s = (1 - _DTYPE_BITS.get(form, _SIXTEEN_BITS) / setting.cache_bits) * longer_s
@@ -228,8 +228,8 @@ def _tried_nearby(cell: JudgedCell, setting: Setting) -> list[Lever]:
             more_s = _copies_s(cell) - _copies_s(there)
         else:
             continue
-        saves_s = there.split.latency_s - near.result.step_s(there.split.latency_s)
-        off_s = there.split.latency_s * near.result.half_width_at(there.split.latency_s)
+        saves_s = there.split.latency_s - result.step_s(there.split.latency_s)
+        off_s = there.split.latency_s * result.half_width_at(there.split.latency_s)
         low_s, high_s = saves_s + min(0.0, more_s) - off_s, saves_s + max(0.0, more_s) + off_s
         because = f"tried at {there.key.name}, whose products are the same{_caution(form)}"
         found.append(Lever(form, high_s, because, at_least_s=low_s))

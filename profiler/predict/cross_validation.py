@@ -234,16 +234,11 @@ def train_on(facts: Facts, results: Sequence[CellResult], count: CountSteps, eng
     by_key = {result.key: result for result in results if result.status == "ok" and result.engine == engine}
     if not by_key:
         return None
-    return train(_measured_cells(facts, by_key, count, engine), _device_rates(facts, engine))
-
-
-def _device_rates(facts: Facts, engine: str) -> DeviceRates:
-    """The roofs and the dispatch of a run's device under one engine."""
     dispatch: dict[Phase, dict[int, Dispatch]] = {phase: {} for phase in PHASES}
     for (name, phase, batch), samples in facts.dispatch.items():
         if name == engine:
             dispatch[phase][batch] = samples
-    return DeviceRates(
+    device = DeviceRates(
         facts.ceilings,
         facts.model.dtype,
         dispatch,
@@ -251,6 +246,7 @@ def _device_rates(facts: Facts, engine: str) -> DeviceRates:
         facts.device.room_bytes,
         facts.ceilings.fetch_s(facts.model.offloaded_bytes),
     )
+    return train(_measured_cells(facts, by_key, count, engine), device)
 
 
 def _measured_cells(

@@ -64,16 +64,16 @@ class WorkAt(Columnar):
 
 @dataclass(frozen=True)
 class CardSteps(WorkAt):
-    """Steps, each with its work and the GPU that executes it; arrays are [n]."""
+    """Steps, each with its work and the GPU that executes it: arrays are [n], and a number is that of all."""
 
-    layers: Array
-    peak: Array
+    layers: Array | float
+    peak: Array | float
     """Dense FLOP/s in the dtype of the products."""
-    bandwidth: Array
+    bandwidth: Array | float
     """Bytes/s by the datasheet."""
-    clock: Array
+    clock: Array | float
     """Rated clock in Hz."""
-    host_index: Array
+    host_index: Array | float
     """Dispatch time relative to the typical host of the published figures."""
     batch: Array
 
@@ -247,16 +247,12 @@ def card_steps(
     sheet: Datasheet, work: WorkAt, batch: Array, *, peak: float, layers: int, host_index: float
 ) -> CardSteps:
     """Steps of `work` on one GPU; `peak` is in FLOP/s (`peak_of`), `batch` is [n]."""
-
-    def each(value: float) -> Array:
-        return np.full(len(batch), float(value))
-
     return CardSteps(
         **vars(work),
-        layers=each(layers),
-        peak=each(peak),
-        bandwidth=each(sheet.bandwidth_bytes_per_s),
-        clock=each(sheet.rated_clock_hz),
-        host_index=each(host_index),
+        layers=layers,
+        peak=peak,
+        bandwidth=sheet.bandwidth_bytes_per_s,
+        clock=sheet.rated_clock_hz,
+        host_index=host_index,
         batch=batch,
     )

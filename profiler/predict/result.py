@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
@@ -168,7 +168,8 @@ def forecast_cells(
     """Forecast cells from arrays [n], latencies, ends of the intervals and the basis of each, and a device's room."""
     steps, need = forecast.demanded.steps, forecast.demanded.need
     fits, tight = need.fits(room_bytes), need.is_tight(room_bytes)
-    terms = {name: seconds for name, seconds in vars(forecast.terms).items() if name != "padding_s"}
+    names = [item.name for item in fields(forecast.terms) if item.name != "padding_s"]
+    terms = {name: getattr(forecast.terms, name) for name in names}
     cells = []
     for index, regime in enumerate(predicted_regimes(forecast.terms)):
         own_s, seconds = float(latency_s[index]), {name: float(values[index]) for name, values in terms.items()}

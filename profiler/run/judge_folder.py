@@ -9,6 +9,8 @@ from profiler.facts.dispatch import dispatch_seconds
 from profiler.facts.measurements import AfterIdle, Drafting, ExpertsTouched, FreshStart, PackedBatches, Quality
 from profiler.facts.telemetry import health
 from profiler.fallbacks import fallback_sentences
+from profiler.json_document import view
+from profiler.judge.cells import columns_of
 from profiler.judge.device_health import rank_steps
 from profiler.judge.judge_run import judge_run
 from profiler.judge.module_times import group_times
@@ -55,14 +57,16 @@ def judge_folder(folder: Path, *, finished: bool = False) -> Run:
         evidence=judgement.evidence,
         scaling=judgement.scaling,
         breakdown=tuple(item for hooked in hooked_cells for item in group_times(facts, hooked)),
-        activity=tuple(ActivityRecord.of(item) for item in gathered.activity.values()),
+        activity=tuple(view(ActivityRecord, item, **columns_of(key)) for key, item in gathered.activity.items()),
         quality=gathered.latest(Quality),
         drafting=gathered.latest(Drafting),
         packed_batches=gathered.latest(PackedBatches),
         rank_steps=rank_steps(facts, {result.key: result.latency_s for result in judgement.cells}),
         generate=judgement.generate,
         ragged=judgement.ragged,
-        experts_touched=tuple(ExpertsRecord.of(item) for item in gathered.latest_by(ExpertsTouched, "key")),
+        experts_touched=tuple(
+            view(ExpertsRecord, item, **columns_of(item.key)) for item in gathered.latest_by(ExpertsTouched, "key")
+        ),
         fresh_starts=gathered.latest_by(FreshStart, "link"),
         after_silence=gathered.latest_by(AfterIdle, "silence_s"),
         answer=judgement.answer,
