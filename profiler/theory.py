@@ -25,7 +25,7 @@ from profiler.data.datasheets import gpus
 from profiler.data.links import bus_share
 from profiler.data.links import link_called as link
 from profiler.facts.step import ExecutionPath, Step
-from profiler.gpu_profile.roofs import roofs_called
+from profiler.gpu_profile.profile import roofs_called
 from profiler.loading.source import resolve
 from profiler.report.plots.style import STYLE_FILE
 from profiler.report.plots.theory import THEORY_PLOTS

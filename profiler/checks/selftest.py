@@ -15,9 +15,9 @@ from profiler.checks.known_kernels import KernelBench, KernelCall, KnownKernel, 
 from profiler.device.clock import no_gc
 from profiler.device.machine import Machine
 from profiler.errors import RequestError
-from profiler.facts.contention import Contention
 from profiler.facts.dispatch import Dispatch
 from profiler.facts.roofs import Ceilings
+from profiler.facts.telemetry import Contention
 from profiler.judge.breakdown import TERM_NAMES, Demand, StepRoofs, TimeBreakdown, break_down
 from profiler.judge.regimes import DOMINANCE, Evidence, Measurement, Verdict, judge_cell
 from profiler.report.blocks import Lines, Section, text_table

@@ -74,7 +74,7 @@ def count(options: CountOptions, output: CountOutput) -> None:
 
     Counts one step, or a grid with --batch-sizes, --prompt-lens, --context-lens or --plot.
     """
-    from profiler.gpu_profile.roofs import roofs_called
+    from profiler.gpu_profile.profile import roofs_called
 
     gpus = {name: roofs_called(name) for name in listed(options.gpu)}
     if options.is_grid:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -82,7 +83,7 @@ def forecast(source: Source, options: ForecastOptions, ranks: RankOptions, use: 
 
 
 def _forecast_ranks(source: Source, request: ForecastRequest, ranks: RankOptions, output: Output) -> None:
-    from profiler.forecast.render import ranks_section
+    from profiler.forecast.screen import ranks_section
     from profiler.forecast.tensor_parallel import forecast_ranks
     from profiler.report.progress import make_listener
 
@@ -136,8 +137,7 @@ def explore(page: Page) -> None:
 
     With --run, the page is written into the run's folder, and its report.html links to it.
     """
-    from profiler.explore.command import DEFAULT_GPUS, explore_document, page_with_forecasts
-    from profiler.explore.page import explore_page
+    from profiler.explore.command import DEFAULT_GPUS, explore_document, explore_page, page_with_forecasts
     from profiler.report.write import html_report
     from profiler.store.folder import EXPLORE_FILE, read_run
     from profiler.store.writer import replace_file
@@ -153,7 +153,7 @@ def explore(page: Page) -> None:
     print(path)
 
 
-def _forecasts(run: Run, document: ExploreDocument) -> tuple[ForecastCell, ...]:
+def _forecasts(run: Run, document: ExploreDocument) -> Sequence[ForecastCell]:
     """Return forecasts of the page's settings; none for a run that has no basis for them."""
     from profiler.errors import RunError
     from profiler.explore.command import FORECAST_NEW_TOKENS, forecast_sizes

@@ -224,9 +224,9 @@ def side_of_run(run: Run) -> Side:
     if ceilings.judges:
         witness = MachineState(
             memory_bytes_per_s=ceilings.memory_bytes_per_s,
-            memory_half_width=ceilings.memory_half_width,
+            memory_half_width=ceilings.memory_roof.half_width,
             compute_flops_per_s=ceilings.compute_flops_per_s(dtype),
-            compute_half_width=ceilings.compute_half_width(dtype),
+            compute_half_width=ceilings.compute_roof(dtype).half_width,
             roofs_at_unix_s=ceilings.measured_at_unix_s,
             looks=tuple(gathered.looks),
         )

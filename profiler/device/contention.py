@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from profiler.device.clock import now_s
-from profiler.facts.contention import BusyProcess, Contention
+from profiler.facts.telemetry import BusyProcess, Contention
 from profiler.stats import NANOSECOND_S
 
 SCHEDSTAT_FILE = Path("/proc/self/schedstat")

@@ -1,24 +1,32 @@
-"""Gather what the page of `explore` shows."""
+"""Gather what the page of `explore` shows, and write that page: one HTML file that opens offline."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from profiler import report
 from profiler.counting.cache import counted_model
 from profiler.counting.preset_counts import CountedModel
 from profiler.errors import ModelError, RequestError
 from profiler.explore.document import (
     ExploreDocument,
     ModelEntry,
-    gpu_option,
-    link_options,
+    gpu_row,
+    link_rows,
     measured_run,
     model_entry,
     run_roofs,
 )
-from profiler.gpu_profile.roofs import roofs_called
+from profiler.gpu_profile.profile import roofs_called
 from profiler.loading.source import ModelSource, resolve
 from profiler.predict.result import ForecastCell
 from profiler.quant.registry import FORMATS, known_quant
@@ -61,11 +69,11 @@ def explore_document(
     return ExploreDocument(
         model=source.name,
         max_positions=positions,
-        batches=slider_values(1, _MOST_BATCH, [cell.batch for cell in cells]),
-        lengths=slider_values(16, min(positions, _MOST_LENGTH), [cell.length for cell in cells]),
+        batches=slider_values(1, _MOST_BATCH, [cell["batch"] for cell in cells]),
+        lengths=slider_values(16, min(positions, _MOST_LENGTH), [cell["length"] for cell in cells]),
         entries=list(_entries(source, dtype, whole, [known_quant(quant) for quant in quants])),
-        gpus=[gpu_option(roofs) for roofs in [*([run_roofs(run)] if run else []), *map(roofs_called, gpus)]],
-        links=link_options(RANKS),
+        gpus=[gpu_row(roofs) for roofs in [*([run_roofs(run)] if run else []), *map(roofs_called, gpus)]],
+        links=link_rows(RANKS),
         run=measured,
     )
 
@@ -77,9 +85,9 @@ def forecast_sizes(document: ExploreDocument) -> tuple[list[int], list[int], lis
     the new tokens more in its cache than the cache was filled with.
     """
     cells = document.run.cells if document.run else []
-    most_batch = _BEYOND * max((cell.batch for cell in cells), default=1)
+    most_batch = _BEYOND * max((cell["batch"] for cell in cells), default=1)
     most_length = min(
-        _BEYOND * max((cell.length for cell in cells), default=16), document.max_positions - FORECAST_NEW_TOKENS
+        _BEYOND * max((cell["length"] for cell in cells), default=16), document.max_positions - FORECAST_NEW_TOKENS
     )
     lengths = [length for length in document.lengths if length <= most_length]
     fills = [length - FORECAST_NEW_TOKENS // 2 for length in lengths]
@@ -112,3 +120,28 @@ def _entries(source: ModelSource, dtype: str, whole: CountedModel, named: Sequen
         if quant != "none":
             with suppress(RequestError, ModelError) if not named else nullcontext():
                 yield model_entry(counted_model(source, dtype, quant), quant)
+
+
+_FOLDER = Path(__file__).parent
+_STYLE = Path(report.__file__).parent / "templates" / "style.css"
+
+
+def explore_page(document: ExploreDocument) -> str:
+    """Return the page of a model. Its policy allows its own style and script, and no connection."""
+    script = "\n".join((_FOLDER / name).read_text(encoding="utf-8") for name in ("theory.js", "explore.js"))
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    content = json.dumps(asdict(document), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    environment = Environment(
+        loader=FileSystemLoader(_FOLDER), autoescape=True, trim_blocks=True, undefined=StrictUndefined
+    )
+    return environment.get_template("explore.html.j2").render(
+        document=document,
+        # Ours, not a user's: the script and the style of this package, and JSON without a `<`.
+        script=Markup(script),
+        style=Markup(_STYLE.read_text(encoding="utf-8")),
+        document_json=Markup(content),
+        policy=(
+            f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none';"
+            " form-action 'none'"
+        ),
+    )

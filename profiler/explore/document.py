@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from profiler.counting.attention import AttentionCore
 from profiler.counting.floor import RoofSet
@@ -13,8 +14,11 @@ from profiler.counting.preset_counts import CountedModel
 from profiler.data.links import bus_share, published_link, published_links
 from profiler.explore.expressions import Expression, Tree, symbolic_prefill, symbolic_step, tree_of
 from profiler.facts.step import ExecutionPath
+from profiler.judge.cells import CellResult
 from profiler.predict.result import BETWEEN_CELLS, ForecastCell
 from profiler.store.folder import Run
+
+Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -69,67 +73,16 @@ class ModelEntry:
 
 
 @dataclass(frozen=True)
-class GpuOption:
-    """The roofs of one GPU."""
-
-    name: str
-    source: str
-    """`datasheet` or `measured`."""
-    bytes_per_s: float
-    flops_per_s: dict[str, float]
-    room_bytes: int | None
-    """Bytes that a model may take of its memory; null if unknown."""
-    fuses_grouped_heads: bool
-    sustained: dict[str, float]
-    """What a healthy one holds at its power limit, by dtype, where that is known."""
-
-
-@dataclass(frozen=True)
-class LinkOption:
-    """The published link between some ranks."""
-
-    name: str
-    ranks: int
-    alpha_s: float
-    bus_bytes_per_s: float
-
-
-@dataclass(frozen=True)
-class MeasuredCell:
-    """A measured cell of a run. A prefill has `length` prompt tokens, a decode `length` cached ones."""
-
-    phase: str
-    batch: int
-    length: int
-    seconds: float
-    flops: float
-    """FLOP/s of its model work."""
-    intensity: float
-
-
-@dataclass(frozen=True)
-class ForecastStep:
-    """A forecast between or beyond the measured cells of a run, with its 90 % interval."""
-
-    phase: str
-    batch: int
-    length: int
-    seconds: float
-    low_s: float
-    high_s: float
-    between: bool
-    """Whether measured cells surround it."""
-
-
-@dataclass(frozen=True)
 class MeasuredRun:
     """A run: its model entry and its GPU on the page, its measured cells and the forecasts between them."""
 
     name: str
     quant: str
     gpu: str
-    cells: Sequence[MeasuredCell]
-    forecasts: Sequence[ForecastStep]
+    cells: Sequence[Row]
+    """Of a prefill, `length` is its prompt tokens, of a decode its cached ones; `flops` is in FLOP/s."""
+    forecasts: Sequence[Row]
+    """With their 90 % intervals, and whether they are `between` measured cells."""
 
 
 @dataclass(frozen=True)
@@ -143,8 +96,10 @@ class ExploreDocument:
     lengths: Sequence[int]
     """The settings of the sliders."""
     entries: Sequence[ModelEntry]
-    gpus: Sequence[GpuOption]
-    links: Sequence[LinkOption]
+    gpus: Sequence[Row]
+    """By `gpu_row`."""
+    links: Sequence[Row]
+    """By `link_rows`."""
     run: MeasuredRun | None
 
 
@@ -198,24 +153,18 @@ def _collective(operator: Collective) -> CollectiveExpressions:
     return CollectiveExpressions(operator.count, bus_share(operator.kind, operator.ranks), tree_of(work.link_bytes))
 
 
-def gpu_option(roofs: RoofSet) -> GpuOption:
-    """Return the roofs of a GPU as the page shows them."""
-    source = roofs.name.rpartition(", ")[2]
-    return GpuOption(
-        roofs.device,
-        source,
-        roofs.bytes_per_s,
-        dict(roofs.flops_per_s),
-        roofs.room_bytes,
-        roofs.fuses_grouped_heads,
-        dict(roofs.sustained),
-    )
+def gpu_row(roofs: RoofSet) -> Row:
+    """Return the fields of a GPU's roofs, with its name and its source (`datasheet` or `measured`) apart."""
+    return {**vars(roofs), "name": roofs.device, "source": roofs.name.rpartition(", ")[2]}
 
 
-def link_options(ranks: Sequence[int]) -> list[LinkOption]:
-    """Return every published link for each number of ranks."""
-    links = [(name, count, published_link(name, count)) for name in published_links() for count in ranks if count > 1]
-    return [LinkOption(name, count, link.alpha_s, link.bus_bytes_per_s) for name, count, link in links]
+def link_rows(ranks: Sequence[int]) -> list[Row]:
+    """Return the latency and the bandwidth of every published link, for each number of ranks."""
+    links = [(count, published_link(name, count)) for name in published_links() for count in ranks]
+    return [
+        {"name": link.name, "ranks": count, "alpha_s": link.alpha_s, "bus_bytes_per_s": link.bus_bytes_per_s}
+        for count, link in links
+    ]
 
 
 def run_roofs(run: Run) -> RoofSet:
@@ -232,28 +181,15 @@ def measured_run(run: Run, forecasts: Sequence[ForecastCell] = ()) -> MeasuredRu
         name=f"{run.model.id}, {run.model.precision}, {run.document.device.name}",
         quant=run.model.quant,
         gpu=run.document.device.name,
-        cells=[
-            MeasuredCell(
-                cell.phase,
-                cell.batch_size,
-                cell.key.query_tokens if cell.phase == "prefill" else cell.context_len,
-                cell.latency_s,
-                cell.flops_per_s,
-                cell.intensity,
-            )
-            for cell in cells
-        ],
+        cells=[{**_step(cell), "flops": cell.flops_per_s, "intensity": cell.intensity} for cell in cells],
         forecasts=[
-            ForecastStep(
-                cell.phase,
-                cell.batch_size,
-                cell.prompt_len if cell.phase == "prefill" else cell.context_len,
-                cell.latency_s,
-                cell.low_s,
-                cell.high_s,
-                cell.basis == BETWEEN_CELLS,
-            )
+            {**_step(cell), "low_s": cell.low_s, "high_s": cell.high_s, "between": cell.basis == BETWEEN_CELLS}
             for cell in forecasts
             if cell.fits
         ],
     )
+
+
+def _step(cell: CellResult | ForecastCell) -> Row:
+    length = cell.prompt_len if cell.phase == "prefill" else cell.context_len
+    return {"phase": cell.phase, "batch": cell.batch_size, "length": length, "seconds": cell.latency_s}

@@ -11,6 +11,7 @@ from dataclasses import fields
 from typing import Any
 
 import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from profiler.facts.step import Step
 
@@ -60,7 +61,7 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
 """What each operation of a tree does; the page's script has the same."""
 
 
-class Expression:
+class Expression(NDArrayOperatorsMixin):
     """An operation on numbers and symbols that has not been evaluated."""
 
     def __init__(self, tree: Tree) -> None:
@@ -79,70 +80,7 @@ class Expression:
             return _apply("min", _apply("max", value, low), high)
         return NotImplemented
 
-    def __add__(self, other: Any) -> Any:
-        return _apply("+", self, other)
-
-    def __radd__(self, other: Any) -> Any:
-        return _apply("+", other, self)
-
-    def __sub__(self, other: Any) -> Any:
-        return _apply("-", self, other)
-
-    def __rsub__(self, other: Any) -> Any:
-        return _apply("-", other, self)
-
-    def __mul__(self, other: Any) -> Any:
-        return _apply("*", self, other)
-
-    def __rmul__(self, other: Any) -> Any:
-        return _apply("*", other, self)
-
-    def __truediv__(self, other: Any) -> Any:
-        return _apply("/", self, other)
-
-    def __rtruediv__(self, other: Any) -> Any:
-        return _apply("/", other, self)
-
-    def __floordiv__(self, other: Any) -> Any:
-        return _apply("//", self, other)
-
-    def __pow__(self, other: Any) -> Any:
-        return _apply("**", self, other)
-
-    def __rpow__(self, other: Any) -> Any:
-        return _apply("**", other, self)
-
-    def __gt__(self, other: Any) -> Any:
-        return _apply(">", self, other)
-
-    def __ge__(self, other: Any) -> Any:
-        return _apply(">=", self, other)
-
-    def __lt__(self, other: Any) -> Any:
-        return _apply("<", self, other)
-
-    def __le__(self, other: Any) -> Any:
-        return _apply("<=", self, other)
-
-    def __eq__(self, other: object) -> Any:
-        return _apply("==", self, other)
-
-    def __or__(self, other: Any) -> Any:
-        return _apply("or", self, other)
-
-    def __ror__(self, other: Any) -> Any:
-        return _apply("or", other, self)
-
-    def __and__(self, other: Any) -> Any:
-        return _apply("and", self, other)
-
-    def __rand__(self, other: Any) -> Any:
-        return _apply("and", other, self)
-
-    def __invert__(self) -> Any:
-        return _apply("not", self)
-
-    __hash__ = object.__hash__
+    __hash__ = object.__hash__  # the mixin compares, so it leaves none
 
 
 def _apply(operation: str, *arguments: Any) -> Any:

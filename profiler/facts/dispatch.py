@@ -87,13 +87,13 @@ def bounded_by_steps(
     on top. On a virtual machine whose cores others use too, the twin may be measured in a slow moment: 35 ms,
     where whole steps took 24.
     """
-    return {key: _bounded(item, _fastest_step(dispatch, visits, key)) for key, item in dispatch.items()}
-
-
-def _bounded(dispatch: Dispatch, step: LowerQuartile | None) -> Dispatch:
-    if step is None or step.quartile_s >= dispatch.step_s:
-        return dispatch
-    return replace(dispatch, step_s=step.quartile_s, half_width_s=step.half_width_s, disturbed_s=dispatch.step_s)
+    bounded = dict(dispatch)
+    for key, item in dispatch.items():
+        step = _fastest_step(dispatch, visits, key)
+        if step is not None and step.quartile_s < item.step_s:
+            own_s, half_width_s = step.quartile_s, step.half_width_s
+            bounded[key] = replace(item, step_s=own_s, half_width_s=half_width_s, disturbed_s=item.step_s)
+    return bounded
 
 
 def _fastest_step(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from profiler.grid.cells import Cell, CellKey, Phase
 
@@ -28,21 +28,31 @@ class Fact:
     """A measured value of a run, stored as one line of samples.jsonl.
 
     `class Warmth(Fact, kind="warmth")` is enough for a new fact: it is stored and read as `warmth`, and
-    `facts.latest(Warmth)` and `facts.every(Warmth)` return it. A fact that is looked up by cell overrides `merge_into`.
+    `facts.latest(Warmth)` and `facts.every(Warmth)` return it. With `into="warmth"`, it is an element of that list of
+    `MergedFacts`, or the value of its key or cell in that mapping. Other facts override `merge_into`.
     """
 
     __slots__ = ()
     KIND: ClassVar[str]
+    INTO: ClassVar[str] = "others"
     kinds: ClassVar[dict[str, type[Fact]]] = {}
     """All classes of facts by their names on disk."""
 
-    def __init_subclass__(cls, kind: str = "") -> None:
-        cls.KIND = kind or cls.KIND  # a dataclass with slots is a second class, made without the keyword
+    def __init_subclass__(cls, kind: str = "", into: str = "") -> None:
+        # A dataclass with slots is a second class, made without the keywords.
+        cls.KIND, cls.INTO = kind or cls.KIND, into or cls.INTO
         Fact.kinds[cls.KIND] = cls
 
     def merge_into(self, merged: MergedFacts) -> None:
         """Add this fact to the earlier ones."""
-        merged.others.setdefault(type(self), []).append(self)
+        place: Any = getattr(merged, self.INTO)
+        if place is merged.others:
+            place.setdefault(type(self), []).append(self)
+        elif isinstance(place, list):
+            place.append(self)
+        else:
+            own: Any = self
+            place[own.key if hasattr(own, "key") else own.cell] = self
 
 
 F = TypeVar("F", bound=Fact)

@@ -33,14 +33,11 @@ class Replay:
 
 
 @dataclass(frozen=True)
-class HookedStep(Fact, kind="hooks"):
+class HookedStep(Fact, kind="hooks", into="hooked"):
     """Seconds of steps by group of modules, cut at the entry and exit of every known module."""
 
     key: CellKey
     groups: Mapping[str, tuple[float, ...]]
-
-    def merge_into(self, merged: MergedFacts) -> None:
-        merged.hooked[self.key] = self
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +50,7 @@ class KernelTime:
 
 
 @dataclass(frozen=True)
-class Activity(Fact, kind="activity"):
+class Activity(Fact, kind="activity", into="activity"):
     """Kernels of one step on CUDA; on a CPU its operators, each of which is a call of the host."""
 
     key: CellKey
@@ -69,9 +66,6 @@ class Activity(Fact, kind="activity"):
     """The median of single kernels; None in a run that did not record it."""
     longest: tuple[KernelTime, ...] = ()
     """The kernels with the most time, the longest first; empty in a run that did not record them."""
-
-    def merge_into(self, merged: MergedFacts) -> None:
-        merged.activity[self.key] = self
 
     @property
     def busy_share(self) -> float:
@@ -108,7 +102,10 @@ class Replays(Fact, kind="replay"):
     def merge_into(self, merged: MergedFacts) -> None:
         for key in self.keys:
             replays = merged.replays.setdefault(key, {})
-            replays.update({item.operator: _faster(item, replays.get(item.operator)) for item in self.operators})
+            for item in self.operators:  # the faster of two measurements was disturbed less
+                earlier = replays.get(item.operator)
+                if earlier is None or item.whole.median_s <= earlier.whole.median_s:
+                    replays[item.operator] = item
 
 
 @dataclass(frozen=True)
@@ -169,7 +166,7 @@ class Trial(Fact, kind="trial"):
 
 
 @dataclass(frozen=True)
-class GenerateSteps(Fact, kind="generate"):
+class GenerateSteps(Fact, kind="generate", into="generate_steps"):
     """Decode steps in `generate` and in roofscope's loop, measured alternately: seconds of each part per step."""
 
     cell: Cell
@@ -181,9 +178,6 @@ class GenerateSteps(Fact, kind="generate"):
     """Seconds of the last part of a step with a streamer for every token."""
     reads_a_token: float
     """Number of values per step that the host reads from the device."""
-
-    def merge_into(self, merged: MergedFacts) -> None:
-        merged.generate_steps[self.cell] = self
 
 
 @dataclass(frozen=True)
@@ -358,7 +352,7 @@ class PackedBatches(Fact, kind="packed_batches"):
 
 
 @dataclass(frozen=True)
-class RankSteps(Fact, kind="ranks"):
+class RankSteps(Fact, kind="ranks", into="rank_steps"):
     """Seconds of each rank's share of a cell, while all ranks work at once without exchanges."""
 
     cell: Cell
@@ -368,9 +362,6 @@ class RankSteps(Fact, kind="ranks"):
     prefill_last_s: float = 0.0
     decode_last_s: float = 0.0
     """Seconds if every exchange waits for the last rank; 0 in older runs."""
-
-    def merge_into(self, merged: MergedFacts) -> None:
-        merged.rank_steps[self.cell] = self
 
     def seconds(self, phase: Phase) -> tuple[float, ...]:
         return self.prefill_s if phase == "prefill" else self.decode_s
@@ -384,13 +375,8 @@ BETWEEN_MODULES = "between modules"
 """The group of time outside all known modules: residual additions, rotary embeddings, the cache, Python."""
 
 
-def _faster(replay: Replay, earlier: Replay | None) -> Replay:
-    """The faster of two measurements, which was disturbed less."""
-    return replay if earlier is None or replay.whole.median_s <= earlier.whole.median_s else earlier
-
-
 @dataclass(frozen=True)
-class ForecastTime(Fact, kind="forecast"):
+class ForecastTime(Fact, kind="forecast", into="forecasts"):
     """The forecast time of a cell that the run did not reach, from its measured cells."""
 
     key: CellKey
@@ -398,6 +384,3 @@ class ForecastTime(Fact, kind="forecast"):
     low_s: float
     high_s: float
     """Nine in ten such forecasts lie between `low_s` and `high_s`."""
-
-    def merge_into(self, merged: MergedFacts) -> None:
-        merged.forecasts[self.key] = self

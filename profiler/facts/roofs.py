@@ -10,7 +10,7 @@ from itertools import takewhile
 
 from profiler.data.datasheets import Datasheet
 from profiler.data.links import Link
-from profiler.facts.fact import Fact, MergedFacts
+from profiler.facts.fact import Fact
 from profiler.stats import NOTCH, undisturbed
 
 TFLOAT32 = "tfloat32"
@@ -59,6 +59,14 @@ class Roof:
             return 0.0
         return NOTCH * (self.high_per_s - self.low_per_s) / self.per_s / math.sqrt(self.samples)
 
+    @property
+    def at_full_clock(self) -> float:
+        """A compute roof before the device reached its power limit, as a multiple of it, from its fastest sample.
+
+        An H100 of 700 W reaches 780 TFLOP/s in bfloat16 for a moment, and 700 at its power limit.
+        """
+        return statistics.median(self.seconds) / min(self.seconds) if self.seconds else 1.0
+
     def times(self, share: float) -> Roof:
         """Return this roof scaled by `share`, without its samples."""
         per_s, low, high = (share * value for value in (self.per_s, self.low_per_s, self.high_per_s))
@@ -81,15 +89,12 @@ class CurvePoint:
 
 
 @dataclass(frozen=True)
-class DriftReading(Fact, kind="sentinel"):
+class DriftReading(Fact, kind="sentinel", into="looks"):
     """One reading of the drift probe: seconds of its memory-bound and its compute-bound work."""
 
     memory: float
     compute: float
     at_unix_s: float = 0.0
-
-    def merge_into(self, merged: MergedFacts) -> None:
-        merged.looks.append(self)
 
 
 REFERENCE_HOST = "AMD EPYC (Zen 4, 2.6 GHz)"
@@ -127,7 +132,7 @@ class WeightReadRoof:
 
 
 @dataclass(frozen=True)
-class RoofsRemeasured(Fact, kind="roofs_again"):
+class RoofsRemeasured(Fact, kind="roofs_again", into="roofs_again"):
     """The roofs that a verdict depends on, measured again at the end of the run."""
 
     memory: Mapping[str, Roof]
@@ -135,9 +140,6 @@ class RoofsRemeasured(Fact, kind="roofs_again"):
     compute: Mapping[str, Roof]
     """FLOP/s of the product in the model's dtype."""
     at_unix_s: float = 0.0
-
-    def merge_into(self, merged: MergedFacts) -> None:
-        merged.roofs_again.append(self)
 
 
 @dataclass(frozen=True)
@@ -180,7 +182,7 @@ class Ceilings(Fact, kind="roofs"):
 
     def measured(self, dtype: str) -> bool:
         """Return whether both roofs of a step in this dtype were measured on the device."""
-        return self._memory_roof.measured and dtype in self.compute and self.compute[dtype].measured
+        return self.memory_roof.measured and dtype in self.compute and self.compute[dtype].measured
 
     def fetch_s(self, waiting_bytes: Mapping[str, int]) -> float:
         """Return the seconds to transfer offloaded bytes, given by location; bytes of unmeasured links do not count."""
@@ -207,16 +209,12 @@ class Ceilings(Fact, kind="roofs"):
 
     @property
     def memory_bytes_per_s(self) -> float:
-        """The memory roof beyond all caches: stream read, or matrix-vector product if faster; infinite without both."""
-        return self._memory_roof.per_s
+        """Bytes/s of that roof; infinite without one."""
+        return self.memory_roof.per_s
 
     @property
-    def memory_half_width(self) -> float:
-        """Half-width of the memory roof's interval, as a share of it."""
-        return self._memory_roof.half_width
-
-    @property
-    def _memory_roof(self) -> Roof:
+    def memory_roof(self) -> Roof:
+        """The memory roof beyond all caches: stream read, or matrix-vector product if faster."""
         return memory_roof(self.memory)
 
     def memory_bytes_per_s_for(self, working_set_bytes: float) -> float:
@@ -283,31 +281,16 @@ class Ceilings(Fact, kind="roofs"):
         )
 
     def compute_flops_per_s(self, dtype: str) -> float:
-        """Return the compute roof of a dtype; if unknown, the highest of the others; infinite without any."""
-        return self._compute_roof(dtype).per_s
-
-    def compute_half_width(self, dtype: str) -> float:
-        """Return the half-width of that roof's interval, as a share of it."""
-        return self._compute_roof(dtype).half_width
-
-    def compute_clock_hz(self, dtype: str) -> float | None:
-        """Return the device's clock during the measurement of that roof; None if unknown."""
-        return self._compute_roof(dtype).clock_hz
-
-    def at_full_clock(self, dtype: str) -> float:
-        """Return that roof before the device reached its power limit, as a multiple of it, from its fastest sample.
-
-        An H100 of 700 W reaches 780 TFLOP/s in bfloat16 for a moment, and 700 at its power limit.
-        """
-        roof = self._compute_roof(dtype)
-        return statistics.median(roof.seconds) / min(roof.seconds) if roof.seconds else 1.0
+        """Return the FLOP/s of `compute_roof`; infinite without any."""
+        return self.compute_roof(dtype).per_s
 
     def full_clock(self) -> dict[str, float]:
         """Return the FLOP/s at full clock by dtype, where they are clearly above the roof."""
-        shares = {dtype: self.at_full_clock(dtype) for dtype in self.compute}
+        shares = {dtype: roof.at_full_clock for dtype, roof in self.compute.items()}
         return {dtype: share * self.compute[dtype].per_s for dtype, share in shares.items() if share > 1 + AGREE}
 
-    def _compute_roof(self, dtype: str) -> Roof:
+    def compute_roof(self, dtype: str) -> Roof:
+        """Return the compute roof of a dtype; if unknown, the highest of the others."""
         return self.compute.get(dtype) or max(self.compute.values(), key=lambda roof: roof.per_s, default=_NO_ROOF)
 
 
@@ -334,13 +317,12 @@ def drift(looks: Sequence[DriftReading], *, on_gpu: bool) -> float:
     half = len(looks) // 2
     if not half:
         return 0.0
-    middle = _lower_quartile if on_gpu else statistics.median
+
+    def middle_s(seconds: Sequence[float]) -> float:
+        return undisturbed(seconds).quartile_s if on_gpu else statistics.median(seconds)
+
     times = ([look.memory for look in looks], [look.compute for look in looks])
-    return max(abs(middle(seconds[half:]) / middle(seconds[:half]) - 1) for seconds in times)
-
-
-def _lower_quartile(seconds: Sequence[float]) -> float:
-    return undisturbed(seconds).quartile_s
+    return max(abs(middle_s(seconds[half:]) / middle_s(seconds[:half]) - 1) for seconds in times)
 
 
 def swing(looks: Sequence[DriftReading]) -> float:

@@ -178,7 +178,10 @@ class Work:
     def __add__(self, other: Work) -> Work:
         mine, theirs = vars(self), vars(other)
         summed: dict[str, Any] = {name: mine[name] + theirs[name] for name in _AMOUNTS}
-        return Work(**summed | {name: _add_maps(mine[name], theirs[name]) for name in _BY_CAUSE})
+        for name in _BY_CAUSE:
+            causes = {**mine[name], **theirs[name]}
+            summed[name] = {cause: mine[name].get(cause, 0) + theirs[name].get(cause, 0) for cause in causes}
+        return Work(**summed)
 
     def __mul__(self, times: Count) -> Work:
         """Return this work multiplied by `times`."""
@@ -204,10 +207,6 @@ def bytes_by_kind(work: Work) -> dict[str, int | float]:
 
 _BY_CAUSE = ("avoidable_flops", "avoidable_bytes")
 _AMOUNTS = tuple(item.name for item in fields(Work) if item.name not in _BY_CAUSE)
-
-
-def _add_maps(left: Mapping[Cause, Count], right: Mapping[Cause, Count]) -> dict[Cause, Count]:
-    return {name: left.get(name, 0) + right.get(name, 0) for name in {**left, **right}}
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Readings of clocks, power, temperature and throttling, and a summary of them."""
+"""Readings of clocks, power, temperature and throttling, their summary, and other processes that kept cores busy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from profiler.facts.fact import Fact
 from profiler.grid.cells import Phase
+from profiler.units import several
 
 POWER_CAP = "power cap"
 # Reasons for low clocks (nvml.h, nvmlClocksEventReason*). 1 (idle) and 2 (application clocks) are not faults.
@@ -140,14 +142,10 @@ def health(readings: Sequence[Reading]) -> TelemetrySummary:
     """Return medians and extremes of the readings, and all throttle reasons."""
     others = [r.other_processes for r in readings if r.other_processes is not None]
     throttles = [r.throttle for r in readings if r.throttle is not None]
+    ranged = ("clock_hz", "power_w", "sm_active", "memory_active", "temperature_c", "busy_cores_elsewhere")
     return TelemetrySummary(
         readings=len(readings),
-        clock_hz=_spread([r.clock_hz for r in readings]),
-        power_w=_spread([r.power_w for r in readings]),
-        sm_active=_spread([r.sm_active for r in readings]),
-        memory_active=_spread([r.memory_active for r in readings]),
-        temperature_c=_spread([r.temperature_c for r in readings]),
-        busy_cores_elsewhere=_spread([r.busy_cores_elsewhere for r in readings]),
+        **{name: _spread([getattr(r, name) for r in readings]) for name in ranged},
         other_processes=max(others, default=None),
         throttle=tuple(sorted({reason for reasons in throttles for reason in reasons})) if throttles else None,
     )
@@ -181,3 +179,50 @@ def complaints(readings: Sequence[Reading], *, of_cores: bool = True) -> list[st
 def _spread(values: Sequence[float | None]) -> ReadingRange | None:
     numbers = sorted(value for value in values if value is not None)
     return ReadingRange(numbers[0], numbers[len(numbers) // 2], numbers[-1]) if numbers else None
+
+
+# As much of one core goes to the system's own work on an idle machine.
+_SYSTEM_CORES = 0.25
+# Processes that keep at least this share of the busy cores explain them.
+_EXPLAINED = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class BusyProcess:
+    """A process and the cores that it kept busy."""
+
+    name: str
+    pid: int
+    cores: float
+
+    def __str__(self) -> str:
+        return f"{self.name} (pid {self.pid})"
+
+
+@dataclass(frozen=True)
+class Contention(Fact, kind="contention"):
+    """Cores that other processes kept busy over some time."""
+
+    cores: float
+    of_cores: int
+    """The cores that this process may run on."""
+    processes: tuple[BusyProcess, ...] = ()
+    """The busiest of them; empty where they cannot be seen, as in another container or virtual machine."""
+    at_unix_s: float = 0.0
+
+    def disturbs(self, threads: int) -> bool:
+        """Whether others leave fewer cores than `threads`."""
+        return self.cores + threads > self.of_cores + _SYSTEM_CORES
+
+    @property
+    def busy_cores(self) -> str:
+        """Such as `1.0 of 2 cores`."""
+        return f"{self.cores:.1f} of {several(self.of_cores, 'core', 'cores')}"
+
+    @property
+    def who(self) -> str:
+        """The processes by name, or a word for those that cannot be seen."""
+        if not self.processes or sum(process.cores for process in self.processes) < _EXPLAINED * self.cores:
+            return "other work (not visible from here)"
+        *others, last = map(str, self.processes)
+        return f"{', '.join(others)} and {last}" if others else last

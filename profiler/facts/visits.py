@@ -92,15 +92,12 @@ class Visit(Fact, kind="visit"):
 
 
 @dataclass(frozen=True)
-class Gap(Fact, kind="gap"):
+class Gap(Fact, kind="gap", into="gaps"):
     """A cell without a time, and the reason."""
 
     cell: Cell
     status: Status
     reason: str
-
-    def merge_into(self, merged: MergedFacts) -> None:
-        merged.gaps[self.cell] = self
 
 
 def foreign_cores(visits: Sequence[Visit]) -> float | None:
@@ -143,6 +140,12 @@ def first_use_s(visits: Sequence[Visit]) -> float | None:
     if not first or not later or statistics.median(first) < 2 * statistics.median(later):
         return None
     return statistics.median(first)
+
+
+def median_issue_s(visits: Sequence[Visit]) -> float | None:
+    """Return the median seconds until the host has submitted a decode step; None if not measured."""
+    issued = [visit.issue_s / len(visit.decode_s) for visit in visits if visit.issue_s is not None]
+    return statistics.median(issued) if issued else None
 
 
 def phase_medians(phase: Phase, visits: Sequence[Visit]) -> dict[int, float]:

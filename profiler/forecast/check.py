@@ -12,12 +12,11 @@ import torch
 
 from profiler.errors import RequestError
 from profiler.facts.run_facts import ModelFacts
-from profiler.forecast.check_log import CheckedCell, append_checks
-from profiler.forecast.command import ForecastRequest
+from profiler.forecast.command import CheckedCell, ForecastRequest, append_checks
 from profiler.grid.cells import Cell
 from profiler.judge.cells import CellResult
 from profiler.measure.sweep import sweep
-from profiler.predict.result import Answer, CheckRow, ForecastCell
+from profiler.predict.result import Answer, CheckedForecast, ForecastCell, checked_forecast
 from profiler.report.progress import QuietListener
 from profiler.run.measure import Sweep
 from profiler.run.options import Options
@@ -32,7 +31,7 @@ _MOST_TOKENS = 65_536
 
 def check_forecast(
     folder: Path, request: ForecastRequest, answer: Answer, budget_s: float, where: str = ""
-) -> tuple[CheckRow, ...]:
+) -> tuple[CheckedForecast, ...]:
     """Run the forecast cells on this device, compare them, and log the errors; `where` is the path of a local model.
 
     Raises RequestError if no cell fits this device, or if the model cannot be loaded here.
@@ -53,7 +52,7 @@ def check_forecast(
             torch.set_num_threads(threads)
         measured = {_key(result): result for result in run.measured}
         device = run.document.device
-    rows = tuple(CheckRow(cell, measured[_key(cell)]) for cell in cells if _key(cell) in measured)
+    rows = tuple(checked_forecast(cell, measured[_key(cell)]) for cell in cells if _key(cell) in measured)
     now = datetime.now(UTC).isoformat(timespec="seconds")
     append_checks(
         [
@@ -61,9 +60,9 @@ def check_forecast(
                 device.name,
                 document.device.threads,
                 document.model.id,
-                f"{row.forecast.phase} {row.forecast.batch_size} x {row.forecast.prompt_len}, {answer.precision}",
-                row.forecast.latency_s,
-                row.measured.latency_s,
+                f"{row.phase} {row.batch_size} x {row.prompt_len}, {answer.precision}",
+                row.forecast_s,
+                row.measured_s,
                 row.inside,
                 now,
             )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +22,6 @@ from profiler.data.published_results import EngineKind
 from profiler.errors import RequestError, RunError
 from profiler.facts.run_facts import Facts
 from profiler.facts.step import ExecutionPath
-from profiler.forecast.check_log import checks_line
 from profiler.forecast.datasheet_range import UnmeasuredModel, in_range
 from profiler.forecast.options import ForecastOptions
 from profiler.gpu_profile.kernels import fitted_on, held_out_kernels
@@ -33,8 +34,7 @@ from profiler.loading.device_map import planned_weight_bytes
 from profiler.loading.meta_model import build_on_meta, quiet_libraries
 from profiler.loading.request import DTYPES, check_packed_dtype, dtype_name, in_16_bits, model_dtype, most_positions
 from profiler.loading.source import resolve
-from profiler.predict.cross_validation import TrainedModel
-from profiler.predict.from_facts import train_on
+from profiler.predict.cross_validation import TrainedModel, train_on
 from profiler.predict.kernel_times import KernelTimes
 from profiler.predict.operator_arrays import Array, OperatorArrays, Paths, StepArrays, operator_arrays
 from profiler.predict.predict import Forecast, variant_factor
@@ -214,10 +214,12 @@ def _factors(basis: RunFacts, forms: Sequence[str], forecast: Forecast) -> tuple
     Raises RequestError for a variant that the run did not try in every requested phase.
     """
     factor, half_width = np.ones(len(forecast.latency_s)), np.zeros(len(forecast.latency_s))
+    tried_at = [(key, item) for key, trials in basis.facts.trials.items() for item in trial_results(trials)]
     for form in forms:
-        ratio = variant_factor(forecast.demanded.steps, _ratios(basis, form))
+        ratios = [(key, item.ratio, item.half_width) for key, item in tried_at if item.form == form]
+        ratio = variant_factor(forecast.demanded.steps, ratios)
         if ratio is None:
-            names = dict.fromkeys(item.form for trials in basis.facts.trials.values() for item in trial_results(trials))
+            names = dict.fromkeys(item.form for _, item in tried_at)
             tried = f"it tried {', '.join(names)}" if names else "it tried no variant"
             raise RequestError(
                 f"{basis.run.folder} has no basis for {form} in every requested phase: {tried}. Run the model that way,"
@@ -225,23 +227,6 @@ def _factors(basis: RunFacts, forms: Sequence[str], forecast: Forecast) -> tuple
             )
         factor, half_width = factor * ratio[0], np.hypot(half_width, ratio[1])
     return factor, half_width
-
-
-def _ratios(basis: RunFacts, form: str) -> list[tuple[Phase, int, int, int, float, float]]:
-    """Measured (phase, batch, query, depth, ratio, half width) of a variant's time over that of the run."""
-    return [
-        (
-            key.phase,
-            key.cell.batch_size,
-            key.query_tokens,
-            key.query_tokens + key.context_len,
-            item.ratio,
-            item.half_width,
-        )
-        for key, trials in basis.facts.trials.items()
-        for item in trial_results(trials)
-        if item.form == form
-    ]
 
 
 KERNELS_OUT = "kernels of each width forecast from those of the others"
@@ -273,7 +258,13 @@ def forecast_on(model: str, on: str, request: ForecastRequest) -> Answer:
         prefix=request.prefix,
     )
     check_positions(counted.max_positions, grid.longest_context, SHORTER)
-    kind = _engine_kind(request.engine) if profile is None else "eager"
+    kind: EngineKind = "eager"
+    if profile is None and request.engine not in ("", "eager"):
+        if request.engine != "compiled":
+            raise RequestError(
+                f"--engine {request.engine!r}: by its datasheet a GPU has ranges of eager and compiled engines only."
+            )
+        kind = "compiled"
     unmeasured = UnmeasuredModel(source.name, quant, counted)
     steps = StepArrays.of(grid.keys, prefix=grid.prefix, is_shared=kind != "eager")
     if profile is None:
@@ -312,16 +303,8 @@ def _on_profile(model: UnmeasuredModel, profile: GpuProfile, steps: StepArrays, 
             ["the GPU's profile: the model never ran there"] * len(steps),
             profile.room_bytes,
         ),
+        notes=(),
     )
-
-
-def _engine_kind(engine: str) -> EngineKind:
-    """The engine kind that `--engine` names for a GPU without a profile. Raises RequestError for an unknown one."""
-    if engine in ("", "eager"):
-        return "eager"
-    if engine == "compiled":
-        return "compiled"
-    raise RequestError(f"--engine {engine!r}: by its datasheet a GPU has ranges of eager and compiled engines only.")
 
 
 def profile_of(on: str) -> GpuProfile | None:
@@ -330,3 +313,70 @@ def profile_of(on: str) -> GpuProfile | None:
     Raises RequestError for a profile that cannot be read.
     """
     return read_profile(Path(on)) if on.endswith(".json") else None
+
+
+@dataclass(frozen=True)
+class CheckedCell:
+    """A forecast cell with its measured time."""
+
+    device: str
+    threads: int
+    model: str
+    what: str
+    """The cell and its precision, such as `decode 4 x 128, bfloat16`."""
+    forecast_s: float
+    measured_s: float
+    inside: bool
+    """Whether the measured time is inside the forecast's interval."""
+    at: str
+    """Time of the check, in UTC as ISO 8601."""
+
+    @property
+    def error(self) -> float:
+        """|forecast / measured - 1|."""
+        return abs(self.forecast_s / self.measured_s - 1)
+
+
+def log_file() -> Path:
+    """The path of checks.jsonl in the user's data folder."""
+    base = os.environ.get("XDG_DATA_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "share") / "roofscope" / "checks.jsonl"
+
+
+def append_checks(cells: Sequence[CheckedCell]) -> None:
+    """Append checks to the log; errors of the file system are ignored."""
+    path = log_file()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(asdict(cell)) + "\n" for cell in cells)
+    except OSError:
+        pass
+
+
+def read_checks() -> list[CheckedCell]:
+    """All checks in the log; lines that cannot be read are left out."""
+    checks = []
+    try:
+        lines = log_file().read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    for line in lines:
+        try:
+            checks.append(CheckedCell(**json.loads(line)))
+        except (ValueError, TypeError):
+            continue
+    return checks
+
+
+def checks_line(device: str, threads: int) -> tuple[str, ...]:
+    """One sentence with the median error of a machine's checked forecasts; empty if it has none."""
+    cells = [cell for cell in read_checks() if (cell.device, cell.threads) == (device, threads)]
+    if not cells:
+        return ()
+    off = statistics.median(cell.error for cell in cells)
+    inside = sum(cell.inside for cell in cells)
+    return (
+        f"On this machine forecasts have been {100 * off:.1f} % off (median of {len(cells)} checked cells, {inside} of"
+        " them inside their interval).",
+    )

@@ -1,18 +1,19 @@
-"""The screen and the JSON of a forecast, and of its check."""
+"""The screen and the JSON of a forecast: of its cells, of their check, and over the number of GPUs."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-from profiler.json_document import Document, view
+from profiler.counting.floor import TIGHT
+from profiler.forecast.tensor_parallel import RankRow, RanksDocument, RankTimeRow
+from profiler.json_document import view
 from profiler.judge.breakdown import TERM_NAMES
-from profiler.predict.result import Answer, CheckRow, ForecastCell, ForecastError, StepShape
+from profiler.predict.result import Answer, CheckedForecast, ForecastDocument
 from profiler.report.blocks import Lines, Section, Sentences, text_table
-from profiler.report.forecast import answer_sentences, error_share, forecast_table
-from profiler.units import duration
+from profiler.report.forecast import answer_sentences, error_sentence, error_share, forecast_table, waits_for
+from profiler.units import duration, percent, significant
 
 
 def forecast_section(answer: Answer) -> Section:
@@ -24,7 +25,7 @@ def forecast_section(answer: Answer) -> Section:
 CHECK_COLUMNS = ("cell", "forecast", "measured", "off", "inside", "largest error by term")
 
 
-def check_section(checked: Sequence[CheckRow]) -> Section:
+def check_section(checked: Sequence[CheckedForecast]) -> Section:
     """Forecast and measured times next to each other, with the term that has the largest error."""
     off = statistics.median(abs(row.error) for row in checked) if checked else math.nan
     inside = sum(row.inside for row in checked)
@@ -34,9 +35,9 @@ def check_section(checked: Sequence[CheckRow]) -> Section:
         term, seconds = max(row.terms.items(), key=lambda item: abs(item[1]), default=("", 0.0))
         rows.append(
             (
-                row.forecast.name,
-                duration(row.forecast.latency_s),
-                duration(row.measured.latency_s),
+                row.name,
+                duration(row.forecast_s),
+                duration(row.measured_s),
                 f"{100 * row.error:+.1f} %",
                 "yes" if row.inside else "no",
                 f"{TERM_NAMES.get(term, term)} {1e3 * seconds:+.2f} ms" if term else "",
@@ -46,43 +47,65 @@ def check_section(checked: Sequence[CheckRow]) -> Section:
     return Section("", [Sentences([head]), table])
 
 
-@dataclass(frozen=True)
-class CheckedForecast(StepShape):
-    """A forecast cell next to its measurement."""
-
-    forecast_s: float
-    measured_s: float
-    error: float
-    """Forecast / measured - 1."""
-    inside: bool
-    """Whether the measurement is inside the forecast's 90 % interval."""
-    terms: Mapping[str, float]
-    """Forecast minus measured seconds of each term."""
-
-
-@dataclass(frozen=True)
-class ForecastDocument(Document):
-    """`roofscope forecast --format json`."""
-
-    source: str
-    model: str
-    precision: str
-    on: str
-    how: str
-    error: ForecastError
-    beyond: ForecastError | None
-    """The error outside the range of the measured cells; null if unknown."""
-    cells: Sequence[ForecastCell]
-    notes: Sequence[str]
-    check: Sequence[CheckedForecast] | None = None
-    """Only with `--check`."""
-
-
-def forecast_document(answer: Answer, checked: Sequence[CheckRow] | None) -> ForecastDocument:
+def forecast_document(answer: Answer, checked: Sequence[CheckedForecast] | None) -> ForecastDocument:
     """Return the document of a forecast, with the check of its cells if there was one."""
-    return view(ForecastDocument, answer, check=None if checked is None else [_checked_cell(row) for row in checked])
+    return view(ForecastDocument, answer, check=checked)
 
 
-def _checked_cell(row: CheckRow) -> CheckedForecast:
-    seconds = {"forecast_s": row.forecast.latency_s, "measured_s": row.measured.latency_s}
-    return view(CheckedForecast, row.forecast, error=row.error, inside=row.inside, terms=row.terms, **seconds)
+RANK_COLUMNS = ("cell", "GPUs", "time", "gain", "tokens/s", "a GPU", "link", "cost", "waits for")
+
+
+def ranks_section(answer: RanksDocument) -> Section:
+    """The gain of more GPUs: a sentence, a table of every cell by number of GPUs, and where there is no gain."""
+    setting = [
+        f"Forecast: {answer.model} ({answer.precision}) on {answer.on}, {answer.how}.",
+        f"Error, on one GPU: {error_sentence(answer.error)}.",
+        *answer.links,
+    ]
+    rows = rank_rows(answer.cells, priced=bool(answer.price))
+    cost = "USD/M tok" if answer.price else "GPU-s/M tok"
+    headings = [cost if name == "cost" else name for name in RANK_COLUMNS]
+    blocks = [
+        Sentences([answer.sentence]),
+        Lines(setting),
+        text_table(headings, rows, wrapped=("cell", "waits for")),
+        Lines(worse_lines(answer.cells)),
+        Lines([f"{TIGHT}."] if any(time.tight for cell in answer.cells for time in cell.times) else []),
+        Lines([note for note in (answer.price, *answer.notes) if note], "dim"),
+    ]
+    return Section("", blocks)
+
+
+def rank_rows(cells: Sequence[RankRow], *, priced: bool) -> list[tuple[str, ...]]:
+    """One row per cell and number of GPUs."""
+    rows = []
+    for cell in cells:
+        for number, time in enumerate(cell.times):
+            rows.append((cell.name if number == 0 else "", str(time.ranks), *_figures(time, priced)))
+    return rows
+
+
+def _figures(time: RankTimeRow, priced: bool) -> tuple[str, ...]:
+    if time.gain is None:
+        return ("no room", "-", "-", "-", "-", "-", "memory full")
+    cost = time.usd_per_million if priced and time.usd_per_million is not None else time.card_s_per_million
+    return (
+        duration(time.latency_s),
+        f"{time.gain:.2f}x",
+        significant(time.tokens_per_s),
+        significant(time.tokens_per_s / time.ranks),
+        percent(time.link_s / time.latency_s) if time.ranks > 1 else "-",
+        significant(cost),
+        waits_for(time.regime, time.tight),
+    )
+
+
+def worse_lines(cells: Sequence[RankRow]) -> list[str]:
+    """For each number of GPUs from which cells get no faster, one line that names the cells."""
+    cells_by_ranks: dict[int, list[str]] = {}
+    for cell in cells:
+        if cell.worse_from is not None:
+            cells_by_ranks.setdefault(cell.worse_from, []).append(cell.name)
+    if not cells_by_ranks:
+        return ["Every cell gets faster with each larger number of GPUs."]
+    return [f"No faster from {ranks} GPUs on: {', '.join(names)}." for ranks, names in sorted(cells_by_ranks.items())]

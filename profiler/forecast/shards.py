@@ -37,7 +37,7 @@ from profiler.units import processors
 
 
 @dataclass(frozen=True)
-class ShardTime:
+class ShardTime(KernelTimes):
     """Kernel times of a rank, at the n steps that are forecast and no others."""
 
     whole: KernelTimes
@@ -56,9 +56,9 @@ class ShardTime:
             return whole_s
         return np.where(np.isnan(shard_s), whole_s, np.maximum(roof_s, shard_s))
 
-    def converting_s(self, column: OperatorColumn, steps: StepArrays, roof_s: Array) -> Array:
+    def converting_s(self, column: OperatorColumn, steps: StepArrays) -> Array:
         """Seconds [n] of one instance that are spent converting between formats, as in the whole model."""
-        return self.whole.converting_s(column, steps, roof_s)
+        return self.whole.converting_s(column, steps)
 
 
 def shard_times(

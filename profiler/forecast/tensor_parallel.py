@@ -19,7 +19,6 @@ from profiler.forecast.command import (
     forecast_from_facts,
     forecast_on,
     meta_model_of,
-    profile_of,
     run_facts,
 )
 from profiler.forecast.options import RankOptions
@@ -29,7 +28,6 @@ from profiler.options import listed
 from profiler.predict.result import Answer, ForecastCell, ForecastError, StepShape
 from profiler.report.progress import QuietListener
 from profiler.run.warnings import busy_words
-from profiler.store.folder import read_document
 from profiler.units import duration, scaled, significant
 
 _MOST_RANKS = 64
@@ -56,13 +54,16 @@ def forecast_ranks(
     requests = {1: request, **{count: replace(request, ranks=count, link=links[count]) for count in ranks}}
     if on:
         answers = {count: forecast_on(source, on, each) for count, each in requests.items()}
-        kernel_notes: tuple[str, ...] = (_kernel_note_on(on),)
+        profiled = on.endswith(".json")
+        card = "such GPUs" if profiled else gpu_called(on).gpu
+        kernel_notes: tuple[str, ...] = (_OF_THE_PROFILE if profiled else _OF_THE_DATASHEET,)
     else:
         basis = run_facts(Path(source), request.engine)
+        card = basis.run.document.device.name
         _check_splittable(basis, ranks)
         kernels, kernel_notes = _replayed_kernels(basis, [requests[count] for count in ranks], listener)
         answers = {count: forecast_from_facts(basis, each, kernels.get(count)) for count, each in requests.items()}
-    single, card, link = answers[1], _card(source, on), next(iter(links.values())).name
+    single, link = answers[1], next(iter(links.values())).name
     cells = across([(count, answer.cells) for count, answer in answers.items()], options.usd_per_h)
     return RanksDocument(
         source=single.source,
@@ -109,18 +110,6 @@ def _check_splittable(basis: RunFacts, ranks: Sequence[int]) -> None:
         check_ranks(meta_model, count)
 
 
-def _card(source: str, on: str) -> str:
-    """The name of the GPUs."""
-    if not on:
-        return read_document(Path(source)).device.name
-    if on.endswith(".json"):
-        return "such GPUs"
-    try:
-        return gpu_called(on).gpu
-    except RequestError:
-        return on
-
-
 def _replayed_kernels(
     basis: RunFacts, requests: Sequence[ForecastRequest], listener: QuietListener
 ) -> tuple[dict[int, ShardTime], tuple[str, ...]]:
@@ -150,10 +139,8 @@ def _not_replayed_note(reason: str) -> str:
     )
 
 
-def _kernel_note_on(on: str) -> str:
-    if profile_of(on) is not None:
-        return "A rank's kernels take the times that the GPU's profile has for their widths."
-    return "A rank is assumed to be as efficient as whole models in published figures."
+_OF_THE_PROFILE = "A rank's kernels take the times that the GPU's profile has for their widths."
+_OF_THE_DATASHEET = "A rank is assumed to be as efficient as whole models in published figures."
 
 
 def _notes(single: Answer) -> tuple[str, ...]:

@@ -8,14 +8,24 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from profiler.counting.attention import AttentionCore
 from profiler.counting.floor import floor_s
+from profiler.counting.operators import Linear
 from profiler.facts.dispatch import Dispatch
 from profiler.facts.roofs import Ceilings
 from profiler.gpu_profile.profile import AttentionPoint, GpuProfile, ProductPoint
 from profiler.grid.cells import PHASES, Phase
 from profiler.predict.cross_validation import HeldOut
-from profiler.predict.interpolation import Line, Surface, line, surface
-from profiler.predict.kernel_times import DeviceRates
+from profiler.predict.kernel_times import (
+    DeviceRates,
+    KernelSurface,
+    KernelTimes,
+    Line,
+    Surface,
+    kernel_surface,
+    line,
+    surface,
+)
 from profiler.predict.operator_arrays import Array, OperatorColumn, StepArrays
 from profiler.predict.predict import FittedModel
 
@@ -24,19 +34,6 @@ _SAMPLING = 0.02
 _NS = 1e9
 _OCTAVES_OF_WIDTH = 0.5
 """Distance of a doubling of a width: it changes a kernel's share of its roof half as much as a doubling of rows."""
-
-
-@dataclass(frozen=True)
-class KernelSurface:
-    """Times of one kind of kernel: a surface of log(time / (roof + shortest time)) over sizes."""
-
-    surface: Surface
-    least_s: float
-    """The shortest time measured, which is that of a call or a launch."""
-
-    def seconds(self, sizes: Array, roof_s: Array) -> Array:
-        """Seconds [n] at `sizes` [n, d], at least the roof; beyond the measured sizes the ratio is constant."""
-        return np.asarray(np.maximum(roof_s, np.exp(self.surface.level(sizes)) * (roof_s + self.least_s)))
 
 
 @dataclass(frozen=True)
@@ -69,7 +66,7 @@ class Products:
 
 
 @dataclass(frozen=True)
-class ProfileKernels:
+class ProfileKernels(KernelTimes):
     """Kernel times of a model on a profiled GPU."""
 
     ceilings: Ceilings
@@ -100,25 +97,24 @@ class ProfileKernels:
         memory_s = column.model_bytes / self.ceilings.memory_bytes_per_s
         from_memory_s = np.maximum(column.flops / self.ceilings.compute_flops_per_s(column.dtype), memory_s)
         from_memory_s = from_memory_s / column.count
-        if column.heads is not None:
+        source = column.source
+        if isinstance(source, AttentionCore):
             attention = self.attentions.get(column.dtype)
             if attention is None:
                 return None
-            width = np.full(len(steps), column.heads.query_heads * column.heads.head_dim)
+            width = np.full(len(steps), source.query_heads * source.qk_dim)
             profiled_s = attention.seconds(_log_sizes(steps.batch, steps.query, steps.depth, width), from_memory_s)
         else:
-            if (shape := column.shape) is None:
+            if not isinstance(source, Linear):
                 return None
-            products = self.products.get((column.dtype, shape.format)) or self.products.get((column.dtype, "dense"))
+            weight = source.weight
+            format_ = "transposed" if weight.transposed else weight.format
+            products = self.products.get((column.dtype, format_)) or self.products.get((column.dtype, "dense"))
             if products is None:
                 return None
-            log_ratio = products.log_ratio(column.rows, shape.in_features, shape.out_features)
+            log_ratio = products.log_ratio(column.rows, weight.in_features, weight.out_features)
             profiled_s = np.exp(log_ratio) * from_memory_s
         return np.asarray(roof_s + np.maximum(0.0, profiled_s - from_memory_s))
-
-    def converting_s(self, column: OperatorColumn, steps: StepArrays, roof_s: Array) -> Array:
-        """Zeros [n], since a format's products include its conversions."""
-        return np.zeros(len(steps))
 
 
 def kernels_of(profile: GpuProfile, dtype: str, layers: int) -> ProfileKernels:
@@ -133,15 +129,10 @@ def kernels_of(profile: GpuProfile, dtype: str, layers: int) -> ProfileKernels:
         for kind in dict.fromkeys(point.dtype for point in profile.attentions)
     }
     least_s = layers * _SMALL_KERNELS * ceilings.launch.get("device_s", 0.0)
-    return ProfileKernels(ceilings, products, attentions, layers, least_s, _small_line(profile, dtype))
-
-
-def _small_line(profile: GpuProfile, dtype: str) -> Line | None:
-    points = [point for point in profile.smalls if point.dtype == dtype]
-    if not points:
-        return None
-    traffic_s, seconds = (np.array([getattr(point, name) for point in points]) for name in ("traffic_s", "seconds"))
-    return line(_NS * traffic_s, seconds, traffic_s)
+    smalls = [point for point in profile.smalls if point.dtype == dtype]
+    traffic_s, seconds = (np.array([getattr(point, name) for point in smalls]) for name in ("traffic_s", "seconds"))
+    small = line(_NS * traffic_s, seconds, traffic_s) if smalls else None
+    return ProfileKernels(ceilings, products, attentions, layers, least_s, small)
 
 
 def _products(points: Sequence[ProductPoint], ceilings: Ceilings) -> Products:
@@ -170,9 +161,7 @@ def _attention(points: Sequence[AttentionPoint], ceilings: Ceilings) -> KernelSu
     shapes = [(point.batch, point.query, point.keys, point.query_heads * point.head_dim) for point in points]
     seconds = np.array([point.seconds for point in points])
     roof_s = np.array([_attention_roof_s(point, ceilings) for point in points])
-    least_s = float(seconds.min())
-    ratios = np.log(seconds / (roof_s + least_s))
-    return KernelSurface(surface(_log_sizes(*np.array(shapes).T), ratios, np.full(len(points), _SAMPLING)), least_s)
+    return kernel_surface(_log_sizes(*np.array(shapes).T), seconds, roof_s, _SAMPLING)
 
 
 def _attention_roof_s(point: AttentionPoint, ceilings: Ceilings) -> float:

@@ -17,6 +17,8 @@ from torch import nn
 
 from profiler import effort
 from profiler._version import __version__
+from profiler.counting.attention import AttentionCore
+from profiler.counting.operators import Linear
 from profiler.counting.walk import called_modules, walk
 from profiler.device.device import software
 from profiler.device.machine import Machine
@@ -171,8 +173,7 @@ def _products(
 ) -> Iterator[ProductPoint]:
     """Products over rows and widths, rotating through so many weights that no cache holds them."""
     kind = DTYPES[dtype]
-    shared_widths = _WIDTHS if layout == "dense" else _TRANSPOSED_WIDTHS
-    product = _linear if layout == "dense" else _transposed
+    shared_widths, product = (_WIDTHS, F.linear) if layout == "dense" else (_TRANSPOSED_WIDTHS, _transposed)
     widths = (*shared_widths, *_WIDE) if machine.is_cuda else shared_widths
     flops_per_s = ceilings.compute_flops_per_s(dtype)
     shapes = [
@@ -188,24 +189,22 @@ def _products(
         shape = (outs, ins) if layout == "dense" else (ins, outs)
         first = torch.randn(*shape, device=machine.device, dtype=kind)
         weights = [first, *(first.clone() for _ in range(layers - 1))]
+        bias = None if layout == "dense" else torch.zeros(outs, device=machine.device, dtype=kind)
         for rows in width_rows:
             # A pass goes through all weights once. Long products have so many rows that memory matters little, and a
             # few weights are enough.
             pass_s = 2.0 * rows * ins * outs / flops_per_s
             most = max(2, int(_MOST_PASS_S / pass_s))
             x = torch.randn(1, rows, ins, device=machine.device, dtype=kind)
-            median_s = _median_s(machine, [product(x, weight) for weight in weights[:most]], budget_s / len(shapes))
+            median_s = _median_s(
+                machine, [partial(product, x, weight, bias) for weight in weights[:most]], budget_s / len(shapes)
+            )
             yield ProductPoint(dtype, layout, rows, ins, outs, float(nbytes), median_s)
 
 
-def _linear(x: torch.Tensor, weight: torch.Tensor) -> Callable[[], object]:
-    return lambda: F.linear(x, weight)
-
-
-def _transposed(x: torch.Tensor, weight: torch.Tensor) -> Callable[[], object]:
-    """The call of transformers' Conv1D, with a bias."""
-    bias = torch.zeros(weight.shape[1], device=weight.device, dtype=weight.dtype)
-    return lambda: torch.addmm(bias, x.view(-1, x.shape[-1]), weight)
+def _transposed(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """What transformers' Conv1D calls."""
+    return torch.addmm(bias, x.view(-1, x.shape[-1]), weight)
 
 
 def _packed(machine: Machine, ceilings: Ceilings, dtype: str, quant: Quant) -> Iterator[ProductPoint]:
@@ -317,7 +316,7 @@ def _small_points(machine: Machine, profile: GpuProfile, dtype: str) -> list[Sma
     paths = dict.fromkeys(PHASES, ExecutionPath())
     needed = operator_arrays(walk(module), steps, paths, planned_weight_bytes(module))
     device = fitted_on(profile, dtype, config.num_hidden_layers).device
-    traffic_s = from_memory_s(needed, device, lambda column: bool(column.heads or column.shape))
+    traffic_s = from_memory_s(needed, device, lambda column: isinstance(column.source, Linear | AttentionCore))
     return [
         SmallPoint(dtype, float(each_s) / config.num_hidden_layers, small_s[int(tokens)])
         for tokens, each_s in zip(steps.tokens, traffic_s, strict=True)

@@ -1,4 +1,4 @@
-"""A device profile as values, and its file: roofs, and measured times of products, attention and dispatch."""
+"""A device profile and its file: roofs, and times of products, attention and dispatch; roofs of any GPU by name."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from profiler.counting.floor import RoofSet
+from profiler.data.datasheets import PEAK_DTYPES, Datasheet, gpu_called
 from profiler.data.room import idle_room_bytes
 from profiler.errors import RequestError
 from profiler.facts.roofs import Ceilings
@@ -111,13 +113,11 @@ class GpuProfile:
 
 def least_of(passes: Sequence[GpuProfile]) -> GpuProfile:
     """Combine profiles of one machine: each kernel and dispatch in its least time, since contention only adds time."""
-    return replace(
-        passes[0],
-        products=fastest_points(point for profile in passes for point in profile.products),
-        attentions=fastest_points(point for profile in passes for point in profile.attentions),
-        dispatches=fastest_points(point for profile in passes for point in profile.dispatches),
-        smalls=fastest_points(point for profile in passes for point in profile.smalls),
-    )
+    points: dict[str, Any] = {
+        name: fastest_points(point for profile in passes for point in getattr(profile, name))
+        for name in ("products", "attentions", "dispatches", "smalls")
+    }
+    return replace(passes[0], **points)
 
 
 _Point = TypeVar("_Point", ProductPoint, AttentionPoint, DispatchPoint, SmallPoint)
@@ -165,3 +165,27 @@ def read_profile(path: Path) -> GpuProfile:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
         raise RequestError(f"{path} is a damaged profile: {key}: {first['msg']}.") from None
+
+
+def roofs_called(name: str) -> RoofSet:
+    """Return the roofs of a GPU by its datasheet's name, or of a profile by its path.
+
+    Raises RequestError for an unknown name.
+    """
+    if name.endswith(".json"):
+        profile = read_profile(Path(name))
+        return RoofSet.measured(profile.name, profile.ceilings, profile.room_bytes)
+    return datasheet_roofs(gpu_called(name))
+
+
+def datasheet_roofs(sheet: Datasheet, gpus: int = 1) -> RoofSet:
+    """Return the dense peaks and the bandwidth of a datasheet; of several GPUs, those of all of them together."""
+    peaks = {dtype: gpus * peak for dtype in PEAK_DTYPES if (peak := sheet.peak_flops_per_s(dtype))}
+    return RoofSet(
+        f"{sheet.gpu if gpus == 1 else f'{gpus} x {sheet.gpu}'}, datasheet",
+        gpus * sheet.bandwidth_bytes_per_s,
+        peaks,
+        gpus * sheet.room_bytes,
+        sheet.fuses_grouped_heads,
+        {sheet.sustained_dtype: gpus * held} if (held := sheet.sustained_flops_per_s) else {},
+    )

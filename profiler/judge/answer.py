@@ -37,7 +37,7 @@ def answer(
     They describe the first engine. Further engines are compared with it: the best change may be one, and each other one
     has a sentence. `busy` are sentences about a busy machine: they come first, and then no saving is named.
     """
-    sentences = list(busy) if cells else []
+    sentences, setting = list(busy) if cells else [], replace(setting, cards=())
     engine = cells[0].key.cell.engine if cells else ""
     cells = [cell for cell in cells if cell.key.cell.engine == engine]
     decodes = sorted(
@@ -55,21 +55,30 @@ def answer(
     if busy:
         return sentences
     if decodes:
-        change = _change_sentence(decodes, setting)
+        lever = _worthwhile(decodes[0], setting)
+        change = _change_sentence(decodes, lever)
         others = [item for item in differences if f"{engine_change(item)} saves" not in change]
-        how = [*_how_sentences(decodes, setting), *_first_use_sentences(decodes)]
+        how = [*_how_sentences(decodes[0], lever, setting), *_first_use_sentences(decodes)]
         sentences += [change, *how, *_prefill_change(prefills, setting), *_engine_sentences(decodes[0], others)]
     elif prefills:
-        sentences.append(_change_sentence(prefills, setting))
+        sentences.append(_change_sentence(prefills, _worthwhile(prefills[0], setting)))
     return sentences
+
+
+def _worthwhile(cell: JudgedCell, setting: Setting) -> Lever | None:
+    """The best change of a cell, if it saves enough to be advised."""
+    lever = best_lever(cell, setting)
+    return lever if lever is not None and lever.saves_s >= WORTH * cell.split.latency_s else None
 
 
 def _prefill_change(prefills: Sequence[JudgedCell], setting: Setting) -> list[str]:
     """The best change of the largest prefill, if it saves at least a tenth."""
-    best = best_lever(prefills[-1], replace(setting, cards=())) if prefills else None
-    if best is None or best.saves_s < _LEAST_PREFILL_SAVING * prefills[-1].split.latency_s:
+    if not prefills:
         return []
     cell = prefills[-1]
+    best = best_lever(cell, setting)
+    if best is None or best.saves_s < _LEAST_PREFILL_SAVING * cell.split.latency_s:
+        return []
     return [
         f"In a prefill of {cell.key.cell.name} {_saving(best)} of {duration(cell.split.latency_s)}"
         f" ({best.basis}: {best.because})."
@@ -104,7 +113,10 @@ def _because(cell: JudgedCell, setting: Setting) -> str:
             f" {_source(setting)}"
         )
     if regime == "overhead-bound":
-        return f"overhead-bound: of {duration(s.latency_s)}{_undisturbed(cell)}, {_overhead(cell, setting)}"
+        quiet_s = cell.undisturbed_s
+        disturbed = quiet_s is not None and s.latency_s > (1 + _DISTURBED) * quiet_s
+        quiet = f" ({duration(quiet_s)} undisturbed)" if quiet_s is not None and disturbed else ""
+        return f"overhead-bound: of {duration(s.latency_s)}{quiet}, {_overhead(cell, setting)}"
     if regime == "kernel-bound":
         lost_s = s.kernel_s + s.dequantise_s
         how = f", {duration(s.dequantise_s)} of it dequantising" if s.dequantise_s >= 0.1 * lost_s else ""
@@ -131,14 +143,6 @@ def _because(cell: JudgedCell, setting: Setting) -> str:
     if regime == "mixed" and cell.host_pace_s >= PACED_SHARE * s.latency_s:
         paced = f"; its host takes {duration(cell.host_pace_s)} to dispatch it, so both set its pace"
     return f"{regime}{where}: of {duration(s.latency_s)}, {_largest_terms(s)}{paced}"
-
-
-def _undisturbed(cell: JudgedCell) -> str:
-    """The undisturbed time of a step that its host paces, if others made it clearly longer."""
-    quiet_s = cell.undisturbed_s
-    if quiet_s is None or cell.split.latency_s <= (1 + _DISTURBED) * quiet_s:
-        return ""
-    return f" ({duration(quiet_s)} undisturbed)"
 
 
 def _source(setting: Setting) -> str:
@@ -219,7 +223,7 @@ def _no_change(s: TimeBreakdown) -> str:
     return f"No change is known that saves 5 %: {at}{unknown}."
 
 
-def _change_sentence(decodes: Sequence[JudgedCell], setting: Setting) -> str:
+def _change_sentence(decodes: Sequence[JudgedCell], lever: Lever | None) -> str:
     first = decodes[0]
     parts = []
     same_prompt = [cell for cell in decodes if cell.key.cell.depth == first.key.cell.depth]
@@ -233,8 +237,7 @@ def _change_sentence(decodes: Sequence[JudgedCell], setting: Setting) -> str:
                 f"batch {best.key.cell.batch_size} gives {significant(gain, 2)}x the tokens/s"
                 f" for {significant(cost, 2)}x the step, {a_token} a token"
             )
-    lever = best_lever(first, replace(setting, cards=()))
-    if lever is not None and lever.saves_s >= WORTH * first.split.latency_s:
+    if lever is not None:
         parts.append(f"{_saving(lever)} of the {duration(first.split.latency_s)} step ({lever.basis}: {lever.because})")
     if not parts and Flag.ABOVE_ROOF in first.verdict.flags:
         return (
@@ -251,23 +254,18 @@ def _first_use_sentences(decodes: Sequence[JudgedCell]) -> list[str]:
 
     The cell that warmed up the engine may have used all its lengths then.
     """
-    first = next((cell for cell in decodes if cell.first_use_s is not None), None)
-    if first is None or first.first_use_s is None:
-        return []
-    more_s = first.first_use_s - first.split.latency_s
+    times_s = ((cell.first_use_s, cell.split.latency_s) for cell in decodes if cell.first_use_s is not None)
     return [
-        f"The first time at each KV length a step takes {duration(first.first_use_s)}, not"
-        f" {duration(first.split.latency_s)}: cuDNN builds a plan per length, batch size and process."
-        f" {how_to(WITHOUT_CUDNN, on_gpu=True).line} saves {duration(more_s)} there; a static cache has one length."
+        f"The first time at each KV length a step takes {duration(first_s)}, not {duration(later_s)}: cuDNN builds a"
+        f" plan per length, batch size and process. {how_to(WITHOUT_CUDNN, on_gpu=True).line} saves"
+        f" {duration(first_s - later_s)} there; a static cache has one length."
+        for first_s, later_s in itertools.islice(times_s, 1)
     ]
 
 
-def _how_sentences(decodes: Sequence[JudgedCell], setting: Setting) -> list[str]:
-    """The line to paste for the change of the first cell, and what measures it; then another one, and one not tried."""
-    cell = decodes[0]
-    setting = replace(setting, cards=())
-    lever = best_lever(cell, setting)
-    if lever is None or lever.saves_s < WORTH * cell.split.latency_s:
+def _how_sentences(cell: JudgedCell, lever: Lever | None, setting: Setting) -> list[str]:
+    """The line to paste for a cell's best change, and what measures it; then another one, and one not tried."""
+    if lever is None:
         return []
     sentences = []
     if lever.how:

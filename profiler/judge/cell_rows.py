@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import chain
 
 from profiler.facts.run_facts import Facts
-from profiler.facts.visits import Status, Visit, phase_samples
+from profiler.facts.visits import Status, Visit, median_issue_s, phase_samples
 from profiler.grid.cells import CellKey
 from profiler.judge.cells import CellResult, counted_row
 from profiler.judge.padding import RaggedStep
@@ -92,11 +92,6 @@ def joules_a_token(visits: Sequence[Visit], generated: int) -> float | None:
     if not metered or math.sqrt(len(metered)) / 2 * _ENERGY_TICK_S > _ENERGY_TOLERANCE * seconds:
         return None
     return sum(joules for joules, _ in metered) / (generated * len(metered))
-
-
-def median_issue_s(visits: Sequence[Visit]) -> float | None:
-    """Median seconds until the host has submitted a decode step; None if not measured."""
-    return _median([None if visit.issue_s is None else visit.issue_s / len(visit.decode_s) for visit in visits])
 
 
 def or_nan(value: float | None) -> float:

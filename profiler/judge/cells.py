@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Literal, TypedDict
+from typing import Any, Literal
 
 from profiler.facts.measurements import KernelTime, StepSamples, Trial
 from profiler.facts.operators import Cause, OperatorWork
@@ -201,19 +201,8 @@ class KeyedRecord:
         return CellKey.at(self.phase, self.batch_size, self.prompt_len, self.context_len, self.new_tokens, self.engine)
 
 
-class KeyColumns(TypedDict):
-    """The columns of `KeyedRecord` by name."""
-
-    phase: Phase
-    batch_size: int
-    prompt_len: int
-    context_len: int
-    new_tokens: int
-    engine: str
-
-
-def columns_of(key: CellKey) -> KeyColumns:
-    """The columns of `KeyedRecord` for a key."""
+def columns_of(key: CellKey) -> dict[str, Any]:
+    """The columns of `KeyedRecord` for a key, by name."""
     cell = key.cell
     return {
         "phase": key.phase,
@@ -350,8 +339,8 @@ class JudgedCell:
     """Seconds of avoidable work by cause: traffic at the measured bandwidth, and page faults."""
     tried: tuple[TrialResult, ...] = ()
     """Variants that were tried at this shape."""
-    tried_nearby: tuple[NearbyTrial, ...] = ()
-    """Variants that were only tried at another depth, with the same batch."""
+    tried_nearby: tuple[tuple[JudgedCell, TrialResult], ...] = ()
+    """Variants that were only tried at a decode step of another depth, with the same batch; and that step."""
     engines: tuple[EngineDifference, ...] = ()
     """Other engines that were measured on this cell, compared with its own."""
     ways: tuple[Lever, ...] = ()
@@ -410,15 +399,6 @@ class TrialResult:
         return math.hypot(self.half_width, self.before_s / latency_s - 1 if self.before_s else 0.0)
 
 
-@dataclass(frozen=True, slots=True)
-class NearbyTrial:
-    """A variant that was tried at a decode step of the same batch and another depth."""
-
-    cell: JudgedCell
-    """The step at which it was tried."""
-    result: TrialResult
-
-
 def with_nearby_trials(cell: JudgedCell, cells: Iterable[JudgedCell]) -> JudgedCell:
     """The cell with the nearest trial of every variant that was not tried at its own step.
 
@@ -430,11 +410,11 @@ def with_nearby_trials(cell: JudgedCell, cells: Iterable[JudgedCell]) -> JudgedC
     alike = [each for each in cells if (each.key.cell.batch_size, each.key.cell.engine, each.key.phase) == place]
     nearest = sorted(alike, key=lambda each: abs(each.key.context_len - cell.key.context_len))
     own = {item.form for item in cell.tried}
-    found: dict[str, NearbyTrial] = {}
+    found: dict[str, tuple[JudgedCell, TrialResult]] = {}
     for each in nearest:
         for result in each.tried:
             if result.form not in own:
-                found.setdefault(result.form, NearbyTrial(each, result))
+                found.setdefault(result.form, (each, result))
     return replace(cell, tried_nearby=tuple(found.values()))
 
 

@@ -1,19 +1,20 @@
-"""The time breakdown of a cell from the facts of its run."""
+"""The time breakdown of a cell from the facts of its run, the range of its roofs, and what the GPU's counters say."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from profiler.counting.floor import floor_s
 from profiler.facts.dispatch import Dispatch
 from profiler.facts.measurements import Activity, Replay
 from profiler.facts.operators import COLLECTIVE, COPIES, OUTSIDE, REST, Cause, OperatorWork
-from profiler.facts.roofs import RESIDENT_GAIN
+from profiler.facts.roofs import RESIDENT_GAIN, Ceilings, Roof, RoofsRemeasured, agree, memory_roof
 from profiler.facts.run_facts import Facts
-from profiler.facts.visits import Visit, phase_medians
+from profiler.facts.telemetry import HardwareCounters
+from profiler.facts.visits import Visit, median_issue_s, phase_medians
 from profiler.grid.cells import Cell, CellKey, Phase
 from profiler.judge.breakdown import (
     EXCEEDS,
@@ -29,7 +30,6 @@ from profiler.judge.breakdown import (
     with_generate,
     with_trace,
 )
-from profiler.judge.cell_rows import median_issue_s
 from profiler.stats import Estimate
 
 _JOINS = "CatArrayBatchedCopy"
@@ -63,9 +63,9 @@ def breakdown_of(
     outside_s: dict[Cause, float] = {}
     inside_s: dict[Cause, float] = {}
     padding_s = 0.0
-    padding_factor = _padding_factor(facts, key, roofs, latency_s)
-    for item in facts.operators[key]:
-        demand = step_demand(facts, item, replays.get(item.operator))
+    items = [(item, step_demand(facts, item, replays.get(item.operator))) for item in facts.operators[key]]
+    padding_factor = _padding_factor(items, roofs, latency_s)
+    for item, demand in items:
         padded_s = padding_factor * _padding_s(item, demand, roofs)
         padding_s += padded_s
         if demand.replayed_s is not None:
@@ -170,14 +170,12 @@ def _avoidable_s(item: OperatorWork, demand: Demand[float], roofs: StepRoofs) ->
     }
 
 
-def _padding_factor(facts: Facts, key: CellKey, roofs: StepRoofs, latency_s: float) -> float:
+def _padding_factor(items: Sequence[tuple[OperatorWork, Demand[float]]], roofs: StepRoofs, latency_s: float) -> float:
     """The factor, at most 1, by which the seconds of padding are scaled down.
 
     An operator may run slower in isolation than within the step, which overestimates its padding. So padding takes at
     most the share of the step that it takes of the operators' roofs.
     """
-    replays = facts.replays.get(key, {})
-    items = [(item, step_demand(facts, item, replays.get(item.operator))) for item in facts.operators[key]]
     padding_s = sum(_padding_s(item, demand, roofs) for item, demand in items)
     if not padding_s:
         return 1.0
@@ -214,15 +212,6 @@ def dispatch_at(facts: Facts, key: CellKey) -> Dispatch | None:
     return facts.dispatch.get((key.cell.engine, key.phase, key.cell.batch_size))
 
 
-def issue_s_at(facts: Facts, key: CellKey) -> float | None:
-    """Seconds in which the host issued one decode step; None in a prefill, without overlap, and if it waits within."""
-    dispatch = dispatch_at(facts, key)
-    waits = dispatch is not None and dispatch.waits
-    if key.phase == "prefill" or waits or not facts.device.overlaps_dispatch:
-        return None
-    return median_issue_s(facts.visits.get(key.cell, ()))
-
-
 def was_disturbed(dispatch: Dispatch | None) -> bool:
     """Whether the hollow twin's step took clearly longer than whole steps of the model."""
     return dispatch is not None and dispatch.disturbed_s > (1 + EXCEEDS) * dispatch.step_s
@@ -233,6 +222,8 @@ def roofs_of(facts: Facts, key: CellKey) -> StepRoofs:
     ceilings = facts.ceilings
     _, working_set_bytes = total_work(facts.operators[key])
     dispatch = dispatch_at(facts, key)
+    waits = dispatch is not None and dispatch.waits
+    runs_ahead = key.phase == "decode" and facts.device.overlaps_dispatch and not waits
     layered = sum(item.count for item in facts.operators[key] if item.group in LAYERED)
     layers = layered if key.phase == "prefill" else 0
     return StepRoofs(
@@ -240,14 +231,14 @@ def roofs_of(facts: Facts, key: CellKey) -> StepRoofs:
         dispatch=dispatch,
         overlaps=facts.device.overlaps_dispatch,
         copy_share=ceilings.copy_share,
-        memory_half_width=max(_LEAST_ROOF_WIDTH, ceilings.memory_half_width),
-        compute_half_width=max(_LEAST_ROOF_WIDTH, ceilings.compute_half_width(facts.model.dtype)),
+        memory_half_width=max(_LEAST_ROOF_WIDTH, ceilings.memory_roof.half_width),
+        compute_half_width=max(_LEAST_ROOF_WIDTH, ceilings.compute_roof(facts.model.dtype).half_width),
         measured=ceilings.measured(facts.model.dtype) and ceilings.beyond_cache,
-        issue_s=issue_s_at(facts, key),
+        issue_s=median_issue_s(facts.visits.get(key.cell, ())) if runs_ahead else None,
         fetch_s=ceilings.fetch_s(facts.model.offloaded_bytes) + exchanged_s(facts, key),
         idle_share=idle_share(layers) if layers else 0.0,
         # Without a replay of the small kernels, the rest of the step may be their time instead of an idle device.
-        idle_most=idle_most(layers, bool(dispatch and dispatch.waits)) if REST in facts.replays.get(key, {}) else 0.0,
+        idle_most=idle_most(layers, waits) if REST in facts.replays.get(key, {}) else 0.0,
     )
 
 
@@ -303,3 +294,113 @@ def cells_of_disturbed_parts(facts: Facts) -> list[Cell]:
         if exceeds_step(breakdown_of(facts, key, latency_s)[0]):
             cells[key.cell] = None
     return list(cells)
+
+
+TRAFFIC_TOLERANCE = 0.25
+"""Share by which counters and counts may differ: counters lag by up to 0.1 s, in loops of at least 0.5 s."""
+
+_LEAST_IN_USE = 0.05
+"""Share of the bandwidth from which counters are trusted. An H200's read 23 and 44 % too much at 4 %."""
+
+
+@dataclass(frozen=True)
+class CountedTraffic:
+    """The counters of a cell's decode loops, and bytes/s by them and by the counts."""
+
+    counters: HardwareCounters
+    bytes_per_s: float
+    """By the counters."""
+    least_bytes_per_s: float
+    """Weights and cache, which come from memory at every step."""
+    executed_bytes_per_s: float
+    """All operands of all operators; some of them may stay in the L2."""
+
+    @property
+    def differs(self) -> bool:
+        """Whether the counters contradict the counts; little traffic is not known well enough."""
+        if self.counters.dram < _LEAST_IN_USE:
+            return False
+        least, most = 1 - TRAFFIC_TOLERANCE, 1 + TRAFFIC_TOLERANCE
+        return not least * self.least_bytes_per_s <= self.bytes_per_s <= most * self.executed_bytes_per_s
+
+
+def counted_traffic(facts: Facts, key: CellKey) -> CountedTraffic | None:
+    """Return the traffic of a cell's decode loops by both.
+
+    None without counters, without a datasheet's bandwidth, if another process is on the GPU, or if a cache serves the
+    step: then its bytes do not come from memory.
+    """
+    operators, peak = facts.operators.get(key, ()), facts.device.datasheet_bytes_per_s
+    counted = [visit for visit in facts.visits.get(key.cell, ()) if visit.decode_counters and visit.loop_s]
+    if key.phase != "decode" or not counted or peak is None or any(each.other_processes for each in facts.readings):
+        return None
+    least_bytes = float(sum(item.model_bytes for item in operators))
+    if facts.ceilings.cache_resident(least_bytes):
+        return None
+    counters = [visit.decode_counters for visit in counted if visit.decode_counters]
+    middle = HardwareCounters(
+        *(statistics.median(getattr(each, name) for each in counters) for name in ("sm", "tensor", "dram"))
+    )
+    steps_per_s = statistics.median(len(visit.decode_s) / (visit.loop_s or 1.0) for visit in counted)
+    executed_bytes = float(sum(item.executed_bytes for item in operators))
+    return CountedTraffic(middle, middle.dram * peak, steps_per_s * least_bytes, steps_per_s * executed_bytes)
+
+
+def extreme_shares(facts: Facts) -> Mapping[str, tuple[float, float]]:
+    """The `lowest` and `highest` (memory, compute) roofs of a run, as shares of the roofs measured first.
+
+    Pairs of (1, 1) are left out. Memory may be slower for the model's weights than for a stream, and both roofs may
+    have changed until the end of the run.
+    """
+    ceilings = facts.ceilings
+    memory, compute = [1.0, weight_read_share(ceilings)], [1.0]
+    for look in facts.roofs_again:
+        memory.append(_share(memory_roof(look.memory), memory_roof(ceilings.memory)))
+        compute += [_share(later, first) for _, later, first in _products(ceilings, look)]
+    sides = {"lowest": (min(memory), min(compute)), "highest": (max(memory), max(compute))}
+    return {name: shares for name, shares in sides.items() if shares != (1.0, 1.0)}
+
+
+def weight_read_share(ceilings: Ceilings) -> float:
+    """Read bandwidth of the model's weights over that of a stream in pieces of the same sizes; 1 if the two agree.
+
+    Older runs have no such stream. For them it is the memory roof for that number of bytes.
+    """
+    if (witness := ceilings.weights) is None:
+        return 1.0
+    stream_per_s, half_width = ceilings.memory_bytes_per_s_for(witness.nbytes), ceilings.memory_roof.half_width
+    if witness.stream is not None:
+        stream_per_s, half_width = witness.stream.per_s, witness.stream.half_width
+    own = witness.roof
+    return 1.0 if agree(own.per_s, stream_per_s, own.half_width + half_width) else own.per_s / stream_per_s
+
+
+def moved(ceilings: Ceilings, look: RoofsRemeasured) -> Iterator[tuple[str, str, Roof, Roof]]:
+    """(name, unit, first, later) of each roof that differs in a later measurement."""
+    pairs = [("memory", "B/s", memory_roof(ceilings.memory), memory_roof(look.memory))]
+    pairs += [(f"{dtype} products", "FLOP/s", first, later) for dtype, later, first in _products(ceilings, look)]
+    for name, unit, first, later in pairs:
+        if _share(later, first) != 1.0:
+            yield name, unit, first, later
+
+
+def _products(ceilings: Ceilings, look: RoofsRemeasured) -> list[tuple[str, Roof, Roof]]:
+    """(dtype, later, first) of the products that were measured both times."""
+    return [
+        (dtype, later, ceilings.compute[dtype]) for dtype, later in look.compute.items() if dtype in ceilings.compute
+    ]
+
+
+def _share(later: Roof, first: Roof) -> float:
+    """One roof over another of the same kind, at equal clocks if known; 1 if they agree, or one was not measured.
+
+    They agree if the rates do, as measured or at equal clocks. A GPU at its power limit changes its clock within
+    milliseconds, and a few readings miss that.
+    """
+    if not (later.measured and first.measured):
+        return 1.0
+    clocks = later.clock_hz / first.clock_hz if later.clock_hz and first.clock_hz else 1.0
+    half_width = later.half_width + first.half_width
+    if any(agree(later.per_s / clock, first.per_s, half_width) for clock in (1.0, clocks)):
+        return 1.0
+    return later.per_s / clocks / first.per_s

@@ -37,7 +37,13 @@ def engine_differences(
             continue
         before, after = (phase_samples(key.phase, facts.visits[each]) for each in (base, key.cell))
         saved = median_difference(before, after, spreads[key.phase])
-        cells = judged.get(replace(key, cell=base)), judged.get(key)
+        terms: dict[str, float] = {}
+        causes: dict[str, float] = {}
+        if judged:
+            cells = judged[replace(key, cell=base)], judged[key]
+            causes = _gained(*(cell.avoidable_s for cell in cells))
+            if all(adds_up(cell.split) for cell in cells):
+                terms = _gained(*({term: getattr(cell.split, term) for term in TERMS} for cell in cells))
         rows.append(
             EngineDifference(
                 **columns_of(key),
@@ -45,19 +51,13 @@ def engine_differences(
                 saves_s=saved.median_s,
                 low_s=saved.low_s,
                 high_s=saved.high_s,
-                terms=_gained_terms(*cells),
-                causes=_gained(*(cell.avoidable_s if cell else {} for cell in cells)),
+                terms=terms,
+                causes=causes,
                 how=facts.owning_engines.get(key.cell.engine, ""),
                 visits=min(len(before), len(after)),
             )
         )
     return rows
-
-
-def _gained_terms(before: JudgedCell | None, after: JudgedCell | None) -> dict[str, float]:
-    if before is None or after is None or not (adds_up(before.split) and adds_up(after.split)):
-        return {}
-    return _gained(*({term: getattr(cell.split, term) for term in TERMS} for cell in (before, after)))
 
 
 def _gained(before: Mapping[_Name, float], after: Mapping[_Name, float]) -> dict[str, float]:

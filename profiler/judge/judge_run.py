@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -27,8 +28,16 @@ from profiler.judge.cells import (
     trial_results,
     with_nearby_trials,
 )
-from profiler.judge.counted_traffic import counted_traffic
-from profiler.judge.demand import as_served, breakdown_of, faults_of, lost_s, roofs_of, total_work
+from profiler.judge.demand import (
+    as_served,
+    breakdown_of,
+    counted_traffic,
+    extreme_shares,
+    faults_of,
+    lost_s,
+    roofs_of,
+    total_work,
+)
 from profiler.judge.engine_differences import (
     GenerateOverhead,
     engine_differences,
@@ -40,7 +49,6 @@ from profiler.judge.machine_speed import at_median_speed, busy_sentences
 from profiler.judge.module_times import unexplained_by_group
 from profiler.judge.padding import RaggedStep, ragged_step
 from profiler.judge.regimes import THROTTLED, Measurement, holds_over_interval, judge_cell, within_roof_range
-from profiler.judge.roof_range import extreme_shares
 from profiler.judge.scaling import SIZE_OF, BoundSide, DoublingTest, Series, doubling_tests, series_of
 from profiler.stats import Estimate, NoiseReport, VisitSpread, estimate, narrow_enough, noise_report, undisturbed
 
@@ -54,11 +62,11 @@ class Judgement:
     """The results that follow from the facts of a run."""
 
     cells: tuple[CellResult, ...]
-    evidence: tuple[CellEvidence, ...]
-    judged: tuple[JudgedCell, ...]
-    scaling: tuple[DoublingTest, ...]
     differences: tuple[EngineDifference, ...]
-    answer: tuple[str, ...]
+    evidence: tuple[CellEvidence, ...] = ()
+    judged: tuple[JudgedCell, ...] = ()
+    scaling: tuple[DoublingTest, ...] = ()
+    answer: tuple[str, ...] = ()
     generate: tuple[GenerateOverhead, ...] = ()
     ragged: tuple[RaggedStep, ...] = ()
 
@@ -75,8 +83,12 @@ def judge_run(facts: Facts) -> Judgement:
     spreads = visit_spreads(facts.measured, facts.visits, swing(facts.looks))
     times = {key: _estimate(facts, key, spreads) for key in facts.measured}
     rows = {key: timed_row(facts, key, times.get(key)) for key in facts.grid.keys}
-    if not facts.ceilings.judges:
-        return _times_only(facts, rows, times, spreads)
+    if not facts.ceilings.judges:  # without both roofs there are no breakdowns and no regimes
+        return Judgement(
+            tuple(_time_row(facts, key, row, times[key]) if key in times else row for key, row in rows.items()),
+            tuple(engine_differences(facts, spreads, {})),
+            generate=tuple(generate_overheads(facts, spreads)),
+        )
     drifted = drift(facts.looks, on_gpu=facts.device.kind == "cuda")
     tests = doubling_tests(list(rows.values()), facts.operators, facts.ceilings, drifted)
     sides = {test.series: test.sides for test in tests}
@@ -90,13 +102,13 @@ def judge_run(facts: Facts) -> Judgement:
     setting = replace(setting_of(facts), busy=bool(busy))
     differences = engine_differences(facts, spreads, judged)
     judged = {key: replace(cell, engines=_engines_on(key, differences, facts)) for key, cell in judged.items()}
-    better = _better_batches(judged.values())
+    every = list(judged.values())
     return Judgement(
         cells=tuple(results[key].row if key in results else rows[key] for key in facts.grid.keys),
         evidence=tuple(
             replace(
                 item.evidence,
-                levers=tuple(levers(judged[key], setting, better[key])),
+                levers=tuple(levers(judged[key], setting, every)),
                 at_least_s_on=floors_on(judged[key], setting),
                 unexplained_in_s=(
                     unexplained_by_group(_at_clock(facts, item.cell.clock_share), key, item.cell.split.latency_s)
@@ -106,10 +118,10 @@ def judge_run(facts: Facts) -> Judgement:
             )
             for key, item in results.items()
         ),
-        judged=tuple(judged.values()),
+        judged=tuple(every),
         scaling=tuple(tests),
         differences=tuple(differences),
-        answer=tuple(advice.answer(list(judged.values()), setting, differences, busy)),
+        answer=tuple(advice.answer(every, setting, differences, busy)),
         generate=tuple(generate_overheads(facts, spreads)),
         ragged=tuple(item.ragged for item in results.values() if item.ragged),
     )
@@ -121,32 +133,12 @@ def judge_cells(facts: Facts, cells: Iterable[Cell]) -> dict[CellKey, CellResult
     rows = {}
     for key in (key for cell in cells for key in cell.keys):
         time_s = _estimate(facts, key, spreads) if facts.visits.get(key.cell) else None
-        row = timed_row(facts, key, time_s)
-        if time_s is None:
-            rows[key] = row
-        elif facts.ceilings.judges:
+        rows[key] = row = timed_row(facts, key, time_s)
+        if time_s is not None and facts.ceilings.judges:
             rows[key] = _judge(facts, key, row, time_s, spreads[key.phase], {}).row
-        else:
+        elif time_s is not None:
             rows[key] = _time_row(facts, key, row, time_s)
     return rows
-
-
-def _times_only(
-    facts: Facts,
-    rows: Mapping[CellKey, CellResult],
-    times: Mapping[CellKey, Estimate],
-    spreads: Mapping[Phase, VisitSpread],
-) -> Judgement:
-    """Times and counts only. Without a memory roof and a compute roof there are no breakdowns and no regimes."""
-    return Judgement(
-        cells=tuple(_time_row(facts, key, row, times[key]) if key in times else row for key, row in rows.items()),
-        evidence=(),
-        judged=(),
-        scaling=(),
-        differences=tuple(engine_differences(facts, spreads, {})),
-        answer=(),
-        generate=tuple(generate_overheads(facts, spreads)),
-    )
 
 
 def _time_row(facts: Facts, key: CellKey, row: CellResult, time_s: Estimate) -> CellResult:
@@ -221,19 +213,6 @@ def _estimate(facts: Facts, key: CellKey, spreads: Mapping[Phase, VisitSpread]) 
     return estimate(phase_samples(key.phase, facts.visits[key.cell]), spreads[key.phase])
 
 
-@dataclass(frozen=True, slots=True)
-class _Observed:
-    """What the visits of a cell show, whatever the roofs are."""
-
-    time_s: Estimate
-    noise: NoiseReport
-    activity: ActiveShares
-    power_capped: bool
-    clock_share: float
-    sides: Mapping[str, str]
-    """The roof that doubling each size indicates, by axis."""
-
-
 def _judge(
     facts: Facts, key: CellKey, row: CellResult, time_s: Estimate, spread: VisitSpread, sides: Mapping[str, str]
 ) -> _CellJudgement:
@@ -245,7 +224,12 @@ def _judge(
     if clock_share < 1.0 and _is_faster_than_clock(facts, key, time_s.median_s, clock_share):
         clock_share = 1.0
     noise = _noise(facts, key, slowed, clock_share, time_s)
-    observed = _Observed(time_s, noise, activity, POWER_CAP in slowed, clock_share, sides)
+    depth_side = sides.get("prompt" if key.phase == "prefill" else "context", "")
+    observed = {
+        "latency_low_s": time_s.low_s, "latency_high_s": time_s.high_s, "noise": noise.grade,
+        "batch_side": sides.get("batch", ""), "depth_side": depth_side, "clock_share": clock_share,
+        "sm_active": activity.sm, "memory_active": activity.memory, "power_capped": POWER_CAP in slowed,
+    }  # fmt: skip
     facts = as_served(_at_clock(facts, clock_share), key, time_s.median_s)
     half_width_s = (time_s.high_s - time_s.low_s) / 2
     faults, tax = faults_of(key.phase, visits), generate_overhead(facts, key, spread)
@@ -296,30 +280,20 @@ def _judge(
     return _CellJudgement(judged_row, _evidence(facts, judged, noise), judged, ragged)
 
 
-def _measurement(facts: Facts, key: CellKey, split: TimeBreakdown, observed: _Observed) -> Measurement:
-    """The input of a verdict, with the breakdown `split` under the roofs of `facts`."""
-    time_s, sides, roofs = observed.time_s, observed.sides, roofs_of(facts, key)
+def _measurement(facts: Facts, key: CellKey, split: TimeBreakdown, observed: Mapping[str, Any]) -> Measurement:
+    """The input of a verdict: the breakdown `split` under the roofs of `facts`, and what was `observed` under any."""
     flops, nbytes = total_work(facts.operators[key])
     return Measurement(
         split=split,
         model_flops=flops,
         model_bytes=nbytes,
         compute_flops_per_s=facts.ceilings.compute_flops_per_s(facts.model.dtype),
-        roofs=roofs,
-        latency_low_s=time_s.low_s,
-        latency_high_s=time_s.high_s,
-        noise=observed.noise.grade,
+        roofs=roofs_of(facts, key),
         offloaded=facts.model.offloaded,
         cache_resident=facts.ceilings.cache_resident(nbytes),
-        issue_s=roofs.issue_s,
-        graph_step_s=_graph_step_s(facts, key, time_s.median_s),
-        batch_side=sides.get("batch", ""),
-        depth_side=sides.get("prompt" if key.phase == "prefill" else "context", ""),
-        sm_active=observed.activity.sm,
-        memory_active=observed.activity.memory,
+        graph_step_s=_graph_step_s(facts, key, split.latency_s),
         traffic=counted_traffic(facts, key),
-        power_capped=observed.power_capped,
-        clock_share=observed.clock_share,
+        **observed,
     )
 
 
@@ -353,10 +327,10 @@ def _clock_share(facts: Facts, activity: ActiveShares) -> float:
     A short prefill runs at the full clock, and the roof was measured at the power limit. Then the share is at most what
     the roof's own fastest sample shows.
     """
-    roof_hz = facts.ceilings.compute_clock_hz(facts.model.dtype)
-    if facts.device.kind != "cuda" or not roof_hz or not activity.clock_hz:
+    roof = facts.ceilings.compute_roof(facts.model.dtype)
+    if facts.device.kind != "cuda" or not roof.clock_hz or not activity.clock_hz:
         return 1.0
-    return min(facts.ceilings.at_full_clock(facts.model.dtype), activity.clock_hz / roof_hz)
+    return min(roof.at_full_clock, activity.clock_hz / roof.clock_hz)
 
 
 def _is_faster_than_clock(facts: Facts, key: CellKey, latency_s: float, clock_share: float) -> bool:
@@ -416,15 +390,3 @@ def _engines_on(key: CellKey, differences: Sequence[EngineDifference], facts: Fa
         if item.engine not in facts.generate_engines
         and replace(item.key, cell=replace(item.key.cell, engine=item.against)) == key
     )
-
-
-def _better_batches(judged: Iterable[JudgedCell]) -> dict[CellKey, list[JudgedCell]]:
-    """For each cell, the larger batch of its series with the most tokens/s; empty for the largest batch."""
-    best: dict[tuple[object, ...], JudgedCell] = {}
-    better: dict[CellKey, list[JudgedCell]] = {}
-    for cell in sorted(judged, key=lambda cell: -cell.key.cell.batch_size):
-        series_best = best.get(cell.key.series)
-        better[cell.key] = [series_best] if series_best else []
-        if series_best is None or cell.tokens_per_s >= series_best.tokens_per_s:
-            best[cell.key.series] = cell
-    return better

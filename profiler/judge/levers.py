@@ -20,7 +20,7 @@ from profiler.facts.measurements import (
     WITHOUT_CUDNN,
 )
 from profiler.facts.operators import COLLECTIVE, Cause, OperatorWork
-from profiler.judge.cells import CellEvidence, EngineDifference, JudgedCell, Lever, TrialResult
+from profiler.judge.cells import CellEvidence, EngineDifference, JudgedCell, Lever
 from profiler.judge.engine_differences import causes_of, engine_change
 from profiler.judge.how_to import FOUR_BIT_WEIGHTS, SIXTEEN_BIT_DTYPE, how_to
 from profiler.judge.regimes import Flag
@@ -151,7 +151,7 @@ def levers(cell: JudgedCell, setting: Setting, others: Sequence[JudgedCell] = ()
     nearby = _tried_nearby(cell, setting)
     if setting.busy:
         computed, nearby = [], []
-    forms = {trial.form for trial in cell.tried} | {trial.result.form for trial in cell.tried_nearby}
+    forms = {trial.form for trial in cell.tried} | {result.form for _, result in cell.tried_nearby}
     replaced = {change for form in forms for change in _replaced_by(form)}
     visited = [item for item in cell.engines if item.visits >= CLAIM_VISITS]
     replaced |= {change for item in visited for change in _REPLACED_BY_ENGINE.get(item.engine, ())}
@@ -162,13 +162,11 @@ def levers(cell: JudgedCell, setting: Setting, others: Sequence[JudgedCell] = ()
         for lever in (*_tried(cell), *nearby, *_engines(visited, cell), *cell.ways)
         if abs(lever.saves_s) > least_s
     ]
-    ranked = sorted((lever for lever in changes if lever.is_claim), key=lambda lever: -lever.saves_s)
-    return [_with_line(lever, setting) for lever in ranked]
-
-
-def _with_line(lever: Lever, setting: Setting) -> Lever:
-    how = how_to(lever.change, setting.can_graph, setting.sixteen_bit_dtype)
-    return replace(lever, how=how.line, measured_by="" if lever.basis == "measured" else how.options)
+    ranked = []
+    for lever in sorted((lever for lever in changes if lever.is_claim), key=lambda lever: -lever.saves_s):
+        how = how_to(lever.change, setting.can_graph, setting.sixteen_bit_dtype)
+        ranked.append(replace(lever, how=how.line, measured_by="" if lever.basis == "measured" else how.options))
+    return ranked
 
 
 def best_lever(cell: JudgedCell, setting: Setting) -> Lever | None:
@@ -204,18 +202,14 @@ def next_tried(cell: JudgedCell, setting: Setting, best: Lever) -> Lever | None:
 
 def _tried(cell: JudgedCell) -> list[Lever]:
     """The variants tried at this shape, applied to this step. A mask only ever costs time."""
-    latency_s = cell.split.latency_s
-    return [
-        Lever(
-            item.form,
-            latency_s - item.step_s(latency_s),
-            f"{_effect(item, latency_s)}{_caution(item.form)}",
-            basis="tried",
-            half_width_s=latency_s * item.half_width_at(latency_s),
-        )
-        for item in cell.tried
-        if not (item.form.startswith(PADDING_MASK) and item.ratio < 1)
-    ]
+    found, latency_s = [], cell.split.latency_s
+    for item in cell.tried:
+        if not (item.form.startswith(PADDING_MASK) and item.ratio < 1):
+            step_s, half_width_s = item.step_s(latency_s), latency_s * item.half_width_at(latency_s)
+            few = "" if item.layers == item.of_layers else ", extrapolated from a few layers"
+            because = f"the step takes {duration(step_s)} then{few}{_caution(item.form)}"
+            found.append(Lever(item.form, latency_s - step_s, because, basis="tried", half_width_s=half_width_s))
+    return found
 
 
 def _tried_nearby(cell: JudgedCell, setting: Setting) -> list[Lever]:
@@ -225,8 +219,8 @@ def _tried_nearby(cell: JudgedCell, setting: Setting) -> list[Lever]:
     narrower one saves up to its share of that, and a static one up to the copies.
     """
     found = []
-    for near in cell.tried_nearby:
-        form, there = near.result.form, near.cell
+    for there, result in cell.tried_nearby:
+        form = result.form
         longer_s = cell.split.latency_s - there.split.latency_s
         if form in FORMATS or form in _DTYPE_BITS:
             more_s = (1 - _DTYPE_BITS.get(form, _SIXTEEN_BITS) / setting.cache_bits) * longer_s
@@ -234,8 +228,8 @@ def _tried_nearby(cell: JudgedCell, setting: Setting) -> list[Lever]:
             more_s = _copies_s(cell) - _copies_s(there)
         else:
             continue
-        saves_s = there.split.latency_s - near.result.step_s(there.split.latency_s)
-        off_s = there.split.latency_s * near.result.half_width_at(there.split.latency_s)
+        saves_s = there.split.latency_s - result.step_s(there.split.latency_s)
+        off_s = there.split.latency_s * result.half_width_at(there.split.latency_s)
         low_s, high_s = saves_s + min(0.0, more_s) - off_s, saves_s + max(0.0, more_s) + off_s
         because = f"tried at {there.key.name}, whose products are the same{_caution(form)}"
         found.append(Lever(form, high_s, because, at_least_s=low_s))
@@ -261,19 +255,11 @@ def _engines(differences: Sequence[EngineDifference], cell: JudgedCell) -> list[
     ]
 
 
-def _effect(item: TrialResult, latency_s: float) -> str:
-    """How long the step takes with a tried variant, and whether that is extrapolated from a few layers."""
-    takes = f"the step takes {duration(item.step_s(latency_s))} then"
-    return takes if item.layers == item.of_layers else f"{takes}, extrapolated from a few layers"
-
-
 def _caution(variant: str) -> str:
-    four_bits = variant in FORMATS and FORMATS[variant].bits <= _FOUR_BITS
-    return f"; {_other_answers(variant)}" if four_bits else ""
-
-
-def _other_answers(variant: str) -> str:
-    return f"answers change: --quant {variant} --check-quality measures how much"
+    """What to say of a variant whose answers differ, after its reason."""
+    if variant not in FORMATS or FORMATS[variant].bits > _FOUR_BITS:
+        return ""
+    return f"; answers change: --quant {variant} --check-quality measures how much"
 
 
 def _batch(cell: JudgedCell, others: Sequence[JudgedCell]) -> list[Lever]:
@@ -321,7 +307,7 @@ def _four_bit_weights(cell: JudgedCell, setting: Setting) -> list[Lever]:
     else:
         streamed = split.weights_s / (split.weights_s + split.compute_s) if split.weights_s else 0.0
         saves_s = packed * (split.weights_s * (1 - _FOUR_BITS / bits) + streamed * _lost_in_products(cell))
-    return [_bound(FOUR_BIT_WEIGHTS, saves_s - dense_s, f"{because}; {_other_answers('nf4')}")]
+    return [_bound(FOUR_BIT_WEIGHTS, saves_s - dense_s, because + _caution("nf4"))]
 
 
 def _in_linears(cell: JudgedCell, setting: Setting) -> float:
@@ -384,7 +370,7 @@ def _compiled(cell: JudgedCell, half_width_s: float) -> list[Lever]:
         return []
     split, few, many = cell.split, *_LEFT_BY_FUSING
     copies_s = _copies_s(cell)
-    masked_s = (_MASKED_ATTENTION - 1) * _attention_s(cell)
+    masked_s = (_MASKED_ATTENTION - 1) * (_lost_in(cell, "attention") + cell.split.kv_s)
     fastest_s = split.busy_s - (1 - few) * cell.small_kernels_s - copies_s
     slowest_s = split.busy_s - (1 - many) * cell.small_kernels_s - copies_s + masked_s
     most_s, least_s = split.latency_s - fastest_s, split.latency_s - slowest_s
@@ -395,11 +381,6 @@ def _compiled(cell: JudgedCell, half_width_s: float) -> list[Lever]:
         f" kernels, which lose {duration(cell.small_kernels_s)}, fused"
     )
     return [Lever(COMPILED, most_s, because, half_width_s=half_width_s, at_least_s=least_s)]
-
-
-def _attention_s(cell: JudgedCell) -> float:
-    """Seconds of the attention kernels of a step."""
-    return _lost_in(cell, "attention") + cell.split.kv_s
 
 
 def _lost_in(cell: JudgedCell, group: str) -> float:
@@ -421,15 +402,18 @@ def _path(cell: JudgedCell) -> list[Lever]:
     def seconds(*causes: Cause) -> float:
         return sum(cell.avoidable_s.get(cause, 0.0) for cause in causes)
 
-    unfused_s = seconds(Cause.ATTENTION_MATRIX, Cause.REPEATED_HEADS)
+    unfused_s, attention_s = seconds(Cause.ATTENTION_MATRIX, Cause.REPEATED_HEADS), _lost_in(cell, "attention")
     # A fused kernel still reads what a product wrote, and writes what the next one reads.
     products = (item for item in cell.operators if item.weight_bytes and item.group not in _BESIDE_PRODUCTS)
     moved_s = sum(float(item.activation_bytes) for item in products) / cell.roof_bytes_per_s
+    link = ("memory for all weights on the device", "none would cross the link at every step")
+    if any(item.group == COLLECTIVE for item in cell.operators):
+        link = ("a faster link, or fewer GPUs", "ranks would not wait for each other's results")
     return [
         Lever(_FUSED_ATTENTION, unfused_s, "scores and repeated heads would stay on chip"),
         _bound(
             _OTHER_ATTENTION,
-            _lost_in(cell, "attention") - _unfused_s(cell),
+            attention_s - min(unfused_s, attention_s),
             "what attention loses against its roof when run by itself",
         ),
         _bound(
@@ -442,16 +426,8 @@ def _path(cell: JudgedCell) -> list[Lever]:
             seconds(Cause.LATENT_EXPANDED),
             "keys and values would not be expanded again",
         ),
-        _link(cell),
+        _bound(link[0], cell.split.link_s, link[1]),
     ]
-
-
-def _link(cell: JudgedCell) -> Lever:
-    """The lever for transfers over a link: results of other ranks, or offloaded weights."""
-    link_s = cell.split.link_s
-    if any(item.group == COLLECTIVE for item in cell.operators):
-        return _bound("a faster link, or fewer GPUs", link_s, "ranks would not wait for each other's results")
-    return _bound("memory for all weights on the device", link_s, "none would cross the link at every step")
 
 
 def _kernels(cell: JudgedCell) -> list[Lever]:
@@ -471,14 +447,6 @@ def _kernels(cell: JudgedCell) -> list[Lever]:
             cell.split.half_widths_s.get("kernel_s", 0.0),
         ),
     ]
-
-
-def _unfused_s(cell: JudgedCell) -> float:
-    """The part of kernel losses that a fused attention kernel saves: scores and repeated heads."""
-    attention = {item.operator for item in cell.operators if item.group == "attention"}
-    lost_s = sum(seconds for name, seconds in cell.lost_s.items() if name in attention)
-    written_s = sum(cell.avoidable_s.get(cause, 0.0) for cause in (Cause.ATTENTION_MATRIX, Cause.REPEATED_HEADS))
-    return min(written_s, max(0.0, lost_s))
 
 
 def _fixed_costs(cell: JudgedCell) -> str:

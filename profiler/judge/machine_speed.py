@@ -6,14 +6,14 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from profiler.facts.contention import Contention
 from profiler.facts.roofs import DriftReading, swing
 from profiler.facts.run_facts import Facts
+from profiler.facts.telemetry import Contention
 from profiler.facts.visits import Visit, phase_samples
 from profiler.grid.cells import PHASES, Cell, Phase
 from profiler.stats import MOST_FOREIGN_CORES
@@ -135,17 +135,10 @@ def _shared_swing(
 
 def _divided(visit: Visit, prefill: float, decode: float) -> Visit:
     """A visit with the times of each phase divided by the machine's pace."""
-
-    def quotient(seconds: float | None, pace: float) -> float | None:
-        return None if seconds is None else seconds / pace
-
-    return replace(
-        visit,
-        prefill_s=quotient(visit.prefill_s, prefill),
-        more_prefill_s=tuple(value / prefill for value in visit.more_prefill_s),
-        ttft_s=quotient(visit.ttft_s, prefill),
-        more_ttft_s=tuple(value / prefill for value in visit.more_ttft_s),
-        decode_s=tuple(value / decode for value in visit.decode_s),
-        loop_s=quotient(visit.loop_s, decode),
-        issue_s=quotient(visit.issue_s, decode),
-    )
+    paces = dict.fromkeys(("prefill_s", "more_prefill_s", "ttft_s", "more_ttft_s"), prefill)
+    paces |= dict.fromkeys(("decode_s", "loop_s", "issue_s"), decode)
+    divided: dict[str, Any] = {}
+    for name, pace in paces.items():
+        value = getattr(visit, name)
+        divided[name] = tuple(each / pace for each in value) if isinstance(value, tuple) else value and value / pace
+    return replace(visit, **divided)

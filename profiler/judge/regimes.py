@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profiler.judge.breakdown import StepRoofs, TimeBreakdown, at_latency, exceeds_step
-from profiler.judge.counted_traffic import TRAFFIC_TOLERANCE, CountedTraffic
+from profiler.judge.demand import TRAFFIC_TOLERANCE, CountedTraffic
 
 Regime = Literal[
     "compute-bound", "memory-bound", "overhead-bound", "kernel-bound", "link-bound", "mixed", "inconclusive"
@@ -135,8 +135,6 @@ class Measurement:
     noise: str = "quiet"
     offloaded: bool = False
     cache_resident: bool = False
-    issue_s: float | None = None
-    """Seconds until the host has submitted a step; None unless it runs ahead of the device."""
     graph_step_s: float | None = None
     """Seconds of the step replayed as a CUDA graph, without the host."""
     batch_side: str = ""
@@ -404,8 +402,8 @@ def _optional_evidence(m: Measurement, shares: _Shares) -> list[Evidence]:
     """Signals that only some runs have."""
     device_side: Vote = "memory-bound" if shares.memory >= shares.compute else "compute-bound"
     items = []
-    if m.issue_s is not None and m.roofs.overlaps:
-        share = m.issue_s / m.split.latency_s
+    if m.roofs.issue_s is not None and m.roofs.overlaps:
+        share = m.roofs.issue_s / m.split.latency_s
         # A high share proves nothing: once the launch queue is full, the host waits for the device.
         vote: Vote = device_side if share < ISSUE_AGAINST else ""
         items.append(Evidence("host issue time / step", share, f"< {ISSUE_AGAINST} not overhead", vote, 1.0))
@@ -442,7 +440,10 @@ def _optional_evidence(m: Measurement, shares: _Shares) -> list[Evidence]:
 
 
 def _flags(m: Measurement, regime: Regime) -> tuple[Flag, ...]:
-    s = m.split
+    s, dispatch_s = m.split, m.roofs.dispatch_s or 0.0
+    replayed = regime == "overhead-bound" and m.graph_step_s is not None and dispatch_s > 0
+    # A graph removes the host's time if it saves at least half of the dispatch.
+    saves = s.latency_s - (m.graph_step_s or 0.0) >= dispatch_s / 2
     checks = (
         (Flag.KV_BOUND, regime == "memory-bound" and s.kv_s > s.weights_s),
         (Flag.INEFFICIENT_KERNELS, s.kernel_s + s.dequantise_s >= KERNEL_LOSS * s.latency_s),
@@ -452,8 +453,8 @@ def _flags(m: Measurement, regime: Regime) -> tuple[Flag, ...]:
         (Flag.ABOVE_ROOF, s.attained > 1.0 + _tolerance(m)),
         (Flag.POWER_CAPPED, m.power_capped),
         (Flag.THROTTLED, m.clock_share < THROTTLED),
-        (Flag.HOST, regime == "overhead-bound" and _graph_saves(m) is True),
-        (Flag.GRANULARITY, regime == "overhead-bound" and _graph_saves(m) is False),
+        (Flag.HOST, replayed and saves),
+        (Flag.GRANULARITY, replayed and not saves),
     )
     return tuple(flag for flag, applies in checks if applies)
 
@@ -467,13 +468,6 @@ def _tolerance(m: Measurement) -> float:
 def _graph_share(m: Measurement, s: TimeBreakdown) -> NDArray[np.float64] | None:
     """The share of the step that a graph saves; None if no graph was replayed."""
     return None if m.graph_step_s is None else np.asarray(1 - m.graph_step_s / s.latency_s)
-
-
-def _graph_saves(m: Measurement) -> bool | None:
-    """Whether a graph removes at least half of the dispatch; None if no graph was replayed."""
-    if m.graph_step_s is None or not m.roofs.dispatch_s:
-        return None
-    return m.split.latency_s - m.graph_step_s >= m.roofs.dispatch_s / 2
 
 
 def _confidence(m: Measurement, regime: Regime, evidence: Sequence[Evidence], flags: Sequence[Flag]) -> Confidence:

@@ -15,6 +15,7 @@ from profiler.counting.floor import MOST, StepFloor, compute_bound_from, least, 
 from profiler.facts.operators import OperatorWork
 from profiler.facts.roofs import Ceilings
 from profiler.grid.cells import CellKey, Phase
+from profiler.json_document import view
 from profiler.judge.cells import CellResult
 from profiler.stats import CLAIM_VISITS
 from profiler.units import percent
@@ -333,16 +334,13 @@ def doubling_tests(
             by_size = {getattr(cell, SIZE_OF[axis]): operators[cell.key] for cell in group}
             predicted = None if axis == "context" else compute_bound_by_counts(by_size, ceilings)
             tests.append(
-                DoublingTest(
+                view(
+                    DoublingTest,
+                    result,
                     axis=axis,
                     fixed=dict(zip(_FIXED[axis], values, strict=True)),
-                    doublings=result.doublings,
-                    best=result.best,
-                    largest=result.largest,
-                    knee_measured=result.knee_measured,
                     knee_predicted=predicted,
                     sentences=tuple(scaling_sentences(result, axis, predicted)),
-                    knee_between=result.knee_between,
                 )
             )
     return sorted(tests, key=lambda test: list(_FIXED).index(test.axis))

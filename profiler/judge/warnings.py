@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from profiler.data.datasheets import Datasheet, gpus
 from profiler.facts.dispatch import Dispatch
@@ -14,12 +14,10 @@ from profiler.facts.visits import Gap, Visit
 from profiler.grid.cells import Cell
 from profiler.judge.breakdown import exceeds_step
 from profiler.judge.cells import JudgedCell
-from profiler.judge.counted_traffic import counted_traffic
-from profiler.judge.demand import was_disturbed
+from profiler.judge.demand import counted_traffic, moved, was_disturbed, weight_read_share
+from profiler.judge.device_health import rank_steps, straggler
 from profiler.judge.machine_speed import busy_sentences, swing_words
 from profiler.judge.regimes import Flag
-from profiler.judge.roof_range import moved, weight_read_share
-from profiler.judge.stragglers import rank_steps, straggler
 from profiler.units import duration, percent, scaled, several
 
 # Two clocks around the same loop must agree this well.
@@ -31,8 +29,7 @@ def run_warnings(facts: Facts, judged: Sequence[JudgedCell]) -> list[str]:
     """Warnings that may change a conclusion: the device, its roofs, cells without a number, disagreeing clocks."""
     return [
         *complaints(facts.readings, of_cores=not busy_sentences(facts)),
-        *_unsteady(judged),
-        *_above_roof(judged),
+        *_flagged(judged),
         *_other_traffic(facts, judged),
         *_gaps(facts.gaps, facts.visits),
         *_two_clocks(facts.visits),
@@ -53,16 +50,13 @@ def run_remarks(facts: Facts, judged: Sequence[JudgedCell]) -> list[str]:
     ]
 
 
-def _straggling(facts: Facts, judged: Sequence[JudgedCell]) -> list[str]:
+def _straggling(facts: Facts, judged: Sequence[JudgedCell]) -> Iterator[str]:
     """The rank that all others wait for."""
-    slowest = straggler(rank_steps(facts, {cell.key: cell.split.latency_s for cell in judged}))
-    if slowest is None:
-        return []
-    rank, share = slowest
-    return [
-        f"rank {rank} is the slowest: its own share of a step takes {percent(share)} longer than the fastest rank's,"
-        " and all others wait for it; look what else runs on its device."
-    ]
+    if slowest := straggler(rank_steps(facts, {cell.key: cell.split.latency_s for cell in judged})):
+        yield (
+            f"rank {slowest[0]} is the slowest: its own share of a step takes {percent(slowest[1])} longer than the"
+            " fastest rank's, and all others wait for it; look what else runs on its device."
+        )
 
 
 def health_warnings(sheet: Datasheet | None, ceilings: Ceilings) -> list[str]:
@@ -82,72 +76,60 @@ def health_warnings(sheet: Datasheet | None, ceilings: Ceilings) -> list[str]:
     ]
 
 
-def _weight_read(ceilings: Ceilings) -> list[str]:
+def _weight_read(ceilings: Ceilings) -> Iterator[str]:
     """A model whose weights are read more slowly, or faster, than a stream."""
     share = weight_read_share(ceilings)
-    if ceilings.weights is None or share == 1.0:
-        return []
-    per_s = ceilings.weights.roof.per_s
-    change = f"{percent(abs(share - 1))} {'slower' if share < 1 else 'faster'}"
-    return [
-        f"the model's own weights are read at {scaled(per_s, 'B/s')}, {change} than a stream of their size"
-        f" ({scaled(per_s / share, 'B/s')}): every cell is judged with both rates."
-    ]
+    if ceilings.weights is not None and share != 1.0:
+        per_s = ceilings.weights.roof.per_s
+        change = f"{percent(abs(share - 1))} {'slower' if share < 1 else 'faster'}"
+        yield (
+            f"the model's own weights are read at {scaled(per_s, 'B/s')}, {change} than a stream of their size"
+            f" ({scaled(per_s / share, 'B/s')}): every cell is judged with both rates."
+        )
 
 
-def _moved(ceilings: Ceilings, looks: Sequence[RoofsRemeasured]) -> list[str]:
+def _moved(ceilings: Ceilings, looks: Sequence[RoofsRemeasured]) -> Iterator[str]:
     """Roofs that differ at the end of the run."""
     parts = [
         f"{name} from {scaled(first.per_s, unit)} to {scaled(later.per_s, unit)}"
         for name, unit, first, later in (moved(ceilings, looks[-1]) if looks else ())
     ]
-    if not parts:
-        return []
-    return [
-        f"the roofs moved since they were measured: {', '.join(parts)}; cells are judged under the lowest and the"
-        " highest."
-    ]
+    if parts:
+        yield (
+            f"the roofs moved since they were measured: {', '.join(parts)}; cells are judged under the lowest and the"
+            " highest."
+        )
 
 
-def _unsteady(judged: Sequence[JudgedCell]) -> list[str]:
-    """Cells whose label depends on which of the measured roofs is used."""
-    unsteady = [cell for cell in judged if Flag.UNSTEADY in cell.verdict.flags]
-    if not unsteady:
-        return []
-    first = unsteady[0]
-    cells = several(len(unsteady), "cell would get", "cells would get")
-    return [
-        f"{cells} another label under the lowest or the highest roof of this run (first: {first.key.name},"
-        f" {first.verdict.evidence[-1].signal})."
-    ]
+def _flagged(judged: Sequence[JudgedCell]) -> Iterator[str]:
+    """Cells whose label depends on which of the measured roofs is used, or that are faster than one allows."""
+    if unsteady := [cell for cell in judged if Flag.UNSTEADY in cell.verdict.flags]:
+        cells = several(len(unsteady), "cell would get", "cells would get")
+        yield (
+            f"{cells} another label under the lowest or the highest roof of this run (first: {unsteady[0].key.name},"
+            f" {unsteady[0].verdict.evidence[-1].signal})."
+        )
+    if above := [cell for cell in judged if Flag.ABOVE_ROOF in cell.verdict.flags]:
+        yield (
+            f"{several(len(above), 'cell is', 'cells are')} above a measured roof (first: {above[0].key.name}): a roof"
+            " or a count is too low there, so their labels have a low confidence."
+        )
 
 
-def _above_roof(judged: Sequence[JudgedCell]) -> list[str]:
-    """Cells that are faster than a measured roof allows."""
-    above = [cell for cell in judged if Flag.ABOVE_ROOF in cell.verdict.flags]
-    if not above:
-        return []
-    return [
-        f"{several(len(above), 'cell is', 'cells are')} above a measured roof (first: {above[0].key.name}): a roof or"
-        " a count is too low there, so their labels have a low confidence."
-    ]
-
-
-def _parts_exceed(judged: Sequence[JudgedCell]) -> list[str]:
+def _parts_exceed(judged: Sequence[JudgedCell]) -> Iterator[str]:
     """Cells below their roofs whose parts, each measured by itself, take longer than the whole step."""
     shares = {
         cell.key: -cell.split.unexplained_s / cell.split.latency_s
         for cell in judged
         if exceeds_step(cell.split) and Flag.ABOVE_ROOF not in cell.verdict.flags
     }
-    if not shares:
-        return []
-    key = max(shares, key=lambda each: shares[each])
-    return [
-        f"in {several(len(shares), 'cell', 'cells')} the parts of a step, each measured by itself, take longer than the"
-        f" whole step (most: {percent(shares[key])} longer, {key.name}): a step finds in a cache what a replay reads"
-        " from memory, or the machine was slower in between. Kernels lose at most the printed time there."
-    ]
+    if shares:
+        key = max(shares, key=lambda each: shares[each])
+        yield (
+            f"in {several(len(shares), 'cell', 'cells')} the parts of a step, each measured by itself, take longer than"
+            f" the whole step (most: {percent(shares[key])} longer, {key.name}): a step finds in a cache what a replay"
+            " reads from memory, or the machine was slower in between. Kernels lose at most the printed time there."
+        )
 
 
 def _other_traffic(facts: Facts, judged: Sequence[JudgedCell]) -> list[str]:
@@ -161,16 +143,15 @@ def _other_traffic(facts: Facts, judged: Sequence[JudgedCell]) -> list[str]:
     ]
 
 
-def _slow_twin(dispatch: Iterable[Dispatch]) -> list[str]:
+def _slow_twin(dispatch: Iterable[Dispatch]) -> Iterator[str]:
     """Dispatch that took longer on the hollow twin than whole steps of the model."""
-    slow = [item for item in dispatch if was_disturbed(item)]
-    if not slow:
-        return []
-    worst = max(slow, key=lambda item: item.disturbed_s / item.step_s)
-    return [
-        f"dispatch took {duration(worst.disturbed_s)} when it was measured on its own, and whole steps take"
-        f" {duration(worst.step_s)}: the host was slower for that moment. The fastest step is taken as its dispatch."
-    ]
+    if slow := [item for item in dispatch if was_disturbed(item)]:
+        worst = max(slow, key=lambda item: item.disturbed_s / item.step_s)
+        yield (
+            f"dispatch took {duration(worst.disturbed_s)} when it was measured on its own, and whole steps take"
+            f" {duration(worst.step_s)}: the host was slower for that moment. The fastest step is taken as its"
+            " dispatch."
+        )
 
 
 def _gaps(gaps: Mapping[Cell, Gap], visits: Mapping[Cell, Sequence[Visit]]) -> list[str]:
@@ -191,32 +172,30 @@ def _gaps(gaps: Mapping[Cell, Gap], visits: Mapping[Cell, Sequence[Visit]]) -> l
     ]
 
 
-def _in_chunks(visits: Mapping[Cell, Sequence[Visit]]) -> list[str]:
+def _in_chunks(visits: Mapping[Cell, Sequence[Visit]]) -> Iterator[str]:
     """Prefills that the engine's scheduler split into chunks."""
     iterations = {cell: of_cell[-1].prefill_iterations for cell, of_cell in visits.items() if of_cell}
     chunked = {cell: number for cell, number in iterations.items() if number > 1}
-    if not chunked:
-        return []
-    cell, number = max(chunked.items(), key=lambda item: item[1])
-    mixed = any(row.prefill_requests and row.decode_requests for row in visits[cell][-1].scheduled)
-    return [
-        f"{len(chunked)} prefills went in chunks (most: batch {cell.name} in {number} iterations"
-        f"{', in which sequences that had finished their prompts already decoded' if mixed else ''}):"
-        " their time is that of all the chunks."
-    ]
+    if chunked:
+        cell, number = max(chunked.items(), key=lambda item: item[1])
+        mixed = any(row.prefill_requests and row.decode_requests for row in visits[cell][-1].scheduled)
+        yield (
+            f"{len(chunked)} prefills went in chunks (most: batch {cell.name} in {number} iterations"
+            f"{', in which sequences that had finished their prompts already decoded' if mixed else ''}):"
+            " their time is that of all the chunks."
+        )
 
 
-def _two_clocks(visits: Mapping[Cell, Sequence[Visit]]) -> list[str]:
+def _two_clocks(visits: Mapping[Cell, Sequence[Visit]]) -> Iterator[str]:
     """Loops whose time by the host's clock differs from the sum of their steps."""
     ratios_by_cell = {}
     for cell, of_cell in visits.items():
         ratios = [visit.loop_s / sum(visit.decode_s) for visit in of_cell if visit.loop_s]
         if ratios and abs(statistics.median(ratios) - 1) > _CLOCKS_AGREE:
             ratios_by_cell[cell] = statistics.median(ratios)
-    if not ratios_by_cell:
-        return []
-    cell, ratio = max(ratios_by_cell.items(), key=lambda item: abs(item[1] - 1))
-    return [
-        f"in {len(ratios_by_cell)} cells the host's clock and the sum of the steps differ by more than"
-        f" {percent(_CLOCKS_AGREE)} (most: {percent(ratio - 1)} at batch {cell.name})."
-    ]
+    if ratios_by_cell:
+        cell, ratio = max(ratios_by_cell.items(), key=lambda item: abs(item[1] - 1))
+        yield (
+            f"in {len(ratios_by_cell)} cells the host's clock and the sum of the steps differ by more than"
+            f" {percent(_CLOCKS_AGREE)} (most: {percent(ratio - 1)} at batch {cell.name})."
+        )

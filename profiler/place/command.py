@@ -18,7 +18,7 @@ from profiler.data import datasheets as datasheet
 from profiler.data.links import link_called, link_of
 from profiler.errors import ModelError, RequestError
 from profiler.facts.step import ExecutionPath, Step
-from profiler.gpu_profile.roofs import datasheet_roofs
+from profiler.gpu_profile.profile import datasheet_roofs
 from profiler.json_document import view
 from profiler.loading.source import ModelSource, resolve
 from profiler.place.place import PlacedFile, PlaceRoofs, doubts, placed

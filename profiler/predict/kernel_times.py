@@ -1,11 +1,11 @@
-"""Kernel times at new shapes, interpolated from a run's replays, and memory traffic per operator."""
+"""Kernel times at new shapes: surfaces and lines through a run's replays, and the memory traffic of operators."""
 
 from __future__ import annotations
 
+import abc
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,9 +15,9 @@ from profiler.facts.operators import COPIES, OUTSIDE, REST, Cause
 from profiler.facts.roofs import Ceilings
 from profiler.grid.cells import Phase
 from profiler.judge.breakdown import HostTime
-from profiler.predict.interpolation import Line, Surface, line, surface
 from profiler.predict.operator_arrays import (
     Array,
+    Columnar,
     Floats,
     OperatorArrays,
     OperatorColumn,
@@ -31,7 +31,7 @@ NO_ROOF_S = 1e-9
 
 
 @dataclass(frozen=True)
-class ReplayedSteps:
+class ReplayedSteps(Columnar):
     """Steps whose kernels were replayed in isolation; arrays are [m]."""
 
     demanded: OperatorArrays
@@ -40,17 +40,9 @@ class ReplayedSteps:
     conversion_s: Mapping[str, Array]
     """The part of `seconds` that converts between formats."""
 
-    def at(self, chosen: Array) -> ReplayedSteps:
-        """The steps that `chosen` (bool or int [n]) picks."""
-        return ReplayedSteps(
-            self.demanded.at(chosen),
-            {name: values[chosen] for name, values in self.seconds.items()},
-            {name: values[chosen] for name, values in self.conversion_s.items()},
-        )
-
 
 @dataclass(frozen=True)
-class MeasuredCells:
+class MeasuredCells(Columnar):
     """Measured cells, with the replays at their shapes; arrays are [m]."""
 
     replayed: ReplayedSteps
@@ -67,22 +59,17 @@ class MeasuredCells:
         return self.replayed.demanded
 
     def at(self, chosen: Array) -> MeasuredCells:
-        """The cells that `chosen` (bool or int [n]) picks."""
-        return MeasuredCells(
-            self.replayed.at(chosen),
-            self.latency_s[chosen],
-            self.half_width_s[chosen],
-            self.faults[chosen],
-            self.between,
-        )
+        """The cells that `chosen` (bool or int [n]) picks; the replays between them stay."""
+        return replace(super(MeasuredCells, replace(self, between=None)).at(chosen), between=self.between)
 
     def __len__(self) -> int:
         return len(self.latency_s)
 
 
-class KernelTimes(Protocol):
+class KernelTimes(abc.ABC):
     """Times of kernels that run in isolation."""
 
+    @abc.abstractmethod
     def small_s(self, steps: StepArrays, traffic_s: Array, from_memory_s: Array) -> Array:
         """Seconds [n] of all small kernels of each step.
 
@@ -90,37 +77,37 @@ class KernelTimes(Protocol):
         the memory's. The latter grows with the tokens only, without a jump at the size of a cache.
         """
 
+    @abc.abstractmethod
     def seconds(self, column: OperatorColumn, steps: StepArrays, roof_s: Array) -> Array | None:
         """Seconds [n] of one instance at each step with roofs `roof_s` [n]; None for an unknown operator."""
 
-    def converting_s(self, column: OperatorColumn, steps: StepArrays, roof_s: Array) -> Array:
-        """Seconds [n] of one instance that are spent converting between formats."""
+    def converting_s(self, column: OperatorColumn, steps: StepArrays) -> Array:
+        """Seconds [n] of one instance that are spent converting between formats; by default in `seconds`, as zeros."""
+        return np.zeros(len(steps))
 
 
 @dataclass(frozen=True)
-class Kernels:
+class Kernels(KernelTimes):
     """Kernel times of a model at new shapes, interpolated from its replays."""
 
     lines: Mapping[str, Line]
     """By operator: time and roof over rows."""
-    surfaces: Mapping[str, Surface]
-    """By attention operator: log(time / (roof + shortest time)) over batch, query and depth."""
-    least_s: Mapping[str, float]
-    """By operator: the shortest time replayed, which is that of a call or a launch."""
+    surfaces: Mapping[str, KernelSurface]
+    """By attention operator: over batch, query and depth."""
     conversions: Mapping[str, Line]
     """By operator: the time of conversions over rows."""
     small: Line | None = None
     """All kernels that are not replayed individually: their time, with the larger of their traffic from memory and
     their shortest time as the roof, over tokens; None if they were not replayed."""
+    least_small_s: float = 0.0
+    """That shortest time."""
     small_in_decode: bool = False
     """Whether `small` was replayed for decode steps. On a CPU it is not, since it is negligible next to dispatch."""
 
     def seconds(self, column: OperatorColumn, steps: StepArrays, roof_s: Array) -> Array | None:
         """Seconds [n] of one instance at each step with roofs `roof_s` [n]; None for an operator without replays."""
         if column.operator in self.surfaces:
-            least_s = self.least_s[column.operator]
-            ratio = np.exp(self.surfaces[column.operator].level(octaves(steps)))
-            return np.asarray(np.maximum(roof_s, ratio * (roof_s + least_s)))
+            return self.surfaces[column.operator].seconds(octaves(steps), roof_s)
         times = self.lines.get(column.operator)
         return None if times is None else times.seconds(column.rows, roof_s)
 
@@ -128,10 +115,10 @@ class Kernels:
         """Seconds [n] of all small kernels of each step: as replayed, or `traffic_s` if they were not replayed."""
         if self.small is None:
             return traffic_s
-        replayed_s = np.exp(self.small.log_ratio(steps.tokens)) * np.maximum(from_memory_s, self.least_s[REST])
+        replayed_s = np.exp(self.small.log_ratio(steps.tokens)) * np.maximum(from_memory_s, self.least_small_s)
         return np.where(steps.prefill | self.small_in_decode, replayed_s, traffic_s)
 
-    def converting_s(self, column: OperatorColumn, steps: StepArrays, roof_s: Array) -> Array:
+    def converting_s(self, column: OperatorColumn, steps: StepArrays) -> Array:
         """Seconds [n] of one instance that are spent converting between formats."""
         times = self.conversions.get(column.operator)
         return np.zeros(len(steps)) if times is None else times.seconds(column.rows, np.full(len(steps), NO_ROOF_S))
@@ -141,29 +128,22 @@ def replayed_kernels(measured: MeasuredCells, device: DeviceRates) -> Kernels:
     """Interpolate the kernel times of a run's replays."""
     replayed = measured.replayed
     lines, conversions = _lines([part for part in (replayed, measured.between) if part is not None], device)
-    surfaces: dict[str, Surface] = {}
-    least_s: dict[str, float] = {}
+    surfaces: dict[str, KernelSurface] = {}
     steps = measured.demanded.steps
     for column in measured.demanded.columns:
-        if column.heads is None or (replayed_at := _replayed_steps(replayed.seconds, column)) is None:
-            continue
-        seconds, roof_s = (
-            replayed.seconds[column.operator][replayed_at],
-            instance_roof_s(column, replayed.demanded, device)[replayed_at],
-        )
-        least_s[column.operator] = float(seconds.min())
-        ratio = np.log(seconds / (roof_s + least_s[column.operator]))
-        surfaces[column.operator] = surface(octaves(steps.at(replayed_at)), ratio, np.full(len(seconds), 0.01))
-    small: Line | None = None
-    in_decode = False
+        if column.is_attention and (replayed_at := _replayed_steps(replayed.seconds, column)) is not None:
+            seconds = replayed.seconds[column.operator][replayed_at]
+            roof_s = instance_roof_s(column, replayed.demanded, device)[replayed_at]
+            surfaces[column.operator] = kernel_surface(octaves(steps.at(replayed_at)), seconds, roof_s, 0.01)
+    kernels = Kernels(lines, surfaces, conversions)
     rest = replayed.seconds.get(REST)
-    if rest is not None and (replayed_at := rest > 0).any():
-        least_s[REST] = float(rest[replayed_at].min())
-        traffic_s = from_memory_s(measured.demanded, device, lambda column: column.operator in replayed.seconds)
-        demands_s = np.maximum(traffic_s, least_s[REST])
-        small = line(steps.tokens[replayed_at], rest[replayed_at], demands_s[replayed_at])
-        in_decode = bool((replayed_at & ~steps.prefill).any())
-    return Kernels(lines, surfaces, least_s, conversions, small, in_decode)
+    if rest is None or not (replayed_at := rest > 0).any():
+        return kernels
+    least_s = float(rest[replayed_at].min())
+    traffic_s = from_memory_s(measured.demanded, device, lambda column: column.operator in replayed.seconds)
+    small = line(steps.tokens[replayed_at], rest[replayed_at], np.maximum(traffic_s, least_s)[replayed_at])
+    in_decode = bool((replayed_at & ~steps.prefill).any())
+    return replace(kernels, small=small, least_small_s=least_s, small_in_decode=in_decode)
 
 
 def _lines(parts: Sequence[ReplayedSteps], device: DeviceRates) -> tuple[dict[str, Line], dict[str, Line]]:
@@ -171,7 +151,7 @@ def _lines(parts: Sequence[ReplayedSteps], device: DeviceRates) -> tuple[dict[st
     kernels: dict[str, list[tuple[Array, Array, Array]]] = {}
     conversions: dict[str, list[tuple[Array, Array, Array]]] = {}
     for part in parts:
-        for column in (column for column in part.demanded.columns if column.heads is None):
+        for column in (column for column in part.demanded.columns if not column.is_attention):
             roof_s = instance_roof_s(column, part.demanded, device)
             if (replayed_at := _replayed_steps(part.seconds, column)) is not None:
                 points = column.rows[replayed_at], part.seconds[column.operator][replayed_at], roof_s[replayed_at]
@@ -290,3 +270,142 @@ def unpaid_s(column: OperatorColumn, flops_per_s: float, copies: Array, between:
         bytes_per_s = copies if cause in COPIES else between
         total += floor_s(np.asarray(flops), np.asarray(nbytes), flops_per_s, bytes_per_s)
     return total
+
+
+_LENGTH = 3.0
+"""Length scale in octaves: over eight times as many rows or keys, a kernel's loss is hardly correlated."""
+_SPREADS = (0.02, 0.05, 0.1, 0.2, 0.4)
+_NOISES = (0.003, 0.01, 0.02, 0.04, 0.08, 0.16)
+
+
+@dataclass(frozen=True)
+class Surface:
+    """A Gaussian process with a constant mean.
+
+    Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, equations 2.25, 2.26 and 2.41. Far from every
+    point its value is the mean, with `spread` as the standard deviation.
+    """
+
+    points: Array
+    """float[m, d], in octaves."""
+    weights: Array
+    """float[m]"""
+    inverse: Array
+    """float[m, m]"""
+    mean: float
+    spread: float
+    noise: float
+
+    def level(self, at: Array) -> Array:
+        """The value [n] at the points `at` [n, d], each clipped to the bounding box of the surface's points."""
+        return self.value(np.clip(at, self.points.min(axis=0), self.points.max(axis=0)))[0]
+
+    def value(self, at: Array) -> tuple[Array, Array]:
+        """(value, standard deviation of a new measurement), each [n], at the points `at` [n, d]."""
+        if not len(self.points):
+            return np.full(len(at), self.mean), np.full(len(at), self.spread)
+        cross = self.spread**2 * _correlation(at, self.points)
+        value = self.mean + cross @ self.weights
+        explained = np.einsum("ij,ij->i", cross @ self.inverse, cross)
+        return value, np.sqrt(np.maximum(self.spread**2 - explained, 0.0) + self.noise**2)
+
+
+def surface(points: Array, values: Array, own_noise: Array) -> Surface:
+    """The surface through `values` [m] at `points` [m, d], with standard deviations `own_noise` [m] of the values.
+
+    The spread of the surface, and the noise between measurements of one point beyond `own_noise`, maximise the marginal
+    likelihood (equation 2.30) over a coarse grid, since there are few points.
+    """
+    if len(values) < 2:
+        mean = float(values.mean()) if len(values) else 0.0
+        return Surface(points, np.zeros(len(values)), np.eye(len(values)), mean, _SPREADS[-1], _NOISES[2])
+    best: tuple[float, Surface] | None = None
+    correlation = _correlation(points, points)
+    ones = np.ones(len(values))
+    for spread in _SPREADS:
+        for noise in _NOISES:
+            covariance = spread**2 * correlation + np.diag(own_noise**2 + noise**2)
+            inverse = np.linalg.inv(covariance)
+            mean = float(ones @ inverse @ values / (ones @ inverse @ ones))
+            deviations = values - mean
+            _, log_determinant = np.linalg.slogdet(covariance)
+            log_likelihood = -0.5 * float(deviations @ inverse @ deviations) - 0.5 * float(log_determinant)
+            if best is None or log_likelihood > best[0]:
+                best = log_likelihood, Surface(points, inverse @ deviations, inverse, mean, spread, noise)
+    assert best is not None
+    return best[1]
+
+
+def _correlation(left: Array, right: Array) -> Array:
+    """exp(-d^2 / 2) [n, m], with distances d in length scales."""
+    distance = sum((left[:, axis, None] - right[None, :, axis]) ** 2 for axis in range(left.shape[1]))
+    return np.asarray(np.exp(-0.5 * np.asarray(distance) / _LENGTH**2))
+
+
+@dataclass(frozen=True)
+class KernelSurface:
+    """Times of one kind of kernel: a surface of log(time / (roof + shortest time)) over sizes."""
+
+    surface: Surface
+    least_s: float
+    """The shortest time measured, which is that of a call or a launch."""
+
+    def seconds(self, sizes: Array, roof_s: Array) -> Array:
+        """Seconds [n] at `sizes` [n, d], at least the roof; beyond the measured sizes the ratio is constant."""
+        return np.asarray(np.maximum(roof_s, np.exp(self.surface.level(sizes)) * (roof_s + self.least_s)))
+
+
+def kernel_surface(sizes: Array, seconds: Array, roof_s: Array, noise: float) -> KernelSurface:
+    """The surface through measured `seconds` [m] at `sizes` [m, d], each with `noise` as a share of its time."""
+    least_s = float(seconds.min())
+    ratios = np.log(seconds / (roof_s + least_s))
+    return KernelSurface(surface(sizes, ratios, np.full(len(seconds), noise)), least_s)
+
+
+_LEAST_LOST = 1e-3
+"""The smallest loss as a share of the time, so that its logarithm is finite."""
+_LEAST_STEP = 1e-6
+"""Added to the squared difference of two logarithms, so that weights are finite."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A kernel's time in relation to its roof, interpolated over one size; arrays are [m] measured points."""
+
+    log_sizes: Array
+    log_ratios: Array
+    """log(time / roof) at each size."""
+    log_lost: Array
+    """log(seconds beyond the roof) at each size."""
+
+    def seconds(self, sizes: Array, roof_s: Array) -> Array:
+        """Seconds [n] at `sizes` [n] with roofs `roof_s` [n], at least the roof.
+
+        Between two points, either the ratio of time and roof or the loss in seconds may be the more constant one. Both
+        are interpolated, and the one that differs less between the two points has the larger weight. Beyond all points
+        the ratio is constant.
+        """
+        log_sizes = np.log(np.maximum(sizes, 1))
+        by_share = roof_s * np.maximum(np.exp(self.log_ratio(sizes)) - 1, _LEAST_LOST)
+        by_loss = np.exp(np.interp(log_sizes, self.log_sizes, self.log_lost))
+        if len(self.log_sizes) < 2:
+            return np.asarray(roof_s + by_share)
+        steps = np.diff(self.log_ratios) ** 2, np.diff(self.log_lost) ** 2
+        weights = (steps[0] + _LEAST_STEP) / (steps[0] + steps[1] + 2 * _LEAST_STEP)
+        segment = np.clip(np.searchsorted(self.log_sizes, log_sizes) - 1, 0, len(weights) - 1)
+        inside = (log_sizes >= self.log_sizes[0]) & (log_sizes <= self.log_sizes[-1])
+        loss_weight = np.where(inside, weights[segment], 0.0)
+        return np.asarray(roof_s + by_share ** (1 - loss_weight) * by_loss**loss_weight)
+
+    def log_ratio(self, sizes: Array) -> Array:
+        """log(time / roof) [n] at `sizes` [n], linear in log(size) between the points and constant beyond them."""
+        return np.asarray(np.interp(np.log(np.maximum(sizes, 1)), self.log_sizes, self.log_ratios))
+
+
+def line(sizes: Array, seconds: Array, roof_s: Array) -> Line:
+    """The line through measured points [m], with the median of those that share a size."""
+    unique = np.unique(sizes)
+    ratios = np.log(seconds / roof_s)
+    lost = np.log(np.maximum(seconds - roof_s, _LEAST_LOST * seconds))
+    ratios, lost = (np.array([np.median(values[sizes == size]) for size in unique]) for values in (ratios, lost))
+    return Line(np.log(np.maximum(unique, 1)), ratios, lost)

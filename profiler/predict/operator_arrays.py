@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +23,29 @@ Array = NDArray[Any]
 Floats = NDArray[np.float64]
 
 
+class Columnar:
+    """A dataclass whose arrays, in its fields and in theirs, have one element per step; all else is of all steps."""
+
+    def at(self, chosen: Array) -> Self:
+        """The steps that `chosen` (bool or int [n]) picks."""
+        own: Any = self
+        return cast(
+            Self, replace(own, **{item.name: _picked(getattr(self, item.name), chosen) for item in fields(own)})
+        )
+
+
+def _picked(value: Any, chosen: Array) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _picked(item, chosen) for name, item in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_picked(item, chosen) for item in value)
+    if isinstance(value, np.ndarray):
+        return value[chosen]
+    return value.at(chosen) if hasattr(value, "at") else value
+
+
 @dataclass(frozen=True)
-class StepArrays:
+class StepArrays(Columnar):
     """Prefill and decode steps as arrays of one length n."""
 
     prefill: Array
@@ -76,33 +97,9 @@ class StepArrays:
     def __len__(self) -> int:
         return len(self.batch)
 
-    def at(self, chosen: Array) -> StepArrays:
-        """The steps that `chosen` (bool or int [n]) picks."""
-        return StepArrays(*(getattr(self, item.name)[chosen] for item in fields(self)))
-
 
 @dataclass(frozen=True)
-class Shape:
-    """The weight of a linear, by which a GPU profile identifies its kernel."""
-
-    in_features: int
-    out_features: int
-    format: str
-    """`dense`, `transposed`, or the quantisation format."""
-
-
-@dataclass(frozen=True)
-class HeadShape:
-    """The shape of an attention core, by which a GPU profile identifies its kernel."""
-
-    query_heads: int
-    kv_heads: int
-    head_dim: int
-    window: int | None
-
-
-@dataclass(frozen=True)
-class OperatorColumn:
+class OperatorColumn(Columnar):
     """The work of one operator in each of many steps, summed over its `count` equal instances; arrays are [n]."""
 
     operator: str
@@ -117,29 +114,20 @@ class OperatorColumn:
     activation_bytes: Array
     avoidable_flops: Mapping[Cause, Array] = field(default_factory=dict)
     avoidable_bytes: Mapping[Cause, Array] = field(default_factory=dict)
-    last_rows: bool = False
-    """Whether it processes only the last position of each prompt, as the LM head does."""
-    shape: Shape | None = None
-    heads: HeadShape | None = None
+    source: Operator | None = None
+    """The counted operator, by whose shape a GPU profile identifies its kernel; None if only the work is known."""
+
+    @property
+    def is_attention(self) -> bool:
+        return isinstance(self.source, AttentionCore)
 
     @property
     def model_bytes(self) -> Array:
         return np.asarray(self.weight_bytes + self.kv_bytes)
 
-    def at(self, chosen: Array) -> OperatorColumn:
-        """The column at the steps that `chosen` (bool or int [n]) picks."""
-        sums = ("rows", "flops", "weight_bytes", "kv_bytes", "activation_bytes")
-        arrays: dict[str, Any] = {name: getattr(self, name)[chosen] for name in sums}
-        return replace(
-            self,
-            **arrays,
-            avoidable_flops={cause: values[chosen] for cause, values in self.avoidable_flops.items()},
-            avoidable_bytes={cause: values[chosen] for cause, values in self.avoidable_bytes.items()},
-        )
-
 
 @dataclass(frozen=True)
-class OperatorArrays:
+class OperatorArrays(Columnar):
     """Steps with their work by operator, and the peak memory of each; arrays are [n]."""
 
     steps: StepArrays
@@ -168,13 +156,6 @@ class OperatorArrays:
     def exchanged_s(self) -> Array:
         """Seconds of collectives per step; 0 on a single device."""
         return np.zeros(len(self.steps)) if self.collective_s is None else self.collective_s
-
-    def at(self, chosen: Array) -> OperatorArrays:
-        """The steps that `chosen` (bool or int [n]) picks."""
-        columns = tuple(column.at(chosen) for column in self.columns)
-        collective_s = None if self.collective_s is None else self.collective_s[chosen]
-        handed_bytes = None if self.handed_bytes is None else self.handed_bytes[chosen]
-        return OperatorArrays(self.steps.at(chosen), columns, self.need.at(chosen), collective_s, handed_bytes)
 
 
 def by_phase(steps: StepArrays) -> list[tuple[Phase, Array]]:
@@ -210,7 +191,11 @@ def operator_arrays(
     handed_bytes = next(
         (column.activation_bytes for column, op in zip(columns, names, strict=True) if isinstance(op, Embedding)), None
     )
-    collective_s = None if link is None else _collective_s(work, parts, link, count)
+    collective_s: Array | None = None
+    if link is not None:
+        collective_s = np.zeros(count)
+        for chosen, step, path in parts:
+            collective_s[chosen] = collectives_s(work, step, path, link)
     need = need_of_cells(work, steps, paths["prefill"], weight_bytes)
     return OperatorArrays(steps, columns, need, collective_s, handed_bytes)
 
@@ -222,13 +207,6 @@ def need_of_cells(work: ModelWork, steps: StepArrays, path: ExecutionPath, weigh
     prefilled = np.where(steps.prompt_len > 0, steps.prompt_len, 1)
     prefill = Step(steps.batch, prefilled, steps.prefix, steps.shared)
     return memory_need(work, weight_bytes, prefill, depth + steps.new_tokens - prefilled, path)
-
-
-def _collective_s(work: ModelWork, parts: list[tuple[Array, Step, ExecutionPath]], link: Link, count: int) -> Array:
-    total = np.zeros(count)
-    for chosen, step, path in parts:
-        total[chosen] = collectives_s(work, step, path, link)
-    return total
 
 
 def _step(steps: StepArrays, path: ExecutionPath) -> tuple[Step, ExecutionPath]:
@@ -256,7 +234,6 @@ def _column(
             for cause, amount in causes.items():
                 if np.any(np.asarray(amount) != 0):
                     totals.setdefault(cause, np.zeros(count))[chosen] = amount
-    shape, heads = _shape(operator)
     return OperatorColumn(
         name,
         operator.group,
@@ -266,9 +243,7 @@ def _column(
         **sums,
         avoidable_flops=by_cause[0],
         avoidable_bytes=by_cause[1],
-        last_rows=isinstance(operator, Linear) and operator.rows == "last",
-        shape=shape,
-        heads=heads,
+        source=operator,
     )
 
 
@@ -279,13 +254,3 @@ def _amounts(work: Work) -> dict[str, Count]:
         "kv_bytes": work.kv_read_bytes + work.kv_write_bytes + work.state_bytes,
         "activation_bytes": work.activation_bytes,
     }
-
-
-def _shape(operator: Operator) -> tuple[Shape | None, HeadShape | None]:
-    if isinstance(operator, Linear):
-        weight: Any = operator.weight
-        format_ = "transposed" if weight.transposed else weight.format
-        return Shape(weight.in_features, weight.out_features, format_), None
-    if isinstance(operator, AttentionCore):
-        return None, HeadShape(operator.query_heads, operator.kv_heads, operator.qk_dim, operator.window)
-    return None, None

@@ -7,15 +7,17 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from profiler.counting.operators import Linear
 from profiler.facts.operators import REST
-from profiler.grid.cells import Phase
+from profiler.grid.cells import CellKey, Phase
 from profiler.judge.breakdown import LAST, LAYERED, Demand, StepTerms, idle_share, step_terms
-from profiler.predict.interpolation import Surface, surface
 from profiler.predict.kernel_times import (
     DeviceRates,
     KernelTimes,
     MeasuredCells,
+    Surface,
     replayed_kernels,
+    surface,
     unpaid_from_memory_s,
     unpaid_s,
 )
@@ -87,7 +89,8 @@ class FittedModel:
         """An operator's demand in each step, with the time of its kernels if it is known."""
         demand = Demand(
             name=column.operator,
-            group=LAST if column.last_rows else column.group,
+            # A linear that processes only the last position of each prompt starts after all others, as the LM head.
+            group=LAST if isinstance(column.source, Linear) and column.source.rows == "last" else column.group,
             flops=column.flops,
             weight_bytes=column.weight_bytes,
             kv_bytes=column.kv_bytes,
@@ -97,7 +100,7 @@ class FittedModel:
         each_s = self.kernels.seconds(column, steps, each_roof_s)
         if each_s is None:
             return demand
-        converting_s = np.minimum(each_s, self.kernels.converting_s(column, steps, each_roof_s))
+        converting_s = np.minimum(each_s, self.kernels.converting_s(column, steps))
         return replace(demand, replayed_s=column.count * each_s, dequantise_s=column.count * converting_s)
 
     def _faults(self, demanded: OperatorArrays) -> Array:
@@ -181,22 +184,19 @@ def predicted_regimes(terms: Terms) -> list[str]:
     return [names[at] if shares[at, index] >= _BINDS else "mixed" for index, at in enumerate(largest)]
 
 
-def variant_factor(
-    steps: StepArrays, ratios: Sequence[tuple[Phase, int, int, int, float, float]]
-) -> tuple[Array, Array] | None:
+def variant_factor(steps: StepArrays, ratios: Sequence[tuple[CellKey, float, float]]) -> tuple[Array, Array] | None:
     """The time of a variant over that of the run at each step: (ratio [n], half width of its log [n]).
 
-    `ratios` are measured: (phase, batch, query, depth, ratio, half width). None if the variant was not tried in a phase
-    of `steps`.
+    `ratios` are measured: (step, ratio, half width). None if the variant was not tried in a phase of `steps`.
     """
     factor, half_width = np.ones(len(steps)), np.zeros(len(steps))
     for phase, chosen in by_phase(steps):
-        rows = [item for item in ratios if item[0] == phase]
-        if not rows:
+        tried = [item for item in ratios if item[0].phase == phase]
+        if not tried:
             return None
-        points = np.log2(np.array([item[1:4] for item in rows], dtype=np.float64))
-        values = np.log(np.array([item[4] for item in rows]))
-        noise = np.array([item[5] / item[4] for item in rows]) / NORMAL_95
-        log_ratio, sigma = surface(points, values, noise).value(octaves(steps.at(chosen)))
+        keys, measured, half_widths = zip(*tried, strict=True)
+        noise = np.array(half_widths) / np.array(measured) / NORMAL_95
+        fitted = surface(octaves(StepArrays.of(keys)), np.log(np.array(measured)), noise)
+        log_ratio, sigma = fitted.value(octaves(steps.at(chosen)))
         factor[chosen], half_width[chosen] = np.exp(log_ratio), NORMAL_95 * sigma
     return factor, half_width

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -15,7 +15,7 @@ from profiler.data.published_results import ENGINE_WORDS, EngineKind, formats_of
 from profiler.errors import RequestError
 from profiler.facts.operators import OF_CONTEXT, Cause
 from profiler.grid.cells import Phase
-from profiler.predict.operator_arrays import Array, OperatorArrays
+from profiler.predict.operator_arrays import Array, Columnar, OperatorArrays
 from profiler.quant.registry import FORMATS, published_as
 
 
@@ -52,26 +52,29 @@ class Shares:
 
 
 @dataclass(frozen=True)
-class CardSteps:
-    """Steps, each with its work and the GPU that executes it; arrays are [n]."""
+class WorkAt(Columnar):
+    """The work of many steps as an engine executes them; arrays are [n]."""
 
     flops: Array
     weight_bytes: Array
     kv_bytes: Array
-    layers: Array
-    peak: Array
+    """Bytes of the cache that are read and written, including the copies of plain transformers."""
+
+
+@dataclass(frozen=True)
+class CardSteps(WorkAt):
+    """Steps, each with its work and the GPU that executes it: arrays are [n], and a number is that of all."""
+
+    layers: Array | float
+    peak: Array | float
     """Dense FLOP/s in the dtype of the products."""
-    bandwidth: Array
+    bandwidth: Array | float
     """Bytes/s by the datasheet."""
-    clock: Array
+    clock: Array | float
     """Rated clock in Hz."""
-    host_index: Array
+    host_index: Array | float
     """Dispatch time relative to the typical host of the published figures."""
     batch: Array
-
-    def at(self, chosen: Array) -> CardSteps:
-        """The steps that `chosen` (bool or int [n]) picks."""
-        return CardSteps(*(getattr(self, item.name)[chosen] for item in fields(self)))
 
     def floor_s(self) -> Array:
         """Lower bound of each step [n] by the datasheet."""
@@ -203,16 +206,6 @@ def step_ranges(
     return whole
 
 
-@dataclass(frozen=True)
-class WorkAt:
-    """The work of many steps as an engine executes them; arrays are [n]."""
-
-    flops: Array
-    weight_bytes: Array
-    kv_bytes: Array
-    """Bytes of the cache that are read and written, including the copies of plain transformers."""
-
-
 def executed(needed: OperatorArrays, engine: EngineKind) -> WorkAt:
     """The algorithm's work, plus the avoidable work of plain transformers (`eager`) that grows with the context.
 
@@ -253,18 +246,12 @@ def card_steps(
     sheet: Datasheet, work: WorkAt, batch: Array, *, peak: float, layers: int, host_index: float
 ) -> CardSteps:
     """Steps of `work` on one GPU; `peak` is in FLOP/s (`peak_of`), `batch` is [n]."""
-
-    def each(value: float) -> Array:
-        return np.full(len(batch), float(value))
-
     return CardSteps(
-        flops=work.flops,
-        weight_bytes=work.weight_bytes,
-        kv_bytes=work.kv_bytes,
-        layers=each(layers),
-        peak=each(peak),
-        bandwidth=each(sheet.bandwidth_bytes_per_s),
-        clock=each(sheet.rated_clock_hz),
-        host_index=each(host_index),
+        **vars(work),
+        layers=layers,
+        peak=peak,
+        bandwidth=sheet.bandwidth_bytes_per_s,
+        clock=sheet.rated_clock_hz,
+        host_index=host_index,
         batch=batch,
     )

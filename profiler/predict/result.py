@@ -9,11 +9,12 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 
 from profiler.grid.cells import Phase
+from profiler.json_document import Document
 from profiler.judge.breakdown import TERMS
 from profiler.judge.cells import CellResult
 from profiler.predict.cross_validation import HeldOut, TrainedModel
 from profiler.predict.operator_arrays import Array
-from profiler.predict.predict import Forecast, Terms, predicted_regimes
+from profiler.predict.predict import Forecast, predicted_regimes
 
 BETWEEN_CELLS = "between measured cells"
 
@@ -90,8 +91,38 @@ class MeasuredPoint:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """The result of a forecast: its cells, its basis and its error."""
+class CheckedForecast(StepShape):
+    """A forecast cell next to its measurement."""
+
+    forecast_s: float
+    measured_s: float
+    error: float
+    """Forecast / measured - 1."""
+    inside: bool
+    """Whether the measurement is inside the forecast's 90 % interval."""
+    terms: Mapping[str, float]
+    """Forecast minus measured seconds of each term."""
+
+
+def checked_forecast(cell: ForecastCell, measured: CellResult) -> CheckedForecast:
+    """A forecast cell next to the row of its measurement."""
+    terms = {name: cell.terms.get(name, 0.0) - getattr(measured, name) for name in TERMS}
+    return CheckedForecast(
+        cell.phase,
+        cell.batch_size,
+        cell.prompt_len,
+        cell.context_len,
+        forecast_s=cell.latency_s,
+        measured_s=measured.latency_s,
+        error=cell.latency_s / measured.latency_s - 1,
+        inside=cell.low_s <= measured.latency_s <= cell.high_s,
+        terms={name: seconds for name, seconds in terms.items() if not math.isnan(seconds)},
+    )
+
+
+@dataclass(frozen=True)
+class ForecastDocument(Document):
+    """`roofscope forecast --format json`."""
 
     source: str
     model: str
@@ -100,8 +131,17 @@ class Answer:
     how: str
     error: ForecastError
     beyond: ForecastError | None
-    cells: tuple[ForecastCell, ...]
-    notes: tuple[str, ...] = ()
+    """The error outside the range of the measured cells; null if unknown."""
+    cells: Sequence[ForecastCell]
+    notes: Sequence[str]
+    check: Sequence[CheckedForecast] | None = None
+    """Only with `--check`."""
+
+
+@dataclass(frozen=True)
+class Answer(ForecastDocument):
+    """The result of a forecast, with the measured cells that its picture shows."""
+
     measured: tuple[MeasuredPoint, ...] = ()
 
 
@@ -122,35 +162,35 @@ def cells_of(trained: TrainedModel, forecast: Forecast, factor: Array, off: Arra
     return forecast_cells(forecast, latency_s, (latency_s / spread, latency_s * spread), basis, room_bytes)
 
 
-def _terms_at(terms: Terms, index: int, latency_s: float) -> dict[str, float]:
-    seconds = {item.name: float(getattr(terms, item.name)[index]) for item in fields(terms) if item.name != "padding_s"}
-    return {**seconds, "unexplained_s": latency_s - sum(seconds.values())}
-
-
 def forecast_cells(
     forecast: Forecast, latency_s: Array, bounds_s: tuple[Array, Array], basis: Sequence[str], room_bytes: int
 ) -> tuple[ForecastCell, ...]:
     """Forecast cells from arrays [n], latencies, ends of the intervals and the basis of each, and a device's room."""
     steps, need = forecast.demanded.steps, forecast.demanded.need
     fits, tight = need.fits(room_bytes), need.is_tight(room_bytes)
-    return tuple(
-        ForecastCell(
-            steps.phase(index),
-            int(steps.batch[index]),
-            int(steps.prompt_len[index] and steps.prompt_len[index] + steps.prefix[index]),
-            int(steps.context[index]),
-            float(latency_s[index]),
-            float(bounds_s[0][index]),
-            float(bounds_s[1][index]),
-            float(steps.tokens[index] / latency_s[index]),
-            regime,
-            basis[index],
-            bool(fits[index]),
-            bool(tight[index]),
-            _terms_at(forecast.terms, index, float(latency_s[index])),
+    names = [item.name for item in fields(forecast.terms) if item.name != "padding_s"]
+    terms = {name: getattr(forecast.terms, name) for name in names}
+    cells = []
+    for index, regime in enumerate(predicted_regimes(forecast.terms)):
+        own_s, seconds = float(latency_s[index]), {name: float(values[index]) for name, values in terms.items()}
+        cells.append(
+            ForecastCell(
+                steps.phase(index),
+                int(steps.batch[index]),
+                int(steps.prompt_len[index] and steps.prompt_len[index] + steps.prefix[index]),
+                int(steps.context[index]),
+                own_s,
+                float(bounds_s[0][index]),
+                float(bounds_s[1][index]),
+                float(steps.tokens[index] / own_s),
+                regime,
+                basis[index],
+                bool(fits[index]),
+                bool(tight[index]),
+                {**seconds, "unexplained_s": own_s - sum(seconds.values())},
+            )
         )
-        for index, regime in enumerate(predicted_regimes(forecast.terms))
-    )
+    return tuple(cells)
 
 
 def points_of(trained: TrainedModel) -> tuple[MeasuredPoint, ...]:
@@ -168,30 +208,3 @@ def points_of(trained: TrainedModel) -> tuple[MeasuredPoint, ...]:
         )
         for index in range(len(steps))
     )
-
-
-@dataclass(frozen=True)
-class CheckRow:
-    """One cell, with its forecast and its measurement."""
-
-    forecast: ForecastCell
-    measured: CellResult
-
-    @property
-    def error(self) -> float:
-        """Forecast / measured - 1."""
-        return self.forecast.latency_s / self.measured.latency_s - 1
-
-    @property
-    def inside(self) -> bool:
-        """Whether the measurement is inside the forecast's 90 % interval."""
-        return self.forecast.low_s <= self.measured.latency_s <= self.forecast.high_s
-
-    @property
-    def terms(self) -> dict[str, float]:
-        """Forecast minus measured seconds of each term."""
-        return {
-            name: self.forecast.terms.get(name, 0.0) - getattr(self.measured, name)
-            for name in TERMS
-            if not math.isnan(getattr(self.measured, name))
-        }

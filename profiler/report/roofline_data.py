@@ -9,7 +9,7 @@ from typing import Literal
 from profiler.facts.roofs import RESIDENT_GAIN, CurvePoint, Roof
 from profiler.grid.cells import CellKey
 from profiler.judge.cells import CellResult
-from profiler.judge.roof_range import weight_read_share
+from profiler.judge.demand import weight_read_share
 from profiler.report.blocks import evenly
 from profiler.report.selection import selected_cells
 from profiler.store.document import CeilingsRecord

@@ -10,9 +10,11 @@ from profiler.facts.measurements import AfterIdle, Drafting, ExpertsTouched, Fre
 from profiler.facts.telemetry import health
 from profiler.facts.visits import Visit
 from profiler.fallbacks import fallback_sentences
+from profiler.json_document import view
+from profiler.judge.cells import columns_of
+from profiler.judge.device_health import rank_steps
 from profiler.judge.judge_run import judge_run
 from profiler.judge.module_times import group_times
-from profiler.judge.stragglers import rank_steps
 from profiler.judge.warnings import run_remarks, run_warnings
 from profiler.store.document import ActivityRecord, ExpertsRecord
 from profiler.store.folder import Run, read_document, read_facts, read_gathered
@@ -53,14 +55,16 @@ def judge_folder(folder: Path, *, finished: bool = False) -> Run:
         evidence=judgement.evidence,
         scaling=judgement.scaling,
         breakdown=tuple(item for hooked in hooked_cells for item in group_times(facts, hooked)),
-        activity=tuple(ActivityRecord.of(item) for item in gathered.activity.values()),
+        activity=tuple(view(ActivityRecord, item, **columns_of(key)) for key, item in gathered.activity.items()),
         quality=gathered.latest(Quality),
         drafting=gathered.latest(Drafting),
         packed_batches=gathered.latest(PackedBatches),
         rank_steps=rank_steps(facts, {result.key: result.latency_s for result in judgement.cells}),
         generate=judgement.generate,
         ragged=judgement.ragged,
-        experts_touched=tuple(ExpertsRecord.of(item) for item in gathered.latest_by(ExpertsTouched, "key")),
+        experts_touched=tuple(
+            view(ExpertsRecord, item, **columns_of(item.key)) for item in gathered.latest_by(ExpertsTouched, "key")
+        ),
         fresh_starts=gathered.latest_by(FreshStart, "link"),
         after_silence=gathered.latest_by(AfterIdle, "silence_s"),
         answer=judgement.answer,

@@ -28,7 +28,7 @@ from profiler.measure.quality import check_quality
 from profiler.measure.subject import Subject
 from profiler.measure.trace import trace_cell
 from profiler.measure.trials import try_variants
-from profiler.predict.from_facts import forecast_missing
+from profiler.predict.cross_validation import forecast_missing
 from profiler.predict.operator_arrays import OperatorArrays, Paths, StepArrays, operator_arrays
 from profiler.roofs.measure import remeasure_roofs
 from profiler.run.cold_start import fresh_starts, steps_after_idle

@@ -25,10 +25,10 @@ from profiler.engines.registry import ENGINES, OWNING
 from profiler.engines.transformers import PaddedEngine
 from profiler.engines.vllm import VllmRequirements
 from profiler.errors import ModelError, RoofscopeError, describe_error, first_line
-from profiler.facts.contention import Contention
 from profiler.facts.dispatch import DispatchSamples
 from profiler.facts.roofs import Ceilings, swing
 from profiler.facts.step import ExecutionPath, Step
+from profiler.facts.telemetry import Contention
 from profiler.grid.cells import PHASES, Grid, Phase
 from profiler.grid.ragged import PADDED_ENGINE
 from profiler.loading.config import pretrained_location

@@ -10,10 +10,8 @@ from pydantic import TypeAdapter
 
 from profiler.data.links import Link
 from profiler.facts.measurements import (
-    Activity,
     AfterIdle,
     Drafting,
-    ExpertsTouched,
     FreshStart,
     KernelTime,
     PackedBatches,
@@ -27,13 +25,12 @@ from profiler.facts.telemetry import TelemetrySummary
 from profiler.fallbacks import Fallback
 from profiler.grid.cells import Grid, Phase
 from profiler.grid.ragged import Ragged
-from profiler.json_document import view
-from profiler.judge.cells import CellEvidence, EngineDifference, KeyedRecord, columns_of
+from profiler.judge.cells import CellEvidence, EngineDifference, KeyedRecord
+from profiler.judge.device_health import RankStep
 from profiler.judge.engine_differences import GenerateOverhead
 from profiler.judge.module_times import GroupTime
 from profiler.judge.padding import RaggedStep
 from profiler.judge.scaling import DoublingTest
-from profiler.judge.stragglers import RankStep
 
 SCHEMA_VERSION = 6
 
@@ -165,10 +162,6 @@ class ActivityRecord(KeyedRecord):
     median_s: float | None = None
     longest: tuple[KernelTime, ...] = ()
 
-    @classmethod
-    def of(cls, activity: Activity) -> ActivityRecord:
-        return view(cls, activity, **columns_of(activity.key))
-
 
 @dataclass(frozen=True)
 class ExpertsRecord(KeyedRecord):
@@ -179,10 +172,6 @@ class ExpertsRecord(KeyedRecord):
     """The number that the counts use, if every expert is chosen equally often."""
     experts: int
     """All routed experts of a layer."""
-
-    @classmethod
-    def of(cls, item: ExpertsTouched) -> ExpertsRecord:
-        return view(cls, item, **columns_of(item.key))
 
 
 @dataclass(frozen=True)

@@ -107,22 +107,18 @@ def read_document(folder: Path) -> RunDocument:
             raise RunError(f"{path} is not a regular file; roofscope does not read a run folder that contains one.")
     try:
         content = visible_in(json.loads(document_path.read_text(encoding="utf-8")))
-        _check_schema(folder, content.get("schema_version"))
+        version = content.get("schema_version")
+        if isinstance(version, int) and version > SCHEMA_VERSION:
+            raise RunError(f"{folder} was written by a newer roofscope (schema {version}); upgrade to read it.")
+        if isinstance(version, int) and version < SCHEMA_VERSION:
+            raise RunError(
+                f"{folder} was written by an older roofscope (schema {version}); read it with roofscope"
+                f" {_LAST_OF_OLDER}, or measure again."
+            )
         return document_of(content)
     except (ValidationError, ValueError, AttributeError, KeyError, TypeError, OSError, RecursionError) as error:
         problem = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
         raise RunError(f"{document_path} is damaged or from another version: {problem}.") from None
-
-
-def _check_schema(folder: Path, version: object) -> None:
-    """Raises RunError for a run of another schema, naming the release that reads it."""
-    if isinstance(version, int) and version > SCHEMA_VERSION:
-        raise RunError(f"{folder} was written by a newer roofscope (schema {version}); upgrade to read it.")
-    if isinstance(version, int) and version < SCHEMA_VERSION:
-        raise RunError(
-            f"{folder} was written by an older roofscope (schema {version}); read it with roofscope {_LAST_OF_OLDER},"
-            " or measure again."
-        )
 
 
 _LAST_OF_OLDER = "0.3.0"

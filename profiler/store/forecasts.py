@@ -17,7 +17,7 @@ _FORECAST = TypeAdapter(Answer)
 
 def write_forecast(folder: Path, answer: Answer) -> None:
     """Write a forecast into a run folder. Raises RunError if the file cannot be written."""
-    replace_file(folder / FORECAST_FILE, _FORECAST.dump_json(answer, indent=1).decode() + "\n")
+    replace_file(folder / FORECAST_FILE, _FORECAST.dump_json(answer, indent=1, exclude={"check"}).decode() + "\n")
 
 
 def read_forecast(folder: Path) -> Answer | None:

@@ -46,6 +46,7 @@ OPERATOR_COLUMN_MEANINGS = {
 }
 OPERATOR_COLUMNS = tuple(OPERATOR_COLUMN_MEANINGS)
 """The columns of operators.csv, in their order."""
+_AMOUNTS = ("flops", "weight_bytes", "kv_bytes", "activation_bytes", "bus_bytes")
 
 
 def operators_csv(facts: Facts) -> Iterator[str]:
@@ -63,22 +64,15 @@ def operators_csv(facts: Facts) -> Iterator[str]:
                 **cell_columns,
                 "operator": escape_formula(item.operator),
                 "group": escape_formula(item.group),
-                "count": item.count,
-                "flops": item.flops,
-                "weight_bytes": item.weight_bytes,
-                "kv_bytes": item.kv_bytes,
-                "activation_bytes": item.activation_bytes,
+                **{name: getattr(item, name) for name in ("count", "dtype", "gemms", *_AMOUNTS)},
                 "avoidable_bytes": sum(item.avoidable_bytes.values()),
                 "roof_s": floor_s(
                     float(item.flops), float(item.model_bytes), compute_flops_per_s(item.dtype), memory_bytes_per_s
                 ),
                 "replayed_s": "" if replay is None else replay.whole.times(item.count).median_s,
                 "dequantise_s": "" if replay is None else replay.conversion.times(item.count).median_s,
-                "dtype": item.dtype,
-                "avoidable_bytes_by_cause": _by_cause(item.avoidable_bytes),
-                "avoidable_flops_by_cause": _by_cause(item.avoidable_flops),
-                "bus_bytes": item.bus_bytes,
-                "gemms": item.gemms,
+                "avoidable_bytes_by_cause": json.dumps(item.avoidable_bytes) if item.avoidable_bytes else "",
+                "avoidable_flops_by_cause": json.dumps(item.avoidable_flops) if item.avoidable_flops else "",
             }
             yield writer.writerow(row[name] for name in OPERATOR_COLUMNS)
 
@@ -146,11 +140,7 @@ def _operator(row: Mapping[str, str]) -> OperatorWork:
         group=intern(unescape_formula(row["group"])),
         count=int(row["count"]),
         dtype=intern(row["dtype"]),
-        flops=_amount(row["flops"]),
-        weight_bytes=_amount(row["weight_bytes"]),
-        kv_bytes=_amount(row["kv_bytes"]),
-        activation_bytes=_amount(row["activation_bytes"]),
-        bus_bytes=_amount(row["bus_bytes"]),
+        **{name: int(row[name]) if row[name].isdigit() else float(row[name]) for name in _AMOUNTS},
         gemms=intern(_gemms(row.get("gemms") or "", row["dtype"])),
         avoidable_flops=_causes(row["avoidable_flops_by_cause"]),
         avoidable_bytes=_causes(row["avoidable_bytes_by_cause"]),
@@ -160,14 +150,6 @@ def _operator(row: Mapping[str, str]) -> OperatorWork:
 def _gemms(text: str, dtype: str) -> str:
     """The text itself. Raises ValueError if it does not list matrix products."""
     return " ".join(str(GemmShape.parse(each, dtype)) for each in text.split())
-
-
-def _amount(text: str) -> Amount:
-    return int(text) if text.isdigit() else float(text)
-
-
-def _by_cause(amounts: Mapping[Cause, Amount]) -> str:
-    return json.dumps(amounts) if amounts else ""
 
 
 def _causes(text: str) -> Mapping[Cause, Amount]:

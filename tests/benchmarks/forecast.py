@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from profiler.counting.operators import Linear
 from profiler.forecast.command import RunFacts, run_facts
 from profiler.grid.cells import DEFAULT_ENGINE, CellKey
 from profiler.measure.kernels import keys_between
@@ -76,7 +77,7 @@ def as_run(measured: MeasuredCells, chosen: Array) -> MeasuredCells:
     ]
     rows = [key.tokens for key in keys_between(keys)]
     between = measured.replayed.at(np.flatnonzero(np.isin(steps.tokens, rows)))
-    linears = {column.operator for column in measured.demanded.columns if column.shape is not None}
+    linears = {column.operator for column in measured.demanded.columns if isinstance(column.source, Linear)}
     seconds = {name: values for name, values in between.seconds.items() if name in linears}
     return replace(kept, between=replace(between, seconds=seconds))
 

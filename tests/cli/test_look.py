@@ -6,7 +6,7 @@ import pytest
 from known_kernels import checked
 
 from profiler.device.contention import Neighbours
-from profiler.facts.contention import BusyProcess, Contention
+from profiler.facts.telemetry import BusyProcess, Contention
 from profiler.judge.regimes import Regime
 
 QUIET, BUSY = Contention(0.0, 1), Contention(0.9, 1, (BusyProcess("backup", 7, 0.9),))

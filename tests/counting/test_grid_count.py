@@ -12,7 +12,7 @@ from profiler.counting.cache import counted_model
 from profiler.counting.count import count
 from profiler.counting.grid_count import GridCount, count_grid
 from profiler.counting.model_numbers import ModelNumbers, model_numbers
-from profiler.gpu_profile.roofs import roofs_called
+from profiler.gpu_profile.profile import roofs_called
 from profiler.loading.source import resolve
 
 

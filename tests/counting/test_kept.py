@@ -18,7 +18,7 @@ from profiler.counting.operators import Elementwise, Experts, Linear, ModelWork,
 from profiler.counting.preset_counts import CountedModel
 from profiler.counting.walk import walk
 from profiler.facts.step import ExecutionPath, Step, bytes_by_kind
-from profiler.gpu_profile.roofs import roofs_called
+from profiler.gpu_profile.profile import roofs_called
 from profiler.loading.config import config_from
 from profiler.loading.meta_model import build_on_meta
 

@@ -15,7 +15,7 @@ from profiler.counting.operators import ModelWork, RecurrentState
 from profiler.errors import RequestError
 from profiler.facts.operators import Cause
 from profiler.facts.step import ExecutionPath, Step
-from profiler.gpu_profile.roofs import roofs_called
+from profiler.gpu_profile.profile import roofs_called
 from profiler.loading.source import resolve
 
 BATCH, PREFIX, PROMPT = 8, 512, 256

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from profiler.device.contention import ForeignLoad, Neighbours
-from profiler.facts.contention import Contention
+from profiler.facts.telemetry import Contention
 
 _SPIN = "import time; end = time.time() + 60\nwhile time.time() < end: pass"
 _START = f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {_SPIN!r}], stdout=2).pid)"

@@ -13,8 +13,7 @@ pytest.importorskip("PySide6.QtWebEngineWidgets", reason="needs the extra `brows
 
 from profiler.counting.cache import counted_model
 from profiler.counting.preset_counts import CountedModel
-from profiler.explore.command import explore_document
-from profiler.explore.page import explore_page
+from profiler.explore.command import explore_document, explore_page
 from profiler.facts.step import Step
 from profiler.loading.source import resolve
 from tests.explore.chromium import Chromium

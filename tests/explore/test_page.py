@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from profiler.explore.command import explore_document
+from profiler.explore.command import explore_document, explore_page
 from profiler.explore.document import ExploreDocument
-from profiler.explore.page import explore_page
 from profiler.report.write import html_report
 from profiler.store.folder import read_run
 

@@ -11,9 +11,9 @@ from profiler.counting.cache import counted_model
 from profiler.counting.grid_count import gpu_floors
 from profiler.counting.memory_need import cache_bytes, memory_need, path_on
 from profiler.counting.model_numbers import model_numbers
-from profiler.explore.document import LinkOption, gpu_option, model_entry
+from profiler.explore.document import gpu_row, model_entry
 from profiler.facts.step import Step
-from profiler.gpu_profile.roofs import roofs_called
+from profiler.gpu_profile.profile import roofs_called
 from profiler.loading.source import resolve
 from tests.explore.theory import Theory
 
@@ -53,7 +53,7 @@ def test_equal_to_the_last_flop_and_byte(kind: str) -> None:
     prefill = Step(batch, first - shared, shared, shared)
     need = memory_need(counted.work, counted.weight_bytes, prefill, query + context - first, path)
     floors = gpu_floors(roofs, counted.work, counted.dtype, step, need)
-    shown = Theory().ask(model_entry(counted, quant), gpu_option(roofs), steps)
+    shown = Theory().ask(model_entry(counted, quant), gpu_row(roofs), steps)
     assert len(shown) == len(steps) == SETTINGS
     for index, page in enumerate(shown):
         assert int(page["flops"]) == work.model_flops[index], steps[index]
@@ -77,7 +77,7 @@ def test_a_decode_step_by_hand() -> None:
     per token.
     """
     entry = model_entry(counted_model(resolve("mistral-7b-v0.1")), "none")
-    [page] = Theory().ask(entry, gpu_option(roofs_called("T4")), [(1, 1, 512)])
+    [page] = Theory().ask(entry, gpu_row(roofs_called("T4")), [(1, 1, 512)])
     norms, embeddings = 65 * 4096, 32_000 * 4096
     matrices = 7_241_732_096 - embeddings - norms
     assert int(page["flops"]) == 2 * matrices + 4 * 32 * 4096 * 513
@@ -88,7 +88,7 @@ def test_a_decode_step_by_hand() -> None:
 @pytest.mark.parametrize(("gpu", "context"), [("T4", 512), ("H100 SXM", 8191), ("RTX 4090", 4096)])
 def test_largest_batch(gpu: str, context: int) -> None:
     counted, roofs = counted_model(resolve("mistral-7b-v0.1")), roofs_called(gpu)
-    [page] = Theory().ask(model_entry(counted, "none"), gpu_option(roofs), [(1, 1, context)])
+    [page] = Theory().ask(model_entry(counted, "none"), gpu_row(roofs), [(1, 1, context)])
     [numbers] = model_numbers(counted, context, (roofs,)).gpus
     assert page["largest_batch"] == numbers.largest_batch > 0
 
@@ -96,7 +96,7 @@ def test_largest_batch(gpu: str, context: int) -> None:
 def test_a_model_that_fits_nowhere() -> None:
     """Llama-3.1-70B in bfloat16: 2 x 70.6e9 bytes of weights, more than a T4 has room for."""
     counted = counted_model(resolve("llama-3.1-70b"))
-    [page] = Theory().ask(model_entry(counted, "none"), gpu_option(roofs_called("T4")), [(1, 1, 512)])
+    [page] = Theory().ask(model_entry(counted, "none"), gpu_row(roofs_called("T4")), [(1, 1, 512)])
     assert page["largest_batch"] == 0
     assert not page["fits"]
 
@@ -104,7 +104,7 @@ def test_a_model_that_fits_nowhere() -> None:
 def test_a_narrower_kv_cache() -> None:
     """Mistral-7B: 2 x 32 layers x 8 heads x 128 = 65,536 elements per token; bits scale only the cache."""
     entry = model_entry(counted_model(resolve("mistral-7b-v0.1")), "none")
-    gpu, theory, step = gpu_option(roofs_called("T4")), Theory(), (3, 1, 999)
+    gpu, theory, step = gpu_row(roofs_called("T4")), Theory(), (3, 1, 999)
     full, half = (theory.ask(entry, gpu, [step], bits=bits)[0] for bits in (16, 8))
     assert int(full["cache_bytes"]) == 3 * 1000 * 65_536 * 2
     assert int(half["cache_bytes"]) == 3 * 1000 * 65_536
@@ -119,10 +119,10 @@ def test_ranks() -> None:
     ring of two each rank carries 2 x (2 - 1) / 2 = 1 times that.
     """
     counted = counted_model(resolve("mistral-7b-v0.1"), ranks=2)
-    entry, gpu = model_entry(counted, "none", 2), gpu_option(roofs_called("A100 80GB SXM"))
+    entry, gpu = model_entry(counted, "none", 2), gpu_row(roofs_called("A100 80GB SXM"))
     reduces = sum(item.count for item in entry.collectives)
     assert reduces >= 64
-    slow, fast = (LinkOption("test", 2, alpha, rate) for alpha, rate in ((1e-5, 1e9), (0.0, 1e30)))
+    slow, fast = ({"alpha_s": alpha, "bus_bytes_per_s": rate} for alpha, rate in ((1e-5, 1e9), (0.0, 1e30)))
     [page], [free] = (Theory().ask(entry, gpu, [(4, 1, 500)], link) for link in (slow, fast))
     blocks = 32 * 2 * (1e-5 + 4 * 4096 * 2 / 1e9)
     assert blocks <= page["link_s"] <= 1.2 * blocks

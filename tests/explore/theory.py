@@ -11,7 +11,7 @@ from typing import Any
 from py_mini_racer import MiniRacer
 
 import profiler.explore
-from profiler.explore.document import GpuOption, LinkOption, ModelEntry
+from profiler.explore.document import ModelEntry, Row
 
 _THEORY = Path(profiler.explore.__file__).with_name("theory.js")
 _ASK = """
@@ -44,12 +44,12 @@ class Theory:
     def ask(
         self,
         entry: ModelEntry,
-        gpu: GpuOption,
+        gpu: Row,
         steps: Sequence[tuple[int, ...]],
-        link: LinkOption | None = None,
+        link: Row | None = None,
         bits: int | None = None,
     ) -> list[dict[str, Any]]:
         """Return the page's figures of each step (batch, query, context, and if need be shared and asked)."""
-        given = [asdict(entry), asdict(gpu), link and asdict(link), bits or entry.kv_bits, steps]
+        given = [asdict(entry), gpu, link, bits or entry.kv_bits, steps]
         found: list[dict[str, Any]] = json.loads(self._engine.eval(f"ask({', '.join(map(json.dumps, given))})"))
         return found

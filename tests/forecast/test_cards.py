@@ -13,7 +13,7 @@ from profiler.errors import RequestError, RunError
 from profiler.forecast import tensor_parallel as cards
 from profiler.forecast.command import ForecastRequest
 from profiler.forecast.options import RankOptions
-from profiler.forecast.render import rank_rows, worse_lines
+from profiler.forecast.screen import rank_rows, worse_lines
 from profiler.forecast.tensor_parallel import RankRow, across, forecast_ranks, parse_ranks
 from profiler.judge.device_health import DeviceRun, healths
 from profiler.predict.result import ForecastCell

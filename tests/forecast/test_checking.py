@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import profiler
-from profiler.forecast.check_log import CheckedCell, append_checks, checks_line, read_checks
+from profiler.forecast.command import CheckedCell, append_checks, checks_line, read_checks
 
 
 @pytest.mark.slow

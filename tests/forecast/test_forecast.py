@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from profiler.counting.attention import AttentionCore
+from profiler.counting.operators import Linear
 from profiler.errors import RequestError
 from profiler.forecast.command import ForecastRequest, RunFacts, forecast_run, run_facts
 from profiler.grid.cells import Cell, CellKey
@@ -103,7 +105,7 @@ def planted(
     replayed = {
         column.operator: roof_s(column, bandwidth_of(demanded)) / 0.4
         for column in demanded.columns
-        if column.shape is not None or column.heads is not None
+        if isinstance(column.source, Linear | AttentionCore)
     }
     bare = replace(
         known.trained.measured, replayed=ReplayedSteps(demanded, replayed, {}), faults=np.zeros(len(demanded.steps))

@@ -10,10 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from profiler.counting.floor import floor_s
+from profiler.counting.operators import Linear
 from profiler.errors import RequestError
 from profiler.facts.roofs import Ceilings, Roof
+from profiler.facts.step import StoredWeight
 from profiler.forecast.command import ForecastRequest, forecast_on
 from profiler.gpu_profile.kernels import fitted_on, held_out_kernels
 from profiler.gpu_profile.profile import (
@@ -27,7 +30,7 @@ from profiler.gpu_profile.profile import (
     read_profile,
 )
 from profiler.grid.cells import Cell, CellKey
-from profiler.predict.operator_arrays import OperatorColumn, Shape, StepArrays
+from profiler.predict.operator_arrays import OperatorColumn, StepArrays
 
 FLOPS_PER_S, BYTES_PER_S = 1.0e11, 2.0e10
 LAYER_S, CALLS_S = 3e-4, 1e-4
@@ -160,9 +163,10 @@ def test_a_cache_saves_traffic_but_not_the_losses_of_a_kernel() -> None:
     kernels = fitted_on(card, "float32", 1).kernels
     steps = StepArrays.of([CellKey("decode", Cell(batch_size=1, prompt_len=8, new_tokens=4))])
     one = np.array([1.0])
+    weight = StoredWeight("dense", 500, 10_000, 20_000_000, 0, torch.float32)
     column = OperatorColumn(
         "mlp", "mlp", 1, "float32", one, 1e7 * one, 2e7 * one, 0 * one, 0 * one, {}, {},
-        shape=Shape(500, 10_000, "dense"),
+        source=Linear("mlp", "mlp", 1, torch.float32, weight, "all", torch.float32),
     )  # fmt: skip
     for roof_s, expected_s in ((1e-3, 4e-3), (0.5e-3, 3.5e-3)):
         assert kernels.seconds(column, steps, roof_s * one) == pytest.approx(expected_s)

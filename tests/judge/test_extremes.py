@@ -19,9 +19,9 @@ from profiler.facts.run_facts import DeviceFacts, Facts
 from profiler.facts.telemetry import Reading
 from profiler.facts.visits import Visit
 from profiler.grid.cells import Cell, CellKey, Grid
+from profiler.judge.demand import extreme_shares, moved, weight_read_share
 from profiler.judge.judge_run import Judgement, judge_run
 from profiler.judge.regimes import Flag
-from profiler.judge.roof_range import extreme_shares, moved, weight_read_share
 from profiler.judge.warnings import run_remarks, run_warnings
 from profiler.run.judge_folder import judge_folder
 from profiler.store.samples import line_of

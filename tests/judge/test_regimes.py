@@ -99,14 +99,17 @@ def test_a_faster_machine_with_a_faster_clock_changes_nothing(
     assert label(1.0) == label(scale)
 
 
-def graph_case(graph_step_s: float | None, **fields: object) -> Verdict:
+def graph_case(graph_step_s: float | None, issue_s: float | None = None, **fields: object) -> Verdict:
     """Judge an H100 step of 10 ms whose host takes 9 ms and whose bytes take 2 ms."""
     roofs = StepRoofs(3.0e12, Dispatch(9e-3, 0.0), overlaps=True)
     operator = Demand("all", "mlp", 1e9, 6e9, 0.0, 680e12)
     parts = break_down(10e-3, [operator], 0.0, roofs)
     return judge_cell(
-        Measurement(parts, 1e9, 6e9, 680e12, roofs, 9.95e-3, 10.05e-3, graph_step_s=graph_step_s, **fields)  # type: ignore[arg-type]
-    )
+        Measurement(
+            parts, 1e9, 6e9, 680e12, replace(roofs, issue_s=issue_s), 9.95e-3, 10.05e-3, graph_step_s=graph_step_s,
+            **fields,  # type: ignore[arg-type]
+        )
+    )  # fmt: skip
 
 
 def test_a_graph_distinguishes_the_host_from_granularity() -> None:

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.forecast import LIMITS, MORE, as_run, crossed
 
 from profiler.forecast.command import run_facts
-from profiler.predict.interpolation import line
+from profiler.predict.kernel_times import line
 from profiler.predict.operator_arrays import Array
 from profiler.predict.predict import fit
 

@@ -14,7 +14,7 @@ from memories import SimulatedMachine, SimulatedMemory
 from profiler.device.memory import page_faults
 from profiler.errors import NoRoomError
 from profiler.facts.roofs import PINNED, Ceilings, CurvePoint, Roof
-from profiler.judge.roof_range import moved
+from profiler.judge.demand import moved
 from profiler.roofs import gemm as products
 from profiler.roofs.links import measure_links
 from profiler.roofs.measure import measure, remeasure_roofs

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from profiler.effort import Effort
-from profiler.facts.contention import BusyProcess, Contention
 from profiler.facts.run_facts import Facts
+from profiler.facts.telemetry import BusyProcess, Contention
 from profiler.judge.judge_run import judge_run
 from profiler.run.setup import wait_for_neighbours
 from profiler.run.stages import RunBudget, Stages

@@ -19,7 +19,7 @@ from profiler import effort
 from profiler.device import contention
 from profiler.device.clock import no_gc
 from profiler.device.contention import Neighbours
-from profiler.facts.contention import Contention
+from profiler.facts.telemetry import Contention
 
 from . import four_bit, nvml
 from .card import Card
