@@ -107,7 +107,7 @@ def _ceilings_of_link(device: str, measured: Measured, output: Output) -> None:
         return
     if plot is not None:
         from profiler.report.plots import save_figure
-        from profiler.report.plots.link import link_figure
+        from profiler.report.plots.curves import link_figure
         from profiler.report.plots.style import styled
 
         with styled():
