@@ -133,3 +133,11 @@ def unescape_formula(text: str) -> str:
 
 def _escape(sign: str) -> str:
     return sign.encode("unicode_escape").decode()
+
+
+def markdown_text(text: str) -> str:
+    """Return a text escaped for Markdown: it starts no element, link, picture or code, and ends no table cell."""
+    return text.replace("\\", "\\\\").translate(_MARKDOWN)
+
+
+_MARKDOWN = str.maketrans({"<": "&lt;", **{sign: f"\\{sign}" for sign in "|[]`"}})

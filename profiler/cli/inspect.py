@@ -114,7 +114,7 @@ def _ceilings_of_link(device: str, measured: Measured, output: Output) -> None:
             figure = link_figure(link)
         save_figure(figure, plot)
     from profiler.report.blocks import Lines, Section
-    from profiler.report.link import link_document, link_lines, link_table
+    from profiler.report.device import link_document, link_lines, link_table
 
     document = link_document(link)
     output.answer(lambda: document, lambda: [Section("", [link_table(document), Lines(link_lines(document))])])

@@ -9,7 +9,7 @@ from profiler.count.grid import number_blocks
 from profiler.counting.floor import TIGHT
 from profiler.facts.step import Work, bytes_by_kind, plain_number
 from profiler.report.blocks import FIRST_LOOK, FULL_SCREEN, Lines, Section, TextTable, text_table
-from profiler.report.gemms import GEMM_FIT, gemm_fit
+from profiler.report.time_breakdown import GEMM_FIT, gemm_fit
 from profiler.units import duration, percent, scaled, several, short_count, significant
 
 if TYPE_CHECKING:

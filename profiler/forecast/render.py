@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from profiler.counting.floor import TIGHT
 from profiler.forecast.tensor_parallel import RankRow, RanksDocument, RankTimeRow
 from profiler.report.blocks import Lines, Section, Sentences, text_table
-from profiler.report.forecast import error_sentence, waits_for
+from profiler.report.conditions import error_sentence, waits_for
 from profiler.units import duration, percent, significant
 
 RANK_COLUMNS = ("cell", "GPUs", "time", "gain", "tokens/s", "a GPU", "link", "cost", "waits for")

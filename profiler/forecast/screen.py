@@ -11,7 +11,7 @@ from profiler.json_document import Document, view
 from profiler.judge.breakdown import TERM_NAMES
 from profiler.predict.result import Answer, CheckRow, ForecastCell, ForecastError, StepShape
 from profiler.report.blocks import Lines, Section, Sentences, text_table
-from profiler.report.forecast import answer_sentences, error_share, forecast_table
+from profiler.report.conditions import answer_sentences, error_share, forecast_table
 from profiler.units import duration
 
 

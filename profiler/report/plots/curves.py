@@ -19,7 +19,7 @@ from profiler.grid.cells import Phase
 from profiler.judge.scaling import DoublingTest
 from profiler.predict.result import Answer
 from profiler.report.blocks import evenly
-from profiler.report.link import message_size
+from profiler.report.device import message_size
 from profiler.report.plots.style import (
     LINE_STYLES,
     PHASE_STYLE,
