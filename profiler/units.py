@@ -132,3 +132,11 @@ def escape_formula(text: str) -> str:
 def unescape_formula(text: str) -> str:
     """Return the text before `escape_formula`."""
     return text[1:] if text.startswith("'") and text.lstrip("'").startswith(_FORMULA) else text
+
+
+def markdown_text(text: str) -> str:
+    """Return a text escaped for Markdown: it starts no element, link, picture or code, and ends no table cell."""
+    return text.replace("\\", "\\\\").translate(_MARKDOWN)
+
+
+_MARKDOWN = str.maketrans({"<": "&lt;", **{sign: f"\\{sign}" for sign in "|[]`"}})

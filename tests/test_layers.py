@@ -134,7 +134,7 @@ for name in ("torch", "transformers", "accelerate", "bitsandbytes", "pynvml"):
 from pathlib import Path
 from profiler.run.judge_folder import judge_folder
 from profiler.report.write import write_reports
-from profiler.report.console import screen
+from profiler.report.terminal import screen
 from profiler.report.sections import run_sections
 from profiler.report.terminal import print_sections
 run = judge_folder(Path(sys.argv[1]))

@@ -74,7 +74,7 @@ def forecast(source: Source, options: ForecastOptions, ranks: RankOptions, use: 
         write_reports([read_run(folder)])
     if use.out is not None:
         from profiler.report.plots import save_figure
-        from profiler.report.plots.forecast import forecast_band
+        from profiler.report.plots.curves import forecast_band
 
         save_figure(forecast_band(answer), use.out)
     checked = check_forecast(folder, request, answer, use.budget_s, use.model) if use.check else None

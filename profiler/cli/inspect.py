@@ -107,14 +107,14 @@ def _ceilings_of_link(device: str, measured: Measured, output: Output) -> None:
         return
     if plot is not None:
         from profiler.report.plots import save_figure
-        from profiler.report.plots.link import link_figure
+        from profiler.report.plots.curves import link_figure
         from profiler.report.plots.style import styled
 
         with styled():
             figure = link_figure(link)
         save_figure(figure, plot)
     from profiler.report.blocks import Lines, Section
-    from profiler.report.link import link_document, link_lines, link_table
+    from profiler.report.device import link_document, link_lines, link_table
 
     document = link_document(link)
     output.answer(lambda: document, lambda: [Section("", [link_table(document), Lines(link_lines(document))])])

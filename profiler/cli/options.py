@@ -59,7 +59,7 @@ class Output:
 
     def console(self) -> Console:
         """Return the console of this command."""
-        from profiler.report.console import screen
+        from profiler.report.terminal import screen
 
         return screen(plain=self.plain)
 

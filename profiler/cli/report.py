@@ -22,7 +22,7 @@ class TableFile:
 @asks()
 def export(run: RunFolder, file: TableFile) -> None:
     """Write a run's tokens-per-second table."""
-    from profiler.report.export import EXPORTERS, tokens_table
+    from profiler.report.columns import EXPORTERS, tokens_table
     from profiler.store.folder import read_run
 
     one_of(file.format, "--format", EXPORTERS)
@@ -126,8 +126,8 @@ def explain(asked: Term) -> None:
     """
     from textwrap import fill
 
-    from profiler.report.console import screen
     from profiler.report.glossary import GLOSSARY, explanation
+    from profiler.report.terminal import screen
     from profiler.store.folder import read_run
 
     run = read_run(asked.run) if asked.run is not None else None

@@ -83,8 +83,7 @@ def _print_answer(output: LongOutput, answer: ScriptAnswer) -> None:
     """Print the answer: a document on stdout, or a table on stderr, so that stdout is the script's."""
     from profiler.json_document import json_text
     from profiler.report.blocks import Lines, Section
-    from profiler.report.console import screen
-    from profiler.report.terminal import print_sections
+    from profiler.report.terminal import print_sections, screen
     from profiler.why_slow.render import why_document, why_sections
 
     if answer.why is None:

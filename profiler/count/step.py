@@ -18,7 +18,7 @@ from profiler.facts.step import ExecutionPath, Work, bytes_by_kind, plain_number
 from profiler.json_document import Document, view
 from profiler.quant.checkpoints import Gguf
 from profiler.report.blocks import FIRST_LOOK, FULL_SCREEN, Lines, Section, TextTable, text_table
-from profiler.report.gemms import GEMM_FIT, gemm_fit
+from profiler.report.time_breakdown import GEMM_FIT, gemm_fit
 from profiler.units import duration, escape_formula, percent, scaled, several, short_count, significant
 
 

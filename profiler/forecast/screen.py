@@ -12,7 +12,7 @@ from profiler.json_document import view
 from profiler.judge.breakdown import TERM_NAMES
 from profiler.predict.result import Answer, CheckedForecast, ForecastDocument
 from profiler.report.blocks import Lines, Section, Sentences, text_table
-from profiler.report.forecast import answer_sentences, error_sentence, error_share, forecast_table, waits_for
+from profiler.report.conditions import answer_sentences, error_sentence, error_share, forecast_table, waits_for
 from profiler.units import duration, percent, significant
 
 

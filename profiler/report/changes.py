@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 from profiler.facts.measurements import COMPILED, DYNAMIC_CACHE, EIGHT_BIT_CACHE, PADDING_MASK, UNQUANTISED, BatchTimes
 from profiler.facts.scheduler import OwnedModel
-from profiler.judge.cells import CellEvidence, CellResult
+from profiler.judge.cells import CellEvidence
 from profiler.quant.registry import tried_formats
 from profiler.report.blocks import DOCUMENTS, FULL, Lines, Section, text_table
 from profiler.report.selection import evidence_of, first_engine, selected_cells
@@ -14,7 +15,6 @@ from profiler.report.time_breakdown import WORTH_SHOWING
 from profiler.store.folder import Run
 from profiler.units import duration, percent, saving, scaled, significant
 
-RAN_COLUMNS = ("part", "what ran here", "tried in its place")
 _CACHE_WORDS = {
     "dynamic": "dynamic, copied at every step",
     "static": "static, read to its last slot",
@@ -32,20 +32,10 @@ _EMULATED_SHARE = 0.9
 
 
 def ran(run: Run) -> Section | None:
+    """Part, execution path, and the time that its variants save or cost in the cell in which they were tried."""
     if not run.measured:
         return None
-    cell = trial_cell(run)
-    headings = (*RAN_COLUMNS[:2], f"{RAN_COLUMNS[2]} at {cell}" if cell else "")
-    table = text_table(headings, ran_rows(run), wrapped=headings[1:])
-    packed = packed_line(run)
-    return Section(
-        "What ran", [table, Lines([packed] if packed else [])], "reported by the libraries on this device", FULL
-    )
-
-
-def ran_rows(run: Run) -> list[tuple[str, str, str]]:
-    """Return part, execution path, and the time that its variants save or cost in the cell of `trial_cell`."""
-    model, first = run.model, _first_tried(run)
+    model, first, device = run.model, _first_tried(run), run.document.device
     rows = [("arithmetic", _arithmetic(run), _instead(first, *_DTYPES))]
     # The modules of an engine that owns its model cannot be read.
     if first_engine(run) not in run.document.engine.owned:
@@ -58,22 +48,18 @@ def ran_rows(run: Run) -> list[tuple[str, str, str]]:
         rows += [(name, text, kernels if name == "decode attention" else "") for name, text in _attention(run)]
     if model.experts is not None:
         rows.append(("experts", model.experts, _instead(first, *_EXPERTS)))
-    rows += [
-        (
-            "cache",
-            _CACHE_WORDS[path.cache] + (f": {path.cache_format.name}" if path.cache_format else ""),
-            _instead(first, *_CACHES, COMPILED),
-        )
-        for name, path in run.document.counting.paths.items()
-        if name == f"{first_engine(run)} decode"
-    ]
+    if path := run.document.counting.paths.get(f"{first_engine(run)} decode"):
+        kept = _CACHE_WORDS[path.cache] + (f": {path.cache_format.name}" if path.cache_format else "")
+        rows.append(("cache", kept, _instead(first, *_CACHES, COMPILED)))
     rows += [(name, _owned(item), "") for name, item in run.document.engine.owned.items()]
-    threads = run.document.device.threads
-    if run.document.device.kind == "cpu":
-        rows.append(("threads", str(threads), _instead(first, f"{threads // 2} of {threads} threads")))
-    elif "MIG" in run.document.device.name:
-        rows.append(("card", f"a slice of one: {run.document.device.name}", ""))
-    return rows
+    if device.kind == "cpu":
+        fewer = f"{device.threads // 2} of {device.threads} threads"
+        rows.append(("threads", str(device.threads), _instead(first, fewer)))
+    elif "MIG" in device.name:
+        rows.append(("card", f"a slice of one: {device.name}", ""))
+    headings = ("part", "what ran here", f"tried in its place at {first.key.name}" if first else "")
+    blocks = [text_table(headings, rows, wrapped=headings[1:]), Lines(packed_lines(run))]
+    return Section("What ran", blocks, "reported by the libraries on this device", FULL)
 
 
 def _owned(item: OwnedModel) -> str:
@@ -85,12 +71,6 @@ def _owned(item: OwnedModel) -> str:
         f" {scaled(item.cache_used_bytes, 'B')} used at most; up to {item.tokens_an_iteration} tokens per iteration;"
         f" loaded, compiled and warm after {duration(item.load_s)}"
     )
-
-
-def trial_cell(run: Run) -> str:
-    """Return the name of the cell in which variants were tried; empty without trials."""
-    first = _first_tried(run)
-    return first.key.name if first else ""
 
 
 def _first_tried(run: Run) -> CellEvidence | None:
@@ -130,59 +110,37 @@ def _instead(evidence: CellEvidence | None, *variants: str) -> str:
     )
 
 
-def packed_line(run: Run) -> str | None:
-    """Return up to which batch the packed format pays; None for dense models, or if it was not measured."""
+def packed_lines(run: Run) -> list[str]:
+    """Return at which batches the packed format pays; nothing for dense models, or if it was not measured."""
     packed = run.document.packed_batches
     if packed is None or not packed.times:
-        return None
+        return []
     ends = dict.fromkeys((packed.times[0], packed.times[-1]))
     seconds = " and ".join(
         f"{duration(item.packed_s)} against {duration(item.dense_s)} at batch {item.batch}" for item in ends
     )
-    return (
+    return [
         f"{packed.format} ({packed.kernel}) against dense {packed.dense_dtype}, all packed linears of a decode step:"
         f" {paying_batches(packed.times)} ({seconds})"
-    )
+    ]
+
+
+_PAYS = {True: "packed weights are faster", False: "dense weights are faster", None: "the rounds disagree"}
 
 
 def paying_batches(times: Sequence[BatchTimes]) -> str:
-    """Return in words where the packed format pays; empty without times.
-
-    The break-even batch is between the last batch of one side and the first of the other. Between them the rounds
-    disagree, or no batch was timed.
-    """
-    if not times:
-        return ""
-    first, last = times[0].batch, times[-1].batch
-    packed, dense = ([item.batch for item in times if item.pays is pays] for pays in (True, False))
-    if not packed and not dense:
-        return f"packed and dense weights are equally fast at batches {first} to {last}"
-    if packed and dense and max(packed) < min(dense):
-        return f"packed weights are faster up to batch {max(packed)}, dense ones from batch {min(dense)} on"
-    if packed and dense and max(dense) < min(packed):
-        return f"dense weights are faster up to batch {max(dense)}, packed ones from batch {min(packed)} on"
-    if packed and dense:
-        return f"packed weights are faster only at batches {', '.join(map(str, packed))}"
-    side, batches = ("packed", packed) if packed else ("dense", dense)
-    if len(batches) == len(times):
-        return f"{side} weights are faster at batches {first} to {last}"
-    of_batches = f"batch{'' if len(batches) == 1 else 'es'} {', '.join(map(str, batches))}"
-    return f"{side} weights are faster at {of_batches}; at the others rounds disagree"
+    """Return in words at which batches the packed format pays; empty without times."""
+    parts = []
+    for pays, of_side in groupby(times, key=lambda item: item.pays):
+        batches = [item.batch for item in of_side]
+        parts.append(f"{_PAYS[pays]} at batch {' to '.join(map(str, dict.fromkeys((batches[0], batches[-1]))))}")
+    return "; ".join(parts)
 
 
 def levers(run: Run) -> Section:
-    headings = ("cell", "change", "saves", "of the step", "because")
-    note = (
-        "measured in this run, tried on this device, or computed from the cell's breakdown; a negative saving is a cost"
-    )
-    table = text_table(headings, lever_rows(run), wrapped=("change", "because"))
-    return Section("What would change it", [table], note, DOCUMENTS)
-
-
-def lever_rows(run: Run) -> list[list[str]]:
-    """Return cell, change, time saved (or lost), its share and the reason, for the cells of `selected_cells`."""
+    """Cell, change, time saved (or lost), its share and the reason, for the cells of `selected_cells`."""
     evidence = evidence_of(run)
-    return [
+    rows = [
         [
             result.key.name,
             lever.change,
@@ -195,28 +153,26 @@ def lever_rows(run: Run) -> list[list[str]]:
         for lever in evidence[result.key].levers
         if abs(lever.saves_s) >= WORTH_SHOWING * result.latency_s
     ]
+    note = (
+        "measured in this run, tried on this device, or computed from the cell's breakdown; a negative saving is a cost"
+    )
+    headings = ("cell", "change", "saves", "of the step", "because")
+    return Section("What would change it", [text_table(headings, rows, wrapped=("change", "because"))], note, DOCUMENTS)
 
 
 def other_gpus(run: Run) -> Section | None:
-    rows = card_rows(run)
-    note = f"datasheet: the most tokens/s that their {run.model.dtype} roofs allow, without their host's dispatch"
-    return Section("On other GPUs", [text_table(rows[0], rows[1:])], note, DOCUMENTS) if rows else None
-
-
-def card_rows(run: Run) -> list[list[str]]:
-    """Return the most tokens/s that other GPUs' datasheets allow the cells of `selected_cells`, after a heading.
-
-    A cell that does not fit a GPU gets `does not fit`.
-    """
+    """The most tokens/s that other GPUs' datasheets allow the cells of `selected_cells`."""
     evidence, shown = evidence_of(run), selected_cells(run)
-    cards = list(dict.fromkeys(name for item in evidence.values() for name in item.at_least_s_on))
-    if not cards:
-        return []
-    rows = [["", *(result.key.name for result in shown)]]
-    rows.append(["here, measured", *(significant(result.tokens_per_s) for result in shown)])
-    return rows + [[card, *(_on_card(card, result, evidence.get(result.key)) for result in shown)] for card in cards]
-
-
-def _on_card(card: str, result: CellResult, evidence: CellEvidence | None) -> str:
-    floor_s = evidence.at_least_s_on.get(card) if evidence else None
-    return significant(result.tokens_per_s * result.latency_s / floor_s) if floor_s else "does not fit"
+    gpus = list(dict.fromkeys(name for item in evidence.values() for name in item.at_least_s_on))
+    if not gpus:
+        return None
+    rows = [["here, measured", *(significant(result.tokens_per_s) for result in shown)]]
+    for gpu in gpus:
+        floors_s = [evidence[result.key].at_least_s_on.get(gpu) if result.key in evidence else None for result in shown]
+        allowed = [
+            significant(result.tokens_per_s * result.latency_s / floor_s) if floor_s else "does not fit"
+            for result, floor_s in zip(shown, floors_s, strict=True)
+        ]
+        rows.append([gpu, *allowed])
+    note = f"datasheet: the most tokens/s that their {run.model.dtype} roofs allow, without their host's dispatch"
+    return Section("On other GPUs", [text_table(["", *(result.key.name for result in shown)], rows)], note, DOCUMENTS)

@@ -1,16 +1,19 @@
-"""The columns of a run's cells: those that tables show, and those that exports have."""
+"""The columns of a run's cells: those that tables show, those that exports have, and the formats of exports."""
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+
+import pandas as pd
 
 from profiler.judge.cells import CellResult
 from profiler.report.blocks import DOCUMENTS, MEDIA, TERMINAL, Medium
 from profiler.report.selection import half_width
 from profiler.store.folder import Run
-from profiler.units import duration, percent, scaled, significant
+from profiler.units import duration, escape_formula, markdown_text, percent, scaled, significant
 
 Value = str | int | float | None
 
@@ -114,3 +117,41 @@ EXPORTED_COLUMNS = (
     "peak_memory_bytes",
 )
 """The columns of cells.csv that exports have, in their order."""
+
+
+def tokens_table(run: Run) -> pd.DataFrame:
+    """Return `EXPORTED_COLUMNS` of every cell and phase: numbers, with units in the names of the columns."""
+    return run.cells[list(EXPORTED_COLUMNS)]
+
+
+def _csv(frame: pd.DataFrame) -> bytes:
+    """Return the frame as CSV; texts are escaped, because a spreadsheet would read some as formulas."""
+    escaped = frame.map(lambda value: escape_formula(value) if isinstance(value, str) else value)
+    return escaped.to_csv(index=False).encode()
+
+
+def _markdown(frame: pd.DataFrame) -> bytes:
+    """Return the frame as a GitHub-flavoured Markdown table; numbers have four significant digits."""
+    cells = frame.map(lambda value: f"{value:.4g}" if isinstance(value, float) else str(value)).replace("nan", "")
+    rows = [list(frame.columns), ["---"] * len(frame.columns), *cells.to_numpy().tolist()]
+    return "".join(f"| {' | '.join(map(markdown_text, row))} |\n" for row in rows).encode()
+
+
+def _json(frame: pd.DataFrame) -> bytes:
+    return (frame.to_json(orient="records", indent=2, double_precision=15) + "\n").encode()
+
+
+def _parquet(frame: pd.DataFrame) -> bytes:
+    buffer = io.BytesIO()
+    frame.to_parquet(buffer, index=False)
+    return buffer.getvalue()
+
+
+EXPORTERS: dict[str, Callable[[pd.DataFrame], bytes]] = {
+    "csv": _csv,
+    "md": _markdown,
+    "json": _json,
+    "parquet": _parquet,
+    "latex": lambda frame: frame.to_latex(index=False, escape=True, float_format="%.4g", na_rep="").encode(),
+}
+"""The formats of `roofscope export`."""

@@ -9,37 +9,27 @@ from dataclasses import replace
 from profiler.facts.measurements import Drafting, FirstCalls, FreshStart
 from profiler.judge.cells import EngineDifference
 from profiler.judge.engine_differences import PART_NAMES, GenerateOverhead, where_it_lies
-from profiler.report.blocks import FULL, Block, Lines, Picture, Section, text_table
+from profiler.report.blocks import FULL, Block, Lines, Picture, Section, evenly, text_table
 from profiler.stats import CLAIM_VISITS
 from profiler.store.folder import Run
 from profiler.units import duration, percent, saving, scaled, several, significant
 
 
 def engines(run: Run) -> Section:
+    """Cell, engine, time saved against the first engine, its interval and terms, for each claim."""
     blocks: list[Block] = []
     if waterfalls(run):
         blocks.append(Picture("engines", "From the first engine's time to another's, term by term", (run,)))
+    rows = []
+    for item in engine_claims(run):
+        ends_s = sorted((abs(item.low_s), abs(item.high_s)))
+        cell = replace(item.key, cell=replace(item.key.cell, engine=item.against)).name
+        terms = ", ".join(where_it_lies(item))
+        rows.append([cell, item.engine, saving(item.saves_s), " to ".join(map(duration, ends_s)), terms])
     headings = ("cell", "engine", "per step", "interval", "in which terms")
-    blocks += [
-        text_table(headings, engine_rows(run), texts=headings[:4], wrapped=headings[4:]),
-        Lines(no_claim_lines(run)),
-    ]
+    table = text_table(headings, rows, texts=headings[:4], wrapped=headings[4:])
     note = f"measured in turns: the time that each saves compared with {run.document.engine.names[0]}"
-    return Section("Engines", blocks, note, FULL)
-
-
-def engine_rows(run: Run) -> list[list[str]]:
-    """Return cell, engine, time saved against the first engine, its interval and terms, for each claim."""
-    return [
-        [
-            replace(item.key, cell=replace(item.key.cell, engine=item.against)).name,
-            item.engine,
-            saving(item.saves_s),
-            interval(item),
-            ", ".join(where_it_lies(item)),
-        ]
-        for item in engine_claims(run)
-    ]
+    return Section("Engines", [*blocks, table, Lines(no_claim_lines(run))], note, FULL)
 
 
 def engine_claims(run: Run) -> list[EngineDifference]:
@@ -66,62 +56,45 @@ def no_claim_lines(run: Run) -> list[str]:
     return lines
 
 
-def interval(item: EngineDifference) -> str:
-    """Return the bounds of a claim's interval."""
-    low_s, high_s = sorted((abs(item.low_s), abs(item.high_s)))
-    return f"{duration(low_s)} to {duration(high_s)}"
-
-
-def generate(run: Run) -> Section:
-    note = "measured in turns with our own loop; its parts are timed in transformers' own functions"
-    return Section("The overhead of generate", [Lines(generate_lines(run))], note, FULL)
-
-
 # At most this many cells per phase have their generate overhead printed, from the smallest cell to the largest.
 _MOST_CELLS = 3
 # Parts below this share of the overhead of generate are only in run.json.
 _LEAST_SHARE = 0.01
 
 
-def generate_lines(run: Run) -> list[str]:
-    """Lines on the overhead of generate in some cells, with its interval and parts; the others are in run.json."""
+def generate(run: Run) -> Section:
+    """The overhead of generate in some cells, with its interval and parts; the others are in run.json."""
     lines = []
     for phase in ("decode", "prefill"):
         overheads = sorted(
             (item for item in run.document.generate if item.phase == phase),
             key=lambda item: (item.batch_size * item.key.cell.depth, item.batch_size),
         )
-        few = min(_MOST_CELLS, len(overheads))
-        chosen = [overheads[number * (len(overheads) - 1) // max(1, few - 1)] for number in range(few)]
-        lines += [_generate_line(item, run.document.software.get("transformers", "")) for item in chosen]
-    return lines
+        lines += [_generate_line(item, run) for item in evenly(overheads, _MOST_CELLS)]
+    note = "measured in turns with our own loop; its parts are timed in transformers' own functions"
+    return Section("The overhead of generate", [Lines(lines)], note, FULL)
 
 
-def _generate_line(overhead: GenerateOverhead, installed: str) -> str:
-    step = "step" if overhead.phase == "decode" else "prefill"
+def _generate_line(overhead: GenerateOverhead, run: Run) -> str:
+    step, tax_s = "step" if overhead.phase == "decode" else "prefill", overhead.tax_s
+    version = overhead.transformers or run.document.software.get("transformers", "")
     text = (
-        f"transformers {overhead.transformers or installed}'s generate adds {duration(overhead.tax_s)}"
+        f"transformers {version}'s generate adds {duration(tax_s)}"
         f" ({duration(overhead.low_s)} to {duration(overhead.high_s)}) to our {step} of {duration(overhead.own_s)}"
-        f" at {overhead.key.cell.batch_size} x {overhead.key.cell.depth}, {percent(overhead.tax_s / overhead.own_s)}"
+        f" at {overhead.key.cell.batch_size} x {overhead.key.cell.depth}, {percent(tax_s / overhead.own_s)}"
     )
     if not overhead.is_claim:
         once = overhead.visits < CLAIM_VISITS
         return f"{text}: {'each was visited once, too few for a claim' if once else 'no more than noise'}"
-    return f"{text}{': ' if overhead.parts_s else ''}{'; '.join(_parts(overhead))}"
-
-
-def _parts(overhead: GenerateOverhead) -> Iterator[str]:
-    if overhead.parts_s:
-        ranked = sorted(overhead.parts_s.items(), key=lambda item: -item[1])
-        parts = [item for item in ranked if abs(item[1]) >= _LEAST_SHARE * abs(overhead.tax_s)]
-        yield ", ".join(
-            f"{PART_NAMES[name]} {duration(part_s)} ({percent(part_s / overhead.tax_s)})" for name, part_s in parts
-        )
+    ranked = sorted((overhead.parts_s or {}).items(), key=lambda item: -item[1])
+    shown = [(PART_NAMES[name], part_s) for name, part_s in ranked if abs(part_s) >= _LEAST_SHARE * abs(tax_s)]
+    parts = [", ".join(f"{name} {duration(part_s)} ({percent(part_s / tax_s)})" for name, part_s in shown)]
     if overhead.reads_a_token is not None:
         plural = "" if overhead.reads_a_token == 1 else "s"
-        yield f"the host reads {overhead.reads_a_token:g} value{plural} per token"
+        parts.append(f"the host reads {overhead.reads_a_token:g} value{plural} per token")
     if overhead.streamer_s is not None:
-        yield f"a streamer would add {duration(overhead.streamer_s)}"
+        parts.append(f"a streamer would add {duration(overhead.streamer_s)}")
+    return ": ".join(filter(None, (text, "; ".join(filter(None, parts)))))
 
 
 def drafting(run: Run) -> Section | None:
@@ -174,10 +147,6 @@ def _drafting_lines(found: Drafting) -> Iterator[str]:
     )
 
 
-def cold(run: Run) -> Section:
-    return Section("Cold and idle", [Lines(cold_lines(run))], "measured in a fresh process, and after idle time")
-
-
 _LINKS = {
     "disk": "its weights from the disk",
     "page cache": "its weights from the system's cache of the disk",
@@ -186,44 +155,32 @@ _LINKS = {
 }
 
 
-def cold_lines(run: Run) -> list[str]:
-    """Return the cost of a fresh process, of idle time, and the number of requests after which compiling pays off."""
-    return [*_start_lines(run), *_idle_lines(run), *_break_even_lines(run)]
-
-
-def _start_lines(run: Run) -> Iterator[str]:
-    for start in run.document.fresh_starts:
-        rate = scaled(start.load_bytes / start.load_s, "B/s")
-        calls = "; ".join(
-            f"{name}: {f'prepared in {duration(calls.preparation_s)}, ' if calls.preparation_s >= 0.01 else ''}"
-            f"the first answer after {duration(calls.first_s)}, the next after {duration(calls.second_s)}"
-            for name, calls in start.engines.items()
+def cold(run: Run) -> Section:
+    """The cost of a fresh process, of idle time, and the number of requests after which compiling pays off."""
+    lines = [_start_line(start) for start in run.document.fresh_starts]
+    if records := run.document.after_silence:
+        times = ", ".join(
+            f"{item.silence_s:g} s: {duration(statistics.median(steps[0] for steps in item.steps_s))}"
+            f" (n={len(item.steps_s)})"
+            for item in records
         )
-        yield (
-            f"a fresh process: imports {duration(start.launch_s)}, {_LINKS[start.link]} {duration(start.load_s)}"
-            f" ({rate}); {calls}"
-        )
-
-
-def _idle_lines(run: Run) -> Iterator[str]:
-    records = run.document.after_silence
-    if not records:
-        return
-    times = ", ".join(
-        f"{item.silence_s:g} s: {duration(statistics.median(steps[0] for steps in item.steps_s))}"
-        f" (n={len(item.steps_s)})"
-        for item in records
-    )
-    yield f"the first step at {records[0].cell.name} after an idle time of {times}"
-
-
-def _break_even_lines(run: Run) -> Iterator[str]:
-    grid = run.document.asked
+        lines.append(f"the first step at {records[0].cell.name} after an idle time of {times}")
     for start in run.document.fresh_starts[:1]:
-        first, *others = start.engines
-        for name in others:
-            shape = f"{grid.cells[0].depth} + {grid.new_tokens} tokens"
-            yield _break_even_line(start, first, name, shape, _saves_s(run, name))
+        lines += [_break_even_line(run, start, name) for name in list(start.engines)[1:]]
+    return Section("Cold and idle", [Lines(lines)], "measured in a fresh process, and after idle time")
+
+
+def _start_line(start: FreshStart) -> str:
+    calls = "; ".join(
+        f"{name}: {f'prepared in {duration(calls.preparation_s)}, ' if calls.preparation_s >= 0.01 else ''}"
+        f"the first answer after {duration(calls.first_s)}, the next after {duration(calls.second_s)}"
+        for name, calls in start.engines.items()
+    )
+    rate = scaled(start.load_bytes / start.load_s, "B/s")
+    return (
+        f"a fresh process: imports {duration(start.launch_s)}, {_LINKS[start.link]} {duration(start.load_s)}"
+        f" ({rate}); {calls}"
+    )
 
 
 def _saves_s(run: Run, engine: str) -> tuple[float, float]:
@@ -236,15 +193,16 @@ def _saves_s(run: Run, engine: str) -> tuple[float, float]:
     if any(item.visits < CLAIM_VISITS for item in of_cell):
         return 0.0, 0.0
     times = {"prefill": 1, "decode": cell.decode_steps}
-    return sum(times[item.phase] * item.low_s for item in of_cell), sum(
-        times[item.phase] * item.high_s for item in of_cell
-    )
+    low_s, high_s = (sum(times[item.phase] * getattr(item, end) for item in of_cell) for end in ("low_s", "high_s"))
+    return low_s, high_s
 
 
-def _break_even_line(start: FreshStart, first: str, name: str, shape: str, saves_s: tuple[float, float]) -> str:
+def _break_even_line(run: Run, start: FreshStart, name: str) -> str:
+    first, grid = next(iter(start.engines)), run.document.asked
     baseline, calls = start.engines[first], start.engines[name]
     once_s, saving_s = calls.once_s, baseline.second_s - calls.second_s
-    if not all(saving_s * bound_s > 0 for bound_s in saves_s):
+    shape = f"{grid.cells[0].depth} + {grid.new_tokens} tokens"
+    if not all(saving_s * bound_s > 0 for bound_s in _saves_s(run, name)):
         return (
             f"{name} takes {duration(once_s)} once; after how many requests of {shape} it pays off is not known: its"
             f" answers take as long as {first}'s within noise"
@@ -265,6 +223,4 @@ def break_even(own: FirstCalls, prepared: FirstCalls) -> float | None:
     a later request saves nothing.
     """
     saves_s = own.second_s - prepared.second_s
-    if saves_s <= 0:
-        return None
-    return max(0.0, (prepared.once_s - own.once_s) / saves_s)
+    return max(0.0, (prepared.once_s - own.once_s) / saves_s) if saves_s > 0 else None

@@ -1,4 +1,4 @@
-"""The glossary: each term in two lines, with a run's own figures."""
+"""The glossary, whose terms data/glossary.csv has: each term in two lines, with a run's own figures."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import get_args
 
+from profiler.data import rows_of
 from profiler.errors import RequestError, near_misses
 from profiler.grid.cells import PHASES, Phase
 from profiler.judge.breakdown import TERMS
@@ -22,9 +24,8 @@ from profiler.units import duration, percent, scaled, significant
 class Term:
     """A word and its meaning."""
 
+    term: str
     meaning: str
-    figures: Callable[[Run], str | None] = lambda run: None
-    """Returns a run's figures for the term, or None if the run has none."""
 
 
 def explanation(term: str, run: Run | None = None) -> str:
@@ -34,7 +35,7 @@ def explanation(term: str, run: Run | None = None) -> str:
     if key is None:
         hint = near_misses(term.lower(), tuple(names))
         raise RequestError(f"{term!r} is not in the glossary.{hint} `roofscope explain` lists all terms.")
-    figures = GLOSSARY[key].figures(run) if run is not None else None
+    figures = _figures(key, run) if run is not None else None
     return f"{key}: {GLOSSARY[key].meaning}" + (f"\nIn this run: {figures}" if figures else "")
 
 
@@ -48,8 +49,13 @@ def footnotes(run: Run) -> list[tuple[str, str]]:
         used += ["MFU", "MBU"]
     if any(result.status == "forecast" for result in run.results):
         used.append("forecast")
-    figures = {name: GLOSSARY[name].figures(run) for name in used}
+    figures = {name: _figures(name, run) for name in used}
     return [(name, GLOSSARY[name].meaning + (f" Here: {text}." if text else "")) for name, text in figures.items()]
+
+
+def _figures(term: str, run: Run) -> str | None:
+    """Return a run's figures for a term; None if the run or the term has none."""
+    return _FIGURES[term](run) if term in _FIGURES else None
 
 
 def _range(run: Run, column: str, show: Callable[[float], str], phase: Phase = "decode") -> str | None:
@@ -95,12 +101,6 @@ def _share(run: Run, *, column: str) -> str | None:
     return f"{' to '.join(ends)} of the time" if ends else None
 
 
-def _roofs(run: Run) -> tuple[float, float] | None:
-    ceilings = run.document.ceilings
-    compute, memory = ceilings.compute_roof(run.model.dtype), ceilings.memory_bytes_per_s
-    return None if compute is None or memory is None else (compute.per_s, memory)
-
-
 def _roofline(run: Run) -> str | None:
     if (roofs := _roofs(run)) is None:
         return None
@@ -108,10 +108,15 @@ def _roofline(run: Run) -> str | None:
     return f"{scaled(roofs[1], 'B/s')} and {scaled(roofs[0], 'FLOP/s')}, {'' if measured else 'not all '}measured here"
 
 
+def _roofs(run: Run) -> tuple[float, float] | None:
+    ceilings = run.document.ceilings
+    compute, memory = ceilings.compute_roof(run.model.dtype), ceilings.memory_bytes_per_s
+    return None if compute is None or memory is None else (compute.per_s, memory)
+
+
 def _ridge(run: Run) -> str | None:
-    if (roofs := _roofs(run)) is None:
-        return None
-    return f"{significant(roofs[0] / roofs[1])} FLOP/byte"
+    roofs = _roofs(run)
+    return f"{significant(roofs[0] / roofs[1])} FLOP/byte" if roofs else None
 
 
 def _witness(run: Run) -> str | None:
@@ -127,141 +132,25 @@ def _interval(run: Run) -> str | None:
     return f"half-width {100 * statistics.median(widths):.1f} % at the median cell" if widths else None
 
 
-_REGIMES: dict[Regime, str] = {
-    "memory-bound": "moving bytes explains most of the device's time; fewer bytes help, faster arithmetic does not.",
-    "compute-bound": "arithmetic explains most of the device's time; a faster dtype helps, fewer bytes do not.",
-    "overhead-bound": (
-        "the host's dispatch sets the pace; graphs, compiling or larger batches help, a faster device does not."
-    ),
-    "mixed": (
-        "two causes contribute and neither dominates (a GPU and its host that take equally long, too), or"
-        " vLLM hides its causes."
-    ),
-    "kernel-bound": (
-        "replayed in isolation, the kernels stay far below every roof at these shapes; other kernels or formats help."
-    ),
-    "link-bound": (
-        "weights outside the GPU, or results that GPUs exchange, set the pace; a faster device does not help."
-    ),
-    "inconclusive": "the evidence is missing, too noisy or contradicts itself; no label would be honest.",
-}
-"""What each regime means."""
+GLOSSARY = {row.term: row for row in rows_of("glossary.csv", Term)}
+"""Every term by its name: those of data/glossary.csv, and those of the time breakdown."""
+GLOSSARY |= {term.short: Term(term.short, term.meaning) for term in TERMS.values()}
 
-GLOSSARY: dict[str, Term] = {
-    "prefill": Term(
-        "the forward pass over a whole prompt; it fills the KV cache and gives the first token.",
-        lambda run: _range(run, "latency_s", duration, "prefill"),
-    ),
-    "decode": Term(
-        "one forward pass that adds one token to every sequence; it reads all weights and the KV cache.",
-        lambda run: _range(run, "latency_s", duration),
-    ),
-    "cell": Term("one phase (prefill or decode) at one batch size and one length; a run measures a grid of cells."),
-    "1 x 64": Term("batch 1 with prompts of 64 tokens: the name of a cell, batch x prompt length."),
-    "visit": Term("one sample of a cell: a prefill and a loop of decode steps; visits of all cells take turns."),
-    "roof": Term("a limit of this device, measured: bytes/s of memory, FLOP/s of matmuls, or the time of dispatch."),
-    "time breakdown": Term(
-        "the measured time of a cell as a sum of terms: weights, KV cache, arithmetic, kernels, dispatch and others."
-    ),
-    "split": Term("the picture of the time breakdown (`split.png`)."),
-    **{term.short: Term(term.meaning, partial(_share, column=column)) for column, term in TERMS.items()},
-    "regime": Term("what limits a cell: memory-, compute-, overhead-, kernel- or link-bound, mixed, or inconclusive."),
-    "sure": Term("the confidence in a regime (high, medium or low): how far the evidence is from the thresholds."),
-    "tried": Term(
-        "a saving measured on a few layers of this model on this device, in turns with the unchanged layers."
-    ),
-    "computed": Term("a saving that follows from the time breakdown; it is a bound (at most) or an estimate (about)."),
-    "drift": Term("a change of the machine's speed within a run; a probe next to each visit measures it."),
-    "replay": Term("running a step's kernels again in isolation, with the model's own calls, to time each of them."),
-    "host": Term("the CPU and the Python process that start the device's operators."),
-    "host index": Term("how fast this host dispatches, compared with a reference host."),
-    "preset": Term("a model that roofscope knows by name (`roofscope models`): its config, without its weights."),
-    "precision": Term("how weights are stored and products computed: a dtype (bfloat16) or a format (nf4, int8wo)."),
-    "product": Term("a matrix multiplication."),
-    "linear": Term("a layer that multiplies its input with a weight matrix."),
-    "slope": Term("of log time against log size: 0 means more work is free, 1 that time grows with the work."),
-    "context": Term("the tokens that are in the KV cache when a decode step starts."),
-    "instrument": Term("the measurement's own cost: marks around each step."),
-    "TTFT": Term(
-        "time to first token as a user sees it: the prompt to the device, the prefill, the token back on the host.",
-        lambda run: _percentiles(run, {50: "ttft_s", 90: "ttft_p90_s", 95: "ttft_p95_s"}, "prefill"),
-    ),
-    "TPOT": Term(
-        "time per output token: one decode step; its median is `latency_s`, its tail `p90_s` and `p99_s`.",
-        lambda run: _percentiles(run, {50: "latency_s", 90: "p90_s", 99: "p99_s"}, "decode"),
-    ),
-    "intensity": Term(
-        "model FLOPs per model byte; the x-axis of the roofline.", lambda run: _both(run, "intensity", significant)
-    ),
-    "witness": Term(
-        "the bandwidth of reading the model's own weights in place; a check of the memory roof, which is a stream's.",
-        _witness,
-    ),
-    "roofline": Term(
-        "the most FLOP/s that an intensity allows: bandwidth times intensity, and no more than the compute roof.",
-        _roofline,
-    ),
-    "ridge point": Term("the intensity at which the memory roof meets the compute roof.", _ridge),
-    "MFU": Term("model FLOP/s over the datasheet's dense peak (arXiv:2204.02311).", lambda run: _of_sheet(run, "mfu")),
-    "MBU": Term(
-        "model bytes/s over the datasheet's bandwidth; weights as stored, live KV once.",
-        lambda run: _of_sheet(run, "mbu"),
-    ),
-    "attained": Term(
-        "the share of the measured roofline: the time that the work needs at the measured roofs over the time it took.",
-        lambda run: _both(run, "attained", percent),
-    ),
-    **{name: Term(meaning, partial(_counted, regime=name)) for name, meaning in _REGIMES.items()},
-    "CUDA graph": Term("the kernels of a step, recorded once; the host then starts all of them with one launch."),
-    "static cache": Term("a KV cache of fixed size: no shape changes from step to step, so steps can be captured."),
-    "hollow twin": Term(
-        "the same architecture with next to no width: it dispatches the same operators and computes almost nothing.",
-        lambda run: _share(run, column="dispatch_s"),
-    ),
-    "lever": Term(
-        "a change and the time it saves in one cell: measured in this run, tried on this device, or computed from the"
-        " cell's breakdown."
-    ),
-    "model work": Term("the minimum of FLOPs and bytes that the algorithm needs; rates, MFU and MBU use it."),
-    "executed work": Term("the FLOPs and bytes that the library executes; the part above model work is avoidable."),
-    "KV bytes": Term(
-        "bytes of the KV cache: 2 x layers x KV heads x head width x bytes per element, per token and sequence."
-    ),
-    "KV equals weights": Term(
-        "the context at which one sequence's KV cache is as large as the weights: weight bytes / KV bytes per token."
-    ),
-    "attention is half": Term(
-        "the context at which 4 x layers x heads x head width x context equals 2 x the weights: half of decode's FLOPs."
-    ),
-    "batch at most": Term(
-        "the most sequences that fit a GPU with their KV cache, state and workspace, in whatever pieces free memory is."
-    ),
-    "tight": Term(
-        "the tensors of a step fit a GPU, but it runs out of memory if torch's allocator leaves free memory in pieces."
-    ),
-    "bound by compute": Term(
-        "the batch from which compute limits most of the floor; of the linears: bytes per weight x FLOP/s /"
-        " (2 x bandwidth)."
-    ),
-    "of its tiles": Term("the used share of the tiles of 128 x 128 that cover a product; units compute whole tiles."),
-    "16-byte rows": Term("whether a product's sizes are multiples of 16 bytes, which matrix units need."),
-    "sustained": Term("what a healthy GPU holds for seconds at its power limit; its first milliseconds may be faster."),
-    "floor": Term("the least time of a step: the sum over its operators of max(FLOPs / FLOP/s, bytes / bandwidth)."),
-    "tok/s at most": Term("new tokens of a step / its floor, without the host's dispatch."),
-    "knee": Term("the batch size beyond which throughput stops improving: time grows with the batch."),
-    "interval": Term(
-        "the 95 % confidence interval of the median, from the spread between visits (of one visit, within it).",
-        _interval,
-    ),
-    "forecast": Term(
-        "a time estimated from the measured cells, if the budget ended first; nine in ten are inside its interval."
-    ),
-    "noise": Term("quiet, noisy or unusable: by the interval, drift, modes, outliers, throttling and other users."),
-    "draft": Term(
-        "a token that a model or a lookup proposes; one step verifies several, and gives those it accepts and one more."
-    ),
-    "prefix": Term("the first tokens of every prompt, if they are the same and cached; a prefill runs the others."),
-    "offloaded": Term(
-        "weights are on the host or the disk and cross a link at every step; the breakdown has a term for it."
-    ),
+_FIGURES: dict[str, Callable[[Run], str | None]] = {
+    "prefill": lambda run: _range(run, "latency_s", duration, "prefill"),
+    "decode": lambda run: _range(run, "latency_s", duration),
+    "TTFT": lambda run: _percentiles(run, {50: "ttft_s", 90: "ttft_p90_s", 95: "ttft_p95_s"}, "prefill"),
+    "TPOT": lambda run: _percentiles(run, {50: "latency_s", 90: "p90_s", 99: "p99_s"}, "decode"),
+    "intensity": lambda run: _both(run, "intensity", significant),
+    "witness": _witness,
+    "roofline": _roofline,
+    "ridge point": _ridge,
+    "MFU": lambda run: _of_sheet(run, "mfu"),
+    "MBU": lambda run: _of_sheet(run, "mbu"),
+    "attained": lambda run: _both(run, "attained", percent),
+    "hollow twin": partial(_share, column="dispatch_s"),
+    "interval": _interval,
+    **{term.short: partial(_share, column=column) for column, term in TERMS.items()},
+    **{regime: partial(_counted, regime=regime) for regime in get_args(Regime)},
 }
+"""What a run has to say about a term."""

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from functools import cache, singledispatch
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
+from xml.etree import ElementTree
 
+import matplotlib.pyplot as plt
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
@@ -26,16 +30,15 @@ from profiler.report.blocks import (
     Sentences,
     ShellCommand,
     TextTable,
+    Tooltip,
     visible_sections,
 )
 from profiler.report.columns import columns_with_values
-from profiler.report.selection import report_rows
-from profiler.report.svg import inline_svg
+from profiler.report.plots import draw
+from profiler.report.plots.style import styled
 from profiler.report.time_breakdown import breakdown_bars, terms_of
 from profiler.store.folder import Run
 from profiler.units import duration, unbroken
-
-_MOST_BARS_A_PHASE = 100
 
 
 def html_page(title: str, subtitle: str, sections: Sequence[Section | None]) -> str:
@@ -105,23 +108,114 @@ def _(block: Picture) -> Markup:
 
 @_render_block.register
 def _(block: CellsTable) -> Markup:
-    shown, note = report_rows(block.run)
     columns = columns_with_values(block.run, "html")
-    return _macro(
-        "cells",
-        headings=[column.heading for column in columns],
-        rows=[[column.entry(result) for column in columns] for result in shown],
-        note=note,
-    )
+    rows = [[column.entry(result) for column in columns] for result in block.run.results]
+    return _macro("cells", headings=[column.heading for column in columns], rows=rows)
 
 
 @_render_block.register
 def _(block: BreakdownChart) -> Markup:
     measured = block.run.measured
-    bars = breakdown_bars(measured, _MOST_BARS_A_PHASE)
+    bars = breakdown_bars(measured, len(measured))
     note = f"{len(bars)} of {len(measured)} cells; all are in cells.csv." if len(bars) < len(measured) else ""
     # All bars are on one scale.
     low = min((segment.start for bar in bars for segment in bar.segments), default=0.0)
     high = max((segment.end for bar in bars for segment in bar.segments), default=1.0)
     terms = {term: TERMS[term].name for term in terms_of(bars)}
     return _macro("bars", terms=terms, bars=bars, low=low, percent=100 / (high - low), duration=duration, note=note)
+
+
+_COLOR = re.compile(r"#[0-9a-f]{6}\b")
+_FONT = re.compile(r"\s*font-family:[^;]*;?")
+# The whole value of a link, or a clip or hatch, as an attribute or within a style.
+_REFERENCE = re.compile(r"^#([\w-]+)$|url\(#([\w-]+)\)")
+# Names of the pictures' colours in style.css, which has a light and a dark variant of each.
+_VARIABLES = {
+    "#000000": "ink",
+    "#222222": "ink",
+    "#333333": "ink",
+    "#ffffff": "paper",
+    "#e3e3e3": "grid",
+    "#cccccc": "line",
+    "#888888": "dim",
+    "#d55e00": "vermilion",
+    "#0072b2": "blue",
+    "#009e73": "green",
+    "#cc79a7": "pink",
+    "#e69f00": "amber",
+    "#56b4e9": "sky",
+    "#882255": "wine",
+    "#44aa99": "teal",
+}
+_LEFT_OUT = {"metadata", "style"}
+
+
+def inline_svg(runs: Sequence[Run], name: str, label: str, tooltips: Mapping[str, Tooltip] | None = None) -> Markup:
+    """Return a picture of PLOTS or COMPARISONS as an HTML element, which scrolls in a narrower page.
+
+    `tooltips` maps ids of the picture's elements to their tooltips. Raises the errors of `draw`.
+    """
+    root = _parsed(runs, name)
+    _simplify(root)
+    referenced = {
+        link or url
+        for element in root.iter()
+        for value in element.attrib.values()
+        for link, url in _REFERENCE.findall(value)
+    }
+    for element in root.iter():
+        element_id = element.attrib.pop("id", "")
+        if element_id in referenced:
+            element.set("id", element_id)
+        if tooltips and (tooltip := tooltips.get(element_id)):
+            _add_tooltip(element, element_id, tooltip)
+    view = root.attrib["viewBox"]
+    # A picture that is scaled down cannot be read, so a narrow page scrolls it, as it does tables.
+    width = f"min-width: {float(view.split()[2]):.0f}px"
+    root.attrib = {"viewBox": view, "class": "figure", "style": width, "role": "img", "aria-label": label}
+    # Safe: the serialiser escaped every character.
+    return Markup(
+        f'<div class="scroll">{ElementTree.tostring(root, encoding="unicode", short_empty_elements=False)}</div>'
+    )
+
+
+def _parsed(runs: Sequence[Run], name: str) -> ElementTree.Element:
+    figure = draw(runs, name)
+    file = io.StringIO()
+    # Ids depend only on the picture's name: a run always gives the same page, and two pictures have different ids.
+    with styled(**{"svg.hashsalt": name}):
+        figure.savefig(file, format="svg", bbox_inches="tight", transparent=True)
+    plt.close(figure)
+    return ElementTree.fromstring(file.getvalue())
+
+
+def _simplify(root: ElementTree.Element) -> None:
+    """Remove namespaces, metadata and fonts, and replace colours with the page's variables."""
+    for element in root.iter():
+        element.tag = _local(element.tag)
+        element.attrib = {_local(key): value for key, value in element.attrib.items()}
+        if "style" in element.attrib:
+            element.set("style", _COLOR.sub(_variable, _FONT.sub("", element.attrib["style"])))
+        for child in [child for child in element if _local(child.tag) in _LEFT_OUT]:
+            element.remove(child)
+        element.tail = None
+        if not (element.text or "").strip():
+            element.text = None
+
+
+def _local(name: str) -> str:
+    return name.rpartition("}")[2]
+
+
+def _variable(match: re.Match[str]) -> str:
+    return f"var(--{_VARIABLES[match[0]]})" if match[0] in _VARIABLES else match[0]
+
+
+def _add_tooltip(element: ElementTree.Element, element_id: str, tooltip: Tooltip) -> None:
+    title = ElementTree.Element("title")
+    title.text = tooltip.title
+    element.insert(0, title)
+    element.set("id", element_id)
+    element.set("class", tooltip.css_class)
+    if tooltip.reachable:
+        element.set("tabindex", "0")

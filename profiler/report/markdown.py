@@ -19,8 +19,7 @@ from profiler.report.blocks import (
     visible_sections,
 )
 from profiler.report.columns import columns_with_values
-from profiler.report.export import markdown_text
-from profiler.report.selection import report_rows
+from profiler.units import markdown_text
 
 
 def markdown_page(title: str, sections: Sequence[Section | None]) -> str:
@@ -72,13 +71,9 @@ def _(block: Picture) -> list[str]:
 
 @_render_block.register
 def _(block: CellsTable) -> list[str]:
-    shown, note = report_rows(block.run)
-    columns = columns_with_values(block.run, "markdown")
-    headings = [(column.heading, any(column.entry(result).number for result in shown)) for column in columns]
-    return [
-        *([note, ""] if note else []),
-        *_table(headings, [[column.entry(result).text for column in columns] for result in shown]),
-    ]
+    columns, results = columns_with_values(block.run, "markdown"), block.run.results
+    headings = [(column.heading, any(column.entry(result).number for result in results)) for column in columns]
+    return _table(headings, [[column.entry(result).text for column in columns] for result in results])
 
 
 @_render_block.register

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from profiler.facts.operators import OperatorWork
 from profiler.facts.roofs import RESIDENT_GAIN, CurvePoint, Roof
 from profiler.grid.cells import CellKey
 from profiler.judge.cells import CellResult
 from profiler.judge.demand import weight_read_share
-from profiler.report.blocks import evenly
 from profiler.report.selection import selected_cells
 from profiler.store.document import CeilingsRecord
 from profiler.store.folder import Run
@@ -18,9 +19,6 @@ from profiler.store.operators_csv import OPERATORS_FILE, replayed_operators
 from profiler.units import duration, percent, scaled, significant
 
 RoofKind = Literal["measured", "other", "datasheet", "link", "cache"]
-
-MOST_POINTS = 400
-"""Points in one picture; more would hide each other."""
 
 
 @dataclass(frozen=True)
@@ -124,11 +122,8 @@ def cache_levels(ceilings: CeilingsRecord) -> list[CurvePoint]:
 
 
 def cell_points(run: Run) -> list[CellPoint]:
-    """Return the measured cells as points, at most MOST_POINTS, evenly picked from the first to the last."""
-    return [
-        CellPoint(result.key, result.intensity, result.flops_per_s, _tooltip(result))
-        for result in evenly(run.measured, MOST_POINTS)
-    ]
+    """Return the measured cells as points."""
+    return [CellPoint(result.key, result.intensity, result.flops_per_s, _tooltip(result)) for result in run.measured]
 
 
 def _tooltip(result: CellResult) -> str:
@@ -162,18 +157,25 @@ class GroupPoint:
 def group_points(run: Run) -> dict[CellResult, list[GroupPoint]]:
     """Return the groups with FLOPs and a replayed time, for the smallest and the largest cell of each phase.
 
-    Empty for an old run, which has no operators.csv. Raises RunError if that file is damaged.
+    Raises the errors of `selected_operators`.
     """
-    if not (run.folder / OPERATORS_FILE).exists():
-        return {}
-    cells = {cell.key: cell for cell in selected_cells(run)}
-    sums: dict[CellKey, dict[str, list[float]]] = {}
-    for key, item, replayed_s in replayed_operators(run.folder):
-        if key in cells and item.flops:
-            amounts = sums.setdefault(key, {}).setdefault(item.group, [0.0, 0.0, 0.0])
+    sums: dict[CellResult, dict[str, list[float]]] = {}
+    for cell, item, replayed_s in selected_operators(run):
+        if item.flops:
+            amounts = sums.setdefault(cell, {}).setdefault(item.group, [0.0, 0.0, 0.0])
             amounts[0] += float(item.flops)
             amounts[1] += float(item.model_bytes)
             amounts[2] += replayed_s
-    return {
-        cells[key]: [GroupPoint(group, *amounts) for group, amounts in groups.items()] for key, groups in sums.items()
-    }
+    return {cell: [GroupPoint(group, *amounts) for group, amounts in groups.items()] for cell, groups in sums.items()}
+
+
+def selected_operators(run: Run) -> Iterator[tuple[CellResult, OperatorWork, float]]:
+    """Yield the replayed operators of the smallest and the largest cell of each phase, with their seconds.
+
+    None for a run without replays. Raises RunError if operators.csv is damaged.
+    """
+    if (run.folder / OPERATORS_FILE).exists():
+        cells = {cell.key: cell for cell in selected_cells(run)}
+        for key, item, replayed_s in replayed_operators(run.folder):
+            if key in cells:
+                yield cells[key], item, replayed_s

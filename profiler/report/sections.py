@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from profiler.report import cells, changes, conditions, engines, gemms, hardware, noise, overview, time_breakdown
+from profiler.report import cells, changes, conditions, engines, hardware, overview, time_breakdown
 from profiler.report.blocks import Section
 from profiler.store.folder import Run
 
@@ -23,7 +23,7 @@ SECTIONS: list[Callable[[Run], Section | None]] = [
     time_breakdown.terms,
     cells.waiting,
     time_breakdown.operators,
-    gemms.gemms,
+    time_breakdown.gemms,
     overview.explore,
     changes.ran,
     changes.levers,
@@ -42,7 +42,7 @@ SECTIONS: list[Callable[[Run], Section | None]] = [
     cells.doubling,
     hardware.precision,
     hardware.quality,
-    noise.noise,
+    cells.noise,
     hardware.roofs,
     hardware.health,
     overview.cost_of_measuring,

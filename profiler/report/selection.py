@@ -10,18 +10,8 @@ from profiler.judge.cells import CellEvidence, CellResult
 from profiler.report.blocks import evenly
 from profiler.store.folder import Run
 
-MOST_ROWS_A_PHASE = 500
-"""Rows of a table in a report: with a thousand rows a page has about a megabyte, and a browser sorts them at once."""
-
 MOST_SIZES = 12
 """Sizes on an axis of a map: more regimes in a row cannot be read in a picture as wide as a page."""
-
-
-def report_rows(run: Run) -> tuple[list[CellResult], str]:
-    """Return the cells in the tables of a page, and a note if these are not all."""
-    shown = spanning(run.results, MOST_ROWS_A_PHASE)
-    total = len(run.results)
-    return shown, f"{len(shown)} of {total} rows; all are in cells.csv." if len(shown) < total else ""
 
 
 def evidence_of(run: Run) -> dict[CellKey, CellEvidence]:

@@ -1,12 +1,14 @@
-"""Render the sections of a report on a terminal."""
+"""The console of all commands, and the sections of a report on it."""
 
 from __future__ import annotations
 
+import os
+import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import singledispatch
-from typing import Literal
+from typing import Any, Literal, TextIO
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -29,11 +31,11 @@ from profiler.report.blocks import (
     evenly,
     visible_sections,
 )
-from profiler.report.console import WIDTH
 from profiler.units import unbroken
 
-MOST_ROWS = 200
-"""Rows of a table on the screen; later rows are omitted."""
+WIDTH = 100
+_LEAST = 40
+_ASCII = str.maketrans({"─": "-", "━": "-", "±": "~", "…": ".", "│": "|"})
 MOST_LINES = 45
 """Lines of a first look: a terminal on half of a laptop's screen has them."""
 _MOST_ITEMS = (40, 36, 32, 28, 24, 20, 16, 14, 12, 10, 8, 7, 6, 5, 4, 3, 2)
@@ -41,6 +43,37 @@ _MOST_ITEMS = (40, 36, 32, 28, 24, 20, 16, 14, 12, 10, 8, 7, 6, 5, 4, 3, 2)
 _GLUE = "\ue000"  # for Rich, as for Python, a no-break space is white space at which a line may break
 _COLORS = {"slower": "red", "faster": "green", "SLOWER": "red", "pass": "green"}
 _LINE_STYLES = {"plain": "", "paragraph": "", "dim": "dim", "warning": "yellow"}
+
+
+class _Ascii:
+    """A stream that replaces box drawing and typographic signs with ASCII."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return self._stream.write(text.translate(_ASCII))
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+
+def screen(*, plain: bool = False, stream: TextIO | None = None) -> Console:
+    """Return a console on `stream` (default: standard output), 100 columns wide or as narrow as the terminal.
+
+    `COLUMNS` is a width of the user's own.
+
+    `plain` prints neither colour nor box drawing. Markup is off, since a model's name may contain brackets. Rich omits
+    colours for NO_COLOR and for pipes.
+    """
+    default = Console(file=stream)
+    width = min(WIDTH, default.width) if default.is_terminal else WIDTH
+    if (columns := os.environ.get("COLUMNS") or "").isdecimal():
+        width = max(_LEAST, int(columns))
+    if plain:
+        ascii_stream: Any = _Ascii(stream or sys.stdout)
+        return Console(file=ascii_stream, width=width, color_system=None, highlight=False, markup=False, emoji=False)
+    return Console(file=stream, width=width, markup=False, emoji=False)
 
 
 class UnbrokenText:
@@ -177,7 +210,7 @@ def _headings(table: TextTable, width: int) -> tuple[list[str], bool]:
 
 
 def rich_table(table: TextTable, width: int = WIDTH) -> Table:
-    """Return a table for a terminal of `width` columns, with at most `MOST_ROWS` rows and the number of those omitted.
+    """Return a table for a terminal of `width` columns.
 
     If it is too wide, its headings have several lines, and then its first column breaks.
     """
@@ -194,12 +227,10 @@ def rich_table(table: TextTable, width: int = WIDTH) -> Table:
         side: Literal["left", "right"] = "right" if column.number else "left"
         breaks = column.wrap or (number == 0 and too_wide)
         built.add_column(heading, justify=side, no_wrap=not breaks, overflow="fold")
-    for number, row in enumerate(table.rows[:MOST_ROWS]):
+    for number, row in enumerate(table.rows):
         if number and number in table.groups:
             built.add_section()
         built.add_row(*(UnbrokenText(text, _COLORS.get(text, "")) for text in row))
-    omitted = len(table.rows[MOST_ROWS:])
-    rest = f"{omitted} more rows: --format json has them all" if omitted else ""
-    if caption := "; ".join(filter(None, (table.caption, rest))):
-        built.caption = UnbrokenText(caption, "table.caption")  # type: ignore[assignment]  # Rich renders any
+    if table.caption:
+        built.caption = UnbrokenText(table.caption, "table.caption")  # type: ignore[assignment]  # Rich renders any
     return built

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.text import Text
 
+from profiler.counting.floor import floor_s
+from profiler.facts.operators import GemmShape
 from profiler.grid.cells import PHASES, CellKey
 from profiler.judge.breakdown import TERM_NAMES, TERMS
-from profiler.judge.cells import CellEvidence, CellResult
+from profiler.judge.cells import CellResult
 from profiler.judge.module_times import GroupTime
 from profiler.report.blocks import (
     DOCUMENTS,
@@ -24,10 +26,9 @@ from profiler.report.blocks import (
     TextTable,
     text_table,
 )
-from profiler.report.roofline_data import group_points
+from profiler.report.roofline_data import group_points, selected_operators
 from profiler.report.selection import evidence_of, of_first_engine, selected_cells, spanning
 from profiler.report.terminal import print_block, rich_table
-from profiler.store.document import ActivityRecord
 from profiler.store.folder import Run
 from profiler.units import duration, percent, several, significant
 
@@ -125,7 +126,11 @@ def _(block: BreakdownChart, console: Console) -> None:
     if not console.color_system or console.no_color or not console.encoding.startswith("utf"):
         console.print(rich_table(shares_table(bars, block.most_terms)))
         return
-    console.print(Text(f"{_TITLE}: ").append(bar_legend(bars)))
+    legend = Text(f"{_TITLE}: ")
+    for number, term in enumerate(terms_of(bars)):
+        legend.append(", " if number else "").append(_BLOCK, style=TERMS[term].screen_color)
+        legend.append(f" {TERMS[term].name}")
+    console.print(legend)
     widest = max(len(bar.name) for bar in bars)
     for bar in bars:
         console.print(Text(f"{bar.name:<{widest}} ").append(bar_text(bar)).append(f" {bar.below_zero}"))
@@ -142,15 +147,6 @@ def shares_table(bars: Sequence[BreakdownBar], most_terms: int | None = None) ->
     return text_table(("cell", _TITLE), rows, wrapped=(_TITLE,))
 
 
-def bar_legend(bars: Sequence[BreakdownBar]) -> Text:
-    """Return the coloured blocks of these bars with their meanings."""
-    legend = Text()
-    for term in terms_of(bars):
-        shown = TERMS[term]
-        legend.append(", " if legend else "").append(_BLOCK, style=shown.screen_color).append(f" {shown.name}")
-    return legend
-
-
 def bar_text(bar: BreakdownBar) -> Text:
     """Return a bar of coloured blocks, as many per term as its share of the positive terms.
 
@@ -165,94 +161,74 @@ def bar_text(bar: BreakdownBar) -> Text:
     return text
 
 
+_WHICH = "the smallest and the largest cell of each phase"
+
+
 def terms(run: Run) -> Section | None:
-    rows = breakdown_rows(run)
-    caption = "each term, with half of its 95 % interval"
-    table = text_table(rows[0], rows[1:], caption=caption) if rows else None
-    return Section("", [table], media=DOCUMENTS) if table else None
-
-
-def breakdown_rows(run: Run) -> list[list[str]]:
-    """Return the time breakdown of the cells of `selected_cells`: a heading, then a row per term with half-widths."""
+    """The time breakdown of the cells of `selected_cells`, a row per term with half-widths."""
     evidence, shown = evidence_of(run), selected_cells(run)
     if not shown:
-        return []
-    rows = [["", *(result.key.name for result in shown)]]
-    rows.append(["measured", *(duration(result.latency_s) for result in shown)])
-    return rows + [
-        [name, *(_term(term, result, evidence.get(result.key)) for result in shown)]
-        for term, name in TERM_NAMES.items()
-        if any(getattr(result, term) for result in shown)
-    ]
-
-
-def _term(term: str, result: CellResult, evidence: CellEvidence | None) -> str:
-    off_s = evidence.split_half_widths_s.get(term, 0.0) if evidence else 0.0
-    text = duration(getattr(result, term))
-    return f"{text} ± {duration(off_s)}" if off_s else text
+        return None
+    rows = [["measured", *(duration(result.latency_s) for result in shown)]]
+    for term, name in TERM_NAMES.items():
+        texts = []
+        for result in shown:
+            widths_s = evidence[result.key].split_half_widths_s if result.key in evidence else {}
+            off = f" ± {duration(widths_s[term])}" if widths_s.get(term) else ""
+            texts.append(duration(getattr(result, term)) + off)
+        if any(getattr(result, term) for result in shown):
+            rows.append([name, *texts])
+    caption = "each term, with half of its 95 % interval"
+    table = text_table(["", *(result.key.name for result in shown)], rows, caption=caption)
+    return Section("", [table], media=DOCUMENTS)
 
 
 def operators(run: Run) -> Section | None:
     if not group_points(run):
         return None
     alt = "Operator groups under the measured roof; the area of a point is its share of the step"
-    note = "replayed kernels, counted work; the smallest and the largest cell of each phase"
+    note = f"replayed kernels, counted work; {_WHICH}"
     return Section("Operators under the roof", [Picture("operators", alt, (run,))], note, HTML)
 
 
 def inside(run: Run) -> Section:
-    rows = module_time_rows(run)
-    headings = ("inside", "time", "share", "TFLOP/s", "GB/s", "FLOP/byte", "roof")
-    groups = [number for number, row in enumerate(rows) if not row[0].startswith(" ")]
-    table = text_table(headings, rows, groups=groups)
-    return Section("Inside a step", [table], "measured with hooks, in a separate pass", FULL)
-
-
-def module_time_rows(run: Run) -> list[list[str]]:
-    """Return a row per step and one per module group in it, for the smallest and the largest cell of each phase."""
+    """A row per step and one per module group in it, for the smallest and the largest cell of each phase."""
     groups: dict[CellKey, list[GroupTime]] = {}
     for item in run.document.breakdown:
         groups.setdefault(item.key, []).append(item)
-    results, rows = run.by_key(), []
+    rows: list[list[str]] = []
+    starts = []
     for phase in PHASES:
         keys = sorted(
             (key for key in groups if key.phase == phase), key=lambda key: key.cell.batch_size * key.cell.depth
         )
         for key in dict.fromkeys([*keys[:1], *keys[-1:]]):
-            step_s, own_s = groups[key][0].step_s, results[key].latency_s
+            step_s, own_s = groups[key][0].step_s, run.by_key()[key].latency_s
+            starts.append(len(rows))
             rows.append([key.name, duration(step_s), f"hooks {100 * (step_s / own_s - 1):+.1f} %", *[""] * 4])
-            rows += [_inside_row(item) for item in groups[key]]
-    return rows
-
-
-def _inside_row(item: GroupTime) -> list[str]:
-    rates = ["-"] * 4
-    if item.bytes and item.time_s:
-        rates = [
-            significant(item.flops / item.time_s / 1e12),
-            significant(item.bytes / item.time_s / 1e9),
-            significant(item.flops / item.bytes),
-            percent(item.roof_s / item.time_s),
-        ]
-    return [f"  {item.group.replace('_', ' ')}", duration(item.time_s), percent(item.share), *rates]
+            for item in groups[key]:
+                rates = ["-"] * 4
+                if item.bytes and item.time_s:
+                    per_s = significant(item.flops / item.time_s / 1e12), significant(item.bytes / item.time_s / 1e9)
+                    rates = [*per_s, significant(item.flops / item.bytes), percent(item.roof_s / item.time_s)]
+                name = f"  {item.group.replace('_', ' ')}"
+                rows.append([name, duration(item.time_s), percent(item.share), *rates])
+    headings = ("inside", "time", "share", "TFLOP/s", "GB/s", "FLOP/byte", "roof")
+    table = text_table(headings, rows, groups=starts)
+    return Section("Inside a step", [table], "measured with hooks, in a separate pass", FULL)
 
 
 def activity(run: Run) -> Section:
-    blocks = [Lines([*activity_lines(run), *unexplained_lines(run)])]
-    return Section("Kernels, gaps and unexplained time", blocks, "measured in separate passes", FULL)
-
-
-def activity_lines(run: Run) -> list[str]:
-    """Return kernels, gaps and busy share of the traced steps, and on CUDA the commands of nsys and ncu."""
-    document = run.document
+    """Kernels, gaps and busy share of the traced steps; on CUDA the commands of nsys and ncu; unexplained time."""
+    document, results = run.document, run.by_key()
     on_cuda = document.device.kind == "cuda"
-    what = "kernels" if on_cuda else "operators"
-    lines = [
-        f"{item.key.name}: {item.kernels} {what}{_of_median(item)}, one of them running"
-        f" {percent(item.busy_share)} of the time;"
-        f" {item.gaps} gaps of {duration(item.gap_s / item.gaps) if item.gaps else '0'} on average"
-        for item in document.activity
-    ]
+    what, lines = "kernels" if on_cuda else "operators", []
+    for item in document.activity:
+        of_median = "" if item.median_s is None else f" of {duration(item.median_s)} in the median"
+        lines.append(
+            f"{item.key.name}: {item.kernels} {what}{of_median}, one of them running {percent(item.busy_share)} of the"
+            f" time; {item.gaps} gaps of {duration(item.gap_s / item.gaps) if item.gaps else '0'} on average"
+        )
     lines += [
         f"longest in {item.key.name}: "
         + ", ".join(f"{kernel.name} {duration(kernel.seconds)} in {kernel.calls}" for kernel in item.longest)
@@ -272,25 +248,57 @@ def activity_lines(run: Run) -> list[str]:
             "bytes per kernel: ncu --nvtx --metrics dram__bytes_read.sum,dram__bytes_write.sum --clock-control none"
             f" {command}"
         )
-    return lines
-
-
-def _of_median(item: ActivityRecord) -> str:
-    return "" if item.median_s is None else f" of {duration(item.median_s)} in the median"
-
-
-def unexplained_lines(run: Run) -> list[str]:
-    """Return a line per cell with much unexplained time: its share, and the two operator groups with most of it."""
-    results, lines = run.by_key(), []
-    for item in run.document.evidence:
-        if item.unexplained_in_s:
-            result = results[item.key]
-            most = [
-                f"{group.replace('_', ' ')} ({duration(excess_s)})"
-                for group, excess_s in list(item.unexplained_in_s.items())[:2]
-            ]
+    for judged in document.evidence:
+        if judged.unexplained_in_s:
+            result, excesses_s = results[judged.key], list(judged.unexplained_in_s.items())[:2]
+            most = " and ".join(f"{group.replace('_', ' ')} ({duration(excess_s)})" for group, excess_s in excesses_s)
             lines.append(
-                f"{item.key.name}: {percent(result.unexplained_s / result.latency_s)} of its time is not explained;"
-                f" timed with hooks, most of it is in {' and '.join(most)}"
+                f"{judged.key.name}: {percent(result.unexplained_s / result.latency_s)} of its time is not explained;"
+                f" timed with hooks, most of it is in {most}"
             )
-    return lines
+    return Section("Kernels, gaps and unexplained time", [Lines(lines)], "measured in separate passes", FULL)
+
+
+GEMM_FIT = ("of its tiles", "16-byte rows")
+"""The headings of `gemm_fit`."""
+
+
+def gemm_fit(shapes: Sequence[GemmShape]) -> list[str]:
+    """Return the used share of the tiles of 128 x 128 of some products, and whether all rows are whole 16 bytes."""
+    work = [shape.count * shape.m * shape.n * shape.k for shape in shapes]
+    covered = sum(each / shape.tiles_used for each, shape in zip(work, shapes, strict=True))
+    return [percent(sum(work) / covered), "yes" if all(shape.aligned for shape in shapes) else "no"]
+
+
+def gemms(run: Run) -> Section | None:
+    """A row per shape of the selected cells' products with weights, the longest first, below its cell's row."""
+    ceilings = run.document.ceilings
+    found: dict[CellResult, dict[tuple[GemmShape, ...], list[float]]] = {}
+    for cell, item, replayed_s in selected_operators(run):
+        if item.gemms:
+            shapes = tuple(GemmShape.parse(text, item.dtype) for text in item.gemms.split())
+            peak = ceilings.full_clock.get(item.dtype) or ceilings.ceilings.compute_flops_per_s(item.dtype)
+            bandwidth = ceilings.ceilings.memory_bytes_per_s
+            calls_s_roof_s = found.setdefault(cell, {}).setdefault(shapes, [0, 0.0, 0.0])
+            calls_s_roof_s[0] += sum(shape.count for shape in shapes)
+            calls_s_roof_s[1] += replayed_s
+            calls_s_roof_s[2] += floor_s(float(item.flops), float(item.model_bytes), peak, bandwidth)
+    if not found:
+        return None
+    on_gpu, rows = run.document.device.kind == "cuda", list[list[str]]()
+    groups = []
+    headings = ("m x n x k", "calls", "time", "of the step", "of its roof", *(GEMM_FIT if on_gpu else ()))
+    for cell, by_shapes in found.items():
+        groups.append(len(rows))
+        rows.append([cell.key.name, *[""] * (len(headings) - 1)])
+        for shapes, (calls, seconds, roof_s) in sorted(by_shapes.items(), key=lambda entry: -entry[1][1]):
+            words = " + ".join(f"{shape.m} x {shape.n} x {shape.k}" for shape in shapes)
+            shares = [percent(seconds / cell.latency_s), percent(roof_s / seconds)]
+            fit = gemm_fit(shapes) if on_gpu else []
+            rows.append([words, f"{calls:.0f}", duration(seconds), *shares, *fit])
+    caption = (
+        "A step that reads weights loses no time by tiles that it does not fill. A replay is short: it runs before the"
+        " power limit, so it may pass a roof that was measured at it."
+    )
+    table = text_table(headings, rows, caption=caption if on_gpu else "", groups=groups)
+    return Section("Matrix products", [table], f"replayed kernels; {_WHICH}", DOCUMENTS)

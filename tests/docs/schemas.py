@@ -23,8 +23,7 @@ from profiler.judge.cells import CellResult
 from profiler.loading.source import Preset
 from profiler.place.place import PlacedFile
 from profiler.rent.command import RentDocument
-from profiler.report.device import CeilingsDocument, GpuEntry
-from profiler.report.link import LinkDocument
+from profiler.report.device import CeilingsDocument, GpuEntry, LinkDocument
 from profiler.store.document import RunDocument
 from profiler.why_slow.render import WhyDocument
 

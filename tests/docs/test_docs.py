@@ -22,9 +22,8 @@ from tokenized import save_tokenizer
 
 import profiler
 from profiler.errors import RequestError
-from profiler.report.console import screen
 from profiler.report.sections import run_sections
-from profiler.report.terminal import MOST_LINES, print_sections
+from profiler.report.terminal import MOST_LINES, print_sections, screen
 from profiler.run.judge_folder import judge_folder
 
 from .reference import FOLDER, SCHEMAS, TEN, anchor, columns_page, command_names, object_schemas, pages

@@ -14,7 +14,7 @@ import profiler
 from profiler.judge.breakdown import TERMS
 from profiler.judge.engine_differences import PART_NAMES
 from profiler.measure.generate import count_reads
-from profiler.report.engines import generate_lines
+from profiler.report.engines import generate
 
 _DELAY_S = 0.02
 
@@ -66,6 +66,6 @@ def test_the_tax_is_found_where_it_was_planted(
     [own] = [row for row in run.results if row.engine == "eager" and row.phase == "decode"]
     assert own.generate_s == 0
     claimed = replace(run.document, generate=(replace(tax, visits=2, low_s=tax.tax_s / 2, high_s=2 * tax.tax_s),))
-    [line] = generate_lines(replace(run, document=claimed))
+    [line] = generate(replace(run, document=claimed)).blocks[0].lines
     assert f"transformers {run.document.software['transformers']}'s generate adds" in line
     assert "stopping criteria 2" in line

@@ -16,8 +16,7 @@ from pages import Page
 from profiler.comparison.command import compared
 from profiler.comparison.page import html_changes, write_changes
 from profiler.comparison.text import changes_section, changes_table, column_words, comparison_sentences
-from profiler.report.console import screen
-from profiler.report.terminal import print_sections
+from profiler.report.terminal import print_sections, screen
 from profiler.store.folder import read_run
 
 RUNS = Path(__file__).parents[2] / "runs" / "reference"

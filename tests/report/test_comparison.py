@@ -11,8 +11,7 @@ from made_runs import PRECISIONS, key, old_run, result, with_document
 from pages import Page
 
 from profiler.grid.cells import Cell
-from profiler.report.console import screen
-from profiler.report.terminal import print_sections
+from profiler.report.terminal import print_sections, screen
 from profiler.run.precisions import (
     AGAINST_COLUMNS,
     PRECISION_COLUMNS,

@@ -12,10 +12,9 @@ from profiler.checks.selftest import selftest_section
 from profiler.data.datasheets import gpus
 from profiler.facts.roofs import Ceilings
 from profiler.report.blocks import TextTable
-from profiler.report.console import screen
 from profiler.report.device import gpus_table
 from profiler.report.hardware import ceilings_table
-from profiler.report.terminal import print_sections, rich_table
+from profiler.report.terminal import print_sections, rich_table, screen
 
 
 def printed(capsys: pytest.CaptureFixture[str], table: TextTable) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from profiler.facts.operators import GemmShape
-from profiler.report.gemms import gemm_rows
+from profiler.report.time_breakdown import gemms
 from profiler.store.folder import read_run
 
 REFERENCE = Path(__file__).parents[2] / "runs" / "reference" / "mistral-7b-h100"
@@ -35,7 +35,7 @@ def test_an_h100s_small_projections_are_far_below_the_roof() -> None:
 
     At the 2.94 TB/s of this run that is 2.85 us a call, of the 11.6 us measured; a gate of [4096 x 14336] has 92 %.
     """
-    rows = gemm_rows(read_run(REFERENCE))
+    rows = gemms(read_run(REFERENCE)).blocks[0].rows
     start = next(number for number, row in enumerate(rows) if row[0] == "decode 16 x 512")
     found = {row[0]: row[1:] for row in rows[start + 1 :]}
     calls, time, _, of_roof, tiles, aligned = found["16 x 1024 x 4096"]

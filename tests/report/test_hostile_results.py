@@ -22,16 +22,15 @@ from test_browser import BROWSER
 
 from profiler.comparison.page import html_changes
 from profiler.errors import RunError
-from profiler.report.console import screen
-from profiler.report.export import EXPORTERS, markdown_text, tokens_table
+from profiler.report.columns import EXPORTERS, tokens_table
 from profiler.report.sections import run_sections
-from profiler.report.terminal import print_sections
+from profiler.report.terminal import print_sections, screen
 from profiler.report.write import html_report, markdown_report
 from profiler.run.judge_folder import judge_folder
 from profiler.run.precisions import html_comparison
 from profiler.store.folder import read_results, read_run
 from profiler.store.writer import write_cells
-from profiler.units import visible, visible_in
+from profiler.units import markdown_text, visible, visible_in
 
 # Each string attacks one medium: a page, a terminal, a spreadsheet, LaTeX, a picture, a reader's eyes, a C program or
 # an encoder. Scripts for pages also set the title of the page.

@@ -14,13 +14,12 @@ from profiler.facts.visits import Visit
 from profiler.judge.cell_rows import with_visits
 from profiler.judge.cells import EngineDifference, Lever, columns_of
 from profiler.judge.regimes import Flag
-from profiler.report.cells import regime_names, waiting_rows
-from profiler.report.changes import card_rows, lever_rows
-from profiler.report.engines import engine_rows, no_claim_lines
+from profiler.report.cells import common_noise_lines, noise_lines, own_noise, regime_names, visited_once, waiting
+from profiler.report.changes import levers, other_gpus
+from profiler.report.engines import engines, no_claim_lines
 from profiler.report.hardware import health_rows
-from profiler.report.noise import common_noise_line, noise_lines, own_noise, visited_once
 from profiler.report.overview import host_line, stage_line
-from profiler.report.time_breakdown import activity_lines, breakdown_rows
+from profiler.report.time_breakdown import activity, terms
 from profiler.store.folder import Run
 
 DRIFT = "the machine itself drifted by 23 %"
@@ -41,12 +40,12 @@ def run() -> Run:
 
 def test_a_common_reason_is_reported_once(run: Run) -> None:
     assert noise_lines(run) == [f"all 3 cells: {DRIFT}", "decode 2 x 64: only 4 samples"]
-    assert list(own_noise(run)) == [KEYS[2]]
+    assert own_noise(run) == {KEYS[2]}
 
 
 def test_a_single_cell_shares_nothing(run: Run) -> None:
     one = with_document(run, evidence=run.document.evidence[:1])
-    assert common_noise_line(one) is None
+    assert common_noise_lines(one) == []
     assert noise_lines(one) == [f"prefill 1 x 64: {DRIFT}"]
 
 
@@ -112,7 +111,7 @@ def test_engines(run: Run, item: EngineDifference, row: list[str] | None, line: 
     """One visit each is not enough to claim a difference: visits of the same code can differ by this amount."""
     run = with_document(run, engine=replace(run.document.engine, differences=(item,)))
     assert no_claim_lines(run) == ([line] if line else [])
-    assert engine_rows(run) == ([["decode 2 x 64", "static", *row, ""]] if row else [])
+    assert engines(run).blocks[0].rows == ([["decode 2 x 64", "static", *row, ""]] if row else [])
 
 
 def test_reasons_of_one_kind_are_one_line_with_the_range_of_their_figures() -> None:
@@ -128,7 +127,7 @@ def test_reasons_of_one_kind_are_one_line_with_the_range_of_their_figures() -> N
         "3 of 4 cells: time known to within 2.6 to 10.1 %",
         "decode 4 x 64: only 4 samples",
     ]
-    assert set(own_noise(run)) == set(keys[:3])
+    assert own_noise(run) == set(keys[:3])
 
 
 def test_a_kind_that_all_cells_have_is_common_whatever_its_figures() -> None:
@@ -138,7 +137,7 @@ def test_a_kind_that_all_cells_have_is_common_whatever_its_figures() -> None:
     )
     run = with_document(old_run(), evidence=items)
     assert noise_lines(run) == ["all 2 cells: time known to within 3.1 to 4.0 %"]
-    assert own_noise(run) == {}
+    assert own_noise(run) == set()
 
 
 def test_a_single_visit_is_marked_where_others_have_more(run: Run) -> None:
@@ -163,28 +162,29 @@ def test_a_flag_follows_its_regime() -> None:
 
 def test_a_gpu_without_room_for_a_cell_is_marked(run: Run) -> None:
     """A step of 1 token takes 1 s here and 0.5 s on an L4 (2 tokens/s); 2 tokens in 0.2 s are 10 tokens/s."""
-    heads, here, l4, h100 = card_rows(run)
-    assert heads == ["", "decode 1 x 64", "decode 2 x 64", "prefill 1 x 64"]
+    [table] = other_gpus(run).blocks
+    here, l4, h100 = table.rows
+    assert [column.heading for column in table.columns] == ["", "decode 1 x 64", "decode 2 x 64", "prefill 1 x 64"]
     assert here == ["here, measured", "1.00", "2.00", "64.0"]
     assert l4 == ["L4", "2.00", "does not fit", "does not fit"]
     assert h100 == ["H100 SXM", "10.0", "10.0", "does not fit"]
 
 
 def test_levers_too_small_to_matter_are_left_out(run: Run) -> None:
-    levers = (Lever("batch 8", 0.4, "hope"), Lever("a lucky charm", 0.009, "hope"))
-    items = (evidence(KEYS[1], levers=levers),)
-    assert lever_rows(with_document(run, evidence=items)) == [
+    both = (Lever("batch 8", 0.4, "hope"), Lever("a lucky charm", 0.009, "hope"))
+    items = (evidence(KEYS[1], levers=both),)
+    assert levers(with_document(run, evidence=items)).blocks[0].rows == [
         ["decode 1 x 64", "batch 8", "about 400 ms", "40 %", "computed: hope"]
     ]
 
 
 def test_terms_have_their_half_widths(run: Run) -> None:
     items = (evidence(KEYS[1], split_half_widths_s={"weights_s": 0.05}),)
-    rows = breakdown_rows(with_document(run, evidence=items))
-    assert rows[0] == ["", "decode 1 x 64", "decode 2 x 64", "prefill 1 x 64"]
-    assert rows[1] == ["measured", "1.00 s", "1.00 s", "1.00 s"]
-    assert rows[2] == ["weights", "1.00 s ± 50.0 ms", "1.00 s", "1.00 s"]
-    assert len(rows) == 3, "a term that no cell has gets no row"
+    [table] = terms(with_document(run, evidence=items)).blocks
+    assert [column.heading for column in table.columns] == ["", "decode 1 x 64", "decode 2 x 64", "prefill 1 x 64"]
+    measured, weights = table.rows  # a term that no cell has gets no row
+    assert measured == ["measured", "1.00 s", "1.00 s", "1.00 s"]
+    assert weights == ["weights", "1.00 s ± 50.0 ms", "1.00 s", "1.00 s"]
 
 
 def test_health_is_in_words() -> None:
@@ -193,12 +193,13 @@ def test_health_is_in_words() -> None:
 
 
 def test_what_a_user_waits_for_is_one_row_per_cell() -> None:
-    """A row has the TTFT of the prefill and the TPOT of the decode; a percentile without enough samples is a dash."""
+    """A row has the TTFT of the prefill and the TPOT of the decode; a percentile without enough samples no column."""
     first = result(key("prefill", 2), 0.4, ttft_s=0.41, ttft_p90_s=0.5, ttft_samples=12, visits=2)
     step = result(key("decode", 2), 0.02, p90_s=0.021, p99_s=0.03, samples=372)
     run = replace(old_run(), results=(first, step))
-    expected = ["2 x 64", "410 ms", "500 ms", "-", "20.0 ms", "21.0 ms", "30.0 ms", "12", "372"]
-    assert waiting_rows(run) == [expected]
+    [table] = waiting(run).blocks
+    assert table.rows == [["2 x 64", "410 ms", "500 ms", "20.0 ms", "21.0 ms", "30.0 ms", "12", "372"]]
+    assert "TTFT p95" not in [column.heading for column in table.columns]
 
 
 def test_a_percentile_of_ttft_needs_its_samples() -> None:
@@ -218,5 +219,5 @@ def test_a_percentile_of_ttft_needs_its_samples() -> None:
 
 def test_compiled_pieces_without_a_graph_are_named(run: Run) -> None:
     engine = replace(run.document.engine, graph_skips={"compile": 2, "static": 0})
-    lines = activity_lines(with_document(run, engine=engine))
+    lines = activity(with_document(run, engine=engine)).blocks[0].lines
     assert [line for line in lines if "CUDA graph" in line] == ["compile: 2 compiled pieces run without a CUDA graph"]

@@ -15,8 +15,8 @@ from docs.schemas import assert_follows
 from profiler.cli.run import started_by_torchrun
 from profiler.data.links import Link, MessageTime, fit_link, published_link
 from profiler.json_document import json_text
-from profiler.report.link import link_document, link_lines, link_table
-from profiler.report.plots.link import link_figure
+from profiler.report.device import link_document, link_lines, link_table
+from profiler.report.plots.curves import link_figure
 
 ALPHA_S, BUS_BYTES_PER_S, RANKS = 20e-6, 200e9, 4
 WAIT_S = 240

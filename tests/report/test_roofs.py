@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
 from made_runs import key, old_run, result, roof, with_document
 
 from profiler.facts.roofs import CurvePoint, WeightReadRoof
-from profiler.report.roofline_data import MOST_POINTS, RoofLine, cell_points, roof_lines
+from profiler.report.roofline_data import RoofLine, cell_points, roof_lines
 from profiler.store.folder import Run
 
 
@@ -81,12 +80,3 @@ def test_points_have_their_cells_tooltips(run: Run) -> None:
     [point] = cell_points(run)
     assert point.tooltip.startswith("decode 1 x 64: 2.00 ms, 500 tokens/s, 1.00 FLOP/byte, 50.0 GFLOP/s, 50 %")
     assert (point.intensity, point.flops_per_s) == (1.0, 5e10)
-
-
-def test_of_many_cells_those_that_span_them_are_drawn(run: Run) -> None:
-    many = replace(run, results=tuple(result(key(batch=batch)) for batch in range(1, 5001)))
-    points = cell_points(many)
-    assert len(points) == MOST_POINTS
-    assert (points[0].key.cell.batch_size, points[-1].key.cell.batch_size) == (1, 5000)
-    assert len({point.key for point in points}) == MOST_POINTS
-    assert not math.isnan(points[7].intensity)

@@ -13,10 +13,9 @@ from rich.console import Console
 from profiler.judge.cells import columns_of
 from profiler.judge.module_times import GroupTime
 from profiler.report.blocks import BreakdownChart, Definitions, Lines, Section, Sentences, text_table
-from profiler.report.console import screen
 from profiler.report.sections import run_sections
 from profiler.report.selection import of_first_engine
-from profiler.report.terminal import print_sections
+from profiler.report.terminal import print_sections, screen
 from profiler.report.time_breakdown import BreakdownBar, bar_text, breakdown_bars, shares_table
 from profiler.store.folder import Run
 

@@ -20,7 +20,7 @@ import profiler.report
 for module in pkgutil.walk_packages(profiler.report.__path__, "profiler.report."):
     importlib.import_module(module.name)
 from profiler.store.folder import read_run
-from profiler.report.console import screen
+from profiler.report.terminal import screen
 from profiler.run.precisions import comparison_sections
 from profiler.run.batch_test import doubling_sections
 from profiler.run.precisions import write_comparison

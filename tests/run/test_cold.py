@@ -17,7 +17,8 @@ from profiler.engines.base import DecodeState
 from profiler.facts.measurements import FirstCalls, FreshStart
 from profiler.grid.cells import Cell, Grid
 from profiler.judge.cells import EngineDifference
-from profiler.report.engines import break_even, cold_lines
+from profiler.report import engines
+from profiler.report.engines import break_even
 from profiler.run import cold_start as cold
 from profiler.run.cold_start import steps_after_idle
 
@@ -54,7 +55,7 @@ def test_what_lies_within_noise_pays_for_nothing(bounds_s: tuple[float, float], 
         asked=Grid((64,), (1,), 8, engines=("eager", "compile")),
         engine=SimpleNamespace(differences=[difference]),
     )
-    *_, line = cold_lines(SimpleNamespace(document=document))  # type: ignore[arg-type]
+    *_, line = engines.cold(SimpleNamespace(document=document)).blocks[0].lines  # type: ignore[arg-type]
     assert text in line
 
 
@@ -126,7 +127,7 @@ def test_a_run_tells_its_cold_start(tiny_folder: Path, tmp_path: Path, monkeypat
         # Importing torch takes a second; the second request to a tiny model takes almost no time.
         assert 0 < start.engines["eager"].second_s < start.launch_s
     assert [item.silence_s for item in run.document.after_silence] == [0.0, 0.1]
-    first, *_, silence, pays = cold_lines(profiler.read_run(run.folder))
+    first, *_, silence, pays = engines.cold(profiler.read_run(run.folder)).blocks[0].lines
     assert "a fresh process: imports" in first
     assert "its weights from the disk" in first
     assert "after an idle time of 0 s:" in silence

@@ -11,7 +11,7 @@ from hurry import with_effort
 import profiler
 from profiler.grid.ragged import BUCKETED, PACKED, REFILLING, SORTED
 from profiler.judge.breakdown import TERMS
-from profiler.report.conditions import ragged_lines
+from profiler.report.conditions import ragged
 from profiler.run.judge_folder import judge_folder
 
 
@@ -48,7 +48,7 @@ def test_a_run_over_unequal_prompts(tiny_folder: Path, tmp_path: Path, monkeypat
     assert [lever.saves_s for lever in second.ways] == pytest.approx([step.padding_s, step.padding_s, step.waiting_s])
     assert {lever.basis for lever in second.ways} == {"computed"}
     assert first.mask_s == pytest.approx(padded.mask_s)
-    words = "\n".join(ragged_lines(run))
+    words = "\n".join(ragged(run).blocks[0].lines)
     assert "25 % of the positions are padding" in words
     assert "25 % of the time" in words
     # The run contains no home directory and no path of the machine.

@@ -10,12 +10,9 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
 from profiler.errors import RequestError, near_misses
-from profiler.report.plots.curves import depth_chart, doubling, precisions, throughput
-from profiler.report.plots.forecast import of_run
+from profiler.report.plots.curves import depth_chart, doubling, forecast, precisions, steps, throughput
 from profiler.report.plots.maps import breakdown_chart, intensity_map, regime_map
-from profiler.report.plots.operators import operator_roofline
-from profiler.report.plots.roofline import devices, roofline
-from profiler.report.plots.step_histogram import steps
+from profiler.report.plots.roofline import devices, operators, roofline
 from profiler.report.plots.style import styled
 from profiler.report.plots.waterfall import engines
 from profiler.store.folder import Run
@@ -23,7 +20,7 @@ from profiler.store.writer import replace_file
 
 PLOTS: dict[str, Callable[[Run], Figure]] = {
     "roofline": roofline,
-    "operators": operator_roofline,
+    "operators": operators,
     "split": breakdown_chart,
     "map": regime_map,
     "intensity": intensity_map,
@@ -32,7 +29,7 @@ PLOTS: dict[str, Callable[[Run], Figure]] = {
     "doubling": doubling,
     "steps": steps,
     "engines": engines,
-    "forecast": of_run,
+    "forecast": forecast,
 }
 """Pictures of one run."""
 

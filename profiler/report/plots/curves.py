@@ -1,38 +1,51 @@
-"""Charts of one figure over another: throughput, depth, doubling, precisions."""
+"""Charts of one figure over another: throughput, depth, doubling, precisions, forecasts, the steps' times, a link."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.typing import ColorType
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
+from profiler.data.links import Link, bus_share
 from profiler.errors import RequestError
+from profiler.facts.visits import steady
 from profiler.grid.cells import Phase
-from profiler.judge.scaling import Doubling, DoublingTest
+from profiler.judge.scaling import DoublingTest
+from profiler.predict.result import Answer
 from profiler.report.blocks import evenly
+from profiler.report.device import message_size
 from profiler.report.plots.style import (
     LINE_STYLES,
     PHASE_STYLE,
+    REGIME_COLOR,
+    STYLE_FILE,
     LineStyle,
     depth_column,
     depth_label,
     distinct_names,
     first_engine_frame,
     log_axes,
-    panels_in_a_row,
+    panel_grid,
     phases_of,
     short,
     title,
     with_forecasts,
 )
 from profiler.report.selection import first_engine
-from profiler.store.folder import Run
+from profiler.store.folder import Run, read_gathered
+from profiler.store.forecasts import read_forecast
+from profiler.units import duration, scaled
 
 _STEP: dict[Phase, str] = {"prefill": "prefill", "decode": "decode step"}
+_GREY = "#888888"
+_MESSAGES = tuple((1 << 10) * 8**power for power in range(6))
+"""1 KiB to 32 MiB."""
 
 
 def throughput(run: Run) -> Figure:
@@ -43,18 +56,20 @@ def throughput(run: Run) -> Figure:
     cells = with_forecasts(run)
     decode = cells[cells["phase"] == "decode"]
     if not (decode["status"] == "ok").any():
-        raise RequestError(f"{run.folder} has no decode step: there is nothing to draw.")
-    figure, (rate, time) = panels_in_a_row(2, 5.5, 4.4, title(run) + _forecast_note(decode))
-    for (depth, line), style in _lines(decode, "context_len"):
-        label, line = f"{depth} cached tokens", line.sort_values("batch_size")
-        [drawn] = rate.plot(line["batch_size"], line["tokens_per_s"], ls=style.dashes, marker="", label=label)
-        _mark(rate, line["batch_size"], line["tokens_per_s"], line, style, drawn.get_color())
-        _with_interval(time, line["batch_size"], line, style, label)
+        raise _no_decode(run)
+    figure, (rate, time) = panel_grid(1, 2, 5.5, 4.4, title(run) + _forecast_note(decode))
+    for depth, line, style in lines(decode, "context_len", "batch_size"):
+        _line(rate, line, "batch_size", "tokens_per_s", style, f"{depth} cached tokens")
+        _line(time, line, "batch_size", "ms", style, f"{depth} cached tokens")
     batches = sorted(set(decode["batch_size"]))
     log_axes(rate, batches, "batch", "tokens/s")
     log_axes(time, batches, "batch", "time of a decode step, ms")
     rate.legend()
     return figure
+
+
+def _no_decode(run: Run) -> RequestError:
+    return RequestError(f"{run.folder} has no decode step: there is nothing to draw.")
 
 
 def depth_chart(run: Run) -> Figure:
@@ -64,44 +79,39 @@ def depth_chart(run: Run) -> Figure:
     """
     cells = with_forecasts(run)
     phases = phases_of(cells)
-    figure, panels = panels_in_a_row(len(phases), 5.5, 4.4, title(run) + _forecast_note(cells))
+    figure, panels = panel_grid(1, len(phases), 5.5, 4.4, title(run) + _forecast_note(cells))
     for axes, phase in zip(panels, phases, strict=True):
         of_phase, depth = cells[cells["phase"] == phase], depth_column(phase)
-        for (batch, line), style in _lines(of_phase, "batch_size"):
-            line = line.sort_values(depth)
-            _with_interval(axes, line[depth], line, style, f"batch {batch}")
+        for batch, line, style in lines(of_phase, "batch_size", depth):
+            _line(axes, line, depth, "ms", style, f"batch {batch}")
         log_axes(axes, sorted(set(of_phase[depth])), depth_label(phase), f"time of a {_STEP[phase]}, ms")
         axes.legend()
     return figure
 
 
-def _lines(cells: pd.DataFrame, column: str) -> list[tuple[tuple[int, pd.DataFrame], LineStyle]]:
-    """Return a frame and a style per value of a column. Of many values evenly picked ones are used, one per style."""
-    groups = {int(value): cells[cells[column] == value] for value in sorted(set(cells[column]))}
-    return list(zip(evenly(list(groups.items()), len(LINE_STYLES)), LINE_STYLES, strict=False))
+def lines(cells: pd.DataFrame, each: str, over: str) -> Iterator[tuple[int, pd.DataFrame, LineStyle]]:
+    """Yield each value of a column with its cells in the order of another one and a style.
+
+    Of many values evenly picked ones are used, one per style.
+    """
+    values = evenly(sorted({int(value) for value in cells[each]}), len(LINE_STYLES))
+    for value, style in zip(values, LINE_STYLES, strict=False):
+        yield value, cells[cells[each] == value].sort_values(over), style
 
 
-def _with_interval(axes: Axes, sizes: pd.Series, line: pd.DataFrame, style: LineStyle, label: str) -> None:
-    """Draw times in milliseconds over a size."""
-    below, above = line["latency_s"] - line["latency_low_s"], line["latency_high_s"] - line["latency_s"]
-    drawn, *_ = axes.errorbar(
-        sizes,
-        1e3 * line["latency_s"],
-        yerr=[1e3 * below, 1e3 * above],
-        capsize=2,
-        ls=style.dashes,
-        label=label,
-    )
-    _mark(axes, sizes, 1e3 * line["latency_s"], line, style, drawn.get_color())
-
-
-def _mark(
-    axes: Axes, sizes: pd.Series, values: pd.Series, line: pd.DataFrame, style: LineStyle, color: ColorType
-) -> None:
-    """Draw a filled marker at each measured cell, and an open one at each forecast."""
-    for status, face in (("ok", color), ("forecast", "white")):
-        chosen = line["status"] == status
-        axes.plot(sizes[chosen], values[chosen], ls="", marker=style.marker, ms=5, color=color, mfc=face)
+def _line(axes: Axes, cells: pd.DataFrame, over: str, figure: str, style: LineStyle, label: str) -> None:
+    """Draw a line with a filled marker at each measured cell and an open one at each forecast; times have intervals."""
+    at = cells[over]
+    if figure == "ms":
+        values, low, high = (1e3 * cells[name] for name in ("latency_s", "latency_low_s", "latency_high_s"))
+        spread = [values - low, high - values]
+        drawn, *_ = axes.errorbar(at, values, yerr=spread, capsize=2, ls=style.dashes, label=label)
+    else:
+        values = cells[figure]
+        [drawn] = axes.plot(at, values, ls=style.dashes, label=label)
+    for status, face in (("ok", drawn.get_color()), ("forecast", "white")):
+        chosen = cells["status"] == status
+        axes.plot(at[chosen], values[chosen], style.marker, ms=5, color=drawn.get_color(), mfc=face)
 
 
 def _forecast_note(cells: pd.DataFrame) -> str:
@@ -113,33 +123,27 @@ def doubling(run: Run) -> Figure:
 
     Raises RequestError for a run with a single batch size.
     """
-    tests = [
-        test for test in run.document.scaling if test.axis == "batch" and test.fixed.get("engine") == first_engine(run)
-    ]
-    chosen: dict[Phase, DoublingTest] = {}
-    for phase in PHASE_STYLE:
-        if of_phase := [test for test in tests if test.fixed["phase"] == phase]:
-            chosen[phase] = of_phase[0]
+    chosen: dict[str | int, DoublingTest] = {}
+    for test in run.document.scaling:
+        if test.axis == "batch" and test.fixed.get("engine") == first_engine(run):
+            chosen.setdefault(test.fixed["phase"], test)
     if not chosen:
         raise RequestError(f"{run.folder} has one batch size: there is no doubling to draw.")
-    figure, panels = panels_in_a_row(len(chosen), 5.8, 4.6, title(run))
+    figure, panels = panel_grid(1, len(chosen), 5.8, 4.6, title(run))
     for axes, (phase, test) in zip(panels, chosen.items(), strict=True):
-        _slopes(axes, test.doublings)
+        items = test.doublings
+        at = np.arange(len(items))
+        slope, low, high = (np.array([getattr(item, name) for item in items]) for name in ("slope", "low", "high"))
+        spread = [np.maximum(slope - low, 0), np.maximum(high - slope, 0)]
+        axes.plot(at, [item.bytes_slope for item in items], "s--", color="#56B4E9", label="if bytes set the time")
+        axes.plot(at, [item.flops_slope for item in items], "D:", color="#E69F00", label="if FLOPs set the time")
+        axes.errorbar(at, slope, yerr=spread, fmt="o-", color="black", capsize=3, label="measured, with its interval")
+        axes.set_xticks(at, [f"{item.smaller} to {item.larger}" for item in items])
+        axes.set(xlabel="batch", ylabel="slope of time (0: batch is free, 1: no gain)")
+        axes.set_ylim(min(-0.1, low.min() - 0.1), max(1.2, high.max() + 0.1))
         axes.set_title(f"{phase}, {test.fixed['prompt_len'] or test.fixed['context_len']} tokens", fontsize=11)
     panels[0].legend()
     return figure
-
-
-def _slopes(axes: Axes, doublings: Sequence[Doubling]) -> None:
-    at = np.arange(len(doublings))
-    slope, low, high = (np.array([getattr(item, name) for item in doublings]) for name in ("slope", "low", "high"))
-    spread = [np.maximum(slope - low, 0), np.maximum(high - slope, 0)]
-    axes.plot(at, [item.bytes_slope for item in doublings], "s--", color="#56B4E9", label="if bytes set the time")
-    axes.plot(at, [item.flops_slope for item in doublings], "D:", color="#E69F00", label="if FLOPs set the time")
-    axes.errorbar(at, slope, yerr=spread, fmt="o-", color="black", capsize=3, label="measured, with its interval")
-    axes.set_xticks(at, [f"{item.smaller} to {item.larger}" for item in doublings])
-    axes.set(xlabel="batch", ylabel="slope of time (0: batch is free, 1: no gain)")
-    axes.set_ylim(min(-0.1, low.min() - 0.1), max(1.2, high.max() + 0.1))
 
 
 def precisions(runs: Sequence[Run]) -> Figure:
@@ -151,13 +155,16 @@ def precisions(runs: Sequence[Run]) -> Figure:
     if len({(run.model.architecture, run.model.params) for run in runs}) > 1:
         models = " and ".join(dict.fromkeys(run.model.id for run in runs))
         raise RequestError(f"precisions is a picture of one model, not of {models}; `devices` draws several.")
-    common, names = _common_and_names(runs)
+    facts = [(run.model.id, f"on {run.document.device.name}") for run in runs]
+    common = [fact for fact in facts[0] if all(fact in others for others in facts)]
+    own = [[fact for fact in facts_of_run if fact not in common] for facts_of_run in facts]
+    names = [", ".join([run.model.precision, *words]) for run, words in zip(runs, own, strict=True)]
     tables = [first_engine_frame(run) for run in runs]
     phases: list[Phase] = [phase for phase in ("decode", "prefill") if any((t["phase"] == phase).any() for t in tables)]
-    figure, panels = panels_in_a_row(len(phases), 4.5, 4.0, short(common))
+    figure, panels = panel_grid(1, len(phases), 4.5, 4.0, short(" ".join(common)))
     for axes, phase in zip(panels, phases, strict=True):
         sizes: set[int] = set()
-        for label, cells, style in zip(names, tables, LINE_STYLES * len(runs), strict=False):
+        for label, cells, style in zip(distinct_names(runs, names), tables, LINE_STYLES * len(runs), strict=False):
             line = _shallowest(cells[cells["phase"] == phase], phase)
             sizes |= set(line["size"])
             axes.plot(line["size"], line["tokens_per_s"], marker=style.marker, ls=style.dashes, ms=5, label=label)
@@ -168,22 +175,124 @@ def precisions(runs: Sequence[Run]) -> Figure:
     return figure
 
 
-def _common_and_names(runs: Sequence[Run]) -> tuple[str, list[str]]:
-    """Return the model and device that all runs share, and a name per run that distinguishes it from the others."""
-    facts = [(run.model.id, f"on {run.document.device.name}") for run in runs]
-    common = [fact for fact in facts[0] if all(fact in others for others in facts)]
-    names = [
-        ", ".join([run.model.precision, *(fact for fact in facts_of_run if fact not in common)])
-        for run, facts_of_run in zip(runs, facts, strict=True)
-    ]
-    return " ".join(common), distinct_names(runs, names)
-
-
 def _shallowest(cells: pd.DataFrame, phase: Phase) -> pd.DataFrame:
     """Return a line with its abscissa as `size`: decodes at the smallest depth by batch, or prefills by all tokens."""
     if phase == "decode":
-        line = cells[cells["context_len"] == cells["context_len"].min()]
-        decodes: pd.DataFrame = line.assign(size=line["batch_size"]).sort_values("size")
-        return decodes
-    prefills: pd.DataFrame = cells.assign(size=cells["batch_size"] * cells["prompt_len"]).sort_values("size")
-    return prefills.drop_duplicates("size")
+        cells = cells[cells["context_len"] == cells["context_len"].min()]
+    size = cells["batch_size"] * (1 if phase == "decode" else cells["prompt_len"])
+    line: pd.DataFrame = cells.assign(size=size).sort_values("size").drop_duplicates("size")
+    return line
+
+
+def steps(run: Run) -> Figure:
+    """Return the cumulative distribution of the timed decode steps of some cells, from the smallest to the largest.
+
+    Times are relative to the cell's median. Raises RequestError for a run without a decode step.
+    """
+    times = {
+        cell: np.sort([time_s for visit in visits for time_s in steady(visit.decode_s)])
+        for cell, visits in read_gathered(run.folder, run.document).visits.items()
+        if cell.engine == first_engine(run)
+    }
+    times = {cell: steps_s for cell, steps_s in times.items() if len(steps_s)}
+    if not times:
+        raise _no_decode(run)
+    figure, axes = plt.subplots(figsize=(9, 4.8))
+    for cell, style in zip(evenly(sorted(times), len(LINE_STYLES)), LINE_STYLES, strict=False):
+        middle, number = float(np.median(times[cell])), len(times[cell])
+        share = 100 * np.arange(1, number + 1) / number
+        label = f"batch {cell.name}: {number} steps, median {1e3 * middle:.3g} ms"
+        axes.step(times[cell] / middle, share, ls=style.dashes, lw=1.8, where="post", label=label)
+    for percentile in (50, 90, 99):
+        axes.axhline(percentile, color="#bbbbbb", lw=0.8)
+        place: Any = {"xycoords": ("axes fraction", "data"), "xytext": (3, -3), "textcoords": "offset points"}
+        axes.annotate(f"p{percentile}", (1, percentile), fontsize=9, **place)
+    axes.set(xlabel="time of a step over the cell's median", ylabel="steps up to this time, %", ylim=(0, 101))
+    widest = max(float(np.percentile(steps_s, 99.5) / np.median(steps_s)) for steps_s in times.values())
+    axes.set_xlim(0.9, min(max(widest, 1.15), 3.0))
+    axes.legend(loc="lower right")
+    axes.set_title(title(run))
+    return figure
+
+
+def forecast(run: Run) -> Figure:
+    """Return the picture of a run folder's forecast. Raises RequestError for a folder without one."""
+    answer = read_forecast(run.folder)
+    if answer is None:
+        raise RequestError(f"{run.folder} holds no forecast; `roofscope forecast {run.folder} --keep` makes one.")
+    return forecast_band(answer)
+
+
+def forecast_band(answer: Answer) -> Figure:
+    """Return forecast times over the batch with the band of nine in ten, for the first and last depth of each phase.
+
+    Measured cells are dots; crosses are their forecasts when they were left out of the fit.
+    """
+    phases = [phase for phase in PHASE_STYLE if any(cell.phase == phase for cell in answer.cells)]
+    with plt.style.context(STYLE_FILE):
+        heading = f"{answer.model} ({answer.precision}) on {answer.on}"
+        figure, panels = panel_grid(1, len(phases), 5.5, 4.4, heading)
+        for axes, phase in zip(panels, phases, strict=True):
+            _band(axes, phase, answer)
+    return figure
+
+
+def _band(axes: Axes, phase: Phase, answer: Answer) -> None:
+    of_phase = [cell for cell in answer.cells if cell.phase == phase and cell.fits]
+    depths = sorted({cell.depth for cell in of_phase})
+    color = PHASE_STYLE[phase].color
+    for depth, style in zip(dict.fromkeys((*depths[:1], *depths[-1:])), LINE_STYLES, strict=False):
+        line = sorted((cell for cell in of_phase if cell.depth == depth), key=lambda cell: cell.batch_size)
+        batches = [cell.batch_size for cell in line]
+        times, low, high = ([1e3 * getattr(cell, f"{name}_s") for cell in line] for name in ("latency", "low", "high"))
+        axes.fill_between(batches, low, high, color=color, alpha=0.18, lw=0)
+        axes.plot(batches, times, ls=style.dashes, color=color, label=f"forecast, {depth} tokens, nine in ten")
+        measured = [point for point in answer.measured if point.phase == phase and point.depth == depth]
+        if measured:
+            at = [point.batch_size for point in measured]
+            axes.plot(at, [1e3 * point.latency_s for point in measured], "o", color="black", ms=5, label="measured")
+        held_out = [(point.batch_size, 1e3 * point.unseen_s) for point in measured if point.unseen_s is not None]
+        if held_out:
+            cross: Any = {"color": "black", "ms": 7, "mew": 1.4, "label": "forecast before measuring"}
+            axes.plot(*zip(*held_out, strict=True), "x", **cross)
+    handles, labels = axes.get_legend_handles_labels()
+    named = dict(zip(labels, handles, strict=True))
+    axes.legend(named.values(), named.keys())
+    log_axes(axes, sorted({cell.batch_size for cell in of_phase}), "batch", f"time of a {_STEP[phase]}, ms")
+    axes.set_title(phase, fontsize=11)
+
+
+def link_figure(link: Link) -> Figure:
+    """Return time (left) and bus bandwidth (right) of an all-reduce over its bytes, with the fit.
+
+    Raises ValueError for a link without measured messages.
+    """
+    if not link.points:
+        raise ValueError(f"{link.name} has no measured messages")
+    ranks, half_bytes = link.points[0].ranks, link.half_bytes(link.points[0].ranks)
+    nbytes = np.array([point.nbytes for point in link.points])
+    seconds = np.array([point.seconds for point in link.points])
+    smooth = np.geomspace(nbytes.min(), nbytes.max(), 200)
+    fitted_s = np.array([link.seconds("all_reduce", size, ranks) for size in smooth])
+    share = bus_share("all_reduce", ranks)
+    heading = f"{link.name}: messages below {message_size(half_bytes)} (shaded) wait for latency"
+    figure, (left, right) = panel_grid(1, 2, 5.5, 4.4, heading)
+    left.plot(nbytes, seconds, "o", label="measured")
+    left.plot(smooth, fitted_s, "-", color=_GREY, label="latency + bytes / bandwidth")
+    left.axhline(link.alpha_s, color=_GREY, ls=":", label=f"latency: {duration(link.alpha_s)}")
+    left.set(yscale="log", ylabel="time of an all-reduce")
+    left.yaxis.set_major_formatter(FuncFormatter(lambda value, _: duration(value)))
+    left.yaxis.set_minor_formatter(NullFormatter())
+    left.legend(loc="upper left")
+    right.plot(nbytes, nbytes * share / seconds / 1e9, "o")
+    right.plot(smooth, smooth * share / fitted_s / 1e9, "-", color=_GREY)
+    limit = f"bandwidth: {scaled(link.bus_bytes_per_s, 'B/s')}"
+    right.axhline(link.bus_bytes_per_s / 1e9, color=_GREY, ls=":", label=limit)
+    right.set(ylabel="GB/s at each rank's link (busbw)", ylim=(0, None))
+    right.legend(loc="center left")
+    for axes in (left, right):
+        axes.set(xscale="log", xlabel="message")
+        axes.set_xticks(_MESSAGES, map(message_size, _MESSAGES))
+        axes.minorticks_off()
+        axes.axvspan(nbytes.min(), half_bytes, color=REGIME_COLOR["overhead-bound"], alpha=0.15, lw=0)
+    return figure

@@ -1,9 +1,10 @@
-"""The roofline: achieved FLOP/s over arithmetic intensity, under every measured roof."""
+"""Rooflines: achieved FLOP/s over arithmetic intensity, of one run, of several, and of a step's operators."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
@@ -11,16 +12,31 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 from matplotlib.transforms import Bbox
 
+from profiler.errors import RequestError
 from profiler.grid.cells import Phase
-from profiler.report.plots.labels import FONT_POINTS, PointLabel, at_points, markers, text_points, write_labels
-from profiler.report.plots.style import LINE_STYLES, PHASE_STYLE, Dashes, PhaseStyle, distinct_names, title
-from profiler.report.roofline_data import CellPoint, RoofKind, RoofLine, cell_points, roof_lines
+from profiler.report.plots.style import LINE_STYLES, PHASE_STYLE, Dashes, distinct_names, panel_grid, title
+from profiler.report.roofline_data import CellPoint, RoofKind, RoofLine, cell_points, group_points, roof_lines
 from profiler.store.folder import Run
-from profiler.units import scaled, significant
+from profiler.units import percent, scaled, significant
 
-_INK = "#222222"
+INK = "#222222"
 _SHEET_COLOR = "#888888"
 _MARGIN = 3.0
+_FONT_POINTS = 9.0
+_CHARACTER_POINTS = 0.6 * _FONT_POINTS
+_MARKER_POINTS = 7.0
+_OFFSETS_POINTS = ((0, -16), (18, -16), (-18, -16), (0, 7), (30, 7), (-30, 7), (0, -28))
+"""Where a name may stand, from its point, in order of preference: below it, where no roof is, or above it."""
+_GROUP_COLORS = {
+    "attention": "#CC79A7",
+    "attention_proj": "#0072B2",
+    "mlp": "#D55E00",
+    "experts": "#882255",
+    "lm_head": "#009E73",
+    "state": "#E69F00",
+}
+_LARGEST_AREA = 2400.0
+"""Points squared of a group that takes the whole step."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +48,8 @@ class _Stroke:
 
 
 _STROKES: dict[RoofKind, _Stroke] = {
-    "measured": _Stroke(_INK, ("-",), 2.0),
-    "other": _Stroke(_INK, (":", (0, (1, 4)), (0, (3, 3))), 1.2),
+    "measured": _Stroke(INK, ("-",), 2.0),
+    "other": _Stroke(INK, (":", (0, (1, 4)), (0, (3, 3))), 1.2),
     "datasheet": _Stroke(_SHEET_COLOR, ("--",), 2.0),
     "link": _Stroke("#CC79A7", ("-.", (0, (8, 2, 1, 2))), 2.0),
     "cache": _Stroke("#009E73", ((0, (1, 2)), (0, (4, 2, 1, 2))), 1.2),
@@ -41,9 +57,15 @@ _STROKES: dict[RoofKind, _Stroke] = {
 
 
 @dataclass(frozen=True)
-class _Limits:
-    x: tuple[float, float]
-    y: tuple[float, float]
+class PointName:
+    """The name of a point of the data."""
+
+    text: str
+    x: float
+    y: float
+    color: str
+    prefers: tuple[int, int] = _OFFSETS_POINTS[0]
+    """Where it stands if the place is free."""
 
 
 def roofline(run: Run) -> Figure:
@@ -53,104 +75,118 @@ def roofline(run: Run) -> Figure:
     """
     figure, axes = plt.subplots(figsize=(7.2, 6.2))
     lines, points = roof_lines(run), cell_points(run)
-    limits = _frame(axes, lines, points)
-    _draw_roofs(axes, lines, limits)
-    if lines:
-        _draw_ridge(axes, lines[0], limits)
-    for phase, style in PHASE_STYLE.items():
-        _draw_points(axes, points, phase, style)
-    axes.set_title(title(run))
-    _legend(figure)
-    figure.draw_without_rendering()  # names are placed in the final layout
-    taken = [*markers(axes, _places(points)), *(_ridge_box(axes, line.ridge) for line in lines[:1])]
-    for phase, style in PHASE_STYLE.items():
-        write_labels(axes, _ends(points, phase, style.color), taken)
-    return figure
-
-
-def _frame(axes: Axes, lines: Sequence[RoofLine], points: Sequence[CellPoint]) -> _Limits:
-    """Set axes that contain every point, every plateau, and the ridges of measured and datasheet roofs."""
-    ridges = [line.ridge for line in lines if line.kind in ("measured", "datasheet", "cache")]
-    xs = [*(point.intensity for point in points), *ridges]
-    ys = [*(point.flops_per_s for point in points), *(line.flops_per_s for line in lines)]
-    limits = _Limits((min(xs) / _MARGIN, max(xs) * _MARGIN), (min(ys) / _MARGIN, max(ys) * _MARGIN))
-    axes.set(xscale="log", yscale="log", xlim=limits.x, ylim=limits.y)
-    axes.set_xlabel("arithmetic intensity, model FLOPs per model byte")
-    axes.set_ylabel("achieved speed")
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: significant(value, 1)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: scaled(value, "FLOP/s", 1)))
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_minor_formatter(NullFormatter())
-    return limits
-
-
-def _draw_roofs(axes: Axes, lines: Sequence[RoofLine], limits: _Limits) -> None:
+    _frame_cells(axes, lines, points)
     counts: dict[RoofKind, int] = {}
     for number, line in enumerate(lines):
         stroke, nth = _STROKES[line.kind], counts.get(line.kind, 0)
         counts[line.kind] = nth + 1
-        corners = line.corners(*limits.x)
-        axes.plot(
-            [x for x, _ in corners],
-            [y for _, y in corners],
-            color=stroke.color,
-            ls=stroke.dashes[nth % len(stroke.dashes)],
-            lw=stroke.width,
-            label=line.label,
-            gid=f"roof-{number}",
-        )
+        dashes = stroke.dashes[nth % len(stroke.dashes)]
+        plot_roof(axes, line, color=stroke.color, ls=dashes, lw=stroke.width, label=line.label, gid=f"roof-{number}")
+    if lines:
+        draw_ridge(axes, lines[0])
+    for phase, style in PHASE_STYLE.items():
+        _draw_points(axes, points, phase, style.color, style.marker)
+    axes.set_title(title(run))
+    _legend(figure)
+    names = [name for phase, style in PHASE_STYLE.items() for name in _ends(points, phase, style.color)]
+    figure.draw_without_rendering()
+    write_names(axes, names, _places(points), lines[:1])
+    return figure
 
 
-def _draw_ridge(axes: Axes, roof: RoofLine, limits: _Limits) -> None:
-    axes.axvline(roof.ridge, color=_INK, lw=0.8, ls=":", ymax=0.97)
-    axes.annotate(
-        _ridge_name(roof.ridge),
-        (roof.ridge, limits.y[0]),
-        xytext=(5, 8),
-        textcoords="offset points",
-        fontsize=FONT_POINTS,
-        rotation=90,
-        va="bottom",
-    )
+def frame(axes: Axes, xs: Sequence[float], ys: Sequence[float], ylabel: str) -> None:
+    """Set logarithmic axes of intensity and FLOP/s that contain all these values with a margin."""
+    axes.set(xscale="log", yscale="log", xlabel="arithmetic intensity, model FLOPs per model byte", ylabel=ylabel)
+    axes.set(xlim=(min(xs) / _MARGIN, max(xs) * _MARGIN), ylim=(min(ys) / _MARGIN, max(ys) * _MARGIN))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: significant(value, 1)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: scaled(value, "FLOP/s", 1)))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_minor_formatter(NullFormatter())
 
 
-def _draw_points(axes: Axes, points: Sequence[CellPoint], phase: Phase, style: PhaseStyle) -> None:
+def _frame_cells(axes: Axes, lines: Sequence[RoofLine], points: Sequence[CellPoint]) -> None:
+    """Set axes that contain every point, every plateau, and the ridges of measured and datasheet roofs."""
+    ridges = [line.ridge for line in lines if line.kind in ("measured", "datasheet", "cache")]
+    ys = [*(point.flops_per_s for point in points), *(line.flops_per_s for line in lines)]
+    frame(axes, [*(point.intensity for point in points), *ridges], ys, "achieved speed")
+
+
+def plot_roof(axes: Axes, line: RoofLine, **style: Any) -> None:
+    """Draw a roof from end to end of the axes."""
+    corners = line.corners(*axes.get_xlim())
+    axes.plot([x for x, _ in corners], [y for _, y in corners], **style)
+
+
+def draw_ridge(axes: Axes, roof: RoofLine) -> None:
+    """Mark and name the intensity at which a roof bends."""
+    axes.axvline(roof.ridge, color=INK, lw=0.8, ls=":", ymax=0.97)
+    at = (roof.ridge, axes.get_ylim()[0])
+    style: Any = {"textcoords": "offset points", "fontsize": _FONT_POINTS, "rotation": 90, "va": "bottom"}
+    axes.annotate(_ridge_name(roof), at, xytext=(5, 8), **style)
+
+
+def _ridge_name(roof: RoofLine) -> str:
+    return f"ridge {roof.ridge:.3g} FLOP/byte"
+
+
+def _draw_points(axes: Axes, points: Sequence[CellPoint], phase: Phase, color: str, marker: str) -> None:
     """Draw a phase's cells. A line joins those of one depth and engine."""
     numbered = [(number, point) for number, point in enumerate(points) if point.key.phase == phase]
     if not numbered:
         return
-    axes.plot([], [], color=style.color, marker=style.marker, ls="-", label=phase)
+    axes.plot([], [], color=color, marker=marker, ls="-", label=phase)
     series: dict[tuple[str, int], list[CellPoint]] = {}
     for _, point in numbered:
         series.setdefault((point.key.cell.engine, point.key.cell.depth), []).append(point)
     for line in series.values():
-        line.sort(key=lambda point: point.key.cell.batch_size)
-        xs, ys = [point.intensity for point in line], [point.flops_per_s for point in line]
-        axes.plot(xs, ys, color=style.color, lw=1, alpha=0.6)
+        places = _places(sorted(line, key=lambda point: point.key.cell.batch_size))
+        axes.plot(*zip(*places, strict=True), color=color, lw=1, alpha=0.6)
     for number, point in numbered:
         at = [point.intensity], [point.flops_per_s]
-        axes.plot(*at, color=style.color, marker=style.marker, ms=6, mew=0.6, mec="white", ls="", gid=f"cell-{number}")
-
-
-def _ridge_name(ridge: float) -> str:
-    return f"ridge {ridge:.3g} FLOP/byte"
-
-
-def _ridge_box(axes: Axes, ridge: float) -> Bbox:
-    """The place of the ridge's name."""
-    x, y = at_points(axes, ridge, axes.get_ylim()[0])
-    return Bbox.from_extents(x, y, x + 1.5 * FONT_POINTS, y + text_points(_ridge_name(ridge)))
+        axes.plot(*at, color=color, marker=marker, ms=6, mew=0.6, mec="white", ls="", gid=f"cell-{number}")
 
 
 def _places(points: Sequence[CellPoint]) -> list[tuple[float, float]]:
     return [(point.intensity, point.flops_per_s) for point in points]
 
 
-def _ends(points: Sequence[CellPoint], phase: Phase, color: str) -> list[PointLabel]:
+def _ends(points: Sequence[CellPoint], phase: Phase, color: str) -> list[PointName]:
     """The names of a phase's slowest and fastest cell."""
     ranked = sorted((point for point in points if point.key.phase == phase), key=lambda point: point.flops_per_s)
     ends = dict.fromkeys((*ranked[:1], *ranked[-1:]))  # of a single cell, only one
-    return [PointLabel(point.key.cell.name, point.intensity, point.flops_per_s, color) for point in ends]
+    return [PointName(point.key.cell.name, point.intensity, point.flops_per_s, color) for point in ends]
+
+
+def write_names(
+    axes: Axes, names: Iterable[PointName], points: Iterable[tuple[float, float]], ridges: Sequence[RoofLine] = ()
+) -> None:
+    """Write names where they cover neither a marker of `points`, nor the name of a ridge, nor each other.
+
+    A name that finds no free place is left out. The layout must be final (`Figure.draw_without_rendering`).
+    """
+    half = _MARKER_POINTS / 2
+    markers = [_at_points(axes, *point) for point in points]
+    taken = [Bbox.from_extents(x - half, y - half, x + half, y + half) for x, y in markers]
+    for roof in ridges:
+        x, y = _at_points(axes, roof.ridge, axes.get_ylim()[0])
+        length = _CHARACTER_POINTS * len(_ridge_name(roof))
+        taken.append(Bbox.from_extents(x, y, x + 1.5 * _FONT_POINTS, y + length))
+    for name in names:
+        x, y = _at_points(axes, name.x, name.y)
+        half = _CHARACTER_POINTS * len(name.text) / 2
+        for right, up in (name.prefers, *_OFFSETS_POINTS):
+            box = Bbox.from_extents(x + right - half, y + up, x + right + half, y + up + _FONT_POINTS)
+            if not box.count_overlaps(taken):
+                taken.append(box)
+                style: Any = {"textcoords": "offset points", "ha": "center", "fontsize": _FONT_POINTS}
+                axes.annotate(name.text, (name.x, name.y), xytext=(right, up), color=name.color, **style)
+                break
+
+
+def _at_points(axes: Axes, x: float, y: float) -> tuple[float, float]:
+    """Return the place of (x, y) in typographic points."""
+    right, up = axes.transData.transform((x, y)) * 72 / axes.figure.dpi
+    return float(right), float(up)
 
 
 def _legend(figure: Figure) -> None:
@@ -164,24 +200,52 @@ def devices(runs: Sequence[Run]) -> Figure:
     colors = plt.rcParams["axes.prop_cycle"].by_key()["color"]
     roofs = [roof_lines(run)[0] for run in runs]
     points = [cell_points(run) for run in runs]
-    limits = _frame(axes, roofs, [point for of_run in points for point in of_run])
-    names = distinct_names(runs, [title(run) for run in runs])
-    for index, (name, roof, of_run) in enumerate(zip(names, roofs, points, strict=True)):
+    all_points = [point for of_run in points for point in of_run]
+    _frame_cells(axes, roofs, all_points)
+    names = []
+    titles = distinct_names(runs, [title(run) for run in runs])
+    for index, (name, roof, of_run) in enumerate(zip(titles, roofs, points, strict=True)):
         color, style = colors[index % len(colors)], LINE_STYLES[index % len(LINE_STYLES)]
         label = f"{name}: {scaled(roof.bytes_per_s, 'B/s')}, {scaled(roof.flops_per_s, 'FLOP/s')}"
-        corners = roof.corners(*limits.x)
-        axes.plot([x for x, _ in corners], [y for _, y in corners], color=color, ls=style.dashes, lw=2, label=label)
+        plot_roof(axes, roof, color=color, ls=style.dashes, lw=2, label=label)
         for phase, shape in PHASE_STYLE.items():
-            mine = [point for point in of_run if point.key.phase == phase]
-            xs, ys = [point.intensity for point in mine], [point.flops_per_s for point in mine]
-            axes.scatter(xs, ys, color=color, marker=shape.marker, s=30)
+            mine = _places([point for point in of_run if point.key.phase == phase])
+            axes.scatter([x for x, _ in mine], [y for _, y in mine], color=color, marker=shape.marker, s=30)
+            names += _ends(of_run, phase, color)
     for phase, shape in PHASE_STYLE.items():
         axes.plot([], [], color=_SHEET_COLOR, marker=shape.marker, ls="", label=phase)
     axes.set_title("measured roofs and the cells under them")
     _legend(figure)
-    figure.draw_without_rendering()  # names are placed in the final layout
-    taken = markers(axes, [place for of_run in points for place in _places(of_run)])
-    for index, of_run in enumerate(points):
-        for phase in PHASE_STYLE:
-            write_labels(axes, _ends(of_run, phase, colors[index % len(colors)]), taken)
+    figure.draw_without_rendering()
+    write_names(axes, names, _places(all_points))
+    return figure
+
+
+def operators(run: Run) -> Figure:
+    """Operator groups against the measured roof: one panel per cell, the area of a point is its share of the step.
+
+    Raises RequestError for a run without replayed kernels.
+    """
+    cells = group_points(run)
+    if not cells:
+        raise RequestError(f"{run.folder} has no replayed kernels: there is no time per operator to draw.")
+    roof = roof_lines(run)[0]
+    figure, panels = panel_grid(
+        -(-len(cells) // 2), min(2, len(cells)), 6.6, 5.0, f"{title(run)}: area is the share of the step"
+    )
+    for axes in panels[len(cells) :]:
+        axes.set_visible(False)
+    for axes, (cell, points) in zip(panels, cells.items(), strict=False):
+        ys = [roof.flops_per_s, *(point.flops_per_s for point in points)]
+        frame(axes, [roof.ridge, *(point.intensity for point in points)], ys, "achieved speed")
+        plot_roof(axes, roof, color=INK, lw=2)
+        for point in points:
+            share, attained = point.seconds / cell.latency_s, point.flops_per_s / roof.at(point.intensity)
+            color, area = _GROUP_COLORS.get(point.group, _SHEET_COLOR), max(20.0, _LARGEST_AREA * share)
+            axes.scatter(point.intensity, point.flops_per_s, s=area, color=color, alpha=0.6, ec="black", lw=0.6)
+            label = f"{point.group.replace('_', ' ')}: {percent(share)}, {percent(attained)}"
+            axes.plot([], [], "o", color=color, label=label)
+        placed = sum(point.seconds for point in points) / cell.latency_s
+        axes.legend(loc="lower right", fontsize=8, title="share of the step, of the roof", title_fontsize=8)
+        axes.set_title(f"{cell.key.name}: {percent(placed)} of its time in these kernels", fontsize=11)
     return figure

@@ -129,11 +129,11 @@ def short(text: str) -> str:
 _MOST_TITLE = 100
 
 
-def panels_in_a_row(number: int, width: float, height: float, heading: str) -> tuple[Figure, list[Axes]]:
-    """Return a figure with `number` panels of this size in inches, and a heading at the left."""
-    figure, rows = plt.subplots(1, number, figsize=(width * number, height), squeeze=False)
+def panel_grid(rows: int, columns: int, width: float, height: float, heading: str) -> tuple[Figure, list[Axes]]:
+    """Return a figure with rows of panels of this size in inches, row by row, and a heading at the left."""
+    figure, panels = plt.subplots(rows, columns, figsize=(width * columns, height * rows), squeeze=False)
     figure.suptitle(heading, x=0.01, ha="left", fontsize=12)
-    return figure, list(rows[0])
+    return figure, list(panels.flat)
 
 
 def log_axes(axes: Axes, sizes: Sequence[int], xlabel: str, ylabel: str) -> None:

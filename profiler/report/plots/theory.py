@@ -3,41 +3,42 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
-import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
-from matplotlib.ticker import FuncFormatter, NullLocator
 from numpy.typing import NDArray
 
 from profiler.grid.cells import PHASES, Phase
 from profiler.report.blocks import evenly
+from profiler.report.plots.curves import lines
+from profiler.report.plots.maps import NO_ROOM, intensity_figure, regime_panel
+from profiler.report.plots.roofline import INK, PointName, draw_ridge, frame, plot_roof, write_names
 from profiler.report.plots.style import (
-    LINE_STYLES,
     PHASE_STYLE,
     REGIME_COLOR,
     Dashes,
+    depth_column,
     depth_label,
+    log_axes,
     log_ticks,
-    panels_in_a_row,
+    panel_grid,
+    phases_of,
 )
+from profiler.report.roofline_data import RoofLine
 from profiler.report.selection import MOST_SIZES
 from profiler.store.folder import Run
-from profiler.units import duration, scaled, significant
+from profiler.units import duration, scaled
 
 if TYPE_CHECKING:
     from profiler.counting.grid_count import GpuFloors, GridCount
 
-_NO_ROOM = "#BBBBBB"
+    _Panels = list[tuple[Axes, GpuFloors, Phase]]
+
 _OTHER_DASHES: tuple[Dashes, ...] = (":", "-.", "--", (0, (3, 1, 1, 1, 1, 1)), (0, (1, 4)))
-_MARGIN = 3.0
-_APART = 1.8
-"""A point is labelled if its intensity is this many times that of the last labelled one: nearer labels overlap."""
 
 
 def theory_roofline(grid: GridCount, run: Run | None = None) -> Figure:
@@ -47,200 +48,124 @@ def theory_roofline(grid: GridCount, run: Run | None = None) -> Figure:
     is what a healthy GPU sustains at its power limit, where the datasheets have it. `run` adds a run's measured cells.
     """
     heading = _title(grid) + ("; stars: measured" if run else "")
-    figure, panels = panels_in_a_row(len(grid.gpus), 7.4, 6.0, heading)
+    figure, panels = panel_grid(1, len(grid.gpus), 7.4, 6.0, heading)
     for axes, gpu in zip(panels, grid.gpus, strict=True):
         _roofline_panel(axes, grid, gpu, run)
+    figure.draw_without_rendering()
+    for axes, gpu in zip(panels, grid.gpus, strict=True):
+        _name_points(axes, grid, gpu)
     return figure
 
 
+def _own_roof(grid: GridCount, gpu: GpuFloors) -> RoofLine:
+    """The roof of the model's dtype."""
+    return RoofLine("measured", grid.dtype, gpu.roofs.bytes_per_s, gpu.roofs.peak(grid.dtype, grid.dtype))
+
+
 def _roofline_panel(axes: Axes, grid: GridCount, gpu: GpuFloors, run: Run | None) -> None:
-    roofs, achieved = gpu.roofs, grid.model_flops / gpu.floor_s
-    peak = roofs.peak(grid.dtype, grid.dtype)
-    ridge = peak / roofs.bytes_per_s
-    low = min(float(grid.intensity.min()), ridge) / _MARGIN
-    high = max(float(grid.intensity.max()), ridge) * _MARGIN
-    bottom, top = float(achieved.min()) / _MARGIN, max(roofs.flops_per_s.values()) * _MARGIN
-    axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(bottom, top))
-    axes.axvspan(low, ridge, color=REGIME_COLOR["memory-bound"], alpha=0.12, lw=0)
-    axes.axvspan(ridge, high, color=REGIME_COLOR["compute-bound"], alpha=0.12, lw=0)
+    roofs, points = gpu.roofs, _points(grid, flops_per_s=grid.model_flops / gpu.floor_s)
+    own = _own_roof(grid, gpu)
+    frame(axes, [own.ridge, *grid.intensity], [*points["flops_per_s"], *roofs.flops_per_s.values()], "speed at most")
+    (low, high), (_, top) = axes.get_xlim(), axes.get_ylim()
+    axes.axvspan(low, own.ridge, color=REGIME_COLOR["memory-bound"], alpha=0.12, lw=0)
+    axes.axvspan(own.ridge, high, color=REGIME_COLOR["compute-bound"], alpha=0.12, lw=0)
     axes.text(low * 1.15, top / 1.6, "memory-bound", fontsize=9, va="top")
     axes.text(high / 1.15, top / 1.6, "compute-bound", fontsize=9, va="top", ha="right")
-    x = np.geomspace(low, high, 200)
-    for place, (dtype, rate) in enumerate(_distinct(roofs.flops_per_s, grid.dtype).items()):
-        own = rate == peak
+    # One line per rate, of the model's own dtype where it has it: float16 and bfloat16 mostly share theirs.
+    by_rate: dict[float, str] = {}
+    for dtype in sorted(roofs.flops_per_s, key=lambda name: name != grid.dtype):
+        by_rate.setdefault(roofs.flops_per_s[dtype], dtype)
+    for place, (rate, dtype) in enumerate(by_rate.items()):
         label = f"{dtype}: {scaled(rate, 'OP/s' if dtype.startswith('int') else 'FLOP/s')}"
-        axes.plot(
-            x,
-            np.minimum(x * roofs.bytes_per_s, rate),
-            color="#222222" if own else "#888888",
-            ls="-" if own else _OTHER_DASHES[place % len(_OTHER_DASHES)],
-            lw=2 if own else 1.2,
-            label=label,
-        )
+        color, dashes, width = ("#888888", _OTHER_DASHES[place % len(_OTHER_DASHES)], 1.2)
+        if rate == own.flops_per_s:
+            color, dashes, width = (INK, "-", 2.0)
+        roof = RoofLine("other", label, roofs.bytes_per_s, rate)
+        plot_roof(axes, roof, color=color, ls=dashes, lw=width, label=label)
     for dtype, rate in roofs.sustained.items():
         label = f"{dtype}, sustained: {scaled(rate, 'FLOP/s')}"
-        axes.plot([rate / roofs.bytes_per_s, high], [rate, rate], color="#222222", ls="--", lw=1.6, label=label)
-    axes.axvline(ridge, color="#222222", lw=0.8, ls=":")
-    text = f"ridge {ridge:.3g} FLOP/byte "
-    axes.text(ridge / 1.03, bottom * 1.3, text, rotation=90, fontsize=9, ha="right", va="bottom")
-    for phase in PHASES:
-        _points(axes, grid, achieved, phase, ridge)
-    if run is not None:
-        _measured(axes, run)
-    axes.set_xlabel("arithmetic intensity, model FLOPs per model byte")
-    axes.set_ylabel("FLOP/s at most")
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: significant(value, 1)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: scaled(value, "", 1)))
+        plateau = RoofLine("other", label, roofs.bytes_per_s, rate, from_intensity=rate / roofs.bytes_per_s)
+        plot_roof(axes, plateau, color=INK, ls="--", lw=1.6, label=label)
+    draw_ridge(axes, own)
+    for phase, style in PHASE_STYLE.items():
+        of_phase = points[points["phase"] == phase]
+        if len(of_phase):
+            at = of_phase["intensity"], of_phase["flops_per_s"]
+            axes.plot(*at, style.marker, color=style.color, mec="white", ms=7, label=phase)
+        if cells := [cell for cell in (run.measured if run else ()) if cell.phase == phase]:
+            x, y = [cell.intensity for cell in cells], [cell.flops_per_s for cell in cells]
+            axes.plot(x, y, "*", color=style.color, mec="black", ms=11, label=f"{phase}, measured")
     axes.set_title(f"{roofs.name}: {scaled(roofs.bytes_per_s, 'B/s')}", fontsize=11)
     axes.legend(loc="lower right", fontsize=8)
 
 
-def _distinct(rates: Mapping[str, float], own: str) -> dict[str, float]:
-    """One dtype per rate, the model's own first: float16 and bfloat16 mostly share theirs."""
-    found: dict[float, str] = {}
-    for dtype in sorted(rates, key=lambda name: name != own):
-        found.setdefault(rates[dtype], dtype)
-    return {dtype: rate for rate, dtype in found.items()}
+def _name_points(axes: Axes, grid: GridCount, gpu: GpuFloors) -> None:
+    """Name every point; at the right of the slope, so that the roof does not cross its name."""
+    roof, names = _own_roof(grid, gpu), []
+    places = list(zip(grid.intensity.tolist(), (grid.model_flops / gpu.floor_s).tolist(), strict=True))
+    for phase, batch, depth, place in zip(grid.phases, grid.batch_size, grid.depth, places, strict=True):
+        offset = (34, -10) if place[0] < roof.ridge else (0, -16)
+        names.append(PointName(f"{batch} x {depth}", *place, PHASE_STYLE[phase].color, offset))
+    write_names(axes, names, places, [roof])
 
 
-def _points(axes: Axes, grid: GridCount, achieved: NDArray[np.float64], phase: Phase, ridge: float) -> None:
-    mine = [number for number, other in enumerate(grid.phases) if other == phase]
-    if not mine:
-        return
-    style = PHASE_STYLE[phase]
-    axes.plot(grid.intensity[mine], achieved[mine], style.marker, color=style.color, mec="white", ms=7, label=phase)
-    ordered = sorted(mine, key=lambda number: float(grid.intensity[number]))
-    labelled: list[int] = []
-    for number in ordered:
-        if not labelled or grid.intensity[number] > _APART * grid.intensity[labelled[-1]]:
-            labelled.append(number)
-    for place, number in enumerate(labelled):
-        on_slope = phase == "decode" or grid.intensity[number] < ridge
-        axes.annotate(
-            f"{grid.batch_size[number]} x {grid.depth[number]}",
-            (grid.intensity[number], achieved[number]),
-            xytext=(7, -9) if on_slope else (0, 8 if place % 2 else -14),
-            textcoords="offset points",
-            ha="left" if on_slope else "center",
-            fontsize=8,
-            color=style.color,
-        )
-
-
-def _measured(axes: Axes, run: Run) -> None:
-    for phase in PHASES:
-        cells = [cell for cell in run.measured if cell.phase == phase]
-        if cells:
-            x = [cell.intensity for cell in cells]
-            y = [cell.flops_per_s for cell in cells]
-            axes.plot(x, y, "*", color=PHASE_STYLE[phase].color, mec="black", ms=11, label=f"{phase}, measured")
+def _points(grid: GridCount, **figures: NDArray[np.float64] | list[str]) -> pd.DataFrame:
+    """The points of a grid as a frame, with further columns."""
+    names = ("batch_size", "prompt_len", "context_len", "depth", "intensity")
+    columns = {name: getattr(grid, name) for name in names}
+    return pd.DataFrame({"phase": list(grid.phases), **columns, **figures})
 
 
 def theory_map(grid: GridCount) -> Figure:
     """The side that binds each point, over batch and length: a row of panels per GPU, a column per phase."""
     figure, panels = _panels_of_gpus(grid, 6.4, 4.2)
     for axes, gpu, phase in panels:
-        _map_panel(axes, grid, gpu, phase)
+        regimes = [
+            NO_ROOM if not fits else f"{bound}-bound\n(tight)" if tight else f"{bound}-bound"
+            for bound, fits, tight in zip(gpu.bound, gpu.fits, gpu.tight, strict=True)
+        ]
+        points = _points(grid, regime=regimes)
+        regime_panel(axes, points[points["phase"] == phase], phase)
+        axes.set_title(f"{phase}, {gpu.roofs.name}", fontsize=11)
     return figure
 
 
-def _panels_of_gpus(grid: GridCount, width: float, height: float) -> tuple[Figure, list[tuple[Axes, GpuFloors, Phase]]]:
+def _panels_of_gpus(grid: GridCount, width: float, height: float) -> tuple[Figure, _Panels]:
     """A figure with a row of panels per GPU, and a column per phase."""
     phases = [phase for phase in PHASES if phase in grid.phases]
-    size = (width * len(phases), 0.6 + height * len(grid.gpus))
-    figure, panels = plt.subplots(len(grid.gpus), len(phases), figsize=size, squeeze=False)
-    figure.suptitle(_title(grid), x=0.01, ha="left", fontsize=12)
+    figure, panels = panel_grid(len(grid.gpus), len(phases), width, height, _title(grid))
     places = itertools.product(grid.gpus, phases)
-    return figure, [(axes, gpu, phase) for axes, (gpu, phase) in zip(panels.flat, places, strict=True)]
-
-
-def _map_panel(axes: Axes, grid: GridCount, gpu: GpuFloors, phase: Phase) -> None:
-    batches, depths, at = _places(grid, phase)
-    for number, (column, row) in at.items():
-        bound = str(gpu.bound[number])
-        color = REGIME_COLOR[f"{bound}-bound"] if gpu.fits[number] else _NO_ROOM
-        word = "no room" if not gpu.fits[number] else f"{bound}\n(tight)" if gpu.tight[number] else bound
-        axes.add_patch(Rectangle((column, row), 1, 1, fc=color, ec="white", lw=1))
-        axes.text(column + 0.5, row + 0.5, word, ha="center", va="center", fontsize=8)
-    _map_axes(axes, batches, depths, phase)
-    axes.set_title(f"{phase}, {gpu.roofs.name}", fontsize=11)
-
-
-def _places(grid: GridCount, phase: Phase) -> tuple[list[int], list[int], dict[int, tuple[int, int]]]:
-    """The batch sizes and lengths that a map shows, and the (column, row) of each point among them."""
-    mine = [number for number, other in enumerate(grid.phases) if other == phase]
-    batches = evenly(sorted({int(grid.batch_size[number]) for number in mine}), MOST_SIZES)
-    depths = evenly(sorted({int(grid.depth[number]) for number in mine}), MOST_SIZES)
-    at = {
-        number: (depths.index(int(grid.depth[number])), batches.index(int(grid.batch_size[number])))
-        for number in mine
-        if grid.depth[number] in depths and grid.batch_size[number] in batches
-    }
-    return batches, depths, at
-
-
-def _map_axes(axes: Axes, batches: list[int], depths: list[int], phase: Phase) -> None:
-    axes.set(xlim=(0, len(depths)), ylim=(0, len(batches)), xlabel=depth_label(phase), ylabel="batch")
-    axes.set_xticks([place + 0.5 for place in range(len(depths))], [str(depth) for depth in depths])
-    axes.set_yticks([place + 0.5 for place in range(len(batches))], [str(batch) for batch in batches])
-    axes.grid(visible=False)
+    return figure, [(axes, gpu, phase) for axes, (gpu, phase) in zip(panels, places, strict=True)]
 
 
 def theory_intensity(grid: GridCount) -> Figure:
     """The arithmetic intensity over batch and length, one panel per phase; it needs no GPU."""
-    phases = [phase for phase in PHASES if phase in grid.phases]
-    figure, panels = panels_in_a_row(len(phases), 6.4, 4.8, _title(grid))
-    norm = LogNorm(float(grid.intensity.min()), float(max(grid.intensity.max(), 1.01 * grid.intensity.min())))
-    for axes, phase in zip(panels, phases, strict=True):
-        batches, depths, at = _places(grid, phase)
-        values = np.full((len(batches), len(depths)), np.nan)
-        for number, (column, row) in at.items():
-            values[row, column] = grid.intensity[number]
-            axes.text(
-                column + 0.5, row + 0.5, significant(grid.intensity[number], 2), ha="center", va="center", fontsize=8,
-                bbox={"fc": "white", "alpha": 0.6, "lw": 0, "pad": 1},
-            )  # fmt: skip
-        image = axes.pcolormesh(values, norm=norm, cmap="viridis")
-        _map_axes(axes, batches, depths, phase)
-        axes.set_title(phase, fontsize=11)
-        bar = figure.colorbar(image, ax=axes, label="FLOP/byte")
-        bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: significant(value, 1)))
-    return figure
+    return intensity_figure(_points(grid, regime=[""] * len(grid)), _title(grid))
 
 
 def theory_latency(grid: GridCount) -> Figure:
     """The floor of each step against the batch, a line per length and a panel per GPU and phase."""
     figure, panels = _panels_of_gpus(grid, 6.0, 4.4)
     for axes, gpu, phase in panels:
-        _lines(axes, grid, phase, np.where(gpu.fits, gpu.floor_s, np.nan))
-        axes.set(ylabel="time at least", title=f"{phase}, {gpu.roofs.name}")
+        points = _points(grid, floor_s=np.where(gpu.fits, gpu.floor_s, np.nan))
+        of_phase = points[points["phase"] == phase]
+        for depth, line, style in lines(of_phase, depth_column(phase), "batch_size"):
+            label = f"{depth} {depth_label(phase)}"
+            axes.plot(line["batch_size"], line["floor_s"], marker=style.marker, ls=style.dashes, label=label)
+        log_axes(axes, _sizes(of_phase["batch_size"]), "batch", "time at least")
         log_ticks(axes.yaxis, duration)
+        axes.set_title(f"{phase}, {gpu.roofs.name}", fontsize=11)
+        axes.legend(fontsize=8)
     return figure
 
 
-def _lines(axes: Axes, grid: GridCount, phase: Phase, values: NDArray[np.float64]) -> None:
-    mine = np.array([other == phase for other in grid.phases])
-    for place, depth in enumerate(evenly(sorted({int(each) for each in grid.depth[mine]}), len(LINE_STYLES))):
-        here = mine & (grid.depth == depth)
-        order = np.argsort(grid.batch_size[here])
-        style = LINE_STYLES[place]
-        x, y = grid.batch_size[here][order], values[here][order]
-        axes.plot(x, y, marker=style.marker, ls=style.dashes, label=f"{depth} {depth_label(phase)}")
-    axes.set(xscale="log", yscale="log", xlabel="batch")
-    _size_ticks(axes, grid.batch_size[mine])
-    axes.legend(fontsize=8)
-
-
-def _size_ticks(axes: Axes, sizes: Sequence[int]) -> None:
-    """Mark the counted sizes on the x axis."""
-    shown = evenly(sorted({int(size) for size in sizes}), MOST_SIZES)
-    axes.set_xticks(shown, [str(size) for size in shown])
-    axes.xaxis.set_minor_locator(NullLocator())
+def _sizes(column: pd.Series) -> list[int]:
+    return evenly(sorted({int(size) for size in column}), MOST_SIZES)
 
 
 def theory_kv(grid: GridCount) -> Figure:
     """Weights, KV cache and workspace against the length: a line per batch size, a panel per GPU with its room."""
-    figure, panels = panels_in_a_row(max(1, len(grid.gpus)), 7.4, 5.2, _title(grid))
+    figure, panels = panel_grid(1, max(1, len(grid.gpus)), 7.4, 5.2, _title(grid))
     if not grid.gpus:
         _need_lines(panels[0], grid, grid.needs_bytes)
     for axes, gpu in zip(panels, grid.gpus, strict=False):
@@ -254,18 +179,15 @@ def theory_kv(grid: GridCount) -> Figure:
 
 def _need_lines(axes: Axes, grid: GridCount, needs_bytes: NDArray[np.float64], room_bytes: int = 0) -> None:
     """Draw what steps need. A line's name outside the limits would move the picture, so they include the room."""
-    mine = np.array([phase == ("decode" if "decode" in grid.phases else "prefill") for phase in grid.phases])
-    for place, batch in enumerate(evenly(sorted({int(each) for each in grid.batch_size[mine]}), len(LINE_STYLES))):
-        here = mine & (grid.batch_size == batch)
-        order = np.argsort(grid.depth[here])
-        style = LINE_STYLES[place]
-        x, y = grid.depth[here][order], needs_bytes[here][order]
-        axes.plot(x, y, marker=style.marker, ls=style.dashes, label=f"batch {batch}")
+    points = _points(grid, needs_bytes=needs_bytes)
+    phase = phases_of(points)[-1]
+    points = points[points["phase"] == phase]
+    for batch, line, style in lines(points, "batch_size", "depth"):
+        axes.plot(line["depth"], line["needs_bytes"], marker=style.marker, ls=style.dashes, label=f"batch {batch}")
     axes.axhline(grid.weight_bytes, color="#888888", lw=1)
     _line_name(axes, grid.weight_bytes, "weights", "black", va="top")
-    axes.set(xscale="log", yscale="log", xlabel="tokens per sequence", ylabel="weights, KV cache and workspace")
-    axes.set_ylim(0.9 * grid.weight_bytes, 1.2 * max(room_bytes, needs_bytes[mine].max()))
-    _size_ticks(axes, grid.depth[mine])
+    log_axes(axes, _sizes(points["depth"]), "tokens per sequence", "weights, KV cache and workspace")
+    axes.set_ylim(0.9 * grid.weight_bytes, 1.2 * max(room_bytes, points["needs_bytes"].max()))
     log_ticks(axes.yaxis, lambda value: scaled(value, "B", 3))
     axes.legend(fontsize=8, loc="upper left")
 

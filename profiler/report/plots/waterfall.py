@@ -13,7 +13,7 @@ from profiler.errors import RequestError
 from profiler.grid.cells import PHASES
 from profiler.judge.breakdown import TERMS
 from profiler.report.engines import no_claim_lines, waterfalls
-from profiler.report.plots.style import panels_in_a_row, title
+from profiler.report.plots.style import panel_grid, title
 from profiler.store.folder import Run
 from profiler.units import significant
 
@@ -60,7 +60,7 @@ class Panel:
 
 def waterfall_figure(panels: Sequence[Panel], name: str) -> Figure:
     """Return panels in a row: the first time, the change of each term, the second time."""
-    figure, row = panels_in_a_row(len(panels), 3.4, 4.2, name)
+    figure, row = panel_grid(1, len(panels), 3.4, 4.2, name)
     for axes, panel in zip(row, panels, strict=True):
         _draw(axes, panel)
     row[0].set_ylabel("ms")
