@@ -1,4 +1,4 @@
-"""Language models in plain PyTorch: how they are recognised, their calls' settings, and the work that they count."""
+"""Language models in plain PyTorch: how they are recognised, and the work that they count."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
-
-from profiler.why_slow.observations import CallSettings
 
 _FEWEST_LINEARS = 2
 
@@ -70,22 +68,6 @@ def with_ids(args: tuple[Any, ...], named: Mapping[str, Any], ids: Any) -> tuple
         tuple(ids if value is old else value for value in args),
         {name: ids if value is old else value for name, value in named.items()},
     )
-
-
-def plain_settings(model: Any, *, math_attention: bool) -> tuple[CallSettings, Any]:
-    """(settings, device) of a call, as `call_settings` reads them from a model of transformers."""
-    import torch
-
-    weight = next(model.parameters())
-    settings = CallSettings(
-        dtype=str(weight.dtype).removeprefix("torch."),
-        device=str(weight.device),
-        math_attention=math_attention,
-        gradients=torch.is_grad_enabled(),
-        training=model.training,
-        threads=torch.get_num_threads(),
-    )
-    return settings, weight.device
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,13 @@ from profiler.fallbacks import Fallback, fallback_of
 from profiler.loading.cache_argument import without_cache
 from profiler.patching import replace_attribute
 from profiler.why_slow.call_record import NOT_REPEATED, CallRecord, Thread, TimeTotal, users_line
-from profiler.why_slow.call_settings import ModelSettings, batch_inputs, context_len, new_tokens, tokens_of
+from profiler.why_slow.call_settings import batch_inputs, context_len, new_tokens, settings_of, tokens_of
 from profiler.why_slow.host_counters import Compiling, Reads, compilations_so_far
 from profiler.why_slow.kept_arguments import KeptArguments
 from profiler.why_slow.observations import (
     Call,
     CallKind,
+    CallSettings,
     LineTime,
     Load,
     Observations,
@@ -74,7 +75,8 @@ class Recorder:
     _warnings: set[str] = field(default_factory=set)
     _timed: set[type] = field(default_factory=set)
     _numbers: weakref.WeakKeyDictionary[Any, int] = field(default_factory=weakref.WeakKeyDictionary)
-    _settings: ModelSettings = field(default_factory=ModelSettings)
+    _settings: dict[CallSettings, CallSettings] = field(default_factory=dict)
+    """Those of all calls: equal ones are one object, as a loop has many calls."""
     _plain: PlainModels = field(default_factory=PlainModels)
     _batches: dict[int, CallRecord] = field(default_factory=dict)
     """By the id of a model: the call of `generate_batch` that it is in."""
@@ -400,7 +402,9 @@ class Recorder:
         ids = token_ids(args, named) if plain else tokens_of(args, named)
         mask = named.get("attention_mask")
         number = self._numbers.setdefault(model, len(self._numbers))
-        settings, device = self._settings.of(kind, model, named)
+        settings = settings_of(kind, model, named)
+        settings = self._settings.setdefault(settings, settings)
+        device = torch.device(settings.device)
         rows, tokens = (int(ids.shape[0]), int(ids.shape[1])) if ids is not None else (1, 1)
         shape = (rows * settings.times_computed, tokens, 0 if plain or ids is None else context_len(named))
         noted = CallRecord(

@@ -9,8 +9,8 @@ from planted_faults import tiny_llama
 from transformers import ViTConfig, ViTModel
 
 import profiler
+from profiler.why_slow import recorder as recording
 from profiler.why_slow import trials
-from profiler.why_slow.call_settings import ModelSettings
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
 
@@ -40,9 +40,9 @@ def unreadable(*_: object) -> None:
 
 def test_a_call_that_cannot_be_recorded_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """If recording fails at the second of three calls, the others are recorded. All three return the usual logits."""
-    model, of = tiny_llama(), ModelSettings.of
+    model, of = tiny_llama(), recording.settings_of
     reads = iter([of, unreadable, of])
-    monkeypatch.setattr(ModelSettings, "of", lambda *args: next(reads)(*args))
+    monkeypatch.setattr(recording, "settings_of", lambda *args: next(reads)(*args))
     with torch.no_grad():
         logits = model(IDS).logits
         with profiler.why() as watching:

@@ -18,7 +18,6 @@ from planted_faults import tiny_llama
 import profiler
 from profiler.device.contention import ForeignLoad
 from profiler.errors import RequestError
-from profiler.why_slow.call_settings import ModelSettings
 from profiler.why_slow.command import explained
 from profiler.why_slow.findings import CallFloor, TriedChange, judge_calls, tried_change
 from profiler.why_slow.observations import Call, CallSettings, Load, Observations
@@ -224,37 +223,6 @@ def trial(*rounds: tuple[float, float], calls: tuple[int, ...] = (0, 1)) -> Trie
 
 def seen(*calls: Call, loads: tuple[Load, ...] = ()) -> Observations:
     return Observations("s.py", 20.0, calls, loads, 0.0, "", 1e-4)
-
-
-def test_every_setting_that_changes_between_forwards_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The settings of forwards are cached. The test changes each of them between two reads."""
-
-    model = tiny_llama()
-    model_settings = ModelSettings()
-
-    def settings() -> CallSettings:
-        return model_settings.of("forward", model, {})[0]
-
-    changes = {
-        "dtype": lambda: model.to(torch.bfloat16),
-        "training": model.train,
-        "attention": lambda: model.set_attn_implementation("eager"),
-        "experts": lambda: setattr(model.config, "_experts_implementation", "grouped_mm"),
-        "cache": lambda: setattr(model.config, "use_cache", False),
-        "outputs": lambda: setattr(model.config, "output_hidden_states", True),
-        "gradients": lambda: monkeypatch.setattr("torch.is_grad_enabled", lambda: False),
-        "threads": lambda: monkeypatch.setattr("torch.get_num_threads", lambda: 99),
-        "placement": lambda: setattr(model, "hf_device_map", {"a": 0, "b": 1}),
-    }
-    for name, change in changes.items():
-        before = settings()
-        change()
-        assert getattr(settings(), name) != getattr(before, name), name
-    monkeypatch.setattr(model.config, "output_hidden_states", False)
-    model.config.output_attentions = True
-    assert settings().outputs == ("output_attentions",)
-    in_other_tests = {"device", "math_attention", "cache_class", "beams", "answers", "assistant", "compiled"}
-    assert set(vars(before)) - set(changes) == in_other_tests
 
 
 def test_a_trial_saves_seconds_of_all_its_calls() -> None:
