@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from profiler.device.clock import now_s
-from profiler.patching import replace_attribute
 from profiler.why_slow.call_record import Thread, TimeTotal, users_line
 from profiler.why_slow.observations import GraphBreak, LineTime, Recompilation
 
@@ -24,8 +23,8 @@ class Reads:
     """Records which lines read tensors of a device on the host, after `watch` was called."""
 
     here: Thread
-    undo: list[Callable[[], None]]
-    """Functions that restore the methods of torch.Tensor."""
+    replace: Callable[[object, str, object], None]
+    """Replaces the methods of torch.Tensor until the recording ends."""
     touched: int = 0
     """Calls of the wrappers, to estimate their cost."""
     watched: bool = False
@@ -46,7 +45,7 @@ class Reads:
                     return _original(tensor, *args, **named)
                 return self._read(functools.partial(_original, tensor), tensor, args, named)
 
-            self.undo.append(replace_attribute(torch.Tensor, name, functools.wraps(original)(read)))
+            self.replace(torch.Tensor, name, functools.wraps(original)(read))
 
     def _read(self, run: Callable[..., Any], tensor: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Run a read; outside of models' calls, add a read of another device's tensor to its line."""

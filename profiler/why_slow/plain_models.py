@@ -3,32 +3,18 @@
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 _FEWEST_LINEARS = 2
 
 
-@dataclass
-class PlainModels:
-    """Knows which modules are language models without a class of transformers."""
+def is_language_model(module: Any) -> bool:
+    """Whether a module is a language model without a class of transformers.
 
-    _known: weakref.WeakKeyDictionary[Any, bool] = field(default_factory=weakref.WeakKeyDictionary)
-
-    def has(self, module: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> bool:
-        """Whether this call is that of a plain language model: token ids [batch, tokens] go in.
-
-        It has a table of embeddings and some linears. A wrapper around a model of transformers is not one.
-        """
-        known = self._known.get(module)
-        if known is None:
-            known = self._known[module] = _is_language_model(module)
-        return known and token_ids(args, named) is not None
-
-
-def _is_language_model(module: Any) -> bool:
+    It has a table of embeddings and some linears. A wrapper around a model of transformers is not one.
+    """
     from torch import nn
 
     transformers = sys.modules.get("transformers.modeling_utils")

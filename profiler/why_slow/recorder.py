@@ -33,7 +33,7 @@ from profiler.why_slow.observations import (
     Observations,
     UnrecordedCall,
 )
-from profiler.why_slow.plain_models import PlainModels, attention_of, is_plain, is_repeatable, token_ids
+from profiler.why_slow.plain_models import attention_of, is_language_model, is_plain, is_repeatable, token_ids
 
 # So many calls measure the cost of a wrapper.
 _OVERHEAD_CALLS = 2000
@@ -52,7 +52,7 @@ class Recorder:
     text_s: float = 0.0
     text_where: str = ""
     undo: list[Callable[[], None]] = field(default_factory=list)
-    """Functions that restore the methods that are timed."""
+    """Functions that restore what was replaced."""
     again: dict[str, TimeTotal] = field(default_factory=dict)
     """Texts that were tokenized before, by the line that tokenized them once more."""
     trained: bool = False
@@ -77,7 +77,8 @@ class Recorder:
     _numbers: weakref.WeakKeyDictionary[Any, int] = field(default_factory=weakref.WeakKeyDictionary)
     _settings: dict[CallSettings, CallSettings] = field(default_factory=dict)
     """Those of all calls: equal ones are one object, as a loop has many calls."""
-    _plain: PlainModels = field(default_factory=PlainModels)
+    _plain: weakref.WeakKeyDictionary[Any, bool] = field(default_factory=weakref.WeakKeyDictionary)
+    """Whether modules are language models in plain PyTorch."""
     _batches: dict[int, CallRecord] = field(default_factory=dict)
     """By the id of a model: the call of `generate_batch` that it is in."""
     _watches_attention: bool = False
@@ -86,7 +87,11 @@ class Recorder:
     _compiling: Compiling = field(default_factory=Compiling)
 
     def __post_init__(self) -> None:
-        self.reads = Reads(self._here, self.undo)
+        self.reads = Reads(self._here, self.replace)
+
+    def replace(self, owner: object, name: str, value: object) -> None:
+        """Set an attribute of another object, until the recording ends."""
+        self.undo.append(replace_attribute(owner, name, value))
 
     def call(
         self,
@@ -144,15 +149,13 @@ class Recorder:
 
         return self.call("generate", model, watched, args, named)
 
-    def plain_call(self, module: Any, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Run a module of torch, and record it if it is a language model and part of no other call."""
-        if not self.is_plain_call(module, args, named):
-            return run(module, *args, **named)
-        return self.call("forward", module, functools.partial(run, module), args, named)
-
     def is_plain_call(self, module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> bool:
-        """Whether a call is that of a language model in plain PyTorch, and part of no other call."""
-        return not self._here.depth and self._plain.has(module, args, named)
+        """Whether a call is that of a language model in plain PyTorch, on token ids, and part of no other call."""
+        if self._here.depth:
+            return False
+        if (known := self._plain.get(module)) is None:
+            known = self._plain[module] = is_language_model(module)
+        return known and token_ids(args, named) is not None
 
     def _forward(self, noted: CallRecord, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Run a forward pass within a call, and add its seconds to it."""
@@ -322,7 +325,7 @@ class Recorder:
                 if noted is not None:
                     noted.callbacks[owner.__name__] = noted.callbacks.get(owner.__name__, 0.0) + timer.seconds()
 
-        self.undo.append(replace_attribute(owner, method, timed))
+        self.replace(owner, method, timed)
 
     def seen(self, script: str, *, interrupted: bool = False) -> Observations:
         """All that was recorded so far; waits for the devices to read their clocks."""
@@ -453,7 +456,7 @@ class Recorder:
                 noted.attention = replace(seen, layers=seen.layers + 1) if seen else attention_of(query, key, value)
             return original(query, key, value, *args, **named)
 
-        self.undo.append(replace_attribute(functional, "scaled_dot_product_attention", attention))
+        self.replace(functional, "scaled_dot_product_attention", attention)
 
 
 def _conversion(model: Any, named: Mapping[str, Any]) -> tuple[str, str]:
