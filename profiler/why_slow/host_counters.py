@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import re
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from profiler.device.clock import now_s
-from profiler.why_slow.call_record import Thread, TimeTotal, users_line
-from profiler.why_slow.observations import GraphBreak, LineTime, Recompilation
+from profiler.why_slow.call_record import Thread, users_line
+from profiler.why_slow.observations import GraphBreak, LineTime, Recompilation, by_line
 
 _READS = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "__repr__")
 """Methods of a tensor that return its values to the host."""
@@ -28,7 +28,7 @@ class Reads:
     touched: int = 0
     """Calls of the wrappers, to estimate their cost."""
     watched: bool = False
-    _by_lines: dict[tuple[str, str], TimeTotal] = field(default_factory=dict)
+    _waits_s: dict[tuple[str, str], list[float]] = field(default_factory=lambda: defaultdict(list))
     """By (line that read, line of the model's call before it)."""
 
     def watch(self) -> None:
@@ -59,16 +59,15 @@ class Reads:
             return run(*args, **named)
         finally:
             here.reading = False
-            self._by_lines.setdefault((users_line(), here.last), TimeTotal()).add(now_s() - start_s)
+            self._waits_s[users_line(), here.last].append(now_s() - start_s)
 
     def by_line(self, after: str | None = None) -> tuple[LineTime, ...]:
         """Reads by their line, the longest waits first; with `after`, only those that follow calls of that line."""
-        totals: dict[str, TimeTotal] = {}
-        for (where, last), item in self._by_lines.items():
+        waits_s = defaultdict[str, list[float]](list)
+        for (where, last), seconds in self._waits_s.items():
             if after in (None, last):
-                totals.setdefault(where, TimeTotal()).add(item.seconds, item.count)
-        ordered = sorted(totals.items(), key=lambda pair: -pair[1].seconds)
-        return tuple(LineTime(where, total.count, total.seconds) for where, total in ordered)
+                waits_s[where] += seconds
+        return by_line(waits_s)
 
 
 _LONGEST_REASON = 80

@@ -146,6 +146,12 @@ class LineTime:
     seconds: float
 
 
+def by_line(seconds: Mapping[str, Sequence[float]]) -> tuple[LineTime, ...]:
+    """The seconds of each line, the longest total first."""
+    times = (LineTime(where, len(each), sum(each)) for where, each in seconds.items())
+    return tuple(sorted(times, key=lambda item: -item.seconds))
+
+
 @dataclass(frozen=True)
 class GraphBreak:
     """Places where torch.compile left compiled code for Python, by reason."""

@@ -9,6 +9,7 @@ import itertools
 import statistics
 import threading
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from profiler.errors import describe_error
 from profiler.fallbacks import Fallback, fallback_of
 from profiler.loading.cache_argument import without_cache
 from profiler.patching import replace_attribute
-from profiler.why_slow.call_record import NOT_REPEATED, CallRecord, Thread, TimeTotal, users_line
+from profiler.why_slow.call_record import NOT_REPEATED, CallRecord, Thread, users_line
 from profiler.why_slow.call_settings import batch_inputs, context_len, new_tokens, settings_of, tokens_of
 from profiler.why_slow.host_counters import Compiling, Reads, compilations_so_far
 from profiler.why_slow.kept_arguments import KeptArguments
@@ -32,6 +33,7 @@ from profiler.why_slow.observations import (
     Load,
     Observations,
     UnrecordedCall,
+    by_line,
 )
 from profiler.why_slow.plain_models import attention_of, is_language_model, is_plain, is_repeatable, token_ids
 
@@ -53,8 +55,8 @@ class Recorder:
     text_where: str = ""
     undo: list[Callable[[], None]] = field(default_factory=list)
     """Functions that restore what was replaced."""
-    again: dict[str, TimeTotal] = field(default_factory=dict)
-    """Texts that were tokenized before, by the line that tokenized them once more."""
+    again_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    """Seconds of texts that were tokenized before, by the line that tokenized them once more."""
     trained: bool = False
     """Whether anything was differentiated, so that the script needs gradients."""
     compiles: bool = field(default_factory=lambda: bool(compilations_so_far()))
@@ -291,7 +293,7 @@ class Recorder:
         if texts is None:
             return
         if key in self._texts:
-            self.again.setdefault(users_line(), TimeTotal()).add(spent_s)
+            self.again_s[users_line()].append(spent_s)
         self._texts.add(key)
 
     def warning(self, library: str, text: str) -> None:
@@ -341,8 +343,8 @@ class Recorder:
         overhead_s = self.noting_s + (self.touched + self.reads.touched) * _wrapper_s()
         return Observations(
             script, wall_s, calls, tuple(self.loads), self.text_s, self.text_where, overhead_s, interrupted,
-            tuple(self._compiling.recompilations()), tuple(self._between()),
-            tuple(LineTime(where, item.count, item.seconds) for where, item in self.again.items()),
+            tuple(self._compiling.recompilations()), self._between(),
+            by_line(self.again_s),
             self.reads.by_line(),
             tuple(self._compiling.graph_breaks()),
             self.unnoted,
@@ -360,15 +362,14 @@ class Recorder:
         """Whether a forward had a cache, as in a decode loop."""
         return any(noted.shape[2] for noted in self.notes)
 
-    def _between(self) -> Iterator[LineTime]:
+    def _between(self) -> tuple[LineTime, ...]:
         """The script's own time between consecutive forwards of one line and thread, as in a decode loop."""
-        gaps_by_line: dict[str, list[float]] = {}
+        gaps_s = defaultdict[str, list[float]](list)
         for before, after in itertools.pairwise(self.notes):
             same = (before.where, before.kind, before.thread) == (after.where, after.kind, after.thread)
             if same and after.kind == "forward":
-                gaps_by_line.setdefault(after.where, []).append(max(0.0, after.began_s - before.ended_s))
-        for where, gaps in gaps_by_line.items():
-            yield LineTime(where, len(gaps), sum(gaps))
+                gaps_s[after.where].append(max(0.0, after.began_s - before.ended_s))
+        return by_line(gaps_s)
 
     def _call(self, number: int, noted: CallRecord, first: CallRecord) -> Call:
         """A record as values. Its start is read from the clock of its device, relative to the `first` call there."""
