@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from profiler.why_slow.observations import Observations, covered_s, steady_s
+from profiler.why_slow.observations import GROWING_CACHES, Observations, covered_s, steady_s
 
 if TYPE_CHECKING:
     from profiler.why_slow.floor import Subject
@@ -23,8 +23,9 @@ DECISIVE = 0.3
 """Share of a call from which on three agreeing pairs are enough."""
 FEW_ROUNDS = 3
 """Pairs that are enough for such a saving."""
-GROWING_CACHES = ("DynamicCache", "dynamic")
-"""Values of the setting `cache_class` whose tensors have a new shape at every token."""
+TRIALS_SHARE = 0.9
+"""Share of the budget after which trials end. The rest is for a pair that takes longer, and for the report."""
+_ROUND_S = 10
 _SLOW_FIRST_CALL = 2.0
 _FEWEST_OTHERS = 2
 """A first call is reported if it took twice the median of at least so many others, or twice its own repeat."""
@@ -138,6 +139,33 @@ def new_finding(
 ) -> Finding:
     """A finding, whose share `judge_calls` sets."""
     return Finding(identity, saves_s, 0.0, where, evidence, change, basis, once)
+
+
+@dataclass
+class Untried:
+    """Changes that were not tried, and why."""
+
+    by_reason: dict[str, list[str]] = field(default_factory=dict)
+    """Their names and lines, by the reason."""
+    without_time: dict[str, float] = field(default_factory=dict)
+    """Seconds that three pairs of them would take, by their names and lines."""
+    computed: list[Finding] = field(default_factory=list)
+    """What they save by what is known without a trial."""
+
+    def add(self, name: str, reason: str) -> None:
+        names = self.by_reason.setdefault(reason, [])
+        if name not in names:
+            names.append(name)
+
+    def lines(self, budget_s: float) -> list[str]:
+        """One line per reason; the last says which budget would be enough, given that `budget_s` was not."""
+        lines = [f"{', '.join(names)}: {reason}" for reason, names in self.by_reason.items()]
+        if self.without_time:
+            more_s = sum(self.without_time.values()) / TRIALS_SHARE
+            enough_s = _ROUND_S * math.ceil((budget_s + more_s) / _ROUND_S)
+            names = ", ".join(self.without_time)
+            lines.append(f"{names}: no time was left for {FEW_ROUNDS} pairs; --budget {enough_s} would be enough")
+        return lines
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ from profiler.fallbacks import Fallback
 
 CallKind = Literal["generate", "forward"]
 
+GROWING_CACHES = ("DynamicCache", "dynamic")
+"""Values of the setting `cache_class` whose tensors have a new shape at every token."""
 _AT_ONCE_S = 1e-5
 """Intervals overlap if they share more than this: marks of a GPU's clock are a microsecond off."""
 
@@ -106,6 +108,17 @@ class Call:
     def steady_s(self) -> float:
         """Seconds without the one-time costs of a first call."""
         return self.seconds if self.warm_s is None else min(self.seconds, self.warm_s)
+
+    @property
+    def class_name(self) -> str:
+        """The class of the model."""
+        return self.model.partition(" (")[0]
+
+    @property
+    def grows_a_cache(self) -> bool:
+        """Whether it is a `generate` on a GPU that makes a cache whose tensors have a new shape at every token."""
+        on_gpu = self.settings.device.startswith("cuda")
+        return self.kind == "generate" and on_gpu and self.settings.cache_class in GROWING_CACHES
 
     @property
     def words(self) -> str:

@@ -47,15 +47,6 @@ def is_repeatable(args: tuple[Any, ...], named: Mapping[str, Any]) -> bool:
     return all(isinstance(value, torch.Tensor | int | float | str | None) for value in (*args, *named.values()))
 
 
-def with_ids(args: tuple[Any, ...], named: Mapping[str, Any], ids: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments with other token ids."""
-    old = token_ids(args, named)
-    return (
-        tuple(ids if value is old else value for value in args),
-        {name: ids if value is old else value for name, value in named.items()},
-    )
-
-
 @dataclass(frozen=True)
 class SeenAttention:
     """Calls of scaled_dot_product_attention within one forward of a plain model."""

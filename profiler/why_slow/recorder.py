@@ -357,11 +357,6 @@ class Recorder:
         """Per load, the model whose weights it converted, if there is one and it still exists, else None."""
         return [model() for model in self._loaded]
 
-    @property
-    def used_cache(self) -> bool:
-        """Whether a forward had a cache, as in a decode loop."""
-        return any(noted.shape[2] for noted in self.notes)
-
     def _between(self) -> tuple[LineTime, ...]:
         """The script's own time between consecutive forwards of one line and thread, as in a decode loop."""
         gaps_s = defaultdict[str, list[float]](list)

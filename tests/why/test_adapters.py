@@ -9,7 +9,7 @@ import torch
 from planted_faults import changes_to, tiny_llama
 from torch import nn
 
-from profiler.why_slow.adapters import unmerged_adapters
+from profiler.why_slow.weight_changes import unmerged_adapters
 
 IDS = torch.ones(1, 8, dtype=torch.long)
 

@@ -9,8 +9,7 @@ import torch
 from planted_faults import changes_to, tiny_llama
 
 from profiler.counting.floor import RoofSet
-from profiler.why_slow.changes import other_copy
-from profiler.why_slow.floor import Subject, floor_of_calls, subject_of
+from profiler.why_slow.floor import floor_of_calls, subject_of
 from profiler.why_slow.recorder import Recorder
 
 IDS = torch.ones(4, 8, dtype=torch.long)
@@ -23,8 +22,7 @@ def about(change: str, run: Any, model: Any, roofs: Any, monkeypatch: pytest.Mon
     monkeypatch.setattr("profiler.why_slow.floor.least_dispatch_s", lambda *_: (0.0, 0.0))
 
     def floor(recorder: Recorder) -> Any:
-        subjects: dict[str, Subject] = {"LlamaForCausalLM": subject_of(model)}
-        return floor_of_calls([(call, model) for call in recorder.seen("s.py").calls], None, subjects)
+        return floor_of_calls(recorder.seen("s.py").calls, {"LlamaForCausalLM": subject_of(model)})
 
     return changes_to(run, floor)[change].about
 
@@ -87,8 +85,8 @@ def test_unread_logits_save_the_products_of_the_head(monkeypatch: pytest.MonkeyP
 def test_a_cpu_without_units_for_a_half_tries_a_dtype_that_it_has(
     has: tuple[str, ...], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("profiler.why_slow.changes._has_units", lambda dtype: dtype in has)
-    found = other_copy(tiny_llama().half(), "float16")
-    assert found is not None
+    monkeypatch.setattr("profiler.why_slow.weight_changes._has_units", lambda dtype: dtype in has)
+    model = tiny_llama().half()
+    found = changes_to(lambda: model(IDS))["emulated-dtype"]
     assert found.change.startswith(f"dtype=torch.{name}")
-    assert found.make().dtype == getattr(torch, name)
+    assert found.changed().logits.dtype == getattr(torch, name)  # type: ignore[attr-defined]

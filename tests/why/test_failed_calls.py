@@ -42,7 +42,7 @@ def floor_calls(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     numbers: list[list[int]] = []
     with_effort(monkeypatch, script_least_s=1.0, script_most_s=1.0)
     monkeypatch.setattr(
-        "profiler.why_slow.floor.floor_of_calls", lambda pairs, *_: numbers.append([call.number for call, _ in pairs])
+        "profiler.why_slow.floor.floor_of_calls", lambda calls, *_: numbers.append([call.number for call in calls])
     )
     return numbers
 

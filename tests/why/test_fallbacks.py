@@ -20,13 +20,13 @@ from transformers.utils import logging as transformers_logging
 import profiler
 from profiler.fallbacks import Fallback, cure_of, fallback_of
 from profiler.run import pipeline
-from profiler.why_slow.fallback_costs import fallback_findings
-from profiler.why_slow.module_times import ModuleTimes, module_times
+from profiler.why_slow.findings import Untried
+from profiler.why_slow.module_times import ModuleTimes, fallback_findings, module_times
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.render import note_lines, why_sentences
 from profiler.why_slow.repeat_call import CallGroup
-from profiler.why_slow.trials import UntriedChanges, call_groups
+from profiler.why_slow.trials import call_groups
 
 IDS = torch.ones(1, 6, dtype=torch.long)
 
@@ -218,17 +218,17 @@ def test_the_bound_is_the_time_in_the_modules_without_their_linears(
     with watched(recorder), torch.inference_mode():
         mamba(IDS)
     seen = recorder.seen("script")
-    [group] = call_groups(recorder, seen, UntriedChanges())
+    [group] = call_groups(recorder, seen, Untried())
 
     def times_of(group: CallGroup) -> ModuleTimes | None:
         return module_times(group, lambda _: True)
 
     fallback = Fallback("transformers", "slow", "MambaMixer", ("mamba-ssm",))
-    [finding], lines = fallback_findings([fallback], [group], times_of)
-    assert not lines
+    untried = Untried()
+    [finding] = fallback_findings([fallback], [group], times_of, untried)
+    assert not untried.by_reason
     assert 2 * SLEEP_S * 0.9 <= finding.saves_s <= seen.calls_s - 20 * SLEEP_S * 0.9
     for module in ("NoSuchModule", ""):
         unknown = Fallback("torch", "slow", module, (), "install a C++ compiler")
-        nothing, [line] = fallback_findings([unknown], [group], times_of)
-        assert not nothing
-        assert line == 'install a C++ compiler: its seconds are unknown (torch warns "slow")'
+        assert not list(fallback_findings([unknown], [group], times_of, untried))
+        assert untried.lines(1.0) == ['install a C++ compiler: its seconds are unknown (torch warns "slow")']

@@ -11,8 +11,8 @@ from planted_faults import tiny_llama
 from transformers import LlamaForCausalLM
 
 from profiler.counting.floor import RoofSet
-from profiler.why_slow.findings import judge_calls
-from profiler.why_slow.floor import floor_of_calls
+from profiler.why_slow.findings import CallFloor, judge_calls
+from profiler.why_slow.floor import floor_of_calls, subject_of
 from profiler.why_slow.observations import Call, CallSettings, Observations
 from profiler.why_slow.render import why_sentences
 
@@ -31,6 +31,10 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Any:
     return tiny_llama(num_hidden_layers=2, tie_word_embeddings=False)
 
 
+def floor_of(model: Any, *calls: Call) -> CallFloor:
+    return floor_of_calls(calls, {"LlamaForCausalLM": subject_of(model)})
+
+
 def device_s(tokens: int, steps: int) -> float:
     """In float32, a step reads all weights but the embedding table. A token has 2 layers x 2 x 32 keys and values."""
     weights = 2 * (4 * 32 * 32 + 3 * 32 * 64 + 2 * 32) + 32 + 32 * 64
@@ -42,7 +46,7 @@ def device_s(tokens: int, steps: int) -> float:
 
 def test_a_generate_is_a_prefill_and_a_step_per_further_token(model: Any) -> None:
     """8 tokens and 4 new ones need a prefill, and three steps with 8, 9 and 10 tokens in the cache."""
-    found = floor_of_calls([(CALL, model)])
+    found = floor_of(model, CALL)
     assert found.dispatch_s == pytest.approx(PREFILL_S + 3 * DECODE_S)
     # A prefill reads no cache; a step reads it, including its own token.
     assert found.seconds == pytest.approx(device_s(8, 4) + found.dispatch_s, rel=0.02)
@@ -50,19 +54,19 @@ def test_a_generate_is_a_prefill_and_a_step_per_further_token(model: Any) -> Non
 
 def test_a_generate_with_a_cache_computes_only_the_tokens_that_it_lacks(model: Any) -> None:
     """6 of 8 tokens are in the cache: the first step computes 2, as a forward does that gets only these."""
-    kept = floor_of_calls([(replace(CALL, context_len=6, new_tokens=1), model)])
+    kept = floor_of(model, replace(CALL, context_len=6, new_tokens=1))
     forward = replace(CALL, kind="forward", prompt_len=2, context_len=6, new_tokens=0)
-    assert kept.seconds == pytest.approx(floor_of_calls([(forward, model)]).seconds)
-    assert kept.seconds < floor_of_calls([(replace(CALL, new_tokens=1), model)]).seconds
+    assert kept.seconds == pytest.approx(floor_of(model, forward).seconds)
+    assert kept.seconds < floor_of(model, replace(CALL, new_tokens=1)).seconds
 
 
 def test_repeated_work_of_a_faulty_script_is_not_in_its_floor(model: Any) -> None:
     """A half-padded prompt of 16 tokens, and a loop without a cache over 8 to 11 tokens, need the same tokens."""
-    expected_s = floor_of_calls([(CALL, model)]).seconds
+    expected_s = floor_of(model, CALL).seconds
     padded = replace(CALL, prompt_len=16, padding=0.5)
-    assert floor_of_calls([(padded, model)]).seconds == pytest.approx(expected_s)
+    assert floor_of(model, padded).seconds == pytest.approx(expected_s)
     loop = [replace(CALL, kind="forward", prompt_len=8 + step, new_tokens=0) for step in range(4)]
-    assert floor_of_calls([(call, model) for call in loop]).seconds == pytest.approx(expected_s)
+    assert floor_of(model, *loop).seconds == pytest.approx(expected_s)
 
 
 def test_dispatch_overlaps_with_a_gpu(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,16 +77,16 @@ def test_dispatch_overlaps_with_a_gpu(model: Any, monkeypatch: pytest.MonkeyPatc
             self.device, self.clock = device, type("Clock", (), {"ahead": True})
 
     monkeypatch.setattr("profiler.why_slow.floor.machine_for", Ahead)
-    assert floor_of_calls([(CALL, model)]).seconds == pytest.approx(PREFILL_S + 3 * DECODE_S)
+    assert floor_of(model, CALL).seconds == pytest.approx(PREFILL_S + 3 * DECODE_S)
 
 
 def test_unknown_dispatch_is_reported(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> None:
         raise TypeError
 
-    known = floor_of_calls([(CALL, model)])
+    known = floor_of(model, CALL)
     monkeypatch.setattr("profiler.why_slow.floor.least_dispatch_s", fails)
-    unknown = floor_of_calls([(CALL, model)])
+    unknown = floor_of(model, CALL)
     assert unknown.dispatch_s is None
     assert unknown.seconds == pytest.approx(known.seconds - (known.dispatch_s or 0.0))
     seen = Observations("s.py", 70.0, (CALL,), (), 0.0, "", 0.0)

@@ -14,13 +14,12 @@ from planted_faults import tiny_llama
 
 from profiler.json_document import json_text
 from profiler.why_slow import trials
-from profiler.why_slow.findings import judge_calls, tried_change
+from profiler.why_slow.findings import Untried, judge_calls, tried_change
 from profiler.why_slow.loop_changes import batching_change
 from profiler.why_slow.observations import Call, CallSettings, Load, Observations, covered_s, most_at_once
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.render import call_rows, why_document, why_sentences
-from profiler.why_slow.repeat_call import CallsToChange
 
 SETTINGS = CallSettings("float32", attention="sdpa", cache=True)
 THREADS = 4
@@ -103,8 +102,8 @@ def test_calls_from_threads_are_repeated_in_threads(monkeypatch: pytest.MonkeyPa
     seen = recorder.seen("s.py")
     assert most_at_once(seen.calls) == THREADS
     assert sum(item.seconds for item in seen.calls) > seen.wall_s > seen.calls_s > 0.4
-    [group] = trials.call_groups(recorder, seen, trials.UntriedChanges())
-    candidate = batching_change(CallsToChange(group, recorder))
+    [group] = trials.call_groups(recorder, seen, Untried())
+    candidate = batching_change(group)
     assert candidate is not None
     assert "up to 4 calls at once in threads" in candidate.evidence
     slow.most = 0

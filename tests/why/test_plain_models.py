@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import profiler
 from profiler.facts.step import Step
-from profiler.why_slow.floor import floor_of_calls
+from profiler.why_slow.floor import floor_of_calls, subjects_of
 from profiler.why_slow.patches import watched
 from profiler.why_slow.plain_models import plain_work
 from profiler.why_slow.recorder import Recorder
@@ -131,7 +131,7 @@ def test_its_calls_have_a_floor(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Plain().eval()
     recorder = recorded(lambda: model(ids(1), 8))
     [call] = recorder.seen("script").calls
-    floor = floor_of_calls([(call, model)], {"Plain": recorder.notes[0].attention})  # type: ignore[dict-item]
+    floor = floor_of_calls([call], subjects_of(recorder.notes))
     # A step of one token reads each weight of 4 bytes for two FLOPs, and the keys and values of 8 tokens.
     weights = sum(parameter.numel() for parameter in model.parameters()) - VOCABULARY * WIDTH
     nbytes = 4 * (weights + WIDTH + VOCABULARY + LAYERS * 2 * WIDTH * 9)

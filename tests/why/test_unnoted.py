@@ -11,6 +11,7 @@ from transformers import ViTConfig, ViTModel
 import profiler
 from profiler.why_slow import recorder as recording
 from profiler.why_slow import trials
+from profiler.why_slow.findings import Untried
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
 
@@ -58,11 +59,10 @@ def test_a_failure_while_looking_for_changes_is_reported(monkeypatch: pytest.Mon
     model, recorder = tiny_llama(), Recorder()
     with watched(recorder), torch.no_grad():
         model(IDS)
-    assert trials.try_changes(recorder, recorder.seen("s.py"), 1.0) == (
-        [],
-        ["changes to the calls at test_unnoted.py:60: KeyError: 'unforeseen'"],
-        [],
-    )
+    untried = Untried()
+    groups = trials.call_groups(recorder, recorder.seen("s.py"), untried)
+    assert trials.try_changes(groups, 0.0, 1.0, 0.0, untried) == []
+    assert untried.lines(1.0) == ["changes to the calls at test_unnoted.py:61: KeyError: 'unforeseen'"]
 
 
 def test_a_failure_of_the_floor_leaves_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -197,7 +197,7 @@ def test_a_static_cache_is_advised_for_compiled_code(monkeypatch: pytest.MonkeyP
     from torch._dynamo import reset
 
     with_effort(monkeypatch, script_floor=False)
-    monkeypatch.setattr("profiler.why_slow.trials.try_changes", lambda *_, **__: ([], [], []))
+    monkeypatch.setattr("profiler.why_slow.trials.try_changes", lambda *_: [])
     reset()
     model = tiny_llama()
     model.forward = torch.compile(model.forward, backend="eager", dynamic=False)
