@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -169,15 +170,12 @@ class Untried:
 
 
 @dataclass(frozen=True)
-class FirstCall:
-    """The first call of a shape, compared with the median of the others, or with its own repeat if they are few."""
+class FirstCalls:
+    """First calls of their shapes at one line, and what they take once warm."""
 
     where: str
-    calls: int
     first_s: float
     usual_s: float
-    again: bool
-    """Whether `usual_s` is the time of the first call's own repeat."""
 
 
 @dataclass(frozen=True)
@@ -247,17 +245,17 @@ class Why:
     """The modules of the most expensive calls, the most time beyond their roofs first; empty if unknown."""
 
     @property
-    def first_calls(self) -> tuple[FirstCall, ...]:
-        """First calls that took much longer than later calls of their shape, so they are not in a steady state."""
-        slow_first_calls = []
-        for key in dict.fromkeys((call.where, call.words) for call in self.seen.calls):
-            first, *others = [call for call in self.seen.calls if (call.where, call.words) == key]
+    def first_calls(self) -> list[FirstCalls]:
+        """First calls that took twice the median of two others, or twice their own repeat: they are not steady."""
+        slow_s = defaultdict[str, list[tuple[float, float]]](list)
+        for where, words in dict.fromkeys((call.where, call.words) for call in self.seen.calls):
+            first, *others = [call for call in self.seen.calls if (call.where, call.words) == (where, words)]
             few = len(others) < _FEWEST_OTHERS
             usual_s = first.steady_s if few else statistics.median(call.seconds for call in others)
             beyond_s = first.seconds - usual_s
             if first.seconds > _SLOW_FIRST_CALL * usual_s and beyond_s >= LEAST_SHARE * self.seen.watched_s:
-                slow_first_calls.append(FirstCall(key[0], 1 + len(others), first.seconds, usual_s, again=few))
-        return tuple(slow_first_calls)
+                slow_s[where].append((first.seconds, usual_s))
+        return [FirstCalls(where, *map(sum, zip(*pairs, strict=True))) for where, pairs in slow_s.items()]
 
     @property
     def undecided(self) -> tuple[TriedChange, ...]:

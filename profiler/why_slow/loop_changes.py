@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map
 
 from profiler import effort
 from profiler.loading.cache_argument import argument_name, cache_of
+from profiler.report.blocks import evenly
 from profiler.units import duration
 from profiler.why_slow.call_record import CallRecord
 from profiler.why_slow.call_settings import batch_inputs, prompt_ids
@@ -30,8 +31,6 @@ from profiler.why_slow.repeat_call import (
     repeat,
     with_steps,
 )
-
-_T = TypeVar("_T")
 
 # At most so many prompts are tried together, as one batch if there are at least so many calls.
 _MOST_IN_A_BATCH = 8
@@ -106,7 +105,7 @@ def batching_change(group: CallGroup, most: int = _MOST_IN_A_BATCH) -> Candidate
     found = _prompts(group)
     if len(found) < _FEWEST_ONE_BY_ONE or _continue_each_other([ids for *_, ids in found]):
         return None
-    chosen = _spread_out(found, most)
+    chosen = evenly(found, most)
     call, noted, _ = chosen[0]
     ids = [row[0] for *_, row in chosen]
     pad = functools.partial(pad_sequence, batch_first=True, padding_side="left" if group.generates else "right")
@@ -132,7 +131,7 @@ def paged_batch_change(group: CallGroup, most: int = _MOST_IN_A_BATCH) -> Candid
     found = [(call, noted) for call, noted in group.repeatable if call.batch_size == 1]
     if len(found) < _FEWEST_ONE_BY_ONE:
         return None
-    chosen = _spread_out(found, most)
+    chosen = evenly(found, most)
     prompts = [prompt for _, noted in chosen if noted.arguments for prompt in batch_inputs(*noted.arguments)]
     args, named = chosen[0][1].arguments or ((), {})
     whole = ((prompts, *args[1:]), named) if args else (args, {**named, "inputs": prompts})
@@ -179,12 +178,6 @@ def _half(
 ) -> Callable[[], Candidate | None] | None:
     """A function that makes the change to half of `count` calls; None if that would be a single one."""
     return functools.partial(maker, group, count // 2) if count > 3 else None
-
-
-def _spread_out(found: Sequence[_T], most: int) -> list[_T]:
-    """At most so many of them, from the first to the last."""
-    size = min(most, len(found))
-    return [found[len(found) * index // size] for index in range(size)]
 
 
 def _continue_each_other(prompts: Sequence[torch.Tensor]) -> bool:

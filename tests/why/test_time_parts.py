@@ -10,9 +10,9 @@ from hurry import with_effort
 from planted_faults import tiny_llama
 
 import profiler
-from profiler.why_slow.breakdown import time_parts
 from profiler.why_slow.findings import CallFloor, Finding, judge_calls, new_finding
 from profiler.why_slow.observations import Call, CallSettings, LineTime, Load, Observations
+from profiler.why_slow.render import time_parts
 
 SETTINGS = CallSettings()
 

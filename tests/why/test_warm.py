@@ -36,7 +36,7 @@ def test_savings_and_shares_refer_to_warm_calls() -> None:
     [finding] = found.findings
     assert (finding.saves_s, finding.share) == (pytest.approx(1.5), pytest.approx(0.5))
     assert "Percentages refer to 3.00 s: warm calls and tokenizers." in why_sentences(found)
-    assert "The first of 3 similar calls at s.py:4 took 10.0 s, the others 1.00 s" in why_sentences(found)[-1]
+    assert "First calls at s.py:4 took 10.0 s, and 1.00 s once warm." in why_sentences(found)[-1]
 
 
 def test_a_fault_is_found_despite_a_cold_call() -> None:
@@ -48,27 +48,27 @@ def test_a_fault_is_found_despite_a_cold_call() -> None:
     lines = why_sentences(found)
     assert "16.0 ms (25 %)" in lines[1]
     assert lines[-1] == (
-        "The only call of its kind at s.py:4 took 1.75 s, and 64.0 ms when repeated. The rest is a one-time cost, which"
-        " no finding saves and no percentage includes."
+        "First calls at s.py:4 took 1.75 s, and 64.0 ms once warm. The rest is a one-time cost, which no finding saves"
+        " and no percentage includes."
     )
 
 
-def test_single_calls_of_a_line_share_a_sentence() -> None:
-    """Three prompts of different lengths at one line take 3.36, 2.63 and 2.94 s, and 1.72 s together when repeated."""
+def test_first_calls_of_a_line_share_a_sentence() -> None:
+    """Three prompts of different lengths at one line take 3.36, 2.63 and 2.94 s, and 1.72 s together once warm."""
     times = ((3.36, 0.565), (2.63, 0.578), (2.94, 0.577))
     calls = tuple(replace(call(n, *seconds), prompt_len=8 + n) for n, seconds in enumerate(times))
     [line] = [
         text
         for text in why_sentences(judge_calls(Observations("s.py", 9.0, calls, (), 0.0, "", 0.0), []))
-        if "when repeated" in text
+        if "once warm" in text
     ]
-    assert line.startswith("The 3 calls of different shapes at s.py:4 took 8.93 s, and 1.72 s when repeated.")
+    assert line.startswith("First calls at s.py:4 took 8.93 s, and 1.72 s once warm.")
 
 
 def test_a_first_call_faster_than_its_repeat_counts_in_full() -> None:
     seen = Observations("s.py", 2.0, (call(0, 1.0, warm_s=1.2),), (), 0.0, "", 0.0)
     assert seen.steady_s == seen.calls_s == 1.0
-    assert judge_calls(seen, []).first_calls == ()
+    assert judge_calls(seen, []).first_calls == []
 
 
 def test_first_calls_are_repeated() -> None:
