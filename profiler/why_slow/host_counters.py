@@ -6,7 +6,7 @@ import functools
 import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,24 +81,28 @@ class Compiling:
     _breaks: Counter[str] = field(default_factory=lambda: _breaks_so_far())
     _compilations: list[Any] = field(default_factory=lambda: compilations_so_far())
 
-    def recompilations(self) -> Iterator[Recompilation]:
+    def recompilations(self) -> tuple[Recompilation, ...]:
         """Code that torch.compile compiled again since the recording began."""
-        before = {id(metrics) for metrics in self._compilations}
-        for metrics in compilations_so_far():
-            if metrics.recompile_reason and id(metrics) not in before:
-                reason = str(metrics.recompile_reason).strip().splitlines()[0][:_LONGEST_REASON]
-                yield Recompilation((metrics.duration_us or 0) / 1e6, reason)
+        before = set(map(id, self._compilations))
+        again = [each for each in compilations_so_far() if each.recompile_reason and id(each) not in before]
+        return tuple(
+            Recompilation((each.duration_us or 0) / 1e6, _first_line(each.recompile_reason)[:_LONGEST_REASON])
+            for each in again
+        )
 
-    def graph_breaks(self) -> Iterator[GraphBreak]:
+    def graph_breaks(self) -> tuple[GraphBreak, ...]:
         """Graph breaks since the recording began, by reason, the most frequent first."""
-        breaks = _breaks_so_far()
-        breaks.subtract(self._breaks)
-        for reason, count in breaks.most_common():
-            if count > 0:
-                # torch writes a paragraph: `Failed to trace ...`, then `Explanation: ...`.
-                explanation = re.search(r"^\s*Explanation: (.+)$", reason, re.MULTILINE)
-                line = explanation[1] if explanation else reason.strip().splitlines()[0]
-                yield GraphBreak(count, line.strip().rstrip(".")[:_LONGEST_BREAK])
+        found = []
+        for reason, count in (_breaks_so_far() - self._breaks).most_common():
+            # torch writes a paragraph: `Failed to trace ...`, then `Explanation: ...`.
+            explanation = re.search(r"^\s*Explanation: (.+)$", reason, re.MULTILINE)
+            line = explanation[1] if explanation else _first_line(reason)
+            found.append(GraphBreak(count, line.strip().rstrip(".")[:_LONGEST_BREAK]))
+        return tuple(found)
+
+
+def _first_line(reason: object) -> str:
+    return str(reason).strip().splitlines()[0]
 
 
 def _breaks_so_far() -> Counter[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,9 +62,8 @@ class SeenAttention:
 
 def attention_of(query: Any, key: Any, value: Any) -> SeenAttention:
     """The attention of one call, whose arguments are [batch, heads, tokens, width]."""
-    return SeenAttention(
-        1, query.shape[-3], key.shape[-3], query.shape[-1], value.shape[-1], max(0, key.shape[-2] - query.shape[-2])
-    )
+    beyond = max(0, key.shape[-2] - query.shape[-2])
+    return SeenAttention(1, query.shape[-3], key.shape[-3], query.shape[-1], value.shape[-1], beyond)
 
 
 def plain_work(model: Any, attention: SeenAttention | None) -> Any:
@@ -72,51 +71,31 @@ def plain_work(model: Any, attention: SeenAttention | None) -> Any:
 
     The last linear whose width is the vocabulary's is the LM head, and computes one position per sequence.
     """
-    from profiler.counting.operators import ModelWork
-
-    operators = tuple(_operators(model, attention))
-    params = sum(parameter.numel() for parameter in model.parameters())
-    return ModelWork(operators, params, params, ())
-
-
-def _operators(model: Any, attention: SeenAttention | None) -> Iterator[Any]:
     from torch import nn
 
     from profiler.counting.attention import AttentionCore
-    from profiler.counting.operators import Elementwise, Embedding, Linear
+    from profiler.counting.operators import Elementwise, Embedding, Linear, ModelWork
     from profiler.quant.storage import stored
 
     dtype = next(model.parameters()).dtype
     tables = [part for part in model.modules() if isinstance(part, nn.Embedding)]
-    linears = [(name, part) for name, part in model.named_modules() if isinstance(part, nn.Linear)]
+    linears = {name: part for name, part in model.named_modules() if isinstance(part, nn.Linear)}
     vocabulary = max(table.num_embeddings for table in tables)
-    heads = [name for name, part in linears if part.out_features == vocabulary]
-    for table in tables:
-        yield Embedding("table", "embedding", 1, table.weight.dtype, table.embedding_dim, table.weight.itemsize)
-    for name, part in linears:
-        head = name == (heads or [""])[-1]
-        yield Linear(
-            name=name,
-            group="lm_head" if head else "mlp",
-            count=1,
-            dtype=part.weight.dtype,
-            weight=stored(part),
-            rows="last" if head else "tokens",
-            activation_dtype=dtype,
-        )
+    head = next((name for name, part in reversed(linears.items()) if part.out_features == vocabulary), "")
+    operators: list[Any] = [
+        Embedding("table", "embedding", 1, table.weight.dtype, table.embedding_dim, table.weight.itemsize)
+        for table in tables
+    ]
+    for name, part in linears.items():
+        what: Any = {"group": "lm_head", "rows": "last"} if name == head else {"group": "mlp", "rows": "tokens"}
+        weight = {"dtype": part.weight.dtype, "weight": stored(part), "activation_dtype": dtype}
+        operators.append(Linear(name=name, count=1, **weight, **what))
     if attention:
-        yield AttentionCore(
-            name="attention",
-            group="attention",
-            count=attention.layers,
-            dtype=dtype,
-            query_heads=attention.query_heads,
-            kv_heads=attention.kv_heads,
-            qk_dim=attention.qk_dim,
-            v_dim=attention.v_dim,
-            itemsize=dtype.itemsize,
-        )
-    counted = {id(p) for part in (*tables, *(part for _, part in linears)) for p in part.parameters(recurse=False)}
-    rest = sum(p.numel() * p.element_size() for p in model.parameters() if id(p) not in counted)
-    if rest:
-        yield Elementwise("other parameters", "other", 1, dtype, 0, 0, weight_bytes=rest)
+        sizes = {name: size for name, size in vars(attention).items() if name not in ("layers", "context_len")}
+        layers = attention.layers
+        operators.append(AttentionCore("attention", "attention", layers, dtype, itemsize=dtype.itemsize, **sizes))
+    counted = {id(each) for part in (*tables, *linears.values()) for each in part.parameters(recurse=False)}
+    rest = sum(each.numel() * each.element_size() for each in model.parameters() if id(each) not in counted)
+    operators.append(Elementwise("other parameters", "other", 1, dtype, 0, 0, weight_bytes=rest))
+    params = sum(each.numel() for each in model.parameters())
+    return ModelWork(tuple(operators), params, params, ())

@@ -19,6 +19,7 @@ from profiler.device.clock import OwnTime, clock_for, now_s
 from profiler.device.contention import waited_for_core_s
 from profiler.errors import describe_error
 from profiler.fallbacks import Fallback, fallback_of
+from profiler.json_document import view
 from profiler.loading.cache_argument import without_cache
 from profiler.patching import replace_attribute
 from profiler.why_slow.call_record import NOT_REPEATED, CallRecord, Thread, users_line
@@ -131,7 +132,7 @@ class Recorder:
         try:
             result = run(*args, **named)
         except BaseException as error:
-            self._record_end(noted, began_s, error=error)
+            self._record_end(noted, began_s, model, None, error)
             raise
         finally:
             here.depth, here.noted = 0, None
@@ -183,12 +184,7 @@ class Recorder:
             noted.sampling_s += max(0.0, spent_s - (sum(noted.callbacks.values()) - callbacks_s))
 
     def _record_end(
-        self,
-        noted: CallRecord | None,
-        began_s: float,
-        model: Any = None,
-        result: Any = None,
-        error: BaseException | None = None,
+        self, noted: CallRecord | None, began_s: float, model: Any, result: Any, error: BaseException | None = None
     ) -> None:
         """Record the end of a call. One that raised gives up its arguments, as it is not repeated."""
         ended_s = now_s()
@@ -201,20 +197,15 @@ class Recorder:
                 noted.failed, noted.arguments = describe_error(error), None
             elif noted.kind == "generate":
                 noted.new_tokens = new_tokens(result, noted.shape[1], model)
-            elif self._may_watch_logits(noted, model):
+            elif noted.arguments and not (noted.plain or noted.shape[2] or self.trained or self.compiles):
                 from profiler.why_slow.read_logits import watch_logits
 
-                noted.read = watch_logits(result, noted.shape[1])
+                # A forward without a cache could leave out logits, and no compiled code gets them.
+                takes_choice = "logits_to_keep" in inspect.signature(type(model).forward).parameters
+                if takes_choice and not _NEEDS_LOGITS & noted.arguments[1].keys():
+                    noted.read = watch_logits(result, noted.shape[1])
             self.notes.append(noted)
-            self._here.last = noted.where
-            self._last = model or self._last
-
-    def _may_watch_logits(self, noted: CallRecord, model: Any) -> bool:
-        """Whether a forward without a cache could leave out logits, and no compiled code gets them."""
-        if noted.arguments is None or noted.plain or noted.shape[2] or self.trained or self.compiles:
-            return False
-        takes_choice = "logits_to_keep" in inspect.signature(type(model).forward).parameters
-        return takes_choice and not _NEEDS_LOGITS & noted.arguments[1].keys()
+            self._here.last, self._last = noted.where, model
 
     @contextlib.contextmanager
     def _errors_counted(self) -> Iterator[None]:
@@ -284,26 +275,19 @@ class Recorder:
 
     def note_text(self, args: tuple[Any, ...], spent_s: float) -> None:
         """Add the seconds of a text to its line, if the text was tokenized before."""
-        texts = args[0] if args else None
-        texts = texts if isinstance(texts, str) else tuple(texts) if isinstance(texts, list) else None
-        try:
-            key = hash(texts)
-        except TypeError:
-            return
-        if texts is None:
-            return
-        if key in self._texts:
-            self.again_s[users_line()].append(spent_s)
-        self._texts.add(key)
+        texts = tuple(args[0]) if args and isinstance(args[0], list) else args[0] if args else None
+        if isinstance(texts, str | tuple):
+            with contextlib.suppress(TypeError):  # of lists of lists
+                if (key := hash(texts)) in self._texts:
+                    self.again_s[users_line()].append(spent_s)
+                self._texts.add(key)
 
     def warning(self, library: str, text: str) -> None:
         """Record a warning of a library, if it reports that slower code runs."""
-        if text in self._warnings:
-            return
-        self._warnings.add(text)
         with self._errors_counted():
-            if (fallback := fallback_of(library, text)) is not None:
+            if text not in self._warnings and (fallback := fallback_of(library, text)) is not None:
                 self.fallbacks.append(fallback)
+            self._warnings.add(text)
 
     def _time_callbacks(self, named: Mapping[str, Any]) -> None:
         """From now on, time the objects that `generate` calls at every token."""
@@ -313,21 +297,19 @@ class Recorder:
                 owner = type(item)
                 if item is not None and hasattr(owner, method) and owner not in self._timed:
                     self._timed.add(owner)
-                    self._time_method(owner, method)
+                    self.replace(owner, method, self._timed_method(owner, getattr(owner, method)))
 
-    def _time_method(self, owner: type, method: str) -> None:
-        original, here = getattr(owner, method), self._here
-
+    def _timed_method(self, owner: type, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def timed(*args: Any, **named: Any) -> Any:
-            noted, timer = here.noted, OwnTime()
+            noted, timer = self._here.noted, OwnTime()
             try:
                 return original(*args, **named)
             finally:
                 if noted is not None:
                     noted.callbacks[owner.__name__] = noted.callbacks.get(owner.__name__, 0.0) + timer.seconds()
 
-        self.replace(owner, method, timed)
+        return timed
 
     def seen(self, script: str, *, interrupted: bool = False) -> Observations:
         """All that was recorded so far; waits for the devices to read their clocks."""
@@ -343,12 +325,8 @@ class Recorder:
         overhead_s = self.noting_s + (self.touched + self.reads.touched) * _wrapper_s()
         return Observations(
             script, wall_s, calls, tuple(self.loads), self.text_s, self.text_where, overhead_s, interrupted,
-            tuple(self._compiling.recompilations()), self._between(),
-            by_line(self.again_s),
-            self.reads.by_line(),
-            tuple(self._compiling.graph_breaks()),
-            self.unnoted,
-            tuple(self.fallbacks),
+            self._compiling.recompilations(), self._between(), by_line(self.again_s), self.reads.by_line(),
+            self._compiling.graph_breaks(), self.unnoted, tuple(self.fallbacks),
             waited_s=max(0.0, waited_for_core_s() - self._waited_s),
         )  # fmt: skip
 
@@ -369,26 +347,21 @@ class Recorder:
     def _call(self, number: int, noted: CallRecord, first: CallRecord) -> Call:
         """A record as values. Its start is read from the clock of its device, relative to the `first` call there."""
         batch, tokens, context = noted.shape
-        context = noted.attention.context_len if noted.attention else context
-        return Call(
+        return view(
+            Call,
+            noted,
             number=number,
-            kind=noted.kind,
             model=noted.name,
             batch_size=batch,
             prompt_len=tokens,
-            context_len=context,
-            new_tokens=noted.new_tokens,
+            context_len=noted.attention.context_len if noted.attention else context,
             forwards=noted.forwards or 1,
             seconds=noted.clock.seconds([noted.start, noted.end])[0],
-            where=noted.where,
-            settings=noted.settings,
             padding=0.0 if noted.visible is None else 1 - float(noted.visible),
             callbacks_s=dict(noted.callbacks),
             began_s=first.began_s - self._start_s + noted.clock.seconds([first.start, noted.start])[0],
-            failed=noted.failed,
+            warm_s=None,
             forward_s=None if noted.kind == "forward" or noted.clock.ahead else noted.forward_s,
-            prompt_s=noted.prompt_s,
-            sampling_s=noted.sampling_s,
         )
 
     def _note(
