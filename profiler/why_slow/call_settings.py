@@ -17,11 +17,12 @@ def settings_of(kind: CallKind, model: Any, named: Mapping[str, Any]) -> CallSet
     """The settings of a call, in a tenth of a millisecond."""
     import torch
 
-    weight = next(model.parameters())
+    weight, switches = next(model.parameters()), torch.backends.cuda  # which apply to a CPU as well
+    fused = (switches.flash_sdp_enabled, switches.mem_efficient_sdp_enabled, switches.cudnn_sdp_enabled)
     common = CallSettings(
         dtype=str(weight.dtype).removeprefix("torch."),
         device=str(weight.device),
-        math_attention=_math_attention(),
+        math_attention=not any(enabled() for enabled in fused),
         gradients=torch.is_grad_enabled(),
         training=model.training,
         threads=torch.get_num_threads(),
@@ -61,14 +62,6 @@ def option(model: Any, named: Mapping[str, Any], name: str, default: Any = None)
         if value is not None:
             return value
     return default
-
-
-def _math_attention() -> bool:
-    """Whether every fused kernel of SDPA is disabled. torch's switches apply to a CPU as well."""
-    from torch.backends import cuda as switches
-
-    fused = (switches.flash_sdp_enabled, switches.mem_efficient_sdp_enabled, switches.cudnn_sdp_enabled)
-    return not any(enabled() for enabled in fused)
 
 
 def pipelined_devices(model: Any) -> str:

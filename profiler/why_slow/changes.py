@@ -13,7 +13,6 @@ import torch
 from profiler.errors import RequestError, first_line
 from profiler.patching import switched
 from profiler.units import several
-from profiler.why_slow.call_record import CallRecord
 from profiler.why_slow.findings import Untried
 from profiler.why_slow.floor import made_s, with_all_logits
 from profiler.why_slow.kernel_changes import (
@@ -176,11 +175,9 @@ def _unread_logits(group: CallGroup) -> Candidate | None:
 
 
 def _is_loop(group: CallGroup) -> bool:
-    return not group.generates and (grows_by_a_token(group.calls) or any(map(_has_cache, group.recorder.notes)))
-
-
-def _has_cache(noted: CallRecord) -> bool:
-    return noted.shape[2] > 0
+    return not group.generates and (
+        grows_by_a_token(group.calls) or any(noted.shape[2] for noted in group.recorder.notes)
+    )
 
 
 CHANGES = (

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import re
-import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -74,7 +72,8 @@ def why_script(
             found = explained(recorder, name, foreign, budget_s, interrupted=code == 130)
             folder = None
             if found is not None:
-                folder = out or Path("runs") / _folder_name(name)
+                stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", Path(name).stem)
+                folder = out or Path("runs") / f"why-{stem}-{datetime.now(UTC).strftime('%Y%m%d-%H%M%S')}"
                 write(found, folder)
             report(ScriptAnswer(found, folder, () if found else _hints(recorder)))
 
@@ -228,11 +227,6 @@ def write(found: Why, folder: Path) -> None:
     replace_file(folder / "why.html", html_why(found))
 
 
-def _folder_name(script: str) -> str:
-    stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", Path(script).stem)
-    return f"why-{stem}-{datetime.now(UTC).strftime('%Y%m%d-%H%M%S')}"
-
-
 @dataclass
 class Watching:
     """The result of `with profiler.why() as watching:`, filled in at the end of the block."""
@@ -305,13 +299,7 @@ def register(shell: Any) -> None:
 
 def _budget_s(line: str) -> float | None:
     """The seconds after `--budget`; None without it. Raises RequestError for anything else."""
-    options = argparse.ArgumentParser(prog="%%why", add_help=False, exit_on_error=False)
-    options.add_argument("--budget", type=float)
-    try:
-        found, unknown = options.parse_known_args(shlex.split(line))
-    except argparse.ArgumentError:
-        found, unknown = argparse.Namespace(budget=None), [line]
-    if unknown or (found.budget or 0.0) < 0:
+    found = re.fullmatch(r"\s*(?:--budget[\s=]+(\d+\.?\d*|\.\d+)\s*)?", line)
+    if found is None:
         raise RequestError(f"%%why {line}: it takes --budget SECONDS and nothing else.")
-    budget_s: float | None = found.budget
-    return budget_s
+    return float(found[1]) if found[1] else None

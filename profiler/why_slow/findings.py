@@ -30,8 +30,6 @@ _ROUND_S = 10
 _SLOW_FIRST_CALL = 2.0
 _FEWEST_OTHERS = 2
 """A first call is reported if it took twice the median of at least so many others, or twice its own repeat."""
-_WORTH_ANOTHER_LOOK = 0.1
-"""Share of the watched time from which on a saving is reported as undecided, if the pairs do not agree."""
 
 
 Rounds = Sequence[tuple[float, float]]
@@ -170,15 +168,6 @@ class Untried:
 
 
 @dataclass(frozen=True)
-class FirstCalls:
-    """First calls of their shapes at one line, and what they take once warm."""
-
-    where: str
-    first_s: float
-    usual_s: float
-
-
-@dataclass(frozen=True)
 class DecodeFloor:
     """The least time of a decode step."""
 
@@ -245,8 +234,9 @@ class Why:
     """The modules of the most expensive calls, the most time beyond their roofs first; empty if unknown."""
 
     @property
-    def first_calls(self) -> list[FirstCalls]:
-        """First calls that took twice the median of two others, or twice their own repeat: they are not steady."""
+    def first_calls(self) -> list[tuple[str, float, float]]:
+        """(line, seconds, seconds once warm) of first calls that took twice the median of two others, or their own
+        repeat, so they are not in a steady state."""
         slow_s = defaultdict[str, list[tuple[float, float]]](list)
         for where, words in dict.fromkeys((call.where, call.words) for call in self.seen.calls):
             first, *others = [call for call in self.seen.calls if (call.where, call.words) == (where, words)]
@@ -255,25 +245,16 @@ class Why:
             beyond_s = first.seconds - usual_s
             if first.seconds > _SLOW_FIRST_CALL * usual_s and beyond_s >= LEAST_SHARE * self.seen.watched_s:
                 slow_s[where].append((first.seconds, usual_s))
-        return [FirstCalls(where, *map(sum, zip(*pairs, strict=True))) for where, pairs in slow_s.items()]
+        return [
+            (where, sum(first for first, _ in pairs), sum(usual for _, usual in pairs))
+            for where, pairs in slow_s.items()
+        ]
 
     @property
-    def undecided(self) -> tuple[TriedChange, ...]:
-        """Trials that save at least 10 % of the watched time by their median pair, but whose pairs do not agree."""
-        return tuple(trial for trial in self._no_claims if self.share_of(trial) >= _WORTH_ANOTHER_LOOK)
-
-    @property
-    def too_close(self) -> tuple[TriedChange, ...]:
-        """Trials that save 2 % to 10 % of the watched time by their median pair, but whose pairs do not agree."""
-        return tuple(trial for trial in self._no_claims if LEAST_SHARE <= self.share_of(trial) < _WORTH_ANOTHER_LOOK)
-
-    @property
-    def _no_claims(self) -> list[TriedChange]:
-        return [trial for trial in self.tried if not trial.claimed]
-
-    def share_of(self, trial: TriedChange) -> float:
-        """Share of the watched time that a trial saves, by its median pair."""
-        return _saves_s(trial, self.seen) / self.seen.steady_s
+    def unclear(self) -> list[tuple[TriedChange, float]]:
+        """Trials whose pairs do not agree, and the share of the watched time that their median pair saves."""
+        shares = [(trial, _saves_s(trial, self.seen) / self.seen.steady_s) for trial in self.tried if not trial.claimed]
+        return [(trial, share) for trial, share in shares if share >= LEAST_SHARE]
 
 
 def judge_calls(
@@ -288,7 +269,17 @@ def judge_calls(
 
     `more` are findings that neither a trial nor `seen` gives.
     """
-    findings = [*more, *(_of_trial(trial, seen) for trial in trials if trial.claimed)]
+    findings = list(more)
+    for trial in trials:
+        if trial.claimed:
+            how = (
+                "changed, compared with the script's calls"
+                if trial.against_its_own
+                else "unchanged and changed, in turn"
+            )
+            basis = f"tried: {trial.shape}, {len(trial.rounds)} times {how}"
+            what = (trial.where, trial.evidence, trial.change, basis)
+            findings.append(new_finding(trial.id, _saves_s(trial, seen), *what))
     findings += [*_reloads(seen), *_recompilations(seen), *_callbacks(seen), *_texts_again(seen)]
     findings = [replace(finding, share=finding.saves_s / seen.steady_s) for finding in findings]
     merged = _merged([finding for finding in findings if finding.share >= LEAST_SHARE])
@@ -299,12 +290,6 @@ def _saves_s(trial: TriedChange, seen: Observations) -> float:
     """Seconds that a trial saves: its share of the steady-state time of its calls, as trials use warm calls."""
     numbers = set(trial.calls)
     return trial.saving * steady_s([call for call in seen.calls if call.number in numbers])
-
-
-def _of_trial(trial: TriedChange, seen: Observations) -> Finding:
-    how = "changed, compared with the script's calls" if trial.against_its_own else "unchanged and changed, in turn"
-    basis = f"tried: {trial.shape}, {len(trial.rounds)} times {how}"
-    return new_finding(trial.id, _saves_s(trial, seen), trial.where, trial.evidence, trial.change, basis)
 
 
 def _merged(findings: Sequence[Finding]) -> list[Finding]:

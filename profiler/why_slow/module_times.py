@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from profiler.counting.walk import called_modules, collapse_numbers
 from profiler.facts.step import ExecutionPath, Step
 from profiler.fallbacks import Fallback, cure_of, quotes_of
 from profiler.patching import patched
+from profiler.quant.storage import is_linear
 from profiler.why_slow.findings import Finding, SlowModule, Untried, new_finding
 from profiler.why_slow.floor import Subject
 from profiler.why_slow.observations import Call
@@ -134,17 +136,17 @@ def module_times(
     finally:
         for hook in hooks:
             hook.remove()
-    own_s, roof_s, calls = dict[str, float](), dict[str, float](), dict[str, float]()
+    own_s, roof_s, calls = (defaultdict[str, float](float) for _ in range(3))
     scale = group.seconds / whole_s if whole_s > 0 else 0.0
     under = subject.under if subject else None
     peak = under.peak(call.settings.dtype, call.settings.dtype) if under else 1.0
     for visit in visits:
         seconds = clock.seconds(visit.marks)[0] - sum(clock.seconds(child.marks)[0] for child in visit.children)
-        own_s[visit.name] = own_s.get(visit.name, 0.0) + scale * visit.weight * seconds
-        calls[visit.name] = calls.get(visit.name, 0.0) + visit.weight
+        own_s[visit.name] += scale * visit.weight * seconds
+        calls[visit.name] += visit.weight
         if under:
             least_s = max(visit.flops / peak, visit.nbytes / under.bytes_per_s)
-            roof_s[visit.name] = roof_s.get(visit.name, 0.0) + len(group.calls) * visit.weight * least_s
+            roof_s[visit.name] += len(group.calls) * visit.weight * least_s
     return ModuleTimes(group, own_s, roof_s, calls)
 
 
@@ -221,28 +223,12 @@ def fallback_findings(
 
 def _slow_s(group: CallGroup, module: str, times_of: Callable[[CallGroup], ModuleTimes | None]) -> float | None:
     """Seconds of the group's calls in modules of this class, without their linears; None if they cannot be measured."""
-    slow = dict(_outermost(group.model, module)) if module else {}
+    modules = dict(group.model.named_modules())
+    slow = [name for name, each in modules.items() if module and type(each).__name__.endswith(module)]
     times = times_of(group) if slow else None
     if times is None:
         return None
-    inside = [
-        times.own_s.get(".".join(filter(None, (outer, name))), 0.0)
-        for outer, each in slow.items()
-        for name, inner in each.named_modules()
-        if inner is each or not _is_linear(inner)
-    ]
-    return min(group.seconds, max(0.0, sum(inside)))
-
-
-def _outermost(model: Any, kind: str) -> Iterator[tuple[str, Any]]:
-    """The modules of this class that are in no other one of it, by their names."""
-    inner = set()
-    for name, each in model.named_modules():
-        if type(each).__name__.endswith(kind) and each not in inner:
-            inner |= set(each.modules())
-            yield name, each
-
-
-def _is_linear(module: Any) -> bool:
-    weight = getattr(module, "weight", None)
-    return "Linear" in type(module).__name__ and getattr(weight, "dim", lambda: 0)() == 2
+    within = tuple(f"{name}." for name in slow)
+    inside = [name for name, each in modules.items()
+              if name in slow or (name.startswith(within) and not is_linear(each))]  # fmt: skip
+    return min(group.seconds, max(0.0, sum(times.own_s.get(name, 0.0) for name in inside)))

@@ -182,10 +182,6 @@ def _compiled(module: ModuleType, recorder: Recorder) -> None:
     _around(recorder, module.OptimizedModule, "__call__", call)
 
 
-def _generation(module: ModuleType, recorder: Recorder) -> None:
-    _around(recorder, module.GenerationMixin, "generate", functools.partial(recorder.call, "generate"))
-
-
 def _tokenizers(module: ModuleType, recorder: Recorder) -> None:
     base = module.PreTrainedTokenizerBase
     for name in ("__call__", "decode", "batch_decode"):
@@ -202,7 +198,9 @@ _PATCHES: dict[str, Callable[[ModuleType, Recorder], None]] = {
     ),
     "transformers.modeling_utils": _models,
     "torch.nn.modules.module": _plain_modules,
-    "transformers.generation.utils": _generation,
+    "transformers.generation.utils": lambda module, recorder: _around(
+        recorder, module.GenerationMixin, "generate", functools.partial(recorder.call, "generate")
+    ),
     "transformers.generation.continuous_batching.continuous_api": lambda module, recorder: _around(
         recorder, module.ContinuousMixin, "generate_batch", recorder.batch
     ),

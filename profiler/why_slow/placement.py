@@ -98,10 +98,11 @@ def what_fits(work: ModelWork, weight_bytes: int, call: Call, machine: Machine) 
     if dense <= room:
         return f'device_map={{"": "{device}"}}: all of it needs {scaled(dense, "B")}, and {has}'
     options = []
-    packed = {words: needs(_packed_bytes(work, weight_bytes, quant), prompt_len) for words, quant in _PACKED.items()}
-    if fitting := [f"load it in {name}, which needs {scaled(need, 'B')}" for name, need in packed.items()
-                   if machine.is_cuda and need <= room]:  # fmt: skip
-        options.append(fitting[0])
+    for words, quant in _PACKED.items():
+        need = needs(_packed_bytes(work, weight_bytes, quant), prompt_len)
+        if machine.is_cuda and need <= room:
+            options.append(f"load it in {words}, which needs {scaled(need, 'B')}")
+            break
     if needs(weight_bytes, 1) <= room:
         too_long = least(lambda tokens: needs(weight_bytes, tokens) > room) or prompt_len
         options.append(f"keep prompts to {too_long - 1:,} tokens")
@@ -112,13 +113,12 @@ def what_fits(work: ModelWork, weight_bytes: int, call: Call, machine: Machine) 
 
 def _packed_bytes(work: ModelWork, weight_bytes: int, quant: Literal["int8", "nf4"]) -> float:
     """Bytes of the weights with all linears but the LM head in a format of bitsandbytes, with its scales."""
-    linears = (item for item in work.operators if isinstance(item, Linear) and item.group not in ("lm_head", "experts"))
-    saved = (
-        item.count
-        * (item.weight.weight_bytes - bitsandbytes_bytes(quant, item.weight.in_features, item.weight.out_features))
-        for item in linears
-    )
-    return weight_bytes - sum(max(0.0, each) for each in saved)
+    saved = 0.0
+    for item in work.operators:
+        if isinstance(item, Linear) and item.group not in ("lm_head", "experts"):
+            packed = bitsandbytes_bytes(quant, item.weight.in_features, item.weight.out_features)
+            saved += item.count * max(0.0, item.weight.weight_bytes - packed)
+    return weight_bytes - saved
 
 
 def _smallest_gpu(needs_bytes: float) -> Datasheet | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from profiler.json_document import Document, view
 from profiler.report.blocks import FULL, HTML, Lines, Section, Sentences, text_table
 from profiler.units import duration, percent, several
-from profiler.why_slow.findings import LEAST_SHARE, CallFloor, Finding, SlowModule, TriedChange, Why
+from profiler.why_slow.findings import LEAST_SHARE, Finding, SlowModule, TriedChange, Why
 from profiler.why_slow.observations import (
     Call,
     GraphBreak,
@@ -24,6 +24,8 @@ CALL_COLUMNS = ("where", "calls", "what", "time", "per call", "ran with")
 _MOST_ROWS = 30
 _NEAR = 0.7
 """Floor / time of the calls, from which on a script is near what the machine can do."""
+_WORTH_ANOTHER_LOOK = 0.1
+"""Share of the watched time from which on an unclear trial has a sentence of its own."""
 _MUCH = 0.25
 """Share of the calls' time from which on one kind of module is named first."""
 _WORTH_A_ROW = 0.01
@@ -40,7 +42,13 @@ def why_sentences(why: Why) -> list[str]:
     if (at_once := most_at_once(seen.calls)) > 1:
         calls += f", up to {at_once} at once (each second counts once)"
     spent = f"{seen.script} spent {duration(seen.calls_s)} in {calls}"
-    floor = f"; the same tokens need {_floor_words(why.floor)}" if why.floor else ""
+    floor = ""
+    if why.floor is not None:
+        dispatch_s = why.floor.dispatch_s
+        known = "without dispatch, which is unknown" if dispatch_s is None else f"{duration(dispatch_s)} of it dispatch"
+        floor = f"; the same tokens need {duration(why.floor.seconds)} on this machine, {known}"
+        if why.floor.left_out:
+            floor += f", without {' and '.join(why.floor.left_out)}, which could not be counted"
     if not seen.calls:
         spent = f"{seen.script} loaded a model but called none"
         if seen.unnoted:
@@ -58,16 +66,18 @@ def why_sentences(why: Why) -> list[str]:
     lines += [finding_sentence(number, item) for number, item in enumerate(why.findings, 1)]
     if len(why.findings) > 1:
         lines.append("Each saving is that of one change; together they save less than their sum.")
-    for trial in why.undecided:
+    unclear, small = why.unclear, []
+    for trial, share in unclear:
+        if share < _WORTH_ANOTHER_LOOK:
+            small.append(f"{trial.id} ({trial.where}, {percent(share)})")
+            continue
         lines.append(
             f"Unclear: {trial.evidence} ({trial.where}); without it a call takes {percent(trial.saving)} less by the"
             f" median of {len(trial.rounds)} pairs, but the pairs disagree. Try again when nothing else runs."
         )
-    if why.too_close:
-        names = ", ".join(f"{trial.id} ({trial.where}, {percent(why.share_of(trial))})" for trial in why.too_close)
-        lines.append(f"Unclear, and less than a tenth each: {names}.")
-    has_advice = why.findings or why.undecided or why.too_close
-    if not has_advice and not seen.interrupted and (seen.calls or not seen.unnoted):
+    if small:
+        lines.append(f"Unclear, and less than a tenth each: {', '.join(small)}.")
+    if not why.findings and not unclear and not seen.interrupted and (seen.calls or not seen.unnoted):
         lines.append(_nothing(why))
     if why.findings and (seen.loads or seen.steady_s < (1 - LEAST_SHARE) * seen.watched_s):
         warm = "warm calls" if seen.steady_s < seen.watched_s else "calls"
@@ -75,9 +85,9 @@ def why_sentences(why: Why) -> list[str]:
         lines.append(f"Percentages refer to {duration(seen.steady_s)}: {warm}{loads} and tokenizers.")
     saved_once = next((number for number, item in enumerate(why.findings, 1) if item.once), None)
     saves = "which no finding saves and" if saved_once is None else f"of which only no. {saved_once} saves some;"
-    for first in why.first_calls:
+    for where, first_s, usual_s in why.first_calls:
         lines.append(
-            f"First calls at {first.where} took {duration(first.first_s)}, and {duration(first.usual_s)} once warm. The"
+            f"First calls at {where} took {duration(first_s)}, and {duration(usual_s)} once warm. The"
             f" rest is a one-time cost, {saves} no percentage includes{' it' if saved_once else ''}."
         )
     return lines
@@ -120,14 +130,6 @@ def _nothing(why: Why) -> str:
     if rest is None or why.floor is None:
         return f"{start}{floor}."
     return f"{start}{floor}. The largest part of the rest is {rest.what}: {duration(rest.seconds)}."
-
-
-def _floor_words(floor: CallFloor) -> str:
-    """`9.80 s on this machine, 250 ms of it dispatch`."""
-    left_out = f", without {' and '.join(floor.left_out)}, which could not be counted" if floor.left_out else ""
-    if floor.dispatch_s is None:
-        return f"{duration(floor.seconds)} on this machine, without dispatch, which is unknown{left_out}"
-    return f"{duration(floor.seconds)} on this machine, {duration(floor.dispatch_s)} of it dispatch{left_out}"
 
 
 def finding_sentence(number: int, item: Finding) -> str:
