@@ -35,7 +35,7 @@ from profiler.why_slow.loop_changes import (
 )
 from profiler.why_slow.observations import Call
 from profiler.why_slow.plain_models import is_plain
-from profiler.why_slow.repeat_call import CallGroup, Candidate, repeat
+from profiler.why_slow.repeat_call import CallGroup, Candidate
 from profiler.why_slow.weight_changes import (
     dense_weights,
     frozen_weights,
@@ -78,7 +78,7 @@ def _switch(
     *,
     at_load: bool = False,
     instead: Callable[[Call], Call] | None = None,
-    **options: object,
+    options: Callable[[CallGroup], dict[str, object]] = lambda _: {},
 ) -> Change:
     """A change to `options` of the call, or to what is set within a context; `at_load` at the line of the load.
 
@@ -90,25 +90,9 @@ def _switch(
         more: dict[str, Any] = {"within": lambda: within(group)} if within else {}
         more |= {"about": group.saved_share([group.call], [instead(group.call)])} if instead else {}
         more |= {"where": group.loaded_at} if at_load else {}
-        return group.candidate(name, words, change, group.repeated(**options), **more)
+        return group.candidate(name, words, change, group.repeated(**options(group)), **more)
 
     return Change(name, applies, trial)
-
-
-def _without_gradients(group: CallGroup) -> Candidate:
-    call, noted = group.middle
-    return group.candidate(
-        "grad-on", "gradients are recorded, and nothing is differentiated", "call it within torch.inference_mode()",
-        repeat(noted, call, group.model, inference=True),
-    )  # fmt: skip
-
-
-def _without_outputs(group: CallGroup) -> Candidate:
-    names = group.settings.outputs
-    return group.candidate(
-        "extra-outputs", f"{', '.join(names)} are requested", "request them only where they are used",
-        group.repeated(**dict.fromkeys(names, False)),
-    )  # fmt: skip
 
 
 def _without_callbacks(group: CallGroup) -> Candidate | None:
@@ -183,14 +167,16 @@ def _is_loop(group: CallGroup) -> bool:
 CHANGES = (
     _switch(
         "cache-off", lambda group: group.generates and group.settings.cache is False,
-        "use_cache=False computes the whole prompt again at every token", "remove use_cache=False", use_cache=True,
+        "use_cache=False computes the whole prompt again at every token", "remove use_cache=False",
+        options=lambda _: {"use_cache": True},
         instead=lambda call: replace(call, settings=replace(call.settings, cache=True)),
     ),
     Change("cache-off", lambda group: not group.generates, loop_without_cache),
     Change("host-sync", lambda group: not group.generates and len(group.calls) > 1, without_reads),
-    Change(
+    _switch(
         "grad-on", lambda group: not group.generates and group.settings.gradients and not group.recorder.trained,
-        _without_gradients,
+        "gradients are recorded, and nothing is differentiated", "call it within torch.inference_mode()",
+        lambda _: torch.inference_mode(),
     ),
     _switch(
         "train-mode", lambda group: group.settings.training and not group.recorder.trained,
@@ -200,7 +186,11 @@ CHANGES = (
     Change("frozen-weights", lambda group: not group.settings.gradients, frozen_weights),
     Change("padding", lambda group: group.call.padding > 0, padding_change),
     Change("all-logits", lambda group: not group.generates, _unread_logits),
-    Change("extra-outputs", lambda group: bool(group.settings.outputs), _without_outputs),
+    _switch(
+        "extra-outputs", lambda group: bool(group.settings.outputs),
+        lambda group: f"{', '.join(group.settings.outputs)} are requested", "request them only where they are used",
+        options=lambda group: dict.fromkeys(group.settings.outputs, False),
+    ),
     _switch(
         "slow-attention",
         lambda group: group.settings.attention == "eager" and getattr(group.model, "_supports_sdpa", False),
@@ -221,12 +211,12 @@ CHANGES = (
         "beams", lambda group: group.settings.beams > 1, lambda group: f"{group.settings.beams} beams are followed",
         "num_beams=1, if its answers are good enough",
         instead=lambda call: replace(call, batch_size=call.batch_size // call.settings.times_computed),
-        num_beams=1, num_return_sequences=1,
+        options=lambda _: {"num_beams": 1, "num_return_sequences": 1},
     ),
     Change("host-sync", lambda group: not group.settings.on_cpu, _without_callbacks),
     _switch(
         "assistant", lambda group: group.settings.assistant,
-        "an assistant model drafts", "leave out assistant_model", assistant_model=None,
+        "an assistant model drafts", "leave out assistant_model", options=lambda _: {"assistant_model": None},
     ),
     Change("uncompiled", lambda group: is_plain(group.model), captured_forward),
     Change("growing-cache", is_bound_by_host, static_cache_change),

@@ -91,9 +91,8 @@ def _hints(recorder: Recorder) -> tuple[str, ...]:
     """What is known of models that did not run in the script's own process as modules of torch."""
     sentences = fallback_sentences(recorder.fallbacks, on_gpu=True)
     if "vllm" in sys.modules:
-        sentences.insert(
-            0, "vLLM runs its models in its own processes: `roofscope run MODEL --engine vllm` times them."
-        )
+        own = "vLLM runs its models in its own processes: `roofscope run MODEL --engine vllm` times them."
+        sentences.insert(0, own)
     return tuple(sentences)
 
 

@@ -56,10 +56,9 @@ def floor_of_calls(
     decode: dict[int, DecodeFloor] = {}
     for before, call in zip([None, *calls], calls, strict=False):
         subject = subjects[call.class_name]
-        decodes = before is not None and _adds_a_token(before, call)
         if call.kind == "generate" and subject.encoder_decoder:
             call = replace(call, prompt_len=1, padding=0.0)  # the decoder begins with a start token
-        call_s, exposed_s = _least_s(_steps_needed(call, decodes=decodes), call, subject)
+        call_s, exposed_s = _least_s(_steps_needed(before, call), call, subject)
         more_s = outside_s.get(call.number, 0.0)
         left_out |= dict.fromkeys(subject.outside if more_s is None else ())
         total_s += call_s + (more_s or 0.0)
@@ -109,22 +108,19 @@ def subject_of(model: nn.Module, attention: SeenAttention | None = None) -> Subj
     return Subject(work, here_roofs(work, dtype), dtype, dispatch_s, machine.clock.ahead, outside, encodes)
 
 
-def _adds_a_token(before: Call, call: Call) -> bool:
-    """Whether a forward without a cache has one token more than the one before, so a cache would have held the rest."""
-    same = (before.kind, before.where, before.model, before.batch_size) == (
-        call.kind, call.where, call.model, call.batch_size,
-    )  # fmt: skip
-    return same and call.kind == "forward" and not call.context_len and call.prompt_len == before.prompt_len + 1
+def _steps_needed(before: Call | None, call: Call) -> Step:
+    """The steps that a call needs: the prompt without padding, then a step per new token except the last.
 
-
-def _steps_needed(call: Call, *, decodes: bool) -> Step:
-    """The steps that a call needs: the prompt without padding, then a step per new token except the last."""
+    A forward with one token more than the one `before`, and without a cache, needs a step: a cache would have held the
+    rest.
+    """
     tokens = max(1, round(call.prompt_len * (1 - call.padding)))
-    if decodes:
-        queries, contexts = np.array([1]), np.array([tokens - 1])
-    else:
-        queries = np.array([_computed(tokens, call), *[1] * (call.new_tokens - 1)])
-        contexts = np.array([call.context_len, *range(tokens, tokens + call.new_tokens - 1)])
+    queries = np.array([_computed(tokens, call), *[1] * (call.new_tokens - 1)])
+    contexts = np.array([call.context_len, *range(tokens, tokens + call.new_tokens - 1)])
+    if before is not None and call.kind == "forward" and not call.context_len:
+        same = (before.kind, before.where, before.model, before.batch_size, before.prompt_len + 1)
+        if same == (call.kind, call.where, call.model, call.batch_size, call.prompt_len):
+            queries, contexts = np.array([1]), np.array([tokens - 1])
     return Step(np.full(len(queries), call.batch_size), queries, contexts)
 
 

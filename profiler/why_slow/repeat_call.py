@@ -130,8 +130,6 @@ class RepeatedCall:
     call: Call
     model: Callable[[], Any]
     options: Mapping[str, object] = field(default_factory=dict)
-    inference: bool = False
-    """Whether it runs under torch.inference_mode(), else with the gradient mode of the call."""
     filled: list[Any] = field(default_factory=list)
     """The cache that holds the call's context, once it is filled."""
 
@@ -175,8 +173,7 @@ class RepeatedCall:
             return model.generate_batch(*args, **named)
         if named.get("assistant_model", True) is None:
             del named["assistant_model"]
-        # The advice is inference_mode(), which saves more than no_grad().
-        with torch.inference_mode() if self.inference else torch.set_grad_enabled(self.call.settings.gradients):
+        with torch.set_grad_enabled(self.call.settings.gradients):
             if self.call.context_len and not self.noted.plain:
                 named[argument_name(model)] = self._cache(model)
             return (model.generate if self.call.kind == "generate" else model)(*args, **named)

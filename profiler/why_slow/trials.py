@@ -170,7 +170,6 @@ _GOOD_TOKENS, _LEAST_TOKENS, _FEWEST_TOKENS = 12, 4, 2
 _SHORT_ANSWER = 16
 _PROMPTS_WITH_CACHE = 2
 _LEAST_PROMPT, _SAFE_SHARE = 0.25, 0.75
-_ROUND_S = 10
 
 
 def plan_trial(candidate: Candidate, allowed_s: float) -> TrialPlan | float:
@@ -206,7 +205,10 @@ def plan_trial(candidate: Candidate, allowed_s: float) -> TrialPlan | float:
     if tokens(enough) >= _GOOD_TOKENS:
         return TrialPlan(allowed_s, least_s, tokens(enough))
     short_s = (few + 1) * (prompts_s + least_tokens * step_s)
-    prompt_s = few * candidate.prompt_s if _prompt_stands_for_call(candidate) else math.inf
+    # Both sides can run much of the call, its prompt, without the other tokens.
+    much = candidate.saves_in_prompt and candidate.prompt_s > _LEAST_PROMPT * candidate.seconds
+    stands_for_all = much and candidate.as_is.shortened(1) and candidate.changed.shortened(1)
+    prompt_s = few * candidate.prompt_s if stands_for_all else math.inf
     # Three pairs that barely fit do not fit if the change saves less than usual.
     if least_s <= (_SAFE_SHARE if prompt_s <= allowed_s else 1.0) * allowed_s:
         return TrialPlan(allowed_s, least_s, repeats=repeats)
@@ -215,15 +217,6 @@ def plan_trial(candidate: Candidate, allowed_s: float) -> TrialPlan | float:
     if prompt_s <= allowed_s:
         return TrialPlan(allowed_s, prompt_s, tokens=1)
     return min(least_s, short_s, prompt_s)
-
-
-def _prompt_stands_for_call(candidate: Candidate) -> bool:
-    """Whether much of a call is its prompt, which both sides of a trial can run without the other tokens."""
-    return (
-        candidate.saves_in_prompt
-        and candidate.prompt_s > _LEAST_PROMPT * candidate.seconds
-        and all(run.shortened(1) for run in (candidate.as_is, candidate.changed))
-    )
 
 
 def _repeats_for(seconds: float, candidate: Candidate) -> int:
@@ -258,16 +251,9 @@ def run_trial(candidate: Candidate, group: CallGroup, plan: TrialPlan, deadline_
     if candidate.explain is not None and pairs_agree(rounds):
         with contextlib.suppress(Exception):  # the saving is known without it
             evidence += candidate.explain(deadline_s)
-    return tried_change(
-        candidate.id,
-        tuple(call.number for call in group.calls),
-        rounds,
-        candidate.where,
-        evidence,
-        candidate.change,
-        shape,
-        against_its_own=candidate.alone,
-    )
+    numbers = tuple(call.number for call in group.calls)
+    what = (candidate.where, evidence, candidate.change, shape)
+    return tried_change(candidate.id, numbers, rounds, *what, against_its_own=candidate.alone)
 
 
 def call_groups(recorder: Recorder, seen: Observations, untried: Untried) -> list[CallGroup]:
@@ -279,15 +265,15 @@ def call_groups(recorder: Recorder, seen: Observations, untried: Untried) -> lis
     alive = {call.model: model for call, noted in zip(seen.calls, recorder.notes, strict=True)
              if (model := noted.model()) is not None}  # fmt: skip
     by_class = {type(model).__name__: model for model in alive.values()}
-    numbers_by_key = defaultdict[tuple[object, ...], list[int]](list)
-    for call in seen.calls:
+    by_key = defaultdict[tuple[object, ...], list[tuple[Call, CallRecord]]](list)
+    for call, noted in zip(seen.calls, recorder.notes, strict=True):
         # The prompt length is not in the key: in a hand-written loop without a cache it grows by one token per call.
         key = (call.kind, call.class_name, call.where, call.context_len > 0, bool(call.failed), call.settings)
-        numbers_by_key[key].append(call.number)
+        by_key[key].append((call, noted))
     loaded_at = seen.loads[-1].where if seen.loads else ""
     groups = []
-    for numbers in numbers_by_key.values():
-        calls, notes = [seen.calls[number] for number in numbers], [recorder.notes[number] for number in numbers]
+    for pairs in by_key.values():
+        calls, notes = [call for call, _ in pairs], [noted for _, noted in pairs]
         first, last = calls[0], calls[-1]
         model = alive.get(last.model, by_class.get(last.class_name))
         if model is not None and any(noted.arguments is not None for noted in notes):
@@ -384,7 +370,11 @@ def _interleaved_pairs(candidate: Candidate, plan: TrialPlan, deadline_s: float)
         return ((candidate.seconds, quickest_s),)
     first_s = now_s()
     rounds: list[tuple[float, float]] = []
-    while not is_settled(rounds) and _fits(rounds, first_s, min(deadline_s, start_s + plan.allowed_s), deadline_s):
+    while not is_settled(rounds):
+        # The fewest pairs may take what others left, but no more than all.
+        until_s = deadline_s if len(rounds) < FEW_ROUNDS else min(deadline_s, start_s + plan.allowed_s)
+        if now_s() + (now_s() - first_s) / max(1, len(rounds)) > until_s:
+            break
         if len(rounds) % 2:
             as_is_s = timed(as_is)
         with candidate.within():
@@ -395,13 +385,6 @@ def _interleaved_pairs(candidate: Candidate, plan: TrialPlan, deadline_s: float)
     if len(rounds) < FEW_ROUNDS and not is_settled(rounds):
         raise NoTimeLeftError
     return tuple(rounds)
-
-
-def _fits(rounds: Sequence[object], first_s: float, allowed_until_s: float, deadline_s: float) -> bool:
-    """Whether there is time for one more pair; the fewest pairs may take what others left, but no more than all."""
-    until_s = deadline_s if len(rounds) < FEW_ROUNDS else allowed_until_s
-    spent_s = now_s() - first_s
-    return now_s() + spent_s / max(1, len(rounds)) <= until_s
 
 
 def _pairs_with_own_calls(candidate: Candidate, deadline_s: float) -> tuple[tuple[float, float], ...]:

@@ -160,7 +160,7 @@ _PAIRS = 32
 
 def merged_adapters(group: CallGroup) -> Candidate | None:
     """A change to linears without their adapters, whose products take as long as merged ones."""
-    found = unmerged_adapters(group.model)
+    found = list(unmerged_adapters(group.model))
     if not found:
         return None
     kinds = " and ".join(dict.fromkeys(type(each.module).__name__ for each, _ in found))
@@ -171,21 +171,17 @@ def merged_adapters(group: CallGroup) -> Candidate | None:
     )  # fmt: skip
 
 
-def unmerged_adapters(model: nn.Module) -> list[tuple[PackedLinear, Any]]:
+def unmerged_adapters(parent: nn.Module) -> Iterator[tuple[PackedLinear, Any]]:
     """Each module that computes a linear and an adapter to it, and that linear alone, as a merged one would be.
 
     LoRA, DoRA and their kin are linear in their input, so each has one weight that computes the same.
     """
-    return list(_adapted(model))
-
-
-def _adapted(parent: nn.Module) -> Iterator[tuple[PackedLinear, Any]]:
     for name, child in parent.named_children():
         base = _base_of(child)
         if base is not None and _is_linear_in_its_input(child, base.in_features):
             yield PackedLinear(parent, name, child), base
         else:
-            yield from _adapted(child)
+            yield from unmerged_adapters(child)
 
 
 def _base_of(module: Any) -> Any:

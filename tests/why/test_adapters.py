@@ -65,4 +65,4 @@ def test_an_adapter_is_tried_merged_and_the_model_is_as_before(kind: Any) -> Non
 
 @pytest.mark.parametrize("model", [tiny_llama(), adapted(Bottleneck)], ids=["none", "bottleneck"])
 def test_what_has_no_equal_weight_is_no_adapter(model: Any) -> None:
-    assert unmerged_adapters(model) == []
+    assert list(unmerged_adapters(model)) == []
