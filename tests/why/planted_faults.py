@@ -22,7 +22,7 @@ from profiler.why_slow.findings import CallFloor, Untried
 from profiler.why_slow.observations import Observations
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
-from profiler.why_slow.repeat_call import Candidate
+from profiler.why_slow.repeat_call import CallGroup, Candidate
 from profiler.why_slow.script import run_script
 from profiler.why_slow.trials import call_groups
 
@@ -148,16 +148,27 @@ def run_watched(script: Path, model: Path) -> Recorder:
     return recorder
 
 
+def recorded(run: Callable[[], object]) -> Recorder:
+    """A function's calls of models, recorded without gradients."""
+    recorder = Recorder()
+    with watched(recorder), torch.no_grad():
+        run()
+    return recorder
+
+
+def groups_of(run: Callable[[], object]) -> list[CallGroup]:
+    """The groups of a function's calls."""
+    recorder = recorded(run)
+    return call_groups(recorder, recorder.seen("s.py"), Untried())
+
+
 def changes_to(
     run: Callable[[], object], floor: Callable[[Recorder], CallFloor | None] = lambda _: None
 ) -> dict[str, Candidate]:
     """The changes that apply to the model calls in `run`, by name."""
-    recorder = Recorder()
-    with watched(recorder), torch.no_grad():
-        run()
-    groups, found = call_groups(recorder, recorder.seen("s.py"), Untried()), dict[str, Candidate]()
-    for group in groups:
-        group.floor = floor(recorder)
+    found = dict[str, Candidate]()
+    for group in groups_of(run):
+        group.floor = floor(group.recorder)
         found |= {candidate.id: candidate for candidate in candidates(group, Untried())}
     return found
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from hurry import with_effort
+from planted_faults import groups_of
 from transformers import MambaConfig, MambaForCausalLM
 from transformers.models.mamba.modeling_mamba import MambaMixer
 from transformers.utils import logging as transformers_logging
@@ -26,7 +27,6 @@ from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.render import note_lines, why_sentences
 from profiler.why_slow.repeat_call import CallGroup
-from profiler.why_slow.trials import call_groups
 
 IDS = torch.ones(1, 6, dtype=torch.long)
 
@@ -214,11 +214,7 @@ def test_the_bound_is_the_time_in_the_modules_without_their_linears(
 
     monkeypatch.setattr(MambaMixer, "forward", slow)
     linear.register_forward_hook(lambda *_: time.sleep(20 * SLEEP_S))
-    recorder = Recorder()
-    with watched(recorder), torch.inference_mode():
-        mamba(IDS)
-    seen = recorder.seen("script")
-    [group] = call_groups(recorder, seen, Untried())
+    [group] = groups_of(lambda: mamba(IDS))
 
     def times_of(group: CallGroup) -> ModuleTimes | None:
         return module_times(group, lambda _: True)
@@ -227,7 +223,7 @@ def test_the_bound_is_the_time_in_the_modules_without_their_linears(
     untried = Untried()
     [finding] = fallback_findings([fallback], [group], times_of, untried)
     assert not untried.by_reason
-    assert 2 * SLEEP_S * 0.9 <= finding.saves_s <= seen.calls_s - 20 * SLEEP_S * 0.9
+    assert 2 * SLEEP_S * 0.9 <= finding.saves_s <= group.seconds - 20 * SLEEP_S * 0.9
     for module in ("NoSuchModule", ""):
         unknown = Fallback("torch", "slow", module, (), "install a C++ compiler")
         assert not list(fallback_findings([unknown], [group], times_of, untried))

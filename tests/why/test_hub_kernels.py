@@ -10,13 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from planted_faults import tiny_llama
+from planted_faults import groups_of, tiny_llama
 
 from profiler.why_slow import changes, kernel_changes
 from profiler.why_slow.findings import Untried
-from profiler.why_slow.patches import watched
-from profiler.why_slow.recorder import Recorder
-from profiler.why_slow.trials import call_groups
 
 HERE = Path(__file__).parent
 IDS = torch.ones(1, 8, dtype=torch.long)
@@ -67,10 +64,8 @@ def test_a_stand_in_for_the_package_is_tried_and_undone() -> None:
 @pytest.mark.skipif(importlib.util.find_spec("kernels") is not None, reason="the package kernels is installed")
 def test_without_the_package_they_are_named_as_untried(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU without it they are not named, since hardly any of these kernels runs there."""
-    recorder, model, untried = Recorder(), tiny_llama().bfloat16(), Untried()
-    with watched(recorder), torch.no_grad():
-        model(IDS)
-    [group] = call_groups(recorder, recorder.seen("s.py"), Untried())
+    model, untried = tiny_llama().bfloat16(), Untried()
+    [group] = groups_of(lambda: model(IDS))
 
     def names() -> set[str]:
         return {each.id for each in changes.candidates(group, untried)}

@@ -8,21 +8,18 @@ from typing import Any
 
 import pytest
 import torch
-from planted_faults import SCRIPTS, run_watched, tiny_llama
+from planted_faults import SCRIPTS, groups_of, run_watched, tiny_llama
 from torch import nn
 from transformers import T5Config, T5ForConditionalGeneration
 
 from profiler.counting.floor import RoofSet
 from profiler.counting.walk import walk
 from profiler.why_slow.command import explained
-from profiler.why_slow.findings import CallFloor, SlowModule, Untried, judge_calls
+from profiler.why_slow.findings import CallFloor, SlowModule, judge_calls
 from profiler.why_slow.floor import Subject, floor_of_calls, subject_of
 from profiler.why_slow.module_times import ModuleTimes, module_times
 from profiler.why_slow.observations import Call, CallSettings, Observations
-from profiler.why_slow.patches import watched
-from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.render import why_sentences
-from profiler.why_slow.trials import call_groups
 
 IDS = torch.ones(2, 8, dtype=torch.long)
 ROOFS = RoofSet("a device, measured", 1e9, {"float32": 1e12})
@@ -38,10 +35,7 @@ class SlowLinear(nn.Linear):
 
 
 def times_of(model: Any, run: Any) -> ModuleTimes:
-    recorder = Recorder()
-    with watched(recorder), torch.inference_mode():
-        run()
-    [group] = call_groups(recorder, recorder.seen("s.py"), Untried())
+    [group] = groups_of(run)
     found = module_times(group, lambda _: True, Subject(walk(model), ROOFS, "float32", None, overlaps=False))
     assert found is not None
     return found

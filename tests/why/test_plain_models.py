@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from hurry import with_effort
-from planted_faults import tiny_llama
+from planted_faults import recorded, tiny_llama
 from torch import nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -16,9 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import profiler
 from profiler.facts.step import Step
 from profiler.why_slow.floor import floor_of_calls, subjects_of
-from profiler.why_slow.patches import watched
 from profiler.why_slow.plain_models import plain_work
-from profiler.why_slow.recorder import Recorder
 
 VOCABULARY, WIDTH, HEADS, LAYERS = 96, 64, 4, 2
 
@@ -61,13 +59,6 @@ class Wrapped(nn.Module):
 
     def forward(self, ids: Any) -> Any:
         return self.model(ids)
-
-
-def recorded(run: Any) -> Recorder:
-    recorder = Recorder()
-    with watched(recorder), torch.inference_mode():
-        run()
-    return recorder
 
 
 def ids(tokens: int) -> torch.Tensor:

@@ -7,12 +7,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from planted_faults import tiny_llama
+from planted_faults import recorded, tiny_llama
 
 from profiler.why_slow.findings import TriedChange, judge_calls, tried_change
 from profiler.why_slow.observations import Call, CallSettings, Observations
-from profiler.why_slow.patches import watched
-from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.render import why_sentences
 from profiler.why_slow.trials import once_warm
 
@@ -73,12 +71,10 @@ def test_a_first_call_faster_than_its_repeat_counts_in_full() -> None:
 
 def test_first_calls_are_repeated() -> None:
     """The model sleeps for COLD_S only in the first call. A later call of its shape replaces the repeat."""
-    model, recorder = tiny_llama(), Recorder()
+    model = tiny_llama()
     left_s = [COLD_S]
     model.model.register_forward_pre_hook(lambda *_: time.sleep(left_s.pop() if left_s else 0.0))
-    with watched(recorder), torch.no_grad():
-        for length in (4, 4, 5):
-            model(torch.ones(1, length, dtype=torch.long))
+    recorder = recorded(lambda: [model(torch.ones(1, length, dtype=torch.long)) for length in (4, 4, 5)])
     seen = recorder.seen("s.py")
     first, second, _ = once_warm(recorder, seen, 10.0).calls
     assert first.seconds >= COLD_S > 2 * first.steady_s
@@ -90,10 +86,8 @@ def test_first_calls_are_repeated() -> None:
 
 def test_only_the_first_forward_of_a_loop_is_repeated() -> None:
     """Each forward of a loop without a cache has its own shape, and only the first one has one-time costs."""
-    model, recorder = tiny_llama(), Recorder()
-    with watched(recorder), torch.no_grad():
-        for length in range(4, 12):
-            model(torch.ones(1, length, dtype=torch.long))
+    model = tiny_llama()
+    recorder = recorded(lambda: [model(torch.ones(1, length, dtype=torch.long)) for length in range(4, 12)])
     first, *others = once_warm(recorder, recorder.seen("s.py"), 10.0).calls
     assert first.warm_s is not None
     assert {call.warm_s for call in others} == {None}
@@ -101,11 +95,9 @@ def test_only_the_first_forward_of_a_loop_is_repeated() -> None:
 
 def test_other_shapes_are_repeated_until_one_has_no_one_time_costs() -> None:
     """Of five shapes, the first and fourth are cold. The fourth is the slowest of the others, and the fifth is next."""
-    model, recorder = tiny_llama(), Recorder()
-    naps_s = [COLD_S, 0.02, 0.02, COLD_S, 0.03]
-    model.model.register_forward_pre_hook(lambda *_: time.sleep(naps_s.pop(0) if naps_s else 0.03))
-    with watched(recorder), torch.no_grad():
-        for length in (4, 9, 6, 8, 5):
-            model(torch.ones(1, length, dtype=torch.long))
+    model = tiny_llama()
+    naps_s = [COLD_S, 0.02, 0.02, COLD_S, 0.1]
+    model.model.register_forward_pre_hook(lambda *_: time.sleep(naps_s.pop(0) if naps_s else 0.1))
+    recorder = recorded(lambda: [model(torch.ones(1, length, dtype=torch.long)) for length in (4, 9, 6, 8, 5)])
     calls = once_warm(recorder, recorder.seen("s.py"), 10.0).calls
     assert [call.number for call in calls if call.warm_s is not None] == [0, 3, 4]
