@@ -63,7 +63,6 @@ def mamba() -> Any:
 )
 def test_a_warning_names_its_packages(text: str, packages: tuple[str, ...]) -> None:
     found = fallback_of("library", text)
-    assert found is not None
     assert found.packages == packages
     assert found.module == {"Failed": "Linear4bit", "CUDA": "QuantLinear"}.get(text.split()[0], "")
     assert text.startswith(found.text)
@@ -72,7 +71,6 @@ def test_a_warning_names_its_packages(text: str, packages: tuple[str, ...]) -> N
 def test_a_warning_with_a_traceback_is_quoted_by_its_line() -> None:
     error = "torch._inductor.exc.InductorError: InvalidCxxCompiler: No working C++ compiler found in cpp.cxx: ('g++',)"
     found = fallback_of("torch", f"WON'T CONVERT forward llama.py line 61\ndue to:\nTraceback:\n{error}\n\nSet X=1.")
-    assert found is not None
     assert found.text == error
     assert found.change == "install a C++ compiler: torch.compile needs one"
 
@@ -91,7 +89,6 @@ def test_a_warning_with_a_traceback_is_quoted_by_its_line() -> None:
 def test_what_vllm_warns_of(text: str, change: str) -> None:
     """Warnings of vLLM 0.6 and 0.32, as their sources print them."""
     found = fallback_of("vllm", text)
-    assert found is not None
     assert change in cure_of([found], on_gpu=True)
     assert text.startswith(found.text)
 
@@ -149,7 +146,6 @@ def test_mamba_without_its_kernels(mamba: Any, monkeypatch: pytest.MonkeyPatch) 
     with profiler.why() as watching:
         mamba.generate(IDS, max_new_tokens=3, do_sample=False)
     found = watching.found
-    assert found is not None
     [finding] = [item for item in found.findings if item.id == "fallback"]
     assert 0 < finding.saves_s <= found.seen.calls_s
     assert 'transformers warns "`selective_scan_fn` is falling back' in finding.evidence

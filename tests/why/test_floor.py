@@ -1,4 +1,4 @@
-"""The floor of a script's calls equals arithmetic: weights and dispatch once per step, each prompt once."""
+"""The floor of a script's calls equals arithmetic; what a change would save without a trial follows from the roofs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from planted_faults import tiny_llama
+from planted_faults import changes_to, tiny_llama
 from transformers import LlamaForCausalLM
 
 from profiler.counting.floor import RoofSet
@@ -106,3 +106,85 @@ def test_dispatch_of_a_hollow_twin_is_measured(tiny_folder: Any) -> None:
     prefill_s, decode_s = least_dispatch_s(model, HOST)
     assert decode_s > 0
     assert prefill_s > 0
+
+
+IDS = torch.ones(4, 8, dtype=torch.long)
+MEMORY, COMPUTE = (1.0, {"float32": 1e18}), (1e18, {"float32": 1.0})
+"""(bytes/s, FLOP/s) of a device on which only one of them counts."""
+
+
+@pytest.fixture
+def about(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A function that gives the share that a change is computed to save of the calls of a function of a model."""
+
+    def share(change: str, roofs: Any, model: Any, run: Any) -> float:
+        monkeypatch.setattr("profiler.why_slow.floor.here_roofs", lambda *_: RoofSet("here", *roofs))
+        monkeypatch.setattr("profiler.why_slow.floor.least_dispatch_s", lambda *_: (0.0, 0.0))
+        subjects = {"LlamaForCausalLM": subject_of(model)}
+        found = changes_to(lambda: run(model), lambda recorder: floor_of_calls(recorder.seen("s.py").calls, subjects))
+        return found[change].about
+
+    return share
+
+
+@pytest.fixture
+def wide() -> Any:
+    """A model whose time is in its weights: 32 times more of them than keys and values of a short text."""
+    return tiny_llama(hidden_size=256, intermediate_size=1024, num_hidden_layers=2)
+
+
+FOUR = {"max_new_tokens": 4, "do_sample": False}
+
+
+def test_beams_cost_little_where_weights_are_read_and_in_proportion_where_products_count(about: Any, wide: Any) -> None:
+    """A step of four beams reads the weights once, and computes four times as much."""
+
+    def run(model: Any) -> None:
+        model.generate(IDS[:1], num_beams=4, **FOUR)
+
+    assert about("beams", MEMORY, wide, run) < 0.1
+    assert about("beams", COMPUTE, wide, run) == pytest.approx(0.75, abs=0.01)
+
+
+def test_prompts_one_by_one_save_the_weights_that_a_batch_reads_once(about: Any, wide: Any) -> None:
+    """Four prompts of one length: a batch reads a quarter of the weights, and computes as much."""
+
+    def run(model: Any) -> None:
+        for ids in IDS.split(1):
+            model.generate(ids, **FOUR)
+
+    assert about("one-by-one", MEMORY, wide, run) == pytest.approx(0.75, abs=0.05)
+    assert about("one-by-one", COMPUTE, wide, run) == pytest.approx(0.0, abs=0.01)
+
+
+def test_padding_saves_in_the_prompt_only(about: Any, wide: Any) -> None:
+    """Half of 8 tokens is padding; three of the four steps compute one token per row, with it or without."""
+    mask = torch.ones_like(IDS)
+    mask[:, :4] = 0
+
+    def run(model: Any) -> None:
+        model.generate(IDS, attention_mask=mask, **FOUR)
+
+    assert about("padding", COMPUTE, wide, run) == pytest.approx(4 / (8 + 3), abs=0.02)
+    assert about("padding", MEMORY, wide, run) < 0.1
+
+
+def test_unread_logits_save_the_products_of_the_head(about: Any) -> None:
+    """At 8 positions: 7 of 8 rows of a head of 4096 x 32, next to 4 x 32 x 32 + 3 x 32 x 64 weights for all 8."""
+    head, layer = 4096 * 32, 4 * 32 * 32 + 3 * 32 * 64
+    expected = 7 * head / (8 * head + 8 * layer)
+    saved = about(
+        "all-logits", COMPUTE, tiny_llama(vocab_size=4096), lambda model: model(IDS).logits[:, -1].argmax(-1).tolist()
+    )
+    assert saved == pytest.approx(expected, abs=0.01)
+
+
+@pytest.mark.parametrize(("has", "name"), [((), "float32"), (("bfloat16",), "bfloat16")])
+def test_a_cpu_without_units_for_a_half_tries_a_dtype_that_it_has(
+    has: tuple[str, ...], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("profiler.why_slow.weight_changes._has_units", lambda dtype: dtype in has)
+    model = tiny_llama().half()
+    found = changes_to(lambda: model(IDS))["emulated-dtype"]
+    assert found.change.startswith(f"dtype=torch.{name}")
+    assert found.changed().logits.dtype == getattr(torch, name)  # type: ignore[attr-defined]

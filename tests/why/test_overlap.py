@@ -108,7 +108,6 @@ def test_calls_from_threads_are_repeated_in_threads(monkeypatch: pytest.MonkeyPa
     assert sum(item.seconds for item in seen.calls) > seen.wall_s > seen.calls_s > 0.4
     [group] = trials.call_groups(recorder, seen, Untried())
     candidate = batching_change(group)
-    assert candidate is not None
     assert "up to 4 calls at once in threads" in candidate.evidence
     slow.most = 0
     candidate.as_is()
@@ -126,8 +125,6 @@ def lines_of_calls(begin: Callable[[Any], None]) -> list[str]:
 def next_line() -> int:
     """The number of the line after the caller's line."""
     frame = inspect.currentframe()
-    assert frame is not None
-    assert frame.f_back is not None
     return frame.f_back.f_lineno + 1
 
 

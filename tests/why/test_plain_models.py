@@ -138,7 +138,6 @@ def test_a_loop_that_computes_its_text_again_is_found(monkeypatch: pytest.Monkey
     with torch.inference_mode(), profiler.why() as watching:
         for _ in range(8):
             text = torch.cat([text, model(text).argmax(-1)], dim=1)
-    assert watching.found is not None
     [finding] = [item for item in watching.found.findings if item.id == "cache-off"]
     assert finding.change == "keep the keys and values of earlier tokens, and pass only the new token"
     assert [trial.id for trial in watching.found.tried if trial.id == "one-by-one"] == []

@@ -120,7 +120,6 @@ def test_forward_passes_and_sampling_are_timed_within_generate(monkeypatch: pyte
     with profiler.why() as watching:
         model.generate(ids, max_new_tokens=6, do_sample=False)
         model.generate(ids, max_new_tokens=6, do_sample=True, top_k=5, top_p=0.9, temperature=0.7)
-    assert watching.found is not None
     greedy, sampled = watching.found.seen.calls
     for call in (greedy, sampled):
         assert call.forwards == 6

@@ -1,4 +1,4 @@
-"""Scripts keep their output, input, exceptions and exit code under `why`, which reports their calls."""
+"""Scripts and cells keep their output, input, exceptions and exit code under `why`, which reports their calls."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from docs.schemas import assert_follows
 from hurry import with_effort
+from IPython.core.interactiveshell import InteractiveShell
 from planted_faults import tiny_llama
 
 import profiler
@@ -128,7 +130,6 @@ def test_a_block_is_recorded_if_transformers_is_imported_already(
     model = AutoModelForCausalLM.from_pretrained(tiny_folder)
     with profiler.why() as watching:
         model.generate(torch.ones(1, 8, dtype=torch.long), max_new_tokens=3, do_sample=False)
-    assert watching.found is not None
     [call] = watching.found.seen.calls
     assert (call.kind, call.batch_size, call.prompt_len, call.new_tokens, call.forwards) == ("generate", 1, 8, 3, 3)
     assert call.where.startswith("test_watching.py:")
@@ -152,7 +153,6 @@ def test_recompilations_are_reported_and_add_no_graph_breaks(monkeypatch: pytest
     with profiler.why() as watching, torch.no_grad():
         for length in (8, 8, 12):
             compiled(torch.ones(1, length, dtype=torch.long))
-    assert watching.found is not None
     seen = watching.found.seen
     assert [(call.words, call.settings.compiled) for call in seen.calls] == [
         ("forward 1 x 8", True), ("forward 1 x 8", True), ("forward 1 x 12", True),
@@ -164,7 +164,6 @@ def test_recompilations_are_reported_and_add_no_graph_breaks(monkeypatch: pytest
     assert "pad to few lengths" in watching.found.findings[0].change
     with profiler.why() as later, torch.no_grad():
         compiled(torch.ones(1, 12, dtype=torch.long))
-    assert later.found is not None
     assert later.found.seen.recompilations == (), "earlier recompilations do not belong to this block"
 
 
@@ -181,7 +180,6 @@ def test_graph_breaks_are_reported_with_their_reason(monkeypatch: pytest.MonkeyP
     model.model.layers[0].register_forward_pre_hook(lambda *_: print(end=""))
     with profiler.why() as watching, torch.no_grad():
         torch.compile(model, backend="eager")(torch.ones(1, 8, dtype=torch.long))
-    assert watching.found is not None
     [broken] = watching.found.seen.graph_breaks
     assert broken.count == utils.counters["graph_break"].total() - 3
     assert "print" in broken.reason
@@ -203,7 +201,6 @@ def test_a_static_cache_is_advised_for_compiled_code(monkeypatch: pytest.MonkeyP
     model.forward = torch.compile(model.forward, backend="eager", dynamic=False)
     with profiler.why() as watching:
         model.generate(torch.ones(1, 8, dtype=torch.long), max_new_tokens=4, do_sample=False)
-    assert watching.found is not None
     assert watching.found.seen.calls[0].settings.cache_class == "DynamicCache"
     first = watching.found.findings[0]
     assert first.id == "recompiles"
@@ -266,7 +263,6 @@ def test_forwards_with_a_cache_are_repeated(monkeypatch: pytest.MonkeyPatch) -> 
         found = model(torch.ones(1, 4, dtype=torch.long), use_cache=True)
         for _ in range(6):
             found = model(torch.ones(1, 1, dtype=torch.long), past_key_values=found.past_key_values, use_cache=True)
-    assert watching.found is not None
     assert not [text for text in watching.found.not_tried if "grad-on" in text]
     assert "forward 1 x 1" in {trial.shape.split(" @")[0] for trial in watching.found.tried if trial.id == "grad-on"}
 
@@ -307,7 +303,6 @@ def test_busy_cores_are_a_warning(device: str, busy: float, warned: bool) -> Non
             return seen(here)
 
     found = explained(FixedRecorder(), "s.py", OtherProcesses(busy), interrupted=True)
-    assert found is not None
     assert ["1.5 of 2 cores busy" in text for text in why_document(found).warnings] == [True] * warned
     assert ("1.5 of 2 cores busy" in html_why(found)) == warned
 
@@ -335,3 +330,29 @@ def test_os_exit_gives_an_answer_except_in_a_child(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stdout) == (7, "child 5\n")
     assert done.stderr.count("nothing to explain") == 1
+
+
+@pytest.fixture
+def shell() -> Any:
+    found = InteractiveShell()
+    found.run_line_magic("load_ext", "profiler")
+    found.user_ns |= {"model": tiny_llama()}
+    return found
+
+
+def test_a_cell_runs_in_the_notebook_and_is_explained(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cell's names stay in the notebook, and the second line below `%%why` is line 3."""
+    with_effort(monkeypatch, script_floor=False)
+    cell = "import torch\nfound = model.generate(torch.ones(1, 8, dtype=torch.long), max_new_tokens=2)\n"
+    watching = shell.run_cell_magic("why", "--budget 0", cell)
+    assert shell.user_ns["found"].shape == (1, 10)
+    [call] = watching.found.seen.calls
+    assert (call.where, call.words) == ("cell:3", "generate 1 x 8 + 2")
+    assert repr(watching).startswith("this block spent")
+    assert "generate 1 x 8 + 2" in repr(watching)
+
+
+def test_a_cell_that_fails_or_calls_no_model_has_an_answer(shell: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """The notebook shows the cell's own exception."""
+    assert repr(shell.run_cell_magic("why", "", "1 / 0\n")) == "No language model was called."
+    assert "ZeroDivisionError" in "".join(capsys.readouterr())
