@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from profiler.errors import RequestError, first_line
 from profiler.patching import switched
@@ -116,15 +117,6 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _fused(_group: CallGroup) -> contextlib.AbstractContextManager[None]:
-    """A context in which SDPA may use all of its kernels."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    every = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH)
-    fused: contextlib.AbstractContextManager[None] = sdpa_kernel(list(every))
-    return fused
-
-
 def _runs_experts_in_turn(group: CallGroup) -> bool:
     if group.settings.experts != "eager":
         return False
@@ -200,7 +192,9 @@ CHANGES = (
     _switch(
         "slow-attention", lambda group: group.settings.attention == "sdpa" and group.settings.math_attention,
         "SDPA's fused kernels are disabled: its scores are written out",
-        "leave out sdpa_kernel(SDPBackend.MATH) and enable_flash_sdp(False)", _fused,
+        "leave out sdpa_kernel(SDPBackend.MATH) and enable_flash_sdp(False)",
+        lambda _: sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION,
+                               SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH]),
     ),
     _switch(
         "slow-experts", _runs_experts_in_turn,

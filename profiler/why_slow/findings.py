@@ -144,7 +144,7 @@ def new_finding(
 class Untried:
     """Changes that were not tried, and why."""
 
-    by_reason: dict[str, list[str]] = field(default_factory=dict)
+    by_reason: dict[str, dict[str, None]] = field(default_factory=dict)
     """Their names and lines, by the reason."""
     without_time: dict[str, float] = field(default_factory=dict)
     """Seconds that three pairs of them would take, by their names and lines."""
@@ -152,9 +152,7 @@ class Untried:
     """What they save by what is known without a trial."""
 
     def add(self, name: str, reason: str) -> None:
-        names = self.by_reason.setdefault(reason, [])
-        if name not in names:
-            names.append(name)
+        self.by_reason.setdefault(reason, {})[name] = None
 
     def lines(self, budget_s: float) -> list[str]:
         """One line per reason; the last says which budget would be enough, given that `budget_s` was not."""

@@ -17,7 +17,7 @@ from profiler.device.device import compute_capability
 from profiler.device.machine import Machine, machine_for
 from profiler.engines.caches import moving_window, static_cache, unwindowed
 from profiler.errors import RequestError, first_line
-from profiler.patching import patched
+from profiler.patching import patched, switched
 from profiler.units import duration
 from profiler.why_slow.call_settings import is_spread
 from profiler.why_slow.findings import DecodeFloor
@@ -230,13 +230,11 @@ def attention_kernel(model: Any) -> str | None:
 @contextlib.contextmanager
 def _with_attention(model: Any, name: str) -> Iterator[None]:
     """A context in which the model attends with a kernel. Raises RequestError if the kernel is not on this machine."""
-    before = model.config._attn_implementation
-    with _from_this_machine(f"the kernel {name}"):
-        model.set_attn_implementation(name)
-    try:
+    with contextlib.ExitStack() as undo:
+        with _from_this_machine(f"the kernel {name}"):
+            before = model.config._attn_implementation
+            undo.enter_context(switched(model.set_attn_implementation, name, before))
         yield
-    finally:
-        model.set_attn_implementation(before)
 
 
 @contextlib.contextmanager

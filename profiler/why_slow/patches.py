@@ -159,14 +159,12 @@ def _plain_modules(module: ModuleType, recorder: Recorder) -> None:
 
 
 def _torch(module: ModuleType, recorder: Recorder) -> None:
-    compiler = module.compile
-
-    @functools.wraps(compiler)
-    def compile_noted(*args: Any, **named: Any) -> Any:
+    def noted(*args: Any, **named: Any) -> Any:
         recorder.compiles = True
         return compiler(*args, **named)
 
-    recorder.replace(module, "compile", compile_noted)
+    compiler = module.compile
+    recorder.replace(module, "compile", functools.wraps(compiler)(noted))
 
 
 def _compiled(module: ModuleType, recorder: Recorder) -> None:

@@ -98,14 +98,9 @@ class Recorder:
 
     def call(
         self,
-        kind: CallKind,
-        model: Any,
-        run: Callable[..., Any],
-        args: tuple[Any, ...],
-        named: dict[str, Any],
-        *,
-        compiled: bool = False,
-    ) -> Any:
+        kind: CallKind, model: Any, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any],
+        *, compiled: bool = False,
+    ) -> Any:  # fmt: skip
         """Run a call of a model and record it, unless it is part of another call of this thread."""
         here = self._here
         self.touched += 1
@@ -319,9 +314,7 @@ class Recorder:
         firsts: dict[str, CallRecord] = {}
         for noted in sorted(self.notes, key=lambda noted: noted.began_s):
             firsts.setdefault(noted.settings.device, noted)
-        calls = tuple(
-            self._call(number, noted, firsts[noted.settings.device]) for number, noted in enumerate(self.notes)
-        )
+        calls = tuple(self._call(n, noted, firsts[noted.settings.device]) for n, noted in enumerate(self.notes))
         overhead_s = self.noting_s + (self.touched + self.reads.touched) * _wrapper_s()
         return Observations(
             script, wall_s, calls, tuple(self.loads), self.text_s, self.text_where, overhead_s, interrupted,

@@ -113,7 +113,7 @@ class Candidate:
     closer: Candidate | None = None
     """A trial that is closer to what the user would run, for the time that all others leave; it replaces this one."""
     about: float = 0.0
-    """Share of the calls that the change saves by the roofs, see `CallsToChange.saved_share`; 0 if it is unknown."""
+    """Share of the calls that the change saves by the roofs, see `CallGroup.saved_share`; 0 if it is unknown."""
     alone: bool = False
     """Whether only `changed` can be run, because objects of the script must not be called again."""
 
