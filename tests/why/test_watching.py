@@ -138,17 +138,22 @@ def test_a_block_is_recorded_if_transformers_is_imported_already(
     assert "__call__" not in vars(PreTrainedModel)
 
 
-@pytest.mark.slow
-@pytest.mark.ci
-def test_recompilations_are_reported_and_add_no_graph_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two shapes of a model that is compiled per shape cause one recompilation, and the graph has no wrapper."""
+def fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """torch.compile's counters, with nothing compiled."""
     from torch._dynamo import reset, utils
 
     with_effort(monkeypatch, script_floor=False)
     reset()
     utils.counters.clear()
     utils.clear_compilation_metrics()
-    model = tiny_llama()
+    return utils
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_recompilations_are_reported_and_add_no_graph_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two shapes of a model that is compiled per shape cause one recompilation, and the graph has no wrapper."""
+    utils, model = fresh_compiler(monkeypatch), tiny_llama()
     compiled = torch.compile(model, backend="eager", dynamic=False)
     with profiler.why() as watching, torch.no_grad():
         for length in (8, 8, 12):
@@ -170,13 +175,8 @@ def test_recompilations_are_reported_and_add_no_graph_breaks(monkeypatch: pytest
 @pytest.mark.slow
 def test_graph_breaks_are_reported_with_their_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     """A print before the layer breaks the graph; breaks before the block are not counted."""
-    from torch._dynamo import reset, utils
-
-    with_effort(monkeypatch, script_floor=False)
-    reset()
-    utils.counters.clear()
+    utils, model = fresh_compiler(monkeypatch), tiny_llama()
     utils.counters["graph_break"]["an earlier one"] = 3
-    model = tiny_llama()
     model.model.layers[0].register_forward_pre_hook(lambda *_: print(end=""))
     with profiler.why() as watching, torch.no_grad():
         torch.compile(model, backend="eager")(torch.ones(1, 8, dtype=torch.long))
@@ -192,11 +192,8 @@ def test_graph_breaks_are_reported_with_their_reason(monkeypatch: pytest.MonkeyP
 @pytest.mark.slow
 def test_a_static_cache_is_advised_for_compiled_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a growing cache, each token is a new shape for the compiled code."""
-    from torch._dynamo import reset
-
-    with_effort(monkeypatch, script_floor=False)
+    fresh_compiler(monkeypatch)
     monkeypatch.setattr("profiler.why_slow.trials.try_changes", lambda *_: [])
-    reset()
     model = tiny_llama()
     model.forward = torch.compile(model.forward, backend="eager", dynamic=False)
     with profiler.why() as watching:
@@ -240,16 +237,11 @@ def test_a_trial_saves_seconds_of_all_its_calls() -> None:
     assert "<b>" not in html_why(found)
 
 
-def test_pairs_that_disagree_give_no_finding() -> None:
+def test_what_saves_little_or_nothing_gives_no_finding() -> None:
+    """A change that is slower, and one that saves under 2 % of the script."""
     observations = seen(call(0, 2.0), call(1, 6.0))
-    for rounds in (
-        [(1.0, 0.99), (1.0, 0.7), (1.0, 0.98), (1.0, 0.8)],  # too few pairs for such differences
-        [(1.0, 0.9)] * 4 + [(1.0, 1.1)],  # one pair contradicts
-        [(1.0, 0.985)] * 5,  # under 2 % of the script
-        [(1.0, 1.5)] * 5,  # the change is slower
-    ):
-        assert not judge_calls(observations, [trial(*rounds)]).findings
-    assert judge_calls(observations, [trial(*[(1.0, 0.9)] * 5)]).findings
+    for changed_s in (1.5, 0.985):
+        assert not judge_calls(observations, [trial(*[(1.0, changed_s)] * 5)]).findings
     assert "Nothing to change of 1 tried." in why_sentences(judge_calls(observations, [trial((1.0, 1.5))]))
 
 
